@@ -1,0 +1,49 @@
+"""Print constraints.txt: the exact versions that the ranges in pyproject.toml resolve to today, for every extra.
+
+Run by `make lock`. Each extra is resolved by pip in a throwaway environment that installs nothing.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+import venv
+from pathlib import Path
+
+PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+
+
+def resolve(pip: str, requirements: list[str], pinned: dict[str, str]) -> dict[str, str]:
+    """Versions of `requirements` and of all they need, keeping to those already `pinned`."""
+    with tempfile.TemporaryDirectory() as scratch:
+        constraints, report = Path(scratch, "constraints.txt"), Path(scratch, "report.json")
+        constraints.write_text("".join(f"{name}=={version}\n" for name, version in pinned.items()))
+        flags = ["--quiet", "--dry-run", "--ignore-installed", "--report", str(report), "-c", str(constraints)]
+        subprocess.run([pip, "install", *flags, *requirements], check=True, stdout=sys.stderr)
+        installs = json.loads(report.read_text())["install"]
+    packages = [install["metadata"] for install in installs]
+    return {re.sub(r"[-_.]+", "-", package["name"]).lower(): package["version"] for package in packages}
+
+
+def main() -> None:
+    """Resolve the core with `dev` first; the accelerators' own packages must then agree with it."""
+    with tempfile.TemporaryDirectory() as environment:
+        venv.create(environment, with_pip=True)
+        pip = str(Path(environment, "bin", "pip"))
+        subprocess.run([pip, "install", "--quiet", "--upgrade", "pip"], check=True, stdout=sys.stderr)
+        core = resolve(pip, PROJECT["dependencies"] + EXTRAS["dev"], {})
+        extras = {extra: resolve(pip, EXTRAS[extra], core) for extra in ("cuda", "tpu")}
+    python = ".".join(map(str, sys.version_info[:2]))
+    print(f"# The versions that were tested together (resolved on Python {python}); written by `make lock`.")
+    for title, pins in {"runtime and dev": core, **extras}.items():
+        print(f"\n# {title}")
+        for name in sorted(pins):
+            if pins is core or name not in core:
+                print(f"{name}=={pins[name]}")
+
+
+if __name__ == "__main__":
+    main()

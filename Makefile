@@ -1,0 +1,66 @@
+# Everything here runs in .venv/, made on first use with any Python >= 3.11; see `make help`.
+
+VENV   ?= .venv
+EXTRAS ?= dev
+ARGS   ?=
+
+# The first interpreter that is new enough; `make PYTHON=/path/to/python` overrides the search.
+NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 python; do \
+	"$$p" -c '$(NEW_ENOUGH)' >/dev/null 2>&1 && { echo "$$p"; exit; }; done)
+
+BIN   := $(VENV)/bin
+STAMP := $(VENV)/.installed-$(EXTRAS)
+
+.PHONY: help train plan test lint check bench lock clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo 'make train   train PPO on CartPole-v1; flags: make train ARGS="--env Pendulum-v1 --num-seeds 10"'
+	@echo 'make plan    print the dataflow graph and the plan for the same flags, and run nothing'
+	@echo 'make test    run the tests; flags: make test ARGS="-k checkpoint -x"'
+	@echo 'make lint    formatting, lint, types, and no distribution code in algos/ or envs/'
+	@echo 'make check   lint, then the tests: what CI runs'
+	@echo 'make bench   run the benchmarks'
+	@echo 'make lock    resolve constraints.txt anew from the ranges in pyproject.toml'
+	@echo 'make clean   remove the environment and the caches; runs/ is kept'
+	@echo 'Variables:   PYTHON (any Python >= 3.11), EXTRAS (dev; "dev,cuda" for an NVIDIA GPU, "dev,tpu")'
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo 'error: no Python >= 3.11 found; name one: make PYTHON=/path/to/python3.11' >&2; exit 1; }
+	@"$(PYTHON)" -c '$(NEW_ENOUGH)' || { echo 'error: fdg needs Python >= 3.11, and $(PYTHON) is' \
+		"$$("$(PYTHON)" -V 2>&1); name another: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@test -x "$(BIN)/pip" || "$(PYTHON)" -m venv --clear "$(VENV)"
+	"$(BIN)/pip" install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch "$@"
+
+train: $(STAMP)
+	"$(BIN)/python" -m fdg.train $(ARGS)
+
+plan: $(STAMP)
+	"$(BIN)/python" -m fdg.plan $(ARGS)
+
+test: $(STAMP)
+	"$(BIN)/python" -m pytest $(ARGS)
+
+# Algorithms and environments say nothing about devices: that is the engine's part alone.
+DISTRIBUTION := pmean|psum|all_gather|ppermute|shard_map|device_put|PartitionSpec|NamedSharding|Mesh
+
+lint: $(STAMP)
+	"$(BIN)/ruff" format --check .
+	"$(BIN)/ruff" check .
+	"$(BIN)/mypy"
+	@! grep -rnwE '$(DISTRIBUTION)' --include='*.py' algos envs \
+		|| { echo 'error: distribution code in algos/ or envs/ (lines above): let a policy place the fragment' >&2; exit 1; }
+
+check: lint test
+
+bench: $(STAMP)
+	"$(BIN)/python" -m pytest bench --benchmark-only $(ARGS)
+
+lock:
+	"$(PYTHON)" .ci/lock.py > constraints.new && mv constraints.new constraints.txt
+
+clean:
+	rm -rf "$(VENV)" build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +

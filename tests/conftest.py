@@ -1,0 +1,20 @@
+"""Eight host devices, strict shapes: set here, before JAX starts its backends."""
+
+import os
+
+# A count given by the caller would contradict the one below.
+os.environ["XLA_FLAGS"] = " ".join(
+    flag for flag in os.environ.get("XLA_FLAGS", "").split() if "host_platform_device_count" not in flag
+)
+
+import jax
+import pytest
+
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture(scope="session")
+def devices() -> list[jax.Device]:
+    """Eight CPU devices, also on a machine whose default devices are accelerators."""
+    return jax.devices("cpu")[:8]
