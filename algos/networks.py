@@ -1,0 +1,179 @@
+"""Networks as pairs of functions, and the default actor-critic.
+
+An algorithm takes a `Network` and knows nothing else about it: any pair `(init, apply)` of pure functions
+will do.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from algos import distributions
+
+_ACTIVATIONS = {"tanh": nn.tanh, "relu": nn.relu, "silu": nn.silu, "gelu": nn.gelu, "elu": nn.elu}
+
+# The torso for images: that of MinAtar's own agents (Young and Tian 2019, arXiv 1903.03176, section 4), 16
+# filters of 3 x 3 and a dense layer of 128.
+_IMAGE_FILTERS = 16
+_IMAGE_HIDDEN = (128,)
+_VECTOR_HIDDEN = (64, 64)
+
+
+class Network(NamedTuple):
+    """A network as two pure functions.
+
+    `init(key, observation [N, *obs]) -> parameters`, a pytree; of the observation only shape and dtype count.
+    `apply(parameters, observation [N, *obs]) -> output`, whose leading axis is `N`.
+
+    Networks made by `actor_critic` are equal, and hash alike, if their arguments were; others compare by the
+    identity of their functions.
+    """
+
+    init: Callable[[jax.Array, Any], Any]
+    apply: Callable[[Any, Any], Any]
+
+
+def actor_critic(
+    observation_space: Any,
+    action_space: Any,
+    hidden: Sequence[int] | None = None,
+    activation: str = "tanh",
+    initial_log_std: float = 0.0,
+) -> Network:
+    """An actor and a critic that share nothing, as in CleanRL (Huang et al. 2022, "The 37 Implementation
+    Details of PPO", details 2 and 9): orthogonal kernels of scale sqrt(2), 0.01 for the actor's head, 1 for
+    the critic's; zero biases.
+
+    `apply(parameters, observation [N, *obs])` returns `(distribution_parameters [N, P], value [N])`, both
+    float32; `distributions.for_space(action_space)` makes a distribution of the former and says what `P` is.
+    For a `Box` the logs of the standard deviations are parameters of their own that do not depend on the
+    observation.
+
+    A critic alone needs no function of its own: `apply(parameters, observation)[1]` inside a `jit` costs the
+    critic only, because no operation of the actor feeds the value and XLA drops what is not used (the tests
+    measure it).
+
+    Args:
+        observation_space: of `envs.spaces`. `Box`: boolean and uint8 become float32 (uint8 divided by 255);
+            three axes `[height, width, channels]` get a 3 x 3 convolution first; all other shapes are
+            flattened. `Discrete` and `MultiDiscrete`: one-hot.
+        action_space: of `envs.spaces`.
+        hidden: widths of the dense layers, the same for actor and critic. Default: `(64, 64)`, and `(128,)`
+            after the convolution of an image.
+        activation: "tanh", "relu", "silu", "gelu" or "elu", after every layer but the heads.
+        initial_log_std: for a `Box` action space.
+
+    >>> from types import SimpleNamespace
+    >>> network = actor_critic(SimpleNamespace(shape=(4,), dtype=jnp.float32), SimpleNamespace(n=2))
+    >>> observation = jnp.zeros((8, 4))
+    >>> parameters = network.init(jax.random.key(0), observation)
+    >>> logits, value = network.apply(parameters, observation)
+    >>> logits.shape, value.shape
+    ((8, 2), (8,))
+    """
+    if activation not in _ACTIVATIONS:
+        raise ValueError(f"unknown activation '{activation}': use one of {', '.join(_ACTIVATIONS)}")
+    categories = _categories(observation_space)
+    shape = tuple(observation_space.shape) if hasattr(observation_space, "shape") else ()
+    if hidden is None:
+        hidden = _IMAGE_HIDDEN if _is_image(shape) and not categories else _VECTOR_HIDDEN
+    size = distributions.for_space(action_space).size
+    is_continuous = not (hasattr(action_space, "n") or hasattr(action_space, "nvec"))
+    module = ActorCritic(
+        categories=categories,
+        logits=0 if is_continuous else size,
+        components=size // 2 if is_continuous else 0,
+        hidden=tuple(hidden),
+        activation=activation,
+        initial_log_std=float(initial_log_std),
+    )
+    return Network(_Init(module), _Apply(module))
+
+
+class ActorCritic(nn.Module):
+    """Two separate trunks on one input: `[N, *obs]` -> `([N, P], [N])` float32 (see `actor_critic`)."""
+
+    categories: tuple[int, ...]  # of an observation of integers, to be made one-hot; () if it is numbers or an image
+    logits: int  # numbers that the actor's head puts out for discrete actions
+    components: int  # of a continuous action; one of `logits` and `components` is 0
+    hidden: tuple[int, ...]
+    activation: str
+    initial_log_std: float
+
+    @nn.compact
+    def __call__(self, observation: jax.Array) -> tuple[jax.Array, jax.Array]:
+        inputs = _inputs(observation, self.categories)
+        output = Trunk(self.hidden, self.logits + self.components, 0.01, self.activation, name="actor")(inputs)
+        value = Trunk(self.hidden, 1, 1.0, self.activation, name="critic")(inputs)
+        if self.components:
+            log_std = self.param("log_std", nn.initializers.constant(self.initial_log_std), (self.components,))
+            output = jnp.concatenate([output, jnp.broadcast_to(log_std, output.shape)], axis=-1)
+        return output, value[:, 0]
+
+
+class Trunk(nn.Module):
+    """A convolution if the input is an image, dense layers, and a head: `[N, F]` or `[N, H, W, C]` -> `[N, outputs]`."""
+
+    hidden: tuple[int, ...]
+    outputs: int
+    head_scale: float
+    activation: str
+
+    @nn.compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        activate = _ACTIVATIONS[self.activation]
+        orthogonal = nn.initializers.orthogonal
+        x = inputs
+        if x.ndim == 4:
+            x = activate(nn.Conv(_IMAGE_FILTERS, (3, 3), padding="VALID",
+            kernel_init=orthogonal(math.sqrt(2.0)))(x)) x = x.reshape(x.shape[0], -1)
+        # From here on [N, features]: products of two matrices are what XLA on a CPU is quick at.
+        for width in self.hidden:
+            x = activate(nn.Dense(width, kernel_init=orthogonal(math.sqrt(2.0)))(x))
+        return nn.Dense(self.outputs, kernel_init=orthogonal(self.head_scale), name="head")(x)
+
+
+# Two values and not two closures, so that equal modules make equal networks.
+@dataclass(frozen=True)
+class _Init:
+    module: nn.Module
+
+    def __call__(self, key: jax.Array, observation: jax.Array) -> Any:
+        return self.module.init(key, observation)["params"]
+
+
+@dataclass(frozen=True)
+class _Apply:
+    module: nn.Module
+
+    def __call__(self, parameters: Any, observation: jax.Array) -> Any:
+        return self.module.apply({"params": parameters}, observation)
+
+
+def _categories(space: Any) -> tuple[int, ...]:
+    """Numbers of categories of an observation of integers; () for a `Box`."""
+    if hasattr(space, "nvec"):
+        return tuple(int(count) for count in space.nvec)
+    return (int(space.n),) if hasattr(space, "n") else ()
+
+
+def _is_image(shape: tuple[int, ...]) -> bool:
+    """Three axes, large enough for the 3 x 3 convolution."""
+    return len(shape) == 3 and min(shape[:2]) >= 3
+
+
+def _inputs(observation: jax.Array, categories: tuple[int, ...]) -> jax.Array:
+    """Observations `[N, *obs]` as float32, `[N, F]` or `[N, H, W, C]`."""
+    count = observation.shape[0]
+    if categories:
+        integers = observation.reshape(count, len(categories))
+        one_hot = [jax.nn.one_hot(integers[:, i], n, dtype=jnp.float32) for i, n in enumerate(categories)]
+        return jnp.concatenate(one_hot, axis=-1)
+    scale = 1.0 / 255.0 if observation.dtype == jnp.uint8 else 1.0
+    inputs = observation.astype(jnp.float32) * scale
+    return inputs if _is_image(observation.shape[1:]) else inputs.reshape(count, -1)

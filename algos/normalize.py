@@ -1,0 +1,124 @@
+"""Running means and variances, and their two uses: normalised observations and scaled rewards.
+
+Statistics are arrays in the algorithm's state. They are read inside the rollout and updated once an
+iteration, from the whole `[T, B]` rollout: all steps of one rollout are normalised alike, and nothing waits
+for other environments inside the loop over steps.
+
+Rewards are divided by the standard deviation of a running discounted return (Engstrom et al. 2020,
+"Implementation Matters in Deep RL", arXiv 2005.12729, section 3, item 2), one such return per environment.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+_EPSILON = 1e-8
+
+
+class RunningStatistics(NamedTuple):
+    """Mean and variance of all that was seen so far, each component on its own."""
+
+    mean: jax.Array  # [*shape] float32
+    var: jax.Array  # [*shape] float32, of the population (divided by count); one before the first update
+    count: jax.Array  # [] float32, samples seen; exact up to 2**24, and relative error 2**-24 an update beyond
+
+
+def init(shape: tuple[int, ...]) -> RunningStatistics:
+    """Statistics of no samples. Normalising with them changes nothing (but for the clip): mean 0, variance 1.
+
+    >>> init((3,)).var.tolist()
+    [1.0, 1.0, 1.0]
+    """
+    return RunningStatistics(jnp.zeros(shape), jnp.ones(shape), jnp.zeros(()))
+
+
+def update(stats: RunningStatistics, batch: jax.Array, axes: int | tuple[int, ...] | None = None) -> RunningStatistics:
+    """Statistics of all that `stats` has seen and of `batch`, together.
+
+    The parallel formula (Chan, Golub and LeVeque 1983, "Algorithms for Computing the Sample Variance",
+    equation 2.1) on the mean and the variance of each part. It squares differences from means only, so it
+    loses no digits where the mean is large.
+
+    Args:
+        stats: of components `[*shape]`.
+        batch: `[..., *shape]`, any dtype.
+        axes: the axes of `batch` that count samples; the default is all those before `shape`.
+
+    >>> stats = update(init(()), jnp.array([1.0, 2.0]))
+    >>> stats = update(stats, jnp.array([[3.0, 6.0]]))
+    >>> [float(x) for x in stats]  # of 1, 2, 3, 6
+    [3.0, 3.5, 4.0]
+    """
+    axes = tuple(range(batch.ndim - stats.mean.ndim)) if axes is None else axes
+    batch = batch.astype(jnp.float32)
+    batch_mean = jnp.mean(batch, axis=axes, keepdims=True)
+    batch_var = jnp.mean(jnp.square(batch - batch_mean), axis=axes)
+    batch_mean = batch_mean.reshape(batch_var.shape)
+    if batch_mean.shape != stats.mean.shape:
+        raise ValueError(
+            f"a batch of shape {list(batch.shape)} reduced over axes {axes} leaves {list(batch_mean.shape)}, "
+            f"but the statistics have shape {list(stats.mean.shape)}: name the axes that count samples"
+        )
+    batch_count = batch.size // max(batch_mean.size, 1)
+    count = stats.count + batch_count
+    share = batch_count / count  # of the new samples in all of them
+    difference = batch_mean - stats.mean
+    return RunningStatistics(
+        mean=stats.mean + share * difference,
+        var=(1.0 - share) * stats.var + share * batch_var + (1.0 - share) * share * jnp.square(difference),
+        count=count,
+    )
+
+
+def normalize(stats: RunningStatistics, x: jax.Array, clip: float = 10.0) -> jax.Array:
+    """`(x - mean) / std`, within `[-clip, clip]`: `[..., *shape]` -> `[..., *shape]` float32.
+
+    No gradient flows into the statistics.
+    """
+    mean, std = jax.lax.stop_gradient((stats.mean, jnp.sqrt(stats.var + _EPSILON)))
+    leading = (1,) * (x.ndim - mean.ndim)
+    centred = x.astype(jnp.float32) - mean.reshape(leading + mean.shape)
+    return jnp.clip(centred / std.reshape(leading + std.shape), -clip, clip)
+
+
+def accumulate_return(
+    running_return: jax.Array, reward: jax.Array, done: jax.Array, discount: float | jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """One step of the running discounted return that rewards are scaled by.
+
+    Args:
+        running_return: `[B]` float32, carried from the last step; zero at first.
+        reward: `[B]` float32, unscaled.
+        done: `[B]` bool, the step ended the episode.
+        discount: scalar in [0, 1].
+
+    Returns:
+        The next `running_return [B]`, zero where the episode ended, and this step's return `[B]`, the sample
+        that the statistics take. The order is that of a `lax.scan` body.
+
+    >>> carry, sample = accumulate_return(jnp.array([2.0, 2.0]), jnp.ones(2), jnp.array([False, True]), 0.5)
+    >>> carry.tolist(), sample.tolist()
+    ([2.0, 0.0], [2.0, 2.0])
+    """
+    accumulated = discount * running_return + reward
+    return jnp.where(done, 0.0, accumulated), accumulated
+
+
+def accumulate_returns(
+    running_return: jax.Array, reward: jax.Array, done: jax.Array, discount: float | jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """`accumulate_return` over a rollout: `[B]` and two `[T, B]` -> the next `running_return [B]`, samples `[T, B]`."""
+    return jax.lax.scan(
+        lambda carry, step: accumulate_return(carry, *step, discount), running_return, (reward, done)
+    )
+
+
+def scale(stats: RunningStatistics, reward: jax.Array, clip: float = 10.0) -> jax.Array:
+    """Reward divided by the standard deviation of the running return, within `[-clip, clip]`.
+
+    `stats` has shape `()`; `reward` any shape. The mean is not subtracted: it would change which policy is
+    best.
+    """
+    std = jax.lax.stop_gradient(jnp.sqrt(stats.var + _EPSILON))
+    return jnp.clip(reward / std, -clip, clip)
