@@ -1,5 +1,4 @@
-"""Distributions over actions: `sample`, `log_prob`, `entropy`, `mode`, from the numbers that a network puts
-out.
+"""Distributions over actions, from the numbers that a network puts out.
 
 Each is a pytree, so it passes through `jit`, `vmap` and `scan`. Parameters have any leading batch axes,
 written `[...]` below; the last axis belongs to the distribution.
@@ -17,8 +16,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-# Up to here the cumulative sum of the probabilities is written out, category by category (see
-# `Categorical.sample`).
+# Up to here the cumulative sum of probabilities is written out, term by term (see `Categorical.sample`).
 _MAX_UNROLLED_CATEGORIES = 64
 
 
@@ -76,9 +74,11 @@ class Categorical:
 
     def log_prob(self, action: jax.Array) -> jax.Array:
         """Log-probability `[...]` float32 of `action [...]`, integers in [0, n)."""
-        chosen = jax.lax.broadcasted_iota(jnp.int32, self.logits.shape, self.logits.ndim - 1) == action[..., None]
+        category = jax.lax.broadcasted_iota(jnp.int32, self.logits.shape, self.logits.ndim - 1)
         # Choosing by a mask and not by an index keeps the gradient free of a scatter.
-        return jnp.sum(jnp.where(chosen, jax.nn.log_softmax(self.logits), 0.0), axis=-1)
+        return jnp.sum(
+            jnp.where(category == action[..., None], jax.nn.log_softmax(self.logits), 0.0), axis=-1
+        )
 
     def entropy(self) -> jax.Array:
         """Entropy in nats, `[...]` float32."""
@@ -94,8 +94,7 @@ class Categorical:
 
 @struct.dataclass
 class MultiCategorical:
-    """`M = len(nvec)` independent categorical choices, choice m among `nvec[m]`; actions are `[..., M]`
-    int32.
+    """`M = len(nvec)` independent choices, choice m among `nvec[m]`; actions are `[..., M]` int32.
 
     >>> MultiCategorical(jnp.array([[0.0, 1.0, 5.0, 0.0, 0.0]]), nvec=(2, 3)).mode().tolist()
     [[1, 0]]
@@ -147,7 +146,10 @@ class Normal:
     shape: tuple[int, ...] | None = struct.field(pytree_node=False, default=None)
 
     def sample(self, keys: jax.Array) -> jax.Array:
-        """Random actions `[..., *shape]` float32, unbounded (`keys`: one, or one per element of the leading axes)."""
+        """Random actions `[..., *shape]` float32, unbounded.
+
+        `keys`: one, or one per element of the leading axes.
+        """
         noise = _draw(jax.random.normal, keys, self.mean.shape)
         return self._as_action(self.mean + jnp.exp(self.log_std) * noise)
 

@@ -17,8 +17,8 @@ from algos import distributions
 
 _ACTIVATIONS = {"tanh": nn.tanh, "relu": nn.relu, "silu": nn.silu, "gelu": nn.gelu, "elu": nn.elu}
 
-# The torso for images: that of MinAtar's own agents (Young and Tian 2019, arXiv 1903.03176, section 4), 16
-# filters of 3 x 3 and a dense layer of 128.
+# For images the torso of MinAtar's own agents (Young and Tian 2019, arXiv 1903.03176): 16 filters of 3 x 3 and
+# a dense layer of 128.
 _IMAGE_FILTERS = 16
 _IMAGE_HIDDEN = (128,)
 _VECTOR_HIDDEN = (64, 64)
@@ -45,9 +45,11 @@ def actor_critic(
     activation: str = "tanh",
     initial_log_std: float = 0.0,
 ) -> Network:
-    """An actor and a critic that share nothing, as in CleanRL (Huang et al. 2022, "The 37 Implementation
-    Details of PPO", details 2 and 9): orthogonal kernels of scale sqrt(2), 0.01 for the actor's head, 1 for
-    the critic's; zero biases.
+    """An actor and a critic that share nothing.
+
+    As in CleanRL (Huang et al. 2022, "The 37 Implementation Details of Proximal Policy Optimization", core
+    details 2 and 13): orthogonal kernels of scale sqrt(2), 0.01 for the actor's head and 1 for the critic's, and
+    zero biases.
 
     `apply(parameters, observation [N, *obs])` returns `(distribution_parameters [N, P], value [N])`, both
     float32; `distributions.for_space(action_space)` makes a distribution of the former and says what `P` is.
@@ -98,7 +100,7 @@ def actor_critic(
 class ActorCritic(nn.Module):
     """Two separate trunks on one input: `[N, *obs]` -> `([N, P], [N])` float32 (see `actor_critic`)."""
 
-    categories: tuple[int, ...]  # of an observation of integers, to be made one-hot; () if it is numbers or an image
+    categories: tuple[int, ...]  # of an observation of integers, to be made one-hot; () for a `Box`
     logits: int  # numbers that the actor's head puts out for discrete actions
     components: int  # of a continuous action; one of `logits` and `components` is 0
     hidden: tuple[int, ...]
@@ -106,18 +108,20 @@ class ActorCritic(nn.Module):
     initial_log_std: float
 
     @nn.compact
-    def __call__(self, observation: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def __call__(self, observation: jax.Array) -> tuple[jax.Array, jax.Array]:  # noqa: D102
         inputs = _inputs(observation, self.categories)
-        output = Trunk(self.hidden, self.logits + self.components, 0.01, self.activation, name="actor")(inputs)
+        outputs = self.logits + self.components
+        output = Trunk(self.hidden, outputs, 0.01, self.activation, name="actor")(inputs)
         value = Trunk(self.hidden, 1, 1.0, self.activation, name="critic")(inputs)
         if self.components:
-            log_std = self.param("log_std", nn.initializers.constant(self.initial_log_std), (self.components,))
+            initial = nn.initializers.constant(self.initial_log_std)
+            log_std = self.param("log_std", initial, (self.components,))
             output = jnp.concatenate([output, jnp.broadcast_to(log_std, output.shape)], axis=-1)
         return output, value[:, 0]
 
 
 class Trunk(nn.Module):
-    """A convolution if the input is an image, dense layers, and a head: `[N, F]` or `[N, H, W, C]` -> `[N, outputs]`."""
+    """A convolution if the input is an image, dense layers, a head: `[N, F]` or `[N, H, W, C]` to `[N, outputs]`."""
 
     hidden: tuple[int, ...]
     outputs: int
@@ -125,17 +129,18 @@ class Trunk(nn.Module):
     activation: str
 
     @nn.compact
-    def __call__(self, inputs: jax.Array) -> jax.Array:
+    def __call__(self, inputs: jax.Array) -> jax.Array:  # noqa: D102
         activate = _ACTIVATIONS[self.activation]
-        orthogonal = nn.initializers.orthogonal
+        hidden_init = nn.initializers.orthogonal(math.sqrt(2.0))
+        head_init = nn.initializers.orthogonal(self.head_scale)
         x = inputs
         if x.ndim == 4:
-            x = activate(nn.Conv(_IMAGE_FILTERS, (3, 3), padding="VALID",
-            kernel_init=orthogonal(math.sqrt(2.0)))(x)) x = x.reshape(x.shape[0], -1)
+            x = activate(nn.Conv(_IMAGE_FILTERS, (3, 3), padding="VALID", kernel_init=hidden_init)(x))
+            x = x.reshape(x.shape[0], -1)
         # From here on [N, features]: products of two matrices are what XLA on a CPU is quick at.
         for width in self.hidden:
-            x = activate(nn.Dense(width, kernel_init=orthogonal(math.sqrt(2.0)))(x))
-        return nn.Dense(self.outputs, kernel_init=orthogonal(self.head_scale), name="head")(x)
+            x = activate(nn.Dense(width, kernel_init=hidden_init)(x))
+        return nn.Dense(self.outputs, kernel_init=head_init, name="head")(x)
 
 
 # Two values and not two closures, so that equal modules make equal networks.

@@ -21,7 +21,7 @@ class RunningStatistics(NamedTuple):
 
     mean: jax.Array  # [*shape] float32
     var: jax.Array  # [*shape] float32, of the population (divided by count); one before the first update
-    count: jax.Array  # [] float32, samples seen; exact up to 2**24, and relative error 2**-24 an update beyond
+    count: jax.Array  # [] float32, samples seen; exact up to 2**24
 
 
 def init(shape: tuple[int, ...]) -> RunningStatistics:
@@ -33,7 +33,9 @@ def init(shape: tuple[int, ...]) -> RunningStatistics:
     return RunningStatistics(jnp.zeros(shape), jnp.ones(shape), jnp.zeros(()))
 
 
-def update(stats: RunningStatistics, batch: jax.Array, axes: int | tuple[int, ...] | None = None) -> RunningStatistics:
+def update(
+    stats: RunningStatistics, batch: jax.Array, axes: int | tuple[int, ...] | None = None
+) -> RunningStatistics:
     """Statistics of all that `stats` has seen and of `batch`, together.
 
     The parallel formula (Chan, Golub and LeVeque 1983, "Algorithms for Computing the Sample Variance",
@@ -108,7 +110,7 @@ def accumulate_return(
 def accumulate_returns(
     running_return: jax.Array, reward: jax.Array, done: jax.Array, discount: float | jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """`accumulate_return` over a rollout: `[B]` and two `[T, B]` -> the next `running_return [B]`, samples `[T, B]`."""
+    """`accumulate_return` over a rollout `[T, B]`: the next `running_return [B]`, and the samples `[T, B]`."""
     return jax.lax.scan(
         lambda carry, step: accumulate_return(carry, *step, discount), running_return, (reward, done)
     )
@@ -117,8 +119,8 @@ def accumulate_returns(
 def scale(stats: RunningStatistics, reward: jax.Array, clip: float = 10.0) -> jax.Array:
     """Reward divided by the standard deviation of the running return, within `[-clip, clip]`.
 
-    `stats` has shape `()`; `reward` any shape. The mean is not subtracted: it would change which policy is
-    best.
+    `stats` has shape `()`; `reward` any shape. The mean is not subtracted: that would change which
+    policy is best.
     """
     std = jax.lax.stop_gradient(jnp.sqrt(stats.var + _EPSILON))
     return jnp.clip(reward / std, -clip, clip)

@@ -64,8 +64,7 @@ def discounted_returns(
     next_value: jax.Array,
     discount: float | jax.Array,
 ) -> jax.Array:
-    """Discounted sum of the rewards to the end of the episode, completed by a value where its end is not
-    seen.
+    """Discounted sum of rewards to the end of the episode, completed by a value where that end is not seen.
 
     `return[t] = reward[t] + discount * return[t + 1]` with, in place of `return[t + 1]`: zero where step t
     terminated, `next_value[t]` where it was truncated, `bootstrap_value` after the last row
@@ -95,10 +94,9 @@ def _continues(ended: jax.Array) -> jax.Array:
 
 
 def _accumulate_backwards(term: jax.Array, weight: jax.Array, last: jax.Array) -> jax.Array:
-    """`x[t] = term[t] + weight[t] * x[t + 1]` for every t, with `x[T] = last`: `[T, B]`, `[T, B]`, `[B]` ->
-    `[T, B]`.
+    """`x[t] = term[t] + weight[t] * x[t + 1]` for every t, with `x[T] = last`.
 
-    A plain scan: on a CPU (T = 128, B = 4, 64, 1024) unrolling it or an associative scan was never quicker.
+    `term` and `weight` are `[T, B]`, `last` is `[B]`, the result `[T, B]`. A plain scan: on a CPU (T = 128, B = 4, 64, 1024) unrolling it or an associative scan was never quicker.
     """
 
     def step(following: jax.Array, row: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
