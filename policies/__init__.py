@@ -1,0 +1,43 @@
+"""Distribution policies: small values that say which devices each role lives on. One file each."""
+
+import dataclasses
+import re
+
+from fdg.errors import unknown_name
+from policies.gpu_only import GPUOnly
+
+__all__ = ["GPUOnly", "get", "names"]
+
+_POLICIES = (GPUOnly,)
+
+
+def _snake_case(name: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+
+
+_BY_NAME = {_snake_case(policy.__name__): policy for policy in _POLICIES}
+
+
+def names() -> tuple[str, ...]:
+    """Names of all policies.
+
+    >>> names()
+    ('gpu_only',)
+    """
+    return tuple(_BY_NAME)
+
+
+def get(name: str) -> type:
+    """The policy class of a name: snake case, or the class's own.
+
+    Raises:
+      UnknownNameError: no policy has this name; says the nearest.
+
+    >>> get("gpu_only")()
+    GPUOnly()
+    """
+    found = _BY_NAME.get(_snake_case(name))
+    if found is None:
+        raise unknown_name("policy", name, _BY_NAME)
+    assert dataclasses.is_dataclass(found)
+    return found

@@ -1,0 +1,244 @@
+"""Graphs and plans for people: text for terminals, Mermaid and SVG for documents and notebooks."""
+
+import html
+from collections.abc import Sequence
+
+from fdg.graph import FDG, Fragment
+from fdg.placement import Plan
+
+_COLOURS = {  # fill of a node by role: Okabe & Ito's colour-blind safe palette, lightened
+    "environment": "#cfe8d5",
+    "actor": "#cfe0f3",
+    "buffer": "#f3e6cf",
+    "learner": "#f6d3c4",
+    "gradient": "#fbe6de",
+    "update": "#fbe6de",
+}
+_OTHER = "#e4e4e4"
+
+
+def quantity(number: float, unit: str = "") -> str:
+    """A number with three significant digits and a decimal prefix.
+
+    >>> quantity(12_345_678, "B")
+    '12.3 MB'
+    >>> quantity(999, "B")
+    '999 B'
+    """
+    for prefix in ("", "k", "M", "G", "T", "P"):
+        if number < 999.5 or prefix == "P":
+            return f"{number:.3g} {prefix}{unit}".strip()
+        number /= 1000
+    raise AssertionError
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[int] = ()) -> list[str]:
+    """Lines of an aligned table; columns in `numeric` are flush right."""
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+
+    def line(row):
+        cells = (c.rjust(w) if i in numeric else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+        return ("  " + "  ".join(cells)).rstrip()
+
+    return [line(header), *map(line, rows)]
+
+
+def _depth(graph: FDG, fragment: Fragment) -> int:
+    return 0 if fragment.parent is None else 1 + _depth(graph, graph.fragment(fragment.parent))
+
+
+def _calls(fragment: Fragment) -> str:
+    return f"{'' if fragment.calls_exact else '~'}{fragment.calls_per_iteration}"
+
+
+def _arrow(edge) -> str:
+    return f"{edge.source} -> {edge.target}" + (f" (next {edge.delay})" if edge.delay else "")
+
+
+def graph_text(graph: FDG) -> str:
+    """What `print(graph)` shows."""
+    lines = [f"FDG of {graph.name}: {len(graph.fragments)} fragments, {len(graph.edges)} edges", ""]
+    rows = [
+        (
+            "  " * _depth(graph, f) + f.name,
+            f.role,
+            _calls(f),
+            str(f.batch_size or "-"),
+            quantity(f.flops_per_call),
+            quantity(f.bytes_per_call, "B"),
+        )
+        for f in graph.fragments
+    ]
+    lines += table(("fragment", "role", "calls", "batch", "flops/call", "bytes/call"), rows, (2, 3, 4, 5))
+    rows = [
+        (_arrow(e), quantity(e.bytes_per_crossing, "B"), str(e.crossings_per_iteration),
+         quantity(e.bytes_per_iteration, "B"))
+        for e in graph.edges
+    ]  # fmt: skip
+    lines += ["", *table(("edge", "bytes/crossing", "crossings", "bytes/iteration"), rows, (1, 2, 3))]
+    return "\n".join(lines)
+
+
+def plan_text(plan: Plan) -> str:
+    """What `print(engine.plan)` shows."""
+    graph = plan.graph
+    agents = "" if plan.num_seeds is None else f", {plan.num_seeds} agents"
+    lines = [f"{plan.policy} places {graph.name} on {_devices(plan.num_devices)}{agents}", ""]
+    split = "agents/device" if plan.num_seeds is not None else "batch/device"
+    rows = []
+    for f in graph.fragments:
+        group = plan.group_of(f.name)
+        share = plan.num_seeds if plan.num_seeds is not None else f.batch_size
+        per_device = "-" if share is None else str(share // len(group))
+        rows.append(("  " * _depth(graph, f) + f.name, f.role, group.name, _span(group.devices), _calls(f), per_device))
+    lines += table(("fragment", "role", "group", "devices", "calls", split), rows, (4, 5))
+    moving = [m for m in plan.movements if m.how]
+    lines.append("")
+    if moving:
+        rows = [
+            (_arrow(m) if m.source != m.target else m.source, m.how, quantity(m.bytes_per_crossing, "B"),
+             str(m.crossings_per_iteration), quantity(m.bytes_per_iteration, "B"))
+            for m in moving
+        ]  # fmt: skip
+        lines += table(("moves between devices", "how", "bytes/crossing", "crossings", "bytes/iteration"), rows, (2, 3, 4))
+    else:
+        lines.append("  nothing moves between devices")
+    kept = sum(m.bytes_per_iteration for m in plan.movements if not m.how)
+    lines.append(f"  {quantity(kept, 'B')} an iteration pass between fragments on the same devices")
+    if plan.idle:
+        reason = "seeds do" if plan.num_seeds is not None else "batch does"
+        lines.append(f"  idle: {_span(plan.idle)} (the {reason} not divide over more devices)")
+    return "\n".join(lines)
+
+
+def _devices(count: int) -> str:
+    return f"{count} device{'s' if count != 1 else ''}"
+
+
+def _span(devices: Sequence[int]) -> str:
+    """Positions as ranges: (0, 1, 2, 5) is "0-2, 5"."""
+    runs: list[list[int]] = []
+    for d in devices:
+        if runs and d == runs[-1][-1] + 1:
+            runs[-1].append(d)
+        else:
+            runs.append([d])
+    return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
+
+
+def mermaid(graph: FDG) -> str:
+    """A Mermaid flowchart: nested fragments in boxes, delayed edges dotted."""
+    number = {f.name: f"n{i}" for i, f in enumerate(graph.fragments)}
+    lines = ["flowchart LR"]
+
+    def node(fragment: Fragment, indent: str) -> None:
+        children = [f for f in graph.fragments if f.parent == fragment.name]
+        label = f"{fragment.name}<br/><i>{fragment.role}</i> x{_calls(fragment)}"
+        if children:
+            lines.append(f'{indent}subgraph {number[fragment.name]}["{label}"]')
+            for child in children:
+                node(child, indent + "  ")
+            lines.append(f"{indent}end")
+        else:
+            lines.append(f'{indent}{number[fragment.name]}["{label}"]')
+
+    for fragment in graph.fragments:
+        if fragment.parent is None:
+            node(fragment, "  ")
+    for e in graph.edges:
+        label = f"{quantity(e.bytes_per_crossing, 'B')} x{e.crossings_per_iteration}"
+        link = f'-. "{label}, next {e.delay}" .->' if e.delay else f'-- "{label}" -->'
+        lines.append(f"  {number[e.source]} {link} {number[e.target]}")
+    for f in graph.fragments:
+        lines.append(f"  style {number[f.name]} fill:{_COLOURS.get(f.role, _OTHER)},stroke:#555,color:#111")
+    return "\n".join(lines)
+
+
+# ---------------------------------------------------------------------------------------------------
+# SVG: fragments of one level in a row in program order, nested rows inside; forward edges arc above,
+# delayed edges (dashed) below, so that the loop structure can be read off at a glance.
+# ---------------------------------------------------------------------------------------------------
+
+_NODE_WIDTH, _NODE_HEIGHT, _GAP, _PAD, _LANE = 150, 58, 96, 18, 26
+
+
+def svg(graph: FDG) -> str:
+    """A self-contained drawing for notebooks."""
+    body, width, height = _row(graph, None)
+    style = "font-family:system-ui,-apple-system,sans-serif;background:#fff"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}" style="{style}" role="img" aria-label="FDG of {html.escape(graph.name)}">'
+        '<defs><marker id="fdg-arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
+        'orient="auto-start-reverse"><path d="M0 0 L8 4 L0 8 z" fill="#444"/></marker></defs>'
+        f"{body}</svg>"
+    )
+
+
+def _row(graph: FDG, parent: str | None) -> tuple[str, float, float]:
+    """Draws the fragments of one nesting level at the origin; returns (markup, width, height)."""
+    members = [f for f in graph.fragments if f.parent == parent]
+    inner = {f.name: _row(graph, f.name) for f in members if any(g.parent == f.name for g in graph.fragments)}
+    edges = [e for e in graph.edges if e.source in {f.name for f in members}]
+    lanes_above, lanes_below = _lanes(members, edges, False), _lanes(members, edges, True)
+    top = _PAD + _LANE * (1 + max(lanes_above.values(), default=-1)) + (8 if lanes_above else 0)
+    sizes = {
+        f.name: (max(_NODE_WIDTH, inner[f.name][1]), _NODE_HEIGHT + inner[f.name][2]) if f.name in inner
+        else (_NODE_WIDTH, _NODE_HEIGHT)
+        for f in members
+    }  # fmt: skip
+    tallest = max((h for _, h in sizes.values()), default=0)
+    parts, x, left = [], float(_PAD), {}
+    for f in members:
+        width, height = sizes[f.name]
+        left[f.name] = x
+        parts.append(
+            f'<g transform="translate({x},{top})"><rect width="{width}" height="{height}" rx="9" '
+            f'fill="{_COLOURS.get(f.role, _OTHER)}" stroke="#555"/>'
+            f'<text x="{width / 2}" y="23" text-anchor="middle" font-size="15" font-weight="600" fill="#111">'
+            f"{html.escape(f.name)}</text>"
+            f'<text x="{width / 2}" y="42" text-anchor="middle" font-size="12" fill="#333">'
+            f"{html.escape(f.role)} · ×{_calls(f)} · {quantity(f.flops_per_call)}flop</text>"
+            + (f'<g transform="translate(0,{_NODE_HEIGHT - 6})">{inner[f.name][0]}</g>' if f.name in inner else "")
+            + "</g>"
+        )
+        x += width + _GAP
+    bottom = top + tallest
+    for lanes, below in ((lanes_above, False), (lanes_below, True)):
+        for edge, lane in lanes.items():
+            at, width = left[edge.source], sizes[edge.source][0]
+            to, to_width = left[edge.target], sizes[edge.target][0]
+            forward = members.index(graph.fragment(edge.target)) >= members.index(graph.fragment(edge.source))
+            start = at + width * (0.8 if forward and not below else 0.3 if below else 0.2)
+            end = to + to_width * (0.2 if forward and not below else 0.7 if below else 0.8)
+            edge_y = {f.name: (top + sizes[f.name][1] if below else top) for f in members}
+            rail = bottom + 10 + _LANE * (lane + 0.6) if below else top - 8 - _LANE * (lane + 0.4)
+            label = f"{quantity(edge.bytes_per_crossing, 'B')} ×{edge.crossings_per_iteration}"
+            dashes = ' stroke-dasharray="5 4"' if edge.delay else ""
+            parts.append(
+                f'<path d="M{start} {edge_y[edge.source]} V{rail} H{end} V{edge_y[edge.target]}" fill="none" '
+                f'stroke="#444" stroke-width="1.2"{dashes} marker-end="url(#fdg-arrow)"><title>'
+                f"{html.escape(_arrow(edge))}: {label}</title></path>"
+                f'<text x="{(start + end) / 2}" y="{rail - 4}" text-anchor="middle" font-size="11" fill="#222" '
+                f'stroke="#fff" stroke-width="3" paint-order="stroke">{label}</text>'
+            )
+    extent = bottom + 10 + _LANE * (1 + max(lanes_below.values(), default=-1)) + 8
+    return "".join(parts), x - _GAP + _PAD, extent
+
+
+def _lanes(members: Sequence[Fragment], edges: Sequence, delayed: bool) -> dict:
+    """Gives each edge the lowest lane in which no other edge overlaps it."""
+    position = {f.name: i for i, f in enumerate(members)}
+    placed: dict = {}
+    chosen = [e for e in edges if bool(e.delay) == delayed and e.source != e.target]
+    for edge in sorted(chosen, key=lambda e: abs(position[e.source] - position[e.target])):
+        low, high = sorted((position[edge.source], position[edge.target]))
+        taken = {
+            lane for other, lane in placed.items()
+            if min(position[other.source], position[other.target]) < high + 0.5
+            and max(position[other.source], position[other.target]) > low - 0.5
+        }  # fmt: skip
+        placed[edge] = next(lane for lane in range(len(taken) + 1) if lane not in taken)
+    return placed
+
+

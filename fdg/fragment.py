@@ -1,0 +1,195 @@
+"""`fragment`: mark a pure function as a node of the dataflow graph.
+
+A marked function is traced as a *named jit* (the node), and each array at its border passes through
+`boundary`, an identity primitive that carries the array's batch axis. Both survive tracing, `grad`,
+`vmap`, `scan` and `jit`, so the graph can be read from the jaxpr of any program that calls the
+function, also from its derivative; and both cost nothing when the function runs on its own.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+
+import jax
+from jax.extend import core
+from jax.interpreters import ad, batching, mlir
+
+from fdg.errors import GraphError
+
+# ---------------------------------------------------------------------------------------------------
+# The boundary primitive: identity on one array, with `axis` = its batch axis (None: shared).
+# ---------------------------------------------------------------------------------------------------
+
+boundary_p = core.Primitive("fragment_boundary")
+boundary_p.def_abstract_eval(lambda x, *, axis: x)
+boundary_p.def_impl(lambda x, *, axis: x)
+mlir.register_lowering(boundary_p, lambda ctx, x, *, axis: [x])
+
+
+def _batch_boundary(args, dims, *, axis):
+    (x,), (dim,) = args, dims
+    if axis is not None and dim is not None and dim <= axis:
+        axis += 1  # vmap put its own axis in front of the batch
+    return boundary_p.bind(x, axis=axis), dim
+
+
+batching.primitive_batchers[boundary_p] = _batch_boundary
+ad.deflinear2(
+    boundary_p,  # a cotangent has its primal's shape, hence its batch axis
+    lambda ct, _, *, axis: [ct if type(ct) is ad.Zero else boundary_p.bind(ct, axis=axis)],
+)
+
+# ---------------------------------------------------------------------------------------------------
+# The node's name. A jit's name is the only thing that every JAX transformation keeps.
+# ---------------------------------------------------------------------------------------------------
+
+_PREFIX = "fdg"
+
+
+class FragmentMark(NamedTuple):
+    """What a traced fragment call says of itself."""
+
+    role: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{_PREFIX}:{self.role}:{self.name}"
+
+    @staticmethod
+    def of(eqn: core.JaxprEqn) -> "FragmentMark | None":
+        """The mark of an equation that calls a fragment, None for any other equation."""
+        if eqn.primitive.name not in ("jit", "pjit"):
+            return None
+        parts = str(eqn.params["name"]).split(":")
+        return FragmentMark(parts[1], parts[2]) if len(parts) == 3 and parts[0] == _PREFIX else None
+
+
+# ---------------------------------------------------------------------------------------------------
+# The decorator
+# ---------------------------------------------------------------------------------------------------
+
+
+class _Shared:
+    """Stands for an axis of None inside a pytree, where None itself would be an empty subtree."""
+
+
+_SHARED = _Shared()
+
+
+def _border(mark: FragmentMark, side: str, axes: Any, values: Any) -> tuple[Any, dict[str, int]]:
+    """Passes every array of `values` through the boundary; returns them and {path: batch size}."""
+    prefix = jax.tree.map(lambda axis: _SHARED if axis is None else axis, axes, is_leaf=lambda a: a is None)
+    try:
+        full = jax.tree.broadcast(prefix, values)
+    except ValueError as error:
+        raise GraphError(
+            f"fragment '{mark.name}' ({mark.role}): {side}_axes={axes} is no pytree prefix of its "
+            f"{'arguments' if side == 'in' else 'results'} {jax.tree.structure(values)}: give one axis "
+            f"(or None) for each, or one for all ({error})"
+        ) from None
+    sizes = {}
+
+    def mark_leaf(path, axis, leaf):
+        leaf = jax.numpy.asarray(leaf) if not isinstance(leaf, jax.Array) else leaf
+        if axis is _SHARED:
+            return boundary_p.bind(leaf, axis=None)
+        where = f"{side}{jax.tree_util.keystr(path)}"
+        if not isinstance(axis, int) or isinstance(axis, bool):
+            raise GraphError(
+                f"fragment '{mark.name}' ({mark.role}): {where} has axis {axis!r}: "
+                f"use an integer, or None for a value that the batch shares"
+            )
+        if not -leaf.ndim <= axis < leaf.ndim:
+            raise GraphError(
+                f"fragment '{mark.name}' ({mark.role}): {where} has batch axis {axis} but shape "
+                f"{leaf.shape}: use an axis below {leaf.ndim}, or None if the batch shares it"
+            )
+        axis %= leaf.ndim
+        sizes[where] = leaf.shape[axis]
+        return boundary_p.bind(leaf, axis=axis)
+
+    return jax.tree_util.tree_map_with_path(mark_leaf, full, values), sizes
+
+
+def _check_batch(mark: FragmentMark, sizes: dict[str, int]) -> None:
+    if len(set(sizes.values())) > 1:
+        listed = ", ".join(f"{where}: {size}" for where, size in sizes.items())
+        raise GraphError(
+            f"fragment '{mark.name}' ({mark.role}): its batch axes differ in size ({listed}): "
+            f"point in_axes/out_axes at the axis that all share, or use None"
+        )
+
+
+class Fragment:
+    """A pure function that is one node of the graph; made by `fragment`. Calling it runs it."""
+
+    def __init__(self, function: Callable, role: str, in_axes: Any, out_axes: Any, name: str | None):
+        functools.update_wrapper(self, function)
+        self.mark = FragmentMark(role, name or getattr(function, "__name__", role).strip("<>"))
+        self.in_axes, self.out_axes = in_axes, out_axes
+        for part in self.mark:
+            if not part or ":" in part:
+                raise GraphError(f"fragment role and name are words without ':', not {part!r}")
+
+        def body(bound, args, kwargs):
+            axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
+            if isinstance(axes, tuple) and len(axes) != len(args):
+                raise GraphError(
+                    f"fragment '{self.mark.name}' ({role}): in_axes={in_axes} names {len(axes)} arguments "
+                    f"but it was called with {len(args)}: give one axis (or None) for each"
+                )
+            args, sizes = _border(self.mark, "in", axes, args)
+            kwargs, more = _border(self.mark, "in", 0, kwargs)  # as in jax.vmap
+            results, out_sizes = _border(self.mark, "out", out_axes, function(*bound, *args, **kwargs))
+            _check_batch(self.mark, {**sizes, **more, **out_sizes})
+            return results
+
+        body.__name__ = body.__qualname__ = str(self.mark)
+        self._body = body
+        self._call = jax.jit(body, static_argnums=0)
+
+    def __call__(self, *args, **kwargs):
+        return self._call((), args, kwargs)
+
+    def __get__(self, instance, owner=None):
+        """A fragment may be a method; its object is static, in_axes speaks of the arguments after it."""
+        if instance is None:
+            return self
+        if isinstance(instance, Hashable):
+            return functools.partial(self._bound_call, instance)
+        return jax.jit(functools.partial(_call_bound, self._body, instance))
+
+    def _bound_call(self, instance, *args, **kwargs):
+        return self._call((instance,), args, kwargs)
+
+    def __repr__(self) -> str:
+        return f"<fragment {self.mark.role}: {self.mark.name}{inspect.signature(self.__wrapped__)}>"
+
+
+def fragment(
+    role: str, in_axes: Any = 0, out_axes: Any = 0, *, name: str | None = None
+) -> Callable[[Callable], Fragment]:
+    """Marks a pure function as a fragment of the dataflow graph.
+
+    It declares and does not map: the function receives and returns whole arrays, with or without an
+    engine around it. Random keys that a split fragment uses are best taken one per batch element.
+
+    Args:
+      role: what the fragment does; policies place roles. `environment`, `actor`, `buffer`, `learner`,
+        and inside a learner `gradient` and `update`; any other word is allowed.
+      in_axes: which axis of each positional argument is the batch, read as in `jax.vmap`: an integer,
+        None (shared by the whole batch), or a tuple of pytree prefixes. Keyword arguments: axis 0.
+      out_axes: the same for the results.
+      name: the node's name; the function's own if None.
+
+    Raises:
+      GraphError: (a call) axes that do not fit the arguments, or batch axes that differ in size.
+
+    >>> @fragment("actor", in_axes=(None, 0))
+    ... def act(weight, observation):  # [], [B] -> [B]
+    ...     return weight * observation
+    >>> act(2.0, jax.numpy.arange(3.0)).tolist()
+    [0.0, 2.0, 4.0]
+    """
+    return lambda function: Fragment(function, role, in_axes, out_axes, name)

@@ -1,0 +1,172 @@
+"""Reading and rewriting jaxprs: what runs inside an equation, how often, and what feeds what.
+
+Everything here uses only the public `jax.extend.core`; nothing is evaluated.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from jax.extend import core
+
+
+@dataclasses.dataclass(frozen=True)
+class Body:
+    """A jaxpr inside an equation, and how its variables are wired to the equation's.
+
+    Attributes:
+      jaxpr: the body.
+      trips: how often it runs each time the equation does.
+      exact: False where `trips` is only a guess (a while loop's 1) or a bound (a branch).
+      operands: body input i holds the equation's input `operands[i]` (on the first trip).
+      results: equation output k holds body output `results[k]`.
+      stacked: the equation's outputs that stack one body output a trip.
+      carry: body input i holds, after the first trip, body output `carry[i]` of the trip before.
+    """
+
+    jaxpr: core.Jaxpr
+    trips: int
+    exact: bool
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+    stacked: frozenset[int] = frozenset()
+    carry: tuple[tuple[int, int], ...] = ()
+
+
+def open_jaxpr(jaxpr: core.Jaxpr | core.ClosedJaxpr) -> core.Jaxpr:
+    return jaxpr.jaxpr if isinstance(jaxpr, core.ClosedJaxpr) else jaxpr
+
+
+def is_jaxpr(value: Any) -> bool:
+    return isinstance(value, core.Jaxpr | core.ClosedJaxpr)
+
+
+def bodies(eqn: core.JaxprEqn) -> tuple[Body, ...]:
+    """The jaxprs that run when `eqn` runs; empty for an ordinary operation."""
+    params = eqn.params
+    match eqn.primitive.name:
+        case "scan":
+            jaxpr = open_jaxpr(params["jaxpr"])
+            consts, carried = params["num_consts"], params["num_carry"]
+            return (
+                Body(
+                    jaxpr,
+                    params["length"],
+                    True,
+                    operands=tuple(range(len(jaxpr.invars))),
+                    results=tuple(range(len(jaxpr.outvars))),
+                    stacked=frozenset(range(carried, len(jaxpr.outvars))),
+                    carry=tuple((consts + i, i) for i in range(carried)),
+                ),
+            )
+        case "while":
+            test, body = open_jaxpr(params["cond_jaxpr"]), open_jaxpr(params["body_jaxpr"])
+            test_consts, body_consts = params["cond_nconsts"], params["body_nconsts"]
+            carried = range(test_consts + body_consts, len(eqn.invars))
+            return (
+                Body(test, 1, False, operands=(*range(test_consts), *carried), results=()),
+                Body(
+                    body,
+                    1,
+                    False,
+                    operands=(*range(test_consts, test_consts + body_consts), *carried),
+                    results=tuple(range(len(body.outvars))),
+                    carry=tuple((body_consts + i, i) for i in range(len(carried))),
+                ),
+            )
+        case "cond":
+            branches = [open_jaxpr(branch) for branch in params["branches"]]
+            return tuple(
+                Body(b, 1, False, tuple(range(1, len(eqn.invars))), tuple(range(len(b.outvars))))
+                for b in branches
+            )
+    inner = [open_jaxpr(value) for value in params.values() if is_jaxpr(value)]
+    wired = [j for j in inner if len(j.invars) == len(eqn.invars) and len(j.outvars) == len(eqn.outvars)]
+    return tuple(
+        Body(j, 1, True, tuple(range(len(j.invars))), tuple(range(len(j.outvars)))) for j in wired[:1]
+    )
+
+
+def map_equations(
+    jaxpr: core.Jaxpr,
+    change: Callable[[core.JaxprEqn, Any], core.JaxprEqn],
+    context: Any,
+    enter: Callable[[core.JaxprEqn, Any], Any],
+) -> core.Jaxpr:
+    """A copy of `jaxpr` with every equation, at any depth, replaced by `change(equation, context)`.
+
+    `enter(equation, context)` is the context inside an equation's own jaxprs.
+    """
+
+    def rebuild(value: Any, inside: Any) -> Any:
+        if isinstance(value, core.ClosedJaxpr):
+            return core.ClosedJaxpr(map_equations(value.jaxpr, change, inside, enter), value.consts)
+        if isinstance(value, core.Jaxpr):
+            return map_equations(value, change, inside, enter)
+        if isinstance(value, tuple) and any(map(is_jaxpr, value)):
+            return tuple(rebuild(item, inside) for item in value)
+        return value
+
+    equations = []
+    for eqn in jaxpr.eqns:
+        if any(is_jaxpr(v) or (isinstance(v, tuple) and any(map(is_jaxpr, v))) for v in eqn.params.values()):
+            inside = enter(eqn, context)
+            eqn = eqn.replace(params={key: rebuild(value, inside) for key, value in eqn.params.items()})
+        equations.append(change(eqn, context))
+    return jaxpr.replace(eqns=equations)
+
+
+def equations(jaxpr: core.Jaxpr, calls: int = 1) -> Iterator[tuple[core.JaxprEqn, int]]:
+    """Every equation at any depth that holds no further jaxpr, with how often it runs."""
+    for eqn in jaxpr.eqns:
+        inner = bodies(eqn)
+        if not inner:
+            yield eqn, calls
+        for body in inner:
+            yield from equations(body.jaxpr, calls * body.trips)
+
+
+def bytes_of(aval: Any) -> int:
+    """Bytes of one array; a typed PRNG key counts as the words that it holds."""
+    itemsize = getattr(aval.dtype, "itemsize", None)
+    return math.prod(aval.shape) * (itemsize if itemsize else 1)
+
+
+def flops_of(jaxpr: core.Jaxpr) -> int:
+    """Floating-point operations of one run: matrix products and convolutions counted as multiply + add,
+    anything else as one operation for each element that it reads or writes, whichever are more; moving
+    data costs none. Of several branches the dearest counts; an unbounded loop counts one trip.
+    """
+    total = 0
+    for eqn in jaxpr.eqns:
+        inner = bodies(eqn)
+        if eqn.primitive.name == "cond":
+            total += max((flops_of(body.jaxpr) for body in inner), default=0)
+        elif inner:
+            total += sum(body.trips * flops_of(body.jaxpr) for body in inner)
+        else:
+            total += _operation_flops(eqn)
+    return total
+
+
+_MOVES = frozenset(
+    """broadcast_in_dim reshape transpose squeeze slice dynamic_slice dynamic_update_slice gather scatter
+    concatenate pad rev iota copy copy_p convert_element_type bitcast_convert_type stop_gradient
+    fragment_boundary random_wrap random_unwrap random_bits random_split random_fold_in random_seed
+    split sharding_constraint expand_dims optimization_barrier""".split()
+)
+
+
+def _operation_flops(eqn: core.JaxprEqn) -> int:
+    name = eqn.primitive.name
+    size = max((math.prod(v.aval.shape) for v in (*eqn.invars, *eqn.outvars)), default=0)
+    if name == "dot_general":
+        (contracting, _), _ = eqn.params["dimension_numbers"]
+        lhs = eqn.invars[0].aval.shape
+        return 2 * math.prod(eqn.outvars[0].aval.shape) * math.prod(lhs[axis] for axis in contracting)
+    if name == "conv_general_dilated":
+        kernel = eqn.invars[1].aval.shape
+        out_features = kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
+        return 2 * math.prod(eqn.outvars[0].aval.shape) * math.prod(kernel) // max(out_features, 1)
+    return 0 if name in _MOVES else size
