@@ -1,0 +1,274 @@
+"""Every environment that gymnax 1.0.1 registers (github.com/RobertTLange/gymnax), behind our interface.
+
+What is made uniform:
+
+- Observations are float32 arrays; the discrete one (FrozenLake) is one-hot, `[n] float32`.
+- gymnax's `step` resets by itself, so `step_env` and `reset_env` are called instead, and `vectorize` resets.
+- `terminated` is what `step_env` returns, `truncated` is gymnax's time limit, `max_steps_in_episode`.
+- Nothing is allocated when an environment is made. gymnax allocates arrays while it is imported and in its
+  constructors: it is imported at first use, and its constants are held as NumPy arrays that enter a program
+  as literals.
+
+The keys of one step are split as gymnax splits them (step, then reset), so for equal keys the numbers are
+those of gymnax's own `step`.
+"""
+
+import copy
+import dataclasses
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs.environment import Vectorized, vectorize
+from envs.spaces import Box, Discrete, Space
+from fdg.errors import FdgError
+
+# Written out, and compared with gymnax's registry in a test, because importing gymnax starts JAX's backend.
+NAMES = (
+    "CartPole-v1",
+    "Pendulum-v1",
+    "Acrobot-v1",
+    "MountainCar-v0",
+    "MountainCarContinuous-v0",
+    "Asterix-MinAtar",
+    "Breakout-MinAtar",
+    "Freeway-MinAtar",
+    "Seaquest-MinAtar",
+    "SpaceInvaders-MinAtar",
+    "Catch-bsuite",
+    "DeepSea-bsuite",
+    "MemoryChain-bsuite",
+    "UmbrellaChain-bsuite",
+    "DiscountingChain-bsuite",
+    "MNISTBandit-bsuite",
+    "SimpleBandit-bsuite",
+    "FourRooms-misc",
+    "MetaMaze-misc",
+    "PointRobot-misc",
+    "BernoulliBandit-misc",
+    "GaussianBandit-misc",
+    "Reacher-misc",
+    "Swimmer-misc",
+    "Pong-misc",
+    "FrozenLake-misc",
+)
+
+# Observations of these leave the box that gymnax declares: the context of -1 in MemoryChain, the last reward
+# in the other two. Their observation space has no bounds instead of wrong ones.
+_WRONG_BOUNDS = ("MemoryChain-bsuite", "MetaMaze-misc", "GaussianBandit-misc")
+
+Scalar: TypeAlias = "bool | int | float | str | tuple[Any, ...]"
+
+
+@dataclasses.dataclass(frozen=True)
+class GymnaxEnvironment:
+    """A `SingleEnvironment` of gymnax: its registered name, and what differs from its defaults.
+
+    Overrides are fields of the environment's `EnvParams`, or arguments of its constructor.
+    """
+
+    name: str
+    overrides: tuple[tuple[str, Scalar], ...] = ()
+
+    @property
+    def observation_space(self) -> Space:
+        """Always a `Box`, float32."""
+        return _facts(self).observation_space
+
+    @property
+    def action_space(self) -> Space:
+        """`Discrete`, or a bounded float32 `Box`."""
+        return _facts(self).action_space
+
+    @property
+    def max_episode_steps(self) -> int:
+        """gymnax's `max_steps_in_episode`."""
+        return _facts(self).max_episode_steps
+
+    def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
+        """Start an episode."""
+        env, params = _instantiate(self)
+        with jax.numpy_rank_promotion("allow"):  # gymnax is written for it
+            observation, state = env.reset_env(key, params)
+        return state, self._deliver(observation)
+
+    def step(
+        self, key: jax.Array, state: Any, action: jax.Array
+    ) -> tuple[Any, jax.Array, jax.Array, jax.Array, jax.Array]:
+        """Take one step, without reset."""
+        env, params = _instantiate(self)
+        with jax.numpy_rank_promotion("allow"):
+            observation, state, reward, terminated, _ = env.step_env(key, state, action, params)
+            truncated = env.is_truncated(state, params)
+        return state, self._deliver(observation), reward, terminated, truncated
+
+    def _deliver(self, observation: jax.Array) -> jax.Array:
+        discrete = _facts(self).one_hot
+        return observation if discrete is None else jax.nn.one_hot(observation, discrete)
+
+
+def factories() -> dict[str, Callable[..., Vectorized]]:
+    """Factory of every gymnax environment by name, for the registry."""
+    return {name: functools.partial(_make, name) for name in NAMES}
+
+
+def _make(name: str, **overrides: Any) -> Vectorized:
+    overrides = {field: tuple(v) if isinstance(v, list) else v for field, v in overrides.items()}
+    if overrides:
+        _check_overrides(name, overrides)
+    return vectorize(GymnaxEnvironment(name, tuple(sorted(overrides.items()))))
+
+
+def _check_overrides(name: str, overrides: dict[str, Any]) -> None:
+    factory = _registry()[name]
+    parameters = {
+        # Arrays are made by a default_factory, and overridden by a tuple.
+        field.name: () if field.default is dataclasses.MISSING else field.default
+        for field in dataclasses.fields(sys.modules[factory.__module__].EnvParams)
+    }
+    arguments = _constructor_arguments(factory)
+    for field, value in overrides.items():
+        if field not in parameters and field not in arguments:
+            known = ", ".join(sorted((*parameters, *arguments)))
+            raise FdgError(f"environment '{name}': unknown parameter '{field}': takes {known}")
+        if not isinstance(value, bool | int | float | str | tuple):
+            raise FdgError(
+                f"environment '{name}': {field}={value!r} must be a Python number, string or tuple, so that"
+                " the environment hashes"
+            )
+        if field in parameters and not _fits(value, parameters[field]):
+            raise FdgError(
+                f"environment '{name}': {field}={value!r} must be of type {type(parameters[field]).__name__}"
+            )
+    if overrides.get("max_steps_in_episode", 1) < 1:
+        raise FdgError(
+            f"environment '{name}': max_steps_in_episode={overrides['max_steps_in_episode']} must be at"
+            " least 1"
+        )
+
+
+def _fits(value: Any, default: Any) -> bool:
+    if isinstance(default, bool) or isinstance(value, bool):
+        return isinstance(default, bool) and isinstance(value, bool)
+    return isinstance(value, int | float if isinstance(default, float) else type(default))
+
+
+def _constructor_arguments(factory: Callable[..., Any]) -> tuple[str, ...]:
+    parameters = inspect.signature(factory).parameters.values()
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return tuple(parameter.name for parameter in parameters if parameter.kind in named)
+
+
+@functools.cache
+def _registry() -> dict[str, Callable[..., Any]]:
+    """gymnax's factories by name; imports gymnax, possibly while a program is being traced."""
+    with jax.ensure_compile_time_eval():
+        from gymnax import registration
+        from gymnax.environments.misc import frozen_lake
+    # The one array that gymnax's modules hold: without this it would stay allocated.
+    frozen_lake._DIRECTIONS = _Literal(frozen_lake._DIRECTIONS)
+    return dict(registration._builtins)
+
+
+class _Literal:
+    """A constant on the host, which enters a program as a literal where it is indexed."""
+
+    def __init__(self, value: Any):
+        self._value = np.array(value)  # a copy: a view would keep the array alive
+
+    def __getitem__(self, index: Any) -> jax.Array:
+        return jnp.asarray(self._value)[index]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Facts:
+    """What is known about an environment before it runs."""
+
+    observation_space: Space
+    action_space: Space
+    max_episode_steps: int
+    one_hot: int | None  # number of categories of a discrete observation
+
+
+@functools.cache
+def _facts(single: GymnaxEnvironment) -> _Facts:
+    with jax.ensure_compile_time_eval():
+        env, params = _instantiate(single)
+        observation_space = env.observation_space(params)
+        action_space = _space(env.action_space(params))
+        max_episode_steps = int(params.max_steps_in_episode)
+    one_hot = getattr(observation_space, "n", None)
+    if one_hot is not None:
+        space: Space = Box(0.0, 1.0, (one_hot,))
+    elif single.name in _WRONG_BOUNDS:
+        space = Box(float("-inf"), float("inf"), tuple(observation_space.shape))
+    else:
+        space = _space(observation_space)
+    return _Facts(space, action_space, max_episode_steps, one_hot)
+
+
+def _instantiate(single: GymnaxEnvironment) -> tuple[Any, Any]:
+    """The gymnax environment and its parameters, with arrays of the trace that is going on."""
+    overrides = dict(single.overrides)
+    arguments = _constructor_arguments(_registry()[single.name])
+    template = _template(single.name, tuple(item for item in single.overrides if item[0] in arguments))
+    env = copy.copy(template)
+    for attribute, value in vars(template).items():
+        if isinstance(value, np.ndarray):
+            setattr(env, attribute, jnp.asarray(value))
+    params = env.default_params.replace(
+        **{
+            field: jnp.asarray(value) if isinstance(value, tuple) else value
+            for field, value in overrides.items()
+            if field not in arguments
+        }
+    )
+    return env, params
+
+
+@functools.cache
+def _template(name: str, arguments: tuple[tuple[str, Scalar], ...]) -> Any:
+    """The gymnax environment, its arrays moved to the host; `_instantiate` copies it for each use."""
+    with jax.ensure_compile_time_eval():
+        try:
+            env = _registry()[name](**dict(arguments))
+        except OSError as error:  # MNISTBandit downloads its data set
+            raise FdgError(
+                f"environment '{name}': its data set could not be downloaded ({error}); connect to the"
+                " network once, or see gymnax.utils.load_mnist for the files and the folder it expects"
+            ) from error
+        except (AssertionError, TypeError, ValueError) as error:
+            given = ", ".join(f"{argument}={value!r}" for argument, value in arguments)
+            raise FdgError(f"environment '{name}': gymnax does not accept {given}: {error}") from error
+        for attribute, value in list(vars(env).items()):
+            if isinstance(value, jax.Array):
+                setattr(env, attribute, np.array(value))  # a copy: a view would keep the array alive
+    if name == "MNISTBandit-bsuite":
+        # gymnax reads the unsigned pixels as int8, which makes the bright ones negative.
+        env.images = env.images.view(np.uint8)
+    return env
+
+
+def _space(space: Any) -> Space:
+    if hasattr(space, "n"):
+        return Discrete(int(space.n))
+    return Box(_bound(space.low, space.shape), _bound(space.high, space.shape), tuple(space.shape))
+
+
+def _bound(bound: Any, shape: tuple[int, ...]) -> Any:
+    """A bound as Python values; the largest float32, gymnax's way to say unbounded, as infinity."""
+    values = np.broadcast_to(np.asarray(bound, np.float32), shape).astype(float)
+    values = np.where(np.abs(values) >= np.finfo(np.float32).max, np.copysign(np.inf, values), values)
+    if values.size and (values == values.flat[0]).all():
+        return values.flat[0].item()
+    return _nested_tuple(values.tolist())
+
+
+def _nested_tuple(values: Any) -> Any:
+    return tuple(map(_nested_tuple, values)) if isinstance(values, list) else values

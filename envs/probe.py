@@ -1,0 +1,320 @@
+"""Probe environments: each isolates one ability of an agent, and its right answer is known in closed form.
+
+An agent that fails one of them has a fault in exactly that part; train for seconds, not hours. The idea is
+Andy Jones, "Debugging RL, Without the Agonizing Pain" (2021), section "Probe environments".
+
+`γ` is the discount; `optimal_return` the undiscounted return of the best policy, in expectation.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from envs.environment import Vectorized, vectorize
+from envs.spaces import Box, Discrete, MultiDiscrete, Space
+from fdg.errors import FdgError
+
+# What `step` of a single environment returns: state, observation, reward, terminated, truncated.
+Step = tuple[Any, jax.Array, jax.Array, jax.Array, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Value:
+    """One action, one step, reward 1. The value of the only observation is 1.
+
+    Fails where the value loss, or the optimiser, is wrong.
+    """
+
+    name: ClassVar[str] = "probe:value"
+    observation_space: ClassVar[Space] = Box(1.0, 1.0, (1,))
+    action_space: ClassVar[Space] = Discrete(1)
+    max_episode_steps: ClassVar[int | None] = None
+    optimal_return: ClassVar[float] = 1.0
+
+    def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
+        """Observation: `[1]`."""
+        return (), jnp.ones(1)
+
+    def step(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
+        """Reward 1, terminated."""
+        return (), jnp.ones(1), jnp.float32(1), jnp.bool_(True), jnp.bool_(False)
+
+
+@dataclasses.dataclass(frozen=True)
+class ValueOfObservation:
+    """One action, one step, observation `x = ±1` at random, reward `x`. The value of `x` is `x`.
+
+    Fails, where `probe:value` does not, if the value does not see the observation (gradients that do not
+    reach the network, observations of another step).
+    """
+
+    name: ClassVar[str] = "probe:value_of_observation"
+    observation_space: ClassVar[Space] = Box(-1.0, 1.0, (1,))
+    action_space: ClassVar[Space] = Discrete(1)
+    max_episode_steps: ClassVar[int | None] = None
+    optimal_return: ClassVar[float] = 0.0
+
+    def reset(self, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Observation: `[x]`."""
+        x = _random_sign(key)
+        return x, x[None]
+
+    def step(self, key: jax.Array, state: jax.Array, action: jax.Array) -> Step:
+        """Reward `x`, terminated."""
+        return state, state[None], state, jnp.bool_(True), jnp.bool_(False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Discount:
+    """One action, two steps, observations 0 then 1, reward 1 at the end.
+
+    The value of observation 1 is 1, that of observation 0 is γ. Fails where the discount, or the
+    bootstrap from the next observation, is wrong.
+    """
+
+    name: ClassVar[str] = "probe:discount"
+    observation_space: ClassVar[Space] = Box(0.0, 1.0, (1,))
+    action_space: ClassVar[Space] = Discrete(1)
+    max_episode_steps: ClassVar[int | None] = None
+    optimal_return: ClassVar[float] = 1.0
+
+    def reset(self, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Observation: `[0]`."""
+        return jnp.int32(0), jnp.zeros(1)
+
+    def step(self, key: jax.Array, state: jax.Array, action: jax.Array) -> Step:
+        """Reward 0, then reward 1 and terminated."""
+        last = state == 1
+        return state + 1, jnp.ones(1), last.astype(jnp.float32), last, jnp.bool_(False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """Two actions, one step, reward 1 for action 1 and -1 for action 0.
+
+    The policy is `P(action 1) = 1`; the value of a policy that takes action 1 with probability `p` is
+    `2p - 1`. Fails where the advantage or the policy loss is wrong (its sign, say).
+    """
+
+    name: ClassVar[str] = "probe:policy"
+    observation_space: ClassVar[Space] = Box(1.0, 1.0, (1,))
+    action_space: ClassVar[Space] = Discrete(2)
+    max_episode_steps: ClassVar[int | None] = None
+    optimal_return: ClassVar[float] = 1.0
+
+    def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
+        """Observation: `[1]`."""
+        return (), jnp.ones(1)
+
+    def step(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
+        """Reward `2 action - 1`, terminated."""
+        return (), jnp.ones(1), 2.0 * action - 1.0, jnp.bool_(True), jnp.bool_(False)
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyOfObservation:
+    """Two actions, one step, observation `x = ±1` at random; reward 1 if the action is `x > 0`, else -1.
+
+    The policy is action 1 where `x = 1` and action 0 where `x = -1`, and its value is 1 for both. Fails,
+    where `probe:policy` does not, if actions, advantages and observations of different steps or
+    environments are mixed up (a reshape from `[T, B]` that goes wrong, say).
+    """
+
+    name: ClassVar[str] = "probe:policy_of_observation"
+    observation_space: ClassVar[Space] = Box(-1.0, 1.0, (1,))
+    action_space: ClassVar[Space] = Discrete(2)
+    max_episode_steps: ClassVar[int | None] = None
+    optimal_return: ClassVar[float] = 1.0
+
+    def reset(self, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Observation: `[x]`."""
+        x = _random_sign(key)
+        return x, x[None]
+
+    def step(self, key: jax.Array, state: jax.Array, action: jax.Array) -> Step:
+        """Reward `x (2 action - 1)`, terminated."""
+        return state, state[None], state * (2.0 * action - 1.0), jnp.bool_(True), jnp.bool_(False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """A cue `±1` is shown at the first step only; the action `delay` steps later is judged by it.
+
+    Observation `[cue, 0]` at first, `[0, 0]` between, `[0, 1]` when the action counts: then reward 1 for
+    action 1 after cue 1 and action 0 after cue -1, else -1, and the episode ends, `delay + 1` steps long. With
+    memory the return is 1 and the value at step `t` is `γ^(delay - t)`; without memory every policy has the
+    expected return 0.
+    """
+
+    delay: int = 4
+    name: ClassVar[str] = "probe:memory"
+    observation_space: ClassVar[Space] = Box(-1.0, 1.0, (2,))
+    action_space: ClassVar[Space] = Discrete(2)
+    max_episode_steps: ClassVar[int | None] = None
+    optimal_return: ClassVar[float] = 1.0
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "delay")
+
+    def reset(self, key: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
+        """Observation: `[cue, 0]`."""
+        cue = _random_sign(key)
+        return {"cue": cue, "time": jnp.int32(0)}, jnp.stack([cue, jnp.float32(0)])
+
+    def step(self, key: jax.Array, state: dict[str, jax.Array], action: jax.Array) -> Step:
+        """Reward 0, and `cue (2 action - 1)` at the last of `delay + 1` steps."""
+        judged = state["time"] == self.delay
+        time = state["time"] + 1
+        observation = jnp.stack([jnp.float32(0), (time == self.delay).astype(jnp.float32)])
+        reward = jnp.where(judged, state["cue"] * (2.0 * action - 1.0), 0.0)
+        return {"cue": state["cue"], "time": time}, observation, reward, judged, jnp.bool_(False)
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiDiscreteTarget:
+    """One step, a multi-discrete action; the observation holds a random target, one-hot for each component.
+
+    Reward: the share of components that equal their target. The policy copies the target, and its value is
+    1 everywhere; a uniform policy has `mean(1 / nvec)`.
+    """
+
+    nvec: tuple[int, ...] = (2, 3)
+    name: ClassVar[str] = "probe:multi_discrete"
+    max_episode_steps: ClassVar[int | None] = None
+    optimal_return: ClassVar[float] = 1.0
+
+    @property
+    def observation_space(self) -> Space:
+        """The one-hot targets side by side: `[sum(nvec)]`."""
+        return Box(0.0, 1.0, (sum(self.nvec),))
+
+    @property
+    def action_space(self) -> Space:
+        """`MultiDiscrete(nvec)`."""
+        return MultiDiscrete(self.nvec)
+
+    def reset(self, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Observation: the target."""
+        target = self.action_space.sample(key)
+        return target, self._observe(target)
+
+    def step(self, key: jax.Array, state: jax.Array, action: jax.Array) -> Step:
+        """Reward `mean(action == target)`, terminated."""
+        reward = jnp.mean((action == state).astype(jnp.float32))
+        return state, self._observe(state), reward, jnp.bool_(True), jnp.bool_(False)
+
+    def _observe(self, target: jax.Array) -> jax.Array:
+        return jnp.concatenate([jax.nn.one_hot(target[i], n) for i, n in enumerate(self.nvec)])
+
+
+@dataclasses.dataclass(frozen=True)
+class ContinuousTarget:
+    """One step, a continuous action; the observation is a random target in `[-1, 1]^size`.
+
+    Reward: `-sum((action - target)²)`. The policy copies the target, and its value is 0 everywhere; a
+    Gaussian policy about the target with standard deviation `σ` has `-size σ²`.
+    """
+
+    size: int = 1
+    name: ClassVar[str] = "probe:continuous"
+    max_episode_steps: ClassVar[int | None] = None
+    optimal_return: ClassVar[float] = 0.0
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "size")
+
+    @property
+    def observation_space(self) -> Space:
+        """The target: `[size]`."""
+        return Box(-1.0, 1.0, (self.size,))
+
+    @property
+    def action_space(self) -> Space:
+        """`[size]`, each component in `[-1, 1]`."""
+        return Box(-1.0, 1.0, (self.size,))
+
+    def reset(self, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Observation: the target."""
+        target = self.observation_space.sample(key)
+        return target, target
+
+    def step(self, key: jax.Array, state: jax.Array, action: jax.Array) -> Step:
+        """Reward `-sum((action - target)²)`, terminated."""
+        return state, state, -jnp.sum((action - state) ** 2), jnp.bool_(True), jnp.bool_(False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Truncation:
+    """One action, one observation, reward 1 at every step; never terminates, truncated after `steps` steps.
+
+    The value is `1 / (1 - γ)`, at every time alike, for nothing in the observation tells the time. An agent
+    that takes truncation for termination learns less: a mean over times of `(1 - γ^left) / (1 - γ)`.
+    """
+
+    steps: int = 10
+    name: ClassVar[str] = "probe:truncation"
+    observation_space: ClassVar[Space] = Box(1.0, 1.0, (1,))
+    action_space: ClassVar[Space] = Discrete(1)
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "steps")
+
+    @property
+    def max_episode_steps(self) -> int:
+        """`steps`."""
+        return self.steps
+
+    @property
+    def optimal_return(self) -> float:
+        """`steps`, the only return there is."""
+        return float(self.steps)
+
+    def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
+        """Observation: `[1]`."""
+        return (), jnp.ones(1)
+
+    def step(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
+        """Reward 1."""
+        return (), jnp.ones(1), jnp.float32(1), jnp.bool_(False), jnp.bool_(False)
+
+
+PROBES: tuple[Callable[..., Any], ...] = (
+    Value,
+    ValueOfObservation,
+    Discount,
+    Policy,
+    PolicyOfObservation,
+    Memory,
+    MultiDiscreteTarget,
+    ContinuousTarget,
+    Truncation,
+)
+
+
+def factories() -> dict[str, Callable[..., Vectorized]]:
+    """Factory of every probe by name, for the registry."""
+    return {probe().name: functools.partial(_make, probe) for probe in PROBES}
+
+
+def _make(probe: Callable[..., Any], **overrides: Any) -> Vectorized:
+    known = [field.name for field in dataclasses.fields(probe)]
+    for field in overrides:
+        if field not in known:
+            takes = f"takes {', '.join(known)}" if known else "takes no parameters"
+            raise FdgError(f"environment '{probe().name}': unknown parameter '{field}': {takes}")
+    return vectorize(probe(**overrides))
+
+
+def _check_positive(probe: Any, field: str) -> None:
+    value = getattr(probe, field)
+    if not isinstance(value, int) or value < 1:
+        raise FdgError(f"environment '{probe.name}': {field}={value!r} must be an integer of at least 1")
+
+
+def _random_sign(key: jax.Array) -> jax.Array:
+    """-1 or 1 with equal probability, `[] float32`."""
+    return jax.random.rademacher(key, (), jnp.float32)

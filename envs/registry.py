@@ -1,0 +1,80 @@
+"""Environments by name: `make`, `names`, `register`.
+
+A source of environments is one file with a function `factories() -> {name: factory}`; adding one here is
+one import and one entry of `_SOURCES`. The file loads the source's package at first use, not when it is
+imported, so that a missing or slow package costs only those who use it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from envs import from_gymnax, probe
+from envs.environment import Environment
+from fdg.errors import FdgError, unknown_name
+
+_SOURCES = (from_gymnax, probe)
+
+_BUILT_IN: dict[str, Callable[..., Environment]] = {
+    name: factory for source in _SOURCES for name, factory in source.factories().items()
+}
+_registered: dict[str, Callable[..., Environment]] = {}
+
+
+def make(name: str, **overrides: Any) -> Environment:
+    """Make the environment called `name`.
+
+    Args:
+      name: one of `names()`.
+      **overrides: parameters of the environment in place of its defaults, for instance
+        `max_steps_in_episode=200`; Python numbers, strings and tuples.
+
+    Returns:
+      A frozen, hashable value; the same arguments make equal values. No array is allocated.
+
+    Raises:
+      UnknownNameError: no environment has this name; says the nearest.
+      FdgError: an override that the environment does not take; says which it takes.
+
+    >>> make("CartPole-v1") == make("CartPole-v1")
+    True
+    >>> make("CartPole-v1").action_space
+    Discrete(n=2)
+    >>> make("CartPole-v1", max_steps_in_episode=200).max_episode_steps
+    200
+    """
+    factory = _registered.get(name) or _BUILT_IN.get(name)
+    if factory is None:
+        raise unknown_name("environment", name, names())
+    return factory(**overrides)
+
+
+def names() -> tuple[str, ...]:
+    """All names that `make` knows, those of `register` last.
+
+    >>> "CartPole-v1" in names()
+    True
+    """
+    return (*_BUILT_IN, *_registered)
+
+
+def register(name: str, factory: Callable[..., Environment]) -> None:
+    """Let `make(name, **overrides)` return `factory(**overrides)`.
+
+    Registering a name again replaces the factory, so that a notebook cell runs twice.
+
+    Args:
+      name: a name that no built-in environment has.
+      factory: returns an `Environment`: `vectorize(single)`, or one that is batched itself. It must return
+        equal values for equal arguments.
+
+    Raises:
+      FdgError: the name belongs to a built-in environment.
+
+    Example::
+
+        envs.register("recall", lambda delay=8: envs.vectorize(probe.Memory(delay)))
+        env = envs.make("recall", delay=2)
+    """
+    if name in _BUILT_IN:
+        raise FdgError(f"environment '{name}' is built in and cannot be replaced; register another name")
+    _registered[name] = factory

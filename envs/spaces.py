@@ -1,0 +1,198 @@
+"""Spaces: what an observation or an action may be.
+
+Frozen dataclasses of Python values, so that environments, and the algorithms that hold them, compare,
+hash and print; no array exists until `sample` or `contains` is called.
+"""
+
+import dataclasses
+import math
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fdg.errors import FdgError
+
+Bound: TypeAlias = "float | tuple[Any, ...]"
+
+
+@dataclasses.dataclass(frozen=True)
+class Discrete:
+    """One of `n` categories: an int32 scalar in `0 .. n - 1`.
+
+    >>> Discrete(4)
+    Discrete(n=4)
+    >>> bool(Discrete(4).contains(3)), bool(Discrete(4).contains(4))
+    (True, False)
+    """
+
+    n: int
+
+    def __post_init__(self) -> None:
+        if not _is_int(self.n) or self.n < 1:
+            raise FdgError(f"Discrete(n={self.n!r}): n must be an integer of at least 1")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one element: `()`."""
+        return ()
+
+    @property
+    def dtype(self) -> str:
+        """Dtype of an element."""
+        return "int32"
+
+    def sample(self, key: jax.Array) -> jax.Array:
+        """Draw one element uniformly. Returns `[] int32`."""
+        return jax.random.randint(key, (), 0, self.n, dtype=jnp.int32)
+
+    def contains(self, x: Any) -> jax.Array:
+        """Whether `x` is one element of the space. Returns `[] bool`; works on traced values."""
+        x = jnp.asarray(x)
+        if x.shape != () or not jnp.issubdtype(x.dtype, jnp.integer):
+            return jnp.asarray(False)
+        return (x >= 0) & (x < self.n)
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiDiscrete:
+    """Several categories at once: `[len(nvec)] int32`, component `i` in `0 .. nvec[i] - 1`.
+
+    >>> bool(MultiDiscrete((2, 3)).contains([1, 2])), bool(MultiDiscrete((2, 3)).contains([2, 1]))
+    (True, False)
+    """
+
+    nvec: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if (
+            not isinstance(self.nvec, tuple)
+            or not self.nvec
+            or not all(_is_int(n) and n >= 1 for n in self.nvec)
+        ):
+            raise FdgError(
+                f"MultiDiscrete(nvec={self.nvec!r}): nvec must be a tuple of integers of at least 1"
+            )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one element: `(len(nvec),)`."""
+        return (len(self.nvec),)
+
+    @property
+    def dtype(self) -> str:
+        """Dtype of an element."""
+        return "int32"
+
+    def sample(self, key: jax.Array) -> jax.Array:
+        """Draw one element uniformly. Returns `[len(nvec)] int32`."""
+        return jax.random.randint(key, self.shape, 0, jnp.asarray(self.nvec, jnp.int32), dtype=jnp.int32)
+
+    def contains(self, x: Any) -> jax.Array:
+        """Whether `x` is one element of the space. Returns `[] bool`; works on traced values."""
+        x = jnp.asarray(x)
+        if x.shape != self.shape or not jnp.issubdtype(x.dtype, jnp.integer):
+            return jnp.asarray(False)
+        return jnp.all((x >= 0) & (x < jnp.asarray(self.nvec, x.dtype)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Box:
+    """Arrays of one shape and dtype, `low <= x <= high` in every component.
+
+    `low` and `high` are numbers, or nested tuples of `shape` (tuples hash, arrays do not); infinite where
+    there is no bound.
+
+    >>> Box(-1.0, 1.0, (3,))
+    Box(low=-1.0, high=1.0, shape=(3,), dtype='float32')
+    >>> Box((0.0, -1.0), (1.0, 1.0), (2,)).low_array
+    array([ 0., -1.], dtype=float32)
+    """
+
+    low: Bound
+    high: Bound
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.shape, tuple) or not all(_is_int(size) and size >= 0 for size in self.shape):
+            raise FdgError(f"Box(shape={self.shape!r}): shape must be a tuple of integers")
+        # jnp.float32, np.dtype("float32") and "float32" are the same dtype and must make equal spaces.
+        object.__setattr__(self, "dtype", np.dtype(self.dtype).name)
+        for field in ("low", "high"):
+            bound = getattr(self, field)
+            if not _is_nested_tuple(bound):
+                raise FdgError(
+                    f"Box({field}={bound!r}): a bound must be a number or nested tuples of numbers, so that"
+                    " the space hashes; for an array use tuple(array.tolist())"
+                )
+            if np.shape(bound) not in ((), self.shape):
+                raise FdgError(
+                    f"Box({field}=...): has shape {np.shape(bound)}, but the space has {self.shape}"
+                )
+        if not np.all(np.asarray(self.low) <= np.asarray(self.high)):
+            raise FdgError(f"Box(low={self.low}, high={self.high}): low must not exceed high")
+
+    @property
+    def low_array(self) -> np.ndarray:
+        """Lower bound of every component, `[*shape]` of `dtype`, a NumPy array."""
+        return np.broadcast_to(np.asarray(self.low, self.dtype), self.shape)
+
+    @property
+    def high_array(self) -> np.ndarray:
+        """Upper bound of every component, `[*shape]` of `dtype`, a NumPy array."""
+        return np.broadcast_to(np.asarray(self.high, self.dtype), self.shape)
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether every component has a finite lower and upper bound."""
+        return bool(np.isfinite(np.asarray(self.low)).all() and np.isfinite(np.asarray(self.high)).all())
+
+    def sample(self, key: jax.Array) -> jax.Array:
+        """Draw one element, `[*shape]` of `dtype`.
+
+        Components bounded on both sides are uniform (integers include both ends); the others are a
+        standard normal, shifted to the one bound that there is.
+        """
+        low, high = self.low_array, self.high_array
+        if not np.issubdtype(low.dtype, np.floating):
+            # The draw is wider than the dtype, so that `high + 1` does not wrap around (uint8: 255 + 1).
+            wide = low.astype(np.int32), high.astype(np.int32) + 1
+            return jax.random.randint(key, self.shape, *map(jnp.asarray, wide)).astype(self.dtype)
+        # Both draws are made, and chosen between, only where bounds are mixed.
+        bounded = np.isfinite(low) & np.isfinite(high)
+        finite_low, finite_high = np.where(bounded, low, 0), np.where(bounded, high, 1)
+        fraction = jax.random.uniform(key, self.shape, self.dtype)
+        # A weighted mean of the bounds: `high - low` may overflow where both are finite.
+        uniform = finite_low * (1 - fraction) + finite_high * fraction
+        uniform = jnp.clip(uniform, finite_low, finite_high)
+        if bounded.all():
+            return uniform
+        normal = jax.random.normal(key, self.shape, self.dtype)
+        shifted = jnp.where(
+            np.isfinite(low),
+            np.where(np.isfinite(low), low, 0) + jnp.abs(normal),
+            jnp.where(np.isfinite(high), np.where(np.isfinite(high), high, 0) - jnp.abs(normal), normal),
+        )
+        return jnp.where(bounded, uniform, shifted)
+
+    def contains(self, x: Any) -> jax.Array:
+        """Whether `x` is one element of the space. Returns `[] bool`; works on traced values."""
+        x = jnp.asarray(x)
+        if x.shape != self.shape:
+            return jnp.asarray(False)
+        return jnp.all((x >= self.low_array) & (x <= self.high_array))
+
+
+Space: TypeAlias = Discrete | MultiDiscrete | Box
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _is_nested_tuple(bound: Any) -> bool:
+    if isinstance(bound, tuple):
+        return all(_is_nested_tuple(item) for item in bound)
+    return isinstance(bound, int | float) and not math.isnan(bound)
