@@ -8,6 +8,7 @@ for parameters `[B, ...]`. With a key per element, element i of the result depen
 i alone, so a batch that is cut in parts gives, part by part, the numbers of the whole. Actors use that form.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -51,7 +52,7 @@ class Categorical:
         """Random actions `[...]` int32 (`keys`: one, or one per element of the leading axes).
 
         By inversion: one uniform number per action, against the cumulative sum of the probabilities (Devroye
-        1986, "Non-Uniform Random Variate Generation", section III.2.1). The Gumbel-max trick of
+        1986, "Non-Uniform Random Variate Generation", section III.2). The Gumbel-max trick of
         `jax.random.categorical` needs `n` random numbers and `2 n` logarithms. On a CPU, n = 6: 1.6 us
         against 2.3 us for 4 environments, 26 us against 135 us for 1,024. The sum runs in order, so it never
         decreases, and an action of probability zero, whose interval is empty, is never drawn. For many
@@ -216,7 +217,7 @@ def _draw(sampler: Callable[..., jax.Array], keys: jax.Array, shape: tuple[int, 
             f"sample was given keys of shape {list(keys.shape)} for noise of shape {list(shape)}: "
             "give one key, or one key (of `jax.random.key`) per element of the leading axes"
         )
-    draw = lambda key: sampler(key, shape[keys.ndim :])  # noqa: E731
+    draw: Callable[[jax.Array], jax.Array] = functools.partial(sampler, shape=shape[keys.ndim :])
     for _ in range(keys.ndim):
         draw = jax.vmap(draw)
     return draw(keys)

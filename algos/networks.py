@@ -17,8 +17,8 @@ from algos import distributions
 
 _ACTIVATIONS = {"tanh": nn.tanh, "relu": nn.relu, "silu": nn.silu, "gelu": nn.gelu, "elu": nn.elu}
 
-# For images the torso of MinAtar's own agents (Young and Tian 2019, arXiv 1903.03176): 16 filters of 3 x 3 and
-# a dense layer of 128.
+# For images, the torso of MinAtar's own agents (Young and Tian 2019, arXiv 1903.03176): 16 filters of 3 x 3,
+# and a dense layer of 128.
 _IMAGE_FILTERS = 16
 _IMAGE_HIDDEN = (128,)
 _VECTOR_HIDDEN = (64, 64)
@@ -48,8 +48,8 @@ def actor_critic(
     """An actor and a critic that share nothing.
 
     As in CleanRL (Huang et al. 2022, "The 37 Implementation Details of Proximal Policy Optimization", core
-    details 2 and 13): orthogonal kernels of scale sqrt(2), 0.01 for the actor's head and 1 for the critic's, and
-    zero biases.
+    details 2 and 13): orthogonal kernels of scale sqrt(2), 0.01 for the actor's head and 1 for the critic's,
+    and zero biases.
 
     `apply(parameters, observation [N, *obs])` returns `(distribution_parameters [N, P], value [N])`, both
     float32; `distributions.for_space(action_space)` makes a distribution of the former and says what `P` is.
@@ -121,7 +121,7 @@ class ActorCritic(nn.Module):
 
 
 class Trunk(nn.Module):
-    """A convolution if the input is an image, dense layers, a head: `[N, F]` or `[N, H, W, C]` to `[N, outputs]`."""
+    """Dense layers and a head: `[N, F]` to `[N, outputs]`; an image `[N, H, W, C]` is convolved first."""
 
     hidden: tuple[int, ...]
     outputs: int

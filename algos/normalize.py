@@ -5,7 +5,7 @@ iteration, from the whole `[T, B]` rollout: all steps of one rollout are normali
 for other environments inside the loop over steps.
 
 Rewards are divided by the standard deviation of a running discounted return (Engstrom et al. 2020,
-"Implementation Matters in Deep RL", arXiv 2005.12729, section 3, item 2), one such return per environment.
+"Implementation Matters in Deep RL", arXiv 2005.12729, optimisation 2), one such return per environment.
 """
 
 from typing import NamedTuple
@@ -38,8 +38,8 @@ def update(
 ) -> RunningStatistics:
     """Statistics of all that `stats` has seen and of `batch`, together.
 
-    The parallel formula (Chan, Golub and LeVeque 1983, "Algorithms for Computing the Sample Variance",
-    equation 2.1) on the mean and the variance of each part. It squares differences from means only, so it
+    The pairwise formula (Chan, Golub and LeVeque 1983, "Algorithms for Computing the Sample Variance") on the
+    mean and the variance of each part. It squares differences from means only, so it
     loses no digits where the mean is large.
 
     Args:
@@ -110,7 +110,7 @@ def accumulate_return(
 def accumulate_returns(
     running_return: jax.Array, reward: jax.Array, done: jax.Array, discount: float | jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """`accumulate_return` over a rollout `[T, B]`: the next `running_return [B]`, and the samples `[T, B]`."""
+    """`accumulate_return` over a rollout `[T, B]`: the next `running_return [B]`, and samples `[T, B]`."""
     return jax.lax.scan(
         lambda carry, step: accumulate_return(carry, *step, discount), running_return, (reward, done)
     )

@@ -1,0 +1,256 @@
+import math
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from algos.distributions import Categorical, MultiCategorical, Normal, for_space
+
+BATCH = 5
+NVEC = (2, 5, 3)
+
+
+def random(*shape: int, seed: int = 0) -> jax.Array:
+    return 2.0 * jax.random.normal(jax.random.key(seed), shape)
+
+
+# Each distribution once, over a batch of BATCH; the shape and dtype of one action.
+TABLE = {
+    "categorical": (Categorical(random(BATCH, 4)), (), jnp.int32),
+    "categorical, one": (Categorical(random(BATCH, 1)), (), jnp.int32),
+    "categorical, many": (Categorical(random(BATCH, 100)), (), jnp.int32),
+    "multi-categorical": (MultiCategorical(random(BATCH, sum(NVEC)), NVEC), (3,), jnp.int32),
+    "normal": (Normal(random(BATCH, 3), random(BATCH, 3, seed=1)), (3,), jnp.float32),
+    "normal, scalar": (Normal(random(BATCH, 1), random(BATCH, 1, seed=1), ()), (), jnp.float32),
+    "normal, matrix": (Normal(random(BATCH, 6), random(BATCH, 6, seed=1), (2, 3)), (2, 3), jnp.float32),
+}
+every_distribution = pytest.mark.parametrize("distribution, shape, dtype", TABLE.values(), ids=TABLE)
+
+
+@every_distribution
+def test_shapes_and_dtypes(distribution, shape, dtype):
+    sampled = distribution.sample(jax.random.key(0))
+    for action in (sampled, distribution.mode()):
+        assert action.shape == (BATCH, *shape) and action.dtype == dtype
+    for number in (distribution.log_prob(sampled), distribution.entropy()):
+        assert number.shape == (BATCH,) and number.dtype == jnp.float32
+
+
+@every_distribution
+def test_a_key_per_element_gives_a_part_the_numbers_of_the_whole(distribution, shape, dtype):
+    keys = jax.random.split(jax.random.key(3), BATCH)
+    whole = distribution.sample(keys)
+    for part in (slice(0, 2), slice(2, 5), slice(4, 5)):
+        of_part = jax.tree.map(lambda x, part=part: x[part], distribution)
+        np.testing.assert_array_equal(of_part.sample(keys[part]), whole[part])
+
+
+@every_distribution
+def test_a_key_per_element_gives_the_numbers_of_each_element_alone(distribution, shape, dtype):
+    keys = jax.random.split(jax.random.key(3), BATCH)
+    one_by_one = jax.vmap(lambda element, key: element.sample(key))(distribution, keys)
+    np.testing.assert_array_equal(distribution.sample(keys), one_by_one)
+
+
+@every_distribution
+def test_it_passes_through_jit_and_scan(distribution, shape, dtype):
+    keys = jax.random.split(jax.random.key(3), BATCH)
+    jitted = jax.jit(lambda distribution, keys: (distribution, distribution.sample(keys)))
+    returned, action = jitted(distribution, keys)
+    assert jax.tree.structure(returned) == jax.tree.structure(distribution)
+    np.testing.assert_array_equal(action, distribution.sample(keys))
+    _, rows = jax.lax.scan(lambda carry, element: (carry, element.entropy()), 0, distribution)
+    np.testing.assert_allclose(rows, distribution.entropy(), rtol=1e-6)
+
+
+@every_distribution
+def test_the_mode_is_the_most_probable(distribution, shape, dtype):
+    most = distribution.log_prob(distribution.mode())
+    for seed in range(20):
+        assert bool(jnp.all(distribution.log_prob(distribution.sample(jax.random.key(seed))) <= most + 1e-6))
+
+
+@every_distribution
+def test_keys_that_do_not_fit_the_batch_are_refused(distribution, shape, dtype):
+    with pytest.raises(ValueError, match=r"give one key, or one key .* per element"):
+        distribution.sample(jax.random.split(jax.random.key(0), BATCH + 1))
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 100])
+def test_categorical_agrees_with_scipy(count):
+    logits = random(BATCH, count)
+    distribution = Categorical(logits)
+    for row in range(BATCH):
+        exact = np.exp(np.asarray(logits[row], np.float64))
+        reference = scipy.stats.rv_discrete(values=(np.arange(count), exact / exact.sum()))
+        np.testing.assert_allclose(distribution.entropy()[row], reference.entropy(), rtol=1e-5, atol=1e-6)
+        for action in range(count):
+            log_prob = distribution.log_prob(jnp.full(BATCH, action))[row]
+            np.testing.assert_allclose(log_prob, reference.logpmf(action), rtol=1e-5, atol=1e-5)
+
+
+def test_multi_categorical_is_its_choices_one_by_one():
+    logits = random(BATCH, sum(NVEC))
+    distribution = MultiCategorical(logits, NVEC)
+    action = distribution.sample(jax.random.key(0))
+    parts = [Categorical(x) for x in jnp.split(logits, np.cumsum(NVEC)[:-1], axis=-1)]
+    log_prob = sum(part.log_prob(action[:, m]) for m, part in enumerate(parts))
+    entropy = sum(part.entropy() for part in parts)
+    np.testing.assert_allclose(distribution.log_prob(action), log_prob, rtol=1e-5)
+    np.testing.assert_allclose(distribution.entropy(), entropy, rtol=1e-5)
+    np.testing.assert_array_equal(distribution.mode(), jnp.stack([part.mode() for part in parts], axis=-1))
+
+
+def test_normal_agrees_with_scipy():
+    mean, log_std = random(BATCH, 3), random(BATCH, 3, seed=1)
+    distribution = Normal(mean, log_std)
+    action = distribution.sample(jax.random.key(0))
+    for row in range(BATCH):
+        covariance = np.diag(np.exp(2.0 * np.asarray(log_std[row], np.float64)))
+        reference = scipy.stats.multivariate_normal(np.asarray(mean[row]), covariance)
+        np.testing.assert_allclose(
+            distribution.log_prob(action)[row], reference.logpdf(action[row]), rtol=1e-4
+        )
+        np.testing.assert_allclose(distribution.entropy()[row], reference.entropy(), rtol=1e-5)
+
+
+def test_the_order_of_a_matrix_of_actions_is_that_of_its_parameters():
+    mean, log_std = random(BATCH, 6), random(BATCH, 6, seed=1)
+    flat, matrix = Normal(mean, log_std), Normal(mean, log_std, (2, 3))
+    key = jax.random.key(0)
+    np.testing.assert_array_equal(matrix.sample(key).reshape(BATCH, 6), flat.sample(key))
+    np.testing.assert_array_equal(matrix.log_prob(matrix.sample(key)), flat.log_prob(flat.sample(key)))
+
+
+DRAWS = 20_000
+
+
+def chi_square_is_plausible(actions: np.ndarray, probability: np.ndarray) -> bool:
+    """Pearson's test at a level of one in a million; the seed is fixed, so a pass stays a pass."""
+    observed = np.bincount(actions, minlength=len(probability))
+    return scipy.stats.chisquare(observed, probability * len(actions)).pvalue > 1e-6
+
+
+@pytest.mark.parametrize("count", [2, 6, 18, 100])
+@pytest.mark.parametrize("per_element", [False, True], ids=["one key", "a key per element"])
+def test_categorical_samples_have_the_right_frequencies(count, per_element):
+    logits = 0.5 * random(count)
+    keys = jax.random.split(jax.random.key(7), DRAWS) if per_element else jax.random.key(7)
+    actions = Categorical(jnp.broadcast_to(logits, (DRAWS, count))).sample(keys)
+    probability = np.exp(np.asarray(logits, np.float64))
+    probability /= probability.sum()
+    assert chi_square_is_plausible(np.asarray(actions), probability)
+    # The check itself can fail: for the reversed probabilities it does.
+    assert not chi_square_is_plausible(np.asarray(actions), probability[::-1])
+
+
+def test_multi_categorical_samples_have_the_right_frequencies_and_are_independent():
+    logits = 0.5 * random(5)
+    distribution = MultiCategorical(jnp.broadcast_to(logits, (DRAWS, 5)), (2, 3))
+    actions = np.asarray(distribution.sample(jax.random.split(jax.random.key(7), DRAWS)))
+    first, second = (np.exp(np.asarray(x, np.float64)) for x in (logits[:2], logits[2:]))
+    joint = np.outer(first / first.sum(), second / second.sum()).ravel()
+    assert chi_square_is_plausible(3 * actions[:, 0] + actions[:, 1], joint)
+
+
+@pytest.mark.parametrize("per_element", [False, True], ids=["one key", "a key per element"])
+def test_normal_samples_have_the_right_moments(per_element):
+    keys = jax.random.split(jax.random.key(7), DRAWS) if per_element else jax.random.key(7)
+    mean, std = np.array([1.0, -2.0]), np.array([0.5, 3.0])
+    parameters = (jnp.broadcast_to(jnp.asarray(x, jnp.float32), (DRAWS, 2)) for x in (mean, np.log(std)))
+    actions = np.asarray(Normal(*parameters).sample(keys))
+    for component in range(2):
+        reference = scipy.stats.norm(mean[component], std[component])
+        assert scipy.stats.kstest(actions[:, component], reference.cdf).pvalue > 1e-6
+    assert abs(np.corrcoef(actions.T)[0, 1]) < 5.0 / math.sqrt(DRAWS)
+
+
+@pytest.mark.parametrize("count", [3, 100])
+@pytest.mark.parametrize("allowed", [0, 1, -1])
+def test_an_action_that_is_ruled_out_is_never_drawn(count, allowed):
+    logits = jnp.full((DRAWS, count), -jnp.inf).at[:, allowed].set(3.0)
+    distribution = Categorical(logits)
+    assert set(np.asarray(distribution.sample(jax.random.key(0))).tolist()) == {allowed % count}
+    np.testing.assert_array_equal(distribution.entropy(), 0.0)
+
+
+@pytest.mark.parametrize("total", [1.0, 1.5, 1.9999999, 2.5, 3.0, 63.7])
+def test_the_largest_uniform_number_stays_below_the_total(total):
+    # The invariant that keeps `Categorical.sample` from an action of probability zero at the end.
+    largest = np.float32(1.0) - np.finfo(np.float32).eps
+    assert np.float32(total) * largest < np.float32(total)
+
+
+@pytest.mark.parametrize("scale", [1e2, 1e4, 1e30])
+@pytest.mark.parametrize(
+    "of_logits",
+    [Categorical, lambda logits: MultiCategorical(logits, (2, 3))],
+    ids=["categorical", "multi-categorical"],
+)
+def test_extreme_logits_have_finite_values_and_gradients(of_logits, scale):
+    logits = scale * jnp.array([[1.0, -1.0, 0.0, 0.5, -0.5]])
+
+    def objective(logits):
+        distribution = of_logits(logits)
+        action = distribution.mode()
+        return jnp.sum(distribution.log_prob(action) + distribution.entropy())
+
+    value, gradient = jax.value_and_grad(objective)(logits)
+    assert bool(jnp.isfinite(value)) and bool(jnp.all(jnp.isfinite(gradient)))
+
+
+def test_the_gradient_at_an_action_ruled_out_is_zero():
+    logits = jnp.array([[0.0, 1.0, -jnp.inf]])
+    gradient = jax.grad(
+        lambda x: jnp.sum(Categorical(x).log_prob(jnp.array([0])) + Categorical(x).entropy())
+    )(logits)
+    assert bool(jnp.all(jnp.isfinite(gradient))) and gradient[0, 2] == 0.0
+
+
+def test_the_gradient_of_log_prob_is_one_hot_minus_probability():
+    logits = random(BATCH, 4)
+    action = jnp.array([0, 1, 2, 3, 0])
+    gradient = jax.grad(lambda x: jnp.sum(Categorical(x).log_prob(action)))(logits)
+    np.testing.assert_allclose(gradient, jax.nn.one_hot(action, 4) - jax.nn.softmax(logits), atol=1e-6)
+
+
+def box(*shape: int) -> SimpleNamespace:
+    return SimpleNamespace(low=-1.0, high=1.0, shape=shape, dtype=jnp.float32)
+
+
+@pytest.mark.parametrize(
+    "space, size, shape",
+    [
+        (SimpleNamespace(n=4), 4, ()),
+        (SimpleNamespace(nvec=(2, 5, 3)), 10, (3,)),
+        (box(), 2, ()),
+        (box(3), 6, (3,)),
+        (box(2, 3), 12, (2, 3)),
+    ],
+)
+def test_for_space(space, size, shape):
+    parameterization = for_space(space)
+    assert parameterization.size == size
+    distribution = parameterization.distribution(jnp.zeros((BATCH, size)))
+    action = distribution.sample(jax.random.split(jax.random.key(0), BATCH))
+    assert action.shape == (BATCH, *shape)
+    assert distribution.log_prob(action).shape == distribution.entropy().shape == (BATCH,)
+
+
+def test_for_a_box_the_means_come_first():
+    distribution = for_space(box(2)).distribution(jnp.array([[1.0, 2.0, 3.0, 4.0]]))
+    assert distribution.mean.tolist() == [[1.0, 2.0]]
+    assert distribution.log_std.tolist() == [[3.0, 4.0]]
+
+
+@pytest.mark.parametrize(
+    "space",
+    [object(), SimpleNamespace(low=0, high=9, shape=(2,), dtype=jnp.int32)],
+    ids=["unknown", "integers"],
+)
+def test_a_space_without_distribution_is_refused(space):
+    with pytest.raises(TypeError, match=r"no distribution for the action space .*use Discrete"):
+        for_space(space)

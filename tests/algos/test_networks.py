@@ -1,0 +1,279 @@
+import math
+from types import SimpleNamespace
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algos import distributions
+from algos.networks import Network, actor_critic
+
+BATCH = 6
+
+
+def box(*shape: int, dtype=jnp.float32) -> SimpleNamespace:
+    return SimpleNamespace(low=-1.0, high=1.0, shape=shape, dtype=dtype)
+
+
+def discrete(n: int) -> SimpleNamespace:
+    return SimpleNamespace(n=n, shape=(), dtype=jnp.int32)
+
+
+def multi_discrete(*nvec: int) -> SimpleNamespace:
+    return SimpleNamespace(nvec=nvec, shape=(len(nvec),), dtype=jnp.int32)
+
+
+OBSERVATIONS = {
+    "vector": box(4),
+    "scalar": box(),
+    "matrix": box(3, 5),
+    "small grid": box(2, 2, 3),
+    "MinAtar": box(10, 10, 4, dtype=jnp.bool_),
+    "pixels": box(8, 9, 3, dtype=jnp.uint8),
+    "integers": box(7, dtype=jnp.int32),
+    "discrete": discrete(5),
+    "multi-discrete": multi_discrete(3, 2),
+}
+ACTIONS = {
+    "discrete": discrete(3),
+    "multi-discrete": multi_discrete(2, 5),
+    "box": box(2),
+    "scalar box": box(),
+    "matrix box": box(2, 3),
+}
+every_observation = pytest.mark.parametrize("observation_space", OBSERVATIONS.values(), ids=OBSERVATIONS)
+every_action = pytest.mark.parametrize("action_space", ACTIONS.values(), ids=ACTIONS)
+
+
+def observe(space: SimpleNamespace, batch: int = BATCH, seed: int = 0) -> jax.Array:
+    rng = np.random.default_rng(seed)
+    if hasattr(space, "n"):
+        return jnp.asarray(rng.integers(space.n, size=batch), jnp.int32)
+    if hasattr(space, "nvec"):
+        return jnp.asarray(rng.integers(space.nvec, size=(batch, len(space.nvec))), jnp.int32)
+    if space.dtype == jnp.float32:
+        return jnp.asarray(rng.normal(size=(batch, *space.shape)), jnp.float32)
+    return jnp.asarray(
+        rng.integers(2 if space.dtype == jnp.bool_ else 200, size=(batch, *space.shape)), space.dtype
+    )
+
+
+def leaves(parameters) -> dict[str, jax.Array]:
+    return {
+        jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(parameters)
+    }
+
+
+@every_observation
+@every_action
+def test_shapes_and_dtypes(observation_space, action_space):
+    network = actor_critic(observation_space, action_space)
+    observation = observe(observation_space)
+    parameters = network.init(jax.random.key(0), observation)
+    output, value = jax.jit(network.apply)(parameters, observation)
+    parameterization = distributions.for_space(action_space)
+    assert output.shape == (BATCH, parameterization.size) and output.dtype == jnp.float32
+    assert value.shape == (BATCH,) and value.dtype == jnp.float32
+    assert {leaf.dtype for leaf in jax.tree.leaves(parameters)} == {jnp.dtype(jnp.float32)}
+    action = parameterization.distribution(output).sample(jax.random.key(1))
+    expected = (
+        (BATCH, len(action_space.nvec)) if hasattr(action_space, "nvec") else (BATCH, *action_space.shape)
+    )
+    assert action.shape == expected
+
+
+@every_observation
+def test_each_row_depends_on_its_own_observation_only(observation_space):
+    network = actor_critic(observation_space, ACTIONS["box"])
+    observation = observe(observation_space)
+    parameters = network.init(jax.random.key(0), observation)
+    others = observe(observation_space, seed=1).at[2].set(observation[2])
+    for output, changed in zip(
+        network.apply(parameters, observation), network.apply(parameters, others), strict=True
+    ):
+        np.testing.assert_allclose(output[2], changed[2], rtol=1e-6, atol=1e-7)
+    for output, alone in zip(
+        network.apply(parameters, observation), network.apply(parameters, observation[2:3]), strict=True
+    ):
+        np.testing.assert_allclose(output[2], alone[0], rtol=1e-5, atol=1e-6)
+
+
+@every_observation
+def test_parameters_do_not_depend_on_the_example_observation(observation_space):
+    network = actor_critic(observation_space, ACTIONS["discrete"])
+    a = network.init(jax.random.key(0), observe(observation_space, batch=1, seed=0))
+    b = network.init(jax.random.key(0), observe(observation_space, batch=3, seed=1))
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+@pytest.mark.parametrize("observation", ["vector", "MinAtar"])
+def test_kernels_are_orthogonal_of_the_stated_scale_and_biases_zero(observation):
+    space = OBSERVATIONS[observation]
+    parameters = actor_critic(space, ACTIONS["discrete"]).init(jax.random.key(0), observe(space))
+    kernels = {name: leaf for name, leaf in leaves(parameters).items() if name.endswith("['kernel']")}
+    assert len(kernels) == 6
+    for name, kernel in kernels.items():
+        scale = math.sqrt(2.0)
+        if "head" in name:
+            scale = 0.01 if "actor" in name else 1.0
+        matrix = np.asarray(kernel.reshape(-1, kernel.shape[-1]), np.float64)
+        # Whichever of rows and columns are fewer are orthogonal, each of length `scale`.
+        gram = matrix @ matrix.T if matrix.shape[0] < matrix.shape[1] else matrix.T @ matrix
+        np.testing.assert_allclose(gram, scale**2 * np.eye(len(gram)), atol=1e-5 * scale**2, err_msg=name)
+    for name, leaf in leaves(parameters).items():
+        if name.endswith("['bias']"):
+            np.testing.assert_array_equal(leaf, 0.0, err_msg=name)
+
+
+def dense(inputs: int, outputs: int) -> int:
+    return inputs * outputs + outputs
+
+
+@pytest.mark.parametrize(
+    "observation, action, hidden, expected",
+    [
+        # two trunks 4 -> 64 -> 64, heads of 3 logits and 1 value
+        ("vector", "discrete", None, 2 * (dense(4, 64) + dense(64, 64)) + dense(64, 3) + dense(64, 1)),
+        # heads of 2 means and 1 value, and 2 logs of standard deviations
+        ("vector", "box", (8,), 2 * dense(4, 8) + dense(8, 2) + dense(8, 1) + 2),
+        # 16 filters of 3 x 3 x 4; 8 x 8 positions remain
+        ("MinAtar", "discrete", None, 2 * (dense(36, 16) + dense(1024, 128)) + dense(128, 3) + dense(128, 1)),
+        # one-hot: 3 + 2 inputs; 2 + 5 logits
+        ("multi-discrete", "multi-discrete", (8,), 2 * dense(5, 8) + dense(8, 7) + dense(8, 1)),
+        ("matrix", "discrete", (), dense(15, 3) + dense(15, 1)),
+    ],
+)
+def test_the_number_of_parameters(observation, action, hidden, expected):
+    space = OBSERVATIONS[observation]
+    network = actor_critic(space, ACTIONS[action], hidden=hidden)
+    parameters = network.init(jax.random.key(0), observe(space))
+    assert sum(leaf.size for leaf in jax.tree.leaves(parameters)) == expected
+
+
+def test_the_initial_policy_is_close_to_uniform():
+    space = OBSERVATIONS["vector"]
+    network = actor_critic(space, ACTIONS["discrete"])
+    observation = observe(space, batch=256)
+    logits, _ = network.apply(network.init(jax.random.key(0), observation), observation)
+    np.testing.assert_allclose(jax.nn.softmax(logits), 1.0 / 3.0, atol=0.02)
+
+
+def test_log_std_is_the_same_for_all_observations_and_starts_where_told():
+    space = OBSERVATIONS["vector"]
+    network = actor_critic(space, box(2, 3), initial_log_std=-0.5)
+    observation = observe(space)
+    parameters = network.init(jax.random.key(0), observation)
+    parameters["log_std"] = parameters["log_std"] + jnp.arange(6.0)
+    output, _ = network.apply(parameters, observation)
+    np.testing.assert_array_equal(output[:, 6:], np.tile(np.arange(6.0) - 0.5, (BATCH, 1)))
+
+
+def test_the_forward_pass_is_the_one_written_by_hand():
+    space = OBSERVATIONS["vector"]
+    network = actor_critic(space, ACTIONS["discrete"], hidden=(8, 7))
+    observation = observe(space)
+    parameters = network.init(jax.random.key(0), observation)
+
+    def trunk(layers):
+        x = np.asarray(observation)
+        for name in ("Dense_0", "Dense_1"):
+            x = np.tanh(x @ np.asarray(layers[name]["kernel"]) + np.asarray(layers[name]["bias"]))
+        return x @ np.asarray(layers["head"]["kernel"]) + np.asarray(layers["head"]["bias"])
+
+    output, value = network.apply(parameters, observation)
+    np.testing.assert_allclose(output, trunk(parameters["actor"]), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(value, trunk(parameters["critic"])[:, 0], rtol=1e-4, atol=1e-6)
+
+
+def test_pixels_are_divided_by_255_and_booleans_are_not():
+    for dtype, factor in ((jnp.uint8, 255.0), (jnp.bool_, 1.0)):
+        space = box(4, 4, 2, dtype=dtype)
+        network = actor_critic(space, ACTIONS["discrete"])
+        observation = observe(space)
+        parameters = network.init(jax.random.key(0), observation)
+        as_float = observation.astype(jnp.float32) / factor
+        for a, b in zip(
+            network.apply(parameters, observation), network.apply(parameters, as_float), strict=True
+        ):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_discrete_observations_are_told_apart():
+    network = actor_critic(discrete(5), ACTIONS["discrete"])
+    observation = jnp.arange(5)
+    _, value = network.apply(network.init(jax.random.key(0), observation), observation)
+    assert len(set(np.asarray(value).tolist())) == 5
+
+
+def flops(function, *arguments) -> float:
+    return jax.jit(function).lower(*arguments).compile().cost_analysis()["flops"]
+
+
+def test_the_value_alone_costs_the_critic_alone():
+    space = OBSERVATIONS["vector"]
+    network = actor_critic(space, ACTIONS["discrete"])
+    observation = observe(space, batch=64)
+    parameters = network.init(jax.random.key(0), observation)
+    both = flops(network.apply, parameters, observation)
+    critic = flops(lambda *arguments: network.apply(*arguments)[1], parameters, observation)
+    # Each of the 64 rows of the critic takes 2 operations a weight: 4 * 64 + 64 * 64 + 64 weights.
+    assert critic < 0.55 * both
+    assert critic == pytest.approx(64 * 2 * (4 * 64 + 64 * 64 + 64), rel=0.05)
+
+
+def test_actor_and_critic_share_no_gradient():
+    space = OBSERVATIONS["vector"]
+    network = actor_critic(space, ACTIONS["box"])
+    observation = observe(space)
+    parameters = network.init(jax.random.key(0), observation)
+    of_value = jax.grad(lambda p: jnp.sum(network.apply(p, observation)[1]))(parameters)
+    of_actor = jax.grad(lambda p: jnp.sum(network.apply(p, observation)[0]))(parameters)
+    for name, leaf in leaves(of_value).items():
+        assert bool(jnp.any(leaf != 0.0)) == ("critic" in name)
+    for name, leaf in leaves(of_actor).items():
+        assert not ("critic" in name and bool(jnp.any(leaf != 0.0)))
+
+
+def test_networks_of_equal_arguments_are_equal_and_others_are_not():
+    def make(**changes):
+        return actor_critic(OBSERVATIONS["vector"], ACTIONS["discrete"], **changes)
+
+    assert make() == make() and hash(make()) == hash(make())
+    assert make(hidden=[8]) == make(hidden=(8,))
+    for changes in ({"hidden": (32,)}, {"activation": "relu"}):
+        assert make() != make(**changes)
+
+
+def test_an_equal_network_does_not_compile_again():
+    traces = []
+
+    def forward(network, parameters, observation):
+        traces.append(network)
+        return network.apply(parameters, observation)
+
+    jitted = jax.jit(forward, static_argnums=0)
+    observation = observe(OBSERVATIONS["vector"])
+    for _ in range(2):
+        network = actor_critic(OBSERVATIONS["vector"], ACTIONS["discrete"])
+        jitted(network, network.init(jax.random.key(0), observation), observation)
+    assert len(traces) == 1
+
+
+def test_any_pair_of_functions_is_a_network():
+    module = nn.Dense(3)
+    network = Network(
+        init=lambda key, observation: module.init(key, observation),
+        apply=lambda p, observation: module.apply(p, observation),
+    )
+    observation = observe(OBSERVATIONS["vector"])
+    assert network.apply(network.init(jax.random.key(0), observation), observation).shape == (BATCH, 3)
+    assert hash(network) == hash(network) and network != actor_critic(
+        OBSERVATIONS["vector"], ACTIONS["discrete"]
+    )
+
+
+def test_an_unknown_activation_is_refused_with_those_known():
+    with pytest.raises(ValueError, match="unknown activation 'relx': use one of tanh, relu"):
+        actor_critic(OBSERVATIONS["vector"], ACTIONS["discrete"], activation="relx")

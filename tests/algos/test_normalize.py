@@ -1,0 +1,163 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from algos import normalize
+
+
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=5),
+    shape=st.sampled_from([(), (3,), (2, 2)]),
+    offset=st.sampled_from([0.0, 1.0, -1000.0]),
+    scale=st.sampled_from([1e-2, 1.0, 1e3]),
+    seed=st.integers(0, 2**32 - 1),
+)
+@settings(max_examples=50, deadline=None)
+def test_batches_one_by_one_give_the_statistics_of_all_together(sizes, shape, offset, scale, seed):
+    rng = np.random.default_rng(seed)
+    batches = [(offset + scale * rng.normal(size=(n, *shape))).astype(np.float32) for n in sizes]
+    stats = normalize.init(shape)
+    for batch in batches:
+        stats = normalize.update(stats, jnp.asarray(batch))
+    together = np.concatenate(batches).astype(np.float64)
+    # What float32 resolves: one part in 10**6 of the largest number, in the mean and in each deviation.
+    resolution = 1e-6 * np.abs(together).max()
+    np.testing.assert_allclose(stats.mean, together.mean(axis=0), rtol=1e-5, atol=2 * resolution)
+    np.testing.assert_allclose(np.sqrt(stats.var), together.std(axis=0), rtol=1e-4, atol=2 * resolution)
+    assert float(stats.count) == sum(sizes)
+
+
+@pytest.mark.parametrize("axes", [None, (0, 1)])
+def test_a_rollout_is_one_batch(axes):
+    rollout = np.random.default_rng(0).normal(size=(7, 5, 3)).astype(np.float32)
+    stats = normalize.update(normalize.init((3,)), jnp.asarray(rollout), axes)
+    np.testing.assert_allclose(stats.mean, rollout.mean(axis=(0, 1)), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(stats.var, rollout.var(axis=(0, 1)), rtol=1e-5)
+    assert float(stats.count) == 35.0
+
+
+def test_the_axes_may_stand_anywhere():
+    batch = np.random.default_rng(0).normal(size=(3, 7, 4)).astype(np.float32)
+    stats = normalize.update(normalize.init((3, 4)), jnp.asarray(batch), axes=1)
+    np.testing.assert_allclose(stats.mean, batch.mean(axis=1), rtol=1e-5, atol=1e-6)
+    assert float(stats.count) == 7.0
+
+
+@pytest.mark.parametrize("dtype", [jnp.uint8, jnp.bool_, jnp.int32])
+def test_batches_of_other_dtypes_count_as_numbers(dtype):
+    batch = jnp.array([[0, 1], [1, 1]]).astype(dtype)
+    stats = normalize.update(normalize.init((2,)), batch)
+    assert stats.mean.tolist() == [0.5, 1.0] and stats.var.tolist() == [0.25, 0.0]
+
+
+def test_axes_that_do_not_leave_the_shape_of_the_statistics_are_refused():
+    with pytest.raises(ValueError, match=r"the statistics have shape .*: name the axes that count samples"):
+        normalize.update(normalize.init((3,)), jnp.zeros((5, 4)))
+
+
+def test_a_large_mean_costs_no_digits():
+    # Mean of squares minus square of mean would be off by 10**8 * 2**-24 = 6, more than the variance.
+    rng = np.random.default_rng(0)
+    batches = (10_000.0 + rng.normal(size=(100, 1000))).astype(np.float32)
+    update = jax.jit(normalize.update)
+    stats = normalize.init(())
+    for batch in batches:
+        stats = update(stats, jnp.asarray(batch))
+    np.testing.assert_allclose(stats.var, batches.astype(np.float64).var(), rtol=1e-3)
+
+
+def test_many_updates_do_not_drift():
+    # 10,000 iterations of 2**14 samples: past what float32 counts exactly.
+    batch = jnp.asarray(np.random.default_rng(0).normal(size=2**14), jnp.float32)
+    stats, _ = jax.lax.scan(
+        lambda stats, _: (normalize.update(stats, batch), None), normalize.init(()), None, length=10_000
+    )
+    np.testing.assert_allclose(stats.mean, np.asarray(batch, np.float64).mean(), atol=1e-5)
+    np.testing.assert_allclose(stats.var, np.asarray(batch, np.float64).var(), rtol=1e-4)
+    np.testing.assert_allclose(stats.count, 10_000 * 2**14, rtol=1e-3)
+
+
+def test_no_samples_change_nothing():
+    x = jnp.array([[-3.0, 0.5], [9.0, 2.0]])
+    np.testing.assert_array_equal(normalize.normalize(normalize.init((2,)), x), x)
+    np.testing.assert_array_equal(normalize.scale(normalize.init(()), x), x)
+
+
+@pytest.mark.parametrize("leading", [(), (4,), (6, 4)])
+def test_normalized_samples_have_mean_zero_and_variance_one(leading):
+    x = jnp.asarray(np.random.default_rng(0).normal(3.0, 5.0, size=(*leading, 3)), jnp.float32)
+    samples = jnp.asarray(np.random.default_rng(1).normal(3.0, 5.0, size=(500, 3)), jnp.float32)
+    stats = normalize.update(normalize.init((3,)), samples)
+    expected = (np.asarray(x) - np.asarray(samples).mean(axis=0)) / np.asarray(samples).std(axis=0)
+    np.testing.assert_allclose(normalize.normalize(stats, x), expected, rtol=1e-4, atol=1e-5)
+    of_samples = normalize.normalize(stats, samples)
+    np.testing.assert_allclose(of_samples.mean(axis=0), 0.0, atol=1e-5)
+    np.testing.assert_allclose(of_samples.std(axis=0), 1.0, rtol=1e-4)
+
+
+def test_a_constant_component_is_normalized_to_zero():
+    stats = normalize.update(normalize.init((1,)), jnp.full((8, 1), 7.0))
+    assert normalize.normalize(stats, jnp.full((2, 1), 7.0)).tolist() == [[0.0], [0.0]]
+
+
+def test_clipping():
+    x = jnp.array([-100.0, 100.0])
+    assert normalize.normalize(normalize.init((2,)), x, clip=5.0).tolist() == [-5.0, 5.0]
+    assert normalize.scale(normalize.init(()), x).tolist() == [-10.0, 10.0]
+
+
+def test_integer_observations_become_float32():
+    assert normalize.normalize(normalize.init((2,)), jnp.array([[1, 2]], jnp.uint8)).dtype == jnp.float32
+
+
+def test_no_gradient_flows_into_the_statistics():
+    def loss(stats):
+        return jnp.sum(normalize.normalize(stats, jnp.ones(2))) + jnp.sum(
+            normalize.scale(normalize.init(())._replace(var=stats.var[0]), jnp.ones(3))
+        )
+
+    for leaf in jax.tree.leaves(jax.grad(loss)(normalize.init((2,)))):
+        np.testing.assert_array_equal(leaf, 0.0)
+
+
+def test_scaling_divides_by_the_standard_deviation_and_keeps_the_mean():
+    samples = jnp.array([2.0, 4.0, 6.0, 8.0])  # variance (9 + 1 + 1 + 9) / 4 = 5
+    stats = normalize.update(normalize.init(()), samples)
+    np.testing.assert_allclose(normalize.scale(stats, jnp.array([5.0])), [5.0 / np.sqrt(5.0)], rtol=1e-6)
+
+
+def test_running_returns_give_the_numbers_worked_by_hand():
+    reward = jnp.array([[1.0], [2.0], [3.0], [4.0]])
+    done = jnp.array([[False], [True], [False], [False]])
+    carry, samples = normalize.accumulate_returns(jnp.array([8.0]), reward, done, 0.5)
+    # 1 + 8/2 = 5;  2 + 5/2 = 4.5, the episode ends;  3 + 0;  4 + 3/2 = 5.5
+    assert samples[:, 0].tolist() == [5.0, 4.5, 3.0, 5.5]
+    assert carry.tolist() == [5.5]
+
+
+@given(
+    steps=st.integers(1, 10), batch=st.integers(1, 4), cut=st.integers(0, 10), seed=st.integers(0, 2**32 - 1)
+)
+@settings(max_examples=25, deadline=None)
+def test_running_returns_agree_with_loops_and_carry_over_from_rollout_to_rollout(steps, batch, cut, seed):
+    rng = np.random.default_rng(seed)
+    reward = rng.normal(size=(steps, batch)).astype(np.float32)
+    done = rng.random(size=(steps, batch)) < 0.3
+    expected, running = np.zeros((steps, batch)), np.zeros(batch)
+    for t in range(steps):
+        for b in range(batch):
+            running[b] = 0.9 * running[b] + reward[t, b]
+            expected[t, b] = running[b]
+            running[b] = 0.0 if done[t, b] else running[b]
+    cut = min(cut, steps)
+    carry, first = normalize.accumulate_returns(
+        jnp.zeros(batch), jnp.asarray(reward[:cut]), jnp.asarray(done[:cut]), 0.9
+    )
+    carry, second = normalize.accumulate_returns(
+        carry, jnp.asarray(reward[cut:]), jnp.asarray(done[cut:]), 0.9
+    )
+    np.testing.assert_allclose(np.concatenate([first, second]), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(carry, running, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,199 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from algos.returns import discounted_returns, generalized_advantage_estimation
+
+# One environment, six steps, discount 1/2, lambda 1/2: each number below is a short binary fraction.
+# The episode ends by itself at step 1, and by a time limit at step 3.
+REWARD = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+VALUE = [2.0, 4.0, 2.0, 8.0, 4.0, 2.0]
+NEXT_VALUE = [4.0, 6.0, 8.0, 10.0, 2.0, 12.0]
+TERMINATED = [False, True, False, False, False, False]
+TRUNCATED = [False, False, False, True, False, False]
+
+
+def column(numbers: list) -> jax.Array:
+    return jnp.asarray(numbers)[:, None]
+
+
+def example() -> tuple[jax.Array, ...]:
+    return tuple(column(x) for x in (REWARD, VALUE, NEXT_VALUE, TERMINATED, TRUNCATED))
+
+
+def gae_by_loops(reward, value, next_value, terminated, truncated, discount, lambda_):
+    """Equations 11 and 16 as they stand: at each step the weighted sum of the errors of its episode."""
+    steps, batch = reward.shape
+    advantage = np.zeros((steps, batch))
+    for b in range(batch):
+        for t in range(steps):
+            for k in range(t, steps):
+                following = 0.0 if terminated[k, b] else next_value[k, b]
+                delta = reward[k, b] + discount * following - value[k, b]
+                advantage[t, b] += (discount * lambda_) ** (k - t) * delta
+                if terminated[k, b] or truncated[k, b]:
+                    break
+    return advantage
+
+
+def returns_by_loops(reward, bootstrap_value, terminated, truncated, next_value, discount):
+    steps, batch = reward.shape
+    result = np.zeros((steps, batch))
+    for b in range(batch):
+        for t in range(steps):
+            for k in range(t, steps):
+                result[t, b] += discount ** (k - t) * reward[k, b]
+                if terminated[k, b]:
+                    break
+                if truncated[k, b] or k == steps - 1:
+                    end = next_value[k, b] if truncated[k, b] else bootstrap_value[b]
+                    result[t, b] += discount ** (k - t + 1) * end
+                    break
+    return result
+
+
+def random_trajectory(steps: int, batch: int, seed: int) -> tuple[np.ndarray, ...]:
+    rng = np.random.default_rng(seed)
+    reward, value, next_value = rng.normal(size=(3, steps, batch)).astype(np.float32)
+    terminated, truncated = rng.random(size=(2, steps, batch)) < 0.2
+    return reward, value, next_value, terminated, truncated
+
+
+def test_gae_gives_the_numbers_worked_by_hand():
+    advantage, target = generalized_advantage_estimation(*example(), discount=0.5, lambda_=0.5)
+    # delta = reward + next_value / 2 (0 where terminated) - value:
+    #   0: 1 + 2 - 2 = 1      1: 2 + 0 - 4 = -2 (terminated)
+    #   2: 3 + 4 - 2 = 5      3: 4 + 5 - 8 = 1  (truncated: its next value counts)
+    #   4: 5 + 1 - 4 = 2      5: 6 + 6 - 2 = 10
+    # advantage = delta + (1/2)(1/2) advantage of the next step, none after steps 1, 3 and 5:
+    #   5: 10    4: 2 + 10/4 = 4.5    3: 1    2: 5 + 1/4 = 5.25    1: -2    0: 1 - 2/4 = 0.5
+    assert advantage[:, 0].tolist() == [0.5, -2.0, 5.25, 1.0, 4.5, 10.0]
+    assert target[:, 0].tolist() == [2.5, 2.0, 7.25, 9.0, 8.5, 12.0]
+
+
+def test_discounted_returns_give_the_numbers_worked_by_hand():
+    reward, _, next_value, terminated, truncated = example()
+    result = discounted_returns(reward, jnp.array([12.0]), terminated, truncated, next_value, discount=0.5)
+    # 5: 6 + 12/2 = 12    4: 5 + 12/2 = 11    3: 4 + 10/2 = 9 (truncated)    2: 3 + 9/2 = 7.5
+    # 1: 2 (terminated)   0: 1 + 2/2 = 2
+    assert result[:, 0].tolist() == [2.0, 2.0, 7.5, 9.0, 11.0, 12.0]
+
+
+def test_a_truncation_taken_for_a_termination_gives_other_numbers():
+    reward, value, next_value, terminated, truncated = example()
+    right, _ = generalized_advantage_estimation(reward, value, next_value, terminated, truncated, 0.5, 0.5)
+    ended = terminated | truncated
+    wrong, _ = generalized_advantage_estimation(reward, value, next_value, ended, truncated, 0.5, 0.5)
+    # Step 3 loses its next value (-5), step 2 a quarter of that; nothing else sees step 3.
+    assert (wrong - right)[:, 0].tolist() == [0.0, 0.0, -1.25, -5.0, 0.0, 0.0]
+
+
+def test_a_truncation_that_is_ignored_gives_other_numbers():
+    reward, value, next_value, terminated, truncated = example()
+    never = jnp.zeros_like(truncated)
+    leaking, _ = generalized_advantage_estimation(reward, value, next_value, terminated, never, 0.5, 0.5)
+    # Step 3 takes a quarter of step 4's advantage (4.5), which belongs to the next episode.
+    assert leaking[3, 0] == 1.0 + 4.5 / 4.0
+
+
+def test_a_step_that_terminates_at_the_time_limit_has_terminated():
+    reward, value, next_value, terminated, truncated = example()
+    both = terminated | truncated
+    advantage, _ = generalized_advantage_estimation(reward, value, next_value, both, both, 0.5, 1.0)
+    result = discounted_returns(reward, next_value[-1], both, both, next_value, 0.5)
+    assert advantage[3, 0] == 4.0 - 8.0
+    assert result[3, 0] == 4.0
+
+
+shapes = given(steps=st.integers(1, 12), batch=st.integers(1, 5), seed=st.integers(0, 2**32 - 1))
+
+
+@shapes
+@settings(max_examples=25, deadline=None)
+def test_gae_agrees_with_the_double_loop(steps, batch, seed):
+    trajectory = random_trajectory(steps, batch, seed)
+    advantage, target = generalized_advantage_estimation(*map(jnp.asarray, trajectory), 0.97, 0.9)
+    expected = gae_by_loops(*trajectory, 0.97, 0.9)
+    np.testing.assert_allclose(advantage, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(target, expected + trajectory[1], rtol=1e-5, atol=1e-5)
+
+
+@shapes
+@settings(max_examples=25, deadline=None)
+def test_discounted_returns_agree_with_the_double_loop(steps, batch, seed):
+    reward, value, next_value, terminated, truncated = random_trajectory(steps, batch, seed)
+    arguments = (reward, value[0], terminated, truncated, next_value)
+    result = discounted_returns(*map(jnp.asarray, arguments), 0.97)
+    np.testing.assert_allclose(result, returns_by_loops(*arguments, 0.97), rtol=1e-5, atol=1e-5)
+
+
+def consistent_trajectory() -> tuple[jax.Array, ...]:
+    """Random, with `next_value[t] = value[t + 1]` inside an episode, as a value function gives it."""
+    reward, value, next_value, terminated, truncated = map(jnp.asarray, random_trajectory(32, 4, seed=0))
+    inside = ~(terminated | truncated)[:-1]
+    next_value = next_value.at[:-1].set(jnp.where(inside, value[1:], next_value[:-1]))
+    return reward, value, next_value, terminated, truncated
+
+
+def test_lambda_one_is_the_discounted_return_minus_the_value():
+    reward, value, next_value, terminated, truncated = consistent_trajectory()
+    advantage, target = generalized_advantage_estimation(
+        reward, value, next_value, terminated, truncated, 0.97, 1.0
+    )
+    returns = discounted_returns(reward, next_value[-1], terminated, truncated, next_value, 0.97)
+    np.testing.assert_allclose(advantage, returns - value, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(target, returns, rtol=1e-5, atol=1e-5)
+
+
+def test_lambda_zero_is_the_one_step_error():
+    reward, value, next_value, terminated, truncated = consistent_trajectory()
+    advantage, _ = generalized_advantage_estimation(
+        reward, value, next_value, terminated, truncated, 0.97, 0.0
+    )
+    error = reward + 0.97 * jnp.where(terminated, 0.0, next_value) - value
+    np.testing.assert_allclose(advantage, error, rtol=1e-5, atol=1e-6)
+
+
+def test_flags_may_be_numbers():
+    reward, value, next_value, terminated, truncated = example()
+    numbers = (terminated.astype(jnp.float32), truncated.astype(jnp.float32))
+    for a, b in zip(
+        generalized_advantage_estimation(reward, value, next_value, *numbers, 0.5, 0.5),
+        generalized_advantage_estimation(*example(), 0.5, 0.5),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("steps, batch", [(1, 1), (1, 3), (8, 1), (8, 3)])
+def test_shapes_and_dtypes(steps, batch):
+    trajectory = map(jnp.asarray, random_trajectory(steps, batch, seed=1))
+    for result in jax.jit(generalized_advantage_estimation)(*trajectory, 0.99, 0.95):
+        assert result.shape == (steps, batch) and result.dtype == jnp.float32
+
+
+def test_environments_do_not_mix():
+    trajectory = tuple(map(jnp.asarray, random_trajectory(16, 6, seed=2)))
+    whole, _ = generalized_advantage_estimation(*trajectory, 0.99, 0.95)
+    half, _ = generalized_advantage_estimation(*(x[:, :3] for x in trajectory), 0.99, 0.95)
+    np.testing.assert_array_equal(whole[:, :3], half)
+
+
+def test_it_has_gradients_and_maps_over_hyperparameters():
+    reward, value, next_value, terminated, truncated = example()
+
+    def total(value, lambda_):
+        return jnp.sum(
+            generalized_advantage_estimation(reward, value, next_value, terminated, truncated, 0.5, lambda_)[
+                0
+            ]
+        )
+
+    # d total / d value[t] = -(1 + 1/4 for each earlier step of the episode that step t's error flows to).
+    gradient = jax.grad(total)(value, 0.5)
+    assert gradient[:, 0].tolist() == [-1.0, -1.25, -1.0, -1.25, -1.0, -1.25]
+    totals = jax.vmap(total, in_axes=(None, 0))(value, jnp.array([0.0, 0.5]))
+    assert totals.tolist() == [17.0, 19.25]  # 1 - 2 + 5 + 1 + 2 + 10, and 0.5 - 2 + 5.25 + 1 + 4.5 + 10
