@@ -1,0 +1,44 @@
+"""Algorithms: one file each, written once as pure functions that know nothing of devices."""
+
+from typing import Any
+
+from algos.networks import Network
+from algos.ppo import PPO
+from envs import Environment
+from fdg.errors import unknown_name
+
+__all__ = ["PPO", "Network", "get", "make", "names"]
+
+_ALGORITHMS = {"ppo": PPO}
+
+
+def names() -> tuple[str, ...]:
+    """Names of all algorithms.
+
+    >>> names()
+    ('ppo',)
+    """
+    return tuple(_ALGORITHMS)
+
+
+def get(name: str) -> type:
+    """The algorithm class of a name, in any case.
+
+    Raises:
+      UnknownNameError: no algorithm has this name; says the nearest.
+    """
+    found = _ALGORITHMS.get(name.lower())
+    if found is None:
+        raise unknown_name("algorithm", name, _ALGORITHMS)
+    return found
+
+
+def make(name: str, env: Environment, **hyperparameters: Any) -> Any:
+    """An algorithm with its preset for an environment, except for the hyperparameters given.
+
+    >>> import envs
+    >>> make("ppo", envs.make("Pendulum-v1"), num_envs=8).total_steps
+    1000000
+    """
+    algorithm = get(name)
+    return algorithm(env=env, **{**algorithm.preset(env.name), **hyperparameters})

@@ -1,0 +1,337 @@
+"""Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347), clipped form.
+
+One file, top to bottom: state, act, advantages, loss, update, iterate. Nothing here knows of devices:
+the five `fdg.fragment`s say what the parts are, and which axis of their arrays is the batch.
+
+Letters in shapes: `T` steps of a rollout, `B` environments, `N` samples of a minibatch.
+"""
+
+import dataclasses
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import fdg
+from algos import distributions, networks, normalize, presets
+from algos.hyperparameters import hyperparameter, require, require_positive, require_within
+from algos.networks import Network
+from algos.normalize import RunningStatistics
+from algos.returns import generalized_advantage_estimation
+from algos.rollout import episode_metrics, evaluate, rollout
+from envs import Box, Discrete, Environment, MultiDiscrete, TimeStep
+
+
+class State(NamedTuple):
+    """All that the next iteration needs."""
+
+    parameters: Any
+    optimizer_state: Any
+    observation_statistics: RunningStatistics  # of [*obs]
+    return_statistics: RunningStatistics  # of the discounted return that rewards are scaled by
+    running_return: jax.Array  # [B] float32, that return so far
+    env_state: Any  # leading axis B
+    observation: jax.Array  # [B, *obs]
+    key: jax.Array
+    iteration: jax.Array  # int32
+
+
+class Decision(NamedTuple):
+    """What the actor knew when it acted."""
+
+    log_prob: jax.Array  # [...] float32, of the action taken
+    value: jax.Array  # [...] float32, V(observation)
+
+
+class Minibatch(NamedTuple):
+    """Samples that a gradient is taken over."""
+
+    observation: jax.Array  # [N, *obs], normalised if observations are
+    action: jax.Array  # [N, *action]
+    decision: Decision  # [N]
+    advantage: jax.Array  # [N] float32
+    target: jax.Array  # [N] float32, what the value is fitted to
+
+
+@dataclasses.dataclass(frozen=True)
+class PPO:
+    """PPO for discrete, multi-discrete and continuous actions.
+
+    Defaults are those of CleanRL's `ppo.py` (Huang et al. 2022, JMLR 23(274)); `PPO.preset(env_name)` has
+    those found good for one environment. Frozen and hashable; equal values are equal algorithms.
+
+    Raises:
+      FdgError: (construction) a field out of range, or sizes that do not divide.
+
+    >>> import envs
+    >>> PPO(env=envs.make("CartPole-v1")).num_iterations
+    976
+    """
+
+    action_spaces: ClassVar[tuple[type, ...]] = (Discrete, MultiDiscrete, Box)
+
+    env: Environment
+    num_envs: int = hyperparameter(4, "environments stepped together")
+    num_steps: int = hyperparameter(128, "steps of each environment in one iteration")
+    total_steps: int = hyperparameter(500_000, "environment steps of the whole run; annealing ends there")
+    num_epochs: int = hyperparameter(4, "passes over each rollout")
+    num_minibatches: int = hyperparameter(4, "gradient steps in one pass")
+    shuffle: Literal["all", "time"] = hyperparameter(
+        "all", "what a pass shuffles: all samples, or time steps only (no exchange where the batch is split)"
+    )
+    learning_rate: float = hyperparameter(2.5e-4, "Adam's step size")
+    anneal_learning_rate: bool = hyperparameter(True, "let the step size fall linearly to zero")
+    discount: float = hyperparameter(0.99, "gamma")
+    gae_lambda: float = hyperparameter(0.95, "lambda of generalised advantage estimation")
+    clip_ratio: float = hyperparameter(0.2, "epsilon: how far the probability ratio may go")
+    clip_value: bool = hyperparameter(True, "clip the change of the value by the same epsilon")
+    normalize_advantage: bool = hyperparameter(True, "zero mean, unit variance in each minibatch")
+    entropy_coefficient: float = hyperparameter(0.01, "weight of the entropy bonus")
+    value_coefficient: float = hyperparameter(0.5, "weight of the value loss")
+    max_grad_norm: float = hyperparameter(0.5, "global norm that gradients are clipped to")
+    normalize_observation: bool = hyperparameter(False, "by running mean and variance")
+    normalize_reward: bool = hyperparameter(False, "by the running deviation of the discounted return")
+    hidden: tuple[int, ...] | None = hyperparameter(None, "widths of the layers; None: chosen by observation")
+    activation: Literal["tanh", "relu", "silu", "gelu", "elu"] = hyperparameter("tanh", "of the layers")
+    initial_log_std: float = hyperparameter(0.0, "log of the first standard deviation (continuous actions)")
+    network: Network | None = None  # any (init, apply) pair, in place of the default actor-critic
+
+    def __post_init__(self):
+        sizes = ("num_envs", "num_steps", "total_steps", "num_epochs", "num_minibatches")
+        require_positive(self, *sizes, "learning_rate", "clip_ratio", "max_grad_norm")
+        require_within(self, 0, 1, "discount", "gae_lambda")
+        require(self, self.shuffle in ("all", "time"), f"shuffle={self.shuffle!r}: it must be 'all' or 'time'")
+        require(self, all(width > 0 for width in self.hidden or ()), f"hidden={self.hidden}: widths are above zero")
+        shuffled, what = (
+            (self.num_steps, "num_steps") if self.shuffle == "time" else (self.steps_per_iteration, "num_envs * num_steps")
+        )
+        require(
+            self,
+            shuffled % self.num_minibatches == 0,
+            f"num_minibatches={self.num_minibatches} does not divide {what}={shuffled}: choose a divisor of {shuffled}",
+        )
+        require(
+            self,
+            self.num_iterations >= 1,
+            f"total_steps={self.total_steps} is less than one iteration (num_envs * num_steps = "
+            f"{self.steps_per_iteration}): ask for more steps, or fewer environments",
+        )
+        space = self.env.action_space
+        require(self, isinstance(space, self.action_spaces), f"cannot act in the action space {space}")
+
+    @classmethod
+    def preset(cls, env_name: str) -> dict[str, Any]:
+        """Field values found good for an environment; empty where the defaults are."""
+        return presets.PPO.get(env_name, {})
+
+    @property
+    def steps_per_iteration(self) -> int:
+        return self.num_envs * self.num_steps
+
+    @property
+    def num_iterations(self) -> int:
+        """Iterations of the whole run: all that fit in `total_steps`."""
+        return self.total_steps // self.steps_per_iteration
+
+    # --- the two functions of every algorithm ---
+
+    def init(self, key: jax.Array) -> State:
+        parameter_key, env_key, key = jax.random.split(key, 3)
+        env_state, observation = self.env.reset(jax.random.split(env_key, self.num_envs))
+        parameters = self._network.init(parameter_key, observation)
+        return State(
+            parameters=parameters,
+            optimizer_state=self._optimizer.init(parameters),
+            observation_statistics=normalize.init(self.env.observation_space.shape),
+            return_statistics=normalize.init(()),
+            running_return=jnp.zeros(self.num_envs),
+            env_state=env_state,
+            observation=observation,
+            key=key,
+            iteration=jnp.int32(0),
+        )
+
+    def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
+        key, rollout_key, shuffle_key = jax.random.split(state.key, 3)
+        env_state, observation, ((observations, actions), decisions, time_steps) = rollout(
+            act=lambda observation, keys: self.act(
+                state.parameters, state.observation_statistics, observation, keys
+            ),
+            step=self.step,
+            key=rollout_key,
+            env_state=state.env_state,
+            observation=state.observation,
+            num_steps=self.num_steps,
+        )
+        learned, running_return, metrics = self.learn(
+            (state.parameters, state.optimizer_state, state.observation_statistics, state.return_statistics),
+            state.running_return,
+            (observations, actions, decisions, time_steps),
+            shuffle_key,
+        )
+        return State(*learned, running_return, env_state, observation, key, state.iteration + 1), metrics
+
+    def evaluate(self, state: State, key: jax.Array, episodes: int) -> dict[str, jax.Array]:
+        """Plays whole episodes with the most probable action; see `algos.rollout.evaluate`."""
+
+        def act(observation, keys):
+            policy, _ = self._policy(state.parameters, self._seen(state.observation_statistics, observation))
+            return self._bounded(policy.mode())
+
+        return evaluate(self.env, act, key, episodes)
+
+    # --- fragments ---
+
+    @fdg.fragment("actor", in_axes=(None, None, 0, 0))
+    def act(self, parameters, statistics, observation, keys):
+        """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`, `Decision [B]`."""
+        policy, value = self._policy(parameters, self._seen(statistics, observation))
+        action = policy.sample(keys)
+        return action, Decision(policy.log_prob(action), value)
+
+    @fdg.fragment("environment")
+    def step(self, keys, env_state, action):
+        """`keys [B]`, `action [B, *action]` -> the environments' next state and a `TimeStep [B]`."""
+        return self.env.step(keys, env_state, self._bounded(action))
+
+    @fdg.fragment("learner", in_axes=(None, 0, 1, None), out_axes=(None, 0, None))
+    def learn(self, learned, running_return, trajectory, key):
+        """Several epochs of minibatch updates on a rollout `[T, B]`."""
+        parameters, optimizer_state, observation_statistics, return_statistics = learned
+        observation, action, decision, time_step = trajectory
+        reward = time_step.reward
+        if self.normalize_reward:
+            running_return, returns = normalize.accumulate_returns(
+                running_return, reward, time_step.done, self.discount
+            )
+            return_statistics = normalize.update(return_statistics, returns)
+            reward = normalize.scale(return_statistics, reward)
+        # What the actor saw: statistics change only once the rollout is used up.
+        seen = self._seen(observation_statistics, observation)
+        advantage, target = self._advantage(parameters, observation_statistics, decision, time_step, reward)
+        # Environment-major and flat: a split of the environments stays a split of the samples, and
+        # products of flat matrices are what XLA is quick at.
+        samples = jax.tree.map(_environment_major, Minibatch(seen, action, decision, advantage, target))
+
+        def one_update(carry, rows):
+            parameters, optimizer_state = carry
+            gradient, losses = self.gradient(parameters, self._take(samples, rows))
+            return self.update(gradient, optimizer_state, parameters), losses
+
+        (parameters, optimizer_state), losses = jax.lax.scan(
+            one_update, (parameters, optimizer_state), self._minibatch_rows(key)
+        )
+        if self.normalize_observation:
+            observation_statistics = normalize.update(observation_statistics, observation)
+        metrics = {
+            **episode_metrics(time_step),
+            **jax.tree.map(jnp.mean, losses),
+            "explained_variance": 1.0 - jnp.var(target - decision.value) / (jnp.var(target) + 1e-8),
+        }
+        return (parameters, optimizer_state, observation_statistics, return_statistics), running_return, metrics
+
+    @fdg.fragment("gradient", in_axes=(None, 0), out_axes=None)
+    def gradient(self, parameters, minibatch):
+        """Gradient of the loss over a minibatch `[N]`, and what the loss is made of."""
+        return jax.grad(self._loss, has_aux=True)(parameters, minibatch)
+
+    @fdg.fragment("update", in_axes=None, out_axes=None)
+    def update(self, gradient, optimizer_state, parameters):
+        """One step of Adam on a gradient whose global norm is clipped."""
+        updates, optimizer_state = self._optimizer.update(gradient, optimizer_state, parameters)
+        return optax.apply_updates(parameters, updates), optimizer_state
+
+    # --- parts ---
+
+    def _loss(self, parameters, minibatch: Minibatch):
+        policy, value = self._policy(parameters, minibatch.observation)
+        log_ratio = policy.log_prob(minibatch.action) - minibatch.decision.log_prob
+        ratio = jnp.exp(log_ratio)
+        advantage = minibatch.advantage
+        if self.normalize_advantage:
+            advantage = (advantage - jnp.mean(advantage)) / (jnp.std(advantage) + 1e-8)
+        # Equation 7 of the paper.
+        clipped_ratio = jnp.clip(ratio, 1.0 - self.clip_ratio, 1.0 + self.clip_ratio)
+        policy_loss = -jnp.mean(jnp.minimum(ratio * advantage, clipped_ratio * advantage))
+        error = jnp.square(value - minibatch.target)
+        if self.clip_value:  # not in the paper, but in its code: OpenAI's baselines, ppo2
+            change = jnp.clip(value - minibatch.decision.value, -self.clip_ratio, self.clip_ratio)
+            error = jnp.maximum(error, jnp.square(minibatch.decision.value + change - minibatch.target))
+        value_loss = 0.5 * jnp.mean(error)
+        entropy = jnp.mean(policy.entropy())
+        # Equation 9.
+        loss = policy_loss + self.value_coefficient * value_loss - self.entropy_coefficient * entropy
+        return loss, {
+            "loss": loss,
+            "policy_loss": policy_loss,
+            "value_loss": value_loss,
+            "entropy": entropy,
+            "approx_kl": jnp.mean((ratio - 1.0) - log_ratio),  # Schulman, joschu.net/blog/kl-approx.html: k3
+            "clip_fraction": jnp.mean(jnp.abs(ratio - 1.0) > self.clip_ratio, dtype=jnp.float32),
+        }
+
+    def _advantage(self, parameters, statistics, decision: Decision, time_step: TimeStep, reward):
+        """Advantage and value target, both `[T, B]`; a truncated episode goes on in its final observation's value."""
+        final = _environment_major(self._seen(statistics, time_step.final_observation))
+        _, next_value = self._network.apply(parameters, final)
+        next_value = next_value.reshape(self.num_envs, self.num_steps).swapaxes(0, 1)
+        return generalized_advantage_estimation(
+            reward, decision.value, next_value, time_step.terminated, time_step.truncated,
+            self.discount, self.gae_lambda,
+        )  # fmt: skip
+
+    def _minibatch_rows(self, key) -> jax.Array:
+        """For each update, which samples (or which time steps) it takes: `[num_epochs * num_minibatches, ...]`."""
+        count = self.num_steps if self.shuffle == "time" else self.steps_per_iteration
+        epochs = jax.random.split(key, self.num_epochs)
+        rows = jax.vmap(lambda key: jax.random.permutation(key, count))(epochs)
+        return rows.reshape(self.num_epochs * self.num_minibatches, -1)
+
+    def _take(self, samples: Minibatch, rows) -> Minibatch:
+        """The minibatch of some rows; of time steps, those of every environment."""
+        if self.shuffle == "all":
+            return jax.tree.map(lambda x: x[rows], samples)
+
+        def take(x):
+            by_time = x.reshape(self.num_envs, self.num_steps, *x.shape[1:])[:, rows]
+            return by_time.reshape(-1, *x.shape[1:])
+
+        return jax.tree.map(take, samples)
+
+    def _policy(self, parameters, observation):
+        """Distribution over actions and value `[N]`, for observations `[N, *obs]`."""
+        output, value = self._network.apply(parameters, observation)
+        return distributions.for_space(self.env.action_space).distribution(output), value
+
+    def _seen(self, statistics, observation):
+        """Observations `[..., *obs]` as the networks see them."""
+        return normalize.normalize(statistics, observation) if self.normalize_observation else observation
+
+    def _bounded(self, action):
+        """Actions as the environment takes them: the Gaussian knows no bounds, a `Box` has some."""
+        space = self.env.action_space
+        return jnp.clip(action, space.low_array, space.high_array) if isinstance(space, Box) else action
+
+    @property
+    def _network(self) -> Network:
+        return self.network or networks.actor_critic(
+            self.env.observation_space, self.env.action_space, self.hidden, self.activation, self.initial_log_std
+        )
+
+    @property
+    def _optimizer(self) -> optax.GradientTransformation:
+        updates = self.num_epochs * self.num_minibatches
+
+        def step_size(count):
+            return self.learning_rate * (1.0 - (count // updates) / self.num_iterations)
+
+        return optax.chain(
+            optax.clip_by_global_norm(self.max_grad_norm),
+            optax.adam(step_size if self.anneal_learning_rate else self.learning_rate, eps=1e-5),
+        )
+
+
+def _environment_major(x: jax.Array) -> jax.Array:
+    """`[T, B, ...]` to `[B * T, ...]`."""
+    return x.swapaxes(0, 1).reshape(-1, *x.shape[2:])

@@ -1,0 +1,18 @@
+"""Hyperparameters found good, by algorithm and environment. What is not listed keeps the algorithm's default."""
+
+from typing import Any
+
+PPO: dict[str, dict[str, Any]] = {
+    "Pendulum-v1": {
+        "total_steps": 1_000_000,
+        "num_envs": 16,
+        "num_steps": 64,
+        "num_epochs": 8,
+        "num_minibatches": 8,
+        "learning_rate": 1e-3,
+        "discount": 0.95,
+        "entropy_coefficient": 0.0,
+        "normalize_observation": True,
+        "normalize_reward": True,
+    },
+}

@@ -1,0 +1,110 @@
+"""Acting in an environment: rollouts for training, whole episodes for evaluation, and what they earned."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from envs import Environment, TimeStep
+
+
+def rollout(
+    act: Callable, step: Callable, key: jax.Array, env_state: Any, observation: jax.Array, num_steps: int
+) -> tuple[Any, jax.Array, tuple[jax.Array, Any, TimeStep]]:
+    """Steps a batch of environments `num_steps` times.
+
+    Every environment gets keys of its own at every step, so a batch that is split over devices sees the
+    same random numbers as a whole one.
+
+    Args:
+      act: `(observation [B, ...], keys [B]) -> (action [B, ...], extras)`; extras is any pytree.
+      step: `(keys [B], env_state, action) -> (env_state, TimeStep)`.
+      key: one key.
+      env_state: leading axis B.
+      observation: `[B, ...]`, what the first action answers to.
+      num_steps: T.
+
+    Returns:
+      The environments' state and observation after the last step, and, stacked over time `[T, B, ...]`,
+      `((observation, action), extras, time_step)` of each step; the time step's `observation` is None, being
+      the next row's.
+    """
+    num_envs = observation.shape[0]
+    keys = jax.random.split(key, (num_steps, 2, num_envs))
+
+    def one_step(carry, keys):
+        env_state, observation = carry
+        action, extras = act(observation, keys[0])
+        env_state, time_step = step(keys[1], env_state, action)
+        # The next row's observation is this step's: no need to record it twice.
+        return (env_state, time_step.observation), (
+            (observation, action), extras, time_step._replace(observation=None),
+        )  # fmt: skip
+
+    (env_state, observation), steps = jax.lax.scan(one_step, (env_state, observation), keys)
+    return env_state, observation, steps
+
+
+def evaluate(
+    env: Environment, act: Callable, key: jax.Array, episodes: int, max_steps: int = 10_000
+) -> dict[str, jax.Array]:
+    """Plays whole episodes, each in an environment of its own, to their first end.
+
+    Args:
+      act: `(observation [B, ...], keys [B]) -> action [B, ...]`.
+      episodes: B.
+      max_steps: where the environment has no time limit, an episode is scored as it stands after this many.
+
+    Returns:
+      `return`, `return_std`, `length`: scalars over the episodes; `returns`: `[B]` float32.
+    """
+    limit = env.max_episode_steps or max_steps
+    reset_key, run_key = jax.random.split(key)
+    env_state, observation = env.reset(jax.random.split(reset_key, episodes))
+
+    def unfinished(carry):
+        time, _, _, playing, _, _ = carry
+        return (time < limit) & jnp.any(playing)
+
+    def one_step(carry):
+        time, env_state, observation, playing, total, length = carry
+        keys = jax.random.split(jax.random.fold_in(run_key, time), (2, episodes))
+        env_state, step = env.step(keys[1], env_state, act(observation, keys[0]))
+        total += jnp.where(playing, step.reward, 0.0)
+        length += playing
+        return time + 1, env_state, step.observation, playing & ~step.done, total, length
+
+    start = (
+        jnp.int32(0),
+        env_state,
+        observation,
+        jnp.ones(episodes, bool),
+        jnp.zeros(episodes),
+        jnp.zeros(episodes, jnp.int32),
+    )
+    *_, total, length = jax.lax.while_loop(unfinished, one_step, start)
+    return {
+        "return": jnp.mean(total),
+        "return_std": jnp.std(total),
+        "length": jnp.mean(length.astype(jnp.float32)),
+        "returns": total,
+    }
+
+
+def episode_metrics(time_step: TimeStep) -> dict[str, jax.Array]:
+    """Mean return and length of the episodes that ended in a rollout `[T, B]`, by masked sums.
+
+    Returns:
+      `episode_return`, `episode_length`: scalar float32, nan where no episode ended; `episodes`: how many.
+    """
+    episodes = jnp.sum(time_step.done.astype(jnp.float32))
+
+    def mean(of_ended):  # zero where no episode ended, so that a plain sum is the sum over episodes
+        return jnp.where(episodes > 0, jnp.sum(of_ended) / jnp.maximum(episodes, 1), jnp.nan)
+
+    return {
+        "episode_return": mean(time_step.episode_return),
+        "episode_length": mean(time_step.episode_length.astype(jnp.float32)),
+        "episodes": episodes,
+    }
