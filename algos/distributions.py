@@ -11,11 +11,14 @@ i alone, so a batch that is cut in parts gives, part by part, the numbers of the
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-from flax import struct
+
+from envs.spaces import Box, Discrete, MultiDiscrete, Space
+from fdg.errors import FdgError
 
 # Up to here the cumulative sum of probabilities is written out, term by term (see `Categorical.sample`).
 _MAX_UNROLLED_CATEGORIES = 64
@@ -37,7 +40,8 @@ class Distribution(Protocol):
         """The most probable action: `[..., *action]`."""
 
 
-@struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class Categorical:
     """One of `n` actions, with probabilities `softmax(logits)`. A logit of `-inf` rules its action out.
 
@@ -93,7 +97,8 @@ class Categorical:
         return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
 
 
-@struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class MultiCategorical:
     """`M = len(nvec)` independent choices, choice m among `nvec[m]`; actions are `[..., M]` int32.
 
@@ -102,7 +107,7 @@ class MultiCategorical:
     """
 
     logits: jax.Array  # [..., sum(nvec)] float32, the choices one after the other
-    nvec: tuple[int, ...] = struct.field(pytree_node=False)
+    nvec: tuple[int, ...] = field(metadata={"static": True})
 
     def _choices(self) -> Categorical:
         """The choices as one categorical `[..., M, max(nvec)]`; logits of `-inf` fill up the shorter ones."""
@@ -131,7 +136,8 @@ class MultiCategorical:
         return self._choices().mode()
 
 
-@struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class Normal:
     """Gaussian with independent components over the last axis; `log_prob` and `entropy` are sums over it.
 
@@ -144,7 +150,7 @@ class Normal:
 
     mean: jax.Array  # [..., D] float32
     log_std: jax.Array  # [..., D] float32
-    shape: tuple[int, ...] | None = struct.field(pytree_node=False, default=None)
+    shape: tuple[int, ...] | None = field(default=None, metadata={"static": True})
 
     def sample(self, keys: jax.Array) -> jax.Array:
         """Random actions `[..., *shape]` float32, unbounded.
@@ -178,42 +184,40 @@ class Parameterization(NamedTuple):
     distribution: Callable[[jax.Array], Distribution]  # parameters [..., size] float32 -> distribution
 
 
-def for_space(space: Any) -> Parameterization:
-    """The distribution that fits an action space of `envs.spaces`.
+def for_space(space: Space) -> Parameterization:
+    """The distribution that fits an action space.
 
     - `Discrete(n)`: `Categorical`, `size = n` logits.
     - `MultiDiscrete(nvec)`: `MultiCategorical`, `size = sum(nvec)` logits.
-    - `Box(low, high, shape, dtype)`: `Normal`, `size = 2 * D` for `D` components: the means, then the logs of
+    - `Box` of a floating dtype, with `D` components: `Normal`, `size = 2 * D`, the means and then the logs of
       the standard deviations. Its samples are not bounded by `low` and `high`: the environment clips them.
 
-    >>> from types import SimpleNamespace
-    >>> logits_of_four = for_space(SimpleNamespace(n=4))
-    >>> logits_of_four.size, type(logits_of_four.distribution(jnp.zeros((2, 4)))).__name__
+    >>> size, distribution = for_space(Discrete(4))
+    >>> size, type(distribution(jnp.zeros((2, 4)))).__name__
     (4, 'Categorical')
     """
-    if hasattr(space, "nvec"):
-        nvec = tuple(int(count) for count in space.nvec)
-        return Parameterization(sum(nvec), lambda parameters: MultiCategorical(parameters, nvec))
-    if hasattr(space, "n"):
-        return Parameterization(int(space.n), Categorical)
-    if hasattr(space, "low") and jnp.issubdtype(space.dtype, jnp.floating):
-        shape, components = tuple(space.shape), math.prod(space.shape)
-
-        def normal(parameters: jax.Array) -> Normal:
-            mean, log_std = jnp.split(parameters, 2, axis=-1)
-            return Normal(mean, log_std, shape)
-
-        return Parameterization(2 * components, normal)
-    raise TypeError(
-        f"no distribution for the action space {space!r}: "
-        "use Discrete, MultiDiscrete, or a Box of a floating dtype, or build a distribution in the algorithm"
+    match space:
+        case Discrete(n):
+            return Parameterization(n, Categorical)
+        case MultiDiscrete(nvec):
+            return Parameterization(sum(nvec), functools.partial(MultiCategorical, nvec=nvec))
+        case Box(shape=shape, dtype=dtype) if jnp.issubdtype(dtype, jnp.floating):
+            return Parameterization(2 * math.prod(shape), functools.partial(_normal, shape=shape))
+    raise FdgError(
+        f"no distribution over the action space {space}:"
+        " use Discrete, MultiDiscrete, or Box of a floating dtype"
     )
+
+
+def _normal(parameters: jax.Array, shape: tuple[int, ...]) -> Normal:
+    mean, log_std = jnp.split(parameters, 2, axis=-1)
+    return Normal(mean, log_std, shape)
 
 
 def _draw(sampler: Callable[..., jax.Array], keys: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """`sampler(key, shape)` from one key, or from one key per element of the leading axes of `shape`."""
     if keys.shape != shape[: keys.ndim]:
-        raise ValueError(
+        raise FdgError(
             f"sample was given keys of shape {list(keys.shape)} for noise of shape {list(shape)}: "
             "give one key, or one key (of `jax.random.key`) per element of the leading axes"
         )

@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from algos import distributions
+from envs.spaces import Box, Discrete, MultiDiscrete, Space
+from fdg.errors import FdgError, unknown_name
 
 _ACTIVATIONS = {"tanh": nn.tanh, "relu": nn.relu, "silu": nn.silu, "gelu": nn.gelu, "elu": nn.elu}
 
@@ -39,8 +41,8 @@ class Network(NamedTuple):
 
 
 def actor_critic(
-    observation_space: Any,
-    action_space: Any,
+    observation_space: Space,
+    action_space: Space,
     hidden: Sequence[int] | None = None,
     activation: str = "tanh",
     initial_log_std: float = 0.0,
@@ -61,17 +63,16 @@ def actor_critic(
     measure it).
 
     Args:
-        observation_space: of `envs.spaces`. `Box`: boolean and uint8 become float32 (uint8 divided by 255);
+        observation_space: `Box`: boolean and uint8 become float32 (uint8 divided by 255);
             three axes `[height, width, channels]` get a 3 x 3 convolution first; all other shapes are
             flattened. `Discrete` and `MultiDiscrete`: one-hot.
-        action_space: of `envs.spaces`.
+        action_space: any that `distributions.for_space` knows.
         hidden: widths of the dense layers, the same for actor and critic. Default: `(64, 64)`, and `(128,)`
             after the convolution of an image.
-        activation: "tanh", "relu", "silu", "gelu" or "elu", after every layer but the heads.
+        activation: "tanh", "relu", "silu", "gelu" or "elu"; after every layer but the heads.
         initial_log_std: for a `Box` action space.
 
-    >>> from types import SimpleNamespace
-    >>> network = actor_critic(SimpleNamespace(shape=(4,), dtype=jnp.float32), SimpleNamespace(n=2))
+    >>> network = actor_critic(Box(-1.0, 1.0, (4,)), Discrete(2))
     >>> observation = jnp.zeros((8, 4))
     >>> parameters = network.init(jax.random.key(0), observation)
     >>> logits, value = network.apply(parameters, observation)
@@ -79,45 +80,35 @@ def actor_critic(
     ((8, 2), (8,))
     """
     if activation not in _ACTIVATIONS:
-        raise ValueError(f"unknown activation '{activation}': use one of {', '.join(_ACTIVATIONS)}")
-    categories = _categories(observation_space)
-    shape = tuple(observation_space.shape) if hasattr(observation_space, "shape") else ()
+        raise unknown_name("activation", activation, _ACTIVATIONS)
     if hidden is None:
-        hidden = _IMAGE_HIDDEN if _is_image(shape) and not categories else _VECTOR_HIDDEN
-    size = distributions.for_space(action_space).size
-    is_continuous = not (hasattr(action_space, "n") or hasattr(action_space, "nvec"))
-    module = ActorCritic(
-        categories=categories,
-        logits=0 if is_continuous else size,
-        components=size // 2 if is_continuous else 0,
-        hidden=tuple(hidden),
-        activation=activation,
-        initial_log_std=float(initial_log_std),
-    )
+        hidden = _IMAGE_HIDDEN if _is_image(observation_space) else _VECTOR_HIDDEN
+    distributions.for_space(action_space)  # refuses a space without distribution here, before any tracing
+    module = ActorCritic(observation_space, action_space, tuple(hidden), activation, float(initial_log_std))
     return Network(_Init(module), _Apply(module))
 
 
 class ActorCritic(nn.Module):
-    """Two separate trunks on one input: `[N, *obs]` -> `([N, P], [N])` float32 (see `actor_critic`)."""
+    """Two separate trunks on one input: `[N, *obs]` to `([N, P], [N])` float32 (see `actor_critic`)."""
 
-    categories: tuple[int, ...]  # of an observation of integers, to be made one-hot; () for a `Box`
-    logits: int  # numbers that the actor's head puts out for discrete actions
-    components: int  # of a continuous action; one of `logits` and `components` is 0
+    observation_space: Space
+    action_space: Space
     hidden: tuple[int, ...]
     activation: str
     initial_log_std: float
 
     @nn.compact
     def __call__(self, observation: jax.Array) -> tuple[jax.Array, jax.Array]:  # noqa: D102
-        inputs = _inputs(observation, self.categories)
-        outputs = self.logits + self.components
-        output = Trunk(self.hidden, outputs, 0.01, self.activation, name="actor")(inputs)
-        value = Trunk(self.hidden, 1, 1.0, self.activation, name="critic")(inputs)
-        if self.components:
-            initial = nn.initializers.constant(self.initial_log_std)
-            log_std = self.param("log_std", initial, (self.components,))
-            output = jnp.concatenate([output, jnp.broadcast_to(log_std, output.shape)], axis=-1)
-        return output, value[:, 0]
+        inputs = _inputs(observation, self.observation_space)
+        outputs = distributions.for_space(self.action_space).size
+        if isinstance(self.action_space, Box):
+            outputs //= 2  # the means; the logs of the standard deviations follow below
+        actor = Trunk(self.hidden, outputs, 0.01, self.activation, name="actor")(inputs)
+        critic = Trunk(self.hidden, 1, 1.0, self.activation, name="critic")(inputs)
+        if isinstance(self.action_space, Box):
+            log_std = self.param("log_std", nn.initializers.constant(self.initial_log_std), (outputs,))
+            actor = jnp.concatenate([actor, jnp.broadcast_to(log_std, actor.shape)], axis=-1)
+        return actor, critic[:, 0]
 
 
 class Trunk(nn.Module):
@@ -160,25 +151,25 @@ class _Apply:
         return self.module.apply({"params": parameters}, observation)
 
 
-def _categories(space: Any) -> tuple[int, ...]:
-    """Numbers of categories of an observation of integers; () for a `Box`."""
-    if hasattr(space, "nvec"):
-        return tuple(int(count) for count in space.nvec)
-    return (int(space.n),) if hasattr(space, "n") else ()
-
-
-def _is_image(shape: tuple[int, ...]) -> bool:
+def _is_image(space: Space) -> bool:
     """Three axes, large enough for the 3 x 3 convolution."""
-    return len(shape) == 3 and min(shape[:2]) >= 3
+    return isinstance(space, Box) and len(space.shape) == 3 and min(space.shape[:2]) >= 3
 
 
-def _inputs(observation: jax.Array, categories: tuple[int, ...]) -> jax.Array:
-    """Observations `[N, *obs]` as float32, `[N, F]` or `[N, H, W, C]`."""
+def _inputs(observation: jax.Array, space: Space) -> jax.Array:
+    """Observations `[N, *obs]` as float32: `[N, H, W, C]` for an image, `[N, F]` for all else."""
+    if observation.shape[1:] != space.shape:
+        raise FdgError(
+            f"the network was made for observations [N, {', '.join(map(str, space.shape))}] of {space},"
+            f" but was given {list(observation.shape)}: flatten all leading axes into one"
+        )
     count = observation.shape[0]
-    if categories:
-        integers = observation.reshape(count, len(categories))
-        one_hot = [jax.nn.one_hot(integers[:, i], n, dtype=jnp.float32) for i, n in enumerate(categories)]
-        return jnp.concatenate(one_hot, axis=-1)
+    match space:
+        case Discrete(n):
+            return jax.nn.one_hot(observation, n, dtype=jnp.float32)
+        case MultiDiscrete(nvec):
+            columns = [jax.nn.one_hot(observation[:, i], n, dtype=jnp.float32) for i, n in enumerate(nvec)]
+            return jnp.concatenate(columns, axis=-1)
     scale = 1.0 / 255.0 if observation.dtype == jnp.uint8 else 1.0
     inputs = observation.astype(jnp.float32) * scale
-    return inputs if _is_image(observation.shape[1:]) else inputs.reshape(count, -1)
+    return inputs if _is_image(space) else inputs.reshape(count, math.prod(space.shape))

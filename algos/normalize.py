@@ -8,15 +8,19 @@ Rewards are divided by the standard deviation of a running discounted return (En
 "Implementation Matters in Deep RL", arXiv 2005.12729, optimisation 2), one such return per environment.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 
+from fdg.errors import FdgError
+
 _EPSILON = 1e-8
 
 
-class RunningStatistics(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class RunningStatistics:
     """Mean and variance of all that was seen so far, each component on its own."""
 
     mean: jax.Array  # [*shape] float32
@@ -49,8 +53,8 @@ def update(
 
     >>> stats = update(init(()), jnp.array([1.0, 2.0]))
     >>> stats = update(stats, jnp.array([[3.0, 6.0]]))
-    >>> [float(x) for x in stats]  # of 1, 2, 3, 6
-    [3.0, 3.5, 4.0]
+    >>> float(stats.mean), float(stats.var), float(stats.count)  # of 1, 2, 3, 6
+    (3.0, 3.5, 4.0)
     """
     axes = tuple(range(batch.ndim - stats.mean.ndim)) if axes is None else axes
     batch = batch.astype(jnp.float32)
@@ -58,7 +62,7 @@ def update(
     batch_var = jnp.mean(jnp.square(batch - batch_mean), axis=axes)
     batch_mean = batch_mean.reshape(batch_var.shape)
     if batch_mean.shape != stats.mean.shape:
-        raise ValueError(
+        raise FdgError(
             f"a batch of shape {list(batch.shape)} reduced over axes {axes} leaves {list(batch_mean.shape)}, "
             f"but the statistics have shape {list(stats.mean.shape)}: name the axes that count samples"
         )

@@ -1,5 +1,4 @@
 import math
-from types import SimpleNamespace
 
 import flax.linen as nn
 import jax
@@ -9,20 +8,14 @@ import pytest
 
 from algos import distributions
 from algos.networks import Network, actor_critic
+from envs.spaces import Box, Discrete, MultiDiscrete, Space
+from fdg.errors import FdgError, UnknownNameError
 
 BATCH = 6
 
 
-def box(*shape: int, dtype=jnp.float32) -> SimpleNamespace:
-    return SimpleNamespace(low=-1.0, high=1.0, shape=shape, dtype=dtype)
-
-
-def discrete(n: int) -> SimpleNamespace:
-    return SimpleNamespace(n=n, shape=(), dtype=jnp.int32)
-
-
-def multi_discrete(*nvec: int) -> SimpleNamespace:
-    return SimpleNamespace(nvec=nvec, shape=(len(nvec),), dtype=jnp.int32)
+def box(*shape: int, dtype="float32") -> Box:
+    return Box(0.0, 1.0, shape, dtype)
 
 
 OBSERVATIONS = {
@@ -30,15 +23,15 @@ OBSERVATIONS = {
     "scalar": box(),
     "matrix": box(3, 5),
     "small grid": box(2, 2, 3),
-    "MinAtar": box(10, 10, 4, dtype=jnp.bool_),
-    "pixels": box(8, 9, 3, dtype=jnp.uint8),
-    "integers": box(7, dtype=jnp.int32),
-    "discrete": discrete(5),
-    "multi-discrete": multi_discrete(3, 2),
+    "MinAtar": box(10, 10, 4, dtype="bool"),
+    "pixels": box(8, 9, 3, dtype="uint8"),
+    "integers": box(7, dtype="int32"),
+    "discrete": Discrete(5),
+    "multi-discrete": MultiDiscrete((3, 2)),
 }
 ACTIONS = {
-    "discrete": discrete(3),
-    "multi-discrete": multi_discrete(2, 5),
+    "discrete": Discrete(3),
+    "multi-discrete": MultiDiscrete((2, 5)),
     "box": box(2),
     "scalar box": box(),
     "matrix box": box(2, 3),
@@ -47,17 +40,16 @@ every_observation = pytest.mark.parametrize("observation_space", OBSERVATIONS.va
 every_action = pytest.mark.parametrize("action_space", ACTIONS.values(), ids=ACTIONS)
 
 
-def observe(space: SimpleNamespace, batch: int = BATCH, seed: int = 0) -> jax.Array:
+def observe(space: Space, batch: int = BATCH, seed: int = 0) -> jax.Array:
+    """Observations that differ enough from each other: `[batch, *space.shape]` of the space's dtype."""
     rng = np.random.default_rng(seed)
-    if hasattr(space, "n"):
-        return jnp.asarray(rng.integers(space.n, size=batch), jnp.int32)
-    if hasattr(space, "nvec"):
-        return jnp.asarray(rng.integers(space.nvec, size=(batch, len(space.nvec))), jnp.int32)
-    if space.dtype == jnp.float32:
-        return jnp.asarray(rng.normal(size=(batch, *space.shape)), jnp.float32)
-    return jnp.asarray(
-        rng.integers(2 if space.dtype == jnp.bool_ else 200, size=(batch, *space.shape)), space.dtype
-    )
+    match space:
+        case Discrete(n):
+            return jnp.asarray(rng.integers(n, size=batch), jnp.int32)
+        case MultiDiscrete(nvec):
+            return jnp.asarray(rng.integers(nvec, size=(batch, len(nvec))), jnp.int32)
+    largest = {"bool": 2, "uint8": 200, "int32": 10, "float32": 1}[space.dtype]
+    return jnp.asarray(largest * rng.random((batch, *space.shape)), space.dtype)
 
 
 def leaves(parameters) -> dict[str, jax.Array]:
@@ -70,18 +62,19 @@ def leaves(parameters) -> dict[str, jax.Array]:
 @every_action
 def test_shapes_and_dtypes(observation_space, action_space):
     network = actor_critic(observation_space, action_space)
-    observation = observe(observation_space)
-    parameters = network.init(jax.random.key(0), observation)
-    output, value = jax.jit(network.apply)(parameters, observation)
     parameterization = distributions.for_space(action_space)
+
+    def forward(key, observation):
+        parameters = network.init(key, observation)
+        output, value = network.apply(parameters, observation)
+        return parameters, output, value, parameterization.distribution(output).sample(key)
+
+    # Shapes only: the arithmetic is tested below, once per observation.
+    parameters, output, value, action = jax.eval_shape(forward, jax.random.key(0), observe(observation_space))
     assert output.shape == (BATCH, parameterization.size) and output.dtype == jnp.float32
     assert value.shape == (BATCH,) and value.dtype == jnp.float32
+    assert action.shape == (BATCH, *action_space.shape) and action.dtype == action_space.dtype
     assert {leaf.dtype for leaf in jax.tree.leaves(parameters)} == {jnp.dtype(jnp.float32)}
-    action = parameterization.distribution(output).sample(jax.random.key(1))
-    expected = (
-        (BATCH, len(action_space.nvec)) if hasattr(action_space, "nvec") else (BATCH, *action_space.shape)
-    )
-    assert action.shape == expected
 
 
 @every_observation
@@ -201,7 +194,7 @@ def test_pixels_are_divided_by_255_and_booleans_are_not():
 
 
 def test_discrete_observations_are_told_apart():
-    network = actor_critic(discrete(5), ACTIONS["discrete"])
+    network = actor_critic(Discrete(5), ACTIONS["discrete"])
     observation = jnp.arange(5)
     _, value = network.apply(network.init(jax.random.key(0), observation), observation)
     assert len(set(np.asarray(value).tolist())) == 5
@@ -275,5 +268,13 @@ def test_any_pair_of_functions_is_a_network():
 
 
 def test_an_unknown_activation_is_refused_with_those_known():
-    with pytest.raises(ValueError, match="unknown activation 'relx': use one of tanh, relu"):
+    with pytest.raises(UnknownNameError, match="unknown activation 'relx': did you mean 'relu'"):
         actor_critic(OBSERVATIONS["vector"], ACTIONS["discrete"], activation="relx")
+
+
+def test_an_observation_of_another_shape_is_refused_with_the_fix():
+    network = actor_critic(OBSERVATIONS["vector"], ACTIONS["discrete"])
+    parameters = network.init(jax.random.key(0), jnp.zeros((1, 4)))
+    for wrong in (jnp.zeros(4), jnp.zeros((3, 5)), jnp.zeros((2, 3, 4))):
+        with pytest.raises(FdgError, match=r"made for observations \[N, 4\] .*: flatten all leading axes"):
+            network.apply(parameters, wrong)

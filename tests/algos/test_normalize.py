@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from algos import normalize
+from fdg.errors import FdgError
 
 
 @given(
@@ -15,7 +16,7 @@ from algos import normalize
     scale=st.sampled_from([1e-2, 1.0, 1e3]),
     seed=st.integers(0, 2**32 - 1),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_batches_one_by_one_give_the_statistics_of_all_together(sizes, shape, offset, scale, seed):
     rng = np.random.default_rng(seed)
     batches = [(offset + scale * rng.normal(size=(n, *shape))).astype(np.float32) for n in sizes]
@@ -54,7 +55,7 @@ def test_batches_of_other_dtypes_count_as_numbers(dtype):
 
 
 def test_axes_that_do_not_leave_the_shape_of_the_statistics_are_refused():
-    with pytest.raises(ValueError, match=r"the statistics have shape .*: name the axes that count samples"):
+    with pytest.raises(FdgError, match=r"the statistics have shape .*: name the axes that count samples"):
         normalize.update(normalize.init((3,)), jnp.zeros((5, 4)))
 
 
@@ -116,7 +117,9 @@ def test_integer_observations_become_float32():
 def test_no_gradient_flows_into_the_statistics():
     def loss(stats):
         return jnp.sum(normalize.normalize(stats, jnp.ones(2))) + jnp.sum(
-            normalize.scale(normalize.init(())._replace(var=stats.var[0]), jnp.ones(3))
+            normalize.scale(
+                normalize.RunningStatistics(stats.mean[0], stats.var[0], stats.count), jnp.ones(3)
+            )
         )
 
     for leaf in jax.tree.leaves(jax.grad(loss)(normalize.init((2,)))):
@@ -141,7 +144,7 @@ def test_running_returns_give_the_numbers_worked_by_hand():
 @given(
     steps=st.integers(1, 10), batch=st.integers(1, 4), cut=st.integers(0, 10), seed=st.integers(0, 2**32 - 1)
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_running_returns_agree_with_loops_and_carry_over_from_rollout_to_rollout(steps, batch, cut, seed):
     rng = np.random.default_rng(seed)
     reward = rng.normal(size=(steps, batch)).astype(np.float32)
