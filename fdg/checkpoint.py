@@ -1,0 +1,158 @@
+"""Checkpoints of an engine's state: whole, atomic, and readable on other devices than they were written on."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fdg.errors import FdgError
+
+KEEP = 3  # the newest; older ones are removed once a newer one is complete
+
+
+class Checkpoints:
+    """The checkpoints of one run, one directory an iteration.
+
+    Orbax writes each into a temporary directory and renames it when it is complete, so that a process that
+    dies while writing leaves the earlier ones as they were. Writing goes on in the background.
+
+    Args:
+      directory: made when the first checkpoint is written.
+    """
+
+    def __init__(self, directory: Path):
+        # Here, because importing Orbax takes as long as importing JAX.
+        import orbax.checkpoint
+
+        self._orbax = orbax.checkpoint
+        self._directory = directory.absolute()
+        self._options = self._orbax.CheckpointManagerOptions(max_to_keep=KEEP, cleanup_tmp_directories=True)
+        self._opened: Any = None
+
+    @property
+    def _manager(self) -> Any:
+        if self._opened is None:
+            self._opened = self._orbax.CheckpointManager(self._directory, options=self._options)
+        return self._opened
+
+    def latest(self) -> int | None:
+        """Iteration of the newest complete checkpoint, None where there is none."""
+        return self._manager.latest_step() if self._directory.is_dir() else None
+
+    def save(self, iteration: int, state: Any) -> None:
+        """Starts to write `state`; it may be donated as soon as this returns."""
+        # Orbax reads host memory in place, and that is where a CPU keeps the buffers that the next call
+        # of `run` will overwrite.
+        arrays = jax.tree.map(jnp.copy, _arrays_by_name(state))
+        try:
+            self._manager.save(iteration, args=self._orbax.args.StandardSave(arrays), force=True)
+        except Exception as error:
+            raise self._unwritable(error) from error
+
+    def restore(self, iteration: int, target: Any) -> Any:
+        """The state at `iteration`.
+
+        Args:
+          iteration: of a complete checkpoint.
+          target: pytree of `jax.ShapeDtypeStruct` with shardings, for instance `engine.state_shape`; the
+            devices may be others than those that the checkpoint was written on.
+
+        Raises:
+          FdgError: the checkpoint cannot be read, or holds the state of something else.
+        """
+        where = self._directory / str(iteration)
+        stored_target = jax.tree.map(_stored_shape, _arrays_by_name(target))
+        try:
+            expected = {name: (leaf.shape, leaf.dtype) for name, leaf in stored_target.items()}
+            found = {
+                name: (tuple(leaf.shape), leaf.dtype)
+                for name, leaf in self._manager.item_metadata(iteration).items()
+            }
+            if found == expected:
+                stored = self._manager.restore(
+                    iteration, args=self._orbax.args.StandardRestore(stored_target)
+                )
+        except Exception as error:  # Orbax and TensorStore raise many types, none of them their own
+            others = sorted(step for step in self._manager.all_steps() if step != iteration)
+            fix = f"remove it to go on from iteration {others[-1]}" if others else "there is no other one"
+            raise FdgError(f"checkpoint {where} cannot be read ({_first_line(error)}): {fix}") from error
+        if found != expected:
+            differing = sorted(
+                name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name)
+            )
+            name = differing[0]
+            raise FdgError(
+                f"checkpoint {where} is of another state: '{name}' is {_text(found.get(name))} there"
+                f" and {_text(expected.get(name))} here"
+            )
+        leaves, structure = jax.tree.flatten(target)
+        names = _names(target)
+        restored = []
+        for name, leaf in zip(names, leaves, strict=True):
+            if name not in stored:
+                restored.append(jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding))
+            elif _is_key(leaf):
+                restored.append(jax.random.wrap_key_data(stored[name], impl=jax.random.key_impl(leaf)))
+            else:
+                restored.append(stored[name])
+        return jax.tree.unflatten(structure, restored)
+
+    def close(self) -> None:
+        """Waits until everything is written."""
+        if self._opened is None:
+            return
+        manager, self._opened = self._opened, None
+        try:
+            manager.close()
+        except Exception as error:
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: Exception) -> FdgError:
+        return FdgError(f"cannot write a checkpoint in {self._directory} ({_first_line(error)})")
+
+
+def _names(tree: Any) -> list[str]:
+    """Names of the leaves, such as `train/params/kernel`, in order.
+
+    >>> _names({"a": (1, 2), "b": {"c": 3}})
+    ['a/0', 'a/1', 'b/c']
+    """
+    paths, _ = jax.tree_util.tree_flatten_with_path(tree)
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") or "state" for path, _ in paths]
+    seen: dict[str, int] = {}
+    for i, name in enumerate(names):  # {"a/b": 1, "a": {"b": 2}} is legal
+        seen[name] = seen.get(name, 0) + 1
+        if seen[name] > 1:
+            names[i] = f"{name}#{seen[name]}"
+    return names
+
+
+def _arrays_by_name(tree: Any) -> dict[str, Any]:
+    """The leaves that are stored: keys as their data, arrays without elements not at all (Orbax refuses them)."""
+    leaves = zip(_names(tree), jax.tree.leaves(tree), strict=True)
+    stored = {name: leaf for name, leaf in leaves if leaf.size}
+    return {
+        name: jax.random.key_data(leaf) if _is_key(leaf) and isinstance(leaf, jax.Array) else leaf
+        for name, leaf in stored.items()
+    }
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _stored_shape(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    if not _is_key(leaf):
+        return leaf
+    data = jax.eval_shape(jax.random.key_data, leaf)
+    return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=leaf.sharding)
+
+
+def _text(shape_dtype: tuple[Any, Any] | None) -> str:
+    return "absent" if shape_dtype is None else f"{shape_dtype[1]}{list(shape_dtype[0])}"
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__

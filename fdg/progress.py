@@ -1,0 +1,99 @@
+"""How far a run has come: a live display on a terminal, a line now and then elsewhere (logs of CI and clusters)."""
+
+import sys
+import time
+from typing import Any, TextIO
+
+LINES = 10  # about so many in the log of a whole run ...
+SECONDS = 30.0  # ... and one at least this often
+
+
+class Progress:
+    """Shows iterations, environment steps, steps a second, episode return, and the time gone and left.
+
+    Use as a context manager, and call `update` as results arrive.
+
+    Args:
+      num_iterations: of the whole run.
+      steps_per_iteration: environment steps, all agents together.
+      start: iterations that were done before, in a run that is resumed.
+      file: where to; standard output if None.
+    """
+
+    def __init__(
+        self, num_iterations: int, steps_per_iteration: int, start: int = 0, file: TextIO | None = None
+    ):
+        self._num_iterations, self._steps_per_iteration, self._start = (
+            num_iterations,
+            steps_per_iteration,
+            start,
+        )
+        self._file = sys.stdout if file is None else file
+        self._begun = self._shown_at = time.monotonic()
+        self._shown_lines = 0
+        self._return: float | None = None
+        self._live: Any = None
+
+    def __enter__(self) -> "Progress":
+        self._begun = self._shown_at = time.monotonic()
+        self._shown_lines = self._start * LINES // self._num_iterations
+        if self._file.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, TextColumn
+            from rich.progress import Progress as Bar
+
+            columns = (
+                TextColumn("[bold]{task.percentage:>3.0f}%"),
+                BarColumn(24),
+                TextColumn("{task.description}"),
+            )
+            self._live = Bar(*columns, console=Console(file=self._file), refresh_per_second=4)
+            self._live.start()
+            self._live.add_task(self._text(self._start), total=self._num_iterations, completed=self._start)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def update(self, iteration: int, episode_return: float | None = None) -> None:
+        """Shows that `iteration` iterations are done; a return of None leaves the last one standing."""
+        self._return = self._return if episode_return is None else episode_return
+        if self._live is not None:
+            self._live.update(self._live.task_ids[0], completed=iteration, description=self._text(iteration))
+            return
+        now, line = time.monotonic(), iteration * LINES // self._num_iterations
+        if line > self._shown_lines or now - self._shown_at >= SECONDS:
+            self._shown_lines, self._shown_at = line, now
+            print(
+                f"{100 * iteration // self._num_iterations:3d}%  {self._text(iteration)}",
+                file=self._file,
+                flush=True,
+            )
+
+    def _text(self, iteration: int) -> str:
+        elapsed = time.monotonic() - self._begun
+        done, left = iteration - self._start, self._num_iterations - iteration
+        parts = [
+            f"iteration {iteration:,}/{self._num_iterations:,}",
+            f"{iteration * self._steps_per_iteration:,} steps",
+        ]
+        if done:
+            parts.append(f"{done * self._steps_per_iteration / elapsed:,.0f} steps/s")
+        if self._return is not None:
+            parts.append(f"return {self._return:,.1f}")
+        parts.append(f"{clock(elapsed)} elapsed")
+        if done and left:
+            parts.append(f"{clock(elapsed / done * left)} left")
+        return " | ".join(parts)
+
+
+def clock(seconds: float) -> str:
+    """Seconds as minutes and seconds, and hours where there are any.
+
+    >>> clock(75), clock(3675)
+    ('1:15', '1:01:15')
+    """
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

@@ -1,0 +1,339 @@
+"""`python -m fdg.train`: trains an algorithm, and keeps what comes of it in a run directory."""
+
+import datetime
+import math
+import platform
+import re
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fdg
+from fdg.checkpoint import Checkpoints
+from fdg.errors import FdgError
+from fdg.flags import Job, make_host_devices
+from fdg.progress import Progress, clock
+from fdg.run_directory import RunDirectory, check_free
+
+# Returns at which Gymnasium's registry calls an environment solved (`reward_threshold`).
+SOLVED = {
+    "Acrobot-v1": -100.0,
+    "CartPole-v1": 475.0,
+    "MountainCar-v0": -110.0,
+    "MountainCarContinuous-v0": 90.0,
+}
+
+_STEPS_PER_CALL = 65_536  # of one agent: half a second at 130,000 steps/s
+_CALLS = 50  # at least, in a whole run
+_CHECKPOINTS = 20
+
+
+def train(job: Job) -> int:
+    """Trains, evaluates, and writes the run directory; says on standard output how it goes.
+
+    Returns:
+      The exit status: 0, or 128 and the signal's number where one ended the run early.
+
+    Raises:
+      FdgError: the job cannot be done as asked; nothing has been written then.
+    """
+    devices = available_devices(job.devices)
+    engine = fdg.compile(job.algorithm, job.policy, devices, job.num_seeds)
+    _check_all_busy(job, engine.plan)
+    run = (
+        RunDirectory.reopen(_directory(job))
+        if job.resumes
+        else RunDirectory.create(_directory(job), job.config)
+    )
+    checkpoints = Checkpoints(run.checkpoints)
+    try:
+        return _train(job, engine, run, checkpoints)
+    finally:
+        checkpoints.close()
+        run.close()
+
+
+def available_devices(count: int | None) -> list[jax.Device]:
+    """The first `count` devices, or all. On a CPU so many are made, unless JAX has started already.
+
+    Raises:
+      FdgError: there are not so many.
+    """
+    if count is not None:
+        make_host_devices(count)
+    devices = jax.devices()
+    if count is None:
+        return devices
+    if count > len(devices):
+        kind = devices[0].platform
+        fix = "" if kind == "cpu" else ", or set JAX_PLATFORMS=cpu for host devices"
+        raise FdgError(
+            f"--devices {count}: there {'is' if len(devices) == 1 else 'are'} {len(devices)} of kind {kind}:"
+            f" use --devices {len(devices)}{fix}"
+        )
+    return devices[:count]
+
+
+def iterations_per_call(num_iterations: int, steps_per_iteration: int) -> int:
+    """How many iterations one call of `engine.run` does.
+
+    Few enough that the display stays alive, and a divisor of the whole, so that one executable does it all.
+    It depends on the configuration alone: a resumed run then makes the same calls as one that was never
+    interrupted, and XLA gives the same numbers bit for bit.
+
+    >>> iterations_per_call(976, 512)
+    16
+    """
+    most = max(1, min(num_iterations // _CALLS, _STEPS_PER_CALL // steps_per_iteration))
+    return next(size for size in range(most, 0, -1) if num_iterations % size == 0)
+
+
+def _train(job: Job, engine: fdg.Engine, run: RunDirectory, checkpoints: Checkpoints) -> int:
+    say(engine.plan)
+    say()
+    total, size = job.num_iterations, iterations_per_call(job.num_iterations, job.steps_per_iteration)
+    every = math.ceil((job.checkpoint_every or total / _CHECKPOINTS) / size) * size
+    begun = time.perf_counter()
+    iteration, wall_before = 0, 0.0
+    latest = checkpoints.latest() if job.resumes else None
+    if latest is not None:
+        iteration, state = latest, checkpoints.restore(latest, engine.state_shape)
+    else:
+        state = engine.init(job.seed)
+    if job.resumes:
+        last = run.truncate_metrics(iteration)
+        wall_before = last["wall_s"] if last else 0.0
+        say(f"resuming {run.path} at iteration {iteration:,} of {total:,}")
+    if iteration < total:
+        engine.compile(size)
+    jax.block_until_ready(state)
+    compile_s = time.perf_counter() - begun
+    if iteration < total:
+        say(f"compiled in {compile_s:.1f} s; run directory {run.path}")
+
+    agents = job.num_seeds or 1
+    start, begun = iteration, time.perf_counter()
+    recorded_at = begun
+    awaiting: tuple[int, Any] | None = None
+
+    def record() -> None:
+        """Writes down the metrics of the latest call but one, or of the latest where there is no other."""
+        nonlocal recorded_at, awaiting
+        if awaiting is None:
+            return
+        first, metrics = awaiting
+        awaiting = None
+        metrics = jax.device_get(metrics)  # waits until they are computed
+        now = time.perf_counter()
+        rows = list(
+            _rows(
+                metrics, first, job.steps_per_iteration, wall_before + recorded_at - begun, now - recorded_at
+            )
+        )
+        recorded_at = now
+        run.append_metrics(rows)
+        returns = [row["episode_return"] for row in rows if _is_number(row.get("episode_return"))]
+        progress.update(first + len(rows), float(np.mean(returns)) if returns else None)
+
+    with _Signals() as signals, Progress(total, job.steps_per_iteration * agents, start) as progress:
+        while iteration < total and signals.caught is None:
+            state, metrics = engine.run(state, size)
+            record()  # while the devices are at work on this call
+            awaiting = (iteration, metrics)
+            iteration += size
+            if iteration % every == 0 or iteration == total or signals.caught is not None:
+                record()
+                checkpoints.save(iteration, state)
+    wall_s = time.perf_counter() - begun
+
+    env_steps = iteration * job.steps_per_iteration
+    run.draw_learning_curve(_title(job), SOLVED.get(job.config["env"]))
+    if iteration < total:
+        checkpoints.close()
+        say(
+            f"interrupted at iteration {iteration:,} of {total:,}, and saved; go on with: --resume {run.path}"
+        )
+        return 128 + (signals.caught or 0)
+
+    evaluation = _evaluate(job, engine, state)
+    steps_per_s = (
+        (iteration - start) * job.steps_per_iteration * agents / wall_s if iteration > start else None
+    )
+    summary = {
+        "env_steps": env_steps,
+        "iterations": iteration,
+        "wall_s": wall_before + wall_s,
+        "compile_s": compile_s,
+        "steps_per_s": steps_per_s,
+        **evaluation,
+        "seeds": [job.seed + i for i in range(agents)],
+        "policy": str(job.policy),
+        "devices": [str(device.device_kind) for device in engine.devices],
+        "versions": versions(),
+    }
+    checkpoints.close()
+    run.write_summary(summary)
+    if steps_per_s is not None:
+        say(
+            f"trained {env_steps * agents:,} steps in {clock(wall_before + wall_s)} ({steps_per_s:,.0f} steps/s)"
+        )
+    if evaluation:
+        say(_verdict(evaluation, job))
+    say(f"run directory {run.path}")
+    return 0
+
+
+def _rows(
+    metrics: Mapping[str, np.ndarray], first: int, steps_per_iteration: int, begun: float, seconds: float
+) -> Iterator[dict[str, Any]]:
+    """Lines of `metrics.jsonl` for one call: its metrics are `[iterations]` each, or `[iterations, seeds]`."""
+    length = len(next(iter(metrics.values()))) if metrics else 0
+    for i in range(length):
+        row: dict[str, Any] = {
+            "iteration": first + i + 1,
+            "env_steps": (first + i + 1) * steps_per_iteration,
+            "wall_s": round(begun + seconds * (i + 1) / length, 4),
+        }
+        for name, values in metrics.items():
+            row[name] = _mean(values[i])
+        if "episode_return" in metrics and metrics["episode_return"].ndim == 2:
+            row["episode_return_per_seed"] = metrics["episode_return"][i]
+        yield row
+
+
+def _mean(values: np.ndarray) -> Any:
+    """A scalar as it is; of several agents the mean over those that have a number."""
+    if values.ndim == 0:
+        return values
+    if not np.issubdtype(values.dtype, np.floating):
+        return values.mean()
+    there = values[np.isfinite(values)]
+    return there.mean(dtype=values.dtype) if there.size else math.nan
+
+
+def _is_number(value: Any) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def _evaluate(job: Job, engine: fdg.Engine, state: Any) -> dict[str, Any]:
+    """Mean return of whole episodes, played by the trained agents; empty if there is no way to."""
+    algorithm = job.algorithm
+    if not job.eval_episodes or not hasattr(algorithm, "evaluate"):
+        return {}
+
+    def mean_return(state, key):
+        return algorithm.evaluate(state, key, job.eval_episodes)["return"]
+
+    # Another stream than those that training draws from.
+    keys = [jax.random.fold_in(jax.random.key(job.seed + i), 2**31 - 1) for i in range(job.num_seeds or 1)]
+    if job.num_seeds is None:
+        # On one device: on several, each would play the same episodes.
+        state = jax.device_put(state, engine.devices[0])
+        value = float(jax.jit(mean_return)(state, keys[0]))
+        return {"eval_return": value, "eval_episodes": job.eval_episodes}
+    values = np.asarray(jax.jit(jax.vmap(mean_return))(state, jnp.stack(keys)))
+    return {"eval_return": values.mean(), "eval_returns": values, "eval_episodes": job.eval_episodes}
+
+
+def _verdict(evaluation: Mapping[str, Any], job: Job) -> str:
+    value, episodes = evaluation["eval_return"], f"{job.eval_episodes:,} episodes"
+    text = f"evaluation return {value:.1f} over {episodes}"
+    if "eval_returns" in evaluation:
+        values = evaluation["eval_returns"]
+        text += f" of each of {len(values)} agents (from {values.min():.1f} to {values.max():.1f})"
+    solved = SOLVED.get(job.config["env"])
+    if solved is not None:
+        text += f" (solved: >= {solved:g})" if value >= solved else f" (not solved: < {solved:g})"
+    return text
+
+
+def _check_all_busy(job: Job, plan: fdg.Plan) -> None:
+    """Refuses to leave devices idle that were asked for by number, and says which numbers would do."""
+    if job.devices is None or not plan.idle:
+        return
+    busy = job.devices - len(plan.idle)
+    if job.num_seeds is not None:
+        nearest = _multiples(job.num_seeds, job.devices)
+        raise FdgError(
+            f"--num-seeds {job.num_seeds} does not divide by --devices {job.devices}:"
+            f" use --num-seeds {nearest}, or --devices {busy}"
+        )
+    num_envs = getattr(job.algorithm, "num_envs", None)
+    if num_envs is None:
+        raise FdgError(f"--devices {job.devices} leaves {len(plan.idle)} idle: use --devices {busy}")
+    raise FdgError(
+        f"--num-envs {num_envs} does not divide by --devices {job.devices}:"
+        f" use --num-envs {_multiples(num_envs, job.devices)}, or --devices {busy}"
+    )
+
+
+def _multiples(number: int, of: int) -> str:
+    below, above = number // of * of, -(-number // of) * of
+    return f"{below} or {above}" if below else str(above)
+
+
+def _directory(job: Job) -> Path:
+    if job.out is not None:
+        return job.out
+    parts = [
+        part
+        for part in (job.config["env"], job.config["algo"].rpartition(":")[2], job.seed)
+        if part is not None
+    ]
+    name = "-".join(re.sub(r"[^\w.-]+", "_", str(part)) for part in parts)
+    path = Path("runs", f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}")
+    copies = (path.with_name(f"{path.name}-{i}") for i in range(2, 1000))
+    return path if not path.exists() else next(copy for copy in copies if not copy.exists())
+
+
+def _title(job: Job) -> str:
+    return " on ".join(filter(None, (job.config["algo"].rpartition(":")[2], job.config["env"])))
+
+
+def versions() -> dict[str, str]:
+    """Versions of what a run's numbers depend on."""
+    packages = ("jax", "jaxlib", "flax", "optax", "numpy")
+    return {
+        "fdg": fdg.__version__,
+        "python": platform.python_version(),
+        **{package: metadata.version(package) for package in packages},
+    }
+
+
+def say(line: Any = "") -> None:
+    """Prints at once, also into a pipe."""
+    print(line, flush=True)
+
+
+class _Signals:
+    """Keeps Ctrl-C and SIGTERM for the loop to look at; a second one ends the program where it stands."""
+
+    def __init__(self) -> None:
+        self.caught: int | None = None
+        self._before: Sequence[Any] = ()
+
+    def __enter__(self) -> "_Signals":
+        self._before = [signal.signal(number, self._catch) for number in (signal.SIGINT, signal.SIGTERM)]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in zip((signal.SIGINT, signal.SIGTERM), self._before, strict=True):
+            signal.signal(number, handler)
+
+    def _catch(self, number: int, _: Any) -> None:
+        if self.caught is not None:
+            raise KeyboardInterrupt
+        self.caught = number
+
+
+if __name__ == "__main__":
+    from fdg.cli import train_main
+
+    raise SystemExit(train_main())
