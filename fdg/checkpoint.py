@@ -1,4 +1,4 @@
-"""Checkpoints of an engine's state: whole, atomic, and readable on other devices than they were written on."""
+"""Checkpoints of an engine's state: whole, atomic, readable on other devices than they were written on."""
 
 from pathlib import Path
 from typing import Any
@@ -129,7 +129,7 @@ def _names(tree: Any) -> list[str]:
 
 
 def _arrays_by_name(tree: Any) -> dict[str, Any]:
-    """The leaves that are stored: keys as their data, arrays without elements not at all (Orbax refuses them)."""
+    """The leaves that are stored: keys as their data, and no arrays without elements (Orbax refuses them)."""
     leaves = zip(_names(tree), jax.tree.leaves(tree), strict=True)
     stored = {name: leaf for name, leaf in leaves if leaf.size}
     return {

@@ -5,6 +5,7 @@ policy, is one. So a command line is read twice, the first time for the names al
 """
 
 import argparse
+import contextlib
 import dataclasses
 import difflib
 import importlib
@@ -81,7 +82,7 @@ _RUN = (
         "devices", int | None, None, "how many to use (None: all); on a CPU, so many host devices are made"
     ),
     _Flag("seed", int, 0, "of all random numbers"),
-    _Flag("num_seeds", int | None, None, "independent agents in one program, of seeds SEED, SEED+1, ..."),
+    _Flag("num_seeds", int | None, None, "agents in one program, of seeds SEED, SEED+1, ... (None: one)"),
     _Flag("eval_episodes", int, 128, "episodes of the evaluation after training; 0: none"),
     _Flag(
         "checkpoint_every",
@@ -210,14 +211,12 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
 
 def make_host_devices(count: int) -> None:
     """Has JAX's CPU backend make that many devices; without effect once it has started."""
-    try:
+    with contextlib.suppress(RuntimeError):  # a test, or a notebook: those that exist will have to do
         jax.config.update("jax_num_cpu_devices", count)
-    except RuntimeError:  # a test, or a notebook: those that exist will have to do
-        pass
 
 
 def _normalise(argv: Sequence[str]) -> list[str]:
-    """`--num_envs` as `--num-envs`, and `--x -1e-3` as `--x=-1e-3` (argparse takes only -1 and -0.1 for numbers)."""
+    """`--num_envs` as `--num-envs`, and `--x -1e-3` as `--x=-1e-3` (argparse knows -1 and -0.1 only)."""
     words: list[str] = []
     for word in argv:
         if word.startswith("--"):
@@ -231,7 +230,7 @@ def _normalise(argv: Sequence[str]) -> list[str]:
 
 
 def _earlier_run(early: Mapping[str, Any]) -> tuple[Path | None, dict[str, Any]]:
-    """The run directory that was asked for, and, if it is to be resumed, its configuration (otherwise empty)."""
+    """The run directory that was asked for, and its configuration if it is to be resumed (else empty)."""
     out = Path(early["out"]) if early.get("out") else None
     if "out" in early and not early["out"]:
         raise FdgError("--out: give a directory")
@@ -389,7 +388,7 @@ def _is_writable(kind: Any) -> bool:
 
 
 def _reader(kind: Any) -> Callable[[str], Any]:
-    """A function from a word to a value of the annotation `kind`, which raises ValueError with what was expected.
+    """A function from a word to a value of the annotation `kind`; its ValueError says what was expected.
 
     >>> _reader(int)("5e5"), _reader(float | None)("none"), _reader(tuple[int, ...])("64,64")
     (500000, None, (64, 64))
@@ -522,7 +521,7 @@ def _unknown_flag(name: str, options: Iterable[str]) -> FdgError:
 
 
 def _add(parser: Any, flag: _Flag) -> None:
-    """Adds a flag. What is not given stays out of the result, so that it can come from a preset or an earlier run."""
+    """Adds a flag. What is not given stays out of the result: it may come from a preset or an earlier run."""
     read = _reader(flag.kind)
 
     def checked(word: str) -> Any:

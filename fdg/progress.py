@@ -1,4 +1,4 @@
-"""How far a run has come: a live display on a terminal, a line now and then elsewhere (logs of CI and clusters)."""
+"""How far a run has come: a live display on a terminal, elsewhere (in logs) a line now and then."""
 
 import sys
 import time

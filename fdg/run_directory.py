@@ -18,7 +18,7 @@ _CURVE_POINTS = 200  # more than that is noise at the size of the picture
 
 
 class RunDirectory:
-    """One run's directory. Every file but the metrics is replaced as a whole, so that none is ever half written.
+    """One run's directory. Every file but the metrics is replaced as a whole, so none is ever half written.
 
     Use `create` or `reopen`.
     """
@@ -73,7 +73,7 @@ class RunDirectory:
         self._metrics.flush()
 
     def truncate_metrics(self, iteration: int) -> dict[str, Any] | None:
-        """Removes the metrics after `iteration`, and a line cut off by a crash; gives the last row that is left."""
+        """Removes metrics after `iteration`, and a line cut off by a crash; gives the last row left."""
         path, last = self.path / "metrics.jsonl", None
         if not path.exists():
             return None
@@ -203,7 +203,7 @@ def _dumps(value: Any, indent: int | None = None) -> str:
 
 
 def _publish(temporary: Path, final: Path) -> None:
-    """Puts a file in its place at once, with the permissions of a file made directly (temporary ones are private)."""
+    """Puts a file in its place at once, with ordinary permissions (temporary files are private)."""
     mask = os.umask(0)
     os.umask(mask)
     temporary.chmod(0o666 & ~mask)
@@ -211,7 +211,7 @@ def _publish(temporary: Path, final: Path) -> None:
 
 
 def _bins(steps: np.ndarray, values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """At most `_CURVE_POINTS` weighted means over stretches of equal length; stretches without a value are left out."""
+    """At most `_CURVE_POINTS` weighted means over stretches of equal length, those without a value left out."""
     points = min(_CURVE_POINTS, len(steps))
     edges = np.linspace(0, steps[-1], points + 1)
     which = np.clip(np.searchsorted(edges, steps) - 1, 0, points - 1)

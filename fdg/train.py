@@ -20,7 +20,7 @@ from fdg.checkpoint import Checkpoints
 from fdg.errors import FdgError
 from fdg.flags import Job, make_host_devices
 from fdg.progress import Progress, clock
-from fdg.run_directory import RunDirectory, check_free
+from fdg.run_directory import RunDirectory
 
 # Returns at which Gymnasium's registry calls an environment solved (`reward_threshold`).
 SOLVED = {
@@ -181,9 +181,8 @@ def _train(job: Job, engine: fdg.Engine, run: RunDirectory, checkpoints: Checkpo
     checkpoints.close()
     run.write_summary(summary)
     if steps_per_s is not None:
-        say(
-            f"trained {env_steps * agents:,} steps in {clock(wall_before + wall_s)} ({steps_per_s:,.0f} steps/s)"
-        )
+        taken = clock(wall_before + wall_s)
+        say(f"trained {env_steps * agents:,} steps in {taken} ({steps_per_s:,.0f} steps/s)")
     if evaluation:
         say(_verdict(evaluation, job))
     say(f"run directory {run.path}")
@@ -193,7 +192,7 @@ def _train(job: Job, engine: fdg.Engine, run: RunDirectory, checkpoints: Checkpo
 def _rows(
     metrics: Mapping[str, np.ndarray], first: int, steps_per_iteration: int, begun: float, seconds: float
 ) -> Iterator[dict[str, Any]]:
-    """Lines of `metrics.jsonl` for one call: its metrics are `[iterations]` each, or `[iterations, seeds]`."""
+    """Lines of `metrics.jsonl` for one call, whose metrics are `[iterations]` or `[iterations, seeds]`."""
     length = len(next(iter(metrics.values()))) if metrics else 0
     for i in range(length):
         row: dict[str, Any] = {
