@@ -270,17 +270,21 @@ def _check_same_types(name: str, reset_state: State, step_state: State) -> None:
 
     Not cast: a state that starts at the integer 0 and steps by floats would silently stand still.
     """
-    reset_leaves, reset_tree = jax.tree_util.tree_flatten_with_path(reset_state)
-    step_leaves, step_tree = jax.tree_util.tree_flatten_with_path(step_state)
-    if reset_tree != step_tree:
+    before = _leaf_types(reset_state)
+    after = _leaf_types(step_state)
+    if before.keys() != after.keys():
+        only = sorted(before.keys() ^ after.keys())
         raise FdgError(
-            f"environment '{name}': reset gives a state of structure {reset_tree}, but step one"
-            f" of {step_tree}; keep the structure"
+            f"environment '{name}': reset and step give states of two structures; only in one: {only}"
         )
-    for (path, before), (_, after) in zip(reset_leaves, step_leaves, strict=True):
-        if (before.shape, before.dtype) != (after.shape, after.dtype):
+    for path in before:
+        if before[path] != after[path]:
             raise FdgError(
-                f"environment '{name}': reset gives state{jax.tree_util.keystr(path)} as"
-                f" {before.dtype}{list(before.shape)}, but step as {after.dtype}{list(after.shape)};"
+                f"environment '{name}': reset gives state{path} as {before[path]}, but step as {after[path]};"
                 " start from the type that step keeps"
             )
+
+
+def _leaf_types(state: State) -> dict[str, str]:
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    return {jax.tree_util.keystr(path): f"{x.dtype}{list(x.shape)}" for path, x in leaves}

@@ -9,6 +9,11 @@ What is made uniform:
   constructors: it is imported at first use, and its constants are held as NumPy arrays that enter a program
   as literals.
 
+What stays gymnax's own: MountainCarContinuous keeps its velocity at the left wall, where gymnasium stops the
+car (the other classic-control dynamics agree, tested); MemoryChain's observation lags one step behind its
+state; SimpleBandit draws new arms every episode, so that no arm is best; CartPole's `total_mass` and
+`polemass_length` do not follow from overrides of the masses and the length.
+
 The keys of one step are split as gymnax splits them (step, then reset), so for equal keys the numbers are
 those of gymnax's own `step`.
 """
@@ -119,13 +124,13 @@ def factories() -> dict[str, Callable[..., Vectorized]]:
 
 
 def _make(name: str, **overrides: Any) -> Vectorized:
-    overrides = {field: tuple(v) if isinstance(v, list) else v for field, v in overrides.items()}
-    if overrides:
-        _check_overrides(name, overrides)
-    return vectorize(GymnaxEnvironment(name, tuple(sorted(overrides.items()))))
+    # Without overrides nothing is asked of gymnax, and so it is not imported yet.
+    checked = _checked(name, overrides) if overrides else {}
+    return vectorize(GymnaxEnvironment(name, tuple(sorted(checked.items()))))
 
 
-def _check_overrides(name: str, overrides: dict[str, Any]) -> None:
+def _checked(name: str, overrides: dict[str, Any]) -> dict[str, Scalar]:
+    """The overrides as the types that gymnax expects; raises where they do not fit."""
     factory = _registry()[name]
     parameters = {
         # Arrays are made by a default_factory, and overridden by a tuple.
@@ -133,30 +138,29 @@ def _check_overrides(name: str, overrides: dict[str, Any]) -> None:
         for field in dataclasses.fields(sys.modules[factory.__module__].EnvParams)
     }
     arguments = _constructor_arguments(factory)
+    checked = {}
     for field, value in overrides.items():
         if field not in parameters and field not in arguments:
             known = ", ".join(sorted((*parameters, *arguments)))
             raise FdgError(f"environment '{name}': unknown parameter '{field}': takes {known}")
+        if isinstance(value, list):
+            value = tuple(value)
         if not isinstance(value, bool | int | float | str | tuple):
             raise FdgError(
                 f"environment '{name}': {field}={value!r} must be a Python number, string or tuple, so that"
                 " the environment hashes"
             )
-        if field in parameters and not _fits(value, parameters[field]):
-            raise FdgError(
-                f"environment '{name}': {field}={value!r} must be of type {type(parameters[field]).__name__}"
-            )
-    if overrides.get("max_steps_in_episode", 1) < 1:
-        raise FdgError(
-            f"environment '{name}': max_steps_in_episode={overrides['max_steps_in_episode']} must be at"
-            " least 1"
-        )
-
-
-def _fits(value: Any, default: Any) -> bool:
-    if isinstance(default, bool) or isinstance(value, bool):
-        return isinstance(default, bool) and isinstance(value, bool)
-    return isinstance(value, int | float if isinstance(default, float) else type(default))
+        if field in parameters:
+            expected = type(parameters[field])
+            # JAX does not mix integers and floats everywhere (BernoulliBandit's limit is a float).
+            if expected is float and type(value) is int:
+                value = float(value)
+            if type(value) is not expected:
+                raise FdgError(f"environment '{name}': {field}={value!r} must be of type {expected.__name__}")
+        if field == "max_steps_in_episode" and value < 1:
+            raise FdgError(f"environment '{name}': {field}={value!r} must be at least 1")
+        checked[field] = value
+    return checked
 
 
 def _constructor_arguments(factory: Callable[..., Any]) -> tuple[str, ...]:

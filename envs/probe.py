@@ -145,9 +145,9 @@ class Memory:
     """A cue `±1` is shown at the first step only; the action `delay` steps later is judged by it.
 
     Observation `[cue, 0]` at first, `[0, 0]` between, `[0, 1]` when the action counts: then reward 1 for
-    action 1 after cue 1 and action 0 after cue -1, else -1, and the episode ends, `delay + 1` steps long. With
-    memory the return is 1 and the value at step `t` is `γ^(delay - t)`; without memory every policy has the
-    expected return 0.
+    action 1 after cue 1 and action 0 after cue -1, else -1, and the episode, `delay + 1` steps long, ends.
+    With memory the return is 1 and the value at step `t` is `γ^(delay - t)`; without memory every policy has
+    the expected return 0.
     """
 
     delay: int = 4
@@ -282,7 +282,7 @@ class Truncation:
         return (), jnp.ones(1), jnp.float32(1), jnp.bool_(False), jnp.bool_(False)
 
 
-PROBES: tuple[Callable[..., Any], ...] = (
+PROBES: tuple[type[Any], ...] = (
     Value,
     ValueOfObservation,
     Discount,
@@ -300,7 +300,7 @@ def factories() -> dict[str, Callable[..., Vectorized]]:
     return {probe().name: functools.partial(_make, probe) for probe in PROBES}
 
 
-def _make(probe: Callable[..., Any], **overrides: Any) -> Vectorized:
+def _make(probe: type[Any], **overrides: Any) -> Vectorized:
     known = [field.name for field in dataclasses.fields(probe)]
     for field in overrides:
         if field not in known:

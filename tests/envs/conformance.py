@@ -1,0 +1,113 @@
+"""What every environment must keep, checked on random steps.
+
+`test_environment.py` shows that it fails broken environments.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from envs import TimeStep
+
+STEPS = 24
+NUM_ENVS = 3
+
+
+class Rollout(NamedTuple):
+    """Random steps of a batch, NumPy arrays."""
+
+    first_observation: np.ndarray  # [B, ...]
+    action: np.ndarray  # [T, B, ...]
+    step: TimeStep  # [T, B, ...]
+    beside: Any  # [T, B, ...] what the environment beside it gave for the same keys and actions
+
+
+# The programs run for milliseconds and compile for seconds: spend less on optimizing them.
+COMPILE_FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
+def random_rollouts(env: Any, beside: Any = None) -> tuple[Rollout, Rollout]:
+    """A rollout, and one with the same keys handed to the environments in another order (`[::-1]`).
+
+    `beside` is another environment for the same keys and actions; only its `step` may give what it likes. In
+    one program with `env`, because compiling is what takes the time, and what the two share compiles once.
+    """
+    types = {}
+
+    def program(reset_keys, step_keys, action_keys):
+        state, observation = env.reset(reset_keys)
+        types["reset"] = jax.tree.map(jax.typeof, state)
+        beside_state = beside.reset(reset_keys)[0] if beside else None
+
+        def body(states, keys):
+            state, beside_state = states
+            action = jax.vmap(env.action_space.sample)(keys[1])
+            state, step = env.step(keys[0], state, action)
+            types["step"] = jax.tree.map(jax.typeof, state)
+            beside_state, beside_step = beside.step(keys[0], beside_state, action) if beside else (None, None)
+            return (state, beside_state), (action, step, beside_step)
+
+        _, steps = jax.lax.scan(body, (state, beside_state), (step_keys, action_keys))
+        return observation, *steps
+
+    program = jax.jit(program, compiler_options=COMPILE_FAST)
+    reset_keys = jax.random.split(jax.random.key(1), NUM_ENVS)
+    step_keys = jax.random.split(jax.random.key(2), (STEPS, NUM_ENVS))
+    action_keys = jax.random.split(jax.random.key(3), (STEPS, NUM_ENVS))
+    forward = program(reset_keys, step_keys, action_keys)
+    backward = program(reset_keys[::-1], step_keys[:, ::-1], action_keys[:, ::-1])
+    assert types["reset"] == types["step"], "step changes a shape, dtype or weak type of the state"
+    return Rollout(*jax.tree.map(np.asarray, forward)), Rollout(*jax.tree.map(np.asarray, backward))
+
+
+def assert_conforms(env: Any, beside: Any = None) -> Rollout:
+    """Assert the contract of `envs.Environment` on random steps, and return them."""
+    rollout, reversed_rollout = random_rollouts(env, beside)
+    step, space = rollout.step, env.observation_space
+
+    # Shapes and dtypes.
+    for observation in (step.observation, step.final_observation):
+        assert observation.shape == (STEPS, NUM_ENVS, *space.shape)
+        assert observation.dtype == space.dtype
+    assert rollout.first_observation.shape == (NUM_ENVS, *space.shape)
+    assert rollout.action.shape == (STEPS, NUM_ENVS, *env.action_space.shape)
+    dtypes = {"reward": "float32", "terminated": "bool", "truncated": "bool"}
+    dtypes |= {"episode_return": "float32", "episode_length": "int32"}
+    for field, dtype in dtypes.items():
+        assert getattr(step, field).shape == (STEPS, NUM_ENVS) and getattr(step, field).dtype == dtype, field
+
+    # Values.
+    for observation in (rollout.first_observation, step.observation, step.final_observation):
+        inside = (observation >= space.low_array) & (observation <= space.high_array)
+        assert inside.all(), "an observation is outside its space"
+    assert np.isfinite(step.reward).all()
+    assert not (step.terminated & step.truncated).any(), "truncated where terminated"
+
+    # Episodes, summed here once more.
+    done = step.terminated | step.truncated
+    for b in range(NUM_ENVS):
+        total, length = np.float32(0), 0
+        for t in range(STEPS):
+            total, length = total + step.reward[t, b], length + 1
+            if done[t, b]:
+                assert np.isclose(step.episode_return[t, b], total, rtol=1e-6), (
+                    "return is not the sum of rewards"
+                )
+                assert step.episode_length[t, b] == length, "length is not the number of steps"
+                total, length = np.float32(0), 0
+            else:
+                assert step.episode_return[t, b] == step.episode_length[t, b] == 0, (
+                    "statistics before the end"
+                )
+                same = step.observation[t, b] == step.final_observation[t, b]
+                assert same.all(), "the observation changed where the episode goes on"
+                limit = env.max_episode_steps
+                assert limit is None or length < limit, "the episode goes on after its limit"
+
+    for forward, backward in zip(jax.tree.leaves(rollout), jax.tree.leaves(reversed_rollout), strict=True):
+        batch_axis = 0 if forward is rollout.first_observation else 1
+        backward = np.flip(backward, batch_axis)
+        same = np.allclose(forward, backward, rtol=1e-6, atol=1e-6)
+        assert same, "an environment depends on more than its own key, state and action"
+    return rollout

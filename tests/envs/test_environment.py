@@ -1,0 +1,221 @@
+"""`vectorize` against episodes worked by hand, and environments that break the contract."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import envs
+from envs import Box, Discrete
+from envs.environment import Vectorized
+from fdg.errors import FdgError
+from tests.envs.conformance import assert_conforms
+
+GO, STOP = 0, 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Counting:
+    """Counts from `start`; the reward is the count; action STOP terminates; `limit` truncates."""
+
+    start: int = 10
+    max_episode_steps: int | None = 3
+    name: ClassVar[str] = "counting"
+    observation_space: ClassVar[Any] = Box(0.0, float("inf"), (1,))
+    action_space: ClassVar[Any] = Discrete(2)
+
+    def reset(self, key):
+        return {"count": self.start, "key": key}, jnp.full(1, self.start)
+
+    def step(self, key, state, action):
+        count = state["count"] + 1
+        return {"count": count, "key": key}, count[None], count, action == STOP, False
+
+
+def keys(seed: int = 0, num_envs: int = 2) -> jax.Array:
+    return jax.random.split(jax.random.key(seed), num_envs)
+
+
+def test_episodes_worked_by_hand():
+    env = envs.vectorize(Counting())
+    state, observation = env.reset(keys())
+    assert observation.tolist() == [[10.0], [10.0]]
+    steps = []
+    #          both go     1 stops     0 truncates (3 steps)  0 begins; 1 stops at its limit: terminated
+    for t, action in enumerate([[GO, GO], [GO, STOP], [GO, GO], [GO, GO], [STOP, STOP]]):
+        state, step = env.step(keys(t), state, jnp.asarray(action))
+        steps.append(step)
+    got = jax.tree.map(lambda *leaves: np.stack(leaves).tolist(), *steps)
+    assert got.reward == [[11, 11], [12, 12], [13, 11], [11, 12], [12, 13]]
+    assert got.terminated == [[False, False], [False, True], [False, False], [False, False], [True, True]]
+    assert got.truncated == [[False, False], [False, False], [True, False], [False, False], [False, False]]
+    assert got.observation == [[[11], [11]], [[12], [10]], [[10], [11]], [[11], [12]], [[10], [10]]]
+    assert got.final_observation == [[[11], [11]], [[12], [12]], [[13], [11]], [[11], [12]], [[12], [13]]]
+    assert got.episode_return == [[0, 0], [0, 23], [36, 0], [0, 0], [23, 36]]
+    assert got.episode_length == [[0, 0], [0, 2], [3, 0], [0, 0], [2, 3]]
+    assert [step.done.tolist() for step in steps] == [
+        [t or u for t, u in zip(*row, strict=True)] for row in zip(got.terminated, got.truncated, strict=True)
+    ]
+    assert state.running_return.tolist() == [0, 0] and state.running_length.tolist() == [0, 0]
+
+
+def test_without_a_limit_an_episode_goes_on():
+    env = envs.vectorize(Counting(max_episode_steps=None))
+    state, _ = env.reset(keys())
+    for t in range(5):
+        state, step = env.step(keys(t), state, jnp.zeros(2, jnp.int32))
+    assert not step.done.any()
+    assert state.running_length.tolist() == [5, 5] and state.running_return.tolist() == [65, 65]
+
+
+def test_a_state_may_hold_python_numbers_and_keys():
+    assert_conforms(envs.vectorize(Counting()))
+
+
+def test_vectorized_is_a_value():
+    assert envs.vectorize(Counting()) == envs.vectorize(Counting())
+    assert hash(envs.vectorize(Counting())) == hash(envs.vectorize(Counting()))
+    assert envs.vectorize(Counting()) != envs.vectorize(Counting(start=3))
+
+
+# Environments that break the contract of a single environment: `vectorize` says what is wrong.
+
+
+class ObservationOfAnotherShape(Counting):
+    def reset(self, key):
+        return super().reset(key)[0], jnp.zeros(2)
+
+
+class RewardWithAnAxis(Counting):
+    def step(self, key, state, action):
+        state, observation, reward, terminated, truncated = super().step(key, state, action)
+        return state, observation, reward[None], terminated, truncated
+
+
+class StateThatChangesDtype(Counting):
+    def step(self, key, state, action):
+        state, *rest = super().step(key, state, action)
+        return {**state, "count": state["count"] + 0.5}, *rest
+
+
+class StateThatGrows(Counting):
+    def step(self, key, state, action):
+        state, *rest = super().step(key, state, action)
+        return {**state, "more": jnp.zeros(())}, *rest
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (
+            ObservationOfAnotherShape(),
+            r"reset gives an observation of shape \(2,\).*observation_space has \(1,\)",
+        ),
+        (RewardWithAnAxis(), r"reward of shape \(1,\), expected a scalar"),
+        (StateThatChangesDtype(), r"state\['count'\] as int32\[\], but step as float32\[\]"),
+        (StateThatGrows(), r"two structures; only in one: \[\"\['more'\]\"\]"),
+    ],
+)
+def test_a_broken_single_environment_is_named(broken, message):
+    env = envs.vectorize(broken)
+    with pytest.raises(FdgError, match=f"environment 'counting': .*{message}"):
+        env.step(keys(), env.reset(keys())[0], jnp.zeros(2, jnp.int32))
+
+
+@pytest.mark.parametrize("wrong", [jax.random.key(0), jax.random.PRNGKey(0), 3], ids=["one", "raw", "number"])
+def test_keys_must_be_one_typed_key_per_environment(wrong):
+    with pytest.raises(FdgError, match=r"one typed PRNG key per environment.*jax\.random\.split"):
+        envs.vectorize(Counting()).reset(wrong)
+
+
+def test_actions_must_have_the_shape_of_their_space():
+    env = envs.vectorize(Counting())
+    state, _ = env.reset(keys())
+    with pytest.raises(FdgError, match=r"action has shape \(2, 1\), expected \(2,\)"):
+        env.step(keys(), state, jnp.zeros((2, 1), jnp.int32))
+
+
+# Batched environments that break the contract of `Environment`: the conformance check must see each.
+
+
+@dataclasses.dataclass(frozen=True)
+class Broken(Vectorized):
+    def step(self, keys, state, action):
+        return self.spoil(keys, *super().step(keys, state, action))
+
+    def spoil(self, keys, state, step):
+        raise NotImplementedError
+
+
+class IgnoresTheLimit(Broken):
+    def step(self, keys, state, action):
+        return Vectorized(dataclasses.replace(self.single, max_episode_steps=None)).step(keys, state, action)
+
+
+class TruncatesWhatTerminates(Broken):
+    def spoil(self, keys, state, step):
+        return state, step._replace(truncated=step.truncated | step.terminated)
+
+
+class StatisticsEveryStep(Broken):
+    def spoil(self, keys, state, step):
+        return state, step._replace(episode_return=step.episode_return + state.running_return)
+
+
+class StatisticsNeverCleared(Broken):
+    def spoil(self, keys, state, step):
+        return state._replace(running_return=state.running_return + step.episode_return), step
+
+
+class FinalObservationAfterReset(Broken):
+    def spoil(self, keys, state, step):
+        return state, step._replace(final_observation=jnp.roll(step.observation, 1, axis=0))
+
+
+class OneKeyForTheBatch(Broken):
+    def spoil(self, keys, state, step):
+        noise = jax.random.uniform(keys[0], step.observation.shape) - 2
+        final = jnp.where(step.done[:, None], noise, step.final_observation)
+        return state, step._replace(final_observation=final)
+
+
+class WeakState(Broken):
+    """Starts from a Python number, whose weak type a step then loses."""
+
+    def spoil(self, keys, state, step):
+        return state, step
+
+    def reset(self, keys):
+        state, observation = super().reset(keys)
+        return state._replace(running_return=jnp.broadcast_to(0.0, keys.shape)), observation
+
+
+class Wide(Counting):
+    """Counting, in a space that holds whatever the broken ones add; ends by STOP and by its limit."""
+
+    observation_space = Box(float("-inf"), float("inf"), (1,))
+
+
+def test_the_conformance_check_passes_what_the_broken_ones_are_made_of():
+    step = assert_conforms(envs.vectorize(Wide())).step
+    assert step.terminated.any() and step.truncated.any()
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (IgnoresTheLimit, "goes on after its limit"),
+        (TruncatesWhatTerminates, "truncated where terminated"),
+        (StatisticsEveryStep, "statistics before the end"),
+        (StatisticsNeverCleared, "return is not the sum of rewards"),
+        (FinalObservationAfterReset, "observation changed where the episode goes on"),
+        (OneKeyForTheBatch, "depends on more than its own key"),
+        (WeakState, "changes a shape, dtype or weak type"),
+    ],
+)
+def test_the_conformance_check_fails_a_broken_environment(broken, message):
+    with pytest.raises(AssertionError, match=message):
+        assert_conforms(broken(Wide()))

@@ -1,0 +1,196 @@
+"""Every environment of gymnax: the contract, gymnax's own numbers, and those of gymnasium."""
+
+import urllib.error
+
+import gymnasium
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gymnax.utils import load_mnist
+
+import envs
+from envs import from_gymnax
+from fdg.errors import FdgError
+from tests.envs.conformance import assert_conforms
+
+LIMIT = 7  # truncates three times within a rollout
+
+
+@pytest.fixture(scope="module")
+def mnist():
+    """Four images in the form that gymnax reads: unsigned pixels as int8."""
+    images = np.arange(4 * 28 * 28).reshape(4, 28, 28).astype(np.uint8).view(np.int8)
+    labels = np.arange(4, dtype=np.uint8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(load_mnist, "load_mnist", lambda: ((images, labels), (images, labels)))
+        clear_caches()
+        yield
+    clear_caches()
+
+
+def clear_caches():
+    from_gymnax._template.cache_clear()
+    from_gymnax._facts.cache_clear()
+
+
+def test_the_names_are_those_that_gymnax_registers():
+    assert list(from_gymnax.NAMES) == gymnax.registered_envs
+
+
+class GymnaxStep:
+    """gymnax's own batched step, which resets by itself."""
+
+    def __init__(self, name, **params):
+        self.env, default = gymnax.make(name)
+        self.params = default.replace(**params)
+
+    def reset(self, keys):
+        observation, state = jax.vmap(self.env.reset, (0, None))(keys, self.params)
+        return state, observation
+
+    def step(self, keys, state, action):
+        with jax.numpy_rank_promotion("allow"):
+            step = jax.vmap(self.env.step, (0, 0, 0, None))
+            observation, state, reward, terminated, truncated, info = step(keys, state, action, self.params)
+        final_observation = info["final_observation"]
+        return jax.tree.map(strong, state), (observation, final_observation, reward, terminated, truncated)
+
+
+def strong(x):
+    return jax.lax.convert_element_type(x, x.dtype)
+
+
+@pytest.mark.parametrize("name", from_gymnax.NAMES)
+def test_every_environment_conforms_and_gives_the_numbers_of_gymnax(name, mnist):
+    limit = LIMIT if name != "BernoulliBandit-misc" else float(LIMIT)
+    env = envs.make(name, max_steps_in_episode=limit)
+    rollout = assert_conforms(env, beside=GymnaxStep(name, max_steps_in_episode=limit))
+    step = rollout.step
+    assert env.observation_space.dtype == "float32"
+    assert (step.terminated | step.truncated).any(axis=0).all(), "no episode ended"
+    assert (step.episode_length[step.truncated] == LIMIT).all()
+
+    observation, final_observation, reward, terminated, truncated = rollout.beside
+    if name == "FrozenLake-misc":
+        observation, final_observation = np.eye(16)[observation], np.eye(16)[final_observation]
+    if name == "MNISTBandit-bsuite":  # gymnax's pixels above 127 are negative, ours are not
+        observation = np.where(observation < 0, observation + 256 / 255, observation)
+        assert step.observation.max() > 0.9
+    np.testing.assert_allclose(step.reward, reward, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(step.terminated, terminated)
+    np.testing.assert_array_equal(step.truncated, truncated & ~terminated)
+    np.testing.assert_allclose(step.observation, observation, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(step.final_observation, final_observation, rtol=1e-5, atol=1e-5)
+
+
+def test_the_limit_is_that_of_gymnax():
+    for name in set(from_gymnax.NAMES) - {"MNISTBandit-bsuite"}:
+        assert envs.make(name).max_episode_steps == gymnax.make(name)[1].max_steps_in_episode
+
+
+# gymnasium's state, by the names that gymnax gives its fields, and the range of states to step from.
+CLASSIC_CONTROL = {
+    "CartPole-v1": {"x": 2.39, "x_dot": 3.0, "theta": 0.209, "theta_dot": 3.0},
+    "Pendulum-v1": {"theta": 10.0, "theta_dot": 8.0},
+    "Acrobot-v1": {"joint_angle1": 3.1, "joint_angle2": 3.1, "velocity_1": 10.0, "velocity_2": 20.0},
+    "MountainCar-v0": {"position": 0.59, "velocity": 0.07},
+    "MountainCarContinuous-v0": {"position": 0.449, "velocity": 0.07},
+}
+
+
+@pytest.mark.parametrize("name", CLASSIC_CONTROL)
+def test_one_step_from_the_same_state_is_that_of_gymnasium(name):
+    ranges = CLASSIC_CONTROL[name]
+    reference = gymnasium.make(name, disable_env_checker=True)
+    reference.reset(seed=0)
+    env = envs.make(name)
+    count, random = 128, np.random.default_rng(0)
+    states = {field: random.uniform(-r, r, count).astype(np.float32) for field, r in ranges.items()}
+    reference.action_space.seed(0)
+    actions = np.stack([reference.action_space.sample() for _ in range(count)])
+    # Beyond the bounds too: Pendulum clips the torque, and MountainCarContinuous the force but not its cost.
+    actions = actions * 2 if actions.dtype == np.float32 else actions
+
+    keys = jax.random.split(jax.random.key(0), count)
+    state, _ = env.reset(keys)
+    state = state._replace(
+        inner=state.inner.replace(**{field: jnp.asarray(x) for field, x in states.items()})
+    )
+    _, step = jax.jit(env.step)(keys, state, jnp.asarray(actions))
+
+    ends = 0
+    for i in range(count):
+        reference.unwrapped.state = np.asarray([x[i] for x in states.values()], float)
+        if hasattr(reference.unwrapped, "steps_beyond_terminated"):
+            reference.unwrapped.steps_beyond_terminated = None
+        observation, reward, terminated, _, _ = reference.unwrapped.step(actions[i])
+        np.testing.assert_allclose(step.final_observation[i], observation, rtol=1e-5, atol=2e-5)
+        np.testing.assert_allclose(step.reward[i], reward, rtol=1e-5, atol=1e-5)
+        assert bool(step.terminated[i]) == bool(terminated)
+        ends += bool(terminated)
+    assert ends > 0 or name == "Pendulum-v1", "no terminal state was tested"
+    assert env.max_episode_steps == reference.spec.max_episode_steps
+    assert env.action_space.shape == reference.action_space.shape
+    np.testing.assert_allclose(env.observation_space.high_array, reference.observation_space.high, rtol=1e-6)
+
+
+def test_a_known_difference_from_gymnasium_is_still_there():
+    # gymnasium stops the car at the left wall, gymnax lets it keep its velocity; see envs/from_gymnax.py.
+    env = envs.make("MountainCarContinuous-v0")
+    keys = jax.random.split(jax.random.key(0), 1)
+    state, _ = env.reset(keys)
+    reference = gymnasium.make("MountainCarContinuous-v0", disable_env_checker=True)
+    reference.reset(seed=0)
+    reference.unwrapped.state = np.asarray([-1.19, -0.05])
+    observation, *_ = reference.unwrapped.step(np.zeros(1, np.float32))
+    assert observation.tolist() == pytest.approx([-1.2, 0.0])
+    at_wall = state.inner.replace(position=jnp.full(1, -1.19), velocity=jnp.full(1, -0.05))
+    _, step = env.step(keys, state._replace(inner=at_wall), jnp.zeros((1, 1)))
+    position, velocity = step.final_observation[0].tolist()
+    assert position == pytest.approx(-1.2) and velocity < -0.04
+
+
+def test_cartpole_is_truncated_after_500_steps_and_not_before():
+    env = envs.make("CartPole-v1", x_threshold=1e9, theta_threshold_radians=1e9)
+
+    def body(state, key):
+        return env.step(jax.random.split(key, 1), state, jnp.zeros(1, jnp.int32))
+
+    state, _ = env.reset(jax.random.split(jax.random.key(0), 1))
+    _, step = jax.jit(lambda state, keys: jax.lax.scan(body, state, keys))(
+        state, jax.random.split(jax.random.key(1), 501)
+    )
+    assert np.flatnonzero(step.truncated[:, 0]).tolist() == [499] and not step.terminated.any()
+    assert step.episode_return[499, 0] == 500 and step.episode_length[499, 0] == 500
+
+
+def test_overrides_reach_spaces_constructors_and_arrays():
+    assert envs.make("Pendulum-v1", max_torque=1.0).action_space == envs.Box(-1.0, 1.0, (1,))
+    assert envs.make("DeepSea-bsuite", size=5).observation_space.shape == (5, 5)
+    assert envs.make("DeepSea-bsuite", size=5).max_episode_steps == 5
+    large = envs.make("FrozenLake-misc", map_name="8x8", is_slippery=False)
+    assert large.observation_space.shape == (64,) and large.max_episode_steps == 200
+
+    env = envs.make("DiscountingChain-bsuite", reward_timestep=[1, 2, 3, 4, 5])
+    keys = jax.random.split(jax.random.key(0), 1)
+    state, _ = env.reset(keys)
+    rewards = []
+    for _ in range(3):
+        state, step = env.step(keys, state, jnp.ones(1, jnp.int32))
+        rewards.append(step.reward[0].item())
+    assert rewards == [0, 1, 0]
+
+
+def test_a_data_set_that_cannot_be_downloaded_is_a_clear_error(monkeypatch):
+    def offline():
+        raise urllib.error.URLError("no network")
+
+    monkeypatch.setattr(load_mnist, "load_mnist", offline)
+    clear_caches()
+    env = envs.make("MNISTBandit-bsuite")
+    with pytest.raises(
+        FdgError, match=r"'MNISTBandit-bsuite': its data set could not be downloaded .*no network"
+    ):
+        env.reset(jax.random.split(jax.random.key(0), 1))

@@ -1,0 +1,119 @@
+"""The right answers that the probes' docstrings state."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import envs
+from envs import probe
+from tests.envs.conformance import assert_conforms
+
+GAMMA = 0.9
+
+
+def play(env, policy, num_envs=64, steps=12):
+    """What `policy(observation [B, ...], t)` saw, and its steps; `[T, B, ...]`."""
+    keys = jax.random.split(jax.random.key(0), (steps + 1, num_envs))
+    state, observation = env.reset(keys[0])
+    seen, taken = [], []
+    for t in range(steps):
+        seen.append(observation)
+        state, step = env.step(keys[t + 1], state, policy(observation, t))
+        observation = step.observation
+        taken.append(step)
+    return np.stack(seen), jax.tree.map(lambda *leaves: np.stack(leaves), *taken)
+
+
+def zeros(observation, t):
+    return jnp.zeros(len(observation), jnp.int32)
+
+
+@pytest.mark.parametrize("name", sorted(probe.factories()))
+def test_a_probe_conforms(name):
+    assert_conforms(envs.make(name))
+
+
+def test_value():
+    _, step = play(envs.make("probe:value"), zeros)
+    assert (step.reward == 1).all() and step.terminated.all()
+
+
+def test_value_of_observation():
+    seen, step = play(envs.make("probe:value_of_observation"), zeros)
+    np.testing.assert_array_equal(step.reward, seen[..., 0])
+    assert set(np.unique(seen)) == {-1, 1} and step.terminated.all()
+    assert abs(seen.mean()) < 0.15
+
+
+def test_discount():
+    seen, step = play(envs.make("probe:discount"), zeros)
+    assert (seen[0::2] == 0).all() and (seen[1::2] == 1).all()
+    assert (step.reward[0::2] == 0).all() and (step.reward[1::2] == 1).all()
+    assert not step.terminated[0::2].any() and step.terminated[1::2].all()
+    value = step.reward[0] + GAMMA * step.reward[1]
+    np.testing.assert_allclose(value, GAMMA)
+
+
+def test_policy():
+    env = envs.make("probe:policy")
+    assert (play(env, zeros)[1].reward == -1).all()
+    assert (play(env, lambda observation, t: zeros(observation, t) + 1)[1].reward == 1).all()
+
+
+def test_policy_of_observation():
+    env = envs.make("probe:policy_of_observation")
+    _, step = play(env, lambda observation, t: (observation[:, 0] > 0).astype(jnp.int32))
+    assert (step.reward == env.single.optimal_return).all() and step.terminated.all()
+    assert abs(play(env, zeros)[1].reward.mean()) < 0.15
+
+
+def test_memory_rewards_the_cue_and_only_the_cue():
+    env = envs.make("probe:memory", delay=3)
+    cue = {}
+
+    def remember(observation, t):
+        if t % 4 == 0:
+            cue["action"] = (observation[:, 0] > 0).astype(jnp.int32)
+        return cue["action"]
+
+    seen, step = play(env, remember)
+    assert (step.episode_return[3::4] == 1).all() and (step.episode_length[3::4] == 4).all()
+    assert not (step.reward[0::4] + step.reward[1::4] + step.reward[2::4]).any()
+    # When the action counts the observation is the same after either cue: without memory nothing is known.
+    assert (
+        (seen[3::4] == [0, 1]).all()
+        and (seen[1::4] == 0).all()
+        and set(np.unique(seen[0::4, :, 0])) == {-1, 1}
+    )
+    assert abs(play(env, zeros)[1].episode_return[3::4].mean()) < 0.25
+
+
+def test_multi_discrete():
+    env = envs.make("probe:multi_discrete")
+
+    def copy(observation, t):
+        return jnp.stack([observation[:, :2].argmax(-1), observation[:, 2:].argmax(-1)], axis=-1)
+
+    assert (play(env, copy)[1].reward == 1).all()
+    uniform = play(
+        env,
+        lambda observation, t: jax.vmap(env.action_space.sample)(
+            jax.random.split(jax.random.key(100 + t), len(observation))
+        ),
+    )[1]
+    assert abs(uniform.reward.mean() - (1 / 2 + 1 / 3) / 2) < 0.05
+
+
+def test_continuous():
+    env = envs.make("probe:continuous", size=2)
+    assert (play(env, lambda observation, t: observation)[1].reward == 0).all()
+    np.testing.assert_allclose(play(env, lambda observation, t: observation + 0.5)[1].reward, -0.5, rtol=1e-5)
+
+
+def test_truncation_never_terminates_and_shows_no_time():
+    env = envs.make("probe:truncation", steps=4)
+    seen, step = play(env, zeros)
+    assert not step.terminated.any() and (seen == 1).all() and (step.reward == 1).all()
+    assert np.flatnonzero(step.truncated[:, 0]).tolist() == [3, 7, 11]
+    assert (step.episode_return[3::4] == env.single.optimal_return).all()

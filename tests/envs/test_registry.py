@@ -1,0 +1,103 @@
+import subprocess
+import sys
+
+import jax
+import pytest
+
+import envs
+from envs import from_gymnax, probe, registry
+from fdg.errors import FdgError, UnknownNameError
+
+
+@pytest.fixture
+def own_names(monkeypatch):
+    monkeypatch.setattr(registry, "_registered", {})
+
+
+@pytest.mark.parametrize("name", envs.names())
+def test_making_is_naming_a_value(name):
+    assert envs.make(name) == envs.make(name)
+    assert hash(envs.make(name)) == hash(envs.make(name))
+    assert envs.make(name).name == name
+
+
+def test_names_are_those_of_all_sources():
+    assert set(envs.names()) == set(from_gymnax.NAMES) | set(probe.factories())
+    assert len(from_gymnax.NAMES) == 26
+
+
+def test_overrides_are_part_of_the_value():
+    short = envs.make("CartPole-v1", max_steps_in_episode=20)
+    assert short.max_episode_steps == 20
+    assert short == envs.make("CartPole-v1", max_steps_in_episode=20)
+    assert short != envs.make("CartPole-v1")
+    assert envs.make("CartPole-v1", tau=0.01, gravity=9) == envs.make("CartPole-v1", gravity=9.0, tau=0.01)
+    assert "max_steps_in_episode" in repr(short)
+
+
+def test_an_unknown_name_gives_the_nearest():
+    with pytest.raises(
+        UnknownNameError, match=r"unknown environment 'CartPole': did you mean 'CartPole-v1'\?"
+    ):
+        envs.make("CartPole")
+    with pytest.raises(UnknownNameError, match="did you mean 'probe:discount'"):
+        envs.make("probe:discont")
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "message"),
+    [
+        (
+            "CartPole-v1",
+            {"max_steps": 3},
+            "unknown parameter 'max_steps': takes force_mag, gravity, .*max_steps_in_e",
+        ),
+        ("CartPole-v1", {"max_steps_in_episode": 0}, "max_steps_in_episode=0 must be at least 1"),
+        ("CartPole-v1", {"max_steps_in_episode": "20"}, "max_steps_in_episode='20' must be of type int"),
+        ("CartPole-v1", {"max_steps_in_episode": True}, "must be of type int"),
+        ("CartPole-v1", {"gravity": jax.numpy.float32}, "must be a Python number, string or tuple"),
+        (
+            "FrozenLake-misc",
+            {"map_name": "9x9"},
+            "gymnax does not accept map_name='9x9': map_name must be '4x4' or",
+        ),
+        ("probe:memory", {"length": 3}, "unknown parameter 'length': takes delay"),
+        ("probe:value", {"length": 3}, "unknown parameter 'length': takes no parameters"),
+        ("probe:memory", {"delay": 0}, "delay=0 must be an integer of at least 1"),
+    ],
+)
+def test_an_override_that_does_not_fit(name, overrides, message):
+    with pytest.raises(FdgError, match=f"environment '{name}': .*{message}"):
+        envs.make(name, **overrides).observation_space.shape  # noqa: B018 constructor arguments are checked here
+
+
+def test_registering_an_environment(own_names):
+    envs.register("recall", lambda delay=8: envs.vectorize(probe.Memory(delay)))
+    assert "recall" in envs.names()
+    assert envs.make("recall", delay=2) == envs.make("probe:memory", delay=2)
+    envs.register("recall", lambda: envs.make("probe:value"))
+    assert envs.make("recall") == envs.make("probe:value")
+    with pytest.raises(FdgError, match="'CartPole-v1' is built in and cannot be replaced"):
+        envs.register("CartPole-v1", lambda: envs.make("probe:value"))
+
+
+def test_importing_and_making_start_no_backend_and_tracing_allocates_nothing():
+    # In a process of its own: here gymnax and the backend are long loaded.
+    script = """
+import gc, jax, sys
+from jax._src import xla_bridge
+import envs
+all_envs = [envs.make(name) for name in envs.names()]
+assert "gymnax" not in sys.modules and not xla_bridge.backends_are_initialized()
+for env in all_envs:
+    if env.name not in ("CartPole-v1", "Acrobot-v1", "Pong-misc", "FourRooms-misc", "FrozenLake-misc"):
+        continue
+    def first_step(key):
+        keys = jax.random.split(key, 2)
+        state, _ = env.reset(keys)
+        return env.step(keys, state, jax.vmap(env.action_space.sample)(keys))
+    jax.eval_shape(first_step, jax.eval_shape(lambda: jax.random.key(0)))
+# JAX keeps a few scalars of its own, of eager random calls; every array of an environment has an axis.
+assert not [a for a in jax.live_arrays() if a.ndim], jax.live_arrays()
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -1,0 +1,127 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envs import Box, Discrete, MultiDiscrete
+from fdg.errors import FdgError
+
+FEW = settings(max_examples=25, deadline=None)  # the first example of a shape compiles
+INF = float("inf")
+MAX = float(np.finfo(np.float32).max)
+
+seeds = st.integers(0, 2**31 - 1)
+bound = st.floats(width=32, allow_nan=False)
+# Few shapes, so that few programs compile.
+shapes = st.sampled_from([(), (2,), (2, 3)])
+
+
+@st.composite
+def boxes(draw):
+    shape = draw(shapes)
+    pairs = [sorted((draw(bound), draw(bound))) for _ in range(int(np.prod(shape)))]
+    low, high = (np.asarray(side, float).reshape(shape) for side in zip(*pairs, strict=True))
+    return Box(nested_tuple(low.tolist()), nested_tuple(high.tolist()), shape)
+
+
+def nested_tuple(values):
+    return tuple(map(nested_tuple, values)) if isinstance(values, list) else values
+
+
+spaces = st.one_of(
+    st.integers(1, 1000).map(Discrete),
+    st.lists(st.integers(1, 50), min_size=2, max_size=2).map(lambda nvec: MultiDiscrete(tuple(nvec))),
+    boxes(),
+    st.builds(
+        lambda low, size: Box(low, min(low + size, 255), (3,), "uint8"),
+        st.integers(0, 255),
+        st.integers(0, 255),
+    ),
+)
+
+
+@FEW
+@given(spaces, seeds)
+def test_a_sample_has_shape_and_dtype_and_is_contained(space, seed):
+    sample = space.sample(jax.random.key(seed))
+    assert sample.shape == space.shape
+    assert sample.dtype == space.dtype
+    # A bound of infinity contains everything but is drawn finite.
+    assert np.isfinite(np.asarray(sample, float)).all() or not np.isfinite(np.asarray(space.low)).all()
+    assert bool(space.contains(sample))
+
+
+@FEW
+@given(spaces)
+def test_a_space_is_a_value(space):
+    copy = eval(repr(space), {"Box": Box, "Discrete": Discrete, "MultiDiscrete": MultiDiscrete, "inf": INF})
+    assert copy == space and hash(copy) == hash(space)
+
+
+@FEW
+@given(spaces)
+def test_what_is_not_an_element_is_not_contained(space):
+    outside = jnp.zeros((*space.shape, 1), space.dtype)
+    assert not bool(space.contains(outside))
+    if isinstance(space, Box):
+        high = space.high_array.astype(float)
+        above = high + np.maximum(1, 0.01 * np.abs(high))
+        if np.isfinite(high).all() and (above < MAX).all():
+            assert not bool(space.contains(above.astype("float32")))
+    else:
+        assert not bool(space.contains(jnp.full(space.shape, -1)))
+        assert not bool(space.contains(jnp.full(space.shape, 10_000)))
+        assert not bool(space.contains(jnp.zeros(space.shape, jnp.float32)))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [(-INF, INF, (-INF, INF)), (2.0, INF, (2.0, INF)), (-INF, -2.0, (-INF, -2.0)), (-MAX, MAX, (-MAX, MAX))],
+)
+def test_samples_without_bounds_are_finite(low, high, expected):
+    samples = np.asarray(Box(low, high, (1000,)).sample(jax.random.key(0)))
+    assert np.isfinite(samples).all() and (samples >= expected[0]).all() and (samples <= expected[1]).all()
+    assert np.ptp(samples / 2) > 0.1
+
+
+def test_samples_reach_both_ends_of_an_integer_box():
+    samples = np.asarray(Box(254, 255, (200,), "uint8").sample(jax.random.key(0)))
+    assert set(samples.tolist()) == {254, 255}
+
+
+def test_multi_discrete_components_have_their_own_range():
+    space = MultiDiscrete((2, 5))
+    samples = np.asarray(jax.vmap(space.sample)(jax.random.split(jax.random.key(0), 200)))
+    assert samples.max(axis=0).tolist() == [1, 4] and samples.min() == 0
+
+
+def test_spaces_work_under_jit():
+    space = Box((0.0, -1.0), (1.0, 1.0), (2,))
+    contained = jax.jit(lambda key: space.contains(space.sample(key)))(jax.random.key(0))
+    assert bool(contained)
+
+
+def test_a_dtype_is_one_however_it_is_written():
+    assert Box(0.0, 1.0, (2,), jnp.float32) == Box(0, 1, (2,), "float32")
+    assert hash(Box(0.0, 1.0, (2,), np.dtype("float32"))) == hash(Box(0, 1, (2,)))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Discrete(0), "n must be an integer of at least 1"),
+        (lambda: Discrete(2.0), "n must be an integer"),
+        (lambda: MultiDiscrete([2, 3]), "nvec must be a tuple"),
+        (lambda: MultiDiscrete((2, 0)), "at least 1"),
+        (lambda: Box(np.zeros(2), 1.0, (2,)), "so that the space hashes"),
+        (lambda: Box(0.0, float("nan"), (2,)), "a bound must be a number"),
+        (lambda: Box((0.0, 0.0, 0.0), 1.0, (2,)), r"has shape \(3,\), but the space has \(2,\)"),
+        (lambda: Box(1.0, 0.0, (2,)), "low must not exceed high"),
+        (lambda: Box(0.0, 1.0, [2]), "shape must be a tuple of integers"),
+    ],
+)
+def test_what_cannot_be_a_space(build, message):
+    with pytest.raises(FdgError, match=message):
+        build()
