@@ -33,7 +33,9 @@ class Checkpoints:
     @property
     def _manager(self) -> Any:
         if self._opened is None:
-            self._opened = self._orbax.CheckpointManager(self._directory, options=self._options)
+            self._opened = self._orbax.CheckpointManager(
+                self._directory, options=self._options, item_handlers=self._orbax.StandardCheckpointHandler()
+            )
         return self._opened
 
     def latest(self) -> int | None:
@@ -93,7 +95,7 @@ class Checkpoints:
             if name not in stored:
                 restored.append(jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding))
             elif _is_key(leaf):
-                restored.append(jax.random.wrap_key_data(stored[name], impl=jax.random.key_impl(leaf)))
+                restored.append(jax.random.wrap_key_data(stored[name], impl=_key_data(leaf)[1]))
             else:
                 restored.append(stored[name])
         return jax.tree.unflatten(structure, restored)
@@ -145,8 +147,19 @@ def _is_key(leaf: Any) -> bool:
 def _stored_shape(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     if not _is_key(leaf):
         return leaf
-    data = jax.eval_shape(jax.random.key_data, leaf)
+    data, _ = _key_data(leaf)
     return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=leaf.sharding)
+
+
+def _key_data(keys: jax.ShapeDtypeStruct) -> tuple[jax.ShapeDtypeStruct, Any]:
+    """What typed keys consist of, and their implementation's name (which only arrays and tracers tell)."""
+    names = []
+
+    def look(keys: jax.Array) -> jax.Array:
+        names.append(jax.random.key_impl(keys))
+        return jax.random.key_data(keys)
+
+    return jax.eval_shape(look, keys), names[0]
 
 
 def _text(shape_dtype: tuple[Any, Any] | None) -> str:

@@ -4,6 +4,8 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+import jax
+
 from fdg.errors import FdgError
 
 
@@ -53,8 +55,11 @@ def _guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) ->
     try:
         return run(sys.argv[1:] if argv is None else argv)
     except FdgError as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
-        return 2
+        return _fail(str(error))
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return _fail(f"out of memory ({str(error).splitlines()[0]}): use fewer environments, or more devices")
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
@@ -65,3 +70,8 @@ def _guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) ->
         return int(exit.code or 0)
     finally:
         sys.path.pop(0)
+
+
+def _fail(message: str) -> int:
+    print("error:", " ".join(message.split()), file=sys.stderr)
+    return 2

@@ -88,7 +88,7 @@ _RUN = (
         "checkpoint_every",
         int | None,
         None,
-        "iterations from checkpoint to checkpoint (None: a twentieth of all)",
+        "iterations from checkpoint to checkpoint, at least (None: a twentieth of all)",
     ),
     _Flag("out", str | None, None, "the run directory (None: runs/ENV-ALGO-SEED-TIME)"),
 )
@@ -182,6 +182,8 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     run.pop("out")
     _at_least(0, seed=run["seed"], eval_episodes=run["eval_episodes"])
     _at_least(1, num_seeds=run["num_seeds"], checkpoint_every=run["checkpoint_every"])
+    if run["seed"] + (run["num_seeds"] or 1) > 2**32:  # JAX would take it modulo 2**32, unasked
+        raise FdgError(f"--seed {run['seed']}: seeds are below {2**32}")
     num_iterations, steps_per_iteration = _lengths(algorithm, algo, run.get("total_steps"))
     return Job(
         algorithm=algorithm,
@@ -279,11 +281,11 @@ def _algorithm_class(name: str) -> type:
         raise FdgError(f"--algo {name}: there is no module '{module_name}': {fix}") from None
     found = getattr(module, class_name, None)
     classes = [key for key, value in vars(module).items() if _is_algorithm(value)]
-    if found is None:
-        raise unknown_name(f"class in {module_name}", class_name, classes)
-    if not _is_algorithm(found):
+    if found is None and classes:
+        raise unknown_name(f"algorithm in {module_name}", class_name, classes)
+    if found is None or not _is_algorithm(found):
         raise FdgError(
-            f"--algo {name}: an algorithm is a dataclass with init(key) and iterate(state), and this is not"
+            f"--algo {name}: an algorithm is a dataclass with init(key) and iterate(state), and there is none"
         )
     return found
 

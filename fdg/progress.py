@@ -23,69 +23,57 @@ class Progress:
     def __init__(
         self, num_iterations: int, steps_per_iteration: int, start: int = 0, file: TextIO | None = None
     ):
-        self._num_iterations, self._steps_per_iteration, self._start = (
-            num_iterations,
-            steps_per_iteration,
-            start,
-        )
+        self._num_iterations, self._start = num_iterations, start
+        self._steps_per_iteration = steps_per_iteration
         self._file = sys.stdout if file is None else file
         self._begun = self._shown_at = time.monotonic()
-        self._shown_lines = 0
+        self._lines = start * LINES // num_iterations
         self._return: float | None = None
-        self._live: Any = None
+        self._bar: Any = None
 
     def __enter__(self) -> "Progress":
         self._begun = self._shown_at = time.monotonic()
-        self._shown_lines = self._start * LINES // self._num_iterations
         if self._file.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, TextColumn
             from rich.progress import Progress as Bar
 
-            columns = (
-                TextColumn("[bold]{task.percentage:>3.0f}%"),
-                BarColumn(24),
-                TextColumn("{task.description}"),
-            )
-            self._live = Bar(*columns, console=Console(file=self._file), refresh_per_second=4)
-            self._live.start()
-            self._live.add_task(self._text(self._start), total=self._num_iterations, completed=self._start)
+            percent, text = "[bold]{task.percentage:>3.0f}%", "{task.description}"
+            columns = TextColumn(percent), BarColumn(20), TextColumn(text)
+            self._bar = Bar(*columns, console=Console(file=self._file), refresh_per_second=4)
+            self._bar.start()
+            text = "\n".join(self._texts(self._start))
+            self._bar.add_task(text, total=self._num_iterations, completed=self._start)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
+        if self._bar is not None:
+            self._bar.stop()
 
     def update(self, iteration: int, episode_return: float | None = None) -> None:
         """Shows that `iteration` iterations are done; a return of None leaves the last one standing."""
         self._return = self._return if episode_return is None else episode_return
-        if self._live is not None:
-            self._live.update(self._live.task_ids[0], completed=iteration, description=self._text(iteration))
+        if self._bar is not None:  # in two lines, which fit into 80 columns
+            text = "\n".join(self._texts(iteration))
+            self._bar.update(self._bar.task_ids[0], completed=iteration, description=text)
             return
         now, line = time.monotonic(), iteration * LINES // self._num_iterations
-        if line > self._shown_lines or now - self._shown_at >= SECONDS:
-            self._shown_lines, self._shown_at = line, now
-            print(
-                f"{100 * iteration // self._num_iterations:3d}%  {self._text(iteration)}",
-                file=self._file,
-                flush=True,
-            )
+        if line > self._lines or now - self._shown_at >= SECONDS:
+            self._lines, self._shown_at = line, now
+            percent = 100 * iteration // self._num_iterations
+            print(f"{percent:3d}%", " | ".join(self._texts(iteration)), file=self._file, flush=True)
 
-    def _text(self, iteration: int) -> str:
+    def _texts(self, iteration: int) -> tuple[str, str]:
         elapsed = time.monotonic() - self._begun
         done, left = iteration - self._start, self._num_iterations - iteration
-        parts = [
-            f"iteration {iteration:,}/{self._num_iterations:,}",
-            f"{iteration * self._steps_per_iteration:,} steps",
-        ]
+        when = [f"iteration {iteration:,}/{self._num_iterations:,}", f"{clock(elapsed)} elapsed"]
+        what = [f"{iteration * self._steps_per_iteration:,} steps"]
         if done:
-            parts.append(f"{done * self._steps_per_iteration / elapsed:,.0f} steps/s")
+            when.append(f"{clock(elapsed / done * left)} left")
+            what.append(f"{done * self._steps_per_iteration / elapsed:,.0f} steps/s")
         if self._return is not None:
-            parts.append(f"return {self._return:,.1f}")
-        parts.append(f"{clock(elapsed)} elapsed")
-        if done and left:
-            parts.append(f"{clock(elapsed / done * left)} left")
-        return " | ".join(parts)
+            what.append(f"return {self._return:,.1f}")
+        return " | ".join(when), " | ".join(what)
 
 
 def clock(seconds: float) -> str:

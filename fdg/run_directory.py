@@ -85,6 +85,11 @@ class RunDirectory:
         _publish(Path(kept.name), path)
         return last
 
+    def summary(self) -> dict[str, Any] | None:
+        """What `summary.json` says; None before the run has ended."""
+        path = self.path / "summary.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Writes `summary.json`."""
         self._write("summary.json", (_dumps(summary, indent=2) + "\n").encode())
@@ -211,7 +216,7 @@ def _publish(temporary: Path, final: Path) -> None:
 
 
 def _bins(steps: np.ndarray, values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """At most `_CURVE_POINTS` weighted means over stretches of equal length, those without a value left out."""
+    """At most `_CURVE_POINTS` weighted means over stretches of equal length; empty ones are left out."""
     points = min(_CURVE_POINTS, len(steps))
     edges = np.linspace(0, steps[-1], points + 1)
     which = np.clip(np.searchsorted(edges, steps) - 1, 0, points - 1)

@@ -6,7 +6,8 @@ import platform
 import re
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -96,129 +97,138 @@ def iterations_per_call(num_iterations: int, steps_per_iteration: int) -> int:
 
 
 def _train(job: Job, engine: fdg.Engine, run: RunDirectory, checkpoints: Checkpoints) -> int:
-    say(engine.plan)
-    say()
-    total, size = job.num_iterations, iterations_per_call(job.num_iterations, job.steps_per_iteration)
-    every = math.ceil((job.checkpoint_every or total / _CHECKPOINTS) / size) * size
-    begun = time.perf_counter()
-    iteration, wall_before = 0, 0.0
+    total, agents = job.num_iterations, job.num_seeds or 1
+    size = iterations_per_call(total, job.steps_per_iteration)
+    checkpoint_every = math.ceil((job.checkpoint_every or total / _CHECKPOINTS) / size) * size
     latest = checkpoints.latest() if job.resumes else None
-    if latest is not None:
-        iteration, state = latest, checkpoints.restore(latest, engine.state_shape)
-    else:
-        state = engine.init(job.seed)
+    if latest == total and run.summary() is not None:
+        say(f"the run in {run.path} is complete: all of its {total:,} iterations are done")
+        return 0
+    say(f"{engine.plan}\n")
+    state, compile_s = _start(job, engine, checkpoints, latest, size)
+    start = iteration = latest or 0
+    last = run.truncate_metrics(start) if job.resumes else None
+    wall_before = last["wall_s"] if last else 0.0
     if job.resumes:
-        last = run.truncate_metrics(iteration)
-        wall_before = last["wall_s"] if last else 0.0
-        say(f"resuming {run.path} at iteration {iteration:,} of {total:,}")
-    if iteration < total:
-        engine.compile(size)
-    jax.block_until_ready(state)
-    compile_s = time.perf_counter() - begun
-    if iteration < total:
-        say(f"compiled in {compile_s:.1f} s; run directory {run.path}")
-
-    agents = job.num_seeds or 1
-    start, begun = iteration, time.perf_counter()
-    recorded_at = begun
-    awaiting: tuple[int, Any] | None = None
-
-    def record() -> None:
-        """Writes down the metrics of the latest call but one, or of the latest where there is no other."""
-        nonlocal recorded_at, awaiting
-        if awaiting is None:
-            return
-        first, metrics = awaiting
-        awaiting = None
-        metrics = jax.device_get(metrics)  # waits until they are computed
-        now = time.perf_counter()
-        rows = list(
-            _rows(
-                metrics, first, job.steps_per_iteration, wall_before + recorded_at - begun, now - recorded_at
-            )
-        )
-        recorded_at = now
-        run.append_metrics(rows)
-        returns = [row["episode_return"] for row in rows if _is_number(row.get("episode_return"))]
-        progress.update(first + len(rows), float(np.mean(returns)) if returns else None)
+        say(f"resuming at iteration {start:,} of {total:,}")
+    say(f"compiled in {compile_s:.1f} s; run directory {run.path}")
 
     with _Signals() as signals, Progress(total, job.steps_per_iteration * agents, start) as progress:
+        recorder = _Recorder(job, run, progress, start, wall_before)
         while iteration < total and signals.caught is None:
             state, metrics = engine.run(state, size)
-            record()  # while the devices are at work on this call
-            awaiting = (iteration, metrics)
+            recorder.add(size, metrics)
             iteration += size
-            if iteration % every == 0 or iteration == total or signals.caught is not None:
-                record()
+            if iteration % checkpoint_every == 0 or iteration == total or signals.caught is not None:
+                recorder.flush()  # first, for a checkpoint is never ahead of the metrics
                 checkpoints.save(iteration, state)
-    wall_s = time.perf_counter() - begun
+        wall_s = recorder.wall_s
 
-    env_steps = iteration * job.steps_per_iteration
     run.draw_learning_curve(_title(job), SOLVED.get(job.config["env"]))
     if iteration < total:
         checkpoints.close()
-        say(
-            f"interrupted at iteration {iteration:,} of {total:,}, and saved; go on with: --resume {run.path}"
-        )
+        say(f"interrupted at iteration {iteration:,} of {total:,}, and saved: go on with --resume {run.path}")
         return 128 + (signals.caught or 0)
-
     evaluation = _evaluate(job, engine, state)
-    steps_per_s = (
-        (iteration - start) * job.steps_per_iteration * agents / wall_s if iteration > start else None
-    )
-    summary = {
-        "env_steps": env_steps,
-        "iterations": iteration,
-        "wall_s": wall_before + wall_s,
-        "compile_s": compile_s,
-        "steps_per_s": steps_per_s,
-        **evaluation,
-        "seeds": [job.seed + i for i in range(agents)],
-        "policy": str(job.policy),
-        "devices": [str(device.device_kind) for device in engine.devices],
-        "versions": versions(),
-    }
     checkpoints.close()
-    run.write_summary(summary)
-    if steps_per_s is not None:
-        taken = clock(wall_before + wall_s)
-        say(f"trained {env_steps * agents:,} steps in {taken} ({steps_per_s:,.0f} steps/s)")
+    steps = iteration * job.steps_per_iteration
+    run.write_summary(
+        {
+            "env_steps": steps,
+            "iterations": iteration,
+            "wall_s": wall_s,
+            "compile_s": compile_s,
+            "steps_per_s": steps * agents / wall_s,
+            **evaluation,
+            "seeds": [job.seed + i for i in range(agents)],
+            "policy": str(job.policy),
+            "devices": [device.device_kind for device in engine.devices],
+            "versions": versions(),
+        }
+    )
+    say(f"trained {steps * agents:,} steps in {clock(wall_s)} ({steps * agents / wall_s:,.0f} steps/s)")
     if evaluation:
         say(_verdict(evaluation, job))
     say(f"run directory {run.path}")
     return 0
 
 
-def _rows(
-    metrics: Mapping[str, np.ndarray], first: int, steps_per_iteration: int, begun: float, seconds: float
-) -> Iterator[dict[str, Any]]:
-    """Lines of `metrics.jsonl` for one call, whose metrics are `[iterations]` or `[iterations, seeds]`."""
-    length = len(next(iter(metrics.values()))) if metrics else 0
-    for i in range(length):
-        row: dict[str, Any] = {
-            "iteration": first + i + 1,
-            "env_steps": (first + i + 1) * steps_per_iteration,
-            "wall_s": round(begun + seconds * (i + 1) / length, 4),
-        }
-        for name, values in metrics.items():
-            row[name] = _mean(values[i])
-        if "episode_return" in metrics and metrics["episode_return"].ndim == 2:
-            row["episode_return_per_seed"] = metrics["episode_return"][i]
-        yield row
+def _start(
+    job: Job, engine: fdg.Engine, checkpoints: Checkpoints, latest: int | None, size: int
+) -> tuple[Any, float]:
+    """The state to begin with, all compiled that training needs, and the seconds that this took."""
+    begun = time.perf_counter()
+    if latest is not None:
+        state = checkpoints.restore(latest, engine.state_shape)
+        if latest < job.num_iterations:
+            engine.compile(size)
+    else:
+        with ThreadPoolExecutor(1) as pool:
+            compiling = pool.submit(engine.compile, size)
+            state = engine.init(job.seed)  # a program of its own, which takes as long to compile
+        compiling.result()
+    jax.block_until_ready(state)
+    return state, time.perf_counter() - begun
+
+
+class _Recorder:
+    """Metrics on their way to disk and display: one call of `run` late, so that no device waits for it."""
+
+    def __init__(self, job: Job, run: RunDirectory, progress: Progress, iteration: int, wall_s: float):
+        self.wall_s = wall_s  # spent in training until the last call that was recorded
+        self._job, self._run, self._progress, self._iteration = job, run, progress, iteration
+        self._clock = time.perf_counter()
+        self._latest: tuple[int, Mapping[str, jax.Array]] | None = None
+
+    def add(self, iterations: int, metrics: Mapping[str, jax.Array]) -> None:
+        """Takes the metrics of a call just made, and records those of the one before."""
+        self.flush()
+        self._latest = iterations, metrics
+
+    def flush(self) -> None:
+        """Waits for the metrics that were added, and records them."""
+        if self._latest is None:
+            return
+        iterations, arrays = self._latest
+        metrics, self._latest = jax.device_get(arrays), None
+        now = time.perf_counter()
+        seconds, self._clock = now - self._clock, now
+        rows = []
+        for i in range(iterations):
+            iteration = self._iteration + i + 1
+            rows.append(
+                {
+                    "iteration": iteration,
+                    "env_steps": iteration * self._job.steps_per_iteration,
+                    "wall_s": round(self.wall_s + seconds * (i + 1) / iterations, 4),
+                    **_row({name: values[i] for name, values in metrics.items()}),
+                }
+            )
+        self._iteration += iterations
+        self.wall_s += seconds
+        self._run.append_metrics(rows)
+        returns = [
+            row["episode_return"] for row in rows if math.isfinite(row.get("episode_return", math.nan))
+        ]
+        self._progress.update(self._iteration, float(np.mean(returns)) if returns else None)
+
+
+def _row(metrics: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Metrics of one iteration, scalars or `[seeds]`: means over the seeds, and the returns one by one."""
+    row: dict[str, Any] = {name: _mean(values) for name, values in metrics.items()}
+    if np.ndim(metrics.get("episode_return", 0.0)):
+        row["episode_return_per_seed"] = metrics["episode_return"]
+    return row
 
 
 def _mean(values: np.ndarray) -> Any:
     """A scalar as it is; of several agents the mean over those that have a number."""
-    if values.ndim == 0:
+    if np.ndim(values) == 0:
         return values
     if not np.issubdtype(values.dtype, np.floating):
         return values.mean()
     there = values[np.isfinite(values)]
     return there.mean(dtype=values.dtype) if there.size else math.nan
-
-
-def _is_number(value: Any) -> bool:
-    return value is not None and math.isfinite(value)
 
 
 def _evaluate(job: Job, engine: fdg.Engine, state: Any) -> dict[str, Any]:
@@ -265,11 +275,12 @@ def _check_all_busy(job: Job, plan: fdg.Plan) -> None:
             f" use --num-seeds {nearest}, or --devices {busy}"
         )
     num_envs = getattr(job.algorithm, "num_envs", None)
-    if num_envs is None:
-        raise FdgError(f"--devices {job.devices} leaves {len(plan.idle)} idle: use --devices {busy}")
+    split = math.lcm(*map(len, job.policy.place(job.devices).values()))
+    if num_envs is None or num_envs % split == 0:
+        raise FdgError(f"{job.policy} uses {busy} of {job.devices} devices: use --devices {busy}")
     raise FdgError(
-        f"--num-envs {num_envs} does not divide by --devices {job.devices}:"
-        f" use --num-envs {_multiples(num_envs, job.devices)}, or --devices {busy}"
+        f"--num-envs {num_envs} does not divide by --devices {job.devices} under {job.policy}:"
+        f" use --num-envs {_multiples(num_envs, split)}, or --devices {busy}"
     )
 
 
