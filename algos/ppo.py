@@ -311,7 +311,9 @@ class PPO:
     def _bounded(self, action):
         """Actions as the environment takes them: the Gaussian knows no bounds, a `Box` has some."""
         space = self.env.action_space
-        return jnp.clip(action, space.low_array, space.high_array) if isinstance(space, Box) else action
+        if not isinstance(space, Box):
+            return action
+        return jax.vmap(lambda one: jnp.clip(one, space.low_array, space.high_array))(action)
 
     @property
     def _network(self) -> Network:

@@ -126,7 +126,9 @@ class Engine:
 
     def _init_leaves(self, key):
         init = lambda key: jax.tree.map(jnp.asarray, self.algorithm.init(key))  # noqa: E731
-        state = init(key) if self.plan.num_seeds is None else jax.vmap(init)(key)
+        # Agents one after the other: LAPACK's batched QR, which orthogonal initialisers would become under
+        # vmap, can wait for itself for ever in XLA's CPU thread pool (jaxlib 0.10.2, two cores).
+        state = init(key) if self.plan.num_seeds is None else jax.lax.map(init, key)
         # Strongly typed, so that the first run and the later ones are the same executable.
         return [
             leaf if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else jax.lax.convert_element_type(leaf, leaf.dtype)

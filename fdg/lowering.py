@@ -79,7 +79,7 @@ def lower_shared(graph: FDG, plan: Plan, devices: Sequence[jax.Device]) -> Lower
 
 
 def lower_seeds(graph: FDG, plan: Plan, devices: Sequence[jax.Device]) -> Lowered:
-    """The program of independent agents: each device loops over its own, and none talks to another."""
+    """The program of independent agents: each device steps its own together, and none talks to another."""
     mesh = make_mesh([devices[i] for i in plan.groups[0].devices], SEED)
     agents, record = PartitionSpec(SEED), PartitionSpec(None, SEED)
     iterate = jax.vmap(core.jaxpr_as_fun(graph.jaxpr))
@@ -87,9 +87,8 @@ def lower_seeds(graph: FDG, plan: Plan, devices: Sequence[jax.Device]) -> Lowere
 
     def loop(leaves, iterations):
         local = functools.partial(_loop, iterate, num_state, iterations=iterations)
-        return jax.shard_map(
-            local, mesh=mesh, in_specs=(agents,), out_specs=(agents, record), check_vma=False
-        )(leaves)
+        specs = {"in_specs": (agents,), "out_specs": (agents, record)}
+        return jax.shard_map(local, mesh=mesh, check_vma=False, **specs)(leaves)
 
     return Lowered(loop, [NamedSharding(mesh, agents)] * num_state, NamedSharding(mesh, record))
 
