@@ -27,20 +27,14 @@ class Checkpoints:
 
         self._orbax = orbax.checkpoint
         self._directory = directory.absolute()
-        self._options = self._orbax.CheckpointManagerOptions(max_to_keep=KEEP, cleanup_tmp_directories=True)
-        self._opened: Any = None
-
-    @property
-    def _manager(self) -> Any:
-        if self._opened is None:
-            self._opened = self._orbax.CheckpointManager(
-                self._directory, options=self._options, item_handlers=self._orbax.StandardCheckpointHandler()
-            )
-        return self._opened
+        self._writer: Any = None
 
     def latest(self) -> int | None:
         """Iteration of the newest complete checkpoint, None where there is none."""
-        return self._manager.latest_step() if self._directory.is_dir() else None
+        if not self._directory.is_dir():
+            return None
+        with self._manager(read_only=True) as reader:
+            return reader.latest_step()
 
     def save(self, iteration: int, state: Any) -> None:
         """Starts to write `state`; it may be donated as soon as this returns."""
@@ -48,7 +42,10 @@ class Checkpoints:
         # of `run` will overwrite.
         arrays = jax.tree.map(jnp.copy, _arrays_by_name(state))
         try:
-            self._manager.save(iteration, args=self._orbax.args.StandardSave(arrays), force=True)
+            if self._writer is None:
+                # What a killed process left half written goes; only here, for readers may come at any time.
+                self._writer = self._manager(max_to_keep=KEEP, cleanup_tmp_directories=True)
+            self._writer.save(iteration, args=self._orbax.args.StandardSave(arrays), force=True)
         except Exception as error:
             raise self._unwritable(error) from error
 
@@ -65,24 +62,20 @@ class Checkpoints:
         """
         where = self._directory / str(iteration)
         stored_target = jax.tree.map(_stored_shape, _arrays_by_name(target))
+        expected = {name: _shape(leaf) for name, leaf in stored_target.items()}
         try:
-            expected = {name: (leaf.shape, leaf.dtype) for name, leaf in stored_target.items()}
-            found = {
-                name: (tuple(leaf.shape), leaf.dtype)
-                for name, leaf in self._manager.item_metadata(iteration).items()
-            }
-            if found == expected:
-                stored = self._manager.restore(
-                    iteration, args=self._orbax.args.StandardRestore(stored_target)
-                )
+            with self._manager(read_only=True) as reader:
+                found = {name: _shape(leaf) for name, leaf in reader.item_metadata(iteration).items()}
+                if found == expected:
+                    arguments = self._orbax.args.StandardRestore(stored_target)
+                    stored = reader.restore(iteration, args=arguments)
         except Exception as error:  # Orbax and TensorStore raise many types, none of them their own
-            others = sorted(step for step in self._manager.all_steps() if step != iteration)
-            fix = f"remove it to go on from iteration {others[-1]}" if others else "there is no other one"
+            complete = (int(path.name) for path in self._directory.iterdir() if path.name.isdigit())
+            others = [step for step in complete if step != iteration]
+            fix = f"remove it to go on from iteration {max(others)}" if others else "there is no other one"
             raise FdgError(f"checkpoint {where} cannot be read ({_first_line(error)}): {fix}") from error
-        if found != expected:
-            differing = sorted(
-                name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name)
-            )
+        differing = [name for name in sorted(found | expected) if found.get(name) != expected.get(name)]
+        if differing:
             name = differing[0]
             raise FdgError(
                 f"checkpoint {where} is of another state: '{name}' is {_text(found.get(name))} there"
@@ -102,13 +95,20 @@ class Checkpoints:
 
     def close(self) -> None:
         """Waits until everything is written."""
-        if self._opened is None:
+        if self._writer is None:
             return
-        manager, self._opened = self._opened, None
+        writer, self._writer = self._writer, None
         try:
-            manager.close()
+            writer.close()
         except Exception as error:
             raise self._unwritable(error) from error
+
+    def _manager(self, **options: Any) -> Any:
+        return self._orbax.CheckpointManager(
+            self._directory,
+            options=self._orbax.CheckpointManagerOptions(**options),
+            item_handlers=self._orbax.StandardCheckpointHandler(),
+        )
 
     def _unwritable(self, error: Exception) -> FdgError:
         return FdgError(f"cannot write a checkpoint in {self._directory} ({_first_line(error)})")
@@ -160,6 +160,10 @@ def _key_data(keys: jax.ShapeDtypeStruct) -> tuple[jax.ShapeDtypeStruct, Any]:
         return jax.random.key_data(keys)
 
     return jax.eval_shape(look, keys), names[0]
+
+
+def _shape(leaf: Any) -> tuple[tuple[int, ...], Any]:
+    return tuple(leaf.shape), leaf.dtype
 
 
 def _text(shape_dtype: tuple[Any, Any] | None) -> str:

@@ -18,3 +18,10 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 def devices() -> list[jax.Device]:
     """Eight CPU devices, also on a machine whose default devices are accelerators."""
     return jax.devices("cpu")[:8]
+
+
+@pytest.fixture
+def host_devices(monkeypatch, devices) -> list[jax.Device]:
+    """Has commands find eight CPU devices, whatever the machine's default devices are."""
+    monkeypatch.setattr(jax, "devices", lambda backend=None: devices)
+    return devices

@@ -1,0 +1,243 @@
+"""The command line: what it understands, and one clear line for all that it does not."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+from fdg import flags
+from fdg.cli import plan_main, train_main
+
+WALK = ["--algo", "tests.tiny:Walk"]
+
+
+def parse(words):
+    return flags.parse(words.split() if isinstance(words, str) else words, "train", "")
+
+
+@pytest.fixture
+def run(tmp_path):
+    """The directory of a finished run."""
+    path = tmp_path / "run"
+    assert train_main([*WALK, "--total-steps", "16", "--devices", "1", "--out", str(path)]) == 0
+    return path
+
+
+def refuse(capsys, words, command=train_main):
+    """Runs a command that must fail in one line; gives the line."""
+    capsys.readouterr()
+    assert command(words) == 2
+    streams = capsys.readouterr()
+    assert streams.err.startswith("error: ") and streams.err.count("\n") == 1, streams.err
+    return streams.err.strip()
+
+
+ERRORS = {
+    # unknown names
+    "--env CartPole-v2": "unknown environment 'CartPole-v2': did you mean 'CartPole-v1'?",
+    "--env cartpole-v1": "did you mean 'CartPole-v1'?",
+    "--algo pppo": "unknown algorithm 'pppo': did you mean 'ppo'?",
+    "--policy gpu_onyl": "unknown policy 'gpu_onyl': did you mean 'gpu_only'?",
+    "--num-env 3": "unknown flag '--num-env': did you mean '--num-envs'?",
+    "--qqq 3": "unknown flag '--qqq': (--help lists them all)",
+    "--total_step=3": "unknown flag '--total-step': did you mean '--total-steps'?",
+    "stray": "'stray' belongs to no flag",
+    # values of the wrong type
+    "--learning-rate fast": "--learning-rate: 'fast' is not a number",
+    "--learning-rate nan": "--learning-rate: 'nan' is not a number",
+    "--seed 1.5": "--seed: '1.5' is not an integer",
+    "--seed": "--seed: expected one argument",
+    "--devices two": "--devices: 'two' is not an integer",
+    "--clip-value 3": "--clip-value: '3' is not true or false",
+    "--activation tan": "'tan' is not one of tanh, relu, silu, gelu, elu (did you mean 'tanh'?)",
+    "--hidden 64 wide": "--hidden: 'wide' is not an integer or none",
+    # sizes
+    "--num-envs 0": "num_envs=0: it must be above zero",
+    "--num_envs=-4": "num_envs=-4: it must be above zero",
+    "--num-steps 0": "num_steps=0: it must be above zero",
+    "--num-epochs -1": "num_epochs=-1: it must be above zero",
+    "--num-minibatches 0": "num_minibatches=0: it must be above zero",
+    "--hidden 64 0": "hidden=(64, 0): widths are above zero",
+    "--total-steps 0": "total_steps=0: it must be above zero",
+    "--total-steps 511": "total_steps=511 is less than one iteration (num_envs * num_steps = 512)",
+    "--num-seeds 0": "--num-seeds 0: it must be at least 1",
+    "--devices 0": "--devices 0: it must be at least 1",
+    "--devices -1": "--devices -1: it must be at least 1",
+    "--devices 1000": "use --devices ",
+    "--eval-episodes -1": "--eval-episodes -1: it must be at least 0",
+    "--checkpoint-every 0": "--checkpoint-every 0: it must be at least 1",
+    "--seed -1": "--seed -1: it must be at least 0",
+    "--seed 4294967296": "--seed 4294967296: seeds are below 4294967296",
+    "--staleness -1": "--staleness -1: it must be at least 0",
+    "--staleness 1": "--staleness 1: under gpu_only, actors always have the newest parameters",
+    "--learning-rate -1e-3": "learning_rate=-0.001: it must be above zero",
+    # a user's own algorithm
+    "--algo tests.tiny:Continuous": "acts in Box action spaces, and that of CartPole-v1 is Discrete(n=2)",
+    "--algo tests.tiny:Walc": "unknown algorithm in tests.tiny 'Walc': did you mean 'Walk'?",
+    "--algo json:JSONDecoder": "an algorithm is a dataclass with init(key) and iterate(state)",
+    "--algo nowhere.at_all:Mine": "there is no module 'nowhere.at_all'",
+    "--algo ./tests/tiny.py:Walk": "write tests.tiny:Walk",
+    "--algo tests.tiny:Walk --env CartPole-v1": "--env CartPole-v1: tests.tiny:Walk has its own environment",
+    "--algo tests.tiny:Walk --num-envs 0": "num_envs=0 must be above zero",
+    "--algo tests.tiny:Walk --total-steps 7": "--total-steps 7 is less than one iteration of 8",
+    "--algo tests.tiny:Walk --total-steps 0": "--total-steps 0 is less than one iteration of 8",
+    "--algo tests.tiny:Endless": "tests.tiny:Endless needs --rate: it has no default",
+    "--algo tests.tiny:Endless --rate 1": "give it a property steps_per_iteration",
+    # places
+    "--out": "--out: expected one argument",
+    "--out=": "--out: give a directory",
+    "--out /dev/null": "--out /dev/null is a file: give a directory",
+    "--out /dev/null/below": "--out /dev/null/below cannot be made: /dev/null is a file",
+    "--out /proc/nowhere": "--out /proc/nowhere cannot be written to",
+    "--resume": "--resume: say which run: --resume runs/NAME",
+    "--resume /nowhere": "no run in /nowhere (it has no config.json): leave out --resume to start one",
+    "--resume a --out b": "--resume a and --out b are two directories",
+}
+
+
+@pytest.mark.parametrize("words", ERRORS)
+def test_bad_flags_get_one_line_with_the_fix(words, capsys):
+    assert ERRORS[words] in refuse(capsys, words.split())
+
+
+def test_batches_that_do_not_divide_by_the_devices_asked_for(capsys, host_devices):
+    line = refuse(capsys, "--num-envs 6 --devices 4".split())
+    assert "--num-envs 6 does not divide by --devices 4" in line
+    assert "use --num-envs 4 or 8, or --devices 3" in line
+    line = refuse(capsys, "--num-seeds 3 --devices 2".split())
+    assert "--num-seeds 3 does not divide by --devices 2: use --num-seeds 2 or 4, or --devices 1" in line
+    line = refuse(capsys, "--num-envs 1 --devices 2".split())
+    assert "use --num-envs 2, or --devices 1" in line
+
+
+def test_a_place_without_permission(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda *_: False)  # tests may run as root, whom no mode keeps out
+    assert "no permission to write" in refuse(capsys, ["--out", str(tmp_path / "run")])
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_is_never_overwritten(capsys, run):
+    before = {path.name: path.stat().st_mtime_ns for path in run.iterdir()}
+    assert f"holds a run already: give another directory, or go on with --resume {run}" in refuse(
+        capsys, [*WALK, "--out", str(run)]
+    )
+    assert before == {path.name: path.stat().st_mtime_ns for path in run.iterdir()}
+
+
+def test_somebody_elses_files_are_never_overwritten(capsys, tmp_path):
+    (tmp_path / "summary.json").write_text("mine")
+    assert "holds summary.json already" in refuse(capsys, [*WALK, "--out", str(tmp_path)])
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
+
+
+def test_a_resumed_run_may_not_change_what_it_computes(capsys, run):
+    resume = ["--resume", str(run)]
+    assert "--scale 0.5 contradicts the run's 0.1" in refuse(capsys, [*resume, "--scale", "0.5"])
+    assert "--seed 1 contradicts the run's 0" in refuse(capsys, [*resume, "--seed", "1"])
+    assert "--num-seeds 2 contradicts the run's None" in refuse(capsys, [*resume, "--num-seeds", "2"])
+    assert "--total-steps 24 contradicts the run's 16" in refuse(capsys, [*resume, "--total-steps", "24"])
+    assert "--algo ppo contradicts the run's tests.tiny:Walk" in refuse(capsys, [*resume, "--algo", "ppo"])
+    assert train_main([*resume, "--scale", "0.1", "--devices", "2"]) == 0
+
+
+def test_damaged_configurations(capsys, run):
+    (run / "config.json").write_text("{")
+    assert "config.json cannot be read" in refuse(capsys, ["--resume", str(run)])
+    (run / "config.json").write_text("{}")
+    assert "config.json is no configuration of a run" in refuse(capsys, ["--resume", str(run)])
+
+
+def test_values():
+    job = parse(
+        "--algo tests.tiny:Walk --num_envs 1_6 --scale -1e-3 --label none --widths 4 5 --width 7 --drifts"
+        " --total-steps 8e2 --seed=3 --num-seeds 2 --devices 4 --eval-episodes 0 --checkpoint-every 5 --out x"
+    )
+    walk = job.algorithm
+    assert (walk.num_envs, walk.scale, walk.label, walk.widths) == (16, -1e-3, "none", (4, 5))
+    assert (walk.width, walk.drifts) == (7, True)
+    assert (job.num_iterations, job.seed, job.num_seeds, job.devices) == (100, 3, 2, 4)
+    assert (job.eval_episodes, job.checkpoint_every, job.out) == (0, 5, Path("x"))
+    again = parse("--algo tests.tiny:Walk --widths 4,5 --width none --no-drifts --num-seeds none").algorithm
+    assert (again.widths, again.width, again.drifts) == ((4, 5), None, False)
+    assert parse("--algo tests.tiny:Walk --drifts false").algorithm.drifts is False
+
+
+def test_without_flags_it_trains_ppo_on_cartpole():
+    job = parse("")
+    assert (job.config["algo"], job.config["env"], job.config["policy"]) == ("ppo", "CartPole-v1", "gpu_only")
+    assert job.algorithm.total_steps == 500_000 and job.algorithm.env.name == "CartPole-v1"
+
+
+def test_presets_yield_to_flags():
+    import algos
+
+    preset = algos.PPO.preset("Pendulum-v1")
+    job = parse("--env Pendulum-v1 --num-steps 32")
+    assert job.algorithm.num_envs == preset["num_envs"] and job.algorithm.discount == preset["discount"]
+    assert job.algorithm.num_steps == 32 != preset["num_steps"]
+
+
+def test_a_configuration_makes_the_same_job_again(tmp_path):
+    words = (
+        "--env Pendulum-v1 --hidden 32 16 --max-grad-norm inf --shuffle time --no-clip-value --num-seeds 2"
+    )
+    job = parse(words)
+    (tmp_path / "config.json").write_text(json.dumps(job.config, allow_nan=False))
+    again = parse(["--resume", str(tmp_path)])
+    assert again.resumes and again.out == tmp_path
+    assert (again.algorithm, again.policy, again.config) == (job.algorithm, job.policy, job.config)
+
+
+def test_help_shows_every_hyperparameter_with_its_preset(capsys):
+    assert train_main(["--env", "Pendulum-v1", "--help"]) == 0
+    text = re.sub(r"\s+", " ", capsys.readouterr().out)
+    assert "--discount FLOAT gamma (default: 0.95)" in text
+    assert "--shuffle {all,time}" in text and "--staleness INT" in text and "--resume [DIR]" in text
+    assert train_main([*WALK, "--help"]) == 0
+    text = re.sub(r"\s+", " ", capsys.readouterr().out)
+    assert "--scale FLOAT of one step (default: 0.1)" in text and "--widths N [N ...] (default: 2 3)" in text
+
+
+def test_plan_needs_no_devices_and_leaves_nothing_behind(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert plan_main("--num-envs 128 --devices 64 --out here".split()) == 0
+    text = capsys.readouterr().out
+    assert "FDG of PPO" in text and "places PPO on 64 devices" in text and "all-reduce" in text
+    assert not list(tmp_path.iterdir())
+    assert "unknown environment" in refuse(capsys, ["--env", "CartPole"], plan_main)
+
+
+@pytest.mark.parametrize("module", ["fdg.train", "fdg.plan"])
+def test_as_a_process(module):
+    """The commands themselves, with an error: no traceback, and nothing of JAX's on standard error."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--env", "CartPole-v2"], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("error: unknown environment") and done.stderr.count("\n") == 1
+
+
+def test_host_devices_are_made_on_demand():
+    words = "--devices 3 --num-envs 3 --num-minibatches 4 --total-steps 384 --num-steps 4"
+    code = (
+        "import jax, fdg.flags, fdg.train, sys; job = fdg.flags.parse(sys.argv[1:], '', '');"
+        " print(len(fdg.train.available_devices(job.devices)), len(jax.devices()))"
+    )
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words.split()], capture_output=True, text=True, env=environment
+    )
+    assert done.stdout.split() == ["3", "3"], done.stderr
+
+
+def test_out_of_memory_is_one_line(capsys, monkeypatch):
+    def fail(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate\nmore")
+
+    monkeypatch.setattr("fdg.train.train", fail)
+    assert "out of memory" in refuse(capsys, [])

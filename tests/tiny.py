@@ -1,0 +1,106 @@
+"""An algorithm of a user's own, small enough to compile at once, with a state of every kind of array."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+import envs
+import fdg
+
+
+@dataclasses.dataclass(frozen=True)
+class Walk:
+    """Random walks of `num_envs` numbers; nothing is learned, and every array of the state changes."""
+
+    num_envs: int = 8
+    scale: float = dataclasses.field(default=0.1, metadata={"help": "of one step"})
+    label: str = "a"
+    widths: tuple[int, ...] = (2, 3)
+    width: int | None = None
+    drifts: bool = False
+    steps_per_iteration: ClassVar[int] = 8
+
+    def __post_init__(self):
+        if self.num_envs < 1:
+            raise ValueError(f"num_envs={self.num_envs} must be above zero")  # no FdgError: a user's own file
+
+    def init(self, key):
+        return {
+            "walks": jnp.zeros(self.num_envs),
+            "keys": jax.random.split(key, self.num_envs),
+            "count": jnp.int32(0),
+            "flips": jnp.zeros(self.num_envs, bool),
+            "nested": [(jnp.zeros((), jnp.bfloat16),), {"nothing": jnp.zeros((0, 3))}],
+        }
+
+    def iterate(self, state):
+        walks, keys = self.move(state["walks"], state["keys"])
+        count = state["count"] + 1
+        state = {
+            **state,
+            "walks": walks,
+            "keys": keys,
+            "count": count,
+            "flips": ~state["flips"],
+            "nested": [(jnp.mean(walks).astype(jnp.bfloat16),), state["nested"][1]],
+        }
+        # No episode ends in the odd iterations.
+        return state, {
+            "episode_return": jnp.where(count % 2 == 0, jnp.mean(walks), jnp.nan),
+            "episodes": (count % 2 == 0).astype(jnp.float32),
+        }
+
+    def evaluate(self, state, key, episodes):
+        return {"return": jnp.mean(state["walks"]) + 0 * jax.random.uniform(key, (episodes,)).mean()}
+
+    @fdg.fragment("environment")
+    def move(self, walks, keys):
+        keys = jax.vmap(lambda key: jax.random.split(key))(keys)
+        return walks + self.scale * jax.vmap(jax.random.normal)(keys[:, 0]), keys[:, 1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Silent:
+    """No fragment of a split batch, no metrics, no evaluation: the least that an algorithm may be."""
+
+    steps_per_iteration: ClassVar[int] = 1
+
+    def init(self, key):
+        return jnp.float32(0)
+
+    def iterate(self, state):
+        return fdg.fragment("learner", in_axes=None, out_axes=None)(_increment)(state), {}
+
+
+def _increment(x):
+    return x + 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Continuous:
+    """Cannot act in discrete environments."""
+
+    env: Any
+    action_spaces: ClassVar[tuple[type, ...]] = (envs.Box,)
+    steps_per_iteration: ClassVar[int] = 1
+
+    def init(self, key):
+        return key
+
+    def iterate(self, state):
+        return state, {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Endless:
+    """Does not say how far an iteration gets; `rate` has no default."""
+
+    rate: float
+
+    def init(self, key):
+        return key
+
+    def iterate(self, state):
+        return state, {}
