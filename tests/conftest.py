@@ -12,6 +12,7 @@ import pytest
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.devices()  # starts the backends: from here on no --devices flag that a test gives changes the number
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,222 @@
+"""Training runs: what is left on disk, what is said, and that it is the engine's own result."""
+
+import io
+import itertools
+import json
+import math
+import signal
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+import fdg
+import policies
+from fdg import progress, run_directory, train
+from fdg.cli import train_main
+from tests.tiny import Walk
+
+WALK = ["--algo", "tests.tiny:Walk", "--devices", "1"]
+
+
+def rows(run):
+    return [strict_json(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def strict_json(text):
+    def refuse(name):
+        raise AssertionError(f"{name} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_a_run_directory(tmp_path, capsys):
+    run = tmp_path / "some" / "where"
+    words = [*WALK, "--total-steps", "167", "--seed", "3", "--eval-episodes", "2", "--out", str(run)]
+    assert train_main(words) == 0
+    assert {path.name for path in run.iterdir() if not path.name.startswith(".")} == set(run_directory.FILES)
+    config = strict_json((run / "config.json").read_text())
+    assert config["algo"] == "tests.tiny:Walk" and config["env"] is None and config["seed"] == 3
+    assert config["hyperparameters"]["num_envs"] == 8 and config["hyperparameters"]["widths"] == [2, 3]
+
+    # 20 whole iterations of 8 steps fit into 167. The metrics are those of the engine itself.
+    engine = fdg.compile(Walk(), policies.GPUOnly(), jax.devices()[:1])
+    state, metrics = engine.run(engine.init(3), 20)
+    lines = rows(run)
+    assert [line["iteration"] for line in lines] == list(range(1, 21))
+    assert [line["env_steps"] for line in lines] == list(range(8, 161, 8))
+    assert all(a["wall_s"] <= b["wall_s"] for a, b in itertools.pairwise(lines))
+    for line, episode_return in zip(lines, metrics["episode_return"], strict=True):
+        if math.isnan(episode_return):
+            assert line["episode_return"] is None and line["episodes"] == 0
+        else:
+            assert np.float32(line["episode_return"]) == episode_return and line["episodes"] == 1
+
+    summary = strict_json((run / "summary.json").read_text())
+    assert summary["env_steps"] == 160 and summary["iterations"] == 20
+    assert summary["eval_return"] == pytest.approx(float(np.mean(state["walks"])), rel=1e-6)
+    assert summary["wall_s"] > 0 and summary["compile_s"] > 0
+    assert summary["steps_per_s"] == pytest.approx(160 / summary["wall_s"])
+    assert summary["seeds"] == [3] and summary["policy"] == "GPUOnly()" and len(summary["devices"]) == 1
+    assert {"fdg", "jax", "python"} <= summary["versions"].keys()
+    picture = (run / "learning_curve.png").read_bytes()
+    assert picture.startswith(b"\x89PNG") and len(picture) > 5_000
+
+    said = capsys.readouterr().out
+    assert (
+        said.index("places Walk on 1 device") < said.index("compiled in") < said.index("100% iteration 20/20")
+    )
+    assert f"evaluation return {summary['eval_return']:.1f} over 2 episodes" in said
+    assert said.endswith(f"run directory {run}\n")
+
+
+def test_several_seeds(tmp_path, host_devices, capsys):
+    run = tmp_path / "run"
+    words = ["--algo", "tests.tiny:Walk", "--devices", "2", "--num-seeds", "4", "--seed", "7"]
+    assert train_main([*words, "--total-steps", "80", "--out", str(run)]) == 0
+    alone = []
+    for seed in range(7, 11):
+        engine = fdg.compile(Walk(), policies.GPUOnly(), host_devices[:1])
+        alone.append(engine.run(engine.init(seed), 10)[1]["episode_return"])
+    for i, line in enumerate(rows(run)):
+        if i % 2 == 0:
+            assert line["episode_return"] is None and line["episode_return_per_seed"] == [None] * 4
+        else:
+            each = [float(curve[i]) for curve in alone]
+            assert line["episode_return_per_seed"] == pytest.approx(each, abs=1e-6)
+            assert line["episode_return"] == pytest.approx(np.mean(each), abs=1e-6)
+    summary = strict_json((run / "summary.json").read_text())
+    assert summary["seeds"] == [7, 8, 9, 10] and len(summary["eval_returns"]) == 4
+    assert summary["eval_return"] == pytest.approx(np.mean(summary["eval_returns"]))
+    assert summary["env_steps"] == 80 and summary["steps_per_s"] == pytest.approx(320 / summary["wall_s"])
+    assert "over 128 episodes of each of 4 agents (from " in capsys.readouterr().out
+
+
+def test_the_least_that_an_algorithm_may_be(tmp_path, capsys):
+    run = tmp_path / "run"
+    words = ["--algo", "tests.tiny:Silent", "--devices", "1", "--total-steps", "7", "--out", str(run)]
+    assert train_main(words) == 0
+    assert [line.keys() for line in rows(run)] == [{"iteration", "env_steps", "wall_s"}] * 7
+    assert "evaluation" not in capsys.readouterr().out
+    assert "eval_return" not in strict_json((run / "summary.json").read_text())
+
+
+def test_ppo_from_the_first_flag_to_the_last_file(tmp_path, capsys):
+    run = tmp_path / "run"
+    words = ["--devices", "1", "--num-steps", "16", "--total-steps", "320", "--eval-episodes", "4"]
+    assert train_main([*words, "--out", str(run)]) == 0
+    said = capsys.readouterr().out
+    assert "places PPO on 1 device" in said and "over 4 episodes (not solved: < 475)" in said
+    last = rows(run)[-1]
+    assert last["env_steps"] == 320 and {"episode_return", "episode_length", "episodes"} <= last.keys()
+    assert 8 <= strict_json((run / "summary.json").read_text())["eval_return"] < 475
+
+
+def test_the_default_directory_is_named_after_the_job(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = [*WALK, "--seed", "5", "--total-steps", "8", "--eval-episodes", "0"]
+    assert train_main(words) == train_main(words) == 0
+    names = [path.name for path in (tmp_path / "runs").iterdir()]
+    assert len(names) == 2 and all(name.startswith("Walk-5-2") for name in names)
+
+
+@pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted_runs_are_saved_and_go_on(tmp_path, capsys, monkeypatch, number, status):
+    words = [*WALK, "--total-steps", "1600", "--checkpoint-every", "1000", "--out"]
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    assert train_main([*words, str(whole)]) == 0
+    show = progress.Progress.update
+
+    def interrupt(self, iteration, episode_return=None):
+        show(self, iteration, episode_return)
+        if iteration == 52:
+            signal.raise_signal(number)
+
+    monkeypatch.setattr(progress.Progress, "update", interrupt)
+    before = signal.getsignal(number)
+    capsys.readouterr()
+    assert train_main([*words, str(stopped)]) == status
+    assert signal.getsignal(number) == before
+    assert f"go on with --resume {stopped}" in capsys.readouterr().out.splitlines()[-1]
+    assert 52 <= len(rows(stopped)) < 200 and not (stopped / "summary.json").exists()
+    assert (stopped / "checkpoints" / str(len(rows(stopped)))).exists()
+    monkeypatch.undo()
+
+    # A row cut off by a crash, and a row from beyond the checkpoint, do no harm.
+    with (stopped / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({**rows(stopped)[-1], "iteration": 1 + len(rows(stopped))}) + '\n{"iterat')
+    assert train_main(["--out", str(stopped), "--resume"]) == 0
+    drop = lambda line: {**line, "wall_s": 0}  # noqa: E731
+    assert list(map(drop, rows(stopped))) == list(map(drop, rows(whole)))
+    assert all(a["wall_s"] <= b["wall_s"] for a, b in itertools.pairwise(rows(stopped)))
+
+    capsys.readouterr()
+    assert train_main(["--resume", str(stopped)]) == 0
+    assert "is complete: all of its 200 iterations are done" in capsys.readouterr().out
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_anew(tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+
+        def killed(*_):
+            raise KeyboardInterrupt
+
+        patch.setattr(fdg.Engine, "compile", killed)
+        assert train_main([*WALK, "--total-steps", "16", "--out", str(run)]) == 130
+    assert train_main(["--resume", str(run)]) == 0
+    assert len(rows(run)) == 2
+
+
+def test_one_process_a_run_directory(tmp_path, capsys):
+    run = run_directory.RunDirectory.create(tmp_path / "run", {"algo": "ppo"})
+    code = f"from fdg.run_directory import *; RunDirectory.reopen(Path({str(run.path)!r}))"
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "is in use: another process is training there" in other.stderr
+    run.close()
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize("num_iterations", [1, 7, 49, 50, 100, 976, 977, 1952, 10**6])
+@pytest.mark.parametrize("steps", [1, 512, 8_192, 10**7])
+def test_calls_divide_the_run_and_stay_short(num_iterations, steps):
+    size = train.iterations_per_call(num_iterations, steps)
+    assert num_iterations % size == 0
+    assert size == 1 or (size * steps <= 65_536 and num_iterations // size >= 50)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_the_display_on_a_terminal():
+    terminal = Terminal()
+    with progress.Progress(10, 100, file=terminal) as shown:
+        shown.update(4, 12.5)
+        shown.update(5)
+    last = terminal.getvalue()
+    assert "50%" in last and "iteration 5/10" in last and "500 steps" in last and "return 12.5" in last
+
+
+def test_the_display_in_a_log():
+    log = io.StringIO()
+    with progress.Progress(1000, 8, start=500, file=log) as shown:
+        for iteration in range(501, 1001):
+            shown.update(iteration, 1.0 if iteration < 900 else None)
+    lines = log.getvalue().splitlines()
+    assert [line[:4] for line in lines] == [" 60%", " 70%", " 80%", " 90%", "100%"]
+    assert "iteration 1,000/1,000" in lines[-1] and "8,000 steps" in lines[-1] and "return 1.0" in lines[-1]
+    assert "\x1b" not in log.getvalue()
+
+
+def test_a_learning_curve_without_an_episode(tmp_path):
+    run = run_directory.RunDirectory.create(tmp_path, {})
+    run.draw_learning_curve("nothing")
+    assert (tmp_path / "learning_curve.png").stat().st_size > 1_000
+    assert (tmp_path / "learning_curve.png").stat().st_mode & 0o777 == (
+        tmp_path / "config.json"
+    ).stat().st_mode & 0o777
+    run.close()
