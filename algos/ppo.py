@@ -111,12 +111,6 @@ class PPO:
             shuffled % self.num_minibatches == 0,
             f"num_minibatches={self.num_minibatches} does not divide {what}={shuffled}: choose a divisor of {shuffled}",
         )
-        require(
-            self,
-            self.num_iterations >= 1,
-            f"total_steps={self.total_steps} is less than one iteration (num_envs * num_steps = "
-            f"{self.steps_per_iteration}): ask for more steps, or fewer environments",
-        )
         space = self.env.action_space
         require(self, isinstance(space, self.action_spaces), f"cannot act in the action space {space}")
 
@@ -131,8 +125,8 @@ class PPO:
 
     @property
     def num_iterations(self) -> int:
-        """Iterations of the whole run: all that fit in `total_steps`."""
-        return self.total_steps // self.steps_per_iteration
+        """Iterations of the whole run: all that fit in `total_steps`, and at least one."""
+        return max(1, self.total_steps // self.steps_per_iteration)
 
     # --- the two functions of every algorithm ---
 
@@ -326,7 +320,7 @@ class PPO:
         updates = self.num_epochs * self.num_minibatches
 
         def step_size(count):
-            return self.learning_rate * (1.0 - (count // updates) / self.num_iterations)
+            return self.learning_rate * jnp.maximum(1.0 - (count // updates) / self.num_iterations, 0.0)
 
         return optax.chain(
             optax.clip_by_global_norm(self.max_grad_norm),

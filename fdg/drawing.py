@@ -37,7 +37,10 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequenc
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
 
     def line(row):
-        cells = (c.rjust(w) if i in numeric else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+        cells = (
+            c.rjust(w) if i in numeric else c.ljust(w)
+            for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        )
         return ("  " + "  ".join(cells)).rstrip()
 
     return [line(header), *map(line, rows)]
@@ -90,7 +93,16 @@ def plan_text(plan: Plan) -> str:
         group = plan.group_of(f.name)
         share = plan.num_seeds if plan.num_seeds is not None else f.batch_size
         per_device = "-" if share is None else str(share // len(group))
-        rows.append(("  " * _depth(graph, f) + f.name, f.role, group.name, _span(group.devices), _calls(f), per_device))
+        rows.append(
+            (
+                "  " * _depth(graph, f) + f.name,
+                f.role,
+                group.name,
+                _span(group.devices),
+                _calls(f),
+                per_device,
+            )
+        )
     lines += table(("fragment", "role", "group", "devices", "calls", split), rows, (4, 5))
     moving = [m for m in plan.movements if m.how]
     lines.append("")
@@ -100,7 +112,11 @@ def plan_text(plan: Plan) -> str:
              str(m.crossings_per_iteration), quantity(m.bytes_per_iteration, "B"))
             for m in moving
         ]  # fmt: skip
-        lines += table(("moves between devices", "how", "bytes/crossing", "crossings", "bytes/iteration"), rows, (2, 3, 4))
+        lines += table(
+            ("moves between devices", "how", "bytes/crossing", "crossings", "bytes/iteration"),
+            rows,
+            (2, 3, 4),
+        )
     else:
         lines.append("  nothing moves between devices")
     kept = sum(m.bytes_per_iteration for m in plan.movements if not m.how)
@@ -199,7 +215,11 @@ def _row(graph: FDG, parent: str | None) -> tuple[str, float, float]:
             f"{html.escape(f.name)}</text>"
             f'<text x="{width / 2}" y="42" text-anchor="middle" font-size="12" fill="#333">'
             f"{html.escape(f.role)} · ×{_calls(f)} · {quantity(f.flops_per_call)}flop</text>"
-            + (f'<g transform="translate(0,{_NODE_HEIGHT - 6})">{inner[f.name][0]}</g>' if f.name in inner else "")
+            + (
+                f'<g transform="translate(0,{_NODE_HEIGHT - 6})">{inner[f.name][0]}</g>'
+                if f.name in inner
+                else ""
+            )
             + "</g>"
         )
         x += width + _GAP
@@ -240,5 +260,3 @@ def _lanes(members: Sequence[Fragment], edges: Sequence, delayed: bool) -> dict:
         }  # fmt: skip
         placed[edge] = next(lane for lane in range(len(taken) + 1) if lane not in taken)
     return placed
-
-

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from fdg import lowering
 from fdg.errors import FdgError, PlanError
 from fdg.graph import trace
+from fdg.hlo import Collective, read_collectives
 from fdg.placement import Plan, Policy, place
 
 
@@ -30,6 +31,10 @@ class Program:
     def hlo(self) -> str:
         """The optimised HLO as text, of the loop over iterations (compiled for one if it has not run)."""
         return self._engine._any_compiled().as_text()
+
+    def collectives(self) -> tuple[Collective, ...]:
+        """What the devices of this program exchange, read from its HLO."""
+        return read_collectives(self.hlo())
 
     def cost(self) -> dict[str, float]:
         """What XLA says of one device's share: `flops`, `bytes_accessed` (each loop body counted once), and
@@ -82,7 +87,11 @@ class Engine:
         With `num_seeds`, every leaf has a leading axis of that length; agent i starts from `seed + i`.
         """
         count = self.plan.num_seeds
-        key = jax.random.key(seed) if count is None else jnp.stack([jax.random.key(seed + i) for i in range(count)])
+        key = (
+            jax.random.key(seed)
+            if count is None
+            else jnp.stack([jax.random.key(seed + i) for i in range(count)])
+        )
         return jax.tree.unflatten(self._structure, self._init(key))
 
     def run(self, state: Any, iterations: int = 1) -> tuple[Any, dict[str, jax.Array]]:
@@ -102,15 +111,21 @@ class Engine:
         """
         compiled = self.compile(iterations)
         leaves, metrics = compiled(self._check(state))
-        return jax.tree.unflatten(self._structure, leaves), jax.tree.unflatten(self._metrics_structure, metrics)
+        return jax.tree.unflatten(self._structure, leaves), jax.tree.unflatten(
+            self._metrics_structure, metrics
+        )
 
     def compile(self, iterations: int) -> jax.stages.Compiled:
         """Compiles `run(_, iterations)` ahead of its first call."""
         if not isinstance(iterations, int) or iterations < 1:
             raise FdgError(f"iterations={iterations!r}: give an integer of at least 1")
         if iterations not in self._compiled:
+
+            def train(leaves):
+                return self._lowered.loop(leaves, iterations=iterations)
+
             loop = jax.jit(
-                lambda leaves: self._lowered.loop(leaves, iterations=iterations),
+                train,
                 donate_argnums=0,
                 out_shardings=(self._lowered.shardings, self._lowered.metrics_sharding),
             )
@@ -131,20 +146,26 @@ class Engine:
         state = init(key) if self.plan.num_seeds is None else jax.lax.map(init, key)
         # Strongly typed, so that the first run and the later ones are the same executable.
         return [
-            leaf if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else jax.lax.convert_element_type(leaf, leaf.dtype)
+            leaf
+            if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+            else jax.lax.convert_element_type(leaf, leaf.dtype)
             for leaf in jax.tree.leaves(state)
         ]
 
     def _check(self, state: Any) -> list[jax.Array]:
         leaves, structure = jax.tree.flatten(state)
         if structure != self._structure:
-            raise FdgError(f"this state is not of {self.plan.graph.name}: it is {structure}, not {self._structure}")
+            raise FdgError(
+                f"this state is not of {self.plan.graph.name}: it is {structure}, not {self._structure}"
+            )
         placed = []
         for leaf, shape in zip(leaves, self._shapes, strict=True):
             if not isinstance(leaf, jax.Array):
                 leaf = jnp.asarray(leaf)
             if leaf.is_deleted():
-                raise FdgError("this state was donated to an earlier run: go on from the state that run returned")
+                raise FdgError(
+                    "this state was donated to an earlier run: go on from the state that run returned"
+                )
             if leaf.shape != shape.shape or leaf.dtype != shape.dtype:
                 raise FdgError(
                     f"this state is not of {self.plan.graph.name}: a leaf is {leaf.dtype}{list(leaf.shape)}, "

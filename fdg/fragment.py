@@ -8,7 +8,7 @@ function, also from its derivative; and both cost nothing when the function runs
 
 import functools
 import inspect
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -82,11 +82,11 @@ def _border(mark: FragmentMark, side: str, axes: Any, values: Any) -> tuple[Any,
     prefix = jax.tree.map(lambda axis: _SHARED if axis is None else axis, axes, is_leaf=lambda a: a is None)
     try:
         full = jax.tree.broadcast(prefix, values)
-    except ValueError as error:
+    except ValueError:
         raise GraphError(
             f"fragment '{mark.name}' ({mark.role}): {side}_axes={axes} is no pytree prefix of its "
             f"{'arguments' if side == 'in' else 'results'} {jax.tree.structure(values)}: give one axis "
-            f"(or None) for each, or one for all ({error})"
+            f"(or None) for each, or one for all"
         ) from None
     sizes = {}
 
@@ -146,7 +146,6 @@ class Fragment:
             return results
 
         body.__name__ = body.__qualname__ = str(self.mark)
-        self._body = body
         self._call = jax.jit(body, static_argnums=0)
 
     def __call__(self, *args, **kwargs):
@@ -156,11 +155,16 @@ class Fragment:
         """A fragment may be a method; its object is static, in_axes speaks of the arguments after it."""
         if instance is None:
             return self
-        if isinstance(instance, Hashable):
-            return functools.partial(self._bound_call, instance)
-        return jax.jit(functools.partial(_call_bound, self._body, instance))
+        return functools.partial(self._call_on, instance)
 
-    def _bound_call(self, instance, *args, **kwargs):
+    def _call_on(self, instance, *args, **kwargs):
+        try:
+            hash(instance)
+        except TypeError:
+            raise GraphError(
+                f"fragment '{self.mark.name}' ({self.mark.role}) is a method of {type(instance).__name__}, which "
+                f"does not hash: make it a dataclass(frozen=True), or the fragment a function"
+            ) from None
         return self._call((instance,), args, kwargs)
 
     def __repr__(self) -> str:

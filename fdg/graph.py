@@ -201,7 +201,9 @@ def _check_fixed_point(name: str, before: Any, after: Any) -> None:
             f"{name}.iterate returns a state of another structure than init: "
             f"{jax.tree.structure(after)}, not {jax.tree.structure(before)}: keep every field"
         )
-    for (path, old), new in zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True):
+    for (path, old), new in zip(
+        jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True
+    ):
         if (old.shape, old.dtype) != (new.shape, new.dtype):
             raise GraphError(
                 f"{name}.iterate changes state{jax.tree_util.keystr(path)} from {old.dtype}{list(old.shape)} "
@@ -211,7 +213,9 @@ def _check_fixed_point(name: str, before: Any, after: Any) -> None:
 
 def _check_metrics(name: str, metrics: Any) -> None:
     if not isinstance(metrics, dict):
-        raise GraphError(f"{name}.iterate returns metrics of type {type(metrics).__name__}: return a flat dict")
+        raise GraphError(
+            f"{name}.iterate returns metrics of type {type(metrics).__name__}: return a flat dict"
+        )
     for key, value in metrics.items():
         if isinstance(value, dict | list | tuple) or jax.numpy.ndim(value) != 0:
             found = f"shape {value.shape}" if hasattr(value, "shape") else f"a {type(value).__name__}"

@@ -120,7 +120,9 @@ def place(
     if count < 1:
         raise PlanError(f"{policy}: {count} devices: at least one is needed")
     if not hasattr(policy, "place"):
-        raise PlanError(f"{policy!r} is no policy: use a value such as policies.GPUOnly(), which has place(devices)")
+        raise PlanError(
+            f"{policy!r} is no policy: use a value such as policies.GPUOnly(), which has place(devices)"
+        )
     graph = algorithm if isinstance(algorithm, FDG) else trace(algorithm)
     if num_seeds is not None:
         return _plan_seeds(graph, policy, count, num_seeds)

@@ -1,0 +1,157 @@
+"""`fdg.fragment`: it declares and does not map, and every JAX transformation keeps it."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fdg
+from fdg.fragment import FragmentMark, boundary_p
+
+
+@fdg.fragment("actor", in_axes=(None, 0))
+def scale(weight, x):
+    return jnp.tanh(weight * x)
+
+
+def marks(function, *arguments):
+    """Roles and names of the fragment calls in a function's jaxpr, at any depth, with their borders' axes."""
+    found = []
+
+    def walk(jaxpr):
+        for eqn in jaxpr.eqns:
+            mark = FragmentMark.of(eqn)
+            if mark:
+                inside = eqn.params["jaxpr"].jaxpr
+                axes = [e.params["axis"] for e in inside.eqns if e.primitive is boundary_p]
+                found.append((mark.role, mark.name, axes))
+            for inner in jaxprs_of(eqn):
+                walk(inner)
+
+    walk(jax.make_jaxpr(function)(*arguments).jaxpr)
+    return found
+
+
+def jaxprs_of(eqn):
+    values = [v for value in eqn.params.values() for v in (value if isinstance(value, tuple) else (value,))]
+    return [getattr(v, "jaxpr", v) for v in values if hasattr(v, "eqns") or hasattr(v, "jaxpr")]
+
+
+X = jnp.arange(4.0)
+
+
+def test_outside_an_engine_it_simply_runs():
+    np.testing.assert_allclose(scale(2.0, X), np.tanh(2.0 * np.arange(4.0)), rtol=1e-6)
+
+
+def test_under_jit_scan_and_nesting_it_stays_in_the_graph():
+    @fdg.fragment("learner", in_axes=(None, 0))
+    def outer(weight, x):
+        return jax.lax.scan(lambda c, _: (scale(weight, c), None), x, None, length=3)[0]
+
+    assert marks(jax.jit(outer), 2.0, X) == [
+        ("learner", "outer", [None, 0, 0]),
+        ("actor", "scale", [None, 0, 0]),
+    ]
+
+
+def test_under_vmap_the_batch_axis_moves():
+    """vmap over a new leading axis: what was batch axis 0 is now axis 1; what it does not map is unchanged."""
+    mapped = jax.vmap(scale, in_axes=(None, 0))
+    assert marks(mapped, 2.0, jnp.ones((5, 4))) == [("actor", "scale", [None, 1, 1])]
+    behind = jax.vmap(scale, in_axes=(None, 1), out_axes=1)
+    assert marks(behind, 2.0, jnp.ones((4, 5))) == [("actor", "scale", [None, 0, 0])]
+    np.testing.assert_allclose(mapped(2.0, jnp.ones((5, 4))), jnp.tanh(jnp.full((5, 4), 2.0)), rtol=1e-6)
+
+
+def test_under_grad_the_backward_pass_is_the_same_fragment():
+    def loss(weight, x):
+        return jnp.sum(scale(weight, x))
+
+    np.testing.assert_allclose(
+        jax.grad(loss)(0.5, X), jnp.sum(X * (1 - jnp.tanh(0.5 * X) ** 2)), rtol=1e-5
+    )
+    names = {(role, name) for role, name, _ in marks(jax.grad(loss), 0.5, X)}
+    assert names == {("actor", "scale")}
+    backward = marks(jax.grad(loss), 0.5, X)[-1]
+    assert backward[2] == [0, None]  # the cotangent comes in split, the weight's gradient goes out shared
+
+
+def test_keys_integers_and_booleans_pass():
+    @fdg.fragment("environment")
+    def mixed(keys, count, flag):
+        return keys, count + 1, ~flag
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    out = mixed(keys, jnp.arange(3), jnp.zeros(3, bool))
+    assert jnp.all(jax.random.key_data(out[0]) == jax.random.key_data(keys))
+    assert out[1].dtype == jnp.int32 and out[2].dtype == jnp.bool_
+
+
+def test_a_method_leaves_its_object_out_of_in_axes():
+    @dataclasses.dataclass(frozen=True)
+    class Scaler:
+        factor: float
+
+        @fdg.fragment("actor", in_axes=(0, None), out_axes=0)
+        def apply(self, x, offset):
+            return self.factor * x + offset
+
+    assert Scaler(2.0).apply(X, 1.0).tolist() == [1.0, 3.0, 5.0, 7.0]
+    assert Scaler(3.0).apply(X, 1.0).tolist() == [1.0, 4.0, 7.0, 10.0]
+
+
+def test_a_method_of_an_object_that_does_not_hash_says_so():
+    @dataclasses.dataclass
+    class Mutable:
+        factor: float
+
+        @fdg.fragment("actor")
+        def apply(self, x):
+            return self.factor * x
+
+    with pytest.raises(fdg.GraphError, match=r"'apply' \(actor\).*Mutable.*frozen=True"):
+        Mutable(2.0).apply(X)
+
+
+def test_axes_are_pytree_prefixes():
+    @fdg.fragment("learner", in_axes=({"shared": None, "split": 1},), out_axes=(1, None))
+    def prefixed(tree):
+        return tree["split"], tree["shared"]
+
+    tree = {"shared": {"a": X, "none": None}, "split": (jnp.ones((2, 3)), jnp.ones((4, 3)))}
+    assert marks(prefixed, tree) == [("learner", "prefixed", [None, 1, 1, 1, 1, None])]
+
+
+def test_keyword_arguments_are_split_along_axis_0():
+    @fdg.fragment("actor", in_axes=None)
+    def keyword(weight, *, x):
+        return weight * x
+
+    assert marks(lambda w, x: keyword(w, x=x), 2.0, X) == [("actor", "keyword", [None, 0, 0])]
+
+
+def refuse(in_axes, out_axes, arguments, *words, result=lambda *a: a[-1]):
+    wrong = fdg.fragment("actor", in_axes, out_axes, name="wrong")(result)
+    with pytest.raises(fdg.GraphError) as error:
+        wrong(*arguments)
+    assert "\n" not in str(error.value)
+    for word in ("'wrong' (actor)", *words):
+        assert word in str(error.value)
+
+
+def test_mistakes_name_fragment_values_and_fix():
+    refuse(1, 0, (X,), "in[0]", "batch axis 1", "shape (4,)", "use an axis below 1")
+    refuse((0, 0), 0, (X,), "names 2 arguments", "called with 1", "give one axis")
+    refuse((0, 0), 0, (X, jnp.ones(5)), "differ in size", "in[0]: 4", "in[1]: 5", "point in_axes")
+    refuse(0, 1, (X,), "out", "batch axis 1")
+    refuse("0", 0, (X,), "axis '0'", "use an integer")
+    refuse(({"a": 0},), 0, (X,), "no pytree prefix", "give one axis")
+    refuse(0, 0, (X,), "differ in size", "out: 2", result=lambda x: x[:2])
+
+
+def test_role_and_name_are_words():
+    with pytest.raises(fdg.GraphError, match="words without ':'"):
+        fdg.fragment("actor:critic")(lambda x: x)

@@ -1,0 +1,259 @@
+"""The dataflow graph: what `trace` reads, and the mistakes that `check` refuses."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import algos
+import envs
+import fdg
+from fdg import graph as graphs
+from fdg.graph import Array, Edge, Fragment
+from tests.user_algorithm import FEATURES, B, T, Walker
+
+
+@pytest.fixture(scope="module")
+def walker():
+    return fdg.trace(Walker())
+
+
+def edges(graph, source, target):
+    return [e for e in graph.edges if (e.source, e.target) == (source, target)]
+
+
+def test_fragments_with_their_calls(walker):
+    found = {f.name: (f.role, f.parent, f.calls_per_iteration, f.batch_size) for f in walker.fragments}
+    assert found == {
+        "act": ("actor", None, T, B),
+        "step": ("environment", None, T, B),
+        "act.2": ("actor", None, 1, B // 2),
+        "judge": ("critic_of_taste", None, 1, B),
+        "learn": ("learner", None, 1, B),
+        "gradient": ("gradient", "learn", 3, B * T),
+        "update": ("update", "learn", 3, None),
+    }
+
+
+def test_flops_and_bytes_of_a_fragment():
+    """y = x w for [B, 3] by [3, 2]: 2*B*3*2 operations; reads 4*(3*2 + B*3) bytes and writes 4*B*2."""
+
+    class Product:
+        def init(self, key):
+            return {"w": jnp.ones((3, 2)), "x": jnp.ones((8, 3))}
+
+        def iterate(self, state):
+            @fdg.fragment("actor", in_axes=(None, 0))
+            def product(w, x):
+                return x @ w
+
+            y = product(state["w"], state["x"])
+            return state, {"y": jnp.sum(y)}
+
+    (fragment,) = fdg.trace(Product()).fragments
+    assert fragment.flops_per_call == 2 * 8 * 3 * 2
+    assert fragment.bytes_per_call == 4 * (3 * 2 + 8 * 3 + 8 * 2)
+
+
+def test_edges_carry_what_the_source_produces(walker):
+    # Actions [B] go to the environment each step.
+    (actions,) = edges(walker, "act", "step")
+    assert (actions.bytes_per_crossing, actions.crossings_per_iteration, actions.delay) == (4 * B, T, "")
+    # Positions [B, FEATURES] come back a step later.
+    (positions,) = edges(walker, "step", "act")
+    assert (positions.bytes_per_crossing, positions.crossings_per_iteration) == (4 * B * FEATURES, T)
+    assert positions.delay == "step"
+    # Rewards [B] of all T steps reach the judge together, once an iteration.
+    (rewards,) = edges(walker, "step", "judge")
+    assert (rewards.bytes_per_crossing, rewards.crossings_per_iteration, rewards.delay) == (4 * B * T, 1, "")
+    # The weight comes back to the actor once an iteration, not once a step.
+    (weight,) = edges(walker, "learn", "act")
+    assert (weight.bytes_per_crossing, weight.crossings_per_iteration) == (4 * FEATURES, 1)
+    assert weight.delay == "iteration"
+    # Inside the learner: the gradient goes to the update at once, the weight back for the next round.
+    assert [e.delay for e in edges(walker, "gradient", "update")] == [""]
+    assert [e.delay for e in edges(walker, "update", "gradient")] == ["step"]
+    assert not edges(walker, "learn", "judge")
+
+
+def test_batch_axes_of_the_state(walker):
+    axes = jax.tree.unflatten(jax.tree.structure(walker.state), [a if a is not None else -1 for a in walker.state_axes])
+    assert axes == type(walker.state)(-1, -1, 0, 0, 0, -1, -1, -1)
+
+
+def test_tracing_allocates_nothing_and_has_no_size_limit():
+    """2**50 parameters of 4 bytes are four petabytes."""
+
+    class Enormous:
+        def init(self, key):
+            return {"w": jax.random.normal(key, (2**25, 2**25)), "x": jnp.zeros((64, 2**25))}
+
+        def iterate(self, state):
+            @fdg.fragment("learner", in_axes=(None, 0), out_axes=None)
+            def learn(w, x):
+                return w - jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+
+            return {**state, "w": learn(state["w"], state["x"])}, {}
+
+    before = len(jax.live_arrays())
+    graph = fdg.trace(Enormous())
+    assert len(jax.live_arrays()) == before
+    (learn,) = graph.fragments
+    assert learn.outputs[0].bytes == 2**52
+    assert graph.state["w"].shape == (2**25, 2**25)
+    assert "4.5 PB" in str(graph)
+
+
+def test_tracing_ppo_allocates_nothing():
+    algorithm = algos.PPO(env=envs.make("CartPole-v1"), num_envs=2**20)
+    before = len(jax.live_arrays())
+    fdg.trace(algorithm)
+    assert len(jax.live_arrays()) == before
+
+
+def test_loops_of_unknown_length_and_branches_are_marked():
+    class Searcher:
+        def init(self, key):
+            return jnp.ones(4)
+
+        def iterate(self, x):
+            @fdg.fragment("actor")
+            def halve(x):
+                return x / 2
+
+            @fdg.fragment("environment")
+            def double(x):
+                return x * 2
+
+            x = jax.lax.while_loop(lambda x: jnp.max(x) > 0.1, halve, x)
+            return jax.lax.cond(jnp.sum(x) < 1, double, lambda x: x, x), {}
+
+    graph = fdg.trace(Searcher())
+    assert [(f.name, f.calls_exact) for f in graph.fragments] == [("halve", False), ("double", False)]
+    assert [(e.source, e.target, e.delay) for e in graph.edges] == [
+        ("halve", "halve", "step"),
+        ("halve", "double", ""),
+        ("double", "halve", "iteration"),
+    ]
+
+
+def test_an_algorithm_without_fragments_is_still_one():
+    class Counter:
+        def init(self, key):
+            return 0
+
+        def iterate(self, n):
+            return n + 1, {"n": n}
+
+    assert fdg.trace(Counter()).fragments == ()
+
+
+# --- algorithms that are refused ---
+
+
+def algorithm(iterate, init=lambda key: {"x": jnp.zeros(3)}):
+    made = type("Mine", (), {"init": lambda self, key: init(key), "iterate": lambda self, s: iterate(s)})
+    return made()
+
+
+@pytest.mark.parametrize(
+    ("iterate", "words"),
+    [
+        (lambda s: ({"x": s["x"][:2]}, {}), ["Mine.iterate", "state['x']", "float32[3]", "float32[2]"]),
+        (lambda s: ({"x": s["x"] > 0}, {}), ["state['x']", "to bool[3]", "dtype that init gives"]),
+        (lambda s: ({"y": s["x"]}, {}), ["another structure", "keep every field"]),
+        (lambda s: (s, {"m": s["x"]}), ["metric 'm'", "shape (3,)", "jnp.mean"]),
+        (lambda s: (s, {"m": {"n": 1.0}}), ["metric 'm'", "flat dict"]),
+        (lambda s: (s, [1.0]), ["list", "flat dict"]),
+        (lambda s: s, ["dict", "return (state, metrics)"]),
+    ],
+)
+def test_iterate_that_breaks_its_contract_is_refused(iterate, words):
+    with pytest.raises(fdg.GraphError) as error:
+        fdg.trace(algorithm(iterate))
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_an_object_without_the_two_functions_is_refused():
+    with pytest.raises(fdg.GraphError, match=r"has no method init.*iterate\(state\)"):
+        fdg.trace(object())
+
+
+# --- graphs that are refused ---
+
+
+def node(name, inputs=(), outputs=(), axis=0, shape=(4,), parent=None):
+    def arrays(values):
+        return tuple(Array(v, shape, "float32", 16, axis) for v in values)
+
+    return Fragment(name, "role", parent, 1, True, 0, 0, arrays(inputs), arrays(outputs))
+
+
+GOOD = graphs.FDG(
+    "Good",
+    (node("a", outputs=[1]), node("b", inputs=[1], outputs=[2])),
+    (Edge("a", "b", (1,), 16, 1), Edge("b", "a", (2,), 16, 1, "iteration")),
+)
+
+
+def refused(*words, **changes):
+    with pytest.raises(fdg.GraphError) as error:
+        graphs.check(dataclasses.replace(GOOD, **changes))
+    assert "\n" not in str(error.value)
+    for word in words:
+        assert word in str(error.value), str(error.value)
+
+
+def test_a_good_graph_passes():
+    graphs.check(GOOD)
+
+
+def test_two_producers():
+    a, b = GOOD.fragments
+    refused("value 1", "two producers", "'a' and 'b'", "value of its own", fragments=(a, node("b", [1], [1])))
+
+
+def test_wrong_batch_axis():
+    a, b = GOOD.fragments
+    refused("'b'", "input 0", "batch axis 2", "shape (4,)", "below 1", fragments=(a, node("b", [1], [2], axis=2)))
+    uneven = dataclasses.replace(b, outputs=(Array(2, (5,), "float32", 20, 0),))
+    refused("'b'", "output 0", "size 5", "others have 4", "point in_axes", fragments=(a, uneven))
+
+
+def test_missing_fragment():
+    edge = Edge("a", "ghost", (1,), 16, 1)
+    refused("edge a -> ghost", "'ghost'", "missing", "add the fragment", edges=(*GOOD.edges, edge))
+    refused("'b'", "nested in 'ghost'", fragments=(GOOD.fragments[0], node("b", [1], [2], parent="ghost")))
+
+
+def test_cycle():
+    edge = Edge("b", "a", (2,), 16, 1)
+    refused("cycle within a step", "a -> b -> a", "next step", edges=(GOOD.edges[0], edge))
+
+
+def test_an_edge_that_carries_what_its_source_does_not_make():
+    refused("edge a -> b", "value 2", "it comes from b", "from its producer", edges=(Edge("a", "b", (2,), 16, 1),))
+    refused("edge a -> b", "15 bytes", "hold 16", edges=(Edge("a", "b", (1,), 15, 1),))
+
+
+def test_two_fragments_of_one_name():
+    refused("two fragments are named 'a'", "name=", fragments=(node("a"), node("a")), edges=())
+
+
+# --- drawings ---
+
+
+def test_text_mermaid_and_svg(walker):
+    text = str(walker)
+    assert "FDG of Walker: 7 fragments" in text
+    assert "step -> act (next step)" in text
+    mermaid = walker.to_mermaid()
+    assert mermaid.startswith("flowchart LR")
+    assert 'subgraph n4["learn' in mermaid and mermaid.count("end\n") >= 1
+    drawing = walker._repr_svg_()
+    assert drawing.startswith("<svg") and drawing.endswith("</svg>")
+    import xml.etree.ElementTree
+
+    xml.etree.ElementTree.fromstring(drawing)
