@@ -64,7 +64,7 @@ ERRORS = {
     "--num-minibatches 0": "num_minibatches=0: it must be above zero",
     "--hidden 64 0": "hidden=(64, 0): widths are above zero",
     "--total-steps 0": "total_steps=0: it must be above zero",
-    "--total-steps 511": "total_steps=511 is less than one iteration (num_envs * num_steps = 512)",
+    "--total-steps 511": "--total-steps 511 is less than one iteration of 512",
     "--num-seeds 0": "--num-seeds 0: it must be at least 1",
     "--devices 0": "--devices 0: it must be at least 1",
     "--devices -1": "--devices -1: it must be at least 1",

@@ -1,0 +1,182 @@
+"""`Engine`: one executable, compiled once; donated state; programs that can be read."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import algos
+import envs
+import fdg
+import policies
+from fdg.hlo import read_collectives
+from tests.user_algorithm import Walker
+
+
+@pytest.fixture(scope="module")
+def walker(devices):
+    engine = fdg.compile(Walker(), policies.GPUOnly(), devices[:4])
+    engine.compile(2)
+    return engine
+
+
+def test_metrics_have_one_row_an_iteration(walker):
+    state, metrics = walker.run(walker.init(0), 2)
+    assert {name: (m.shape, m.dtype.name) for name, m in metrics.items()} == {
+        "reward": ((2,), "float32"),
+        "bonus": ((2,), "float32"),
+        "alive": ((2,), "int32"),
+    }
+    assert isinstance(state, type(Walker().init(jax.random.key(0))))
+
+
+def test_init_holds_the_algorithms_own_values(walker):
+    for got, want in zip(
+        jax.tree.leaves(walker.init(5)), jax.tree.leaves(Walker().init(jax.random.key(5))), strict=True
+    ):
+        if jnp.issubdtype(got.dtype, jax.dtypes.prng_key):
+            got, want = jax.random.key_data(got), jax.random.key_data(want)
+        np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=1e-6)
+
+
+def test_a_second_run_compiles_nothing(walker):
+    state, _ = walker.run(walker.init(0), 2)
+    compiled = []
+    with jax.log_compiles(False):
+        jax.monitoring.register_event_duration_secs_listener(lambda name, *_, **__: compiled.append(name))
+        try:
+            state, _ = walker.run(state, 2)
+            walker.run(state, 2)
+            assert [name for name in compiled if "compile" in name or "trace" in name] == []
+            walker.compile(3)  # the listener does hear of a compilation
+            assert any("backend_compile" in name for name in compiled)
+        finally:
+            jax.monitoring.clear_event_listeners()
+
+
+def test_the_state_is_laid_out_by_batch_axis(walker):
+    state = walker.init(0)
+    assert state.position.sharding.spec == jax.sharding.PartitionSpec("batch")
+    assert state.weight.sharding.is_fully_replicated
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), state) == jax.tree.map(
+        lambda x: (x.shape, x.dtype), walker.state_shape
+    )
+
+
+def test_a_donated_state_is_refused(walker):
+    state = walker.init(0)
+    walker.run(state, 2)
+    with pytest.raises(fdg.FdgError, match="donated to an earlier run: go on from the state that run returned"):
+        walker.run(state, 2)
+
+
+def test_a_state_of_something_else_is_refused(walker):
+    state = walker.init(0)
+    with pytest.raises(fdg.FdgError, match="not of Walker"):
+        walker.run(tuple(state), 2)
+    with pytest.raises(fdg.FdgError, match=r"float32\[7\], not float32\[3\]"):
+        walker.run(state._replace(weight=jnp.zeros(7)), 2)
+
+
+@pytest.mark.parametrize("iterations", [0, -1, 1.5])
+def test_iterations_are_counted_in_whole_numbers_above_zero(walker, iterations):
+    with pytest.raises(fdg.FdgError, match="at least 1"):
+        walker.run(walker.init(0), iterations)
+
+
+def test_arrays_from_elsewhere_are_laid_out_first(walker):
+    """A restored checkpoint may come as NumPy arrays, or on one device."""
+    expected, _ = walker.run(walker.init(1), 2)
+    state = walker.init(1)
+    host = state._replace(weight=np.asarray(state.weight), position=jax.device_put(np.asarray(state.position)))
+    actual, _ = walker.run(host, 2)
+    np.testing.assert_array_equal(np.asarray(expected.weight), np.asarray(actual.weight))
+
+
+def test_compile_wants_devices_not_their_number():
+    with pytest.raises(fdg.PlanError, match=r"jax.devices\(\)\[:2\]"):
+        fdg.compile(Walker(), policies.GPUOnly(), devices=2)
+
+
+def test_programs_can_be_read(walker):
+    (program,) = walker.programs
+    assert program.devices == walker.devices
+    assert set(program.fragments) == {f.name for f in walker.plan.graph.fragments}
+    assert program.hlo().startswith("HloModule")
+    cost = program.cost()
+    assert cost["flops"] > 0 and cost["argument_bytes"] > 0
+
+
+# --- what the devices say to each other ---
+
+
+@pytest.fixture(scope="module")
+def ppo(devices):
+    """PPO on eight devices, shuffling over time only."""
+    algorithm = algos.PPO(
+        env=envs.make("CartPole-v1"), num_envs=16, num_steps=8, num_epochs=2, num_minibatches=2, shuffle="time"
+    )
+    return fdg.compile(algorithm, policies.GPUOnly(), devices)
+
+
+def test_no_collective_in_the_rollout_and_only_all_reduces_in_the_learner(ppo):
+    found = ppo.programs[0].collectives()
+    for c in found:
+        print(f"{c.kind} of {c.bytes} bytes x{c.calls} in {'/'.join(c.fragments)}")
+    assert found, "a data-parallel learner has to exchange something"
+    assert {c.kind for c in found} == {"all-reduce"}
+    assert {c.fragments[0] for c in found} == {"learn"}
+
+
+def test_the_plan_predicts_the_bytes_of_the_gradient(ppo):
+    """One all-reduce of every parameter an update; means and variances of advantages are the small rest."""
+    measured = sum(c.bytes * c.calls for c in ppo.programs[0].collectives())
+    predicted = sum(m.bytes_per_iteration for m in ppo.plan.movements if m.how)
+    assert predicted > 0
+    assert abs(measured - predicted) / predicted < 0.01
+
+
+def test_shuffling_all_samples_does_exchange_them(devices):
+    """The test above can fail: with this shuffle the minibatches are gathered from all devices."""
+    algorithm = algos.PPO(
+        env=envs.make("CartPole-v1"), num_envs=16, num_steps=8, num_epochs=2, num_minibatches=2, shuffle="all"
+    )
+    engine = fdg.compile(algorithm, policies.GPUOnly(), devices)
+    assert {c.kind for c in engine.programs[0].collectives()} != {"all-reduce"}
+
+
+HLO = """
+HloModule jit_train
+
+%add (x: f32[], y: f32[]) -> f32[] {
+  ROOT %sum = f32[] add(%x, %y)
+}
+
+%body (arg: (f32[4], f32[2,3])) -> (f32[4], f32[2,3]) {
+  %both = (f32[4]{0}, /*index=1*/bf16[2,3]{1,0}) all-reduce(%a, %b), to_apply=%add, metadata={op_name="jit(train)/while/body/jit(fdg:learner:learn)/jit(fdg:gradient:grad)/add"}
+}
+
+%cond (arg: (f32[4], f32[2,3])) -> pred[] {
+  ROOT %more = pred[] constant(true)
+}
+
+ENTRY %main (p: f32[4]) -> f32[4] {
+  %loop = (f32[4], f32[2,3]) while(%init), condition=%cond, body=%body, backend_config={"known_trip_count":{"n":"5"}}
+  ROOT %all = u32[8]{0} all-gather(%p), dimensions={0}
+}
+"""
+
+
+def test_reading_collectives_by_hand():
+    reduce, gather = read_collectives(HLO)
+    assert (reduce.kind, reduce.bytes, reduce.calls) == ("all-reduce", 4 * 4 + 6 * 2, 5)
+    assert reduce.fragments == ("learn", "grad")
+    assert (gather.kind, gather.bytes, gather.calls, gather.fragments) == ("all-gather", 32, 1, ())
+
+
+def test_agents_never_talk(devices):
+    engine = fdg.compile(Walker(), policies.GPUOnly(), devices[:4], num_seeds=4)
+    assert engine.programs[0].collectives() == ()
+    assert not re.search(r" all-reduce\(", engine.programs[0].hlo())

@@ -1,0 +1,113 @@
+"""Plans: who lives where, what stays idle, what moves; and the requests that are refused."""
+
+import dataclasses
+
+import pytest
+
+import algos
+import envs
+import fdg
+import policies
+from fdg.placement import Group, largest_divisor
+from tests.user_algorithm import Walker
+
+
+@pytest.fixture(scope="module")
+def walker():
+    return fdg.trace(Walker())
+
+
+def test_golden_plan(walker):
+    """As a user sees it; a role without a place goes where its largest input comes from."""
+    assert str(fdg.place(walker, policies.GPUOnly(), 4)) == GOLDEN
+
+
+GOLDEN = """\
+GPUOnly() places Walker on 4 devices
+
+  fragment    role             group  devices  calls  batch/device
+  act         actor            all    0-3          6             4
+  step        environment      all    0-3          6             4
+  act.2       actor            all    0-3          1             2
+  judge       critic_of_taste  all    0-3          1             4
+  learn       learner          all    0-3          1             4
+    gradient  gradient         all    0-3          3            24
+    update    update           all    0-3          3             -
+
+  moves between devices  how         bytes/crossing  crossings  bytes/iteration
+  gradient               all-reduce            12 B          3             36 B
+  5.47 kB an iteration pass between fragments on the same devices"""
+
+
+def test_a_plan_needs_no_devices(walker):
+    plan = fdg.place(walker, policies.GPUOnly(), 64)
+    assert plan.groups == (Group("all", tuple(range(8))),)  # gcd of the batches 16, 8 and 96
+    assert plan.idle == tuple(range(8, 64))
+    assert "idle: 8-63 (the batch does not divide over more devices)" in str(plan)
+
+
+@pytest.mark.parametrize(("environments", "devices", "used"), [(64, 3, 2), (66, 4, 3), (4, 8, 4), (1, 2, 1)])
+def test_the_largest_number_of_devices_that_divides_the_batch(environments, devices, used):
+    algorithm = algos.PPO(env=envs.make("CartPole-v1"), num_envs=environments, num_steps=16)
+    plan = fdg.place(algorithm, policies.GPUOnly(), devices)
+    assert len(plan.groups[0]) == used
+    assert plan.idle == tuple(range(used, devices))
+
+
+def test_seeds_spread_whole_agents(walker):
+    plan = fdg.place(walker, policies.GPUOnly(), 8, num_seeds=6)
+    assert (len(plan.groups[0]), plan.idle) == (6, (6, 7))
+    assert "nothing moves between devices" in str(plan)
+    assert "the seeds do not divide" in str(plan)
+
+
+def test_largest_divisor():
+    for number in range(1, 40):
+        for limit in range(1, 40):
+            expected = max(d for d in range(1, limit + 1) if number % d == 0)
+            assert largest_divisor(number, limit) == expected
+
+
+@dataclasses.dataclass(frozen=True)
+class Apart:
+    """Environments here, learner there, nothing said of the rest."""
+
+    def place(self, devices):
+        return {"environment": Group("workers", (0, 1)), "learner": Group("learners", (2,))}
+
+
+def test_who_follows_whom(walker):
+    plan = fdg.place(walker, Apart(), 4)
+    assert dict(plan.assignment) == {
+        "act": "workers",  # its largest input is the positions that `step` makes
+        "step": "workers",
+        "act.2": "workers",
+        "judge": "workers",  # reads rewards
+        "learn": "learners",
+        "gradient": "learners",  # nested
+        "update": "learners",
+    }
+    assert plan.idle == (3,)
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        ({"devices": 0}, ["GPUOnly()", "0 devices", "at least one"]),
+        ({"devices": 4, "num_seeds": 0}, ["num_seeds=0", "at least one"]),
+        ({"devices": 4, "policy": "gpu_only"}, ["'gpu_only' is no policy", "policies.GPUOnly()"]),
+    ],
+)
+def test_impossible_requests(walker, request_, words):
+    with pytest.raises(fdg.PlanError) as error:
+        fdg.place(walker, request_.pop("policy", policies.GPUOnly()), **request_)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_policies_are_values():
+    assert policies.GPUOnly() == policies.GPUOnly()
+    assert hash(policies.GPUOnly()) == hash(policies.GPUOnly())
+    assert policies.get("GPUOnly") is policies.get("gpu_only") is policies.GPUOnly
+    with pytest.raises(fdg.UnknownNameError, match=r"unknown policy 'gpu_onyl': did you mean 'gpu_only'\?"):
+        policies.get("gpu_onyl")
