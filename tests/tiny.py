@@ -32,7 +32,7 @@ class Walk:
             "keys": jax.random.split(key, self.num_envs),
             "count": jnp.int32(0),
             "flips": jnp.zeros(self.num_envs, bool),
-            "nested": [(jnp.zeros((), jnp.bfloat16),), {"nothing": jnp.zeros((0, 3))}],
+            "nested": [(jnp.zeros((), jnp.bfloat16),), {}],
         }
 
     def iterate(self, state):
