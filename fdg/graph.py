@@ -178,8 +178,8 @@ def trace(algorithm: Any) -> FDG:
         return *strong, *jax.tree.leaves(metrics)
 
     jaxpr = jax.make_jaxpr(iterate)(*leaves)
-    core.check_jaxpr(jaxpr.jaxpr)
-    fragments, edges, axes = _Reader(jaxpr.jaxpr, len(leaves)).read()
+    core.check_jaxpr(jaxprs.open_jaxpr(jaxpr))
+    fragments, edges, axes = _Reader(jaxprs.open_jaxpr(jaxpr), len(leaves)).read()
     graph = FDG(name, fragments, edges, axes, jaxpr, state, output[0][1])
     check(graph)
     return graph
@@ -394,8 +394,7 @@ class _Reader:
                     at = inner.body.operands.index(position)
                     axis = self._axis_of(inner, inner.jaxpr.invars[at])
                     if axis is not None:
-                        sliced = eqn.primitive.name == "scan" and at >= _scan_fixed(eqn)
-                        return axis + 1 if sliced else axis
+                        return axis + 1 if at in inner.body.sliced else axis
         return None
 
 
@@ -406,11 +405,6 @@ def _ancestors(scope: _Scope | None) -> list[_Scope]:
 def _urgency(way: tuple[int, str, int]) -> tuple[int, int, int]:
     crossings, delay, size = way
     return crossings, -["", "step", "iteration"].index(delay), size
-
-
-def _scan_fixed(eqn: core.JaxprEqn) -> int:
-    """How many of a scan's inputs reach its body whole; the later ones are sliced along axis 0."""
-    return eqn.params["num_consts"] + eqn.params["num_carry"]
 
 
 # ---------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ class Body:
       operands: body input i holds the equation's input `operands[i]` (on the first trip).
       results: equation output k holds body output `results[k]`.
       stacked: the equation's outputs that stack one body output a trip.
+      sliced: body inputs that hold a row, along axis 0, of the equation's input: another each trip.
       carry: body input i holds, after the first trip, body output `carry[i]` of the trip before.
     """
 
@@ -31,11 +32,29 @@ class Body:
     operands: tuple[int, ...]
     results: tuple[int, ...]
     stacked: frozenset[int] = frozenset()
+    sliced: frozenset[int] = frozenset()
     carry: tuple[tuple[int, int], ...] = ()
 
 
+# From JAX 0.11 on a jaxpr holds its own constants, and the two types are one.
+_ONE_TYPE = core.ClosedJaxpr is core.Jaxpr
+
+
 def open_jaxpr(jaxpr: core.Jaxpr | core.ClosedJaxpr) -> core.Jaxpr:
-    return jaxpr.jaxpr if isinstance(jaxpr, core.ClosedJaxpr) else jaxpr
+    return jaxpr.jaxpr if not _ONE_TYPE and isinstance(jaxpr, core.ClosedJaxpr) else jaxpr
+
+
+def with_jaxpr(closed: core.ClosedJaxpr, jaxpr: core.Jaxpr) -> core.ClosedJaxpr:
+    """`closed`, with another jaxpr over the same constants."""
+    return jaxpr if _ONE_TYPE else core.ClosedJaxpr(jaxpr, closed.consts)
+
+
+def _scan_sizes(params: dict[str, Any]) -> tuple[int, int]:
+    """How many of a scan's inputs are constants, and how many are carried."""
+    if "num_carry" in params:  # JAX 0.10
+        return params["num_consts"], params["num_carry"]
+    constants, carried, _ = params["ft_in"].unpack()
+    return len(list(constants)), len(list(carried))
 
 
 def is_jaxpr(value: Any) -> bool:
@@ -48,7 +67,7 @@ def bodies(eqn: core.JaxprEqn) -> tuple[Body, ...]:
     match eqn.primitive.name:
         case "scan":
             jaxpr = open_jaxpr(params["jaxpr"])
-            consts, carried = params["num_consts"], params["num_carry"]
+            consts, carried = _scan_sizes(params)
             return (
                 Body(
                     jaxpr,
@@ -57,6 +76,7 @@ def bodies(eqn: core.JaxprEqn) -> tuple[Body, ...]:
                     operands=tuple(range(len(jaxpr.invars))),
                     results=tuple(range(len(jaxpr.outvars))),
                     stacked=frozenset(range(carried, len(jaxpr.outvars))),
+                    sliced=frozenset(range(consts + carried, len(jaxpr.invars))),
                     carry=tuple((consts + i, i) for i in range(carried)),
                 ),
             )
@@ -101,7 +121,7 @@ def map_equations(
 
     def rebuild(value: Any, inside: Any) -> Any:
         if isinstance(value, core.ClosedJaxpr):
-            return core.ClosedJaxpr(map_equations(value.jaxpr, change, inside, enter), value.consts)
+            return with_jaxpr(value, map_equations(open_jaxpr(value), change, inside, enter))
         if isinstance(value, core.Jaxpr):
             return map_equations(value, change, inside, enter)
         if isinstance(value, tuple) and any(map(is_jaxpr, value)):

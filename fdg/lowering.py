@@ -52,9 +52,9 @@ def constrain(jaxpr: core.ClosedJaxpr, mesh: Mesh) -> core.ClosedJaxpr:
         model = constraint(aval.shape, aval.dtype, eqn.params["axis"])
         return eqn if model is None else eqn.replace(primitive=model.primitive, params=model.params)
 
-    lowered = jaxprs.map_equations(jaxpr.jaxpr, change, None, lambda eqn, context: None)
+    lowered = jaxprs.map_equations(jaxprs.open_jaxpr(jaxpr), change, None, lambda eqn, context: None)
     core.check_jaxpr(lowered)
-    return core.ClosedJaxpr(lowered, jaxpr.consts)
+    return jaxprs.with_jaxpr(jaxpr, lowered)
 
 
 class Lowered:

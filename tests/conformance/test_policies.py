@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.extend import core
 
 import algos
 import envs
@@ -106,8 +105,8 @@ def test_a_wrong_lowering_fails(devices, reference, monkeypatch):
             model = jax.make_jaxpr(jax.jit(first_share))(jax.ShapeDtypeStruct(aval.shape, aval.dtype)).eqns[0]
             return eqn.replace(primitive=model.primitive, params=model.params)
 
-        wrong = jaxprs.map_equations(jaxpr.jaxpr, change, None, lambda eqn, context: None)
-        return core.ClosedJaxpr(wrong, jaxpr.consts)
+        wrong = jaxprs.map_equations(jaxprs.open_jaxpr(jaxpr), change, None, lambda eqn, context: None)
+        return jaxprs.with_jaxpr(jaxpr, wrong)
 
     monkeypatch.setattr(lowering, "constrain", forgetful)
     engine = fdg.compile(Walker(), policies.GPUOnly(), devices[:4])
