@@ -21,7 +21,15 @@ def resolve(pip: str, requirements: list[str], pinned: dict[str, str]) -> dict[s
     with tempfile.TemporaryDirectory() as scratch:
         constraints, report = Path(scratch, "constraints.txt"), Path(scratch, "report.json")
         constraints.write_text("".join(f"{name}=={version}\n" for name, version in pinned.items()))
-        flags = ["--quiet", "--dry-run", "--ignore-installed", "--report", str(report), "-c", str(constraints)]
+        flags = [
+            "--quiet",
+            "--dry-run",
+            "--ignore-installed",
+            "--report",
+            str(report),
+            "-c",
+            str(constraints),
+        ]
         subprocess.run([pip, "install", *flags, *requirements], check=True, stdout=sys.stderr)
         installs = json.loads(report.read_text())["install"]
     packages = [install["metadata"] for install in installs]
