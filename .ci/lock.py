@@ -1,4 +1,4 @@
-"""Print constraints.txt: the exact versions that the ranges in pyproject.toml resolve to today, for every extra.
+"""Print constraints.txt: the exact versions that the ranges in pyproject.toml resolve to, for every extra.
 
 Run by `make lock`. Each extra is resolved by pip in a throwaway environment that installs nothing.
 """
