@@ -21,7 +21,7 @@ def names() -> tuple[str, ...]:
     return tuple(_ALGORITHMS)
 
 
-def get(name: str) -> type:
+def get(name: str) -> Any:
     """The algorithm class of a name, in any case.
 
     Raises:

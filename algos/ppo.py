@@ -101,15 +101,23 @@ class PPO:
         sizes = ("num_envs", "num_steps", "total_steps", "num_epochs", "num_minibatches")
         require_positive(self, *sizes, "learning_rate", "clip_ratio", "max_grad_norm")
         require_within(self, 0, 1, "discount", "gae_lambda")
-        require(self, self.shuffle in ("all", "time"), f"shuffle={self.shuffle!r}: it must be 'all' or 'time'")
-        require(self, all(width > 0 for width in self.hidden or ()), f"hidden={self.hidden}: widths are above zero")
+        require(
+            self, self.shuffle in ("all", "time"), f"shuffle={self.shuffle!r}: it must be 'all' or 'time'"
+        )
+        require(
+            self,
+            all(width > 0 for width in self.hidden or ()),
+            f"hidden={self.hidden}: widths are above zero",
+        )
         shuffled, what = (
-            (self.num_steps, "num_steps") if self.shuffle == "time" else (self.steps_per_iteration, "num_envs * num_steps")
+            (self.num_steps, "num_steps")
+            if self.shuffle == "time"
+            else (self.steps_per_iteration, "num_envs * num_steps")
         )
         require(
             self,
             shuffled % self.num_minibatches == 0,
-            f"num_minibatches={self.num_minibatches} does not divide {what}={shuffled}: choose a divisor of {shuffled}",
+            f"num_minibatches={self.num_minibatches} does not divide {what}={shuffled}: choose a divisor",
         )
         space = self.env.action_space
         require(self, isinstance(space, self.action_spaces), f"cannot act in the action space {space}")
@@ -121,6 +129,7 @@ class PPO:
 
     @property
     def steps_per_iteration(self) -> int:
+        """Environment steps, all environments together."""
         return self.num_envs * self.num_steps
 
     @property
@@ -131,6 +140,7 @@ class PPO:
     # --- the two functions of every algorithm ---
 
     def init(self, key: jax.Array) -> State:
+        """The state before the first iteration."""
         parameter_key, env_key, key = jax.random.split(key, 3)
         env_state, observation = self.env.reset(jax.random.split(env_key, self.num_envs))
         parameters = self._network.init(parameter_key, observation)
@@ -147,6 +157,7 @@ class PPO:
         )
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
+        """One rollout of all environments, and all updates on it."""
         key, rollout_key, shuffle_key = jax.random.split(state.key, 3)
         env_state, observation, ((observations, actions), decisions, time_steps) = rollout(
             act=lambda observation, keys: self.act(
@@ -164,7 +175,19 @@ class PPO:
             (observations, actions, decisions, time_steps),
             shuffle_key,
         )
-        return State(*learned, running_return, env_state, observation, key, state.iteration + 1), metrics
+        parameters, optimizer_state, observation_statistics, return_statistics = learned
+        state = State(
+            parameters=parameters,
+            optimizer_state=optimizer_state,
+            observation_statistics=observation_statistics,
+            return_statistics=return_statistics,
+            running_return=running_return,
+            env_state=env_state,
+            observation=observation,
+            key=key,
+            iteration=state.iteration + 1,
+        )
+        return state, metrics
 
     def evaluate(self, state: State, key: jax.Array, episodes: int) -> dict[str, jax.Array]:
         """Plays whole episodes with the most probable action; see `algos.rollout.evaluate`."""
@@ -223,7 +246,11 @@ class PPO:
             **jax.tree.map(jnp.mean, losses),
             "explained_variance": 1.0 - jnp.var(target - decision.value) / (jnp.var(target) + 1e-8),
         }
-        return (parameters, optimizer_state, observation_statistics, return_statistics), running_return, metrics
+        return (
+            (parameters, optimizer_state, observation_statistics, return_statistics),
+            running_return,
+            metrics,
+        )
 
     @fdg.fragment("gradient", in_axes=(None, 0), out_axes=None)
     def gradient(self, parameters, minibatch):
@@ -266,7 +293,7 @@ class PPO:
         }
 
     def _advantage(self, parameters, statistics, decision: Decision, time_step: TimeStep, reward):
-        """Advantage and value target, both `[T, B]`; a truncated episode goes on in its final observation's value."""
+        """Advantage and value target, both `[T, B]`; a truncation is followed by its observation's value."""
         final = _environment_major(self._seen(statistics, time_step.final_observation))
         _, next_value = self._network.apply(parameters, final)
         next_value = next_value.reshape(self.num_envs, self.num_steps).swapaxes(0, 1)
@@ -276,7 +303,7 @@ class PPO:
         )  # fmt: skip
 
     def _minibatch_rows(self, key) -> jax.Array:
-        """For each update, which samples (or which time steps) it takes: `[num_epochs * num_minibatches, ...]`."""
+        """Which samples (or time steps) each update takes: `[num_epochs * num_minibatches, ...]` int32."""
         count = self.num_steps if self.shuffle == "time" else self.steps_per_iteration
         epochs = jax.random.split(key, self.num_epochs)
         rows = jax.vmap(lambda key: jax.random.permutation(key, count))(epochs)
@@ -312,7 +339,11 @@ class PPO:
     @property
     def _network(self) -> Network:
         return self.network or networks.actor_critic(
-            self.env.observation_space, self.env.action_space, self.hidden, self.activation, self.initial_log_std
+            self.env.observation_space,
+            self.env.action_space,
+            self.hidden,
+            self.activation,
+            self.initial_log_std,
         )
 
     @property

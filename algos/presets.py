@@ -1,4 +1,4 @@
-"""Hyperparameters found good, by algorithm and environment. What is not listed keeps the algorithm's default."""
+"""Hyperparameters found good, by algorithm and environment; what is not listed keeps its default."""
 
 from typing import Any
 

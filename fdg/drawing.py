@@ -32,7 +32,7 @@ def quantity(number: float, unit: str = "") -> str:
     raise AssertionError
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[int] = ()) -> list[str]:
+def table(header: Sequence[str], rows: Sequence[tuple[str, ...]], numeric: Sequence[int] = ()) -> list[str]:
     """Lines of an aligned table; columns in `numeric` are flush right."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
 
@@ -73,12 +73,12 @@ def graph_text(graph: FDG) -> str:
         for f in graph.fragments
     ]
     lines += table(("fragment", "role", "calls", "batch", "flops/call", "bytes/call"), rows, (2, 3, 4, 5))
-    rows = [
+    edges = [
         (_arrow(e), quantity(e.bytes_per_crossing, "B"), str(e.crossings_per_iteration),
          quantity(e.bytes_per_iteration, "B"))
         for e in graph.edges
     ]  # fmt: skip
-    lines += ["", *table(("edge", "bytes/crossing", "crossings", "bytes/iteration"), rows, (1, 2, 3))]
+    lines += ["", *table(("edge", "bytes/crossing", "crossings", "bytes/iteration"), edges, (1, 2, 3))]
     return "\n".join(lines)
 
 
@@ -107,14 +107,14 @@ def plan_text(plan: Plan) -> str:
     moving = [m for m in plan.movements if m.how]
     lines.append("")
     if moving:
-        rows = [
+        crossings = [
             (_arrow(m) if m.source != m.target else m.source, m.how, quantity(m.bytes_per_crossing, "B"),
              str(m.crossings_per_iteration), quantity(m.bytes_per_iteration, "B"))
             for m in moving
         ]  # fmt: skip
         lines += table(
             ("moves between devices", "how", "bytes/crossing", "crossings", "bytes/iteration"),
-            rows,
+            crossings,
             (2, 3, 4),
         )
     else:
@@ -175,16 +175,17 @@ def mermaid(graph: FDG) -> str:
 # delayed edges (dashed) below, so that the loop structure can be read off at a glance.
 # ---------------------------------------------------------------------------------------------------
 
-_NODE_WIDTH, _NODE_HEIGHT, _GAP, _PAD, _LANE = 150, 58, 96, 18, 26
+_NODE_WIDTH, _NODE_HEIGHT, _GAP, _PAD, _LANE = 190, 58, 96, 18, 26
 
 
 def svg(graph: FDG) -> str:
     """A self-contained drawing for notebooks."""
     body, width, height = _row(graph, None)
     style = "font-family:system-ui,-apple-system,sans-serif;background:#fff"
+    label = f"FDG of {html.escape(graph.name)}"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" style="{style}" role="img" aria-label="FDG of {html.escape(graph.name)}">'
+        f'viewBox="0 0 {width} {height}" style="{style}" role="img" aria-label="{label}">'
         '<defs><marker id="fdg-arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
         'orient="auto-start-reverse"><path d="M0 0 L8 4 L0 8 z" fill="#444"/></marker></defs>'
         f"{body}</svg>"
@@ -214,7 +215,7 @@ def _row(graph: FDG, parent: str | None) -> tuple[str, float, float]:
             f'<text x="{width / 2}" y="23" text-anchor="middle" font-size="15" font-weight="600" fill="#111">'
             f"{html.escape(f.name)}</text>"
             f'<text x="{width / 2}" y="42" text-anchor="middle" font-size="12" fill="#333">'
-            f"{html.escape(f.role)} · ×{_calls(f)} · {quantity(f.flops_per_call)}flop</text>"
+            f"{html.escape(f.role)} · ×{_calls(f)} · {quantity(f.flops_per_call, 'flop')}</text>"
             + (
                 f'<g transform="translate(0,{_NODE_HEIGHT - 6})">{inner[f.name][0]}</g>'
                 if f.name in inner
@@ -235,12 +236,13 @@ def _row(graph: FDG, parent: str | None) -> tuple[str, float, float]:
             rail = bottom + 10 + _LANE * (lane + 0.6) if below else top - 8 - _LANE * (lane + 0.4)
             label = f"{quantity(edge.bytes_per_crossing, 'B')} ×{edge.crossings_per_iteration}"
             dashes = ' stroke-dasharray="5 4"' if edge.delay else ""
+            place = f'x="{(start + end) / 2}" y="{rail - 4}" text-anchor="middle" font-size="11"'
             parts.append(
                 f'<path d="M{start} {edge_y[edge.source]} V{rail} H{end} V{edge_y[edge.target]}" fill="none" '
                 f'stroke="#444" stroke-width="1.2"{dashes} marker-end="url(#fdg-arrow)"><title>'
                 f"{html.escape(_arrow(edge))}: {label}</title></path>"
-                f'<text x="{(start + end) / 2}" y="{rail - 4}" text-anchor="middle" font-size="11" fill="#222" '
-                f'stroke="#fff" stroke-width="3" paint-order="stroke">{label}</text>'
+                f'<text {place} fill="none" stroke="#fff" stroke-width="3">{label}</text>'  # a halo
+                f'<text {place} fill="#222">{label}</text>'
             )
     extent = bottom + 10 + _LANE * (1 + max(lanes_below.values(), default=-1)) + 8
     return "".join(parts), x - _GAP + _PAD, extent

@@ -30,15 +30,18 @@ class Program:
 
     def hlo(self) -> str:
         """The optimised HLO as text, of the loop over iterations (compiled for one if it has not run)."""
-        return self._engine._any_compiled().as_text()
+        return self._engine._any_compiled().as_text() or ""
 
     def collectives(self) -> tuple[Collective, ...]:
         """What the devices of this program exchange, read from its HLO."""
         return read_collectives(self.hlo())
 
     def cost(self) -> dict[str, float]:
-        """What XLA says of one device's share: `flops`, `bytes_accessed` (each loop body counted once), and
-        `argument_bytes`, `output_bytes`, `temporary_bytes`, `code_bytes` of memory. 0 where it says nothing."""
+        """What XLA says of one device's share, 0 where it says nothing.
+
+        `flops` and `bytes_accessed` count each loop's body once; of memory: `argument_bytes`,
+        `output_bytes`, `temporary_bytes`, `code_bytes`.
+        """
         compiled = self._engine._any_compiled()
         analysis = compiled.cost_analysis() or {}
         analysis = analysis[0] if isinstance(analysis, list) else analysis
@@ -60,12 +63,18 @@ class Engine:
       plan: which fragment runs where, and what moves; `print` it.
       programs: the XLA programs.
       devices: the devices given, idle ones included.
-      state_shape: the state's pytree, of `jax.ShapeDtypeStruct` with shardings (what a checkpoint restores to).
+      state_shape: the state's pytree, of `jax.ShapeDtypeStruct` with shardings: what to restore to.
     """
 
     def __init__(self, algorithm: Any, plan: Plan, devices: Sequence[jax.Device]):
         self.algorithm, self.plan, self.devices = algorithm, plan, tuple(devices)
         graph = plan.graph
+        if len(plan.groups) > 1:
+            names = ", ".join(f"{group.name} ({len(group)} devices)" for group in plan.groups)
+            raise PlanError(
+                f"{plan.policy} places {graph.name} on several groups, {names}: this version compiles only "
+                f"policies whose fragments share their devices, such as policies.GPUOnly()"
+            )
         lower = lowering.lower_shared if plan.num_seeds is None else lowering.lower_seeds
         self._lowered = lower(graph, plan, self.devices)
         leaves, self._structure = jax.tree.flatten(graph.state)
@@ -154,7 +163,7 @@ class Engine:
 
     def _check(self, state: Any) -> list[jax.Array]:
         leaves, structure = jax.tree.flatten(state)
-        if structure != self._structure:
+        if structure != self._structure:  # type: ignore[operator]
             raise FdgError(
                 f"this state is not of {self.plan.graph.name}: it is {structure}, not {self._structure}"
             )

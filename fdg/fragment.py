@@ -126,6 +126,7 @@ class Fragment:
 
     def __init__(self, function: Callable, role: str, in_axes: Any, out_axes: Any, name: str | None):
         functools.update_wrapper(self, function)
+        self.__wrapped__ = function
         self.mark = FragmentMark(role, name or getattr(function, "__name__", role).strip("<>"))
         self.in_axes, self.out_axes = in_axes, out_axes
         for part in self.mark:
@@ -149,6 +150,7 @@ class Fragment:
         self._call = jax.jit(body, static_argnums=0)
 
     def __call__(self, *args, **kwargs):
+        """Runs the function."""
         return self._call((), args, kwargs)
 
     def __get__(self, instance, owner=None):
@@ -162,8 +164,8 @@ class Fragment:
             hash(instance)
         except TypeError:
             raise GraphError(
-                f"fragment '{self.mark.name}' ({self.mark.role}) is a method of {type(instance).__name__}, which "
-                f"does not hash: make it a dataclass(frozen=True), or the fragment a function"
+                f"fragment '{self.mark.name}' ({self.mark.role}) is a method of {type(instance).__name__}, "
+                f"which does not hash: make it a dataclass(frozen=True), or the fragment a function"
             ) from None
         return self._call((instance,), args, kwargs)
 

@@ -87,6 +87,7 @@ class Edge:
 
     @property
     def bytes_per_iteration(self) -> int:
+        """All crossings of an iteration together."""
         return self.bytes_per_crossing * self.crossings_per_iteration
 
 
@@ -107,15 +108,20 @@ class FDG:
     fragments: tuple[Fragment, ...]
     edges: tuple[Edge, ...]
     state_axes: tuple[int | None, ...] = ()
-    jaxpr: core.ClosedJaxpr | None = dataclasses.field(default=None, repr=False, compare=False)
+    jaxpr: Any = dataclasses.field(default=None, repr=False, compare=False)
     state: Any = dataclasses.field(default=None, repr=False, compare=False)
     metrics: Any = dataclasses.field(default=None, repr=False, compare=False)
 
+    def __repr__(self) -> str:
+        return f"<FDG of {self.name}: {len(self.fragments)} fragments, {len(self.edges)} edges>"
+
     def fragment(self, name: str) -> Fragment:
+        """The fragment of a name."""
         return next(f for f in self.fragments if f.name == name)
 
     @property
     def roles(self) -> tuple[str, ...]:
+        """The roles that occur, each once."""
         return tuple(dict.fromkeys(f.role for f in self.fragments))
 
     def __str__(self) -> str:
@@ -196,7 +202,7 @@ def _is_key(leaf: Any) -> bool:
 
 
 def _check_fixed_point(name: str, before: Any, after: Any) -> None:
-    if jax.tree.structure(before) != jax.tree.structure(after):
+    if jax.tree.structure(before) != jax.tree.structure(after):  # type: ignore[operator]
         raise GraphError(
             f"{name}.iterate returns a state of another structure than init: "
             f"{jax.tree.structure(after)}, not {jax.tree.structure(before)}: keep every field"
@@ -237,8 +243,8 @@ class _Scope:
     exact: bool = True
     node: int | None = None
     parent: "_Scope | None" = None
-    eqn: core.JaxprEqn | None = None
-    body: jaxprs.Body | None = None
+    eqn: Any = None  # core.JaxprEqn; None at the top
+    body: Any = None  # jaxprs.Body
 
     def __post_init__(self):
         self.producer = {v: eqn for eqn in self.jaxpr.eqns for v in eqn.outvars}
@@ -248,7 +254,7 @@ class _Scope:
 
 
 class _Reader:
-    """Reads fragments and the flow between them from a jaxpr whose first outputs are its inputs' next values."""
+    """Reads fragments and the flow between them; the jaxpr's first outputs are its inputs' next values."""
 
     def __init__(self, jaxpr: core.Jaxpr, num_state: int):
         self.top = _Scope(jaxpr, 1)
@@ -279,7 +285,7 @@ class _Reader:
                 exact = scope.exact and body.exact
                 inner = _Scope(body.jaxpr, scope.calls * body.trips, exact, node, scope, eqn, body)
                 scope.inner.setdefault(id(eqn), []).append(inner)
-                if mark is not None:
+                if mark is not None and node is not None:
                     self.sites[node] = (mark, eqn, scope, inner)
                 self._find(inner)
 

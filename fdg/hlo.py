@@ -5,7 +5,14 @@ import math
 import re
 from collections.abc import Iterator
 
-_KINDS = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter", "collective-broadcast")
+_KINDS = (
+    "all-reduce",
+    "all-gather",
+    "all-to-all",
+    "collective-permute",
+    "reduce-scatter",
+    "collective-broadcast",
+)
 _BITS = {"pred": 8, "bf16": 16, "c64": 64, "c128": 128}  # the others end in their width: f32, s8, u64, f8e4m3
 
 
@@ -31,7 +38,9 @@ class Collective:
 def read_collectives(text: str) -> tuple[Collective, ...]:
     """The collectives of a program's optimised HLO (`Program.hlo()`), in program order."""
     computations = dict(_computations(text))
-    entry = next((name for name, lines in computations.items() if lines and lines[0].startswith("ENTRY")), None)
+    entry = next(
+        (name for name, lines in computations.items() if lines and lines[0].startswith("ENTRY")), None
+    )
     return tuple(_walk(computations, entry, 1)) if entry else ()
 
 
@@ -72,7 +81,9 @@ def _walk(computations: dict[str, list[str]], name: str, calls: int) -> Iterator
 
 def _called(line: str) -> list[str]:
     """Computations that an instruction runs; the scalar function of a reduction holds no collective."""
-    names = re.findall(r"(?:body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)", line)
+    names = re.findall(
+        r"(?:body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)", line
+    )
     for several in re.findall(r"(?:branch_computations|called_computations)=\{([^}]*)\}", line):
         names += [name.strip().lstrip("%") for name in several.split(",")]
     return names

@@ -37,14 +37,15 @@ class Body:
 
 
 # From JAX 0.11 on a jaxpr holds its own constants, and the two types are one.
-_ONE_TYPE = core.ClosedJaxpr is core.Jaxpr
+_ONE_TYPE: bool = core.ClosedJaxpr is core.Jaxpr  # type: ignore[comparison-overlap]
 
 
-def open_jaxpr(jaxpr: core.Jaxpr | core.ClosedJaxpr) -> core.Jaxpr:
+def open_jaxpr(jaxpr: Any) -> core.Jaxpr:
+    """The jaxpr of a closed one, or the open one itself."""
     return jaxpr.jaxpr if not _ONE_TYPE and isinstance(jaxpr, core.ClosedJaxpr) else jaxpr
 
 
-def with_jaxpr(closed: core.ClosedJaxpr, jaxpr: core.Jaxpr) -> core.ClosedJaxpr:
+def with_jaxpr(closed: core.ClosedJaxpr, jaxpr: Any) -> core.ClosedJaxpr:
     """`closed`, with another jaxpr over the same constants."""
     return jaxpr if _ONE_TYPE else core.ClosedJaxpr(jaxpr, closed.consts)
 
@@ -58,6 +59,7 @@ def _scan_sizes(params: dict[str, Any]) -> tuple[int, int]:
 
 
 def is_jaxpr(value: Any) -> bool:
+    """Whether a parameter of an equation is a jaxpr, open or closed."""
     return isinstance(value, core.Jaxpr | core.ClosedJaxpr)
 
 
@@ -83,16 +85,16 @@ def bodies(eqn: core.JaxprEqn) -> tuple[Body, ...]:
         case "while":
             test, body = open_jaxpr(params["cond_jaxpr"]), open_jaxpr(params["body_jaxpr"])
             test_consts, body_consts = params["cond_nconsts"], params["body_nconsts"]
-            carried = range(test_consts + body_consts, len(eqn.invars))
+            carry = range(test_consts + body_consts, len(eqn.invars))
             return (
-                Body(test, 1, False, operands=(*range(test_consts), *carried), results=()),
+                Body(test, 1, False, operands=(*range(test_consts), *carry), results=()),
                 Body(
                     body,
                     1,
                     False,
-                    operands=(*range(test_consts, test_consts + body_consts), *carried),
+                    operands=(*range(test_consts, test_consts + body_consts), *carry),
                     results=tuple(range(len(body.outvars))),
-                    carry=tuple((body_consts + i, i) for i in range(len(carried))),
+                    carry=tuple((body_consts + i, i) for i in range(len(carry))),
                 ),
             )
         case "cond":
@@ -178,7 +180,7 @@ _MOVES = frozenset(
 )
 
 
-def _operation_flops(eqn: core.JaxprEqn) -> int:
+def _operation_flops(eqn: Any) -> int:
     name = eqn.primitive.name
     size = max((math.prod(v.aval.shape) for v in (*eqn.invars, *eqn.outvars)), default=0)
     if name == "dot_general":

@@ -24,6 +24,7 @@ BATCH, SEED = "batch", "seed"  # names of the mesh axes
 
 
 def make_mesh(devices: Sequence[jax.Device], axis: str) -> Mesh:
+    """A mesh of one axis, in the devices' order."""
     return Mesh(np.array(devices, dtype=object), (axis,), axis_types=(AxisType.Auto,))
 
 
@@ -60,7 +61,7 @@ def constrain(jaxpr: core.ClosedJaxpr, mesh: Mesh) -> core.ClosedJaxpr:
 class Lowered:
     """One program: its training loop as a function of the state's leaves, and how those are sharded."""
 
-    def __init__(self, loop: Callable[[list, int], tuple[list, list]], shardings: list, metrics_sharding: Any):
+    def __init__(self, loop: Callable[..., tuple[list, list]], shardings: list, metrics_sharding: Any):
         self.loop, self.shardings, self.metrics_sharding = loop, shardings, metrics_sharding
 
 
@@ -87,8 +88,9 @@ def lower_seeds(graph: FDG, plan: Plan, devices: Sequence[jax.Device]) -> Lowere
 
     def loop(leaves, iterations):
         local = functools.partial(_loop, iterate, num_state, iterations=iterations)
-        specs = {"in_specs": (agents,), "out_specs": (agents, record)}
-        return jax.shard_map(local, mesh=mesh, check_vma=False, **specs)(leaves)
+        return jax.shard_map(
+            local, mesh=mesh, in_specs=(agents,), out_specs=(agents, record), check_vma=False
+        )(leaves)
 
     return Lowered(loop, [NamedSharding(mesh, agents)] * num_state, NamedSharding(mesh, record))
 

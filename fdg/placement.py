@@ -62,6 +62,7 @@ class Movement:
 
     @property
     def bytes_per_iteration(self) -> int:
+        """All crossings of an iteration together."""
         return self.bytes_per_crossing * self.crossings_per_iteration
 
 
@@ -90,6 +91,7 @@ class Plan:
     movements: tuple[Movement, ...]
 
     def group_of(self, fragment: str) -> Group:
+        """The group that a fragment lives on."""
         name = dict(self.assignment)[fragment]
         return next(group for group in self.groups if group.name == name)
 
@@ -160,7 +162,7 @@ def _plan_seeds(graph: FDG, policy: Policy, count: int, num_seeds: int) -> Plan:
 
 
 def _assign(graph: FDG, policy: Policy, placement: Mapping[str, Group]) -> dict[str, Group]:
-    """Group of each fragment: its role's; else its parent's; else that of the producer of its largest input."""
+    """Group of each fragment: its role's, or its parent's, or that of its largest input's producer."""
     if not placement:
         raise PlanError(f"{policy} places no role: name at least one")
     default = next(iter(placement.values()))
@@ -188,7 +190,7 @@ def _largest_producer(graph: FDG, fragment: Fragment) -> str | None:
 
 
 def _width(fragments: Sequence[Fragment], available: int) -> int:
-    """Over how many devices every batch of the fragments divides; all of them hold copies if none has a batch."""
+    """Over how many devices every batch of the fragments divides; without any, all hold copies."""
     sizes = [f.batch_size for f in fragments if f.batch_size]
     return largest_divisor(math.gcd(*sizes), available) if sizes else available
 
@@ -201,7 +203,7 @@ def _edges(graph: FDG) -> list[Movement]:
 
 
 def _reductions(graph: FDG, width: Mapping[str, int]) -> list[Movement]:
-    """A fragment that reads a split batch and returns what the whole batch shares reduces over the devices."""
+    """A fragment that reads a split batch and returns what all of it shares reduces over the devices."""
     parents = {f.parent for f in graph.fragments}
     found = []
     for f in graph.fragments:

@@ -15,5 +15,6 @@ class GPUOnly:
     """
 
     def place(self, devices: int) -> Mapping[str, Group]:
+        """One group of all devices."""
         everyone = Group("all", tuple(range(devices)))
-        return {role: everyone for role in ("environment", "actor", "buffer", "learner")}
+        return dict.fromkeys(("environment", "actor", "buffer", "learner"), everyone)

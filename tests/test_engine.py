@@ -68,7 +68,9 @@ def test_the_state_is_laid_out_by_batch_axis(walker):
 def test_a_donated_state_is_refused(walker):
     state = walker.init(0)
     walker.run(state, 2)
-    with pytest.raises(fdg.FdgError, match="donated to an earlier run: go on from the state that run returned"):
+    with pytest.raises(
+        fdg.FdgError, match="donated to an earlier run: go on from the state that run returned"
+    ):
         walker.run(state, 2)
 
 
@@ -90,7 +92,9 @@ def test_arrays_from_elsewhere_are_laid_out_first(walker):
     """A restored checkpoint may come as NumPy arrays, or on one device."""
     expected, _ = walker.run(walker.init(1), 2)
     state = walker.init(1)
-    host = state._replace(weight=np.asarray(state.weight), position=jax.device_put(np.asarray(state.position)))
+    host = state._replace(
+        weight=np.asarray(state.weight), position=jax.device_put(np.asarray(state.position))
+    )
     actual, _ = walker.run(host, 2)
     np.testing.assert_array_equal(np.asarray(expected.weight), np.asarray(actual.weight))
 
@@ -116,7 +120,12 @@ def test_programs_can_be_read(walker):
 def ppo(devices):
     """PPO on eight devices, shuffling over time only."""
     algorithm = algos.PPO(
-        env=envs.make("CartPole-v1"), num_envs=16, num_steps=8, num_epochs=2, num_minibatches=2, shuffle="time"
+        env=envs.make("CartPole-v1"),
+        num_envs=16,
+        num_steps=8,
+        num_epochs=2,
+        num_minibatches=2,
+        shuffle="time",
     )
     return fdg.compile(algorithm, policies.GPUOnly(), devices)
 
@@ -147,6 +156,7 @@ def test_shuffling_all_samples_does_exchange_them(devices):
     assert {c.kind for c in engine.programs[0].collectives()} != {"all-reduce"}
 
 
+# ruff: noqa: E501
 HLO = """
 HloModule jit_train
 

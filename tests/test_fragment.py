@@ -58,7 +58,7 @@ def test_under_jit_scan_and_nesting_it_stays_in_the_graph():
 
 
 def test_under_vmap_the_batch_axis_moves():
-    """vmap over a new leading axis: what was batch axis 0 is now axis 1; what it does not map is unchanged."""
+    """vmap over a new leading axis: what was batch axis 0 is now axis 1."""
     mapped = jax.vmap(scale, in_axes=(None, 0))
     assert marks(mapped, 2.0, jnp.ones((5, 4))) == [("actor", "scale", [None, 1, 1])]
     behind = jax.vmap(scale, in_axes=(None, 1), out_axes=1)
@@ -70,9 +70,7 @@ def test_under_grad_the_backward_pass_is_the_same_fragment():
     def loss(weight, x):
         return jnp.sum(scale(weight, x))
 
-    np.testing.assert_allclose(
-        jax.grad(loss)(0.5, X), jnp.sum(X * (1 - jnp.tanh(0.5 * X) ** 2)), rtol=1e-5
-    )
+    np.testing.assert_allclose(jax.grad(loss)(0.5, X), jnp.sum(X * (1 - jnp.tanh(0.5 * X) ** 2)), rtol=1e-5)
     names = {(role, name) for role, name, _ in marks(jax.grad(loss), 0.5, X)}
     assert names == {("actor", "scale")}
     backward = marks(jax.grad(loss), 0.5, X)[-1]

@@ -78,7 +78,9 @@ def test_edges_carry_what_the_source_produces(walker):
 
 
 def test_batch_axes_of_the_state(walker):
-    axes = jax.tree.unflatten(jax.tree.structure(walker.state), [a if a is not None else -1 for a in walker.state_axes])
+    axes = jax.tree.unflatten(
+        jax.tree.structure(walker.state), [a if a is not None else -1 for a in walker.state_axes]
+    )
     assert axes == type(walker.state)(-1, -1, 0, 0, 0, -1, -1, -1)
 
 
@@ -211,13 +213,15 @@ def test_a_good_graph_passes():
 
 
 def test_two_producers():
-    a, b = GOOD.fragments
+    a, _ = GOOD.fragments
     refused("value 1", "two producers", "'a' and 'b'", "value of its own", fragments=(a, node("b", [1], [1])))
 
 
 def test_wrong_batch_axis():
     a, b = GOOD.fragments
-    refused("'b'", "input 0", "batch axis 2", "shape (4,)", "below 1", fragments=(a, node("b", [1], [2], axis=2)))
+    refused(
+        "'b'", "input 0", "batch axis 2", "shape (4,)", "below 1", fragments=(a, node("b", [1], [2], axis=2))
+    )
     uneven = dataclasses.replace(b, outputs=(Array(2, (5,), "float32", 20, 0),))
     refused("'b'", "output 0", "size 5", "others have 4", "point in_axes", fragments=(a, uneven))
 
@@ -234,7 +238,9 @@ def test_cycle():
 
 
 def test_an_edge_that_carries_what_its_source_does_not_make():
-    refused("edge a -> b", "value 2", "it comes from b", "from its producer", edges=(Edge("a", "b", (2,), 16, 1),))
+    refused(
+        "edge a -> b", "value 2", "it comes from b", "from its producer", edges=(Edge("a", "b", (2,), 16, 1),)
+    )
     refused("edge a -> b", "15 bytes", "hold 16", edges=(Edge("a", "b", (1,), 15, 1),))
 
 

@@ -74,7 +74,9 @@ def test_truncation_is_not_termination(devices):
     Taken for a termination the time limit would leave V well below: with 4 steps, at most
     (1 - 0.8**4) / 0.2 = 2.95.
     """
-    algorithm, state = trained("probe:truncation", 120, devices, discount=0.8, clip_value=False, value_coefficient=1.0)
+    algorithm, state = trained(
+        "probe:truncation", 120, devices, discount=0.8, clip_value=False, value_coefficient=1.0
+    )
     np.testing.assert_allclose(value(algorithm, state, 1.0), 5.0, atol=0.5)
 
 

@@ -44,7 +44,7 @@ def leaves(tree):
 
 
 def assert_same(expected, actual, tolerance=1e-5):
-    """Structure, dtypes and integers equal; floats within `tolerance`, relative to each array's largest value."""
+    """Structure, dtypes and integers equal; floats within `tolerance` of each array's largest value."""
     expected, actual = leaves(expected), leaves(actual)
     assert expected.keys() == actual.keys()
     for path, want in expected.items():
