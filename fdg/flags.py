@@ -128,7 +128,7 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     algo, env_name, policy_name = (known.get(flag.name) or flag.default for flag in _NAMES)
     algorithm_class, policy_class = _algorithm_class(algo), policies.get(policy_name)
     fields = _fields(algorithm_class)
-    has_env = any(field.name == "env" for field in dataclasses.fields(algorithm_class))
+    has_env = any(field.name == "env" for field in _dataclass_fields(algorithm_class))
     if "env" in early and not has_env:
         raise FdgError(f"--env {env_name}: {algo} has its own environment (no field 'env')")
     env = envs.make(env_name) if has_env else None
@@ -285,24 +285,27 @@ def _algorithm_class(name: str) -> type:
         raise unknown_name(f"algorithm in {module_name}", class_name, classes)
     if found is None or not _is_algorithm(found):
         raise FdgError(
-            f"--algo {name}: an algorithm is a dataclass with init(key) and iterate(state), and there is none"
+            f"--algo {name}: an algorithm is a class with init(key) and iterate(state), and there is none"
         )
     return found
 
 
 def _is_algorithm(value: Any) -> bool:
-    return (
-        isinstance(value, type)
-        and dataclasses.is_dataclass(value)
-        and all(callable(getattr(value, name, None)) for name in ("init", "iterate"))
+    return isinstance(value, type) and all(
+        callable(getattr(value, name, None)) for name in ("init", "iterate")
     )
+
+
+def _dataclass_fields(cls: type) -> tuple[dataclasses.Field, ...]:
+    """The fields of a dataclass; none of another class, which then has no flags of its own."""
+    return dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
 
 
 def _fields(cls: type) -> list[_Flag]:
     """Flags for the fields of a dataclass whose values can be written on a command line."""
     hints = typing.get_type_hints(cls)
     flags = []
-    for field in dataclasses.fields(cls):
+    for field in _dataclass_fields(cls):
         if not field.init or field.name in _NOT_FLAGS or not _is_writable(hints[field.name]):
             continue
         default = field.default
@@ -316,13 +319,13 @@ def _with_staleness(policy_class: type, name: str, values: dict[str, Any], stale
     import policies
 
     _at_least(0, staleness=staleness)
-    if any(field.name == "staleness" for field in dataclasses.fields(policy_class)):
+    if any(field.name == "staleness" for field in _dataclass_fields(policy_class)):
         return {**values, "staleness": staleness}
     if staleness:
         able = [
             other
             for other in policies.names()
-            if any(field.name == "staleness" for field in dataclasses.fields(policies.get(other)))
+            if any(field.name == "staleness" for field in _dataclass_fields(policies.get(other)))
         ]
         fix = f"use --policy {' or '.join(able)}" if able else "leave it out"
         raise FdgError(
@@ -334,7 +337,7 @@ def _with_staleness(policy_class: type, name: str, values: dict[str, Any], stale
 def _construct(cls: type, name: str, values: Mapping[str, Any]) -> Any:
     missing = [
         field.name
-        for field in dataclasses.fields(cls)
+        for field in _dataclass_fields(cls)
         if field.init
         and values.get(field.name, field.default) is dataclasses.MISSING
         and field.default_factory is dataclasses.MISSING

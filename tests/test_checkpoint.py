@@ -1,6 +1,7 @@
 """Checkpoints: whole, atomic, readable on other devices; a killed run goes on bit for bit."""
 
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -153,7 +154,10 @@ def metrics(run: Path):
 
 def kill(words, run: Path, after):
     """Starts a run as a process of its own, and kills it with signal 9 once `after` says so."""
-    process = subprocess.Popen([sys.executable, "-m", "fdg.train", *words], stdout=subprocess.DEVNULL)
+    # On the CPU, as what it is compared with: GPU kernels are chosen by timing them, anew in each process.
+    command = [sys.executable, "-m", "fdg.train", *words]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
     until = time.monotonic() + 120
     while not after() and process.poll() is None and time.monotonic() < until:
         time.sleep(0.005)
@@ -162,7 +166,7 @@ def kill(words, run: Path, after):
     assert process.wait() == -9
 
 
-def test_killed_while_checkpoints_are_written(tmp_path):
+def test_killed_while_checkpoints_are_written(tmp_path, host_devices):
     """Kill -9 at random times of a run that does little but write checkpoints, three times over."""
     size = ["--total-steps", "4800", "--num-envs", "40000", "--checkpoint-every", "1"]
     words = [*WALK, *size]
@@ -188,7 +192,7 @@ def test_killed_while_checkpoints_are_written(tmp_path):
     assert metrics(killed) == metrics(whole)
 
 
-def test_ppo_killed_in_mid_training_goes_on_bit_for_bit(tmp_path):
+def test_ppo_killed_in_mid_training_goes_on_bit_for_bit(tmp_path, host_devices):
     words = "--devices 1 --total-steps 51200 --num-steps 32 --checkpoint-every 40 --eval-episodes 0".split()
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert train_main([*words, "--out", str(whole)]) == 0

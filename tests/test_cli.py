@@ -79,7 +79,7 @@ ERRORS = {
     # a user's own algorithm
     "--algo tests.tiny:Continuous": "acts in Box action spaces, and that of CartPole-v1 is Discrete(n=2)",
     "--algo tests.tiny:Walc": "unknown algorithm in tests.tiny 'Walc': did you mean 'Walk'?",
-    "--algo json:JSONDecoder": "an algorithm is a dataclass with init(key) and iterate(state)",
+    "--algo json:JSONDecoder": "an algorithm is a class with init(key) and iterate(state)",
     "--algo nowhere.at_all:Mine": "there is no module 'nowhere.at_all'",
     "--algo ./tests/tiny.py:Walk": "write tests.tiny:Walk",
     "--algo tests.tiny:Walk --env CartPole-v1": "--env CartPole-v1: tests.tiny:Walk has its own environment",
@@ -135,7 +135,7 @@ def test_somebody_elses_files_are_never_overwritten(capsys, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
 
 
-def test_a_resumed_run_may_not_change_what_it_computes(capsys, run):
+def test_a_resumed_run_may_not_change_what_it_computes(capsys, host_devices, run):
     resume = ["--resume", str(run)]
     assert "--scale 0.5 contradicts the run's 0.1" in refuse(capsys, [*resume, "--scale", "0.5"])
     assert "--seed 1 contradicts the run's 0" in refuse(capsys, [*resume, "--seed", "1"])

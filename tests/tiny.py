@@ -61,11 +61,10 @@ class Walk:
         return walks + self.scale * jax.vmap(jax.random.normal)(keys[:, 0]), keys[:, 1]
 
 
-@dataclasses.dataclass(frozen=True)
 class Silent:
-    """No fragment of a split batch, no metrics, no evaluation: the least that an algorithm may be."""
+    """No dataclass, no split batch, no metrics, no evaluation: the least that an algorithm may be."""
 
-    steps_per_iteration: ClassVar[int] = 1
+    steps_per_iteration = 1
 
     def init(self, key):
         return jnp.float32(0)
