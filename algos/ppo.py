@@ -119,6 +119,12 @@ class PPO:
             shuffled % self.num_minibatches == 0,
             f"num_minibatches={self.num_minibatches} does not divide {what}={shuffled}: choose a divisor",
         )
+        seen = self.env.observation_space
+        require(
+            self,
+            isinstance(seen, Box) or not self.normalize_observation,
+            f"normalize_observation=True: {seen} has no mean or variance; leave it False",
+        )
         space = self.env.action_space
         require(self, isinstance(space, self.action_spaces), f"cannot act in the action space {space}")
 

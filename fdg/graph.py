@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from jax.extend import core
 
-from fdg import jaxprs
+from fdg import batch_flow, jaxprs
 from fdg.errors import GraphError
 from fdg.fragment import FragmentMark, boundary_p
 
@@ -48,6 +48,8 @@ class Fragment:
       calls_exact: False inside a while loop (counted as one trip) or a branch (counted as taken).
       flops_per_call: see `jaxprs.flops_of`.
       bytes_per_call: what it reads and writes at its border.
+      reduced_bytes_per_call: of results that its whole batch shares (see `batch_flow`), nested fragments'
+        own left out: what devices exchange if the batch is split over them.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Fragment:
     bytes_per_call: int
     inputs: tuple[Array, ...]
     outputs: tuple[Array, ...]
+    reduced_bytes_per_call: int = 0
 
     @property
     def batch_size(self) -> int | None:
@@ -98,6 +101,7 @@ class FDG:
     Attributes:
       fragments: in program order, a nested one after the fragment around it.
       edges: between fragments of one nesting level.
+      reduced_bytes_between: the `reduced_bytes_per_call` of the code between fragments, an iteration.
       state_axes: the batch axis of each leaf of the algorithm's state, where a fragment declares one.
       jaxpr: one iteration: the state's leaves in; the state's leaves, then the metrics' leaves out.
       state: the state's pytree, of `jax.ShapeDtypeStruct`.
@@ -108,6 +112,7 @@ class FDG:
     fragments: tuple[Fragment, ...]
     edges: tuple[Edge, ...]
     state_axes: tuple[int | None, ...] = ()
+    reduced_bytes_between: int = 0
     jaxpr: Any = dataclasses.field(default=None, repr=False, compare=False)
     state: Any = dataclasses.field(default=None, repr=False, compare=False)
     metrics: Any = dataclasses.field(default=None, repr=False, compare=False)
@@ -186,7 +191,8 @@ def trace(algorithm: Any) -> FDG:
     jaxpr = jax.make_jaxpr(iterate)(*leaves)
     core.check_jaxpr(jaxprs.open_jaxpr(jaxpr))
     fragments, edges, axes = _Reader(jaxprs.open_jaxpr(jaxpr), len(leaves)).read()
-    graph = FDG(name, fragments, edges, axes, jaxpr, state, output[0][1])
+    between = batch_flow.reductions(jaxprs.open_jaxpr(jaxpr), axes)
+    graph = FDG(name, fragments, edges, axes, _bytes_of(between), jaxpr, state, output[0][1])
     check(graph)
     return graph
 
@@ -318,6 +324,7 @@ class _Reader:
             bytes_per_call=sum(a.bytes for a in (*inputs, *outputs)),
             inputs=tuple(inputs),
             outputs=tuple(outputs),
+            reduced_bytes_per_call=_bytes_of(batch_flow.reductions(inside.jaxpr)),
         )
 
     # --- edges ---
@@ -402,6 +409,10 @@ class _Reader:
                     if axis is not None:
                         return axis + 1 if at in inner.body.sliced else axis
         return None
+
+
+def _bytes_of(reductions: tuple[batch_flow.Reduction, ...]) -> int:
+    return sum(reduction.bytes * reduction.calls for reduction in reductions)
 
 
 def _ancestors(scope: _Scope | None) -> list[_Scope]:

@@ -43,6 +43,9 @@ class Policy(Protocol):
         """
 
 
+BETWEEN = "(between fragments)"
+
+
 @dataclasses.dataclass(frozen=True)
 class Movement:
     """Bytes that move between devices, and how.
@@ -203,12 +206,12 @@ def _edges(graph: FDG) -> list[Movement]:
 
 
 def _reductions(graph: FDG, width: Mapping[str, int]) -> list[Movement]:
-    """A fragment that reads a split batch and returns what all of it shares reduces over the devices."""
-    parents = {f.parent for f in graph.fragments}
-    found = []
-    for f in graph.fragments:
-        split = any(a.axis is not None for a in f.inputs)
-        shared = sum(a.bytes for a in f.outputs if a.axis is None)
-        if width[f.name] > 1 and split and shared and f.name not in parents:
-            found.append(Movement(f.name, f.name, "all-reduce", shared, f.calls_per_iteration))
+    """Where a split batch has a result that all of it shares, the devices all-reduce that result."""
+    found = [
+        Movement(f.name, f.name, "all-reduce", f.reduced_bytes_per_call, f.calls_per_iteration)
+        for f in graph.fragments
+        if f.reduced_bytes_per_call and width[f.name] > 1
+    ]
+    if graph.reduced_bytes_between and max(width.values(), default=1) > 1:
+        found.append(Movement(BETWEEN, BETWEEN, "all-reduce", graph.reduced_bytes_between, 1))
     return found

@@ -15,6 +15,13 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.devices()  # starts the backends: from here on no --devices flag that a test gives changes the number
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _forget_programs():
+    """Compiled programs of one module would otherwise stay in memory until the last."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture(scope="session")
 def devices() -> list[jax.Device]:
     """Eight CPU devices, also on a machine whose default devices are accelerators."""

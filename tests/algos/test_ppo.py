@@ -80,6 +80,23 @@ def test_truncation_is_not_termination(devices):
     np.testing.assert_allclose(value(algorithm, state, 1.0), 5.0, atol=0.5)
 
 
+def test_evaluation_sees_normalised_observations(devices):
+    """The statistics in the state are those of the rollouts, and evaluation acts on them."""
+    algorithm = algos.PPO(env=envs.make("Pendulum-v1"), num_envs=8, num_steps=16, normalize_observation=True)
+    engine = fdg.compile(algorithm, policies.GPUOnly(), devices[:1])
+    state, _ = engine.run(engine.init(0), 2)
+    assert float(state.observation_statistics.count) == 2 * 8 * 16
+    spread = np.sqrt(np.asarray(state.observation_statistics.var))
+    assert spread[2] > spread[0] > 0  # the angular velocity spreads wider than a cosine
+    evaluate = jax.jit(algorithm.evaluate, static_argnums=2)
+    forgetful = state._replace(
+        observation_statistics=algorithm.init(jax.random.key(0)).observation_statistics
+    )
+    assert float(evaluate(state, jax.random.key(0), 4)["return"]) != pytest.approx(
+        float(evaluate(forgetful, jax.random.key(0), 4)["return"]), abs=1e-3
+    )
+
+
 # --- one rollout, replayed ---
 
 
