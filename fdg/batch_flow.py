@@ -21,7 +21,7 @@ Axis = int | None
 
 @dataclasses.dataclass(frozen=True)
 class Reduction:
-    """A result that the whole batch shares: `bytes` of it, made `calls` times, by the operation `primitive`."""
+    """A result that the whole batch shares: `bytes` of it, made `calls` times by an operation."""
 
     primitive: str
     bytes: int

@@ -10,6 +10,7 @@ import fdg
 import policies
 from fdg.batch_flow import reductions
 
+# ruff: noqa: E501
 B, F = 8, 3
 
 
