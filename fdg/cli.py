@@ -17,9 +17,10 @@ def train_main(argv: Sequence[str] | None = None) -> int:
     """
 
     def run(argv: Sequence[str]) -> int:
-        from fdg import flags, run_directory, train
+        from fdg import run_directory, train
+        from fdg.job import parse
 
-        job = flags.parse(
+        job = parse(
             argv, "python -m fdg.train", "Trains an algorithm on an environment, under a distribution policy."
         )
         if job.out is not None and not job.resumes:
@@ -37,11 +38,9 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
 
     def run(argv: Sequence[str]) -> int:
         import fdg
-        from fdg import flags
+        from fdg.job import parse
 
-        job = flags.parse(
-            argv, "python -m fdg.plan", "Prints the dataflow graph and the plan, and runs nothing."
-        )
+        job = parse(argv, "python -m fdg.plan", "Prints the dataflow graph and the plan, and runs nothing.")
         graph = fdg.trace(job.algorithm)
         print(graph, fdg.place(graph, job.policy, job.devices, job.num_seeds), sep="\n\n", flush=True)
         return 0

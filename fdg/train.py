@@ -19,7 +19,7 @@ import numpy as np
 import fdg
 from fdg.checkpoint import Checkpoints
 from fdg.errors import FdgError
-from fdg.flags import Job, make_host_devices
+from fdg.job import Job, make_host_devices
 from fdg.progress import Progress, clock
 from fdg.run_directory import RunDirectory
 

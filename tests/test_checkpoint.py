@@ -16,10 +16,11 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import fdg
-from fdg import flags, train
+from fdg import train
 from fdg.checkpoint import KEEP, Checkpoints
 from fdg.cli import train_main
 from fdg.errors import FdgError
+from fdg.job import parse
 from tests.tiny import Walk
 
 WALK = ["--algo", "tests.tiny:Walk", "--devices", "1"]
@@ -142,7 +143,7 @@ def test_the_state_of_something_else_is_refused(tmp_path):
 
 def final_state(run: Path):
     """The state that a run ended in."""
-    job = flags.parse(["--resume", str(run)], "", "")
+    job = parse(["--resume", str(run)], "", "")
     engine = fdg.compile(job.algorithm, job.policy, train.available_devices(1), job.num_seeds)
     return Checkpoints(run / "checkpoints").restore(job.num_iterations, engine.state_shape)
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import jax
 import pytest
 
-from fdg import flags
+from fdg import job
 from fdg.cli import plan_main, train_main
 
 WALK = ["--algo", "tests.tiny:Walk"]
 
 
 def parse(words):
-    return flags.parse(words.split() if isinstance(words, str) else words, "train", "")
+    return job.parse(words.split() if isinstance(words, str) else words, "train", "")
 
 
 @pytest.fixture
@@ -225,7 +225,7 @@ def test_as_a_process(module):
 def test_host_devices_are_made_on_demand():
     words = "--devices 3 --num-envs 3 --num-minibatches 4 --total-steps 384 --num-steps 4"
     code = (
-        "import jax, fdg.flags, fdg.train, sys; job = fdg.flags.parse(sys.argv[1:], '', '');"
+        "import jax, fdg.job, fdg.train, sys; job = fdg.job.parse(sys.argv[1:], '', '');"
         " print(len(fdg.train.available_devices(job.devices)), len(jax.devices()))"
     )
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
