@@ -13,6 +13,7 @@ from fdg.engine import Engine, Program, compile
 from fdg.errors import FdgError, GraphError, PlanError, UnknownNameError
 from fdg.fragment import fragment
 from fdg.graph import FDG, Edge, trace
+from fdg.host_devices import host_devices, reserve_threads
 from fdg.placement import Plan, place
 
 __all__ = [
@@ -27,7 +28,10 @@ __all__ = [
     "UnknownNameError",
     "compile",
     "fragment",
+    "host_devices",
     "place",
     "trace",
 ]
 __version__ = "0.1.0"
+
+reserve_threads()  # for host devices configured before this import

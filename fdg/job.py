@@ -4,14 +4,11 @@ Most flags are not written here: each hyperparameter of the chosen algorithm, an
 policy, is one. So a command line is read twice, the first time for the names alone.
 """
 
-import contextlib
 import dataclasses
 import importlib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import jax
 
 from fdg import run_directory
 from fdg.errors import FdgError, unknown_name
@@ -26,6 +23,7 @@ from fdg.flags import (
     shown,
     to_json,
 )
+from fdg.host_devices import host_devices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +103,7 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     known = {**stored, **early}
     if known.get("devices") is not None:
         _at_least(1, devices=known["devices"])
-        make_host_devices(known["devices"])  # before the imports below, which may start JAX's backends
+        host_devices(known["devices"])  # before the imports below, which may start JAX's backends
 
     import envs
     import policies
@@ -171,12 +169,6 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
             "hyperparameters": {flag.name: to_json(getattr(algorithm, flag.name)) for flag in own_flags},
         },
     )
-
-
-def make_host_devices(count: int) -> None:
-    """Has JAX's CPU backend make that many devices; without effect once it has started."""
-    with contextlib.suppress(RuntimeError):  # a test, or a notebook: those that exist will have to do
-        jax.config.update("jax_num_cpu_devices", count)
 
 
 def _add_flags(parser: Any, flags: Sequence[Flag]) -> None:

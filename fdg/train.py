@@ -19,7 +19,8 @@ import numpy as np
 import fdg
 from fdg.checkpoint import Checkpoints
 from fdg.errors import FdgError
-from fdg.job import Job, make_host_devices
+from fdg.host_devices import host_devices
+from fdg.job import Job
 from fdg.progress import Progress, clock
 from fdg.run_directory import RunDirectory
 
@@ -68,7 +69,7 @@ def available_devices(count: int | None) -> list[jax.Device]:
       FdgError: there are not so many.
     """
     if count is not None:
-        make_host_devices(count)
+        host_devices(count)
     devices = jax.devices()
     if count is None:
         return devices

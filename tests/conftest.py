@@ -10,7 +10,9 @@ os.environ["XLA_FLAGS"] = " ".join(
 import jax
 import pytest
 
-jax.config.update("jax_num_cpu_devices", 8)
+import fdg
+
+fdg.host_devices(8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.devices()  # starts the backends: from here on no --devices flag that a test gives changes the number
 
