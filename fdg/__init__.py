@@ -12,9 +12,10 @@ its fragments runs:
 from fdg.engine import Engine, Program, compile
 from fdg.errors import FdgError, GraphError, PlanError, UnknownNameError
 from fdg.fragment import fragment
-from fdg.graph import FDG, Edge, trace
+from fdg.graph import FDG, Edge
 from fdg.host_devices import host_devices, reserve_threads
 from fdg.placement import Plan, place
+from fdg.tracing import trace
 
 __all__ = [
     "FDG",

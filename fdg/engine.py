@@ -9,9 +9,9 @@ import jax.numpy as jnp
 
 from fdg import lowering
 from fdg.errors import FdgError, PlanError
-from fdg.graph import trace
 from fdg.hlo import Collective, read_collectives
 from fdg.placement import Plan, Policy, place
+from fdg.tracing import trace
 
 
 @dataclasses.dataclass(frozen=True)

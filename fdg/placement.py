@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import jax
 
 from fdg.errors import PlanError
-from fdg.graph import FDG, Fragment, trace
+from fdg.graph import FDG, Fragment
+from fdg.tracing import trace
 
 
 @dataclasses.dataclass(frozen=True)
