@@ -91,6 +91,13 @@ def test_who_follows_whom(walker):
     assert plan.idle == (3,)
 
 
+def test_several_groups_are_planned_but_not_yet_compiled(devices):
+    with pytest.raises(
+        fdg.PlanError, match=r"Apart\(\) places Walker on several groups, workers \(2 devices\)"
+    ):
+        fdg.compile(Walker(), Apart(), devices)
+
+
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
