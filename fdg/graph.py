@@ -118,11 +118,6 @@ class FDG:
         """The fragment of a name."""
         return next(f for f in self.fragments if f.name == name)
 
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """The roles that occur, each once."""
-        return tuple(dict.fromkeys(f.role for f in self.fragments))
-
     def __str__(self) -> str:
         from fdg import drawing
 

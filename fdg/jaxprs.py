@@ -5,7 +5,7 @@ Everything here uses only the public `jax.extend.core`; nothing is evaluated.
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from jax.extend import core
@@ -110,43 +110,25 @@ def bodies(eqn: core.JaxprEqn) -> tuple[Body, ...]:
     )
 
 
-def map_equations(
-    jaxpr: core.Jaxpr,
-    change: Callable[[core.JaxprEqn, Any], core.JaxprEqn],
-    context: Any,
-    enter: Callable[[core.JaxprEqn, Any], Any],
-) -> core.Jaxpr:
-    """A copy of `jaxpr` with every equation, at any depth, replaced by `change(equation, context)`.
+def map_equations(jaxpr: core.Jaxpr, change: Callable[[core.JaxprEqn], core.JaxprEqn]) -> core.Jaxpr:
+    """A copy of `jaxpr` with every equation, at any depth, replaced by `change(equation)`."""
 
-    `enter(equation, context)` is the context inside an equation's own jaxprs.
-    """
-
-    def rebuild(value: Any, inside: Any) -> Any:
+    def rebuild(value: Any) -> Any:
         if isinstance(value, core.ClosedJaxpr):
-            return with_jaxpr(value, map_equations(open_jaxpr(value), change, inside, enter))
+            return with_jaxpr(value, map_equations(open_jaxpr(value), change))
         if isinstance(value, core.Jaxpr):
-            return map_equations(value, change, inside, enter)
+            return map_equations(value, change)
         if isinstance(value, tuple) and any(map(is_jaxpr, value)):
-            return tuple(rebuild(item, inside) for item in value)
+            return tuple(map(rebuild, value))
         return value
 
     equations = []
     for eqn in jaxpr.eqns:
-        if any(is_jaxpr(v) or (isinstance(v, tuple) and any(map(is_jaxpr, v))) for v in eqn.params.values()):
-            inside = enter(eqn, context)
-            eqn = eqn.replace(params={key: rebuild(value, inside) for key, value in eqn.params.items()})
-        equations.append(change(eqn, context))
+        params = {key: rebuild(value) for key, value in eqn.params.items()}
+        if any(params[key] is not value for key, value in eqn.params.items()):
+            eqn = eqn.replace(params=params)
+        equations.append(change(eqn))
     return jaxpr.replace(eqns=equations)
-
-
-def equations(jaxpr: core.Jaxpr, calls: int = 1) -> Iterator[tuple[core.JaxprEqn, int]]:
-    """Every equation at any depth that holds no further jaxpr, with how often it runs."""
-    for eqn in jaxpr.eqns:
-        inner = bodies(eqn)
-        if not inner:
-            yield eqn, calls
-        for body in inner:
-            yield from equations(body.jaxpr, calls * body.trips)
 
 
 def bytes_of(aval: Any) -> int:

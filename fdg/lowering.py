@@ -46,14 +46,14 @@ def constrain(jaxpr: core.ClosedJaxpr, mesh: Mesh) -> core.ClosedJaxpr:
         )
         return traced.eqns[0]
 
-    def change(eqn, _):
+    def change(eqn):
         if eqn.primitive is not boundary_p:
             return eqn
         aval = eqn.invars[0].aval
         model = constraint(aval.shape, aval.dtype, eqn.params["axis"])
         return eqn if model is None else eqn.replace(primitive=model.primitive, params=model.params)
 
-    lowered = jaxprs.map_equations(jaxprs.open_jaxpr(jaxpr), change, None, lambda eqn, context: None)
+    lowered = jaxprs.map_equations(jaxprs.open_jaxpr(jaxpr), change)
     core.check_jaxpr(lowered)
     return jaxprs.with_jaxpr(jaxpr, lowered)
 

@@ -98,7 +98,7 @@ def test_a_wrong_lowering_fails(devices, reference, monkeypatch):
     """As if the all-reduce were forgotten: every split array is its first device's share, repeated."""
 
     def forgetful(jaxpr, mesh):
-        def change(eqn, _):
+        def change(eqn):
             axis = eqn.params.get("axis")
             if eqn.primitive is not boundary_p or axis is None:
                 return eqn
@@ -111,7 +111,7 @@ def test_a_wrong_lowering_fails(devices, reference, monkeypatch):
             model = jax.make_jaxpr(jax.jit(first_share))(jax.ShapeDtypeStruct(aval.shape, aval.dtype)).eqns[0]
             return eqn.replace(primitive=model.primitive, params=model.params)
 
-        wrong = jaxprs.map_equations(jaxprs.open_jaxpr(jaxpr), change, None, lambda eqn, context: None)
+        wrong = jaxprs.map_equations(jaxprs.open_jaxpr(jaxpr), change)
         return jaxprs.with_jaxpr(jaxpr, wrong)
 
     monkeypatch.setattr(lowering, "constrain", forgetful)
