@@ -9,8 +9,9 @@ its fragments runs:
     state, metrics = engine.run(state, iterations=10)
 """
 
-from fdg.engine import Engine, Program, compile
+from fdg.engine import Engine, compile
 from fdg.errors import FdgError, GraphError, PlanError, UnknownNameError
+from fdg.execution import Program
 from fdg.fragment import fragment
 from fdg.graph import FDG, Edge
 from fdg.host_devices import host_devices, reserve_threads

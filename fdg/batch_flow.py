@@ -232,3 +232,23 @@ _RULES: dict[str, Rule] = {
         lambda eqn, operands: (_first(operands), False),
     ),
 }
+
+
+def equation_axes(eqn: Any, operands: Sequence[Axis]) -> list[Axis]:
+    import types
+
+    named = {v: a for v, a in zip(eqn.invars, operands, strict=True) if not hasattr(v, "val")}
+    fake = types.SimpleNamespace(invars=list(named), eqns=[eqn], outvars=eqn.outvars)
+    return _follow(fake, list(named.values()), 1, [])
+
+
+@dataclasses.dataclass(frozen=True)
+class Communication:
+    fragment: str | None
+    kind: str
+    bytes: int
+    calls: int
+
+
+def communication(jaxpr, axes):
+    return tuple(Communication(None, "all-reduce", r.bytes, r.calls) for r in reductions(jaxpr, axes))

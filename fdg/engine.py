@@ -1,59 +1,15 @@
 """`compile`: an algorithm and a policy to an `Engine`, which initialises and runs it on devices."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fdg import lowering
 from fdg.errors import FdgError, PlanError
-from fdg.hlo import Collective, read_collectives
+from fdg.execution import Stepped, Whole
 from fdg.placement import Plan, Policy, place
 from fdg.tracing import trace
-
-
-@dataclasses.dataclass(frozen=True)
-class Program:
-    """One XLA program of an engine.
-
-    Attributes:
-      fragments: the names of the fragments in it.
-      devices: what it runs on.
-    """
-
-    name: str
-    fragments: tuple[str, ...]
-    devices: tuple[jax.Device, ...]
-    _engine: "Engine" = dataclasses.field(repr=False, compare=False)
-
-    def hlo(self) -> str:
-        """The optimised HLO as text, of the loop over iterations (compiled for one if it has not run)."""
-        return self._engine._any_compiled().as_text() or ""
-
-    def collectives(self) -> tuple[Collective, ...]:
-        """What the devices of this program exchange, read from its HLO."""
-        return read_collectives(self.hlo())
-
-    def cost(self) -> dict[str, float]:
-        """What XLA says of one device's share, 0 where it says nothing.
-
-        `flops` and `bytes_accessed` count each loop's body once; of memory: `argument_bytes`,
-        `output_bytes`, `temporary_bytes`, `code_bytes`.
-        """
-        compiled = self._engine._any_compiled()
-        analysis = compiled.cost_analysis() or {}
-        analysis = analysis[0] if isinstance(analysis, list) else analysis
-        memory = compiled.memory_analysis()
-        return {
-            "flops": float(analysis.get("flops", 0)),
-            "bytes_accessed": float(analysis.get("bytes accessed", 0)),
-            "argument_bytes": float(getattr(memory, "argument_size_in_bytes", 0)),
-            "output_bytes": float(getattr(memory, "output_size_in_bytes", 0)),
-            "temporary_bytes": float(getattr(memory, "temp_size_in_bytes", 0)),
-            "code_bytes": float(getattr(memory, "generated_code_size_in_bytes", 0)),
-        }
 
 
 class Engine:
@@ -68,27 +24,16 @@ class Engine:
 
     def __init__(self, algorithm: Any, plan: Plan, devices: Sequence[jax.Device]):
         self.algorithm, self.plan, self.devices = algorithm, plan, tuple(devices)
-        graph = plan.graph
-        if len(plan.groups) > 1:
-            names = ", ".join(f"{group.name} ({len(group)} devices)" for group in plan.groups)
-            raise PlanError(
-                f"{plan.policy} places {graph.name} on several groups, {names}: this version compiles only "
-                f"policies whose fragments share their devices, such as policies.GPUOnly()"
-            )
-        lower = lowering.lower_shared if plan.num_seeds is None else lowering.lower_seeds
-        self._lowered = lower(graph, plan, self.devices)
-        leaves, self._structure = jax.tree.flatten(graph.state)
-        lead = () if plan.num_seeds is None else (plan.num_seeds,)
-        self._shapes = [
-            jax.ShapeDtypeStruct(lead + leaf.shape, leaf.dtype, sharding=sharding)
-            for leaf, sharding in zip(leaves, self._lowered.shardings, strict=True)
-        ]
+        run_as = Whole if plan.schedule is None else Stepped
+        self._execution = run_as(plan.graph, plan, self.devices)
+        self.programs = self._execution.programs
+        self._shapes = self._execution.shapes
+        self._structure = jax.tree.structure(plan.graph.state)
         self.state_shape = jax.tree.unflatten(self._structure, self._shapes)
-        self._init = jax.jit(self._init_leaves, out_shardings=self._lowered.shardings)
-        self._compiled: dict[int, jax.stages.Compiled] = {}
-        group = plan.groups[0]
-        used = tuple(self.devices[i] for i in group.devices)
-        self.programs = (Program("train", tuple(f.name for f in graph.fragments), used, self),)
+        self._shardings = [shape.sharding for shape in self._shapes]
+        # One program can only lay out its results on its own devices.
+        whole = plan.schedule is None
+        self._init = jax.jit(self._init_leaves, out_shardings=self._shardings if whole else None)
 
     def init(self, seed: int = 0) -> Any:
         """The state that `algorithm.init(jax.random.key(seed))` gives, laid out on the devices.
@@ -101,12 +46,16 @@ class Engine:
             if count is None
             else jnp.stack([jax.random.key(seed + i) for i in range(count)])
         )
-        return jax.tree.unflatten(self._structure, self._init(key))
+        leaves = self._init(key)
+        if self.plan.schedule is not None:
+            leaves = [jax.device_put(x, where) for x, where in zip(leaves, self._shardings, strict=True)]
+        return jax.tree.unflatten(self._structure, leaves)
 
     def run(self, state: Any, iterations: int = 1) -> tuple[Any, dict[str, jax.Array]]:
-        """Trains for a number of iterations, as one executable.
+        """Trains for a number of iterations, and returns before they are done.
 
-        The first call with a given number compiles it; later ones compile nothing.
+        The first call with a given number compiles it; later ones compile nothing. Where all fragments
+        share their devices it is one executable; otherwise the host starts the plan's programs in turn.
 
         Args:
           state: from `init` or an earlier `run`. Donated: its arrays cannot be used afterwards.
@@ -118,38 +67,41 @@ class Engine:
         Raises:
           FdgError: a state of another algorithm, or one that was already donated.
         """
-        compiled = self.compile(iterations)
-        leaves, metrics = compiled(self._check(state))
+        self.compile(iterations)
+        leaves, metrics = self._execution.run(self._check(state), iterations)
         return jax.tree.unflatten(self._structure, leaves), jax.tree.unflatten(
             self._metrics_structure, metrics
         )
 
-    def compile(self, iterations: int) -> jax.stages.Compiled:
-        """Compiles `run(_, iterations)` ahead of its first call."""
+    def compile(self, iterations: int) -> None:
+        """Compiles all that `run(_, iterations)` needs ahead of its first call."""
         if not isinstance(iterations, int) or iterations < 1:
             raise FdgError(f"iterations={iterations!r}: give an integer of at least 1")
-        if iterations not in self._compiled:
+        self._execution.compile(iterations)
 
-            def train(leaves):
-                return self._lowered.loop(leaves, iterations=iterations)
+    def algorithm_state(self, state: Any) -> Any:
+        """The algorithm's own state: what `algorithm.evaluate` takes. Under staleness, `state` holds more."""
+        return state.state if self.plan.delayed is not None else state
 
-            loop = jax.jit(
-                train,
-                donate_argnums=0,
-                out_shardings=(self._lowered.shardings, self._lowered.metrics_sharding),
-            )
-            self._compiled[iterations] = loop.lower(self._shapes).compile()
-        return self._compiled[iterations]
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes moved between groups by all calls of `run` so far; collectives do not count."""
+        return getattr(self._execution, "moved_bytes", 0)
+
+    def busy_seconds(self) -> dict[str, float]:
+        """How long each group's devices have run programs; waits for those that run. Empty for one group."""
+        timeline = self._execution.timeline
+        return {} if timeline is None else timeline.settle()
 
     @property
     def _metrics_structure(self):
         return jax.tree.structure(self.plan.graph.metrics)
 
-    def _any_compiled(self) -> jax.stages.Compiled:
-        return next(iter(self._compiled.values()), None) or self.compile(1)
-
     def _init_leaves(self, key):
-        init = lambda key: jax.tree.map(jnp.asarray, self.algorithm.init(key))  # noqa: E731
+        def init(key):
+            state = jax.tree.map(jnp.asarray, self.algorithm.init(key))
+            return state if self.plan.delayed is None else self.plan.delayed.start(state)
+
         # Agents one after the other: LAPACK's batched QR, which orthogonal initialisers would become under
         # vmap, can wait for itself for ever in XLA's CPU thread pool (jaxlib 0.10.2, two cores).
         state = init(key) if self.plan.num_seeds is None else jax.lax.map(init, key)

@@ -5,7 +5,7 @@ Everything here uses only the public `jax.extend.core`; nothing is evaluated.
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax.extend import core
@@ -48,6 +48,35 @@ def open_jaxpr(jaxpr: Any) -> core.Jaxpr:
 def with_jaxpr(closed: core.ClosedJaxpr, jaxpr: Any) -> core.ClosedJaxpr:
     """`closed`, with another jaxpr over the same constants."""
     return jaxpr if _ONE_TYPE else core.ClosedJaxpr(jaxpr, closed.consts)
+
+
+def build(
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
+    equations: Sequence[core.JaxprEqn],
+    constvars: Sequence[Any] = (),
+    constants: Sequence[Any] = (),
+) -> core.ClosedJaxpr:
+    """A closed jaxpr, checked; `constants` are the values of `constvars`."""
+    effects = core.no_effects.union(*(eqn.effects for eqn in equations))
+    parts = (list(constvars), list(inputs), list(outputs), list(equations), effects)
+    if _ONE_TYPE:
+        jaxpr = core.Jaxpr(*parts, consts=list(constants))  # type: ignore[call-arg]
+        core.check_jaxpr(jaxpr)
+        return jaxpr  # type: ignore[return-value]
+    jaxpr = core.Jaxpr(*parts)
+    core.check_jaxpr(jaxpr)
+    return core.ClosedJaxpr(jaxpr, list(constants))
+
+
+def constants_of(jaxpr: Any) -> Sequence[Any]:
+    """The values of a closed jaxpr's constants, in the order of its `constvars`."""
+    return getattr(jaxpr, "consts", None) or ()
+
+
+def is_literal(atom: Any) -> bool:
+    """Whether an operand is a number written into the jaxpr, not a variable."""
+    return isinstance(atom, core.Literal)
 
 
 def _scan_sizes(params: dict[str, Any]) -> tuple[int, int]:

@@ -1,98 +1,113 @@
-"""Lowering: from a graph and a plan to XLA programs.
+"""Lowering: from a graph and a plan to functions that XLA compiles, one for each program.
 
-Fragments that share their devices become one program. The traced iteration stays as it is, in the
-global view; only its fragment borders change, from an identity to a sharding constraint that splits
-the declared batch axis over the group's devices. XLA's partitioner derives the rest and inserts the
-collectives, so a policy cannot change the mathematics.
+Fragments that share their devices become one program. The traced code stays as it is, in the global view;
+only its fragment borders change, from an identity to a sharding constraint that splits the declared batch
+axis over the group's devices. XLA's partitioner derives the rest and inserts the collectives, so a policy
+cannot change the mathematics.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
+import jax.numpy as jnp
 from jax.extend import core
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from fdg import jaxprs
-from fdg.fragment import boundary_p
+from fdg import jaxprs, sharding
 from fdg.graph import FDG
+from fdg.partition import Call, Value
 from fdg.placement import Plan
-
-BATCH, SEED = "batch", "seed"  # names of the mesh axes
-
-
-def make_mesh(devices: Sequence[jax.Device], axis: str) -> Mesh:
-    """A mesh of one axis, in the devices' order."""
-    return Mesh(np.array(devices, dtype=object), (axis,), axis_types=(AxisType.Auto,))
+from fdg.sharding import SEED, batch_sharding, make_mesh
+from fdg.transfers import Layout
 
 
-def batch_sharding(mesh: Mesh, axis: int | None) -> NamedSharding:
-    """Split along `axis` over the mesh; a copy on each device if None."""
-    return NamedSharding(mesh, PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, BATCH))
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """A whole training loop as one program: a function of the state's leaves.
+
+    Attributes:
+      run: `(leaves, iterations) -> (leaves, metrics)`, metrics stacked over the iterations.
+      shardings: of the leaves.
+      metrics_sharding: of every metric.
+    """
+
+    run: Callable[..., tuple[list, list]]
+    shardings: list[NamedSharding]
+    metrics_sharding: NamedSharding
 
 
-def constrain(jaxpr: core.ClosedJaxpr, mesh: Mesh) -> core.ClosedJaxpr:
-    """Replaces each fragment border by the sharding that the mesh gives its batch axis."""
-
-    @functools.cache
-    def constraint(shape, dtype, axis):
-        if axis is not None and shape[axis] % mesh.size:
-            return None  # left to the partitioner; the plan lets no fragment's own batch get here
-        sharding = batch_sharding(mesh, axis)
-        traced = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, sharding))(
-            jax.ShapeDtypeStruct(shape, dtype)
-        )
-        return traced.eqns[0]
-
-    def change(eqn):
-        if eqn.primitive is not boundary_p:
-            return eqn
-        aval = eqn.invars[0].aval
-        model = constraint(aval.shape, aval.dtype, eqn.params["axis"])
-        return eqn if model is None else eqn.replace(primitive=model.primitive, params=model.params)
-
-    lowered = jaxprs.map_equations(jaxprs.open_jaxpr(jaxpr), change)
-    core.check_jaxpr(lowered)
-    return jaxprs.with_jaxpr(jaxpr, lowered)
-
-
-class Lowered:
-    """One program: its training loop as a function of the state's leaves, and how those are sharded."""
-
-    def __init__(self, loop: Callable[..., tuple[list, list]], shardings: list, metrics_sharding: Any):
-        self.loop, self.shardings, self.metrics_sharding = loop, shardings, metrics_sharding
-
-
-def lower_shared(graph: FDG, plan: Plan, devices: Sequence[jax.Device]) -> Lowered:
+def lower_shared(graph: FDG, plan: Plan, devices: Sequence[jax.Device]) -> Loop:
     """The program of a plan whose fragments all share their devices."""
-    mesh = make_mesh([devices[i] for i in plan.groups[0].devices], BATCH)
-    jaxpr = graph.jaxpr if mesh.size == 1 else constrain(graph.jaxpr, mesh)
-    iterate = core.jaxpr_as_fun(jaxpr)
-    axes = [
-        axis if axis is not None and leaf.shape[axis] % mesh.size == 0 else None
+    mesh = make_mesh([devices[i] for i in plan.groups[0].devices])
+    iterate = core.jaxpr_as_fun(_constrained(graph.jaxpr, mesh, graph.state_axes))
+    shardings = [
+        array_sharding(mesh, leaf.shape, axis)
         for axis, leaf in zip(graph.state_axes, jax.tree.leaves(graph.state), strict=True)
     ]
-    shardings = [batch_sharding(mesh, axis) for axis in axes]
-    loop = functools.partial(_loop, iterate, len(shardings))
-    return Lowered(loop, shardings, batch_sharding(mesh, None))
+    return Loop(functools.partial(_loop, iterate, len(shardings)), shardings, batch_sharding(mesh, None))
 
 
-def lower_seeds(graph: FDG, plan: Plan, devices: Sequence[jax.Device]) -> Lowered:
+def lower_seeds(graph: FDG, plan: Plan, devices: Sequence[jax.Device]) -> Loop:
     """The program of independent agents: each device steps its own together, and none talks to another."""
     mesh = make_mesh([devices[i] for i in plan.groups[0].devices], SEED)
     agents, record = PartitionSpec(SEED), PartitionSpec(None, SEED)
     iterate = jax.vmap(core.jaxpr_as_fun(graph.jaxpr))
     num_state = len(graph.state_axes)
 
-    def loop(leaves, iterations):
+    def run(leaves, iterations):
         local = functools.partial(_loop, iterate, num_state, iterations=iterations)
         return jax.shard_map(
             local, mesh=mesh, in_specs=(agents,), out_specs=(agents, record), check_vma=False
         )(leaves)
 
-    return Lowered(loop, [NamedSharding(mesh, agents)] * num_state, NamedSharding(mesh, record))
+    return Loop(run, [NamedSharding(mesh, agents)] * num_state, NamedSharding(mesh, record))
+
+
+def lower_call(call: Call, mesh: Mesh) -> tuple[Any, list[jax.ShapeDtypeStruct]]:
+    """One program of a schedule, and what it takes.
+
+    Besides its results it returns a byte that is there when the program has run: results may be donated to
+    the next program before anyone can wait for them.
+    """
+    inputs = [value.variable for value in call.inputs]
+    outputs = [value.variable for value in call.outputs]
+    jaxpr = jaxprs.build(inputs, outputs, call.equations)
+    function = core.jaxpr_as_fun(_constrained(jaxpr, mesh, [value.axis for value in call.inputs]))
+
+    def program(*arrays):
+        return *function(*arrays), jnp.zeros((), jnp.uint8)
+
+    program.__name__ = program.__qualname__ = call.name
+    shardings = [value_sharding(mesh, value) for value in call.outputs]
+    jitted = jax.jit(
+        program,
+        donate_argnums=tuple(sorted(call.donated)),
+        out_shardings=(*shardings, batch_sharding(mesh, None)),
+    )
+    return jitted, [value_shape(mesh, value) for value in call.inputs]
+
+
+def array_sharding(mesh: Mesh, shape: tuple[int, ...], axis: int | None) -> NamedSharding:
+    """Split along its batch axis if that divides by the mesh."""
+    return batch_sharding(mesh, axis if Layout(shape, axis, mesh.size).parts > 1 else None)
+
+
+def value_sharding(mesh: Mesh, value: Value) -> NamedSharding:
+    """How a value lies on its group's mesh."""
+    return array_sharding(mesh, value.shape, value.axis)
+
+
+def value_shape(mesh: Mesh, value: Value) -> jax.ShapeDtypeStruct:
+    """Shape, dtype and sharding of a value on its group's mesh."""
+    aval = value.variable.aval
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=value_sharding(mesh, value))
+
+
+def _constrained(jaxpr: core.ClosedJaxpr, mesh: Mesh, axes: Sequence[int | None]) -> core.ClosedJaxpr:
+    return jaxpr if mesh.size == 1 else sharding.constrain(jaxpr, mesh, axes)
 
 
 def _loop(iterate: Callable, num_state: int, leaves: list, iterations: int) -> tuple[list, list]:

@@ -2,7 +2,8 @@
 
 A policy is a small value. It is asked one thing, `place(devices)`: which group of devices each role
 lives on. All that follows (who goes along with whom, how far a batch divides, which devices stay idle,
-which collectives that costs) is worked out here, from the graph alone: no device is needed to plan.
+which programs, transfers and collectives that makes) is worked out here, from the graph alone: no device is
+needed to plan.
 """
 
 import dataclasses
@@ -12,9 +13,15 @@ from typing import Any, Protocol
 
 import jax
 
+from fdg import batch_flow, jaxprs
 from fdg.errors import PlanError
 from fdg.graph import FDG, Fragment
+from fdg.memory import peak_by_group, peak_bytes
+from fdg.partition import Call, Schedule, partition
+from fdg.regions import open_iteration
+from fdg.staleness import Delay, delay
 from fdg.tracing import trace
+from fdg.transfers import Layout, moved_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,23 +31,31 @@ class Group:
     Attributes:
       name: what the policy calls it ("workers", "learners").
       devices: positions in the list of devices given to the engine.
+      exact: whether a user asked for this number of devices; if so, the batch has to divide by it.
     """
 
     name: str
     devices: tuple[int, ...]
+    exact: bool = False
 
     def __len__(self) -> int:
         return len(self.devices)
 
 
 class Policy(Protocol):
-    """A distribution policy: a frozen, hashable dataclass."""
+    """A distribution policy: a frozen, hashable dataclass.
 
-    def place(self, devices: int) -> Mapping[str, Group]:
-        """The group of each role that the policy names, on that many devices; others follow their data.
+    A field `staleness`, if there is one, says how many iterations old the parameters are that actors use.
+    """
+
+    def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
+        """The group of each role that the policy names; other roles follow their data.
+
+        Args:
+          devices: the platform of each device, such as "cpu" or "gpu".
 
         Raises:
-          PlanError: what the policy asks for cannot be had on that many devices.
+          PlanError: what the policy asks for cannot be had on these devices.
         """
 
 
@@ -49,12 +64,16 @@ BETWEEN = "(between fragments)"
 
 @dataclasses.dataclass(frozen=True)
 class Movement:
-    """Bytes that move between devices, and how.
+    """Bytes that pass between fragments or devices, and how.
 
     Attributes:
-      source: fragment that the data comes from.
-      target: fragment that needs it; the same as `source` for a reduction over its batch.
-      how: "all-reduce", or "" where the data stays on its device.
+      source: fragments that the data come from.
+      target: fragments that need it; the same as `source` for a collective.
+      how: "transfer" from group to group, "all-reduce" or "all-gather" among a group's devices, or "" where
+        the data stay on their devices.
+      bytes_per_crossing: what arrives, on all devices of the target together; for a collective the size of
+        its result.
+      where: the group, or "actors -> learners" for a transfer.
     """
 
     source: str
@@ -63,6 +82,7 @@ class Movement:
     bytes_per_crossing: int
     crossings_per_iteration: int
     delay: str = ""
+    where: str = ""
 
     @property
     def bytes_per_iteration(self) -> int:
@@ -71,18 +91,37 @@ class Movement:
 
 
 @dataclasses.dataclass(frozen=True)
+class PlannedProgram:
+    """An XLA program to be.
+
+    Attributes:
+      fragments: their names, in program order; empty for code between fragments alone.
+    """
+
+    name: str
+    group: str
+    fragments: tuple[str, ...]
+    calls_per_iteration: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Plan:
     """What runs where.
 
     Attributes:
-      graph: the graph that was placed.
+      graph: the graph that was placed (with the policy's staleness written into it).
       policy: the policy that placed it.
       num_devices: how many devices there were to use.
       num_seeds: independent agents, None for one without a seed axis.
-      groups: the groups in use, idle devices left out.
+      groups: the groups in use, idle devices left out; groups on the same devices are one.
       idle: devices that nothing runs on, because the batch (or the seeds) does not divide by more.
       assignment: the group of each fragment, by names, in the graph's order.
-      movements: every edge, then every reduction.
+      programs: in the order in which an iteration first runs them.
+      movements: every edge and transfer, then every collective.
+      memory: bytes that each group holds on each of its devices, at least: the state, and the arrays that
+        are alive together between operations. XLA's own temporaries come on top (`Program.cost()`).
+      delayed: what the staleness delays, None without.
+      schedule: one iteration's steps, None where one program does all.
     """
 
     graph: FDG
@@ -92,7 +131,12 @@ class Plan:
     groups: tuple[Group, ...]
     idle: tuple[int, ...]
     assignment: tuple[tuple[str, str], ...]
+    programs: tuple[PlannedProgram, ...]
     movements: tuple[Movement, ...]
+    memory: tuple[tuple[str, int], ...]
+    delayed: Delay | None = None
+    schedule: Schedule | None = dataclasses.field(default=None, repr=False, compare=False)
+    constants: Sequence[Any] = dataclasses.field(default=(), repr=False, compare=False)
 
     def group_of(self, fragment: str) -> Group:
         """The group that a fragment lives on."""
@@ -103,6 +147,17 @@ class Plan:
         from fdg import drawing
 
         return drawing.plan_text(self)
+
+    def to_mermaid(self) -> str:
+        """The plan as a Mermaid flowchart: a box for each group."""
+        from fdg import drawing
+
+        return drawing.plan_mermaid(self)
+
+    def _repr_svg_(self) -> str:
+        from fdg import drawing
+
+        return drawing.plan_svg(self)
 
 
 def place(
@@ -122,6 +177,7 @@ def place(
     """
     if devices is None:
         devices = jax.devices()
+    platforms = ["cpu"] * devices if isinstance(devices, int) else [d.platform for d in devices]
     count = devices if isinstance(devices, int) else len(devices)
     if count < 1:
         raise PlanError(f"{policy}: {count} devices: at least one is needed")
@@ -130,19 +186,27 @@ def place(
             f"{policy!r} is no policy: use a value such as policies.GPUOnly(), which has place(devices)"
         )
     graph = algorithm if isinstance(algorithm, FDG) else trace(algorithm)
+    placement = policy.place(platforms)
+    _check_placement(graph, policy, placement, count)
+    by_policy = _assign(graph, policy, placement)
+    graph, delayed = _with_staleness(graph, policy, by_policy)
     if num_seeds is not None:
-        return _plan_seeds(graph, policy, count, num_seeds)
-    assignment = _assign(graph, policy, policy.place(count))
-    groups = []
-    for group in dict.fromkeys(assignment.values()):
-        members = [f for f in graph.fragments if assignment[f.name] == group]
-        groups.append(Group(group.name, group.devices[: _width(members, len(group))]))
+        return dataclasses.replace(_plan_seeds(graph, policy, count, num_seeds), delayed=delayed)
+    assignment = _merge_shared(by_policy)
+    groups = tuple(
+        _fitted(group, [f for f in graph.fragments if assignment[f.name] == group], policy)
+        for group in dict.fromkeys(assignment.values())
+    )
     used = {device for group in groups for device in group.devices}
-    sizes = {group.name: len(group) for group in groups}
-    named = tuple((fragment, group.name) for fragment, group in assignment.items())
-    movements = (*_edges(graph), *_reductions(graph, {f: sizes[g] for f, g in named}))
     idle = tuple(d for d in range(count) if d not in used)
-    return Plan(graph, policy, count, None, tuple(groups), idle, named, movements)
+    named = {fragment: group.name for fragment, group in assignment.items()}
+    sizes = {group.name: len(group) for group in groups}
+    plan = Plan(graph, policy, count, None, groups, idle, tuple(named.items()), (), (), (), delayed)
+    if len(groups) == 1:
+        return _plan_whole(plan)
+    opened = open_iteration(graph.jaxpr, named, policy)
+    schedule = partition(opened, graph.state_axes, list(sizes))
+    return _plan_steps(dataclasses.replace(plan, schedule=schedule, constants=opened.constants), sizes)
 
 
 def largest_divisor(number: int, limit: int) -> int:
@@ -162,13 +226,66 @@ def _plan_seeds(graph: FDG, policy: Policy, count: int, num_seeds: int) -> Plan:
     group = Group("agents", tuple(range(width)))
     assignment = tuple((f.name, group.name) for f in graph.fragments)
     idle = tuple(range(width, count))
-    return Plan(graph, policy, count, num_seeds, (group,), idle, assignment, tuple(_edges(graph)))
+    program = PlannedProgram("train", group.name, tuple(f.name for f in graph.fragments), 1)
+    memory = (group.name, peak_bytes(graph.jaxpr, (), 1) * (num_seeds // width))
+    return Plan(
+        graph, policy, count, num_seeds, (group,), idle, assignment, (program,), tuple(_edges(graph)), (memory,)
+    )
+
+
+def _check_placement(graph: FDG, policy: Policy, placement: Mapping[str, Group], count: int) -> None:
+    if not placement:
+        raise PlanError(f"{policy} places no role: name at least one")
+    roles = {f.role for f in graph.fragments}
+    groups: dict[Group, list[str]] = {}
+    for role, group in placement.items():
+        groups.setdefault(group, []).append(role)
+        wrong = [d for d in group.devices if not 0 <= d < count]
+        if wrong or not group.devices:
+            what = f"device {wrong[0]}" if wrong else "no device"
+            raise PlanError(
+                f"{policy} places '{role}' on {what} (group {group.name}), of {count} devices, 0 to {count - 1}:"
+                f" let place() name positions in the list of devices"
+            )
+    for group, named in groups.items():
+        if len(groups) > 1 and roles.isdisjoint(named):
+            raise PlanError(
+                f"{policy} has its {group.name} for {_listed(named, 'or')}, and {graph.name} has no fragment of"
+                f" {'that role' if len(named) == 1 else 'those roles'} (it has {_listed(sorted(roles), 'and')}):"
+                f" mark one with fdg.fragment('{named[0]}'), or use another policy, such as policies.GPUOnly()"
+            )
+
+
+def _listed(words: Sequence[str], last: str) -> str:
+    quoted = [f"'{word}'" for word in words] or ["none"]
+    return quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} {last} {quoted[-1]}"
+
+
+def _with_staleness(
+    graph: FDG, policy: Policy, assignment: Mapping[str, Group]
+) -> tuple[FDG, Delay | None]:
+    staleness = getattr(policy, "staleness", 0)
+    if not isinstance(staleness, int) or staleness < 0:
+        raise PlanError(f"{policy}: staleness={staleness!r}: give a whole number of iterations, 0 or more")
+    if not staleness:
+        return graph, None
+    return delay(graph, {name: group.name for name, group in assignment.items()}, staleness, policy)
+
+
+def _merge_shared(assignment: Mapping[str, Group]) -> dict[str, Group]:
+    """Groups on the same devices become one."""
+    by_devices: dict[tuple[int, ...], dict[str, Group]] = {}
+    for group in assignment.values():
+        by_devices.setdefault(group.devices, {})[group.name] = group
+    merged = {
+        devices: Group("+".join(groups), devices, any(group.exact for group in groups.values()))
+        for devices, groups in by_devices.items()
+    }
+    return {fragment: merged[group.devices] for fragment, group in assignment.items()}
 
 
 def _assign(graph: FDG, policy: Policy, placement: Mapping[str, Group]) -> dict[str, Group]:
     """Group of each fragment: its role's, or its parent's, or that of its largest input's producer."""
-    if not placement:
-        raise PlanError(f"{policy} places no role: name at least one")
     default = next(iter(placement.values()))
     assigned: dict[str, Group] = {f.name: placement[f.role] for f in graph.fragments if f.role in placement}
     pending = [f for f in graph.fragments if f.name not in assigned]
@@ -193,26 +310,80 @@ def _largest_producer(graph: FDG, fragment: Fragment) -> str | None:
     return max(edges, key=lambda e: e.bytes_per_crossing).source if edges else None
 
 
-def _width(fragments: Sequence[Fragment], available: int) -> int:
-    """Over how many devices every batch of the fragments divides; without any, all hold copies."""
+def _fitted(group: Group, fragments: Sequence[Fragment], policy: Policy) -> Group:
+    """The group with as many of its devices as every batch divides by; without a batch, all hold copies."""
     sizes = [f.batch_size for f in fragments if f.batch_size]
-    return largest_divisor(math.gcd(*sizes), available) if sizes else available
+    width = largest_divisor(math.gcd(*sizes), len(group)) if sizes else len(group)
+    if group.exact and width < len(group):
+        worst = next(f for f in fragments if f.batch_size and f.batch_size % len(group))
+        size, number = worst.batch_size or 0, len(group)
+        raise PlanError(
+            f"{policy}: fragment '{worst.name}' ({worst.role}) has a batch of {size}, which does not divide by"
+            f" the {number} devices of its {group.name}: use {width}, or a batch of"
+            f" {' or '.join(str(n) for n in (size // number * number, -(-size // number) * number) if n)}"
+        )
+    return Group(group.name, group.devices[:width], group.exact)
 
 
-def _edges(graph: FDG) -> list[Movement]:
+def _edges(graph: FDG, assignment: Mapping[str, str] | None = None) -> list[Movement]:
+    """Edges that stay on their devices."""
     return [
         Movement(e.source, e.target, "", e.bytes_per_crossing, e.crossings_per_iteration, e.delay)
         for e in graph.edges
+        if assignment is None or assignment[e.source] == assignment[e.target]
     ]
 
 
-def _reductions(graph: FDG, width: Mapping[str, int]) -> list[Movement]:
-    """Where a split batch has a result that all of it shares, the devices all-reduce that result."""
-    found = [
-        Movement(f.name, f.name, "all-reduce", f.reduced_bytes_per_call, f.calls_per_iteration)
-        for f in graph.fragments
-        if f.reduced_bytes_per_call and width[f.name] > 1
+def _plan_whole(plan: Plan) -> Plan:
+    """All fragments share their devices: one program."""
+    (group,) = plan.groups
+    graph = plan.graph
+    program = PlannedProgram("train", group.name, tuple(f.name for f in graph.fragments), 1)
+    found = _collectives(jaxprs.open_jaxpr(graph.jaxpr), graph.state_axes, group, 1) if len(group) > 1 else []
+    memory = ((group.name, peak_bytes(graph.jaxpr, graph.state_axes, len(group))),)
+    movements = (*_edges(graph), *found)
+    return dataclasses.replace(plan, programs=(program,), movements=movements, memory=memory)
+
+
+def _plan_steps(plan: Plan, sizes: Mapping[str, int]) -> Plan:
+    """Several programs, and transfers between them."""
+    assert plan.schedule is not None
+    groups = {group.name: group for group in plan.groups}
+    programs, collectives = [], []
+    for call, times in plan.schedule.calls():
+        programs.append(PlannedProgram(call.name, call.group, call.fragments, times))
+        if sizes[call.group] > 1:
+            collectives += _collectives(_call_jaxpr(call), [v.axis for v in call.inputs], groups[call.group], times)
+    transfers = []
+    for move, times in plan.schedule.moves():
+        size = sum(
+            moved_bytes(b.bytes, Layout(b.shape, b.axis, sizes[move.target])) for _, b in move.pairs
+        )
+        source, target = ", ".join(move.sources) or BETWEEN, ", ".join(move.targets) or BETWEEN
+        where = f"{move.source} -> {move.target}"
+        transfers.append(Movement(source, target, "transfer", size, times, move.delay, where))
+    movements = (*_edges(plan.graph, dict(plan.assignment)), *transfers, *_added_up(collectives))
+    memory = tuple(peak_by_group(plan.schedule, sizes).items())
+    return dataclasses.replace(plan, programs=tuple(programs), movements=movements, memory=memory)
+
+
+def _call_jaxpr(call: Call) -> Any:
+    inputs, outputs = [v.variable for v in call.inputs], [v.variable for v in call.outputs]
+    return jaxprs.open_jaxpr(jaxprs.build(inputs, outputs, call.equations))
+
+
+def _collectives(jaxpr: Any, axes: Sequence[int | None], group: Group, times: int) -> list[Movement]:
+    """What a group's devices exchange when they run a program `times` times."""
+    return [
+        Movement(c.fragment or BETWEEN, c.fragment or BETWEEN, c.kind, c.bytes, c.calls * times, "", group.name)
+        for c in batch_flow.communication(jaxpr, axes)
     ]
-    if graph.reduced_bytes_between and max(width.values(), default=1) > 1:
-        found.append(Movement(BETWEEN, BETWEEN, "all-reduce", graph.reduced_bytes_between, 1))
-    return found
+
+
+def _added_up(movements: Sequence[Movement]) -> list[Movement]:
+    """Movements that differ in their bytes alone, as one."""
+    totals: dict[Movement, int] = {}
+    for m in movements:
+        key = dataclasses.replace(m, bytes_per_crossing=0)
+        totals[key] = totals.get(key, 0) + m.bytes_per_crossing
+    return [dataclasses.replace(key, bytes_per_crossing=size) for key, size in totals.items()]

@@ -52,9 +52,15 @@ def trace(algorithm: Any) -> FDG:
 
     jaxpr = jax.make_jaxpr(iterate)(*leaves)
     core.check_jaxpr(jaxprs.open_jaxpr(jaxpr))
-    fragments, edges, axes = _Reader(jaxprs.open_jaxpr(jaxpr), len(leaves)).read()
+    return read_graph(name, jaxpr, state, output[0][1])
+
+
+def read_graph(name: str, jaxpr: Any, state: Any, metrics: Any) -> FDG:
+    """The graph of a closed jaxpr that takes the state's leaves, and returns them and the metrics' leaves."""
+    num_leaves = len(jax.tree.leaves(state))
+    fragments, edges, axes = _Reader(jaxprs.open_jaxpr(jaxpr), num_leaves).read()
     between = batch_flow.reductions(jaxprs.open_jaxpr(jaxpr), axes)
-    graph = FDG(name, fragments, edges, axes, _bytes_of(between), jaxpr, state, output[0][1])
+    graph = FDG(name, fragments, edges, axes, _bytes_of(between), jaxpr, state, metrics)
     check(graph)
     return graph
 

@@ -4,11 +4,25 @@ import dataclasses
 import re
 
 from fdg.errors import unknown_name
+from policies.central import Central
+from policies.environments import Environments
 from policies.gpu_only import GPUOnly
+from policies.multi_learner import MultiLearner
+from policies.single_learner_coarse import SingleLearnerCoarse
+from policies.single_learner_fine import SingleLearnerFine
 
-__all__ = ["GPUOnly", "get", "names"]
+__all__ = [
+    "Central",
+    "Environments",
+    "GPUOnly",
+    "MultiLearner",
+    "SingleLearnerCoarse",
+    "SingleLearnerFine",
+    "get",
+    "names",
+]
 
-_POLICIES = (GPUOnly,)
+_POLICIES = (GPUOnly, MultiLearner, SingleLearnerCoarse, SingleLearnerFine, Environments, Central)
 
 
 def _snake_case(name: str) -> str:
@@ -22,7 +36,7 @@ def names() -> tuple[str, ...]:
     """Names of all policies.
 
     >>> names()
-    ('gpu_only',)
+    ('gpu_only', 'multi_learner', 'single_learner_coarse', 'single_learner_fine', 'environments', 'central')
     """
     return tuple(_BY_NAME)
 

@@ -1,7 +1,7 @@
 """`GPUOnly`: everything on every device, the whole training loop one XLA program."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from fdg.placement import Group
 
@@ -14,7 +14,7 @@ class GPUOnly:
     and PureJaxRL (Lu et al., NeurIPS 2022). Any number of devices of any kind, despite its name.
     """
 
-    def place(self, devices: int) -> Mapping[str, Group]:
+    def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
         """One group of all devices."""
-        everyone = Group("all", tuple(range(devices)))
+        everyone = Group("all", tuple(range(len(devices))))
         return dict.fromkeys(("environment", "actor", "buffer", "learner"), everyone)

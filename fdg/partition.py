@@ -1,0 +1,725 @@
+"""Which group runs which operation, and in which programs: from an opened iteration to a schedule.
+
+Fragments have their groups from the policy. Code between fragments goes to the groups that use its results
+(copied where that is cheap); what no fragment uses stays where its inputs are made; state lives with what
+reads it. A group's operations are then gathered into as few programs as the data between groups allow, and
+a value that another group needs is moved there once, when it is made.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Union
+
+from jax.extend import core
+
+from fdg import batch_flow, jaxprs
+from fdg.regions import Item, Loop, Opened, Operation, Region
+
+CHEAP_FLOPS = 1_000_000  # code between fragments up to this size is copied rather than its results moved
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Value:
+    """A variable on one group: what programs read and write, and moves carry.
+
+    Attributes:
+      axis: its batch axis, None if the batch shares it.
+    """
+
+    variable: core.Var
+    group: str
+    axis: int | None
+
+    @property
+    def bytes(self) -> int:
+        """Of the whole array, once."""
+        return jaxprs.bytes_of(self.variable.aval)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole array."""
+        return tuple(self.variable.aval.shape)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Call:
+    """A group runs a program.
+
+    Attributes:
+      fragments: their names, in program order.
+      freed: positions of the inputs that nothing needs afterwards.
+      donated: those of them whose memory a result can take over.
+    """
+
+    name: str
+    group: str
+    fragments: tuple[str, ...]
+    equations: tuple[core.JaxprEqn, ...]
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    freed: frozenset[int]
+    donated: frozenset[int]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Move:
+    """Values go from one group to another, together.
+
+    Attributes:
+      sources: names of the fragments that they come from.
+      targets: of those that use them.
+      delay: "" for values of the same trip, "step" or "iteration" for the next trip's.
+      freed: positions of the values that their source does not need any more.
+    """
+
+    source: str
+    target: str
+    pairs: tuple[tuple[Value, Value], ...]
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+    delay: str = ""
+    freed: frozenset[int] = frozenset()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Repeat:
+    """A loop stepped from outside the programs.
+
+    Attributes:
+      enter: (outside, inside): what the first trip starts from, and constants.
+      copied: positions in `enter` of values that the body uses up though they are needed again.
+      again: (end of a trip, start of the next).
+      leave: (inside, outside): results, after the last trip.
+    """
+
+    trips: int
+    enter: tuple[tuple[Value, Value], ...]
+    copied: frozenset[int]
+    steps: tuple["Step", ...]
+    again: tuple[tuple[Value, Value], ...]
+    leave: tuple[tuple[Value, Value], ...]
+
+
+Step = Union[Call, Move, Repeat]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Schedule:
+    """One iteration, as steps in order.
+
+    Attributes:
+      leaves: where each leaf of the state lives between iterations; the first place is the one of record.
+      constants: (position among the graph's constants, where it is needed).
+      again: as in `Repeat`, from one iteration to the next.
+      metrics: where each metric is made.
+    """
+
+    steps: tuple[Step, ...]
+    leaves: tuple[tuple[Value, ...], ...]
+    constants: tuple[tuple[int, Value], ...]
+    again: tuple[tuple[Value, Value], ...]
+    metrics: tuple[Value, ...]
+
+    def calls(self) -> Iterable[tuple[Call, int]]:
+        """Every program, with how often an iteration runs it."""
+        return ((step, times) for step, times in _walk(self.steps, 1) if isinstance(step, Call))
+
+    def moves(self) -> Iterable[tuple[Move, int]]:
+        """Every move, with how often an iteration makes it."""
+        return ((step, times) for step, times in _walk(self.steps, 1) if isinstance(step, Move))
+
+
+def _walk(steps: Sequence[Step], times: int) -> Iterable[tuple[Step, int]]:
+    for step in steps:
+        yield step, times
+        if isinstance(step, Repeat):
+            yield from _walk(step.steps, times * step.trips)
+
+
+def partition(opened: Opened, axes: Sequence[int | None], groups: Sequence[str]) -> Schedule:
+    """Places every operation of an opened iteration, and gathers them into programs.
+
+    Args:
+      axes: the batch axis of each leaf of the state.
+      groups: in the policy's order; what nothing else decides goes to the first.
+    """
+    places = _Places(opened, len(axes), groups)
+    return _Scheduler(places, axes).schedule()
+
+
+# ---------------------------------------------------------------------------------------------------
+# Where operations run
+# ---------------------------------------------------------------------------------------------------
+
+
+class _Places:
+    """Groups of each operation, and of what each loop (the iteration too) carries.
+
+    Attributes:
+      groups: of each operation.
+      homes: for each loop, the groups that keep each carried value from trip to trip; the key None is the
+        iteration itself, whose carried values are the state's leaves.
+    """
+
+    def __init__(self, opened: Opened, num_leaves: int, order: Sequence[str]):
+        self.region, self.num_leaves, self.order = opened.region, num_leaves, list(order)
+        self.declared = opened.declared
+        self.groups: dict[Operation, set[str]] = {}
+        self.homes: dict[Loop | None, list[set[str]]] = {}
+        self._fixed: dict[Operation, str] = {}
+        self._wanted: dict[Loop, list[set[str]]] = {}
+        while True:
+            self._demand_all()
+            if not self._settle_all() and not self._default_one():
+                break
+        self._keep_untouched_leaves()
+
+    def made_in(self, region: Region, known: Mapping[core.Var, set[str]]) -> dict[core.Var, set[str]]:
+        """The groups that hold each variable of a region without any move, given those of its inputs."""
+        held = {v: set(groups) for v, groups in known.items()}
+        for item in region.items:
+            if isinstance(item, Operation):
+                held.update((v, set(self.groups[item])) for v in item.outputs)
+            else:
+                inside = self.made_in(item.body, self.inside(item, held))
+                for result, end, homes in zip(
+                    item.results, item.body.outputs, self.homes[item], strict=True
+                ):
+                    held[result] = inside[end] | homes
+        return held
+
+    def inside(self, loop: Loop, held: Mapping[core.Var, set[str]]) -> dict[core.Var, set[str]]:
+        """The groups that hold each input of a loop's body."""
+        count = len(loop.constants)
+        known = {v: set(held[outer]) for v, outer in zip(loop.body.inputs[:count], loop.constants, strict=True)}
+        known.update(zip(loop.body.inputs[count:], self.homes[loop], strict=True))
+        return known
+
+    # --- backwards: who needs what ---
+
+    def _demand_all(self) -> None:
+        leaves = [set() for _ in range(self.num_leaves)]  # type: ignore[var-annotated]
+        metrics = [set() for _ in self.region.outputs[self.num_leaves :]]  # type: ignore[var-annotated]
+        while True:
+            needed = self._demand(self.region, [*leaves, *metrics])[: self.num_leaves]
+            grown = [old | new for old, new in zip(leaves, needed, strict=True)]
+            if grown == leaves:
+                break
+            leaves = grown
+        self.homes[None] = leaves
+
+    def _demand(self, region: Region, wanted: Sequence[set[str]]) -> list[set[str]]:
+        """Groups that need each input, given those that need each output."""
+        need: dict[core.Var, set[str]] = collections.defaultdict(set)
+        for variable, groups in zip(region.outputs, wanted, strict=True):
+            need[variable] |= groups
+        for item in reversed(region.items):
+            if isinstance(item, Operation):
+                users = set().union(*(need[v] for v in item.outputs))
+                self.groups[item] = self._run_where(item, users)
+                for v in item.inputs:
+                    need[v] |= self.groups[item]
+                continue
+            self._wanted[item] = [set(need[v]) for v in item.results]
+            homes: list[set[str]] = [set() for _ in item.starts]
+            while True:
+                inner = self._demand(item.body, homes)
+                grown = [h | n for h, n in zip(homes, inner[len(item.constants) :], strict=True)]
+                if grown == homes:
+                    break
+                homes = grown
+            self.homes[item] = homes
+            for v, groups in zip((*item.constants, *item.starts), inner, strict=True):
+                need[v] |= groups
+        return [need[v] for v in region.inputs]
+
+    def _run_where(self, operation: Operation, users: set[str]) -> set[str]:
+        if operation.group is not None:
+            return {operation.group}
+        if operation in self._fixed:
+            return {self._fixed[operation]}
+        if operation.row is not None:
+            return set()  # not before it is known where its row is
+        if len(users) > 1 and _flops(operation) > CHEAP_FLOPS:
+            return {next(group for group in self.order if group in users)}
+        return users
+
+    # --- forwards: what nobody needs stays where it is made ---
+
+    def _settle_all(self) -> bool:
+        known = dict(zip(self.region.inputs, self.homes[None], strict=False))
+        known.update((v, set()) for v in self.region.inputs[self.num_leaves :])
+        return self._settle(self.region, known, {})
+
+    def _settle(self, region: Region, held: dict, preferred: Mapping[Operation, set[str]]) -> bool:
+        changed = False
+        for item in region.items:
+            if isinstance(item, Operation):
+                if not self.groups[item]:
+                    choice = self._nearest(item, held, preferred.get(item, set()))
+                    if choice is not None:
+                        self._fixed[item] = choice
+                        self.groups[item] = {choice}
+                        changed = True
+                held.update((v, set(self.groups[item])) for v in item.outputs)
+                continue
+            inside = self.inside(item, held)
+            for v, start, homes in zip(
+                item.body.inputs[len(item.constants) :], item.starts, self.homes[item], strict=True
+            ):
+                inside[v] = homes or set(held[start])
+            writers = {v: op for op in item.body.items if isinstance(op, Operation) for v in op.outputs}
+            users = {
+                writers[end]: wanted
+                for end, wanted in zip(item.body.outputs, self._wanted[item], strict=True)
+                if end in writers
+            }
+            changed |= self._settle(item.body, inside, users)
+            for result, end, homes in zip(item.results, item.body.outputs, self.homes[item], strict=True):
+                held[result] = inside[end] | homes
+        return changed
+
+    def _nearest(self, operation: Operation, held: Mapping, preferred: set[str]) -> str | None:
+        """The group that holds most of an operation's inputs; a row is stacked where its users have it."""
+        inputs = operation.inputs if operation.row is None else [operation.row]
+        weight: collections.Counter[str] = collections.Counter()
+        for v in inputs:
+            for group in held[v]:
+                weight[group] += 1 + jaxprs.bytes_of(v.aval)
+        if operation.row is not None:
+            weight = collections.Counter({g: w for g, w in weight.items() if g in preferred}) or weight
+        return max(self.order, key=lambda g: weight[g]) if weight else None
+
+    def _default_one(self) -> bool:
+        """Gives the first operation that is still without a place the first group."""
+        for operation in _operations(self.region):
+            if not self.groups[operation]:
+                self._fixed[operation] = self.order[0]
+                return True
+        return False
+
+    def _keep_untouched_leaves(self) -> None:
+        leaves = self.homes[None]
+        known = dict(zip(self.region.inputs, leaves, strict=False))
+        known.update((v, set()) for v in self.region.inputs[self.num_leaves :])
+        held = self.made_in(self.region, known)
+        for i, (variable, end) in enumerate(
+            zip(self.region.inputs[: self.num_leaves], self.region.outputs, strict=False)
+        ):
+            if not leaves[i]:
+                made = held[end]
+                leaves[i] = {next((g for g in self.order if g in made), self.order[0])}
+                held[variable] = leaves[i]
+
+
+def _operations(region: Region) -> Iterable[Operation]:
+    for item in region.items:
+        if isinstance(item, Operation):
+            yield item
+        else:
+            yield from _operations(item.body)
+
+
+def _flops(operation: Operation) -> int:
+    eqn = operation.eqn
+    return jaxprs.flops_of(jaxprs.open_jaxpr(jaxprs.build(operation.inputs, operation.outputs, [eqn])))
+
+
+# ---------------------------------------------------------------------------------------------------
+# Programs and moves
+# ---------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(eq=False)
+class _Piece:
+    """Operations of one group that will be one program."""
+
+    group: str
+    level: int
+    operations: list[Operation] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(eq=False)
+class _Arrival:
+    """A value that is moved: `after` is the level of the step that makes it, -1 for an input."""
+
+    source: Value
+    target: Value
+    after: int
+    users: list[str]
+    late: bool
+
+
+class _Scheduler:
+    def __init__(self, places: _Places, axes: Sequence[int | None]):
+        self.places = places
+        self.num_leaves = len(axes)
+        self.axes: dict[core.Var, int | None] = dict(zip(places.region.inputs, axes, strict=False))
+        self.origins: dict[core.Var, tuple[str, ...]] = {}  # fragments that a variable comes from
+        self.names: collections.Counter[str] = collections.Counter()
+        _follow_axes(places.region, self.axes, places.declared)
+        _find_origins(places.region, self.origins, self.num_leaves)
+
+    def schedule(self) -> Schedule:
+        region, homes = self.places.region, self.places.homes[None]
+        leaves = region.inputs[: self.num_leaves]
+        block = _Block(self, region, dict(zip(leaves, homes, strict=True)), True)
+        ends = [
+            {g: block.bring_back(v, g, leaf) for g in self.ordered(groups)}
+            for v, leaf, groups in zip(region.outputs, leaves, homes, strict=False)
+        ]
+        metrics = [block.anywhere(v) for v in region.outputs[self.num_leaves :]]
+        kept = [value for end in ends for value in end.values()] + metrics
+        steps = block.steps(kept)
+        starts = [[block.value(v, g) for g in self.ordered(groups)] for v, groups in zip(leaves, homes, strict=True)]
+        again = tuple(
+            (end[start.group], start)
+            for end, places in zip(ends, starts, strict=True)
+            for start in places
+            if end[start.group] is not start
+        )
+        for i, places in enumerate(starts):  # of record: where the new value is made
+            made = block.maker(region.outputs[i])
+            places.sort(key=lambda value: value.group != made)  # noqa: B023
+        constants = tuple(
+            (i, value)
+            for i, v in enumerate(region.inputs[self.num_leaves :])
+            for value in block.constants_of(v)
+        )
+        return Schedule(steps, tuple(map(tuple, starts)), constants, again, tuple(metrics))
+
+    def ordered(self, groups: Iterable[str]) -> list[str]:
+        chosen = set(groups)
+        return [g for g in self.places.order if g in chosen]
+
+
+class _Block:
+    """One region's pieces and moves.
+
+    Args:
+      held: the groups that have each input from the start; inputs that are not in it are wherever they are
+        asked for (constants).
+    """
+
+    def __init__(self, scheduler: _Scheduler, region: Region, held: Mapping[core.Var, set[str]], top: bool):
+        self.scheduler, self.region, self.top = scheduler, region, top
+        self._values: dict[tuple[core.Var, str], Value] = {}
+        self._ready: dict[Value, tuple[int, str]] = {}  # level, and what makes it: input, piece, loop, move
+        self._places: dict[core.Var, list[str]] = {}  # groups that have a variable, first come first
+        self._arrivals: dict[Value, _Arrival] = {}
+        self._constants: dict[core.Var, list[Value]] = {v: [] for v in region.inputs if v not in held}
+        self._pieces: dict[tuple[str, int], _Piece] = {}
+        self._loops: list[tuple[int, Loop, dict]] = []
+        self._needed: dict[Value, list[tuple[str, int]]] = collections.defaultdict(list)
+        for v, groups in held.items():
+            for group in scheduler.ordered(groups):
+                self._define(v, group, 0, "input")
+        for item in region.items:
+            if isinstance(item, Operation):
+                for group in scheduler.ordered(scheduler.places.groups[item]):
+                    self._place(item, group)
+            else:
+                self._place_loop(item)
+
+    def value(self, variable: core.Var, group: str) -> Value:
+        """The one `Value` of a variable on a group."""
+        key = variable, group
+        if key not in self._values:
+            self._values[key] = Value(variable, group, self.scheduler.axes.get(variable))
+        return self._values[key]
+
+    def maker(self, variable: core.Var) -> str:
+        """The group that has a variable first."""
+        return self._places[variable][0]
+
+    def anywhere(self, variable: core.Var) -> Value:
+        """A variable where it is already; a constant on the first group."""
+        if variable in self._constants:
+            return self.bring(variable, self.scheduler.places.order[0], ())
+        return self.value(variable, self.maker(variable))
+
+    def constants_of(self, variable: core.Var) -> list[Value]:
+        """Where a constant is needed."""
+        return self._constants[variable]
+
+    def bring_back(self, variable: core.Var, group: str, carried: core.Var) -> Value:
+        """The next value of what is carried, on a group that keeps it."""
+        return self.bring(variable, group, _readers(self.scheduler.places, self.region, carried, group), True)
+
+    def bring(self, variable: core.Var, group: str, users: Sequence[str], late: bool = False) -> Value:
+        """A variable on a group, moved there if it is not yet; `late` if only the next trip needs it."""
+        value = self.value(variable, group)
+        if value in self._arrivals:
+            self._arrivals[value].users.extend(users)
+            self._arrivals[value].late &= late
+        if value in self._ready:
+            return value
+        if variable in self._constants:
+            self._constants[variable].append(value)
+            self._ready[value] = 0, "input"
+            return value
+        source = self.value(variable, self.maker(variable))
+        level, kind = self._ready[source]
+        after = -1 if kind == "input" else level
+        self._arrivals[value] = _Arrival(source, value, after, list(users), late)
+        self._define(variable, group, after + 1, "move")
+        return value
+
+    def _define(self, variable: core.Var, group: str, level: int, kind: str) -> None:
+        value = self.value(variable, group)
+        self._ready[value] = level, kind
+        self._places.setdefault(variable, []).append(group)
+
+    def _level(self, value: Value) -> int:
+        """The first level at which another step of the value's group can use it."""
+        level, kind = self._ready[value]
+        return level + 1 if kind == "loop" else level
+
+    def _place(self, operation: Operation, group: str) -> None:
+        inputs = [self.bring(v, group, operation.fragments) for v in operation.inputs]
+        level = max((self._level(value) for value in inputs), default=0)
+        piece = self._pieces.setdefault((group, level), _Piece(group, level))
+        piece.operations.append(operation)
+        for v in operation.outputs:
+            self._define(v, group, level, "piece")
+
+    def _place_loop(self, loop: Loop) -> None:
+        places = self.scheduler.places
+        homes = places.homes[loop]
+        count = len(loop.constants)
+        carried = dict(zip(loop.body.inputs[count:], homes, strict=True))
+        body = _Block(self.scheduler, loop.body, carried, False)
+        ends = [
+            {g: body.bring_back(v, g, start) for g in self.scheduler.ordered(groups)}
+            for v, start, groups in zip(loop.body.outputs, carried, homes, strict=True)
+        ]
+        for end, v in zip(ends, loop.body.outputs, strict=True):  # its last value is also where it was made
+            last = body.anywhere(v)
+            end[last.group] = last
+        enter = []
+        users = tuple(dict.fromkeys(n for op in _operations(loop.body) for n in op.fragments))
+        for inner, outer in zip(loop.body.inputs, (*loop.constants, *loop.starts), strict=True):
+            wanted = (
+                [value.group for value in body.constants_of(inner)]
+                if inner not in carried
+                else self.scheduler.ordered(carried[inner])
+            )
+            enter += [(self.bring(outer, g, users), body.value(inner, g)) for g in wanted]
+        level = 0
+        for outer, _ in enter:
+            ready, kind = self._ready[outer]
+            level = max(level, ready + 1 if kind in ("piece", "loop") else ready)
+        leave = []
+        for result, end in zip(loop.results, ends, strict=True):
+            for group, value in end.items():
+                self._define(result, group, level, "loop")
+                leave.append((value, self.value(result, group)))
+        again = tuple(
+            (end[g], body.value(v, g))
+            for v, end in zip(loop.body.inputs[count:], ends, strict=True)
+            for g in end
+            if g in carried[v] and end[g] is not body.value(v, g)
+        )
+        steps = body.steps([value for end in ends for value in end.values()])
+        self._loops.append((level, loop, {"enter": enter, "steps": steps, "again": again, "leave": leave,
+                                          "carried": {body.value(v, g) for v in carried for g in carried[v]}}))  # fmt: skip
+
+    # --- in order ---
+
+    def _merge_pieces(self) -> None:
+        """A piece whose results only its own group uses next can wait, and become part of that next one."""
+        level_of = {(v, p.group): p for p in self._pieces.values() for op in p.operations for v in op.outputs}
+        limit: dict[_Piece, int] = collections.defaultdict(lambda: 1 << 30)  # before this level it must run
+        while True:
+            limit.clear()
+            for piece in self._pieces.values():
+                for op in piece.operations:
+                    for v in op.inputs:
+                        arrival = self._arrivals.get(self.value(v, piece.group))
+                        source = arrival and level_of.get((v, arrival.source.group))
+                        if source:
+                            limit[source] = min(limit[source], piece.level)
+            for level, _, wiring in self._loops:
+                for outer, _ in wiring["enter"]:
+                    arrival = self._arrivals.get(outer)
+                    group = arrival.source.group if arrival else outer.group
+                    source = level_of.get((outer.variable, group))
+                    if source:
+                        limit[source] = min(limit[source], level)
+            for group in self.scheduler.places.order:
+                levels = sorted(level for g, level in self._pieces if g == group)
+                for early, late in zip(levels, levels[1:], strict=False):
+                    piece, next_piece = self._pieces[group, early], self._pieces[group, late]
+                    if late < limit[piece]:
+                        next_piece.operations[:0] = piece.operations
+                        del self._pieces[group, early]
+                        level_of.update(((v, group), next_piece) for op in piece.operations for v in op.outputs)
+                        break
+                else:
+                    continue
+                break
+            else:
+                break
+        made = {(v, g): p.level for (v, g), p in level_of.items()}
+        for arrival in self._arrivals.values():
+            key = arrival.source.variable, arrival.source.group
+            arrival.after = made.get(key, arrival.after)
+
+    def steps(self, kept: Sequence[Value]) -> tuple[Step, ...]:
+        """The region's steps in order; `kept` are the values that are needed after it."""
+        self._merge_pieces()
+        order: list[Any] = []
+        levels = [-1, *(level for _, level in self._pieces), *(level for level, *_ in self._loops)]
+        for level in range(-1, max(levels) + 1):
+            for group in self.scheduler.places.order:
+                if (group, level) in self._pieces:
+                    order.append(self._pieces[group, level])
+            order += [(loop, wiring) for at, loop, wiring in self._loops if at == level]
+            together: dict[tuple, list[_Arrival]] = collections.defaultdict(list)
+            for arrival in self._arrivals.values():
+                if arrival.after == level:
+                    delay = "" if not arrival.late else "iteration" if self.top else "step"
+                    together[arrival.source.group, arrival.target.group, delay].append(arrival)
+            order += [self._move(*key, arrivals) for key, arrivals in together.items()]
+        return self._with_lifetimes(order, kept)
+
+    def _move(self, source: str, target: str, delay: str, arrivals: list[_Arrival]) -> Move:
+        origins = self.scheduler.origins
+        return Move(
+            source,
+            target,
+            tuple((a.source, a.target) for a in arrivals),
+            tuple(dict.fromkeys(name for a in arrivals for name in origins.get(a.source.variable, ()))),
+            tuple(dict.fromkeys(name for a in arrivals for name in a.users)),
+            delay,
+        )
+
+    def _with_lifetimes(self, order: list[Any], kept: Sequence[Value]) -> tuple[Step, ...]:
+        """Programs with their borders: what is used later comes out, what is not is given up on the way in."""
+        reads: list[list[Value]] = []
+        for step in order:
+            if isinstance(step, _Piece):
+                inner = {v for op in step.operations for v in op.outputs}
+                read = dict.fromkeys(v for op in step.operations for v in op.inputs if v not in inner)
+                reads.append([self.value(v, step.group) for v in read])
+            elif isinstance(step, Move):
+                reads.append([source for source, _ in step.pairs])
+            else:
+                reads.append([outer for outer, _ in step[1]["enter"]])
+        used_after: set[Value] = set(kept)
+        constants = {value for values in self._constants.values() for value in values}
+        steps: list[Step] = []
+        for step, read in zip(reversed(order), reversed(reads), strict=True):
+            if isinstance(step, _Piece):
+                made = dict.fromkeys(v for op in step.operations for v in op.outputs)
+                outputs = [value for v in made if (value := self.value(v, step.group)) in used_after]
+                dead = {
+                    i for i, value in enumerate(read) if value not in used_after and value not in constants
+                }
+                steps.append(self._call(step, read, outputs, dead))
+            elif isinstance(step, Move):
+                freed = {
+                    i for i, value in enumerate(read) if value not in used_after and value not in constants
+                }
+                steps.append(dataclasses.replace(step, freed=frozenset(freed)))
+            else:
+                loop, wiring = step
+                uses = collections.Counter(outer for outer, _ in wiring["enter"])
+                copied = {
+                    i
+                    for i, (outer, inner) in enumerate(wiring["enter"])
+                    if inner in wiring["carried"] and (outer in used_after or outer in constants or uses[outer] > 1)
+                }  # fmt: skip
+                steps.append(
+                    Repeat(loop.trips, tuple(wiring["enter"]), frozenset(copied), wiring["steps"],
+                           wiring["again"], tuple(wiring["leave"]))
+                )  # fmt: skip
+            used_after.update(read)
+        return tuple(reversed(steps))
+
+    def _call(self, piece: _Piece, inputs: list[Value], outputs: list[Value], dead: set[int]) -> Call:
+        fragments = tuple(dict.fromkeys(name for op in piece.operations for name in op.fragments))
+        name = "+".join(fragments) or "glue"
+        self.scheduler.names[name] += 1
+        if self.scheduler.names[name] > 1:
+            name = f"{name}.{self.scheduler.names[name]}"
+        equations = tuple(op.eqn for op in piece.operations)
+        kinds = collections.Counter(_kind(value) for value in outputs)
+        donated = set()
+        for i in sorted(dead):
+            if kinds[_kind(inputs[i])]:
+                kinds[_kind(inputs[i])] -= 1
+                donated.add(i)
+        return Call(
+            name, piece.group, fragments, equations, tuple(inputs), tuple(outputs),
+            frozenset(dead), frozenset(donated),
+        )  # fmt: skip
+
+
+def _kind(value: Value) -> tuple:
+    return value.shape, value.variable.aval.dtype, value.axis
+
+
+def _readers(places: _Places, region: Region, variable: core.Var, group: str) -> tuple[str, ...]:
+    """Names of a group's fragments that read a variable, through code between fragments."""
+    found: dict[str, None] = {}
+    reached = {variable}
+    for item in region.items:
+        if isinstance(item, Operation):
+            if group in places.groups[item] and not reached.isdisjoint(item.inputs):
+                found.update(dict.fromkeys(item.fragments))
+                reached.update(item.outputs if not item.fragments else ())
+            continue
+        for inner, outer in zip(item.body.inputs, (*item.constants, *item.starts), strict=True):
+            if outer in reached:
+                found.update(dict.fromkeys(_readers(places, item.body, inner, group)))
+    return tuple(found)
+
+
+def _follow_axes(region: Region, axes: dict[core.Var, int | None], declared: Mapping[core.Var, int]) -> None:
+    """Enters the batch axis of every variable, given those of the region's inputs."""
+
+    def enter(variables: Iterable[core.Var], found: Iterable[int | None]) -> None:
+        axes.update((v, declared.get(v) if a is None else a) for v, a in zip(variables, found, strict=True))
+
+    enter(region.inputs, [axes.get(v) for v in region.inputs])
+    for item in region.items:
+        if isinstance(item, Operation):
+            operands = [None if jaxprs.is_literal(v) else axes.get(v) for v in item.eqn.invars]
+            row = None if item.row is None else axes.get(item.row)
+            results = [row + 1] if row is not None else batch_flow.equation_axes(item.eqn, operands)
+            enter(item.eqn.outvars, results)
+            continue
+        enter(item.body.inputs, [axes.get(outer) for outer in (*item.constants, *item.starts)])
+        carried = item.body.inputs[len(item.constants) :]
+        for _ in range(len(carried) + 1):  # an axis can reach one more carried value a round
+            _follow_axes(item.body, axes, declared)
+            ends = [(v, axes.get(end)) for v, end in zip(carried, item.body.outputs, strict=True)]
+            late = [(v, axis) for v, axis in ends if axes.get(v) is None and axis is not None]
+            if not late:
+                break
+            axes.update(late)
+        enter(item.results, [axes.get(v) for v in carried])
+        for start, v in zip(item.starts, carried, strict=True):  # zeros that rows are written to
+            if axes.get(start) is None:
+                axes[start] = axes.get(v)
+
+
+def _find_origins(region: Region, origins: dict[core.Var, tuple[str, ...]], num_carried: int) -> None:
+    """Enters the fragments that each variable comes from, through code between fragments."""
+    for _ in range(2):  # the second time round, what is carried has an origin too
+        for item in region.items:
+            if isinstance(item, Operation):
+                through = dict.fromkeys(name for v in item.inputs for name in origins.get(v, ()))
+                for v in item.outputs:
+                    origins[v] = item.fragments or tuple(through)
+                continue
+            for inner, outer in zip(item.body.inputs, (*item.constants, *item.starts), strict=True):
+                origins.setdefault(inner, origins.get(outer, ()))
+            _find_origins(item.body, origins, -len(item.starts))
+            for result, end in zip(item.results, item.body.outputs, strict=True):
+                origins[result] = origins.get(end, ())
+        carried = region.inputs[:num_carried] if num_carried >= 0 else region.inputs[num_carried:]
+        for v, end in zip(carried, region.outputs, strict=False):
+            origins[v] = tuple(dict.fromkeys((*origins.get(end, ()), *origins.get(v, ()))))

@@ -1,0 +1,33 @@
+"""`Central`: workers act and take gradients, a server keeps the parameters and updates them."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from fdg.placement import Group
+from policies.groups import divide
+
+
+@dataclasses.dataclass(frozen=True)
+class Central:
+    """Gradients go up and parameters come down, once an update.
+
+    The layout of parameter servers (Li et al., OSDI 2014) and, with `staleness`, of A3C (Mnih et al., arXiv
+    1602.01783).
+
+    Attributes:
+      workers: devices that act and take gradients, None for all that remain.
+      servers: devices that update, each with a copy of the parameters.
+      staleness: how many iterations old the actors' parameters are; 0 is synchronous.
+    """
+
+    workers: int | None = dataclasses.field(
+        default=None, metadata={"help": "devices that act and take gradients; None: the rest"}
+    )
+    servers: int = dataclasses.field(default=1, metadata={"help": "devices that update"})
+    staleness: int = 0
+
+    def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
+        """Only the update is on the servers."""
+        workers, servers = divide(self, devices, workers=self.workers, servers=self.servers)
+        roles = ("environment", "actor", "buffer", "learner", "gradient")
+        return {**dict.fromkeys(roles, workers), "update": servers}

@@ -1,0 +1,23 @@
+"""`MultiLearner`: a learner on every device, gradients all-reduced; environments on the host's CPU."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from fdg.placement import Group
+from policies.groups import accelerators_and_hosts
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiLearner:
+    """Every device acts and learns on its share of the batch; the environments run on the worker's CPU.
+
+    Where there is no other device than CPUs (or none but accelerators), environments share the learners'
+    devices. The layout of data-parallel learners such as RLlib's DD-PPO (Wijmans et al., ICLR 2020).
+    """
+
+    def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
+        """CPUs among accelerators get the environments; all else is on every accelerator."""
+        accelerators, hosts = accelerators_and_hosts(devices)
+        learners = Group("learners", tuple(accelerators))
+        environments = Group("environments", tuple(hosts)) if hosts else learners
+        return {"environment": environments, **dict.fromkeys(("actor", "buffer", "learner"), learners)}

@@ -1,0 +1,31 @@
+"""`SingleLearnerCoarse`: actors collect whole rollouts, a learner updates on them, once an iteration."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from fdg.placement import Group
+from policies.groups import divide
+
+
+@dataclasses.dataclass(frozen=True)
+class SingleLearnerCoarse:
+    """Environments and actors together on some devices, the learner on others.
+
+    Trajectories go up and parameters come down, once an iteration. With `staleness` both sides work at the
+    same time: the layout of IMPALA (Espeholt et al., arXiv 1802.01561), Acme (Hoffman et al., arXiv
+    2006.00979) and Podracer's Sebulba (Hessel et al., arXiv 2104.06272).
+
+    Attributes:
+      actors: devices that act, None for all that remain.
+      learners: devices that learn, the batch split over them.
+      staleness: how many iterations old the actors' parameters are; 0 is synchronous.
+    """
+
+    actors: int | None = dataclasses.field(default=None, metadata={"help": "devices that act; None: the rest"})
+    learners: int = dataclasses.field(default=1, metadata={"help": "devices that learn"})
+    staleness: int = 0
+
+    def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
+        """Acting here, learning there."""
+        actors, learners = divide(self, devices, actors=self.actors, learners=self.learners)
+        return {"environment": actors, "actor": actors, "buffer": learners, "learner": learners}

@@ -1,0 +1,29 @@
+"""`SingleLearnerFine`: environments on workers, all inference and learning on the learner's device."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from fdg.placement import Group
+from policies.groups import divide
+
+
+@dataclasses.dataclass(frozen=True)
+class SingleLearnerFine:
+    """Observations go up and actions come down at every step; parameters never move.
+
+    The layout of SEED RL (Espeholt et al., arXiv 1910.06591).
+
+    Attributes:
+      workers: devices for environments, None for all that remain.
+      learners: devices that act and learn, the batch split over them.
+    """
+
+    workers: int | None = dataclasses.field(
+        default=None, metadata={"help": "devices for environments; None: the rest"}
+    )
+    learners: int = dataclasses.field(default=1, metadata={"help": "devices that act and learn"})
+
+    def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
+        """Environments here, all else there."""
+        workers, learners = divide(self, devices, workers=self.workers, learners=self.learners)
+        return {"environment": workers, **dict.fromkeys(("actor", "buffer", "learner"), learners)}
