@@ -121,12 +121,14 @@ class _Opener:
 
     def open(self, closed: Any) -> Opened:
         jaxpr = jaxprs.open_jaxpr(closed)
+        num_leaves = len(jaxpr.invars)
         names: dict[Any, Any] = {v: core.Var(v.aval) for v in jaxpr.invars}
         self._name_constants(closed, names)
+        inputs = [names[v] for v in jaxpr.invars]
         items: list[Item] = []
         self._walk(jaxpr, names, items, None)
-        inputs = [names[v] for v in jaxpr.invars]
         outputs = [_as_variable(items, _look_up(names, v)) for v in jaxpr.outvars]
+        outputs = _distinct(items, outputs, inputs, num_leaves)
         variables, values = [v for v, _ in self.constants], [value for _, value in self.constants]
         return Opened(Region([*inputs, *variables], items, outputs), values, self.declared)
 
@@ -249,6 +251,7 @@ class _Opener:
         body_carries.append(counter)
         starts.append(_emit(items, lambda: jax.lax.full((), 0, jax.numpy.int32)))
         results.append(core.Var(counter.aval))
+        nexts = _distinct(body_items, nexts, body_carries, len(nexts))
         region = Region([*constants.values(), *body_carries], body_items, nexts)
         items.append(Loop(trips, list(constants), starts, results, region))
 
@@ -276,6 +279,21 @@ def _as_variable(items: list[Item], atom: Any) -> core.Var:
     if not jaxprs.is_literal(atom):
         return atom
     return _emit(items, lambda: jax.lax.convert_element_type(atom.val, atom.aval.dtype))
+
+
+def _distinct(items: list[Item], ends: list[core.Var], carried: Sequence[core.Var], count: int) -> list[core.Var]:
+    """The first `count` ends are carried on, and the memory of what is carried may be used up: each gets
+    memory of its own, and so does an end that is no longer carried, but was.
+    """
+    seen: set[core.Var] = set()
+    before = set(carried)
+    made = {v for item in items for v in (item.outputs if isinstance(item, Operation) else item.results)}
+    distinct = []
+    for i, v in enumerate(ends):
+        may_pass = v in made or (v in before and i < count)
+        distinct.append(v if v not in seen and may_pass else _emit(items, jax.numpy.copy, v))
+        seen.add(v)
+    return distinct
 
 
 def _row(stacked, position):
