@@ -84,7 +84,7 @@ def _guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) ->
             return _fail(f"out of memory ({first}): use fewer environments, or more devices")
         if lost := distributed.lost(_CAUSE_SECONDS):
             return _fail(str(lost), lost.status)
-        distributed.abandon(traceback.format_exc(), 1, f"failed: {type(error).__name__}: {error}")
+        distributed.abandon(traceback.format_exc().rstrip(), 1, f"failed: {type(error).__name__}: {error}")
         raise
     finally:
         sys.path.pop(0)

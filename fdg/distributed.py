@@ -74,7 +74,6 @@ def initialize(
     service = (
         f"{host}:{group.notes}" if group.index == 0 else f"localhost:{peers.keep_open((host, group.notes))}"
     )
-    bind = {"coordinator_bind_address": f"127.0.0.1:{group.notes}"} if peers.is_local(host) else {}
     _peers = group
     atexit.register(_at_exit)
     try:
@@ -85,7 +84,7 @@ def initialize(
             local_device_ids,
             cluster_detection_method="deactivate",
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
-            **bind,
+            coordinator_bind_address=f"127.0.0.1:{group.notes}" if peers.is_local(host) else None,
         )
     except RuntimeError as error:
         raise FdgError(f"jax.distributed cannot start: {error}") from error
@@ -250,15 +249,15 @@ def _detect() -> tuple[str, int, int, Any]:
     """What `jax.distributed.initialize()` would find out."""
     from jax._src.clusters import ClusterEnv  # there is no public way to ask
 
-    found = ClusterEnv.auto_detect_unset_distributed_params(
+    address, number, index, local_device_ids = ClusterEnv.auto_detect_unset_distributed_params(
         os.environ.get("JAX_COORDINATOR_ADDRESS"), None, None, None, None, int(peers.JOIN_SECONDS)
     )
-    if None in found[:3]:
+    if address is None or number is None or index is None:
         raise FdgError(
             "--distributed: JAX detects no cluster here (SLURM, MPI, Kubernetes, TPU pod):"
             " give --coordinator-address, --num-processes and --process-id"
         )
-    return found
+    return address, number, index, local_device_ids
 
 
 def _is_key(leaf: Any) -> bool:
@@ -275,6 +274,7 @@ _Index = tuple[tuple[int, int], ...]  # start and stop along each axis
 def _owners(array: jax.Array) -> dict[_Index, int]:
     """Which process sends which part: the first that has it. Alike in all processes."""
     owners: dict[_Index, int] = {}
+    device: Any  # jax.Device, which the type checker does not know the attributes of
     for device, index in array.sharding.devices_indices_map(array.shape).items():
         bounds = _bounds(index, array.shape)
         owners[bounds] = min(owners.get(bounds, device.process_index), device.process_index)

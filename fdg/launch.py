@@ -42,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(count: int, words: Sequence[str]) -> int:
     address = f"localhost:{peers.free_port('localhost')}"
     processes: list[subprocess.Popen] = []
+    readers: list[threading.Thread] = []
 
     def forward(number: int, _: Any) -> None:
         if number != signal.SIGINT:  # which a terminal sends to all of them
@@ -62,11 +63,14 @@ def _run(count: int, words: Sequence[str]) -> int:
             )
             processes.append(process)
             if i:
-                threading.Thread(target=_forward_lines, args=(i, process), daemon=True).start()
+                readers.append(threading.Thread(target=_forward_lines, args=(i, process), daemon=True))
+                readers[-1].start()
         return _wait(processes)
     finally:
         for process in processes:
             process.kill()
+        for reader in readers:
+            reader.join(1)
         for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
             signal.signal(number, handler)
 
