@@ -22,7 +22,7 @@ from fdg.errors import FdgError
 
 TINY = "--num-envs 4 --num-steps 4 --num-minibatches 2 --num-epochs 1 --hidden 8 --eval-episodes 2".split()
 WALK = ["--algo", "tests.tiny:Walk"]
-LONG = [*WALK, "--total-steps", "8000000"]
+LONG = [*WALK, "--total-steps", "400000"]
 ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
 
 
