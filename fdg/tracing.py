@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -53,8 +54,8 @@ def trace(algorithm: Any) -> FDG:
     jaxpr = jax.make_jaxpr(iterate)(*leaves)
     core.check_jaxpr(jaxprs.open_jaxpr(jaxpr))
     fragments, edges, axes = _Reader(jaxprs.open_jaxpr(jaxpr), len(leaves)).read()
-    between = batch_flow.reductions(jaxprs.open_jaxpr(jaxpr), axes)
-    graph = FDG(name, fragments, edges, axes, _bytes_of(between), jaxpr, state, output[0][1])
+    between = _reduced_bytes(jaxpr, axes)
+    graph = FDG(name, fragments, edges, axes, between, jaxpr, state, output[0][1])
     check(graph)
     return graph
 
@@ -186,7 +187,7 @@ class _Reader:
             bytes_per_call=sum(a.bytes for a in (*inputs, *outputs)),
             inputs=tuple(inputs),
             outputs=tuple(outputs),
-            reduced_bytes_per_call=_bytes_of(batch_flow.reductions(inside.jaxpr)),
+            reduced_bytes_per_call=_reduced_bytes(inside.jaxpr),
         )
 
     # --- edges ---
@@ -273,8 +274,10 @@ class _Reader:
         return None
 
 
-def _bytes_of(reductions: tuple[batch_flow.Reduction, ...]) -> int:
-    return sum(reduction.bytes * reduction.calls for reduction in reductions)
+def _reduced_bytes(jaxpr: Any, axes: Sequence[int | None] = ()) -> int:
+    """Bytes that devices all-reduce in a jaxpr's own code, the fragments called in it left out."""
+    around = batch_flow.communication(jaxpr, axes)
+    return sum(c.bytes * c.calls for c in around if c.kind == "all-reduce" and c.fragment is None)
 
 
 def _ancestors(scope: _Scope | None) -> list[_Scope]:
