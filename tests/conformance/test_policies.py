@@ -97,7 +97,7 @@ def test_a_policy_never_changes_the_numbers(name, policy, count, devices, refere
 def test_a_wrong_lowering_fails(devices, reference, monkeypatch):
     """As if the all-reduce were forgotten: every split array is its first device's share, repeated."""
 
-    def forgetful(jaxpr, mesh):
+    def forgetful(jaxpr, mesh, axes):
         def change(eqn):
             axis = eqn.params.get("axis")
             if eqn.primitive is not boundary_p or axis is None:
