@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -171,7 +171,7 @@ class Stepped:
     def _shape(self, value: Value) -> jax.ShapeDtypeStruct:
         return lowering.value_shape(self._meshes[value.group], value)
 
-    def _rebind(self, pairs: Sequence[tuple[Value, Value]]) -> list[tuple[int, int]]:
+    def _rebind(self, pairs: Iterable[tuple[Value, Value]]) -> list[tuple[int, int]]:
         return [(self._slot(a), self._slot(b)) for a, b in pairs]
 
     def _build(self, steps: Sequence[Step], times: int) -> list[Callable[[list], None]]:
@@ -239,7 +239,10 @@ class Stepped:
         """Moves values from group to group; None in a process that has no part in it."""
         meshes = self._meshes[source], self._meshes[target]
         crosses = len({d.process_index for mesh in meshes for d in mesh.devices.flat}) > 1
-        layouts = [(Layout(a.shape, a.axis, meshes[0].size), Layout(b.shape, b.axis, meshes[1].size)) for a, b in pairs]
+        layouts = [
+            (Layout(a.shape, a.axis, meshes[0].size), Layout(b.shape, b.axis, meshes[1].size))
+            for a, b in pairs
+        ]
         mover = (Exchange if crosses else Mover)(*meshes, layouts)
         for name, function, arguments in mover.functions([self._shape(a) for a, _ in pairs]):
             where = tuple(mover.mesh_of(name).devices.flat)
@@ -266,16 +269,45 @@ class Stepped:
             copiers.append(([i for i, *_ in rows], [self._slot(b) for *_, b in rows], mover))
         return copiers
 
+    def _build_copy(
+        self, group: str, pairs: Sequence[tuple[Value, Value]], times: int
+    ) -> Callable[[list], None]:
+        """Copies of values within a group, for a loop that uses them up."""
+        shapes = [self._shape(a) for a, _ in pairs]
+        function = jax.jit(
+            lambda arrays: [jnp.copy(x) for x in arrays], out_shardings=[shape.sharding for shape in shapes]
+        )
+        where = tuple(self._meshes[group].devices.flat)
+        program = Program(f"copy {group}", (), where, times, function, (shapes,))
+        if not pairs or not program.is_here:
+            return _nothing
+        self._programs.append(program)
+        slots = self._rebind(pairs)
+
+        def run(memory: list) -> None:
+            copies = program.compiled([memory[a][0] for a, _ in slots])
+            for (a, b), copy in zip(slots, copies, strict=True):
+                memory[b] = copy, memory[a][1]
+
+        return run
+
     def _build_repeat(self, repeat: Repeat, times: int) -> Callable[[list], None]:
-        enter = [(*pair, i in repeat.copied) for i, pair in enumerate(self._rebind(repeat.enter))]
+        enter = self._rebind(pair for i, pair in enumerate(repeat.enter) if i not in repeat.copied)
+        copied = [repeat.enter[i] for i in sorted(repeat.copied)]
+        copies = [
+            self._build_copy(group, [p for p in copied if p[0].group == group], times)
+            for group in self._meshes
+        ]
         steps = self._build(repeat.steps, times * repeat.trips)
         again, leave = self._rebind(repeat.again), self._rebind(repeat.leave)
         targets = {b for _, b in again}
         trips = repeat.trips
 
         def run(memory: list) -> None:
-            for a, b, copied in enter:
-                memory[b] = (_copy(memory[a][0]), memory[a][1]) if copied else memory[a]
+            for a, b in enter:
+                memory[b] = memory[a]
+            for copy in copies:
+                copy(memory)
             for trip in range(trips):
                 for step in steps:
                     step(memory)
@@ -351,7 +383,9 @@ class Stepped:
                 jax.ShapeDtypeStruct((iterations, *value.shape), value.variable.aval.dtype)
                 for value in self._schedule.metrics
             ]
-            owners = [self._meshes[value.group].devices.flat[0].process_index for value in self._schedule.metrics]
+            owners = [
+                self._meshes[value.group].devices.flat[0].process_index for value in self._schedule.metrics
+            ]
             metrics = share(metrics, shapes, owners)
         return self._take_leaves(memory), metrics
 
@@ -379,7 +413,12 @@ class Stepped:
             absent(shape) if memory[slots[0]] is None else memory[slots[0]][0]
             for slots, shape in zip(self._leaves, self.shapes, strict=True)
         ]
-        copies = [(slot, memory[slot][0]) for slots in self._leaves for slot in slots[1:] if memory[slot] is not None]
+        copies = [
+            (slot, memory[slot][0])
+            for slots in self._leaves
+            for slot in slots[1:]
+            if memory[slot] is not None
+        ]
         self._copies = leaves, copies
         return leaves
 
@@ -414,6 +453,3 @@ def _is_here(mesh: Mesh) -> bool:
 
 def _spans_processes(mesh: Mesh) -> bool:
     return len({d.process_index for d in mesh.devices.flat}) > 1
-
-
-_copy = jax.jit(lambda x: jnp.copy(x))

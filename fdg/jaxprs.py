@@ -4,10 +4,12 @@ Everything here uses only the public `jax.extend.core`; nothing is evaluated.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 from jax.extend import core
 
 
@@ -50,6 +52,13 @@ def with_jaxpr(closed: core.ClosedJaxpr, jaxpr: Any) -> core.ClosedJaxpr:
     return jaxpr if _ONE_TYPE else core.ClosedJaxpr(jaxpr, closed.consts)
 
 
+@functools.cache
+def _origin() -> Any:
+    """What JAX wants to know of where a jaxpr comes from; it gives that to those that it traces itself."""
+    traced = open_jaxpr(jax.make_jaxpr(lambda x: x)(0))
+    return traced.replace(outvars=[]).debug_info  # without names for arguments and results
+
+
 def build(
     inputs: Sequence[Any],
     outputs: Sequence[Any],
@@ -61,10 +70,10 @@ def build(
     effects = core.no_effects.union(*(eqn.effects for eqn in equations))
     parts = (list(constvars), list(inputs), list(outputs), list(equations), effects)
     if _ONE_TYPE:
-        jaxpr = core.Jaxpr(*parts, consts=list(constants))  # type: ignore[call-arg]
+        jaxpr = core.Jaxpr(*parts, debug_info=_origin(), consts=list(constants))  # type: ignore[call-arg]
         core.check_jaxpr(jaxpr)
         return jaxpr  # type: ignore[return-value]
-    jaxpr = core.Jaxpr(*parts)
+    jaxpr = core.Jaxpr(*parts, debug_info=_origin())
     core.check_jaxpr(jaxpr)
     return core.ClosedJaxpr(jaxpr, list(constants))
 

@@ -183,16 +183,16 @@ class _Places:
                 held.update((v, set(self.groups[item])) for v in item.outputs)
             else:
                 inside = self.made_in(item.body, self.inside(item, held))
-                for result, end, homes in zip(
-                    item.results, item.body.outputs, self.homes[item], strict=True
-                ):
+                for result, end, homes in zip(item.results, item.body.outputs, self.homes[item], strict=True):
                     held[result] = inside[end] | homes
         return held
 
     def inside(self, loop: Loop, held: Mapping[core.Var, set[str]]) -> dict[core.Var, set[str]]:
         """The groups that hold each input of a loop's body."""
         count = len(loop.constants)
-        known = {v: set(held[outer]) for v, outer in zip(loop.body.inputs[:count], loop.constants, strict=True)}
+        known = {
+            v: set(held[outer]) for v, outer in zip(loop.body.inputs[:count], loop.constants, strict=True)
+        }
         known.update(zip(loop.body.inputs[count:], self.homes[loop], strict=True))
         return known
 
@@ -359,6 +359,7 @@ class _Scheduler:
         self.origins: dict[core.Var, tuple[str, ...]] = {}  # fragments that a variable comes from
         self.names: collections.Counter[str] = collections.Counter()
         _follow_axes(places.region, self.axes, places.declared)
+        _agree(places.region, places.region.inputs[: self.num_leaves], self.axes)
         _find_origins(places.region, self.origins, self.num_leaves)
 
     def schedule(self) -> Schedule:
@@ -372,7 +373,9 @@ class _Scheduler:
         metrics = [block.anywhere(v) for v in region.outputs[self.num_leaves :]]
         kept = [value for end in ends for value in end.values()] + metrics
         steps = block.steps(kept)
-        starts = [[block.value(v, g) for g in self.ordered(groups)] for v, groups in zip(leaves, homes, strict=True)]
+        starts = [
+            [block.value(v, g) for g in self.ordered(groups)] for v, groups in zip(leaves, homes, strict=True)
+        ]
         again = tuple(
             (end[start.group], start)
             for end, places in zip(ends, starts, strict=True)
@@ -554,7 +557,9 @@ class _Block:
                     if late < limit[piece]:
                         next_piece.operations[:0] = piece.operations
                         del self._pieces[group, early]
-                        level_of.update(((v, group), next_piece) for op in piece.operations for v in op.outputs)
+                        level_of.update(
+                            ((v, group), next_piece) for op in piece.operations for v in op.outputs
+                        )
                         break
                 else:
                     continue
@@ -704,6 +709,31 @@ def _follow_axes(region: Region, axes: dict[core.Var, int | None], declared: Map
         for start, v in zip(item.starts, carried, strict=True):  # zeros that rows are written to
             if axes.get(start) is None:
                 axes[start] = axes.get(v)
+
+
+def _agree(region: Region, carried: Sequence[core.Var], axes: dict[core.Var, int | None]) -> None:
+    """Variables that hand on one array, from around a loop into it or from trip to trip, lie alike."""
+    same: dict[core.Var, set[core.Var]] = {}
+
+    def tie(a: core.Var, b: core.Var) -> None:
+        both = same.get(a, {a}) | same.get(b, {b})
+        same.update(dict.fromkeys(both, both))
+
+    def visit(region: Region, carried: Sequence[core.Var]) -> None:
+        for start, end in zip(carried, region.outputs, strict=False):
+            tie(start, end)
+        for item in region.items:
+            if isinstance(item, Loop):
+                for outer, inner in zip((*item.constants, *item.starts), item.body.inputs, strict=True):
+                    tie(outer, inner)
+                for result, end in zip(item.results, item.body.outputs, strict=True):
+                    tie(result, end)
+                visit(item.body, item.body.inputs[len(item.constants) :])
+
+    visit(region, carried)
+    for variables in {id(tied): tied for tied in same.values()}.values():
+        found = {axis for v in variables if (axis := axes.get(v)) is not None}
+        axes.update(dict.fromkeys(variables, found.pop() if len(found) == 1 else None))
 
 
 def _find_origins(region: Region, origins: dict[core.Var, tuple[str, ...]], num_carried: int) -> None:

@@ -229,7 +229,16 @@ def _plan_seeds(graph: FDG, policy: Policy, count: int, num_seeds: int) -> Plan:
     program = PlannedProgram("train", group.name, tuple(f.name for f in graph.fragments), 1)
     memory = (group.name, peak_bytes(graph.jaxpr, (), 1) * (num_seeds // width))
     return Plan(
-        graph, policy, count, num_seeds, (group,), idle, assignment, (program,), tuple(_edges(graph)), (memory,)
+        graph,
+        policy,
+        count,
+        num_seeds,
+        (group,),
+        idle,
+        assignment,
+        (program,),
+        tuple(_edges(graph)),
+        (memory,),
     )
 
 
@@ -247,6 +256,17 @@ def _check_placement(graph: FDG, policy: Policy, placement: Mapping[str, Group],
                 f"{policy} places '{role}' on {what} (group {group.name}), of {count} devices, 0 to {count - 1}:"
                 f" let place() name positions in the list of devices"
             )
+        twice = [d for d in group.devices if group.devices.count(d) > 1]
+        if twice:
+            raise PlanError(
+                f"{policy} places '{role}' on device {twice[0]} twice (group {group.name}): name each device once"
+            )
+        namesake = next((g for g in groups if g.name == group.name and g.devices != group.devices), None)
+        if namesake is not None:
+            raise PlanError(
+                f"{policy} has two groups '{group.name}', of '{groups[namesake][0]}' on devices"
+                f" {namesake.devices} and of '{role}' on {group.devices}: give each a name of its own"
+            )
     for group, named in groups.items():
         if len(groups) > 1 and roles.isdisjoint(named):
             raise PlanError(
@@ -261,9 +281,7 @@ def _listed(words: Sequence[str], last: str) -> str:
     return quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} {last} {quoted[-1]}"
 
 
-def _with_staleness(
-    graph: FDG, policy: Policy, assignment: Mapping[str, Group]
-) -> tuple[FDG, Delay | None]:
+def _with_staleness(graph: FDG, policy: Policy, assignment: Mapping[str, Group]) -> tuple[FDG, Delay | None]:
     staleness = getattr(policy, "staleness", 0)
     if not isinstance(staleness, int) or staleness < 0:
         raise PlanError(f"{policy}: staleness={staleness!r}: give a whole number of iterations, 0 or more")
@@ -353,12 +371,12 @@ def _plan_steps(plan: Plan, sizes: Mapping[str, int]) -> Plan:
     for call, times in plan.schedule.calls():
         programs.append(PlannedProgram(call.name, call.group, call.fragments, times))
         if sizes[call.group] > 1:
-            collectives += _collectives(_call_jaxpr(call), [v.axis for v in call.inputs], groups[call.group], times)
+            collectives += _collectives(
+                _call_jaxpr(call), [v.axis for v in call.inputs], groups[call.group], times
+            )
     transfers = []
     for move, times in plan.schedule.moves():
-        size = sum(
-            moved_bytes(b.bytes, Layout(b.shape, b.axis, sizes[move.target])) for _, b in move.pairs
-        )
+        size = sum(moved_bytes(b.bytes, Layout(b.shape, b.axis, sizes[move.target])) for _, b in move.pairs)
         source, target = ", ".join(move.sources) or BETWEEN, ", ".join(move.targets) or BETWEEN
         where = f"{move.source} -> {move.target}"
         transfers.append(Movement(source, target, "transfer", size, times, move.delay, where))
@@ -375,7 +393,9 @@ def _call_jaxpr(call: Call) -> Any:
 def _collectives(jaxpr: Any, axes: Sequence[int | None], group: Group, times: int) -> list[Movement]:
     """What a group's devices exchange when they run a program `times` times."""
     return [
-        Movement(c.fragment or BETWEEN, c.fragment or BETWEEN, c.kind, c.bytes, c.calls * times, "", group.name)
+        Movement(
+            c.fragment or BETWEEN, c.fragment or BETWEEN, c.kind, c.bytes, c.calls * times, "", group.name
+        )
         for c in batch_flow.communication(jaxpr, axes)
     ]
 

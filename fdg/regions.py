@@ -36,8 +36,8 @@ class Operation:
 
     @property
     def inputs(self) -> list[core.Var]:
-        """Variables that it reads."""
-        return [v for v in self.eqn.invars if not jaxprs.is_literal(v)]
+        """Variables that it reads, each once."""
+        return list(dict.fromkeys(v for v in self.eqn.invars if not jaxprs.is_literal(v)))
 
     @property
     def outputs(self) -> list[core.Var]:
@@ -145,7 +145,9 @@ class _Opener:
             fragments = self._fragments_in(eqn)
             if not self._opens(eqn, fragments):
                 group = self.assignment.get(fragments[0]) if fragments else inside
-                if eqn.primitive is boundary_p:  # of an opened fragment: its arrays are wherever they are used
+                if (
+                    eqn.primitive is boundary_p
+                ):  # of an opened fragment: its arrays are wherever they are used
                     (outside,), (within,), axis = eqn.invars, eqn.outvars, eqn.params["axis"]
                     names[within] = _look_up(names, outside)
                     if axis is not None and not jaxprs.is_literal(names[within]):
@@ -154,6 +156,9 @@ class _Opener:
                 items.append(Operation(_renamed(eqn, names), group, fragments))
                 for k, i in _passed_through(eqn):
                     names[eqn.outvars[k]] = _look_up(names, eqn.invars[i])
+                continue
+            if eqn.primitive.name == "scan" and eqn.params["length"] == 0:
+                self._skip_scan(eqn, names, items)
                 continue
             self.used = before
             mark = FragmentMark.of(eqn)
@@ -200,6 +205,13 @@ class _Opener:
 
     # --- scans ---
 
+    def _skip_scan(self, eqn: core.JaxprEqn, names: dict, items: list[Item]) -> None:
+        """A scan without a trip: what it starts from comes out, and stacks of no row."""
+        (body,) = jaxprs.bodies(eqn)
+        starts = {k: _look_up(names, eqn.invars[i]) for i, k in body.carry}
+        for k, v in enumerate(eqn.outvars):
+            names[v] = starts[k] if k in starts else _emit_zeros(items, v.aval)
+
     def _open_scan(self, eqn, body: jaxprs.Body, names: dict, items: list[Item], inside: str | None) -> None:
         """A scan as a loop: inputs are sliced and outputs stacked by operations of the body."""
         trips, reverse = body.trips, eqn.params["reverse"]
@@ -242,7 +254,7 @@ class _Opener:
             elif isinstance(outvar, core.DropVar):
                 continue
             else:
-                start = _emit(items, functools.partial(_zeros, outvar.aval.shape, outvar.aval.dtype))
+                start = _emit_zeros(items, outvar.aval)
                 stack = core.Var(outvar.aval)
                 body_carries.append(stack)
                 starts.append(start)
@@ -276,9 +288,7 @@ def _passed_through(eqn: core.JaxprEqn) -> list[tuple[int, int]]:
             source[inner.outvars[0]] = source[inner.invars[0]]
     ends = [None if jaxprs.is_literal(v) else source.get(v) for v in body.jaxpr.outvars]
     return [
-        (k, i)
-        for k, i in enumerate(ends)
-        if i is not None and not isinstance(eqn.outvars[k], core.DropVar)
+        (k, i) for k, i in enumerate(ends) if i is not None and not isinstance(eqn.outvars[k], core.DropVar)
     ]
 
 
@@ -300,7 +310,9 @@ def _as_variable(items: list[Item], atom: Any) -> core.Var:
     return _emit(items, lambda: jax.lax.convert_element_type(atom.val, atom.aval.dtype))
 
 
-def _distinct(items: list[Item], ends: list[core.Var], carried: Sequence[core.Var], count: int) -> list[core.Var]:
+def _distinct(
+    items: list[Item], ends: list[core.Var], carried: Sequence[core.Var], count: int
+) -> list[core.Var]:
     """The first `count` ends are carried on, and the memory of what is carried may be used up: each gets
     memory of its own, and so does an end that is no longer carried, but was.
     """
@@ -332,6 +344,10 @@ def _emit(items: list[Item], function: Callable, *operands: Any) -> core.Var:
     names = dict(zip(jaxpr.invars, operands, strict=True))
     items.append(Operation(_renamed(eqn, names)))
     return names[jaxpr.outvars[0]]
+
+
+def _emit_zeros(items: list[Item], aval: Any) -> core.Var:
+    return _emit(items, functools.partial(_zeros, aval.shape, aval.dtype))
 
 
 def _look_up(names: dict, atom: Any) -> Any:

@@ -53,7 +53,8 @@ class Mover:
         self.source, self.target, self.layouts = source, target, list(layouts)
         self._source_devices, self._target_devices = list(source.devices.flat), list(target.devices.flat)
         overlap = set(self._source_devices) & set(self._target_devices)
-        # On a shared device the copy must be one: the original may be donated.
+        # On a shared device the copy must be one: the original may be donated. (JAX heeds `may_alias` for
+        # each device apart, not for copies on several.)
         self._may_alias = False if overlap else None
         self._chunks = [math.lcm(a.parts, b.parts) for a, b in self.layouts]
         self.cuts = any(c > a.parts for c, (a, _) in zip(self._chunks, self.layouts, strict=True))
@@ -88,7 +89,7 @@ class Mover:
         for pieces_of_one, chunks, (a, b), sharding in zip(
             pieces, self._chunks, self.layouts, self._targets, strict=True
         ):
-            if a.parts == b.parts == 1:
+            if a.parts == b.parts == 1 and self._may_alias is None:
                 buffers.append(pieces_of_one[0].addressable_data(0))
                 places.append(sharding)
                 continue
@@ -106,11 +107,12 @@ class Mover:
         moved = iter(arrived)
         joined = []
         for chunks, (a, b), sharding in zip(self._chunks, self.layouts, self._targets, strict=True):
-            if a.parts == b.parts == 1:
+            if a.parts == b.parts == 1 and self._may_alias is None:
                 joined.append([next(moved)])
                 continue
             shape = list(b.shape)
-            shape[b.axis] = shape[b.axis] // (chunks // b.parts)  # type: ignore[index]
+            if chunks > b.parts:
+                shape[b.axis] = shape[b.axis] // (chunks // b.parts)  # type: ignore[index]
             joined.append(
                 [
                     jax.make_array_from_single_device_arrays(

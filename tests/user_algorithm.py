@@ -1,14 +1,16 @@
-"""An algorithm and an environment as a user would write them: plain objects in a file of their own.
+"""Algorithms and environments as a user would write them: plain objects in a file of their own.
 
-It has what a compiler could trip over: a role that no policy names, nested fragments, a fragment called
-with two shapes, a batch on another axis than 0, state that no fragment touches, and integers, booleans
-and keys in the state.
+`Walker` has what a compiler could trip over: a role that no policy names, nested fragments, a fragment
+called with two shapes, a batch on another axis than 0, state that no fragment touches, and integers,
+booleans and keys in the state. `Gardener` has the control flow that a compiler could trip over.
 """
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import fdg
 
@@ -70,7 +72,11 @@ def learn(weight, momentum, positions, scores):
 class Walker:
     """No base class, no registration."""
 
+    def __init__(self, num_envs=B):
+        self.num_envs = num_envs
+
     def init(self, key):
+        B = self.num_envs
         start, key = jax.random.split(key)
         return State(
             weight=jnp.zeros(FEATURES),
@@ -84,6 +90,7 @@ class Walker:
         )
 
     def iterate(self, state):
+        B = self.num_envs
         key, rollout = jax.random.split(state.key)
 
         def one(carry, keys):
@@ -99,3 +106,157 @@ class Walker:
         weight, momentum = learn(state.weight, state.momentum, positions, scores)
         metrics = {"reward": jnp.mean(rewards), "bonus": jnp.mean(bonus), "alive": jnp.sum(last[2])}
         return State(weight, momentum, *last, key, state.label, state.iteration + 1), metrics
+
+
+# --- a second one: no loop is simple ---
+
+SEASONS, DAYS, PLANTS = 2, 3, 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Garden:
+    """Plants that grow with water; the environment's own interface, made up here."""
+
+    rate: float = 0.2
+
+    def reset(self, keys):  # [B] -> height [B, PLANTS] float32, soil [B] int32
+        height = 0.1 * jax.vmap(lambda key: jax.random.uniform(key, (PLANTS,)))(keys)
+        return height, jnp.arange(len(keys), dtype=jnp.int32) % 3
+
+    @fdg.fragment("environment")
+    def grow(self, height, soil, water, keys):
+        weather = jax.vmap(lambda key: jax.random.uniform(key, (PLANTS,)))(keys)
+        sensitivity = jnp.asarray(SENSITIVITY)  # captured from outside, in a fragment
+        height = height + self.rate * (water[:, None] * sensitivity[None] + weather - height)
+        return height, (soil + 1) % 3, jnp.sum(height, axis=1), height[:, 0] > 0.5
+
+
+SENSITIVITY = np.asarray([0.7, -0.4], np.float32)
+PRICES = np.linspace(0.5, 1.5, PLANTS, dtype=np.float32)
+
+
+@fdg.fragment("actor", in_axes=(None, 0, 0))
+def pour(weight, height, soil):
+    return jnp.tanh(height @ weight["w"] + weight["b"] * soil)
+
+
+@fdg.fragment("environment")
+def taste(height, later):
+    return 0.5 * later + jnp.mean(height, axis=1)
+
+
+@fdg.fragment("actor", in_axes=(None, 0))
+def expect(weight, height):
+    return height @ weight["w"]
+
+
+@fdg.fragment("learner", in_axes=(0, 0))
+def surprise(expected, seen):
+    return seen - expected
+
+
+@fdg.fragment("gradient", in_axes=(None, 0, 0), out_axes=None)
+def slope_of(weight, height, target):
+    return jax.grad(lambda weight: jnp.mean(jnp.square(expect(weight, height) + weight["b"] - target)))(
+        weight
+    )
+
+
+@fdg.fragment("update", in_axes=None, out_axes=None)
+def descend(weight, slope):
+    return jax.tree.map(lambda x, d: x - 0.05 * d, weight, slope)
+
+
+@fdg.fragment("learner", in_axes=(None, 0, 0), out_axes=None)
+def tend(weight, height, target):
+    return descend(weight, slope_of(weight, height, target))
+
+
+@jax.custom_vjp
+def _priced(weight, height):
+    return pour(weight, height, jnp.zeros(height.shape[0], jnp.int32)) + surprise(height[:, 0], height[:, 1])
+
+
+_priced.defvjp(lambda weight, height: (_priced(weight, height), None), lambda _, g: (None, None))
+
+
+@dataclasses.dataclass(frozen=True)
+class Gardener:
+    """Fragments of every role in nested, reversed and single-trip loops, in calls of all kinds.
+
+    Its iteration also has: keys stacked by a loop, two carries that start from one array, a carry that passes
+    through, constants captured in and between fragments, one array as two leaves of the state, a
+    leaf as metric, a number as result.
+    """
+
+    num_envs: int = 12
+    garden: Garden = Garden()
+
+    def init(self, key):
+        keys = jax.random.split(key, self.num_envs)
+        height, soil = self.garden.reset(keys)
+        return {
+            "weight": {"w": jnp.zeros(PLANTS), "b": jnp.float32(0.1)},
+            "height": height,
+            "soil": soil,
+            "ripe": jnp.zeros(self.num_envs, bool),
+            "keys": keys,
+            "harvest": jnp.zeros(self.num_envs),
+            "harvest_again": jnp.zeros(self.num_envs),
+            "rent": jnp.float32(0.0),
+            "season": 0,
+            "owner": jnp.asarray([1, 2], jnp.uint8),
+        }
+
+    def iterate(self, state):
+        prices = jnp.asarray(PRICES)  # captured, between fragments
+
+        def day(carry, number):
+            height, soil, ripe, keys, harvest, weight = carry  # `weight` passes through
+            keys = jax.vmap(jax.random.fold_in, (0, None))(keys, number)
+            water = pour(weight, height, soil)
+            height, soil, harvest, ripe = self.garden.grow(height, soil, water, keys)
+            return (height, soil, ripe, keys, harvest, weight), (height, keys)
+
+        def season(carry, number):
+            weight, garden, total, best = carry
+            *garden, harvest, _ = jax.lax.scan(
+                day, (*garden, jnp.zeros(self.num_envs), weight), number + jnp.arange(DAYS)
+            )[0]
+            return (tend(weight, garden[0], harvest), tuple(garden), total + harvest, best), harvest
+
+        def back(later, height):
+            target = taste(height, later)
+            return surprise(expect(state["weight"], height), target), target
+
+        @jax.jit
+        def appraise(weight, height):  # a call around fragments of several groups
+            return surprise(expect(weight, height * prices[None]), taste(height, height[:, 0]))
+
+        garden = state["height"], state["soil"], state["ripe"], state["keys"]
+        nothing = jnp.zeros(self.num_envs)
+        (weight, garden, total, best), harvests = jax.lax.scan(
+            season, (state["weight"], garden, nothing, nothing), jnp.arange(SEASONS)
+        )
+        # One trip, of fragments on several groups; the keys of each trip are stacked.
+        last, (heights, keys) = jax.lax.scan(day, (*garden, nothing, weight), jnp.arange(1))
+        rows = jnp.concatenate([heights, heights * 0.5 + best[None, :, None]])
+        target, targets = jax.lax.scan(back, harvests[-1], rows, reverse=True)
+        worth = (
+            appraise(weight, last[0]) + jax.checkpoint(appraise)(weight, rows[0]) + _priced(weight, rows[1])
+        )
+        weight = tend(weight, last[0], target + 0.1 * jnp.sum(targets, axis=0) + worth)
+        season_number = state["season"] + 1
+        state = {
+            "weight": weight,
+            "height": last[0],
+            "soil": last[1],
+            "ripe": last[2],
+            "keys": keys[-1],
+            "harvest": total,
+            "harvest_again": total,
+            "rent": jnp.float32(2.5),
+            "season": season_number,
+            "owner": state["owner"],
+        }
+        return state, {"harvest": jnp.mean(total), "season": season_number, "ripe": jnp.sum(last[2])}

@@ -1,7 +1,11 @@
 """Every policy on every algorithm gives the numbers of plain calls of `iterate`: the guarantee.
 
-A deliberately wrong lowering, and an algorithm whose border lies, show that the suite can fail.
+Deliberately wrong policies and lowerings show that the suite can fail. The user's own algorithms go through
+the whole matrix of group sizes; PPO takes seconds to compile, so it goes through every policy once or twice.
 """
+
+import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -12,92 +16,149 @@ import algos
 import envs
 import fdg
 import policies
-from fdg import jaxprs, lowering
+from fdg import jaxprs, sharding, transfers
 from fdg.fragment import boundary_p
-from tests.user_algorithm import Walker
+from fdg.placement import Group
+from tests.compilations import compilations
+from tests.conformance.comparison import (
+    ALGORITHMS,
+    ITERATIONS,
+    assert_same,
+    leaves,
+    plain,
+    ppo,
+    reference,
+    start,
+)
+from tests.user_algorithm import Gardener, Walker
 
-ITERATIONS = 10
-SMALL = {"num_envs": 16, "num_steps": 8, "num_epochs": 2, "num_minibatches": 2, "hidden": (16, 16)}
-
-
-def ppo(env, **fields):
-    return algos.PPO(env=envs.make(env), **{**SMALL, **fields})
-
-
-ALGORITHMS = {
-    "discrete": lambda: ppo("CartPole-v1"),
-    "discrete, time shuffle": lambda: ppo("CartPole-v1", shuffle="time"),
-    "continuous": lambda: ppo("Pendulum-v1", normalize_observation=True, normalize_reward=True),
-    "multi-discrete": lambda: ppo("probe:multi_discrete"),
-    "user's own": Walker,
+# Policy and devices. Groups are uneven, of several learners and servers, larger than the batch allows.
+SETUPS = {
+    "gpu_only 1": (policies.GPUOnly(), 1),
+    "gpu_only 3": (policies.GPUOnly(), 3),
+    "gpu_only 8": (policies.GPUOnly(), 8),
+    "multi_learner 5": (policies.MultiLearner(), 5),
+    "coarse on one": (policies.SingleLearnerCoarse(), 1),
+    "coarse 3+1": (policies.SingleLearnerCoarse(actors=3), 4),
+    "coarse 4+2": (policies.SingleLearnerCoarse(actors=4, learners=2), 6),
+    "coarse rest+3": (policies.SingleLearnerCoarse(learners=3), 8),
+    "fine 3+1": (policies.SingleLearnerFine(), 4),
+    "fine 4+2": (policies.SingleLearnerFine(workers=4, learners=2), 8),
+    "environments 2+3": (policies.Environments(workers=2, learners=3), 8),
+    "environments 1+1": (policies.Environments(workers=1), 2),
+    "central 2+1": (policies.Central(workers=2), 3),
+    "central 3+2": (policies.Central(workers=3, servers=2), 8),
+    # with a batch of 60
+    "coarse 5+3": (policies.SingleLearnerCoarse(actors=5, learners=3), 8),
+    "fine 5+1": (policies.SingleLearnerFine(workers=5), 8),
+    "environments 5+2": (policies.Environments(workers=5, learners=2), 8),
+    "central 5+2": (policies.Central(workers=5, servers=2), 8),
 }
-POLICIES = {"GPUOnly": policies.GPUOnly()}
+BY_FIVE = ("coarse 5+3", "fine 5+1", "environments 5+2", "central 5+2")
 
-
-def leaves(tree):
-    """(path, NumPy array) of each leaf; keys as the words that they hold."""
-    found = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        is_key = jnp.issubdtype(jnp.asarray(leaf).dtype, jax.dtypes.prng_key)
-        found[jax.tree_util.keystr(path)] = np.asarray(jax.random.key_data(leaf) if is_key else leaf)
-    return found
-
-
-def assert_same(expected, actual, tolerance=1e-5):
-    """Structure, dtypes and integers equal; floats within `tolerance` of each array's largest value."""
-    expected, actual = leaves(expected), leaves(actual)
-    assert expected.keys() == actual.keys()
-    for path, want in expected.items():
-        have = actual[path]
-        assert (want.shape, want.dtype) == (have.shape, have.dtype), path
-        if np.issubdtype(want.dtype, np.floating):
-            scale = max(1.0, float(np.max(np.abs(want), initial=0, where=np.isfinite(want))))
-            np.testing.assert_allclose(have, want, rtol=0, atol=tolerance * scale, err_msg=path)
-        else:
-            np.testing.assert_array_equal(have, want, err_msg=path)
+CASES = [("walker 48", setup) for setup in SETUPS if setup not in BY_FIVE and setup != "multi_learner 5"]
+CASES += [("walker 60", setup) for setup in ("multi_learner 5", *BY_FIVE)]
+CASES += [("gardener", setup) for setup in ("gpu_only 8", "multi_learner 5", "coarse 3+1", *BY_FIVE)]
+CASES += [
+    ("discrete", "gpu_only 1"),
+    ("discrete", "gpu_only 8"),
+    ("discrete", "coarse 3+1"),
+    ("discrete", "fine 4+2"),
+    ("discrete", "environments 2+3"),
+    ("discrete", "central 3+2"),
+    ("discrete, time shuffle", "multi_learner 5"),
+    ("continuous", "gpu_only 3"),
+    ("continuous", "coarse 4+2"),
+    ("multi-discrete", "central 2+1"),
+]
 
 
 @pytest.fixture(scope="module")
-def reference():
-    """What plain JAX gives for an algorithm, without graph, plan or engine; computed once each."""
-    known = {}
+def engine_of(devices):
+    """The engine of an algorithm in a setup; each is compiled once for all tests."""
 
-    def run(name):
-        if name not in known:
-            algorithm = ALGORITHMS[name]()
-            iterate = jax.jit(algorithm.iterate)
-            state, metrics = jax.jit(algorithm.init)(jax.random.key(3)), []
-            for _ in range(ITERATIONS):
-                state, one = iterate(state)
-                metrics.append(one)
-            known[name] = state, jax.tree.map(lambda *m: jnp.stack(m), *metrics)
-        return known[name]
+    @functools.cache
+    def compiled(name, setup):
+        policy, count = SETUPS[setup]
+        return fdg.compile(ALGORITHMS[name](), policy, devices[:count])
 
-    return run
+    return compiled
 
 
-CASES = [(name, n) for name in ("discrete", "continuous", "user's own") for n in (1, 2, 4, 8)]
-CASES += [("discrete, time shuffle", 8), ("multi-discrete", 4)]
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize(("name", "count"), CASES)
-def test_a_policy_never_changes_the_numbers(name, policy, count, devices, reference):
-    engine = fdg.compile(ALGORITHMS[name](), POLICIES[policy], devices[:count])
-    state, metrics = engine.run(engine.init(3), ITERATIONS)
+@pytest.mark.parametrize(("name", "setup"), CASES)
+def test_a_policy_never_changes_the_numbers(name, setup, engine_of):
+    """Nor the structure or a dtype; nothing is compiled twice; and what moves is what the plan said."""
+    engine = engine_of(name, setup)
+    engine.compile(ITERATIONS)
+    state, metrics = engine.run(start(name), ITERATIONS)
     expected = reference(name)
     assert_same(expected, (state, metrics))
-    parameters = "parameters" if hasattr(state, "parameters") else "weight"
-    ours, theirs = leaves(getattr(state, parameters)), leaves(getattr(expected[0], parameters))
+    ours, theirs = (
+        {path: x for path, x in leaves(s).items() if "parameters" in path or "weight" in path}
+        for s in (state, expected[0])
+    )
     largest = max(float(np.max(np.abs(ours[path] - theirs[path]))) for path in ours)
-    print(f"\n{policy}, {name}, {count} devices: parameters differ by at most {largest:.1e}")
+    print(f"\n{name}, {setup}: parameters differ by at most {largest:.1e}")
     assert largest < 1e-5
 
+    with compilations() as heard:
+        jax.block_until_ready(engine.run(state, ITERATIONS))
+    assert heard == []
+    planned = sum(m.bytes_per_iteration for m in engine.plan.movements if m.how == "transfer")
+    assert engine.moved_bytes == 2 * ITERATIONS * planned
+    assert (planned > 0) == (len(engine.plan.groups) > 1)
+    groups = {g.name: tuple(engine.devices[i] for i in g.devices) for g in engine.plan.groups}
+    built = [p for p in engine.programs if not p.name.startswith(("cut ", "join ", "copy "))]
+    assert [(p.name, p.fragments, p.devices, p.calls_per_iteration) for p in built] == [
+        (p.name, p.fragments, groups[p.group], p.calls_per_iteration) for p in engine.plan.programs
+    ]
 
-def test_a_wrong_lowering_fails(devices, reference, monkeypatch):
+
+def test_every_policy_meets_every_algorithm():
+    for family in ("walker", "gardener", "discrete"):
+        met = {type(SETUPS[setup][0]) for name, setup in CASES if name.startswith(family)}
+        assert {policies.get(name) for name in policies.names()} == met
+
+
+@pytest.mark.parametrize("setup", ["gpu_only 8", "coarse 3+1", "fine 4+2", "central 3+2"])
+def test_init_gives_the_algorithms_own_first_state(setup, engine_of):
+    engine = engine_of("walker 48", setup)
+    state = engine.init(3)
+    assert_same(start("walker 48"), state, 1e-6)
+    assert jax.tree.map(lambda x: x.sharding, state) == jax.tree.map(lambda x: x.sharding, engine.state_shape)
+
+
+@pytest.mark.parametrize(
+    ("name", "setup"),
+    [(name, setup) for name, setup in CASES if name == "gardener"]
+    + [("discrete", setup) for setup in ("gpu_only 8", "fine 4+2", "central 3+2")],
+)
+def test_every_program_lowers_for_gpu_and_tpu(name, setup, engine_of):
+    for program in engine_of(name, setup).programs:
+        lowered = program.function.trace(*program.arguments).lower(lowering_platforms=("cuda", "tpu"))
+        assert "module" in lowered.as_text()[:200]
+
+
+def test_every_program_can_be_exported_for_gpu_and_tpu(engine_of):
+    """The same, through the public door, which is slower."""
+    for program in engine_of("walker 48", "fine 4+2").programs:
+        exported = jax.export.export(program.function, platforms=["cuda", "tpu"])(*program.arguments)
+        assert exported.platforms == ("cuda", "tpu")
+        assert exported.nr_devices == len(program.devices)
+
+
+# --- the suite can fail ---
+
+
+def assert_fails(engine, name="walker 48"):
+    with pytest.raises(AssertionError):
+        assert_same(reference(name), engine.run(start(name), ITERATIONS))
+
+
+def test_a_wrong_lowering_fails(devices, monkeypatch):
     """As if the all-reduce were forgotten: every split array is its first device's share, repeated."""
 
-    def forgetful(jaxpr, mesh, axes):
+    def forgetful(jaxpr, mesh, axes=()):
         def change(eqn):
             axis = eqn.params.get("axis")
             if eqn.primitive is not boundary_p or axis is None:
@@ -114,10 +175,137 @@ def test_a_wrong_lowering_fails(devices, reference, monkeypatch):
         wrong = jaxprs.map_equations(jaxprs.open_jaxpr(jaxpr), change)
         return jaxprs.with_jaxpr(jaxpr, wrong)
 
-    monkeypatch.setattr(lowering, "constrain", forgetful)
-    engine = fdg.compile(Walker(), policies.GPUOnly(), devices[:4])
+    monkeypatch.setattr(sharding, "constrain", forgetful)
+    assert_fails(fdg.compile(Walker(48), policies.GPUOnly(), devices[:4]))
+    assert_fails(fdg.compile(Walker(48), policies.SingleLearnerCoarse(actors=3), devices[:4]))
+
+
+def _permuted(mover, arrays, arrived):
+    """Chunks of the first split array in another order."""
+    for i, (x, (a, b)) in enumerate(zip(arrived, mover.layouts, strict=True)):
+        if a.parts > 1:
+            rolled = jnp.roll(x, x.shape[a.axis] // a.parts, a.axis)
+            return [*arrived[:i], jax.device_put(rolled, x.sharding), *arrived[i + 1 :]]
+    return arrived
+
+
+def _dropped(mover, arrays, arrived):
+    """The last chunk never comes; zeros stand there."""
+    found = []
+    for x, (a, _) in zip(arrived, mover.layouts, strict=True):
+        if a.parts > 1 and jnp.issubdtype(x.dtype, jnp.floating):
+            rows = jnp.arange(x.shape[a.axis]) < x.shape[a.axis] * (a.parts - 1) // a.parts
+            kept = jnp.where(jnp.expand_dims(rows, [i for i in range(x.ndim) if i != a.axis]), x, 0)
+            x = jax.device_put(kept, x.sharding)
+        found.append(x)
+    return found
+
+
+def _late(mover, arrays, arrived):
+    """What comes is what should have come the last time."""
+    waiting = getattr(mover, "waiting", arrived)
+    mover.waiting = [jnp.copy(x) for x in arrived]
+    return waiting
+
+
+@pytest.mark.parametrize("setup", ["coarse 4+2", "fine 4+2", "central 3+2"])
+@pytest.mark.parametrize("mistake", [_permuted, _dropped, _late])
+def test_a_wrong_transfer_fails(mistake, setup, engine_of, monkeypatch):
+    right = transfers.Mover.__call__
+    monkeypatch.setattr(
+        transfers.Mover, "__call__", lambda self, arrays: mistake(self, arrays, right(self, arrays))
+    )
+    if setup == "central 3+2" and mistake is not _late:
+        pytest.skip("only gradients and parameters move, and neither is split")
+    assert_fails(engine_of("walker 48", setup))
+
+
+def test_transfers_left_alone_pass(engine_of, monkeypatch):
+    """The harness of the test above is not what fails."""
+    right = transfers.Mover.__call__
+    monkeypatch.setattr(transfers.Mover, "__call__", lambda self, arrays: list(right(self, arrays)))
+    assert_same(
+        reference("walker 48"), engine_of("walker 48", "fine 4+2").run(start("walker 48"), ITERATIONS)
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Hasty:
+    """Says that it is synchronous, and is not."""
+
+    staleness = 1
+
+    def place(self, devices):
+        return policies.SingleLearnerCoarse(actors=3).place(devices)
+
+
+def test_a_policy_that_changes_the_mathematics_fails(devices):
+    engine = fdg.compile(Walker(48), Hasty(), devices[:4])
+    states = engine.run(engine.init(3), ITERATIONS)
     with pytest.raises(AssertionError):
-        assert_same(reference("user's own"), engine.run(engine.init(3), ITERATIONS))
+        assert_same(reference("walker 48"), (engine.algorithm_state(states[0]), states[1]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Placed:
+    """Any placement, right or wrong."""
+
+    groups: tuple[tuple[str, Group], ...]
+
+    def place(self, devices):
+        return dict(self.groups)
+
+
+@pytest.mark.parametrize(
+    ("groups", "words"),
+    [
+        ({"actor": Group("a", (0, 4))}, ["'actor'", "device 4", "group a", "4 devices, 0 to 3"]),
+        ({"actor": Group("a", (-1,))}, ["'actor'", "device -1"]),
+        ({"actor": Group("a", ())}, ["'actor'", "no device"]),
+        ({"actor": Group("a", (0, 1, 0))}, ["'actor'", "device 0 twice", "group a"]),
+        (
+            {"actor": Group("a", (0,)), "learner": Group("a", (1,))},
+            ["two groups 'a'", "'actor'", "'learner'"],
+        ),
+        ({}, ["places no role"]),
+    ],
+)
+def test_a_policy_that_cannot_be_right_is_refused(groups, words, devices):
+    with pytest.raises(fdg.PlanError) as error:
+        fdg.compile(Walker(48), Placed(tuple(groups.items())), devices[:4])
+    for word in ["Placed(", *words]:
+        assert word in str(error.value), str(error.value)
+
+
+def test_groups_may_share_some_of_their_devices(devices):
+    """Unusual, and no reason for other numbers."""
+    groups = {
+        "environment": Group("a", (0, 1, 2)),
+        "actor": Group("b", (2, 1)),
+        "learner": Group("c", (0, 3)),
+        "update": Group("d", (2,)),
+    }
+    engine = fdg.compile(Walker(48), Placed(tuple(groups.items())), devices[:4])
+    assert len(engine.plan.groups) == 4
+    assert_same(reference("walker 48"), engine.run(start("walker 48"), ITERATIONS))
+
+
+def test_a_border_that_lies_costs_transfers_and_never_numbers(devices):
+    """An algorithm that declares the wrong axis as its batch is slower, not wrong."""
+
+    class Liar(Walker):
+        def iterate(self, state):
+            state, metrics = super().iterate(state)
+
+            @fdg.fragment("learner", in_axes=1, out_axes=None)
+            def rotate(position):  # [B, FEATURES]: the batch is not axis 1
+                return position[:, ::-1] + jnp.sum(position, axis=0, keepdims=True)
+
+            return state._replace(position=jnp.tanh(rotate(state.position))), metrics
+
+    engine = fdg.compile(Liar(48), policies.SingleLearnerCoarse(actors=2, learners=3), devices[:5])
+    state = Liar(48).init(jax.random.key(1))
+    assert_same(plain(Liar(48), state, 3), engine.run(jax.tree.map(jnp.copy, state), 3))
 
 
 def test_a_dtype_or_an_integer_that_differs_fails():
@@ -128,15 +316,103 @@ def test_a_dtype_or_an_integer_that_differs_fails():
         state._replace(alive=~state.alive),
         state._replace(label=state.label.astype("int32")),
         state._replace(weight=state.weight + 3e-5),
+        tuple(state),
     ):
         with pytest.raises(AssertionError):
             assert_same(state, wrong)
     assert_same(state, state._replace(weight=state.weight + 3e-6))
 
 
+# --- what cannot be done is refused before anything is compiled ---
+
+DIVIDED = {
+    policies.SingleLearnerCoarse: ("actors", "learners", "act", "actor"),
+    policies.SingleLearnerFine: ("workers", "learners", "step", "environment"),
+    policies.Environments: ("workers", "learners", "step", "environment"),
+    policies.Central: ("workers", "servers", "act", "actor"),
+}
+
+
+def refused(algorithm, policy, devices, *words):
+    with compilations() as heard, pytest.raises(fdg.PlanError) as error:
+        fdg.compile(algorithm, policy, devices)
+    assert "\n" not in str(error.value)
+    for word in (str(policy), *words):
+        assert word in str(error.value), str(error.value)
+    assert [name for name in heard if "backend_compile" in name or "mlir" in name] == []
+
+
+@pytest.mark.parametrize("policy", DIVIDED)
+def test_more_devices_than_there_are(policy, devices):
+    many, few, *_ = DIVIDED[policy]
+    request = policy(**{many: 7, few: 2})
+    refused(
+        Walker(), request, devices, f"7 {many} + 2 {few} = 9", "there are 8", "give it more devices, or fewer"
+    )
+    refused(Walker(), policy(**{few: 8}), devices, f"1 {many} + 8 {few} = 9", "there are 8")
+
+
+@pytest.mark.parametrize("policy", DIVIDED)
+@pytest.mark.parametrize("number", [0, -1, 1.5])
+def test_a_group_of_no_device(policy, number, devices):
+    many, few, *_ = DIVIDED[policy]
+    refused(Walker(), policy(**{many: number}), devices, f"{many}={number}", "at least one device")
+    refused(Walker(), policy(**{few: number}), devices, f"{few}={number}", "at least one device")
+
+
+@pytest.mark.parametrize("policy", DIVIDED)
+def test_a_batch_that_does_not_divide(policy, devices):
+    many, _, fragment, role = DIVIDED[policy]
+    # 16 environments on 5 devices.
+    words = [
+        f"'{fragment}' ({role})",
+        "a batch of 16",
+        f"5 devices of its {many}",
+        "use 4",
+        "a batch of 15 or 20",
+    ]
+    refused(Walker(16), policy(**{many: 5}), devices, *words)
+
+
+class Lonely:
+    """One fragment, of a role of its own."""
+
+    role = "dreamer"
+
+    def init(self, key):
+        return jnp.zeros(8)
+
+    def iterate(self, x):
+        return fdg.fragment(self.role)(jnp.cos)(x), {}
+
+
+@pytest.mark.parametrize("policy", DIVIDED)
+def test_a_role_that_the_algorithm_lacks(policy, devices):
+    refused(
+        Lonely(), policy(), devices, "Lonely has no fragment", "'dreamer'", "mark one with fdg.fragment('"
+    )
+
+
+@pytest.mark.parametrize("policy", [policies.GPUOnly, policies.MultiLearner])
+def test_where_everybody_shares_no_role_is_needed(policy, devices):
+    """These place all roles together, known or not, on as many devices as the batch divides by."""
+    engine = fdg.compile(Lonely(), policy(), devices[:3])
+    assert [g.devices for g in engine.plan.groups] == [(0, 1)]
+    refused(Lonely(), policy(), [], "0 devices", "at least one is needed")
+
+
+def test_staleness_is_a_whole_number(devices):
+    for wrong in (-1, 0.5):
+        policy = policies.SingleLearnerCoarse(staleness=wrong)
+        refused(Walker(), policy, devices, f"staleness={wrong}", "a whole number of iterations")
+
+
+# --- several agents ---
+
+
 def test_agents_are_those_of_single_runs(devices):
     """Agent i of a program of several is the single agent of seed + i."""
-    algorithm = ppo("CartPole-v1")
+    algorithm = ppo("CartPole-v1", num_envs=16, num_steps=8)
     several = fdg.compile(algorithm, policies.GPUOnly(), devices[:4], num_seeds=3)
     assert [len(group) for group in several.plan.groups] == [3]
     states, metrics = several.run(several.init(5), 3)

@@ -1,0 +1,78 @@
+"""What the guarantee is checked against: plain calls of `iterate`, and how results are compared."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import algos
+import envs
+from tests.user_algorithm import Gardener, Walker
+
+ITERATIONS = 5
+SMALL = {"num_envs": 48, "num_steps": 4, "num_epochs": 2, "num_minibatches": 2, "hidden": (8,)}
+
+
+def ppo(env, **fields):
+    return algos.PPO(env=envs.make(env), **{**SMALL, **fields})
+
+
+ALGORITHMS = {
+    "walker 48": lambda: Walker(48),
+    "walker 60": lambda: Walker(60),  # divides over 5 devices
+    "gardener": lambda: Gardener(60),
+    "discrete": lambda: ppo("CartPole-v1"),
+    "discrete, time shuffle": lambda: ppo("CartPole-v1", shuffle="time"),
+    "continuous": lambda: ppo("Pendulum-v1", normalize_observation=True, normalize_reward=True),
+    "multi-discrete": lambda: ppo("probe:multi_discrete"),
+}
+
+
+@functools.cache
+def _start(name):
+    return jax.jit(ALGORITHMS[name]().init)(jax.random.key(3))
+
+
+def start(name):
+    """A first state that may be donated; computed without the engine."""
+    return jax.tree.map(jnp.copy, _start(name))
+
+
+@functools.cache
+def reference(name):
+    """State and metrics that plain JAX gives, without graph, plan or engine."""
+    return plain(ALGORITHMS[name](), start(name), ITERATIONS)
+
+
+def plain(algorithm, state, iterations):
+    """(state, metrics) of so many calls of `iterate`."""
+    iterate, metrics = jax.jit(algorithm.iterate), []
+    for _ in range(iterations):
+        state, one = iterate(state)
+        metrics.append(one)
+    return state, jax.tree.map(lambda *m: jnp.stack(m), *metrics)
+
+
+def leaves(tree):
+    """(path, NumPy array) of each leaf; keys as the words that they hold."""
+    found = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        is_key = jnp.issubdtype(jnp.asarray(leaf).dtype, jax.dtypes.prng_key)
+        found[jax.tree_util.keystr(path)] = np.asarray(jax.random.key_data(leaf) if is_key else leaf)
+    return found
+
+
+def assert_same(expected, actual, tolerance=1e-5):
+    """Structure, dtypes and integers equal; floats within `tolerance` of each array's largest value."""
+    assert jax.tree.structure(expected) == jax.tree.structure(actual)
+    expected, actual = leaves(expected), leaves(actual)
+    assert expected.keys() == actual.keys()
+    for path, want in expected.items():
+        have = actual[path]
+        assert (want.shape, want.dtype) == (have.shape, have.dtype), path
+        if np.issubdtype(want.dtype, np.floating):
+            scale = max(1.0, float(np.max(np.abs(want), initial=0, where=np.isfinite(want))))
+            np.testing.assert_allclose(have, want, rtol=0, atol=tolerance * scale, err_msg=path)
+        else:
+            np.testing.assert_array_equal(have, want, err_msg=path)

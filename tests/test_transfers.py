@@ -1,0 +1,150 @@
+"""Moving arrays between groups of any sizes: the values, the bytes, and that nobody waits."""
+
+import math
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fdg.execution import Program
+from fdg.sharding import batch_sharding, make_mesh
+from fdg.transfers import Layout, Mover, moved_bytes
+
+DTYPES = ("float32", "bfloat16", "int32", "uint8", "bool", "key")
+
+
+def values(shape, dtype, start=0):
+    """Different in every element, as far as the dtype can tell them apart."""
+    numbers = np.arange(start, start + math.prod(shape)).reshape(shape)
+    if dtype == "key":
+        data = np.stack([numbers, numbers + 7], axis=-1).astype(np.uint32)
+        return jax.random.wrap_key_data(jnp.asarray(data))
+    return jnp.asarray(numbers % 3 == 0) if dtype == "bool" else jnp.asarray(numbers % 251).astype(dtype)
+
+
+def words(x):
+    is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(x) if is_key else x)
+
+
+def sharding(mesh, layout):
+    return batch_sharding(mesh, layout.axis if layout.parts > 1 else None)
+
+
+def make_mover(source, target, arrays, axes):
+    """A compiled mover, and the arrays on its source."""
+    source, target = make_mesh(source), make_mesh(target)
+    layouts = [
+        (Layout(x.shape, axis, source.size), Layout(x.shape, axis, target.size))
+        for x, axis in zip(arrays, axes, strict=True)
+    ]
+    mover = Mover(source, target, layouts)
+    placed = [jax.device_put(x, sharding(source, a)) for x, (a, _) in zip(arrays, layouts, strict=True)]
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in placed]
+    for name, function, argument in mover.functions(shapes):
+        mover.programs[name] = Program(name, (), (), 1, function, (argument,))
+        mover.programs[name].compile()
+    return mover, placed
+
+
+def check(mover, arrays, placed):
+    moved = mover(placed)
+    size = 0
+    for x, y, (_, b) in zip(arrays, moved, mover.layouts, strict=True):
+        assert (y.shape, y.dtype) == (x.shape, x.dtype)
+        assert y.sharding.is_equivalent_to(sharding(mover.target, b), y.ndim)
+        np.testing.assert_array_equal(words(y), words(x))
+        itemsize = x.dtype.itemsize
+        held = sum(shard.data.size * itemsize for shard in y.addressable_shards)
+        assert held == moved_bytes(x.size * itemsize, b)
+        size += held
+    assert mover.bytes == size
+    return moved
+
+
+@pytest.mark.parametrize("m", range(1, 9))
+def test_from_any_number_of_devices_to_any_other(m, devices):
+    """Up to all eight, apart where there are enough and else sharing devices; 840 divides by all of them."""
+    array = values((2, 840), "int32")
+    for n in range(1, 9):
+        mover, placed = make_mover(devices[:m], devices[8 - n :], [array], [1])
+        check(mover, [array], placed)
+        # As few programs as can be: none where each part of one side is made of whole parts of the other.
+        assert set(mover.programs) == {
+            *(["cut"] if math.lcm(m, n) > m else []),
+            *(["join"] if math.lcm(m, n) > n else []),
+        }
+
+
+@st.composite
+def transfers(draw):
+    """(m, n, first device of the target, [(shape, axis, dtype)])."""
+    m, n = draw(st.integers(1, 5)), draw(st.integers(1, 5))
+    first = draw(st.integers(0, 8 - n))
+    arrays = []
+    for _ in range(draw(st.integers(1, 3))):
+        shape = list(draw(st.lists(st.integers(1, 3), min_size=0, max_size=2)))
+        axis = draw(st.one_of(st.none(), st.integers(0, len(shape))))
+        if axis is not None:  # a batch that divides by both, by one or by neither
+            batch = draw(st.sampled_from([math.lcm(m, n), 2 * math.lcm(m, n), m, n, 7]))
+            shape.insert(axis, batch)
+        arrays.append((tuple(shape), axis, draw(st.sampled_from(DTYPES))))
+    return m, n, first, arrays
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(case=transfers())
+def test_any_arrays_on_any_axis_of_any_dtype(case):
+    m, n, first, specs = case
+    devices = jax.devices("cpu")[:8]
+    arrays = [values(shape, dtype, 11 * i) for i, (shape, _, dtype) in enumerate(specs)]
+    mover, placed = make_mover(devices[:m], devices[first : first + n], arrays, [axis for _, axis, _ in specs])
+    moved = check(mover, arrays, placed)
+    expected = [words(x) for x in arrays]
+    # The originals may be given up, also where both groups have the device: what came is a copy.
+    for x in placed:
+        x.delete()
+    for want, y in zip(expected, moved, strict=True):
+        np.testing.assert_array_equal(words(y), want)
+
+
+def test_the_original_may_be_donated_on_a_shared_device(devices):
+    array = jnp.arange(24.0)
+    for target in (devices[:2], devices[1:3], [devices[1], devices[0]], devices[:1]):
+        mover, placed = make_mover(devices[:2], target, [array], [0])
+        (moved,) = mover(placed)
+        used = jax.jit(lambda x: x * 0 - 1, donate_argnums=0)(placed[0])
+        jax.block_until_ready(used)
+        assert placed[0].is_deleted()
+        np.testing.assert_array_equal(moved, np.arange(24.0))
+
+
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (1, 2), (2, 1), (2, 3)])
+def test_a_move_does_not_wait_for_what_it_moves(m, n, devices):
+    """Starting it takes a small part of the time that its input still takes to be there."""
+    mover, (x,) = make_mover(devices[:m], devices[4 : 4 + n], [jnp.eye(96) * 0.1], [0])
+    work = jax.jit(
+        lambda x: jax.lax.fori_loop(0, 4000, lambda _, x: jnp.sin(x @ x), x), out_shardings=x.sharding
+    )
+    jax.block_until_ready(mover([work(x)]))
+    start = time.perf_counter()
+    result = work(x)
+    started = time.perf_counter()
+    moved = mover([result])
+    dispatched = time.perf_counter()
+    jax.block_until_ready(moved)
+    finished = time.perf_counter()
+    assert finished - start > 0.1, "the computation is too short to tell"
+    assert dispatched - started < 0.3 * (finished - start)
+
+
+def test_layouts():
+    assert Layout((6, 4), 0, 3).parts == 3
+    assert Layout((6, 4), 1, 3).parts == 1  # does not divide: a copy on each
+    assert Layout((6, 4), None, 3).parts == 1
+    assert moved_bytes(96, Layout((6, 4), 0, 3)) == 96
+    assert moved_bytes(96, Layout((6, 4), None, 3)) == 288
