@@ -8,12 +8,13 @@ a value that another group needs is moved there once, when it is made.
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Union
 
 from jax.extend import core
 
 from fdg import batch_flow, jaxprs
+from fdg.fragment import FragmentMark
 from fdg.regions import Item, Loop, Opened, Operation, Region
 
 CHEAP_FLOPS = 1_000_000  # code between fragments up to this size is copied rather than its results moved
@@ -183,16 +184,16 @@ class _Places:
                 held.update((v, set(self.groups[item])) for v in item.outputs)
             else:
                 inside = self.made_in(item.body, self.inside(item, held))
-                for result, end, homes in zip(
-                    item.results, item.body.outputs, self.homes[item], strict=True
-                ):
+                for result, end, homes in zip(item.results, item.body.outputs, self.homes[item], strict=True):
                     held[result] = inside[end] | homes
         return held
 
     def inside(self, loop: Loop, held: Mapping[core.Var, set[str]]) -> dict[core.Var, set[str]]:
         """The groups that hold each input of a loop's body."""
         count = len(loop.constants)
-        known = {v: set(held[outer]) for v, outer in zip(loop.body.inputs[:count], loop.constants, strict=True)}
+        known = {
+            v: set(held[outer]) for v, outer in zip(loop.body.inputs[:count], loop.constants, strict=True)
+        }
         known.update(zip(loop.body.inputs[count:], self.homes[loop], strict=True))
         return known
 
@@ -372,7 +373,9 @@ class _Scheduler:
         metrics = [block.anywhere(v) for v in region.outputs[self.num_leaves :]]
         kept = [value for end in ends for value in end.values()] + metrics
         steps = block.steps(kept)
-        starts = [[block.value(v, g) for g in self.ordered(groups)] for v, groups in zip(leaves, homes, strict=True)]
+        starts = [
+            [block.value(v, g) for g in self.ordered(groups)] for v, groups in zip(leaves, homes, strict=True)
+        ]
         again = tuple(
             (end[start.group], start)
             for end, places in zip(ends, starts, strict=True)
@@ -554,7 +557,9 @@ class _Block:
                     if late < limit[piece]:
                         next_piece.operations[:0] = piece.operations
                         del self._pieces[group, early]
-                        level_of.update(((v, group), next_piece) for op in piece.operations for v in op.outputs)
+                        level_of.update(
+                            ((v, group), next_piece) for op in piece.operations for v in op.outputs
+                        )
                         break
                 else:
                     continue
@@ -607,6 +612,7 @@ class _Block:
                 reads.append([source for source, _ in step.pairs])
             else:
                 reads.append([outer for outer, _ in step[1]["enter"]])
+        names = self._names(order)
         used_after: set[Value] = set(kept)
         constants = {value for values in self._constants.values() for value in values}
         steps: list[Step] = []
@@ -617,7 +623,7 @@ class _Block:
                 dead = {
                     i for i, value in enumerate(read) if value not in used_after and value not in constants
                 }
-                steps.append(self._call(step, read, outputs, dead))
+                steps.append(self._call(step, names[step], read, outputs, dead))
             elif isinstance(step, Move):
                 freed = {
                     i for i, value in enumerate(read) if value not in used_after and value not in constants
@@ -638,12 +644,35 @@ class _Block:
             used_after.update(read)
         return tuple(reversed(steps))
 
-    def _call(self, piece: _Piece, inputs: list[Value], outputs: list[Value], dead: set[int]) -> Call:
+    def _names(self, order: Sequence[Any]) -> dict[_Piece, str]:
+        """Programs are named after their outermost fragments; without any, after their group's next or last."""
+
+        def fragments(step: Any, group: str) -> list[str]:
+            if isinstance(step, Move) or (isinstance(step, _Piece) and step.group != group):
+                return []
+            inside = step.operations if isinstance(step, _Piece) else _operations(step[0].body)
+            mine = [op for op in inside if group in self.scheduler.places.groups[op]]
+            return list(dict.fromkeys(n for op in mine for n in _outermost(op.eqn, iter(op.fragments))))
+
+        names: dict[_Piece, str] = {}
+        for i, step in enumerate(order):
+            if not isinstance(step, _Piece):
+                continue
+            own = fragments(step, step.group)
+            later = [n for other in order[i + 1 :] for n in fragments(other, step.group)]
+            earlier = [n for other in order[:i] for n in fragments(other, step.group)]
+            name = "+".join(own) or (
+                f"before {later[0]}" if later else f"after {earlier[-1]}" if earlier else "between fragments"
+            )
+            self.scheduler.names[name] += 1
+            count = self.scheduler.names[name]
+            names[step] = name if count == 1 else f"{name} ({count})"
+        return names
+
+    def _call(
+        self, piece: _Piece, name: str, inputs: list[Value], outputs: list[Value], dead: set[int]
+    ) -> Call:
         fragments = tuple(dict.fromkeys(name for op in piece.operations for name in op.fragments))
-        name = "+".join(fragments) or "glue"
-        self.scheduler.names[name] += 1
-        if self.scheduler.names[name] > 1:
-            name = f"{name}.{self.scheduler.names[name]}"
         equations = tuple(op.eqn for op in piece.operations)
         kinds = collections.Counter(_kind(value) for value in outputs)
         donated = set()
@@ -655,6 +684,13 @@ class _Block:
             name, piece.group, fragments, equations, tuple(inputs), tuple(outputs),
             frozenset(dead), frozenset(donated),
         )  # fmt: skip
+
+
+def _outermost(eqn: core.JaxprEqn, names: Iterator[str]) -> list[str]:
+    """Of the fragments in an equation, named in the order of `trace`, those that are in no other."""
+    here = [next(names)] if FragmentMark.of(eqn) is not None else []
+    inner = [n for body in jaxprs.bodies(eqn) for e in body.jaxpr.eqns for n in _outermost(e, names)]
+    return here or inner
 
 
 def _kind(value: Value) -> tuple:
