@@ -185,12 +185,14 @@ class Stepped:
         timeline, group = self.timeline, call.group
 
         def run(memory: list) -> None:
-            *results, done = program.compiled(*[memory[i] for i in inputs])
+            entries = [memory[i] for i in inputs]
+            this = timeline.start(group, [made_by for _, made_by in entries])
+            *results, done = program.compiled(*[array for array, _ in entries])
             for i in freed:
                 memory[i] = None
             for i, result in zip(outputs, results, strict=True):
-                memory[i] = result
-            timeline.ran(group, done)
+                memory[i] = result, this
+            timeline.started(this, done)
 
         return run
 
@@ -211,15 +213,14 @@ class Stepped:
         inputs = [self._slot(a) for a, _ in move.pairs]
         outputs = [self._slot(b) for _, b in move.pairs]
         freed = [inputs[i] for i in move.freed]
-        timeline = self.timeline
 
         def run(memory: list) -> None:
-            timeline.moves(move.source, move.target)
-            arrays = mover([memory[i] for i in inputs])
+            entries = [memory[i] for i in inputs]
+            arrays = mover([array for array, _ in entries])
             for i in freed:
                 memory[i] = None
-            for i, array in zip(outputs, arrays, strict=True):
-                memory[i] = array
+            for i, array, (_, made_by) in zip(outputs, arrays, entries, strict=True):
+                memory[i] = array, made_by
             self.moved_bytes += mover.bytes
 
         return run
@@ -233,7 +234,7 @@ class Stepped:
 
         def run(memory: list) -> None:
             for a, b, copied in enter:
-                memory[b] = _copy(memory[a]) if copied else memory[a]
+                memory[b] = (_copy(memory[a][0]), memory[a][1]) if copied else memory[a]
             for trip in range(trips):
                 for step in steps:
                     step(memory)
@@ -283,9 +284,10 @@ class Stepped:
 
     def run(self, leaves: list[jax.Array], iterations: int) -> tuple[list[jax.Array], list[jax.Array]]:
         """The state's leaves after some iterations, and the metrics, stacked over them."""
+        # Each slot holds an array and the run of a program that makes it (None for one from before).
         memory: list[Any] = [None] * len(self._slots)
         for slot, value in self._constants or ():
-            memory[slot] = value
+            memory[slot] = value, None
         for i, (leaf, slots) in enumerate(zip(leaves, self._leaves, strict=True)):
             known, copies = self._copies.pop(i, (None, []))
             if known is not leaf:
@@ -293,7 +295,7 @@ class Stepped:
                     jax.device_put(leaf, self._shape(value).sharding) for value in self._schedule.leaves[i][1:]
                 ]
             for slot, value in zip(slots, [leaf, *copies], strict=True):
-                memory[slot] = value
+                memory[slot] = value, None
         rows: list[list[jax.Array]] = [[] for _ in self._metrics]
         in_flight: collections.deque[Any] = collections.deque()
         self.timeline.begin()
@@ -301,7 +303,7 @@ class Stepped:
             for step in self._steps:
                 step(memory)
             for row, slot in zip(rows, self._metrics, strict=True):
-                row.append(memory[slot])
+                row.append(memory[slot][0])
             for b, value in [(b, memory[a]) for a, b in self._again]:
                 memory[b] = value
             in_flight.append(self.timeline.latest())
@@ -313,7 +315,7 @@ class Stepped:
                 metrics[i] = stacked
         results = []
         for i, slots in enumerate(self._leaves):
-            leaf, *copies = [memory[slot] for slot in slots]
+            leaf, *copies = [memory[slot][0] for slot in slots]
             results.append(leaf)
             if copies:
                 self._copies[i] = leaf, copies

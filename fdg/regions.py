@@ -152,6 +152,8 @@ class _Opener:
                         self.declared.setdefault(names[within], axis)
                     continue
                 items.append(Operation(_renamed(eqn, names), group, fragments))
+                for k, i in _passed_through(eqn):
+                    names[eqn.outvars[k]] = _look_up(names, eqn.invars[i])
                 continue
             self.used = before
             mark = FragmentMark.of(eqn)
@@ -261,6 +263,23 @@ class _Inliner(_Opener):
         bodies = jaxprs.bodies(eqn)
         is_call = len(bodies) == 1 and bodies[0].exact and eqn.primitive.name != "scan"
         return is_call and bool(fragments) and FragmentMark.of(eqn) is None
+
+
+def _passed_through(eqn: core.JaxprEqn) -> list[tuple[int, int]]:
+    """(output, input) of a fragment that returns an input as it is: nobody need wait for it, or move it."""
+    if FragmentMark.of(eqn) is None:
+        return []
+    (body,) = jaxprs.bodies(eqn)
+    source = {v: i for i, v in enumerate(body.jaxpr.invars)}
+    for inner in body.jaxpr.eqns:
+        if inner.primitive is boundary_p and inner.invars[0] in source:
+            source[inner.outvars[0]] = source[inner.invars[0]]
+    ends = [None if jaxprs.is_literal(v) else source.get(v) for v in body.jaxpr.outvars]
+    return [
+        (k, i)
+        for k, i in enumerate(ends)
+        if i is not None and not isinstance(eqn.outvars[k], core.DropVar)
+    ]
 
 
 def _zeros(shape: tuple[int, ...], dtype: Any) -> jax.Array:

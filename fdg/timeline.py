@@ -1,21 +1,23 @@
 """How long each group of devices was busy: measured while programs run, without waiting for them."""
 
+import contextlib
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
 
 
-class _Run:
-    """One run of a program."""
+class Run:
+    """One run of a program on a group."""
 
-    __slots__ = ("started", "after", "finished", "known")
+    __slots__ = ("after", "finished", "group", "handed_over", "known")
 
-    def __init__(self, started: float, after: list["_Run"]):
-        self.started, self.after = started, after
+    def __init__(self, group: str, after: list["Run"]):
+        self.group, self.after = group, after
+        self.handed_over = time.perf_counter()
         self.finished = 0.0
         self.known = threading.Event()
 
@@ -23,8 +25,8 @@ class _Run:
 class Timeline:
     """Watches when each group's programs end, one thread a group.
 
-    A program begins when it was handed over, its group was done with the one before, and the programs whose
-    results were moved to it had ended, whichever is last; the time of the move itself counts as busy.
+    A program begins when it was handed over, its group was done with the one before, and the programs of
+    other groups whose results it reads had ended, whichever is last; the time of moving them counts as busy.
 
     Attributes:
       busy_s: seconds in which each group's devices ran programs.
@@ -33,10 +35,17 @@ class Timeline:
     def __init__(self, groups: Sequence[str]):
         self.busy_s = dict.fromkeys(groups, 0.0)
         self._queues: dict[str, queue.SimpleQueue] = {group: queue.SimpleQueue() for group in groups}
-        self._last: dict[str, _Run | None] = dict.fromkeys(groups)
-        self._moved: dict[str, list[_Run]] = {group: [] for group in groups}
-        self._tokens: dict[str, Any] = {}
+        self._last: dict[str, tuple[Run, Any]] = {}
         self._threads: list[threading.Thread] = []
+
+    def start(self, group: str, made_by: Iterable[Run | None]) -> Run:
+        """A program is about to be handed to a group; `made_by` are the runs that make what it reads."""
+        return Run(group, list({run for run in made_by if run is not None and run.group != group}))
+
+    def started(self, run: Run, done: jax.Array) -> None:
+        """It was handed over; `done` is there when it has ended."""
+        self._last[run.group] = run, done
+        self._queues[run.group].put((run, done))
 
     def begin(self) -> None:
         """Starts to watch."""
@@ -46,42 +55,26 @@ class Timeline:
                 thread.start()
                 self._threads.append(thread)
 
-    def ran(self, group: str, done: jax.Array) -> None:
-        """A program was started; `done` is there when it has ended."""
-        run = _Run(time.perf_counter(), self._moved[group])
-        self._moved[group] = []
-        self._last[group], self._tokens[group] = run, done
-        self._queues[group].put((run, done))
-
-    def moves(self, source: str, target: str) -> None:
-        """What the source's last program made is needed by the target's next."""
-        last = self._last[source]
-        if last is not None:
-            self._moved[target].append(last)
-
     def latest(self) -> list[jax.Array]:
         """What to wait for to have all that was started so far."""
-        return list(self._tokens.values())
+        return [done for _, done in self._last.values()]
 
     def settle(self) -> dict[str, float]:
         """Waits until all that was started has ended; returns `busy_s`."""
-        for run in self._last.values():
-            if run is not None:
-                run.known.wait()
+        for run, _ in self._last.values():
+            run.known.wait()
         return dict(self.busy_s)
 
     def _watch(self, group: str) -> None:
         free = 0.0
         while True:
             run, done = self._queues[group].get()
-            try:
+            with contextlib.suppress(Exception):  # whoever waits for the results hears of it
                 jax.block_until_ready(done)
-            except Exception:  # whoever waits for the results hears of it
-                pass
             run.finished = time.perf_counter()
             for other in run.after:
                 other.known.wait()
-            start = max(run.started, free, *(other.finished for other in run.after))
+            start = max(run.handed_over, free, *(other.finished for other in run.after))
             self.busy_s[group] += max(0.0, run.finished - start)
             free = run.finished
             run.after = []
