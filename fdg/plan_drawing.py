@@ -155,10 +155,8 @@ def span(devices: Sequence[int], width: int = 16) -> str:
 def _ends(plan: Plan, movement: Movement, width: int, arrow: str = " -> ") -> str:
     """What a movement goes from and to, in about `width` characters."""
     delayed = plan.delayed is not None and movement.delay == "iteration"
-    source, target = (
-        _outermost(plan.graph, names.split(", ")) for names in (movement.source, movement.target)
-    )
-    source, target = source or [BETWEEN], target or ["history" if delayed else BETWEEN]
+    source = _outermost(plan.graph, movement.source.split(", ")) or [BETWEEN]
+    target = _outermost(plan.graph, movement.target.split(", ")) or ["history" if delayed else BETWEEN]
     room = max(width - len(arrow), 10)
     half = min(len(", ".join(target)), room // 2)
     first = _listed(source, room - half)
@@ -206,12 +204,12 @@ def _staleness(plan: Plan) -> list[str]:
         return [f"staleness {back}: delays nothing, for no actor uses what another group makes"]
     paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(plan.graph.state.state)[0]]
     leaves = jax.tree.leaves(plan.graph.state.state)
-    late = dict.fromkeys(jax.tree_util.keystr(paths[i][:1], simple=True) for i in plan.delayed.leaves)
+    names = dict.fromkeys(jax.tree_util.keystr(paths[i][:1], simple=True) for i in plan.delayed.leaves)
     size = quantity(sum(leaves[i].size * leaves[i].dtype.itemsize for i in plan.delayed.leaves), "B")
-    what = _listed([name or "the state" for name in late], 32)
+    what = _listed([name or "the state" for name in names], 32)
     verb = "reads" if " " not in actors else "read"
-    note = f"staleness {back}: in iteration t, {actors} {verb} {what} ({size}) as at the start of iteration t-{back}"
-    return [note]
+    late = f"as at the start of iteration t-{back}"
+    return [f"staleness {back}: in iteration t, {actors} {verb} {what} ({size}) {late}"]
 
 
 def _idle(plan: Plan) -> list[str]:
@@ -321,7 +319,7 @@ def _program(program: PlannedProgram, width: int) -> str:
 
 
 def plan_mermaid(plan: Plan) -> str:
-    """A Mermaid flowchart: a box for each group, arrows for transfers (dotted if only the next step needs them)."""
+    """A Mermaid flowchart: a box for each group, arrows for transfers, dotted to the next step or iteration."""
     lines = ["flowchart LR"]
     fragments = {f.name: f"f{i}" for i, f in enumerate(plan.graph.fragments)}
     groups = {group.name: f"g{i}" for i, group in enumerate(plan.groups)}
@@ -446,7 +444,7 @@ class _Drawing:
         if len(self.plan.groups) > 1:
             y = max(self._arrange(self.lines, y + 16, 0), self.labels)
         else:
-            y = self._cards(list(self.lines), y + 16)
+            y = self._cards([line for line in self.lines if isinstance(line, Run)], y + 16)
         lanes = _Canvas()
         for left in self.left.values():
             lanes.box(left, top, self.lane, y - top + 4, "#f6f6f4", _LINE, rx="10")
@@ -589,7 +587,8 @@ class _Drawing:
         """Two arrows, there and back."""
         canvas.parts.append(
             f'<path d="M{x:g} {y:g} h15 m-4 -3.5 l4 3.5 l-4 3.5 '
-            f'M{x + 15:g} {y + 10:g} h-15 m4 -3.5 l-4 3.5 l4 3.5" fill="none" stroke="{_INK}" stroke-width="1.2"/>'
+            f'M{x + 15:g} {y + 10:g} h-15 m4 -3.5 l-4 3.5 l4 3.5" fill="none" stroke="{_INK}" '
+            f'stroke-width="1.2"/>'
         )
 
     def _arrow(self, line: Crossing, y: float) -> float:
