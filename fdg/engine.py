@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from fdg.errors import FdgError, PlanError
 from fdg.execution import Stepped, Whole
 from fdg.placement import Plan, Policy, place
+from fdg.processes import put
 from fdg.tracing import trace
 
 
@@ -48,7 +49,7 @@ class Engine:
         )
         leaves = self._init(key)
         if self.plan.schedule is not None:
-            leaves = [jax.device_put(x, where) for x, where in zip(leaves, self._shardings, strict=True)]
+            leaves = [put(x, shape) for x, shape in zip(leaves, self._shapes, strict=True)]
         return jax.tree.unflatten(self._structure, leaves)
 
     def run(self, state: Any, iterations: int = 1) -> tuple[Any, dict[str, jax.Array]]:

@@ -9,11 +9,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jax.sharding import Mesh
+
 from fdg import lowering
+from fdg.exchange import Exchange
 from fdg.graph import FDG
 from fdg.hlo import Collective, read_collectives
 from fdg.partition import Call, Move, Repeat, Step, Value
 from fdg.placement import Plan
+from fdg.processes import absent, put, share
 from fdg.timeline import Timeline
 from fdg.transfers import Layout, Mover
 
@@ -39,6 +43,11 @@ class Program:
     function: Any = dataclasses.field(repr=False)
     arguments: Sequence[Any] = dataclasses.field(repr=False)
     compiled: Any = dataclasses.field(default=None, repr=False)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this process has one of its devices."""
+        return any(d.process_index == jax.process_index() for d in self.devices)
 
     def compile(self) -> jax.stages.Compiled:
         """Compiles it, unless that was done already."""
@@ -136,20 +145,22 @@ class Stepped:
         self.timeline = Timeline([group.name for group in plan.groups])
         self._slots: dict[Value, int] = {}
         self._programs: list[Program] = []
-        self._movers: list[tuple[Mover, list[jax.ShapeDtypeStruct]]] = []
+        # What crosses the border of a process is a collective; one at a time, in the same order everywhere.
+        self._crossing: list[jax.Array] = []
         self._steps = self._build(schedule.steps, 1)
-        self.programs = tuple(self._programs)
         self._again = self._rebind(schedule.again)
         self._metrics = [self._slot(value) for value in schedule.metrics]
         self._metric_stacks: dict[int, list[tuple[list[int], Any]]] = {}
         self._leaves = [[self._slot(value) for value in places] for places in schedule.leaves]
         self.shapes = [self._shape(places[0]) for places in schedule.leaves]
         self._place_constants = [
-            (self._slot(value), plan.constants[i], self._shape(value).sharding) for i, value in schedule.constants
+            (self._slot(value), plan.constants[i], self._shape(value)) for i, value in schedule.constants
         ]
+        self._copiers = self._build_copiers()
         self._constants: list[tuple[int, jax.Array]] | None = None
-        # Leaves that several groups keep: the copies of the state that was returned last.
-        self._copies: dict[int, tuple[jax.Array, list[jax.Array]]] = {}
+        self.programs = tuple(self._programs)
+        # The state that was returned last, and further groups' copies of it: (slot, array).
+        self._copies: tuple[list[jax.Array], list[tuple[int, jax.Array]]] | None = None
         self._is_compiled = False
 
     # --- building ---
@@ -183,8 +194,13 @@ class Stepped:
         outputs = [self._slot(value) for value in call.outputs]
         freed = [inputs[i] for i in call.freed]
         timeline, group = self.timeline, call.group
+        spans = _spans_processes(mesh)
+        if not program.is_here:
+            return _nothing
 
         def run(memory: list) -> None:
+            if spans:
+                self._wait_for_crossing()
             entries = [memory[i] for i in inputs]
             this = timeline.start(group, [made_by for _, made_by in entries])
             *results, done = program.compiled(*[array for array, _ in entries])
@@ -193,29 +209,21 @@ class Stepped:
             for i, result in zip(outputs, results, strict=True):
                 memory[i] = result, this
             timeline.started(this, done)
+            if spans:
+                self._crossing = [done]
 
         return run
 
     def _build_move(self, move: Move, times: int) -> Callable[[list], None]:
-        source, target = self._meshes[move.source], self._meshes[move.target]
-        layouts = [
-            (Layout(a.shape, a.axis, source.size), Layout(b.shape, b.axis, target.size)) for a, b in move.pairs
-        ]
-        mover = Mover(source, target, layouts)
-        shapes = [self._shape(a) for a, _ in move.pairs]
-        self._movers.append((mover, shapes))
-        for name, function, arguments in mover.functions(shapes):
-            where = source if name == "cut" else target
-            title = f"{name} {move.source} -> {move.target}"
-            program = Program(title, (), tuple(where.devices.flat), times, function, (arguments,))
-            self._programs.append(program)
-            mover.programs[name] = program
+        mover = self._build_mover(move.source, move.target, move.pairs, times)
         inputs = [self._slot(a) for a, _ in move.pairs]
         outputs = [self._slot(b) for _, b in move.pairs]
         freed = [inputs[i] for i in move.freed]
+        if mover is None:
+            return _nothing
 
         def run(memory: list) -> None:
-            entries = [memory[i] for i in inputs]
+            entries = [memory[i] or _ELSEWHERE for i in inputs]
             arrays = mover([array for array, _ in entries])
             for i in freed:
                 memory[i] = None
@@ -224,6 +232,39 @@ class Stepped:
             self.moved_bytes += mover.bytes
 
         return run
+
+    def _build_mover(
+        self, source: str, target: str, pairs: Sequence[tuple[Value, Value]], times: int
+    ) -> Callable[[list], list] | None:
+        """Moves values from group to group; None in a process that has no part in it."""
+        meshes = self._meshes[source], self._meshes[target]
+        crosses = len({d.process_index for mesh in meshes for d in mesh.devices.flat}) > 1
+        layouts = [(Layout(a.shape, a.axis, meshes[0].size), Layout(b.shape, b.axis, meshes[1].size)) for a, b in pairs]
+        mover = (Exchange if crosses else Mover)(*meshes, layouts)
+        for name, function, arguments in mover.functions([self._shape(a) for a, _ in pairs]):
+            where = tuple(mover.mesh_of(name).devices.flat)
+            program = Program(f"{name} {source} -> {target}", (), where, times, function, (arguments,))
+            self._programs.append(program)
+            mover.programs[name] = program
+        if not any(_is_here(mesh) for mesh in meshes):
+            return None
+        return _Crossing(self, mover) if crosses else mover
+
+    def _wait_for_crossing(self) -> None:
+        jax.block_until_ready(self._crossing)
+        self._crossing = []
+
+    def _build_copiers(self) -> list[tuple[list[int], list[int], Any]]:
+        """For leaves that several groups keep: their positions, slots of the copies, and what copies them."""
+        together: dict[tuple[str, str], list[tuple[int, Value, Value]]] = collections.defaultdict(list)
+        for i, (first, *others) in enumerate(self._schedule.leaves):
+            for value in others:
+                together[first.group, value.group].append((i, first, value))
+        copiers = []
+        for (source, target), rows in together.items():
+            mover = self._build_mover(source, target, [(a, b) for _, a, b in rows], 0)
+            copiers.append(([i for i, *_ in rows], [self._slot(b) for *_, b in rows], mover))
+        return copiers
 
     def _build_repeat(self, repeat: Repeat, times: int) -> Callable[[list], None]:
         enter = [(*pair, i in repeat.copied) for i, pair in enumerate(self._rebind(repeat.enter))]
@@ -256,15 +297,12 @@ class Stepped:
     def compile(self, iterations: int) -> None:
         """Compiles all that `run(_, iterations)` needs: the programs once, whatever the number."""
         if not self._is_compiled:
-            lowered = [(program, program.function.lower(*program.arguments)) for program in self._programs]
+            here = [program for program in self._programs if program.is_here]
+            lowered = [program.function.lower(*program.arguments) for program in here]
             with ThreadPoolExecutor() as pool:
-                for program, compiled in zip(
-                    self._programs, pool.map(lambda pair: pair[1].compile(), lowered), strict=True
-                ):
+                for program, compiled in zip(here, pool.map(lambda one: one.compile(), lowered), strict=True):
                     program.compiled = compiled
-            self._constants = [
-                (slot, jax.device_put(value, sharding)) for slot, value, sharding in self._place_constants
-            ]
+            self._constants = [(slot, put(value, shape)) for slot, value, shape in self._place_constants]
             self._is_compiled = True
         if iterations not in self._metric_stacks:
             self._metric_stacks[iterations] = self._compile_stacks(iterations)
@@ -276,50 +314,106 @@ class Stepped:
             by_group[value.group].append(i)
         stacks = []
         for group, positions in by_group.items():
+            mesh = self._meshes[group]
+            if not _is_here(mesh):
+                stacks.append((positions, None))
+                continue
             shapes = [[self._shape(self._schedule.metrics[i])] * iterations for i in positions]
-            whole = lowering.batch_sharding(self._meshes[group], None)
+            whole = lowering.batch_sharding(mesh, None)
             stack = jax.jit(lambda rows: [jnp.stack(row) for row in rows], out_shardings=whole)
             stacks.append((positions, stack.lower(shapes).compile()))
         return stacks
 
     def run(self, leaves: list[jax.Array], iterations: int) -> tuple[list[jax.Array], list[jax.Array]]:
         """The state's leaves after some iterations, and the metrics, stacked over them."""
-        # Each slot holds an array and the run of a program that makes it (None for one from before).
-        memory: list[Any] = [None] * len(self._slots)
-        for slot, value in self._constants or ():
-            memory[slot] = value, None
-        for i, (leaf, slots) in enumerate(zip(leaves, self._leaves, strict=True)):
-            known, copies = self._copies.pop(i, (None, []))
-            if known is not leaf:
-                copies = [
-                    jax.device_put(leaf, self._shape(value).sharding) for value in self._schedule.leaves[i][1:]
-                ]
-            for slot, value in zip(slots, [leaf, *copies], strict=True):
-                memory[slot] = value, None
+        memory = self._fill(leaves)
         rows: list[list[jax.Array]] = [[] for _ in self._metrics]
         in_flight: collections.deque[Any] = collections.deque()
         self.timeline.begin()
-        for iteration in range(iterations):
+        for _ in range(iterations):
             for step in self._steps:
                 step(memory)
             for row, slot in zip(rows, self._metrics, strict=True):
-                row.append(memory[slot][0])
-            for b, value in [(b, memory[a]) for a, b in self._again]:
-                memory[b] = value
+                row.append((memory[slot] or _ELSEWHERE)[0])
+            for b, entry in [(b, memory[a]) for a, b in self._again]:
+                memory[b] = entry
             in_flight.append(self.timeline.latest())
             if len(in_flight) > _IN_FLIGHT:
                 jax.block_until_ready(in_flight.popleft())
         metrics: list[Any] = [None] * len(self._metrics)
         for positions, stack in self._metric_stacks[iterations]:
-            for i, stacked in zip(positions, stack([rows[i] for i in positions]), strict=True):
-                metrics[i] = stacked
-        results = []
-        for i, slots in enumerate(self._leaves):
-            leaf, *copies = [memory[slot][0] for slot in slots]
-            results.append(leaf)
-            if copies:
-                self._copies[i] = leaf, copies
-        return results, metrics
+            stacked = [None] * len(positions) if stack is None else stack([rows[i] for i in positions])
+            for i, metric in zip(positions, stacked, strict=True):
+                metrics[i] = metric
+        self._wait_for_crossing()
+        if jax.process_count() > 1:
+            shapes = [
+                jax.ShapeDtypeStruct((iterations, *value.shape), value.variable.aval.dtype)
+                for value in self._schedule.metrics
+            ]
+            owners = [self._meshes[value.group].devices.flat[0].process_index for value in self._schedule.metrics]
+            metrics = share(metrics, shapes, owners)
+        return self._take_leaves(memory), metrics
+
+    def _fill(self, leaves: Sequence[jax.Array]) -> list[Any]:
+        """Memory in which each slot holds an array and the run that makes it (None for one from before)."""
+        memory: list[Any] = [None] * len(self._slots)
+        for slot, value in self._constants or ():
+            memory[slot] = value, None
+        for leaf, slots in zip(leaves, self._leaves, strict=True):
+            memory[slots[0]] = leaf, None
+        kept, self._copies = self._copies, None
+        if kept is not None and all(leaf is known for leaf, known in zip(leaves, kept[0], strict=True)):
+            for slot, array in kept[1]:
+                memory[slot] = array, None
+            return memory
+        for positions, slots, copy in self._copiers:
+            if copy is not None:
+                for slot, array in zip(slots, copy([leaves[i] for i in positions]), strict=True):
+                    memory[slot] = array, None
+        return memory
+
+    def _take_leaves(self, memory: Sequence[Any]) -> list[jax.Array]:
+        """The state of record; copies on further groups are kept in case the state comes back."""
+        leaves = [
+            absent(shape) if memory[slots[0]] is None else memory[slots[0]][0]
+            for slots, shape in zip(self._leaves, self.shapes, strict=True)
+        ]
+        copies = [(slot, memory[slot][0]) for slots in self._leaves for slot in slots[1:] if memory[slot] is not None]
+        self._copies = leaves, copies
+        return leaves
+
+
+class _Crossing:
+    """A move across the border of a process: after the collective before it, so that the order is certain."""
+
+    def __init__(self, owner: Stepped, exchange: Exchange):
+        self._owner, self._exchange = owner, exchange
+
+    @property
+    def bytes(self) -> int:
+        return self._exchange.bytes
+
+    def __call__(self, arrays: Sequence[Any]) -> list[Any]:
+        self._owner._wait_for_crossing()
+        results = self._exchange(arrays)
+        self._owner._crossing = self._exchange.pending
+        return results
+
+
+_ELSEWHERE = (None, None)
+
+
+def _nothing(memory: list) -> None:
+    """A step in which this process has no part."""
+
+
+def _is_here(mesh: Mesh) -> bool:
+    return any(d.process_index == jax.process_index() for d in mesh.devices.flat)
+
+
+def _spans_processes(mesh: Mesh) -> bool:
+    return len({d.process_index for d in mesh.devices.flat}) > 1
 
 
 _copy = jax.jit(lambda x: jnp.copy(x))

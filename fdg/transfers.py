@@ -76,6 +76,10 @@ class Mover:
             found.append(("join", self._join_function(), self._join_shapes(cut)))
         return found
 
+    def mesh_of(self, program: str) -> Mesh:
+        """What one of the programs runs on."""
+        return {"cut": self.source, "join": self.target}[program]
+
     def __call__(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         """The arrays on the target; returns before they are there."""
         pieces = self.programs["cut"].compiled(list(arrays)) if self.cuts else [[x] for x in arrays]

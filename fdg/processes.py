@@ -1,0 +1,62 @@
+"""Arrays where there is more than one process, each with some of the devices."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+
+def absent(shape: jax.ShapeDtypeStruct) -> jax.Array:
+    """An array of which this process has no part: shape, dtype and sharding, and no data."""
+    return jax.make_array_from_single_device_arrays(shape.shape, shape.sharding, [], dtype=shape.dtype)
+
+
+def put(value: Any, shape: jax.ShapeDtypeStruct) -> jax.Array:
+    """Lays out an array that every process has whole; each keeps the parts of its own devices."""
+    value = jnp.asarray(value)
+    sharding: Any = shape.sharding
+    if sharding.is_fully_addressable:
+        return jax.device_put(value, sharding)
+    parts = sharding.addressable_devices_indices_map(shape.shape)
+    if not parts:
+        return absent(shape)
+    local = [jax.device_put(value[index] if value.ndim else value, device) for device, index in parts.items()]
+    return jax.make_array_from_single_device_arrays(shape.shape, sharding, local, dtype=shape.dtype)
+
+
+def share(values: Sequence[Any], shapes: Sequence[jax.ShapeDtypeStruct], owners: Sequence[int]) -> list[jax.Array]:
+    """Gives every process a copy of arrays that single processes have; all have to call it.
+
+    Args:
+      values: copies on the devices of process `owners[i]`; anything in the other processes.
+      shapes: of the arrays.
+    """
+    first: dict[int, jax.Device] = {}
+    for device in jax.devices():
+        first.setdefault(device.process_index, device)
+    devices = [first[i] for i in sorted(first)]
+    mesh = Mesh(np.array(devices, dtype=object), ("process",), axis_types=(AxisType.Auto,))
+    rows = NamedSharding(mesh, PartitionSpec("process"))
+    here = jax.process_index()
+    stacked = []
+    for value, shape, owner in zip(values, shapes, owners, strict=True):
+        data = np.asarray(value.addressable_data(0)) if owner == here else np.zeros(shape.shape, shape.dtype)
+        block = jax.device_put(data[None], first[here])
+        stacked.append(jax.make_array_from_single_device_arrays((len(devices), *shape.shape), rows, [block]))
+    return _pick(tuple(owners), NamedSharding(mesh, PartitionSpec()))(stacked)
+
+
+def _pick(owners: tuple[int, ...], everywhere: NamedSharding) -> Any:
+    if (owners, everywhere) not in _PICKS:
+
+        def pick(stacked):
+            return [x[owner] for x, owner in zip(stacked, owners, strict=True)]
+
+        _PICKS[owners, everywhere] = jax.jit(pick, out_shardings=everywhere)
+    return _PICKS[owners, everywhere]
+
+
+_PICKS: dict[Any, Any] = {}
