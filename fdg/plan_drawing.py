@@ -129,8 +129,8 @@ def _listed(names: Sequence[str], width: int, separator: str = ", ") -> str:
         text = separator.join([*names[:count], *rest])
         if len(text) <= width:
             return text
-    rest = f" +{len(names) - 1}" if len(names) > 1 else ""
-    return _clip(names[0], width - len(rest)) + rest
+    others = f" +{len(names) - 1}" if len(names) > 1 else ""
+    return _clip(names[0], width - len(others)) + others
 
 
 def _and(names: Sequence[str], width: int = 40) -> str:
@@ -158,9 +158,8 @@ def _ends(plan: Plan, movement: Movement, width: int, arrow: str = " -> ") -> st
     source = _outermost(plan.graph, movement.source.split(", ")) or [BETWEEN]
     target = _outermost(plan.graph, movement.target.split(", ")) or ["history" if delayed else BETWEEN]
     room = max(width - len(arrow), 10)
-    half = min(len(", ".join(target)), room // 2)
-    first = _listed(source, room - half)
-    return f"{first}{arrow}{_listed(target, room - len(first))}"
+    start = _listed(source, room - min(len(", ".join(target)), room // 2))
+    return f"{start}{arrow}{_listed(target, room - len(start))}"
 
 
 def _title(plan: Plan) -> str:
@@ -264,8 +263,12 @@ def plan_text(plan: Plan) -> str:
     lines.append("")
     if len(plan.groups) > 1:
         iteration = outline(plan)
-        longest = max((len(_where(c)) for c in _crossings(iteration)), default=24)
-        width = COLUMNS - len("  " * 5 + "bytes/crossing" + "crossings" + "bytes/iteration") - longest
+        where = [*map(_where, _crossings(iteration)), *(_clip(g.name, 24) for g in plan.groups)]
+        width = (
+            COLUMNS
+            - len("  " * 5 + "bytes/crossing" + "crossings" + "bytes/iteration")
+            - max(map(len, where))
+        )
         header = ("each iteration", "where", "bytes/crossing", "crossings", "bytes/iteration")
         lines += table(header, list(_nest(plan, iteration, width)), (2, 3, 4))
     elif moving := [m for m in plan.movements if m.how]:
@@ -304,7 +307,8 @@ def _nest(plan: Plan, lines: Iterable[Line], width: int, level: int = 0) -> Iter
 
 
 def _where(line: Crossing) -> str:
-    return f"{_clip(line.source, 10)} -> {_clip(line.target, 10)}"
+    where = line.movement.where
+    return where if len(where) <= 24 else f"{_clip(line.source, 10)} -> {_clip(line.target, 10)}"
 
 
 def _program(program: PlannedProgram, width: int) -> str:
@@ -319,7 +323,7 @@ def _program(program: PlannedProgram, width: int) -> str:
 
 
 def plan_mermaid(plan: Plan) -> str:
-    """A Mermaid flowchart: a box for each group, arrows for transfers, dotted to the next step or iteration."""
+    """A Mermaid flowchart: boxes for groups, arrows for transfers, dotted to the next step or iteration."""
     lines = ["flowchart LR"]
     fragments = {f.name: f"f{i}" for i, f in enumerate(plan.graph.fragments)}
     groups = {group.name: f"g{i}" for i, group in enumerate(plan.groups)}
@@ -552,7 +556,8 @@ class _Drawing:
         x, width = self.left[program.group] + _CARD, self.lane - 2 * _CARD
         top, graph = y, self.plan.graph
         y += 20
-        title = _fit(f"program {program.name}", width - 20, 11)
+        whole = ", for all iterations" if self.plan.schedule is None else ""
+        title = _fit(f"program {program.name}{whole}", width - 20, 11)
         body = _Canvas()
         body.text(x + 10, y - 5, title, 11, _FAINT)
         for name in program.fragments:
