@@ -228,7 +228,7 @@ class Stepped:
             for i in freed:
                 memory[i] = None
             for i, array, (_, made_by) in zip(outputs, arrays, entries, strict=True):
-                memory[i] = array, made_by
+                memory[i] = None if array is None else (array, made_by)
             self.moved_bytes += mover.bytes
 
         return run
@@ -370,7 +370,7 @@ class Stepped:
         for positions, slots, copy in self._copiers:
             if copy is not None:
                 for slot, array in zip(slots, copy([leaves[i] for i in positions]), strict=True):
-                    memory[slot] = array, None
+                    memory[slot] = None if array is None else (array, None)
         return memory
 
     def _take_leaves(self, memory: Sequence[Any]) -> list[jax.Array]:
