@@ -142,6 +142,13 @@ class Plan:
     schedule: Schedule | None = dataclasses.field(default=None, repr=False, compare=False)
     constants: Sequence[Any] = dataclasses.field(default=(), repr=False, compare=False)
 
+    def __repr__(self) -> str:
+        count = len(self.programs)
+        return (
+            f"<Plan of {self.graph.name} under {self.policy} on {self.num_devices} devices: "
+            f"{count} program{'s' if count != 1 else ''}>"
+        )
+
     def group_of(self, fragment: str) -> Group:
         """The group that a fragment lives on."""
         name = dict(self.assignment)[fragment]
