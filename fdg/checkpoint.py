@@ -5,7 +5,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from fdg import distributed
 from fdg.errors import FdgError
 
 KEEP = 3  # the newest; older ones are removed once a newer one is complete
@@ -16,6 +18,7 @@ class Checkpoints:
 
     Orbax writes each into a temporary directory and renames it when it is complete, so that a process that
     dies while writing leaves the earlier ones as they were. Writing goes on in the background.
+    Of several processes, all call `save`, and the first one writes; each restores what its devices hold.
 
     Args:
       directory: made when the first checkpoint is written.
@@ -38,11 +41,18 @@ class Checkpoints:
 
     def save(self, iteration: int, state: Any) -> None:
         """Starts to write `state`; it may be donated as soon as this returns."""
-        # Orbax reads host memory in place, and that is where a CPU keeps the buffers that the next call
-        # of `run` will overwrite.
-        arrays = jax.tree.map(jnp.copy, _arrays_by_name(state))
+        arrays = _arrays_by_name(state)
+        if distributed.count() > 1:
+            arrays = distributed.fetch(arrays)
+            if arrays is None:
+                return
+        else:
+            # Orbax reads host memory in place, and that is where a CPU keeps the buffers that the next call
+            # of `run` will overwrite.
+            arrays = jax.tree.map(jnp.copy, arrays)
         try:
             if self._writer is None:
+                self._directory.mkdir(parents=True, exist_ok=True)
                 # What a killed process left half written goes; only here, for readers may come at any time.
                 self._writer = self._manager(max_to_keep=KEEP, cleanup_tmp_directories=True)
             self._writer.save(iteration, args=self._orbax.args.StandardSave(arrays), force=True)
@@ -67,8 +77,9 @@ class Checkpoints:
             with self._manager(read_only=True) as reader:
                 found = {name: _shape(leaf) for name, leaf in reader.item_metadata(iteration).items()}
                 if found == expected:
-                    arguments = self._orbax.args.StandardRestore(stored_target)
-                    stored = reader.restore(iteration, args=arguments)
+                    # As NumPy arrays: some devices of the shardings may be in other processes.
+                    arrays = jax.tree.map(_numpy_shape, stored_target)
+                    stored = reader.restore(iteration, args=self._orbax.args.StandardRestore(arrays))
         except Exception as error:  # Orbax and TensorStore raise many types, none of them their own
             complete = (int(path.name) for path in self._directory.iterdir() if path.name.isdigit())
             others = [step for step in complete if step != iteration]
@@ -82,15 +93,15 @@ class Checkpoints:
                 f" and {_text(expected.get(name))} here"
             )
         leaves, structure = jax.tree.flatten(target)
-        names = _names(target)
         restored = []
-        for name, leaf in zip(names, leaves, strict=True):
-            if name not in stored:
-                restored.append(jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding))
-            elif _is_key(leaf):
-                restored.append(jax.random.wrap_key_data(stored[name], impl=_key_data(leaf)[1]))
-            else:
-                restored.append(stored[name])
+        for name, leaf in zip(_names(target), leaves, strict=True):
+            shape = _stored_shape(leaf)
+            array = _place(
+                stored[name] if name in stored else np.zeros(shape.shape, shape.dtype), leaf.sharding
+            )
+            restored.append(
+                jax.random.wrap_key_data(array, impl=_key_data(leaf)[1]) if _is_key(leaf) else array
+            )
         return jax.tree.unflatten(structure, restored)
 
     def close(self) -> None:
@@ -104,14 +115,30 @@ class Checkpoints:
             raise self._unwritable(error) from error
 
     def _manager(self, **options: Any) -> Any:
+        # Each process for itself: Orbax would otherwise wait for the others at every step.
+        me = jax.process_index()
+        alone = self._orbax.options.MultiprocessingOptions(
+            primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"process{me}"
+        )
         return self._orbax.CheckpointManager(
             self._directory,
-            options=self._orbax.CheckpointManagerOptions(**options),
-            item_handlers=self._orbax.StandardCheckpointHandler(),
+            options=self._orbax.CheckpointManagerOptions(
+                create=False, multiprocessing_options=alone, **options
+            ),
+            item_handlers=self._orbax.StandardCheckpointHandler(multiprocessing_options=alone),
         )
 
     def _unwritable(self, error: Exception) -> FdgError:
         return FdgError(f"cannot write a checkpoint in {self._directory} ({_first_line(error)})")
+
+
+def _numpy_shape(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+    return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)  # of the shape, and without its memory
+
+
+def _place(array: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
+    """A global array of which each process holds what is its own, possibly nothing."""
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index], dtype=array.dtype)
 
 
 def _names(tree: Any) -> list[str]:

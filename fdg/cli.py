@@ -2,11 +2,16 @@
 
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 
 import jax
 
+from fdg import distributed
 from fdg.errors import FdgError
+from fdg.peers import LostError
+
+_CAUSE_SECONDS = 5.0  # a collective fails a moment before the process that broke it is known
 
 
 def train_main(argv: Sequence[str] | None = None) -> int:
@@ -18,12 +23,15 @@ def train_main(argv: Sequence[str] | None = None) -> int:
 
     def run(argv: Sequence[str]) -> int:
         from fdg import run_directory, train
-        from fdg.job import parse
+        from fdg.job import join, parse
 
+        join(argv)
+        if not distributed.is_first():  # here, not in Python alone: gloo prints as well
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         job = parse(
             argv, "python -m fdg.train", "Trains an algorithm on an environment, under a distribution policy."
         )
-        if job.out is not None and not job.resumes:
+        if job.out is not None and not job.resumes and distributed.is_first():
             run_directory.check_free(job.out)  # before anything that takes long
         return train.train(job)
 
@@ -49,28 +57,48 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
 
 
 def _guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
-    """Runs a command: what a user can mend is one line on standard error and exit status 2."""
+    """Runs a command: what a user can mend is one line on standard error and exit status 2.
+
+    Where there are several processes, one that fails takes the others along.
+    """
     sys.path.insert(0, os.getcwd())  # for --algo module:Class, whichever way the command was started
     try:
-        return run(sys.argv[1:] if argv is None else argv)
+        status = _status(run, sys.argv[1:] if argv is None else argv)
+        distributed.leave()
+        return status
+    except LostError as error:
+        return _fail(str(error), error.status)
     except FdgError as error:
         return _fail(str(error))
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        return _fail(f"out of memory ({str(error).splitlines()[0]}): use fewer environments, or more devices")
     except KeyboardInterrupt:
+        distributed.abandon("interrupted", 130, "was interrupted")
         print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        distributed.abandon("", 141, "lost its standard output")
         return 141
-    except SystemExit as exit:  # --help
-        return int(exit.code or 0)
+    except Exception as error:
+        if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
+            first = str(error).splitlines()[0]
+            return _fail(f"out of memory ({first}): use fewer environments, or more devices")
+        if lost := distributed.lost(_CAUSE_SECONDS):
+            return _fail(str(lost), lost.status)
+        distributed.abandon(traceback.format_exc().rstrip(), 1, f"failed: {type(error).__name__}: {error}")
+        raise
     finally:
         sys.path.pop(0)
 
 
-def _fail(message: str) -> int:
-    print("error:", " ".join(message.split()), file=sys.stderr)
-    return 2
+def _status(run: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
+    try:
+        return run(argv)
+    except SystemExit as exit:  # --help
+        return int(exit.code or 0)
+
+
+def _fail(message: str, status: int = 2) -> int:
+    message = " ".join(message.split())
+    distributed.abandon(f"error: {message}", status, f"failed: {message}")
+    print("error:", message, file=sys.stderr)
+    return status

@@ -133,7 +133,8 @@ class Engine:
                     f"this state is not of {self.plan.graph.name}: a leaf is {leaf.dtype}{list(leaf.shape)}, "
                     f"not {shape.dtype}{list(shape.shape)}"
                 )
-            placed.append(leaf if leaf.sharding == shape.sharding else jax.device_put(leaf, shape.sharding))
+            is_placed = leaf.sharding.is_equivalent_to(shape.sharding, leaf.ndim)
+            placed.append(leaf if is_placed else jax.device_put(leaf, shape.sharding))
         return placed
 
     def __repr__(self) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fdg import run_directory
+from fdg import distributed, run_directory
 from fdg.errors import FdgError, unknown_name
 from fdg.flags import (
     Flag,
@@ -66,7 +66,12 @@ _NAMES = (
 )
 _STALENESS = Flag("staleness", int, 0, "iterations by which the actors' parameters lag; 0: synchronous")
 _RUN = (
-    Flag("devices", int | None, None, "how many to use (None: all); on a CPU, so many host devices are made"),
+    Flag(
+        "devices",
+        int | None,
+        None,
+        "how many to use, in all processes (None: all); on a CPU, so many host devices are made",
+    ),
     Flag("seed", int, 0, "of all random numbers"),
     Flag("num_seeds", int | None, None, "agents in one program, of seeds SEED, SEED+1, ... (None: one)"),
     Flag("eval_episodes", int, 128, "episodes of the evaluation after training; 0: none"),
@@ -83,6 +88,26 @@ _TOTAL_STEPS = Flag("total_steps", int, 500_000, "environment steps of each agen
 _FREE_ON_RESUME = {"policy", "devices", "eval_episodes", "checkpoint_every", "out", "resume"}
 
 
+def join(argv: Sequence[str]) -> None:
+    """Makes this process one of several, if the command line says so; before `parse`, which may start JAX.
+
+    Raises:
+      FdgError: as `distributed.initialize`, or the flags do not fit together.
+    """
+    first = Parser(add_help=False, allow_abbrev=False)
+    _add_flags(first, (*_RUN, *distributed.FLAGS))
+    given = vars(first.parse_known_args(normalise(argv))[0])
+    distributed.check(given)
+    triple = {
+        flag.name: given[flag.name]
+        for flag in distributed.FLAGS
+        if given.get(flag.name) is not None and flag.kind is not bool
+    }
+    if triple or given.get("distributed"):
+        _check_divides(given.get("devices"), given.get("num_processes") or 1)  # sooner than all are there
+        distributed.initialize(**triple)
+
+
 def parse(argv: Sequence[str], program: str, description: str) -> Job:
     """Reads and checks a command line.
 
@@ -97,13 +122,16 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     """
     words = normalise(argv)
     first = Parser(add_help=False, allow_abbrev=False)
-    _add_flags(first, (*_NAMES, *_RUN))
+    _add_flags(first, (*_NAMES, *_RUN, *distributed.FLAGS))
     early = vars(first.parse_known_args(words)[0])
+    distributed.check(early)
     out, stored = _earlier_run(early)
     known = {**stored, **early}
     if known.get("devices") is not None:
         _at_least(1, devices=known["devices"])
-        host_devices(known["devices"])  # before the imports below, which may start JAX's backends
+        _check_divides(known["devices"], distributed.count())
+        # Before the imports below, which may start JAX's backends.
+        host_devices(known["devices"] // distributed.count())
 
     import envs
     import policies
@@ -119,7 +147,7 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     fields = fields_of(algorithm_class)
     run_flags = _RUN if any(flag.name == "total_steps" for flag in fields) else (_TOTAL_STEPS, *_RUN)
     policy_flags = [flag for flag in fields_of(policy_class) if flag.name != "staleness"]
-    common = {flag.name for flag in (*_NAMES, _STALENESS, *run_flags, *policy_flags)}
+    common = {flag.name for flag in (*_NAMES, _STALENESS, *run_flags, *policy_flags, *distributed.FLAGS)}
     own_flags = [
         dataclasses.replace(flag, default=preset.get(flag.name, flag.default))
         for flag in fields
@@ -129,8 +157,11 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     what = f"hyperparameters of {algo}" + (f" for {env_name}" if has_env else "")
     _add_flags(parser.add_argument_group("what to train, and where"), [*_NAMES, _STALENESS, *policy_flags])
     _add_flags(parser.add_argument_group("the run"), run_flags)
+    _add_flags(parser.add_argument_group("several processes"), distributed.FLAGS)
     _add_flags(parser.add_argument_group(what), own_flags)
     given = parser.parse_strictly(words)
+    for flag in distributed.FLAGS:  # they say how it is carried out, and no run is bound to them
+        given.pop(flag.name, None)
     if stored:
         _check_agrees(given, stored, _FREE_ON_RESUME | {flag.name for flag in policy_flags})
 
@@ -294,6 +325,15 @@ def _construct(cls: type, name: str, values: Mapping[str, Any]) -> Any:
         return cls(**values)
     except ValueError as error:  # FdgError is one; a user's own class may raise the plain kind
         raise FdgError(str(error)) from error
+
+
+def _check_divides(devices: int | None, processes: int) -> None:
+    if devices is not None and devices % processes:
+        below, above = devices // processes * processes, -(-devices // processes) * processes
+        nearest = f"{below} or {above}" if below else above
+        raise FdgError(
+            f"--devices {devices} does not divide by the {processes} processes: use --devices {nearest}"
+        )
 
 
 def _lengths(algorithm: Any, name: str, total_steps: int | None) -> tuple[int, int]:

@@ -129,6 +129,17 @@ class RunDirectory:
         _publish(Path(file.name), self.path / name)
 
 
+class Unwritten(RunDirectory):
+    """What the processes have that do not write: what they call of it does nothing."""
+
+    def truncate_metrics(self, iteration: int) -> dict[str, Any] | None:
+        """Does nothing."""
+        return None
+
+    def draw_learning_curve(self, title: str, solved: float | None = None) -> None:
+        """Does nothing."""
+
+
 def check_free(path: Path) -> None:
     """Refuses a place for a new run that cannot be one; makes nothing.
 

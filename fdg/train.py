@@ -17,12 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 
 import fdg
+from fdg import distributed
 from fdg.checkpoint import Checkpoints
 from fdg.errors import FdgError
 from fdg.host_devices import host_devices
 from fdg.job import Job
 from fdg.progress import Progress, clock
-from fdg.run_directory import RunDirectory
+from fdg.run_directory import RunDirectory, Unwritten
 
 # Returns at which Gymnasium's registry calls an environment solved (`reward_threshold`).
 SOLVED = {
@@ -40,20 +41,19 @@ _CHECKPOINTS = 20
 def train(job: Job) -> int:
     """Trains, evaluates, and writes the run directory; says on standard output how it goes.
 
+    Of several processes, all call it, and the first one writes.
+
     Returns:
       The exit status: 0, or 128 and the signal's number where one ended the run early.
 
     Raises:
       FdgError: the job cannot be done as asked; nothing has been written then.
     """
+    _check_same(job)
     devices = available_devices(job.devices)
     engine = fdg.compile(job.algorithm, job.policy, devices, job.num_seeds)
     _check_all_busy(job, engine.plan)
-    run = (
-        RunDirectory.reopen(_directory(job))
-        if job.resumes
-        else RunDirectory.create(_directory(job), job.config)
-    )
+    run = _open(job)
     checkpoints = Checkpoints(run.checkpoints)
     try:
         return _train(job, engine, run, checkpoints)
@@ -63,13 +63,16 @@ def train(job: Job) -> int:
 
 
 def available_devices(count: int | None) -> list[jax.Device]:
-    """The first `count` devices, or all. On a CPU so many are made, unless JAX has started already.
+    """The first `count` devices, or all; of several processes, as many of each.
+
+    On a CPU so many are made, unless JAX has started already.
 
     Raises:
       FdgError: there are not so many.
     """
+    processes = distributed.count()
     if count is not None:
-        host_devices(count)
+        host_devices(count // processes)
     devices = jax.devices()
     if count is None:
         return devices
@@ -80,7 +83,15 @@ def available_devices(count: int | None) -> list[jax.Device]:
             f"--devices {count}: there {'is' if len(devices) == 1 else 'are'} {len(devices)} of kind {kind}:"
             f" use --devices {len(devices)}{fix}"
         )
-    return devices[:count]
+    if processes == 1:
+        return devices[:count]
+    each = [[d for d in devices if d.process_index == i][: count // processes] for i in range(processes)]
+    if min(map(len, each)) < count // processes:
+        raise FdgError(
+            f"--devices {count}: that is {count // processes} in each of {processes} processes,"
+            f" and one has only {min(map(len, each))}"
+        )
+    return [device for some in each for device in some]
 
 
 def iterations_per_call(num_iterations: int, steps_per_iteration: int) -> int:
@@ -101,8 +112,11 @@ def _train(job: Job, engine: fdg.Engine, run: RunDirectory, checkpoints: Checkpo
     total, agents = job.num_iterations, job.num_seeds or 1
     size = iterations_per_call(total, job.steps_per_iteration)
     checkpoint_every = math.ceil((job.checkpoint_every or total / _CHECKPOINTS) / size) * size
-    latest = checkpoints.latest() if job.resumes else None
-    if latest == total and run.summary() is not None:
+    found = (
+        (checkpoints.latest(), run.summary() is not None) if job.resumes and distributed.is_first() else None
+    )
+    latest, complete = distributed.exchange(found)[0] or (None, False)  # what process 0 found
+    if latest == total and complete:
         say(f"the run in {run.path} is complete: all of its {total:,} iterations are done")
         return 0
     say(f"{engine.plan}\n")
@@ -116,11 +130,13 @@ def _train(job: Job, engine: fdg.Engine, run: RunDirectory, checkpoints: Checkpo
 
     with _Signals() as signals, Progress(total, job.steps_per_iteration * agents, start) as progress:
         recorder = _Recorder(job, run, progress, start, wall_before)
-        while iteration < total and signals.caught is None:
+        caught = signals.agreed()
+        while iteration < total and caught is None:
             state, metrics = engine.run(state, size)
             recorder.add(size, metrics)
             iteration += size
-            if iteration % checkpoint_every == 0 or iteration == total or signals.caught is not None:
+            caught = signals.agreed()
+            if iteration % checkpoint_every == 0 or iteration == total or caught is not None:
                 recorder.flush()  # first, for a checkpoint is never ahead of the metrics
                 checkpoints.save(iteration, state)
         wall_s = recorder.wall_s
@@ -129,9 +145,11 @@ def _train(job: Job, engine: fdg.Engine, run: RunDirectory, checkpoints: Checkpo
     if iteration < total:
         checkpoints.close()
         say(f"interrupted at iteration {iteration:,} of {total:,}, and saved: go on with --resume {run.path}")
-        return 128 + (signals.caught or 0)
+        return 128 + (caught or 0)
     evaluation = _evaluate(job, engine, state)
     checkpoints.close()
+    if not distributed.is_first():
+        return 0
     steps = iteration * job.steps_per_iteration
     run.write_summary(
         {
@@ -191,7 +209,9 @@ class _Recorder:
         if self._latest is None:
             return
         iterations, arrays = self._latest
-        metrics, self._latest = jax.device_get(arrays), None
+        metrics, self._latest = distributed.fetch(arrays), None
+        if metrics is None:
+            return
         now = time.perf_counter()
         seconds, self._clock = now - self._clock, now
         rows = []
@@ -243,9 +263,14 @@ def _evaluate(job: Job, engine: fdg.Engine, state: Any) -> dict[str, Any]:
 
     # Another stream than those that training draws from.
     keys = [jax.random.fold_in(jax.random.key(job.seed + i), 2**31 - 1) for i in range(job.num_seeds or 1)]
-    if job.num_seeds is None:
+    if distributed.count() > 1:
+        state = distributed.gather(state)
+        if state is None:
+            return {}
+    elif job.num_seeds is None:
         # On one device: on several, each would play the same episodes.
         state = jax.device_put(state, engine.devices[0])
+    if job.num_seeds is None:
         value = float(jax.jit(mean_return)(state, keys[0]))
         return {"eval_return": value, "eval_episodes": job.eval_episodes}
     values = np.asarray(jax.jit(jax.vmap(mean_return))(state, jnp.stack(keys)))
@@ -266,21 +291,22 @@ def _verdict(evaluation: Mapping[str, Any], job: Job) -> str:
 
 def _check_all_busy(job: Job, plan: fdg.Plan) -> None:
     """Refuses to leave devices idle that were asked for by number, and says which numbers would do."""
-    if job.devices is None or not plan.idle:
-        return
-    busy = job.devices - len(plan.idle)
+    if not plan.idle or (job.devices is None and distributed.count() == 1):
+        return  # each of several processes needs something to do
+    there = plan.num_devices
+    busy = there - len(plan.idle)
     if job.num_seeds is not None:
-        nearest = _multiples(job.num_seeds, job.devices)
+        nearest = _multiples(job.num_seeds, there)
         raise FdgError(
-            f"--num-seeds {job.num_seeds} does not divide by --devices {job.devices}:"
+            f"--num-seeds {job.num_seeds} does not divide by --devices {there}:"
             f" use --num-seeds {nearest}, or --devices {busy}"
         )
     num_envs = getattr(job.algorithm, "num_envs", None)
-    split = math.lcm(*map(len, job.policy.place(job.devices).values()))
+    split = math.lcm(*map(len, job.policy.place(there).values()))
     if num_envs is None or num_envs % split == 0:
-        raise FdgError(f"{job.policy} uses {busy} of {job.devices} devices: use --devices {busy}")
+        raise FdgError(f"{job.policy} uses {busy} of {there} devices: use --devices {busy}")
     raise FdgError(
-        f"--num-envs {num_envs} does not divide by --devices {job.devices} under {job.policy}:"
+        f"--num-envs {num_envs} does not divide by --devices {there} under {job.policy}:"
         f" use --num-envs {_multiples(num_envs, split)}, or --devices {busy}"
     )
 
@@ -288,6 +314,25 @@ def _check_all_busy(job: Job, plan: fdg.Plan) -> None:
 def _multiples(number: int, of: int) -> str:
     below, above = number // of * of, -(-number // of) * of
     return f"{below} or {above}" if below else str(above)
+
+
+def _check_same(job: Job) -> None:
+    """Processes that run different programs would wait for each other for ever."""
+    mine, *others = distributed.exchange({**job.config, "versions": versions()})
+    for i, other in enumerate(others, 1):
+        for name in mine:
+            if other.get(name) != mine[name]:
+                raise FdgError(f"process {i} has {name} {other.get(name)}, and process 0 has {mine[name]}")
+
+
+def _open(job: Job) -> RunDirectory:
+    if not distributed.is_first():
+        return Unwritten(job.out or Path())
+    return (
+        RunDirectory.reopen(_directory(job))
+        if job.resumes
+        else RunDirectory.create(_directory(job), job.config)
+    )
 
 
 def _directory(job: Job) -> Path:
@@ -337,6 +382,10 @@ class _Signals:
     def __exit__(self, *_: object) -> None:
         for number, handler in zip((signal.SIGINT, signal.SIGTERM), self._before, strict=True):
             signal.signal(number, handler)
+
+    def agreed(self) -> int | None:
+        """What any of the processes caught: all stop at the same iteration."""
+        return next((caught for caught in distributed.exchange(self.caught) if caught is not None), None)
 
     def _catch(self, number: int, _: Any) -> None:
         if self.caught is not None:

@@ -1,0 +1,86 @@
+"""Do actors and learners work at the same time under staleness? Two host devices, one thread each.
+
+Measured in one process, in turns: an iteration without staleness (actor, then learner), and one with
+`staleness=1`. Without it the two parts never overlap, so their busy times are what each takes alone. And
+since two devices of one machine share its caches and memory, also what the machine itself can do: two
+copies of a plain program on the two devices, at once against one after the other.
+
+    python -m bench.overlap
+"""
+
+import json
+import os
+import statistics
+import time
+
+# Before JAX starts: no more than one thread for what a device computes.
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false".strip()
+
+import jax
+import jax.numpy as jnp
+
+import algos
+import envs
+import fdg
+import policies
+
+ROUNDS, ITERATIONS = 9, 8
+
+
+def main() -> dict:
+    """Medians over the rounds; seconds an iteration."""
+    fdg.host_devices(2)
+    devices = jax.devices("cpu")
+    algorithm = algos.PPO(
+        env=envs.make("Acrobot-v1"), num_envs=256, num_steps=64, num_epochs=1, total_steps=10**9
+    )
+    runs = {k: _Run(algorithm, policies.SingleLearnerCoarse(staleness=k), devices) for k in (0, 1)}
+    shared = _machine(devices)
+    rounds = []
+    for _ in range(ROUNDS):
+        apart, parts = runs[0].seconds()
+        together, _ = runs[1].seconds()
+        rounds.append({"synchronous": apart, "staleness_1": together, **parts,
+                       "over_longer": together / max(parts.values()),
+                       "synchronous_over_sum": apart / sum(parts.values()),
+                       "machine": shared()})  # fmt: skip
+    return {name: statistics.median(row[name] for row in rounds) for name in rounds[0]} | {
+        "over_longer_spread": sorted(row["over_longer"] for row in rounds)[1:-1:6]
+    }
+
+
+class _Run:
+    def __init__(self, algorithm, policy, devices):
+        self.engine = fdg.compile(algorithm, policy, devices)
+        self.state, metrics = self.engine.run(self.engine.init(0), ITERATIONS)
+        jax.block_until_ready(metrics)
+
+    def seconds(self):
+        """Of one iteration, and each group's share of it."""
+        before, begun = self.engine.busy_seconds(), time.perf_counter()
+        self.state, metrics = self.engine.run(self.state, ITERATIONS)
+        jax.block_until_ready((self.state, metrics))
+        wall = (time.perf_counter() - begun) / ITERATIONS
+        after = self.engine.busy_seconds()
+        return wall, {group: (after[group] - before[group]) / ITERATIONS for group in after}
+
+
+def _machine(devices):
+    """How much longer a program takes when the other device runs the same one at the same time."""
+    work = jax.jit(lambda x: jax.lax.fori_loop(0, 400, lambda _, x: jnp.tanh(x @ x), x))
+    inputs = [jax.device_put(jnp.full((128, 128), 0.01), device) for device in devices]
+    jax.block_until_ready([work(x) for x in inputs])
+
+    def measure():
+        begun = time.perf_counter()
+        jax.block_until_ready(work(inputs[0]))
+        alone = time.perf_counter() - begun
+        begun = time.perf_counter()
+        jax.block_until_ready([work(x) for x in inputs])
+        return (time.perf_counter() - begun) / alone
+
+    return measure
+
+
+if __name__ == "__main__":
+    print(json.dumps(main()))
