@@ -8,12 +8,13 @@ a value that another group needs is moved there once, when it is made.
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Union
 
 from jax.extend import core
 
 from fdg import batch_flow, jaxprs
+from fdg.fragment import FragmentMark
 from fdg.regions import Item, Loop, Opened, Operation, Region
 
 CHEAP_FLOPS = 1_000_000  # code between fragments up to this size is copied rather than its results moved
@@ -612,6 +613,7 @@ class _Block:
                 reads.append([source for source, _ in step.pairs])
             else:
                 reads.append([outer for outer, _ in step[1]["enter"]])
+        names = self._names(order)
         used_after: set[Value] = set(kept)
         constants = {value for values in self._constants.values() for value in values}
         steps: list[Step] = []
@@ -622,7 +624,7 @@ class _Block:
                 dead = {
                     i for i, value in enumerate(read) if value not in used_after and value not in constants
                 }
-                steps.append(self._call(step, read, outputs, dead))
+                steps.append(self._call(step, names[step], read, outputs, dead))
             elif isinstance(step, Move):
                 freed = {
                     i for i, value in enumerate(read) if value not in used_after and value not in constants
@@ -643,12 +645,35 @@ class _Block:
             used_after.update(read)
         return tuple(reversed(steps))
 
-    def _call(self, piece: _Piece, inputs: list[Value], outputs: list[Value], dead: set[int]) -> Call:
+    def _names(self, order: Sequence[Any]) -> dict[_Piece, str]:
+        """Programs are named after their outermost fragments; without any, after their group's next or last."""
+
+        def fragments(step: Any, group: str) -> list[str]:
+            if isinstance(step, Move) or (isinstance(step, _Piece) and step.group != group):
+                return []
+            inside = step.operations if isinstance(step, _Piece) else _operations(step[0].body)
+            mine = [op for op in inside if group in self.scheduler.places.groups[op]]
+            return list(dict.fromkeys(n for op in mine for n in _outermost(op.eqn, iter(op.fragments))))
+
+        names: dict[_Piece, str] = {}
+        for i, step in enumerate(order):
+            if not isinstance(step, _Piece):
+                continue
+            own = fragments(step, step.group)
+            later = [n for other in order[i + 1 :] for n in fragments(other, step.group)]
+            earlier = [n for other in order[:i] for n in fragments(other, step.group)]
+            name = "+".join(own) or (
+                f"before {later[0]}" if later else f"after {earlier[-1]}" if earlier else "between fragments"
+            )
+            self.scheduler.names[name] += 1
+            count = self.scheduler.names[name]
+            names[step] = name if count == 1 else f"{name} ({count})"
+        return names
+
+    def _call(
+        self, piece: _Piece, name: str, inputs: list[Value], outputs: list[Value], dead: set[int]
+    ) -> Call:
         fragments = tuple(dict.fromkeys(name for op in piece.operations for name in op.fragments))
-        name = "+".join(fragments) or "glue"
-        self.scheduler.names[name] += 1
-        if self.scheduler.names[name] > 1:
-            name = f"{name}.{self.scheduler.names[name]}"
         equations = tuple(op.eqn for op in piece.operations)
         kinds = collections.Counter(_kind(value) for value in outputs)
         donated = set()
@@ -660,6 +685,13 @@ class _Block:
             name, piece.group, fragments, equations, tuple(inputs), tuple(outputs),
             frozenset(dead), frozenset(donated),
         )  # fmt: skip
+
+
+def _outermost(eqn: core.JaxprEqn, names: Iterator[str]) -> list[str]:
+    """Of the fragments in an equation, named in the order of `trace`, those that are in no other."""
+    here = [next(names)] if FragmentMark.of(eqn) is not None else []
+    inner = [n for body in jaxprs.bodies(eqn) for e in body.jaxpr.eqns for n in _outermost(e, names)]
+    return here or inner
 
 
 def _kind(value: Value) -> tuple:
