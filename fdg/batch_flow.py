@@ -44,17 +44,24 @@ class Communication:
     calls: int
 
 
-def communication(jaxpr: Any, input_axes: Sequence[Axis] = ()) -> tuple[Communication, ...]:
+def communication(
+    jaxpr: Any,
+    input_axes: Sequence[Axis] = (),
+    devices: int | None = None,
+    output_axes: Sequence[Axis] | None = None,
+) -> tuple[Communication, ...]:
     """What devices exchange when a jaxpr runs once, the bodies of fragments called in it included.
 
     Args:
       jaxpr: open or closed: a whole iteration, a piece of one, or a fragment's body.
       input_axes: the batch axes of its first inputs, None for those that are left out.
+      devices: how many; None for any number that divides all batches.
+      output_axes: what its outputs are brought to; None for whatever they have.
 
     Returns:
       One row for each fragment, kind and number of calls, in program order.
     """
-    flow = follow(jaxpr, input_axes)
+    flow = follow(jaxpr, input_axes, devices, output_axes)
     read, _ = _Pruner().flow(flow, frozenset(range(len(flow.outputs))))
     return _merged(_exchanges(read, None, ()))
 
@@ -64,11 +71,12 @@ def axes(jaxpr: Any, input_axes: Sequence[Axis] = ()) -> list[Axis]:
     return list(follow(jaxpr, input_axes).outputs)
 
 
-def equation_axes(eqn: Any, operand_axes: Sequence[Axis]) -> list[Axis]:
+def equation_axes(eqn: Any, operand_axes: Sequence[Axis], devices: int | None = None) -> list[Axis]:
     """The batch axes of one equation's results, given those of its operands."""
-    sizes = _sizes(eqn.invars, operand_axes)
-    operands = tuple((axis, 0) for axis in operand_axes)
-    return list(_Follower(math.gcd(*sizes, *_border_sizes_of(eqn)) or 1)._step(eqn, operands, 0).results)
+    unit = devices or math.gcd(*_sizes(eqn.invars, operand_axes), *_border_sizes_of(eqn)) or 1
+    operands = zip(eqn.invars, operand_axes, strict=True)
+    taken = tuple((_divisible(v, axis, unit), 0) for v, axis in operands)
+    return list(_Follower(unit)._step(eqn, taken, 0).results)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -132,12 +140,28 @@ class Flow:
     parted: tuple[tuple[int, int], ...] = ()
 
 
-def follow(jaxpr: Any, input_axes: Sequence[Axis] = ()) -> Flow:
-    """Follows the batch axes of a jaxpr's first inputs (and those of the borders in it) to its outputs."""
+def follow(
+    jaxpr: Any,
+    input_axes: Sequence[Axis] = (),
+    devices: int | None = None,
+    output_axes: Sequence[Axis] | None = None,
+) -> Flow:
+    """Follows the batch axes of a jaxpr's first inputs (and those of the borders in it) to its outputs.
+
+    Arguments are those of `communication`; an axis that does not divide by the devices is none.
+    """
     jaxpr = jaxprs.open_jaxpr(jaxpr)
     inputs = [*input_axes, *[None] * (len(jaxpr.invars) - len(input_axes))]
-    unit = math.gcd(*_sizes(jaxpr.invars, inputs), *_border_sizes(jaxpr)) or 1
-    return _Follower(unit).flow(jaxpr, tuple((axis, 0) for axis in inputs), 0)
+    unit = devices or math.gcd(*_sizes(jaxpr.invars, inputs), *_border_sizes(jaxpr)) or 1
+    taken = tuple((_divisible(v, axis, unit), 0) for v, axis in zip(jaxpr.invars, inputs, strict=True))
+    wanted = None
+    if output_axes is not None:
+        wanted = tuple(_divisible(v, axis, unit) for v, axis in zip(jaxpr.outvars, output_axes, strict=True))
+    return _Follower(unit).flow(jaxpr, taken, 0, wanted)
+
+
+def _divisible(atom: Any, axis: Axis, unit: int) -> Axis:
+    return None if axis is None or shape_of(atom)[axis] % unit else axis
 
 
 def _exchanges(flow: Flow, fragment: str | None, trips: tuple[int, ...]) -> Iterator[Communication]:

@@ -8,6 +8,8 @@ import dataclasses
 import graphlib
 from typing import Any
 
+import jax
+
 from fdg.errors import GraphError
 
 
@@ -105,6 +107,11 @@ class FDG:
     jaxpr: Any = dataclasses.field(default=None, repr=False, compare=False)
     state: Any = dataclasses.field(default=None, repr=False, compare=False)
     metrics: Any = dataclasses.field(default=None, repr=False, compare=False)
+
+    @property
+    def output_axes(self) -> tuple[int | None, ...]:
+        """Batch axes of the jaxpr's outputs: leaves come back as they were, metrics have none."""
+        return (*self.state_axes, *[None] * len(jax.tree.leaves(self.metrics)))
 
     def __repr__(self) -> str:
         return f"<FDG of {self.name}: {len(self.fragments)} fragments, {len(self.edges)} edges>"

@@ -8,6 +8,7 @@ a value that another group needs is moved there once, when it is made.
 
 import collections
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Union
 
@@ -138,14 +139,15 @@ def _walk(steps: Sequence[Step], times: int) -> Iterable[tuple[Step, int]]:
             yield from _walk(step.steps, times * step.trips)
 
 
-def partition(opened: Opened, axes: Sequence[int | None], groups: Sequence[str]) -> Schedule:
+def partition(opened: Opened, axes: Sequence[int | None], sizes: Mapping[str, int]) -> Schedule:
     """Places every operation of an opened iteration, and gathers them into programs.
 
     Args:
       axes: the batch axis of each leaf of the state.
-      groups: in the policy's order; what nothing else decides goes to the first.
+      sizes: number of devices of each group, in the policy's order; what nothing else decides goes to the
+        first.
     """
-    places = _Places(opened, len(axes), groups)
+    places = _Places(opened, len(axes), sizes)
     return _Scheduler(places, axes).schedule()
 
 
@@ -163,8 +165,8 @@ class _Places:
         iteration itself, whose carried values are the state's leaves.
     """
 
-    def __init__(self, opened: Opened, num_leaves: int, order: Sequence[str]):
-        self.region, self.num_leaves, self.order = opened.region, num_leaves, list(order)
+    def __init__(self, opened: Opened, num_leaves: int, sizes: Mapping[str, int]):
+        self.region, self.num_leaves, self.order, self.sizes = opened.region, num_leaves, list(sizes), sizes
         self.declared = opened.declared
         self.groups: dict[Operation, set[str]] = {}
         self.homes: dict[Loop | None, list[set[str]]] = {}
@@ -359,7 +361,7 @@ class _Scheduler:
         self.axes: dict[core.Var, int | None] = dict(zip(places.region.inputs, axes, strict=False))
         self.origins: dict[core.Var, tuple[str, ...]] = {}  # fragments that a variable comes from
         self.names: collections.Counter[str] = collections.Counter()
-        _follow_axes(places.region, self.axes, places.declared)
+        _follow_axes(places.region, self.axes, places)
         _agree(places.region, places.region.inputs[: self.num_leaves], self.axes)
         _find_origins(places.region, self.origins, self.num_leaves)
 
@@ -714,24 +716,25 @@ def _readers(places: _Places, region: Region, variable: core.Var, group: str) ->
     return tuple(found)
 
 
-def _follow_axes(region: Region, axes: dict[core.Var, int | None], declared: Mapping[core.Var, int]) -> None:
+def _follow_axes(region: Region, axes: dict[core.Var, int | None], places: _Places) -> None:
     """Enters the batch axis of every variable, given those of the region's inputs."""
 
     def enter(variables: Iterable[core.Var], found: Iterable[int | None]) -> None:
-        axes.update((v, declared.get(v) if a is None else a) for v, a in zip(variables, found, strict=True))
+        axes.update((v, places.declared.get(v) if a is None else a) for v, a in zip(variables, found, strict=True))
 
     enter(region.inputs, [axes.get(v) for v in region.inputs])
     for item in region.items:
         if isinstance(item, Operation):
             operands = [None if jaxprs.is_literal(v) else axes.get(v) for v in item.eqn.invars]
             row = None if item.row is None else axes.get(item.row)
-            results = [row + 1] if row is not None else batch_flow.equation_axes(item.eqn, operands)
+            devices = math.lcm(*(places.sizes[group] for group in places.groups[item]))
+            results = [row + 1] if row is not None else batch_flow.equation_axes(item.eqn, operands, devices)
             enter(item.eqn.outvars, results)
             continue
         enter(item.body.inputs, [axes.get(outer) for outer in (*item.constants, *item.starts)])
         carried = item.body.inputs[len(item.constants) :]
         for _ in range(len(carried) + 1):  # an axis can reach one more carried value a round
-            _follow_axes(item.body, axes, declared)
+            _follow_axes(item.body, axes, places)
             ends = [(v, axes.get(end)) for v, end in zip(carried, item.body.outputs, strict=True)]
             late = [(v, axis) for v, axis in ends if axes.get(v) is None and axis is not None]
             if not late:

@@ -217,7 +217,7 @@ def place(
     if len(groups) == 1:
         return _plan_whole(plan)
     opened = open_iteration(graph.jaxpr, named, policy)
-    schedule = partition(opened, graph.state_axes, list(sizes))
+    schedule = partition(opened, graph.state_axes, sizes)
     return _plan_steps(dataclasses.replace(plan, schedule=schedule, constants=opened.constants), sizes)
 
 
@@ -371,7 +371,7 @@ def _plan_whole(plan: Plan) -> Plan:
     program = PlannedProgram("train", group.name, tuple(f.name for f in graph.fragments), 1)
     found = []
     if len(group) > 1:
-        found = _collectives(jaxprs.open_jaxpr(graph.jaxpr), graph.state_axes, program, group, 1)
+        found = _collectives(graph.jaxpr, (graph.state_axes, graph.output_axes), program, group, 1)
     memory = ((group.name, peak_bytes(graph.jaxpr, graph.state_axes, len(group))),)
     movements = (*_edges(graph), *_added_up(found))
     return dataclasses.replace(plan, programs=(program,), movements=movements, memory=memory)
@@ -386,7 +386,7 @@ def _plan_steps(plan: Plan, sizes: Mapping[str, int]) -> Plan:
         program = PlannedProgram(call.name, call.group, call.fragments, times)
         programs.append(program)
         if sizes[call.group] > 1:
-            axes = [v.axis for v in call.inputs]
+            axes = [v.axis for v in call.inputs], [v.axis for v in call.outputs]
             collectives += _collectives(_call_jaxpr(call), axes, program, groups[call.group], times)
     transfers = []
     for move, times in plan.schedule.moves():
@@ -401,14 +401,15 @@ def _plan_steps(plan: Plan, sizes: Mapping[str, int]) -> Plan:
 
 def _call_jaxpr(call: Call) -> Any:
     inputs, outputs = [v.variable for v in call.inputs], [v.variable for v in call.outputs]
-    return jaxprs.open_jaxpr(jaxprs.build(inputs, outputs, call.equations))
+    return jaxprs.build(inputs, outputs, call.equations)
 
 
 def _collectives(
-    jaxpr: Any, axes: Sequence[int | None], program: PlannedProgram, group: Group, times: int
+    jaxpr: Any, axes: tuple[Sequence, Sequence], program: PlannedProgram, group: Group, times: int
 ) -> list[Movement]:
-    """What a group's devices exchange when they run a program `times` times."""
-    found = [(c, c.fragment or BETWEEN) for c in batch_flow.communication(jaxpr, axes)]
+    """What a group's devices exchange when they run a program `times` times; `axes` of its ins and outs."""
+    exchanged = batch_flow.communication(jaxpr, axes[0], len(group), axes[1])
+    found = [(c, c.fragment or BETWEEN) for c in exchanged]
     return [
         Movement(where, where, c.kind, c.bytes, c.calls * times, "", group.name, program.name)
         for c, where in found

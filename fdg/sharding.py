@@ -37,17 +37,20 @@ def _spec(axis: Axis) -> PartitionSpec:
     return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, BATCH)
 
 
-def constrain(jaxpr: core.ClosedJaxpr, mesh: Mesh, axes: Sequence[Axis] = ()) -> core.ClosedJaxpr:
+def constrain(
+    jaxpr: core.ClosedJaxpr, mesh: Mesh, axes: Sequence[Axis] = (), output_axes: Sequence[Axis] | None = None
+) -> core.ClosedJaxpr:
     """Replaces fragment borders by shardings on the mesh, and makes every exchange of data explicit.
 
-    The result exchanges what `batch_flow.communication(jaxpr, axes)` says.
+    The result exchanges what `batch_flow.communication(jaxpr, axes, mesh.size, output_axes)` says.
 
     Args:
       jaxpr: a traced program, in the global view; so is the result.
       mesh: of one axis, `BATCH`, whose size divides the batch of every border.
       axes: the batch axes of the jaxpr's first inputs; the others are shared.
+      output_axes: what its outputs are brought to; None for whatever they have.
     """
-    lowered = _Rewriter(mesh).rewrite(batch_flow.follow(jaxpr, axes))
+    lowered = _Rewriter(mesh).rewrite(batch_flow.follow(jaxpr, axes, mesh.size, output_axes))
     core.check_jaxpr(lowered)
     return jaxprs.with_jaxpr(jaxpr, lowered)
 
