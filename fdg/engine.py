@@ -6,9 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fdg.batch_flow import Communication
 from fdg.errors import FdgError, PlanError
 from fdg.execution import Stepped, Whole
-from fdg.placement import Plan, Policy, place
+from fdg.hlo import Collective, unexplained
+from fdg.placement import BETWEEN, Plan, Policy, place
 from fdg.processes import put
 from fdg.tracing import trace
 
@@ -83,6 +85,25 @@ class Engine:
     def algorithm_state(self, state: Any) -> Any:
         """The algorithm's own state: what `algorithm.evaluate` takes. Under staleness, `state` holds more."""
         return state.state if self.plan.delayed is not None else state
+
+    def unexplained(self) -> tuple[tuple[str, Collective], ...]:
+        """Collectives of the compiled programs that the plan does not name: (program, collective).
+
+        Looks at the programs with devices of this process. There should be none.
+        """
+        predicted: dict[str, list[Communication]] = {program.name: [] for program in self.plan.programs}
+        for m in self.plan.movements:
+            if m.program in predicted:
+                fragment = None if m.source == BETWEEN else m.source
+                predicted[m.program].append(
+                    Communication(fragment, m.how, m.bytes_per_crossing, m.crossings_per_iteration)
+                )
+        return tuple(
+            (program.name, collective)
+            for program in self.programs
+            if program.is_here and not program.exchanges
+            for collective in unexplained(program.collectives(), predicted.get(program.name, ()))
+        )
 
     @property
     def moved_bytes(self) -> int:

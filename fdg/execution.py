@@ -34,6 +34,7 @@ class Program:
       calls_per_iteration: how often it runs in one training iteration.
       function: the jitted function.
       arguments: what it takes, as `jax.ShapeDtypeStruct` with shardings.
+      exchanges: whether it is a transfer between processes, which is a collective itself.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Program:
     calls_per_iteration: int
     function: Any = dataclasses.field(repr=False)
     arguments: Sequence[Any] = dataclasses.field(repr=False)
+    exchanges: bool = False
     compiled: Any = dataclasses.field(default=None, repr=False)
 
     @property
@@ -247,6 +249,7 @@ class Stepped:
         for name, function, arguments in mover.functions([self._shape(a) for a, _ in pairs]):
             where = tuple(mover.mesh_of(name).devices.flat)
             program = Program(f"{name} {source} -> {target}", (), where, times, function, (arguments,))
+            program.exchanges = name == "exchange"
             self._programs.append(program)
             mover.programs[name] = program
         if not any(_is_here(mesh) for mesh in meshes):

@@ -19,6 +19,7 @@ import numpy as np
 import fdg
 from fdg import distributed
 from fdg.checkpoint import Checkpoints
+from fdg.drawing import quantity
 from fdg.errors import FdgError
 from fdg.host_devices import host_devices
 from fdg.job import Job
@@ -52,7 +53,7 @@ def train(job: Job) -> int:
     _check_same(job)
     devices = available_devices(job.devices)
     engine = fdg.compile(job.algorithm, job.policy, devices, job.num_seeds)
-    _check_all_busy(job, engine.plan)
+    _check_all_busy(job, engine.plan, devices)
     run = _open(job)
     checkpoints = Checkpoints(run.checkpoints)
     try:
@@ -127,6 +128,8 @@ def _train(job: Job, engine: fdg.Engine, run: RunDirectory, checkpoints: Checkpo
     if job.resumes:
         say(f"resuming at iteration {start:,} of {total:,}")
     say(f"compiled in {compile_s:.1f} s; run directory {run.path}")
+    for line in _unexplained(engine):
+        say(line)
 
     with _Signals() as signals, Progress(total, job.steps_per_iteration * agents, start) as progress:
         recorder = _Recorder(job, run, progress, start, wall_before)
@@ -146,6 +149,7 @@ def _train(job: Job, engine: fdg.Engine, run: RunDirectory, checkpoints: Checkpo
         checkpoints.close()
         say(f"interrupted at iteration {iteration:,} of {total:,}, and saved: go on with --resume {run.path}")
         return 128 + (caught or 0)
+    groups = _groups(engine, wall_s - wall_before)
     evaluation = _evaluate(job, engine, state)
     checkpoints.close()
     if not distributed.is_first():
@@ -161,6 +165,7 @@ def _train(job: Job, engine: fdg.Engine, run: RunDirectory, checkpoints: Checkpo
             **evaluation,
             "seeds": [job.seed + i for i in range(agents)],
             "policy": str(job.policy),
+            **groups,
             "devices": [device.device_kind for device in engine.devices],
             "versions": versions(),
         }
@@ -170,6 +175,27 @@ def _train(job: Job, engine: fdg.Engine, run: RunDirectory, checkpoints: Checkpo
         say(_verdict(evaluation, job))
     say(f"run directory {run.path}")
     return 0
+
+
+def _unexplained(engine: fdg.Engine) -> list[str]:
+    """Says which collectives of the compiled programs the plan does not name."""
+    return [
+        f"unexplained: {c.kind} of {quantity(c.bytes, 'B')} x {c.calls} in program '{program}'"
+        f" ({', '.join(c.fragments) or 'between fragments'}), which the plan does not name"
+        for program, c in engine.unexplained()
+    ]
+
+
+def _groups(engine: fdg.Engine, wall_s: float) -> dict[str, Any]:
+    """For several groups: how long each was busy and idle in `wall_s` seconds, and what moved between them."""
+    if len(engine.plan.groups) < 2:
+        return {}
+    everywhere = distributed.exchange({"busy_s": engine.busy_seconds(), "moved": engine.moved_bytes})
+    groups = {}
+    for group in engine.plan.groups:
+        busy = min(wall_s, max(here["busy_s"][group.name] for here in everywhere))
+        groups[group.name] = {"devices": len(group), "busy_s": round(busy, 4), "idle_s": round(wall_s - busy, 4)}
+    return {"groups": groups, "moved_bytes": sum(here["moved"] for here in everywhere)}
 
 
 def _start(
@@ -261,6 +287,7 @@ def _evaluate(job: Job, engine: fdg.Engine, state: Any) -> dict[str, Any]:
     def mean_return(state, key):
         return algorithm.evaluate(state, key, job.eval_episodes)["return"]
 
+    state = engine.algorithm_state(state)
     # Another stream than those that training draws from.
     keys = [jax.random.fold_in(jax.random.key(job.seed + i), 2**31 - 1) for i in range(job.num_seeds or 1)]
     if distributed.count() > 1:
@@ -289,7 +316,7 @@ def _verdict(evaluation: Mapping[str, Any], job: Job) -> str:
     return text
 
 
-def _check_all_busy(job: Job, plan: fdg.Plan) -> None:
+def _check_all_busy(job: Job, plan: fdg.Plan, devices: Sequence[jax.Device]) -> None:
     """Refuses to leave devices idle that were asked for by number, and says which numbers would do."""
     if not plan.idle or (job.devices is None and distributed.count() == 1):
         return  # each of several processes needs something to do
@@ -301,13 +328,21 @@ def _check_all_busy(job: Job, plan: fdg.Plan) -> None:
             f"--num-seeds {job.num_seeds} does not divide by --devices {there}:"
             f" use --num-seeds {nearest}, or --devices {busy}"
         )
+    if len(plan.groups) > 1:  # of several groups, one takes what its batch divides by; the plan says which
+        working = {devices[i].process_index for group in plan.groups for i in group.devices}
+        for process in range(distributed.count()):
+            if process not in working:
+                raise FdgError(
+                    f"{job.policy} leaves process {process} without work: it uses {busy} of {there} devices;"
+                    f" use other numbers of devices, or --num-envs that divide by them"
+                )
+        return
     num_envs = getattr(job.algorithm, "num_envs", None)
-    split = math.lcm(*map(len, job.policy.place(there).values()))
-    if num_envs is None or num_envs % split == 0:
+    if num_envs is None or num_envs % there == 0:
         raise FdgError(f"{job.policy} uses {busy} of {there} devices: use --devices {busy}")
     raise FdgError(
         f"--num-envs {num_envs} does not divide by --devices {there} under {job.policy}:"
-        f" use --num-envs {_multiples(num_envs, split)}, or --devices {busy}"
+        f" use --num-envs {_multiples(num_envs, there)}, or --devices {busy}"
     )
 
 
