@@ -73,11 +73,12 @@ SingleLearnerCoarse(actors=4, learners=1, staleness=1) places Walker on 8 device
 
   each iteration                          where               bytes/crossing  crossings  bytes/iteration
   run act+step+act.2+judge                actors
+    all-gather (between fragments)        actors                       192 B          1            192 B
     all-reduce (between fragments)        actors                        12 B          1             12 B
   move act, step, judge -> learn          actors -> learners         1.54 kB          1          1.54 kB
   run learn                               learners
   move learn -> history (next iteration)  learners -> actors            48 B          1             48 B
-  1.58 kB an iteration move between groups and 12 B within them; 3.91 kB stay on their devices
+  1.58 kB an iteration move between groups and 204 B within them; 3.91 kB stay on their devices
   memory per device, at least: actors 1.5 kB, learners 1.58 kB
   staleness 1: in iteration t, act and act.2 read weight (12 B) as at the start of iteration t-1
   idle: 5-7 (SingleLearnerCoarse places nothing there)"""
@@ -135,13 +136,15 @@ Central(workers=None, servers=1, staleness=0) places Walker on 5 devices
 
   each iteration                         where               bytes/crossing  crossings  bytes/iteration
   run act+step+act.2+judge               workers
+    all-gather (between fragments)       workers                      192 B          1            192 B
     all-reduce (between fragments)       workers                       12 B          1             12 B
   for 3 steps of learn:
     run gradient                         workers
+      all-reduce of gradient             workers                       12 B          3             36 B
     move gradient -> update              workers -> servers            12 B          3             36 B
     run update                           servers
     move update -> gradient (next step)  servers -> workers            48 B          3            144 B
-  180 B an iteration move between groups and 12 B within them; 5.4 kB stay on their devices
+  180 B an iteration move between groups and 240 B within them; 5.4 kB stay on their devices
   memory per device, at least: workers 1.48 kB, servers 84 B"""
 
 

@@ -35,7 +35,8 @@ GPUOnly() places Walker on 4 devices
     update    update           all    0-3          3             -
 
   moves between devices  how         bytes/crossing  crossings  bytes/iteration
-  gradient               all-reduce            12 B          3             36 B
+  (between fragments)    all-gather           192 B          1            192 B
+  gradient               all-reduce            12 B          1             12 B
   (between fragments)    all-reduce            12 B          1             12 B
   5.47 kB an iteration pass between fragments on the same devices
   memory per device, at least: 1.5 kB"""
