@@ -10,7 +10,7 @@ from fdg.batch_flow import Communication
 from fdg.errors import FdgError, PlanError
 from fdg.execution import Stepped, Whole
 from fdg.hlo import Collective, unexplained
-from fdg.placement import BETWEEN, Plan, Policy, place
+from fdg.placement import BETWEEN, Plan, Policy, place, with_host
 from fdg.processes import put
 from fdg.tracing import trace
 
@@ -173,14 +173,14 @@ def compile(
     Args:
       algorithm: any object with `init(key) -> state` and `iterate(state) -> (state, metrics)`.
       policy: a value of `policies`, such as `policies.GPUOnly()`.
-      devices: all of JAX's if None.
+      devices: all of JAX's if None, for some policies with the host's CPU (`placement.with_host`).
       num_seeds: independent agents in one program, spread over the devices; None for a single one.
 
     Raises:
       GraphError: the algorithm's graph is not well formed.
       PlanError: the policy cannot be carried out on these devices.
     """
-    devices = jax.devices() if devices is None else devices
+    devices = with_host(policy, jax.devices()) if devices is None else devices
     if isinstance(devices, int):
         raise PlanError(f"devices={devices}: give a list, such as jax.devices()[:{devices}]")
     return Engine(algorithm, place(trace(algorithm), policy, list(devices), num_seeds), list(devices))

@@ -45,7 +45,8 @@ class Group:
 class Policy(Protocol):
     """A distribution policy: a frozen, hashable dataclass.
 
-    A field `staleness`, if there is one, says how many iterations old the parameters are that actors use.
+    A field `staleness`, if there is one, says how many iterations old the parameters are that actors use. A
+    class attribute `uses_host = True` asks for the host's CPU beside the accelerators (see `with_host`).
     """
 
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
@@ -171,6 +172,17 @@ class Plan:
         return plan_drawing.plan_svg(self)
 
 
+def with_host(policy: Policy, devices: Sequence[jax.Device]) -> list[jax.Device]:
+    """Adds the host's CPU to accelerators, in front of them, if the policy makes use of it.
+
+    In one process only: of several, each would have to name its own.
+    """
+    accelerators = bool(devices) and devices[0].platform != "cpu"
+    if not (getattr(policy, "uses_host", False) and accelerators and jax.process_count() == 1):
+        return list(devices)
+    return [*jax.local_devices(backend="cpu")[:1], *devices]
+
+
 def place(
     algorithm: Any, policy: Policy, devices: int | Sequence[Any] | None = None, num_seeds: int | None = None
 ) -> Plan:
@@ -179,7 +191,7 @@ def place(
     Args:
       algorithm: an algorithm, or the `FDG` that `trace` made of it.
       policy: see `policies`.
-      devices: how many, or which; all of JAX's if None. They need not exist.
+      devices: how many, or which; None for all of JAX's (`with_host`). They need not exist.
       num_seeds: independent agents in one program, spread over the devices.
 
     Raises:
@@ -187,7 +199,7 @@ def place(
       GraphError: from `trace`.
     """
     if devices is None:
-        devices = jax.devices()
+        devices = with_host(policy, jax.devices())
     platforms = ["cpu"] * devices if isinstance(devices, int) else [d.platform for d in devices]
     count = devices if isinstance(devices, int) else len(devices)
     if count < 1:

@@ -23,6 +23,7 @@ from fdg.drawing import quantity
 from fdg.errors import FdgError
 from fdg.host_devices import host_devices
 from fdg.job import Job
+from fdg.placement import with_host
 from fdg.progress import Progress, clock
 from fdg.run_directory import RunDirectory, Unwritten
 
@@ -51,7 +52,7 @@ def train(job: Job) -> int:
       FdgError: the job cannot be done as asked; nothing has been written then.
     """
     _check_same(job)
-    devices = available_devices(job.devices)
+    devices = with_host(job.policy, available_devices(job.devices))
     engine = fdg.compile(job.algorithm, job.policy, devices, job.num_seeds)
     _check_all_busy(job, engine.plan, devices)
     run = _open(job)

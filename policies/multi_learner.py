@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from fdg.placement import Group
 from policies.groups import accelerators_and_hosts
@@ -14,6 +15,8 @@ class MultiLearner:
     Where there is no other device than CPUs (or none but accelerators), environments share the learners'
     devices. The layout of data-parallel learners such as RLlib's DD-PPO (Wijmans et al., ICLR 2020).
     """
+
+    uses_host: ClassVar[bool] = True  # unless devices are named, accelerators come with their host's CPU
 
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
         """CPUs among accelerators get the environments; all else is on every accelerator."""
