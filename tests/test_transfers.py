@@ -102,7 +102,9 @@ def test_any_arrays_on_any_axis_of_any_dtype(case):
     m, n, first, specs = case
     devices = jax.devices("cpu")[:8]
     arrays = [values(shape, dtype, 11 * i) for i, (shape, _, dtype) in enumerate(specs)]
-    mover, placed = make_mover(devices[:m], devices[first : first + n], arrays, [axis for _, axis, _ in specs])
+    mover, placed = make_mover(
+        devices[:m], devices[first : first + n], arrays, [axis for _, axis, _ in specs]
+    )
     moved = check(mover, arrays, placed)
     expected = [words(x) for x in arrays]
     # The originals may be given up, also where both groups have the device: what came is a copy.

@@ -12,8 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import algos
-import envs
 import fdg
 import policies
 from fdg import jaxprs, sharding, transfers
@@ -26,11 +24,10 @@ from tests.conformance.comparison import (
     assert_same,
     leaves,
     plain,
-    ppo,
     reference,
     start,
 )
-from tests.user_algorithm import Gardener, Walker
+from tests.user_algorithm import Walker
 
 # Policy and devices. Groups are uneven, of several learners and servers, larger than the batch allows.
 SETUPS = {
@@ -182,7 +179,7 @@ def test_a_wrong_lowering_fails(devices, monkeypatch):
 
 def _permuted(mover, arrays, arrived):
     """Chunks of the first split array in another order."""
-    for i, (x, (a, b)) in enumerate(zip(arrived, mover.layouts, strict=True)):
+    for i, (x, (a, _)) in enumerate(zip(arrived, mover.layouts, strict=True)):
         if a.parts > 1:
             rolled = jnp.roll(x, x.shape[a.axis] // a.parts, a.axis)
             return [*arrived[:i], jax.device_put(rolled, x.sharding), *arrived[i + 1 :]]
@@ -410,16 +407,15 @@ def test_staleness_is_a_whole_number(devices):
 # --- several agents ---
 
 
-def test_agents_are_those_of_single_runs(devices):
+def test_agents_are_those_of_single_runs(engine_of, devices):
     """Agent i of a program of several is the single agent of seed + i."""
-    algorithm = ppo("CartPole-v1", num_envs=16, num_steps=8)
-    several = fdg.compile(algorithm, policies.GPUOnly(), devices[:4], num_seeds=3)
+    several = fdg.compile(ALGORITHMS["discrete"](), policies.GPUOnly(), devices[:4], num_seeds=3)
     assert [len(group) for group in several.plan.groups] == [3]
-    states, metrics = several.run(several.init(5), 3)
-    assert metrics["loss"].shape == (3, 3)
-    single = fdg.compile(algorithm, policies.GPUOnly(), devices[:1])
+    states, metrics = several.run(several.init(5), ITERATIONS)
+    assert metrics["loss"].shape == (ITERATIONS, 3)
+    single = engine_of("discrete", "gpu_only 1")
     for agent in range(3):
-        expected = single.run(single.init(5 + agent), 3)
+        expected = single.run(single.init(5 + agent), ITERATIONS)
         take = jax.tree.map(lambda x: x[agent], states), {k: m[:, agent] for k, m in metrics.items()}  # noqa: B023
         # Several agents' matrix products are one batched product, which adds up in another order.
         assert_same(expected, take, 1e-4)
