@@ -1,12 +1,11 @@
-"""Graphs and plans for people: text for terminals, Mermaid and SVG for documents and notebooks."""
+"""Graphs for people: text for terminals, Mermaid and SVG for documents and notebooks."""
 
 import html
 from collections.abc import Sequence
 
 from fdg.graph import FDG, Fragment
-from fdg.placement import Plan
 
-_COLOURS = {  # fill of a node by role: Okabe & Ito's colour-blind safe palette, lightened
+COLOURS = {  # fill of a node by role: Okabe & Ito's colour-blind safe palette, lightened
     "environment": "#cfe8d5",
     "actor": "#cfe0f3",
     "buffer": "#f3e6cf",
@@ -14,7 +13,7 @@ _COLOURS = {  # fill of a node by role: Okabe & Ito's colour-blind safe palette,
     "gradient": "#fbe6de",
     "update": "#fbe6de",
 }
-_OTHER = "#e4e4e4"
+OTHER = "#e4e4e4"
 
 
 def quantity(number: float, unit: str = "") -> str:
@@ -46,11 +45,13 @@ def table(header: Sequence[str], rows: Sequence[tuple[str, ...]], numeric: Seque
     return [line(header), *map(line, rows)]
 
 
-def _depth(graph: FDG, fragment: Fragment) -> int:
-    return 0 if fragment.parent is None else 1 + _depth(graph, graph.fragment(fragment.parent))
+def depth(graph: FDG, fragment: Fragment) -> int:
+    """How many fragments it is nested in."""
+    return 0 if fragment.parent is None else 1 + depth(graph, graph.fragment(fragment.parent))
 
 
-def _calls(fragment: Fragment) -> str:
+def calls(fragment: Fragment) -> str:
+    """How often it runs in an iteration, with a tilde if that depends on the data."""
     return f"{'' if fragment.calls_exact else '~'}{fragment.calls_per_iteration}"
 
 
@@ -63,9 +64,9 @@ def graph_text(graph: FDG) -> str:
     lines = [f"FDG of {graph.name}: {len(graph.fragments)} fragments, {len(graph.edges)} edges", ""]
     rows = [
         (
-            "  " * _depth(graph, f) + f.name,
+            "  " * depth(graph, f) + f.name,
             f.role,
-            _calls(f),
+            calls(f),
             str(f.batch_size or "-"),
             quantity(f.flops_per_call),
             quantity(f.bytes_per_call, "B"),
@@ -82,66 +83,6 @@ def graph_text(graph: FDG) -> str:
     return "\n".join(lines)
 
 
-def plan_text(plan: Plan) -> str:
-    """What `print(engine.plan)` shows."""
-    graph = plan.graph
-    agents = "" if plan.num_seeds is None else f", {plan.num_seeds} agents"
-    lines = [f"{plan.policy} places {graph.name} on {_devices(plan.num_devices)}{agents}", ""]
-    split = "agents/device" if plan.num_seeds is not None else "batch/device"
-    rows = []
-    for f in graph.fragments:
-        group = plan.group_of(f.name)
-        share = plan.num_seeds if plan.num_seeds is not None else f.batch_size
-        per_device = "-" if share is None else str(share // len(group))
-        rows.append(
-            (
-                "  " * _depth(graph, f) + f.name,
-                f.role,
-                group.name,
-                _span(group.devices),
-                _calls(f),
-                per_device,
-            )
-        )
-    lines += table(("fragment", "role", "group", "devices", "calls", split), rows, (4, 5))
-    moving = [m for m in plan.movements if m.how]
-    lines.append("")
-    if moving:
-        crossings = [
-            (_arrow(m) if m.source != m.target else m.source, m.how, quantity(m.bytes_per_crossing, "B"),
-             str(m.crossings_per_iteration), quantity(m.bytes_per_iteration, "B"))
-            for m in moving
-        ]  # fmt: skip
-        lines += table(
-            ("moves between devices", "how", "bytes/crossing", "crossings", "bytes/iteration"),
-            crossings,
-            (2, 3, 4),
-        )
-    else:
-        lines.append("  nothing moves between devices")
-    kept = sum(m.bytes_per_iteration for m in plan.movements if not m.how)
-    lines.append(f"  {quantity(kept, 'B')} an iteration pass between fragments on the same devices")
-    if plan.idle:
-        reason = "seeds do" if plan.num_seeds is not None else "batch does"
-        lines.append(f"  idle: {_span(plan.idle)} (the {reason} not divide over more devices)")
-    return "\n".join(lines)
-
-
-def _devices(count: int) -> str:
-    return f"{count} device{'s' if count != 1 else ''}"
-
-
-def _span(devices: Sequence[int]) -> str:
-    """Positions as ranges: (0, 1, 2, 5) is "0-2, 5"."""
-    runs: list[list[int]] = []
-    for d in devices:
-        if runs and d == runs[-1][-1] + 1:
-            runs[-1].append(d)
-        else:
-            runs.append([d])
-    return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
-
-
 def mermaid(graph: FDG) -> str:
     """A Mermaid flowchart: nested fragments in boxes, delayed edges dotted."""
     number = {f.name: f"n{i}" for i, f in enumerate(graph.fragments)}
@@ -149,7 +90,7 @@ def mermaid(graph: FDG) -> str:
 
     def node(fragment: Fragment, indent: str) -> None:
         children = [f for f in graph.fragments if f.parent == fragment.name]
-        label = f"{fragment.name}<br/><i>{fragment.role}</i> x{_calls(fragment)}"
+        label = f"{fragment.name}<br/><i>{fragment.role}</i> x{calls(fragment)}"
         if children:
             lines.append(f'{indent}subgraph {number[fragment.name]}["{label}"]')
             for child in children:
@@ -166,7 +107,7 @@ def mermaid(graph: FDG) -> str:
         link = f'-. "{label}, next {e.delay}" .->' if e.delay else f'-- "{label}" -->'
         lines.append(f"  {number[e.source]} {link} {number[e.target]}")
     for f in graph.fragments:
-        lines.append(f"  style {number[f.name]} fill:{_COLOURS.get(f.role, _OTHER)},stroke:#555,color:#111")
+        lines.append(f"  style {number[f.name]} fill:{COLOURS.get(f.role, OTHER)},stroke:#555,color:#111")
     return "\n".join(lines)
 
 
@@ -211,11 +152,11 @@ def _row(graph: FDG, parent: str | None) -> tuple[str, float, float]:
         left[f.name] = x
         parts.append(
             f'<g transform="translate({x},{top})"><rect width="{width}" height="{height}" rx="9" '
-            f'fill="{_COLOURS.get(f.role, _OTHER)}" stroke="#555"/>'
+            f'fill="{COLOURS.get(f.role, OTHER)}" stroke="#555"/>'
             f'<text x="{width / 2}" y="23" text-anchor="middle" font-size="15" font-weight="600" fill="#111">'
             f"{html.escape(f.name)}</text>"
             f'<text x="{width / 2}" y="42" text-anchor="middle" font-size="12" fill="#333">'
-            f"{html.escape(f.role)} · ×{_calls(f)} · {quantity(f.flops_per_call, 'flop')}</text>"
+            f"{html.escape(f.role)} · ×{calls(f)} · {quantity(f.flops_per_call, 'flop')}</text>"
             + (
                 f'<g transform="translate(0,{_NODE_HEIGHT - 6})">{inner[f.name][0]}</g>'
                 if f.name in inner

@@ -8,6 +8,8 @@ import dataclasses
 import graphlib
 from typing import Any
 
+import jax
+
 from fdg.errors import GraphError
 
 
@@ -42,8 +44,6 @@ class Fragment:
       calls_exact: False inside a while loop (counted as one trip) or a branch (counted as taken).
       flops_per_call: see `jaxprs.flops_of`.
       bytes_per_call: what it reads and writes at its border.
-      reduced_bytes_per_call: of results that its whole batch shares (see `batch_flow`), nested fragments'
-        own left out: what devices exchange if the batch is split over them.
     """
 
     name: str
@@ -55,7 +55,6 @@ class Fragment:
     bytes_per_call: int
     inputs: tuple[Array, ...]
     outputs: tuple[Array, ...]
-    reduced_bytes_per_call: int = 0
 
     @property
     def batch_size(self) -> int | None:
@@ -95,7 +94,6 @@ class FDG:
     Attributes:
       fragments: in program order, a nested one after the fragment around it.
       edges: between fragments of one nesting level.
-      reduced_bytes_between: the `reduced_bytes_per_call` of the code between fragments, an iteration.
       state_axes: the batch axis of each leaf of the algorithm's state, where a fragment declares one.
       jaxpr: one iteration: the state's leaves in; the state's leaves, then the metrics' leaves out.
       state: the state's pytree, of `jax.ShapeDtypeStruct`.
@@ -106,10 +104,14 @@ class FDG:
     fragments: tuple[Fragment, ...]
     edges: tuple[Edge, ...]
     state_axes: tuple[int | None, ...] = ()
-    reduced_bytes_between: int = 0
     jaxpr: Any = dataclasses.field(default=None, repr=False, compare=False)
     state: Any = dataclasses.field(default=None, repr=False, compare=False)
     metrics: Any = dataclasses.field(default=None, repr=False, compare=False)
+
+    @property
+    def output_axes(self) -> tuple[int | None, ...]:
+        """Batch axes of the jaxpr's outputs: leaves come back as they were, metrics have none."""
+        return (*self.state_axes, *[None] * len(jax.tree.leaves(self.metrics)))
 
     def __repr__(self) -> str:
         return f"<FDG of {self.name}: {len(self.fragments)} fragments, {len(self.edges)} edges>"

@@ -3,7 +3,9 @@
 import dataclasses
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+
+from fdg.batch_flow import Communication
 
 _KINDS = (
     "all-reduce",
@@ -42,6 +44,20 @@ def read_collectives(text: str) -> tuple[Collective, ...]:
         (name for name, lines in computations.items() if lines and lines[0].startswith("ENTRY")), None
     )
     return tuple(_walk(computations, entry, 1)) if entry else ()
+
+
+def unexplained(
+    collectives: Iterable[Collective], communications: Iterable[Communication]
+) -> tuple[Collective, ...]:
+    """The collectives that no prediction of `batch_flow.communication` names.
+
+    A prediction names those of its kind around which its fragment is, or which are between fragments if it
+    has none. What XLA combined from several (a tuple) counts as named where one of them is.
+    """
+    named = {(c.kind, c.fragment) for c in communications}
+    return tuple(
+        c for c in collectives if not any((c.kind, around) in named for around in c.fragments or (None,))
+    )
 
 
 def _computations(text: str) -> Iterator[tuple[str, list[str]]]:

@@ -141,11 +141,21 @@ def bodies(eqn: core.JaxprEqn) -> tuple[Body, ...]:
                 Body(b, 1, False, tuple(range(1, len(eqn.invars))), tuple(range(len(b.outvars))))
                 for b in branches
             )
+        case "custom_linear_solve":  # what runs of it, unless it is differentiated, is its solver
+            sizes, solve = params["const_lengths"], open_jaxpr(params["jaxprs"].solve)
+            first = sizes.matvec + sizes.vecmat
+            right = range(sum(sizes), len(eqn.invars))
+            operands = (*range(first, first + sizes.solve), *right)
+            return (Body(solve, 1, True, operands, tuple(range(len(solve.outvars)))),)
     inner = [open_jaxpr(value) for value in params.values() if is_jaxpr(value)]
-    wired = [j for j in inner if len(j.invars) == len(eqn.invars) and len(j.outvars) == len(eqn.outvars)]
+    wired = [j for j in inner if _shapes(j) == _shapes(eqn)]  # others are the scalar function of a reduction
     return tuple(
         Body(j, 1, True, tuple(range(len(j.invars))), tuple(range(len(j.outvars)))) for j in wired[:1]
     )
+
+
+def _shapes(wired: Any) -> list[list[Any]]:
+    return [[getattr(v.aval, "shape", None) for v in side] for side in (wired.invars, wired.outvars)]
 
 
 def map_equations(jaxpr: core.Jaxpr, change: Callable[[core.JaxprEqn], core.JaxprEqn]) -> core.Jaxpr:

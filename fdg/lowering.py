@@ -42,7 +42,7 @@ class Loop:
 def lower_shared(graph: FDG, plan: Plan, devices: Sequence[jax.Device]) -> Loop:
     """The program of a plan whose fragments all share their devices."""
     mesh = make_mesh([devices[i] for i in plan.groups[0].devices])
-    iterate = core.jaxpr_as_fun(_constrained(graph.jaxpr, mesh, graph.state_axes))
+    iterate = core.jaxpr_as_fun(_constrained(graph.jaxpr, mesh, graph.state_axes, graph.output_axes))
     shardings = [
         array_sharding(mesh, leaf.shape, axis)
         for axis, leaf in zip(graph.state_axes, jax.tree.leaves(graph.state), strict=True)
@@ -75,7 +75,8 @@ def lower_call(call: Call, mesh: Mesh) -> tuple[Any, list[jax.ShapeDtypeStruct]]
     inputs = [value.variable for value in call.inputs]
     outputs = [value.variable for value in call.outputs]
     jaxpr = jaxprs.build(inputs, outputs, call.equations)
-    function = core.jaxpr_as_fun(_constrained(jaxpr, mesh, [value.axis for value in call.inputs]))
+    axes = [[value.axis for value in values] for values in (call.inputs, call.outputs)]
+    function = core.jaxpr_as_fun(_constrained(jaxpr, mesh, *axes))
 
     def program(*arrays):
         return *function(*arrays), jnp.zeros((), jnp.uint8)
@@ -106,8 +107,10 @@ def value_shape(mesh: Mesh, value: Value) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=value_sharding(mesh, value))
 
 
-def _constrained(jaxpr: core.ClosedJaxpr, mesh: Mesh, axes: Sequence[int | None]) -> core.ClosedJaxpr:
-    return jaxpr if mesh.size == 1 else sharding.constrain(jaxpr, mesh, axes)
+def _constrained(
+    jaxpr: core.ClosedJaxpr, mesh: Mesh, input_axes: Sequence[int | None], output_axes: Sequence[int | None]
+) -> core.ClosedJaxpr:
+    return jaxpr if mesh.size == 1 else sharding.constrain(jaxpr, mesh, input_axes, output_axes)
 
 
 def _loop(iterate: Callable, num_state: int, leaves: list, iterations: int) -> tuple[list, list]:

@@ -39,7 +39,7 @@ def _peak_inside(
     peak = 0
     for i, eqn in enumerate(equations):
         operands = [None if jaxprs.is_literal(v) else axes.get(v) for v in eqn.invars]
-        for v, axis in zip(eqn.outvars, batch_flow.equation_axes(eqn, operands), strict=True):
+        for v, axis in zip(eqn.outvars, batch_flow.equation_axes(eqn, operands, devices), strict=True):
             if not isinstance(v, core.DropVar):
                 axes[v] = axis
                 alive[v] = _share(v, axis, devices)

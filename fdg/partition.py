@@ -8,12 +8,14 @@ a value that another group needs is moved there once, when it is made.
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Union
 
 from jax.extend import core
 
 from fdg import batch_flow, jaxprs
+from fdg.fragment import FragmentMark
 from fdg.regions import Item, Loop, Opened, Operation, Region
 
 CHEAP_FLOPS = 1_000_000  # code between fragments up to this size is copied rather than its results moved
@@ -137,14 +139,15 @@ def _walk(steps: Sequence[Step], times: int) -> Iterable[tuple[Step, int]]:
             yield from _walk(step.steps, times * step.trips)
 
 
-def partition(opened: Opened, axes: Sequence[int | None], groups: Sequence[str]) -> Schedule:
+def partition(opened: Opened, axes: Sequence[int | None], sizes: Mapping[str, int]) -> Schedule:
     """Places every operation of an opened iteration, and gathers them into programs.
 
     Args:
       axes: the batch axis of each leaf of the state.
-      groups: in the policy's order; what nothing else decides goes to the first.
+      sizes: number of devices of each group, in the policy's order; what nothing else decides goes to the
+        first.
     """
-    places = _Places(opened, len(axes), groups)
+    places = _Places(opened, len(axes), sizes)
     return _Scheduler(places, axes).schedule()
 
 
@@ -162,8 +165,8 @@ class _Places:
         iteration itself, whose carried values are the state's leaves.
     """
 
-    def __init__(self, opened: Opened, num_leaves: int, order: Sequence[str]):
-        self.region, self.num_leaves, self.order = opened.region, num_leaves, list(order)
+    def __init__(self, opened: Opened, num_leaves: int, sizes: Mapping[str, int]):
+        self.region, self.num_leaves, self.order, self.sizes = opened.region, num_leaves, list(sizes), sizes
         self.declared = opened.declared
         self.groups: dict[Operation, set[str]] = {}
         self.homes: dict[Loop | None, list[set[str]]] = {}
@@ -358,7 +361,7 @@ class _Scheduler:
         self.axes: dict[core.Var, int | None] = dict(zip(places.region.inputs, axes, strict=False))
         self.origins: dict[core.Var, tuple[str, ...]] = {}  # fragments that a variable comes from
         self.names: collections.Counter[str] = collections.Counter()
-        _follow_axes(places.region, self.axes, places.declared)
+        _follow_axes(places.region, self.axes, places)
         _agree(places.region, places.region.inputs[: self.num_leaves], self.axes)
         _find_origins(places.region, self.origins, self.num_leaves)
 
@@ -612,6 +615,7 @@ class _Block:
                 reads.append([source for source, _ in step.pairs])
             else:
                 reads.append([outer for outer, _ in step[1]["enter"]])
+        names = self._names(order)
         used_after: set[Value] = set(kept)
         constants = {value for values in self._constants.values() for value in values}
         steps: list[Step] = []
@@ -622,7 +626,7 @@ class _Block:
                 dead = {
                     i for i, value in enumerate(read) if value not in used_after and value not in constants
                 }
-                steps.append(self._call(step, read, outputs, dead))
+                steps.append(self._call(step, names[step], read, outputs, dead))
             elif isinstance(step, Move):
                 freed = {
                     i for i, value in enumerate(read) if value not in used_after and value not in constants
@@ -643,12 +647,35 @@ class _Block:
             used_after.update(read)
         return tuple(reversed(steps))
 
-    def _call(self, piece: _Piece, inputs: list[Value], outputs: list[Value], dead: set[int]) -> Call:
+    def _names(self, order: Sequence[Any]) -> dict[_Piece, str]:
+        """Programs are named after their outermost fragments; without any, after their group's next or last."""
+
+        def fragments(step: Any, group: str) -> list[str]:
+            if isinstance(step, Move) or (isinstance(step, _Piece) and step.group != group):
+                return []
+            inside = step.operations if isinstance(step, _Piece) else _operations(step[0].body)
+            mine = [op for op in inside if group in self.scheduler.places.groups[op]]
+            return list(dict.fromkeys(n for op in mine for n in _outermost(op.eqn, iter(op.fragments))))
+
+        names: dict[_Piece, str] = {}
+        for i, step in enumerate(order):
+            if not isinstance(step, _Piece):
+                continue
+            own = fragments(step, step.group)
+            later = [n for other in order[i + 1 :] for n in fragments(other, step.group)]
+            earlier = [n for other in order[:i] for n in fragments(other, step.group)]
+            name = "+".join(own) or (
+                f"before {later[0]}" if later else f"after {earlier[-1]}" if earlier else "between fragments"
+            )
+            self.scheduler.names[name] += 1
+            count = self.scheduler.names[name]
+            names[step] = name if count == 1 else f"{name} ({count})"
+        return names
+
+    def _call(
+        self, piece: _Piece, name: str, inputs: list[Value], outputs: list[Value], dead: set[int]
+    ) -> Call:
         fragments = tuple(dict.fromkeys(name for op in piece.operations for name in op.fragments))
-        name = "+".join(fragments) or "glue"
-        self.scheduler.names[name] += 1
-        if self.scheduler.names[name] > 1:
-            name = f"{name}.{self.scheduler.names[name]}"
         equations = tuple(op.eqn for op in piece.operations)
         kinds = collections.Counter(_kind(value) for value in outputs)
         donated = set()
@@ -660,6 +687,13 @@ class _Block:
             name, piece.group, fragments, equations, tuple(inputs), tuple(outputs),
             frozenset(dead), frozenset(donated),
         )  # fmt: skip
+
+
+def _outermost(eqn: core.JaxprEqn, names: Iterator[str]) -> list[str]:
+    """Of the fragments in an equation, named in the order of `trace`, those that are in no other."""
+    here = [next(names)] if FragmentMark.of(eqn) is not None else []
+    inner = [n for body in jaxprs.bodies(eqn) for e in body.jaxpr.eqns for n in _outermost(e, names)]
+    return here or inner
 
 
 def _kind(value: Value) -> tuple:
@@ -682,24 +716,25 @@ def _readers(places: _Places, region: Region, variable: core.Var, group: str) ->
     return tuple(found)
 
 
-def _follow_axes(region: Region, axes: dict[core.Var, int | None], declared: Mapping[core.Var, int]) -> None:
+def _follow_axes(region: Region, axes: dict[core.Var, int | None], places: _Places) -> None:
     """Enters the batch axis of every variable, given those of the region's inputs."""
 
     def enter(variables: Iterable[core.Var], found: Iterable[int | None]) -> None:
-        axes.update((v, declared.get(v) if a is None else a) for v, a in zip(variables, found, strict=True))
+        axes.update((v, places.declared.get(v) if a is None else a) for v, a in zip(variables, found, strict=True))
 
     enter(region.inputs, [axes.get(v) for v in region.inputs])
     for item in region.items:
         if isinstance(item, Operation):
             operands = [None if jaxprs.is_literal(v) else axes.get(v) for v in item.eqn.invars]
             row = None if item.row is None else axes.get(item.row)
-            results = [row + 1] if row is not None else batch_flow.equation_axes(item.eqn, operands)
+            devices = math.lcm(*(places.sizes[group] for group in places.groups[item]))
+            results = [row + 1] if row is not None else batch_flow.equation_axes(item.eqn, operands, devices)
             enter(item.eqn.outvars, results)
             continue
         enter(item.body.inputs, [axes.get(outer) for outer in (*item.constants, *item.starts)])
         carried = item.body.inputs[len(item.constants) :]
         for _ in range(len(carried) + 1):  # an axis can reach one more carried value a round
-            _follow_axes(item.body, axes, declared)
+            _follow_axes(item.body, axes, places)
             ends = [(v, axes.get(end)) for v, end in zip(carried, item.body.outputs, strict=True)]
             late = [(v, axis) for v, axis in ends if axes.get(v) is None and axis is not None]
             if not late:

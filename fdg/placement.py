@@ -74,6 +74,7 @@ class Movement:
       bytes_per_crossing: what arrives, on all devices of the target together; for a collective the size of
         its result.
       where: the group, or "actors -> learners" for a transfer.
+      program: for a collective, the program that it is in.
     """
 
     source: str
@@ -83,6 +84,7 @@ class Movement:
     crossings_per_iteration: int
     delay: str = ""
     where: str = ""
+    program: str = ""
 
     @property
     def bytes_per_iteration(self) -> int:
@@ -114,7 +116,8 @@ class Plan:
       num_devices: how many devices there were to use.
       num_seeds: independent agents, None for one without a seed axis.
       groups: the groups in use, idle devices left out; groups on the same devices are one.
-      idle: devices that nothing runs on, because the batch (or the seeds) does not divide by more.
+      idle: devices that nothing runs on.
+      unfit: for each group, the devices that the policy gave it and its batches do not divide over.
       assignment: the group of each fragment, by names, in the graph's order.
       programs: in the order in which an iteration first runs them.
       movements: every edge and transfer, then every collective.
@@ -135,8 +138,16 @@ class Plan:
     movements: tuple[Movement, ...]
     memory: tuple[tuple[str, int], ...]
     delayed: Delay | None = None
+    unfit: tuple[tuple[str, tuple[int, ...]], ...] = ()
     schedule: Schedule | None = dataclasses.field(default=None, repr=False, compare=False)
     constants: Sequence[Any] = dataclasses.field(default=(), repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        count = len(self.programs)
+        return (
+            f"<Plan of {self.graph.name} under {self.policy} on {self.num_devices} devices: "
+            f"{count} program{'s' if count != 1 else ''}>"
+        )
 
     def group_of(self, fragment: str) -> Group:
         """The group that a fragment lives on."""
@@ -144,20 +155,20 @@ class Plan:
         return next(group for group in self.groups if group.name == name)
 
     def __str__(self) -> str:
-        from fdg import drawing
+        from fdg import plan_drawing
 
-        return drawing.plan_text(self)
+        return plan_drawing.plan_text(self)
 
     def to_mermaid(self) -> str:
         """The plan as a Mermaid flowchart: a box for each group."""
-        from fdg import drawing
+        from fdg import plan_drawing
 
-        return drawing.plan_mermaid(self)
+        return plan_drawing.plan_mermaid(self)
 
     def _repr_svg_(self) -> str:
-        from fdg import drawing
+        from fdg import plan_drawing
 
-        return drawing.plan_svg(self)
+        return plan_drawing.plan_svg(self)
 
 
 def place(
@@ -193,19 +204,20 @@ def place(
     if num_seeds is not None:
         return dataclasses.replace(_plan_seeds(graph, policy, count, num_seeds), delayed=delayed)
     assignment = _merge_shared(by_policy)
+    asked = tuple(dict.fromkeys(assignment.values()))
     groups = tuple(
-        _fitted(group, [f for f in graph.fragments if assignment[f.name] == group], policy)
-        for group in dict.fromkeys(assignment.values())
+        _fitted(group, [f for f in graph.fragments if assignment[f.name] == group], policy) for group in asked
     )
+    unfit = tuple((group.name, group.devices[len(fit) :]) for group, fit in zip(asked, groups, strict=True))
     used = {device for group in groups for device in group.devices}
     idle = tuple(d for d in range(count) if d not in used)
     named = {fragment: group.name for fragment, group in assignment.items()}
     sizes = {group.name: len(group) for group in groups}
-    plan = Plan(graph, policy, count, None, groups, idle, tuple(named.items()), (), (), (), delayed)
+    plan = Plan(graph, policy, count, None, groups, idle, tuple(named.items()), (), (), (), delayed, unfit)
     if len(groups) == 1:
         return _plan_whole(plan)
     opened = open_iteration(graph.jaxpr, named, policy)
-    schedule = partition(opened, graph.state_axes, list(sizes))
+    schedule = partition(opened, graph.state_axes, sizes)
     return _plan_steps(dataclasses.replace(plan, schedule=schedule, constants=opened.constants), sizes)
 
 
@@ -357,9 +369,11 @@ def _plan_whole(plan: Plan) -> Plan:
     (group,) = plan.groups
     graph = plan.graph
     program = PlannedProgram("train", group.name, tuple(f.name for f in graph.fragments), 1)
-    found = _collectives(jaxprs.open_jaxpr(graph.jaxpr), graph.state_axes, group, 1) if len(group) > 1 else []
+    found = []
+    if len(group) > 1:
+        found = _collectives(graph.jaxpr, (graph.state_axes, graph.output_axes), program, group, 1)
     memory = ((group.name, peak_bytes(graph.jaxpr, graph.state_axes, len(group))),)
-    movements = (*_edges(graph), *found)
+    movements = (*_edges(graph), *_added_up(found))
     return dataclasses.replace(plan, programs=(program,), movements=movements, memory=memory)
 
 
@@ -369,11 +383,11 @@ def _plan_steps(plan: Plan, sizes: Mapping[str, int]) -> Plan:
     groups = {group.name: group for group in plan.groups}
     programs, collectives = [], []
     for call, times in plan.schedule.calls():
-        programs.append(PlannedProgram(call.name, call.group, call.fragments, times))
+        program = PlannedProgram(call.name, call.group, call.fragments, times)
+        programs.append(program)
         if sizes[call.group] > 1:
-            collectives += _collectives(
-                _call_jaxpr(call), [v.axis for v in call.inputs], groups[call.group], times
-            )
+            axes = [v.axis for v in call.inputs], [v.axis for v in call.outputs]
+            collectives += _collectives(_call_jaxpr(call), axes, program, groups[call.group], times)
     transfers = []
     for move, times in plan.schedule.moves():
         size = sum(moved_bytes(b.bytes, Layout(b.shape, b.axis, sizes[move.target])) for _, b in move.pairs)
@@ -387,16 +401,18 @@ def _plan_steps(plan: Plan, sizes: Mapping[str, int]) -> Plan:
 
 def _call_jaxpr(call: Call) -> Any:
     inputs, outputs = [v.variable for v in call.inputs], [v.variable for v in call.outputs]
-    return jaxprs.open_jaxpr(jaxprs.build(inputs, outputs, call.equations))
+    return jaxprs.build(inputs, outputs, call.equations)
 
 
-def _collectives(jaxpr: Any, axes: Sequence[int | None], group: Group, times: int) -> list[Movement]:
-    """What a group's devices exchange when they run a program `times` times."""
+def _collectives(
+    jaxpr: Any, axes: tuple[Sequence, Sequence], program: PlannedProgram, group: Group, times: int
+) -> list[Movement]:
+    """What a group's devices exchange when they run a program `times` times; `axes` of its ins and outs."""
+    exchanged = batch_flow.communication(jaxpr, axes[0], len(group), axes[1])
+    found = [(c, c.fragment or BETWEEN) for c in exchanged]
     return [
-        Movement(
-            c.fragment or BETWEEN, c.fragment or BETWEEN, c.kind, c.bytes, c.calls * times, "", group.name
-        )
-        for c in batch_flow.communication(jaxpr, axes)
+        Movement(where, where, c.kind, c.bytes, c.calls * times, "", group.name, program.name)
+        for c, where in found
     ]
 
 

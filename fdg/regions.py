@@ -232,7 +232,7 @@ class _Opener:
         self._name_constants(eqn.params["jaxpr"], inner)  # inputs of the whole, to be read from inside
         inner = {variable: constant(value) for variable, value in inner.items()}
         position = counter
-        if reverse:
+        if reverse and (body.sliced or body.stacked):
             position = _emit(body_items, lambda t: trips - 1 - t, counter)
         for i, variable in enumerate(body.jaxpr.invars):
             if i in body.sliced:
@@ -261,10 +261,11 @@ class _Opener:
                 nexts.append(_emit(body_items, _put_row, stack, value, position))
                 body_items[-1].row = value  # type: ignore[union-attr]
             results.append(result)
-        nexts.append(_emit(body_items, lambda t: t + 1, counter))
-        body_carries.append(counter)
-        starts.append(_emit(items, lambda: jax.lax.full((), 0, jax.numpy.int32)))
-        results.append(core.Var(counter.aval))
+        if any(counter in item.inputs for item in body_items if isinstance(item, Operation)):
+            nexts.append(_emit(body_items, lambda t: t + 1, counter))
+            body_carries.append(counter)
+            starts.append(_emit(items, lambda: jax.lax.full((), 0, jax.numpy.int32)))
+            results.append(core.Var(counter.aval))
         nexts = _distinct(body_items, nexts, body_carries, len(nexts))
         region = Region([*constants.values(), *body_carries], body_items, nexts)
         items.append(Loop(trips, list(constants), starts, results, region))

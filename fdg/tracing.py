@@ -59,10 +59,20 @@ def read_graph(name: str, jaxpr: Any, state: Any, metrics: Any) -> FDG:
     """The graph of a closed jaxpr that takes the state's leaves, and returns them and the metrics' leaves."""
     num_leaves = len(jax.tree.leaves(state))
     fragments, edges, axes = _Reader(jaxprs.open_jaxpr(jaxpr), num_leaves).read()
-    between = batch_flow.reductions(jaxprs.open_jaxpr(jaxpr), axes)
-    graph = FDG(name, fragments, edges, axes, _bytes_of(between), jaxpr, state, metrics)
+    graph = FDG(name, fragments, edges, _carried_axes(jaxpr, axes), jaxpr, state, metrics)
     check(graph)
     return graph
+
+
+def _carried_axes(jaxpr: Any, axes: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    """Batch axes of the state's leaves; one that no fragment reads has the axis that it comes back with."""
+    for _ in range(len(axes) + 1):
+        ends = batch_flow.axes(jaxpr, axes)
+        later = tuple(end if axis is None else axis for axis, end in zip(axes, ends, strict=False))
+        if later == axes:
+            break
+        axes = later
+    return axes
 
 
 def abstract_state(algorithm: Any) -> Any:
@@ -192,7 +202,6 @@ class _Reader:
             bytes_per_call=sum(a.bytes for a in (*inputs, *outputs)),
             inputs=tuple(inputs),
             outputs=tuple(outputs),
-            reduced_bytes_per_call=_bytes_of(batch_flow.reductions(inside.jaxpr)),
         )
 
     # --- edges ---
@@ -277,10 +286,6 @@ class _Reader:
                     if axis is not None:
                         return axis + 1 if at in inner.body.sliced else axis
         return None
-
-
-def _bytes_of(reductions: tuple[batch_flow.Reduction, ...]) -> int:
-    return sum(reduction.bytes * reduction.calls for reduction in reductions)
 
 
 def _ancestors(scope: _Scope | None) -> list[_Scope]:

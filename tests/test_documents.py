@@ -7,10 +7,9 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-import algos
-import envs
-import fdg
 import policies
+from docs import draw_policies
+from fdg.cli import plan_main
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -28,9 +27,25 @@ def test_readme_code_runs(capsys):
 
 
 def test_readme_plan_is_the_printed_one():
-    algorithm = algos.make("ppo", envs.make("CartPole-v1"), num_envs=16)
-    plan = str(fdg.place(algorithm, policies.GPUOnly(), 8))
+    plan = draw_policies.readme_plan()
     assert f"```\n{plan}\n```" in README, plan
+
+
+def test_the_plans_and_pictures_of_the_policies(capsys):
+    """`python -m docs.draw_policies` makes them again."""
+    text, commands = draw_policies.POLICIES.read_text(), 0
+    for match, printed, drawing in draw_policies.shown(text):
+        if match["text"] is not None:
+            assert match["text"] == printed + "\n", printed
+        if match["picture"]:
+            assert (ROOT / "docs" / match["picture"]).read_text() == drawing + "\n", match["picture"]
+        if match["language"] == "sh":
+            commands += 1
+            assert plan_main(match["source"].split()[3:]) == 0
+            assert capsys.readouterr().out.endswith(f"\n\n{printed}\n")
+    assert commands == 7
+    for name in policies.names():
+        assert f"--policy {name} " in text and f"## `{policies.get(name).__name__}`" in text
 
 
 @pytest.mark.slow

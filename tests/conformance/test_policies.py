@@ -155,7 +155,7 @@ def assert_fails(engine, name="walker 48"):
 def test_a_wrong_lowering_fails(devices, monkeypatch):
     """As if the all-reduce were forgotten: every split array is its first device's share, repeated."""
 
-    def forgetful(jaxpr, mesh, axes=()):
+    def forgetful(jaxpr, mesh, *_):
         def change(eqn):
             axis = eqn.params.get("axis")
             if eqn.primitive is not boundary_p or axis is None:

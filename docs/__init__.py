@@ -1,0 +1,1 @@
+"""Documents, and what keeps them true."""

@@ -1,0 +1,92 @@
+"""Prints and draws again what the documents show of plans: `python -m docs.draw_policies`, from the root.
+
+A plan in a document is a picture (or none), the command or the code that makes it, and what that prints:
+
+    ![...](images/policies/central.svg)
+
+    ```sh
+    python -m fdg.plan --policy central --devices 4
+    ```
+
+    ```text
+    Central(workers=None, servers=1, staleness=0) places PPO on 4 devices
+    ...
+    ```
+
+Code is Python that prints, and leaves what is drawn in `plan`. `tests/test_documents.py` checks that pictures
+and text are what this makes.
+"""
+
+import contextlib
+import io
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+POLICIES = ROOT / "docs" / "policies.md"
+
+_SHOWN = re.compile(
+    r"(?:!\[[^\]]*\]\((?P<picture>[^)]+\.svg)\)\s+)?"
+    r"```(?P<language>sh|python)\n(?P<source>[^`]*?)\n```"
+    r"(?:\s+```text\n(?P<text>.*?)```)?",
+    re.DOTALL,
+)
+
+
+def shown(text: str) -> Iterator[tuple[re.Match[str], str, str]]:
+    """Each plan of a document: its place there, the text that belongs to it, and its drawing ("" without).
+
+    Code of a document runs in order, as one program.
+    """
+    names: dict = {}
+    for match in _SHOWN.finditer(text):
+        if match["language"] == "python":
+            with contextlib.redirect_stdout(io.StringIO()) as output:
+                exec(compile(match["source"], "policies.md", "exec"), names)
+            plan, printed = names.get("plan"), output.getvalue().rstrip("\n")
+        elif match["text"] is not None and match["source"].startswith("python -m fdg.plan "):
+            plan = _planned(match["source"])
+            printed = str(plan)
+        else:
+            continue
+        yield match, printed, plan._repr_svg_() if match["picture"] else ""
+
+
+def _planned(command: str):
+    import fdg
+    from fdg.job import parse
+
+    job = parse(command.split()[3:], "python -m fdg.plan", "")
+    return fdg.place(job.algorithm, job.policy, job.devices, job.num_seeds)
+
+
+def readme_plan() -> str:
+    """The plan that README shows below its first example."""
+    import algos
+    import envs
+    import fdg
+    import policies
+
+    return str(fdg.place(algos.make("ppo", envs.make("CartPole-v1"), num_envs=16), policies.GPUOnly(), 8))
+
+
+def main() -> None:
+    """Rewrites `docs/policies.md` and its pictures, and the plan in `README.md`."""
+    readme = ROOT / "README.md"
+    old = re.compile(r"(?<=```\n)GPUOnly\(\) places PPO on 8 devices\n.*?(?=\n```)", re.DOTALL)
+    readme.write_text(old.sub(lambda _: readme_plan(), readme.read_text()))
+    text = document = POLICIES.read_text()
+    for match, printed, drawing in shown(text):
+        if match["text"] is not None:
+            block = match[0].replace(f"```text\n{match['text']}```", f"```text\n{printed}\n```")
+            document = document.replace(match[0], block)
+        if match["picture"]:
+            path = POLICIES.parent / match["picture"]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(drawing + "\n")
+    POLICIES.write_text(document)
+
+
+if __name__ == "__main__":
+    main()
