@@ -197,7 +197,7 @@ def test_what_is_freed_too_early_is_missed():
 # --- any program ---
 
 
-@settings(max_examples=100, deadline=None, derandomize=True, phases=[Phase.generate])
+@settings(max_examples=100, deadline=None, derandomize=True, phases=[Phase.generate, Phase.shrink])
 @given(case=programs())
 def test_the_schedule_of_any_program_is_valid(case):
     algorithm, policy = case
@@ -211,7 +211,7 @@ def test_the_schedule_of_any_program_is_valid(case):
             assert group is None or group.name == call.group
 
 
-@settings(max_examples=16, deadline=None, derandomize=True, phases=[Phase.generate])
+@settings(max_examples=16, deadline=None, derandomize=True, phases=[Phase.generate, Phase.shrink])
 @given(case=programs())
 def test_any_program_has_the_numbers_of_plain_calls(case):
     algorithm, policy = case
