@@ -36,7 +36,7 @@ class Op:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """An algorithm: `lines` over the leaves of the state; which arrays are the next state, and the metrics."""
+    """An algorithm: `lines` over the leaves of the state; which arrays come next, and which are metrics."""
 
     num_leaves: int
     lines: tuple[Op, ...]
@@ -72,7 +72,9 @@ def _run(lines: tuple[Op, ...], arrays: list[Any]) -> list[Any]:
             arrays.append(jnp.zeros(BATCH) + mean(*read))
         elif op.kind == "fragment":
             name = f"{op.role}{op.variant}"
-            made = fdg.fragment(op.role, name=name)(lambda *xs, op=op: (_mix(list(xs), op.variant), xs[0] * 0.5))
+            made = fdg.fragment(op.role, name=name)(
+                lambda *xs, op=op: (_mix(list(xs), op.variant), xs[0] * 0.5)
+            )
             arrays += made(*read)
         elif op.kind == "glue":
             arrays.append(jnp.roll(_mix(read, op.variant), 1) if op.variant == 3 else _mix(read, op.variant))

@@ -39,6 +39,8 @@ def assert_valid(schedule: Schedule) -> None:
     there |= {value for _, value in schedule.constants}
     constants = {value for _, value in schedule.constants}
     _walk(schedule.steps, there, constants)
+    for a, b in schedule.again:
+        assert (a.group, a.axis, a.shape) == (b.group, b.axis, b.shape), f"{a} is handed on as {b}"
     ends = {b: a for a, b in schedule.again}
     for places in schedule.leaves:
         for value in places:
@@ -53,7 +55,9 @@ def _walk(steps: Iterable[Step], there: set[Value], kept: set[Value]) -> None:
         if isinstance(step, Call):
             assert step.equations, f"{step.name} does nothing"
             for value in step.inputs:
-                assert value.group == step.group, f"{step.name} on {step.group} reads {value} of {value.group}"
+                assert value.group == step.group, (
+                    f"{step.name} on {step.group} reads {value} of {value.group}"
+                )
                 assert value in there, f"{step.name} reads {value}, which is not there"
             assert step.donated <= step.freed
             for i in step.freed:

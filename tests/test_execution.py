@@ -1,7 +1,6 @@
 """Schedules: as few programs and moves as the graph allows, carried out as planned, for any program."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -167,13 +166,15 @@ def programs_first(steps):
 
 def one_value_dropped(steps):
     return [
-        dataclasses.replace(s, pairs=s.pairs[1:], freed=frozenset()) if isinstance(s, Move) else s for s in steps
+        dataclasses.replace(s, pairs=s.pairs[1:], freed=frozenset()) if isinstance(s, Move) else s
+        for s in steps
     ]
 
 
 def freed_too_early(steps):
     return [
-        dataclasses.replace(s, freed=frozenset(range(len(s.inputs)))) if isinstance(s, Call) else s for s in steps
+        dataclasses.replace(s, freed=frozenset(range(len(s.inputs)))) if isinstance(s, Call) else s
+        for s in steps
     ]
 
 
@@ -196,7 +197,7 @@ def test_what_is_freed_too_early_is_missed():
 # --- any program ---
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, phases=[Phase.generate])
+@settings(max_examples=100, deadline=None, derandomize=True, phases=[Phase.generate, Phase.shrink])
 @given(case=programs())
 def test_the_schedule_of_any_program_is_valid(case):
     algorithm, policy = case
@@ -210,7 +211,7 @@ def test_the_schedule_of_any_program_is_valid(case):
             assert group is None or group.name == call.group
 
 
-@settings(max_examples=8, deadline=None, derandomize=True, phases=[Phase.generate])
+@settings(max_examples=16, deadline=None, derandomize=True, phases=[Phase.generate, Phase.shrink])
 @given(case=programs())
 def test_any_program_has_the_numbers_of_plain_calls(case):
     algorithm, policy = case
@@ -264,7 +265,9 @@ X = np.linspace(0, 1, 12, dtype=np.float32)
 
 
 def reverse_scan(x):
-    last, rows = jax.lax.scan(lambda c, r: (there(here(c + r)), c * r), x, jnp.outer(jnp.arange(4.0), x), reverse=True)
+    last, rows = jax.lax.scan(
+        lambda c, r: (there(here(c + r)), c * r), x, jnp.outer(jnp.arange(4.0), x), reverse=True
+    )
     return (last + rows[0] - rows[3],), {}
 
 
@@ -308,7 +311,9 @@ def leaf_as_metric(x, n):
 
 def carries_of_one_start(x):
     zero = jnp.zeros_like(x)
-    (a, b), _ = jax.lax.scan(lambda c, _: ((here(c[0] + x), there(c[1] + c[0])), None), (zero, zero), None, length=3)
+    (a, b), _ = jax.lax.scan(
+        lambda c, _: ((here(c[0] + x), there(c[1] + c[0])), None), (zero, zero), None, length=3
+    )
     return (a + b,), {}
 
 
@@ -344,7 +349,9 @@ def custom_vjp(x):
 
 
 def passing_carry(x, y):
-    (a, b, c), _ = jax.lax.scan(lambda c, _: ((there(here(c[0] + c[1])), c[1], c[0]), None), (x, y, x), None, length=3)
+    (a, b, c), _ = jax.lax.scan(
+        lambda c, _: ((there(here(c[0] + c[1])), c[1], c[0]), None), (x, y, x), None, length=3
+    )
     return (a + c, b), {}
 
 
@@ -353,7 +360,9 @@ def swapped_leaves(x, y, z):
 
 
 def swapped_carries(x, y):
-    (a, b, c), _ = jax.lax.scan(lambda c, _: ((c[1], c[2], there(here(c[0]))), None), (x, y, x), None, length=4)
+    (a, b, c), _ = jax.lax.scan(
+        lambda c, _: ((c[1], c[2], there(here(c[0]))), None), (x, y, x), None, length=4
+    )
     return (a + b, c), {}
 
 
@@ -427,7 +436,13 @@ def branch(x):
 def test_loops_of_unknown_length_and_branches_are_refused(body, kind):
     with pytest.raises(fdg.PlanError) as error:
         fdg.place(Trap((X,), body), Two(), 5)
-    for word in ("Two() places fragments of one", kind, " on left", " on right", "together, or use jax.lax.scan"):
+    for word in (
+        "Two() places fragments of one",
+        kind,
+        " on left",
+        " on right",
+        "together, or use jax.lax.scan",
+    ):
         assert word in str(error.value), str(error.value)
 
 

@@ -92,6 +92,23 @@ def test_who_follows_whom(walker):
     assert plan.idle == (3,)
 
 
+def test_several_groups_are_planned_without_devices(walker):
+    """A program for each group, and what crosses: see tests/test_execution.py for the whole schedule."""
+    plan = fdg.place(walker, Apart(), 4)
+    assert [(p.group, p.fragments) for p in plan.programs] == [
+        ("workers", ("act", "step", "act.2", "judge")),
+        ("learners", ("learn", "gradient", "update")),
+    ]
+    up, down = [m for m in plan.movements if m.how == "transfer"]
+    # Positions [T, B, 3] and scores [T, B] to one learner, a weight [3] to each of two workers.
+    assert (up.where, up.bytes_per_iteration) == ("workers -> learners", 4 * 6 * 16 * (3 + 1))
+    assert (down.where, down.bytes_per_iteration, down.delay) == (
+        "learners -> workers",
+        4 * 3 * 2,
+        "iteration",
+    )
+
+
 @pytest.mark.parametrize(
     ("request_", "words"),
     [

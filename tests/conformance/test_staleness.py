@@ -129,7 +129,9 @@ def test_walker_against_plain_python(staleness, setup, devices):
     assert_same(state, compiled.algorithm_state(ours))
     assert_same([(w,) for w in history], list(ours.history))
     assert_same(metrics, {name: jnp.concatenate([first[name], second[name]]) for name in first})
-    assert not np.allclose(reference("walker 48")[1]["reward"], metrics["reward"][:5], rtol=1e-4)  # it matters
+    assert not np.allclose(
+        reference("walker 48")[1]["reward"], metrics["reward"][:5], rtol=1e-4
+    )  # it matters
 
 
 def test_none_is_the_synchronous_program(devices):

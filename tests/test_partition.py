@@ -1,0 +1,350 @@
+"""Which group runs what: code between fragments, homes of the state, moves, and how programs are gathered."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fdg
+from fdg import partition
+from fdg.placement import Group
+from tests.schedules import assert_valid, described
+
+
+def mark(role, name):
+    return fdg.fragment(role, name=name)
+
+
+here, here2, here3 = (mark("here", name)(lambda *xs: sum(map(jnp.sin, xs))) for name in ("h", "h2", "h3"))
+there, there2 = (mark("there", name)(lambda *xs: sum(map(jnp.cos, xs))) for name in ("t", "t2"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Two:
+    def place(self, devices):
+        return {"here": Group("left", (0, 1)), "there": Group("right", (2,))}
+
+
+def schedule(iterate, **leaves):
+    """The schedule of an iteration `(**leaves) -> (new leaves, metrics)` on two groups."""
+
+    class Mine:
+        def init(self, key):
+            return {name: jnp.asarray(x) for name, x in leaves.items()}
+
+        def iterate(self, state):
+            new, metrics = iterate(**state)
+            return {**state, **new}, metrics
+
+    found = fdg.place(Mine(), Two(), 3).schedule
+    assert_valid(found)
+    return found
+
+
+def steps(iterate, **leaves):
+    return described(schedule(iterate, **leaves))
+
+
+def primitives(found, group):
+    """Names of the operations that a group runs between fragments."""
+    return {
+        eqn.primitive.name
+        for call, _ in found.calls()
+        if call.group == group
+        for eqn in call.equations
+        if not str(eqn.params.get("name", "")).startswith("fdg:")
+    }
+
+
+X = np.linspace(0, 1, 8, dtype=np.float32)
+
+
+# --- code between fragments ---
+
+
+def test_code_goes_to_its_consumer():
+    """What crosses is the fragment's own result, and the consumer computes the rest."""
+
+    def iterate(x):
+        return {"x": there(jnp.exp(here(x)))}, {}
+
+    found = schedule(iterate, x=X)
+    assert "exp" in primitives(found, "right") and "exp" not in primitives(found, "left")
+
+
+def test_cheap_code_is_copied():
+    """Both groups need exp(y), and y is on the left: one move, two exponentials."""
+
+    def iterate(x):
+        z = jnp.exp(here(x))
+        return {"x": here2(z)}, {"m": jnp.sum(there(z))}
+
+    found = schedule(iterate, x=X)
+    assert "exp" in primitives(found, "left") & primitives(found, "right")
+    assert described(found) == ["left: h+h2", "left -> right: f32[8]", "right: t"]
+
+
+def test_dear_code_is_done_once(monkeypatch):
+    """By the first group in the policy's order; its result is what moves."""
+    monkeypatch.setattr(partition, "CHEAP_FLOPS", 4)
+
+    def iterate(x):
+        z = jnp.exp(here(x))
+        return {"x": here2(z)}, {"m": jnp.sum(there(z))}
+
+    found = schedule(iterate, x=X)
+    assert "exp" in primitives(found, "left") and "exp" not in primitives(found, "right")
+    assert [len(move.pairs) for move, _ in found.moves()] == [1]
+
+
+def test_cheap_is_about_a_million_operations():
+    big = jnp.ones((1024, 1024))
+    small = jnp.ones((512, 512))
+    for x, copied in ((small, True), (big, False)):
+
+        def iterate(x):
+            z = jnp.exp(x)
+            return {"x": here(z)}, {"m": jnp.sum(there(z))}
+
+        found = schedule(iterate, x=x)
+        assert ("exp" in primitives(found, "left") & primitives(found, "right")) == copied
+
+
+def test_code_that_no_fragment_needs_stays_where_its_inputs_are():
+    def iterate(x, y):
+        return {"x": here(x), "y": there(y)}, {"mine": jnp.max(here2(x)), "yours": jnp.min(there2(y))}
+
+    found = schedule(iterate, x=X, y=X)
+    assert "reduce_max" in primitives(found, "left") and "reduce_min" in primitives(found, "right")
+    assert not list(found.moves())
+    assert [value.group for value in found.metrics] == ["left", "right"]
+
+
+def test_where_most_of_its_inputs_are():
+    def iterate(x, y):
+        a, b = here(x), there(y)
+        return {"x": a, "y": b}, {"m": jnp.sum(a) + jnp.sum(b[:1])}
+
+    small, large = jnp.zeros(2), jnp.zeros(64)
+    for x, y, group in ((large, small, "left"), (small, large, "right")):
+        (metric,) = schedule(iterate, x=x, y=y).metrics
+        assert metric.group in ("left", "right")
+        if x is large:
+            assert metric.group == group
+
+
+def test_code_without_inputs_or_users_goes_to_the_first_group():
+    def iterate(x, n):
+        return {"x": there(here(x)), "n": n + 1}, {"seven": jnp.arange(8)[7]}
+
+    found = schedule(iterate, x=X, n=jnp.int32(0))
+    assert [value.group for value in found.metrics] == ["left"]
+
+
+# --- homes of the state ---
+
+
+def homes(found, **leaves):
+    return {
+        name: [value.group for value in places]
+        for name, places in zip(sorted(leaves), found.leaves, strict=True)
+    }
+
+
+def test_a_leaf_lives_with_its_readers():
+    """`both` is read by either side and made on the right: its place of record, and a copy on the left."""
+
+    def iterate(mine, yours, both, nobodys):
+        mine = here(mine, both)
+        made = there(yours, both)
+        return {"mine": mine, "yours": made, "both": there2(made)}, {}
+
+    leaves = dict.fromkeys(("mine", "yours", "both", "nobodys"), X)
+    found = schedule(iterate, **leaves)
+    assert homes(found, **leaves) == {
+        "both": ["right", "left"],
+        "mine": ["left"],
+        "nobodys": ["left"],  # untouched: with the first fragment's group
+        "yours": ["right"],
+    }
+    # The copy crosses once an iteration, for the next one.
+    assert [(m.delay, m.source, m.target) for m, _ in found.moves()] == [("iteration", "right", "left")]
+
+
+def test_a_leaf_that_is_only_written_lives_where_it_is_made():
+    found = schedule(lambda x, y: ({"x": here(x), "y": there(here(x))}, {}), x=X, y=X)
+    assert homes(found, x=X, y=X) == {"x": ["left"], "y": ["right"]}
+
+
+def test_keys_split_on_both_sides_do_not_move():
+    """A key's split is cheap: each side splits for itself, whoever uses the parts."""
+
+    def iterate(key, x):
+        key, a, b = jax.random.split(key, 3)
+        draw = mark("here", "draw")(lambda x, keys: x + jax.vmap(jax.random.uniform)(keys))
+        stir = mark("there", "stir")(lambda x, keys: x - jax.vmap(jax.random.uniform)(keys))
+        x = stir(draw(x, jax.random.split(a, 8)), jax.random.split(b, 8))
+        return {"key": key, "x": x}, {}
+
+    found = schedule(iterate, key=jax.random.key(0), x=X)
+    assert {m.source for m, _ in found.moves()} == {"left", "right"}
+    assert all(len(m.pairs) == 1 and m.pairs[0][0].shape == (8,) for m, _ in found.moves())
+    assert all(jnp.issubdtype(m.pairs[0][0].variable.aval.dtype, jnp.floating) for m, _ in found.moves())
+
+
+# --- moves ---
+
+
+def test_a_value_crosses_once():
+    """Read by two fragments of the other side, at different times, and after a detour."""
+
+    def iterate(x):
+        a = here(x)
+        b = there(a)
+        c = here2(b)
+        return {"x": there2(a, b, c)}, {}
+
+    assert steps(iterate, x=X) == [
+        "left: h",
+        "left -> right: f32[8]",
+        "right: t",
+        "right -> left: f32[8]",
+        "left: h2",
+        "left -> right: f32[8]",
+        "right: t2",
+        "later: right -> left: f32[8]",
+    ]
+
+
+def test_values_cross_together():
+    def iterate(x, y):
+        a, b = here(x), here2(y)
+        c = there(a, b)
+        return {"x": c, "y": b}, {}
+
+    moves = [move for move, _ in schedule(iterate, x=X, y=X).moves()]
+    assert [(m.source, len(m.pairs)) for m in moves] == [("left", 2), ("right", 1)]
+
+
+def test_a_constant_is_put_where_it_is_needed_and_never_moved():
+    table = np.linspace(1, 2, 8, dtype=np.float32)
+
+    def iterate(x):
+        t = jnp.asarray(table)
+        return {"x": there(here(x) * t) + t}, {}
+
+    found = schedule(iterate, x=X)
+    assert {value.group for _, value in found.constants} <= {"left", "right"}
+    assert len(set(found.constants)) == len(found.constants)
+    moved = {a.variable for m, _ in found.moves() for a, _ in m.pairs}
+    assert moved.isdisjoint(value.variable for _, value in found.constants)
+
+
+def test_a_loops_constants_enter_once():
+    """The left group's result is read in every trip on the right, and crosses before the loop.
+
+    What the loop starts from does not: the right group has kept it since the iteration before.
+    """
+
+    def iterate(x):
+        a = here(x)
+
+        def one(c, _):
+            return here2(there(c, a)), None
+
+        return {"x": jax.lax.scan(one, x, None, length=5)[0]}, {}
+
+    found = schedule(iterate, x=X)
+    crossings = {(m.source, times): len(m.pairs) for m, times in found.moves()}
+    assert crossings == {("left", 1): 1, ("right", 5): 1, ("left", 5): 1}
+
+
+# --- programs ---
+
+
+def test_a_groups_work_is_one_program_where_nothing_comes_between():
+    def iterate(x, y):
+        return {"x": there(here3(here2(here(x)))), "y": there2(y)}, {}
+
+    assert [(c.group, c.fragments) for c, _ in schedule(iterate, x=X, y=X).calls()] == [
+        ("left", ("h", "h2", "h3")),
+        ("right", ("t2", "t")),  # what has nothing to wait for is in front
+    ]
+
+
+def test_what_can_wait_joins_the_next_program():
+    """h2 needs nothing, but only h3 reads it, which has to wait for the right group: one program for both."""
+
+    def iterate(x, y):
+        c = there(y)
+        return {"x": here3(here2(x), c), "y": c}, {}
+
+    assert [(c.group, c.fragments) for c, _ in schedule(iterate, x=X, y=X).calls()] == [
+        ("right", ("t",)),
+        ("left", ("h2", "h3")),
+    ]
+
+
+def test_what_others_wait_for_does_not_wait():
+    """h's result goes to the right, so it runs at once; h2 could wait, but is ready."""
+
+    def iterate(x, y):
+        c = there(here(x))
+        return {"x": here3(here2(y), c)}, {}
+
+    found = [(c.group, c.fragments) for c, _ in schedule(iterate, x=X, y=X).calls()]
+    assert [group for group, _ in found] == ["left", "right", "left"]
+    assert found[1] == ("right", ("t",))
+
+
+def test_memory_is_given_up_when_nothing_needs_it():
+    """The old x is the last reader's to write over; y, which stays, is not."""
+
+    def iterate(x, y):
+        return {"x": here(x, y)}, {"m": jnp.sum(there(y))}
+
+    found = schedule(iterate, x=X, y=X)
+    (call,) = [c for c, _ in found.calls() if c.group == "left"]
+    freed = [call.inputs[i] for i in call.freed]
+    kept = [value for i, value in enumerate(call.inputs) if i not in call.freed]
+    (x, *_), (y, *_) = found.leaves
+    assert freed == [x]
+    assert {value.variable for value in kept} == {y.variable}
+    assert call.donated == call.freed
+
+
+# --- layouts ---
+
+
+def test_what_is_handed_on_lies_alike_at_both_ends():
+    """The leaf is split where it is read, and its next value comes from code that loses the batch's track."""
+
+    def iterate(x, y):
+        a = here(x)
+        y = there(y)
+        rotated = jnp.roll(jnp.sort(a)[::-1], 3)  # sorting mixes the batch
+        (x, _), _ = jax.lax.scan(
+            lambda c, _: ((here2(c[0]), there2(c[1])), None), (rotated, y), None, length=2
+        )
+        return {"x": jnp.sort(x), "y": y}, {}
+
+    found = schedule(iterate, x=X, y=X)
+    (x, *_), _ = found.leaves
+    assert x.axis == 0
+    assert all(a.axis == b.axis for a, b in found.again)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_leaves_that_change_places(swapped):
+    """One is split and the other is shared, as far as fragments say; in turns each is either."""
+    share = fdg.fragment("there", in_axes=None, out_axes=None, name="share")(jnp.sin)
+
+    def iterate(x, y):
+        a, b = here(x), share(y)
+        return ({"x": y, "y": a} if swapped else {"x": a, "y": b}), {"m": jnp.sum(b)}
+
+    found = schedule(iterate, x=X, y=X)
+    axes = [places[0].axis for places in found.leaves]
+    assert axes == ([0, 0] if swapped else [0, None])

@@ -1,0 +1,188 @@
+"""Opened iterations: they compute what the jaxpr computes, and are opened just as far as they must be."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend import core
+
+import fdg
+from fdg import jaxprs
+from fdg.fragment import boundary_p
+from fdg.regions import Loop, Operation, inline, open_iteration
+from tests.conformance.comparison import leaves, ppo
+from tests.user_algorithm import Gardener, Walker
+
+
+def evaluate(region, values):
+    """The outputs of a region, one item after the other: what whatever runs it has to agree with."""
+    memory = dict(zip(region.inputs, values, strict=True))
+    for item in region.items:
+        if isinstance(item, Operation):
+            jaxpr = jaxprs.build(item.inputs, item.outputs, [item.eqn])
+            results = core.jaxpr_as_fun(jaxpr)(*[memory[v] for v in item.inputs])
+            memory.update(zip(item.outputs, results, strict=True))
+            continue
+        carried = [memory[v] for v in item.starts]
+        for _ in range(item.trips):
+            carried = evaluate(item.body, [*(memory[v] for v in item.constants), *carried])
+        memory.update(zip(item.results, carried, strict=True))
+    return [memory[v] for v in region.outputs]
+
+
+def everyone_alone(graph):
+    """Every fragment on a group of its own: all that can be opened is."""
+    return {f.name: f.name for f in graph.fragments}
+
+
+def by_role(graph, **groups):
+    return {f.name: groups.get(f.role, "rest") for f in graph.fragments}
+
+
+def items_of(region):
+    for item in region.items:
+        yield item
+        if isinstance(item, Loop):
+            yield from items_of(item.body)
+
+
+def fragments_of(region):
+    return [item.fragments for item in region.items if isinstance(item, Operation) and item.fragments]
+
+
+@pytest.mark.parametrize("algorithm", [Walker(4), Gardener(4)], ids=["walker", "gardener"])
+def test_an_opened_iteration_computes_the_same(algorithm):
+    graph = fdg.trace(algorithm)
+    state = jax.tree.leaves(jax.jit(algorithm.init)(jax.random.key(1)))
+    expected = jax.jit(core.jaxpr_as_fun(graph.jaxpr))(*state)
+    for assignment in (everyone_alone(graph), by_role(graph, environment="a")):
+        opened = open_iteration(graph.jaxpr, assignment, "a policy")
+        actual = jax.jit(lambda values, region=opened.region: evaluate(region, values))(
+            [*state, *opened.constants]
+        )
+        for path, want in leaves(list(expected)).items():
+            have = leaves(actual)[path]
+            assert (have.dtype, have.shape) == (want.dtype, want.shape)
+            np.testing.assert_allclose(have, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "algorithm", [Walker(), Gardener(), ppo("CartPole-v1")], ids=["walker", "gardener", "ppo"]
+)
+def test_one_group_opens_nothing(algorithm):
+    graph = fdg.trace(algorithm)
+    opened = open_iteration(graph.jaxpr, by_role(graph), "a policy")
+    assert not [item for item in items_of(opened.region) if isinstance(item, Loop)]
+    names = [name for found in fragments_of(opened.region) for name in found]
+    assert names == [f.name for f in graph.fragments]
+    assert {item.group for item in opened.region.items} <= {"rest", None}
+
+
+def test_a_scan_of_two_groups_is_a_loop():
+    """The actor and the environment take turns; the learner, of one group, stays whole."""
+    graph = fdg.trace(Walker(16))
+    opened = open_iteration(graph.jaxpr, by_role(graph, environment="workers"), "a policy")
+    (loop,) = [item for item in opened.region.items if isinstance(item, Loop)]
+    assert loop.trips == 6
+    assert fragments_of(loop.body) == [("act",), ("step",)]
+    assert ("learn", "gradient", "update") in fragments_of(opened.region)
+    # The weight, and the keys that each trip takes a row of.
+    assert sorted(v.aval.shape for v in loop.constants) == [(3,), (6, 16)]
+    # Position, age, alive; positions and rewards, stacked; the trip's number.
+    assert [v.aval.str_short(short_dtypes=True) for v in loop.results] == [
+        "f32[16,3]", "i32[16]", "bool[16]", "f32[6,16,3]", "f32[6,16]", "i32[]",
+    ]  # fmt: skip
+    rows = [item.row.aval.shape for item in loop.body.items if item.row is not None]
+    assert rows == [(16, 3), (16,)]
+
+
+def test_an_opened_fragment_leaves_its_code_to_its_group():
+    """Central's learner is opened for the update inside it; what it computes around that stays its own."""
+    graph = fdg.trace(Walker(16))
+    opened = open_iteration(graph.jaxpr, by_role(graph, update="servers"), "a policy")
+    assert "learn" not in {
+        name for item in items_of(opened.region) if isinstance(item, Operation) for name in item.fragments
+    }
+    flattened = [item for item in items_of(opened.region) if isinstance(item, Operation)]
+    assert not [op for op in flattened if op.eqn.primitive is boundary_p]
+    around = {
+        op.group for op in flattened if op.eqn.primitive.name in ("transpose", "reshape") and not op.fragments
+    }
+    assert "rest" in around
+    # The borders of what was opened still say where the batch is: positions and scores [T, B].
+    assert {(v.aval.shape, axis) for v, axis in opened.declared.items()} >= {((6, 16, 3), 1), ((6, 16), 1)}
+
+
+def test_names_count_as_in_the_graph():
+    """`act` and `act.2`, also where one of the calls is opened and the other is not."""
+    graph = fdg.trace(Gardener())
+    opened = open_iteration(graph.jaxpr, everyone_alone(graph), "a policy")
+    found = [
+        name for item in items_of(opened.region) if isinstance(item, Operation) for name in item.fragments
+    ]
+    around = {f.parent for f in graph.fragments}
+    assert sorted(found) == sorted(f.name for f in graph.fragments if f.name not in around)
+
+
+def test_constants_come_after_the_leaves():
+    table = np.linspace(0, 1, 5, dtype=np.float32)
+
+    class Constant:
+        def init(self, key):
+            return jnp.zeros(5)
+
+        def iterate(self, x):
+            x = fdg.fragment("a")(jnp.sin)(x + jnp.asarray(table))
+            return fdg.fragment("b")(jnp.cos)(x), {}
+
+    graph = fdg.trace(Constant())
+    opened = open_iteration(graph.jaxpr, {"sin": "a", "cos": "b"}, "a policy")
+    assert len(opened.region.inputs) == 1 + len(opened.constants)
+    for value in opened.constants:
+        np.testing.assert_array_equal(value, table)
+    expected = np.cos(np.sin(table))
+    (actual,) = evaluate(opened.region, [jnp.zeros(5), *map(jnp.asarray, opened.constants)])
+    np.testing.assert_allclose(actual, expected, rtol=1e-6)
+
+
+def test_what_is_carried_has_memory_of_its_own():
+    """Results may be written over what they replace, so no two may be one array, and none another's start."""
+    graph = fdg.trace(Gardener())
+    opened = open_iteration(graph.jaxpr, everyone_alone(graph), "a policy")
+
+    def check(starts, ends):
+        assert len(set(ends)) == len(ends)
+        return set(ends) & set(starts)
+
+    count = len(graph.state_axes)
+    check(opened.region.inputs[:count], opened.region.outputs[:count])
+    assert not set(opened.region.outputs[count:]) & {*opened.region.inputs, *opened.region.outputs[:count]}
+    for item in items_of(opened.region):
+        if isinstance(item, Loop):
+            check(item.body.inputs[len(item.constants) :], item.body.outputs)
+
+
+def test_inlining_opens_calls_alone():
+    """Staleness reads fragments and loops; only what stands around them goes."""
+    graph = fdg.trace(Gardener())
+    region = inline(graph.jaxpr).region
+    assert not [item for item in region.items if isinstance(item, Loop)]
+    assert {"scan"} <= {op.eqn.primitive.name for op in region.items}
+    names = fragments_of(region)
+    assert ("taste.2",) in names and ("taste.3",) in names  # of `appraise`, called twice
+
+
+def test_refusals_name_group_and_fragment():
+    class Searcher:
+        def init(self, key):
+            return jnp.ones(4)
+
+        def iterate(self, x):
+            a, b = fdg.fragment("a", name="first")(jnp.sin), fdg.fragment("b", name="second")(jnp.cos)
+            return jax.lax.while_loop(lambda x: x[0] > 0.5, lambda x: a(b(x)), x), {}
+
+    graph = fdg.trace(Searcher())
+    with pytest.raises(
+        fdg.PlanError, match=r"mine places .* one while loop .*'second' on y, 'first' on x.*scan"
+    ):
+        open_iteration(graph.jaxpr, {"second": "y", "first": "x"}, "mine")
