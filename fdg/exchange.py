@@ -85,8 +85,7 @@ class Exchange:
             received.append(pieces)
         joined = self.programs["join"].compiled(received)
         self.bytes = self.bytes or sum(
-            jaxprs.bytes_of(x) * b.devices // b.parts
-            for x, (_, b) in zip(joined, self.layouts, strict=True)
+            jaxprs.bytes_of(x) * b.devices // b.parts for x, (_, b) in zip(joined, self.layouts, strict=True)
         )
         return joined
 
@@ -122,12 +121,15 @@ class Exchange:
             rows = []
             for x, chunks, (a, _) in zip(arrays, self._chunks, self.layouts, strict=True):
                 count = chunks // a.parts
-                parts = [x] if count == 1 else jnp.split(x, count, a.axis)
+                parts = [x] if count == 1 else jnp.split(x, count, a.split_axis)
                 rows.append([_to_wire(part)[None] for part in parts])
             return rows
 
         specs = [_spec(a) for a, _ in self.layouts]
-        out = [[PartitionSpec(BATCH)] * (c // a.parts) for c, (a, _) in zip(self._chunks, self.layouts, strict=True)]
+        out = [
+            [PartitionSpec(BATCH)] * (c // a.parts)
+            for c, (a, _) in zip(self._chunks, self.layouts, strict=True)
+        ]
         return jax.jit(
             jax.shard_map(cut_local, mesh=self.source, in_specs=(specs,), out_specs=out, check_vma=False)
         )
@@ -139,7 +141,7 @@ class Exchange:
         def exchange_local(rows):
             here = jax.lax.axis_index(_ALL)
             received = []
-            for row, chunks, (a, b) in zip(rows, self._chunks, self.layouts, strict=True):
+            for row, chunks, (_, b) in zip(rows, self._chunks, self.layouts, strict=True):
                 each, copies = chunks // b.parts, b.devices // b.parts
                 slots = []
                 for q in range(each):
@@ -183,7 +185,9 @@ class Exchange:
         )
         return jax.jit(
             jitted,
-            out_shardings=[batch_sharding(self.target, b.axis if b.parts > 1 else None) for _, b in self.layouts],
+            out_shardings=[
+                batch_sharding(self.target, b.axis if b.parts > 1 else None) for _, b in self.layouts
+            ],
         )
 
 

@@ -2,13 +2,13 @@
 
 import collections
 import dataclasses
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-
 from jax.sharding import Mesh
 
 from fdg import lowering
@@ -145,6 +145,7 @@ class Stepped:
         }
         self.moved_bytes = 0
         self.timeline = Timeline([group.name for group in plan.groups])
+        weakref.finalize(self, self.timeline.close)
         self._slots: dict[Value, int] = {}
         self._programs: list[Program] = []
         # What crosses the border of a process is a collective; one at a time, in the same order everywhere.
@@ -226,7 +227,7 @@ class Stepped:
 
         def run(memory: list) -> None:
             entries = [memory[i] or _ELSEWHERE for i in inputs]
-            arrays = mover([array for array, _ in entries])
+            arrays: list[Any] = mover([array for array, _ in entries])
             for i in freed:
                 memory[i] = None
             for i, array, (_, made_by) in zip(outputs, arrays, entries, strict=True):
@@ -237,7 +238,7 @@ class Stepped:
 
     def _build_mover(
         self, source: str, target: str, pairs: Sequence[tuple[Value, Value]], times: int
-    ) -> Callable[[list], list] | None:
+    ) -> "Mover | _Crossing | None":
         """Moves values from group to group; None in a process that has no part in it."""
         meshes = self._meshes[source], self._meshes[target]
         crosses = len({d.process_index for mesh in meshes for d in mesh.devices.flat}) > 1
@@ -245,7 +246,7 @@ class Stepped:
             (Layout(a.shape, a.axis, meshes[0].size), Layout(b.shape, b.axis, meshes[1].size))
             for a, b in pairs
         ]
-        mover = (Exchange if crosses else Mover)(*meshes, layouts)
+        mover: Mover | Exchange = (Exchange if crosses else Mover)(*meshes, layouts)
         for name, function, arguments in mover.functions([self._shape(a) for a, _ in pairs]):
             where = tuple(mover.mesh_of(name).devices.flat)
             program = Program(f"{name} {source} -> {target}", (), where, times, function, (arguments,))
@@ -254,7 +255,7 @@ class Stepped:
             mover.programs[name] = program
         if not any(_is_here(mesh) for mesh in meshes):
             return None
-        return _Crossing(self, mover) if crosses else mover
+        return _Crossing(self, mover) if isinstance(mover, Exchange) else mover
 
     def _wait_for_crossing(self) -> None:
         jax.block_until_ready(self._crossing)
@@ -347,7 +348,7 @@ class Stepped:
         by_group: dict[str, list[int]] = collections.defaultdict(list)
         for i, value in enumerate(self._schedule.metrics):
             by_group[value.group].append(i)
-        stacks = []
+        stacks: list[tuple[list[int], Any]] = []
         for group, positions in by_group.items():
             mesh = self._meshes[group]
             if not _is_here(mesh):
@@ -362,7 +363,7 @@ class Stepped:
     def run(self, leaves: list[jax.Array], iterations: int) -> tuple[list[jax.Array], list[jax.Array]]:
         """The state's leaves after some iterations, and the metrics, stacked over them."""
         memory = self._fill(leaves)
-        rows: list[list[jax.Array]] = [[] for _ in self._metrics]
+        rows: list[list[Any]] = [[] for _ in self._metrics]
         in_flight: collections.deque[Any] = collections.deque()
         self.timeline.begin()
         for _ in range(iterations):
@@ -383,7 +384,7 @@ class Stepped:
         self._wait_for_crossing()
         if jax.process_count() > 1:
             shapes = [
-                jax.ShapeDtypeStruct((iterations, *value.shape), value.variable.aval.dtype)
+                jax.ShapeDtypeStruct((iterations, *value.shape), value.dtype)
                 for value in self._schedule.metrics
             ]
             owners = [
@@ -443,7 +444,7 @@ class _Crossing:
         return results
 
 
-_ELSEWHERE = (None, None)
+_ELSEWHERE: tuple[Any, Any] = (None, None)
 
 
 def _nothing(memory: list) -> None:

@@ -67,7 +67,7 @@ def build(
     constants: Sequence[Any] = (),
 ) -> core.ClosedJaxpr:
     """A closed jaxpr, checked; `constants` are the values of `constvars`."""
-    effects = core.no_effects.union(*(eqn.effects for eqn in equations))
+    effects = frozenset().union(*(eqn.effects for eqn in equations))
     parts = (list(constvars), list(inputs), list(outputs), list(equations), effects)
     if _ONE_TYPE:
         jaxpr = core.Jaxpr(*parts, debug_info=_origin(), consts=list(constants))  # type: ignore[call-arg]

@@ -103,8 +103,7 @@ def value_sharding(mesh: Mesh, value: Value) -> NamedSharding:
 
 def value_shape(mesh: Mesh, value: Value) -> jax.ShapeDtypeStruct:
     """Shape, dtype and sharding of a value on its group's mesh."""
-    aval = value.variable.aval
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=value_sharding(mesh, value))
+    return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=value_sharding(mesh, value))
 
 
 def _constrained(

@@ -8,15 +8,16 @@ a value that another group needs is moved there once, when it is made.
 
 import collections
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Union
+from typing import Any, TypeAlias
 
 from jax.extend import core
 
 from fdg import batch_flow, jaxprs
 from fdg.fragment import FragmentMark
-from fdg.regions import Item, Loop, Opened, Operation, Region
+from fdg.regions import Loop, Opened, Operation, Region
 
 CHEAP_FLOPS = 1_000_000  # code between fragments up to this size is copied rather than its results moved
 
@@ -39,9 +40,14 @@ class Value:
         return jaxprs.bytes_of(self.variable.aval)
 
     @property
+    def dtype(self) -> Any:
+        """Of its elements; a key's own for keys."""
+        return self.variable.aval.dtype  # type: ignore[attr-defined]
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Of the whole array."""
-        return tuple(self.variable.aval.shape)
+        return tuple(self.variable.aval.shape)  # type: ignore[attr-defined]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -103,7 +109,7 @@ class Repeat:
     leave: tuple[tuple[Value, Value], ...]
 
 
-Step = Union[Call, Move, Repeat]
+Step: TypeAlias = Call | Move | Repeat
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -387,7 +393,7 @@ class _Scheduler:
         )
         for i, places in enumerate(starts):  # of record: where the new value is made
             made = block.maker(region.outputs[i])
-            places.sort(key=lambda value: value.group != made)  # noqa: B023
+            places.sort(key=lambda value: value.group != made)
         constants = tuple(
             (i, value)
             for i, v in enumerate(region.inputs[self.num_leaves :])
@@ -528,8 +534,9 @@ class _Block:
             if g in carried[v] and end[g] is not body.value(v, g)
         )
         steps = body.steps([value for end in ends for value in end.values()])
-        self._loops.append((level, loop, {"enter": enter, "steps": steps, "again": again, "leave": leave,
-                                          "carried": {body.value(v, g) for v in carried for g in carried[v]}}))  # fmt: skip
+        kept = {body.value(v, g) for v in carried for g in carried[v]}
+        wiring = {"enter": enter, "steps": steps, "again": again, "leave": leave, "carried": kept}
+        self._loops.append((level, loop, wiring))
 
     # --- in order ---
 
@@ -555,7 +562,7 @@ class _Block:
                         limit[source] = min(limit[source], level)
             for group in self.scheduler.places.order:
                 levels = sorted(level for g, level in self._pieces if g == group)
-                for early, late in zip(levels, levels[1:], strict=False):
+                for early, late in itertools.pairwise(levels):
                     piece, next_piece = self._pieces[group, early], self._pieces[group, late]
                     if late < limit[piece]:
                         next_piece.operations[:0] = piece.operations
@@ -584,7 +591,7 @@ class _Block:
                 if (group, level) in self._pieces:
                     order.append(self._pieces[group, level])
             order += [(loop, wiring) for at, loop, wiring in self._loops if at == level]
-            together: dict[tuple, list[_Arrival]] = collections.defaultdict(list)
+            together: dict[tuple[str, str, str], list[_Arrival]] = collections.defaultdict(list)
             for arrival in self._arrivals.values():
                 if arrival.after == level:
                     delay = "" if not arrival.late else "iteration" if self.top else "step"
@@ -604,13 +611,13 @@ class _Block:
         )
 
     def _with_lifetimes(self, order: list[Any], kept: Sequence[Value]) -> tuple[Step, ...]:
-        """Programs with their borders: what is used later comes out, what is not is given up on the way in."""
+        """Programs with their borders: what is used later comes out, what is not is given up going in."""
         reads: list[list[Value]] = []
         for step in order:
             if isinstance(step, _Piece):
                 inner = {v for op in step.operations for v in op.outputs}
-                read = dict.fromkeys(v for op in step.operations for v in op.inputs if v not in inner)
-                reads.append([self.value(v, step.group) for v in read])
+                outside = dict.fromkeys(v for op in step.operations for v in op.inputs if v not in inner)
+                reads.append([self.value(v, step.group) for v in outside])
             elif isinstance(step, Move):
                 reads.append([source for source, _ in step.pairs])
             else:
@@ -635,20 +642,21 @@ class _Block:
             else:
                 loop, wiring = step
                 uses = collections.Counter(outer for outer, _ in wiring["enter"])
+                again = {outer for outer in uses if uses[outer] > 1} | used_after | constants
                 copied = {
                     i
-                    for i, (outer, inner) in enumerate(wiring["enter"])
-                    if inner in wiring["carried"] and (outer in used_after or outer in constants or uses[outer] > 1)
-                }  # fmt: skip
+                    for i, (outer, inside) in enumerate(wiring["enter"])
+                    if inside in wiring["carried"] and outer in again
+                }
+                enter, leave = tuple(wiring["enter"]), tuple(wiring["leave"])
                 steps.append(
-                    Repeat(loop.trips, tuple(wiring["enter"]), frozenset(copied), wiring["steps"],
-                           wiring["again"], tuple(wiring["leave"]))
-                )  # fmt: skip
+                    Repeat(loop.trips, enter, frozenset(copied), wiring["steps"], wiring["again"], leave)
+                )
             used_after.update(read)
         return tuple(reversed(steps))
 
     def _names(self, order: Sequence[Any]) -> dict[_Piece, str]:
-        """Programs are named after their outermost fragments; without any, after their group's next or last."""
+        """Programs are named after their outermost fragments; without any, their group's next or last."""
 
         def fragments(step: Any, group: str) -> list[str]:
             if isinstance(step, Move) or (isinstance(step, _Piece) and step.group != group):
@@ -697,7 +705,7 @@ def _outermost(eqn: core.JaxprEqn, names: Iterator[str]) -> list[str]:
 
 
 def _kind(value: Value) -> tuple:
-    return value.shape, value.variable.aval.dtype, value.axis
+    return value.shape, value.dtype, value.axis
 
 
 def _readers(places: _Places, region: Region, variable: core.Var, group: str) -> tuple[str, ...]:
@@ -716,11 +724,13 @@ def _readers(places: _Places, region: Region, variable: core.Var, group: str) ->
     return tuple(found)
 
 
-def _follow_axes(region: Region, axes: dict[core.Var, int | None], places: _Places) -> None:
+def _follow_axes(region: Region, axes: dict[Any, int | None], places: _Places) -> None:
     """Enters the batch axis of every variable, given those of the region's inputs."""
 
     def enter(variables: Iterable[core.Var], found: Iterable[int | None]) -> None:
-        axes.update((v, places.declared.get(v) if a is None else a) for v, a in zip(variables, found, strict=True))
+        axes.update(
+            (v, places.declared.get(v) if a is None else a) for v, a in zip(variables, found, strict=True)
+        )
 
     enter(region.inputs, [axes.get(v) for v in region.inputs])
     for item in region.items:

@@ -277,13 +277,14 @@ def _check_placement(graph: FDG, policy: Policy, placement: Mapping[str, Group],
         if wrong or not group.devices:
             what = f"device {wrong[0]}" if wrong else "no device"
             raise PlanError(
-                f"{policy} places '{role}' on {what} (group {group.name}), of {count} devices, 0 to {count - 1}:"
-                f" let place() name positions in the list of devices"
+                f"{policy} places '{role}' on {what} (group {group.name}), of {count} devices,"
+                f" 0 to {count - 1}: let place() name positions in the list of devices"
             )
         twice = [d for d in group.devices if group.devices.count(d) > 1]
         if twice:
             raise PlanError(
-                f"{policy} places '{role}' on device {twice[0]} twice (group {group.name}): name each device once"
+                f"{policy} places '{role}' on device {twice[0]} twice (group {group.name}):"
+                f" name each device once"
             )
         namesake = next((g for g in groups if g.name == group.name and g.devices != group.devices), None)
         if namesake is not None:
@@ -294,9 +295,10 @@ def _check_placement(graph: FDG, policy: Policy, placement: Mapping[str, Group],
     for group, named in groups.items():
         if len(groups) > 1 and roles.isdisjoint(named):
             raise PlanError(
-                f"{policy} has its {group.name} for {_listed(named, 'or')}, and {graph.name} has no fragment of"
-                f" {'that role' if len(named) == 1 else 'those roles'} (it has {_listed(sorted(roles), 'and')}):"
-                f" mark one with fdg.fragment('{named[0]}'), or use another policy, such as policies.GPUOnly()"
+                f"{policy} has its {group.name} for {_listed(named, 'or')}, and {graph.name} has no fragment"
+                f" of {'that role' if len(named) == 1 else 'those roles'} (it has"
+                f" {_listed(sorted(roles), 'and')}): mark one with fdg.fragment('{named[0]}'), or use another"
+                f" policy, such as policies.GPUOnly()"
             )
 
 
@@ -360,8 +362,8 @@ def _fitted(group: Group, fragments: Sequence[Fragment], policy: Policy) -> Grou
         worst = next(f for f in fragments if f.batch_size and f.batch_size % len(group))
         size, number = worst.batch_size or 0, len(group)
         raise PlanError(
-            f"{policy}: fragment '{worst.name}' ({worst.role}) has a batch of {size}, which does not divide by"
-            f" the {number} devices of its {group.name}: use {width}, or a batch of"
+            f"{policy}: fragment '{worst.name}' ({worst.role}) has a batch of {size}, which does not divide"
+            f" by the {number} devices of its {group.name}: use {width}, or a batch of"
             f" {' or '.join(str(n) for n in (size // number * number, -(-size // number) * number) if n)}"
         )
     return Group(group.name, group.devices[:width], group.exact)

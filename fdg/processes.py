@@ -27,7 +27,9 @@ def put(value: Any, shape: jax.ShapeDtypeStruct) -> jax.Array:
     return jax.make_array_from_single_device_arrays(shape.shape, sharding, local, dtype=shape.dtype)
 
 
-def share(values: Sequence[Any], shapes: Sequence[jax.ShapeDtypeStruct], owners: Sequence[int]) -> list[jax.Array]:
+def share(
+    values: Sequence[Any], shapes: Sequence[jax.ShapeDtypeStruct], owners: Sequence[int]
+) -> list[jax.Array]:
     """Gives every process a copy of arrays that single processes have; all have to call it.
 
     Args:

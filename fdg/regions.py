@@ -9,7 +9,7 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Union
+from typing import Any, TypeAlias
 
 import jax
 from jax.extend import core
@@ -35,7 +35,7 @@ class Operation:
     row: Any = None
 
     @property
-    def inputs(self) -> list[core.Var]:
+    def inputs(self) -> list[Any]:
         """Variables that it reads, each once."""
         return list(dict.fromkeys(v for v in self.eqn.invars if not jaxprs.is_literal(v)))
 
@@ -62,7 +62,7 @@ class Loop:
     body: "Region"
 
 
-Item = Union[Operation, Loop]
+Item: TypeAlias = Operation | Loop
 
 
 @dataclasses.dataclass(eq=False)
@@ -108,7 +108,7 @@ def open_iteration(jaxpr: Any, assignment: Mapping[str, str], policy: Any) -> Op
 
 
 def inline(jaxpr: Any) -> Opened:
-    """Opens only the calls that hold fragments without being one, so that fragments and loops are in sight."""
+    """Opens only calls that hold fragments without being one, so that fragments and loops are in sight."""
     return _Inliner({}, None).open(jaxpr)
 
 
@@ -199,8 +199,8 @@ class _Opener:
         where = ", ".join(f"'{name}' on {self.assignment[name]}" for name in fragments)
         kind = {"while": "while loop", "cond": "branch (cond)"}.get(eqn.primitive.name, eqn.primitive.name)
         return PlanError(
-            f"{self.policy} places fragments of one {kind} on several groups ({where}): only code that always "
-            f"runs, and scans, can be split; place them together, or use jax.lax.scan"
+            f"{self.policy} places fragments of one {kind} on several groups ({where}): only code that"
+            f" always runs, and scans, can be split; place them together, or use jax.lax.scan"
         )
 
     # --- scans ---
@@ -283,7 +283,7 @@ def _passed_through(eqn: core.JaxprEqn) -> list[tuple[int, int]]:
     if FragmentMark.of(eqn) is None:
         return []
     (body,) = jaxprs.bodies(eqn)
-    source = {v: i for i, v in enumerate(body.jaxpr.invars)}
+    source: dict[Any, int] = {v: i for i, v in enumerate(body.jaxpr.invars)}
     for inner in body.jaxpr.eqns:
         if inner.primitive is boundary_p and inner.invars[0] in source:
             source[inner.outvars[0]] = source[inner.invars[0]]
@@ -296,11 +296,13 @@ def _passed_through(eqn: core.JaxprEqn) -> list[tuple[int, int]]:
 def _zeros(shape: tuple[int, ...], dtype: Any) -> jax.Array:
     if not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
         return jax.lax.full(shape, 0, dtype)
-    kinds = []
-    data = jax.eval_shape(
-        lambda keys: (kinds.append(jax.random.key_impl(keys)), jax.random.key_data(keys))[1],
-        jax.ShapeDtypeStruct(shape, dtype),
-    )
+    kinds: list[Any] = []
+
+    def look(keys: jax.Array) -> jax.Array:
+        kinds.append(jax.random.key_impl(keys))
+        return jax.random.key_data(keys)
+
+    data = jax.eval_shape(look, jax.ShapeDtypeStruct(shape, dtype))
     return jax.random.wrap_key_data(jax.lax.full(data.shape, 0, data.dtype), impl=kinds[0])
 
 
@@ -342,7 +344,7 @@ def _emit(items: list[Item], function: Callable, *operands: Any) -> core.Var:
     # One equation, so that what belongs together stays together.
     jaxpr = jaxprs.open_jaxpr(jax.make_jaxpr(jax.jit(function))(*shapes))
     (eqn,) = jaxpr.eqns
-    names = dict(zip(jaxpr.invars, operands, strict=True))
+    names: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
     items.append(Operation(_renamed(eqn, names)))
     return names[jaxpr.outvars[0]]
 

@@ -135,9 +135,10 @@ def delay(graph: FDG, assignment: Mapping[str, str], staleness: int, policy: Any
                 continue
             apart = [name for name in reached if assignment[name] != assignment[acting[0]]]
             if apart:
+                actor, other = acting[0], apart[0]
                 raise PlanError(
-                    f"{policy}: staleness={staleness} counts iterations, but within one iteration '{acting[0]}'"
-                    f" ({assignment[acting[0]]}) and '{apart[0]}' ({assignment[apart[0]]}) take turns with the"
+                    f"{policy}: staleness={staleness} counts iterations, but within one iteration '{actor}'"
+                    f" ({assignment[actor]}) and '{other}' ({assignment[other]}) take turns with the"
                     f" same parameters: use staleness=0, or let the loop around them end before the update"
                 )
             operands[position] = old_version(v)
@@ -169,7 +170,7 @@ class _Flow:
     def __init__(self, graph: FDG, equations: Sequence[core.JaxprEqn]):
         self.graph, self.equations = graph, equations
         self.producer = {v: eqn for eqn in equations for v in eqn.outvars}
-        self._names: dict[int, str] = {}
+        self._names: dict[tuple, str] = {}
         used: collections.Counter[str] = collections.Counter()
         for eqn in equations:
             self._name(eqn, used, ())
@@ -203,7 +204,12 @@ class _Flow:
         return [name for name, labels in at.items() if marker in labels]
 
     def _through(
-        self, eqn: core.JaxprEqn, inputs: list[set], path: tuple, at: dict[str, set], inside: str | None = None
+        self,
+        eqn: core.JaxprEqn,
+        inputs: list[set],
+        path: tuple,
+        at: dict[str, set],
+        inside: str | None = None,
     ) -> list[set]:
         """Labels of an equation's results; `inside` is the fragment around it."""
         name = self._names.get((*path, id(eqn)))
@@ -214,9 +220,11 @@ class _Flow:
         for k, body in enumerate(inner):
             values = [set(inputs[i]) for i in body.operands]
             while True:
-                labels = dict(zip(body.jaxpr.invars, values, strict=True))
+                labels: dict[Any, set] = dict(zip(body.jaxpr.invars, values, strict=True))
                 for one in body.jaxpr.eqns:
-                    operands = [labels.get(v, set()) if not jaxprs.is_literal(v) else set() for v in one.invars]
+                    operands = [
+                        labels.get(v, set()) if not jaxprs.is_literal(v) else set() for v in one.invars
+                    ]
                     out = self._through(one, operands, (*path, id(eqn), k), at, name or inside)
                     labels.update(zip(one.outvars, out, strict=True))
                 ends = [set() if jaxprs.is_literal(v) else labels.get(v, set()) for v in body.jaxpr.outvars]

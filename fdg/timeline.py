@@ -55,6 +55,11 @@ class Timeline:
                 thread.start()
                 self._threads.append(thread)
 
+    def close(self) -> None:
+        """Ends the watching; what was started before is still recorded."""
+        for waiting in self._queues.values():
+            waiting.put(None)
+
     def latest(self) -> list[jax.Array]:
         """What to wait for to have all that was started so far."""
         return [done for _, done in self._last.values()]
@@ -68,7 +73,10 @@ class Timeline:
     def _watch(self, group: str) -> None:
         free = 0.0
         while True:
-            run, done = self._queues[group].get()
+            entry = self._queues[group].get()
+            if entry is None:
+                return
+            run, done = entry
             with contextlib.suppress(Exception):  # whoever waits for the results hears of it
                 jax.block_until_ready(done)
             run.finished = time.perf_counter()

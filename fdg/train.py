@@ -188,14 +188,18 @@ def _unexplained(engine: fdg.Engine) -> list[str]:
 
 
 def _groups(engine: fdg.Engine, wall_s: float) -> dict[str, Any]:
-    """For several groups: how long each was busy and idle in `wall_s` seconds, and what moved between them."""
+    """For several groups: how long each was busy and idle of `wall_s` seconds, and what moved between."""
     if len(engine.plan.groups) < 2:
         return {}
     everywhere = distributed.exchange({"busy_s": engine.busy_seconds(), "moved": engine.moved_bytes})
     groups = {}
     for group in engine.plan.groups:
         busy = min(wall_s, max(here["busy_s"][group.name] for here in everywhere))
-        groups[group.name] = {"devices": len(group), "busy_s": round(busy, 4), "idle_s": round(wall_s - busy, 4)}
+        groups[group.name] = {
+            "devices": len(group),
+            "busy_s": round(busy, 4),
+            "idle_s": round(wall_s - busy, 4),
+        }
     return {"groups": groups, "moved_bytes": sum(here["moved"] for here in everywhere)}
 
 

@@ -32,6 +32,12 @@ class Layout:
         split = self.axis is not None and self.shape[self.axis] % self.devices == 0
         return self.devices if split else 1
 
+    @property
+    def split_axis(self) -> int:
+        """The axis, of an array that has one."""
+        assert self.axis is not None
+        return self.axis
+
 
 def moved_bytes(size: int, target: Layout) -> int:
     """Bytes that arrive: every device of the target gets its part."""
@@ -70,7 +76,7 @@ class Mover:
           shapes: of the arrays on the source.
         """
         cut = self._cut_shapes(shapes)
-        found = []
+        found: list[tuple[str, Any, Any]] = []
         if self.cuts:
             found.append(("cut", self._cut_function(cut), list(shapes)))
         if self.joins:
@@ -133,11 +139,14 @@ class Mover:
                 if count == 1:
                     cut_up.append([x])
                     continue
-                axis, size = a.axis, a.shape[a.axis] // chunks
+                axis, size = a.split_axis, a.shape[a.split_axis] // chunks
                 rows = x.reshape(*a.shape[:axis], a.parts, count, size, *a.shape[axis + 1 :])
                 flat = (*a.shape[:axis], a.parts * size, *a.shape[axis + 1 :])
                 cut_up.append(
-                    [jax.lax.index_in_dim(rows, r, axis + 1, keepdims=False).reshape(flat) for r in range(count)]
+                    [
+                        jax.lax.index_in_dim(rows, r, axis + 1, keepdims=False).reshape(flat)
+                        for r in range(count)
+                    ]
                 )
             return cut_up
 
@@ -170,11 +179,9 @@ class Mover:
                 if len(row) == 1:
                     whole.append(row[0])
                     continue
-                axis, size = b.axis, b.shape[b.axis] // (b.parts * len(row))
+                axis, size = b.split_axis, b.shape[b.split_axis] // (b.parts * len(row))
                 split = (*b.shape[:axis], b.parts, 1, size, *b.shape[axis + 1 :])
                 whole.append(jnp.concatenate([x.reshape(split) for x in row], axis + 1).reshape(b.shape))
             return whole
 
         return jax.jit(join, out_shardings=self._targets)
-
-

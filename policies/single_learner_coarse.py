@@ -21,7 +21,9 @@ class SingleLearnerCoarse:
       staleness: how many iterations old the actors' parameters are; 0 is synchronous.
     """
 
-    actors: int | None = dataclasses.field(default=None, metadata={"help": "devices that act; None: the rest"})
+    actors: int | None = dataclasses.field(
+        default=None, metadata={"help": "devices that act; None: the rest"}
+    )
     learners: int = dataclasses.field(default=1, metadata={"help": "devices that learn"})
     staleness: int = 0
 
