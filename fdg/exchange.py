@@ -84,8 +84,9 @@ class Exchange:
                 pieces.append(_assemble(self.target, BATCH, wire, local))
             received.append(pieces)
         joined = self.programs["join"].compiled(received)
+        here = len([d for d in self._local if d in self.target.devices.flat])  # of several that receive
         self.bytes = self.bytes or sum(
-            jaxprs.bytes_of(x) * b.devices // b.parts for x, (_, b) in zip(joined, self.layouts, strict=True)
+            jaxprs.bytes_of(x) * here // b.parts for x, (_, b) in zip(joined, self.layouts, strict=True)
         )
         return joined
 

@@ -159,6 +159,7 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     _add_flags(parser.add_argument_group("the run"), run_flags)
     _add_flags(parser.add_argument_group("several processes"), distributed.FLAGS)
     _add_flags(parser.add_argument_group(what), own_flags)
+    _check_policy_flags(words, policy_name, [*policy_flags, _STALENESS, *own_flags])
     given = parser.parse_strictly(words)
     for flag in distributed.FLAGS:  # they say how it is carried out, and no run is bound to them
         given.pop(flag.name, None)
@@ -226,6 +227,27 @@ def _earlier_run(early: Mapping[str, Any]) -> tuple[Path | None, dict[str, Any]]
     if not {"algo", "policy_fields", "hyperparameters"} <= config.keys():
         raise FdgError(f"--resume: {resume / 'config.json'} is no configuration of a run")
     return resume, config
+
+
+def _check_policy_flags(words: Sequence[str], policy_name: str, known: Sequence[Flag]) -> None:
+    """Refuses a flag that only other policies have."""
+    import policies
+
+    mine = {flag.name for flag in known}
+    options = [word.partition("=")[0] for word in words if word.startswith("--")]
+    for option in options:
+        name = option.removeprefix("--").replace("-", "_")
+        owners = [
+            other
+            for other in policies.names()
+            if any(flag.name == name for flag in fields_of(policies.get(other)))
+        ]
+        if owners and name not in mine:
+            own = [f"--{flag.name.replace('_', '-')}" for flag in fields_of(policies.get(policy_name))]
+            raise FdgError(
+                f"unknown flag '{option}' under --policy {policy_name}, which has {', '.join(own) or 'none'}:"
+                f" it is a flag of --policy {', '.join(owners)}"
+            )
 
 
 def _check_agrees(given: Mapping[str, Any], stored: Mapping[str, Any], free: Collection[str]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import pytest
 
+import policies
 from fdg import job
 from fdg.cli import plan_main, train_main
 
@@ -75,6 +76,10 @@ ERRORS = {
     "--seed 4294967296": "--seed 4294967296: seeds are below 4294967296",
     "--staleness -1": "--staleness -1: it must be at least 0",
     "--staleness 1": "--staleness 1: under gpu_only, actors always have the newest parameters",
+    "--policy central --actors 3": "'--actors' under --policy central, which has --workers, --servers",
+    "--workers 3": "under --policy gpu_only, which has none: it is a flag of --policy single_learner_fine,",
+    "--policy central --workers 0": "workers=0: at least one device is needed",
+    "--policy single_learner_fine --staleness 1": "use --policy single_learner_coarse or central",
     "--learning-rate -1e-3": "learning_rate=-0.001: it must be above zero",
     # a user's own algorithm
     "--algo tests.tiny:Continuous": "acts in Box action spaces, and that of CartPole-v1 is Discrete(n=2)",
@@ -113,6 +118,28 @@ def test_batches_that_do_not_divide_by_the_devices_asked_for(capsys, host_device
     assert "--num-seeds 3 does not divide by --devices 2: use --num-seeds 2 or 4, or --devices 1" in line
     line = refuse(capsys, "--num-envs 1 --devices 2".split())
     assert "use --num-envs 2, or --devices 1" in line
+
+
+def test_a_group_that_the_batch_does_not_divide_by(capsys, host_devices, monkeypatch, tmp_path):
+    """A number that was asked for is kept or refused, before anything is compiled; one left open adapts."""
+    words = ["--algo", "tests.tiny:Pupil", "--policy", "single_learner_coarse", "--devices", "4"]
+    words += ["--num-envs", "64", "--total-steps", "16", "--out", str(tmp_path / "run")]
+    assert train_main(words) == 0
+    idle = "idle: 2 (actors: a batch of 64 divides over 2 of 3 devices)"
+    assert idle in capsys.readouterr().out
+    assert plan_main(words) == 0 and idle in capsys.readouterr().out
+
+    def compiled(*_):
+        raise AssertionError("it was compiled")
+
+    monkeypatch.setattr("fdg.engine.Engine", compiled)
+    words[-1] = str(tmp_path / "other")
+    line = refuse(capsys, [*words, "--actors", "3"])
+    assert "SingleLearnerCoarse(actors=3" in line and "'act' (actor) has a batch of 64" in line
+    assert "does not divide by the 3 devices of its actors: use 2, or a batch of 63 or 66" in line
+    line = refuse(capsys, [*words, "--actors", "2", "--learners", "3"])
+    assert "needs 2 actors + 3 learners = 5 devices, and there are 4" in line
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_place_without_permission(capsys, tmp_path, monkeypatch):
@@ -210,6 +237,15 @@ def test_plan_needs_no_devices_and_leaves_nothing_behind(capsys, tmp_path, monke
     assert "FDG of PPO" in text and "places PPO on 64 devices" in text and "all-reduce" in text
     assert not list(tmp_path.iterdir())
     assert "unknown environment" in refuse(capsys, ["--env", "CartPole"], plan_main)
+
+
+@pytest.mark.parametrize("policy", policies.names())
+def test_every_policy_can_be_planned_for_absent_devices(policy, capsys):
+    assert plan_main(["--policy", policy, "--devices", "64", "--num-envs", "63"]) == 0
+    text = capsys.readouterr().out
+    assert "FDG of PPO" in text and "places PPO on 64 devices" in text and "memory per device" in text
+    assert repr(policies.get(policy)()) in text
+    assert re.search(r"\b0-62\b", text)  # 63 environments divide over as many devices
 
 
 @pytest.mark.parametrize("module", ["fdg.train", "fdg.plan"])

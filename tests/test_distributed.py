@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,34 +16,32 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+import fdg
+import policies
 from fdg import distributed, peers
 from fdg.checkpoint import Checkpoints
 from fdg.cli import train_main
 from fdg.errors import FdgError
+from tests.tiny import Pupil
 
-TINY = "--num-envs 4 --num-steps 4 --num-minibatches 2 --num-epochs 1 --hidden 8 --eval-episodes 2".split()
-WALK = ["--algo", "tests.tiny:Walk"]
-LONG = [*WALK, "--total-steps", "400000"]
+PUPIL = "--algo tests.tiny:Pupil --num-envs 12 --seed 2"
+COARSE = f"{PUPIL} --policy single_learner_coarse"
+PPO = "--num-envs 4 --num-steps 4 --num-minibatches 2 --num-epochs 1 --hidden 8 --eval-episodes 2"
 ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
 
 
-def start(words, count=2, address=None, module="fdg.train"):
-    """Real processes, one host device each."""
-    address = address or f"localhost:{peers.free_port('localhost')}"
-    triple = lambda i: f"--coordinator-address {address} --num-processes {count} --process-id {i}".split()  # noqa: E731
-    return [
-        subprocess.Popen(
-            [sys.executable, "-m", module, *map(str, words), *triple(i)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=ENVIRONMENT,
-        )
-        for i in range(count)
-    ]
+def start(words):
+    """Two real processes, one host device each."""
+    triple = f"--coordinator-address localhost:{peers.free_port('localhost')} --num-processes 2 --process-id"
+    return [spawn("-m", "fdg.train", *words.split(), *triple.split(), str(i)) for i in range(2)]
 
 
-def finish(processes, seconds=120):
+def spawn(*words):
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, *words], env=ENVIRONMENT, **pipes)
+
+
+def finish(processes, seconds=180):
     """Exit status, standard output and standard error of each; none may hang."""
     try:
         return [(*process.communicate(timeout=seconds), process.returncode) for process in processes]
@@ -73,67 +72,186 @@ def assert_close(one, two):
             np.testing.assert_array_equal(two[name], one[name], err_msg=name)
 
 
+# --- the numbers of one process ---
+
+# Flags, how many devices in the two processes, and the run in one process that has the same numbers. Where
+# there are three actors or workers, their group is in both processes.
+RUNS = {
+    "ppo": (f"{PPO} --total-steps 96 --checkpoint-every 12", 2, "ppo"),
+    "seeds": (f"{PUPIL} --num-seeds 4 --total-steps 24 --checkpoint-every 3", 2, "seeds"),
+    "multi_learner": (f"{PUPIL} --policy multi_learner --total-steps 96 --checkpoint-every 12", 4, "pupil"),
+    "coarse 1+1": (f"{COARSE} --total-steps 96 --checkpoint-every 12", 2, "pupil"),
+    "coarse 3+1": (f"{COARSE} --staleness 1 --total-steps 96 --checkpoint-every 12", 4, "stale"),
+    "fine 3+1": (f"{PUPIL} --policy single_learner_fine --total-steps 96 --checkpoint-every 12", 4, "pupil"),
+    "central 3+1": (f"{PUPIL} --policy central --total-steps 96 --checkpoint-every 12", 4, "pupil"),
+}
+ALONE = {
+    "ppo": RUNS["ppo"][0],
+    "seeds": RUNS["seeds"][0],
+    "pupil": f"{PUPIL} --total-steps 96 --checkpoint-every 12",
+    "stale": f"{COARSE} --staleness 1 --total-steps 96 --checkpoint-every 5",
+}
+SEVERAL = """
+import json, sys, jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from fdg import distributed, host_devices, job, train
+from fdg.checkpoint import _place
+index = int(sys.argv[2])
+distributed.initialize(sys.argv[1], 2, index)
+host_devices(2)
+mine, other = (jax.devices()[i:i + 2] for i in (0, 2))
+values = np.arange(16, dtype=np.float32).reshape(8, 2)
+values[0, 0] = -0.0
+over = lambda devices, *axes: NamedSharding(Mesh(np.array(devices), ("d",)), P(*axes))
+tree = [
+    _place(values, over(jax.devices(), "d")),  # over both
+    _place(values, over(other, "d")),  # in process 1 only
+    _place(values.astype(jax.numpy.bfloat16), over(other)),
+    _place(values, over(mine, None, "d")),  # in process 0 only
+    jax.random.wrap_key_data(_place(np.arange(8, dtype=np.uint32).reshape(4, 2), over(other, "d"))),
+]
+fetched = distributed.fetch(tree)
+assert (fetched is None) == (index == 1)
+if index == 0:
+    for array in fetched[:4]:
+        assert array.astype(np.float32).tobytes() == values.tobytes()
+    assert fetched[4].tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+assert distributed.exchange({"i": index}) == [{"i": 0}, {"i": 1}]
+print("fetched", flush=True)
+for words in json.loads(sys.argv[3]):
+    assert train.train(job.parse(words.split(), "", "")) == 0
+distributed.leave()
+"""
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """The same run by one process and by two, and what the two said."""
+    """The runs by one process, those by two (one pair that does them all), and what the two said."""
     folder = tmp_path_factory.mktemp("runs")
     one, two = folder / "one", folder / "two"
-    words = [*TINY, "--total-steps", "160", "--seed", "2", "--out"]
-    processes = start([*words, two, "--devices", "2"])
-    assert train_main([*words, str(one), "--devices", "1"]) == 0
-    return one, two, finish(processes)
+    one.mkdir(), two.mkdir()
+    assert train_main(f"{ALONE['stale']} --devices 1 --out {one / 'stale'}".split()) == 0
+    cut_short(one / "stale", two / "resumed")
+    words = [
+        f"{RUNS[name][0]} --devices {RUNS[name][1]} --out {two / name.replace(' ', '_')}" for name in RUNS
+    ]
+    words.append(f"--resume {two / 'resumed'} --devices 2")
+    address = f"localhost:{peers.free_port('localhost')}"
+    processes = [spawn("-c", SEVERAL, address, str(i), json.dumps(words)) for i in range(2)]
+    for name in ALONE.keys() - {"stale"}:
+        assert train_main(f"{ALONE[name]} --devices 1 --out {one / name}".split()) == 0
+    return one, two, finish(processes, 300)
 
 
-def test_two_processes_give_the_numbers_of_one(runs):
-    one, two, said = runs
-    assert [status for *_, status in said] == [0, 0], said
-    assert len(rows(one)) == len(rows(two)) == 10
+def cut_short(run, copy):
+    """A copy of a run as it was before its last checkpoint."""
+    shutil.copytree(run, copy)
+    (copy / "summary.json").unlink()
+    shutil.rmtree(copy / "checkpoints" / str(len(rows(copy))))
+
+
+def assert_same_run(one, two):
+    """Metrics, the last checkpoint, and the evaluation."""
+    assert len(rows(one)) == len(rows(two)) > 0
     for a, b in zip(rows(one), rows(two), strict=True):
         assert_close(a, b)
-    assert_close(leaves(one, 10), leaves(two, 10))
-    summaries = [json.loads((run / "summary.json").read_text()) for run in (one, two)]
-    assert summaries[0]["eval_return"] == pytest.approx(summaries[1]["eval_return"], rel=1e-5)
-    assert len(summaries[1]["devices"]) == 2
+    assert_close(leaves(one, len(rows(one))), leaves(two, len(rows(one))))
+    assert summary(one)["eval_return"] == pytest.approx(summary(two)["eval_return"], rel=1e-5)
 
 
-def test_only_process_0_writes_and_prints(runs):
-    _, two, ((out, err, _), (other_out, other_err, _)) = runs
-    assert "places PPO on 2 devices" in out and "100% iteration 10/10" in out and err == ""
-    assert (other_out, other_err) == ("", "")
-    assert {path.name for path in two.iterdir()} == {
+def summary(run):
+    return json.loads((run / "summary.json").read_text())
+
+
+def test_fetch_from_several_processes(runs):
+    *_, said = runs
+    for out, err, status in said:
+        assert status == 0, err
+        assert out.startswith("fetched")
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_two_processes_give_the_numbers_of_one(name, runs):
+    one, two, said = runs
+    assert [status for *_, status in said] == [0, 0], said
+    _, count, alone = RUNS[name]
+    run = two / name.replace(" ", "_")
+    assert_same_run(one / alone, run)
+    assert len(summary(run)["devices"]) == count
+    if name == "seeds":
+        assert len(rows(run)[-1]["episode_return_per_seed"]) == 4
+    if "+" in name:
+        config = json.loads((run / "config.json").read_text())
+        policy = policies.get(config["policy"])(**config["policy_fields"])
+        plan = fdg.place(Pupil(num_envs=12), policy, count)
+        moves = sum(m.bytes_per_iteration for m in plan.movements if m.how == "transfer")
+        assert summary(run)["moved_bytes"] == len(rows(run)) * moves
+        assert [g["devices"] for g in summary(run)["groups"].values()] == [len(g) for g in plan.groups]
+        assert all(group["busy_s"] > 0 for group in summary(run)["groups"].values())
+
+
+def test_a_run_goes_on_with_another_number_of_processes(runs, tmp_path):
+    """Two go on where one left off, and the other way round; under staleness, with the older parameters."""
+    one, two, said = runs
+    assert "resuming at iteration 10 of 12" in said[0][0]
+    assert_same_run(one / "stale", two / "resumed")
+    cut_short(two / "resumed", tmp_path / "run")
+    assert train_main(["--resume", str(tmp_path / "run"), "--devices", "1"]) == 0
+    assert_same_run(one / "stale", tmp_path / "run")
+
+
+def test_the_launcher(runs, tmp_path):
+    """And only process 0 writes and prints."""
+    launch = lambda words: spawn("-m", "fdg.launch", "--num-processes", "2", *words.split())  # noqa: E731
+    processes = [
+        launch(f"{COARSE} --actors 1 --total-steps 96 --out {tmp_path / 'run'}"),
+        launch(f"{PUPIL} --devices 3"),
+    ]
+    (out, err, status), (_, other_err, other_status) = finish(processes)
+    assert (err, status) == ("", 0)
+    assert out.count("places Pupil on 2 devices") == out.count("100% iteration 12/12") == 1
+    assert out.count("run directory") == 2 and "[1]" not in out
+    assert_same_run(runs[0] / "pupil", tmp_path / "run")
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {
         *(".lock", "config.json", "metrics.jsonl", "summary.json", "learning_curve.png", "checkpoints")
     }
+    assert other_status == 2
+    assert "error: --devices 3 does not divide by the 2 processes: use --devices 2 or 4" in other_err
 
 
-def test_a_stopped_run_goes_on_with_another_number_of_processes(tmp_path):
-    """Stopped by a signal to process 1 alone; both stop after the same iteration."""
-    whole, run = tmp_path / "whole", tmp_path / "run"
-    words = [*WALK, "--total-steps", "32000", "--checkpoint-every", "2000", "--out"]
-    processes = start([*words, run])
-    wait_for_rows(run, processes)
-    processes[1].send_signal(signal.SIGTERM)
-    assert [status for *_, status in finish(processes)] == [143, 143]
-    assert 0 < len(rows(run)) < 4000 and (run / "checkpoints" / str(len(rows(run)))).exists()
-    assert train_main(["--resume", str(run), "--devices", "1"]) == 0
-    assert train_main([*words, str(whole), "--devices", "1"]) == 0
-    for a, b in zip(rows(whole), rows(run), strict=True):
-        assert_close(a, b)
-    (run / "summary.json").unlink()  # and the other way round: two processes read what one wrote
-    assert [status for *_, status in finish(start(["--resume", run, "--devices", 2]))] == [0, 0]
-    assert_close(leaves(whole, 4000), leaves(run, 4000))
+# --- none that waits for the dead ---
 
 
-def wait_for_rows(run, processes, seconds=90):
+def wait_for_rows(run, processes, seconds=150):
     deadline = time.monotonic() + seconds
     while not ((run / "metrics.jsonl").exists() and rows(run)):
         assert time.monotonic() < deadline and all(process.poll() is None for process in processes)
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_the_others_name_a_killed_process_and_stop(tmp_path, victim):
-    processes = start([*LONG, "--out", tmp_path / "run"])
-    wait_for_rows(tmp_path / "run", processes)
+def test_a_signal_to_one_process_stops_all_at_the_same_iteration(tmp_path):
+    processes = start(f"{COARSE} --total-steps 24000 --checkpoint-every 3000 --out {tmp_path}")
+    wait_for_rows(tmp_path, processes)
+    processes[1].send_signal(signal.SIGTERM)
+    said = finish(processes)
+    assert [status for *_, status in said] == [143, 143], said
+    assert 0 < len(rows(tmp_path)) < 3000
+    assert (tmp_path / "checkpoints" / str(len(rows(tmp_path)))).exists()
+    assert f"saved: go on with --resume {tmp_path}" in said[0][0]
+
+
+@pytest.mark.parametrize(
+    ("words", "victim"),
+    [
+        (f"{PUPIL} --total-steps 400000", 0),
+        (f"{COARSE} --total-steps 80000 --staleness 1", 0),
+        (f"{COARSE} --total-steps 80000", 1),
+    ],
+    ids=["first of two", "actors", "learner"],
+)
+def test_the_others_name_a_killed_process_and_stop(words, victim, tmp_path):
+    processes = start(f"{words} --out {tmp_path}")
+    wait_for_rows(tmp_path, processes)
     processes[victim].kill()
     begun = time.monotonic()
     _, err, status = finish(processes, 60)[1 - victim]
@@ -147,31 +265,10 @@ def test_the_others_name_a_killed_process_and_stop(tmp_path, victim):
 
 def test_an_error_of_one_process_ends_all(tmp_path):
     (tmp_path / "summary.json").write_text("mine")
-    (_, err, status), (_, other_err, other_status) = finish(start([*WALK, "--out", tmp_path]))
+    (_, err, status), (_, other_err, other_status) = finish(start(f"{COARSE} --out {tmp_path}"))
     assert (status, other_status) == (2, 2)
     assert err.startswith(f"error: --out {tmp_path} holds summary.json already") and err.count("\n") == 1
     assert re.fullmatch(r"error: process 0 \(host .*, pid \d+\) failed: --out .* holds .*\n", other_err)
-
-
-def test_the_launcher(tmp_path):
-    words = [
-        sys.executable,
-        "-m",
-        "fdg.launch",
-        "--num-processes",
-        "2",
-        *WALK,
-        "--out",
-        str(tmp_path / "run"),
-    ]
-    done = subprocess.run(
-        [*words, "--total-steps", "16", "--num-seeds", "4"], env=ENVIRONMENT, capture_output=True, timeout=120
-    )
-    assert done.returncode == 0 and len(rows(tmp_path / "run")) == 2, done.stderr
-    assert len(rows(tmp_path / "run")[1]["episode_return_per_seed"]) == 4
-    done = subprocess.run([*words, "--devices", "3"], env=ENVIRONMENT, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "error: --devices 3 does not divide by the 2 processes: use --devices 2 or 4" in done.stderr
 
 
 ERRORS = {
@@ -208,43 +305,6 @@ def test_fetch_in_one_process(devices):
     np.testing.assert_array_equal(fetched["key"], jax.random.key_data(tree["key"]))
     assert fetched["half"] == 1.5 and fetched["empty"].shape == (0, 2)
     assert jax.random.key_impl(distributed.gather(tree)["key"]) == jax.random.key_impl(tree["key"])
-
-
-FETCH = """
-import sys, jax, numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from fdg import distributed, host_devices
-from fdg.checkpoint import _place
-index = int(sys.argv[2])
-distributed.initialize(sys.argv[1], 2, index)
-host_devices(2)
-mine, other = (jax.devices()[i:i + 2] for i in (0, 2))
-values = np.arange(16, dtype=np.float32).reshape(8, 2)
-values[0, 0] = -0.0
-over = lambda devices, *axes: NamedSharding(Mesh(np.array(devices), ("d",)), P(*axes))
-tree = [
-    _place(values, over(jax.devices(), "d")),  # over both
-    _place(values, over(other, "d")),  # in process 1 only
-    _place(values.astype(jax.numpy.bfloat16), over(other)),
-    _place(values, over(mine, None, "d")),  # in process 0 only
-    jax.random.wrap_key_data(_place(np.arange(8, dtype=np.uint32).reshape(4, 2), over(other, "d"))),
-]
-fetched = distributed.fetch(tree)
-assert (fetched is None) == (index == 1)
-if index == 0:
-    for array in fetched[:4]:
-        assert array.astype(np.float32).tobytes() == values.tobytes()
-    assert fetched[4].tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
-assert distributed.exchange({"i": index}) == [{"i": 0}, {"i": 1}]
-"""
-
-
-def test_fetch_from_several_processes():
-    address = f"localhost:{peers.free_port('localhost')}"
-    commands = [[sys.executable, "-c", FETCH, address, str(i)] for i in range(2)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": ENVIRONMENT}
-    for _, err, status in finish([subprocess.Popen(command, **pipes) for command in commands]):
-        assert status == 0, err
 
 
 def test_processes_that_do_not_fit_together(monkeypatch):

@@ -14,11 +14,13 @@ import pytest
 
 import fdg
 import policies
-from fdg import progress, run_directory, train
+from fdg import job, progress, run_directory, train
+from fdg.checkpoint import Checkpoints
 from fdg.cli import train_main
-from tests.tiny import Walk
+from tests.tiny import Pupil, Walk
 
 WALK = ["--algo", "tests.tiny:Walk", "--devices", "1"]
+PUPIL = ["--algo", "tests.tiny:Pupil"]
 
 
 def rows(run):
@@ -112,6 +114,93 @@ def test_ppo_from_the_first_flag_to_the_last_file(tmp_path, capsys):
     last = rows(run)[-1]
     assert last["env_steps"] == 320 and {"episode_return", "episode_length", "episodes"} <= last.keys()
     assert 8 <= strict_json((run / "summary.json").read_text())["eval_return"] < 475
+
+
+# --- several groups ---
+
+
+def drop_times(lines):
+    return [{**line, "wall_s": 0} for line in lines]
+
+
+def stored(run, iteration):
+    """The arrays of a checkpoint, by name."""
+    with Checkpoints(run / "checkpoints")._manager(read_only=True) as reader:
+        return {name: np.asarray(value) for name, value in reader.restore(iteration).items()}
+
+
+POLICIES = {  # flags, and the number of devices of each group
+    "single_learner_coarse --devices 3": {"actors": 2, "learners": 1},
+    "single_learner_coarse --devices 6 --actors 4 --learners 2": {"actors": 4, "learners": 2},
+    "single_learner_fine --devices 2": {"learners": 1, "workers": 1},
+    "environments --devices 3 --workers 1 --learners 2": {"learners": 2, "workers": 1},
+    "central --devices 5": {"workers": 4, "servers": 1},
+}
+
+
+@pytest.mark.parametrize("words", POLICIES)
+def test_the_summary_of_several_groups(words, tmp_path, host_devices):
+    """How long each was busy and idle, and what moved; in the end the numbers are those of one group."""
+    run = tmp_path / "run"
+    flags = ["--total-steps", "96", "--seed", "4", "--out", str(run)]
+    assert train_main([*PUPIL, "--policy", *words.split(), *flags]) == 0
+    summary = strict_json((run / "summary.json").read_text())
+    assert {name: group["devices"] for name, group in summary["groups"].items()} == POLICIES[words]
+    for group in summary["groups"].values():
+        assert group["busy_s"] > 0 and group["idle_s"] >= 0
+        assert group["busy_s"] + group["idle_s"] == pytest.approx(summary["wall_s"], abs=2e-4)
+    policy = job.parse([*PUPIL, "--policy", *words.split()], "", "").policy
+    plan = fdg.place(Pupil(), policy, len(summary["devices"]))
+    moves = sum(m.bytes_per_iteration for m in plan.movements if m.how == "transfer")
+    assert summary["moved_bytes"] == 12 * moves > 0
+
+    engine = fdg.compile(Pupil(), policies.GPUOnly(), host_devices[:1])
+    state, metrics = engine.run(engine.init(4), 12)
+    size = [line["size"] for line in rows(run)]
+    np.testing.assert_allclose(size, metrics["size"], rtol=1e-5)
+    assert summary["eval_return"] == pytest.approx(float(np.sum(state["weight"])), rel=1e-5)
+
+
+def test_one_group_has_no_groups_to_speak_of(tmp_path, host_devices):
+    assert train_main([*PUPIL, "--devices", "2", "--total-steps", "16", "--out", str(tmp_path / "run")]) == 0
+    assert not {"groups", "moved_bytes"} & strict_json((tmp_path / "run" / "summary.json").read_text()).keys()
+
+
+@pytest.mark.parametrize("policy", ["single_learner_coarse", "central"])
+def test_stale_runs_are_saved_and_go_on(policy, tmp_path, monkeypatch, capsys, host_devices):
+    """The checkpoint holds the older parameters as well: resumed, the run is the same bit for bit."""
+    words = [*PUPIL, "--policy", policy, "--staleness", "2", "--devices", "3", "--num-updates", "1"]
+    words += ["--total-steps", "400", "--checkpoint-every", "10", "--out"]
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    assert train_main([*words, str(whole)]) == 0
+    show = progress.Progress.update
+
+    def interrupt(self, iteration, episode_return=None):
+        show(self, iteration, episode_return)
+        if iteration == 17:
+            signal.raise_signal(signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(progress.Progress, "update", interrupt)
+        assert train_main([*words, str(stopped)]) == 143
+    assert 17 <= len(rows(stopped)) < 50
+    history = [name for name in stored(stopped, len(rows(stopped))) if "history" in name]
+    assert len(history) == 2  # the weight, one and two iterations old
+    capsys.readouterr()
+    assert train_main(["--resume", str(stopped)]) == 0
+    assert "staleness=2" in capsys.readouterr().out
+    assert drop_times(rows(stopped)) == drop_times(rows(whole))
+    mine, theirs = stored(stopped, 50), stored(whole, 50)
+    assert mine.keys() == theirs.keys()
+    for name in mine:
+        np.testing.assert_array_equal(mine[name], theirs[name], err_msg=name)
+    summaries = [strict_json((run / "summary.json").read_text()) for run in (whole, stopped)]
+    assert summaries[0]["eval_return"] == summaries[1]["eval_return"]
+    for group in summaries[1]["groups"].values():  # of the second session alone
+        assert 0 < group["busy_s"] + group["idle_s"] < summaries[1]["wall_s"]
+
+    assert train_main(["--resume", str(stopped), "--staleness", "1"]) == 2
+    assert "--staleness 1 contradicts the run's 2" in capsys.readouterr().err
 
 
 def test_the_default_directory_is_named_after_the_job(tmp_path, monkeypatch):

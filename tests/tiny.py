@@ -61,6 +61,65 @@ class Walk:
         return walks + self.scale * jax.vmap(jax.random.normal)(keys[:, 0]), keys[:, 1]
 
 
+@dataclasses.dataclass(frozen=True)
+class Pupil:
+    """Acts, learns in updates of its own, and evaluates: a fragment of every role that a policy places."""
+
+    num_envs: int = 8
+    num_updates: int = 2
+    steps_per_iteration: ClassVar[int] = 8
+
+    def init(self, key):
+        return {
+            "weight": jnp.asarray([0.1, -0.2, 0.3]),
+            "position": jax.random.normal(key, (self.num_envs, 3)),
+            "keys": jax.random.split(key, self.num_envs),
+            "count": jnp.int32(0),
+        }
+
+    def iterate(self, state):
+        def one(carry, _):
+            position, keys = carry
+            action, keys = self.act(state["weight"], position, keys)
+            position, reward = self.step(position, action)
+            return (position, keys), (position, reward)
+
+        (last, keys), (positions, rewards) = jax.lax.scan(one, (state["position"], state["keys"]), length=2)
+        weight = self.learn(state["weight"], positions, rewards)
+        count = state["count"] + 1
+        state = {"weight": weight, "position": last, "keys": keys, "count": count}
+        metrics = {"episode_return": jnp.mean(rewards), "episodes": count, "size": jnp.sum(weight**2)}
+        return state, metrics
+
+    def evaluate(self, state, key, episodes):
+        return {"return": jnp.sum(state["weight"])}
+
+    @fdg.fragment("actor", in_axes=(None, 0, 0))
+    def act(self, weight, position, keys):
+        keys = jax.vmap(jax.random.split)(keys)
+        return position @ weight + 0.1 * jax.vmap(jax.random.normal)(keys[:, 0]), keys[:, 1]
+
+    @fdg.fragment("environment")
+    def step(self, position, action):
+        position = 0.9 * position + 0.1 * jnp.tanh(action)[:, None]
+        return position, -jnp.mean(jnp.square(position - 1.0), axis=1)
+
+    @fdg.fragment("learner", in_axes=(None, 1, 1), out_axes=None)
+    def learn(self, weight, positions, rewards):
+        def one(weight, _):
+            return self.update(weight, self.slope(weight, positions, rewards)), None
+
+        return jax.lax.scan(one, weight, length=self.num_updates)[0]
+
+    @fdg.fragment("gradient", in_axes=(None, 1, 1), out_axes=None)
+    def slope(self, weight, positions, rewards):
+        return jax.grad(lambda w: jnp.mean(jnp.square(positions @ w - rewards)))(weight)
+
+    @fdg.fragment("update", in_axes=None, out_axes=None)
+    def update(self, weight, slope):
+        return weight - 0.1 * slope
+
+
 class Silent:
     """No dataclass, no split batch, no metrics, no evaluation: the least that an algorithm may be."""
 

@@ -1,0 +1,159 @@
+"""The plan's bytes are those that the compiled programs move, and nothing moves that the plan does not name.
+
+Collectives are read from the optimised HLO of each program; transfers are counted as they are made.
+"""
+
+import collections
+import dataclasses
+import functools
+
+import pytest
+
+import fdg
+import policies
+from fdg import cli
+from tests.conformance.comparison import ALGORITHMS, start
+
+COLLECTIVES = ("all-reduce", "all-gather")
+
+# Policy and devices: groups of one and of several, uneven, larger than the batch allows.
+SETUPS = {
+    "gpu_only 1": (policies.GPUOnly(), 1),
+    "gpu_only 3": (policies.GPUOnly(), 3),
+    "multi_learner 4": (policies.MultiLearner(), 4),
+    "coarse on one": (policies.SingleLearnerCoarse(), 1),
+    "coarse 3+1": (policies.SingleLearnerCoarse(actors=3), 4),
+    "coarse 4+2": (policies.SingleLearnerCoarse(actors=4, learners=2), 6),
+    "coarse 4+2 stale": (policies.SingleLearnerCoarse(actors=4, learners=2, staleness=1), 6),
+    "coarse 5+3": (policies.SingleLearnerCoarse(actors=5, learners=3), 8),
+    "fine 4+2": (policies.SingleLearnerFine(workers=4, learners=2), 8),
+    "environments 2+3": (policies.Environments(workers=2, learners=3), 8),
+    "central 3+2": (policies.Central(workers=3, servers=2), 8),
+    "central 4+2 stale": (policies.Central(workers=4, servers=2, staleness=2), 6),
+}
+CASES = [("walker 48", setup) for setup in SETUPS if setup != "coarse 5+3"]
+CASES += [("gardener", setup) for setup in ("gpu_only 3", "coarse 5+3", "environments 2+3")]
+CASES += [
+    ("discrete", "gpu_only 3"),
+    ("discrete, time shuffle", "coarse 4+2"),
+    ("discrete, time shuffle", "central 3+2"),
+]
+
+
+@pytest.fixture(scope="module")
+def engine_of(devices):
+    """The engine of an algorithm in a setup; each is compiled once for all tests."""
+
+    @functools.cache
+    def compiled(name, setup):
+        policy, count = SETUPS[setup]
+        engine = fdg.compile(ALGORITHMS[name](), policy, devices[:count])
+        engine.compile(1)
+        return engine
+
+    return compiled
+
+
+def planned(plan):
+    """Bytes of an iteration, by how they move."""
+    total = collections.Counter()
+    for movement in plan.movements:
+        if movement.how:
+            total[movement.how] += movement.bytes_per_iteration
+    return dict(total)
+
+
+def measured(engine):
+    """The same of the collectives in the compiled programs."""
+    total = collections.Counter()
+    for program in engine.programs:
+        for collective in program.collectives():
+            times = collective.calls * program.calls_per_iteration
+            total[collective.kind] += collective.bytes * times
+    return dict(total)
+
+
+@pytest.mark.parametrize(("name", "setup"), CASES)
+def test_the_plan_predicts_what_moves(name, setup, engine_of):
+    engine = engine_of(name, setup)
+    predicted = planned(engine.plan)
+    transfers = predicted.pop("transfer", 0)
+    found = measured(engine)
+    assert predicted.keys() <= set(COLLECTIVES)
+    assert predicted.keys() == found.keys(), (predicted, found)
+    for kind in predicted:
+        assert predicted[kind] == pytest.approx(found[kind], rel=0.05), (kind, predicted, found)
+    assert engine.unexplained() == ()
+
+    before = engine.moved_bytes
+    state = start(name)
+    if engine.plan.delayed is not None:
+        state = engine.plan.delayed.start(state)
+    for _ in range(2):
+        state, _ = engine.run(state, 1)
+    assert engine.moved_bytes - before == 2 * transfers
+    assert (transfers > 0) == (len(engine.plan.groups) > 1)
+    assert (sum(predicted.values()) > 0) == any(len(group) > 1 for group in engine.plan.groups)
+
+
+def test_every_policy_is_there():
+    met = {type(SETUPS[setup][0]) for _, setup in CASES}
+    assert {policies.get(name) for name in policies.names()} == met
+
+
+# --- the check can fail ---
+
+
+def without(plan, movements):
+    return dataclasses.replace(plan, movements=tuple(m for m in plan.movements if m not in movements))
+
+
+@pytest.mark.parametrize("setup", ["gpu_only 3", "coarse 4+2", "fine 4+2", "central 3+2"])
+def test_a_collective_that_the_plan_does_not_name_is_unexplained(setup, engine_of, monkeypatch):
+    """Any kind in any program. (What XLA combined into one instruction goes by one of its names.)"""
+    engine = engine_of("walker 48", setup)
+    plan = engine.plan
+    together = collections.defaultdict(list)
+    for movement in plan.movements:
+        if movement.how in COLLECTIVES:
+            together[movement.program, movement.how].append(movement)
+    assert together
+    for (program, kind), movements in together.items():
+        monkeypatch.setattr(engine, "plan", without(plan, movements))
+        found = engine.unexplained()
+        assert {(where, collective.kind) for where, collective in found} == {(program, kind)}
+        size = sum(collective.bytes * collective.calls for _, collective in found)
+        times = next(p.calls_per_iteration for p in engine.programs if p.name == program)
+        assert size * times == sum(movement.bytes_per_iteration for movement in movements)
+
+
+@pytest.mark.parametrize("setup", ["gpu_only 3", "central 3+2"])
+def test_an_unexplained_collective_says_of_which_fragment_it_is(setup, engine_of, monkeypatch):
+    engine = engine_of("walker 48", setup)
+    gone = [m for m in engine.plan.movements if (m.how, m.source) == ("all-reduce", "gradient")]
+    assert gone
+    monkeypatch.setattr(engine, "plan", without(engine.plan, gone))
+    ((program, collective),) = engine.unexplained()
+    assert (program, collective.kind) == (gone[0].program, "all-reduce")
+    assert collective.fragments[-1] == "gradient"
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_training_prints_what_is_unexplained(forgets, tmp_path, capsys, host_devices, monkeypatch):
+    place = fdg.place
+
+    def forgetful(*args):
+        plan = place(*args)
+        return without(plan, [m for m in plan.movements if m.how == "all-reduce" and m.source == "slope"])
+
+    if forgets:
+        monkeypatch.setattr("fdg.engine.place", forgetful)
+    words = ["--algo", "tests.tiny:Pupil", "--devices", "2", "--total-steps", "16", "--out", str(tmp_path)]
+    assert cli.train_main(words) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("unexplained:")]
+    if not forgets:
+        assert said == []
+        return
+    assert said == [
+        "unexplained: all-reduce of 12 B x 2 in program 'train' (learn, slope), which the plan does not name"
+    ]

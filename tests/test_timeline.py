@@ -1,0 +1,149 @@
+"""Busy time of groups, of runs that end when the test says so."""
+
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import fdg
+import policies
+from fdg.timeline import Timeline
+
+TICK = 0.1  # seconds
+
+
+class Result:
+    """What a run makes: there after so many ticks, as an array of a device would be."""
+
+    def __init__(self):
+        self._there = threading.Event()
+
+    def block_until_ready(self):
+        self._there.wait()
+        return self
+
+    def comes(self):
+        self._there.set()
+
+
+class Fails:
+    def block_until_ready(self):
+        raise RuntimeError("the device is gone")
+
+
+def start(timeline, group, *made_by):
+    run, done = timeline.start(group, made_by), Result()
+    timeline.started(run, done)
+    return run, done
+
+
+def ticks(timeline):
+    """`settle`, in ticks."""
+    return {group: pytest.approx(seconds / TICK, abs=0.5) for group, seconds in timeline.settle().items()}
+
+
+@pytest.fixture
+def timeline():
+    timeline = Timeline(["actors", "learners"])
+    timeline.begin()
+    return timeline
+
+
+def test_groups_that_run_at_the_same_time_are_both_busy(timeline):
+    _, acted = start(timeline, "actors")
+    _, learned = start(timeline, "learners")
+    time.sleep(2 * TICK)
+    acted.comes()
+    time.sleep(TICK)
+    learned.comes()
+    assert ticks(timeline) == {"actors": 2, "learners": 3}
+
+
+def test_a_group_that_waits_for_another_is_idle(timeline):
+    """The learner has its runs at once, and begins when the actors are done."""
+    acting, acted = start(timeline, "actors")
+    learning, learned = start(timeline, "learners", acting, acting, None)
+    _, learned_again = start(timeline, "learners", learning)  # a run of its own group: nothing to wait for
+    time.sleep(3 * TICK)
+    acted.comes()
+    time.sleep(TICK)
+    learned.comes()
+    time.sleep(TICK)
+    learned_again.comes()
+    assert ticks(timeline) == {"actors": 3, "learners": 2}
+
+
+def test_runs_handed_over_together_are_not_counted_twice(timeline):
+    """A group works through them in order; nor does time between runs count."""
+    done = [start(timeline, "actors")[1] for _ in range(3)]
+    for one in done:
+        time.sleep(TICK)
+        one.comes()
+    time.sleep(2 * TICK)
+    _, last = start(timeline, "actors")
+    time.sleep(TICK)
+    last.comes()
+    assert ticks(timeline) == {"actors": 4, "learners": 0}
+    assert timeline.latest() == [last]
+
+
+def test_a_run_that_fails_ends(timeline):
+    """Whoever waits for its results hears of it; the watch goes on."""
+    run = timeline.start("actors", [])
+    timeline.started(run, Fails())
+    _, learned = start(timeline, "learners", run)
+    learned.comes()
+    assert ticks(timeline) == {"actors": 0, "learners": 0}
+    assert run.after == [] and run.known.is_set()
+
+
+class Slow:
+    """Acting and learning that take long, on this machine about as long as they say."""
+
+    def init(self, key):
+        return {"weight": jnp.ones(4), "walks": jnp.zeros((2, 4))}
+
+    def iterate(self, state):
+        @fdg.fragment("actor", in_axes=(None, 0))
+        def act(weight, walks):
+            return sleep(walks + weight[None], 2 * TICK)
+
+        @fdg.fragment("learner", in_axes=(None, 0), out_axes=None)
+        def learn(weight, walks):
+            return sleep(weight + jnp.mean(walks), TICK)
+
+        walks = act(state["weight"], state["walks"])
+        return {"weight": learn(state["weight"], walks), "walks": walks}, {}
+
+
+def sleep(x, seconds):
+    def wait(x):
+        time.sleep(seconds)
+        return x
+
+    return jax.pure_callback(wait, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_synchronous_group_idles_while_the_other_works(staleness, devices):
+    """Of 3 ticks an iteration actors work 2 and learners 1; with staleness they overlap."""
+    policy = policies.SingleLearnerCoarse(staleness=staleness)
+    engine = fdg.compile(Slow(), policy, devices[:2])
+    engine.compile(6)
+    state = engine.init(0)
+    jax.block_until_ready(state)
+    begun = time.perf_counter()
+    jax.block_until_ready(engine.run(state, 6))
+    wall = time.perf_counter() - begun
+    busy = engine.busy_seconds()
+    assert busy["actors"] == pytest.approx(12 * TICK, rel=0.2)
+    assert busy["learners"] == pytest.approx(6 * TICK, rel=0.2)
+    idle = {group: wall - seconds for group, seconds in busy.items()}
+    if staleness == 0:
+        assert idle["actors"] == pytest.approx(busy["learners"], abs=2 * TICK)
+        assert idle["learners"] == pytest.approx(busy["actors"], abs=2 * TICK)
+    else:
+        assert wall < 15 * TICK and idle["actors"] < 3 * TICK
+    assert fdg.compile(Slow(), policies.GPUOnly(), devices[:1]).busy_seconds() == {}
