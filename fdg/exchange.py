@@ -45,7 +45,6 @@ class Exchange:
 
     def functions(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[tuple[str, Any, Any]]:
         """The programs: ("cut", "exchange" or "join", function, its argument)."""
-        self._dtypes = [shape.dtype for shape in shapes]
         wire = [_wire_shape(shape) for shape in self._chunk_shapes(shapes)]
         self._wire = wire
         counts = [chunks // a.parts for chunks, (a, _) in zip(self._chunks, self.layouts, strict=True)]

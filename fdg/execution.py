@@ -344,20 +344,15 @@ class Stepped:
             self._metric_stacks[iterations] = self._compile_stacks(iterations)
 
     def _compile_stacks(self, iterations: int) -> list[tuple[list[int], Any]]:
-        """For each group, the metrics that it makes, and a program that stacks their rows."""
+        """For each group, the metrics that it makes, and what stacks their rows (None for another process)."""
         by_group: dict[str, list[int]] = collections.defaultdict(list)
         for i, value in enumerate(self._schedule.metrics):
             by_group[value.group].append(i)
         stacks: list[tuple[list[int], Any]] = []
         for group, positions in by_group.items():
             mesh = self._meshes[group]
-            if not _is_here(mesh):
-                stacks.append((positions, None))
-                continue
-            shapes = [[self._shape(self._schedule.metrics[i])] * iterations for i in positions]
-            whole = lowering.batch_sharding(mesh, None)
-            stack = jax.jit(lambda rows: [jnp.stack(row) for row in rows], out_shardings=whole)
-            stacks.append((positions, stack.lower(shapes).compile()))
+            shapes = [self._shape(self._schedule.metrics[i]) for i in positions]
+            stacks.append((positions, _Stack(shapes, mesh, iterations) if _is_here(mesh) else None))
         return stacks
 
     def run(self, leaves: list[jax.Array], iterations: int) -> tuple[list[jax.Array], list[jax.Array]]:
@@ -442,6 +437,36 @@ class _Crossing:
         results = self._exchange(arrays)
         self._owner._crossing = self._exchange.pending
         return results
+
+
+class _Stack:
+    """Stacks rows of metrics, of which there may be thousands: a few dozen at a time, then all together."""
+
+    ROWS = 64
+
+    def __init__(self, shapes: Sequence[jax.ShapeDtypeStruct], mesh: Mesh, count: int):
+        where = lowering.batch_sharding(mesh, None)
+        self._sizes = [min(self.ROWS, count - i) for i in range(0, count, self.ROWS)]
+        stack = jax.jit(lambda rows: [jnp.stack(row) for row in rows], out_shardings=where)
+        join = jax.jit(lambda parts: [jnp.concatenate(part) for part in parts], out_shardings=where)
+        self._stacks = {
+            size: stack.lower([[shape] * size for shape in shapes]).compile() for size in set(self._sizes)
+        }
+        parts = [
+            [jax.ShapeDtypeStruct((n, *shape.shape), shape.dtype, sharding=where) for n in self._sizes]
+            for shape in shapes
+        ]
+        self._join = join.lower(parts).compile() if len(self._sizes) > 1 else None
+
+    def __call__(self, rows: Sequence[Sequence[jax.Array]]) -> list[jax.Array]:
+        """`rows` of each metric to one array of each."""
+        parts, at = [], 0
+        for size in self._sizes:
+            parts.append(self._stacks[size]([row[at : at + size] for row in rows]))
+            at += size
+        return (
+            parts[0] if self._join is None else self._join([list(part) for part in zip(*parts, strict=True)])
+        )
 
 
 _ELSEWHERE: tuple[Any, Any] = (None, None)
