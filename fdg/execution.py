@@ -344,7 +344,7 @@ class Stepped:
             self._metric_stacks[iterations] = self._compile_stacks(iterations)
 
     def _compile_stacks(self, iterations: int) -> list[tuple[list[int], Any]]:
-        """For each group, the metrics that it makes, and what stacks their rows (None for another process)."""
+        """For each group, the metrics that it makes, and what stacks their rows (None elsewhere)."""
         by_group: dict[str, list[int]] = collections.defaultdict(list)
         for i, value in enumerate(self._schedule.metrics):
             by_group[value.group].append(i)
