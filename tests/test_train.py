@@ -130,10 +130,8 @@ def stored(run, iteration):
 
 
 POLICIES = {  # flags, and the number of devices of each group
-    "single_learner_coarse --devices 3": {"actors": 2, "learners": 1},
     "single_learner_coarse --devices 6 --actors 4 --learners 2": {"actors": 4, "learners": 2},
     "single_learner_fine --devices 2": {"learners": 1, "workers": 1},
-    "environments --devices 3 --workers 1 --learners 2": {"learners": 2, "workers": 1},
     "central --devices 5": {"workers": 4, "servers": 1},
 }
 

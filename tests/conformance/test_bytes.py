@@ -32,7 +32,7 @@ SETUPS = {
     "central 4+2 stale": (policies.Central(workers=4, servers=2, staleness=2), 6),
 }
 CASES = [("walker 48", setup) for setup in SETUPS if setup != "coarse 5+3"]
-CASES += [("gardener", setup) for setup in ("gpu_only 3", "coarse 5+3", "environments 2+3")]
+CASES += [("gardener", setup) for setup in ("coarse 5+3",)]
 CASES += [
     ("discrete", "gpu_only 3"),
     ("discrete, time shuffle", "coarse 4+2"),

@@ -59,12 +59,9 @@ CASES += [
     ("discrete", "gpu_only 8"),
     ("discrete", "coarse 3+1"),
     ("discrete", "fine 4+2"),
-    ("discrete", "environments 2+3"),
     ("discrete", "central 3+2"),
-    ("discrete, time shuffle", "multi_learner 5"),
-    ("continuous", "gpu_only 3"),
     ("continuous", "coarse 4+2"),
-    ("multi-discrete", "central 2+1"),
+    ("multi-discrete", "gpu_only 3"),
 ]
 
 
