@@ -61,7 +61,8 @@ CASES += [
     ("discrete", "fine 4+2"),
     ("discrete", "central 3+2"),
     ("continuous", "coarse 4+2"),
-    ("multi-discrete", "gpu_only 3"),
+    ("discrete, time shuffle", "multi_learner 5"),
+    ("multi-discrete", "environments 2+3"),
 ]
 
 
