@@ -62,7 +62,8 @@ CASES += [
     ("discrete", "central 3+2"),
     ("continuous", "coarse 4+2"),
     ("discrete, time shuffle", "multi_learner 5"),
-    ("multi-discrete", "environments 2+3"),
+    ("discrete", "environments 2+3"),
+    ("multi-discrete", "gpu_only 3"),
 ]
 
 
