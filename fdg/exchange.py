@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from fdg import jaxprs
+from fdg import jaxprs, keys
 from fdg.sharding import BATCH, batch_sharding
 from fdg.transfers import Layout
 
@@ -169,7 +169,7 @@ class Exchange:
         )
 
     def _join_function(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> Any:
-        kinds = [_key_kind(shape) for shape in shapes]
+        kinds = [keys.implementation(shape.shape, shape.dtype) for shape in shapes]
         dtypes = [shape.dtype for shape in shapes]
 
         def join_local(rows):
@@ -203,20 +203,6 @@ def _assemble(mesh: Mesh, axis: str, wire: Any, local: Sequence[jax.Array]) -> j
     return jax.make_array_from_single_device_arrays((mesh.size, *wire.shape), sharding, list(local))
 
 
-def _key_kind(shape: Any) -> Any:
-    """The implementation of a key array, None for any other."""
-    if not jnp.issubdtype(shape.dtype, jax.dtypes.prng_key):
-        return None
-    kinds: list[Any] = []
-
-    def look(keys):
-        kinds.append(jax.random.key_impl(keys))
-        return jax.random.key_data(keys)
-
-    jax.eval_shape(look, jax.ShapeDtypeStruct(shape.shape, shape.dtype))
-    return kinds[0]
-
-
 def _to_wire(x: jax.Array) -> jax.Array:
     """Numbers that a collective takes: keys as their words, booleans as bytes."""
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
@@ -225,7 +211,7 @@ def _to_wire(x: jax.Array) -> jax.Array:
 
 
 def _from_wire(x: jax.Array, kind: Any, dtype: Any) -> jax.Array:
-    return jax.random.wrap_key_data(x, impl=kind) if kind is not None else x.astype(dtype)
+    return jax.random.wrap_key_data(x, impl=kind[0]) if kind is not None else x.astype(dtype)
 
 
 def _wire_shape(shape: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import jax
 from jax.extend import core
 
-from fdg import jaxprs
+from fdg import jaxprs, keys
 from fdg.errors import PlanError
 from fdg.fragment import FragmentMark, boundary_p
 
@@ -294,16 +294,11 @@ def _passed_through(eqn: core.JaxprEqn) -> list[tuple[int, int]]:
 
 
 def _zeros(shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    if not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+    found = keys.implementation(shape, dtype)
+    if found is None:
         return jax.lax.full(shape, 0, dtype)
-    kinds: list[Any] = []
-
-    def look(keys: jax.Array) -> jax.Array:
-        kinds.append(jax.random.key_impl(keys))
-        return jax.random.key_data(keys)
-
-    data = jax.eval_shape(look, jax.ShapeDtypeStruct(shape, dtype))
-    return jax.random.wrap_key_data(jax.lax.full(data.shape, 0, data.dtype), impl=kinds[0])
+    kind, words = found
+    return jax.random.wrap_key_data(jax.lax.full(words.shape, 0, words.dtype), impl=kind)
 
 
 def _as_variable(items: list[Item], atom: Any) -> core.Var:

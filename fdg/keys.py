@@ -1,0 +1,19 @@
+"""Typed random keys, whose implementation only tracers and arrays tell."""
+
+from typing import Any
+
+import jax
+
+
+def implementation(shape: tuple[int, ...], dtype: Any) -> tuple[Any, jax.ShapeDtypeStruct] | None:
+    """What keys of a shape and dtype are made by, and the words that they hold; None for any other dtype."""
+    if not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        return None
+    kinds: list[Any] = []
+
+    def look(keys: jax.Array) -> jax.Array:
+        kinds.append(jax.random.key_impl(keys))
+        return jax.random.key_data(keys)
+
+    words = jax.eval_shape(look, jax.ShapeDtypeStruct(shape, dtype))
+    return kinds[0], words
