@@ -209,6 +209,17 @@ def for_space(space: Space) -> Parameterization:
     )
 
 
+def bounded(action: jax.Array, space: Space) -> jax.Array:
+    """Actions `[B, *action]` as the environment takes them: a Gaussian knows no bounds, a `Box` has some.
+
+    >>> bounded(jnp.array([[2.0], [-0.5]]), Box(-1.0, 1.0, (1,))).tolist()
+    [[1.0], [-0.5]]
+    """
+    if not isinstance(space, Box):
+        return action
+    return jax.vmap(lambda one: jnp.clip(one, space.low_array, space.high_array))(action)
+
+
 def _normal(parameters: jax.Array, shape: tuple[int, ...]) -> Normal:
     mean, log_std = jnp.split(parameters, 2, axis=-1)
     return Normal(mean, log_std, shape)

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import distributions, networks, normalize, presets
+from algos import distributions, networks, normalize, optimizers
+from algos.agent import Agent
 from algos.hyperparameters import hyperparameter, require, require_positive, require_within
 from algos.networks import Network
 from algos.normalize import RunningStatistics
@@ -55,7 +56,7 @@ class Minibatch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class PPO:
+class PPO(Agent):
     """PPO for discrete, multi-discrete and continuous actions.
 
     Defaults are those of CleanRL's `ppo.py` (Huang et al. 2022, JMLR 23(274)); `PPO.preset(env_name)` has
@@ -98,16 +99,11 @@ class PPO:
     network: Network | None = None  # any (init, apply) pair, in place of the default actor-critic
 
     def __post_init__(self):
-        sizes = ("num_envs", "num_steps", "total_steps", "num_epochs", "num_minibatches")
-        require_positive(self, *sizes, "learning_rate", "clip_ratio", "max_grad_norm")
-        require_within(self, 0, 1, "discount", "gae_lambda")
+        self._check_common()
+        require_positive(self, "num_epochs", "num_minibatches", "clip_ratio", "max_grad_norm")
+        require_within(self, 0, 1, "gae_lambda")
         require(
             self, self.shuffle in ("all", "time"), f"shuffle={self.shuffle!r}: it must be 'all' or 'time'"
-        )
-        require(
-            self,
-            all(width > 0 for width in self.hidden or ()),
-            f"hidden={self.hidden}: widths are above zero",
         )
         shuffled, what = (
             (self.num_steps, "num_steps")
@@ -125,23 +121,6 @@ class PPO:
             isinstance(seen, Box) or not self.normalize_observation,
             f"normalize_observation=True: {seen} has no mean or variance; leave it False",
         )
-        space = self.env.action_space
-        require(self, isinstance(space, self.action_spaces), f"cannot act in the action space {space}")
-
-    @classmethod
-    def preset(cls, env_name: str) -> dict[str, Any]:
-        """Field values found good for an environment; empty where the defaults are."""
-        return presets.PPO.get(env_name, {})
-
-    @property
-    def steps_per_iteration(self) -> int:
-        """Environment steps, all environments together."""
-        return self.num_envs * self.num_steps
-
-    @property
-    def num_iterations(self) -> int:
-        """Iterations of the whole run: all that fit in `total_steps`, and at least one."""
-        return max(1, self.total_steps // self.steps_per_iteration)
 
     # --- the two functions of every algorithm ---
 
@@ -200,7 +179,7 @@ class PPO:
 
         def act(observation, keys):
             policy, _ = self._policy(state.parameters, self._seen(state.observation_statistics, observation))
-            return self._bounded(policy.mode())
+            return distributions.bounded(policy.mode(), self.env.action_space)
 
         return evaluate(self.env, act, key, episodes)
 
@@ -216,7 +195,7 @@ class PPO:
     @fdg.fragment("environment")
     def step(self, keys, env_state, action):
         """`keys [B]`, `action [B, *action]` -> the environments' next state and a `TimeStep [B]`."""
-        return self.env.step(keys, env_state, self._bounded(action))
+        return self.env.step(keys, env_state, distributions.bounded(action, self.env.action_space))
 
     @fdg.fragment("learner", in_axes=(None, 0, 1, None), out_axes=(None, 0, None))
     def learn(self, learned, running_return, trajectory, key):
@@ -335,13 +314,6 @@ class PPO:
         """Observations `[..., *obs]` as the networks see them."""
         return normalize.normalize(statistics, observation) if self.normalize_observation else observation
 
-    def _bounded(self, action):
-        """Actions as the environment takes them: the Gaussian knows no bounds, a `Box` has some."""
-        space = self.env.action_space
-        if not isinstance(space, Box):
-            return action
-        return jax.vmap(lambda one: jnp.clip(one, space.low_array, space.high_array))(action)
-
     @property
     def _network(self) -> Network:
         return self.network or networks.actor_critic(
@@ -354,15 +326,12 @@ class PPO:
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:
-        updates = self.num_epochs * self.num_minibatches
-
-        def step_size(count):
-            return self.learning_rate * jnp.maximum(1.0 - (count // updates) / self.num_iterations, 0.0)
-
-        return optax.chain(
-            optax.clip_by_global_norm(self.max_grad_norm),
-            optax.adam(step_size if self.anneal_learning_rate else self.learning_rate, eps=1e-5),
-        )
+        step_size: Any = self.learning_rate
+        if self.anneal_learning_rate:
+            step_size = optimizers.annealed(
+                self.learning_rate, self.num_iterations, self.num_epochs * self.num_minibatches
+            )
+        return optimizers.clipped_adam(step_size, self.max_grad_norm)
 
 
 def _environment_major(x: jax.Array) -> jax.Array:

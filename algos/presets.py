@@ -2,18 +2,29 @@
 
 from typing import Any
 
-PPO: dict[str, dict[str, Any]] = {
-    "Pendulum-v1": {
-        "total_steps": 1_000_000,
-        "num_envs": 16,
-        "num_steps": 64,
-        "num_epochs": 10,
-        "num_minibatches": 8,
-        "learning_rate": 5e-4,
-        "discount": 0.95,
-        "entropy_coefficient": 0.0,
-        "activation": "relu",
-        "normalize_observation": True,
-        "normalize_reward": True,
+_PRESETS: dict[str, dict[str, dict[str, Any]]] = {
+    "PPO": {
+        "Pendulum-v1": {
+            "total_steps": 1_000_000,
+            "num_envs": 16,
+            "num_steps": 64,
+            "num_epochs": 10,
+            "num_minibatches": 8,
+            "learning_rate": 5e-4,
+            "discount": 0.95,
+            "entropy_coefficient": 0.0,
+            "activation": "relu",
+            "normalize_observation": True,
+            "normalize_reward": True,
+        },
     },
 }
+
+
+def of(algorithm: str, env_name: str) -> dict[str, Any]:
+    """The fields that an environment changes, by the name of the algorithm's class; empty for none.
+
+    >>> of("PPO", "Pendulum-v1")["discount"]
+    0.95
+    """
+    return dict(_PRESETS.get(algorithm, {}).get(env_name, {}))

@@ -36,7 +36,12 @@ def _start(name):
 
 def start(name):
     """A first state that may be donated; computed without the engine."""
-    return jax.tree.map(jnp.copy, _start(name))
+    return copied(_start(name))
+
+
+def copied(state):
+    """A copy, for those who donate."""
+    return jax.tree.map(jnp.copy, state)
 
 
 @functools.cache

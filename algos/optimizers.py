@@ -1,0 +1,26 @@
+"""Optimisers that several algorithms share: gradients clipped by global norm, step sizes that may fall."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+
+def annealed(learning_rate: float, num_iterations: int, updates_per_iteration: int = 1) -> optax.Schedule:
+    """A step size that falls linearly to zero over a run, constant within an iteration (as in CleanRL).
+
+    >>> step_size = annealed(1.0, num_iterations=4, updates_per_iteration=10)
+    >>> [float(step_size(count)) for count in (0, 9, 10, 39, 40)]
+    [1.0, 1.0, 0.75, 0.25, 0.0]
+    """
+
+    def step_size(count: jax.Array) -> jax.Array:
+        return learning_rate * jnp.maximum(1.0 - (count // updates_per_iteration) / num_iterations, 0.0)
+
+    return step_size
+
+
+def clipped_adam(
+    learning_rate: float | optax.Schedule, max_grad_norm: float, eps: float = 1e-5
+) -> optax.GradientTransformation:
+    """Adam (Kingma and Ba 2015, arXiv 1412.6980) on gradients clipped to a global norm."""
+    return optax.chain(optax.clip_by_global_norm(max_grad_norm), optax.adam(learning_rate, eps=eps))

@@ -1,0 +1,56 @@
+"""Every algorithm of the package, small, under every policy: the numbers of plain calls of `iterate`.
+
+One entry of `SMALL` an algorithm; a test says which are missing.
+"""
+
+import functools
+
+import jax
+import pytest
+
+import algos
+import envs
+import fdg
+import policies
+from tests.conformance.comparison import ITERATIONS, assert_same, copied, plain
+
+# Small enough to compile in seconds; 8 environments, which the groups below divide.
+SMALL = {
+    "ppo": lambda: algos.PPO(
+        env=envs.make("CartPole-v1"), num_envs=8, num_steps=4, num_epochs=1, num_minibatches=2, hidden=(8,)
+    ),
+}
+
+# Policy and devices: groups of unequal sizes, several learners, several servers.
+SETUPS = {
+    "gpu_only": (policies.GPUOnly(), 8),
+    "multi_learner": (policies.MultiLearner(), 4),
+    "single_learner_coarse": (policies.SingleLearnerCoarse(actors=4, learners=2), 6),
+    "single_learner_fine": (policies.SingleLearnerFine(workers=2, learners=1), 3),
+    "environments": (policies.Environments(workers=2, learners=4), 6),
+    "central": (policies.Central(workers=4, servers=1), 5),
+}
+
+
+@functools.cache
+def reference(name):
+    """First state, and what plain JAX makes of it."""
+    algorithm = SMALL[name]()
+    state = jax.jit(algorithm.init)(jax.random.key(3))
+    return state, plain(algorithm, copied(state), ITERATIONS)
+
+
+def test_every_algorithm_meets_every_policy():
+    assert {name.split()[0] for name in SMALL} == set(algos.names())
+    assert set(SETUPS) == set(policies.names())
+
+
+@pytest.mark.parametrize("setup", SETUPS)
+@pytest.mark.parametrize("name", SMALL)
+def test_a_policy_never_changes_the_numbers(name, setup, devices):
+    policy, count = SETUPS[setup]
+    engine = fdg.compile(SMALL[name](), policy, devices[:count])
+    state, expected = reference(name)
+    actual = engine.run(copied(state), ITERATIONS)
+    assert_same(expected, actual)
+    assert not engine.unexplained()
