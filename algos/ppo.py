@@ -21,7 +21,16 @@ from algos.networks import Network
 from algos.normalize import RunningStatistics
 from algos.returns import generalized_advantage_estimation
 from algos.rollout import episode_metrics, evaluate, rollout
-from envs import Box, Discrete, Environment, MultiDiscrete, TimeStep
+from envs import (
+    Box,
+    Discrete,
+    Environment,
+    MultiDiscrete,
+    Observation,
+    TimeStep,
+    features_and_mask,
+    map_features,
+)
 
 
 class State(NamedTuple):
@@ -33,7 +42,7 @@ class State(NamedTuple):
     return_statistics: RunningStatistics  # of the discounted return that rewards are scaled by
     running_return: jax.Array  # [B] float32, that return so far
     env_state: Any  # leading axis B
-    observation: jax.Array  # [B, *obs]
+    observation: Observation  # [B, *obs]
     key: jax.Array
     iteration: jax.Array  # int32
 
@@ -48,7 +57,7 @@ class Decision(NamedTuple):
 class Minibatch(NamedTuple):
     """Samples that a gradient is taken over."""
 
-    observation: jax.Array  # [N, *obs], normalised if observations are
+    observation: Observation  # [N, *obs], normalised if observations are
     action: jax.Array  # [N, *action]
     decision: Decision  # [N]
     advantage: jax.Array  # [N] float32
@@ -128,7 +137,7 @@ class PPO(Agent):
         """The state before the first iteration."""
         parameter_key, env_key, key = jax.random.split(key, 3)
         env_state, observation = self.env.reset(jax.random.split(env_key, self.num_envs))
-        parameters = self._network.init(parameter_key, observation)
+        parameters = self._network.init(parameter_key, features_and_mask(observation)[0])
         return State(
             parameters=parameters,
             optimizer_state=self._optimizer.init(parameters),
@@ -225,7 +234,8 @@ class PPO(Agent):
             one_update, (parameters, optimizer_state), self._minibatch_rows(key)
         )
         if self.normalize_observation:
-            observation_statistics = normalize.update(observation_statistics, observation)
+            features, _ = features_and_mask(observation)
+            observation_statistics = normalize.update(observation_statistics, features)
         metrics = {
             **episode_metrics(time_step),
             **jax.tree.map(jnp.mean, losses),
@@ -279,8 +289,8 @@ class PPO(Agent):
 
     def _advantage(self, parameters, statistics, decision: Decision, time_step: TimeStep, reward):
         """Advantage and value target, both `[T, B]`; a truncation is followed by its observation's value."""
-        final = _environment_major(self._seen(statistics, time_step.final_observation))
-        _, next_value = self._network.apply(parameters, final)
+        final = jax.tree.map(_environment_major, self._seen(statistics, time_step.final_observation))
+        _, next_value = self._policy(parameters, final)
         next_value = next_value.reshape(self.num_envs, self.num_steps).swapaxes(0, 1)
         return generalized_advantage_estimation(
             reward, decision.value, next_value, time_step.terminated, time_step.truncated,
@@ -307,12 +317,16 @@ class PPO(Agent):
 
     def _policy(self, parameters, observation):
         """Distribution over actions and value `[N]`, for observations `[N, *obs]`."""
-        output, value = self._network.apply(parameters, observation)
-        return distributions.for_space(self.env.action_space).distribution(output), value
+        features, action_mask = features_and_mask(observation)
+        output, value = self._network.apply(parameters, features)
+        policy = distributions.for_space(self.env.action_space).distribution(output)
+        return distributions.masked(policy, action_mask), value
 
     def _seen(self, statistics, observation):
         """Observations `[..., *obs]` as the networks see them."""
-        return normalize.normalize(statistics, observation) if self.normalize_observation else observation
+        if not self.normalize_observation:
+            return observation
+        return map_features(lambda features: normalize.normalize(statistics, features), observation)
 
     @property
     def _network(self) -> Network:
