@@ -30,7 +30,16 @@ from algos.networks import Network
 from algos.normalize import RunningStatistics
 from algos.returns import generalized_advantage_estimation
 from algos.rollout import episode_metrics, evaluate, rollout
-from envs import Box, Discrete, Environment, MultiDiscrete, TimeStep
+from envs import (
+    Box,
+    Discrete,
+    Environment,
+    MultiDiscrete,
+    Observation,
+    TimeStep,
+    features_and_mask,
+    map_features,
+)
 
 
 class State(NamedTuple):
@@ -42,7 +51,7 @@ class State(NamedTuple):
     return_statistics: RunningStatistics  # of the discounted return that rewards are scaled by
     running_return: jax.Array  # [B] float32, that return so far
     env_state: Any  # leading axis B
-    observation: jax.Array  # [B, *obs]
+    observation: Observation  # [B, *obs]
     key: jax.Array
     iteration: jax.Array  # int32
 
@@ -57,7 +66,7 @@ class Decision(NamedTuple):
 class Minibatch(NamedTuple):
     """Samples that a gradient is taken over."""
 
-    observation: jax.Array  # [N, *obs], normalised if observations are
+    observation: Observation  # [N, *obs], normalised if observations are
     action: jax.Array  # [N, *action]
     decision: Decision  # [N]
     advantage: jax.Array  # [N] float32
@@ -133,7 +142,7 @@ class PPO(Agent):
         """The state before the first iteration."""
         parameter_key, env_key, key = jax.random.split(key, 3)
         env_state, observation = self.env.reset(jax.random.split(env_key, self.num_envs))
-        parameters = self._network.init(parameter_key, observation)
+        parameters = self._network.init(parameter_key, features_and_mask(observation)[0])
         return State(
             parameters=parameters,
             optimizer_state=self._optimizer.init(parameters),
@@ -210,8 +219,8 @@ class PPO(Agent):
         reward, running_return, return_statistics = self._reward(time_step, running_return, return_statistics)
         # What the actor saw: statistics change only once the rollout is used up.
         seen = self._seen(observation_statistics, observation)
-        final = environment_major(self._seen(observation_statistics, time_step.final_observation))
-        _, next_value = self._network.apply(parameters, final)
+        final = self._seen(observation_statistics, time_step.final_observation)
+        _, next_value = self._policy(parameters, jax.tree.map(environment_major, final))
         advantage, target = self._advantage(
             reward, decision.value, time_major(next_value, self.num_envs), time_step
         )
@@ -220,7 +229,8 @@ class PPO(Agent):
         samples = jax.tree.map(environment_major, Minibatch(seen, action, decision, advantage, target))
         parameters, optimizer_state, losses = self._updated(parameters, optimizer_state, samples, key)
         if self.normalize_observation:
-            observation_statistics = normalize.update(observation_statistics, observation)
+            features, _ = features_and_mask(observation)
+            observation_statistics = normalize.update(observation_statistics, features)
         metrics = {
             **episode_metrics(time_step),
             **losses,
@@ -315,12 +325,16 @@ class PPO(Agent):
 
     def _policy(self, parameters, observation):
         """Distribution over actions and value `[N]`, for observations `[N, *obs]`."""
-        output, value = self._network.apply(parameters, observation)
-        return distributions.for_space(self.env.action_space).distribution(output), value
+        features, action_mask = features_and_mask(observation)
+        output, value = self._network.apply(parameters, features)
+        policy = distributions.for_space(self.env.action_space).distribution(output)
+        return distributions.masked(policy, action_mask), value
 
     def _seen(self, statistics, observation):
         """Observations `[..., *obs]` as the networks see them."""
-        return normalize.normalize(statistics, observation) if self.normalize_observation else observation
+        if not self.normalize_observation:
+            return observation
+        return map_features(lambda features: normalize.normalize(statistics, features), observation)
 
     @property
     def _network(self) -> Network:

@@ -10,8 +10,8 @@ from envs import Environment, TimeStep
 
 
 def rollout(
-    act: Callable, step: Callable, key: jax.Array, env_state: Any, observation: jax.Array, num_steps: int
-) -> tuple[Any, jax.Array, tuple[jax.Array, Any, TimeStep]]:
+    act: Callable, step: Callable, key: jax.Array, env_state: Any, observation: Any, num_steps: int
+) -> tuple[Any, Any, tuple[Any, Any, TimeStep]]:
     """Steps a batch of environments `num_steps` times.
 
     Every environment gets keys of its own at every step, so a batch that is split over devices sees the
@@ -22,7 +22,7 @@ def rollout(
       step: `(keys [B], env_state, action) -> (env_state, TimeStep)`.
       key: one key.
       env_state: leading axis B.
-      observation: `[B, ...]`, what the first action answers to.
+      observation: `[B, ...]`, what the first action answers to; an array or a pytree of them.
       num_steps: T.
 
     Returns:
@@ -30,7 +30,7 @@ def rollout(
       `((observation, action), extras, time_step)` of each step; the time step's `observation` is None, being
       the next row's.
     """
-    num_envs = observation.shape[0]
+    num_envs = jax.tree.leaves(observation)[0].shape[0]
     keys = jax.random.split(key, (num_steps, 2, num_envs))
 
     def one_step(carry, keys):
