@@ -9,21 +9,6 @@ from typing import Any
 import jax
 
 
-def environment_major(x: jax.Array) -> jax.Array:
-    """`[T, B, ...]` to `[B * T, ...]`.
-
-    >>> import jax.numpy as jnp
-    >>> environment_major(jnp.array([[0, 100], [1, 101]])).tolist()  # 100 b + t
-    [0, 1, 100, 101]
-    """
-    return x.swapaxes(0, 1).reshape(-1, *x.shape[2:])
-
-
-def time_major(x: jax.Array, num_envs: int) -> jax.Array:
-    """`[B * T, ...]` to `[T, B, ...]`: undoes `environment_major`."""
-    return x.reshape(num_envs, -1, *x.shape[1:]).swapaxes(0, 1)
-
-
 def shuffled_rows(key: jax.Array, count: int, num_epochs: int, num_minibatches: int) -> jax.Array:
     """Which of `count` rows each update takes; every epoch takes each row once.
 

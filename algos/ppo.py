@@ -25,11 +25,11 @@ from algos.losses import (
     standardize,
     value_error,
 )
-from algos.minibatches import environment_major, shuffled_rows, take, take_of_every_env, time_major
+from algos.minibatches import shuffled_rows, take, take_of_every_env
 from algos.networks import Network
 from algos.normalize import RunningStatistics
 from algos.returns import generalized_advantage_estimation
-from algos.rollout import episode_metrics, evaluate, rollout
+from algos.rollout import environment_major, episode_metrics, evaluate, rollout, time_major
 from envs import (
     Box,
     Discrete,
@@ -222,7 +222,7 @@ class PPO(Agent):
         final = self._seen(observation_statistics, time_step.final_observation)
         _, next_value = self._policy(parameters, jax.tree.map(environment_major, final))
         advantage, target = self._advantage(
-            reward, decision.value, time_major(next_value, self.num_envs), time_step
+            reward, decision.value, time_major(next_value, self.num_steps), time_step
         )
         # Environment-major and flat: a split of the environments stays a split of the samples, and
         # products of flat matrices are what XLA is quick at.

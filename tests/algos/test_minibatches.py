@@ -4,17 +4,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from algos.minibatches import environment_major, shuffled_rows, take, take_of_every_env, time_major
+from algos.minibatches import shuffled_rows, take, take_of_every_env
+from algos.rollout import environment_major, time_major
 
 
 def test_environment_major_keeps_an_environment_together():
     rollout = jnp.arange(8)[:, None] + 100 * jnp.arange(3)[None]  # [T, B]: 100 b + t
     flat = environment_major(rollout)
     assert flat.reshape(3, 8)[1].tolist() == list(range(100, 108))
-    np.testing.assert_array_equal(time_major(flat, 3), rollout)
+    np.testing.assert_array_equal(time_major(flat, 8), rollout)
     features = jnp.ones((8, 3, 2, 5))
     assert environment_major(features).shape == (24, 2, 5)
-    assert time_major(environment_major(features), 3).shape == features.shape
+    assert time_major(environment_major(features), 8).shape == features.shape
 
 
 def test_each_epoch_takes_every_row_once():
