@@ -2,21 +2,23 @@
 
 from typing import Any
 
+from algos.dqn import DQN
 from algos.networks import Network
 from algos.ppo import PPO
+from algos.pqn import PQN
 from envs import Environment
 from fdg.errors import unknown_name
 
-__all__ = ["PPO", "Network", "get", "make", "names"]
+__all__ = ["DQN", "PPO", "PQN", "Network", "get", "make", "names"]
 
-_ALGORITHMS = {"ppo": PPO}
+_ALGORITHMS = {"ppo": PPO, "dqn": DQN, "pqn": PQN}
 
 
 def names() -> tuple[str, ...]:
     """Names of all algorithms.
 
     >>> names()
-    ('ppo',)
+    ('ppo', 'dqn', 'pqn')
     """
     return tuple(_ALGORITHMS)
 

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from algos import distributions
+from envs.environment import Observation, features_and_mask
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from fdg.errors import FdgError, unknown_name
 
@@ -79,13 +80,60 @@ def actor_critic(
     >>> logits.shape, value.shape
     ((8, 2), (8,))
     """
-    if activation not in _ACTIVATIONS:
-        raise unknown_name("activation", activation, _ACTIVATIONS)
-    if hidden is None:
-        hidden = _IMAGE_HIDDEN if _is_image(observation_space) else _VECTOR_HIDDEN
+    widths = _checked(observation_space, hidden, activation)
     distributions.for_space(action_space)  # refuses a space without distribution here, before any tracing
-    module = ActorCritic(observation_space, action_space, tuple(hidden), activation, float(initial_log_std))
+    module = ActorCritic(observation_space, action_space, widths, activation, float(initial_log_std))
     return Network(_Init(module), _Apply(module))
+
+
+def q_network(
+    observation_space: Space,
+    action_space: Space,
+    hidden: Sequence[int] | None = None,
+    activation: str = "relu",
+    dueling: bool = False,
+    layer_norm: bool = False,
+) -> Network:
+    """The value of every action: `apply(parameters, observation [N, *obs])` returns `[N, n]` float32.
+
+    Initialised as the critic of `actor_critic`, and with the same layers.
+
+    Args:
+        observation_space: any that `actor_critic` knows.
+        action_space: `Discrete(n)`.
+        hidden: widths of the dense layers. Default: as in `actor_critic`.
+        activation: as in `actor_critic`.
+        dueling: the head gives V and advantages A, and `Q = V + A - mean(A)` (Wang et al. 2016, arXiv
+            1511.06581, equation 9). V and A share all layers but the head.
+        layer_norm: normalise each layer before its activation.
+
+    >>> network = q_network(Box(-1.0, 1.0, (4,)), Discrete(2), dueling=True)
+    >>> observation = jnp.zeros((8, 4))
+    >>> network.apply(network.init(jax.random.key(0), observation), observation).shape
+    (8, 2)
+    """
+    widths = _checked(observation_space, hidden, activation)
+    if not isinstance(action_space, Discrete):
+        raise FdgError(f"a Q network has a value for each action of Discrete(n), not of {action_space}")
+    module = QNetwork(observation_space, action_space.n, widths, activation, dueling, layer_norm)
+    return Network(_Init(module), _Apply(module))
+
+
+def action_values(network: Network, parameters: Any, observation: Observation) -> jax.Array:
+    """Q of every action, `[N, n]` float32, for observations `[N, *obs]`; `-inf` where it is not allowed."""
+    features, action_mask = features_and_mask(observation)
+    return distributions.allowed_only(network.apply(parameters, features), action_mask)
+
+
+def of_action(values: jax.Array, action: jax.Array) -> jax.Array:
+    """Of values `[N, n]` those of the actions `[N]`: `[N]`.
+
+    >>> of_action(jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([1, 0])).tolist()
+    [2.0, 3.0]
+    """
+    # Choosing by a mask and not by an index keeps the gradient free of a scatter.
+    category = jax.lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1)
+    return jnp.sum(jnp.where(category == action[..., None], values, 0.0), axis=-1)
 
 
 class ActorCritic(nn.Module):
@@ -111,19 +159,48 @@ class ActorCritic(nn.Module):
         return actor, critic[:, 0]
 
 
+class QNetwork(nn.Module):
+    """One trunk whose head has a value for every action: `[N, *obs]` to `[N, actions]` (see `q_network`)."""
+
+    observation_space: Space
+    actions: int
+    hidden: tuple[int, ...]
+    activation: str
+    dueling: bool
+    layer_norm: bool
+
+    @nn.compact
+    def __call__(self, observation: jax.Array) -> jax.Array:  # noqa: D102
+        inputs = _inputs(observation, self.observation_space)
+        outputs = self.actions + 1 if self.dueling else self.actions
+        head = Trunk(self.hidden, outputs, 1.0, self.activation, self.layer_norm, name="q")(inputs)
+        if not self.dueling:
+            return head
+        value, advantage = head[:, :1], head[:, 1:]
+        return value + advantage - jnp.mean(advantage, axis=-1, keepdims=True)
+
+
 class Trunk(nn.Module):
-    """Dense layers and a head: `[N, F]` to `[N, outputs]`; an image `[N, H, W, C]` is convolved first."""
+    """Dense layers and a head: `[N, F]` to `[N, outputs]`; an image `[N, H, W, C]` is convolved first.
+
+    With `layer_norm` each layer but the head is normalised before its activation (Ba et al. 2016, arXiv
+    1607.06450).
+    """
 
     hidden: tuple[int, ...]
     outputs: int
     head_scale: float
     activation: str
+    layer_norm: bool = False
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:  # noqa: D102
-        activate = _ACTIVATIONS[self.activation]
         hidden_init = nn.initializers.orthogonal(math.sqrt(2.0))
         head_init = nn.initializers.orthogonal(self.head_scale)
+
+        def activate(x):
+            return _ACTIVATIONS[self.activation](nn.LayerNorm()(x) if self.layer_norm else x)
+
         x = inputs
         if x.ndim == 4:
             x = activate(nn.Conv(_IMAGE_FILTERS, (3, 3), padding="VALID", kernel_init=hidden_init)(x))
@@ -149,6 +226,15 @@ class _Apply:
 
     def __call__(self, parameters: Any, observation: jax.Array) -> Any:
         return self.module.apply({"params": parameters}, observation)
+
+
+def _checked(space: Space, hidden: Sequence[int] | None, activation: str) -> tuple[int, ...]:
+    """Widths of the dense layers, chosen by the observations where none are given."""
+    if activation not in _ACTIVATIONS:
+        raise unknown_name("activation", activation, _ACTIVATIONS)
+    if hidden is None:
+        hidden = _IMAGE_HIDDEN if _is_image(space) else _VECTOR_HIDDEN
+    return tuple(hidden)
 
 
 def _is_image(space: Space) -> bool:

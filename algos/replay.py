@@ -25,21 +25,22 @@ import jax.numpy as jnp
 
 import fdg
 from algos.hyperparameters import require, require_positive, require_within
-from envs import TimeStep
+from algos.returns import n_step_sums
+from envs import Observation, TimeStep
 
 
 class Step(NamedTuple):
     """One step of one environment, as it is stored."""
 
-    observation: Any  # [..., *obs] what the action answered to
+    observation: Observation  # [..., *obs] what the action answered to
     action: jax.Array  # [..., *action]
     reward: jax.Array  # [...] float32
     terminated: jax.Array  # [...] bool
     truncated: jax.Array  # [...] bool
-    final_observation: Any  # [..., *obs] what the step led to, before any automatic reset
+    final_observation: Observation  # [..., *obs] what the step led to, before any automatic reset
 
     @staticmethod
-    def of(observation: Any, action: jax.Array, time_step: TimeStep) -> "Step":
+    def of(observation: Observation, action: jax.Array, time_step: TimeStep) -> "Step":
         """The steps of a rollout `[T, B]`, from what `algos.rollout.rollout` recorded."""
         return Step(
             observation,
@@ -54,11 +55,11 @@ class Step(NamedTuple):
 class Transition(NamedTuple):
     """What learning needs of a window of steps: `target = reward + discount * V(next_observation)`."""
 
-    observation: Any  # [N, *obs]
+    observation: Observation  # [N, *obs]
     action: jax.Array  # [N, *action]
     reward: jax.Array  # [N] float32, discounted sum over the window
     discount: jax.Array  # [N] float32, of the value that follows it; zero where the episode terminated
-    next_observation: Any  # [N, *obs], what the window led to, before any automatic reset
+    next_observation: Observation  # [N, *obs], what the window led to, before any automatic reset
 
 
 class Sample(NamedTuple):
@@ -140,7 +141,7 @@ class Replay:
         """Steps of one environment that are kept."""
         return self.buffer_size // self.num_envs
 
-    def init(self, observation: Any, action: Any) -> ReplayState:
+    def init(self, observation: Observation, action: Any) -> ReplayState:
         """An empty buffer for `observation [B, *obs]` and `action [B, *action]`; only their types count."""
         scalar, ended = jnp.zeros(self.num_envs), jnp.zeros(self.num_envs, bool)
         steps = Step(observation, action, scalar, ended, ended, observation)
@@ -180,6 +181,12 @@ class Replay:
             return state
         shape = (self.num_envs, -1)
         return self._prioritize(state, self.is_ready(state), indices.reshape(shape), priority.reshape(shape))
+
+    def weight(self, sample: Sample, beta: float | jax.Array) -> jax.Array:
+        """The samples' `importance_weight`, `[N]` float32: ones where replay is uniform."""
+        if not self.priority_exponent:
+            return jnp.ones(self.batch_size)
+        return importance_weight(sample.probability, beta)
 
     def is_ready(self, state: ReplayState) -> jax.Array:
         """Whether `learning_starts` steps are there, and a window of each environment: `[]` bool."""
@@ -235,10 +242,8 @@ class Replay:
 def summarize(window: Step, discount: float) -> Transition:
     """The n-step transition of windows `[N, n]`, cut at the end of the episode that they start in.
 
-    The first m steps belong to that episode: m is n, or less where it ended before. Then
-    `reward = sum(discount**k * reward[k] for k < m)` (Sutton and Barto 2018, equation 7.1), the next
-    observation is what step m - 1 led to, and its value is worth `discount**m`, or nothing if that step
-    terminated.
+    Rewards are summed up to that end (`returns.n_step_sums`); the next observation is what the last step
+    counted led to, and its value is worth `discount` for every step, or nothing if the last one terminated.
 
     >>> row = lambda *values: jnp.array([values])
     >>> steps = Step(
@@ -254,19 +259,17 @@ def summarize(window: Step, discount: float) -> Transition:
     (2.0, 0.25, 2)
     """
     count = window.reward.shape[1]
-    done = (window.terminated | window.truncated).astype(jnp.int32)
-    belongs = jnp.cumsum(done, axis=1) - done == 0  # [N, n]: no end before this step
-    power = discount ** jnp.arange(count, dtype=jnp.float32)[None]
-    last = jnp.sum(belongs, axis=1) - 1  # [N]: m - 1
+    sums = n_step_sums(window.reward.T, window.terminated.T, window.truncated.T, discount, count)
+    reward, weight, last = (x[0] for x in sums)  # from the window's first step on: [N]
 
     def at_last(x: jax.Array) -> jax.Array:
-        return jax.vmap(lambda row, position: row[position])(x, last)
+        return jax.vmap(lambda steps, position: steps[position])(x, last)
 
     return Transition(
         observation=jax.tree.map(lambda x: x[:, 0], window.observation),
         action=window.action[:, 0],
-        reward=jnp.sum(jnp.where(belongs, power * window.reward, 0.0), axis=1),
-        discount=at_last(jnp.where(window.terminated, 0.0, discount * power)),
+        reward=reward,
+        discount=weight,
         next_observation=jax.tree.map(at_last, window.final_observation),
     )
 
