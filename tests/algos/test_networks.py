@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from algos import distributions
-from algos.networks import Network, actor_critic
+from algos.networks import Network, action_values, actor_critic, of_action, q_network
+from envs import MaskedObservation
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from fdg.errors import FdgError, UnknownNameError
 
@@ -278,3 +279,58 @@ def test_an_observation_of_another_shape_is_refused_with_the_fix():
     for wrong in (jnp.zeros(4), jnp.zeros((3, 5)), jnp.zeros((2, 3, 4))):
         with pytest.raises(FdgError, match=r"made for observations \[N, 4\] .*: flatten all leading axes"):
             network.apply(parameters, wrong)
+
+
+# --- values of actions ---
+
+
+@every_observation
+def test_a_q_network_values_every_action(observation_space):
+    observation = observe(observation_space)
+    network = q_network(observation_space, ACTIONS["discrete"], dueling=True, layer_norm=True)
+    values = network.apply(network.init(jax.random.key(0), observation), observation)
+    assert values.shape == (BATCH, 3) and values.dtype == jnp.float32
+
+
+def test_the_forward_pass_of_a_q_network_is_the_one_written_by_hand():
+    """Dense, normalised over the features, relu; then a value and three advantages less their mean."""
+    space = OBSERVATIONS["vector"]
+    network = q_network(space, ACTIONS["discrete"], hidden=(8,), dueling=True, layer_norm=True)
+    observation = observe(space)
+    layers = network.init(jax.random.key(0), observation)["q"]
+    x = np.asarray(observation) @ np.asarray(layers["Dense_0"]["kernel"])  # biases are zero, scales one
+    x = (x - x.mean(axis=1, keepdims=True)) / np.sqrt(x.var(axis=1, keepdims=True) + 1e-6)
+    head = np.maximum(x, 0) @ np.asarray(layers["head"]["kernel"])
+    expected = head[:, :1] + head[:, 1:] - head[:, 1:].mean(axis=1, keepdims=True)
+    np.testing.assert_allclose(network.apply({"q": layers}, observation), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_plain_q_network_has_one_head_and_no_norms():
+    space = OBSERVATIONS["vector"]
+    network = q_network(space, ACTIONS["discrete"], hidden=(8,))
+    parameters = network.init(jax.random.key(0), observe(space))
+    assert sum(leaf.size for leaf in jax.tree.leaves(parameters)) == dense(4, 8) + dense(8, 3)
+    assert network == q_network(space, ACTIONS["discrete"], hidden=[8]) != q_network(space, Discrete(2))
+
+
+def test_actions_that_are_not_allowed_have_no_value_and_no_gradient():
+    space = OBSERVATIONS["vector"]
+    network = q_network(space, ACTIONS["discrete"], hidden=(8,))
+    features = observe(space, batch=2)
+    parameters = network.init(jax.random.key(0), features)
+    mask = jnp.array([[True, False, True], [True, True, True]])
+    values = action_values(network, parameters, MaskedObservation(features, mask))
+    plain = action_values(network, parameters, features)
+    np.testing.assert_array_equal(values, np.where(mask, plain, -np.inf))
+
+    def loss(parameters):
+        values = action_values(network, parameters, MaskedObservation(features, mask))
+        return jnp.sum(of_action(values, jnp.array([2, 1])))
+
+    for leaf in jax.tree.leaves(jax.grad(loss)(parameters)):
+        assert np.all(np.isfinite(leaf))
+
+
+def test_values_of_continuous_actions_are_refused():
+    with pytest.raises(FdgError, match=r"a value for each action of Discrete\(n\), not of Box"):
+        q_network(OBSERVATIONS["vector"], ACTIONS["box"])

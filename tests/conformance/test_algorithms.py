@@ -19,6 +19,24 @@ SMALL = {
     "ppo": lambda: algos.PPO(
         env=envs.make("CartPole-v1"), num_envs=8, num_steps=4, num_epochs=1, num_minibatches=2, hidden=(8,)
     ),
+    "dqn": lambda: algos.DQN(
+        env=envs.make("CartPole-v1"),
+        num_envs=8,
+        num_steps=2,
+        train_frequency=8,
+        batch_size=16,
+        buffer_size=64,
+        learning_starts=32,
+        target_period=2,
+        double=True,
+        dueling=True,
+        n_step=2,
+        priority_exponent=0.6,
+        hidden=(8,),
+    ),
+    "pqn": lambda: algos.PQN(
+        env=envs.make("CartPole-v1"), num_envs=8, num_steps=4, num_epochs=1, num_minibatches=2, hidden=(8,)
+    ),
 }
 
 # Policy and devices: groups of unequal sizes, several learners, several servers.

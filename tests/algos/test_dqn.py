@@ -1,0 +1,174 @@
+"""DQN: targets and losses by hand, what each option changes, probe environments, and refusals."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import algos
+import envs
+import fdg
+import policies
+from algos.replay import Transition
+
+# A network of two observations, 0 and 1, and three actions that is a table: its parameters are its values.
+TABLE = algos.Network(
+    init=lambda key, observation: jnp.zeros((2, 3)),
+    apply=lambda table, observation: table[observation[:, 0].astype(jnp.int32)],
+)
+ONLINE = jnp.array([[1.0, 4.0, 2.0], [0.0, 3.0, 6.0]])
+TARGET = jnp.array([[5.0, 1.0, 9.0], [8.0, 2.0, 7.0]])
+
+
+def dqn(**fields):
+    fields = {"num_envs": 4, "batch_size": 4, "learning_starts": 0, "network": TABLE, **fields}
+    return algos.DQN(env=envs.make("CartPole-v1"), **fields)
+
+
+def transition():
+    """Four transitions to the observations 0, 1, 0 and 1: two that go on, one that terminated, one that was
+    truncated after two steps, of discount 1/2."""
+    return Transition(
+        observation=jnp.array([[1.0], [0.0], [1.0], [0.0]]),
+        action=jnp.array([1, 2, 0, 1]),
+        reward=jnp.array([1.0, -1.0, 2.0, 0.0]),
+        discount=jnp.array([0.5, 0.5, 0.0, 0.25]),
+        next_observation=jnp.array([[0.0], [1.0], [0.0], [1.0]]),
+    )
+
+
+def test_targets_by_hand():
+    """The largest value of the target network: 9 and 8."""
+    target = dqn()._target(ONLINE, TARGET, transition())
+    assert target.tolist() == [1 + 0.5 * 9, -1 + 0.5 * 8, 2, 0.25 * 8]
+
+
+def test_double_q_targets_by_hand():
+    """The network that learns prefers action 1 in observation 0, 2 in 1; the target network says 1 and 7."""
+    target = dqn(double=True)._target(ONLINE, TARGET, transition())
+    assert target.tolist() == [1 + 0.5 * 1, -1 + 0.5 * 7, 2, 0.25 * 7]
+
+
+def test_loss_by_hand():
+    """Values of the actions taken: 3, 2, 0 and 4; errors 5.5 - 3, 3 - 2, 2 - 0 and 2 - 4.
+
+    Beyond 1 the squared error goes on as a line, |error| - 1/2: 2, 1/2, 3/2 and 3/2; by weights 1, 1, 0 and
+    1/2 the mean is (2 + 1/2 + 3/4) / 4 = 0.8125. Its gradient: -weight * clip(error) / 4 at each action.
+    """
+    weight = jnp.array([1.0, 1.0, 0.0, 0.5])
+    gradient, error, losses = dqn().gradient(ONLINE, TARGET, transition(), weight)
+    assert error.tolist() == [2.5, 1.0, 2.0, -2.0]
+    assert float(losses["loss"]) == 0.8125
+    assert gradient.tolist() == [[0.0, 0.125, -0.25], [0.0, -0.25, 0.0]]
+
+
+def test_a_target_network_follows_at_its_rate():
+    """Every second update the target goes a quarter of the way; before it is time nothing moves."""
+    algorithm = dqn(target_period=2, target_rate=0.25, learning_rate=0.1)
+    learned = algorithm.init(jax.random.key(0)).learned._replace(parameters=ONLINE, target_parameters=TARGET)
+    ones = jnp.ones(4)
+    still, _, _ = algorithm.learn(learned, transition(), ones, jnp.bool_(False))
+    jax.tree.map(np.testing.assert_array_equal, still, learned)
+    once, _, _ = algorithm.learn(learned, transition(), ones, jnp.bool_(True))
+    assert not np.array_equal(once.parameters, ONLINE)
+    np.testing.assert_array_equal(once.target_parameters, TARGET)
+    twice, _, _ = algorithm.learn(once, transition(), ones, jnp.bool_(True))
+    np.testing.assert_allclose(twice.target_parameters, 0.75 * TARGET + 0.25 * twice.parameters, rtol=1e-6)
+    assert int(twice.updates) == 2
+
+
+def test_learning_starts_when_told_and_epsilon_falls(devices):
+    """Eight steps an iteration, two updates: after 16 steps the first ones."""
+    algorithm = algos.DQN(
+        env=envs.make("probe:policy"), num_envs=4, num_steps=2, train_frequency=4, batch_size=8, hidden=(8,),
+        learning_starts=16, total_steps=64, exploration_fraction=0.5, epsilon_end=0.0,
+    )  # fmt: skip
+    engine = fdg.compile(algorithm, policies.GPUOnly(), devices[:1])
+    _, metrics = engine.run(engine.init(0), 6)
+    assert metrics["updates"].tolist() == [0, 2, 4, 6, 8, 10]
+    assert metrics["epsilon"].tolist() == [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
+
+
+# --- probe environments ---
+
+QUICK = {
+    "num_envs": 8, "num_steps": 4, "buffer_size": 2_000, "batch_size": 32, "learning_starts": 64,
+    "train_frequency": 2, "target_period": 20, "learning_rate": 3e-3, "hidden": (16,), "total_steps": 5_000,
+}  # fmt: skip
+OPTIONS = {"double": True, "dueling": True, "n_step": 3, "priority_exponent": 0.6}
+
+
+def trained(name, iterations, devices, kind=algos.DQN, **fields):
+    algorithm = kind(env=envs.make(name), **{**QUICK, **fields})
+    engine = fdg.compile(algorithm, policies.GPUOnly(), devices[:1])
+    state, _ = engine.run(engine.init(0), iterations)
+    return algorithm, state
+
+
+def values(algorithm, state, *observations):
+    """Q of every action: `[observations, actions]`."""
+    return np.asarray(algorithm._values(state.learned.parameters, jnp.array(observations)[:, None]))
+
+
+def test_values_of_actions_depend_on_the_observation(devices):
+    """Reward 1 for the action that the observation asks for, -1 for the other."""
+    algorithm, state = trained("probe:policy_of_observation", 100, devices)
+    np.testing.assert_allclose(values(algorithm, state, -1.0, 1.0), [[1, -1], [-1, 1]], atol=0.1)
+
+
+def test_a_forbidden_action_is_never_taken_nor_hoped_for(devices):
+    """Masks pass through replay; the forbidden action, paid 1,000, would show in the return."""
+    algorithm, state = trained("probe:masked", 100, devices, **OPTIONS)
+    score = algorithm.evaluate(state, jax.random.key(1), 16)["return"]
+    assert float(score) == algorithm.env.single.optimal_return
+
+
+@pytest.mark.parametrize("options", [{}, OPTIONS], ids=["plain", "all options"])
+def test_values_are_discounted(options, devices):
+    """Two steps, reward 1 at the end: Q = discount, then 1, whether a window sees both steps or one."""
+    algorithm, state = trained("probe:discount", 100, devices, discount=0.5, **options)
+    np.testing.assert_allclose(values(algorithm, state, 0.0, 1.0)[:, 0], [0.5, 1.0], atol=0.05)
+
+
+class Forgetful(algos.DQN):
+    """Takes a time limit for the end of the world."""
+
+    @fdg.fragment("environment")
+    def step(self, keys, env_state, action):
+        env_state, step = self.env.step(keys, env_state, action)
+        return env_state, step._replace(terminated=step.terminated | step.truncated)
+
+
+@pytest.mark.parametrize(("kind", "least", "most"), [(algos.DQN, 4.5, 5.5), (Forgetful, 1.0, 4.0)])
+def test_truncation_is_not_termination(kind, least, most, devices):
+    """Reward 1 for ever, cut off every few steps: Q = 1 / (1 - discount) = 5; less if that were the end."""
+    options = {"n_step": 3, "discount": 0.8, "total_steps": 20_000}
+    algorithm, state = trained("probe:truncation", 150, devices, kind, **options)
+    assert least < float(values(algorithm, state, 1.0)[0, 0]) < most
+
+
+# --- sizes and values ---
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (
+            {"train_frequency": 3},
+            "train_frequency=3 does not divide num_envs * num_steps=16: choose a divisor",
+        ),
+        ({"batch_size": 6}, "batch_size=6 is no multiple of num_envs=4"),
+        ({"learning_starts": 200_000}, "learning_starts=200000: it must be from 0 to the 100000 steps"),
+        ({"epsilon_end": 2.0}, "epsilon_end=2.0: it must be from 0 to 1"),
+        ({"n_step": 0}, "n_step=0: it must be above zero"),
+    ],
+)
+def test_values_out_of_range_are_refused(fields, words):
+    with pytest.raises(fdg.FdgError) as error:
+        dqn(**fields)
+    assert words in str(error.value)
+
+
+def test_continuous_actions_are_refused():
+    with pytest.raises(fdg.FdgError, match="DQN: cannot act in the action space Box"):
+        algos.DQN(env=envs.make("Pendulum-v1"))

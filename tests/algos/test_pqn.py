@@ -1,0 +1,128 @@
+"""PQN: targets and losses by hand, probe environments, and refusals."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import algos
+import envs
+import fdg
+import policies
+from algos.pqn import Minibatch
+from envs import TimeStep
+
+# A network of three observations and two actions that is a table: its parameters are its values.
+TABLE = algos.Network(
+    init=lambda key, observation: jnp.zeros((3, 2)),
+    apply=lambda table, observation: table[observation[:, 0].astype(jnp.int32)],
+)
+VALUES = jnp.array([[1.0, 4.0], [2.0, 0.0], [-8.0, -6.0]])  # the best: 4, 2 and -6
+
+
+def column(*numbers):
+    """`[T]` as `[T, B = 2]`: the second environment has the same."""
+    return jnp.stack([jnp.array(numbers)] * 2, axis=1)
+
+
+def time_step(reward, terminated, truncated, final):
+    zero = jnp.zeros_like(reward)
+    return TimeStep(
+        observation=None, reward=reward, terminated=terminated, truncated=truncated,
+        final_observation=final[..., None], episode_return=zero, episode_length=zero.astype(jnp.int32),
+    )  # fmt: skip
+
+
+def pqn(**fields):
+    fields = {"num_envs": 2, "num_steps": 5, "num_minibatches": 1, "network": TABLE, **fields}
+    return algos.PQN(env=envs.make("CartPole-v1"), **fields)
+
+
+def test_targets_by_hand():
+    """Five steps, discount 1/2, lambda 1/2, rewards doubled; the second terminates, the fourth is truncated.
+
+    From the back, with the best values 4, 2 and -6 of the observations 0, 1 and 2:
+    step 4 leads to 0: 2 * 3 + 4 / 2 = 8.
+    step 3 is truncated in 2: 2 * 1 - 6 / 2 = -1.
+    step 2 leads to 1: 2 * 2 + (2 / 2 + -1 / 2) / 2 = 4.25.
+    step 1 terminates: 2 * 5 = 10.
+    step 0 leads to 0: 2 * 1 + (4 / 2 + 10 / 2) / 2 = 5.5.
+    """
+    step = time_step(
+        reward=column(1.0, 5.0, 2.0, 1.0, 3.0),
+        terminated=column(False, True, False, False, False),
+        truncated=column(False, False, False, True, False),
+        final=column(0.0, 2.0, 1.0, 2.0, 0.0),
+    )
+    target = pqn(discount=0.5, q_lambda=0.5, reward_scale=2.0)._target(VALUES, step)
+    np.testing.assert_allclose(target, column(5.5, 10.0, 4.25, -1.0, 8.0), rtol=1e-6)
+
+
+def test_loss_by_hand():
+    """Values 4 and -8 of the actions taken, targets 1 and -6: (9 + 4) / 4; gradient: difference / 2."""
+    minibatch = Minibatch(jnp.array([[0.0], [2.0]]), jnp.array([1, 0]), jnp.array([1.0, -6.0]))
+    gradient, losses = pqn().gradient(VALUES, minibatch)
+    assert float(losses["loss"]) == 3.25
+    assert gradient.tolist() == [[0.0, 1.5], [0.0, 0.0], [-1.0, 0.0]]
+
+
+# --- probe environments ---
+
+QUICK = {
+    "num_envs": 16, "num_steps": 8, "num_epochs": 2, "num_minibatches": 4, "learning_rate": 1e-2,
+    "anneal_learning_rate": False, "reward_scale": 1.0, "hidden": (16,), "total_steps": 10_000,
+}  # fmt: skip
+
+
+def trained(name, iterations, devices, **fields):
+    algorithm = algos.PQN(env=envs.make(name), **{**QUICK, **fields})
+    engine = fdg.compile(algorithm, policies.GPUOnly(), devices[:1])
+    state, _ = engine.run(engine.init(0), iterations)
+    return algorithm, state
+
+
+def values(algorithm, state, *observations):
+    """Q of every action: `[observations, actions]`."""
+    return np.asarray(algorithm._values(state.parameters, jnp.array(observations)[:, None]))
+
+
+def test_values_of_actions_depend_on_the_observation(devices):
+    """Reward 1 for the action that the observation asks for, -1 for the other."""
+    algorithm, state = trained("probe:policy_of_observation", 60, devices)
+    np.testing.assert_allclose(values(algorithm, state, -1.0, 1.0), [[1, -1], [-1, 1]], atol=0.1)
+
+
+def test_a_forbidden_action_is_never_taken_nor_hoped_for(devices):
+    """The forbidden action, paid 1,000, would show in the return."""
+    algorithm, state = trained("probe:masked", 60, devices)
+    score = algorithm.evaluate(state, jax.random.key(1), 16)["return"]
+    assert float(score) == algorithm.env.single.optimal_return
+
+
+def test_values_are_discounted(devices):
+    """Two steps, reward 1 at the end: Q = discount, then 1."""
+    algorithm, state = trained("probe:discount", 60, devices, discount=0.5)
+    np.testing.assert_allclose(values(algorithm, state, 0.0, 1.0)[:, 0], [0.5, 1.0], atol=0.05)
+
+
+def test_truncation_is_not_termination(devices):
+    """Reward 1 for ever, cut off every few steps: Q = 1 / (1 - discount) = 5."""
+    algorithm, state = trained("probe:truncation", 120, devices, discount=0.8, total_steps=20_000)
+    np.testing.assert_allclose(values(algorithm, state, 1.0), 5.0, atol=0.5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (
+            {"num_minibatches": 3},
+            "num_minibatches=3 does not divide num_envs * num_steps=10: choose a divisor",
+        ),
+        ({"q_lambda": 1.5}, "q_lambda=1.5: it must be from 0 to 1"),
+        ({"reward_scale": 0.0}, "reward_scale=0.0: it must be above zero"),
+    ],
+)
+def test_values_out_of_range_are_refused(fields, words):
+    with pytest.raises(fdg.FdgError) as error:
+        pqn(**fields)
+    assert words in str(error.value)
