@@ -9,8 +9,8 @@ os.environ["XLA_FLAGS"] = " ".join(
 )
 
 # Compiling is most of what the tests do. What one has compiled, others find, also those that start processes,
-# and the next run too if a directory is given. (Who listens for compilations still hears a program that is made
-# again: it is traced and lowered before it is looked up.)
+# and the next run too if a directory is given. (Who listens for compilations still hears a program that is
+# made again: it is traced and lowered before it is looked up.)
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     _programs = tempfile.TemporaryDirectory(prefix="fdg-programs-")
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _programs.name
