@@ -4,19 +4,21 @@ from typing import Any
 
 from algos.networks import Network
 from algos.ppo import PPO
+from algos.recurrent import RecurrentNetwork
+from algos.recurrent_ppo import RecurrentPPO
 from envs import Environment
 from fdg.errors import unknown_name
 
-__all__ = ["PPO", "Network", "get", "make", "names"]
+__all__ = ["PPO", "Network", "RecurrentNetwork", "RecurrentPPO", "get", "make", "names"]
 
-_ALGORITHMS = {"ppo": PPO}
+_ALGORITHMS = {"ppo": PPO, "recurrent_ppo": RecurrentPPO}
 
 
 def names() -> tuple[str, ...]:
     """Names of all algorithms.
 
     >>> names()
-    ('ppo',)
+    ('ppo', 'recurrent_ppo')
     """
     return tuple(_ALGORITHMS)
 

@@ -79,12 +79,9 @@ def actor_critic(
     >>> logits.shape, value.shape
     ((8, 2), (8,))
     """
-    if activation not in _ACTIVATIONS:
-        raise unknown_name("activation", activation, _ACTIVATIONS)
-    if hidden is None:
-        hidden = _IMAGE_HIDDEN if _is_image(observation_space) else _VECTOR_HIDDEN
-    distributions.for_space(action_space)  # refuses a space without distribution here, before any tracing
-    module = ActorCritic(observation_space, action_space, tuple(hidden), activation, float(initial_log_std))
+    check(action_space, activation)
+    hidden = widths(observation_space, hidden)
+    module = ActorCritic(observation_space, action_space, hidden, activation, float(initial_log_std))
     return Network(_Init(module), _Apply(module))
 
 
@@ -99,7 +96,7 @@ class ActorCritic(nn.Module):
 
     @nn.compact
     def __call__(self, observation: jax.Array) -> tuple[jax.Array, jax.Array]:  # noqa: D102
-        inputs = _inputs(observation, self.observation_space)
+        inputs = features(observation, self.observation_space)
         outputs = distributions.for_space(self.action_space).size
         if isinstance(self.action_space, Box):
             outputs //= 2  # the means; the logs of the standard deviations follow below
@@ -121,17 +118,28 @@ class Trunk(nn.Module):
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:  # noqa: D102
-        activate = _ACTIVATIONS[self.activation]
-        hidden_init = nn.initializers.orthogonal(math.sqrt(2.0))
-        head_init = nn.initializers.orthogonal(self.head_scale)
-        x = inputs
-        if x.ndim == 4:
-            x = activate(nn.Conv(_IMAGE_FILTERS, (3, 3), padding="VALID", kernel_init=hidden_init)(x))
-            x = x.reshape(x.shape[0], -1)
-        # From here on [N, features]: products of two matrices are what XLA on a CPU is quick at.
-        for width in self.hidden:
-            x = activate(nn.Dense(width, kernel_init=hidden_init)(x))
-        return nn.Dense(self.outputs, kernel_init=head_init, name="head")(x)
+        x = hidden_layers(inputs, self.hidden, self.activation)
+        return head(x, self.outputs, self.head_scale)
+
+
+# The two below are called inside a module's `__call__`; their layers belong to that module.
+def hidden_layers(inputs: jax.Array, hidden: Sequence[int], activation: str) -> jax.Array:
+    """Dense layers, `[N, F]` to `[N, hidden[-1]]`; an image `[N, H, W, C]` is convolved first."""
+    activate = _ACTIVATIONS[activation]
+    kernel_init = nn.initializers.orthogonal(math.sqrt(2.0))
+    x = inputs
+    if x.ndim == 4:
+        x = activate(nn.Conv(_IMAGE_FILTERS, (3, 3), padding="VALID", kernel_init=kernel_init)(x))
+        x = x.reshape(x.shape[0], -1)
+    # From here on [N, features]: products of two matrices are what XLA on a CPU is quick at.
+    for width in hidden:
+        x = activate(nn.Dense(width, kernel_init=kernel_init)(x))
+    return x
+
+
+def head(x: jax.Array, outputs: int, scale: float) -> jax.Array:
+    """The last layer, `[N, F]` to `[N, outputs]`."""
+    return nn.Dense(outputs, kernel_init=nn.initializers.orthogonal(scale), name="head")(x)
 
 
 # Two values and not two closures, so that equal modules make equal networks.
@@ -156,7 +164,21 @@ def _is_image(space: Space) -> bool:
     return isinstance(space, Box) and len(space.shape) == 3 and min(space.shape[:2]) >= 3
 
 
-def _inputs(observation: jax.Array, space: Space) -> jax.Array:
+def widths(space: Space, hidden: Sequence[int] | None) -> tuple[int, ...]:
+    """Those given, or the default for an observation space."""
+    if hidden is not None:
+        return tuple(hidden)
+    return _IMAGE_HIDDEN if _is_image(space) else _VECTOR_HIDDEN
+
+
+def check(action_space: Space, activation: str) -> None:
+    """Refuses a space without distribution, or an unknown activation, before any tracing."""
+    if activation not in _ACTIVATIONS:
+        raise unknown_name("activation", activation, _ACTIVATIONS)
+    distributions.for_space(action_space)
+
+
+def features(observation: jax.Array, space: Space) -> jax.Array:
     """Observations `[N, *obs]` as float32: `[N, H, W, C]` for an image, `[N, F]` for all else."""
     if observation.shape[1:] != space.shape:
         raise FdgError(
