@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from algos.ippo import IPPO
+from algos.mappo import MAPPO
 from algos.networks import Network
 from algos.ppo import PPO
 from algos.recurrent import RecurrentNetwork
@@ -9,16 +11,16 @@ from algos.recurrent_ppo import RecurrentPPO
 from envs import Environment
 from fdg.errors import unknown_name
 
-__all__ = ["PPO", "Network", "RecurrentNetwork", "RecurrentPPO", "get", "make", "names"]
+__all__ = ["IPPO", "MAPPO", "PPO", "Network", "RecurrentNetwork", "RecurrentPPO", "get", "make", "names"]
 
-_ALGORITHMS = {"ppo": PPO, "recurrent_ppo": RecurrentPPO}
+_ALGORITHMS = {"ippo": IPPO, "mappo": MAPPO, "ppo": PPO, "recurrent_ppo": RecurrentPPO}
 
 
 def names() -> tuple[str, ...]:
     """Names of all algorithms.
 
     >>> names()
-    ('ppo', 'recurrent_ppo')
+    ('ippo', 'mappo', 'ppo', 'recurrent_ppo')
     """
     return tuple(_ALGORITHMS)
 

@@ -57,7 +57,7 @@ def rollout_with_memory(
     observation: Any,
     recollection: Recollection | None,
     num_steps: int,
-) -> tuple[Any, Any, Recollection | None, tuple[Any, Any, TimeStep]]:
+) -> tuple[Any, Any, Any, tuple[Any, Any, TimeStep]]:
     """`rollout` for an actor with a memory: the memory goes along, and where an episode ends, that is said.
 
     It is not reset here: `act` does that where `start` is true, so that the memory in which an episode ended
@@ -65,7 +65,7 @@ def rollout_with_memory(
 
     Args:
       act: `(observation [B, ...], Recollection, keys [B]) -> (action [B, ...], extras, memory [B, ...])`.
-      recollection: what the first action also answers to.
+      recollection: what the first action also answers to; None for an actor without.
       step, key, env_state, observation, num_steps: as for `rollout`.
 
     Returns:
