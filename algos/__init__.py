@@ -4,19 +4,20 @@ from typing import Any
 
 from algos.networks import Network
 from algos.ppo import PPO
+from algos.sac import SAC
 from envs import Environment
 from fdg.errors import unknown_name
 
-__all__ = ["PPO", "Network", "get", "make", "names"]
+__all__ = ["PPO", "SAC", "Network", "get", "make", "names"]
 
-_ALGORITHMS = {"ppo": PPO}
+_ALGORITHMS = {"ppo": PPO, "sac": SAC}
 
 
 def names() -> tuple[str, ...]:
     """Names of all algorithms.
 
     >>> names()
-    ('ppo',)
+    ('ppo', 'sac')
     """
     return tuple(_ALGORITHMS)
 

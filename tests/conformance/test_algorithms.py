@@ -19,6 +19,15 @@ SMALL = {
     "ppo": lambda: algos.PPO(
         env=envs.make("CartPole-v1"), num_envs=8, num_steps=4, num_epochs=1, num_minibatches=2, hidden=(8,)
     ),
+    "sac": lambda: algos.SAC(
+        env=envs.make("probe:continuous"),
+        num_envs=8,
+        updates_per_step=0.25,
+        learning_starts=16,
+        batch_size=8,
+        buffer_size=64,
+        hidden=(8,),
+    ),
 }
 
 # Policy and devices: groups of unequal sizes, several learners, several servers.
