@@ -2,22 +2,24 @@
 
 from typing import Any
 
+from algos.dqn import DQN
 from algos.networks import Network
 from algos.ppo import PPO
+from algos.pqn import PQN
 from algos.sac import SAC
 from envs import Environment
 from fdg.errors import unknown_name
 
-__all__ = ["PPO", "SAC", "Network", "get", "make", "names"]
+__all__ = ["DQN", "PPO", "PQN", "SAC", "Network", "get", "make", "names"]
 
-_ALGORITHMS = {"ppo": PPO, "sac": SAC}
+_ALGORITHMS = {"ppo": PPO, "dqn": DQN, "pqn": PQN, "sac": SAC}
 
 
 def names() -> tuple[str, ...]:
     """Names of all algorithms.
 
     >>> names()
-    ('ppo', 'sac')
+    ('ppo', 'dqn', 'pqn', 'sac')
     """
     return tuple(_ALGORITHMS)
 

@@ -232,6 +232,54 @@ class TanhNormal:
         return self._normal.log_prob(unsquashed) - jnp.sum(log_slope.reshape(self.mean.shape), axis=-1)
 
 
+def masked(distribution: Distribution, action_mask: jax.Array | None) -> Distribution:
+    """The distribution with the actions that are not allowed ruled out; without a mask, itself.
+
+    Args:
+      distribution: `Categorical` or `MultiCategorical`.
+      action_mask: `[..., n]` bool as the logits, True = allowed (see `envs.MaskedObservation`), or None.
+
+    An action ruled out has probability zero: it is never sampled, nor the mode, adds nothing to the entropy,
+    and its logit has no gradient.
+
+    >>> masked(Categorical(jnp.zeros((1, 3))), jnp.array([[True, False, True]])).logits.tolist()
+    [[0.0, -inf, 0.0]]
+    """
+    if action_mask is None:
+        return distribution
+    match distribution:
+        case Categorical(logits):
+            return Categorical(allowed_only(logits, action_mask))
+        case MultiCategorical(logits, nvec):
+            ends = [sum(nvec[: m + 1]) for m in range(len(nvec) - 1)]
+            choices = zip(jnp.split(logits, ends, -1), jnp.split(action_mask, ends, -1), strict=True)
+            return MultiCategorical(jnp.concatenate([allowed_only(*one) for one in choices], -1), nvec)
+    raise FdgError(
+        f"a {type(distribution).__name__} cannot be masked: only actions that can be counted can be"
+    )
+
+
+def allowed_only(values: jax.Array, action_mask: jax.Array | None) -> jax.Array:
+    """Logits, or values of actions, `[..., n]`, with `-inf` where the action is not allowed.
+
+    Where none is allowed, all stay: that is an observation nobody acts on, after the end of an episode say,
+    and `-inf` throughout would make not-a-number of whatever is computed there and then multiplied by zero.
+
+    >>> allowed_only(jnp.array([1.0, 2.0]), jnp.array([True, False])).tolist()
+    [1.0, -inf]
+    >>> allowed_only(jnp.array([1.0, 2.0]), jnp.array([False, False])).tolist()
+    [1.0, 2.0]
+    """
+    if action_mask is None:
+        return values
+    if action_mask.shape != values.shape:
+        raise FdgError(
+            f"an action mask of shape {list(action_mask.shape)} for values {list(values.shape)}:"
+            " give one entry an action"
+        )
+    return jnp.where(action_mask | ~jnp.any(action_mask, axis=-1, keepdims=True), values, -jnp.inf)
+
+
 class Parameterization(NamedTuple):
     """How the output of a network becomes a distribution over the actions of one space."""
 

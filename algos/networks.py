@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from algos import distributions
+from envs.environment import Observation, features_and_mask
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from fdg.errors import FdgError, unknown_name
 
@@ -95,10 +96,9 @@ def actor_critic(
     >>> logits.shape, value.shape
     ((8, 2), (8,))
     """
-    _check_activation(activation)
+    widths = _checked(observation_space, hidden, activation)
     distributions.for_space(action_space)  # refuses a space without distribution here, before any tracing
-    hidden = _widths(observation_space, hidden)
-    module = ActorCritic(observation_space, action_space, hidden, activation, float(initial_log_std))
+    module = ActorCritic(observation_space, action_space, widths, activation, float(initial_log_std))
     return Network(_Init(module), _Apply(module))
 
 
@@ -118,9 +118,8 @@ def gaussian_actor(
     >>> network.apply(network.init(jax.random.key(0), observation), observation).shape
     (8, 6)
     """
-    _check_activation(activation)
-    outputs = 2 * math.prod(action_space.shape)
-    module = GaussianActor(observation_space, outputs, _widths(observation_space, hidden), activation)
+    widths = _checked(observation_space, hidden, activation)
+    module = GaussianActor(observation_space, 2 * math.prod(action_space.shape), widths, activation)
     return Network(_Init(module), _Apply(module))
 
 
@@ -139,9 +138,58 @@ def twin_critics(
     >>> first.shape, bool(jnp.any(first == second))
     ((8,), False)
     """
-    _check_activation(activation)
-    module = TwinCritics(observation_space, _widths(observation_space, hidden), activation)
+    module = TwinCritics(observation_space, _checked(observation_space, hidden, activation), activation)
     return Network(_Init(module), _Apply(module))
+
+
+def q_network(
+    observation_space: Space,
+    action_space: Space,
+    hidden: Sequence[int] | None = None,
+    activation: str = "relu",
+    dueling: bool = False,
+    layer_norm: bool = False,
+) -> Network:
+    """The value of every action: `apply(parameters, observation [N, *obs])` returns `[N, n]` float32.
+
+    Initialised as the critic of `actor_critic`, and with the same layers.
+
+    Args:
+        observation_space: any that `actor_critic` knows.
+        action_space: `Discrete(n)`.
+        hidden: widths of the dense layers. Default: as in `actor_critic`.
+        activation: as in `actor_critic`.
+        dueling: the head gives V and advantages A, and `Q = V + A - mean(A)` (Wang et al. 2016, arXiv
+            1511.06581, equation 9). V and A share all layers but the head.
+        layer_norm: normalise each layer before its activation.
+
+    >>> network = q_network(Box(-1.0, 1.0, (4,)), Discrete(2), dueling=True)
+    >>> observation = jnp.zeros((8, 4))
+    >>> network.apply(network.init(jax.random.key(0), observation), observation).shape
+    (8, 2)
+    """
+    widths = _checked(observation_space, hidden, activation)
+    if not isinstance(action_space, Discrete):
+        raise FdgError(f"a Q network has a value for each action of Discrete(n), not of {action_space}")
+    module = QNetwork(observation_space, action_space.n, widths, activation, dueling, layer_norm)
+    return Network(_Init(module), _Apply(module))
+
+
+def action_values(network: Network, parameters: Any, observation: Observation) -> jax.Array:
+    """Q of every action, `[N, n]` float32, for observations `[N, *obs]`; `-inf` where it is not allowed."""
+    features, action_mask = features_and_mask(observation)
+    return distributions.allowed_only(network.apply(parameters, features), action_mask)
+
+
+def of_action(values: jax.Array, action: jax.Array) -> jax.Array:
+    """Of values `[N, n]` those of the actions `[N]`: `[N]`.
+
+    >>> of_action(jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([1, 0])).tolist()
+    [2.0, 3.0]
+    """
+    # Choosing by a mask and not by an index keeps the gradient free of a scatter.
+    category = jax.lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1)
+    return jnp.sum(jnp.where(category == action[..., None], values, 0.0), axis=-1)
 
 
 class ActorCritic(nn.Module):
@@ -198,22 +246,48 @@ class TwinCritics(nn.Module):
         return first, second
 
 
+class QNetwork(nn.Module):
+    """One trunk whose head has a value for every action: `[N, *obs]` to `[N, actions]` (see `q_network`)."""
+
+    observation_space: Space
+    actions: int
+    hidden: tuple[int, ...]
+    activation: str
+    dueling: bool
+    layer_norm: bool
+
+    @nn.compact
+    def __call__(self, observation: jax.Array) -> jax.Array:  # noqa: D102
+        inputs = _inputs(observation, self.observation_space)
+        outputs = self.actions + 1 if self.dueling else self.actions
+        head = Trunk(self.hidden, outputs, 1.0, self.activation, self.layer_norm, name="q")(inputs)
+        if not self.dueling:
+            return head
+        value, advantage = head[:, :1], head[:, 1:]
+        return value + advantage - jnp.mean(advantage, axis=-1, keepdims=True)
+
+
 class Trunk(nn.Module):
     """Dense layers and a head: `[N, F]` to `[N, outputs]`; an image `[N, H, W, C]` is convolved first.
 
-    `more [N, G]`, if given, joins the features that the dense layers see.
+    With `layer_norm` each layer but the head is normalised before its activation (Ba et al. 2016, arXiv
+    1607.06450). `more [N, G]`, if given, joins the features that the dense layers see.
     """
 
     hidden: tuple[int, ...]
     outputs: int
     head_scale: float
     activation: str
+    layer_norm: bool = False
 
     @nn.compact
     def __call__(self, inputs: jax.Array, more: jax.Array | None = None) -> jax.Array:  # noqa: D102
-        activate = _ACTIVATIONS[self.activation]
         hidden_init = nn.initializers.orthogonal(math.sqrt(2.0))
         head_init = nn.initializers.orthogonal(self.head_scale)
+
+        def activate(x):
+            return _ACTIVATIONS[self.activation](nn.LayerNorm()(x) if self.layer_norm else x)
+
         x = inputs
         if x.ndim == 4:
             for filters, size, stride in _LARGE_IMAGE if _is_large(x.shape[1:]) else _SMALL_IMAGE:
@@ -247,6 +321,17 @@ class _Apply:
         return self.module.apply({"params": parameters}, *inputs)
 
 
+def _checked(space: Space, hidden: Sequence[int] | None, activation: str) -> tuple[int, ...]:
+    """Widths of the dense layers, chosen by the observations where none are given."""
+    if activation not in _ACTIVATIONS:
+        raise unknown_name("activation", activation, _ACTIVATIONS)
+    if hidden is not None:
+        return tuple(hidden)
+    if not _is_image(space):
+        return _VECTOR_HIDDEN
+    return _LARGE_IMAGE_HIDDEN if _is_large(space.shape) else _SMALL_IMAGE_HIDDEN
+
+
 def _is_image(space: Space) -> bool:
     """Three axes, large enough for the 3 x 3 convolution."""
     return isinstance(space, Box) and len(space.shape) == 3 and min(space.shape[:2]) >= 3
@@ -255,20 +340,6 @@ def _is_image(space: Space) -> bool:
 def _is_large(image_shape: tuple[int, ...]) -> bool:
     """Whether an image `[H, W, C]` is large enough for the convolutions of DQN."""
     return min(image_shape[:2]) >= _LARGE_FROM
-
-
-def _widths(space: Space, hidden: Sequence[int] | None) -> tuple[int, ...]:
-    """Those given, or the default for an observation space."""
-    if hidden is not None:
-        return tuple(hidden)
-    if not _is_image(space):
-        return _VECTOR_HIDDEN
-    return _LARGE_IMAGE_HIDDEN if _is_large(space.shape) else _SMALL_IMAGE_HIDDEN
-
-
-def _check_activation(activation: str) -> None:
-    if activation not in _ACTIVATIONS:
-        raise unknown_name("activation", activation, _ACTIVATIONS)
 
 
 def _inputs(observation: jax.Array, space: Space) -> jax.Array:

@@ -25,10 +25,11 @@ from algos import distributions, networks
 from algos.agent import Agent
 from algos.distributions import TanhNormal
 from algos.hyperparameters import hyperparameter, require, require_positive, require_within
+from algos.losses import value_error
 from algos.networks import Network
 from algos.replay import Replay, ReplayState, Step, Transition
 from algos.rollout import episode_metrics, evaluate, rollout
-from envs import Box, Environment
+from envs import Box, Environment, Observation
 
 _LOG_STD_BOUNDS = (-20.0, 2.0)  # as in the authors' code, github.com/rail-berkeley/softlearning
 
@@ -55,7 +56,7 @@ class State(NamedTuple):
     learned: Learned
     replay: ReplayState  # rows of B
     env_state: Any  # leading axis B
-    observation: jax.Array  # [B, *obs]
+    observation: Observation  # [B, *obs]
     key: jax.Array
     iteration: jax.Array  # int32
 
@@ -234,7 +235,7 @@ class SAC(Agent):
             target_critics, temperature, transition, *following.sample_with_log_prob(keys[0])
         )
         first, second = self._critics.apply(parameters.critics, transition.observation, transition.action)
-        critic_loss = 0.5 * jnp.mean(jnp.square(first - target) + jnp.square(second - target))
+        critic_loss = value_error(first, target) + value_error(second, target)
 
         # Actor: equations 7 and 9, with the lower of both critics (section 6).
         action, log_prob = self._policy(parameters.actor, transition.observation).sample_with_log_prob(

@@ -4,27 +4,66 @@ Letters in shapes: `B` environments.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
-from envs.spaces import Space
+from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from fdg.errors import FdgError
 
 State: TypeAlias = Any
 
 
+class MaskedObservation(NamedTuple):
+    """What an environment gives as observation where not every action is allowed at every time.
+
+    `observation_space` is the space of `observation`; see `features_and_mask` for taking it apart.
+    """
+
+    observation: jax.Array  # [..., *observation_space.shape]
+    action_mask: jax.Array  # [..., n] bool, True = allowed: an entry for each of the `n` actions of a
+    # Discrete space; for a MultiDiscrete one the entries of its choices one after the other, sum(nvec) in all
+
+
+Observation: TypeAlias = "jax.Array | MaskedObservation"
+
+
+def features_and_mask(observation: Observation) -> tuple[jax.Array, jax.Array | None]:
+    """What a network sees of an observation, and which actions are allowed: `None` where all always are.
+
+    >>> features_and_mask(MaskedObservation("features", "mask"))
+    ('features', 'mask')
+    >>> features_and_mask("features")
+    ('features', None)
+    """
+    if isinstance(observation, MaskedObservation):
+        return observation.observation, observation.action_mask
+    return observation, None
+
+
+def map_features(function: Callable[[jax.Array], jax.Array], observation: Observation) -> Observation:
+    """The observation with `function` applied to its features; a mask stays as it is.
+
+    >>> map_features(str.upper, MaskedObservation("features", "mask"))
+    MaskedObservation(observation='FEATURES', action_mask='mask')
+    """
+    features, mask = features_and_mask(observation)
+    changed = function(features)
+    return changed if mask is None else MaskedObservation(changed, mask)
+
+
 class TimeStep(NamedTuple):
     """What one step of a batch of environments gives; every field has the leading axis `B`."""
 
-    observation: jax.Array  # [B, *observation_space.shape] what the actor sees next: where an episode has
+    observation: Observation  # [B, *observation_space.shape] what the actor sees next: where an episode has
     # just ended, the first observation of the new one
     reward: jax.Array  # [B] float32
     terminated: jax.Array  # [B] bool: a terminal state was reached, whose value is 0
     truncated: jax.Array  # [B] bool: cut off by a time limit, so bootstrap from `final_observation`; never
     # true where `terminated` is
-    final_observation: jax.Array  # [B, *observation_space.shape] the observation before the auto-reset;
+    final_observation: Observation  # [B, *observation_space.shape] the observation before the auto-reset;
     # equals `observation` where the episode goes on
     episode_return: jax.Array  # [B] float32: undiscounted return of the episode that ended here, else 0
     episode_length: jax.Array  # [B] int32: steps in the episode that ended here, else 0
@@ -59,15 +98,15 @@ class Environment(Protocol):
     def max_episode_steps(self) -> int | None:
         """Steps after which an episode is truncated; `None` where there is no limit."""
 
-    def reset(self, keys: jax.Array) -> tuple[State, jax.Array]:
+    def reset(self, keys: jax.Array) -> tuple[State, Observation]:
         """Start one episode a key.
 
         Args:
           keys: `[B]` typed PRNG keys, as of `jax.random.split(jax.random.key(0), B)`.
 
         Returns:
-          `(state, observation [B, *observation_space.shape])`; every leaf of `state` has the leading axis
-          `B`.
+          `(state, observation [B, *observation_space.shape])`, the observation a `MaskedObservation` where
+          not every action is always allowed; every leaf of `state` has the leading axis `B`.
         """
 
     def step(self, keys: jax.Array, state: State, action: jax.Array) -> tuple[State, TimeStep]:
@@ -84,8 +123,9 @@ class SingleEnvironment(Protocol):
     """One instance that does not reset itself; what a user writes, and `vectorize` takes.
 
     A value that hashes (a frozen dataclass, say) and pure methods. The observation has the shape of its
-    space and is cast to the dtype of its space; the reward and the two flags are scalars of any numeric
-    dtype. The state is any pytree whose structure, shapes and dtypes `step` keeps.
+    space and is cast to the dtype of its space, and may come in a `MaskedObservation`; the reward and the two
+    flags are scalars of any numeric dtype. The state is any pytree whose structure, shapes and dtypes `step`
+    keeps.
     """
 
     @property
@@ -104,12 +144,12 @@ class SingleEnvironment(Protocol):
     def max_episode_steps(self) -> int | None:
         """Time limit that `vectorize` enforces as truncation; `None` for none."""
 
-    def reset(self, key: jax.Array) -> tuple[State, jax.Array]:
+    def reset(self, key: jax.Array) -> tuple[State, Observation]:
         """Start an episode: `(state, observation)`."""
 
     def step(
         self, key: jax.Array, state: State, action: jax.Array
-    ) -> tuple[State, jax.Array, jax.Array, jax.Array, jax.Array]:
+    ) -> tuple[State, Observation, jax.Array, jax.Array, jax.Array]:
         """Take one step: `(state, observation, reward, terminated, truncated)`."""
 
 
@@ -147,7 +187,7 @@ class Vectorized:
         """Steps after which an episode is truncated."""
         return self.single.max_episode_steps
 
-    def reset(self, keys: jax.Array) -> tuple[EpisodeState, jax.Array]:
+    def reset(self, keys: jax.Array) -> tuple[EpisodeState, Observation]:
         """Start one episode a key; see `Environment.reset`."""
         _check_keys(self.name, keys)
         return jax.vmap(self._reset_one)(keys)
@@ -162,7 +202,7 @@ class Vectorized:
             )
         return jax.vmap(self._step_one)(keys, state, action)
 
-    def _reset_one(self, key: jax.Array) -> tuple[EpisodeState, jax.Array]:
+    def _reset_one(self, key: jax.Array) -> tuple[EpisodeState, Observation]:
         inner, observation = self.single.reset(key)
         state = EpisodeState(jax.tree.map(_strong, inner), jnp.float32(0), jnp.int32(0))
         return state, self._observation(observation, "reset")
@@ -191,9 +231,12 @@ class Vectorized:
         fresh, first_observation = self._reset_one(reset_key)
         stepped = EpisodeState(inner, episode_return, episode_length)
         _check_same_types(self.name, fresh.inner, inner)
-        next_state = jax.tree.map(lambda new, old: jnp.where(done, new, old), fresh, stepped)
-        return next_state, TimeStep(
-            observation=jnp.where(done, first_observation, final_observation),
+
+        def begun_anew(new, old):
+            return jax.tree.map(lambda new, old: jnp.where(done, new, old), new, old)
+
+        return begun_anew(fresh, stepped), TimeStep(
+            observation=begun_anew(first_observation, final_observation),
             reward=reward,
             terminated=terminated,
             truncated=truncated,
@@ -202,14 +245,29 @@ class Vectorized:
             episode_length=jnp.where(done, episode_length, 0),
         )
 
-    def _observation(self, observation: Any, method: str) -> jax.Array:
+    def _observation(self, observation: Any, method: str) -> Observation:
         space = self.observation_space
-        if jnp.shape(observation) != space.shape:
+        features, mask = features_and_mask(observation)
+        if jnp.shape(features) != space.shape:
             raise FdgError(
-                f"environment '{self.name}': {method} gives an observation of shape {jnp.shape(observation)},"
+                f"environment '{self.name}': {method} gives an observation of shape {jnp.shape(features)},"
                 f" but its observation_space has {space.shape}; make the two agree"
             )
-        return jnp.asarray(observation, space.dtype)
+        features = jnp.asarray(features, space.dtype)
+        if mask is None:
+            return features
+        if isinstance(self.action_space, Box):
+            raise FdgError(
+                f"environment '{self.name}': {method} gives an action_mask, but its action space is"
+                f" {self.action_space}; only actions that can be counted can be masked"
+            )
+        expected = _mask_shape(self.action_space)
+        if jnp.shape(mask) != expected:
+            raise FdgError(
+                f"environment '{self.name}': {method} gives an action_mask of shape {jnp.shape(mask)},"
+                f" but for {self.action_space} it is {expected}"
+            )
+        return MaskedObservation(features, jnp.asarray(mask, jnp.bool_))
 
     def _scalar(self, value: Any, what: str, dtype: Any) -> jax.Array:
         if jnp.shape(value) != ():
@@ -244,6 +302,10 @@ def vectorize(single: Any) -> Vectorized:
     ([True, True], [1.0, 1.0], [2, 2])
     """
     return Vectorized(single)
+
+
+def _mask_shape(action_space: Discrete | MultiDiscrete) -> tuple[int]:
+    return (action_space.n if isinstance(action_space, Discrete) else sum(action_space.nvec),)
 
 
 def _is_key(x: jax.Array) -> bool:

@@ -14,12 +14,12 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from envs.environment import Vectorized, vectorize
+from envs.environment import MaskedObservation, Observation, Vectorized, vectorize
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from fdg.errors import FdgError
 
 # What `step` of a single environment returns: state, observation, reward, terminated, truncated.
-Step = tuple[Any, jax.Array, jax.Array, jax.Array, jax.Array]
+Step = tuple[Any, Observation, jax.Array, jax.Array, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,6 +248,36 @@ class ContinuousTarget:
 
 
 @dataclasses.dataclass(frozen=True)
+class Masked:
+    """Three actions, one step; the observation says one-hot which action `f` is forbidden, as does the mask.
+
+    Action `f + 1` (modulo 3) has reward 1, action `f + 2` reward -1. The forbidden one is paid 1,000 where it
+    is taken all the same, so that an agent that does not heed the mask is drawn to it, and a mean return
+    above 1 over less than 500 episodes shows that it was taken even once. The value is 1 everywhere.
+    """
+
+    name: ClassVar[str] = "probe:masked"
+    observation_space: ClassVar[Space] = Box(0.0, 1.0, (3,))
+    action_space: ClassVar[Space] = Discrete(3)
+    max_episode_steps: ClassVar[int | None] = None
+    optimal_return: ClassVar[float] = 1.0
+
+    def reset(self, key: jax.Array) -> tuple[jax.Array, MaskedObservation]:
+        """Observation: `f`, one-hot; allowed is what is zero in it."""
+        forbidden = self.action_space.sample(key)
+        return forbidden, self._observe(forbidden)
+
+    def step(self, key: jax.Array, state: jax.Array, action: jax.Array) -> Step:
+        """Reward by how far the action is beyond the forbidden one; terminated."""
+        reward = jnp.stack([jnp.float32(1000), jnp.float32(1), jnp.float32(-1)])[(action - state) % 3]
+        return state, self._observe(state), reward, jnp.bool_(True), jnp.bool_(False)
+
+    def _observe(self, forbidden: jax.Array) -> MaskedObservation:
+        one_hot = jax.nn.one_hot(forbidden, 3)
+        return MaskedObservation(one_hot, one_hot == 0)
+
+
+@dataclasses.dataclass(frozen=True)
 class Truncation:
     """One action, one observation, reward 1 at every step; never terminates, truncated after `steps` steps.
 
@@ -291,6 +321,7 @@ PROBES: tuple[type[Any], ...] = (
     Memory,
     MultiDiscreteTarget,
     ContinuousTarget,
+    Masked,
     Truncation,
 )
 

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from algos.distributions import Categorical, MultiCategorical, Normal, TanhNormal, for_space, stretched
+from algos.distributions import (
+    Categorical,
+    MultiCategorical,
+    Normal,
+    TanhNormal,
+    allowed_only,
+    for_space,
+    masked,
+    stretched,
+)
 from envs.spaces import Box, Discrete, MultiDiscrete
 from fdg.errors import FdgError
 
@@ -279,6 +288,77 @@ def test_the_gradient_at_an_action_ruled_out_is_zero():
         lambda x: jnp.sum(Categorical(x).log_prob(jnp.array([0])) + Categorical(x).entropy())
     )(logits)
     assert bool(jnp.all(jnp.isfinite(gradient))) and gradient[0, 2] == 0.0
+
+
+# Logits 0, log 2, log 3 with the second ruled out: probabilities 1/4, 0, 3/4, and
+# entropy log(4) / 4 + 3 log(4/3) / 4.
+WEIGHTS, ALLOWED = jnp.log(jnp.array([[1.0, 2.0, 3.0]])), jnp.array([[True, False, True]])
+QUARTERS_ENTROPY = 0.5623351
+
+
+def test_masked_categorical_by_hand():
+    distribution = masked(Categorical(WEIGHTS), ALLOWED)
+    log_probs = [float(distribution.log_prob(jnp.array([action]))[0]) for action in range(3)]
+    assert log_probs == pytest.approx([math.log(0.25), -math.inf, math.log(0.75)], rel=1e-6)
+    assert float(distribution.entropy()[0]) == pytest.approx(QUARTERS_ENTROPY, rel=1e-6)
+    assert distribution.mode().tolist() == [2]
+    assert masked(Categorical(WEIGHTS), jnp.array([[True, True, False]])).mode().tolist() == [1]
+
+
+def test_gradients_of_a_masked_categorical_by_hand():
+    """Of log p(2): one-hot minus probability; of the entropy H: -p_i (log p_i + H); where ruled out: zero."""
+    log_prob = jax.grad(lambda x: masked(Categorical(x), ALLOWED).log_prob(jnp.array([2]))[0])(WEIGHTS)
+    np.testing.assert_allclose(log_prob, [[-0.25, 0.0, 0.25]], rtol=1e-6)
+    entropy = jax.grad(lambda x: masked(Categorical(x), ALLOWED).entropy()[0])(WEIGHTS)
+    np.testing.assert_allclose(entropy, [[0.2059898, 0.0, -0.2059898]], rtol=1e-5)
+
+
+def test_masked_multi_categorical_by_hand():
+    """A choice of two with the second ruled out leaves nothing to choose; the choice of three is as above."""
+    logits = jnp.concatenate([jnp.array([[5.0, 9.0]]), WEIGHTS], axis=-1)
+    mask = jnp.concatenate([jnp.array([[True, False]]), ALLOWED], axis=-1)
+
+    def log_prob_and_entropy(logits):
+        distribution = masked(MultiCategorical(logits, (2, 3)), mask)
+        return distribution.log_prob(jnp.array([[0, 2]]))[0], distribution.entropy()[0]
+
+    log_prob, entropy = log_prob_and_entropy(logits)
+    assert float(log_prob) == pytest.approx(math.log(0.75), rel=1e-6)
+    assert float(entropy) == pytest.approx(QUARTERS_ENTROPY, rel=1e-6)
+    of_log_prob, of_entropy = jax.jacobian(log_prob_and_entropy)(logits)
+    np.testing.assert_allclose(of_log_prob, [[0.0, 0.0, -0.25, 0.0, 0.25]], rtol=1e-6)
+    np.testing.assert_allclose(of_entropy, [[0.0, 0.0, 0.2059898, 0.0, -0.2059898]], rtol=1e-5, atol=1e-7)
+    assert masked(MultiCategorical(logits, (2, 3)), mask).mode().tolist() == [[0, 2]]
+
+
+@pytest.mark.parametrize(
+    "of_logits", [Categorical, lambda x: MultiCategorical(x, (3, 97))], ids=["one", "several"]
+)
+def test_an_action_that_is_not_allowed_is_never_drawn(of_logits):
+    mask = jax.random.bernoulli(jax.random.key(1), 0.3, (DRAWS, 100)).at[:, 2].set(True)
+    distribution = masked(of_logits(random(DRAWS, 100)), mask)
+    action = distribution.sample(jax.random.split(jax.random.key(0), DRAWS))
+    assert bool(jnp.all(distribution.log_prob(action) > -jnp.inf))
+
+
+def test_where_nothing_is_allowed_all_numbers_stay_finite():
+    """Nobody acts there, but what is computed must not turn into not-a-number when multiplied by zero."""
+    nothing = jnp.zeros((1, 3), bool)
+    distribution = masked(Categorical(WEIGHTS), nothing)
+    np.testing.assert_array_equal(distribution.logits, WEIGHTS)
+    np.testing.assert_array_equal(allowed_only(WEIGHTS, nothing), WEIGHTS)
+
+
+def test_without_a_mask_nothing_changes():
+    distribution = Categorical(WEIGHTS)
+    assert masked(distribution, None) is distribution and allowed_only(WEIGHTS, None) is WEIGHTS
+
+
+def test_masks_that_do_not_fit_are_refused():
+    with pytest.raises(FdgError, match=r"a Normal cannot be masked: only actions that can be counted can be"):
+        masked(Normal(jnp.zeros((1, 2)), jnp.zeros((1, 2))), jnp.ones((1, 2), bool))
+    with pytest.raises(FdgError, match=r"an action mask of shape \[1, 2\] for values \[1, 3\]"):
+        masked(Categorical(WEIGHTS), jnp.ones((1, 2), bool))
 
 
 def test_the_gradient_of_log_prob_is_one_hot_minus_probability():

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from envs import TimeStep
+from envs import TimeStep, features_and_mask
 
 STEPS = 24
 NUM_ENVS = 3
@@ -67,10 +67,18 @@ def assert_conforms(env: Any, beside: Any = None) -> Rollout:
     step, space = rollout.step, env.observation_space
 
     # Shapes and dtypes.
-    for observation in (step.observation, step.final_observation):
-        assert observation.shape == (STEPS, NUM_ENVS, *space.shape)
-        assert observation.dtype == space.dtype
-    assert rollout.first_observation.shape == (NUM_ENVS, *space.shape)
+    first_observation, first_mask = features_and_mask(rollout.first_observation)
+    observation, mask = features_and_mask(step.observation)
+    final_observation, final_mask = features_and_mask(step.final_observation)
+    for features in (observation, final_observation):
+        assert features.shape == (STEPS, NUM_ENVS, *space.shape)
+        assert features.dtype == space.dtype
+    assert first_observation.shape == (NUM_ENVS, *space.shape)
+    assert (first_mask is None) == (mask is None) == (final_mask is None), "a mask at some steps only"
+    if mask is not None:
+        assert mask.shape == final_mask.shape == (STEPS, *first_mask.shape)
+        assert mask.dtype == final_mask.dtype == first_mask.dtype == "bool"
+        assert first_mask.any(-1).all() and mask.any(-1).all(), "no action is allowed"
     assert rollout.action.shape == (STEPS, NUM_ENVS, *env.action_space.shape)
     dtypes = {"reward": "float32", "terminated": "bool", "truncated": "bool"}
     dtypes |= {"episode_return": "float32", "episode_length": "int32"}
@@ -78,8 +86,8 @@ def assert_conforms(env: Any, beside: Any = None) -> Rollout:
         assert getattr(step, field).shape == (STEPS, NUM_ENVS) and getattr(step, field).dtype == dtype, field
 
     # Values.
-    for observation in (rollout.first_observation, step.observation, step.final_observation):
-        inside = (observation >= space.low_array) & (observation <= space.high_array)
+    for features in (first_observation, observation, final_observation):
+        inside = (features >= space.low_array) & (features <= space.high_array)
         assert inside.all(), "an observation is outside its space"
     assert np.isfinite(step.reward).all()
     assert not (step.terminated & step.truncated).any(), "truncated where terminated"
@@ -100,14 +108,15 @@ def assert_conforms(env: Any, beside: Any = None) -> Rollout:
                 assert step.episode_return[t, b] == step.episode_length[t, b] == 0, (
                     "statistics before the end"
                 )
-                same = step.observation[t, b] == step.final_observation[t, b]
-                assert same.all(), "the observation changed where the episode goes on"
+                assert (observation[t, b] == final_observation[t, b]).all(), (
+                    "the observation changed where the episode goes on"
+                )
                 limit = env.max_episode_steps
                 assert limit is None or length < limit, "the episode goes on after its limit"
 
+    first = jax.tree.leaves(rollout.first_observation)
     for forward, backward in zip(jax.tree.leaves(rollout), jax.tree.leaves(reversed_rollout), strict=True):
-        batch_axis = 0 if forward is rollout.first_observation else 1
-        backward = np.flip(backward, batch_axis)
+        backward = np.flip(backward, 0 if any(forward is leaf for leaf in first) else 1)
         same = np.allclose(forward, backward, rtol=1e-6, atol=1e-6)
         assert same, "an environment depends on more than its own key, state and action"
     return rollout

@@ -81,12 +81,51 @@ def test_vectorized_is_a_value():
     assert envs.vectorize(Counting()) != envs.vectorize(Counting(start=3))
 
 
+class Masking(Counting):
+    """Counting where STOP is allowed at even counts only."""
+
+    def reset(self, key):
+        state, observation = super().reset(key)
+        return state, self.masked(observation)
+
+    def step(self, key, state, action):
+        state, observation, *rest = super().step(key, state, action)
+        return state, self.masked(observation), *rest
+
+    def masked(self, observation):
+        return envs.MaskedObservation(observation, jnp.array([True, observation[0] % 2 == 0]))
+
+
+def test_a_mask_goes_with_its_observation():
+    env = envs.vectorize(Masking(start=11, max_episode_steps=2))
+    state, observation = env.reset(keys())
+    assert observation.observation.tolist() == [[11], [11]]
+    assert observation.action_mask.tolist() == [[True, False], [True, False]]
+    _, step = env.step(keys(), state, jnp.array([GO, STOP]))  # the second ends, and starts again
+    assert step.final_observation.action_mask.tolist() == [[True, True], [True, True]]
+    assert step.observation.observation.tolist() == [[12], [11]]
+    assert step.observation.action_mask.tolist() == [[True, True], [True, False]]
+
+
+def test_a_masking_environment_conforms():
+    assert_conforms(envs.vectorize(Masking()))
+
+
 # Environments that break the contract of a single environment: `vectorize` says what is wrong.
 
 
 class ObservationOfAnotherShape(Counting):
     def reset(self, key):
         return super().reset(key)[0], jnp.zeros(2)
+
+
+class MaskOfAnotherShape(Masking):
+    def masked(self, observation):
+        return envs.MaskedObservation(observation, jnp.ones(3, bool))
+
+
+class MaskOfNumbers(Masking):
+    action_space = Box(0.0, 1.0, (2,))
 
 
 class RewardWithAnAxis(Counting):
@@ -114,6 +153,11 @@ class StateThatGrows(Counting):
             ObservationOfAnotherShape(),
             r"reset gives an observation of shape \(2,\).*observation_space has \(1,\)",
         ),
+        (
+            MaskOfAnotherShape(),
+            r"reset gives an action_mask of shape \(3,\), but for Discrete\(n=2\) it is \(2,\)",
+        ),
+        (MaskOfNumbers(), r"action_mask.* only actions that can be counted can be masked"),
         (RewardWithAnAxis(), r"reward of shape \(1,\), expected a scalar"),
         (StateThatChangesDtype(), r"state\['count'\] as int32\[\], but step as float32\[\]"),
         (StateThatGrows(), r"two structures; only in one: \[\"\['more'\]\"\]"),

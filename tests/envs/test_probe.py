@@ -22,11 +22,12 @@ def play(env, policy, num_envs=64, steps=12):
         state, step = env.step(keys[t + 1], state, policy(observation, t))
         observation = step.observation
         taken.append(step)
-    return np.stack(seen), jax.tree.map(lambda *leaves: np.stack(leaves), *taken)
+    seen = jax.tree.map(lambda *leaves: np.stack(leaves), *seen)
+    return seen, jax.tree.map(lambda *leaves: np.stack(leaves), *taken)
 
 
 def zeros(observation, t):
-    return jnp.zeros(len(observation), jnp.int32)
+    return jnp.zeros(64, jnp.int32)
 
 
 @pytest.mark.parametrize("name", sorted(probe.factories()))
@@ -109,6 +110,21 @@ def test_continuous():
     env = envs.make("probe:continuous", size=2)
     assert (play(env, lambda observation, t: observation)[1].reward == 0).all()
     np.testing.assert_allclose(play(env, lambda observation, t: observation + 0.5)[1].reward, -0.5, rtol=1e-5)
+
+
+def test_masked_pays_the_forbidden_action_best():
+    env = envs.make("probe:masked")
+
+    def beyond(steps):
+        """The reward of the action so far beyond the forbidden one."""
+        seen, step = play(
+            env, lambda seen, t: (jnp.argmin(seen.action_mask, -1).astype(jnp.int32) + steps) % 3
+        )
+        np.testing.assert_array_equal(seen.action_mask, seen.observation == 0)
+        assert set(np.unique(seen.action_mask.sum(-1))) == {2} and step.terminated.all()
+        return np.unique(step.reward).tolist()
+
+    assert [beyond(steps) for steps in range(3)] == [[1000], [env.single.optimal_return], [-1]]
 
 
 def test_truncation_never_terminates_and_shows_no_time():
