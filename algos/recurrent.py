@@ -78,13 +78,13 @@ def recurrent_actor_critic(
     >>> output.policy.shape, output.value.shape, output.memory.actor.shape
     ((5, 8, 2), (5, 8), (5, 8, 16))
     """
-    networks.check(action_space, activation)
+    distributions.for_space(action_space)  # refuses a space without distribution here, before any tracing
     if memory_size is not None:
         hidden = (memory_size,) if hidden is None else hidden
     module = RecurrentActorCritic(
         observation_space,
         action_space,
-        networks.widths(observation_space, hidden),
+        networks.checked_widths(observation_space, hidden, activation),
         memory_size,
         activation,
         float(initial_log_std),

@@ -47,6 +47,15 @@ SMALL = {
         sequence_length=2,
         burn_in=1,
     ),
+    "sac": lambda: algos.SAC(
+        env=envs.make("probe:continuous"),
+        num_envs=8,
+        updates_per_step=0.25,
+        learning_starts=16,
+        batch_size=8,
+        buffer_size=64,
+        hidden=(8,),
+    ),
 }
 
 # Policy and devices: groups of unequal sizes, several learners, several servers.
