@@ -2,21 +2,49 @@
 
 from typing import Any
 
+from algos.dqn import DQN
+from algos.ippo import IPPO
+from algos.mappo import MAPPO
 from algos.networks import Network
 from algos.ppo import PPO
+from algos.pqn import PQN
+from algos.recurrent import RecurrentNetwork
+from algos.recurrent_ppo import RecurrentPPO
+from algos.sac import SAC
 from envs import Environment
 from fdg.errors import unknown_name
 
-__all__ = ["PPO", "Network", "get", "make", "names"]
+__all__ = [
+    "DQN",
+    "IPPO",
+    "MAPPO",
+    "PPO",
+    "PQN",
+    "SAC",
+    "Network",
+    "RecurrentNetwork",
+    "RecurrentPPO",
+    "get",
+    "make",
+    "names",
+]
 
-_ALGORITHMS = {"ppo": PPO}
+_ALGORITHMS = {
+    "ppo": PPO,
+    "recurrent_ppo": RecurrentPPO,
+    "ippo": IPPO,
+    "mappo": MAPPO,
+    "dqn": DQN,
+    "pqn": PQN,
+    "sac": SAC,
+}
 
 
 def names() -> tuple[str, ...]:
     """Names of all algorithms.
 
     >>> names()
-    ('ppo',)
+    ('ppo', 'recurrent_ppo', 'ippo', 'mappo', 'dqn', 'pqn', 'sac')
     """
     return tuple(_ALGORITHMS)
 

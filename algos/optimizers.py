@@ -24,3 +24,10 @@ def clipped_adam(
 ) -> optax.GradientTransformation:
     """Adam (Kingma and Ba 2015, arXiv 1412.6980) on gradients clipped to a global norm."""
     return optax.chain(optax.clip_by_global_norm(max_grad_norm), optax.adam(learning_rate, eps=eps))
+
+
+def clipped_radam(
+    learning_rate: float | optax.Schedule, max_grad_norm: float
+) -> optax.GradientTransformation:
+    """Rectified Adam (Liu et al. 2020, arXiv 1908.03265) on gradients clipped to a global norm."""
+    return optax.chain(optax.clip_by_global_norm(max_grad_norm), optax.radam(learning_rate))
