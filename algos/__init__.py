@@ -2,21 +2,24 @@
 
 from typing import Any
 
+from algos.a2c import A2C
+from algos.a3c import A3C
+from algos.impala import IMPALA
 from algos.networks import Network
 from algos.ppo import PPO
 from envs import Environment
 from fdg.errors import unknown_name
 
-__all__ = ["PPO", "Network", "get", "make", "names"]
+__all__ = ["A2C", "A3C", "IMPALA", "PPO", "Network", "get", "make", "names"]
 
-_ALGORITHMS = {"ppo": PPO}
+_ALGORITHMS = {"a2c": A2C, "a3c": A3C, "impala": IMPALA, "ppo": PPO}
 
 
 def names() -> tuple[str, ...]:
     """Names of all algorithms.
 
     >>> names()
-    ('ppo',)
+    ('a2c', 'a3c', 'impala', 'ppo')
     """
     return tuple(_ALGORITHMS)
 

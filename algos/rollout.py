@@ -108,3 +108,23 @@ def episode_metrics(time_step: TimeStep) -> dict[str, jax.Array]:
         "episode_length": mean(time_step.episode_length.astype(jnp.float32)),
         "episodes": episodes,
     }
+
+
+def environment_major(x: jax.Array) -> jax.Array:
+    """Steps `[T, B, ...]` as rows `[B * T, ...]`: a split of the environments stays a split of the rows.
+
+    And products of flat matrices are what XLA is quick at.
+
+    >>> environment_major(jnp.array([[1, 10], [2, 20], [3, 30]])).tolist()
+    [1, 2, 3, 10, 20, 30]
+    """
+    return x.swapaxes(0, 1).reshape(-1, *x.shape[2:])
+
+
+def time_major(x: jax.Array, num_steps: int) -> jax.Array:
+    """Rows `[B * T, ...]` as steps `[T, B, ...]`; undoes `environment_major`.
+
+    >>> time_major(jnp.array([1, 2, 3, 10, 20, 30]), num_steps=3).tolist()
+    [[1, 10], [2, 20], [3, 30]]
+    """
+    return x.reshape(-1, num_steps, *x.shape[1:]).swapaxes(0, 1)
