@@ -27,8 +27,14 @@ NAMES = [*VALUES, *POLICIES]
 
 def trained(algorithm, iterations):
     """The state after so many iterations, in one program."""
-    run = jax.jit(lambda state: jax.lax.scan(lambda s, _: algorithm.iterate(s), state, length=iterations)[0])
-    return run(algorithm.init(jax.random.key(0)))
+
+    @jax.jit
+    def run(key):
+        return jax.lax.scan(
+            lambda state, _: algorithm.iterate(state), algorithm.init(key), length=iterations
+        )[0]
+
+    return run(jax.random.key(0))
 
 
 def assert_solves(kind, name, iterations, **fields):
@@ -41,5 +47,5 @@ def assert_solves(kind, name, iterations, **fields):
         _, actual = algorithm._policy(state.parameters, jnp.asarray(observations)[:, None])
         np.testing.assert_allclose(actual, values, atol=0.05, rtol=0.05)
     else:
-        score = float(algorithm.evaluate(state, jax.random.key(1), 64)["return"])
-        assert score == pytest.approx(env.single.optimal_return, abs=0.05)
+        score = jax.jit(algorithm.evaluate, static_argnums=2)(state, jax.random.key(1), 64)["return"]
+        assert float(score) == pytest.approx(env.single.optimal_return, abs=0.05)
