@@ -14,6 +14,7 @@ state; `reward_clip` and the like change the episode's return too.
 import dataclasses
 import functools
 import importlib.util
+import warnings
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,7 @@ class EnvPoolSource:
     def __post_init__(self) -> None:
         if not self.options:
             return
-        known = set(_spec(EnvPoolSource(self.name)).config._fields) - _OURS
+        known = set(_spec(self.name).config._fields) - _OURS
         for option, _ in self.options:
             if option not in known:
                 raise unknown_name(
@@ -75,18 +76,17 @@ class EnvPoolSource:
     @property
     def observation_space(self) -> Box:
         """See `gymnasium_spaces`."""
-        return gymnasium_spaces.observation_box(self.name, _spec(self).gymnasium_observation_space)
+        return gymnasium_spaces.observation_box(self.name, _facts(self)[0])
 
     @property
     def action_space(self) -> Space:
         """See `gymnasium_spaces`."""
-        return gymnasium_spaces.action_space(self.name, _spec(self).gymnasium_action_space)
+        return gymnasium_spaces.action_space(self.name, _facts(self)[1])
 
     @property
     def max_episode_steps(self) -> int | None:
         """EnvPool's time limit."""
-        limit = getattr(_spec(self).config, "max_episode_steps", 0)
-        return limit if 0 < limit < _NO_LIMIT else None
+        return _facts(self)[2]
 
     def start(self, size: int) -> "EnvPoolPool":
         """A pool for so many instances."""
@@ -98,8 +98,7 @@ class EnvPoolPool:
 
     def __init__(self, source: EnvPoolSource, size: int):
         self._source, self._size = source, size
-        spec = _spec(source)
-        self._observed, self._acting = spec.gymnasium_observation_space, spec.gymnasium_action_space
+        self._observed, self._acting, _ = _facts(source)
         self._env: Any = None
         self._thread = Deadline()
 
@@ -160,23 +159,28 @@ class EnvPoolPool:
 
 
 @functools.cache
-def _spec(source: EnvPoolSource) -> Any:
+def _facts(source: EnvPoolSource) -> tuple[Any, Any, int | None]:
+    """Gymnasium's spaces of observations and actions, and the time limit."""
+    spec = _spec(source.name, **dict(source.options))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # bounds that lose digits as float32
+        observed, acting = spec.gymnasium_observation_space, spec.gymnasium_action_space
+    limit = getattr(spec.config, "max_episode_steps", 0)
+    return observed, acting, limit if 0 < limit < _NO_LIMIT else None
+
+
+def _spec(name: str, **options: Any) -> Any:
     """What EnvPool knows about an environment before it runs."""
-    name = source.name
     try:
-        spec = _envpool().make_spec(name.removeprefix(PREFIX), **dict(source.options))
+        spec = _envpool().make_spec(name.removeprefix(PREFIX), **options)
     except ImportError as error:  # some families need libraries of the system
-        raise FdgError(f"environment '{name}': {one_line(error)}") from error
+        raise FdgError(f"environment '{name}' cannot be loaded: {one_line(error)}") from error
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
-        given = ", ".join(f"{option}={value!r}" for option, value in source.options)
-        raise FdgError(
-            f"environment '{name}': EnvPool does not accept {given or 'it'}: {one_line(error)}"
-        ) from error
+        given = "".join(f" with {option}={value!r}" for option, value in options.items())
+        raise FdgError(f"environment '{name}'{given} cannot be made: {one_line(error)}") from error
     players = getattr(spec.config, "max_num_players", 1)
     if players != 1:
-        raise FdgError(
-            f"environment '{name}' has {players} players: EnvPool's environments of one are supported"
-        )
+        raise FdgError(f"environment '{name}' has {players} players: use one for a single player")
     return spec
 
 

@@ -54,7 +54,7 @@ class Instances:
 
     def blame(self, error: BaseException) -> str:
         """Which instance has raised what."""
-        return f"instance {self._at} of a worker raised {type(error).__name__}: {error}"
+        return f"its instance {self._at} raised {type(error).__name__}: {' '.join(str(error).split())}"
 
     def _of(self, i: int) -> Any:
         self._at = i
