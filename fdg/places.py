@@ -104,7 +104,7 @@ class Places:
             return {self._fixed[operation]}
         if operation.row is not None:
             return set()  # not before it is known where its row is
-        if len(users) > 1 and _flops(operation) > CHEAP_FLOPS:
+        if len(users) > 1 and (operation.eqn.effects or _flops(operation) > CHEAP_FLOPS):
             return {next(group for group in self.order if group in users)}
         return users
 
