@@ -16,6 +16,29 @@ from tests.conformance.comparison import ITERATIONS, assert_same, copied, plain
 
 # Small enough to compile in seconds; 8 environments, which the groups below divide.
 SMALL = {
+    "ippo": lambda: algos.IPPO(
+        env=envs.make("probe:agents", continuous=True),
+        num_envs=8,
+        num_steps=4,
+        num_epochs=1,
+        num_minibatches=2,
+        hidden=(8,),
+        normalize_observation=True,
+        normalize_reward=True,
+    ),
+    "mappo": lambda: algos.MAPPO(
+        env=envs.make("probe:agents", delay=1),
+        num_envs=8,
+        num_steps=4,
+        num_epochs=1,
+        num_minibatches=2,
+        memory_size=8,
+    ),
+    "a2c": lambda: algos.A2C(env=envs.make("CartPole-v1"), num_envs=8, num_steps=4, hidden=(8,)),
+    "a3c": lambda: algos.A3C(
+        env=envs.make("CartPole-v1"), num_envs=16, num_workers=8, num_steps=4, hidden=(8,)
+    ),
+    "impala": lambda: algos.IMPALA(env=envs.make("CartPole-v1"), num_envs=8, num_steps=4, hidden=(8,)),
     "ppo": lambda: algos.PPO(
         env=envs.make("CartPole-v1"), num_envs=8, num_steps=4, num_epochs=1, num_minibatches=2, hidden=(8,)
     ),
@@ -37,12 +60,31 @@ SMALL = {
     "pqn": lambda: algos.PQN(
         env=envs.make("CartPole-v1"), num_envs=8, num_steps=4, num_epochs=1, num_minibatches=2, hidden=(8,)
     ),
+    "recurrent_ppo": lambda: algos.RecurrentPPO(
+        env=envs.make("probe:memory", delay=1),
+        num_envs=8,
+        num_steps=4,
+        num_epochs=1,
+        num_minibatches=2,
+        memory_size=8,
+        sequence_length=2,
+        burn_in=1,
+    ),
+    "sac": lambda: algos.SAC(
+        env=envs.make("probe:continuous"),
+        num_envs=8,
+        updates_per_step=0.25,
+        learning_starts=16,
+        batch_size=8,
+        buffer_size=64,
+        hidden=(8,),
+    ),
 }
 
 # Policy and devices: groups of unequal sizes, several learners, several servers.
 SETUPS = {
     "gpu_only": (policies.GPUOnly(), 8),
-    "multi_learner": (policies.MultiLearner(), 4),
+    "multi_learner": (policies.MultiLearner(), 8),  # with no CPU beside accelerators: the program of gpu_only
     "single_learner_coarse": (policies.SingleLearnerCoarse(actors=4, learners=2), 6),
     "single_learner_fine": (policies.SingleLearnerFine(workers=2, learners=1), 3),
     "environments": (policies.Environments(workers=2, learners=4), 6),
