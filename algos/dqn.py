@@ -50,7 +50,10 @@ class State(NamedTuple):
 class DQN(Agent):
     """Deep Q-learning for discrete actions.
 
-    Frozen and hashable; equal values are equal algorithms.
+    Defaults are close to those of CleanRL's `dqn.py` (Huang et al. 2022, JMLR 23(274)), with eight
+    environments in place of one. Errors are not clipped: where episodes end in failure, as CartPole's do, the
+    few large errors of their last steps are what keeps values from growing without bound. Frozen and
+    hashable; equal values are equal algorithms.
 
     Raises:
       FdgError: (construction) a field out of range, or sizes that do not divide.
@@ -64,17 +67,20 @@ class DQN(Agent):
 
     env: Environment
     num_envs: int = hyperparameter(8, "environments stepped together")
-    num_steps: int = hyperparameter(4, "steps of each environment in one iteration")
+    num_steps: int = hyperparameter(8, "steps of each environment in one iteration")
     total_steps: int = hyperparameter(500_000, "environment steps of the whole run")
-    buffer_size: int = hyperparameter(100_000, "steps that are kept for replay, of all environments together")
+    buffer_size: int = hyperparameter(10_000, "steps that are kept for replay, of all environments together")
     batch_size: int = hyperparameter(128, "samples of a gradient step, as many of each environment")
     learning_starts: int = hyperparameter(10_000, "environment steps before the first gradient step")
-    train_frequency: int = hyperparameter(4, "environment steps, of all together, to one gradient step")
+    train_frequency: int = hyperparameter(8, "environment steps, of all together, to one gradient step")
     learning_rate: float = hyperparameter(2.5e-4, "Adam's step size")
     anneal_learning_rate: bool = hyperparameter(False, "let the step size fall linearly to zero")
     max_grad_norm: float = hyperparameter(10.0, "global norm that gradients are clipped to")
+    max_error: float | None = hyperparameter(
+        None, "error beyond which the loss goes on as a line (Mnih et al.: 1); None: squared throughout"
+    )
     discount: float = hyperparameter(0.99, "gamma")
-    target_period: int = hyperparameter(100, "gradient steps between updates of the target network")
+    target_period: int = hyperparameter(50, "gradient steps between updates of the target network")
     target_rate: float = hyperparameter(
         1.0, "how far each update takes it; 1 copies, little with target_period=1 is Polyak averaging"
     )
@@ -86,6 +92,7 @@ class DQN(Agent):
     n_step: int = hyperparameter(1, "rewards summed up before a value follows")
     priority_exponent: float = hyperparameter(0.0, "alpha of prioritised replay; 0: uniform")
     importance_exponent: float = hyperparameter(0.4, "beta of prioritised replay at first; 1 in the end")
+    layer_norm: bool = hyperparameter(False, "normalise each layer before its activation")
     hidden: tuple[int, ...] | None = hyperparameter(None, "widths of the layers; None: chosen by observation")
     activation: Literal["tanh", "relu", "silu", "gelu", "elu"] = hyperparameter("relu", "of the layers")
     network: Network | None = None  # any (init, apply) pair that values every action, in place of the default
@@ -93,6 +100,11 @@ class DQN(Agent):
     def __post_init__(self):
         self._check_common()
         require_positive(self, "train_frequency", "max_grad_norm", "target_period")
+        require(
+            self,
+            self.max_error is None or self.max_error > 0,
+            f"max_error={self.max_error}: it must be above zero, or None",
+        )
         require_within(
             self, 0, 1, "target_rate", "epsilon_start", "epsilon_end", "exploration_fraction",
             "importance_exponent",
@@ -224,9 +236,13 @@ class DQN(Agent):
         value = of_action(self._values(parameters, transition.observation), transition.action)
         target = jax.lax.stop_gradient(self._target(parameters, target_parameters, transition))
         error = target - value
-        # The squared error of the loss L_i in Mnih et al. ("Training algorithm for deep Q-networks"), linear
-        # beyond 1, which is how they clip the error; weighted as in Schaul et al., algorithm 1, line 12.
-        loss = jnp.mean(weight * optax.losses.huber_loss(error, delta=1.0))
+        # The loss L_i of Mnih et al. ("Training algorithm for deep Q-networks"), halved; weighted as in
+        # Schaul et al., algorithm 1, line 12. To clip the error, as the former do, is to let the square go on
+        # as a line.
+        squared = 0.5 * jnp.square(error)
+        if self.max_error is not None:
+            squared = optax.losses.huber_loss(error, delta=self.max_error)
+        loss = jnp.mean(weight * squared)
         return loss, (error, {"loss": loss, "value": jnp.mean(value)})
 
     def _target(self, parameters, target_parameters, transition: Transition) -> jax.Array:
@@ -258,8 +274,9 @@ class DQN(Agent):
     @property
     def _network(self) -> Network:
         return self.network or networks.q_network(
-            self.env.observation_space, self.env.action_space, self.hidden, self.activation, self.dueling
-        )
+            self.env.observation_space, self.env.action_space,
+            self.hidden, self.activation, self.dueling, self.layer_norm,
+        )  # fmt: skip
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:

@@ -3,6 +3,8 @@
 from typing import Any
 
 _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
+    # CleanRL's dqn.py.
+    "DQN": {"CartPole-v1": {"hidden": (120, 84)}},
     # JaxMARL's baselines/IPPO/config/ippo_ff_mpe.yaml.
     "IPPO": {"MPE_simple_spread_v3": {"total_steps": 10_000_000}},
     # JaxMARL's baselines/MAPPO/config/mappo_homogenous_rnn_mpe.yaml, but for the length of the run.

@@ -49,17 +49,25 @@ def test_double_q_targets_by_hand():
     assert target.tolist() == [1 + 0.5 * 1, -1 + 0.5 * 7, 2, 0.25 * 7]
 
 
-def test_loss_by_hand():
+@pytest.mark.parametrize(
+    ("max_error", "loss", "gradient"),
+    [
+        (None, 1.15625, [[0.0, 0.25, -0.25], [0.0, -0.625, 0.0]]),
+        (1.0, 0.8125, [[0.0, 0.125, -0.25], [0.0, -0.25, 0.0]]),
+    ],
+)
+def test_loss_by_hand(max_error, loss, gradient):
     """Values of the actions taken: 3, 2, 0 and 4; errors 5.5 - 3, 3 - 2, 2 - 0 and 2 - 4.
 
-    Beyond 1 the squared error goes on as a line, |error| - 1/2: 2, 1/2, 3/2 and 3/2; by weights 1, 1, 0 and
-    1/2 the mean is (2 + 1/2 + 3/4) / 4 = 0.8125. Its gradient: -weight * clip(error) / 4 at each action.
+    Half their squares: 3.125, 1/2, 2 and 2; with weights 1, 1, 0 and 1/2 the mean is 4.625 / 4 = 1.15625.
+    Beyond an error of 1 a line, |error| - 1/2: 2, 1/2, 3/2 and 3/2, and the mean is 3.25 / 4 = 0.8125.
+    The gradient is -weight * error / 4 at each action, the error clipped or not.
     """
     weight = jnp.array([1.0, 1.0, 0.0, 0.5])
-    gradient, error, losses = dqn().gradient(ONLINE, TARGET, transition(), weight)
+    slope, error, losses = dqn(max_error=max_error).gradient(ONLINE, TARGET, transition(), weight)
     assert error.tolist() == [2.5, 1.0, 2.0, -2.0]
-    assert float(losses["loss"]) == 0.8125
-    assert gradient.tolist() == [[0.0, 0.125, -0.25], [0.0, -0.25, 0.0]]
+    assert float(losses["loss"]) == loss
+    assert slope.tolist() == gradient
 
 
 def test_a_target_network_follows_at_its_rate():
@@ -135,12 +143,12 @@ class Forgetful(algos.DQN):
         return env_state, step._replace(terminated=step.terminated | step.truncated)
 
 
-@pytest.mark.parametrize(("kind", "expected"), [(algos.DQN, 5.0), (Forgetful, 4.12)])
+@pytest.mark.parametrize(("kind", "expected"), [(algos.DQN, 5.0), (Forgetful, 3.48)])
 def test_truncation_is_not_termination(kind, expected, devices):
     """Reward 1 for ever, cut off every ten steps: Q = 1 / (1 - discount) = 5.
 
-    Were that the end, three of ten windows of three steps would be followed by nothing, the others by
-    2.44 + 0.512 Q. Errors beyond 1 pull with a force of 1: 0.7 (2.44 - 0.488 Q) = 0.3, and Q = 4.12.
+    Were that the end, three of ten windows of three steps would be worth 1, 1.8 and 2.44, and the others
+    2.44 + 0.512 Q: in the mean Q = 2.232 + 0.3584 Q = 3.48.
     """
     options = {"n_step": 3, "discount": 0.8, "total_steps": 20_000}
     algorithm, state = trained("probe:truncation", 150, devices, kind, **options)
@@ -155,10 +163,11 @@ def test_truncation_is_not_termination(kind, expected, devices):
     [
         (
             {"train_frequency": 3},
-            "train_frequency=3 does not divide num_envs * num_steps=16: choose a divisor",
+            "train_frequency=3 does not divide num_envs * num_steps=32: choose a divisor",
         ),
         ({"batch_size": 6}, "batch_size=6 is no multiple of num_envs=4"),
-        ({"learning_starts": 200_000}, "learning_starts=200000: it must be from 0 to the 100000 steps"),
+        ({"learning_starts": 20_000}, "learning_starts=20000: it must be from 0 to the 10000 steps"),
+        ({"max_error": 0.0}, "max_error=0.0: it must be above zero, or None"),
         ({"epsilon_end": 2.0}, "epsilon_end=2.0: it must be from 0 to 1"),
         ({"n_step": 0}, "n_step=0: it must be above zero"),
     ],
