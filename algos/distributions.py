@@ -313,14 +313,20 @@ def for_space(space: Space) -> Parameterization:
 
 
 def bounded(action: jax.Array, space: Space) -> jax.Array:
-    """Actions `[B, *action]` as the environment takes them: a Gaussian knows no bounds, a `Box` has some.
+    """Actions `[..., *action]` as the environment takes them: a Gaussian knows no bounds, a `Box` has some.
 
     >>> bounded(jnp.array([[2.0], [-0.5]]), Box(-1.0, 1.0, (1,))).tolist()
     [[1.0], [-0.5]]
     """
     if not isinstance(space, Box):
         return action
-    return jax.vmap(lambda one: jnp.clip(one, space.low_array, space.high_array))(action)
+
+    def clip(one):
+        return jnp.clip(one, space.low_array, space.high_array)
+
+    for _ in range(action.ndim - len(space.shape)):
+        clip = jax.vmap(clip)
+    return clip(action)
 
 
 def stretched(action: jax.Array, space: Space) -> jax.Array:

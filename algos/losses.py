@@ -27,31 +27,27 @@ def clipped_surrogate(log_ratio: jax.Array, advantage: jax.Array, clip_ratio: fl
     return -jnp.mean(jnp.minimum(ratio * advantage, clipped_ratio * advantage))
 
 
-def value_error(
-    value: jax.Array, target: jax.Array, old_value: jax.Array | None = None, clip: float | None = None
-) -> jax.Array:
-    """Half the mean squared error of a value function.
+def value_error(value: jax.Array, target: jax.Array) -> jax.Array:
+    """Half the mean squared error of values `[...]` float32 that are fitted to `target [...]`.
 
-    With `clip`, the larger of the error and that of a value which stays within `clip` of `old_value`. That is
-    not in PPO's paper, but in its code (OpenAI's baselines, `ppo2`).
+    >>> float(value_error(jnp.array([1.0]), jnp.array([2.0])))
+    0.5
+    """
+    return 0.5 * jnp.mean(jnp.square(value - target))
 
-    Args:
-      value: `[...]` float32.
-      target: `[...]` float32, what it is fitted to.
-      old_value: `[...]` float32, the value when the action was taken; needed to clip.
-      clip: how far the value may move; None for any distance.
+
+def clipped_value_error(value: jax.Array, old_value: jax.Array, target: jax.Array, clip: float) -> jax.Array:
+    """The same, where a value gains nothing by moving further than `clip` from what it was.
+
+    Of each sample the larger counts: its error, or that with the value kept within `clip` of `old_value`. Not
+    in PPO's paper, but in its code (OpenAI's baselines, `ppo2`).
 
     >>> one = jnp.ones(1)
-    >>> float(value_error(one, 2.0 * one))
-    0.5
-    >>> float(value_error(one, 2.0 * one, old_value=0.0 * one, clip=0.5))  # 0.5 * (2 - 0.5)^2
+    >>> float(clipped_value_error(one, 0.0 * one, 2.0 * one, clip=0.5))  # 0.5 * (2 - 0.5)^2
     1.125
     """
-    error = jnp.square(value - target)
-    if clip is not None:
-        change = jnp.clip(value - old_value, -clip, clip)
-        error = jnp.maximum(error, jnp.square(old_value + change - target))
-    return 0.5 * jnp.mean(error)
+    kept = old_value + jnp.clip(value - old_value, -clip, clip)
+    return 0.5 * jnp.mean(jnp.maximum(jnp.square(value - target), jnp.square(kept - target)))
 
 
 def standardize(advantage: jax.Array) -> jax.Array:

@@ -96,7 +96,7 @@ def actor_critic(
     >>> logits.shape, value.shape
     ((8, 2), (8,))
     """
-    widths = _checked(observation_space, hidden, activation)
+    widths = checked_widths(observation_space, hidden, activation)
     distributions.for_space(action_space)  # refuses a space without distribution here, before any tracing
     module = ActorCritic(observation_space, action_space, widths, activation, float(initial_log_std))
     return Network(_Init(module), _Apply(module))
@@ -118,7 +118,7 @@ def gaussian_actor(
     >>> network.apply(network.init(jax.random.key(0), observation), observation).shape
     (8, 6)
     """
-    widths = _checked(observation_space, hidden, activation)
+    widths = checked_widths(observation_space, hidden, activation)
     module = GaussianActor(observation_space, 2 * math.prod(action_space.shape), widths, activation)
     return Network(_Init(module), _Apply(module))
 
@@ -138,7 +138,7 @@ def twin_critics(
     >>> first.shape, bool(jnp.any(first == second))
     ((8,), False)
     """
-    module = TwinCritics(observation_space, _checked(observation_space, hidden, activation), activation)
+    module = TwinCritics(observation_space, checked_widths(observation_space, hidden, activation), activation)
     return Network(_Init(module), _Apply(module))
 
 
@@ -168,7 +168,7 @@ def q_network(
     >>> network.apply(network.init(jax.random.key(0), observation), observation).shape
     (8, 2)
     """
-    widths = _checked(observation_space, hidden, activation)
+    widths = checked_widths(observation_space, hidden, activation)
     if not isinstance(action_space, Discrete):
         raise FdgError(f"a Q network has a value for each action of Discrete(n), not of {action_space}")
     module = QNetwork(observation_space, action_space.n, widths, activation, dueling, layer_norm)
@@ -203,7 +203,7 @@ class ActorCritic(nn.Module):
 
     @nn.compact
     def __call__(self, observation: jax.Array) -> tuple[jax.Array, jax.Array]:  # noqa: D102
-        inputs = _inputs(observation, self.observation_space)
+        inputs = features(observation, self.observation_space)
         outputs = distributions.for_space(self.action_space).size
         if isinstance(self.action_space, Box):
             outputs //= 2  # the means; the logs of the standard deviations follow below
@@ -225,7 +225,7 @@ class GaussianActor(nn.Module):
 
     @nn.compact
     def __call__(self, observation: jax.Array) -> jax.Array:  # noqa: D102
-        inputs = _inputs(observation, self.observation_space)
+        inputs = features(observation, self.observation_space)
         return Trunk(self.hidden, self.outputs, 0.01, self.activation, name="actor")(inputs)
 
 
@@ -238,7 +238,7 @@ class TwinCritics(nn.Module):
 
     @nn.compact
     def __call__(self, observation: jax.Array, action: jax.Array) -> tuple[jax.Array, jax.Array]:  # noqa: D102
-        inputs = _inputs(observation, self.observation_space)
+        inputs = features(observation, self.observation_space)
         action = action.reshape(action.shape[0], -1)
         names = ("critic_1", "critic_2")
         critics = [Trunk(self.hidden, 1, 1.0, self.activation, name=name) for name in names]
@@ -258,7 +258,7 @@ class QNetwork(nn.Module):
 
     @nn.compact
     def __call__(self, observation: jax.Array) -> jax.Array:  # noqa: D102
-        inputs = _inputs(observation, self.observation_space)
+        inputs = features(observation, self.observation_space)
         outputs = self.actions + 1 if self.dueling else self.actions
         head = Trunk(self.hidden, outputs, 1.0, self.activation, self.layer_norm, name="q")(inputs)
         if not self.dueling:
@@ -282,26 +282,43 @@ class Trunk(nn.Module):
 
     @nn.compact
     def __call__(self, inputs: jax.Array, more: jax.Array | None = None) -> jax.Array:  # noqa: D102
-        hidden_init = nn.initializers.orthogonal(math.sqrt(2.0))
-        head_init = nn.initializers.orthogonal(self.head_scale)
+        x = hidden_layers(inputs, self.hidden, self.activation, self.layer_norm, more)
+        return head(x, self.outputs, self.head_scale)
 
-        def activate(x):
-            return _ACTIVATIONS[self.activation](nn.LayerNorm()(x) if self.layer_norm else x)
 
-        x = inputs
-        if x.ndim == 4:
-            for filters, size, stride in _LARGE_IMAGE if _is_large(x.shape[1:]) else _SMALL_IMAGE:
-                convolution = nn.Conv(
-                    filters, (size, size), (stride, stride), padding="VALID", kernel_init=hidden_init
-                )
-                x = activate(convolution(x))
-            x = x.reshape(x.shape[0], -1)
-        if more is not None:
-            x = jnp.concatenate([x, more], axis=-1)
-        # From here on [N, features]: products of two matrices are what XLA on a CPU is quick at.
-        for width in self.hidden:
-            x = activate(nn.Dense(width, kernel_init=hidden_init)(x))
-        return nn.Dense(self.outputs, kernel_init=head_init, name="head")(x)
+# The two below are called inside a module's `__call__`; their layers belong to that module.
+def hidden_layers(
+    inputs: jax.Array,
+    hidden: Sequence[int],
+    activation: str,
+    layer_norm: bool = False,
+    more: jax.Array | None = None,
+) -> jax.Array:
+    """All layers of a `Trunk` but the head: `[N, F]`, or images `[N, H, W, C]`, to `[N, hidden[-1]]`."""
+    kernel_init = nn.initializers.orthogonal(math.sqrt(2.0))
+
+    def activate(x):
+        return _ACTIVATIONS[activation](nn.LayerNorm()(x) if layer_norm else x)
+
+    x = inputs
+    if x.ndim == 4:
+        for filters, size, stride in _LARGE_IMAGE if _is_large(x.shape[1:]) else _SMALL_IMAGE:
+            convolution = nn.Conv(
+                filters, (size, size), (stride, stride), padding="VALID", kernel_init=kernel_init
+            )
+            x = activate(convolution(x))
+        x = x.reshape(x.shape[0], -1)
+    if more is not None:
+        x = jnp.concatenate([x, more], axis=-1)
+    # From here on [N, features]: products of two matrices are what XLA on a CPU is quick at.
+    for width in hidden:
+        x = activate(nn.Dense(width, kernel_init=kernel_init)(x))
+    return x
+
+
+def head(x: jax.Array, outputs: int, scale: float) -> jax.Array:
+    """The last layer, `[N, F]` to `[N, outputs]`."""
+    return nn.Dense(outputs, kernel_init=nn.initializers.orthogonal(scale), name="head")(x)
 
 
 # Two values and not two closures, so that equal modules make equal networks.
@@ -321,7 +338,7 @@ class _Apply:
         return self.module.apply({"params": parameters}, *inputs)
 
 
-def _checked(space: Space, hidden: Sequence[int] | None, activation: str) -> tuple[int, ...]:
+def checked_widths(space: Space, hidden: Sequence[int] | None, activation: str) -> tuple[int, ...]:
     """Widths of the dense layers, chosen by the observations where none are given."""
     if activation not in _ACTIVATIONS:
         raise unknown_name("activation", activation, _ACTIVATIONS)
@@ -342,7 +359,7 @@ def _is_large(image_shape: tuple[int, ...]) -> bool:
     return min(image_shape[:2]) >= _LARGE_FROM
 
 
-def _inputs(observation: jax.Array, space: Space) -> jax.Array:
+def features(observation: jax.Array, space: Space) -> jax.Array:
     """Observations `[N, *obs]` as float32: `[N, H, W, C]` for an image, `[N, F]` for all else."""
     if observation.shape[1:] != space.shape:
         raise FdgError(

@@ -21,6 +21,7 @@ from algos.losses import (
     approximate_kl,
     clip_fraction,
     clipped_surrogate,
+    clipped_value_error,
     explained_variance,
     standardize,
     value_error,
@@ -263,9 +264,11 @@ class PPO(Agent):
         if self.normalize_advantage:
             advantage = standardize(advantage)
         policy_loss = clipped_surrogate(log_ratio, advantage, self.clip_ratio)  # equation 7
-        value_loss = value_error(
-            value, minibatch.target, minibatch.decision.value, self.clip_ratio if self.clip_value else None
-        )
+        if self.clip_value:
+            old_value = minibatch.decision.value
+            value_loss = clipped_value_error(value, old_value, minibatch.target, self.clip_ratio)
+        else:
+            value_loss = value_error(value, minibatch.target)
         entropy = jnp.mean(policy.entropy())
         loss = policy_loss + self.value_coefficient * value_loss - self.entropy_coefficient * entropy
         return loss, {
@@ -277,7 +280,7 @@ class PPO(Agent):
             "clip_fraction": clip_fraction(log_ratio, self.clip_ratio),
         }
 
-    def _predict(self, parameters, minibatch: Minibatch):
+    def _predict(self, parameters, minibatch):
         """Distribution over actions, and value, of each sample."""
         return self._policy(parameters, minibatch.observation)
 

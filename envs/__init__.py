@@ -13,6 +13,7 @@ from envs.environment import (
     TimeStep,
     features_and_mask,
     map_features,
+    num_agents,
     vectorize,
 )
 from envs.registry import make, names, register
@@ -33,6 +34,7 @@ __all__ = [
     "make",
     "map_features",
     "names",
+    "num_agents",
     "register",
     "vectorize",
 ]

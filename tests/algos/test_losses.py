@@ -31,8 +31,8 @@ def test_value_error():
     """
     value, target, old = jnp.zeros(2), jnp.array([2.0, 1.0]), jnp.array([1.0, 0.0])
     assert float(losses.value_error(value, target)) == 1.25
-    assert float(losses.value_error(value, target, old, clip=0.2)) == pytest.approx(1.25)
-    moved = losses.value_error(jnp.array([1.9]), target[:1], old[:1], clip=0.2)
+    assert float(losses.clipped_value_error(value, old, target, clip=0.2)) == pytest.approx(1.25)
+    moved = losses.clipped_value_error(jnp.array([1.9]), old[:1], target[:1], clip=0.2)
     assert float(moved) == pytest.approx(0.32, rel=1e-6)
 
 

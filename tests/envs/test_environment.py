@@ -111,12 +111,61 @@ def test_a_masking_environment_conforms():
     assert_conforms(envs.vectorize(Masking()))
 
 
+class Together(Counting):
+    """Three agents count together; agent `a` is paid the count `a` times; the episode ends if one stops."""
+
+    num_agents: ClassVar[int] = 3
+
+    def reset(self, key):
+        state, observation = super().reset(key)
+        return state, jnp.tile(observation, (3, 1))
+
+    def step(self, key, state, action):
+        state, observation, reward, _, _ = super().step(key, state, action[0])
+        return state, jnp.tile(observation, (3, 1)), reward * jnp.arange(3), jnp.any(action == STOP), False
+
+
+def test_an_episode_of_several_agents_by_hand():
+    env = envs.vectorize(Together())
+    assert env.num_agents == envs.num_agents(env) == 3
+    state, observation = env.reset(keys())
+    assert observation.tolist() == [[[10]] * 3] * 2
+    #                                     two go on, and are cut off at 3;  in one of them an agent stops
+    for t, action in enumerate([[[GO] * 3] * 2, [[GO] * 3, [GO, STOP, GO]], [[GO] * 3] * 2]):
+        state, step = env.step(keys(t), state, jnp.asarray(action))
+        if t == 1:
+            assert step.reward.tolist() == [[0, 12, 24], [0, 12, 24]]
+            assert step.terminated.tolist() == [False, True]
+            assert step.observation.tolist() == [[[12]] * 3, [[10]] * 3]
+            assert step.final_observation.tolist() == [[[12]] * 3] * 2
+            # The mean over the agents' returns: (0 + 11 + 22) / 3 + (0 + 12 + 24) / 3.
+            assert step.episode_return.tolist() == [0, 23] and step.episode_length.tolist() == [0, 2]
+    assert step.truncated.tolist() == [True, False]
+    assert step.episode_return.tolist() == [11 + 12 + 13, 0] and step.episode_length.tolist() == [3, 0]
+
+
+def test_several_agents_conform():
+    assert_conforms(envs.vectorize(Together()))
+
+
 # Environments that break the contract of a single environment: `vectorize` says what is wrong.
 
 
 class ObservationOfAnotherShape(Counting):
     def reset(self, key):
         return super().reset(key)[0], jnp.zeros(2)
+
+
+class OneRewardForAll(Together):
+    def step(self, key, state, action):
+        state, observation, reward, *rest = super().step(key, state, action)
+        return state, observation, reward[0], *rest
+
+
+class OneObservationForAll(Together):
+    def reset(self, key):
+        state, observation = super().reset(key)
+        return state, observation[0]
 
 
 class MaskOfAnotherShape(Masking):
@@ -173,6 +222,19 @@ def test_a_broken_single_environment_is_named(broken, message):
 def test_keys_must_be_one_typed_key_per_environment(wrong):
     with pytest.raises(FdgError, match=r"one typed PRNG key per environment.*jax\.random\.split"):
         envs.vectorize(Counting()).reset(wrong)
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (OneRewardForAll(), r"reward of shape \(\), expected \(3,\), one an agent"),
+        (OneObservationForAll(), r"of shape \(1,\), but its observation_space of 3 agents has \(3, 1\)"),
+    ],
+)
+def test_several_agents_need_an_axis_of_agents(broken, message):
+    env = envs.vectorize(broken)
+    with pytest.raises(FdgError, match=message):
+        env.step(keys(), env.reset(keys())[0], jnp.zeros((2, 3), jnp.int32))
 
 
 def test_actions_must_have_the_shape_of_their_space():
