@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from algos import distributions
-from algos.networks import Network, actor_critic, gaussian_actor, twin_critics
+from algos.networks import Convolution, Network, actor_critic, gaussian_actor, twin_critics
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from fdg.errors import FdgError, UnknownNameError
 
@@ -216,7 +216,20 @@ def test_images_of_atari_give_the_features_of_dqn():
 def test_an_image_below_the_limit_keeps_the_small_convolution():
     network = actor_critic(box(35, 84, 4, dtype="uint8"), ACTIONS["discrete"])
     shapes = jax.eval_shape(network.init, jax.random.key(0), jnp.zeros((1, 35, 84, 4), jnp.uint8))
-    assert shapes["actor"]["Conv_0"]["kernel"].shape == (3, 3, 4, 16) and "Conv_1" not in shapes["actor"]
+    assert shapes["actor"]["Convolution_0"]["kernel"].shape == (3, 3, 4, 16)
+    assert "Convolution_1" not in shapes["actor"]
+
+
+@pytest.mark.parametrize("height, width, size, stride", [(10, 7, 3, 1), (23, 20, 8, 4), (9, 12, 4, 2)])
+def test_a_convolution_is_that_of_flax(height, width, size, stride):
+    images = jax.random.normal(jax.random.key(1), (2, height, width, 3))
+    ours = Convolution(5, size, stride)
+    theirs = nn.Conv(5, (size, size), (stride, stride), padding="VALID")
+    parameters = ours.init(jax.random.key(0), images)
+    parameters["params"]["bias"] = jnp.arange(5.0)
+    expected = theirs.apply(parameters, images)
+    assert expected.shape[1:3] == ((height - size) // stride + 1, (width - size) // stride + 1)
+    np.testing.assert_allclose(ours.apply(parameters, images), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("observation", ["vector", "MinAtar", "discrete"])
