@@ -134,7 +134,7 @@ def test_the_entropy_aimed_at_is_minus_one_for_each_component():
 
 
 def test_at_first_actions_are_random_and_nothing_is_learned():
-    algorithm = one_number(num_envs=4, learning_starts=8, batch_size=2)
+    algorithm = one_number(num_envs=4, learning_starts=8, batch_size=4)
     iterate, state = jax.jit(algorithm.iterate), algorithm.init(jax.random.key(0))
     first = state.learned
     for iteration in range(3):
