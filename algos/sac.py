@@ -154,12 +154,10 @@ class SAC(Agent):
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
         """Some steps of all environments, and all updates that they are due."""
         key, rollout_key, sample_key, learn_key = jax.random.split(state.key, 4)
+        actor = state.learned.parameters.actor
         learning = state.iteration >= math.ceil(self.learning_starts / self.steps_per_iteration)
         env_state, observation, ((observations, actions), _, time_steps) = rollout(
-            act=lambda observation, keys: (
-                self.act(state.learned.parameters.actor, learning, observation, keys),
-                None,
-            ),
+            act=lambda observation, keys: (self.act(actor, learning, observation, keys), None),
             step=self.step,
             key=rollout_key,
             env_state=state.env_state,
@@ -186,6 +184,7 @@ class SAC(Agent):
     @fdg.fragment("actor", in_axes=(None, None, 0, 0))
     def act(self, actor, learning, observation, keys):
         """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`: uniform until learning begins."""
+        # One key for both, of which only one is used.
         uniform = jax.vmap(Box(-1.0, 1.0, self.env.action_space.shape).sample)(keys)
         return jnp.where(learning, self._policy(actor, observation).sample(keys), uniform)
 
@@ -229,22 +228,23 @@ class SAC(Agent):
     # --- parts ---
 
     def _loss(self, parameters: Parameters, target_critics, transition: Transition, keys):
-        """The sum of three losses, each of which has a gradient by its own part of the parameters only."""
+        """The sum of three losses, each of which has a gradient by its own part of the parameters only.
+
+        One sum and one gradient, so all parts move at once; in algorithm 1 they move one after the other.
+        """
         constant = jax.lax.stop_gradient(parameters)
         temperature = jnp.exp(constant.log_temperature)
 
         # Critics: equation 5, with the targets of equations 2 and 3.
-        following = self._policy(constant.actor, transition.next_observation)
-        target = self._target(
-            target_critics, temperature, transition, *following.sample_with_log_prob(keys[0])
-        )
+        next_policy = self._policy(constant.actor, transition.next_observation)
+        next_drawn = next_policy.sample_with_log_prob(keys[0])
+        target = self._target(target_critics, temperature, transition, *next_drawn)
         first, second = self._critics.apply(parameters.critics, transition.observation, transition.action)
         critic_loss = value_error(first, target) + value_error(second, target)
 
         # Actor: equations 7 and 9, with the lower of both critics (section 6).
-        action, log_prob = self._policy(parameters.actor, transition.observation).sample_with_log_prob(
-            keys[1]
-        )
+        policy = self._policy(parameters.actor, transition.observation)
+        action, log_prob = policy.sample_with_log_prob(keys[1])
         value = jnp.minimum(*self._critics.apply(constant.critics, transition.observation, action))
         actor_loss = jnp.mean(temperature * log_prob - value)
 
@@ -283,11 +283,9 @@ class SAC(Agent):
     @property
     def _target_entropy(self) -> float:
         """Minus one for each component (appendix D), unless told otherwise."""
-        return (
-            -float(math.prod(self.env.action_space.shape))
-            if self.target_entropy is None
-            else self.target_entropy
-        )
+        if self.target_entropy is not None:
+            return self.target_entropy
+        return -float(math.prod(self.env.action_space.shape))
 
     @property
     def _replay(self) -> Replay:
