@@ -36,6 +36,18 @@ _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "normalize_reward": True,
         },
     },
+    "SAC": {
+        "Pendulum-v1": {
+            "total_steps": 100_000,
+            "num_envs": 4,
+            "learning_starts": 1_000,
+            "batch_size": 128,
+            "updates_per_step": 0.25,
+            "learning_rate": 1e-3,
+            "anneal_learning_rate": True,
+            "hidden": (64, 64),
+        },
+    },
 }
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from algos import distributions
 from algos.networks import (
+    Convolution,
     Network,
     action_values,
     actor_critic,
@@ -202,9 +203,8 @@ def test_the_forward_pass_is_the_one_written_by_hand():
 
 
 def test_pixels_are_divided_by_255_and_booleans_are_not():
-    sizes = ((4, jnp.uint8, 255.0), (36, jnp.uint8, 255.0), (4, jnp.bool_, 1.0))
-    for size, dtype, factor in sizes:
-        space = box(size, size, 2, dtype=dtype)
+    for dtype, factor in ((jnp.uint8, 255.0), (jnp.bool_, 1.0)):
+        space = box(4, 4, 2, dtype=dtype)
         network = actor_critic(space, ACTIONS["discrete"], hidden=(8,))
         observation = observe(space)
         parameters = network.init(jax.random.key(0), observation)
@@ -225,7 +225,20 @@ def test_images_of_atari_give_the_features_of_dqn():
 def test_an_image_below_the_limit_keeps_the_small_convolution():
     network = actor_critic(box(35, 84, 4, dtype="uint8"), ACTIONS["discrete"])
     shapes = jax.eval_shape(network.init, jax.random.key(0), jnp.zeros((1, 35, 84, 4), jnp.uint8))
-    assert shapes["actor"]["Conv_0"]["kernel"].shape == (3, 3, 4, 16) and "Conv_1" not in shapes["actor"]
+    assert shapes["actor"]["Convolution_0"]["kernel"].shape == (3, 3, 4, 16)
+    assert "Convolution_1" not in shapes["actor"]
+
+
+@pytest.mark.parametrize("height, width, size, stride", [(10, 7, 3, 1), (23, 20, 8, 4), (9, 12, 4, 2)])
+def test_a_convolution_is_that_of_flax(height, width, size, stride):
+    images = jax.random.normal(jax.random.key(1), (2, height, width, 3))
+    ours = Convolution(5, size, stride)
+    theirs = nn.Conv(5, (size, size), (stride, stride), padding="VALID")
+    kernel = jax.random.normal(jax.random.key(0), (size, size, 3, 5))
+    parameters = {"params": {"kernel": kernel, "bias": jnp.arange(5.0)}}
+    expected = theirs.apply(parameters, images)
+    assert expected.shape[1:3] == ((height - size) // stride + 1, (width - size) // stride + 1)
+    np.testing.assert_allclose(jax.jit(ours.apply)(parameters, images), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("observation", ["vector", "MinAtar", "discrete"])
