@@ -8,11 +8,11 @@ imported, so that a missing or slow package costs only those who use it.
 from collections.abc import Callable
 from typing import Any
 
-from envs import from_gymnax, from_jaxmarl, probe
+from envs import from_brax, from_gymnax, from_jaxmarl, probe
 from envs.environment import Environment
 from fdg.errors import FdgError, unknown_name
 
-_SOURCES = (from_gymnax, from_jaxmarl, probe)
+_SOURCES = (from_gymnax, from_brax, from_jaxmarl, probe)
 
 _BUILT_IN: dict[str, Callable[..., Environment]] = {
     name: factory for source in _SOURCES for name, factory in source.factories().items()
