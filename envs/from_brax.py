@@ -173,6 +173,19 @@ def _tolerance() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _mujoco_quietly() -> Iterator[None]:
+    """MuJoCo's own warnings dropped; it would print them, and write them to a file in the working directory."""
+    import mujoco
+
+    before = mujoco.get_mju_user_warning()
+    mujoco.set_mju_user_warning(lambda message: None)
+    try:
+        yield
+    finally:
+        mujoco.set_mju_user_warning(before)
+
+
 @functools.cache
 def _registry() -> dict[str, Callable[..., Any]]:
     """brax's constructors by name; imports brax, possibly while a program is being traced."""
@@ -212,8 +225,8 @@ def _template(single: BraxEnvironment) -> Any:
     arguments = dict(single.overrides)
     if single.environment != "fast":
         arguments["backend"] = single.backend
-    # Each model that is loaded warns that brax is no longer developed.
-    with jax.ensure_compile_time_eval(), quietly():
+    # Each model that is loaded warns that brax is no longer developed, and some of what MuJoCo deprecates.
+    with jax.ensure_compile_time_eval(), quietly(), _mujoco_quietly():
         try:
             env = _registry()[single.environment](**arguments)
         except (AssertionError, TypeError, ValueError) as error:
