@@ -26,6 +26,12 @@ _BRAX_ANT: dict[str, Any] = {
 }
 
 _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
+    # JaxMARL's baselines/IPPO/config/ippo_ff_mpe.yaml.
+    "IPPO": {"MPE_simple_spread_v3": {"total_steps": 10_000_000}},
+    # JaxMARL's baselines/MAPPO/config/mappo_homogenous_rnn_mpe.yaml, but for the length of the run.
+    "MAPPO": {
+        "MPE_simple_spread_v3": {"total_steps": 600_000, "learning_rate": 2e-3, "activation": "relu"},
+    },
     "PPO": {
         "Pendulum-v1": {
             "total_steps": 1_000_000,
@@ -51,6 +57,18 @@ _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "brax:ant": _BRAX_ANT,
         "brax:ant:spring": _BRAX_ANT,
+        # CleanRL's ppo_continuous_action.py, its one environment of 2,048 steps as eight of 256.
+        "envpool:HalfCheetah-v4": {
+            "total_steps": 1_000_000,
+            "num_envs": 8,
+            "num_steps": 256,
+            "num_epochs": 10,
+            "num_minibatches": 32,
+            "learning_rate": 3e-4,
+            "entropy_coefficient": 0.0,
+            "normalize_observation": True,
+            "normalize_reward": True,
+        },
     },
 }
 

@@ -175,7 +175,7 @@ def _tolerance() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _mujoco_quietly() -> Iterator[None]:
-    """MuJoCo's own warnings dropped; it would print them, and write them to a file in the working directory."""
+    """Without MuJoCo's own warnings, which it would print, and write to a file in the working directory."""
     import mujoco
 
     before = mujoco.get_mju_user_warning()

@@ -191,10 +191,15 @@ def _constructor(name: str) -> Callable[..., Any]:
 @functools.cache
 def _mpe() -> Any:
     """JaxMARL's module; imports it, possibly while a program is being traced."""
-    with jax.ensure_compile_time_eval(), quietly():
-        from jaxmarl.environments import mpe
-        from jaxmarl.environments.mpe import simple_crypto
-
+    try:
+        with jax.ensure_compile_time_eval(), quietly():
+            from jaxmarl.environments import mpe
+            from jaxmarl.environments.mpe import simple_crypto
+    except ModuleNotFoundError as error:
+        raise FdgError(
+            f"environments 'MPE_...' need JaxMARL, and {error.name} is not installed:"
+            " pip install 'fdg[jaxmarl]'"
+        ) from error
     simple_crypto.OBS_COLOUR = _on_host(simple_crypto.OBS_COLOUR)
     return mpe
 

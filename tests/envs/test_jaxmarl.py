@@ -1,5 +1,7 @@
 """The multi-particle environments of JaxMARL: the contract, and JaxMARL's own numbers."""
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -137,6 +139,12 @@ def test_the_sizes_of_all():
 def test_an_override_that_does_not_fit(name, overrides, message):
     with pytest.raises(FdgError, match=f"environment '{name}': .*{message}"):
         envs.make(name, **overrides).observation_space.shape  # noqa: B018 what JaxMARL refuses is seen here
+
+
+def test_without_jaxmarl_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jaxmarl.environments", None)
+    with pytest.raises(FdgError, match=r"need JaxMARL, .* is not installed: pip install 'fdg\[jaxmarl\]'"):
+        from_jaxmarl._mpe.__wrapped__()
 
 
 def test_the_nearest_name_is_suggested():

@@ -133,3 +133,35 @@ def test_truncation_never_terminates_and_shows_no_time():
     assert not step.terminated.any() and (seen == 1).all() and (step.reward == 1).all()
     assert np.flatnonzero(step.truncated[:, 0]).tolist() == [3, 7, 11]
     assert (step.episode_return[3::4] == env.single.optimal_return).all()
+
+
+def test_agents_are_judged_each_by_its_own_target():
+    env = envs.make("probe:agents", num_agents=3, delay=1)
+    cue = {}
+
+    def remember(observation, t):
+        if t % 2 == 0:
+            cue["action"] = (observation[..., 0] > 0).astype(jnp.int32)
+        return cue["action"]
+
+    seen, step = play(env, remember)
+    assert seen.shape == (12, 64, 3, 2) and step.reward.shape == (12, 64, 3)
+    assert (step.reward[1::2] == env.single.optimal_return).all() and not step.reward[0::2].any()
+    assert (step.episode_return[1::2] == 1).all() and step.terminated[1::2].all()
+    assert (seen[1::2] == [0, 1]).all() and set(np.unique(seen[0::2])) == {-1, 0, 1}
+    # One agent is wrong: it alone pays for it.
+    wrong = play(env, lambda observation, t: remember(observation, t).at[:, 1].add(1) % 2)[1]
+    assert (wrong.reward[1] == [1, -1, 1]).all()
+    assert wrong.episode_return[1] == pytest.approx(np.full(64, 1 / 3))
+
+
+def test_agents_with_continuous_targets():
+    env = envs.make("probe:agents", continuous=True)
+    step = play(env, lambda observation, t: observation[..., :1] + jnp.array([0.0, 0.5])[None, :, None])[1]
+    np.testing.assert_allclose(step.reward[0], np.tile([[0.0, -0.25]], (64, 1)), atol=1e-6)
+
+
+def test_team_pays_each_what_the_next_one_sees():
+    env = envs.make("probe:team", num_agents=3)
+    seen, step = play(env, lambda observation, t: jnp.zeros((64, 3), jnp.int32))
+    np.testing.assert_array_equal(step.reward, np.roll(seen[..., 0], -1, axis=-1))
