@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from algos import distributions
-from algos.networks import Network, actor_critic, gaussian_actor, twin_critics
+from algos.networks import Network, actor_critic, gaussian_actor, policy_and_value, twin_critics
+from envs import MaskedObservation
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from fdg.errors import FdgError, UnknownNameError
 
@@ -334,3 +335,16 @@ def test_an_observation_of_another_shape_is_refused_with_the_fix():
     for wrong in (jnp.zeros(4), jnp.zeros((3, 5)), jnp.zeros((2, 3, 4))):
         with pytest.raises(FdgError, match=r"made for observations \[N, 4\] .*: flatten all leading axes"):
             network.apply(parameters, wrong)
+
+
+def test_a_policy_takes_no_action_that_its_observation_forbids():
+    """Logits 0, 0, 0: half for each of the two that are allowed. The network sees the features alone."""
+    network = Network(
+        init=lambda key, observation: {}, apply=lambda _, features: (jnp.zeros((2, 3)), features[:, 0])
+    )
+    mask = jnp.array([[True, False, True], [True, True, True]])
+    observation = MaskedObservation(jnp.array([[5.0], [7.0]]), mask)
+    policy, value = policy_and_value(network, {}, observation, Discrete(3))
+    np.testing.assert_allclose(policy.log_prob(jnp.array([0, 0])), np.log([1 / 2, 1 / 3]), rtol=1e-6)
+    assert policy.log_prob(jnp.array([1, 1]))[0] == -jnp.inf
+    assert value.tolist() == [5.0, 7.0]
