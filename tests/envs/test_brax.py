@@ -12,7 +12,7 @@ import envs
 from envs import from_brax
 from envs.quiet import quietly
 from fdg.errors import FdgError
-from tests.envs.conformance import assert_conforms
+from tests.envs.conformance import assert_conforms, assert_tracing_allocates_nothing
 
 with quietly():
     import brax.envs
@@ -75,8 +75,9 @@ def test_a_name_says_the_physics():
     assert envs.make("brax:ant").repeat_start and not envs.make("brax:ant", repeat_start=False).repeat_start
 
 
-def test_overrides_reach_brax():
-    env = envs.make("brax:reacher", n_frames=1)
+def test_overrides_reach_brax_and_tracing_allocates_nothing():
+    env = envs.make("brax:reacher", backend="spring", n_frames=1)
+    assert_tracing_allocates_nothing(lambda: env)
     assert from_brax._template(env.single)._n_frames == 1
     assert env.observation_space.shape == (11,) and env.action_space == envs.Box(-1.0, 1.0, (2,))
 

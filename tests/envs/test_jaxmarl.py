@@ -11,7 +11,7 @@ import envs
 from envs import from_jaxmarl
 from envs.quiet import quietly
 from fdg.errors import FdgError
-from tests.envs.conformance import assert_conforms
+from tests.envs.conformance import assert_conforms, assert_tracing_allocates_nothing
 
 with quietly():
     import jaxmarl
@@ -104,6 +104,11 @@ def test_agents_are_told_apart_as_by_jaxmarls_own_wrapper():
     np.testing.assert_allclose(ours.observation[0], jnp.stack([theirs[agent] for agent in manager.agents]))
     masks = [manager.valid_actions_oh[agent] for agent in manager.agents]
     np.testing.assert_array_equal(ours.action_mask[0], jnp.stack(masks))
+
+
+def test_tracing_allocates_nothing():
+    # With overrides of its own, so that no other test has made it already.
+    assert_tracing_allocates_nothing(lambda: envs.make("MPE_simple_push_v3", max_steps=9))
 
 
 def test_the_sizes_of_all():
