@@ -281,6 +281,11 @@ class Vectorized:
     def _observation(self, observation: Any, method: str) -> Observation:
         space = self.observation_space
         features, mask = features_and_mask(observation)
+        if not jax.tree_util.treedef_is_leaf(jax.tree.structure(features)):
+            raise FdgError(
+                f"environment '{self.name}': {method} gives a {type(features).__name__} as observation,"
+                " expected one array (or a MaskedObservation); join its parts"
+            )
         if jnp.shape(features) != self._agents + space.shape:
             of_agents = f" of {self.num_agents} agents" if self._agents else ""
             raise FdgError(

@@ -205,6 +205,12 @@ class MaskOfNumbers(Masking):
     action_space = Box(0.0, 1.0, (2,))
 
 
+class ObservationInParts(Counting):
+    def reset(self, key):
+        state, observation = super().reset(key)
+        return state, {"count": observation}
+
+
 class RewardWithAnAxis(Counting):
     def step(self, key, state, action):
         state, observation, reward, terminated, truncated = super().step(key, state, action)
@@ -235,6 +241,7 @@ class StateThatGrows(Counting):
             r"reset gives an action_mask of shape \(3,\), but for Discrete\(n=2\) it is \(2,\)",
         ),
         (MaskOfNumbers(), r"action_mask.* only actions that can be counted can be masked"),
+        (ObservationInParts(), r"reset gives a dict as observation, expected one array"),
         (RewardWithAnAxis(), r"reward of shape \(1,\), expected a scalar"),
         (StateThatChangesDtype(), r"state\['count'\] as int32\[\], but step as float32\[\]"),
         (StateThatGrows(), r"two structures; only in one: \[\"\['more'\]\"\]"),

@@ -114,8 +114,9 @@ def test_tracing_allocates_nothing():
 def test_the_sizes_of_all():
     for name in from_jaxmarl.NAMES:
         assert envs.make(name).max_episode_steps == 26
-    sizes = [(envs.make(name).num_agents, envs.make(name).observation_space.shape) for name in OF_OTHER_SIZES]
-    assert sizes == [(4, (16,)), (8, (28,)), (12, (40,))]  # JaxMARL declares 16 for all three
+    others = [envs.make(name) for name in OF_OTHER_SIZES]
+    sizes = [(env.num_agents, env.observation_space.shape) for env in others]
+    assert sizes == [(4, (16 + 4,)), (8, (28 + 8,)), (12, (40 + 12,))]  # JaxMARL declares 16 for all three
     assert envs.make("MPE_simple_spread_v3").observation_space.shape == (18,)
     assert envs.make("MPE_simple_spread_v3", agent_identity=True).observation_space.shape == (21,)
     assert envs.make("MPE_simple_tag_v3").observation_space.shape == (20,)
