@@ -19,7 +19,7 @@ from algos.distributions import Distribution
 from algos.hyperparameters import require_positive
 from algos.networks import Network
 from algos.rollout import environment_major, episode_metrics, evaluate, time_major
-from envs import Box, Discrete, MultiDiscrete, TimeStep
+from envs import Box, Discrete, MultiDiscrete, TimeStep, features_and_mask
 
 
 class State(NamedTuple):
@@ -60,7 +60,7 @@ class ActorCritic(Agent):
         """The state before the first iteration."""
         parameter_key, env_key, key = jax.random.split(key, 3)
         env_state, observation = self.env.reset(jax.random.split(env_key, self.num_envs))
-        parameters = self._network.init(parameter_key, observation)
+        parameters = self._network.init(parameter_key, features_and_mask(observation)[0])
         return State(
             parameters=parameters,
             optimizer_state=self._optimizer.init(parameters),
@@ -116,8 +116,7 @@ class ActorCritic(Agent):
 
     def _policy(self, parameters: Any, observation: Any) -> tuple[Distribution, jax.Array]:
         """Distribution over actions and value `[N]`, for observations `[N, *obs]`."""
-        output, value = self._network.apply(parameters, observation)
-        return distributions.for_space(self.env.action_space).distribution(output), value
+        return networks.policy_and_value(self._network, parameters, observation, self.env.action_space)
 
     def _policy_over_time(self, parameters: Any, observation: Any) -> tuple[Distribution, jax.Array]:
         """Distribution over actions and value `[T, B]`, for observations `[T, B, *obs]`."""

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from algos import distributions
+from algos.distributions import Distribution
 from envs.environment import Observation, features_and_mask
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from fdg.errors import FdgError, unknown_name
@@ -165,6 +166,23 @@ def q_network(
         raise FdgError(f"a Q network has a value for each action of Discrete(n), not of {action_space}")
     module = QNetwork(observation_space, action_space.n, widths, activation, dueling, layer_norm)
     return Network(_Init(module), _Apply(module))
+
+
+def policy_and_value(
+    network: Network, parameters: Any, observation: Observation, action_space: Space
+) -> tuple[Distribution, jax.Array]:
+    """Distribution over the actions that are allowed, and value `[N]`, of an actor-critic.
+
+    Args:
+        network: as of `actor_critic`.
+        parameters: of the network.
+        observation: `[N, *obs]`, with a mask or without.
+        action_space: what the network was made for.
+    """
+    features, action_mask = features_and_mask(observation)
+    output, value = network.apply(parameters, features)
+    policy = distributions.for_space(action_space).distribution(output)
+    return distributions.masked(policy, action_mask), value
 
 
 def action_values(network: Network, parameters: Any, observation: Observation) -> jax.Array:

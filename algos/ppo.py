@@ -328,10 +328,7 @@ class PPO(Agent):
 
     def _policy(self, parameters, observation):
         """Distribution over actions and value `[N]`, for observations `[N, *obs]`."""
-        features, action_mask = features_and_mask(observation)
-        output, value = self._network.apply(parameters, features)
-        policy = distributions.for_space(self.env.action_space).distribution(output)
-        return distributions.masked(policy, action_mask), value
+        return networks.policy_and_value(self._network, parameters, observation, self.env.action_space)
 
     def _seen(self, statistics, observation):
         """Observations `[..., *obs]` as the networks see them."""

@@ -14,6 +14,7 @@ from algos.networks import (
     actor_critic,
     gaussian_actor,
     of_action,
+    policy_and_value,
     q_network,
     twin_critics,
 )
@@ -411,3 +412,16 @@ def test_actions_that_are_not_allowed_have_no_value_and_no_gradient():
 def test_values_of_continuous_actions_are_refused():
     with pytest.raises(FdgError, match=r"a value for each action of Discrete\(n\), not of Box"):
         q_network(OBSERVATIONS["vector"], ACTIONS["box"])
+
+
+def test_a_policy_takes_no_action_that_its_observation_forbids():
+    """Logits 0, 0, 0: half for each of the two that are allowed. The network sees the features alone."""
+    network = Network(
+        init=lambda key, observation: {}, apply=lambda _, features: (jnp.zeros((2, 3)), features[:, 0])
+    )
+    mask = jnp.array([[True, False, True], [True, True, True]])
+    observation = MaskedObservation(jnp.array([[5.0], [7.0]]), mask)
+    policy, value = policy_and_value(network, {}, observation, Discrete(3))
+    np.testing.assert_allclose(policy.log_prob(jnp.array([0, 0])), np.log([1 / 2, 1 / 3]), rtol=1e-6)
+    assert policy.log_prob(jnp.array([1, 1]))[0] == -jnp.inf
+    assert value.tolist() == [5.0, 7.0]
