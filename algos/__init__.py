@@ -2,7 +2,10 @@
 
 from typing import Any
 
+from algos.a2c import A2C
+from algos.a3c import A3C
 from algos.dqn import DQN
+from algos.impala import IMPALA
 from algos.ippo import IPPO
 from algos.mappo import MAPPO
 from algos.networks import Network
@@ -15,7 +18,10 @@ from envs import Environment
 from fdg.errors import unknown_name
 
 __all__ = [
+    "A2C",
+    "A3C",
     "DQN",
+    "IMPALA",
     "IPPO",
     "MAPPO",
     "PPO",
@@ -34,6 +40,9 @@ _ALGORITHMS = {
     "recurrent_ppo": RecurrentPPO,
     "ippo": IPPO,
     "mappo": MAPPO,
+    "a2c": A2C,
+    "a3c": A3C,
+    "impala": IMPALA,
     "dqn": DQN,
     "pqn": PQN,
     "sac": SAC,
@@ -44,7 +53,7 @@ def names() -> tuple[str, ...]:
     """Names of all algorithms.
 
     >>> names()
-    ('ppo', 'recurrent_ppo', 'ippo', 'mappo', 'dqn', 'pqn', 'sac')
+    ('ppo', 'recurrent_ppo', 'ippo', 'mappo', 'a2c', 'a3c', 'impala', 'dqn', 'pqn', 'sac')
     """
     return tuple(_ALGORITHMS)
 

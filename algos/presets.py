@@ -23,6 +23,18 @@ _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "normalize_observation": True,
             "normalize_reward": True,
         },
+        # CleanRL's ppo_continuous_action.py, its one environment of 2,048 steps as eight of 256.
+        "envpool:HalfCheetah-v4": {
+            "total_steps": 1_000_000,
+            "num_envs": 8,
+            "num_steps": 256,
+            "num_epochs": 10,
+            "num_minibatches": 32,
+            "learning_rate": 3e-4,
+            "entropy_coefficient": 0.0,
+            "normalize_observation": True,
+            "normalize_reward": True,
+        },
     },
 }
 

@@ -209,12 +209,12 @@ class Vectorized:
 
     def reset(self, keys: jax.Array) -> tuple[EpisodeState, Observation]:
         """Start one episode a key; see `Environment.reset`."""
-        _check_keys(self.name, keys)
+        check_keys(self.name, keys)
         return jax.vmap(self._reset_one)(keys)
 
     def step(self, keys: jax.Array, state: EpisodeState, action: jax.Array) -> tuple[EpisodeState, TimeStep]:
         """Take one step in every environment; see `Environment.step`."""
-        _check_keys(self.name, keys)
+        check_keys(self.name, keys)
         expected = keys.shape + self._agents + self.action_space.shape
         if jnp.shape(action) != expected:
             raise FdgError(
@@ -349,7 +349,8 @@ def _is_key(x: jax.Array) -> bool:
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
-def _check_keys(name: str, keys: jax.Array) -> None:
+def check_keys(name: str, keys: jax.Array) -> None:
+    """Raises an `FdgError` unless `keys` is one typed PRNG key an environment, `[B]`."""
     if not hasattr(keys, "dtype") or not _is_key(keys) or keys.ndim != 1:
         got = f"{keys.dtype}{list(keys.shape)}" if hasattr(keys, "dtype") else repr(keys)
         raise FdgError(

@@ -31,7 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs.environment import Vectorized, vectorize
-from envs.spaces import Box, Discrete, Space
+from envs.spaces import Box, Discrete, Space, bound
 from fdg.errors import FdgError
 
 # Written out, and compared with gymnax's registry in a test, because importing gymnax starts JAX's backend.
@@ -262,17 +262,6 @@ def _template(name: str, arguments: tuple[tuple[str, Scalar], ...]) -> Any:
 def _space(space: Any) -> Space:
     if hasattr(space, "n"):
         return Discrete(int(space.n))
-    return Box(_bound(space.low, space.shape), _bound(space.high, space.shape), tuple(space.shape))
-
-
-def _bound(bound: Any, shape: tuple[int, ...]) -> Any:
-    """A bound as Python values; the largest float32, gymnax's way to say unbounded, as infinity."""
-    values = np.broadcast_to(np.asarray(bound, np.float32), shape).astype(float)
-    values = np.where(np.abs(values) >= np.finfo(np.float32).max, np.copysign(np.inf, values), values)
-    if values.size and (values == values.flat[0]).all():
-        return values.flat[0].item()
-    return _nested_tuple(values.tolist())
-
-
-def _nested_tuple(values: Any) -> Any:
-    return tuple(map(_nested_tuple, values)) if isinstance(values, list) else values
+    shape = tuple(space.shape)
+    low, high = (np.broadcast_to(np.asarray(side, np.float32), shape) for side in (space.low, space.high))
+    return Box(bound(low), bound(high), shape)

@@ -8,11 +8,17 @@ imported, so that a missing or slow package costs only those who use it.
 from collections.abc import Callable
 from typing import Any
 
-from envs import from_gymnax, from_jaxmarl, probe
+from envs import from_envpool, from_gymnasium, from_gymnax, from_jaxmarl, probe
 from envs.environment import Environment
 from fdg.errors import FdgError, unknown_name
 
 _SOURCES = (from_gymnax, from_jaxmarl, probe)
+
+# Optional packages with more names than can be told without them: `make(prefix + their name)`.
+_PREFIXES: dict[str, Callable[..., Environment]] = {
+    from_envpool.PREFIX: from_envpool.make,
+    from_gymnasium.PREFIX: from_gymnasium.make,
+}
 
 _BUILT_IN: dict[str, Callable[..., Environment]] = {
     name: factory for source in _SOURCES for name, factory in source.factories().items()
@@ -24,7 +30,7 @@ def make(name: str, **overrides: Any) -> Environment:
     """Make the environment called `name`.
 
     Args:
-      name: one of `names()`.
+      name: one of `names()`, or `envpool:` or `gymnasium:` and a name of that package's.
       **overrides: parameters of the environment in place of its defaults, for instance
         `max_steps_in_episode=200`; Python numbers, strings and tuples.
 
@@ -42,6 +48,9 @@ def make(name: str, **overrides: Any) -> Environment:
     >>> make("CartPole-v1", max_steps_in_episode=200).max_episode_steps
     200
     """
+    for prefix, make_one in _PREFIXES.items():
+        if name.startswith(prefix) and name not in _registered:
+            return make_one(name.removeprefix(prefix), **overrides)
     factory = _registered.get(name) or _BUILT_IN.get(name)
     if factory is None:
         raise unknown_name("environment", name, names())
@@ -49,7 +58,7 @@ def make(name: str, **overrides: Any) -> Environment:
 
 
 def names() -> tuple[str, ...]:
-    """All names that `make` knows, those of `register` last.
+    """All names that `make` knows, those of `register` last; without those that begin with a package.
 
     >>> "CartPole-v1" in names()
     True

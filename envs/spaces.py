@@ -188,8 +188,28 @@ class Box:
 Space: TypeAlias = Discrete | MultiDiscrete | Box
 
 
+def bound(values: np.ndarray) -> Bound:
+    """A `Box`'s bound from an array: one number where all are alike, otherwise nested tuples.
+
+    The largest float32 (or more), libraries' way to say unbounded, is infinity.
+
+    >>> bound(np.array([1.0, 1.0])), bound(np.array([-np.inf, 3.5e38]))
+    (1.0, (-inf, inf))
+    """
+    values = np.asarray(values).astype(float)
+    largest = np.finfo(np.float32).max
+    values = np.where(np.abs(values) >= largest, np.copysign(np.inf, values), values)
+    if values.size and (values == values.flat[0]).all():
+        return values.flat[0].item()
+    return _nested_tuple(values.tolist())
+
+
 def _is_int(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _nested_tuple(values: Any) -> Any:
+    return tuple(map(_nested_tuple, values)) if isinstance(values, list) else values
 
 
 def _is_nested_tuple(bound: Any) -> bool:

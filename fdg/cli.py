@@ -1,6 +1,7 @@
 """The commands `python -m fdg.train` and `python -m fdg.plan`: errors become one line and an exit status."""
 
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -8,9 +9,11 @@ from collections.abc import Callable, Sequence
 import jax
 
 from fdg import distributed
-from fdg.errors import FdgError
+from fdg.errors import FdgError, HostError
 from fdg.peers import LostError
 
+# The last line of the traceback that JAX puts into the error of a program that called the host.
+_HOST_ERROR = re.compile(rf"{HostError.__name__}: (.+)")
 _CAUSE_SECONDS = 5.0  # a collective fails a moment before the process that broke it is known
 
 
@@ -59,7 +62,8 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
 def _guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
     """Runs a command: what a user can mend is one line on standard error and exit status 2.
 
-    Where there are several processes, one that fails takes the others along.
+    So is what fails on the host in the middle of a run, with status 1. Where there are several processes,
+    one that fails takes the others along.
     """
     sys.path.insert(0, os.getcwd())  # for --algo module:Class, whichever way the command was started
     try:
@@ -69,7 +73,7 @@ def _guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) ->
     except LostError as error:
         return _fail(str(error), error.status)
     except FdgError as error:
-        return _fail(str(error))
+        return _fail(str(error), 1 if isinstance(error, HostError) else 2)
     except KeyboardInterrupt:
         distributed.abandon("interrupted", 130, "was interrupted")
         print("interrupted", file=sys.stderr)
@@ -82,6 +86,8 @@ def _guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) ->
         if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
             first = str(error).splitlines()[0]
             return _fail(f"out of memory ({first}): use fewer environments, or more devices")
+        if isinstance(error, jax.errors.JaxRuntimeError) and (found := _HOST_ERROR.search(str(error))):
+            return _fail(found[1], 1)
         if lost := distributed.lost(_CAUSE_SECONDS):
             return _fail(str(lost), lost.status)
         distributed.abandon(traceback.format_exc().rstrip(), 1, f"failed: {type(error).__name__}: {error}")

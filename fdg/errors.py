@@ -16,6 +16,10 @@ class PlanError(FdgError):
     """A policy that cannot be carried out on the given devices."""
 
 
+class HostError(FdgError):
+    """Code on the host that a running program called has failed: it ends the run, with exit status 1."""
+
+
 class UnknownNameError(FdgError):
     """A name that no registry holds."""
 

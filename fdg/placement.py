@@ -8,17 +8,19 @@ needed to plan.
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
 
 from fdg import batch_flow, jaxprs
 from fdg.errors import PlanError
+from fdg.fragment import FragmentMark
 from fdg.graph import FDG, Fragment
 from fdg.memory import peak_by_group, peak_bytes
-from fdg.partition import Call, Schedule, partition
+from fdg.partition import partition
 from fdg.regions import open_iteration
+from fdg.schedule import Call, Schedule
 from fdg.staleness import Delay, delay
 from fdg.tracing import trace
 from fdg.transfers import Layout, moved_bytes
@@ -246,6 +248,10 @@ def _plan_seeds(graph: FDG, policy: Policy, count: int, num_seeds: int) -> Plan:
     """Agents never talk to each other, so whole agents go to devices and no fragment is split."""
     if num_seeds < 1:
         raise PlanError(f"num_seeds={num_seeds}: at least one agent is needed")
+    for call in _host_calls(jaxprs.open_jaxpr(graph.jaxpr)):
+        raise PlanError(
+            f"num_seeds={num_seeds}: {call} runs on the host, and for one agent: start a run for each seed"
+        )
     width = largest_divisor(num_seeds, count)
     group = Group("agents", tuple(range(width)))
     assignment = tuple((f.name, group.name) for f in graph.fragments)
@@ -369,6 +375,33 @@ def _fitted(group: Group, fragments: Sequence[Fragment], policy: Policy) -> Grou
     return Group(group.name, group.devices[:width], group.exact)
 
 
+def _host_calls(jaxpr: Any, where: str = "code between fragments") -> Iterator[str]:
+    """What a program calls on the host, such as an environment that is stepped there, and where it does."""
+    for eqn in jaxpr.eqns:
+        function, mark = jaxprs.host_call(eqn), FragmentMark.of(eqn)
+        if function is not None:
+            yield f"{function} in {where}"
+        inside = where if mark is None else f"fragment '{mark.name}' ({mark.role})"
+        for body in jaxprs.bodies(eqn):
+            yield from _host_calls(body.jaxpr, inside)
+
+
+def _check_host_calls(jaxpr: Any, group: Group, plan: Plan) -> None:
+    """A call to the host is for the whole batch, and its program for one device."""
+    call = next(_host_calls(jaxprs.open_jaxpr(jaxpr)), None)
+    if call is None or len(group) == 1:
+        return
+    fix = (
+        f"use {group.name}=1"
+        if hasattr(plan.policy, group.name)
+        else "use one device, or a policy with one for environments alone: policies.Environments(workers=1)"
+    )
+    raise PlanError(
+        f"{plan.policy} on {plan.num_devices} devices: {call} runs on the host, and cannot be split over the"
+        f" {len(group)} devices of group '{group.name}': {fix}"
+    )
+
+
 def _edges(graph: FDG, assignment: Mapping[str, str] | None = None) -> list[Movement]:
     """Edges that stay on their devices."""
     return [
@@ -382,6 +415,7 @@ def _plan_whole(plan: Plan) -> Plan:
     """All fragments share their devices: one program."""
     (group,) = plan.groups
     graph = plan.graph
+    _check_host_calls(graph.jaxpr, group, plan)
     program = PlannedProgram("train", group.name, tuple(f.name for f in graph.fragments), 1)
     found = []
     if len(group) > 1:
@@ -400,6 +434,7 @@ def _plan_steps(plan: Plan, sizes: Mapping[str, int]) -> Plan:
         program = PlannedProgram(call.name, call.group, call.fragments, times)
         programs.append(program)
         if sizes[call.group] > 1:
+            _check_host_calls(_call_jaxpr(call), groups[call.group], plan)
             axes = [v.axis for v in call.inputs], [v.axis for v in call.outputs]
             collectives += _collectives(_call_jaxpr(call), axes, program, groups[call.group], times)
     transfers = []

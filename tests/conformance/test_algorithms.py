@@ -34,6 +34,11 @@ SMALL = {
         num_minibatches=2,
         memory_size=8,
     ),
+    "a2c": lambda: algos.A2C(env=envs.make("CartPole-v1"), num_envs=8, num_steps=4, hidden=(8,)),
+    "a3c": lambda: algos.A3C(
+        env=envs.make("CartPole-v1"), num_envs=16, num_workers=8, num_steps=4, hidden=(8,)
+    ),
+    "impala": lambda: algos.IMPALA(env=envs.make("CartPole-v1"), num_envs=8, num_steps=4, hidden=(8,)),
     "ppo": lambda: algos.PPO(
         env=envs.make("CartPole-v1"), num_envs=8, num_steps=4, num_epochs=1, num_minibatches=2, hidden=(8,)
     ),

@@ -1,0 +1,196 @@
+"""EnvPool's environments (github.com/sail-sg/envpool; Weng et al. 2022, arXiv 2206.10558): C++ threads.
+
+`envs.make("envpool:HalfCheetah-v4")`, and so every name of `envpool.list_all_envs()`. What is made uniform:
+
+- EnvPool resets an instance at the step after its last one, and that step's action is lost. Here those that
+  have ended are reset by their numbers within the same call, so every action counts.
+- Observations as in `gymnasium_spaces`: EnvPool's MuJoCo has float64, its Atari the channels first.
+- EnvPool fixes seeds when instances are made: each `reset` with new keys makes new ones.
+
+What stays EnvPool's own: an episode that ends exactly at its time limit is truncated, also in a terminal
+state; `reward_clip` and the like change the episode's return too.
+"""
+
+import dataclasses
+import functools
+import importlib.util
+import warnings
+from typing import Any
+
+import numpy as np
+
+from envs import gymnasium_spaces
+from envs.host import Deadline, HostEnvironment, Transition, make_from, one_line
+from envs.spaces import Box, Space
+from fdg.errors import FdgError, HostError, unknown_name
+
+PREFIX = "envpool:"
+
+# Options that the pool decides, or that an environment of one agent has no place for.
+_OURS = {
+    "num_envs",
+    "batch_size",
+    "seed",
+    "env_seed",
+    "max_num_players",
+    "gym_reset_return_info",
+    "base_path",
+}
+_NO_LIMIT = 2**31 - 1
+
+
+def make(name: str, **overrides: Any) -> HostEnvironment:
+    """The environment that EnvPool calls `name`.
+
+    Args:
+      name: one of `envpool.list_all_envs()`.
+      **overrides: EnvPool's options for it (`max_episode_steps=200`, `num_threads=4`, Atari's
+        `frame_skip=4`), and `timeout` and `restarts` of `HostEnvironment`.
+
+    Raises:
+      FdgError: EnvPool is not installed, or has no such environment or option; says the nearest.
+    """
+    known = _envpool().list_all_envs()
+    if name not in known:
+        raise unknown_name("environment of EnvPool", name, known)
+    return make_from(lambda options: EnvPoolSource(PREFIX + name, options), overrides)
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvPoolSource:
+    """A `host.Source`: an environment of EnvPool, and options that differ from its defaults."""
+
+    name: str
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.options:
+            return
+        known = set(_spec(self.name).config._fields) - _OURS
+        for option, _ in self.options:
+            if option not in known:
+                raise unknown_name(
+                    f"parameter of environment '{self.name}'", option, known | HostEnvironment.FIELDS
+                )
+
+    @property
+    def observation_space(self) -> Box:
+        """See `gymnasium_spaces`."""
+        return gymnasium_spaces.observation_box(self.name, _facts(self)[0])
+
+    @property
+    def action_space(self) -> Space:
+        """See `gymnasium_spaces`."""
+        return gymnasium_spaces.action_space(self.name, _facts(self)[1])
+
+    @property
+    def max_episode_steps(self) -> int | None:
+        """EnvPool's time limit."""
+        return _facts(self)[2]
+
+    def start(self, size: int) -> "EnvPoolPool":
+        """A pool for so many instances."""
+        return EnvPoolPool(self, size)
+
+
+class EnvPoolPool:
+    """A `host.Pool` of EnvPool's threads, which live and fail together."""
+
+    def __init__(self, source: EnvPoolSource, size: int):
+        self._source, self._size = source, size
+        self._observed, self._acting, _ = _facts(source)
+        self._env: Any = None
+        self._thread = Deadline()
+
+    def reset(self, rows: np.ndarray, seeds: np.ndarray, timeout: float) -> np.ndarray:
+        """Makes all instances anew; `rows` are never fewer."""
+        self._abandon()
+
+        def begin() -> tuple[Any, np.ndarray]:
+            options = dict(self._source.options)
+            env = _make(self._source.name, num_envs=self._size, seed=seeds.tolist(), **options)
+            return env, gymnasium_spaces.encode(self._observed, env.reset()[0])
+
+        try:
+            self._env, observation = self._thread.call(begin, timeout)
+        except TimeoutError:
+            raise HostError(
+                f"environment '{self._source.name}': EnvPool has not started {self._size} instances in"
+                f" {timeout:g} s"
+            ) from None
+        return observation
+
+    def step(self, action: np.ndarray, timeout: float) -> Transition:
+        """One step, and a reset of what it has ended."""
+        env, action = self._env, gymnasium_spaces.decode(self._acting, action)
+        try:
+            return self._thread.call(lambda: self._step(env, action), timeout)
+        except TimeoutError:
+            reason = f"a step was not done in {timeout:g} s"
+        except Exception as error:
+            reason = f"a step raised {one_line(error)}"
+        return Transition.lost(self._size, self._source.observation_space, reason)
+
+    def close(self) -> None:
+        """Lets go of the threads; one that hangs stays as it is until the process ends."""
+        self._thread.close()
+        self._env = None
+
+    def _abandon(self) -> None:
+        self.close()
+        self._thread = Deadline()
+
+    def _step(self, env: Any, action: np.ndarray) -> Transition:
+        observed, reward, terminated, truncated, _ = env.step(action)
+        final_observation = gymnasium_spaces.encode(self._observed, observed)
+        observation = final_observation
+        ended = np.flatnonzero(terminated | truncated).astype(np.int32)
+        if len(ended):
+            observation = final_observation.copy()
+            observed, info = env.reset(ended)
+            observation[info["env_id"]] = gymnasium_spaces.encode(self._observed, observed)
+        return Transition(
+            observation,
+            np.array(reward, np.float32),
+            np.array(terminated),
+            np.array(truncated),
+            final_observation,
+        )
+
+
+@functools.cache
+def _facts(source: EnvPoolSource) -> tuple[Any, Any, int | None]:
+    """Gymnasium's spaces of observations and actions, and the time limit."""
+    spec = _spec(source.name, **dict(source.options))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # bounds that lose digits as float32
+        observed, acting = spec.gymnasium_observation_space, spec.gymnasium_action_space
+    limit = getattr(spec.config, "max_episode_steps", 0)
+    return observed, acting, limit if 0 < limit < _NO_LIMIT else None
+
+
+def _spec(name: str, **options: Any) -> Any:
+    """What EnvPool knows about an environment before it runs."""
+    try:
+        spec = _envpool().make_spec(name.removeprefix(PREFIX), **options)
+    except ImportError as error:  # some families need libraries of the system
+        raise FdgError(f"environment '{name}' cannot be loaded: {one_line(error)}") from error
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+        given = "".join(f" with {option}={value!r}" for option, value in options.items())
+        raise FdgError(f"environment '{name}'{given} cannot be made: {one_line(error)}") from error
+    players = getattr(spec.config, "max_num_players", 1)
+    if players != 1:
+        raise FdgError(f"environment '{name}' has {players} players: use one for a single player")
+    return spec
+
+
+def _make(name: str, **options: Any) -> Any:
+    return _envpool().make_gymnasium(name.removeprefix(PREFIX), **options)
+
+
+def _envpool() -> Any:
+    if importlib.util.find_spec("envpool") is None:
+        raise FdgError(f"'{PREFIX}...' needs EnvPool, which is not installed: pip install 'fdg[envpool]'")
+    import envpool
+
+    return envpool

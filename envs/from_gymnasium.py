@@ -1,0 +1,221 @@
+"""Gymnasium's environments (github.com/Farama-Foundation/Gymnasium), in worker processes.
+
+`envs.make("gymnasium:HalfCheetah-v5")`, and so every name that `gymnasium.make` knows, also
+`gymnasium:my_package:Mine-v0`, which imports `my_package` first. Each worker steps an equal share of the
+instances, as Gymnasium's same-step auto-reset does. Observations and actions as in `gymnasium_spaces`.
+
+The workers are ours, not `gymnasium.vector.AsyncVectorEnv`, for what that does not promise: where one
+worker dies or hangs the others' results of that step are lost and it cannot be replaced; it starts by a fork
+of this process, whose threads JAX warns of; and it has one process an instance, however few the cores.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import importlib.util
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from envs import gymnasium_spaces
+from envs.host import Failure, HostEnvironment, Transition, make_from, one_line
+from envs.spaces import Box, Space
+from fdg.errors import FdgError, HostError
+
+PREFIX = "gymnasium:"
+
+_WORKER = Path(__file__).with_name("gymnasium_worker.py")
+
+
+def make(name: str, **overrides: Any) -> HostEnvironment:
+    """The environment that Gymnasium calls `name`.
+
+    Args:
+      name: what `gymnasium.make` takes.
+      **overrides: further arguments of `gymnasium.make` (`max_episode_steps=200`, and the environment's
+        own); `timeout` and `restarts` of `HostEnvironment`; `workers`, processes, None for the cores.
+
+    Raises:
+      FdgError: Gymnasium is not installed, or does not make this; says why.
+    """
+    workers = overrides.pop("workers", None)
+    if workers is not None and (not isinstance(workers, int) or workers < 1):
+        raise FdgError(f"environment '{PREFIX}{name}': workers={workers!r} must be an integer of at least 1")
+    env = make_from(lambda options: GymnasiumSource(PREFIX + name, options, workers), overrides)
+    _facts(env.name, env.source.options)
+    return env
+
+
+@dataclasses.dataclass(frozen=True)
+class GymnasiumSource:
+    """A `host.Source`: a name of Gymnasium's, and arguments of `gymnasium.make` beside it."""
+
+    name: str
+    options: tuple[tuple[str, Any], ...] = ()
+    workers: int | None = None
+
+    @property
+    def observation_space(self) -> Box:
+        """See `gymnasium_spaces`."""
+        return gymnasium_spaces.observation_box(self.name, self.library_spaces[0])
+
+    @property
+    def action_space(self) -> Space:
+        """See `gymnasium_spaces`."""
+        return gymnasium_spaces.action_space(self.name, self.library_spaces[1])
+
+    @property
+    def library_spaces(self) -> tuple[Any, Any]:
+        """Gymnasium's own: of observations, of actions."""
+        return _facts(self.name, self.options)[:2]
+
+    @property
+    def max_episode_steps(self) -> int | None:
+        """Gymnasium's time limit."""
+        return _facts(self.name, self.options)[2]
+
+    def start(self, size: int) -> "WorkerPool":
+        """A pool for so many instances."""
+        return WorkerPool(self, size)
+
+
+class WorkerPool:
+    """A `host.Pool` of processes, each with a share of the instances, which live and fail together."""
+
+    def __init__(self, source: GymnasiumSource, size: int):
+        self._source, self._size = source, size
+        self._observed, self._acting = source.library_spaces
+        count = min(size, source.workers or os.cpu_count() or 1)
+        self._shares = np.array_split(np.arange(size), count)
+        self._workers: list[_Worker | None] = [None] * count
+
+    def reset(self, rows: np.ndarray, seeds: np.ndarray, timeout: float) -> np.ndarray:
+        """Starts a worker anew for each share in `rows`."""
+        anew = [i for i, share in enumerate(self._shares) if np.isin(share, rows).any()]
+        for i in anew:
+            self._end(i)
+            self._workers[i] = _Worker()
+        name, options = self._source.name.removeprefix(PREFIX), dict(self._source.options)
+        asked = {i: ("reset", (name, options, seeds[np.isin(rows, self._shares[i])].tolist())) for i in anew}
+        replies = self._ask(asked, timeout)
+        for ok, reply in replies.values():
+            if not ok:
+                raise HostError(f"environment '{self._source.name}': at its start, {reply}")
+        return np.concatenate(
+            [gymnasium_spaces.encode(self._observed, reply) for _, reply in replies.values()]
+        )
+
+    def step(self, action: np.ndarray, timeout: float) -> Transition:
+        """One step of every worker."""
+        action = gymnasium_spaces.decode(self._acting, action)
+        asked = {i: ("step", (action[share],)) for i, share in enumerate(self._shares)}
+        made = Transition.empty(self._size, self._source.observation_space)
+        failures = []
+        for i, (ok, reply) in self._ask(asked, timeout).items():
+            rows = self._shares[i]
+            if not ok:
+                failures.append(Failure(rows, reply))
+                continue
+            after, before, (reward, terminated, truncated) = reply
+            made.observation[rows] = encoded = gymnasium_spaces.encode(self._observed, after)
+            made.final_observation[rows] = (
+                encoded if before is None else gymnasium_spaces.encode(self._observed, before)
+            )
+            made.reward[rows], made.terminated[rows], made.truncated[rows] = reward, terminated, truncated
+        return made._replace(failures=failures)
+
+    def close(self) -> None:
+        """Kills the workers."""
+        for i in range(len(self._workers)):
+            self._end(i)
+
+    def _end(self, i: int) -> None:
+        worker, self._workers[i] = self._workers[i], None
+        if worker is not None:
+            worker.kill()
+
+    def _ask(self, questions: dict[int, Any], timeout: float) -> dict[int, tuple[bool, Any]]:
+        """The reply of each worker asked, in the same order."""
+        end = time.monotonic() + timeout
+        replies: dict[int, tuple[bool, Any]] = {}
+        waiting: dict[Any, int] = {}
+        for i, question in questions.items():
+            worker = self._workers[i]
+            assert worker is not None
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is dead, as we shall see
+                worker.connection.send(question)
+            waiting[worker.connection] = i
+        while waiting:
+            ready = wait(list(waiting), max(0.0, end - time.monotonic()))
+            for connection in ready or list(waiting):
+                i = waiting.pop(connection)
+                replies[i] = self._reply(i, timeout if not ready else None)
+        return {i: replies[i] for i in questions}
+
+    def _reply(self, i: int, timeout: float | None) -> tuple[bool, Any]:
+        """What a worker has to say, or what has become of it; `timeout` if it has not said it in time."""
+        worker = self._workers[i]
+        assert worker is not None
+        what = f"worker {i} (process {worker.process.pid})"
+        if timeout is not None:
+            return False, f"{what} was not done in {timeout:g} s"
+        try:
+            ok, reply = worker.connection.recv()
+        except (EOFError, ConnectionResetError):
+            return False, f"{what} {worker.epitaph()}"
+        return ok, reply if ok else f"{what}: {reply}"
+
+
+class _Worker:
+    """A process that runs `gymnasium_worker`."""
+
+    def __init__(self) -> None:
+        self.connection, other = multiprocessing.Pipe()
+        path = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        self.process = subprocess.Popen(
+            # -P: the folder of the script is no place to import from.
+            [sys.executable, "-P", str(_WORKER), str(other.fileno())],
+            pass_fds=[other.fileno()],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+        other.close()
+
+    def epitaph(self) -> str:
+        """How the process ended."""
+        try:
+            code = self.process.wait(5)
+        except subprocess.TimeoutExpired:
+            return "closed its connection"
+        return f"was killed by signal {-code}" if code < 0 else f"ended with exit status {code}"
+
+    def kill(self) -> None:
+        """Ends the process, whatever it is doing."""
+        self.process.kill()
+        self.process.wait()
+        self.connection.close()
+
+
+@functools.cache
+def _facts(name: str, options: tuple[tuple[str, Any], ...]) -> tuple[Any, Any, int | None]:
+    """Spaces and time limit, asked of one instance in this process."""
+    if importlib.util.find_spec("gymnasium") is None:
+        raise FdgError(f"'{PREFIX}...' needs Gymnasium, which is not installed: pip install 'fdg[gymnasium]'")
+    import gymnasium
+
+    try:
+        env = gymnasium.make(name.removeprefix(PREFIX), disable_env_checker=True, **dict(options))
+    except Exception as error:  # whatever the environment's constructor raises
+        given = f" with {', '.join(f'{k}={v!r}' for k, v in options)}" if options else ""
+        raise FdgError(f"environment '{name}'{given} cannot be made: {one_line(error)}") from error
+    try:
+        return env.observation_space, env.action_space, getattr(env.spec, "max_episode_steps", None)
+    finally:
+        env.close()

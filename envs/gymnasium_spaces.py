@@ -1,0 +1,122 @@
+"""Gymnasium's spaces, which several libraries speak, as spaces of ours; and batches of their elements.
+
+A batch of elements is an array `[B, ...]`, or a dictionary or tuple of such for a space that has parts.
+
+- An image (uint8, two or three axes) stays uint8, its channels moved last where the shortest axis is first.
+- Any other array is float32.
+- A category, several of them, or bits, are one-hot, `[n]` float32.
+- What has parts is one vector, `[sum of sizes]` float32: the parts in the space's order.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from envs.spaces import Box, Discrete, MultiDiscrete, Space, bound
+from fdg.errors import FdgError
+
+
+def observation_box(name: str, space: Any) -> Box:
+    """The box of an encoded observation.
+
+    Raises:
+      FdgError: the space of environment `name` has a part that is no array of fixed shape, such as a text.
+    """
+    if _is_image(space):
+        low, high = (_channels_last(np.asarray(b), 0) for b in (space.low, space.high))
+        return Box(bound(low), bound(high), low.shape, "uint8")
+    if _kind(space) == "Box":
+        return Box(bound(space.low), bound(space.high), tuple(space.shape))
+    bounds = [_bounds(name, part) for part, _ in _parts(space, None)]
+    low, high = (np.concatenate(side) for side in zip(*bounds, strict=True))
+    return Box(bound(low), bound(high), low.shape)
+
+
+def encode(space: Any, batch: Any) -> np.ndarray:
+    """A batch of observations as `[B, *observation_box.shape]`, always a copy."""
+    if _is_image(space):
+        return np.array(_channels_last(np.asarray(batch), 1), np.uint8, order="C")
+    if _kind(space) == "Box":
+        array = np.array(batch, np.float32)
+        return array.reshape(len(array), *space.shape)
+    return np.concatenate([_vectors(part, np.asarray(values)) for part, values in _parts(space, batch)], 1)
+
+
+def action_space(name: str, space: Any) -> Space:
+    """The space of actions that `decode` takes.
+
+    Raises:
+      FdgError: actions of environment `name` are neither categories nor numbers.
+    """
+    match _kind(space):
+        case "Discrete":
+            return Discrete(int(space.n))
+        case "MultiDiscrete" if len(space.shape) == 1:
+            return MultiDiscrete(tuple(map(int, space.nvec)))
+        case "MultiBinary" if len(space.shape) == 1:
+            return MultiDiscrete((2,) * space.shape[0])
+        case "Box" if np.issubdtype(space.dtype, np.floating):
+            return Box(bound(space.low), bound(space.high), tuple(space.shape))
+        case "Box" if np.issubdtype(space.dtype, np.integer) and len(space.shape) == 1:
+            return MultiDiscrete(tuple(int(n) + 1 for n in space.high.astype(np.int64) - space.low))
+    raise FdgError(f"environment '{name}': its actions are {space}: categories, or one array, are supported")
+
+
+def decode(space: Any, action: np.ndarray) -> np.ndarray:
+    """Actions `[B, ...]` of `action_space` as the library takes them."""
+    match _kind(space):
+        case "Discrete" | "MultiDiscrete":
+            return (action + space.start).astype(space.dtype)
+        case "Box" if np.issubdtype(space.dtype, np.integer):
+            return (action + space.low).astype(space.dtype)
+    return action.astype(space.dtype)
+
+
+def _kind(space: Any) -> str:
+    """The name of a space's class; by name, so that no library need be imported."""
+    return type(space).__name__
+
+
+def _is_image(space: Any) -> bool:
+    return _kind(space) == "Box" and space.dtype == np.uint8 and len(space.shape) in (2, 3)
+
+
+def _channels_last(image: np.ndarray, first: int) -> np.ndarray:
+    """Axes from `first` on are those of an image: `[C, H, W]` becomes `[H, W, C]`, others stay."""
+    shape = image.shape[first:]
+    return np.moveaxis(image, first, -1) if len(shape) == 3 and shape[0] < min(shape[1:]) else image
+
+
+def _parts(space: Any, batch: Any) -> Iterator[tuple[Any, Any]]:
+    """The parts of a space that have none, each with its part of a batch (None: of no batch)."""
+    if _kind(space) not in ("Dict", "Tuple"):
+        yield space, batch
+        return
+    inner = space.spaces.items() if _kind(space) == "Dict" else enumerate(space.spaces)
+    for key, part in inner:
+        yield from _parts(part, None if batch is None else batch[key])
+
+
+def _bounds(name: str, space: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Lowest and highest components of the vector of a part."""
+    match _kind(space):
+        case "Box":
+            return space.low.reshape(-1), space.high.reshape(-1)
+        case "Discrete" | "MultiDiscrete" | "MultiBinary":
+            size = _vectors(space, np.zeros((1, *space.shape), np.int64)).shape[1]
+            return np.zeros(size), np.ones(size)
+    raise FdgError(f"environment '{name}': its observations hold a {space}, which is no array of numbers")
+
+
+def _vectors(space: Any, values: np.ndarray) -> np.ndarray:
+    """The part of a batch that belongs to a part of a space, as vectors `[B, size]` float32."""
+    values = values.reshape(len(values), -1)
+    match _kind(space):
+        case "Discrete":
+            return np.eye(int(space.n), dtype=np.float32)[values[:, 0] - int(space.start)]
+        case "MultiDiscrete":
+            sizes, starts = space.nvec.reshape(-1), np.asarray(space.start).reshape(-1)
+            columns = zip(values.T, sizes, starts, strict=True)
+            return np.concatenate([np.eye(n, dtype=np.float32)[column - s] for column, n, s in columns], 1)
+    return values.astype(np.float32)

@@ -1,0 +1,55 @@
+"""Gymnasium environments that fail: `gymnasium:tests.envs.faulty:NAME`."""
+
+import os
+import signal
+import time
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.registration import register
+
+
+class Counting(gymnasium.Env):
+    """Observes a random number and the time, rewards the action, and fails once, at step 3 of an episode.
+
+    The file `FAULTY_MARKER` says, to all instances in all processes, that one has failed.
+    """
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = gymnasium.spaces.Discrete(2, start=5)
+
+    def __init__(self, fault="none"):
+        self.fault, self.time = fault, 0
+        if fault == "constructor" and not _is_first():  # the first is made to look at its spaces
+            raise OSError("no such model")
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.number, self.time = self.np_random.integers(1000), 0
+        return np.array([self.number, 0.0]), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        self.time += 1
+        if self.time == 3 and self.fault not in ("none", "constructor") and _is_first():
+            if self.fault == "raise":
+                raise ValueError("the wheels\nfell off")
+            if self.fault == "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.fault == "hang":
+                time.sleep(1000)
+            if self.fault == "exit":
+                raise SystemExit(3)
+        return np.array([self.number, self.time]), float(action - 5), False, False, {}
+
+
+def _is_first():
+    """Whether nobody has asked before, in any process."""
+    try:
+        os.close(os.open(os.environ["FAULTY_MARKER"], os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+register("Counting-v0", entry_point=Counting, max_episode_steps=5)

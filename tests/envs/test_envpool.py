@@ -1,0 +1,86 @@
+"""EnvPool's environments: the contract, and the numbers of stepping the library by hand."""
+
+import envpool
+import jax
+import numpy as np
+import pytest
+
+import algos
+import envs
+from envs import host
+from envs.spaces import Box, Discrete
+from fdg.errors import FdgError, UnknownNameError
+from tests.envs.conformance import assert_conforms
+from tests.envs.test_gymnasium import NUM_ENVS, STEPS, random_rollout
+
+
+@pytest.fixture(autouse=True)
+def _end_pools():
+    yield
+    host.close()
+
+
+@pytest.mark.parametrize(("name", "limit"), [("CartPole-v1", 18), ("Hopper-v4", 12), ("CheetahRun-v1", 5)])
+def test_it_conforms(name, limit):
+    rollout = assert_conforms(envs.make(f"envpool:{name}", max_episode_steps=limit))
+    assert rollout.step.truncated.any() and rollout.step.terminated.any() == (name != "CheetahRun-v1")
+
+
+@pytest.mark.parametrize(("name", "ends"), [("CartPole-v1", {True, False}), ("HalfCheetah-v4", {False})])
+def test_a_rollout_has_the_numbers_of_stepping_by_hand(name, ends):
+    """By hand, EnvPool resets at a step of its own after the last, for those instances alone."""
+    limit = 20
+    env = envs.make(f"envpool:{name}", max_episode_steps=limit)
+    seeds, first, actions, step = random_rollout(env)
+    by_hand = envpool.make_gymnasium(name, num_envs=NUM_ENVS, seed=seeds.tolist(), max_episode_steps=limit)
+    observation, _ = by_hand.reset()
+    np.testing.assert_array_equal(first, observation.astype(np.float32))
+    total, length, seen = np.zeros(NUM_ENVS, np.float32), np.zeros(NUM_ENVS, int), set()
+    for t in range(STEPS):
+        observation, reward, terminated, truncated, info = by_hand.step(actions[t])
+        total, length, ended = total + reward.astype(np.float32), length + 1, terminated | truncated
+        np.testing.assert_array_equal(length, info["elapsed_step"])
+        np.testing.assert_array_equal(step.final_observation[t], observation.astype(np.float32))
+        np.testing.assert_array_equal(step.reward[t], reward.astype(np.float32))
+        np.testing.assert_array_equal(step.terminated[t], terminated)
+        np.testing.assert_array_equal(step.truncated[t], truncated)
+        np.testing.assert_array_equal(step.episode_return[t], np.where(ended, total, 0))
+        np.testing.assert_array_equal(step.episode_length[t], np.where(ended, length, 0))
+        rows = np.flatnonzero(ended).astype(np.int32)
+        if len(rows):
+            _, reward, again, _, _ = by_hand.step(actions[t][rows], rows)
+            assert not again.any() and not reward.any()
+            seen |= set(terminated[rows].tolist())
+            total[rows], length[rows] = 0, 0
+    assert seen == ends
+
+
+def test_atari_is_pixels_with_channels_last():
+    env = envs.make("envpool:Pong-v5")
+    assert env.observation_space == Box(0.0, 255.0, (84, 84, 4), "uint8")
+    assert env.action_space == Discrete(6) and env.max_episode_steps == 27000
+    keys = jax.random.split(jax.random.key(0), 2)
+    state, first = env.reset(keys)
+    state, step = env.step(keys, state, jax.numpy.zeros(2, "int32"))
+    # Frames are the channels, oldest first: each goes one further at a step.
+    np.testing.assert_array_equal(step.observation[..., :3], first[..., 1:])
+    assert env.observation_space.contains(step.observation[0]) and len(np.unique(first)) > 2
+
+
+def test_names_are_those_of_envpool():
+    assert len(envpool.list_all_envs()) > 1600
+    with pytest.raises(UnknownNameError, match="EnvPool 'HalfCheeta-v4': did you mean 'HalfCheetah-v4'"):
+        envs.make("envpool:HalfCheeta-v4")
+    with pytest.raises(
+        UnknownNameError, match=r"unknown parameter .*'max_steps': did you mean 'max_episode_steps'"
+    ):
+        envs.make("envpool:HalfCheetah-v4", max_steps=3)
+    with pytest.raises(FdgError, match=r"unknown parameter .*'num_envs'"):
+        envs.make("envpool:HalfCheetah-v4", num_envs=3)
+    with pytest.raises(FdgError, match="has 2 players"):
+        envs.make("envpool:Backgammon-v1").observation_space  # noqa: B018 asked of EnvPool here
+
+
+def test_a_preset_for_the_cheetah():
+    algorithm = algos.make("ppo", envs.make("envpool:HalfCheetah-v4"))
+    assert algorithm.normalize_observation and algorithm.total_steps == 1_000_000

@@ -1,0 +1,171 @@
+"""Gymnasium's environments: the contract, and the numbers of stepping the library by hand."""
+
+import gymnasium
+import jax
+import numpy as np
+import pytest
+
+import envs
+from algos.rollout import rollout
+from envs import gymnasium_spaces, host
+from envs.spaces import Box, Discrete, MultiDiscrete
+from fdg.errors import FdgError
+from tests.envs.conformance import COMPILE_FAST, assert_conforms
+
+STEPS, NUM_ENVS = 60, 3
+
+
+@pytest.fixture(autouse=True)
+def _end_pools():
+    yield
+    host.close()
+
+
+def random_rollout(env):
+    """Random actions by `algos.rollout`: seeds, first observation, actions `[T, B]`, a `TimeStep [T, B]`."""
+    keys = jax.random.split(jax.random.key(5), NUM_ENVS)
+
+    def program(keys):
+        state, observation = env.reset(keys)
+        _, _, ((_, actions), _, step) = rollout(
+            act=lambda observation, keys: (jax.vmap(env.action_space.sample)(keys), ()),
+            step=env.step, key=jax.random.key(6), env_state=state, observation=observation, num_steps=STEPS,
+        )  # fmt: skip
+        return host._seeds(keys), observation, actions, step
+
+    return jax.tree.map(np.asarray, jax.jit(program, compiler_options=COMPILE_FAST)(keys))
+
+
+@pytest.mark.parametrize(("name", "limit"), [("CartPole-v1", 18), ("Pendulum-v1", 7)])
+def test_it_conforms(name, limit):
+    rollout = assert_conforms(envs.make(f"gymnasium:{name}", max_episode_steps=limit, workers=2))
+    assert rollout.step.truncated.any() and rollout.step.terminated.any() == (name == "CartPole-v1")
+
+
+def test_a_rollout_has_the_numbers_of_stepping_by_hand():
+    limit = 20
+    env = envs.make("gymnasium:CartPole-v1", max_episode_steps=limit, workers=2)
+    seeds, first, actions, step = random_rollout(env)
+    seen = set()
+    for b in range(NUM_ENVS):
+        by_hand = gymnasium.make("CartPole-v1", max_episode_steps=limit)
+        observation, _ = by_hand.reset(seed=int(seeds[b]))
+        np.testing.assert_array_equal(first[b], observation)
+        total, length = 0.0, 0
+        for t in range(STEPS):
+            observation, reward, terminated, truncated, _ = by_hand.step(int(actions[t, b]))
+            total, length = total + reward, length + 1
+            np.testing.assert_array_equal(step.final_observation[t, b], observation)
+            assert (step.reward[t, b], step.terminated[t, b]) == (reward, terminated)
+            assert step.truncated[t, b] == (truncated and not terminated)
+            ended = terminated or truncated
+            assert (step.episode_return[t, b], step.episode_length[t, b]) == (
+                (total, length) if ended else (0, 0)
+            )
+            if ended:
+                by_hand.reset()
+                total, length = 0.0, 0
+                seen.add("terminated" if terminated else "truncated")
+        by_hand.close()
+    assert seen == {"terminated", "truncated"}
+
+
+def test_continuous_control():
+    env = envs.make("gymnasium:HalfCheetah-v5")
+    assert env.observation_space == Box(-np.inf, np.inf, (17,)) and env.max_episode_steps == 1000
+    assert env.action_space == Box(-1.0, 1.0, (6,))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("NoSuch-v0", {}, "environment 'gymnasium:NoSuch-v0' cannot be made: NameNotFound: .*NoSuch"),
+        ("no_such_package:Mine-v0", {}, "cannot be made: ModuleNotFoundError"),
+        ("CartPole-v1", {"gravity": 3}, "with gravity=3 cannot be made: TypeError"),
+        ("CartPole-v1", {"max_episode_steps": [3]}, "must be a number, string or tuple"),
+    ],
+)
+def test_what_gymnasium_does_not_make(name, options, words):
+    with pytest.raises(FdgError, match=words):
+        envs.make(f"gymnasium:{name}", **options)
+
+
+# --- spaces ---
+
+spaces = gymnasium.spaces
+
+
+def elements(space, number=4):
+    """A batch of random elements, as the libraries give them, and the elements."""
+    from envs.gymnasium_worker import stack
+
+    space.seed(0)
+    samples = [space.sample() for _ in range(number)]
+    return stack(samples), samples
+
+
+def test_images_have_their_channels_last():
+    for shape, expected in {(4, 9, 8): (9, 8, 4), (9, 8, 3): (9, 8, 3), (9, 8): (9, 8)}.items():
+        space = spaces.Box(0, 255, shape, np.uint8)
+        box = gymnasium_spaces.observation_box("it", space)
+        assert box == Box(0.0, 255.0, expected, "uint8")
+        batch, samples = elements(space)
+        encoded = gymnasium_spaces.encode(space, batch)
+        assert encoded.shape == (4, *expected) and encoded.dtype == np.uint8 and encoded.flags["C_CONTIGUOUS"]
+        moved = shape == (4, 9, 8)
+        np.testing.assert_array_equal(encoded[1], np.moveaxis(samples[1], 0, -1) if moved else samples[1])
+
+
+def test_parts_become_one_vector_as_gymnasium_flattens_them():
+    space = spaces.Dict(
+        {
+            "position": spaces.Box(-1.0, 2.0, (2, 3), np.float64),
+            "goal": spaces.Tuple((spaces.Discrete(3, start=1), spaces.MultiDiscrete([2, 3]))),
+            "bits": spaces.MultiBinary(2),
+        }
+    )
+    batch, samples = elements(space)
+    encoded = gymnasium_spaces.encode(space, batch)
+    assert encoded.dtype == np.float32
+    for row, sample in zip(encoded, samples, strict=True):
+        np.testing.assert_allclose(row, spaces.flatten(space, sample), rtol=1e-6)
+    box, flat = gymnasium_spaces.observation_box("it", space), spaces.flatten_space(space)
+    np.testing.assert_array_equal(box.low_array, flat.low)
+    np.testing.assert_array_equal(box.high_array, flat.high)
+
+
+def test_other_numbers_are_float32():
+    for dtype in (np.float64, np.int32, np.uint8):
+        space = spaces.Box(0, 9, (5,), dtype)
+        assert gymnasium_spaces.observation_box("it", space) == Box(0.0, 9.0, (5,))
+        encoded = gymnasium_spaces.encode(space, np.arange(10, dtype=dtype).reshape(2, 5))
+        assert encoded.dtype == np.float32 and encoded[1, 4] == 9
+    assert gymnasium_spaces.observation_box("it", spaces.Discrete(3)) == Box(0.0, 1.0, (3,))
+    np.testing.assert_array_equal(
+        gymnasium_spaces.encode(spaces.Discrete(3, start=2), np.array([2, 4])), [[1, 0, 0], [0, 0, 1]]
+    )
+
+
+@pytest.mark.parametrize(
+    ("space", "expected"),
+    [
+        (spaces.Discrete(3, start=-1), Discrete(3)),
+        (spaces.MultiDiscrete([2, 3], start=[1, 0]), MultiDiscrete((2, 3))),
+        (spaces.MultiBinary(2), MultiDiscrete((2, 2))),
+        (spaces.Box(2, 4, (2,), np.int32), MultiDiscrete((3, 3))),
+        (spaces.Box(-1.0, np.array([1.0, 2.0]), dtype=np.float64), Box(-1.0, (1.0, 2.0), (2,))),
+    ],
+)
+def test_actions_are_those_of_the_library(space, expected):
+    ours = gymnasium_spaces.action_space("it", space)
+    assert ours == expected
+    keys = jax.random.split(jax.random.key(0), 20)
+    for action in gymnasium_spaces.decode(space, np.asarray(jax.vmap(ours.sample)(keys))):
+        assert space.contains(action if action.ndim else action[()]), action
+
+
+def test_spaces_without_a_place_are_refused():
+    with pytest.raises(FdgError, match="environment 'it': its observations hold a Text"):
+        gymnasium_spaces.observation_box("it", spaces.Dict({"a": spaces.Text(3)}))
+    with pytest.raises(FdgError, match="environment 'it': its actions are Dict"):
+        gymnasium_spaces.action_space("it", spaces.Dict({"a": spaces.Discrete(3)}))

@@ -1,0 +1,432 @@
+"""Environments on the host: their order, their failures, and what becomes of pools."""
+
+import logging
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import algos
+import envs
+import fdg
+import policies
+from envs import from_envpool, from_gymnasium, host
+from fdg.cli import plan_main, train_main
+from fdg.errors import FdgError, PlanError
+from tests.conformance.comparison import assert_same, plain
+from tests.envs.conformance import COMPILE_FAST
+
+COUNTING = "gymnasium:tests.envs.faulty:Counting-v0"
+
+
+@pytest.fixture(autouse=True)
+def _end_pools():
+    yield
+    host.close()
+
+
+def keys(number, seed=0):
+    return jax.random.split(jax.random.key(seed), number)
+
+
+@pytest.fixture(autouse=True)
+def _marker(tmp_path, monkeypatch):
+    monkeypatch.setenv("FAULTY_MARKER", str(tmp_path / "marker"))
+
+
+def counting(fault="none", workers=2, **overrides):
+    return envs.make(COUNTING, fault=fault, workers=workers, **overrides)
+
+
+def stepped(env, state, steps, seed=1):
+    """`steps` steps with action 1 in everything, in one program: the state, and a `TimeStep [T, B]`."""
+
+    def one(state, keys):
+        return env.step(keys, state, jnp.ones(keys.shape[0], jnp.int32))
+
+    number = state.running_length.shape[0]
+    program = jax.jit(lambda state, keys: jax.lax.scan(one, state, keys), compiler_options=COMPILE_FAST)
+    return program(state, jax.random.split(jax.random.key(seed), (steps, number)))
+
+
+def small_ppo(env, **fields):
+    return algos.PPO(
+        env=env,
+        **{"num_envs": 4, "num_steps": 8, "num_epochs": 1, "num_minibatches": 2, "hidden": (4,), **fields},
+    )
+
+
+# --- order and seeds ---
+
+
+def test_steps_come_in_order_and_episodes_end_at_the_limit():
+    env = counting()
+    state, first = jax.jit(env.reset)(keys(3))
+    assert first.dtype == "float32" and (first[:, 1] == 0).all() and len(set(first[:, 0].tolist())) == 3
+    state, step = stepped(env, state, 12)
+    times = np.tile(np.arange(12)[:, None] % 5 + 1, 3)
+    np.testing.assert_array_equal(step.final_observation[..., 1], times)
+    np.testing.assert_array_equal(step.truncated, times == 5)
+    np.testing.assert_array_equal(step.observation[..., 1], times % 5)
+    assert not step.terminated.any()
+    np.testing.assert_array_equal(step.reward, 1.0)  # the library saw action 6: its space starts at 5
+    np.testing.assert_array_equal(step.episode_return, np.where(times == 5, 5.0, 0.0))
+    np.testing.assert_array_equal(step.episode_length, np.where(times == 5, 5, 0))
+    # A further call goes on where the program before it ended.
+    _, step = stepped(env, state, 1)
+    np.testing.assert_array_equal(step.final_observation[..., 1], 3)
+
+
+def test_equal_keys_give_equal_runs_whatever_the_workers():
+    runs = [stepped(env, env.reset(keys(3))[0], 7)[1] for env in (counting(workers=1), counting(workers=3))]
+    jax.tree.map(np.testing.assert_array_equal, *runs)
+    other = counting().reset(keys(3, seed=1))[1]
+    assert (runs[0].observation[0, :, 0] != other[:, 0]).all()
+
+
+# --- failures ---
+
+FAULTS = {
+    "die": r"worker \d \(process \d+\) was killed by signal 9",
+    "raise": r"worker \d \(process \d+\): its instance 0 raised ValueError: the wheels fell off",
+    "exit": r"raised SystemExit: 3",
+    "hang": r"worker \d \(process \d+\) was not done in 2 s",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_failure_ends_the_run_with_its_name(fault):
+    env = counting(fault, timeout=2.0)
+    state, _ = jax.jit(env.reset)(keys(2))
+    with pytest.raises(
+        jax.errors.JaxRuntimeError, match=f"HostError: environment '{COUNTING}': .*{FAULTS[fault]}"
+    ):
+        jax.block_until_ready(stepped(env, state, 6))
+    assert host.running() == 0
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_restart_replaces_the_instances_that_were_lost(fault, caplog):
+    env = counting(fault, timeout=2.0, restarts=1)
+    state, first = jax.jit(env.reset)(keys(2))
+    state, step = jax.tree.map(np.asarray, stepped(env, state, 6))
+    (lost,) = np.flatnonzero(step.truncated[2])  # the first to come to step 3 in one of the two workers
+    other = 1 - lost
+    assert [
+        message
+        for message in caplog.messages
+        if "1 of its 2 instances start anew (restart 1 of 1)" in message
+    ]
+    assert step.reward[2, lost] == 0 and step.reward[2, other] == 1
+    # What it saw last ends its episode, and a new one begins.
+    np.testing.assert_array_equal(step.final_observation[2, lost], step.observation[1, lost])
+    assert step.observation[2, lost, 1] == 0 and step.observation[2, lost, 0] != first[lost, 0]
+    np.testing.assert_array_equal(step.final_observation[:, lost, 1], [1, 2, 2, 1, 2, 3])
+    np.testing.assert_array_equal(step.final_observation[:, other, 1], [1, 2, 3, 4, 5, 1])
+    assert step.episode_return[2, lost] == 2 and step.episode_length[2, lost] == 3
+
+
+def test_a_failure_beyond_the_restarts_says_so(monkeypatch):
+    env = counting(restarts=1)
+    state, _ = env.reset(keys(2))
+    monkeypatch.setattr(
+        from_gymnasium.WorkerPool,
+        "step",
+        lambda self, action, timeout: host.Transition.lost(2, env.observation_space, "the moon fell"),
+    )
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"the moon fell \(all 1 restarts are used up\)"):
+        jax.block_until_ready(stepped(env, state, 3))
+
+
+def test_an_instance_that_does_not_start():
+    env = counting("constructor")
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"at its start, worker . .*OSError: no such model"):
+        jax.block_until_ready(jax.jit(env.reset)(keys(2)))
+    assert host.running() == 0
+
+
+class _Faulty:
+    """EnvPool's CartPole, that does something else at its third step."""
+
+    def __init__(self, env, fault):
+        self.env, self.fault, self.count = env, fault, 0
+
+    def reset(self, *arguments):
+        return self.env.reset(*arguments)
+
+    def step(self, action):
+        self.count += 1
+        if self.count == 3:
+            self.fault()
+        return self.env.step(action)
+
+
+def _raise():
+    raise RuntimeError("mj_step\ndiverged")
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (_raise, "a step raised RuntimeError: mj_step diverged"),
+        (lambda: time.sleep(5), "was not done in 0.5 s"),
+    ],
+)
+def test_a_failure_of_envpool_ends_the_run_or_restarts_it(fault, words, monkeypatch, caplog):
+    make = from_envpool._make
+    made = []
+
+    def faulty_once(*arguments, **options):
+        made.append(make(*arguments, **options))
+        return _Faulty(made[0], fault) if len(made) == 1 else made[-1]
+
+    monkeypatch.setattr(from_envpool, "_make", faulty_once)
+    env = envs.make("envpool:CartPole-v1", timeout=0.5)
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"environment 'envpool:CartPole-v1': .*{words}"):
+        jax.block_until_ready(stepped(env, env.reset(keys(2))[0], 5))
+    made.clear()
+    env = envs.make("envpool:CartPole-v1", timeout=0.5, restarts=1)
+    _, step = stepped(env, env.reset(keys(2))[0], 5)
+    np.testing.assert_array_equal(step.truncated[2], True)
+    np.testing.assert_array_equal(step.final_observation[2], step.observation[1])
+    assert (step.observation[2] != step.final_observation[2]).any() and len(made) == 2
+    assert "2 of its 2 instances start anew (restart 1 of 1)" in caplog.text
+
+
+# --- pools and tickets ---
+
+
+def test_a_state_whose_instances_are_gone_starts_new_episodes(caplog):
+    env = counting()
+    state, _ = stepped(env, env.reset(keys(2))[0], 3)
+    host.close()  # as in another process, where a checkpoint is restored
+    _, step = jax.tree.map(np.asarray, stepped(env, state, 3))
+    assert caplog.messages == [
+        f"environment '{COUNTING}': the instances that this state was made with are gone (no checkpoint holds"
+        " them): 2 new episodes start here"
+    ]
+    np.testing.assert_array_equal(step.truncated, [[True] * 2, [False] * 2, [False] * 2])
+    np.testing.assert_array_equal(step.reward, [[0.0] * 2, [1.0] * 2, [1.0] * 2])
+    np.testing.assert_array_equal(step.final_observation[0], state.inner.observation)
+    np.testing.assert_array_equal(step.final_observation[..., 1], [[3.0] * 2, [1.0] * 2, [2.0] * 2])
+    np.testing.assert_array_equal(step.episode_length[0], 4)
+
+
+def test_an_older_state_does_not_disturb_the_newer(caplog):
+    env = counting()
+    old, _ = stepped(env, env.reset(keys(2))[0], 1)
+    new, _ = stepped(env, old, 1)
+    forked, step = stepped(env, old, 2)
+    assert step.truncated[0].all() and len(caplog.messages) == 1
+    assert stepped(env, new, 1)[1].final_observation[0, 0, 1] == 3
+    assert stepped(env, forked, 1)[1].final_observation[0, 0, 1] == 2
+    assert len(caplog.messages) == 1
+
+
+def test_old_pools_are_closed():
+    env = counting(workers=1)
+    kept, _ = env.reset(keys(1))
+    closed = list(host._pools._running.values())
+    for _ in range(host._KEPT + 2):
+        other, _ = env.reset(keys(1))
+        kept, step = stepped(env, kept, 1)  # what is in use stays
+        assert step.reward[0, 0] == 1
+    assert host.running() == host._KEPT
+    assert closed[0] in host._pools._running.values()
+    processes = [r.pool._workers[0].process for r in host._pools._running.values()]
+    host.close()
+    assert host.running() == 0 and all(process.poll() is not None for process in processes)
+    del other
+
+
+# --- engines ---
+
+
+def test_tracing_and_planning_start_nothing():
+    algorithm = small_ppo(counting())
+    graph = fdg.trace(algorithm)
+    assert [f.name for f in graph.fragments if f.role == "environment"] == ["step"]
+    fdg.place(graph, policies.SingleLearnerCoarse(actors=1, learners=4), 5)
+    assert host.running() == 0
+
+
+POLICIES = {
+    "gpu_only": (policies.GPUOnly(), 1),
+    "single_learner_coarse": (policies.SingleLearnerCoarse(actors=1, learners=2), 3),
+    "single_learner_fine": (policies.SingleLearnerFine(workers=1), 2),
+    "environments": (policies.Environments(workers=1, learners=2), 3),
+}
+
+
+@pytest.fixture(scope="module")
+def reference():
+    algorithm = small_ppo(envs.make("envpool:CartPole-v1"))
+    return plain(algorithm, jax.jit(algorithm.init)(jax.random.key(3)), 4)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_policies_with_one_device_for_environments_agree(name, reference, devices):
+    policy, count = POLICIES[name]
+    engine = fdg.compile(small_ppo(envs.make("envpool:CartPole-v1")), policy, devices[:count])
+    state, metrics = engine.run(engine.init(3), 4)
+
+    def numbers(state):  # without the ticket's number, which is drawn anew
+        return state._replace(env_state=(state.env_state.inner.steps, state.env_state.running_return))
+
+    assert_same((numbers(reference[0]), reference[1]), (numbers(state), metrics))
+    assert float(np.nansum(metrics["episodes"])) > 0 and not engine.unexplained()
+
+
+@pytest.mark.parametrize(
+    ("policy", "devices", "words"),
+    [
+        (
+            policies.GPUOnly(),
+            2,
+            r"GPUOnly\(\) on 2 devices: .* the 2 devices of group 'all': use one device, or",
+        ),
+        (policies.MultiLearner(), 4, "the 4 devices of group 'learners': use one device, or a policy"),
+        (policies.SingleLearnerCoarse(), 4, "the 2 devices of group 'actors': use actors=1"),
+        (policies.SingleLearnerFine(workers=2), 3, "the 2 devices of group 'workers': use workers=1"),
+        (policies.Environments(workers=4), 8, "the 4 devices of group 'workers': use workers=1"),
+        (policies.Central(), 3, "the 2 devices of group 'workers': use workers=1"),
+    ],
+)
+def test_a_policy_that_would_split_it_is_refused(policy, devices, words):
+    algorithm = small_ppo(counting())
+    what = f"environment '{COUNTING}' in fragment 'step' .environment. runs on the host, and cannot be split"
+    with pytest.raises(PlanError, match=f"{what} over {words}" if not words.startswith("GPU") else words):
+        fdg.place(algorithm, policy, devices)
+    assert host.running() == 0
+
+
+def test_several_agents_in_one_program_are_refused():
+    with pytest.raises(
+        PlanError, match=f"num_seeds=2: environment '{COUNTING}' in fragment 'step'.*for each seed"
+    ):
+        fdg.place(small_ppo(counting()), policies.GPUOnly(), 1, num_seeds=2)
+
+
+class Telling:
+    """A user's algorithm that asks the host for a number, in a fragment or between fragments."""
+
+    def __init__(self, fragment):
+        self.fragment = fragment
+
+    def init(self, key):
+        return jnp.zeros(4)
+
+    def iterate(self, state):
+        def ask_host(x):
+            return jax.pure_callback(lambda x: x + 1, x, x)
+
+        ask = fdg.fragment("actor", name="ask")(ask_host) if self.fragment else ask_host
+        learn = fdg.fragment("learner", name="learn")(lambda x: x * 2.0)
+        state = learn(ask(state))
+        jax.debug.print("{}", state[0])  # a print gives nothing back, and stops nothing
+        return state, {"first": state[0]}
+
+
+def test_a_callback_of_ones_own_is_treated_alike(capfd, devices):
+    with pytest.raises(PlanError, match=r"<lambda> in fragment 'ask' .actor. runs on the host"):
+        fdg.place(Telling(True), policies.GPUOnly(), 2)
+    with pytest.raises(PlanError, match="<lambda> in code between fragments runs on the host"):
+        fdg.place(Telling(False), policies.GPUOnly(), 2)
+    engine = fdg.compile(Telling(True), policies.SingleLearnerCoarse(actors=1, learners=2), devices[:3])
+    _, metrics = engine.run(engine.init(0), 2)
+    np.testing.assert_array_equal(metrics["first"], [2.0, 6.0])
+
+
+def test_training_from_the_command_line(tmp_path, capsys, caplog, host_devices):
+    out = tmp_path / "run"
+    flags = "--num-envs 2 --num-steps 8 --num-minibatches 1 --num-epochs 1 --hidden 4 --devices 1"
+    command = [
+        *f"--env gymnasium:CartPole-v1 {flags} --total-steps 64 --eval-episodes 2".split(),
+        "--out",
+        str(out),
+    ]
+    assert train_main(command) == 0
+    assert "evaluation return" in capsys.readouterr().out
+    # The same run, as if it had been killed before its last checkpoint.
+    host.close()
+    (out / "summary.json").unlink()
+    newest = max(
+        (out / "checkpoints").iterdir(), key=lambda path: int(path.name) if path.name.isdigit() else -1
+    )
+    subprocess.run(["rm", "-r", str(newest)], check=True)
+    caplog.clear()
+    assert train_main(["--resume", str(out)]) == 0
+    assert len(caplog.messages) == 1 and "2 new episodes start here" in caplog.text
+    assert (out / "summary.json").exists()
+    assert plan_main(["--env", "gymnasium:CartPole-v1", "--devices", "1"]) == 0
+
+
+def test_a_run_whose_environment_dies_ends_with_one_line(tmp_path):
+    """In a process of its own: its exit status, and all that it writes."""
+    script = f"""
+import sys, envs
+from fdg.cli import train_main
+envs.register("dying", lambda: envs.make({COUNTING!r}, fault="die"))
+flags = "--env dying --num-envs 2 --hidden 4 --devices 1".split()
+sys.exit(train_main([*flags, "--out", {str(tmp_path / "run")!r}]))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith(f"error: environment '{COUNTING}': worker ")
+    assert "was killed by signal 9 (restarts=N of envs.make would survive it)" in done.stderr
+
+
+# --- values and packages ---
+
+
+def test_values_out_of_range_are_refused():
+    for fields, words in {
+        ("timeout", 0.0): "timeout=0.0 must be above 0 seconds",
+        ("restarts", -1): "restarts=-1 must be 0 or more",
+        ("workers", 0): "workers=0 must be an integer of at least 1",
+    }.items():
+        with pytest.raises(FdgError, match=words):
+            envs.make("gymnasium:CartPole-v1", **dict([fields]))
+    env = envs.make("gymnasium:CartPole-v1")
+    with pytest.raises(FdgError, match=r"action has shape \(3,\), expected \(2,\)"):
+        env.step(keys(2), env.reset(keys(2))[0], jnp.zeros(3, jnp.int32))
+    with pytest.raises(FdgError, match="keys must be one typed PRNG key per environment"):
+        env.reset(jax.random.key(0))
+
+
+@pytest.mark.parametrize("package", ["envpool", "gymnasium"])
+def test_a_missing_package_is_one_line(package, monkeypatch):
+    find = from_envpool.importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == package else find(name))
+    with pytest.raises(FdgError, match=rf"not installed: pip install 'fdg\[{package}\]'"):
+        envs.make(f"{package}:Pendulum-v1", max_episode_steps=3)
+
+
+def test_importing_needs_no_optional_package():
+    script = """
+import sys
+sys.modules["envpool"] = sys.modules["gymnasium"] = None
+import fdg, envs, algos
+assert "CartPole-v1" in envs.names()
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_equal_environments_are_equal_values():
+    short = {"max_episode_steps": 7}
+    for name in ("envpool:CartPole-v1", "gymnasium:CartPole-v1"):
+        assert envs.make(name, **short) == envs.make(name, **short) != envs.make(name)
+        assert hash(envs.make(name, **short)) == hash(envs.make(name, **short))
+        assert envs.make(name).name == name and envs.make(name, **short).max_episode_steps == 7
+
+
+def test_logging_by_jax_is_left_alone():
+    """Only our own errors, which JAX raises once more, are kept from its log."""
+    own = logging.LogRecord("jax", 40, "", 0, "", None, (None, fdg.errors.HostError("x"), None))
+    other = logging.LogRecord("jax", 40, "", 0, "", None, (None, ValueError("x"), None))
+    assert not host._is_not_ours(own) and host._is_not_ours(other)
