@@ -66,7 +66,7 @@ SMALL = {
 # Policy and devices: groups of unequal sizes, several learners, several servers.
 SETUPS = {
     "gpu_only": (policies.GPUOnly(), 8),
-    "multi_learner": (policies.MultiLearner(), 4),
+    "multi_learner": (policies.MultiLearner(), 8),  # with no CPU beside accelerators: the program of gpu_only
     "single_learner_coarse": (policies.SingleLearnerCoarse(actors=4, learners=2), 6),
     "single_learner_fine": (policies.SingleLearnerFine(workers=2, learners=1), 3),
     "environments": (policies.Environments(workers=2, learners=4), 6),
