@@ -153,11 +153,9 @@ class RecurrentActorCritic(nn.Module):
         """The memory before anything was seen."""
         if self.memory_size is None:
             return Memory((), ())
-        of_all = jnp.zeros((num_envs, self.memory_size))
-        if self.num_agents is None:
-            return Memory(of_all, of_all)
-        of_each = jnp.zeros((num_envs, self.num_agents, self.memory_size))
-        return Memory(of_each, of_all if self.central else of_each)
+        of_all = (num_envs, self.memory_size)
+        of_each = of_all if self.num_agents is None else (num_envs, self.num_agents, self.memory_size)
+        return Memory(jnp.zeros(of_each), jnp.zeros(of_all if self.central else of_each))
 
 
 class MemoryTrunk(nn.Module):

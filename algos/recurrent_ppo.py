@@ -74,8 +74,8 @@ class Minibatch(NamedTuple):
 class RecurrentPPO(PPO):
     """PPO with a gated recurrent unit (GRU) in the actor and one in the critic.
 
-    Minibatches are made of whole sequences, never of single steps. Defaults are those of CleanRL's
-    `ppo_atari_lstm.py`, and the network that of PureJaxRL's `ppo_rnn.py`.
+    Minibatches are made of whole sequences, never of single steps. Defaults are those of `PPO`, with the 8
+    environments of CleanRL's `ppo_atari_lstm.py`, and the network is that of PureJaxRL's `ppo_rnn.py`.
 
     Raises:
       FdgError: (construction) a field out of range, or sizes that do not divide.
