@@ -9,12 +9,33 @@ A batch of elements is an array `[B, ...]`, or a dictionary or tuple of such for
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from envs.spaces import Box, Discrete, MultiDiscrete, Space, bound
 from fdg.errors import FdgError
+
+
+class Facts(NamedTuple):
+    """What is known of a library's environment before it runs."""
+
+    library_observation_space: Any
+    library_action_space: Any
+    observation_space: Box
+    action_space: Space
+    max_episode_steps: int | None
+
+
+def facts(name: str, observed: Any, acting: Any, max_episode_steps: int | None) -> Facts:
+    """Facts about environment `name`, given Gymnasium's spaces of observations and of actions.
+
+    Raises:
+      FdgError: as `observation_box` and `action_space`.
+    """
+    return Facts(
+        observed, acting, observation_box(name, observed), action_space(name, acting), max_episode_steps
+    )
 
 
 def observation_box(name: str, space: Any) -> Box:
