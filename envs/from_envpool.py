@@ -11,10 +11,12 @@ What stays EnvPool's own: an episode that ends exactly at its time limit is trun
 state; `reward_clip` and the like change the episode's return too.
 """
 
+import contextlib
 import dataclasses
 import functools
 import importlib.util
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -108,8 +110,9 @@ class EnvPoolPool:
 
         def begin() -> tuple[Any, np.ndarray]:
             options = dict(self._source.options)
-            env = _make(self._source.name, num_envs=self._size, seed=seeds.tolist(), **options)
-            return env, gymnasium_spaces.encode(self._observed, env.reset()[0])
+            with _quiet():
+                env = _make(self._source.name, num_envs=self._size, seed=seeds.tolist(), **options)
+                return env, gymnasium_spaces.encode(self._observed, env.reset()[0])
 
         try:
             self._env, observation = self._thread.call(begin, timeout)
@@ -161,11 +164,18 @@ class EnvPoolPool:
 @functools.cache
 def _facts(source: EnvPoolSource) -> gymnasium_spaces.Facts:
     spec = _spec(source.name, **dict(source.options))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # bounds that lose digits as float32
+    with _quiet():
         observed, acting = spec.gymnasium_observation_space, spec.gymnasium_action_space
     limit = getattr(spec.config, "max_episode_steps", 0)
     return gymnasium_spaces.facts(source.name, observed, acting, limit if 0 < limit < _NO_LIMIT else None)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without Gymnasium's warnings of bounds that lose digits when EnvPool makes its spaces."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*precision lowered by casting", UserWarning)
+        yield
 
 
 def _spec(name: str, **options: Any) -> Any:
