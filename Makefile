@@ -3,6 +3,7 @@
 VENV   ?= .venv
 EXTRAS ?= dev
 ARGS   ?=
+JOBS   ?= 2
 
 # The first interpreter that is new enough; `make PYTHON=/path/to/python` overrides the search.
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
@@ -18,7 +19,7 @@ STAMP := $(VENV)/.installed-$(EXTRAS)
 help:
 	@echo 'make train   train PPO on CartPole-v1; flags: make train ARGS="--env Pendulum-v1 --num-seeds 10"'
 	@echo 'make plan    print the dataflow graph and the plan for the same flags, and run nothing'
-	@echo 'make test    run the tests; flags: make test ARGS="-k checkpoint -x"'
+	@echo 'make test    run the tests, JOBS=2 at a time; some, one at a time: make test ARGS="-k checkpoint -x"'
 	@echo 'make lint    formatting, lint, types, and no distribution code in algos/ or envs/'
 	@echo 'make check   lint, then the tests: what CI runs'
 	@echo 'make bench   run the benchmarks'
@@ -41,7 +42,7 @@ plan: $(STAMP)
 	"$(BIN)/python" -m fdg.plan $(ARGS)
 
 test: $(STAMP)
-	"$(BIN)/python" -m pytest $(ARGS)
+	"$(BIN)/python" -m pytest $(or $(ARGS),--numprocesses $(JOBS) --dist loadscope)
 
 # Algorithms and environments say nothing about devices: that is the engine's part alone.
 DISTRIBUTION := pmean|psum|all_gather|ppermute|shard_map|device_put|PartitionSpec|NamedSharding|Mesh

@@ -14,6 +14,7 @@ from pathlib import Path
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
+ACCELERATORS = ("cuda", "tpu")
 
 
 def resolve(pip: str, requirements: list[str], pinned: dict[str, str]) -> dict[str, str]:
@@ -37,13 +38,15 @@ def resolve(pip: str, requirements: list[str], pinned: dict[str, str]) -> dict[s
 
 
 def main() -> None:
-    """Resolve the core with `dev` first; the accelerators' own packages must then agree with it."""
+    """Resolve all but the accelerators' own packages first, which must then agree with it."""
+    everything = [line for extra in EXTRAS if extra not in ACCELERATORS for line in EXTRAS[extra]]
+    others = [line for line in everything if not line.startswith(f"{PROJECT['name']}[")]  # extras of extras
     with tempfile.TemporaryDirectory() as environment:
         venv.create(environment, with_pip=True)
         pip = str(Path(environment, "bin", "pip"))
         subprocess.run([pip, "install", "--quiet", "--upgrade", "pip"], check=True, stdout=sys.stderr)
-        core = resolve(pip, PROJECT["dependencies"] + EXTRAS["dev"], {})
-        extras = {extra: resolve(pip, EXTRAS[extra], core) for extra in ("cuda", "tpu")}
+        core = resolve(pip, PROJECT["dependencies"] + others, {})
+        extras = {extra: resolve(pip, EXTRAS[extra], core) for extra in ACCELERATORS}
     python = ".".join(map(str, sys.version_info[:2]))
     print(f"# The versions that were tested together (resolved on Python {python}); written by `make lock`.")
     for title, pins in {"runtime and dev": core, **extras}.items():

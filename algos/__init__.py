@@ -2,21 +2,58 @@
 
 from typing import Any
 
+from algos.a2c import A2C
+from algos.a3c import A3C
+from algos.dqn import DQN
+from algos.impala import IMPALA
+from algos.ippo import IPPO
+from algos.mappo import MAPPO
 from algos.networks import Network
 from algos.ppo import PPO
+from algos.pqn import PQN
+from algos.recurrent import RecurrentNetwork
+from algos.recurrent_ppo import RecurrentPPO
+from algos.sac import SAC
 from envs import Environment
 from fdg.errors import unknown_name
 
-__all__ = ["PPO", "Network", "get", "make", "names"]
+__all__ = [
+    "A2C",
+    "A3C",
+    "DQN",
+    "IMPALA",
+    "IPPO",
+    "MAPPO",
+    "PPO",
+    "PQN",
+    "SAC",
+    "Network",
+    "RecurrentNetwork",
+    "RecurrentPPO",
+    "get",
+    "make",
+    "names",
+]
 
-_ALGORITHMS = {"ppo": PPO}
+_ALGORITHMS = {
+    "ppo": PPO,
+    "recurrent_ppo": RecurrentPPO,
+    "ippo": IPPO,
+    "mappo": MAPPO,
+    "a2c": A2C,
+    "a3c": A3C,
+    "impala": IMPALA,
+    "dqn": DQN,
+    "pqn": PQN,
+    "sac": SAC,
+}
 
 
 def names() -> tuple[str, ...]:
     """Names of all algorithms.
 
     >>> names()
-    ('ppo',)
+    ('ppo', 'recurrent_ppo', 'ippo', 'mappo', 'a2c', 'a3c', 'impala', 'dqn', 'pqn', 'sac')
     """
     return tuple(_ALGORITHMS)
 

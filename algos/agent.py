@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from algos import presets
 from algos.hyperparameters import require, require_positive, require_within
-from envs import Environment
+from envs import Environment, num_agents
 
 
 class Agent:
@@ -15,9 +15,11 @@ class Agent:
 
     Attributes:
       action_spaces: the kinds of action space that it can act in.
+      several_agents: whether its environments are those of several agents, or of one.
     """
 
     action_spaces: ClassVar[tuple[type, ...]]
+    several_agents: ClassVar[bool] = False
 
     env: Environment
     num_envs: int  # stepped together
@@ -50,6 +52,14 @@ class Agent:
             self,
             all(width > 0 for width in self.hidden or ()),
             f"hidden={self.hidden}: widths are above zero",
+        )
+        agents = num_agents(self.env)
+        require(
+            self,
+            (agents is not None) == self.several_agents,
+            f"'{self.env.name}' is an environment of one agent: use PPO or another algorithm of one"
+            if agents is None
+            else f"'{self.env.name}' is an environment of {agents} agents: use IPPO or MAPPO",
         )
         space = self.env.action_space
         require(self, isinstance(space, self.action_spaces), f"cannot act in the action space {space}")

@@ -177,6 +177,109 @@ class Normal:
         return components if self.shape is None else components.reshape(components.shape[:-1] + self.shape)
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TanhNormal:
+    """`tanh` of a Gaussian with independent components: in [-1, 1], which `stretched` fits to a `Box`.
+
+    Fields as of `Normal`, before the tanh. The entropy has no closed form: the mean of `-log_prob` over
+    samples estimates it.
+
+    >>> TanhNormal(jnp.array([[0.0, 9.0]]), jnp.zeros((1, 2))).mode().round(3).tolist()
+    [[0.0, 1.0]]
+    """
+
+    mean: jax.Array  # [..., D] float32
+    log_std: jax.Array  # [..., D] float32
+    shape: tuple[int, ...] | None = field(default=None, metadata={"static": True})
+
+    def sample(self, keys: jax.Array) -> jax.Array:
+        """Random actions `[..., *shape]` float32 in [-1, 1].
+
+        `keys`: one, or one per element of the leading axes.
+        """
+        return jnp.tanh(self._normal.sample(keys))
+
+    def sample_with_log_prob(self, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Actions, as of `sample`, and their log-density `[...]` float32.
+
+        The density is computed from what the tanh is given. `log_prob` has to recover that from the action,
+        which says nothing of it once the tanh rounds to 1.
+        """
+        unsquashed = self._normal.sample(keys)
+        return jnp.tanh(unsquashed), self._log_density(unsquashed)
+
+    def log_prob(self, action: jax.Array) -> jax.Array:
+        """Log-density `[...]` float32 of `action [..., *shape]`; of -1 and 1, that of the numbers inside."""
+        inside = 1.0 - float(jnp.finfo(jnp.float32).epsneg)
+        return self._log_density(jnp.arctanh(jnp.clip(action, -inside, inside)))
+
+    def mode(self) -> jax.Array:
+        """`tanh(mean)`, `[..., *shape]` float32: the median, by which evaluations act.
+
+        It has the highest density where standard deviations are small; wide ones heap up at -1 and 1.
+        """
+        return jnp.tanh(self._normal.mode())
+
+    @property
+    def _normal(self) -> Normal:
+        return Normal(self.mean, self.log_std, self.shape)
+
+    def _log_density(self, unsquashed: jax.Array) -> jax.Array:
+        """Of `tanh(unsquashed)`: Haarnoja et al. 2018, arXiv 1812.05905, appendix C."""
+        # log(1 - tanh(u)^2), without the cancellation where tanh(u) is close to 1.
+        log_slope = 2.0 * (math.log(2.0) - unsquashed - jax.nn.softplus(-2.0 * unsquashed))
+        return self._normal.log_prob(unsquashed) - jnp.sum(log_slope.reshape(self.mean.shape), axis=-1)
+
+
+def masked(distribution: Distribution, action_mask: jax.Array | None) -> Distribution:
+    """The distribution with the actions that are not allowed ruled out; without a mask, itself.
+
+    Args:
+      distribution: `Categorical` or `MultiCategorical`.
+      action_mask: `[..., n]` bool as the logits, True = allowed (see `envs.MaskedObservation`), or None.
+
+    An action ruled out has probability zero: it is never sampled, nor the mode, adds nothing to the entropy,
+    and its logit has no gradient.
+
+    >>> masked(Categorical(jnp.zeros((1, 3))), jnp.array([[True, False, True]])).logits.tolist()
+    [[0.0, -inf, 0.0]]
+    """
+    if action_mask is None:
+        return distribution
+    match distribution:
+        case Categorical(logits):
+            return Categorical(allowed_only(logits, action_mask))
+        case MultiCategorical(logits, nvec):
+            ends = [sum(nvec[: m + 1]) for m in range(len(nvec) - 1)]
+            choices = zip(jnp.split(logits, ends, -1), jnp.split(action_mask, ends, -1), strict=True)
+            return MultiCategorical(jnp.concatenate([allowed_only(*one) for one in choices], -1), nvec)
+    raise FdgError(
+        f"a {type(distribution).__name__} cannot be masked: only actions that can be counted can be"
+    )
+
+
+def allowed_only(values: jax.Array, action_mask: jax.Array | None) -> jax.Array:
+    """Logits, or values of actions, `[..., n]`, with `-inf` where the action is not allowed.
+
+    Where none is allowed, all stay: that is an observation nobody acts on, after the end of an episode say,
+    and `-inf` throughout would make not-a-number of whatever is computed there and then multiplied by zero.
+
+    >>> allowed_only(jnp.array([1.0, 2.0]), jnp.array([True, False])).tolist()
+    [1.0, -inf]
+    >>> allowed_only(jnp.array([1.0, 2.0]), jnp.array([False, False])).tolist()
+    [1.0, 2.0]
+    """
+    if action_mask is None:
+        return values
+    if action_mask.shape != values.shape:
+        raise FdgError(
+            f"an action mask of shape {list(action_mask.shape)} for values {list(values.shape)}:"
+            " give one entry an action"
+        )
+    return jnp.where(action_mask | ~jnp.any(action_mask, axis=-1, keepdims=True), values, -jnp.inf)
+
+
 class Parameterization(NamedTuple):
     """How the output of a network becomes a distribution over the actions of one space."""
 
@@ -210,14 +313,33 @@ def for_space(space: Space) -> Parameterization:
 
 
 def bounded(action: jax.Array, space: Space) -> jax.Array:
-    """Actions `[B, *action]` as the environment takes them: a Gaussian knows no bounds, a `Box` has some.
+    """Actions `[..., *action]` as the environment takes them: a Gaussian knows no bounds, a `Box` has some.
 
     >>> bounded(jnp.array([[2.0], [-0.5]]), Box(-1.0, 1.0, (1,))).tolist()
     [[1.0], [-0.5]]
     """
     if not isinstance(space, Box):
         return action
-    return jax.vmap(lambda one: jnp.clip(one, space.low_array, space.high_array))(action)
+
+    def clip(one):
+        return jnp.clip(one, space.low_array, space.high_array)
+
+    for _ in range(action.ndim - len(space.shape)):
+        clip = jax.vmap(clip)
+    return clip(action)
+
+
+def stretched(action: jax.Array, space: Space) -> jax.Array:
+    """Actions `[B, *action]` in [-1, 1] as the environment takes them: from bound to bound of a `Box`.
+
+    >>> stretched(jnp.array([[-1.0], [0.0], [1.0]]), Box(0.0, 4.0, (1,))).tolist()
+    [[0.0], [2.0], [4.0]]
+    """
+    if not isinstance(space, Box):
+        return action
+    low, high = space.low_array / 2.0, space.high_array / 2.0  # halves, for high - low may overflow
+    # Bounded again, for at the bounds rounding may step over by the last bit.
+    return bounded(jax.vmap(lambda one: (high - low) * one + (high + low))(action), space)
 
 
 def _normal(parameters: jax.Array, shape: tuple[int, ...]) -> Normal:

@@ -24,3 +24,25 @@ def clipped_adam(
 ) -> optax.GradientTransformation:
     """Adam (Kingma and Ba 2015, arXiv 1412.6980) on gradients clipped to a global norm."""
     return optax.chain(optax.clip_by_global_norm(max_grad_norm), optax.adam(learning_rate, eps=eps))
+
+
+def clipped_radam(
+    learning_rate: float | optax.Schedule, max_grad_norm: float
+) -> optax.GradientTransformation:
+    """Rectified Adam (Liu et al. 2020, arXiv 1908.03265) on gradients clipped to a global norm."""
+    return optax.chain(optax.clip_by_global_norm(max_grad_norm), optax.radam(learning_rate))
+
+
+def clipped_rmsprop(
+    learning_rate: float | optax.Schedule, max_grad_norm: float, decay: float = 0.99, eps: float = 1e-5
+) -> optax.GradientTransformation:
+    """RMSProp (Tieleman and Hinton 2012) on gradients clipped to a global norm.
+
+    Not centred, with `eps` under the root, as in Mnih et al. 2016 (arXiv 1602.01783, section 4). The mean
+    square starts at one, as in TensorFlow, where these hyperparameters come from: from zero, the first steps
+    would be ten times as long (`1 / sqrt(1 - decay)`) as those that follow.
+    """
+    return optax.chain(
+        optax.clip_by_global_norm(max_grad_norm),
+        optax.rmsprop(learning_rate, decay=decay, eps=eps, initial_scale=1.0),
+    )

@@ -17,11 +17,30 @@ import fdg
 from algos import distributions, networks, normalize, optimizers
 from algos.agent import Agent
 from algos.hyperparameters import hyperparameter, require, require_positive, require_within
+from algos.losses import (
+    approximate_kl,
+    clip_fraction,
+    clipped_surrogate,
+    clipped_value_error,
+    explained_variance,
+    standardize,
+    value_error,
+)
+from algos.minibatches import shuffled_rows, take, take_of_every_env
 from algos.networks import Network
 from algos.normalize import RunningStatistics
 from algos.returns import generalized_advantage_estimation
-from algos.rollout import episode_metrics, evaluate, rollout
-from envs import Box, Discrete, Environment, MultiDiscrete, TimeStep
+from algos.rollout import environment_major, episode_metrics, evaluate, rollout, time_major
+from envs import (
+    Box,
+    Discrete,
+    Environment,
+    MultiDiscrete,
+    Observation,
+    TimeStep,
+    features_and_mask,
+    map_features,
+)
 
 
 class State(NamedTuple):
@@ -33,7 +52,7 @@ class State(NamedTuple):
     return_statistics: RunningStatistics  # of the discounted return that rewards are scaled by
     running_return: jax.Array  # [B] float32, that return so far
     env_state: Any  # leading axis B
-    observation: jax.Array  # [B, *obs]
+    observation: Observation  # [B, *obs]
     key: jax.Array
     iteration: jax.Array  # int32
 
@@ -48,7 +67,7 @@ class Decision(NamedTuple):
 class Minibatch(NamedTuple):
     """Samples that a gradient is taken over."""
 
-    observation: jax.Array  # [N, *obs], normalised if observations are
+    observation: Observation  # [N, *obs], normalised if observations are
     action: jax.Array  # [N, *action]
     decision: Decision  # [N]
     advantage: jax.Array  # [N] float32
@@ -105,11 +124,7 @@ class PPO(Agent):
         require(
             self, self.shuffle in ("all", "time"), f"shuffle={self.shuffle!r}: it must be 'all' or 'time'"
         )
-        shuffled, what = (
-            (self.num_steps, "num_steps")
-            if self.shuffle == "time"
-            else (self.steps_per_iteration, "num_envs * num_steps")
-        )
+        shuffled, what = self._shuffled
         require(
             self,
             shuffled % self.num_minibatches == 0,
@@ -128,7 +143,7 @@ class PPO(Agent):
         """The state before the first iteration."""
         parameter_key, env_key, key = jax.random.split(key, 3)
         env_state, observation = self.env.reset(jax.random.split(env_key, self.num_envs))
-        parameters = self._network.init(parameter_key, observation)
+        parameters = self._network.init(parameter_key, features_and_mask(observation)[0])
         return State(
             parameters=parameters,
             optimizer_state=self._optimizer.init(parameters),
@@ -202,34 +217,25 @@ class PPO(Agent):
         """Several epochs of minibatch updates on a rollout `[T, B]`."""
         parameters, optimizer_state, observation_statistics, return_statistics = learned
         observation, action, decision, time_step = trajectory
-        reward = time_step.reward
-        if self.normalize_reward:
-            running_return, returns = normalize.accumulate_returns(
-                running_return, reward, time_step.done, self.discount
-            )
-            return_statistics = normalize.update(return_statistics, returns)
-            reward = normalize.scale(return_statistics, reward)
+        reward, running_return, return_statistics = self._reward(time_step, running_return, return_statistics)
         # What the actor saw: statistics change only once the rollout is used up.
         seen = self._seen(observation_statistics, observation)
-        advantage, target = self._advantage(parameters, observation_statistics, decision, time_step, reward)
+        final = self._seen(observation_statistics, time_step.final_observation)
+        _, next_value = self._policy(parameters, jax.tree.map(environment_major, final))
+        advantage, target = self._advantage(
+            reward, decision.value, time_major(next_value, self.num_steps), time_step
+        )
         # Environment-major and flat: a split of the environments stays a split of the samples, and
         # products of flat matrices are what XLA is quick at.
-        samples = jax.tree.map(_environment_major, Minibatch(seen, action, decision, advantage, target))
-
-        def one_update(carry, rows):
-            parameters, optimizer_state = carry
-            gradient, losses = self.gradient(parameters, self._take(samples, rows))
-            return self.update(gradient, optimizer_state, parameters), losses
-
-        (parameters, optimizer_state), losses = jax.lax.scan(
-            one_update, (parameters, optimizer_state), self._minibatch_rows(key)
-        )
+        samples = jax.tree.map(environment_major, Minibatch(seen, action, decision, advantage, target))
+        parameters, optimizer_state, losses = self._updated(parameters, optimizer_state, samples, key)
         if self.normalize_observation:
-            observation_statistics = normalize.update(observation_statistics, observation)
+            features, _ = features_and_mask(observation)
+            observation_statistics = normalize.update(observation_statistics, features)
         metrics = {
             **episode_metrics(time_step),
-            **jax.tree.map(jnp.mean, losses),
-            "explained_variance": 1.0 - jnp.var(target - decision.value) / (jnp.var(target) + 1e-8),
+            **losses,
+            "explained_variance": explained_variance(target, decision.value),
         }
         return (
             (parameters, optimizer_state, observation_statistics, return_statistics),
@@ -251,68 +257,87 @@ class PPO(Agent):
     # --- parts ---
 
     def _loss(self, parameters, minibatch: Minibatch):
-        policy, value = self._policy(parameters, minibatch.observation)
+        """Equation 9 of the paper, negated, and its parts."""
+        policy, value = self._predict(parameters, minibatch)
         log_ratio = policy.log_prob(minibatch.action) - minibatch.decision.log_prob
-        ratio = jnp.exp(log_ratio)
         advantage = minibatch.advantage
         if self.normalize_advantage:
-            advantage = (advantage - jnp.mean(advantage)) / (jnp.std(advantage) + 1e-8)
-        # Equation 7 of the paper.
-        clipped_ratio = jnp.clip(ratio, 1.0 - self.clip_ratio, 1.0 + self.clip_ratio)
-        policy_loss = -jnp.mean(jnp.minimum(ratio * advantage, clipped_ratio * advantage))
-        error = jnp.square(value - minibatch.target)
-        if self.clip_value:  # not in the paper, but in its code: OpenAI's baselines, ppo2
-            change = jnp.clip(value - minibatch.decision.value, -self.clip_ratio, self.clip_ratio)
-            error = jnp.maximum(error, jnp.square(minibatch.decision.value + change - minibatch.target))
-        value_loss = 0.5 * jnp.mean(error)
+            advantage = standardize(advantage)
+        policy_loss = clipped_surrogate(log_ratio, advantage, self.clip_ratio)  # equation 7
+        if self.clip_value:
+            old_value = minibatch.decision.value
+            value_loss = clipped_value_error(value, old_value, minibatch.target, self.clip_ratio)
+        else:
+            value_loss = value_error(value, minibatch.target)
         entropy = jnp.mean(policy.entropy())
-        # Equation 9.
         loss = policy_loss + self.value_coefficient * value_loss - self.entropy_coefficient * entropy
         return loss, {
             "loss": loss,
             "policy_loss": policy_loss,
             "value_loss": value_loss,
             "entropy": entropy,
-            "approx_kl": jnp.mean((ratio - 1.0) - log_ratio),  # Schulman, joschu.net/blog/kl-approx.html: k3
-            "clip_fraction": jnp.mean(jnp.abs(ratio - 1.0) > self.clip_ratio, dtype=jnp.float32),
+            "approx_kl": approximate_kl(log_ratio),
+            "clip_fraction": clip_fraction(log_ratio, self.clip_ratio),
         }
 
-    def _advantage(self, parameters, statistics, decision: Decision, time_step: TimeStep, reward):
+    def _predict(self, parameters, minibatch):
+        """Distribution over actions, and value, of each sample."""
+        return self._policy(parameters, minibatch.observation)
+
+    def _reward(self, time_step: TimeStep, running_return, return_statistics):
+        """Rewards `[T, B]` that are learned from; and, where they are scaled, what their scale comes from."""
+        if not self.normalize_reward:
+            return time_step.reward, running_return, return_statistics
+        running_return, returns = normalize.accumulate_returns(
+            running_return, time_step.reward, time_step.done, self.discount
+        )
+        return_statistics = normalize.update(return_statistics, returns)
+        return normalize.scale(return_statistics, time_step.reward), running_return, return_statistics
+
+    def _advantage(self, reward, value, next_value, time_step: TimeStep):
         """Advantage and value target, both `[T, B]`; a truncation is followed by its observation's value."""
-        final = _environment_major(self._seen(statistics, time_step.final_observation))
-        _, next_value = self._network.apply(parameters, final)
-        next_value = next_value.reshape(self.num_envs, self.num_steps).swapaxes(0, 1)
         return generalized_advantage_estimation(
-            reward, decision.value, next_value, time_step.terminated, time_step.truncated,
+            reward, value, next_value, time_step.terminated, time_step.truncated,
             self.discount, self.gae_lambda,
         )  # fmt: skip
 
-    def _minibatch_rows(self, key) -> jax.Array:
-        """Which samples (or time steps) each update takes: `[num_epochs * num_minibatches, ...]` int32."""
-        count = self.num_steps if self.shuffle == "time" else self.steps_per_iteration
-        epochs = jax.random.split(key, self.num_epochs)
-        rows = jax.vmap(lambda key: jax.random.permutation(key, count))(epochs)
-        return rows.reshape(self.num_epochs * self.num_minibatches, -1)
+    def _updated(self, parameters, optimizer_state, samples, key):
+        """Parameters and optimiser state after all epochs, and the mean losses."""
 
-    def _take(self, samples: Minibatch, rows) -> Minibatch:
+        def one_update(carry, rows):
+            parameters, optimizer_state = carry
+            gradient, losses = self.gradient(parameters, self._take(samples, rows))
+            return self.update(gradient, optimizer_state, parameters), losses
+
+        rows = shuffled_rows(key, self._shuffled[0], self.num_epochs, self.num_minibatches)
+        (parameters, optimizer_state), losses = jax.lax.scan(one_update, (parameters, optimizer_state), rows)
+        return parameters, optimizer_state, jax.tree.map(jnp.mean, losses)
+
+    def _take(self, samples, rows):
         """The minibatch of some rows; of time steps, those of every environment."""
         if self.shuffle == "all":
-            return jax.tree.map(lambda x: x[rows], samples)
+            return take(samples, rows)
+        return take_of_every_env(samples, rows, self.num_envs)
 
-        def take(x):
-            by_time = x.reshape(self.num_envs, self.num_steps, *x.shape[1:])[:, rows]
-            return by_time.reshape(-1, *x.shape[1:])
-
-        return jax.tree.map(take, samples)
+    @property
+    def _shuffled(self) -> tuple[int, str]:
+        """How many rows an epoch shuffles, and what makes that number."""
+        if self.shuffle == "all":
+            return self.steps_per_iteration, "num_envs * num_steps"
+        return self.num_steps, "num_steps"
 
     def _policy(self, parameters, observation):
         """Distribution over actions and value `[N]`, for observations `[N, *obs]`."""
-        output, value = self._network.apply(parameters, observation)
-        return distributions.for_space(self.env.action_space).distribution(output), value
+        features, action_mask = features_and_mask(observation)
+        output, value = self._network.apply(parameters, features)
+        policy = distributions.for_space(self.env.action_space).distribution(output)
+        return distributions.masked(policy, action_mask), value
 
     def _seen(self, statistics, observation):
         """Observations `[..., *obs]` as the networks see them."""
-        return normalize.normalize(statistics, observation) if self.normalize_observation else observation
+        if not self.normalize_observation:
+            return observation
+        return map_features(lambda features: normalize.normalize(statistics, features), observation)
 
     @property
     def _network(self) -> Network:
@@ -332,8 +357,3 @@ class PPO(Agent):
                 self.learning_rate, self.num_iterations, self.num_epochs * self.num_minibatches
             )
         return optimizers.clipped_adam(step_size, self.max_grad_norm)
-
-
-def _environment_major(x: jax.Array) -> jax.Array:
-    """`[T, B, ...]` to `[B * T, ...]`."""
-    return x.swapaxes(0, 1).reshape(-1, *x.shape[2:])

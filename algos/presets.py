@@ -3,6 +3,12 @@
 from typing import Any
 
 _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
+    # JaxMARL's baselines/IPPO/config/ippo_ff_mpe.yaml.
+    "IPPO": {"MPE_simple_spread_v3": {"total_steps": 10_000_000}},
+    # JaxMARL's baselines/MAPPO/config/mappo_homogenous_rnn_mpe.yaml, but for the length of the run.
+    "MAPPO": {
+        "MPE_simple_spread_v3": {"total_steps": 600_000, "learning_rate": 2e-3, "activation": "relu"},
+    },
     "PPO": {
         "Pendulum-v1": {
             "total_steps": 1_000_000,

@@ -13,6 +13,8 @@ Either way the next row belongs to another episode, so no reward and no error fl
 (Pardo et al. 2018, "Time Limits in Reinforcement Learning", arXiv 1712.00378).
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
@@ -86,6 +88,163 @@ def discounted_returns(
     term = reward + discount * jnp.where(cut_short, next_value, 0.0)
     weight = discount * _continues(jnp.logical_or(terminated, truncated))
     return _accumulate_backwards(term, weight, bootstrap_value)
+
+
+def lambda_returns(
+    reward: jax.Array,
+    next_value: jax.Array,
+    terminated: jax.Array,
+    truncated: jax.Array,
+    discount: float | jax.Array,
+    lambda_: float | jax.Array,
+) -> jax.Array:
+    """Lambda-returns (Sutton and Barto 2018, equation 12.20), of V or of Q.
+
+    `return[t] = reward[t] + discount * ((1 - lambda_) * next_value[t] + lambda_ * return[t + 1])`, where
+    nothing follows a termination, and `next_value[t]` alone follows a truncation and the last row.
+
+    With `next_value = V` these are the targets of `generalized_advantage_estimation`, without the values of
+    the states left. With `next_value = max over actions of Q` they are Peng and Williams's Q(lambda) (1994,
+    Machine Learning 22), which PQN learns from (Gallici et al. 2024, arXiv 2407.04811).
+
+    Args:
+        reward: `[T, B]` float32.
+        next_value: `[T, B]` float32, value of the observation that step t led to, before any reset.
+        terminated: `[T, B]` bool (or 0/1 float).
+        truncated: `[T, B]` bool (or 0/1 float).
+        discount: scalar in [0, 1].
+        lambda_: scalar in [0, 1]; 0 gives one-step targets, 1 discounted returns.
+
+    Returns:
+        `[T, B]` float32.
+
+    >>> reward, next_value, never = jnp.ones((2, 1)), jnp.full((2, 1), 4.0), jnp.zeros((2, 1), bool)
+    >>> lambda_returns(reward, next_value, never, never, 0.5, 0.5)[:, 0].tolist()
+    [2.75, 3.0]
+    """
+    goes_on = lambda_ * _continues(jnp.logical_or(terminated, truncated))
+    term = reward + discount * (1.0 - goes_on) * _continues(terminated) * next_value
+    return _accumulate_backwards(term, discount * goes_on, next_value[-1])
+
+
+class NStep(NamedTuple):
+    """What up to `n` steps earn, and where they lead: their return is `reward + weight * V(end of last)`."""
+
+    reward: jax.Array  # [T, B] float32, discounted sum
+    weight: jax.Array  # [T, B] float32, discount ** steps taken, 0 where they ended in a termination
+    last: jax.Array  # [T, B] int32, the row of the last of these steps, whose next observation has that value
+
+
+def n_step_sums(
+    reward: jax.Array, terminated: jax.Array, truncated: jax.Array, discount: float | jax.Array, n: int
+) -> NStep:
+    """The rewards of up to `n` steps from each one on; fewer where the episode, or the trajectory, ends.
+
+    Apart from `n_step_returns` for those who have no value at hand for every step: one-step methods on
+    replayed sequences need that of `last` alone.
+
+    Args:
+        reward: `[T, B]` float32.
+        terminated: `[T, B]` bool (or 0/1 float).
+        truncated: `[T, B]` bool (or 0/1 float).
+        discount: scalar in [0, 1].
+        n: steps, at least 1.
+
+    >>> reward, never = jnp.ones((3, 1)), jnp.zeros((3, 1), bool)
+    >>> sums = n_step_sums(reward, never, never, 0.5, n=2)
+    >>> sums.reward[:, 0].tolist(), sums.weight[:, 0].tolist(), sums.last[:, 0].tolist()
+    ([1.5, 1.5, 1.0], [0.25, 0.25, 0.5], [1, 2, 2])
+    """
+    row = jax.lax.broadcasted_iota(jnp.int32, reward.shape, 0)
+    one = NStep(reward, discount * _continues(terminated), row)
+    alone = jnp.logical_or(jnp.logical_or(terminated, truncated), row == reward.shape[0] - 1)
+
+    def longer(_, sums: NStep) -> NStep:
+        """One step, and the sums of the step after it; the wrapped last row is alone."""
+        after = NStep(*(jnp.roll(x, -1, axis=0) for x in sums))
+        further = NStep(reward + discount * after.reward, discount * after.weight, after.last)
+        return NStep(*(jnp.where(alone, x, y) for x, y in zip(one, further, strict=True)))
+
+    return jax.lax.fori_loop(1, n, longer, one)
+
+
+def n_step_returns(
+    reward: jax.Array,
+    next_value: jax.Array,
+    terminated: jax.Array,
+    truncated: jax.Array,
+    discount: float | jax.Array,
+    n: int,
+) -> jax.Array:
+    """Rewards of `n` steps and the value of what they lead to (Sutton and Barto 2018, equation 7.1).
+
+    Fewer steps where the episode or the trajectory ends before: after a termination nothing follows; after a
+    truncation, and after the last row, `next_value` of that step does.
+
+    Args:
+        reward: `[T, B]` float32.
+        next_value: `[T, B]` float32, value of the observation that step t led to, before any reset.
+        terminated: `[T, B]` bool (or 0/1 float).
+        truncated: `[T, B]` bool (or 0/1 float).
+        discount: scalar in [0, 1].
+        n: steps, at least 1.
+
+    Returns:
+        `[T, B]` float32.
+    """
+    sums = n_step_sums(reward, terminated, truncated, discount, n)
+    return sums.reward + sums.weight * jnp.take_along_axis(next_value, sums.last, axis=0)
+
+
+def v_trace(
+    ratio: jax.Array,
+    reward: jax.Array,
+    value: jax.Array,
+    next_value: jax.Array,
+    terminated: jax.Array,
+    truncated: jax.Array,
+    discount: float | jax.Array,
+    lambda_: float | jax.Array = 1.0,
+    rho_clip: float | jax.Array = 1.0,
+    c_clip: float | jax.Array = 1.0,
+) -> tuple[jax.Array, jax.Array]:
+    """V-trace (Espeholt et al. 2018, arXiv 1802.01561): values of one policy from another's actions.
+
+    With `rho[t] = min(rho_clip, ratio[t])` and `c[t] = lambda_ * min(c_clip, ratio[t])`, equation 1 in the
+    recursive form of Remark 1, cut where the episode ended at `t`:
+
+    `target[t] = value[t] + rho[t] * delta[t] + discount * c[t] * (target[t + 1] - value[t + 1])`,
+    `delta[t] = reward[t] + discount * next_value[t] * (1 - terminated[t]) - value[t]`.
+
+    The advantage is that of section 4.2, `rho[t] * (reward[t] + discount * following[t] - value[t])`; what
+    follows is `target[t + 1]` for `lambda_ = 1` and, as in rlax, its mean with `next_value[t]` by `lambda_`
+    otherwise. So where the two policies are one (`ratio = 1`, clips of at least 1) advantage and target are
+    those of `generalized_advantage_estimation`.
+
+    Args:
+        ratio: `[T, B]` float32, probability of the action taken under the policy to be evaluated, divided by
+            that under the policy that took it.
+        reward: `[T, B]` float32.
+        value: `[T, B]` float32, V(s_t).
+        next_value: `[T, B]` float32, V of the observation that step t led to, before any automatic reset.
+        terminated: `[T, B]` bool (or 0/1 float).
+        truncated: `[T, B]` bool (or 0/1 float).
+        discount: scalar in [0, 1].
+        lambda_: scalar in [0, 1] (Remark 2).
+        rho_clip: above 0, rho-bar of the paper: which policy's value the targets tend to.
+        c_clip: above 0, c-bar of the paper, at most `rho_clip`: how far back errors are carried.
+
+    Returns:
+        `advantage` and `target`, both `[T, B]` float32. Gradients flow into both: stop them.
+    """
+    rho = jnp.minimum(rho_clip, ratio)
+    c = lambda_ * jnp.minimum(c_clip, ratio)
+    goes_on = _continues(jnp.logical_or(terminated, truncated))
+    delta = reward + discount * next_value * _continues(terminated) - value
+    correction = _accumulate_backwards(rho * delta, discount * c * goes_on, jnp.zeros_like(delta[-1]))
+    next_correction = jnp.concatenate([correction[1:], jnp.zeros_like(correction[:1])])
+    advantage = rho * (delta + discount * lambda_ * goes_on * next_correction)
+    return advantage, value + correction
 
 
 def _continues(ended: jax.Array) -> jax.Array:

@@ -1,7 +1,7 @@
 """Acting in an environment: rollouts for training, whole episodes for evaluation, and what they earned."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +9,18 @@ import jax.numpy as jnp
 from envs import Environment, TimeStep
 
 
+class Recollection(NamedTuple):
+    """What an actor with a memory brings along from the step before."""
+
+    memory: Any  # leading axis B
+    start: (
+        jax.Array
+    )  # [B] bool: an episode starts here, so the memory is of another one and counts for nothing
+
+
 def rollout(
-    act: Callable, step: Callable, key: jax.Array, env_state: Any, observation: jax.Array, num_steps: int
-) -> tuple[Any, jax.Array, tuple[jax.Array, Any, TimeStep]]:
+    act: Callable, step: Callable, key: jax.Array, env_state: Any, observation: Any, num_steps: int
+) -> tuple[Any, Any, tuple[Any, Any, TimeStep]]:
     """Steps a batch of environments `num_steps` times.
 
     Every environment gets keys of its own at every step, so a batch that is split over devices sees the
@@ -22,7 +31,7 @@ def rollout(
       step: `(keys [B], env_state, action) -> (env_state, TimeStep)`.
       key: one key.
       env_state: leading axis B.
-      observation: `[B, ...]`, what the first action answers to.
+      observation: `[B, ...]`, what the first action answers to; an array or a pytree of them.
       num_steps: T.
 
     Returns:
@@ -30,20 +39,55 @@ def rollout(
       `((observation, action), extras, time_step)` of each step; the time step's `observation` is None, being
       the next row's.
     """
-    num_envs = observation.shape[0]
+
+    def act_from_observation(observation, _, keys):
+        return *act(observation, keys), None
+
+    env_state, observation, _, steps = rollout_with_memory(
+        act_from_observation, step, key, env_state, observation, None, num_steps
+    )
+    return env_state, observation, steps
+
+
+def rollout_with_memory(
+    act: Callable,
+    step: Callable,
+    key: jax.Array,
+    env_state: Any,
+    observation: Any,
+    recollection: Recollection | None,
+    num_steps: int,
+) -> tuple[Any, Any, Any, tuple[Any, Any, TimeStep]]:
+    """`rollout` for an actor with a memory: the memory goes along, and where an episode ends, that is said.
+
+    It is not reset here: `act` does that where `start` is true, so that the memory in which an episode ended
+    is still known.
+
+    Args:
+      act: `(observation [B, ...], Recollection, keys [B]) -> (action [B, ...], extras, memory [B, ...])`.
+      recollection: what the first action also answers to; None for an actor without.
+      step, key, env_state, observation, num_steps: as for `rollout`.
+
+    Returns:
+      As `rollout`, with the `Recollection` after the last step third.
+    """
+    num_envs = jax.tree.leaves(observation)[0].shape[0]
     keys = jax.random.split(key, (num_steps, 2, num_envs))
 
     def one_step(carry, keys):
-        env_state, observation = carry
-        action, extras = act(observation, keys[0])
+        env_state, observation, recollection = carry
+        action, extras, memory = act(observation, recollection, keys[0])
         env_state, time_step = step(keys[1], env_state, action)
+        after = None if recollection is None else Recollection(memory, time_step.done)
         # The next row's observation is this step's: no need to record it twice.
-        return (env_state, time_step.observation), (
+        return (env_state, time_step.observation, after), (
             (observation, action), extras, time_step._replace(observation=None),
         )  # fmt: skip
 
-    (env_state, observation), steps = jax.lax.scan(one_step, (env_state, observation), keys)
-    return env_state, observation, steps
+    (env_state, observation, recollection), steps = jax.lax.scan(
+        one_step, (env_state, observation, recollection), keys
+    )
+    return env_state, observation, recollection, steps
 
 
 def evaluate(
@@ -57,28 +101,49 @@ def evaluate(
       max_steps: where the environment has no time limit, an episode is scored as it stands after this many.
 
     Returns:
-      `return`, `return_std`, `length`: scalars over the episodes; `returns`: `[B]` float32.
+      `return`, `return_std`, `length`: scalars over the episodes; `returns`: `[B]` float32. Of several
+      agents, the return is the mean over the agents of each one's.
+    """
+
+    def act_from_observation(observation, _, keys):
+        return act(observation, keys), None
+
+    return evaluate_with_memory(env, act_from_observation, None, key, episodes, max_steps)
+
+
+def evaluate_with_memory(
+    env: Environment, act: Callable, memory: Any, key: jax.Array, episodes: int, max_steps: int = 10_000
+) -> dict[str, jax.Array]:
+    """`evaluate` for an actor with a memory.
+
+    Args:
+      act: `(observation [B, ...], Recollection, keys [B]) -> (action [B, ...], memory [B, ...])`.
+      memory: of any content, leading axis B; every episode starts afresh.
+      env, key, episodes, max_steps: as for `evaluate`.
     """
     limit = env.max_episode_steps or max_steps
     reset_key, run_key = jax.random.split(key)
     env_state, observation = env.reset(jax.random.split(reset_key, episodes))
 
     def unfinished(carry):
-        time, _, _, playing, _, _ = carry
+        time, _, _, _, playing, _, _ = carry
         return (time < limit) & jnp.any(playing)
 
     def one_step(carry):
-        time, env_state, observation, playing, total, length = carry
+        time, env_state, observation, recollection, playing, total, length = carry
         keys = jax.random.split(jax.random.fold_in(run_key, time), (2, episodes))
-        env_state, step = env.step(keys[1], env_state, act(observation, keys[0]))
-        total += jnp.where(playing, step.reward, 0.0)
+        action, memory = act(observation, recollection, keys[0])
+        env_state, step = env.step(keys[1], env_state, action)
+        after = None if recollection is None else Recollection(memory, step.done)
+        total += jnp.where(playing, _of_the_team(step.reward), 0.0)
         length += playing
-        return time + 1, env_state, step.observation, playing & ~step.done, total, length
+        return time + 1, env_state, step.observation, after, playing & ~step.done, total, length
 
     start = (
         jnp.int32(0),
         env_state,
         observation,
+        None if memory is None else Recollection(memory, jnp.ones(episodes, bool)),
         jnp.ones(episodes, bool),
         jnp.zeros(episodes),
         jnp.zeros(episodes, jnp.int32),
@@ -90,6 +155,11 @@ def evaluate(
         "length": jnp.mean(length.astype(jnp.float32)),
         "returns": total,
     }
+
+
+def _of_the_team(reward: jax.Array) -> jax.Array:
+    """Rewards `[B]` as they are, and the mean over the agents of rewards `[B, A]`."""
+    return reward if reward.ndim == 1 else jnp.mean(reward, axis=1)
 
 
 def episode_metrics(time_step: TimeStep) -> dict[str, jax.Array]:
@@ -108,3 +178,23 @@ def episode_metrics(time_step: TimeStep) -> dict[str, jax.Array]:
         "episode_length": mean(time_step.episode_length.astype(jnp.float32)),
         "episodes": episodes,
     }
+
+
+def environment_major(x: jax.Array) -> jax.Array:
+    """Steps `[T, B, ...]` as rows `[B * T, ...]`: a split of the environments stays a split of the rows.
+
+    And products of flat matrices are what XLA is quick at.
+
+    >>> environment_major(jnp.array([[1, 10], [2, 20], [3, 30]])).tolist()
+    [1, 2, 3, 10, 20, 30]
+    """
+    return x.swapaxes(0, 1).reshape(-1, *x.shape[2:])
+
+
+def time_major(x: jax.Array, num_steps: int) -> jax.Array:
+    """Rows `[B * T, ...]` as steps `[T, B, ...]`; undoes `environment_major`.
+
+    >>> time_major(jnp.array([1, 2, 3, 10, 20, 30]), num_steps=3).tolist()
+    [[1, 10], [2, 20], [3, 30]]
+    """
+    return x.reshape(-1, num_steps, *x.shape[1:]).swapaxes(0, 1)

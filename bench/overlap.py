@@ -2,8 +2,8 @@
 
 Measured in one process, in turns: an iteration without staleness (actor, then learner), and one with
 `staleness=1`. Without it the two parts never overlap, so their busy times are what each takes alone. And
-since two devices of one machine share its caches and memory, also what the machine itself can do: two
-copies of a plain program on the two devices, at once against one after the other.
+since two devices of one machine share its caches and memory, also what the machine itself can do: the same
+two programs, each on its device, started at once on arrays that are there already, without an engine.
 
     python -m bench.overlap
 """
@@ -36,7 +36,7 @@ def main() -> dict:
         env=envs.make("Acrobot-v1"), num_envs=256, num_steps=64, num_epochs=1, total_steps=10**9
     )
     runs = {k: _Run(algorithm, policies.SingleLearnerCoarse(staleness=k), devices) for k in (0, 1)}
-    shared = _machine(devices)
+    machine = _bare_programs(runs[1].engine)
     rounds = []
     for _ in range(ROUNDS):
         apart, parts = runs[0].seconds()
@@ -44,7 +44,7 @@ def main() -> dict:
         rounds.append({"synchronous": apart, "staleness_1": together, **parts,
                        "over_longer": together / max(parts.values()),
                        "synchronous_over_sum": apart / sum(parts.values()),
-                       "machine": shared()})  # fmt: skip
+                       "machine": machine()})  # fmt: skip
     medians = {name: statistics.median(row[name] for row in rounds) for name in rounds[0]}
     ratios = sorted(row["over_longer"] for row in rounds)
     return {**medians, "over_longer_middle_half": [ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]]}
@@ -66,21 +66,33 @@ class _Run:
         return wall, {group: (after[group] - before[group]) / ITERATIONS for group in after}
 
 
-def _machine(devices):
-    """How much longer a program takes when the other device runs the same one at the same time."""
-    work = jax.jit(lambda x: jax.lax.fori_loop(0, 400, lambda _, x: jnp.tanh(x @ x), x))
-    inputs = [jax.device_put(jnp.full((128, 128), 0.01), device) for device in devices]
-    jax.block_until_ready([work(x) for x in inputs])
+def _bare_programs(engine):
+    """How much longer the two parts take at once than the longer alone, without schedule or transfers."""
+    parts = [program for program in engine.programs if program.fragments]
+
+    def seconds(programs):
+        arguments = [jax.tree.map(_filled, program.arguments) for program in programs]
+        jax.block_until_ready(arguments)
+        begun = time.perf_counter()
+        jax.block_until_ready([p.compiled(*a) for p, a in zip(programs, arguments, strict=True)])
+        return time.perf_counter() - begun
 
     def measure():
-        begun = time.perf_counter()
-        jax.block_until_ready(work(inputs[0]))
-        alone = time.perf_counter() - begun
-        begun = time.perf_counter()
-        jax.block_until_ready([work(x) for x in inputs])
-        return (time.perf_counter() - begun) / alone
+        medians = [
+            statistics.median(seconds(programs) for _ in range(ITERATIONS // 2))
+            for programs in (*([part] for part in parts), parts)
+        ]
+        return medians[-1] / max(medians[:-1])
 
     return measure
+
+
+def _filled(shape):
+    """An array of ones, or keys, of a shape with sharding."""
+    if jnp.issubdtype(shape.dtype, jax.dtypes.prng_key):
+        key = jax.random.key(0)
+        return jax.device_put(jax.random.split(key, shape.shape) if shape.shape else key, shape.sharding)
+    return jax.device_put(jnp.ones(shape.shape, shape.dtype), shape.sharding)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,18 @@
 your own, and `register` gives it a name.
 """
 
-from envs.environment import Environment, EpisodeState, SingleEnvironment, TimeStep, vectorize
+from envs.environment import (
+    Environment,
+    EpisodeState,
+    MaskedObservation,
+    Observation,
+    SingleEnvironment,
+    TimeStep,
+    features_and_mask,
+    map_features,
+    num_agents,
+    vectorize,
+)
 from envs.registry import make, names, register
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 
@@ -13,12 +24,17 @@ __all__ = [
     "Discrete",
     "Environment",
     "EpisodeState",
+    "MaskedObservation",
     "MultiDiscrete",
+    "Observation",
     "SingleEnvironment",
     "Space",
     "TimeStep",
+    "features_and_mask",
     "make",
+    "map_features",
     "names",
+    "num_agents",
     "register",
     "vectorize",
 ]

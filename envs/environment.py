@@ -1,32 +1,76 @@
 """The one interface of environments, and `vectorize`, which makes a batched one from a single instance.
 
-Letters in shapes: `B` environments.
+Letters in shapes: `B` environments, `A` agents. Shapes with `A` are those of environments of several agents,
+whose `num_agents` is a number; in all others (`num_agents` None, or not there) that axis is missing.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
-from envs.spaces import Space
+from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from fdg.errors import FdgError
 
 State: TypeAlias = Any
 
 
-class TimeStep(NamedTuple):
-    """What one step of a batch of environments gives; every field has the leading axis `B`."""
+class MaskedObservation(NamedTuple):
+    """What an environment gives as observation where not every action is allowed at every time.
 
-    observation: jax.Array  # [B, *observation_space.shape] what the actor sees next: where an episode has
-    # just ended, the first observation of the new one
-    reward: jax.Array  # [B] float32
+    `observation_space` is the space of `observation`; see `features_and_mask` for taking it apart.
+    """
+
+    observation: jax.Array  # [..., *observation_space.shape]
+    action_mask: jax.Array  # [..., n] bool, True = allowed: an entry for each of the `n` actions of a
+    # Discrete space; for a MultiDiscrete one the entries of its choices one after the other, sum(nvec) in all
+
+
+Observation: TypeAlias = "jax.Array | MaskedObservation"
+
+
+def features_and_mask(observation: Observation) -> tuple[jax.Array, jax.Array | None]:
+    """What a network sees of an observation, and which actions are allowed: `None` where all always are.
+
+    >>> features_and_mask(MaskedObservation("features", "mask"))
+    ('features', 'mask')
+    >>> features_and_mask("features")
+    ('features', None)
+    """
+    if isinstance(observation, MaskedObservation):
+        return observation.observation, observation.action_mask
+    return observation, None
+
+
+def map_features(function: Callable[[jax.Array], jax.Array], observation: Observation) -> Observation:
+    """The observation with `function` applied to its features; a mask stays as it is.
+
+    >>> map_features(str.upper, MaskedObservation("features", "mask"))
+    MaskedObservation(observation='FEATURES', action_mask='mask')
+    """
+    features, mask = features_and_mask(observation)
+    changed = function(features)
+    return changed if mask is None else MaskedObservation(changed, mask)
+
+
+class TimeStep(NamedTuple):
+    """What one step of a batch of environments gives; every field has the leading axis `B`.
+
+    An episode begins and ends for all agents of an environment together.
+    """
+
+    observation: Observation  # [B, (A,) *observation_space.shape] what the actor sees next: where an episode
+    # has just ended, the first observation of the new one
+    reward: jax.Array  # [B, (A)] float32
     terminated: jax.Array  # [B] bool: a terminal state was reached, whose value is 0
     truncated: jax.Array  # [B] bool: cut off by a time limit, so bootstrap from `final_observation`; never
     # true where `terminated` is
-    final_observation: jax.Array  # [B, *observation_space.shape] the observation before the auto-reset;
-    # equals `observation` where the episode goes on
-    episode_return: jax.Array  # [B] float32: undiscounted return of the episode that ended here, else 0
+    final_observation: Observation  # [B, (A,) *observation_space.shape] the observation before the
+    # auto-reset; equals `observation` where the episode goes on
+    episode_return: jax.Array  # [B] float32: undiscounted return of the episode that ended here, the mean
+    # over agents, else 0
     episode_length: jax.Array  # [B] int32: steps in the episode that ended here, else 0
 
     @property
@@ -48,26 +92,33 @@ class Environment(Protocol):
         """Name that `envs.make` knows it by."""
 
     @property
+    def num_agents(self) -> int | None:
+        """Agents that act in one environment at the same time; `None` where there is one, without an axis.
+
+        Ask with `envs.num_agents(env)`: an environment that knows of no agents need not have it.
+        """
+
+    @property
     def observation_space(self) -> Space:
-        """Space of one observation (without `B`)."""
+        """Space of one observation (of one agent, without `B`)."""
 
     @property
     def action_space(self) -> Space:
-        """Space of one action (without `B`). Actions are not clipped to it."""
+        """Space of one action (of one agent, without `B`). Actions are not clipped to it."""
 
     @property
     def max_episode_steps(self) -> int | None:
         """Steps after which an episode is truncated; `None` where there is no limit."""
 
-    def reset(self, keys: jax.Array) -> tuple[State, jax.Array]:
+    def reset(self, keys: jax.Array) -> tuple[State, Observation]:
         """Start one episode a key.
 
         Args:
           keys: `[B]` typed PRNG keys, as of `jax.random.split(jax.random.key(0), B)`.
 
         Returns:
-          `(state, observation [B, *observation_space.shape])`; every leaf of `state` has the leading axis
-          `B`.
+          `(state, observation [B, (A,) *observation_space.shape])`, the observation a `MaskedObservation`
+          where not every action is always allowed; every leaf of `state` has the leading axis `B`.
         """
 
     def step(self, keys: jax.Array, state: State, action: jax.Array) -> tuple[State, TimeStep]:
@@ -76,7 +127,7 @@ class Environment(Protocol):
         Args:
           keys: `[B]` typed PRNG keys, new ones at every step.
           state: of `reset` or of the step before.
-          action: `[B, *action_space.shape]`.
+          action: `[B, (A,) *action_space.shape]`.
         """
 
 
@@ -84,8 +135,12 @@ class SingleEnvironment(Protocol):
     """One instance that does not reset itself; what a user writes, and `vectorize` takes.
 
     A value that hashes (a frozen dataclass, say) and pure methods. The observation has the shape of its
-    space and is cast to the dtype of its space; the reward and the two flags are scalars of any numeric
-    dtype. The state is any pytree whose structure, shapes and dtypes `step` keeps.
+    space and is cast to the dtype of its space, and may come in a `MaskedObservation`; the reward and the two
+    flags are scalars of any numeric dtype. The state is any pytree whose structure, shapes and dtypes `step`
+    keeps.
+
+    One of several agents has an attribute `num_agents`. Its spaces are those of one agent, the same for all;
+    observations, actions and rewards have a leading axis `A`; the two flags stay scalars.
     """
 
     @property
@@ -104,12 +159,12 @@ class SingleEnvironment(Protocol):
     def max_episode_steps(self) -> int | None:
         """Time limit that `vectorize` enforces as truncation; `None` for none."""
 
-    def reset(self, key: jax.Array) -> tuple[State, jax.Array]:
+    def reset(self, key: jax.Array) -> tuple[State, Observation]:
         """Start an episode: `(state, observation)`."""
 
     def step(
         self, key: jax.Array, state: State, action: jax.Array
-    ) -> tuple[State, jax.Array, jax.Array, jax.Array, jax.Array]:
+    ) -> tuple[State, Observation, jax.Array, jax.Array, jax.Array]:
         """Take one step: `(state, observation, reward, terminated, truncated)`."""
 
 
@@ -117,7 +172,7 @@ class EpisodeState(NamedTuple):
     """State of a vectorized environment; every leaf has the leading axis `B`."""
 
     inner: State  # of the single environment
-    running_return: jax.Array  # [B] float32: undiscounted return of the episode so far
+    running_return: jax.Array  # [B] float32: undiscounted return of the episode so far, mean over agents
     running_length: jax.Array  # [B] int32: steps of the episode so far
 
 
@@ -131,6 +186,11 @@ class Vectorized:
     def name(self) -> str:
         """Name of the single environment."""
         return self.single.name
+
+    @property
+    def num_agents(self) -> int | None:
+        """Agents of the single environment; `None` where it knows of no agents."""
+        return num_agents(self.single)
 
     @property
     def observation_space(self) -> Space:
@@ -147,7 +207,7 @@ class Vectorized:
         """Steps after which an episode is truncated."""
         return self.single.max_episode_steps
 
-    def reset(self, keys: jax.Array) -> tuple[EpisodeState, jax.Array]:
+    def reset(self, keys: jax.Array) -> tuple[EpisodeState, Observation]:
         """Start one episode a key; see `Environment.reset`."""
         check_keys(self.name, keys)
         return jax.vmap(self._reset_one)(keys)
@@ -155,14 +215,14 @@ class Vectorized:
     def step(self, keys: jax.Array, state: EpisodeState, action: jax.Array) -> tuple[EpisodeState, TimeStep]:
         """Take one step in every environment; see `Environment.step`."""
         check_keys(self.name, keys)
-        expected = keys.shape + self.action_space.shape
+        expected = keys.shape + self._agents + self.action_space.shape
         if jnp.shape(action) != expected:
             raise FdgError(
                 f"environment '{self.name}': action has shape {jnp.shape(action)}, expected {expected}"
             )
         return jax.vmap(self._step_one)(keys, state, action)
 
-    def _reset_one(self, key: jax.Array) -> tuple[EpisodeState, jax.Array]:
+    def _reset_one(self, key: jax.Array) -> tuple[EpisodeState, Observation]:
         inner, observation = self.single.reset(key)
         state = EpisodeState(jax.tree.map(_strong, inner), jnp.float32(0), jnp.int32(0))
         return state, self._observation(observation, "reset")
@@ -176,11 +236,11 @@ class Vectorized:
         )
         inner = jax.tree.map(_strong, inner)
         final_observation = self._observation(final_observation, "step")
-        reward = self._scalar(reward, "reward", jnp.float32)
-        terminated = self._scalar(terminated, "terminated", jnp.bool_)
-        truncated = self._scalar(truncated, "truncated", jnp.bool_)
+        reward = self._number(reward, "reward", jnp.float32, self._agents)
+        terminated = self._number(terminated, "terminated", jnp.bool_)
+        truncated = self._number(truncated, "truncated", jnp.bool_)
 
-        episode_return = state.running_return + reward
+        episode_return = state.running_return + jnp.mean(reward)
         episode_length = state.running_length + 1
         if self.max_episode_steps is not None:
             truncated |= episode_length >= self.max_episode_steps
@@ -191,9 +251,12 @@ class Vectorized:
         fresh, first_observation = self._reset_one(reset_key)
         stepped = EpisodeState(inner, episode_return, episode_length)
         _check_same_types(self.name, fresh.inner, inner)
-        next_state = jax.tree.map(lambda new, old: jnp.where(done, new, old), fresh, stepped)
-        return next_state, TimeStep(
-            observation=jnp.where(done, first_observation, final_observation),
+
+        def begun_anew(new, old):
+            return jax.tree.map(lambda new, old: jnp.where(done, new, old), new, old)
+
+        return begun_anew(fresh, stepped), TimeStep(
+            observation=begun_anew(first_observation, final_observation),
             reward=reward,
             terminated=terminated,
             truncated=truncated,
@@ -202,22 +265,44 @@ class Vectorized:
             episode_length=jnp.where(done, episode_length, 0),
         )
 
-    def _observation(self, observation: Any, method: str) -> jax.Array:
+    def _observation(self, observation: Any, method: str) -> Observation:
         space = self.observation_space
-        if jnp.shape(observation) != space.shape:
+        features, mask = features_and_mask(observation)
+        if jnp.shape(features) != self._agents + space.shape:
+            of_agents = f" of {self.num_agents} agents" if self._agents else ""
             raise FdgError(
-                f"environment '{self.name}': {method} gives an observation of shape {jnp.shape(observation)},"
-                f" but its observation_space has {space.shape}; make the two agree"
+                f"environment '{self.name}': {method} gives an observation of shape {jnp.shape(features)},"
+                f" but its observation_space{of_agents} has {self._agents + space.shape}; make the two agree"
             )
-        return jnp.asarray(observation, space.dtype)
-
-    def _scalar(self, value: Any, what: str, dtype: Any) -> jax.Array:
-        if jnp.shape(value) != ():
+        features = jnp.asarray(features, space.dtype)
+        if mask is None:
+            return features
+        if isinstance(self.action_space, Box):
             raise FdgError(
-                f"environment '{self.name}': step gives {what} of shape {jnp.shape(value)}, expected a"
-                " scalar; a single environment does not see the batch"
+                f"environment '{self.name}': {method} gives an action_mask, but its action space is"
+                f" {self.action_space}; only actions that can be counted can be masked"
+            )
+        expected = self._agents + _mask_shape(self.action_space)
+        if jnp.shape(mask) != expected:
+            raise FdgError(
+                f"environment '{self.name}': {method} gives an action_mask of shape {jnp.shape(mask)},"
+                f" but for {self.action_space} it is {expected}"
+            )
+        return MaskedObservation(features, jnp.asarray(mask, jnp.bool_))
+
+    def _number(self, value: Any, what: str, dtype: Any, shape: tuple[int, ...] = ()) -> jax.Array:
+        if jnp.shape(value) != shape:
+            expected = f"{shape}, one an agent" if shape else "a scalar"
+            raise FdgError(
+                f"environment '{self.name}': step gives {what} of shape {jnp.shape(value)}, expected"
+                f" {expected}; a single environment does not see the batch"
             )
         return jnp.asarray(value, dtype)
+
+    @property
+    def _agents(self) -> tuple[int, ...]:
+        """The axis of agents, in front of what each of them has: `(A,)`, or none."""
+        return () if self.num_agents is None else (self.num_agents,)
 
 
 def vectorize(single: Any) -> Vectorized:
@@ -244,6 +329,20 @@ def vectorize(single: Any) -> Vectorized:
     ([True, True], [1.0, 1.0], [2, 2])
     """
     return Vectorized(single)
+
+
+def num_agents(env: Any) -> int | None:
+    """How many agents act in an environment; `None` for an ordinary one, whose arrays have no such axis.
+
+    >>> from envs.probe import Value
+    >>> print(num_agents(vectorize(Value())))
+    None
+    """
+    return getattr(env, "num_agents", None)
+
+
+def _mask_shape(action_space: Discrete | MultiDiscrete) -> tuple[int]:
+    return (action_space.n if isinstance(action_space, Discrete) else sum(action_space.nvec),)
 
 
 def _is_key(x: jax.Array) -> bool:

@@ -145,6 +145,11 @@ class HostEnvironment:
         return self.source.name
 
     @property
+    def num_agents(self) -> None:
+        """One agent acts, without an axis."""
+        return None
+
+    @property
     def observation_space(self) -> Space:
         """Space of one observation."""
         return self.source.observation_space

@@ -14,12 +14,12 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from envs.environment import Vectorized, vectorize
+from envs.environment import MaskedObservation, Observation, Vectorized, vectorize
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from fdg.errors import FdgError
 
 # What `step` of a single environment returns: state, observation, reward, terminated, truncated.
-Step = tuple[Any, jax.Array, jax.Array, jax.Array, jax.Array]
+Step = tuple[Any, Observation, jax.Array, jax.Array, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,6 +248,36 @@ class ContinuousTarget:
 
 
 @dataclasses.dataclass(frozen=True)
+class Masked:
+    """Three actions, one step; the observation says one-hot which action `f` is forbidden, as does the mask.
+
+    Action `f + 1` (modulo 3) has reward 1, action `f + 2` reward -1. The forbidden one is paid 1,000 where it
+    is taken all the same, so that an agent that does not heed the mask is drawn to it, and a mean return
+    above 1 over less than 500 episodes shows that it was taken even once. The value is 1 everywhere.
+    """
+
+    name: ClassVar[str] = "probe:masked"
+    observation_space: ClassVar[Space] = Box(0.0, 1.0, (3,))
+    action_space: ClassVar[Space] = Discrete(3)
+    max_episode_steps: ClassVar[int | None] = None
+    optimal_return: ClassVar[float] = 1.0
+
+    def reset(self, key: jax.Array) -> tuple[jax.Array, MaskedObservation]:
+        """Observation: `f`, one-hot; allowed is what is zero in it."""
+        forbidden = self.action_space.sample(key)
+        return forbidden, self._observe(forbidden)
+
+    def step(self, key: jax.Array, state: jax.Array, action: jax.Array) -> Step:
+        """Reward by how far the action is beyond the forbidden one; terminated."""
+        reward = jnp.stack([jnp.float32(1000), jnp.float32(1), jnp.float32(-1)])[(action - state) % 3]
+        return state, self._observe(state), reward, jnp.bool_(True), jnp.bool_(False)
+
+    def _observe(self, forbidden: jax.Array) -> MaskedObservation:
+        one_hot = jax.nn.one_hot(forbidden, 3)
+        return MaskedObservation(one_hot, one_hot == 0)
+
+
+@dataclasses.dataclass(frozen=True)
 class Truncation:
     """One action, one observation, reward 1 at every step; never terminates, truncated after `steps` steps.
 
@@ -282,6 +312,89 @@ class Truncation:
         return (), jnp.ones(1), jnp.float32(1), jnp.bool_(False), jnp.bool_(False)
 
 
+@dataclasses.dataclass(frozen=True)
+class Agents:
+    """Several agents at once; each is shown a random target, and judged by how its own action meets it.
+
+    As `probe:memory` for each agent: an observation `[target, 0]` at first, `[0, 0]` between, and `[0, 1]`
+    when the action counts, `delay` steps later (`[target, 1]` with no delay). Then the reward of a target
+    `±1` is 1 for action 1 after 1 and action 0 after -1, else -1; of a `continuous` target in `[-1, 1]` it is
+    `-(action - target)²`. The best policy copies the target, and needs a memory where there is a delay. Fails
+    where agents are mixed up with each other or with environments.
+    """
+
+    num_agents: int = 2
+    delay: int = 0
+    continuous: bool = False
+    name: ClassVar[str] = "probe:agents"
+    observation_space: ClassVar[Space] = Box(-1.0, 1.0, (2,))
+    max_episode_steps: ClassVar[int | None] = None
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "num_agents")
+
+    @property
+    def action_space(self) -> Space:
+        """`[1]` in `[-1, 1]`, or one of two."""
+        return Box(-1.0, 1.0, (1,)) if self.continuous else Discrete(2)
+
+    @property
+    def optimal_return(self) -> float:
+        """0 for continuous actions, else 1."""
+        return 0.0 if self.continuous else 1.0
+
+    def reset(self, key: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
+        """Observation: `[A, 2]`, the targets."""
+        shape = (self.num_agents,)
+        if self.continuous:
+            target = jax.random.uniform(key, shape, minval=-1.0, maxval=1.0)
+        else:
+            target = jax.random.rademacher(key, shape, jnp.float32)
+        state = {"target": target, "time": jnp.int32(0)}
+        return state, self._observe(state)
+
+    def step(self, key: jax.Array, state: dict[str, jax.Array], action: jax.Array) -> Step:
+        """Reward: `[A]`, at the last of `delay + 1` steps."""
+        judged, target = state["time"] == self.delay, state["target"]
+        miss = action[:, 0] - target if self.continuous else None
+        reward = target * (2.0 * action - 1.0) if miss is None else -jnp.square(miss)
+        state = {"target": target, "time": state["time"] + 1}
+        return state, self._observe(state), jnp.where(judged, reward, 0.0), judged, jnp.bool_(False)
+
+    def _observe(self, state: dict[str, jax.Array]) -> jax.Array:
+        seen = jnp.where(state["time"] == 0, state["target"], 0.0)
+        counts = jnp.full_like(seen, state["time"] == self.delay)
+        return jnp.stack([seen, counts], axis=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Team:
+    """Several agents, one action, one step; each sees `x = ±1` at random, and is paid the next agent's `x`.
+
+    To a value function of an agent's own observation all is worth 0. One that sees the observations of all
+    knows every reward.
+    """
+
+    num_agents: int = 2
+    name: ClassVar[str] = "probe:team"
+    observation_space: ClassVar[Space] = Box(-1.0, 1.0, (1,))
+    action_space: ClassVar[Space] = Discrete(1)
+    max_episode_steps: ClassVar[int | None] = None
+    optimal_return: ClassVar[float] = 0.0
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "num_agents")
+
+    def reset(self, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Observation: `[A, 1]`."""
+        x = jax.random.rademacher(key, (self.num_agents,), jnp.float32)
+        return x, x[:, None]
+
+    def step(self, key: jax.Array, state: jax.Array, action: jax.Array) -> Step:
+        """Reward: `[A]`, terminated."""
+        return state, state[:, None], jnp.roll(state, -1), jnp.bool_(True), jnp.bool_(False)
+
+
 PROBES: tuple[type[Any], ...] = (
     Value,
     ValueOfObservation,
@@ -291,7 +404,10 @@ PROBES: tuple[type[Any], ...] = (
     Memory,
     MultiDiscreteTarget,
     ContinuousTarget,
+    Masked,
     Truncation,
+    Agents,
+    Team,
 )
 
 

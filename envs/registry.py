@@ -8,11 +8,11 @@ imported, so that a missing or slow package costs only those who use it.
 from collections.abc import Callable
 from typing import Any
 
-from envs import from_envpool, from_gymnasium, from_gymnax, probe
+from envs import from_envpool, from_gymnasium, from_gymnax, from_jaxmarl, probe
 from envs.environment import Environment
 from fdg.errors import FdgError, unknown_name
 
-_SOURCES = (from_gymnax, probe)
+_SOURCES = (from_gymnax, from_jaxmarl, probe)
 
 # Optional packages with more names than can be told without them: `make(prefix + their name)`.
 _PREFIXES: dict[str, Callable[..., Environment]] = {

@@ -15,9 +15,9 @@ from fdg import lowering
 from fdg.exchange import Exchange
 from fdg.graph import FDG
 from fdg.hlo import Collective, read_collectives
-from fdg.partition import Call, Move, Repeat, Step, Value
 from fdg.placement import Plan
 from fdg.processes import absent, put, share
+from fdg.schedule import Call, Move, Repeat, Step, Value
 from fdg.timeline import Timeline
 from fdg.transfers import Layout, Mover
 

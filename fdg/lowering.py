@@ -18,8 +18,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fdg import jaxprs, sharding
 from fdg.graph import FDG
-from fdg.partition import Call, Value
 from fdg.placement import Plan
+from fdg.schedule import Call, Value
 from fdg.sharding import SEED, batch_sharding, make_mesh
 from fdg.transfers import Layout
 

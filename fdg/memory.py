@@ -7,7 +7,7 @@ from typing import Any
 from jax.extend import core
 
 from fdg import batch_flow, jaxprs
-from fdg.partition import Call, Move, Schedule, Step, Value
+from fdg.schedule import Call, Move, Schedule, Step, Value
 from fdg.transfers import Layout
 
 

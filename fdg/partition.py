@@ -1,8 +1,6 @@
-"""Which group runs which operation, and in which programs: from an opened iteration to a schedule.
+"""From an opened iteration to a schedule: as few programs as the data between the groups allow.
 
-Fragments have their groups from the policy. Code between fragments goes to the groups that use its results
-(copied where that is cheap); what no fragment uses stays where its inputs are made; state lives with what
-reads it. A group's operations are then gathered into as few programs as the data between groups allow, and
+`fdg.places` says which group runs which operation. Here a group's operations are gathered into programs, and
 a value that another group needs is moved there once, when it is made.
 """
 
@@ -11,138 +9,15 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from jax.extend import core
 
 from fdg import batch_flow, jaxprs
 from fdg.fragment import FragmentMark
+from fdg.places import Places, operations_in, read_by
 from fdg.regions import Loop, Opened, Operation, Region
-
-CHEAP_FLOPS = 1_000_000  # code between fragments up to this size is copied rather than its results moved
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Value:
-    """A variable on one group: what programs read and write, and moves carry.
-
-    Attributes:
-      axis: its batch axis, None if the batch shares it.
-    """
-
-    variable: core.Var
-    group: str
-    axis: int | None
-
-    @property
-    def bytes(self) -> int:
-        """Of the whole array, once."""
-        return jaxprs.bytes_of(self.variable.aval)
-
-    @property
-    def dtype(self) -> Any:
-        """Of its elements; a key's own for keys."""
-        return self.variable.aval.dtype  # type: ignore[attr-defined]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of the whole array."""
-        return tuple(self.variable.aval.shape)  # type: ignore[attr-defined]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Call:
-    """A group runs a program.
-
-    Attributes:
-      fragments: their names, in program order.
-      freed: positions of the inputs that nothing needs afterwards.
-      donated: those of them whose memory a result can take over.
-    """
-
-    name: str
-    group: str
-    fragments: tuple[str, ...]
-    equations: tuple[core.JaxprEqn, ...]
-    inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
-    freed: frozenset[int]
-    donated: frozenset[int]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Move:
-    """Values go from one group to another, together.
-
-    Attributes:
-      sources: names of the fragments that they come from.
-      targets: of those that use them.
-      delay: "" for values of the same trip, "step" or "iteration" for the next trip's.
-      freed: positions of the values that their source does not need any more.
-    """
-
-    source: str
-    target: str
-    pairs: tuple[tuple[Value, Value], ...]
-    sources: tuple[str, ...]
-    targets: tuple[str, ...]
-    delay: str = ""
-    freed: frozenset[int] = frozenset()
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Repeat:
-    """A loop stepped from outside the programs.
-
-    Attributes:
-      enter: (outside, inside): what the first trip starts from, and constants.
-      copied: positions in `enter` of values that the body uses up though they are needed again.
-      again: (end of a trip, start of the next).
-      leave: (inside, outside): results, after the last trip.
-    """
-
-    trips: int
-    enter: tuple[tuple[Value, Value], ...]
-    copied: frozenset[int]
-    steps: tuple["Step", ...]
-    again: tuple[tuple[Value, Value], ...]
-    leave: tuple[tuple[Value, Value], ...]
-
-
-Step: TypeAlias = Call | Move | Repeat
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Schedule:
-    """One iteration, as steps in order.
-
-    Attributes:
-      leaves: where each leaf of the state lives between iterations; the first place is the one of record.
-      constants: (position among the graph's constants, where it is needed).
-      again: as in `Repeat`, from one iteration to the next.
-      metrics: where each metric is made.
-    """
-
-    steps: tuple[Step, ...]
-    leaves: tuple[tuple[Value, ...], ...]
-    constants: tuple[tuple[int, Value], ...]
-    again: tuple[tuple[Value, Value], ...]
-    metrics: tuple[Value, ...]
-
-    def calls(self) -> Iterable[tuple[Call, int]]:
-        """Every program, with how often an iteration runs it."""
-        return ((step, times) for step, times in _walk(self.steps, 1) if isinstance(step, Call))
-
-    def moves(self) -> Iterable[tuple[Move, int]]:
-        """Every move, with how often an iteration makes it."""
-        return ((step, times) for step, times in _walk(self.steps, 1) if isinstance(step, Move))
-
-
-def _walk(steps: Sequence[Step], times: int) -> Iterable[tuple[Step, int]]:
-    for step in steps:
-        yield step, times
-        if isinstance(step, Repeat):
-            yield from _walk(step.steps, times * step.trips)
+from fdg.schedule import Call, Move, Repeat, Schedule, Step, Value
 
 
 def partition(opened: Opened, axes: Sequence[int | None], sizes: Mapping[str, int]) -> Schedule:
@@ -153,190 +28,10 @@ def partition(opened: Opened, axes: Sequence[int | None], sizes: Mapping[str, in
       sizes: number of devices of each group, in the policy's order; what nothing else decides goes to the
         first.
     """
-    places = _Places(opened, len(axes), sizes)
+    places = Places(opened, len(axes), sizes)
     return _Scheduler(places, axes).schedule()
 
 
-# ---------------------------------------------------------------------------------------------------
-# Where operations run
-# ---------------------------------------------------------------------------------------------------
-
-
-class _Places:
-    """Groups of each operation, and of what each loop (the iteration too) carries.
-
-    Attributes:
-      groups: of each operation.
-      homes: for each loop, the groups that keep each carried value from trip to trip; the key None is the
-        iteration itself, whose carried values are the state's leaves.
-    """
-
-    def __init__(self, opened: Opened, num_leaves: int, sizes: Mapping[str, int]):
-        self.region, self.num_leaves, self.order, self.sizes = opened.region, num_leaves, list(sizes), sizes
-        self.declared = opened.declared
-        self.groups: dict[Operation, set[str]] = {}
-        self.homes: dict[Loop | None, list[set[str]]] = {}
-        self._fixed: dict[Operation, str] = {}
-        self._wanted: dict[Loop, list[set[str]]] = {}
-        while True:
-            self._demand_all()
-            if not self._settle_all() and not self._default_one():
-                break
-        self._keep_untouched_leaves()
-
-    def made_in(self, region: Region, known: Mapping[core.Var, set[str]]) -> dict[core.Var, set[str]]:
-        """The groups that hold each variable of a region without any move, given those of its inputs."""
-        held = {v: set(groups) for v, groups in known.items()}
-        for item in region.items:
-            if isinstance(item, Operation):
-                held.update((v, set(self.groups[item])) for v in item.outputs)
-            else:
-                inside = self.made_in(item.body, self.inside(item, held))
-                for result, end, homes in zip(item.results, item.body.outputs, self.homes[item], strict=True):
-                    held[result] = inside[end] | homes
-        return held
-
-    def inside(self, loop: Loop, held: Mapping[core.Var, set[str]]) -> dict[core.Var, set[str]]:
-        """The groups that hold each input of a loop's body."""
-        count = len(loop.constants)
-        known = {
-            v: set(held[outer]) for v, outer in zip(loop.body.inputs[:count], loop.constants, strict=True)
-        }
-        known.update(zip(loop.body.inputs[count:], self.homes[loop], strict=True))
-        return known
-
-    # --- backwards: who needs what ---
-
-    def _demand_all(self) -> None:
-        leaves = [set() for _ in range(self.num_leaves)]  # type: ignore[var-annotated]
-        metrics = [set() for _ in self.region.outputs[self.num_leaves :]]  # type: ignore[var-annotated]
-        while True:
-            needed = self._demand(self.region, [*leaves, *metrics])[: self.num_leaves]
-            grown = [old | new for old, new in zip(leaves, needed, strict=True)]
-            if grown == leaves:
-                break
-            leaves = grown
-        self.homes[None] = leaves
-
-    def _demand(self, region: Region, wanted: Sequence[set[str]]) -> list[set[str]]:
-        """Groups that need each input, given those that need each output."""
-        need: dict[core.Var, set[str]] = collections.defaultdict(set)
-        for variable, groups in zip(region.outputs, wanted, strict=True):
-            need[variable] |= groups
-        for item in reversed(region.items):
-            if isinstance(item, Operation):
-                users = set().union(*(need[v] for v in item.outputs))
-                self.groups[item] = self._run_where(item, users)
-                for v in item.inputs:
-                    need[v] |= self.groups[item]
-                continue
-            self._wanted[item] = [set(need[v]) for v in item.results]
-            homes: list[set[str]] = [set() for _ in item.starts]
-            while True:
-                inner = self._demand(item.body, homes)
-                grown = [h | n for h, n in zip(homes, inner[len(item.constants) :], strict=True)]
-                if grown == homes:
-                    break
-                homes = grown
-            self.homes[item] = homes
-            for v, groups in zip((*item.constants, *item.starts), inner, strict=True):
-                need[v] |= groups
-        return [need[v] for v in region.inputs]
-
-    def _run_where(self, operation: Operation, users: set[str]) -> set[str]:
-        if operation.group is not None:
-            return {operation.group}
-        if operation in self._fixed:
-            return {self._fixed[operation]}
-        if operation.row is not None:
-            return set()  # not before it is known where its row is
-        if len(users) > 1 and (operation.eqn.effects or _flops(operation) > CHEAP_FLOPS):
-            return {next(group for group in self.order if group in users)}
-        return users
-
-    # --- forwards: what nobody needs stays where it is made ---
-
-    def _settle_all(self) -> bool:
-        known = dict(zip(self.region.inputs, self.homes[None], strict=False))
-        known.update((v, set()) for v in self.region.inputs[self.num_leaves :])
-        return self._settle(self.region, known, {})
-
-    def _settle(self, region: Region, held: dict, preferred: Mapping[Operation, set[str]]) -> bool:
-        changed = False
-        for item in region.items:
-            if isinstance(item, Operation):
-                if not self.groups[item]:
-                    choice = self._nearest(item, held, preferred.get(item, set()))
-                    if choice is not None:
-                        self._fixed[item] = choice
-                        self.groups[item] = {choice}
-                        changed = True
-                held.update((v, set(self.groups[item])) for v in item.outputs)
-                continue
-            inside = self.inside(item, held)
-            for v, start, homes in zip(
-                item.body.inputs[len(item.constants) :], item.starts, self.homes[item], strict=True
-            ):
-                inside[v] = homes or set(held[start])
-            writers = {v: op for op in item.body.items if isinstance(op, Operation) for v in op.outputs}
-            users = {
-                writers[end]: wanted
-                for end, wanted in zip(item.body.outputs, self._wanted[item], strict=True)
-                if end in writers
-            }
-            changed |= self._settle(item.body, inside, users)
-            for result, end, homes in zip(item.results, item.body.outputs, self.homes[item], strict=True):
-                held[result] = inside[end] | homes
-        return changed
-
-    def _nearest(self, operation: Operation, held: Mapping, preferred: set[str]) -> str | None:
-        """The group that holds most of an operation's inputs; a row is stacked where its users have it."""
-        inputs = operation.inputs if operation.row is None else [operation.row]
-        weight: collections.Counter[str] = collections.Counter()
-        for v in inputs:
-            for group in held[v]:
-                weight[group] += 1 + jaxprs.bytes_of(v.aval)
-        if operation.row is not None:
-            weight = collections.Counter({g: w for g, w in weight.items() if g in preferred}) or weight
-        return max(self.order, key=lambda g: weight[g]) if weight else None
-
-    def _default_one(self) -> bool:
-        """Gives the first operation that is still without a place the first group."""
-        for operation in _operations(self.region):
-            if not self.groups[operation]:
-                self._fixed[operation] = self.order[0]
-                return True
-        return False
-
-    def _keep_untouched_leaves(self) -> None:
-        leaves = self.homes[None]
-        known = dict(zip(self.region.inputs, leaves, strict=False))
-        known.update((v, set()) for v in self.region.inputs[self.num_leaves :])
-        held = self.made_in(self.region, known)
-        for i, (variable, end) in enumerate(
-            zip(self.region.inputs[: self.num_leaves], self.region.outputs, strict=False)
-        ):
-            if not leaves[i]:
-                made = held[end]
-                leaves[i] = {next((g for g in self.order if g in made), self.order[0])}
-                held[variable] = leaves[i]
-
-
-def _operations(region: Region) -> Iterable[Operation]:
-    for item in region.items:
-        if isinstance(item, Operation):
-            yield item
-        else:
-            yield from _operations(item.body)
-
-
-def _flops(operation: Operation) -> int:
-    eqn = operation.eqn
-    return jaxprs.flops_of(jaxprs.open_jaxpr(jaxprs.build(operation.inputs, operation.outputs, [eqn])))
-
-
-# ---------------------------------------------------------------------------------------------------
-# Programs and moves
 # ---------------------------------------------------------------------------------------------------
 
 
@@ -361,7 +56,7 @@ class _Arrival:
 
 
 class _Scheduler:
-    def __init__(self, places: _Places, axes: Sequence[int | None]):
+    def __init__(self, places: Places, axes: Sequence[int | None]):
         self.places = places
         self.num_leaves = len(axes)
         self.axes: dict[core.Var, int | None] = dict(zip(places.region.inputs, axes, strict=False))
@@ -457,7 +152,7 @@ class _Block:
 
     def bring_back(self, variable: core.Var, group: str, carried: core.Var) -> Value:
         """The next value of what is carried, on a group that keeps it."""
-        return self.bring(variable, group, _readers(self.scheduler.places, self.region, carried, group), True)
+        return self.bring(variable, group, read_by(self.scheduler.places, self.region, carried, group), True)
 
     def bring(self, variable: core.Var, group: str, users: Sequence[str], late: bool = False) -> Value:
         """A variable on a group, moved there if it is not yet; `late` if only the next trip needs it."""
@@ -510,7 +205,7 @@ class _Block:
             last = body.anywhere(v)
             end[last.group] = last
         enter = []
-        users = tuple(dict.fromkeys(n for op in _operations(loop.body) for n in op.fragments))
+        users = tuple(dict.fromkeys(n for op in operations_in(loop.body) for n in op.fragments))
         for inner, outer in zip(loop.body.inputs, (*loop.constants, *loop.starts), strict=True):
             wanted = (
                 [value.group for value in body.constants_of(inner)]
@@ -661,7 +356,7 @@ class _Block:
         def fragments(step: Any, group: str) -> list[str]:
             if isinstance(step, Move) or (isinstance(step, _Piece) and step.group != group):
                 return []
-            inside = step.operations if isinstance(step, _Piece) else _operations(step[0].body)
+            inside = step.operations if isinstance(step, _Piece) else operations_in(step[0].body)
             mine = [op for op in inside if group in self.scheduler.places.groups[op]]
             return list(dict.fromkeys(n for op in mine for n in _outermost(op.eqn, iter(op.fragments))))
 
@@ -708,23 +403,7 @@ def _kind(value: Value) -> tuple:
     return value.shape, value.dtype, value.axis
 
 
-def _readers(places: _Places, region: Region, variable: core.Var, group: str) -> tuple[str, ...]:
-    """Names of a group's fragments that read a variable, through code between fragments."""
-    found: dict[str, None] = {}
-    reached = {variable}
-    for item in region.items:
-        if isinstance(item, Operation):
-            if group in places.groups[item] and not reached.isdisjoint(item.inputs):
-                found.update(dict.fromkeys(item.fragments))
-                reached.update(item.outputs if not item.fragments else ())
-            continue
-        for inner, outer in zip(item.body.inputs, (*item.constants, *item.starts), strict=True):
-            if outer in reached:
-                found.update(dict.fromkeys(_readers(places, item.body, inner, group)))
-    return tuple(found)
-
-
-def _follow_axes(region: Region, axes: dict[Any, int | None], places: _Places) -> None:
+def _follow_axes(region: Region, axes: dict[Any, int | None], places: Places) -> None:
     """Enters the batch axis of every variable, given those of the region's inputs."""
 
     def enter(variables: Iterable[core.Var], found: Iterable[int | None]) -> None:

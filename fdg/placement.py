@@ -18,8 +18,9 @@ from fdg.errors import PlanError
 from fdg.fragment import FragmentMark
 from fdg.graph import FDG, Fragment
 from fdg.memory import peak_by_group, peak_bytes
-from fdg.partition import Call, Schedule, partition
+from fdg.partition import partition
 from fdg.regions import open_iteration
+from fdg.schedule import Call, Schedule
 from fdg.staleness import Delay, delay
 from fdg.tracing import trace
 from fdg.transfers import Layout, moved_bytes

@@ -13,8 +13,8 @@ import jax
 
 from fdg.drawing import COLOURS, OTHER, calls, depth, quantity, table
 from fdg.graph import FDG, Fragment
-from fdg.partition import Call, Move, Step
 from fdg.placement import BETWEEN, Group, Movement, Plan, PlannedProgram
+from fdg.schedule import Call, Move, Step
 
 COLUMNS = 110  # of a printed plan
 

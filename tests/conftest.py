@@ -1,11 +1,20 @@
-"""Eight host devices, strict shapes: set here, before JAX starts its backends."""
+"""Eight host devices, strict shapes, a cache of programs: set here, before JAX starts its backends."""
 
 import os
+import tempfile
 
 # A count given by the caller would contradict the one below.
 os.environ["XLA_FLAGS"] = " ".join(
     flag for flag in os.environ.get("XLA_FLAGS", "").split() if "host_platform_device_count" not in flag
 )
+
+# Compiling is most of what the tests do. What one has compiled, others find, also those that start processes,
+# and the next run too if a directory is given. (Who listens for compilations still hears a program that is
+# made again: it is traced and lowered before it is looked up.)
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    _programs = tempfile.TemporaryDirectory(prefix="fdg-programs-")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _programs.name
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 import jax
 import pytest

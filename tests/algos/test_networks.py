@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from algos import distributions
-from algos.networks import Network, actor_critic
+from algos.networks import Network, actor_critic, gaussian_actor, twin_critics
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from fdg.errors import FdgError, UnknownNameError
 
@@ -29,6 +29,7 @@ OBSERVATIONS = {
     "discrete": Discrete(5),
     "multi-discrete": MultiDiscrete((3, 2)),
 }
+FRAMES = box(36, 44, 4, dtype="uint8")  # large enough for the convolutions of DQN, which are slow to compile
 ACTIONS = {
     "discrete": Discrete(3),
     "multi-discrete": MultiDiscrete((2, 5)),
@@ -48,7 +49,9 @@ def observe(space: Space, batch: int = BATCH, seed: int = 0) -> jax.Array:
             return jnp.asarray(rng.integers(n, size=batch), jnp.int32)
         case MultiDiscrete(nvec):
             return jnp.asarray(rng.integers(nvec, size=(batch, len(nvec))), jnp.int32)
-    largest = {"bool": 2, "uint8": 200, "int32": 10, "float32": 1}[space.dtype]
+    if space.dtype == "bool":
+        return jnp.asarray(rng.random((batch, *space.shape)) < 0.5)
+    largest = {"uint8": 200, "int32": 10, "float32": 1}[space.dtype]
     return jnp.asarray(largest * rng.random((batch, *space.shape)), space.dtype)
 
 
@@ -135,13 +138,22 @@ def dense(inputs: int, outputs: int) -> int:
         ("MinAtar", "discrete", None, 2 * (dense(36, 16) + dense(1024, 128)) + dense(128, 3) + dense(128, 1)),
         # one-hot: 3 + 2 inputs; 2 + 5 logits
         ("multi-discrete", "multi-discrete", (8,), 2 * dense(5, 8) + dense(8, 7) + dense(8, 1)),
+        # 32 filters of 8 x 8 x 4, 64 of 4 x 4 x 32 and 64 of 3 x 3 x 64; 1 x 2 positions remain
+        (
+            "frames",
+            "discrete",
+            None,
+            2 * (dense(256, 32) + dense(512, 64) + dense(576, 64) + dense(128, 512))
+            + dense(512, 3)
+            + dense(512, 1),
+        ),
         ("matrix", "discrete", (), dense(15, 3) + dense(15, 1)),
     ],
 )
 def test_the_number_of_parameters(observation, action, hidden, expected):
-    space = OBSERVATIONS[observation]
+    space = OBSERVATIONS.get(observation, FRAMES)
     network = actor_critic(space, ACTIONS[action], hidden=hidden)
-    parameters = network.init(jax.random.key(0), observe(space))
+    parameters = jax.eval_shape(network.init, jax.random.key(0), observe(space))
     assert sum(leaf.size for leaf in jax.tree.leaves(parameters)) == expected
 
 
@@ -181,9 +193,10 @@ def test_the_forward_pass_is_the_one_written_by_hand():
 
 
 def test_pixels_are_divided_by_255_and_booleans_are_not():
-    for dtype, factor in ((jnp.uint8, 255.0), (jnp.bool_, 1.0)):
-        space = box(4, 4, 2, dtype=dtype)
-        network = actor_critic(space, ACTIONS["discrete"])
+    sizes = ((4, jnp.uint8, 255.0), (36, jnp.uint8, 255.0), (4, jnp.bool_, 1.0))
+    for size, dtype, factor in sizes:
+        space = box(size, size, 2, dtype=dtype)
+        network = actor_critic(space, ACTIONS["discrete"], hidden=(8,))
         observation = observe(space)
         parameters = network.init(jax.random.key(0), observation)
         as_float = observation.astype(jnp.float32) / factor
@@ -191,6 +204,49 @@ def test_pixels_are_divided_by_255_and_booleans_are_not():
             network.apply(parameters, observation), network.apply(parameters, as_float), strict=True
         ):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_images_of_atari_give_the_features_of_dqn():
+    """84 x 84 x 4 leaves 7 x 7 positions of 64 filters, 3,136 features, which 512 units see."""
+    network = actor_critic(box(84, 84, 4, dtype="uint8"), ACTIONS["discrete"])
+    shapes = jax.eval_shape(network.init, jax.random.key(0), jnp.zeros((1, 84, 84, 4), jnp.uint8))
+    assert shapes["actor"]["Dense_0"]["kernel"].shape == (7 * 7 * 64, 512)
+
+
+def test_an_image_below_the_limit_keeps_the_small_convolution():
+    network = actor_critic(box(35, 84, 4, dtype="uint8"), ACTIONS["discrete"])
+    shapes = jax.eval_shape(network.init, jax.random.key(0), jnp.zeros((1, 35, 84, 4), jnp.uint8))
+    assert shapes["actor"]["Conv_0"]["kernel"].shape == (3, 3, 4, 16) and "Conv_1" not in shapes["actor"]
+
+
+@pytest.mark.parametrize("observation", ["vector", "MinAtar", "discrete"])
+def test_a_gaussian_actor_depends_on_the_observation_in_both_parts(observation):
+    space = OBSERVATIONS[observation]
+    network = gaussian_actor(space, box(2, 3))
+    seen = observe(space)
+    parameters = network.init(jax.random.key(0), seen)
+    output = network.apply(parameters, seen)
+    assert output.shape == (BATCH, 12) and output.dtype == jnp.float32
+    assert bool(jnp.all(jnp.std(output, axis=0) > 0.0)) or observation == "discrete"
+    assert bool(jnp.all(jnp.abs(output) < 0.2))  # the first standard deviations are close to one
+    assert network == gaussian_actor(space, box(2, 3), hidden=None)
+
+
+@pytest.mark.parametrize("observation", ["vector", "MinAtar"])
+def test_twin_critics_see_observation_and_action_and_share_nothing(observation):
+    space = OBSERVATIONS[observation]
+    network = twin_critics(space, hidden=(8,))
+    seen, action = observe(space), observe(box(2))
+    parameters = network.init(jax.random.key(0), seen, action)
+    first, second = network.apply(parameters, seen, action)
+    assert first.shape == second.shape == (BATCH,)
+    assert not np.allclose(first, second)
+    other_action, _ = network.apply(parameters, seen, action + 0.5)
+    other_observation, _ = network.apply(parameters, jnp.flip(seen, axis=0), action)
+    assert not np.allclose(first, other_action) and not np.allclose(first, other_observation)
+    gradient = jax.grad(lambda p: jnp.sum(network.apply(p, seen, action)[0]))(parameters)
+    for name, leaf in leaves(gradient).items():
+        assert bool(jnp.any(leaf != 0.0)) == ("critic_1" in name)
 
 
 def test_discrete_observations_are_told_apart():

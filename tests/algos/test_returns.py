@@ -5,7 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algos.returns import discounted_returns, generalized_advantage_estimation
+from algos.returns import (
+    discounted_returns,
+    generalized_advantage_estimation,
+    lambda_returns,
+    n_step_returns,
+    n_step_sums,
+    v_trace,
+)
 
 # One environment, six steps, discount 1/2, lambda 1/2: each number below is a short binary fraction.
 # The episode ends by itself at step 1, and by a time limit at step 3.
@@ -197,3 +204,173 @@ def test_it_has_gradients_and_maps_over_hyperparameters():
     assert gradient[:, 0].tolist() == [-1.0, -1.25, -1.0, -1.25, -1.0, -1.25]
     totals = jax.vmap(total, in_axes=(None, 0))(value, jnp.array([0.0, 0.5]))
     assert totals.tolist() == [17.0, 19.25]  # 1 - 2 + 5 + 1 + 2 + 10, and 0.5 - 2 + 5.25 + 1 + 4.5 + 10
+
+
+# --- lambda-returns ---
+
+
+def test_lambda_returns_give_the_numbers_worked_by_hand():
+    reward, _, next_value, terminated, truncated = example()
+    result = lambda_returns(reward, next_value, terminated, truncated, discount=0.5, lambda_=0.5)
+    # reward + (1/2) (next_value / 2 + return of the next step / 2):
+    #   5: 6 + 12/2 = 12 (the last row)        4: 5 + (2/2 + 12/2)/2 = 8.5
+    #   3: 4 + 10/2 = 9 (truncated)            2: 3 + (8/2 + 9/2)/2 = 7.25
+    #   1: 2 (terminated)                      0: 1 + (4/2 + 2/2)/2 = 2.5
+    assert result[:, 0].tolist() == [2.5, 2.0, 7.25, 9.0, 8.5, 12.0]
+
+
+@pytest.mark.parametrize("lambda_", [0.0, 0.6, 1.0])
+def test_lambda_returns_of_v_are_the_targets_of_gae(lambda_):
+    reward, value, *rest = consistent_trajectory()
+    _, target = generalized_advantage_estimation(reward, value, *rest, 0.97, lambda_)
+    np.testing.assert_allclose(lambda_returns(reward, *rest, 0.97, lambda_), target, rtol=1e-5, atol=1e-5)
+
+
+# --- n-step returns ---
+
+# As above, but the episode ends at step 5 by itself and at step 3 by a time limit.
+LONG = (column(REWARD), column(NEXT_VALUE), column([False] * 5 + [True]), column(TRUNCATED))
+
+
+def test_two_step_returns_give_the_numbers_worked_by_hand():
+    # 0: 1 + 2/2 + 6/4 = 3.5                 1: 2 + 3/2 + 8/4 = 5.5
+    # 2: 3 + 4/2 + 10/4 = 7.5 (its second step is truncated, whose next value counts)
+    # 3: 4 + 10/2 = 9 (truncated: one step)  4: 5 + 6/2 = 8 (its second step terminates: nothing follows)
+    # 5: 6 (terminated)
+    assert n_step_returns(*LONG, discount=0.5, n=2)[:, 0].tolist() == [3.5, 5.5, 7.5, 9.0, 8.0, 6.0]
+
+
+def test_two_step_sums_say_where_they_lead():
+    reward, _, terminated, truncated = LONG
+    sums = n_step_sums(reward, terminated, truncated, discount=0.5, n=2)
+    assert sums.reward[:, 0].tolist() == [2.0, 3.5, 5.0, 4.0, 8.0, 6.0]
+    assert sums.weight[:, 0].tolist() == [0.25, 0.25, 0.25, 0.5, 0.0, 0.0]
+    assert sums.last[:, 0].tolist() == [1, 2, 3, 3, 5, 5]
+
+
+def test_the_last_row_ends_a_window():
+    reward, next_value, _, truncated = LONG
+    never = jnp.zeros_like(truncated)
+    # 3: 4 + 5/2 + 6/4 + 12/8 = 9.5    4: 5 + 6/2 + 12/4 = 11    5: 6 + 12/2 = 12
+    assert n_step_returns(reward, next_value, never, never, 0.5, n=3)[3:, 0].tolist() == [9.5, 11.0, 12.0]
+
+
+def n_step_by_loops(reward, next_value, terminated, truncated, discount, n):
+    steps, batch = reward.shape
+    result = np.zeros((steps, batch))
+    for b in range(batch):
+        for t in range(steps):
+            for k in range(t, min(t + n, steps)):
+                result[t, b] += discount ** (k - t) * reward[k, b]
+                if terminated[k, b]:
+                    break
+                if truncated[k, b] or k == min(t + n, steps) - 1:
+                    result[t, b] += discount ** (k - t + 1) * next_value[k, b]
+                    break
+    return result
+
+
+@shapes
+@settings(max_examples=6, deadline=None)
+def test_n_step_returns_agree_with_the_loops(steps, batch, seed):
+    reward, _, *rest = random_trajectory(steps, batch, seed)
+    n = 1 + seed % 5
+    result = n_step_returns(*map(jnp.asarray, (reward, *rest)), 0.97, n)
+    np.testing.assert_allclose(result, n_step_by_loops(reward, *rest, 0.97, n), rtol=1e-5, atol=1e-5)
+
+
+def test_n_steps_of_all_rows_are_the_discounted_return():
+    reward, _, next_value, terminated, truncated = consistent_trajectory()
+    result = n_step_returns(reward, next_value, terminated, truncated, 0.97, n=len(reward))
+    returns = discounted_returns(reward, next_value[-1], terminated, truncated, next_value, 0.97)
+    np.testing.assert_allclose(result, returns, rtol=1e-5, atol=1e-5)
+
+
+# --- V-trace ---
+
+RATIO = [2.0, 0.5, 0.25, 4.0, 0.5, 1.0]
+
+
+def test_v_trace_gives_the_numbers_worked_by_hand():
+    advantage, target = v_trace(column(RATIO), *example(), discount=0.5, rho_clip=1.0, c_clip=0.5)
+    # delta, as for GAE above:          1,  -2,    5,   1,  2, 10
+    # rho = min(1, ratio):              1,  1/2,  1/4,  1, 1/2, 1
+    # c = min(1/2, ratio):             1/2, 1/2,  1/4, 1/2, 1/2, 1/2
+    # target - value = rho delta + (1/2) c (that of the next step), none after steps 1, 3 and 5:
+    #   5: 10    4: 1 + 10/4 = 3.5    3: 1    2: 5/4 + 1/8 = 1.375    1: -1    0: 1 - 1/4 = 0.75
+    assert target[:, 0].tolist() == [2.75, 3.0, 3.375, 9.0, 7.5, 12.0]
+    # advantage = rho (reward + what follows / 2 - value); the target of the next step follows:
+    #   5: 6 + 12/2 - 2 = 10 (the last row: its next value)    4: (1/2)(5 + 12/2 - 4) = 3.5
+    #   3: 4 + 10/2 - 8 = 1 (truncated: its next value)        2: (1/4)(3 + 9/2 - 2) = 1.375
+    #   1: (1/2)(2 - 4) = -1 (terminated: nothing)             0: 1 + 3/2 - 2 = 0.5
+    assert advantage[:, 0].tolist() == [0.5, -1.0, 1.375, 1.0, 3.5, 10.0]
+
+
+def test_v_trace_is_the_sum_of_equation_one():
+    """The sum over steps with its products of ratios, as the paper has it, for one episode."""
+    reward, value, next_value, _, _ = random_trajectory(7, 1, seed=3)
+    next_value[:-1] = value[1:]
+    ratio = np.exp(np.random.default_rng(4).normal(size=(7, 1))).astype(np.float32)
+    rho, c = np.minimum(1.2, ratio), np.minimum(0.9, ratio)
+    expected = value.astype(np.float64)
+    for s in range(7):
+        for t in range(s, 7):
+            error = rho[t, 0] * (reward[t, 0] + 0.97 * next_value[t, 0] - value[t, 0])
+            expected[s, 0] += 0.97 ** (t - s) * np.prod(c[s:t, 0]) * error
+    never = np.zeros((7, 1), bool)
+    _, target = v_trace(ratio, reward, value, next_value, never, never, 0.97, rho_clip=1.2, c_clip=0.9)
+    np.testing.assert_allclose(target, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("lambda_", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("clip", [1.0, 2.0])
+def test_on_policy_v_trace_is_gae(lambda_, clip):
+    trajectory = consistent_trajectory()
+    ours = v_trace(jnp.ones((32, 4)), *trajectory, 0.97, lambda_, rho_clip=clip, c_clip=clip)
+    for a, b in zip(ours, generalized_advantage_estimation(*trajectory, 0.97, lambda_), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_on_policy_v_trace_is_the_discounted_return():
+    trajectory = consistent_trajectory()
+    reward, _, next_value, terminated, truncated = trajectory
+    _, target = v_trace(jnp.ones((32, 4)), *trajectory, 0.97)
+    returns = discounted_returns(reward, next_value[-1], terminated, truncated, next_value, 0.97)
+    np.testing.assert_allclose(target, returns, rtol=1e-5, atol=1e-5)
+
+
+def test_v_trace_finds_the_value_of_the_other_policy():
+    """One step, reward = action; taken were 0 and 1 evenly, the policy asked for takes 1 one time in four.
+
+    Its value, 1/4, is where the mean target is the value itself; without ratios that is 1/2.
+    """
+    action = column([0.0, 1.0])
+    ended, never = jnp.ones_like(action, bool), jnp.zeros_like(action, bool)
+
+    def mean_target(value, ratio):
+        value = jnp.full_like(action, value)
+        return float(jnp.mean(v_trace(ratio, action, value, value, ended, never, 0.9, rho_clip=2.0)[1]))
+
+    ratio = column([0.75, 0.25]) / 0.5
+    # 1/4 + (3/2)(0 - 1/4) = -1/8, and 1/4 + (1/2)(1 - 1/4) = 5/8
+    assert mean_target(0.25, ratio) == 0.25
+    assert mean_target(0.5, ratio) == 0.25
+    assert mean_target(0.25, jnp.ones_like(ratio)) == mean_target(0.5, jnp.ones_like(ratio)) == 0.5
+
+
+def test_nothing_leaks_through_the_end_of_an_episode():
+    """What comes after steps 1 (terminated) and 3 (truncated) changes nothing before."""
+    reward, value, next_value, terminated, truncated = example()
+    later = jnp.arange(6)[:, None] >= 4
+    other = (jnp.where(later, 100.0, reward), jnp.where(later, -50.0, value), next_value)
+    for function in (
+        lambda r, v, nv: v_trace(column(RATIO), r, v, nv, terminated, truncated, 0.5),
+        lambda r, v, nv: lambda_returns(r, nv, terminated, truncated, 0.5, 0.5),
+        lambda r, v, nv: n_step_returns(r, nv, terminated, truncated, 0.5, 3),
+    ):
+        for a, b in zip(
+            jax.tree.leaves(function(reward, value, next_value)),
+            jax.tree.leaves(function(*other)),
+            strict=True,
+        ):
+            assert a[:4].tolist() == b[:4].tolist() and a[4:].tolist() != b[4:].tolist()

@@ -16,8 +16,50 @@ from tests.conformance.comparison import ITERATIONS, assert_same, copied, plain
 
 # Small enough to compile in seconds; 8 environments, which the groups below divide.
 SMALL = {
+    "ippo": lambda: algos.IPPO(
+        env=envs.make("probe:agents", continuous=True),
+        num_envs=8,
+        num_steps=4,
+        num_epochs=1,
+        num_minibatches=2,
+        hidden=(8,),
+        normalize_observation=True,
+        normalize_reward=True,
+    ),
+    "mappo": lambda: algos.MAPPO(
+        env=envs.make("probe:agents", delay=1),
+        num_envs=8,
+        num_steps=4,
+        num_epochs=1,
+        num_minibatches=2,
+        memory_size=8,
+    ),
+    "a2c": lambda: algos.A2C(env=envs.make("CartPole-v1"), num_envs=8, num_steps=4, hidden=(8,)),
+    "a3c": lambda: algos.A3C(
+        env=envs.make("CartPole-v1"), num_envs=16, num_workers=8, num_steps=4, hidden=(8,)
+    ),
+    "impala": lambda: algos.IMPALA(env=envs.make("CartPole-v1"), num_envs=8, num_steps=4, hidden=(8,)),
     "ppo": lambda: algos.PPO(
         env=envs.make("CartPole-v1"), num_envs=8, num_steps=4, num_epochs=1, num_minibatches=2, hidden=(8,)
+    ),
+    "recurrent_ppo": lambda: algos.RecurrentPPO(
+        env=envs.make("probe:memory", delay=1),
+        num_envs=8,
+        num_steps=4,
+        num_epochs=1,
+        num_minibatches=2,
+        memory_size=8,
+        sequence_length=2,
+        burn_in=1,
+    ),
+    "sac": lambda: algos.SAC(
+        env=envs.make("probe:continuous"),
+        num_envs=8,
+        updates_per_step=0.25,
+        learning_starts=16,
+        batch_size=8,
+        buffer_size=64,
+        hidden=(8,),
     ),
 }
 

@@ -6,9 +6,10 @@
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from envs import TimeStep
+from envs import TimeStep, features_and_mask, num_agents
 
 STEPS = 24
 NUM_ENVS = 3
@@ -27,6 +28,21 @@ class Rollout(NamedTuple):
 COMPILE_FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
+def random_actions(env: Any, keys: jax.Array, observation: Any) -> jax.Array:
+    """An action for every environment (and agent), of those that are allowed: `[B, (A,) *action]`."""
+    if num_agents(env) is not None:
+        keys = jax.vmap(lambda key: jax.random.split(key, env.num_agents))(keys)
+    draw = env.action_space.sample
+    for _ in range(keys.ndim):
+        draw = jax.vmap(draw)
+    action = draw(keys)
+    _, mask = features_and_mask(observation)
+    if mask is None:
+        return action
+    allowed = jnp.take_along_axis(mask, action[..., None], -1)[..., 0]
+    return jnp.where(allowed, action, jnp.argmax(mask, -1)).astype(action.dtype)
+
+
 def random_rollouts(env: Any, beside: Any = None) -> tuple[Rollout, Rollout]:
     """A rollout, and one with the same keys handed to the environments in another order (`[::-1]`).
 
@@ -41,14 +57,14 @@ def random_rollouts(env: Any, beside: Any = None) -> tuple[Rollout, Rollout]:
         beside_state = beside.reset(reset_keys)[0] if beside else None
 
         def body(states, keys):
-            state, beside_state = states
-            action = jax.vmap(env.action_space.sample)(keys[1])
+            state, beside_state, observation = states
+            action = random_actions(env, keys[1], observation)
             state, step = env.step(keys[0], state, action)
             types["step"] = jax.tree.map(jax.typeof, state)
             beside_state, beside_step = beside.step(keys[0], beside_state, action) if beside else (None, None)
-            return (state, beside_state), (action, step, beside_step)
+            return (state, beside_state, step.observation), (action, step, beside_step)
 
-        _, steps = jax.lax.scan(body, (state, beside_state), (step_keys, action_keys))
+        _, steps = jax.lax.scan(body, (state, beside_state, observation), (step_keys, action_keys))
         return observation, *steps
 
     program = jax.jit(program, compiler_options=COMPILE_FAST)
@@ -65,21 +81,31 @@ def assert_conforms(env: Any, beside: Any = None) -> Rollout:
     """Assert the contract of `envs.Environment` on random steps, and return them."""
     rollout, reversed_rollout = random_rollouts(env, beside)
     step, space = rollout.step, env.observation_space
+    agents = () if num_agents(env) is None else (env.num_agents,)
 
     # Shapes and dtypes.
-    for observation in (step.observation, step.final_observation):
-        assert observation.shape == (STEPS, NUM_ENVS, *space.shape)
-        assert observation.dtype == space.dtype
-    assert rollout.first_observation.shape == (NUM_ENVS, *space.shape)
-    assert rollout.action.shape == (STEPS, NUM_ENVS, *env.action_space.shape)
+    first_observation, first_mask = features_and_mask(rollout.first_observation)
+    observation, mask = features_and_mask(step.observation)
+    final_observation, final_mask = features_and_mask(step.final_observation)
+    for features in (observation, final_observation):
+        assert features.shape == (STEPS, NUM_ENVS, *agents, *space.shape)
+        assert features.dtype == space.dtype
+    assert first_observation.shape == (NUM_ENVS, *agents, *space.shape)
+    assert (first_mask is None) == (mask is None) == (final_mask is None), "a mask at some steps only"
+    if mask is not None:
+        assert mask.shape == final_mask.shape == (STEPS, *first_mask.shape)
+        assert mask.dtype == final_mask.dtype == first_mask.dtype == "bool"
+        assert first_mask.any(-1).all() and mask.any(-1).all(), "no action is allowed"
+    assert rollout.action.shape == (STEPS, NUM_ENVS, *agents, *env.action_space.shape)
     dtypes = {"reward": "float32", "terminated": "bool", "truncated": "bool"}
     dtypes |= {"episode_return": "float32", "episode_length": "int32"}
     for field, dtype in dtypes.items():
-        assert getattr(step, field).shape == (STEPS, NUM_ENVS) and getattr(step, field).dtype == dtype, field
+        shape = (STEPS, NUM_ENVS, *agents) if field == "reward" else (STEPS, NUM_ENVS)
+        assert getattr(step, field).shape == shape and getattr(step, field).dtype == dtype, field
 
     # Values.
-    for observation in (rollout.first_observation, step.observation, step.final_observation):
-        inside = (observation >= space.low_array) & (observation <= space.high_array)
+    for features in (first_observation, observation, final_observation):
+        inside = (features >= space.low_array) & (features <= space.high_array)
         assert inside.all(), "an observation is outside its space"
     assert np.isfinite(step.reward).all()
     assert not (step.terminated & step.truncated).any(), "truncated where terminated"
@@ -89,9 +115,9 @@ def assert_conforms(env: Any, beside: Any = None) -> Rollout:
     for b in range(NUM_ENVS):
         total, length = np.float32(0), 0
         for t in range(STEPS):
-            total, length = total + step.reward[t, b], length + 1
+            total, length = total + step.reward[t, b].mean(), length + 1
             if done[t, b]:
-                assert np.isclose(step.episode_return[t, b], total, rtol=1e-6), (
+                assert np.isclose(step.episode_return[t, b], total, rtol=1e-5, atol=1e-5), (
                     "return is not the sum of rewards"
                 )
                 assert step.episode_length[t, b] == length, "length is not the number of steps"
@@ -100,14 +126,15 @@ def assert_conforms(env: Any, beside: Any = None) -> Rollout:
                 assert step.episode_return[t, b] == step.episode_length[t, b] == 0, (
                     "statistics before the end"
                 )
-                same = step.observation[t, b] == step.final_observation[t, b]
-                assert same.all(), "the observation changed where the episode goes on"
+                assert (observation[t, b] == final_observation[t, b]).all(), (
+                    "the observation changed where the episode goes on"
+                )
                 limit = env.max_episode_steps
                 assert limit is None or length < limit, "the episode goes on after its limit"
 
+    first = jax.tree.leaves(rollout.first_observation)
     for forward, backward in zip(jax.tree.leaves(rollout), jax.tree.leaves(reversed_rollout), strict=True):
-        batch_axis = 0 if forward is rollout.first_observation else 1
-        backward = np.flip(backward, batch_axis)
+        backward = np.flip(backward, 0 if any(forward is leaf for leaf in first) else 1)
         same = np.allclose(forward, backward, rtol=1e-6, atol=1e-6)
         assert same, "an environment depends on more than its own key, state and action"
     return rollout

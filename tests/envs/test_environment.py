@@ -81,12 +81,100 @@ def test_vectorized_is_a_value():
     assert envs.vectorize(Counting()) != envs.vectorize(Counting(start=3))
 
 
+class Masking(Counting):
+    """Counting where STOP is allowed at even counts only."""
+
+    def reset(self, key):
+        state, observation = super().reset(key)
+        return state, self.masked(observation)
+
+    def step(self, key, state, action):
+        state, observation, *rest = super().step(key, state, action)
+        return state, self.masked(observation), *rest
+
+    def masked(self, observation):
+        return envs.MaskedObservation(observation, jnp.array([True, observation[0] % 2 == 0]))
+
+
+def test_a_mask_goes_with_its_observation():
+    env = envs.vectorize(Masking(start=11, max_episode_steps=2))
+    state, observation = env.reset(keys())
+    assert observation.observation.tolist() == [[11], [11]]
+    assert observation.action_mask.tolist() == [[True, False], [True, False]]
+    _, step = env.step(keys(), state, jnp.array([GO, STOP]))  # the second ends, and starts again
+    assert step.final_observation.action_mask.tolist() == [[True, True], [True, True]]
+    assert step.observation.observation.tolist() == [[12], [11]]
+    assert step.observation.action_mask.tolist() == [[True, True], [True, False]]
+
+
+def test_a_masking_environment_conforms():
+    assert_conforms(envs.vectorize(Masking()))
+
+
+class Together(Counting):
+    """Three agents count together; agent `a` is paid the count `a` times; the episode ends if one stops."""
+
+    num_agents: ClassVar[int] = 3
+
+    def reset(self, key):
+        state, observation = super().reset(key)
+        return state, jnp.tile(observation, (3, 1))
+
+    def step(self, key, state, action):
+        state, observation, reward, _, _ = super().step(key, state, action[0])
+        return state, jnp.tile(observation, (3, 1)), reward * jnp.arange(3), jnp.any(action == STOP), False
+
+
+def test_an_episode_of_several_agents_by_hand():
+    env = envs.vectorize(Together())
+    assert env.num_agents == envs.num_agents(env) == 3
+    state, observation = env.reset(keys())
+    assert observation.tolist() == [[[10]] * 3] * 2
+    #                                     two go on, and are cut off at 3;  in one of them an agent stops
+    for t, action in enumerate([[[GO] * 3] * 2, [[GO] * 3, [GO, STOP, GO]], [[GO] * 3] * 2]):
+        state, step = env.step(keys(t), state, jnp.asarray(action))
+        if t == 1:
+            assert step.reward.tolist() == [[0, 12, 24], [0, 12, 24]]
+            assert step.terminated.tolist() == [False, True]
+            assert step.observation.tolist() == [[[12]] * 3, [[10]] * 3]
+            assert step.final_observation.tolist() == [[[12]] * 3] * 2
+            # The mean over the agents' returns: (0 + 11 + 22) / 3 + (0 + 12 + 24) / 3.
+            assert step.episode_return.tolist() == [0, 23] and step.episode_length.tolist() == [0, 2]
+    assert step.truncated.tolist() == [True, False]
+    assert step.episode_return.tolist() == [11 + 12 + 13, 0] and step.episode_length.tolist() == [3, 0]
+
+
+def test_several_agents_conform():
+    assert_conforms(envs.vectorize(Together()))
+
+
 # Environments that break the contract of a single environment: `vectorize` says what is wrong.
 
 
 class ObservationOfAnotherShape(Counting):
     def reset(self, key):
         return super().reset(key)[0], jnp.zeros(2)
+
+
+class OneRewardForAll(Together):
+    def step(self, key, state, action):
+        state, observation, reward, *rest = super().step(key, state, action)
+        return state, observation, reward[0], *rest
+
+
+class OneObservationForAll(Together):
+    def reset(self, key):
+        state, observation = super().reset(key)
+        return state, observation[0]
+
+
+class MaskOfAnotherShape(Masking):
+    def masked(self, observation):
+        return envs.MaskedObservation(observation, jnp.ones(3, bool))
+
+
+class MaskOfNumbers(Masking):
+    action_space = Box(0.0, 1.0, (2,))
 
 
 class RewardWithAnAxis(Counting):
@@ -114,6 +202,11 @@ class StateThatGrows(Counting):
             ObservationOfAnotherShape(),
             r"reset gives an observation of shape \(2,\).*observation_space has \(1,\)",
         ),
+        (
+            MaskOfAnotherShape(),
+            r"reset gives an action_mask of shape \(3,\), but for Discrete\(n=2\) it is \(2,\)",
+        ),
+        (MaskOfNumbers(), r"action_mask.* only actions that can be counted can be masked"),
         (RewardWithAnAxis(), r"reward of shape \(1,\), expected a scalar"),
         (StateThatChangesDtype(), r"state\['count'\] as int32\[\], but step as float32\[\]"),
         (StateThatGrows(), r"two structures; only in one: \[\"\['more'\]\"\]"),
@@ -129,6 +222,19 @@ def test_a_broken_single_environment_is_named(broken, message):
 def test_keys_must_be_one_typed_key_per_environment(wrong):
     with pytest.raises(FdgError, match=r"one typed PRNG key per environment.*jax\.random\.split"):
         envs.vectorize(Counting()).reset(wrong)
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (OneRewardForAll(), r"reward of shape \(\), expected \(3,\), one an agent"),
+        (OneObservationForAll(), r"of shape \(1,\), but its observation_space of 3 agents has \(3, 1\)"),
+    ],
+)
+def test_several_agents_need_an_axis_of_agents(broken, message):
+    env = envs.vectorize(broken)
+    with pytest.raises(FdgError, match=message):
+        env.step(keys(), env.reset(keys())[0], jnp.zeros((2, 3), jnp.int32))
 
 
 def test_actions_must_have_the_shape_of_their_space():

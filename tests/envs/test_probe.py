@@ -22,11 +22,12 @@ def play(env, policy, num_envs=64, steps=12):
         state, step = env.step(keys[t + 1], state, policy(observation, t))
         observation = step.observation
         taken.append(step)
-    return np.stack(seen), jax.tree.map(lambda *leaves: np.stack(leaves), *taken)
+    seen = jax.tree.map(lambda *leaves: np.stack(leaves), *seen)
+    return seen, jax.tree.map(lambda *leaves: np.stack(leaves), *taken)
 
 
 def zeros(observation, t):
-    return jnp.zeros(len(observation), jnp.int32)
+    return jnp.zeros(64, jnp.int32)
 
 
 @pytest.mark.parametrize("name", sorted(probe.factories()))
@@ -111,9 +112,56 @@ def test_continuous():
     np.testing.assert_allclose(play(env, lambda observation, t: observation + 0.5)[1].reward, -0.5, rtol=1e-5)
 
 
+def test_masked_pays_the_forbidden_action_best():
+    env = envs.make("probe:masked")
+
+    def beyond(steps):
+        """The reward of the action so far beyond the forbidden one."""
+        seen, step = play(
+            env, lambda seen, t: (jnp.argmin(seen.action_mask, -1).astype(jnp.int32) + steps) % 3
+        )
+        np.testing.assert_array_equal(seen.action_mask, seen.observation == 0)
+        assert set(np.unique(seen.action_mask.sum(-1))) == {2} and step.terminated.all()
+        return np.unique(step.reward).tolist()
+
+    assert [beyond(steps) for steps in range(3)] == [[1000], [env.single.optimal_return], [-1]]
+
+
 def test_truncation_never_terminates_and_shows_no_time():
     env = envs.make("probe:truncation", steps=4)
     seen, step = play(env, zeros)
     assert not step.terminated.any() and (seen == 1).all() and (step.reward == 1).all()
     assert np.flatnonzero(step.truncated[:, 0]).tolist() == [3, 7, 11]
     assert (step.episode_return[3::4] == env.single.optimal_return).all()
+
+
+def test_agents_are_judged_each_by_its_own_target():
+    env = envs.make("probe:agents", num_agents=3, delay=1)
+    cue = {}
+
+    def remember(observation, t):
+        if t % 2 == 0:
+            cue["action"] = (observation[..., 0] > 0).astype(jnp.int32)
+        return cue["action"]
+
+    seen, step = play(env, remember)
+    assert seen.shape == (12, 64, 3, 2) and step.reward.shape == (12, 64, 3)
+    assert (step.reward[1::2] == env.single.optimal_return).all() and not step.reward[0::2].any()
+    assert (step.episode_return[1::2] == 1).all() and step.terminated[1::2].all()
+    assert (seen[1::2] == [0, 1]).all() and set(np.unique(seen[0::2])) == {-1, 0, 1}
+    # One agent is wrong: it alone pays for it.
+    wrong = play(env, lambda observation, t: remember(observation, t).at[:, 1].add(1) % 2)[1]
+    assert (wrong.reward[1] == [1, -1, 1]).all()
+    assert wrong.episode_return[1] == pytest.approx(np.full(64, 1 / 3))
+
+
+def test_agents_with_continuous_targets():
+    env = envs.make("probe:agents", continuous=True)
+    step = play(env, lambda observation, t: observation[..., :1] + jnp.array([0.0, 0.5])[None, :, None])[1]
+    np.testing.assert_allclose(step.reward[0], np.tile([[0.0, -0.25]], (64, 1)), atol=1e-6)
+
+
+def test_team_pays_each_what_the_next_one_sees():
+    env = envs.make("probe:team", num_agents=3)
+    seen, step = play(env, lambda observation, t: jnp.zeros((64, 3), jnp.int32))
+    np.testing.assert_array_equal(step.reward, np.roll(seen[..., 0], -1, axis=-1))

@@ -5,7 +5,7 @@ import jax
 import pytest
 
 import envs
-from envs import from_gymnax, probe, registry
+from envs import from_gymnax, from_jaxmarl, probe, registry
 from fdg.errors import FdgError, UnknownNameError
 
 
@@ -22,7 +22,7 @@ def test_making_is_naming_a_value(name):
 
 
 def test_names_are_those_of_all_sources():
-    assert set(envs.names()) == set(from_gymnax.NAMES) | set(probe.factories())
+    assert set(envs.names()) == {*from_gymnax.NAMES, *from_jaxmarl.NAMES, *probe.factories()}
     assert len(from_gymnax.NAMES) == 26
 
 
@@ -88,7 +88,7 @@ import gc, jax, sys
 from jax._src import xla_bridge
 import envs
 all_envs = [envs.make(name) for name in envs.names()]
-assert "gymnax" not in sys.modules and not xla_bridge.backends_are_initialized()
+assert not {"gymnax", "jaxmarl"} & sys.modules.keys() and not xla_bridge.backends_are_initialized()
 for env in all_envs:
     if env.name not in ("CartPole-v1", "Acrobot-v1", "Pong-misc", "FourRooms-misc", "FrozenLake-misc"):
         continue

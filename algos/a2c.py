@@ -1,0 +1,102 @@
+"""Advantage actor-critic: the synchronous form of A3C (Mnih et al. 2016, arXiv 1602.01783).
+
+How it acts and what its loss is; `algos/actor_critic.py` has the rest. One gradient step follows each
+rollout, so what is learned from is on policy. `algos/a3c.py` is the asynchronous form, with the same loss.
+
+Letters in shapes: `T` steps of a rollout, `B` environments.
+"""
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+import fdg
+from algos.actor_critic import ActorCritic, State, Trajectory
+from algos.hyperparameters import hyperparameter, require_within
+from algos.networks import Network
+from algos.returns import generalized_advantage_estimation
+from algos.rollout import rollout
+from envs import Environment
+
+
+@dataclasses.dataclass(frozen=True)
+class A2C(ActorCritic):
+    """A2C for discrete, multi-discrete and continuous actions.
+
+    Defaults are those of OpenAI's baselines (`baselines/a2c`, Dhariwal et al. 2017), which Stable-Baselines3
+    follows.
+
+    Raises:
+      FdgError: (construction) a field out of range.
+
+    >>> import envs
+    >>> A2C(env=envs.make("CartPole-v1")).steps_per_iteration
+    80
+    """
+
+    env: Environment
+    num_envs: int = hyperparameter(16, "environments stepped together")
+    num_steps: int = hyperparameter(5, "steps of each environment in one iteration")
+    total_steps: int = hyperparameter(1_000_000, "environment steps of the whole run; annealing ends there")
+    learning_rate: float = hyperparameter(7e-4, "RMSProp's step size")
+    anneal_learning_rate: bool = hyperparameter(True, "let the step size fall linearly to zero")
+    discount: float = hyperparameter(0.99, "gamma")
+    gae_lambda: float = hyperparameter(1.0, "lambda of generalised advantage estimation; 1 as in the paper")
+    entropy_coefficient: float = hyperparameter(0.01, "weight of the entropy bonus")
+    value_coefficient: float = hyperparameter(0.5, "weight of the value loss")
+    max_grad_norm: float = hyperparameter(0.5, "global norm that gradients are clipped to")
+    hidden: tuple[int, ...] | None = hyperparameter(None, "widths of the layers; None: chosen by observation")
+    activation: Literal["tanh", "relu", "silu", "gelu", "elu"] = hyperparameter("tanh", "of the layers")
+    initial_log_std: float = hyperparameter(0.0, "log of the first standard deviation (continuous actions)")
+    network: Network | None = None  # any (init, apply) pair, in place of the default actor-critic
+
+    def __post_init__(self):
+        self._check_common()
+        require_within(self, 0, 1, "gae_lambda")
+
+    def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
+        """One rollout of all environments, and one update on it."""
+        key, rollout_key = jax.random.split(state.key)
+        env_state, observation, ((observations, actions), _, time_steps) = rollout(
+            act=lambda observation, keys: (self.act(state.parameters, observation, keys), None),
+            step=self.step,
+            key=rollout_key,
+            env_state=state.env_state,
+            observation=state.observation,
+            num_steps=self.num_steps,
+        )
+        (parameters, optimizer_state), metrics = self.learn(
+            (state.parameters, state.optimizer_state), Trajectory(observations, actions, None, time_steps)
+        )
+        state = State(parameters, optimizer_state, env_state, observation, key, state.iteration + 1)
+        return state, metrics
+
+    @fdg.fragment("actor", in_axes=(None, 0, 0))
+    def act(self, parameters, observation, keys):
+        """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`."""
+        policy, _ = self._policy(parameters, observation)
+        return policy.sample(keys)
+
+    def _loss(self, parameters, trajectory: Trajectory):
+        policy, value = self._policy_over_time(parameters, trajectory.observation)
+        time_step = trajectory.time_step
+        # The longest returns that the rollout allows, as in algorithm S3 of the paper; with lambda below 1,
+        # a mean of those and of shorter ones.
+        advantage, target = generalized_advantage_estimation(
+            time_step.reward,
+            jax.lax.stop_gradient(value),
+            self._next_value(parameters, time_step),
+            time_step.terminated,
+            time_step.truncated,
+            self.discount,
+            self.gae_lambda,
+        )
+        # The gradients of section 4 of the paper ("Asynchronous advantage actor-critic"), with their entropy
+        # term; those of the value as in algorithm S3. Means over the rollout, where the paper has sums.
+        policy_loss = -jnp.mean(policy.log_prob(trajectory.action) * advantage)
+        value_loss = jnp.mean(jnp.square(target - value))
+        entropy = jnp.mean(policy.entropy())
+        loss = policy_loss + self.value_coefficient * value_loss - self.entropy_coefficient * entropy
+        return loss, {"loss": loss, "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}

@@ -1,0 +1,169 @@
+"""Asynchronous advantage actor-critic (Mnih et al. 2016, arXiv 1602.01783), on a deterministic schedule.
+
+Each of `W` workers acts, and takes gradients, with parameters of its own. The learner applies their
+gradients one after another to the shared parameters, and worker w goes on with these as they are right after
+its own: with the gradients of the workers before it, and without those of the workers after it. So `W - 1`
+other gradients come between taking one and applying it: the order of an asynchronous run whose workers are
+equally fast, but the same in every run, and on any number of devices.
+
+Letters in shapes: `T` steps of a rollout, `W` workers, `E` environments of each.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+import fdg
+from algos import distributions
+from algos.a2c import A2C
+from algos.actor_critic import Trajectory
+from algos.hyperparameters import hyperparameter, require, require_positive
+from algos.rollout import episode_metrics, rollout
+
+
+class State(NamedTuple):
+    """All that the next iteration needs."""
+
+    parameters: Any  # the shared ones
+    optimizer_state: Any  # shared too
+    worker_parameters: Any  # leading axis W
+    env_state: Any  # leading axes W, E
+    observation: Any  # [W, E, *obs]
+    key: jax.Array
+    iteration: jax.Array  # int32
+
+
+@dataclasses.dataclass(frozen=True)
+class A3C(A2C):
+    """A3C for discrete, multi-discrete and continuous actions; fields, loss and optimiser are those of `A2C`.
+
+    RMSProp's statistics are shared by the workers ("Shared RMSProp" in the paper). Defaults are those of
+    `A2C` too, four environments to a worker, where the paper has one: fewer, larger gradients.
+
+    Raises:
+      FdgError: (construction) a field out of range, or workers that do not divide the environments.
+
+    >>> import envs
+    >>> A3C(env=envs.make("CartPole-v1"), num_workers=8).envs_per_worker
+    2
+    """
+
+    num_workers: int = hyperparameter(4, "workers, each with parameters and environments of its own")
+
+    def __post_init__(self):
+        super().__post_init__()
+        require_positive(self, "num_workers")
+        require(
+            self,
+            self.num_envs % self.num_workers == 0,
+            f"num_workers={self.num_workers} does not divide num_envs={self.num_envs}: choose a divisor",
+        )
+
+    @property
+    def envs_per_worker(self) -> int:
+        """`E`."""
+        return self.num_envs // self.num_workers
+
+    def init(self, key: jax.Array) -> State:
+        """The state before the first iteration: all workers have the same parameters."""
+        start = super().init(key)
+        return State(
+            parameters=start.parameters,
+            optimizer_state=start.optimizer_state,
+            worker_parameters=jax.tree.map(
+                lambda x: jnp.broadcast_to(x, (self.num_workers, *x.shape)), start.parameters
+            ),
+            env_state=self._by_worker(start.env_state),
+            observation=self._by_worker(start.observation),
+            key=start.key,
+            iteration=start.iteration,
+        )
+
+    def iterate(  # type: ignore[override]  # its state is another
+        self, state: State
+    ) -> tuple[State, dict[str, jax.Array]]:
+        """One rollout of all workers, and one update with the gradient of each."""
+        key, rollout_key = jax.random.split(state.key)
+        env_state, observation, ((observations, actions), _, time_steps) = rollout(
+            act=lambda observation, keys: (self.act(state.worker_parameters, observation, keys), None),
+            step=self.step,
+            key=rollout_key,
+            env_state=state.env_state,
+            observation=state.observation,
+            num_steps=self.num_steps,
+        )
+        (parameters, optimizer_state, worker_parameters), metrics = self.learn(
+            (state.parameters, state.optimizer_state),
+            state.worker_parameters,
+            Trajectory(observations, actions, None, time_steps),
+        )
+        state = State(
+            parameters=parameters,
+            optimizer_state=optimizer_state,
+            worker_parameters=worker_parameters,
+            env_state=env_state,
+            observation=observation,
+            key=key,
+            iteration=state.iteration + 1,
+        )
+        return state, metrics
+
+    # --- fragments; their batch axis is that of the workers ---
+
+    @fdg.fragment("actor")
+    def act(self, worker_parameters, observation, keys):
+        """`observation [W, E, *obs]`, `keys [W]` -> `action [W, E, *action]`."""
+
+        def one_worker(parameters, observation, key):
+            policy, _ = self._policy(parameters, observation)
+            return policy.sample(jax.random.split(key, self.envs_per_worker))
+
+        return jax.vmap(one_worker)(worker_parameters, observation, keys)
+
+    @fdg.fragment("environment")
+    def step(self, keys, env_state, action):
+        """`keys [W]`, `action [W, E, *action]` -> the environments' next state and a `TimeStep [W, E]`."""
+        keys = jax.vmap(lambda key: jax.random.split(key, self.envs_per_worker))(keys)
+        keys, env_state, action = jax.tree.map(
+            lambda x: x.reshape(-1, *x.shape[2:]), (keys, env_state, action)
+        )
+        return self._by_worker(
+            self.env.step(keys, env_state, distributions.bounded(action, self.env.action_space))
+        )
+
+    @fdg.fragment("learner", in_axes=(None, 0, 1), out_axes=((None, None, 0), None))
+    def learn(self, learned, worker_parameters, trajectory):
+        """The gradient of each worker over its rollout, of `[T, W, E]`, and an update with each."""
+        parameters, optimizer_state = learned
+        gradients, losses = self.gradient(worker_parameters, trajectory)
+        learned = self.update(gradients, optimizer_state, parameters)
+        return learned, {**episode_metrics(trajectory.time_step), **jax.tree.map(jnp.mean, losses)}
+
+    @fdg.fragment("gradient", in_axes=(0, 1))
+    def gradient(self, worker_parameters, trajectory):
+        """Gradients of the loss `[W, ...]`, each over one rollout `[T, E]`, and their losses `[W]`."""
+        return jax.vmap(jax.grad(self._loss, has_aux=True), in_axes=(0, 1))(worker_parameters, trajectory)
+
+    @fdg.fragment("update", in_axes=(0, None, None), out_axes=(None, None, 0))
+    def update(self, gradients, optimizer_state, parameters):
+        """The shared parameters after all gradients `[W, ...]`, and `[W, ...]` after each."""
+
+        def one_update(carry, gradient):
+            parameters, optimizer_state = carry
+            parameters, optimizer_state = self._one_update(gradient, optimizer_state, parameters)
+            return (parameters, optimizer_state), parameters
+
+        learned, worker_parameters = jax.lax.scan(one_update, (parameters, optimizer_state), gradients)
+        return *learned, worker_parameters
+
+    # --- parts ---
+
+    def _by_worker(self, tree):
+        """Leading axis `B` to leading axes `W, E`."""
+        return jax.tree.map(lambda x: x.reshape(-1, self.envs_per_worker, *x.shape[1:]), tree)
+
+    @property
+    def _updates_per_iteration(self) -> int:
+        return self.num_workers

@@ -1,0 +1,157 @@
+"""What actor-critics share that take one gradient step after each rollout: `A2C`, `A3C` and `IMPALA`.
+
+Here are the state, the network, and the fragments other than the actor; in their own files, how they act and
+what their loss is.
+
+Letters in shapes: `T` steps of a rollout, `B` environments, `N` rows of any origin.
+"""
+
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import fdg
+from algos import distributions, networks, optimizers
+from algos.agent import Agent
+from algos.distributions import Distribution
+from algos.hyperparameters import require_positive
+from algos.networks import Network
+from algos.rollout import environment_major, episode_metrics, evaluate, time_major
+from envs import Box, Discrete, MultiDiscrete, TimeStep
+
+
+class State(NamedTuple):
+    """All that the next iteration needs."""
+
+    parameters: Any
+    optimizer_state: Any
+    env_state: Any  # leading axis B
+    observation: Any  # [B, *obs]
+    key: jax.Array
+    iteration: jax.Array  # int32
+
+
+class Trajectory(NamedTuple):
+    """A rollout."""
+
+    observation: Any  # [T, B, *obs]
+    action: jax.Array  # [T, B, *action]
+    log_prob: Any  # [T, B] float32, of the action when it was taken; None where the loss has no use for it
+    time_step: TimeStep  # [T, B], what came of the action
+
+
+class ActorCritic(Agent):
+    """Base of actor-critics on one feed-forward network, with RMSProp.
+
+    A subclass has also the fields annotated here, `iterate`, an actor, and `_loss`.
+    """
+
+    action_spaces: ClassVar[tuple[type, ...]] = (Discrete, MultiDiscrete, Box)
+
+    anneal_learning_rate: bool  # let it fall linearly to zero
+    max_grad_norm: float  # global norm that gradients are clipped to
+    activation: str  # of the layers
+    initial_log_std: float  # of continuous actions
+    network: Network | None  # any (init, apply) pair, in place of the default actor-critic
+
+    def init(self, key: jax.Array) -> Any:
+        """The state before the first iteration."""
+        parameter_key, env_key, key = jax.random.split(key, 3)
+        env_state, observation = self.env.reset(jax.random.split(env_key, self.num_envs))
+        parameters = self._network.init(parameter_key, observation)
+        return State(
+            parameters=parameters,
+            optimizer_state=self._optimizer.init(parameters),
+            env_state=env_state,
+            observation=observation,
+            key=key,
+            iteration=jnp.int32(0),
+        )
+
+    def evaluate(self, state: Any, key: jax.Array, episodes: int) -> dict[str, jax.Array]:
+        """Plays whole episodes with the most probable action; see `algos.rollout.evaluate`."""
+
+        def act(observation, keys):
+            policy, _ = self._policy(state.parameters, observation)
+            return distributions.bounded(policy.mode(), self.env.action_space)
+
+        return evaluate(self.env, act, key, episodes)
+
+    # --- fragments ---
+
+    @fdg.fragment("environment")
+    def step(self, keys, env_state, action):
+        """`keys [B]`, `action [B, *action]` -> the environments' next state and a `TimeStep [B]`."""
+        return self.env.step(keys, env_state, distributions.bounded(action, self.env.action_space))
+
+    @fdg.fragment("learner", in_axes=(None, 1), out_axes=None)
+    def learn(self, learned, trajectory):
+        """One update of parameters and optimiser on a rollout `[T, B]`."""
+        parameters, optimizer_state = learned
+        gradient, losses = self.gradient(parameters, trajectory)
+        learned = self.update(gradient, optimizer_state, parameters)
+        return learned, {**episode_metrics(trajectory.time_step), **losses}
+
+    @fdg.fragment("gradient", in_axes=(None, 1), out_axes=None)
+    def gradient(self, parameters, trajectory):
+        """Gradient of the loss over a rollout `[T, B]`, and what the loss is made of."""
+        return jax.grad(self._loss, has_aux=True)(parameters, trajectory)
+
+    @fdg.fragment("update", in_axes=None, out_axes=None)
+    def update(self, gradient, optimizer_state, parameters):
+        """One step of RMSProp on a gradient whose global norm is clipped."""
+        return self._one_update(gradient, optimizer_state, parameters)
+
+    # --- parts ---
+
+    def _loss(self, parameters: Any, trajectory: Trajectory) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The loss over a rollout, and what it is made of: scalars."""
+        raise NotImplementedError
+
+    def _one_update(self, gradient: Any, optimizer_state: Any, parameters: Any) -> tuple[Any, Any]:
+        updates, optimizer_state = self._optimizer.update(gradient, optimizer_state, parameters)
+        return optax.apply_updates(parameters, updates), optimizer_state
+
+    def _policy(self, parameters: Any, observation: Any) -> tuple[Distribution, jax.Array]:
+        """Distribution over actions and value `[N]`, for observations `[N, *obs]`."""
+        output, value = self._network.apply(parameters, observation)
+        return distributions.for_space(self.env.action_space).distribution(output), value
+
+    def _policy_over_time(self, parameters: Any, observation: Any) -> tuple[Distribution, jax.Array]:
+        """Distribution over actions and value `[T, B]`, for observations `[T, B, *obs]`."""
+        num_steps = jax.tree.leaves(observation)[0].shape[0]
+        of_rows = self._policy(parameters, jax.tree.map(environment_major, observation))
+        return jax.tree.map(lambda x: time_major(x, num_steps), of_rows)
+
+    def _next_value(self, parameters: Any, time_step: TimeStep) -> jax.Array:
+        """Value of what each step led to, before any reset: `[T, B]`. No gradient flows into it."""
+        return jax.lax.stop_gradient(self._policy_over_time(parameters, time_step.final_observation)[1])
+
+    def _check_common(self) -> None:
+        super()._check_common()
+        require_positive(self, "max_grad_norm")
+
+    @property
+    def _network(self) -> Network:
+        return self.network or networks.actor_critic(
+            self.env.observation_space,
+            self.env.action_space,
+            self.hidden,
+            self.activation,
+            self.initial_log_std,
+        )
+
+    @property
+    def _optimizer(self) -> optax.GradientTransformation:
+        step_size: Any = self.learning_rate
+        if self.anneal_learning_rate:
+            step_size = optimizers.annealed(
+                self.learning_rate, self.num_iterations, self._updates_per_iteration
+            )
+        return optimizers.clipped_rmsprop(step_size, self.max_grad_norm)
+
+    @property
+    def _updates_per_iteration(self) -> int:
+        return 1

@@ -1,0 +1,271 @@
+"""Deep Q-learning (Mnih et al. 2015, Nature 518, "Human-level control through deep reinforcement learning").
+
+With what was added to it as options: double Q-learning, dueling networks, n-step returns, prioritised replay.
+
+One file, top to bottom: state, act, store, sample, loss, update, iterate. Nothing here knows of devices: the
+`fdg.fragment`s, those of `algos.replay` among them, say what the parts are, and which axis is the batch.
+
+Letters in shapes: `T` steps of a rollout, `B` environments, `N` samples of a minibatch.
+"""
+
+import dataclasses
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import fdg
+from algos import networks, optimizers
+from algos.agent import Agent
+from algos.exploration import epsilon_greedy, linear
+from algos.hyperparameters import hyperparameter, require, require_positive, require_within
+from algos.networks import Network, of_action
+from algos.replay import Replay, ReplayState, Step, Transition
+from algos.rollout import episode_metrics, evaluate, rollout
+from envs import Discrete, Environment, Observation, features_and_mask
+
+
+class Learned(NamedTuple):
+    """What gradient steps change."""
+
+    parameters: Any
+    target_parameters: Any  # older ones, that targets are computed with
+    optimizer_state: Any
+    updates: jax.Array  # int32, gradient steps so far
+
+
+class State(NamedTuple):
+    """All that the next iteration needs."""
+
+    learned: Learned
+    replay: ReplayState
+    env_state: Any  # leading axis B
+    observation: Observation  # [B, *obs]
+    key: jax.Array
+    iteration: jax.Array  # int32
+
+
+@dataclasses.dataclass(frozen=True)
+class DQN(Agent):
+    """Deep Q-learning for discrete actions.
+
+    Frozen and hashable; equal values are equal algorithms.
+
+    Raises:
+      FdgError: (construction) a field out of range, or sizes that do not divide.
+
+    >>> import envs
+    >>> DQN(env=envs.make("CartPole-v1")).updates_per_iteration
+    8
+    """
+
+    action_spaces: ClassVar[tuple[type, ...]] = (Discrete,)
+
+    env: Environment
+    num_envs: int = hyperparameter(8, "environments stepped together")
+    num_steps: int = hyperparameter(4, "steps of each environment in one iteration")
+    total_steps: int = hyperparameter(500_000, "environment steps of the whole run")
+    buffer_size: int = hyperparameter(100_000, "steps that are kept for replay, of all environments together")
+    batch_size: int = hyperparameter(128, "samples of a gradient step, as many of each environment")
+    learning_starts: int = hyperparameter(10_000, "environment steps before the first gradient step")
+    train_frequency: int = hyperparameter(4, "environment steps, of all together, to one gradient step")
+    learning_rate: float = hyperparameter(2.5e-4, "Adam's step size")
+    anneal_learning_rate: bool = hyperparameter(False, "let the step size fall linearly to zero")
+    max_grad_norm: float = hyperparameter(10.0, "global norm that gradients are clipped to")
+    discount: float = hyperparameter(0.99, "gamma")
+    target_period: int = hyperparameter(100, "gradient steps between updates of the target network")
+    target_rate: float = hyperparameter(
+        1.0, "how far each update takes it; 1 copies, little with target_period=1 is Polyak averaging"
+    )
+    epsilon_start: float = hyperparameter(1.0, "probability of a random action, at first")
+    epsilon_end: float = hyperparameter(0.05, "and in the end")
+    exploration_fraction: float = hyperparameter(0.5, "part of the run in which it falls, linearly")
+    double: bool = hyperparameter(False, "double Q-learning: one network chooses, the other values")
+    dueling: bool = hyperparameter(False, "dueling network: a value, and advantages of actions")
+    n_step: int = hyperparameter(1, "rewards summed up before a value follows")
+    priority_exponent: float = hyperparameter(0.0, "alpha of prioritised replay; 0: uniform")
+    importance_exponent: float = hyperparameter(0.4, "beta of prioritised replay at first; 1 in the end")
+    hidden: tuple[int, ...] | None = hyperparameter(None, "widths of the layers; None: chosen by observation")
+    activation: Literal["tanh", "relu", "silu", "gelu", "elu"] = hyperparameter("relu", "of the layers")
+    network: Network | None = None  # any (init, apply) pair that values every action, in place of the default
+
+    def __post_init__(self):
+        self._check_common()
+        require_positive(self, "train_frequency", "max_grad_norm", "target_period")
+        require_within(
+            self, 0, 1, "target_rate", "epsilon_start", "epsilon_end", "exploration_fraction",
+            "importance_exponent",
+        )  # fmt: skip
+        require(
+            self,
+            self.steps_per_iteration % self.train_frequency == 0,
+            f"train_frequency={self.train_frequency} does not divide num_envs * num_steps="
+            f"{self.steps_per_iteration}: choose a divisor",
+        )
+        _ = self._replay  # refuses sizes that do not fit
+
+    @property
+    def updates_per_iteration(self) -> int:
+        """Gradient steps in one iteration."""
+        return self.steps_per_iteration // self.train_frequency
+
+    # --- the two functions of every algorithm ---
+
+    def init(self, key: jax.Array) -> State:
+        """The state before the first iteration."""
+        parameter_key, env_key, key = jax.random.split(key, 3)
+        env_state, observation = self.env.reset(jax.random.split(env_key, self.num_envs))
+        parameters = self._network.init(parameter_key, features_and_mask(observation)[0])
+        return State(
+            learned=Learned(
+                parameters=parameters,
+                target_parameters=jax.tree.map(jnp.copy, parameters),
+                optimizer_state=self._optimizer.init(parameters),
+                updates=jnp.int32(0),
+            ),
+            replay=self._replay.init(observation, jnp.zeros(self.num_envs, jnp.int32)),
+            env_state=env_state,
+            observation=observation,
+            key=key,
+            iteration=jnp.int32(0),
+        )
+
+    def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
+        """A few steps of all environments into the buffer, and gradient steps on minibatches out of it."""
+        key, rollout_key, replay_key = jax.random.split(state.key, 3)
+        steps_before = state.iteration * self.steps_per_iteration
+        epsilon = linear(
+            self.epsilon_start, self.epsilon_end, self.exploration_fraction * self.total_steps, steps_before
+        )
+        env_state, observation, ((observations, actions), _, time_steps) = rollout(
+            act=lambda observation, keys: (
+                self.act(state.learned.parameters, epsilon, observation, keys), ()
+            ),
+            step=self.step,
+            key=rollout_key,
+            env_state=state.env_state,
+            observation=state.observation,
+            num_steps=self.num_steps,
+        )  # fmt: skip
+        buffer = self._replay
+        replay = buffer.add(state.replay, Step.of(observations, actions, time_steps))
+        ready = buffer.is_ready(replay)
+        beta = linear(self.importance_exponent, 1.0, self.total_steps, steps_before)
+
+        def one_update(carry, key):
+            learned, replay = carry
+            sample = buffer.sample(replay, key)
+            weight = buffer.weight(sample, beta)
+            learned, error, losses = self.learn(learned, sample.transition, weight, ready)
+            # Proportional prioritisation, equation 1 of Schaul et al.; no priority is zero.
+            return (learned, buffer.prioritize(replay, sample.indices, jnp.abs(error) + 1e-6)), losses
+
+        (learned, replay), losses = jax.lax.scan(
+            one_update, (state.learned, replay), jax.random.split(replay_key, self.updates_per_iteration)
+        )
+        metrics = {
+            **episode_metrics(time_steps),
+            **jax.tree.map(jnp.mean, losses),
+            "epsilon": epsilon,
+            "updates": learned.updates,
+        }
+        return State(learned, replay, env_state, observation, key, state.iteration + 1), metrics
+
+    def evaluate(self, state: State, key: jax.Array, episodes: int) -> dict[str, jax.Array]:
+        """Plays whole episodes with the best action; see `algos.rollout.evaluate`."""
+
+        def act(observation, keys):
+            return epsilon_greedy(self._values(state.learned.parameters, observation), 0.0).mode()
+
+        return evaluate(self.env, act, key, episodes)
+
+    # --- fragments ---
+
+    @fdg.fragment("actor", in_axes=(None, None, 0, 0))
+    def act(self, parameters, epsilon, observation, keys):
+        """`observation [B, *obs]`, `keys [B]` -> `action [B]`."""
+        return epsilon_greedy(self._values(parameters, observation), epsilon).sample(keys)
+
+    @fdg.fragment("environment")
+    def step(self, keys, env_state, action):
+        """`keys [B]`, `action [B]` -> the environments' next state and a `TimeStep [B]`."""
+        return self.env.step(keys, env_state, action)
+
+    @fdg.fragment("learner", in_axes=(None, 0, 0, None), out_axes=(None, 0, None))
+    def learn(self, learned, transition, weight, ready):
+        """One gradient step on a minibatch `[N]`, unless the buffer is not `ready`; errors `[N]`, losses."""
+        parameters, target_parameters, optimizer_state, updates = learned
+        gradient, error, losses = self.gradient(parameters, target_parameters, transition, weight)
+        parameters, optimizer_state = self.update(gradient, optimizer_state, parameters, ready)
+        updates += ready
+        rate = jnp.where(ready & (updates % self.target_period == 0), self.target_rate, 0.0)
+        target_parameters = optax.incremental_update(parameters, target_parameters, rate)
+        return Learned(parameters, target_parameters, optimizer_state, updates), error, losses
+
+    @fdg.fragment("gradient", in_axes=(None, None, 0, 0), out_axes=(None, 0, None))
+    def gradient(self, parameters, target_parameters, transition, weight):
+        """Gradient of the loss over a minibatch `[N]`, the errors `[N]`, and what the loss is made of."""
+        gradient, (error, losses) = jax.grad(self._loss, has_aux=True)(
+            parameters, target_parameters, transition, weight
+        )
+        return gradient, error, losses
+
+    @fdg.fragment("update", in_axes=None, out_axes=None)
+    def update(self, gradient, optimizer_state, parameters, ready):
+        """One step of Adam on a gradient whose global norm is clipped; nothing before it is time."""
+        updates, stepped = self._optimizer.update(gradient, optimizer_state, parameters)
+        new = optax.apply_updates(parameters, updates), stepped
+        return jax.tree.map(lambda a, b: jnp.where(ready, a, b), new, (parameters, optimizer_state))
+
+    # --- parts ---
+
+    def _loss(self, parameters, target_parameters, transition: Transition, weight):
+        value = of_action(self._values(parameters, transition.observation), transition.action)
+        target = jax.lax.stop_gradient(self._target(parameters, target_parameters, transition))
+        error = target - value
+        # The squared error of the loss L_i in Mnih et al. ("Training algorithm for deep Q-networks"), linear
+        # beyond 1, which is how they clip the error; weighted as in Schaul et al., algorithm 1, line 12.
+        loss = jnp.mean(weight * optax.losses.huber_loss(error, delta=1.0))
+        return loss, (error, {"loss": loss, "value": jnp.mean(value)})
+
+    def _target(self, parameters, target_parameters, transition: Transition) -> jax.Array:
+        """What `Q(observation, action)` should be: `[N]`."""
+        next_values = self._values(target_parameters, transition.next_observation)
+        if self.double:  # van Hasselt, Guez and Silver 2016, arXiv 1509.06461, equation 4
+            best = jnp.argmax(self._values(parameters, transition.next_observation), axis=-1)
+            next_value = of_action(next_values, best)
+        else:  # the same paper, equation 2 with the target network of Mnih et al.
+            next_value = jnp.max(next_values, axis=-1)
+        return transition.reward + transition.discount * next_value
+
+    def _values(self, parameters, observation) -> jax.Array:
+        """Q of every action `[N, n]`, for observations `[N, *obs]`."""
+        return networks.action_values(self._network, parameters, observation)
+
+    @property
+    def _replay(self) -> Replay:
+        return Replay(
+            num_envs=self.num_envs,
+            buffer_size=self.buffer_size,
+            batch_size=self.batch_size,
+            learning_starts=self.learning_starts,
+            n_step=self.n_step,
+            discount=self.discount,
+            priority_exponent=self.priority_exponent,
+        )
+
+    @property
+    def _network(self) -> Network:
+        return self.network or networks.q_network(
+            self.env.observation_space, self.env.action_space, self.hidden, self.activation, self.dueling
+        )
+
+    @property
+    def _optimizer(self) -> optax.GradientTransformation:
+        step_size: Any = self.learning_rate
+        if self.anneal_learning_rate:
+            step_size = optimizers.annealed(
+                self.learning_rate, self.num_iterations, self.updates_per_iteration
+            )
+        return optimizers.clipped_adam(step_size, self.max_grad_norm)

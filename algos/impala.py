@@ -1,0 +1,124 @@
+"""IMPALA, importance-weighted actor-learners (Espeholt et al. 2018, arXiv 1802.01561).
+
+How it acts and what its loss is; `algos/actor_critic.py` has the rest. Actors note how probable their actions
+were. The learner, whose policy has moved on meanwhile, weighs what came of them by V-trace. How old the
+actors' parameters are is not said here but in the distribution policy (`staleness`); with 0 nothing has
+moved, and V-trace gives plain returns.
+
+Letters in shapes: `T` steps of a rollout, `B` environments.
+"""
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+import fdg
+from algos.actor_critic import ActorCritic, State, Trajectory
+from algos.hyperparameters import hyperparameter, require, require_positive, require_within
+from algos.networks import Network
+from algos.returns import v_trace
+from algos.rollout import rollout
+from envs import Environment
+
+
+@dataclasses.dataclass(frozen=True)
+class IMPALA(ActorCritic):
+    """IMPALA for discrete, multi-discrete and continuous actions, one update for each rollout.
+
+    Unroll length, discount, clips and weights of the losses are those of the paper's Atari experiments, as
+    is RMSProp; the number of environments and the step size were chosen on CartPole-v1.
+
+    Raises:
+      FdgError: (construction) a field out of range.
+
+    >>> import envs
+    >>> IMPALA(env=envs.make("CartPole-v1")).steps_per_iteration
+    320
+    """
+
+    env: Environment
+    num_envs: int = hyperparameter(16, "environments stepped together")
+    num_steps: int = hyperparameter(20, "steps of each environment in one iteration")
+    total_steps: int = hyperparameter(1_000_000, "environment steps of the whole run; annealing ends there")
+    learning_rate: float = hyperparameter(1e-3, "RMSProp's step size")
+    anneal_learning_rate: bool = hyperparameter(True, "let the step size fall linearly to zero")
+    discount: float = hyperparameter(0.99, "gamma")
+    trace_lambda: float = hyperparameter(1.0, "lambda of V-trace")
+    rho_clip: float = hyperparameter(1.0, "rho-bar of V-trace: bounds the weight of each step's error")
+    c_clip: float = hyperparameter(1.0, "c-bar of V-trace: bounds how far back errors are carried")
+    entropy_coefficient: float = hyperparameter(0.01, "weight of the entropy bonus")
+    value_coefficient: float = hyperparameter(0.5, "weight of the value loss")
+    max_grad_norm: float = hyperparameter(40.0, "global norm that gradients are clipped to")
+    hidden: tuple[int, ...] | None = hyperparameter(None, "widths of the layers; None: chosen by observation")
+    activation: Literal["tanh", "relu", "silu", "gelu", "elu"] = hyperparameter("tanh", "of the layers")
+    initial_log_std: float = hyperparameter(0.0, "log of the first standard deviation (continuous actions)")
+    network: Network | None = None  # any (init, apply) pair, in place of the default actor-critic
+
+    def __post_init__(self):
+        self._check_common()
+        require_within(self, 0, 1, "trace_lambda")
+        require_positive(self, "rho_clip", "c_clip")
+        require(
+            self,
+            self.c_clip <= self.rho_clip,
+            f"c_clip={self.c_clip} is above rho_clip={self.rho_clip}: V-trace wants it at most equal",
+        )
+
+    def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
+        """One rollout of all environments, and one update on it."""
+        key, rollout_key = jax.random.split(state.key)
+        env_state, observation, ((observations, actions), log_probs, time_steps) = rollout(
+            act=lambda observation, keys: self.act(state.parameters, observation, keys),
+            step=self.step,
+            key=rollout_key,
+            env_state=state.env_state,
+            observation=state.observation,
+            num_steps=self.num_steps,
+        )
+        (parameters, optimizer_state), metrics = self.learn(
+            (state.parameters, state.optimizer_state),
+            Trajectory(observations, actions, log_probs, time_steps),
+        )
+        state = State(parameters, optimizer_state, env_state, observation, key, state.iteration + 1)
+        return state, metrics
+
+    @fdg.fragment("actor", in_axes=(None, 0, 0))
+    def act(self, parameters, observation, keys):
+        """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]` and its log-probability `[B]`."""
+        policy, _ = self._policy(parameters, observation)
+        action = policy.sample(keys)
+        return action, policy.log_prob(action)
+
+    def _loss(self, parameters, trajectory: Trajectory):
+        policy, value = self._policy_over_time(parameters, trajectory.observation)
+        log_prob = policy.log_prob(trajectory.action)
+        log_ratio = jax.lax.stop_gradient(log_prob) - trajectory.log_prob
+        ratio = jnp.exp(log_ratio)
+        time_step = trajectory.time_step
+        # Equation 1 of the paper, and the advantage of section 4.2.
+        advantage, target = v_trace(
+            ratio,
+            time_step.reward,
+            jax.lax.stop_gradient(value),
+            self._next_value(parameters, time_step),
+            time_step.terminated,
+            time_step.truncated,
+            self.discount,
+            self.trace_lambda,
+            self.rho_clip,
+            self.c_clip,
+        )
+        # The three gradients of section 4.2. Means over the rollout, where the paper's code has sums.
+        policy_loss = -jnp.mean(log_prob * advantage)
+        value_loss = 0.5 * jnp.mean(jnp.square(target - value))
+        entropy = jnp.mean(policy.entropy())
+        loss = policy_loss + self.value_coefficient * value_loss - self.entropy_coefficient * entropy
+        return loss, {
+            "loss": loss,
+            "policy_loss": policy_loss,
+            "value_loss": value_loss,
+            "entropy": entropy,
+            "approx_kl": jnp.mean((ratio - 1.0) - log_ratio),  # from the actors' policy; as in PPO
+        }

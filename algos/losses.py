@@ -1,0 +1,80 @@
+"""Parts of losses that several policy-gradient algorithms share, as scalars: means over all samples.
+
+Every array is `[...]`, one number a sample, in any arrangement of samples.
+"""
+
+import jax
+import jax.numpy as jnp
+
+
+def clipped_surrogate(log_ratio: jax.Array, advantage: jax.Array, clip_ratio: float) -> jax.Array:
+    """Clipped surrogate objective of PPO, negated (Schulman et al. 2017, arXiv 1707.06347, equation 7).
+
+    The smaller of `ratio * advantage` and the same with the ratio kept within `1 - clip_ratio` and
+    `1 + clip_ratio`: nothing is gained by moving further from the policy that acted.
+
+    Args:
+      log_ratio: `[...]` float32, log-probability of the action now, less that when it was taken.
+      advantage: `[...]` float32.
+      clip_ratio: the paper's epsilon.
+
+    >>> # Twice as likely as it was: worth 2, but no more than 1.2 counts.
+    >>> print(f"{clipped_surrogate(jnp.log(jnp.array([2.0])), jnp.array([1.0]), clip_ratio=0.2):.2f}")
+    -1.20
+    """
+    ratio = jnp.exp(log_ratio)
+    clipped_ratio = jnp.clip(ratio, 1.0 - clip_ratio, 1.0 + clip_ratio)
+    return -jnp.mean(jnp.minimum(ratio * advantage, clipped_ratio * advantage))
+
+
+def value_error(value: jax.Array, target: jax.Array) -> jax.Array:
+    """Half the mean squared error of values `[...]` float32 that are fitted to `target [...]`.
+
+    >>> float(value_error(jnp.array([1.0]), jnp.array([2.0])))
+    0.5
+    """
+    return 0.5 * jnp.mean(jnp.square(value - target))
+
+
+def clipped_value_error(value: jax.Array, old_value: jax.Array, target: jax.Array, clip: float) -> jax.Array:
+    """The same, where a value gains nothing by moving further than `clip` from what it was.
+
+    Of each sample the larger counts: its error, or that with the value kept within `clip` of `old_value`. Not
+    in PPO's paper, but in its code (OpenAI's baselines, `ppo2`).
+
+    >>> one = jnp.ones(1)
+    >>> float(clipped_value_error(one, 0.0 * one, 2.0 * one, clip=0.5))  # 0.5 * (2 - 0.5)^2
+    1.125
+    """
+    kept = old_value + jnp.clip(value - old_value, -clip, clip)
+    return 0.5 * jnp.mean(jnp.maximum(jnp.square(value - target), jnp.square(kept - target)))
+
+
+def standardize(advantage: jax.Array) -> jax.Array:
+    """Zero mean and unit variance over all samples, `[...]` (as in OpenAI's baselines)."""
+    return (advantage - jnp.mean(advantage)) / (jnp.std(advantage) + 1e-8)
+
+
+def approximate_kl(log_ratio: jax.Array) -> jax.Array:
+    """Divergence of the policy that acted from the policy now, estimated from the actions taken.
+
+    The unbiased estimator of low variance, k3, of Schulman (2020, joschu.net/blog/kl-approx.html).
+
+    >>> float(approximate_kl(jnp.zeros(3)))
+    0.0
+    """
+    return jnp.mean((jnp.exp(log_ratio) - 1.0) - log_ratio)
+
+
+def clip_fraction(log_ratio: jax.Array, clip_ratio: float) -> jax.Array:
+    """Share of samples whose ratio has left `1 - clip_ratio` to `1 + clip_ratio`."""
+    return jnp.mean(jnp.abs(jnp.exp(log_ratio) - 1.0) > clip_ratio, dtype=jnp.float32)
+
+
+def explained_variance(target: jax.Array, value: jax.Array) -> jax.Array:
+    """How much of the target's variance the value explains: 1 all of it, 0 none; not a loss, but a measure.
+
+    >>> print(f"{explained_variance(jnp.array([1.0, 3.0]), jnp.array([1.0, 3.0])):.1f}")
+    1.0
+    """
+    return 1.0 - jnp.var(target - value) / (jnp.var(target) + 1e-8)

@@ -1,0 +1,221 @@
+"""Parallelised Q-network, PQN (Gallici et al. 2025, ICLR, "Simplifying Deep Temporal Difference Learning").
+
+Q-learning without replay and without a target network (arXiv 2407.04811): many environments give fresh
+samples, and layer normalisation keeps the values from diverging. Targets are lambda-returns, as in Q(lambda)
+of Peng and Williams 1994.
+
+One file, top to bottom: state, act, targets, loss, update, iterate. Nothing here knows of devices: the five
+`fdg.fragment`s say what the parts are, and which axis of their arrays is the batch.
+
+Letters in shapes: `T` steps of a rollout, `B` environments, `N` samples of a minibatch.
+"""
+
+import dataclasses
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import fdg
+from algos import networks, optimizers
+from algos.agent import Agent
+from algos.exploration import epsilon_greedy, linear
+from algos.hyperparameters import hyperparameter, require, require_positive, require_within
+from algos.minibatches import shuffled_rows, take
+from algos.networks import Network, of_action
+from algos.returns import lambda_returns
+from algos.rollout import environment_major, episode_metrics, evaluate, rollout, time_major
+from envs import Discrete, Environment, Observation, TimeStep, features_and_mask
+
+
+class State(NamedTuple):
+    """All that the next iteration needs."""
+
+    parameters: Any
+    optimizer_state: Any
+    env_state: Any  # leading axis B
+    observation: Observation  # [B, *obs]
+    key: jax.Array
+    iteration: jax.Array  # int32
+
+
+class Minibatch(NamedTuple):
+    """Samples that a gradient is taken over."""
+
+    observation: Observation  # [N, *obs]
+    action: jax.Array  # [N] int32
+    target: jax.Array  # [N] float32, what Q(observation, action) is fitted to
+
+
+@dataclasses.dataclass(frozen=True)
+class PQN(Agent):
+    """PQN for discrete actions.
+
+    Defaults are those of the authors' PureJaxQL for CartPole. Frozen and hashable; equal values are equal
+    algorithms.
+
+    Raises:
+      FdgError: (construction) a field out of range, or sizes that do not divide.
+
+    >>> import envs
+    >>> PQN(env=envs.make("CartPole-v1")).num_iterations
+    244
+    """
+
+    action_spaces: ClassVar[tuple[type, ...]] = (Discrete,)
+
+    env: Environment
+    num_envs: int = hyperparameter(32, "environments stepped together")
+    num_steps: int = hyperparameter(64, "steps of each environment in one iteration")
+    total_steps: int = hyperparameter(500_000, "environment steps of the whole run; annealing ends there")
+    num_epochs: int = hyperparameter(4, "passes over each rollout")
+    num_minibatches: int = hyperparameter(16, "gradient steps in one pass")
+    learning_rate: float = hyperparameter(1e-4, "RAdam's step size")
+    anneal_learning_rate: bool = hyperparameter(True, "let the step size fall linearly to zero")
+    max_grad_norm: float = hyperparameter(10.0, "global norm that gradients are clipped to")
+    discount: float = hyperparameter(0.99, "gamma")
+    q_lambda: float = hyperparameter(0.95, "lambda of the returns; 0: one step, 1: whole rollouts")
+    reward_scale: float = hyperparameter(0.1, "what rewards are multiplied by, for values of moderate size")
+    epsilon_start: float = hyperparameter(1.0, "probability of a random action, at first")
+    epsilon_end: float = hyperparameter(0.2, "and in the end")
+    exploration_fraction: float = hyperparameter(0.2, "part of the run in which it falls, linearly")
+    dueling: bool = hyperparameter(False, "dueling network: a value, and advantages of actions")
+    layer_norm: bool = hyperparameter(True, "normalise each layer before its activation")
+    hidden: tuple[int, ...] | None = hyperparameter(None, "widths of the layers; None: chosen by observation")
+    activation: Literal["tanh", "relu", "silu", "gelu", "elu"] = hyperparameter("relu", "of the layers")
+    network: Network | None = None  # any (init, apply) pair that values every action, in place of the default
+
+    def __post_init__(self):
+        self._check_common()
+        require_positive(self, "num_epochs", "num_minibatches", "max_grad_norm", "reward_scale")
+        require_within(self, 0, 1, "q_lambda", "epsilon_start", "epsilon_end", "exploration_fraction")
+        require(
+            self,
+            self.steps_per_iteration % self.num_minibatches == 0,
+            f"num_minibatches={self.num_minibatches} does not divide num_envs * num_steps="
+            f"{self.steps_per_iteration}: choose a divisor",
+        )
+
+    # --- the two functions of every algorithm ---
+
+    def init(self, key: jax.Array) -> State:
+        """The state before the first iteration."""
+        parameter_key, env_key, key = jax.random.split(key, 3)
+        env_state, observation = self.env.reset(jax.random.split(env_key, self.num_envs))
+        parameters = self._network.init(parameter_key, features_and_mask(observation)[0])
+        return State(
+            parameters=parameters,
+            optimizer_state=self._optimizer.init(parameters),
+            env_state=env_state,
+            observation=observation,
+            key=key,
+            iteration=jnp.int32(0),
+        )
+
+    def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
+        """One rollout of all environments, and all updates on it."""
+        key, rollout_key, shuffle_key = jax.random.split(state.key, 3)
+        epsilon = linear(
+            self.epsilon_start,
+            self.epsilon_end,
+            self.exploration_fraction * self.num_iterations,
+            state.iteration,
+        )
+        env_state, observation, ((observations, actions), _, time_steps) = rollout(
+            act=lambda observation, keys: (self.act(state.parameters, epsilon, observation, keys), ()),
+            step=self.step,
+            key=rollout_key,
+            env_state=state.env_state,
+            observation=state.observation,
+            num_steps=self.num_steps,
+        )
+        parameters, optimizer_state, metrics = self.learn(
+            state.parameters, state.optimizer_state, (observations, actions, time_steps), shuffle_key
+        )
+        state = State(parameters, optimizer_state, env_state, observation, key, state.iteration + 1)
+        return state, {**metrics, "epsilon": epsilon}
+
+    def evaluate(self, state: State, key: jax.Array, episodes: int) -> dict[str, jax.Array]:
+        """Plays whole episodes with the best action; see `algos.rollout.evaluate`."""
+
+        def act(observation, keys):
+            return epsilon_greedy(self._values(state.parameters, observation), 0.0).mode()
+
+        return evaluate(self.env, act, key, episodes)
+
+    # --- fragments ---
+
+    @fdg.fragment("actor", in_axes=(None, None, 0, 0))
+    def act(self, parameters, epsilon, observation, keys):
+        """`observation [B, *obs]`, `keys [B]` -> `action [B]`."""
+        return epsilon_greedy(self._values(parameters, observation), epsilon).sample(keys)
+
+    @fdg.fragment("environment")
+    def step(self, keys, env_state, action):
+        """`keys [B]`, `action [B]` -> the environments' next state and a `TimeStep [B]`."""
+        return self.env.step(keys, env_state, action)
+
+    @fdg.fragment("learner", in_axes=(None, None, 1, None), out_axes=None)
+    def learn(self, parameters, optimizer_state, trajectory, key):
+        """Several epochs of minibatch updates on a rollout `[T, B]`."""
+        observation, action, time_step = trajectory
+        target = self._target(parameters, time_step)
+        samples = jax.tree.map(environment_major, Minibatch(observation, action, target))
+
+        def one_update(carry, rows):
+            parameters, optimizer_state = carry
+            gradient, losses = self.gradient(parameters, take(samples, rows))
+            return self.update(gradient, optimizer_state, parameters), losses
+
+        rows = shuffled_rows(key, self.steps_per_iteration, self.num_epochs, self.num_minibatches)
+        (parameters, optimizer_state), losses = jax.lax.scan(one_update, (parameters, optimizer_state), rows)
+        return parameters, optimizer_state, {**episode_metrics(time_step), **jax.tree.map(jnp.mean, losses)}
+
+    @fdg.fragment("gradient", in_axes=(None, 0), out_axes=None)
+    def gradient(self, parameters, minibatch):
+        """Gradient of the loss over a minibatch `[N]`, and what the loss is made of."""
+        return jax.grad(self._loss, has_aux=True)(parameters, minibatch)
+
+    @fdg.fragment("update", in_axes=None, out_axes=None)
+    def update(self, gradient, optimizer_state, parameters):
+        """One step of RAdam on a gradient whose global norm is clipped."""
+        updates, optimizer_state = self._optimizer.update(gradient, optimizer_state, parameters)
+        return optax.apply_updates(parameters, updates), optimizer_state
+
+    # --- parts ---
+
+    def _loss(self, parameters, minibatch: Minibatch):
+        """Half the mean squared error of the values of the actions taken (the last line of algorithm 1)."""
+        value = of_action(self._values(parameters, minibatch.observation), minibatch.action)
+        loss = 0.5 * jnp.mean(jnp.square(value - minibatch.target))
+        return loss, {"loss": loss, "value": jnp.mean(value)}
+
+    def _target(self, parameters, time_step: TimeStep) -> jax.Array:
+        """Lambda-returns `[T, B]` of the best actions' values; a truncation is followed by its own."""
+        final = jax.tree.map(environment_major, time_step.final_observation)
+        next_value = jnp.max(self._values(parameters, final), axis=-1)
+        return lambda_returns(
+            self.reward_scale * time_step.reward, time_major(next_value, self.num_steps),
+            time_step.terminated, time_step.truncated, self.discount, self.q_lambda,
+        )  # fmt: skip
+
+    def _values(self, parameters, observation) -> jax.Array:
+        """Q of every action `[N, n]`, for observations `[N, *obs]`."""
+        return networks.action_values(self._network, parameters, observation)
+
+    @property
+    def _network(self) -> Network:
+        return self.network or networks.q_network(
+            self.env.observation_space, self.env.action_space,
+            self.hidden, self.activation, self.dueling, self.layer_norm,
+        )  # fmt: skip
+
+    @property
+    def _optimizer(self) -> optax.GradientTransformation:
+        step_size: Any = self.learning_rate
+        if self.anneal_learning_rate:
+            step_size = optimizers.annealed(
+                self.learning_rate, self.num_iterations, self.num_epochs * self.num_minibatches
+            )
+        return optimizers.clipped_radam(step_size, self.max_grad_norm)

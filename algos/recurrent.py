@@ -1,0 +1,241 @@
+"""Networks with a memory, and the default ones: actor-critics on a GRU, of one agent or of several.
+
+The memory is given and returned, never hidden: whoever acts carries it from step to step, and whoever learns
+unrolls it over a sequence. Where an episode starts, the network forgets by itself.
+
+Letters in shapes: `T` steps, `B` environments, `A` agents, `N` memories.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from algos import distributions, networks
+from envs.spaces import Box, Space
+
+
+class Output(NamedTuple):
+    """What a network makes of a sequence."""
+
+    policy: jax.Array  # [T, B, P] float32, the parameters of a distribution over actions
+    value: jax.Array  # [T, B] float32
+    memory: Any  # [T, B, ...], after each step
+
+
+class RecurrentNetwork(NamedTuple):
+    """A network with a memory, as three pure functions.
+
+    - `init(key, observation [T, B, *obs]) -> parameters`; of the observation only shape and dtype count.
+    - `memory(B) -> memory`: what it remembers before anything was seen; a pytree with leading axis `B`.
+    - `unroll(parameters, memory, observation [T, B, *obs], start [T, B]) -> Output`: one step after another.
+      Where `start` is true an episode begins, and what the memory held before counts for nothing.
+
+    Networks made by `recurrent_actor_critic` are equal, and hash alike, if their arguments were.
+    """
+
+    init: Callable[[jax.Array, Any], Any]
+    memory: Callable[[int], Any]
+    unroll: Callable[[Any, Any, Any, jax.Array], Output]
+
+
+def recurrent_actor_critic(
+    observation_space: Space,
+    action_space: Space,
+    hidden: Sequence[int] | None = None,
+    memory_size: int | None = 128,
+    activation: str = "tanh",
+    initial_log_std: float = 0.0,
+    num_agents: int | None = None,
+    central: bool = False,
+) -> RecurrentNetwork:
+    """An actor and a critic that share nothing, each with a memory of its own.
+
+    Dense layers (after a convolution, of an image), a gated recurrent unit (GRU; Cho et al. 2014, arXiv
+    1406.1078), one more dense layer, and a head: the architecture of JaxMARL's and PureJaxRL's recurrent
+    agents. Scales of the kernels as in `networks.actor_critic`.
+
+    Args:
+        observation_space, action_space: of one agent, as for `networks.actor_critic`.
+        hidden: widths of the dense layers before the memory. Default: `(memory_size,)`.
+        memory_size: width of the GRU, and of the layer after it. None: no memory and no layer after it, so
+            that the rest is `networks.actor_critic`, with the same default for `hidden`.
+        activation: "tanh", "relu", "silu", "gelu" or "elu"; after every layer but the heads.
+        initial_log_std: for a `Box` action space.
+        num_agents: `A`. Observations are then `[T, B, A, *obs]` and results `[T, B, A, ...]`; all agents have
+            the same parameters, and each a memory of its own. Default: one agent, and no axis `A`.
+        central: one critic sees the observations of all agents side by side, and gives a value for each.
+
+    >>> network = recurrent_actor_critic(Box(-1.0, 1.0, (4,)), distributions.Discrete(2), memory_size=16)
+    >>> observation = jnp.zeros((5, 8, 4))
+    >>> parameters = network.init(jax.random.key(0), observation)
+    >>> output = network.unroll(parameters, network.memory(8), observation, jnp.zeros((5, 8), bool))
+    >>> output.policy.shape, output.value.shape, output.memory.actor.shape
+    ((5, 8, 2), (5, 8), (5, 8, 16))
+    """
+    distributions.for_space(action_space)  # refuses a space without distribution here, before any tracing
+    if memory_size is not None:
+        hidden = (memory_size,) if hidden is None else hidden
+    module = RecurrentActorCritic(
+        observation_space,
+        action_space,
+        networks.checked_widths(observation_space, hidden, activation),
+        memory_size,
+        activation,
+        float(initial_log_std),
+        num_agents,
+        central,
+    )
+    return RecurrentNetwork(_Init(module), _NothingYet(module), _Unroll(module))
+
+
+class Memory(NamedTuple):
+    """What actor and critic remember; of a network without memory, two empty tuples."""
+
+    actor: Any  # [B, H] or [B, A, H] float32
+    critic: Any  # the same; a central critic has one memory for all agents, [B, H]
+
+
+class RecurrentActorCritic(nn.Module):
+    """Two separate trunks, each with a memory (see `recurrent_actor_critic`)."""
+
+    observation_space: Space
+    action_space: Space
+    hidden: tuple[int, ...]
+    memory_size: int | None
+    activation: str
+    initial_log_std: float
+    num_agents: int | None
+    central: bool
+
+    @nn.compact
+    def __call__(self, memory: Memory, observation: jax.Array, start: jax.Array) -> Output:  # noqa: D102
+        steps, num_envs = start.shape
+        agents = self.num_agents or 1
+        each = (steps, num_envs) if self.num_agents is None else (steps, num_envs, agents)
+        # All samples in one row, as the network's first layers take them; environment-major, as everywhere.
+        flat = observation.reshape(math.prod(each), *observation.shape[len(each) :])
+        inputs = networks.features(flat, self.observation_space)
+        of_agents = inputs.reshape(steps, num_envs * agents, *inputs.shape[1:])
+        start_of_agents = jnp.repeat(start, agents, axis=1)
+
+        outputs = distributions.for_space(self.action_space).size
+        if isinstance(self.action_space, Box):
+            outputs //= 2  # the means; the logs of the standard deviations follow below
+        trunk = functools.partial(MemoryTrunk, self.hidden, self.memory_size, self.activation)
+        actor, actor_memory = trunk(outputs, 0.01, name="actor")(
+            _merge(memory.actor, num_envs * agents), of_agents, start_of_agents
+        )
+        if isinstance(self.action_space, Box):
+            log_std = self.param("log_std", nn.initializers.constant(self.initial_log_std), (outputs,))
+            actor = jnp.concatenate([actor, jnp.broadcast_to(log_std, actor.shape)], axis=-1)
+        if self.central:
+            by_agent = inputs.reshape(steps, num_envs, agents, *inputs.shape[1:])
+            side_by_side = jnp.concatenate([by_agent[:, :, a] for a in range(agents)], axis=-1)
+            value, critic_memory = trunk(agents, 1.0, name="critic")(memory.critic, side_by_side, start)
+        else:
+            value, critic_memory = trunk(1, 1.0, name="critic")(
+                _merge(memory.critic, num_envs * agents), of_agents, start_of_agents
+            )
+            critic_memory = _split(critic_memory, each)
+        return Output(
+            policy=actor.reshape(*each, -1),
+            value=value.reshape(each),
+            memory=Memory(_split(actor_memory, each), critic_memory),
+        )
+
+    def nothing_yet(self, num_envs: int) -> Memory:
+        """The memory before anything was seen."""
+        if self.memory_size is None:
+            return Memory((), ())
+        of_all = jnp.zeros((num_envs, self.memory_size))
+        if self.num_agents is None:
+            return Memory(of_all, of_all)
+        of_each = jnp.zeros((num_envs, self.num_agents, self.memory_size))
+        return Memory(of_each, of_all if self.central else of_each)
+
+
+class MemoryTrunk(nn.Module):
+    """Dense layers, a GRU, a dense layer and a head, over a sequence.
+
+    `memory [N, H]`, `inputs [T, N, F]` (or images, `[T, N, H, W, C]`) and `start [T, N]` to results
+    `[T, N, outputs]` and the memory after each step, `[T, N, H]`.
+    """
+
+    hidden: tuple[int, ...]
+    memory_size: int | None
+    activation: str
+    outputs: int
+    head_scale: float
+
+    @nn.compact
+    def __call__(self, memory: Any, inputs: jax.Array, start: jax.Array) -> tuple[jax.Array, Any]:  # noqa: D102
+        sequence = start.shape
+        # Only the GRU goes step by step; all layers before and after it take the whole sequence at once.
+        x = networks.hidden_layers(inputs.reshape(-1, *inputs.shape[2:]), self.hidden, self.activation)
+        if self.memory_size is not None:
+            scan = nn.scan(
+                ForgetfulGRU, variable_broadcast="params", split_rngs={"params": False}, in_axes=0, out_axes=0
+            )
+            _, memory = scan(self.memory_size, name="memory")(memory, (x.reshape(*sequence, -1), start))
+            x = networks.hidden_layers(
+                memory.reshape(-1, self.memory_size), (self.memory_size,), self.activation
+            )
+        x = networks.head(x, self.outputs, self.head_scale)
+        return x.reshape(*sequence, self.outputs), memory
+
+
+class ForgetfulGRU(nn.Module):
+    """One step of a GRU, afresh where an episode starts: `[N, H]`, `([N, F], [N])` -> twice `[N, H]`."""
+
+    size: int
+
+    @nn.compact
+    def __call__(  # noqa: D102
+        self, memory: jax.Array, inputs_and_start: tuple[jax.Array, jax.Array]
+    ) -> tuple[jax.Array, jax.Array]:
+        inputs, start = inputs_and_start
+        memory = jnp.where(start[:, None], 0.0, memory)
+        return nn.GRUCell(self.size, name="gru")(memory, inputs)
+
+
+def _merge(memory: Any, count: int) -> Any:
+    """`[B, A, H]` to `[B * A, H]`; `[B, H]` as it is."""
+    return jax.tree.map(lambda x: x.reshape(count, -1), memory)
+
+
+def _split(memories: Any, each: tuple[int, ...]) -> Any:
+    """`[T, B * A, H]` to `[T, B, A, H]`."""
+    return jax.tree.map(lambda x: x.reshape(*each, -1), memories)
+
+
+# Values and not closures, so that equal modules make equal networks.
+@dataclass(frozen=True)
+class _Init:
+    module: RecurrentActorCritic
+
+    def __call__(self, key: jax.Array, observation: jax.Array) -> Any:
+        start = jnp.zeros(observation.shape[:2], bool)
+        memory = self.module.nothing_yet(observation.shape[1])
+        return self.module.init(key, memory, observation, start)["params"]
+
+
+@dataclass(frozen=True)
+class _NothingYet:
+    module: RecurrentActorCritic
+
+    def __call__(self, num_envs: int) -> Memory:
+        return self.module.nothing_yet(num_envs)
+
+
+@dataclass(frozen=True)
+class _Unroll:
+    module: RecurrentActorCritic
+
+    def __call__(self, parameters: Any, memory: Memory, observation: jax.Array, start: jax.Array) -> Output:
+        return self.module.apply({"params": parameters}, memory, observation, start)

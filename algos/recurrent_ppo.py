@@ -1,0 +1,347 @@
+"""PPO whose actor and critic have a memory, for environments that do not show all that matters.
+
+What is learned from are sequences of steps, each with the memory that the actor had at its start; the network
+is unrolled over them, and forgets where an episode starts. Stored memories grow old while parameters change:
+against that there is the burn-in of R2D2 (Kapturowski et al. 2019, "Recurrent Experience Replay in
+Distributed Reinforcement Learning", ICLR, section 3), here for on-policy sequences.
+
+Reads like `algos/ppo.py`, whose loss and updates it takes over. Letters in shapes: `T` steps of a rollout,
+`B` environments, `L` steps of a sequence, `K` of burn-in, `S` sequences.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+import fdg
+from algos import distributions, normalize
+from algos.hyperparameters import hyperparameter, require, require_positive
+from algos.losses import explained_variance
+from algos.normalize import RunningStatistics
+from algos.ppo import PPO, Decision
+from algos.recurrent import RecurrentNetwork, recurrent_actor_critic
+from algos.rollout import (
+    Recollection,
+    environment_major,
+    episode_metrics,
+    evaluate_with_memory,
+    rollout_with_memory,
+    time_major,
+)
+from envs import Observation, features_and_mask
+
+
+class Past(NamedTuple):
+    """The last steps before a rollout, from which memories are computed anew."""
+
+    memory: Any  # [B, ...] before those steps
+    observation: Observation  # [B, K, *obs]
+    start: jax.Array  # [B, K] bool
+
+
+class State(NamedTuple):
+    """All that the next iteration needs."""
+
+    parameters: Any
+    optimizer_state: Any
+    observation_statistics: RunningStatistics  # of [*obs]
+    return_statistics: RunningStatistics  # of the discounted return that rewards are scaled by
+    running_return: jax.Array  # [B] float32, that return so far
+    env_state: Any  # leading axis B
+    observation: Observation  # [B, *obs]
+    recollection: Recollection  # [B]
+    past: Past | None  # None without burn-in
+    key: jax.Array
+    iteration: jax.Array  # int32
+
+
+class Minibatch(NamedTuple):
+    """Sequences that a gradient is taken over."""
+
+    memory: Any  # [S, ...] as the actor had it before the burn-in; without one, before the sequence
+    burn_in: tuple[Observation, jax.Array] | None  # observation [S, K, *obs] and start [S, K]
+    observation: Observation  # [S, L, *obs], normalised if observations are
+    start: jax.Array  # [S, L] bool, an episode starts at this step
+    action: jax.Array  # [S, L, *action]
+    decision: Decision  # [S, L]
+    advantage: jax.Array  # [S, L] float32
+    target: jax.Array  # [S, L] float32
+
+
+@dataclasses.dataclass(frozen=True)
+class RecurrentPPO(PPO):
+    """PPO with a gated recurrent unit (GRU) in the actor and one in the critic.
+
+    Minibatches are made of whole sequences, never of single steps. Defaults are those of CleanRL's
+    `ppo_atari_lstm.py`, and the network that of PureJaxRL's `ppo_rnn.py`.
+
+    Raises:
+      FdgError: (construction) a field out of range, or sizes that do not divide.
+
+    >>> import envs
+    >>> RecurrentPPO(env=envs.make("probe:memory"), sequence_length=32).num_iterations
+    488
+    """
+
+    num_envs: int = hyperparameter(8, "environments stepped together")
+    memory_size: int = hyperparameter(128, "width of the GRU, and of the layer after it")
+    sequence_length: int | None = hyperparameter(
+        None, "steps that a gradient flows back through; None: the whole rollout"
+    )
+    burn_in: int = hyperparameter(
+        0, "steps before each sequence from which its memory is computed anew, without gradient"
+    )
+    # PPO's fields, loss and updates are taken over as they are; its state and its network are not, and these
+    # are the lines where a checker of types takes that amiss.
+    network: RecurrentNetwork | None = None  # type: ignore[assignment]
+
+    def __post_init__(self):
+        require_positive(self, "memory_size")
+        require(
+            self,
+            self._length > 0 and self.num_steps % self._length == 0,
+            f"sequence_length={self.sequence_length} does not divide num_steps={self.num_steps}:"
+            " choose a divisor",
+        )
+        require(
+            self,
+            0 <= self.burn_in <= self._length,
+            f"burn_in={self.burn_in}: it must be from 0 to the length of a sequence, {self._length}",
+        )
+        super().__post_init__()
+
+    # --- the two functions of every algorithm ---
+
+    def init(self, key: jax.Array) -> State:  # type: ignore[override]
+        """The state before the first iteration."""
+        parameter_key, env_key, key = jax.random.split(key, 3)
+        env_state, observation = self.env.reset(jax.random.split(env_key, self.num_envs))
+        features, _ = features_and_mask(observation)
+        parameters = self._network.init(parameter_key, features[None])
+        memory = self._network.memory(self.num_envs)
+        past = None
+        if self.burn_in:  # nothing has passed: episodes start now, and what is before them is forgotten
+            past = Past(
+                memory,
+                jax.tree.map(lambda x: jnp.stack([x] * self.burn_in, axis=1), observation),
+                jnp.ones((self.num_envs, self.burn_in), bool),
+            )
+        return State(
+            parameters=parameters,
+            optimizer_state=self._optimizer.init(parameters),
+            observation_statistics=normalize.init(self.env.observation_space.shape),
+            return_statistics=normalize.init(()),
+            running_return=jnp.zeros((self.num_envs, *self._agents)),
+            env_state=env_state,
+            observation=observation,
+            recollection=Recollection(memory, jnp.ones(self.num_envs, bool)),
+            past=past,
+            key=key,
+            iteration=jnp.int32(0),
+        )
+
+    def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:  # type: ignore[override]
+        """One rollout of all environments, and all updates on it."""
+        key, rollout_key, shuffle_key = jax.random.split(state.key, 3)
+
+        def act(observation, recollection, keys):
+            action, decision, memory = self.act(
+                state.parameters, state.observation_statistics, observation, recollection, keys
+            )
+            return action, (decision, recollection.start), memory
+
+        env_state, observation, recollection, steps = rollout_with_memory(
+            act=act,
+            step=self.step,
+            key=rollout_key,
+            env_state=state.env_state,
+            observation=state.observation,
+            recollection=state.recollection,
+            num_steps=self.num_steps,
+        )
+        learned, running_return, past, metrics = self.learn(
+            (state.parameters, state.optimizer_state, state.observation_statistics, state.return_statistics),
+            state.running_return,
+            state.recollection.memory,
+            state.past,
+            steps,
+            shuffle_key,
+        )
+        parameters, optimizer_state, observation_statistics, return_statistics = learned
+        state = State(
+            parameters=parameters,
+            optimizer_state=optimizer_state,
+            observation_statistics=observation_statistics,
+            return_statistics=return_statistics,
+            running_return=running_return,
+            env_state=env_state,
+            observation=observation,
+            recollection=recollection,
+            past=past,
+            key=key,
+            iteration=state.iteration + 1,
+        )
+        return state, metrics
+
+    def evaluate(  # type: ignore[override]
+        self, state: State, key: jax.Array, episodes: int
+    ) -> dict[str, jax.Array]:
+        """Plays whole episodes with the most probable action; see `algos.rollout.evaluate`."""
+
+        def act(observation, recollection, keys):
+            seen = self._seen(state.observation_statistics, observation)
+            policy, _, memory = self._one_step(state.parameters, seen, recollection)
+            return distributions.bounded(policy.mode(), self.env.action_space), memory
+
+        return evaluate_with_memory(self.env, act, self._network.memory(episodes), key, episodes)
+
+    # --- fragments; "environment", "gradient" and "update" are those of PPO ---
+
+    @fdg.fragment("actor", in_axes=(None, None, 0, 0, 0))
+    def act(self, parameters, statistics, observation, recollection, keys):
+        """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`, `Decision [B]`, memory `[B, ...]`."""
+        policy, value, memory = self._one_step(parameters, self._seen(statistics, observation), recollection)
+        action = policy.sample(keys)
+        return action, Decision(policy.log_prob(action), value), memory
+
+    @fdg.fragment("learner", in_axes=(None, 0, 0, 0, 1, None), out_axes=(None, 0, 0, None))
+    def learn(self, learned, running_return, memory, past, trajectory, key):
+        """Several epochs of minibatch updates on a rollout `[T, B]` that began with a memory `[B, ...]`."""
+        parameters, optimizer_state, observation_statistics, return_statistics = learned
+        (observation, action), (decision, start), time_step = trajectory
+        reward, running_return, return_statistics = self._reward(time_step, running_return, return_statistics)
+        seen = self._seen(observation_statistics, observation)
+        # The memory after each step, and what was worth the observation that the step led to: both as they
+        # were before any reset, so that an episode cut short is valued by the memory that it ended with.
+        _, _, memories = self._unroll(parameters, memory, seen, start)
+        final = self._seen(observation_statistics, time_step.final_observation)
+        rows = jax.tree.map(environment_major, (final, Recollection(memories, jnp.zeros_like(start))))
+        _, next_value, _ = self._one_step(parameters, *rows)
+        advantage, target = self._advantage(
+            reward, decision.value, time_major(next_value, self.num_steps), time_step
+        )
+
+        before = jax.tree.map(lambda first, x: jnp.concatenate([first[None], x[:-1]]), memory, memories)
+        sequences = (seen, start, action, decision, advantage, target)
+        samples = Minibatch(
+            self._memory_before_each(before, past),
+            self._burn_in(past, observation_statistics, observation, start),
+            *jax.tree.map(lambda x: _sequence_rows(x.reshape(-1, self._length, *x.shape[1:])), sequences),
+        )
+        parameters, optimizer_state, losses = self._updated(parameters, optimizer_state, samples, key)
+        if self.normalize_observation:
+            features, _ = features_and_mask(observation)
+            observation_statistics = normalize.update(observation_statistics, features)
+        metrics = {
+            **episode_metrics(time_step),
+            **losses,
+            "explained_variance": explained_variance(target, decision.value),
+        }
+        return (
+            (parameters, optimizer_state, observation_statistics, return_statistics),
+            running_return,
+            self._next_past(before, observation, start),
+            metrics,
+        )
+
+    # --- parts ---
+
+    def _predict(self, parameters, minibatch):
+        """Distribution over actions, and value, of each step of the sequences, `[S, L]`."""
+        memory = minibatch.memory
+        if minibatch.burn_in is not None:
+            # R2D2, section 3: the first part of a sequence only brings the memory up to date.
+            _, _, memories = self._unroll(parameters, memory, *jax.tree.map(_time_first, minibatch.burn_in))
+            memory = jax.lax.stop_gradient(jax.tree.map(lambda x: x[-1], memories))
+        steps = jax.tree.map(_time_first, (minibatch.observation, minibatch.start))
+        policy, value, _ = self._unroll(parameters, memory, *steps)
+        return jax.tree.map(_time_first, (policy, value))
+
+    def _unroll(self, parameters, memory, observation, start):
+        """Distribution over actions and value `[T, B]`, and the memory after each step `[T, B, ...]`."""
+        features, action_mask = features_and_mask(observation)
+        output = self._network.unroll(parameters, memory, features, start)
+        policy = distributions.for_space(self.env.action_space).distribution(output.policy)
+        return distributions.masked(policy, action_mask), output.value, output.memory
+
+    def _one_step(self, parameters, observation, recollection: Recollection):
+        """Distribution over actions, value, and memory after it, all `[B]`, for observations `[B, *obs]`."""
+        memory, start = recollection
+        observation, start = jax.tree.map(lambda x: x[None], (observation, start))
+        return jax.tree.map(lambda x: x[0], self._unroll(parameters, memory, observation, start))
+
+    def _memory_before_each(self, before, past: Past | None):
+        """The memory that each sequence starts from, burn-in included: `[S, ...]`.
+
+        `before` is the memory before each step of the rollout, `[T, B, ...]`.
+        """
+        first = jax.tree.map(lambda x: x[0], before) if past is None else past.memory
+        start, stop = self._length - self.burn_in, self.num_steps - self.burn_in
+        return jax.tree.map(
+            lambda first, x: environment_major(
+                jnp.concatenate([first[None], x[start : stop : self._length]])
+            ),
+            first,
+            before,
+        )
+
+    def _burn_in(self, past: Past | None, statistics, observation, start):
+        """The steps before each sequence: observations `[S, K, *obs]` as networks see them, and starts."""
+        if past is None:
+            return None
+        earlier = jax.tree.map(_time_first, (past.observation, past.start))
+        # Counted from the oldest step, those before the sequence that starts at step `t` are `t` to `t + K`.
+        starts = range(0, self.num_steps, self._length)
+        rows = jnp.stack([jnp.arange(t, t + self.burn_in) for t in starts])
+        observation, start = jax.tree.map(
+            lambda old, new: _sequence_rows(jnp.concatenate([old, new])[rows]), earlier, (observation, start)
+        )
+        return self._seen(statistics, observation), start
+
+    def _next_past(self, before, observation, start) -> Past | None:
+        """What the next rollout's first sequences burn in from: the last steps of this one."""
+        if not self.burn_in:
+            return None
+        last = jax.tree.map(lambda x: _time_first(x[-self.burn_in :]), (observation, start))
+        return Past(jax.tree.map(lambda x: x[-self.burn_in], before), *last)
+
+    @property
+    def _length(self) -> int:
+        """Steps of a sequence."""
+        return self.num_steps if self.sequence_length is None else self.sequence_length
+
+    @property
+    def _agents(self) -> tuple[int, ...]:
+        """The axes of agents, which follow those of environments: none."""
+        return ()
+
+    @property
+    def _shuffled(self) -> tuple[int, str]:
+        sequences = self.num_steps // self._length
+        if self.shuffle == "time":
+            return sequences, "num_steps / sequence_length"
+        return self.num_envs * sequences, "the number of sequences, num_envs * num_steps / sequence_length"
+
+    @property
+    def _network(self) -> RecurrentNetwork:  # type: ignore[override]
+        return self.network or recurrent_actor_critic(
+            self.env.observation_space,
+            self.env.action_space,
+            self.hidden,
+            self.memory_size,
+            self.activation,
+            self.initial_log_std,
+        )
+
+
+def _time_first(x: jax.Array) -> jax.Array:
+    """`[S, L, ...]` to `[L, S, ...]`, and back."""
+    return x.swapaxes(0, 1)
+
+
+def _sequence_rows(x: jax.Array) -> jax.Array:
+    """Sequences `[C, L, B, ...]`, C of each environment, as rows `[B * C, L, ...]`, environment-major."""
+    x = jnp.moveaxis(x, 2, 0)
+    return x.reshape(-1, *x.shape[2:])

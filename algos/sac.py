@@ -1,0 +1,305 @@
+"""Soft actor-critic (Haarnoja et al. 2018, arXiv 1812.05905), with a learned temperature.
+
+Two critics of observation and action, a squashed Gaussian actor, and a temperature that weighs its entropy
+against reward. Equations below are numbered as in the paper. An iteration steps all environments, adds the
+steps to the replay buffer, and takes gradient steps on minibatches drawn from all that it holds.
+
+Between the fragments actions are in [-1, 1]; `step` stretches them to the environment's bounds, so that its
+units count for nothing.
+
+Letters in shapes: `T` steps of a rollout, `B` environments, `U` updates of an iteration, `N` samples of a
+minibatch, `D` components of an action.
+"""
+
+import dataclasses
+import math
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import fdg
+from algos import distributions, networks
+from algos.agent import Agent
+from algos.distributions import TanhNormal
+from algos.hyperparameters import hyperparameter, require, require_positive, require_within
+from algos.losses import value_error
+from algos.networks import Network
+from algos.replay import Replay, ReplayState, Step, Transition
+from algos.rollout import episode_metrics, evaluate, rollout
+from envs import Box, Environment, Observation
+
+_LOG_STD_BOUNDS = (-20.0, 2.0)  # as in the authors' code, github.com/rail-berkeley/softlearning
+
+
+class Parameters(NamedTuple):
+    """What gradients are taken by."""
+
+    actor: Any
+    critics: Any  # of both
+    log_temperature: jax.Array  # [] float32, log alpha
+
+
+class Learned(NamedTuple):
+    """All that an update changes."""
+
+    parameters: Parameters
+    target_critics: Any  # follows `parameters.critics` slowly
+    optimizer_state: Any
+
+
+class State(NamedTuple):
+    """All that the next iteration needs."""
+
+    learned: Learned
+    replay: ReplayState  # rows of B
+    env_state: Any  # leading axis B
+    observation: Observation  # [B, *obs]
+    key: jax.Array
+    iteration: jax.Array  # int32
+
+
+@dataclasses.dataclass(frozen=True)
+class SAC(Agent):
+    """SAC for continuous actions within bounds.
+
+    Defaults are those of the paper (table 1), but for four environments that are stepped together and a start
+    as in CleanRL (Huang et al. 2022, JMLR 23(274)). An iteration takes `updates_per_step` gradient steps for
+    each environment step, however many environments there are. Frozen and hashable; equal values are equal
+    algorithms.
+
+    Raises:
+      FdgError: (construction) a field out of range, or actions without bounds.
+
+    >>> import envs
+    >>> algorithm = SAC(env=envs.make("Pendulum-v1"), num_envs=4, num_steps=2)
+    >>> algorithm.num_updates, algorithm.num_iterations
+    (8, 125000)
+    """
+
+    action_spaces: ClassVar[tuple[type, ...]] = (Box,)
+
+    env: Environment
+    num_envs: int = hyperparameter(4, "environments stepped together")
+    num_steps: int = hyperparameter(1, "steps of each environment in one iteration")
+    total_steps: int = hyperparameter(1_000_000, "environment steps of the whole run")
+    buffer_size: int = hyperparameter(1_000_000, "steps that are kept for replay")
+    learning_starts: int = hyperparameter(5_000, "first steps, of random actions, that nothing is learned in")
+    batch_size: int = hyperparameter(256, "samples of one gradient step")
+    updates_per_step: float = hyperparameter(1.0, "gradient steps for each environment step")
+    learning_rate: float = hyperparameter(3e-4, "Adam's step size, for actor, critics and temperature")
+    discount: float = hyperparameter(0.99, "gamma")
+    target_rate: float = hyperparameter(0.005, "tau: the part of the way that targets go at an update")
+    initial_temperature: float = hyperparameter(1.0, "alpha at first: the weight of the entropy")
+    target_entropy: float | None = hyperparameter(
+        None, "nats that the temperature aims at, of actions in [-1, 1]; None: minus one for each component"
+    )
+    hidden: tuple[int, ...] | None = hyperparameter((256, 256), "widths of the layers; None: by observation")
+    activation: Literal["tanh", "relu", "silu", "gelu", "elu"] = hyperparameter("relu", "of the layers")
+
+    def __post_init__(self):
+        self._check_common()
+        require_positive(self, "batch_size", "updates_per_step", "initial_temperature")
+        require_within(self, 0, 1, "target_rate")
+        require(
+            self,
+            self.num_updates >= 1 and math.isclose(self.num_updates, self._exact_updates),
+            f"updates_per_step={self.updates_per_step} times num_envs * num_steps={self.steps_per_iteration}"
+            f" makes {self._exact_updates:g} updates an iteration: it must be a whole number above zero",
+        )
+        space = self.env.action_space
+        require(
+            self,
+            isinstance(space, Box) and space.is_bounded and np.issubdtype(np.dtype(space.dtype), np.floating),
+            f"cannot act in the action space {space}: give it finite bounds and a floating dtype",
+        )
+        self._replay  # noqa: B018  # refuses sizes that do not fit
+
+    @property
+    def num_updates(self) -> int:
+        """U, gradient steps of one iteration."""
+        return round(self._exact_updates)
+
+    # --- the two functions of every algorithm ---
+
+    def init(self, key: jax.Array) -> State:
+        """The state before the first iteration."""
+        actor_key, critics_key, env_key, key = jax.random.split(key, 4)
+        env_state, observation = self.env.reset(jax.random.split(env_key, self.num_envs))
+        action = jnp.zeros((self.num_envs, *self.env.action_space.shape))
+        critics = self._critics.init(critics_key, observation, action)
+        parameters = Parameters(
+            actor=self._actor.init(actor_key, observation),
+            critics=critics,
+            log_temperature=jnp.float32(math.log(self.initial_temperature)),
+        )
+        return State(
+            learned=Learned(parameters, jax.tree.map(jnp.copy, critics), self._optimizer.init(parameters)),
+            replay=self._replay.init(observation, action),
+            env_state=env_state,
+            observation=observation,
+            key=key,
+            iteration=jnp.int32(0),
+        )
+
+    def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
+        """Some steps of all environments, and all updates that they are due."""
+        key, rollout_key, sample_key, learn_key = jax.random.split(state.key, 4)
+        learning = state.iteration >= math.ceil(self.learning_starts / self.steps_per_iteration)
+        env_state, observation, ((observations, actions), _, time_steps) = rollout(
+            act=lambda observation, keys: (
+                self.act(state.learned.parameters.actor, learning, observation, keys),
+                None,
+            ),
+            step=self.step,
+            key=rollout_key,
+            env_state=state.env_state,
+            observation=state.observation,
+            num_steps=self.num_steps,
+        )
+        replay = self._replay.add(state.replay, Step.of(observations, actions, time_steps))
+        transitions = self._replay.sample(replay, sample_key).transition
+        transitions = jax.tree.map(
+            lambda x: x.reshape(self.num_updates, self.batch_size, *x.shape[1:]), transitions
+        )
+        learned, losses = self.learn(state.learned, transitions, learn_key, learning)
+        state = State(learned, replay, env_state, observation, key, state.iteration + 1)
+        return state, {**episode_metrics(time_steps), **losses}
+
+    def evaluate(self, state: State, key: jax.Array, episodes: int) -> dict[str, jax.Array]:
+        """Plays whole episodes with the median action; see `algos.rollout.evaluate`."""
+
+        def act(observation, keys):
+            policy = self._policy(state.learned.parameters.actor, observation)
+            return distributions.stretched(policy.mode(), self.env.action_space)
+
+        return evaluate(self.env, act, key, episodes)
+
+    # --- fragments ---
+
+    @fdg.fragment("actor", in_axes=(None, None, 0, 0))
+    def act(self, actor, learning, observation, keys):
+        """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`: uniform until learning begins."""
+        uniform = jax.vmap(Box(-1.0, 1.0, self.env.action_space.shape).sample)(keys)
+        return jnp.where(learning, self._policy(actor, observation).sample(keys), uniform)
+
+    @fdg.fragment("environment")
+    def step(self, keys, env_state, action):
+        """`keys [B]`, `action [B, *action]` -> the environments' next state and a `TimeStep [B]`."""
+        return self.env.step(keys, env_state, distributions.stretched(action, self.env.action_space))
+
+    @fdg.fragment("learner", in_axes=(None, 1, None, None), out_axes=None)
+    def learn(self, learned, transitions, key, learning):
+        """One update for each of the minibatches `[U, N]`."""
+
+        def one_update(learned, minibatch):
+            transition, keys = minibatch
+            gradient, losses = self.gradient(learned.parameters, learned.target_critics, transition, keys)
+            return self.update(gradient, learned), losses
+
+        keys = jax.random.split(key, (self.num_updates, 2, self.batch_size))
+        updated, losses = jax.lax.scan(one_update, learned, (transitions, keys))
+        # Before learning begins updates are made too, and thrown away: fragments in a branch could not be
+        # placed apart.
+        learned = jax.tree.map(lambda new, old: jnp.where(learning, new, old), updated, learned)
+        return learned, jax.tree.map(lambda x: jnp.where(learning, jnp.mean(x), jnp.nan), losses)
+
+    @fdg.fragment("gradient", in_axes=(None, None, 0, 1), out_axes=None)
+    def gradient(self, parameters, target_critics, transition, keys):
+        """Gradient of the losses over a minibatch `[N]`, `keys [2, N]`, and what they are made of."""
+        return jax.grad(self._loss, has_aux=True)(parameters, target_critics, transition, keys)
+
+    @fdg.fragment("update", in_axes=None, out_axes=None)
+    def update(self, gradient, learned):
+        """One step of Adam on all parameters; then the targets follow the critics."""
+        updates, optimizer_state = self._optimizer.update(gradient, learned.optimizer_state)
+        parameters = optax.apply_updates(learned.parameters, updates)
+        # Algorithm 1, its last line.
+        target_critics = optax.incremental_update(
+            parameters.critics, learned.target_critics, self.target_rate
+        )
+        return Learned(parameters, target_critics, optimizer_state)
+
+    # --- parts ---
+
+    def _loss(self, parameters: Parameters, target_critics, transition: Transition, keys):
+        """The sum of three losses, each of which has a gradient by its own part of the parameters only."""
+        constant = jax.lax.stop_gradient(parameters)
+        temperature = jnp.exp(constant.log_temperature)
+
+        # Critics: equation 5, with the targets of equations 2 and 3.
+        following = self._policy(constant.actor, transition.next_observation)
+        target = self._target(
+            target_critics, temperature, transition, *following.sample_with_log_prob(keys[0])
+        )
+        first, second = self._critics.apply(parameters.critics, transition.observation, transition.action)
+        critic_loss = value_error(first, target) + value_error(second, target)
+
+        # Actor: equations 7 and 9, with the lower of both critics (section 6).
+        action, log_prob = self._policy(parameters.actor, transition.observation).sample_with_log_prob(
+            keys[1]
+        )
+        value = jnp.minimum(*self._critics.apply(constant.critics, transition.observation, action))
+        actor_loss = jnp.mean(temperature * log_prob - value)
+
+        # Temperature: equation 18.
+        entropy = -jnp.mean(jax.lax.stop_gradient(log_prob))
+        temperature_loss = jnp.exp(parameters.log_temperature) * (entropy - self._target_entropy)
+
+        return critic_loss + actor_loss + temperature_loss, {
+            "critic_loss": critic_loss,
+            "actor_loss": actor_loss,
+            "value": jnp.mean(value),
+            "entropy": entropy,
+            "temperature": temperature,
+        }
+
+    def _target(self, target_critics, temperature, transition: Transition, next_action, next_log_prob):
+        """What the critics are fitted to, `[N]`: equation 2, and for the value that follows equation 3."""
+        lower = jnp.minimum(*self._critics.apply(target_critics, transition.next_observation, next_action))
+        # The discount is zero where the episode terminated, and not where it was truncated.
+        return transition.reward + transition.discount * (lower - temperature * next_log_prob)
+
+    def _policy(self, actor, observation) -> TanhNormal:
+        """Distribution over actions in [-1, 1], for observations `[N, *obs]`."""
+        mean, log_std = jnp.split(self._actor.apply(actor, observation), 2, axis=-1)
+        return TanhNormal(mean, jnp.clip(log_std, *_LOG_STD_BOUNDS), self.env.action_space.shape)
+
+    @property
+    def _exact_updates(self) -> float:
+        return self.updates_per_step * self.steps_per_iteration
+
+    @property
+    def _target_entropy(self) -> float:
+        """Minus one for each component (appendix D), unless told otherwise."""
+        return (
+            -float(math.prod(self.env.action_space.shape))
+            if self.target_entropy is None
+            else self.target_entropy
+        )
+
+    @property
+    def _replay(self) -> Replay:
+        """Draws the minibatches of all updates at once; no longer than the run fills it."""
+        return Replay(
+            num_envs=self.num_envs,
+            buffer_size=min(self.buffer_size, self.num_iterations * self.steps_per_iteration),
+            batch_size=self.num_updates * self.batch_size,
+            discount=self.discount,
+        )
+
+    @property
+    def _actor(self) -> Network:
+        return networks.gaussian_actor(
+            self.env.observation_space, self.env.action_space, self.hidden, self.activation
+        )
+
+    @property
+    def _critics(self) -> Network:
+        return networks.twin_critics(self.env.observation_space, self.hidden, self.activation)
+
+    @property
+    def _optimizer(self) -> optax.GradientTransformation:
+        return optax.adam(self.learning_rate)

@@ -1,0 +1,181 @@
+"""The learning results of `docs/results.md`: each row one experiment, of several seeds, with its presets.
+
+    python -m bench.learning --list            # what there is
+    python -m bench.learning a2c-CartPole-v1   # trains it into runs/learning/, unless that is done
+    python -m bench.learning --all --pictures  # all, and their learning curves into docs/images/learning/
+
+Seeds run together as one program, except where the environments live on the host: there one run follows the
+other. An interrupted run is gone on with.
+"""
+
+import argparse
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from bench.summarize import bootstrap_interval, interquartile_mean
+from fdg.run_directory import RunDirectory, read_metrics
+
+RUNS = Path("runs/learning")
+PICTURES = Path("docs/images/learning")
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """One row.
+
+    Attributes:
+      algo, env: as the command line names them.
+      total_steps: environment steps of each seed.
+      at_least: what is asked of the evaluation return.
+      of: the statistic over seeds that is compared with it.
+      num_seeds: how many.
+      together: in one program, with seeds over the devices.
+      flags: further ones.
+    """
+
+    algo: str
+    env: str
+    total_steps: int
+    at_least: float
+    of: str = "mean"
+    num_seeds: int = 6  # an even number keeps both of two cores busy
+    together: bool = True
+    flags: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """As the command line of this module takes it."""
+        return f"{self.algo}-{self.env}".replace(":", "-")
+
+    def command(self, seed: int, out: Path) -> list[str]:
+        """Words after `python`; all seeds from `seed` on, or that one."""
+        words = ["-m", "fdg.train", "--algo", self.algo, "--env", self.env]
+        words += ["--total-steps", str(self.total_steps), *self.flags, "--seed", str(seed)]
+        if self.together:
+            devices = next(n for n in (2, 1) if self.num_seeds % n == 0)
+            words += ["--num-seeds", str(self.num_seeds), "--devices", str(devices)]
+        return [*words, "--out", str(out)]
+
+
+EXPERIMENTS = (
+    Experiment("a2c", "CartPole-v1", 1_000_000, 475),
+    Experiment("a3c", "CartPole-v1", 1_000_000, 475),
+    Experiment("impala", "CartPole-v1", 1_000_000, 475),
+    Experiment("dqn", "CartPole-v1", 500_000, 450),
+    Experiment("pqn", "CartPole-v1", 500_000, 475),
+    Experiment("sac", "Pendulum-v1", 100_000, -160),
+    Experiment("ppo", "Breakout-MinAtar", 10_000_000, 40, of="interquartile mean", num_seeds=10),
+    Experiment("ippo", "MPE_simple_spread_v3", 10_000_000, -20.0),
+    Experiment("mappo", "MPE_simple_spread_v3", 600_000, -17.3),
+    Experiment("ppo", "brax:inverted_pendulum", 2_000_000, 950),
+    Experiment("ppo", "envpool:HalfCheetah-v4", 1_000_000, 1_440, together=False),
+)
+
+
+def train(experiment: Experiment, seed: int) -> Path:
+    """Trains what is not trained yet; the run directory, with `eval_returns` in its summary."""
+    out = RUNS / (experiment.name if seed == 0 else f"{experiment.name}-from-{seed}")
+    if experiment.together:
+        _run(experiment, seed, out)
+        return out
+    parts = [out / f"seed-{seed + i}" for i in range(experiment.num_seeds)]
+    for i, part in enumerate(parts):
+        _run(experiment, seed + i, part)
+    _join(parts, out, f"{experiment.algo} on {experiment.env}")
+    return out
+
+
+def _run(experiment: Experiment, seed: int, out: Path) -> None:
+    if (out / "summary.json").exists():
+        return
+    words = experiment.command(seed, out)
+    if (out / "config.json").exists():
+        words = ["-m", "fdg.train", "--resume", str(out)]
+    print("python", *words, flush=True)
+    subprocess.run([sys.executable, *words], check=True)
+
+
+def _join(parts: list[Path], out: Path, title: str) -> None:
+    """The runs of single seeds as one of several."""
+    summaries = [json.loads((part / "summary.json").read_text()) for part in parts]
+    returns = [summary["eval_return"] for summary in summaries]
+    together = {
+        **summaries[0],
+        "wall_s": sum(summary["wall_s"] for summary in summaries),
+        "eval_return": float(np.mean(returns)),
+        "eval_returns": returns,
+    }
+    (out / "summary.json").write_text(json.dumps(together, indent=2))
+    rows = zip(*[list(read_metrics(part / "metrics.jsonl")) for part in parts], strict=True)
+    (out / "metrics.jsonl").unlink(missing_ok=True)
+    run = RunDirectory(out)
+    run.append_metrics(_mean_row(same_iteration) for same_iteration in rows)
+    run.draw_learning_curve(title)
+    run.close()
+
+
+def _mean_row(rows: tuple[dict, ...]) -> dict:
+    returns = [row["episode_return"] for row in rows]
+    there = [value for value in returns if value is not None]
+    return {
+        **rows[0],
+        "episode_return": float(np.mean(there)) if there else None,
+        "episode_return_per_seed": returns,
+    }
+
+
+def row(experiment: Experiment, out: Path) -> str:
+    """A line of the table in `docs/results.md`."""
+    summary = json.loads((out / "summary.json").read_text())
+    returns = np.asarray(summary["eval_returns"])
+    low, high = bootstrap_interval(returns)
+    middle = float(interquartile_mean(returns))
+    reached = float(returns.mean()) if experiment.of == "mean" else middle
+    verdict = "met" if reached >= experiment.at_least else "not met"
+    cells = (
+        experiment.env,
+        experiment.algo,
+        f"{summary['env_steps']:,}",
+        len(returns),
+        f"{returns.mean():.1f}",
+        f"{middle:.1f} [{low:.1f}, {high:.1f}]",
+        f"{returns.min():.1f}, {returns.max():.1f}",
+        f"{summary['wall_s']:,.0f} s",
+        f"{experiment.of} {experiment.at_least:g}: {verdict}",
+    )
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def main() -> None:
+    """The command line."""
+    known = {experiment.name: experiment for experiment in EXPERIMENTS}
+    parser = argparse.ArgumentParser(prog="python -m bench.learning", description="Learning results.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="experiments; see --list")
+    parser.add_argument("--list", action="store_true", help="print the commands and run nothing")
+    parser.add_argument("--all", action="store_true", help="all of them")
+    parser.add_argument("--seed", type=int, default=0, help="the first one")
+    parser.add_argument("--pictures", action="store_true", help=f"copy learning curves to {PICTURES}")
+    given = parser.parse_args()
+    unknown = [name for name in given.names if name not in known]
+    if unknown or not (given.names or given.all or given.list):
+        parser.error(f"{'unknown: ' + unknown[0] if unknown else 'name some'}; there are {', '.join(known)}")
+    chosen = [e for e in EXPERIMENTS if given.all or given.list or e.name in given.names]
+    for experiment in chosen:
+        if given.list:
+            print("python", *experiment.command(given.seed, RUNS / experiment.name))
+            continue
+        out = train(experiment, given.seed)
+        if given.pictures:
+            PICTURES.mkdir(parents=True, exist_ok=True)
+            shutil.copy(out / "learning_curve.png", PICTURES / f"{experiment.name}.png")
+        print(row(experiment, out), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""A schedule: the programs of each group, the moves between them, and the loops that the host steps.
+
+What `fdg.partition` makes of a graph and a policy, and what `fdg.execution` runs. Plain values: they refer to
+arrays by `Value`, and hold none.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+from jax.extend import core
+
+from fdg import jaxprs
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Value:
+    """A variable on one group: what programs read and write, and moves carry.
+
+    Attributes:
+      axis: its batch axis, None if the batch shares it.
+    """
+
+    variable: core.Var
+    group: str
+    axis: int | None
+
+    @property
+    def bytes(self) -> int:
+        """Of the whole array, once."""
+        return jaxprs.bytes_of(self.variable.aval)
+
+    @property
+    def dtype(self) -> Any:
+        """Of its elements; a key's own for keys."""
+        return self.variable.aval.dtype  # type: ignore[attr-defined]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole array."""
+        return tuple(self.variable.aval.shape)  # type: ignore[attr-defined]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Call:
+    """A group runs a program.
+
+    Attributes:
+      fragments: their names, in program order.
+      freed: positions of the inputs that nothing needs afterwards.
+      donated: those of them whose memory a result can take over.
+    """
+
+    name: str
+    group: str
+    fragments: tuple[str, ...]
+    equations: tuple[core.JaxprEqn, ...]
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    freed: frozenset[int]
+    donated: frozenset[int]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Move:
+    """Values go from one group to another, together.
+
+    Attributes:
+      sources: names of the fragments that they come from.
+      targets: of those that use them.
+      delay: "" for values of the same trip, "step" or "iteration" for the next trip's.
+      freed: positions of the values that their source does not need any more.
+    """
+
+    source: str
+    target: str
+    pairs: tuple[tuple[Value, Value], ...]
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+    delay: str = ""
+    freed: frozenset[int] = frozenset()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Repeat:
+    """A loop stepped from outside the programs.
+
+    Attributes:
+      enter: (outside, inside): what the first trip starts from, and constants.
+      copied: positions in `enter` of values that the body uses up though they are needed again.
+      again: (end of a trip, start of the next).
+      leave: (inside, outside): results, after the last trip.
+    """
+
+    trips: int
+    enter: tuple[tuple[Value, Value], ...]
+    copied: frozenset[int]
+    steps: tuple["Step", ...]
+    again: tuple[tuple[Value, Value], ...]
+    leave: tuple[tuple[Value, Value], ...]
+
+
+Step: TypeAlias = Call | Move | Repeat
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Schedule:
+    """One iteration, as steps in order.
+
+    Attributes:
+      leaves: where each leaf of the state lives between iterations; the first place is the one of record.
+      constants: (position among the graph's constants, where it is needed).
+      again: as in `Repeat`, from one iteration to the next.
+      metrics: where each metric is made.
+    """
+
+    steps: tuple[Step, ...]
+    leaves: tuple[tuple[Value, ...], ...]
+    constants: tuple[tuple[int, Value], ...]
+    again: tuple[tuple[Value, Value], ...]
+    metrics: tuple[Value, ...]
+
+    def calls(self) -> Iterable[tuple[Call, int]]:
+        """Every program, with how often an iteration runs it."""
+        return ((step, times) for step, times in _walk(self.steps, 1) if isinstance(step, Call))
+
+    def moves(self) -> Iterable[tuple[Move, int]]:
+        """Every move, with how often an iteration makes it."""
+        return ((step, times) for step, times in _walk(self.steps, 1) if isinstance(step, Move))
+
+
+def _walk(steps: Sequence[Step], times: int) -> Iterable[tuple[Step, int]]:
+    for step in steps:
+        yield step, times
+        if isinstance(step, Repeat):
+            yield from _walk(step.steps, times * step.trips)

@@ -1,0 +1,126 @@
+"""A2C: probe environments, the loss and its gradient by hand, and the values that it refuses."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import algos
+import envs
+import fdg
+from algos import optimizers
+from algos.actor_critic import Trajectory
+from envs import TimeStep
+from tests.algos import probes
+
+QUICK = {
+    "num_envs": 16, "num_steps": 8, "learning_rate": 3e-3, "anneal_learning_rate": False, "hidden": (32,),
+    "max_grad_norm": 10.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("probe", probes.NAMES)
+def test_it_solves(probe):
+    probes.assert_solves(algos.A2C, probe, 400, **QUICK)
+
+
+# --- the loss, by hand ---
+
+# V = weight * observation; logits (0, bias), so that at bias 0 both actions have probability 1/2.
+LINEAR = algos.Network(
+    init=lambda key, observation: {"weight": jnp.float32(1), "bias": jnp.float32(0)},
+    apply=lambda parameters, observation: (
+        parameters["bias"] * jnp.stack([jnp.zeros(len(observation)), jnp.ones(len(observation))], axis=-1),
+        parameters["weight"] * observation[:, 0],
+    ),
+)
+
+
+def three_steps(log_prob=None):
+    """One environment: the first step goes on, the second is truncated, the third terminates."""
+    column = lambda *numbers: jnp.asarray(numbers)[:, None]  # noqa: E731
+    return Trajectory(
+        observation=column(2.0, 4.0, 8.0)[..., None],
+        action=column(1, 0, 1),
+        log_prob=log_prob,
+        time_step=TimeStep(
+            observation=None,
+            reward=column(1.0, 2.0, 3.0),
+            terminated=column(False, False, True),
+            truncated=column(False, True, False),
+            final_observation=column(4.0, 6.0, 10.0)[..., None],
+            episode_return=column(0.0, 3.0, 3.0),
+            episode_length=column(0, 2, 1),
+        ),
+    )
+
+
+def test_loss_by_hand():
+    """Discount 1/2; V is the observation.
+
+    Returns: 3 (terminated); 2 + 6/2 = 5 (truncated: the value of its last observation); 1 + 5/2 = 3.5.
+    Advantages: 3.5 - 2 = 1.5; 5 - 4 = 1; 3 - 8 = -5; their mean is -2.5 / 3.
+    Policy: -(log 1/2) times that: -(2.5 / 3) log 2. Value: (1.5^2 + 1 + 5^2) / 3 = 28.25 / 3.
+    """
+    algorithm = algos.A2C(env=envs.make("probe:policy"), discount=0.5, network=LINEAR)
+    parameters = LINEAR.init(None, None)
+    loss, parts = algorithm._loss(parameters, three_steps())
+    assert float(parts["policy_loss"]) == pytest.approx(-2.5 / 3 * math.log(2), rel=1e-6)
+    assert float(parts["value_loss"]) == pytest.approx(28.25 / 3, rel=1e-6)
+    assert float(parts["entropy"]) == pytest.approx(math.log(2), rel=1e-6)
+    assert float(loss) == pytest.approx(
+        -2.5 / 3 * math.log(2) + 0.5 * 28.25 / 3 - 0.01 * math.log(2), rel=1e-6
+    )
+
+
+def test_gradient_by_hand():
+    """The advantage and the target are constants to it.
+
+    Weight: half the mean of 2 (V - target) V: half of (-2 * 1.5 * 2 - 2 * 1 * 4 + 2 * 5 * 8) / 3 = 22.
+    Bias: d log pi = 1/2 for action 1, -1/2 for action 0: -(1.5 / 2 - 1 / 2 - 5 / 2) / 3 = 0.75; the entropy,
+    highest where the probabilities are equal, adds nothing.
+    """
+    algorithm = algos.A2C(env=envs.make("probe:policy"), discount=0.5, network=LINEAR)
+    gradient, _ = algorithm.gradient(LINEAR.init(None, None), three_steps())
+    assert float(gradient["weight"]) == pytest.approx(11.0, rel=1e-6)
+    assert float(gradient["bias"]) == pytest.approx(0.75, rel=1e-6)
+
+
+def test_rmsprop_by_hand():
+    """Clipped to norm 5: (3, 4) of (6, 8). Mean squares, from 1 on: 0.99 + 0.01 * 9, and 0.99 + 0.01 * 16."""
+    optimizer = optimizers.clipped_rmsprop(0.1, max_grad_norm=5.0, eps=0.01)
+    parameters = jnp.zeros(2)
+    state = optimizer.init(parameters)
+    updates, state = optimizer.update(jnp.array([6.0, 8.0]), state)
+    np.testing.assert_allclose(updates, [-0.3 / math.sqrt(1.09), -0.4 / math.sqrt(1.16)], rtol=1e-6)
+    updates, _ = optimizer.update(jnp.array([0.0, 5.0]), state)  # 0.99 * 1.15 + 0.01 * 25 = 1.3885
+    np.testing.assert_allclose(updates, [0.0, -0.5 / math.sqrt(1.3985)], rtol=1e-6)
+
+
+def test_the_step_size_falls_to_zero_over_the_run():
+    """The last of four iterations still learns; one more would not."""
+    algorithm = algos.A2C(env=envs.make("probe:policy"), num_envs=2, num_steps=4, total_steps=32, hidden=(4,))
+    iterate, state, changes = jax.jit(algorithm.iterate), algorithm.init(jax.random.key(0)), []
+    for _ in range(algorithm.num_iterations + 1):
+        before = state.parameters
+        state, _ = iterate(state)
+        changes.append(float(optax.tree.norm(optax.tree.sub(state.parameters, before))))
+    assert changes[3] > 0 and changes[4] == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"num_steps": 0}, "A2C: num_steps=0: it must be above zero"),
+        ({"gae_lambda": 1.5}, "gae_lambda=1.5: it must be from 0 to 1"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm=0.0: it must be above zero"),
+        ({"learning_rate": -1.0}, "learning_rate=-1.0"),
+    ],
+)
+def test_values_out_of_range_are_refused(fields, words):
+    with pytest.raises(fdg.FdgError) as error:
+        algos.A2C(env=envs.make("CartPole-v1"), **fields)
+    assert words in str(error.value)

@@ -1,0 +1,117 @@
+"""A3C: probe environments, its schedule against a plain loop, and the values that it refuses."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import algos
+import envs
+import fdg
+from tests.algos import probes
+
+QUICK = {
+    "num_envs": 16, "num_workers": 4, "num_steps": 8, "learning_rate": 2e-3, "anneal_learning_rate": False,
+    "hidden": (32,),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("probe", probes.NAMES)
+def test_it_solves(probe):
+    probes.assert_solves(algos.A3C, probe, 300, **QUICK)
+
+
+def small(**fields):
+    fields = {"num_envs": 6, "num_workers": 3, "num_steps": 5, "hidden": (4,), **fields}
+    return algos.A3C(env=envs.make("CartPole-v1", max_steps_in_episode=8), **fields)
+
+
+def recorded(algorithm, state):
+    """The state after one iteration, and the arguments of its learner."""
+
+    class Recording(algos.A3C):
+        def learn(self, *arguments):
+            record.append(arguments)
+            return algorithm.learn(*arguments)
+
+    recording, record = Recording(**vars(algorithm)), []
+
+    @jax.jit
+    def iterate(state):
+        return recording.iterate(state)[0], record.pop()
+
+    return iterate(state)
+
+
+def same(expected, actual):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), expected, actual)
+
+
+def test_gradients_are_applied_one_after_another():
+    """Two iterations, with a loop over workers that knows only A2C's gradient and the optimiser.
+
+    The second takes its gradients at what the first left each worker: three different parameters.
+    """
+    algorithm = small()
+    gradient = jax.jit(algos.A2C(env=algorithm.env, num_envs=2, num_steps=5, hidden=(4,)).gradient)
+    update = jax.jit(algorithm._one_update)
+    state = jax.jit(algorithm.init)(jax.random.key(1))
+    workers = [state.parameters] * 3
+    for _ in range(2):
+        state, ((parameters, optimizer_state), own, trajectory) = recorded(algorithm, state)
+        for w in range(3):
+            same(workers[w], jax.tree.map(lambda x, w=w: x[w], own))
+            one, _ = gradient(workers[w], jax.tree.map(lambda x, w=w: x[:, w], trajectory))
+            parameters, optimizer_state = update(one, optimizer_state, parameters)
+            workers[w] = parameters
+        same((parameters, optimizer_state), (state.parameters, state.optimizer_state))
+        same(jax.tree.map(lambda *w: jnp.stack(w), *workers), state.worker_parameters)
+    # A worker does not see the gradients of those after it.
+    assert float(optax.tree.norm(optax.tree.sub(workers[0], workers[2]))) > 1e-4
+
+
+def test_each_worker_acts_with_its_own_parameters():
+    """Worker 1 alone has learned to push right."""
+    algorithm = small()
+    state = jax.jit(algorithm.init)(jax.random.key(0))
+    head = state.worker_parameters["actor"]["head"]
+    head["bias"] = head["bias"].at[1].add(jnp.array([-20.0, 20.0])).at[2].add(jnp.array([20.0, -20.0]))
+    observation = jnp.zeros((3, 64, 4))
+    wide = small(num_envs=192)
+    action = wide.act(state.worker_parameters, observation, jax.random.split(jax.random.key(0), 3))
+    assert jnp.mean(action, axis=1)[1:].tolist() == [1.0, 0.0]
+    assert 0.2 < float(jnp.mean(action[0])) < 0.8
+
+
+def test_one_worker_is_a2c():
+    a3c, a2c = small(num_workers=1), algos.A2C(env=small().env, num_envs=6, num_steps=5, hidden=(4,))
+    _, (learned, workers, trajectory) = recorded(a3c, jax.jit(a3c.init)(jax.random.key(0)))
+    (parameters, optimizer_state, _), metrics = a3c.learn(learned, workers, trajectory)
+    flat = jax.tree.map(lambda x: x[:, 0], trajectory)
+    same(a2c.learn(learned, flat), ((parameters, optimizer_state), metrics))
+
+
+def test_the_step_size_falls_to_zero_over_the_run():
+    """There are as many updates in an iteration as workers: the last of two iterations learns, no more do."""
+    algorithm = small(total_steps=60)
+    iterate, state, changes = jax.jit(algorithm.iterate), algorithm.init(jax.random.key(0)), []
+    for _ in range(algorithm.num_iterations + 1):
+        before = state.parameters
+        state, _ = iterate(state)
+        changes.append(float(optax.tree.norm(optax.tree.sub(state.parameters, before))))
+    assert len(changes) == 3 and changes[1] > 0 and changes[2] == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"num_workers": 0}, "A3C: num_workers=0: it must be above zero"),
+        ({"num_workers": 5}, "num_workers=5 does not divide num_envs=16: choose a divisor"),
+        ({"gae_lambda": -1.0}, "gae_lambda=-1.0: it must be from 0 to 1"),
+    ],
+)
+def test_values_out_of_range_are_refused(fields, words):
+    with pytest.raises(fdg.FdgError) as error:
+        algos.A3C(env=envs.make("CartPole-v1"), **fields)
+    assert words in str(error.value)

@@ -1,0 +1,116 @@
+"""IMPALA: probe environments, the loss and its gradient by hand, and actors that are out of date."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import algos
+import envs
+import fdg
+from tests.algos import probes
+from tests.algos.test_a2c import LINEAR, three_steps
+
+QUICK = {
+    "num_envs": 16, "num_steps": 8, "learning_rate": 3e-3, "anneal_learning_rate": False, "hidden": (32,),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("probe", probes.NAMES)
+def test_it_solves(probe):
+    probes.assert_solves(algos.IMPALA, probe, 400, **QUICK)
+
+
+# --- the loss, by hand ---
+
+
+def off_policy():
+    """Actions taken with probabilities 1/4, 1 and 1/2, that now have 1/2 each: ratios 2, 1/2 and 1."""
+    return three_steps(log_prob=jnp.log(jnp.array([0.25, 1.0, 0.5]))[:, None])
+
+
+def test_loss_by_hand():
+    """Discount 1/2; V is the observation: 2, 4, 8. Weights min(1, ratio): 1, 1/2, 1.
+
+    Errors: 1 + 4/2 - 2 = 1; 2 + 6/2 - 4 = 1 (truncated: the value of its last observation); 3 - 8 = -5.
+    Target - V: -5; 1/2; 1 + (1/2)(1)(1/2) = 1.25. Advantages: -5; 1/2; 1 (1 + (4 + 1/2) / 2 - 2) = 1.25.
+    Policy: -(log 1/2) times the mean of the advantages, -3.25 / 3.
+    Value: 1/2 (1.25^2 + 0.5^2 + 5^2) / 3 = 26.8125 / 6.
+    """
+    algorithm = algos.IMPALA(env=envs.make("probe:policy"), discount=0.5, network=LINEAR)
+    loss, parts = algorithm._loss(LINEAR.init(None, None), off_policy())
+    assert float(parts["policy_loss"]) == pytest.approx(-3.25 / 3 * math.log(2), rel=1e-6)
+    assert float(parts["value_loss"]) == pytest.approx(26.8125 / 6, rel=1e-6)
+    # Ratios less one, less their logarithms: (1 - 1/2) / 3, for the logarithms cancel.
+    assert float(parts["approx_kl"]) == pytest.approx(0.5 / 3, rel=1e-5)
+    assert float(loss) == pytest.approx(
+        -3.25 / 3 * math.log(2) + 0.5 * 26.8125 / 6 - 0.01 * math.log(2), rel=1e-6
+    )
+
+
+def test_gradient_by_hand():
+    """Targets, advantages and weights are constants to it.
+
+    Weight: half the mean of (V - target) V: half of (-1.25 * 2 - 0.5 * 4 + 5 * 8) / 3 = 35.5 / 3.
+    Bias: d log pi = 1/2 for action 1, -1/2 for action 0: -(1.25 - 0.5 - 5) / 2 / 3.
+    """
+    algorithm = algos.IMPALA(env=envs.make("probe:policy"), discount=0.5, network=LINEAR)
+    gradient, _ = algorithm.gradient(LINEAR.init(None, None), off_policy())
+    assert float(gradient["weight"]) == pytest.approx(35.5 / 6, rel=1e-6)
+    assert float(gradient["bias"]) == pytest.approx(4.25 / 6, rel=1e-6)
+
+
+def test_on_policy_it_is_a2c():
+    """Ratios of one: the same gradients, but that A2C's squared error is not halved."""
+    fields = {"env": envs.make("probe:policy"), "discount": 0.5, "network": LINEAR}
+    trajectory = three_steps(log_prob=jnp.full((3, 1), math.log(0.5)))
+    ours, _ = algos.IMPALA(**fields, value_coefficient=1.0).gradient(LINEAR.init(None, None), trajectory)
+    theirs, _ = algos.A2C(**fields, value_coefficient=0.5).gradient(LINEAR.init(None, None), trajectory)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), ours, theirs)
+
+
+# --- actors that are out of date ---
+
+
+def trained_on_first_actors(kind, iterations):
+    """An algorithm whose actors keep the parameters of the beginning: a staleness without end."""
+    env = envs.make("probe:policy")
+
+    @dataclasses.dataclass(frozen=True)
+    class Late(kind):
+        def act(self, parameters, observation, keys):
+            return kind.act.__get__(self)(first.parameters, observation, keys)
+
+    algorithm = Late(env=env, **QUICK)
+    first = algorithm.init(jax.random.key(0))
+    return algorithm, probes.trained(algorithm, iterations)
+
+
+def test_v_trace_gives_the_value_of_the_policy_that_is_learned():
+    """Actors take both actions evenly for ever, and the learner comes to take the one that pays.
+
+    Its value is 1. Without the correction (A2C is just that) it is taken for the actors', 0.
+    """
+    for kind, value in ((algos.IMPALA, 1.0), (algos.A2C, 0.0)):
+        algorithm, state = trained_on_first_actors(kind, 400)
+        policy, actual = algorithm._policy(state.parameters, jnp.ones((1, 1)))
+        assert float(jnp.exp(policy.log_prob(jnp.array([1]))[0])) > 0.95
+        assert float(actual[0]) == pytest.approx(value, abs=0.15)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"trace_lambda": 1.1}, "IMPALA: trace_lambda=1.1: it must be from 0 to 1"),
+        ({"rho_clip": 0.0}, "rho_clip=0.0: it must be above zero"),
+        ({"c_clip": 2.0}, "c_clip=2.0 is above rho_clip=1.0"),
+        ({"num_envs": 0}, "num_envs=0"),
+    ],
+)
+def test_values_out_of_range_are_refused(fields, words):
+    with pytest.raises(fdg.FdgError) as error:
+        algos.IMPALA(env=envs.make("CartPole-v1"), **fields)
+    assert words in str(error.value)

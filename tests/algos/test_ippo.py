@@ -1,0 +1,107 @@
+"""IPPO: with one agent it is PPO; ends of episodes by hand; each of several agents copies its own target."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import algos
+import envs
+import fdg
+import policies
+from envs import TimeStep
+from envs.probe import PolicyOfObservation
+
+QUICK = {
+    "num_envs": 16, "num_steps": 16, "num_epochs": 4, "num_minibatches": 4, "learning_rate": 3e-3,
+    "anneal_learning_rate": False, "hidden": (32,), "total_steps": 1_000_000,
+}  # fmt: skip
+
+
+def score(algorithm, iterations, devices):
+    engine = fdg.compile(algorithm, policies.GPUOnly(), devices[:1])
+    state, _ = engine.run(engine.init(0), iterations)
+    return float(algorithm.evaluate(state, jax.random.key(1), 64)["return"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Alone(PolicyOfObservation):
+    """The same probe with an axis for its one agent."""
+
+    num_agents: int = 1
+
+    def reset(self, key):
+        x, observation = super().reset(key)
+        return x, observation[None]
+
+    def step(self, key, state, action):
+        state, observation, reward, terminated, truncated = super().step(key, state, action[0])
+        return state, observation[None], reward[None], terminated, truncated
+
+
+def test_with_one_agent_it_is_ppo():
+    """Number by number: parameters, metrics, what was observed."""
+    fields = {"num_envs": 4, "num_steps": 8, "num_epochs": 2, "num_minibatches": 2, "hidden": (8,)}
+    fields |= {"normalize_observation": True, "normalize_reward": True}
+    ppo = algos.PPO(env=envs.make("probe:policy_of_observation"), **fields)
+    ippo = algos.IPPO(env=envs.vectorize(Alone()), **fields)
+    states = [algorithm.init(jax.random.key(0)) for algorithm in (ppo, ippo)]
+    iterates = [jax.jit(algorithm.iterate) for algorithm in (ppo, ippo)]
+    for _ in range(2):
+        (one, metrics), (other, other_metrics) = (f(s) for f, s in zip(iterates, states, strict=True))
+        states = [one, other]
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), metrics, other_metrics)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), one.parameters, other.parameters)
+    np.testing.assert_array_equal(one.observation, other.observation[:, 0])
+
+
+def test_an_episode_ends_for_all_agents():
+    """Three steps of two agents: the first terminates, the second is cut off. Discount 1/2, lambda 1.
+
+    Agent 0: rewards 1, 2, 3, all values 0, next values 10: 1 (worth nothing afterwards); 2 + 5 = 7 (nothing
+    flows back across the end, but its observation is worth 10); 3 + 5 = 8. Agent 1: rewards 0, next values
+    10: 0, 5, 5.
+    """
+    algorithm = algos.IPPO(env=envs.make("probe:agents"), discount=0.5, gae_lambda=1.0)
+    reward = jnp.array([[[1.0, 0.0]], [[2.0, 0.0]], [[3.0, 0.0]]])  # [T, B, A]
+    nothing = jnp.zeros((3, 1))
+    time_step = TimeStep(
+        observation=None,
+        reward=reward,
+        terminated=jnp.array([[True], [False], [False]]),
+        truncated=jnp.array([[False], [True], [False]]),
+        final_observation=None,
+        episode_return=nothing,
+        episode_length=nothing,
+    )
+    advantage, target = algorithm._advantage(
+        reward, jnp.zeros_like(reward), jnp.full_like(reward, 10.0), time_step
+    )
+    assert advantage[:, 0].tolist() == target[:, 0].tolist() == [[1.0, 0.0], [7.0, 5.0], [8.0, 5.0]]
+
+
+def test_every_agent_copies_its_own_target(devices):
+    algorithm = algos.IPPO(env=envs.make("probe:agents", num_agents=3), **QUICK)
+    assert score(algorithm, 40, devices) > 0.95
+
+
+def test_every_agent_copies_its_own_continuous_target(devices):
+    env = envs.make("probe:agents", continuous=True)
+    algorithm = algos.IPPO(env=env, **{**QUICK, "entropy_coefficient": 0.0})
+    assert score(algorithm, 150, devices) > -0.05
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"env": envs.make("CartPole-v1")}, "'CartPole-v1' is an environment of one agent: use PPO"),
+        ({"sequence_length": 16}, "sequence_length=16, burn_in=0: without a memory there are no sequences"),
+        ({"num_minibatches": 3}, "num_minibatches=3 does not divide"),
+    ],
+)
+def test_values_out_of_range_are_refused(fields, words):
+    with pytest.raises(fdg.FdgError) as error:
+        algos.IPPO(**{"env": envs.make("probe:agents"), **fields})
+    assert words in str(error.value)

@@ -1,0 +1,60 @@
+"""MAPPO: a central value function explains what no agent's own can; agents that remember."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import algos
+import envs
+import fdg
+import policies
+
+QUICK = {
+    "num_envs": 16, "num_steps": 16, "num_epochs": 4, "num_minibatches": 4, "learning_rate": 3e-3,
+    "anneal_learning_rate": False, "total_steps": 1_000_000,
+}  # fmt: skip
+
+
+def run(algorithm, iterations, devices):
+    engine = fdg.compile(algorithm, policies.GPUOnly(), devices[:1])
+    return engine.run(engine.init(0), iterations)
+
+
+@pytest.mark.parametrize(("algorithm_class", "error"), [(algos.MAPPO, 0.0), (algos.IPPO, 0.5)])
+def test_only_a_central_value_function_knows_the_others(algorithm_class, error, devices):
+    """`probe:team`: an agent is paid the -1 or 1 that another one sees.
+
+    Half the squared error of the best value: 0 for one that sees all, 1/2 for one that sees but its own.
+    """
+    algorithm = algorithm_class(
+        env=envs.make("probe:team", num_agents=3), recurrent=False, hidden=(16,), **QUICK
+    )
+    _, metrics = run(algorithm, 60, devices)
+    assert np.mean(metrics["value_loss"][-5:]) == pytest.approx(error, abs=0.1)
+
+
+def test_agents_remember_each_its_own_cue(devices):
+    algorithm = algos.MAPPO(env=envs.make("probe:agents", delay=2), memory_size=16, **QUICK)
+    assert algorithm.recurrent
+    state, _ = run(algorithm, 60, devices)
+    assert float(algorithm.evaluate(state, jax.random.key(1), 64)["return"]) > 0.95
+
+
+def test_what_an_agent_may_not_do_it_does_not(devices):
+    """MPE's speaker may say 3 things, its listener move in 5 ways: masks of one environment."""
+    env = envs.make("MPE_simple_speaker_listener_v4")
+    algorithm = algos.MAPPO(env=env, num_envs=4, num_steps=8, memory_size=4)
+    _, observation = env.reset(jax.random.split(jax.random.key(0), 4))
+    parameters = algorithm._network.init(jax.random.key(0), observation.observation[None])
+    recollection = algos.rollout.Recollection(algorithm._network.memory(4), jnp.ones(4, bool))
+    policy, value, _ = algorithm._one_step(parameters, observation, recollection)
+    allowed = np.asarray(observation.action_mask)
+    assert (np.isneginf(policy.logits) == ~allowed).all() and not allowed.all()
+    assert value.shape == (4, 2) and np.isfinite(policy.entropy()).all()
+
+
+def test_presets():
+    env = envs.make("MPE_simple_spread_v3")
+    assert algos.make("mappo", env).total_steps == 600_000 and algos.make("mappo", env).recurrent
+    assert algos.make("ippo", env).total_steps == 10_000_000 and not algos.make("ippo", env).recurrent

@@ -1,0 +1,152 @@
+"""Networks with a memory: a sequence is its steps one by one, a start forgets, agents keep to themselves."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algos import networks
+from algos.recurrent import ForgetfulGRU, recurrent_actor_critic
+from envs.spaces import Box, Discrete
+from fdg.errors import UnknownNameError
+
+SEEN, ACTIONS = Box(-1.0, 1.0, (3,)), Box(-1.0, 1.0, (2,))
+STEPS, ENVS, AGENTS = 5, 4, 3
+
+
+@functools.cache
+def made(num_agents=None, central=False, memory_size=6):
+    """A network, its parameters, and its `unroll` compiled."""
+    network = recurrent_actor_critic(
+        SEEN, ACTIONS, hidden=(7,), memory_size=memory_size, num_agents=num_agents, central=central
+    )
+    parameters = jax.jit(network.init)(jax.random.key(0), observations(num_agents))
+    return network, parameters, jax.jit(network.unroll)
+
+
+def observations(num_agents=None, seed=0):
+    shape = (STEPS, ENVS) if num_agents is None else (STEPS, ENVS, num_agents)
+    return jax.random.normal(jax.random.key(seed), (*shape, 3))
+
+
+def starts(*when):
+    """`[T, B]`: where `(t, b)` starts an episode."""
+    start = np.zeros((STEPS, ENVS), bool)
+    for t, b in when:
+        start[t, b] = True
+    return jnp.asarray(start)
+
+
+def assert_same(expected, actual):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), expected, actual)
+
+
+def test_gru_by_hand():
+    """One number remembered, 0.5; one seen, 2. All kernels 1, biases 0 (Cho et al. 2014, equations 5 to 8).
+
+    Gates: r = z = sigmoid(2 + 0.5) = 0.924142. New: tanh(2 + 0.924142 * 0.5) = 0.985595.
+    Memory: (1 - z) * 0.985595 + z * 0.5 = 0.536836. Where an episode starts, from 0 and not 0.5:
+    z = sigmoid(2) = 0.880797, (1 - z) * tanh(2) = 0.114915.
+    """
+    cell = ForgetfulGRU(1)
+    memory, seen, start = jnp.full((2, 1), 0.5), jnp.full((2, 1), 2.0), jnp.array([False, True])
+    parameters = cell.init(jax.random.key(0), memory, (seen, start))
+    ones = jax.tree.map(lambda x: jnp.ones_like(x) if x.ndim == 2 else jnp.zeros_like(x), parameters)
+    after, output = cell.apply(ones, memory, (seen, start))
+    assert after[:, 0].tolist() == pytest.approx([0.536836, 0.114915], abs=1e-5)
+    assert_same(after, output)
+
+
+@pytest.mark.parametrize(("num_agents", "central"), [(None, False), (AGENTS, False), (AGENTS, True)])
+def test_a_sequence_is_its_steps_one_by_one(num_agents, central):
+    network, parameters, unroll = made(num_agents, central)
+    observation, start = observations(num_agents), starts((0, 0), (2, 1), (4, 3))
+    memory = jax.tree.map(lambda x: x + 0.3, network.memory(ENVS))
+    whole = unroll(parameters, memory, observation, start)
+    agents = () if num_agents is None else (num_agents,)
+    assert whole.policy.shape == (STEPS, ENVS, *agents, 4) and whole.value.shape == (STEPS, ENVS, *agents)
+    assert all(x.shape[:2] == (STEPS, ENVS) for x in jax.tree.leaves(whole.memory))
+    for t in range(STEPS):
+        one = network.unroll(parameters, memory, observation[t][None], start[t][None])
+        assert_same(jax.tree.map(lambda x, t=t: x[t], whole), jax.tree.map(lambda x: x[0], one))
+        memory = jax.tree.map(lambda x: x[0], one.memory)
+
+
+@pytest.mark.parametrize(("num_agents", "central"), [(None, False), (AGENTS, True)])
+def test_nothing_crosses_the_start_of_an_episode(num_agents, central):
+    """From the start on, what was remembered and seen before makes no difference; beside it, it does."""
+    network, parameters, unroll = made(num_agents, central)
+    start = starts((2, 1))
+    observation = observations(num_agents)
+    other = observation.at[:2].set(observations(num_agents, seed=1)[:2])
+    memory = network.memory(ENVS)
+    first = unroll(parameters, memory, observation, start)
+    second = unroll(parameters, jax.tree.map(lambda x: x + 1.0, memory), other, start)
+    assert_same(*(jax.tree.map(lambda x: x[2:, 1], output) for output in (first, second)))
+    assert float(jnp.min(jnp.abs(first.value[2:, 0] - second.value[2:, 0]))) > 1e-6
+
+    # Nor does a gradient.
+    def late_value(observation):
+        return jnp.sum(network.unroll(parameters, memory, observation, start).value[3:])
+
+    flows = jnp.abs(jax.grad(late_value)(observation)).reshape(STEPS, ENVS, -1).sum(-1)
+    assert float(jnp.max(flows[:2, 1])) == 0.0 and float(jnp.min(flows[2:, 1])) > 0.0
+    assert float(jnp.min(flows[:2, 0])) > 0.0
+
+
+def test_agents_share_parameters_and_nothing_else():
+    """Each agent's results are those of a single-agent network that sees what the agent sees."""
+    _, parameters, unroll = made(AGENTS)
+    single, _, unroll_one = made()
+    observation, start = observations(AGENTS), starts((1, 0), (3, 2))
+    together = unroll(parameters, made(AGENTS)[0].memory(ENVS), observation, start)
+    for a in range(AGENTS):
+        alone = unroll_one(parameters, single.memory(ENVS), observation[:, :, a], start)
+        assert_same(alone, jax.tree.map(lambda x, a=a: x[:, :, a], together))
+
+
+def test_a_central_critic_sees_all_agents_and_the_actor_does_not():
+    network, parameters, unroll = made(AGENTS, central=True)
+    observation, start, memory = observations(AGENTS), starts(), network.memory(ENVS)
+    first = unroll(parameters, memory, observation, start)
+    second = unroll(parameters, memory, observation.at[:, :, 0].add(1.0), start)
+    moved = jnp.abs(first.value - second.value).min(axis=(0, 1))
+    assert float(moved.min()) > 1e-4  # the value of every agent
+    policy_moved = jnp.abs(first.policy - second.policy)[..., :2].sum(-1).max(axis=(0, 1))
+    assert policy_moved[0] > 1e-6 and (policy_moved[1:] == 0).all()
+
+
+def test_without_a_memory_it_is_the_ordinary_actor_critic():
+    network, parameters, unroll = made(memory_size=None)
+    ordinary = networks.actor_critic(SEEN, ACTIONS, hidden=(7,))
+    observation = observations()
+    rows = observation.reshape(-1, 3)
+    assert_same(parameters, ordinary.init(jax.random.key(0), rows))
+    output, value = ordinary.apply(parameters, rows)
+    result = unroll(parameters, network.memory(ENVS), observation, starts())
+    assert_same((output, value), (result.policy.reshape(-1, 4), result.value.reshape(-1)))
+    assert jax.tree.leaves(result.memory) == []
+
+
+def test_images_are_convolved_and_seen_side_by_side():
+    network = recurrent_actor_critic(
+        Box(0.0, 1.0, (5, 4, 2)), Discrete(3), memory_size=4, num_agents=2, central=True
+    )
+    observation = jnp.zeros((2, 3, 2, 5, 4, 2))
+    parameters = jax.eval_shape(network.init, jax.random.key(0), observation)
+    assert parameters["actor"]["Conv_0"]["kernel"].shape == (3, 3, 2, 16)
+    assert parameters["critic"]["Conv_0"]["kernel"].shape == (3, 3, 4, 16)
+    output = jax.eval_shape(
+        network.unroll, parameters, network.memory(3), observation, jnp.zeros((2, 3), bool)
+    )
+    assert output.policy.shape == (2, 3, 2, 3) and output.value.shape == (2, 3, 2)
+
+
+def test_it_is_a_value_and_refuses_what_the_actor_critic_refuses():
+    assert recurrent_actor_critic(SEEN, ACTIONS) == recurrent_actor_critic(SEEN, ACTIONS)
+    assert recurrent_actor_critic(SEEN, ACTIONS) != recurrent_actor_critic(SEEN, ACTIONS, memory_size=4)
+    assert hash(recurrent_actor_critic(SEEN, ACTIONS)) == hash(recurrent_actor_critic(SEEN, ACTIONS))
+    with pytest.raises(UnknownNameError, match="tahn"):
+        recurrent_actor_critic(SEEN, ACTIONS, activation="tahn")

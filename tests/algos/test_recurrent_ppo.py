@@ -1,0 +1,260 @@
+"""RecurrentPPO: memories at the start of sequences, resets, truncations, burn-in; what needs a memory."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import algos
+import envs
+import fdg
+import policies
+from algos.recurrent import Output
+from algos.recurrent_ppo import Minibatch
+
+NEVER = {"learning_rate": 1e-20, "anneal_learning_rate": False}  # learn nothing
+
+
+def leaky(keep):
+    """A network that can be followed by hand: `memory = keep * memory + w * observation`, `w = 1` at first.
+
+    The value is the memory, and the logits of two actions are the memory and 0.
+    """
+
+    def unroll(parameters, memory, observation, start):
+        def step(memory, seen):
+            seen, start = seen
+            memory = keep * jnp.where(start, 0.0, memory) + parameters["w"] * seen
+            return memory, memory
+
+        _, memories = jax.lax.scan(step, memory, (observation[..., 0], start))
+        logits = jnp.stack([memories, jnp.zeros_like(memories)], axis=-1)
+        return Output(policy=logits, value=memories, memory=memories)
+
+    return algos.RecurrentNetwork(
+        init=lambda key, observation: {"w": jnp.ones(())}, memory=jnp.zeros, unroll=unroll
+    )
+
+
+COUNTING = leaky(1.0)  # where all observations are 1
+
+
+class Recording(algos.RecurrentPPO):
+    """Keeps what each iteration learned from."""
+
+    def learn(self, *arguments):
+        return algos.RecurrentPPO.learn.__wrapped__(self, *arguments)  # not compiled: arrays can be kept
+
+    def _updated(self, parameters, optimizer_state, samples, key):
+        RECORDED.append((parameters, samples))
+        return super()._updated(parameters, optimizer_state, samples, key)
+
+
+RECORDED = []
+
+
+def recorded(iterations, cls=Recording, **fields):
+    """The algorithm, and (parameters, samples) of each iteration."""
+    algorithm = cls(**{"num_envs": 2, "num_epochs": 1, "num_minibatches": 1, **fields})
+    RECORDED.clear()
+    state = algorithm.init(jax.random.key(0))
+    for _ in range(iterations):
+        state, _ = algorithm.iterate(state)
+    return algorithm, list(RECORDED)
+
+
+# --- by hand ---
+
+
+def test_a_truncated_episode_is_valued_by_the_memory_that_it_ended_with():
+    """Reward 1, discount 1/2, lambda 0: target = 1 + next value / 2. Episodes are cut off after 3 steps.
+
+    The memory, and value, counts the observations of an episode; the observation after the last step counts
+    too, for it has been seen (next value 4, not the 1 of a memory that was reset first). Rollouts of 4 steps:
+
+        count       1    2    3    1  |  2    3    1    2
+        next value  2    3    4    2  |  3    4    2    3
+        target      2    2.5  3    2  |  2.5  3    2    2.5
+    """
+    _, (first, second) = recorded(
+        2,
+        env=envs.make("probe:truncation", steps=3),
+        network=COUNTING,
+        num_steps=4,
+        discount=0.5,
+        gae_lambda=0.0,
+        **NEVER,
+    )
+    for (_, samples), values, targets, starts in [
+        (first, [1, 2, 3, 1], [2, 2.5, 3, 2], [1, 0, 0, 1]),
+        (second, [2, 3, 1, 2], [2.5, 3, 2, 2.5], [0, 0, 1, 0]),
+    ]:
+        np.testing.assert_allclose(samples.decision.value, [values] * 2)
+        np.testing.assert_allclose(samples.target, [targets] * 2)
+        np.testing.assert_array_equal(samples.start, np.array([starts] * 2, bool))
+
+
+def test_a_terminated_episode_is_worth_nothing_afterwards():
+    """`probe:discount`: two steps, observations 0 and 1, reward 1 at the end, whatever is remembered."""
+    _, ((_, samples),) = recorded(
+        1,
+        env=envs.make("probe:discount"),
+        network=COUNTING,
+        num_steps=4,
+        discount=0.5,
+        gae_lambda=0.0,
+        **NEVER,
+    )
+    np.testing.assert_allclose(samples.decision.value, [[0, 1, 0, 1]] * 2)
+    np.testing.assert_allclose(samples.target, [[0.5, 1, 0.5, 1]] * 2)
+
+
+def test_burn_in_by_hand():
+    """Memory 2; one step of burn-in and one of the sequence, both of observation 1; w = 3, keep = 1.
+
+    2 + 3 = 5 from the burn-in, 5 + 3 = 8 from the step: value 8, and its gradient by w is that of the step
+    alone, 1 (with the burn-in's it would be 2). Where an episode starts inside the burn-in, 0 + 3 + 3 = 6.
+    """
+    algorithm = algos.RecurrentPPO(env=envs.make("probe:policy"), network=COUNTING, num_steps=4, burn_in=1)
+    one, no = jnp.ones((2, 1, 1)), jnp.zeros((2, 1), bool)
+
+    def value(w, start):
+        nothing = jnp.zeros((2, 1))
+        minibatch = Minibatch(jnp.full(2, 2.0), (one, start), one, no, nothing, nothing, nothing, nothing)
+        return algorithm._predict({"w": w}, minibatch)[1][:, 0]
+
+    assert value(3.0, jnp.array([[False], [True]])).tolist() == [8.0, 6.0]
+    assert jax.jacobian(value)(3.0, no).tolist() == [1.0, 1.0]
+
+
+# --- what is learned from is what happened ---
+
+SEQUENCES = [(None, 0), (2, 0), (None, 3), (4, 2), (2, 2)]  # length and burn-in, of rollouts of 8 steps
+
+
+@pytest.mark.parametrize(("sequence_length", "burn_in"), SEQUENCES)
+def test_the_learner_remembers_what_the_actor_remembered(sequence_length, burn_in):
+    """Unrolled over sequences, the policy and the values are those of the steps: every ratio starts at 1.
+
+    Episodes of 5 steps end inside sequences and at their borders. Parameters stay as they are, so that what
+    is burnt in anew is the same as it was.
+    """
+    fields = {"env": envs.make("probe:memory", delay=4), "network": leaky(0.9), "num_steps": 8, **NEVER}
+    fields |= {"sequence_length": sequence_length, "burn_in": burn_in}
+    algorithm, iterations = recorded(3, **fields)
+    length = sequence_length or 8
+    for parameters, samples in iterations:
+        assert samples.action.shape == (2 * 8 // length, length)
+        policy, value = algorithm._predict(parameters, samples)
+        np.testing.assert_allclose(value, samples.decision.value, atol=1e-6)
+        np.testing.assert_allclose(policy.log_prob(samples.action), samples.decision.log_prob, atol=1e-6)
+    assert any(np.asarray(samples.start)[:, 1:].any() for _, samples in iterations)
+    assert max(float(jnp.max(jnp.abs(samples.memory))) for _, samples in iterations) > 0.1
+
+
+def test_that_test_fails_for_sequences_that_start_from_nothing():
+    class Forgetful(Recording):
+        def _memory_before_each(self, before, past):
+            return jnp.zeros_like(super()._memory_before_each(before, past))
+
+    algorithm, iterations = recorded(
+        1,
+        Forgetful,
+        env=envs.make("probe:memory", delay=4),
+        network=leaky(0.9),
+        num_steps=8,
+        sequence_length=2,
+    )
+    parameters, samples = iterations[0]
+    _, value = algorithm._predict(parameters, samples)
+    assert float(jnp.max(jnp.abs(value - samples.decision.value))) > 0.1
+
+
+def test_burn_in_brings_old_memories_up_to_date():
+    """After parameters have changed, a memory is nearer to what they would have made of the episode."""
+    algorithm, iterations = recorded(
+        2, env=envs.make("probe:truncation", steps=100), network=COUNTING, num_steps=4, burn_in=4, **NEVER
+    )
+    parameters, samples = iterations[1]
+    assert samples.memory.tolist() == [0.0, 0.0]  # of the start of the episode, 4 steps before
+    doubled = {"w": 2.0 * parameters["w"]}
+    _, value = algorithm._predict(doubled, samples)
+    np.testing.assert_allclose(value, [[10.0, 12.0, 14.0, 16.0]] * 2)
+    stored = samples._replace(memory=jnp.full(2, 4.0), burn_in=None)
+    np.testing.assert_allclose(algorithm._predict(doubled, stored)[1], [[6.0, 8.0, 10.0, 12.0]] * 2)
+
+
+def test_what_is_not_allowed_is_not_done():
+    """`probe:masked` pays 1,000 for an action that its mask forbids; gradients pass the mask unharmed."""
+
+    def unroll(parameters, memory, observation, start):
+        logits = observation * parameters["w"]
+        return Output(logits, logits[..., 0], jnp.broadcast_to(memory, start.shape))
+
+    network = algos.RecurrentNetwork(lambda key, observation: {"w": jnp.ones(())}, jnp.zeros, unroll)
+    algorithm = algos.RecurrentPPO(env=envs.make("probe:masked"), network=network, num_steps=64)
+    state, metrics = jax.jit(algorithm.iterate)(algorithm.init(jax.random.key(0)))
+    assert abs(float(metrics["episode_return"])) < 1 and metrics["episodes"] == 8 * 64
+    assert np.isfinite(state.parameters["w"]) and state.parameters["w"] != 1.0
+    assert float(metrics["entropy"]) <= np.log(2.0) + 1e-6
+
+
+# --- what needs a memory ---
+
+QUICK = {
+    "num_envs": 16, "num_steps": 16, "num_epochs": 4, "num_minibatches": 4, "learning_rate": 3e-3,
+    "anneal_learning_rate": False, "total_steps": 1_000_000,
+}  # fmt: skip
+
+
+def score(algorithm, iterations, devices):
+    engine = fdg.compile(algorithm, policies.GPUOnly(), devices[:1])
+    state, _ = engine.run(engine.init(0), iterations)
+    return float(algorithm.evaluate(state, jax.random.key(1), 256)["return"])
+
+
+def test_it_remembers_a_cue(devices):
+    """The cue is shown at the first of 5 steps, and asked for at the last."""
+    env = envs.make("probe:memory")
+    algorithm = algos.RecurrentPPO(env=env, memory_size=16, sequence_length=8, burn_in=4, **QUICK)
+    assert score(algorithm, 60, devices) > 0.95
+
+
+def test_ppo_without_a_memory_does_not(devices):
+    """Every policy without a memory has the expected return 0."""
+    algorithm = algos.PPO(env=envs.make("probe:memory"), hidden=(16,), **QUICK)
+    assert abs(score(algorithm, 60, devices)) < 0.3  # five standard deviations of a mean of 256
+
+
+# --- sizes and values ---
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"memory_size": 0}, "memory_size=0: it must be above zero"),
+        ({"sequence_length": 48}, "sequence_length=48 does not divide num_steps=128"),
+        ({"burn_in": -1}, "burn_in=-1: it must be from 0 to the length of a sequence, 128"),
+        ({"sequence_length": 16, "burn_in": 17}, "burn_in=17"),
+        ({"num_minibatches": 3}, "num_minibatches=3 does not divide the number of sequences"),
+        ({"num_minibatches": 2, "shuffle": "time"}, "does not divide num_steps / sequence_length=1"),
+        (
+            {"env": envs.make("probe:agents")},
+            "'probe:agents' is an environment of 2 agents: use IPPO or MAPPO",
+        ),
+    ],
+)
+def test_values_out_of_range_are_refused(fields, words):
+    with pytest.raises(fdg.FdgError) as error:
+        algos.RecurrentPPO(**{"env": envs.make("CartPole-v1"), **fields})
+    assert words in str(error.value)
+
+
+def test_the_time_shuffle_takes_sequences_of_every_environment():
+    """Rows are sequences, in [0, T / L): a minibatch has those of all environments, and whole ones."""
+    algorithm = algos.RecurrentPPO(
+        env=envs.make("CartPole-v1"), num_envs=3, num_steps=8, sequence_length=2, shuffle="time"
+    )
+    samples = (jnp.arange(3)[:, None] * 100 + jnp.arange(4)[None]).reshape(-1)  # 100 b + sequence
+    assert algorithm._take(samples, jnp.array([3, 1])).tolist() == [3, 1, 103, 101, 203, 201]
+    assert algorithm._shuffled[0] == 4

@@ -1,0 +1,144 @@
+"""The multi-particle environments of JaxMARL: the contract, and JaxMARL's own numbers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import envs
+from envs import from_jaxmarl
+from envs.quiet import quietly
+from fdg.errors import FdgError
+from tests.envs.conformance import assert_conforms
+
+with quietly():
+    import jaxmarl
+    from jaxmarl.wrappers.baselines import CTRolloutManager
+
+LIMIT = 7  # steps of an episode: it is cut off three times within a rollout
+SHORT = {"max_steps": LIMIT - 1}
+
+# The other kind of action than the default, and what no default has.
+VARIANTS = (
+    ("MPE_simple_spread_v3", {"action_type": "Continuous", "num_agents": 2, "agent_identity": True}),
+    ("MPE_simple_speaker_listener_v4", {"action_type": "Continuous"}),
+    ("MPE_simple_world_comm_v3", {"action_type": "Discrete"}),
+)
+# Three are one with other numbers of agents, and take no arguments.
+OF_OTHER_SIZES = ("MPE_simple_facmac_3a_v1", "MPE_simple_facmac_6a_v1", "MPE_simple_facmac_9a_v1")
+
+
+def test_the_names_are_those_that_jaxmarl_registers():
+    assert [name for name in jaxmarl.registered_envs if name.startswith("MPE_")] == list(from_jaxmarl.NAMES)
+
+
+class JaxmarlStep:
+    """JaxMARL's own step, which resets by itself."""
+
+    def __init__(self, name, **arguments):
+        self.env = jaxmarl.make(name, **arguments)
+
+    def reset(self, keys):
+        with jax.numpy_rank_promotion("allow"):
+            return jax.vmap(self.env.reset)(keys)[::-1]
+
+    def step(self, keys, state, action):
+        def step(key, state, action):
+            actions = {}
+            for i, agent in enumerate(self.env.agents):
+                space = self.env.action_space(agent)
+                actions[agent] = action[i] if hasattr(space, "n") else action[i][: space.shape[0]]
+            return self.env.step(key, state, actions)
+
+        with jax.numpy_rank_promotion("allow"):
+            observation, state, reward, done, _ = jax.vmap(step)(keys, state, action)
+        return jax.tree.map(strong, state), (observation, reward, done["__all__"])
+
+
+def strong(x):
+    return jax.lax.convert_element_type(x, x.dtype)
+
+
+# world_comm, the slowest to compile, has continuous actions by default, as the variants have too.
+DEFAULTS = [name for name in from_jaxmarl.NAMES if name not in (*OF_OTHER_SIZES, "MPE_simple_world_comm_v3")]
+CASES = [(name, SHORT) for name in DEFAULTS] + [(name, {**SHORT, **variant}) for name, variant in VARIANTS]
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides"), CASES, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_every_environment_conforms_and_gives_the_numbers_of_jaxmarl(name, overrides):
+    env = envs.make(name, **overrides)
+    arguments = {argument: value for argument, value in overrides.items() if argument != "agent_identity"}
+    reference = JaxmarlStep(name, **arguments)
+    rollout = assert_conforms(env, beside=reference)
+    step = rollout.step
+    assert not step.terminated.any() and step.truncated[LIMIT - 1 :: LIMIT].all()
+    assert (step.episode_length[step.truncated] == LIMIT).all()
+
+    observation, reward, done = rollout.beside
+    np.testing.assert_array_equal(step.truncated, done)
+    seen, mask = envs.features_and_mask(step.observation)
+    for i, agent in enumerate(reference.env.agents):
+        theirs = observation[agent]
+        np.testing.assert_allclose(seen[:, :, i, : theirs.shape[-1]], theirs, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(step.reward[:, :, i], reward[agent], rtol=1e-5, atol=1e-4)
+        behind = seen[:, :, i, theirs.shape[-1] :].sum(-1)
+        assert (behind == env.single._identities // env.num_agents).all(), "padded with zeros, then one-hot"
+        if mask is not None:
+            assert (mask[:, :, i].sum(-1) == reference.env.action_space(agent).n).all()
+    numbers_of_actions = {getattr(reference.env.action_space(agent), "n", None) for agent in observation}
+    assert (mask is not None) == (len(numbers_of_actions) > 1), (
+        "a mask where, and only where, it says something"
+    )
+
+
+def test_agents_are_told_apart_as_by_jaxmarls_own_wrapper():
+    name = "MPE_simple_speaker_listener_v4"
+    manager = CTRolloutManager(jaxmarl.make(name), batch_size=1)
+    with jax.numpy_rank_promotion("allow"):
+        theirs, _ = manager.wrapped_reset(jax.random.key(3))
+    ours = envs.make(name).reset(jax.random.key(3)[None])[1]
+    np.testing.assert_allclose(ours.observation[0], jnp.stack([theirs[agent] for agent in manager.agents]))
+    masks = [manager.valid_actions_oh[agent] for agent in manager.agents]
+    np.testing.assert_array_equal(ours.action_mask[0], jnp.stack(masks))
+
+
+def test_the_sizes_of_all():
+    for name in from_jaxmarl.NAMES:
+        assert envs.make(name).max_episode_steps == 26
+    sizes = [(envs.make(name).num_agents, envs.make(name).observation_space.shape) for name in OF_OTHER_SIZES]
+    assert sizes == [(4, (16,)), (8, (28,)), (12, (40,))]  # JaxMARL declares 16 for all three
+    assert envs.make("MPE_simple_spread_v3").observation_space.shape == (18,)
+    assert envs.make("MPE_simple_spread_v3", agent_identity=True).observation_space.shape == (21,)
+    assert envs.make("MPE_simple_tag_v3").observation_space.shape == (20,)
+    assert envs.make("MPE_simple_tag_v3", agent_identity=False).observation_space.shape == (16,)
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "message"),
+    [
+        (
+            "MPE_simple_spread_v3",
+            {"agents": 3},
+            "unknown parameter 'agents': takes action_type, agent_identity, .*num_",
+        ),
+        ("MPE_simple_spread_v3", {"max_steps": 0}, "max_steps=0 must be an integer of at least 1"),
+        ("MPE_simple_spread_v3", {"num_agents": (3,)}, "must be a Python number or string"),
+        ("MPE_simple_spread_v3", {"action_type": "discrete"}, "must be 'Discrete' or 'Continuous'"),
+        (
+            "MPE_simple_reference_v3",
+            {"num_agents": 3},
+            "JaxMARL does not accept num_agents=3: .*only supports 2",
+        ),
+        ("MPE_simple_facmac_3a_v1", {"max_steps": 3}, "unknown parameter 'max_steps': takes agent_identity"),
+    ],
+)
+def test_an_override_that_does_not_fit(name, overrides, message):
+    with pytest.raises(FdgError, match=f"environment '{name}': .*{message}"):
+        envs.make(name, **overrides).observation_space.shape  # noqa: B018 what JaxMARL refuses is seen here
+
+
+def test_the_nearest_name_is_suggested():
+    with pytest.raises(FdgError, match="did you mean 'MPE_simple_spread_v3'"):
+        envs.make("MPE_simple_spread")
