@@ -17,6 +17,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -174,33 +175,43 @@ class WorkerPool:
 
 
 class _Worker:
-    """A process that runs `gymnasium_worker`."""
+    """A process that runs `gymnasium_worker`.
+
+    What it writes to standard error, once for each of many instances, stays with it until it dies.
+    """
 
     def __init__(self) -> None:
         self.connection, other = multiprocessing.Pipe()
+        self._last_words = tempfile.TemporaryFile()  # noqa: SIM115 it lives as long as the process
         path = os.pathsep.join(path or os.getcwd() for path in sys.path)
         self.process = subprocess.Popen(
             # -P: the folder of the script is no place to import from.
             [sys.executable, "-P", str(_WORKER), str(other.fileno())],
             pass_fds=[other.fileno()],
             stdin=subprocess.DEVNULL,
+            stderr=self._last_words,
             env={**os.environ, "PYTHONPATH": path},
         )
         other.close()
 
     def epitaph(self) -> str:
-        """How the process ended."""
+        """How the process ended, and the last that it said."""
         try:
             code = self.process.wait(5)
         except subprocess.TimeoutExpired:
             return "closed its connection"
-        return f"was killed by signal {-code}" if code < 0 else f"ended with exit status {code}"
+        self._last_words.seek(0)
+        lines = self._last_words.read().decode(errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit status {code}"
+        return f"{how}, saying: {last}" if last else how
 
     def kill(self) -> None:
         """Ends the process, whatever it is doing."""
         self.process.kill()
         self.process.wait()
         self.connection.close()
+        self._last_words.close()
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 
 import gymnasium
@@ -35,6 +36,7 @@ class Counting(gymnasium.Env):
             if self.fault == "raise":
                 raise ValueError("the wheels\nfell off")
             if self.fault == "die":
+                print("out of memory\n", file=sys.stderr, flush=True)
                 os.kill(os.getpid(), signal.SIGKILL)
             if self.fault == "hang":
                 time.sleep(1000)

@@ -91,7 +91,7 @@ def test_equal_keys_give_equal_runs_whatever_the_workers():
 # --- failures ---
 
 FAULTS = {
-    "die": r"worker \d \(process \d+\) was killed by signal 9",
+    "die": r"worker \d \(process \d+\) was killed by signal 9, saying: out of memory",
     "raise": r"worker \d \(process \d+\): its instance 0 raised ValueError: the wheels fell off",
     "exit": r"raised SystemExit: 3",
     "hang": r"worker \d \(process \d+\) was not done in 2 s",
@@ -384,7 +384,10 @@ sys.exit(train_main([*flags, "--out", {str(tmp_path / "run")!r}]))
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1, done.stderr
     assert done.stderr.startswith(f"error: environment '{COUNTING}': worker ")
-    assert "was killed by signal 9 (restarts=N of envs.make would survive it)" in done.stderr
+    assert (
+        "was killed by signal 9, saying: out of memory (restarts=N of envs.make would survive it)"
+        in done.stderr
+    )
 
 
 # --- values and packages ---
