@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import io_callback
 
 import algos
 import envs
@@ -342,6 +343,32 @@ def test_a_callback_of_ones_own_is_treated_alike(capfd, devices):
     engine = fdg.compile(Telling(True), policies.SingleLearnerCoarse(actors=1, learners=2), devices[:3])
     _, metrics = engine.run(engine.init(0), 2)
     np.testing.assert_array_equal(metrics["first"], [2.0, 6.0])
+
+
+class Drawing:
+    """Two groups use what the host gives between fragments."""
+
+    def __init__(self, bag):
+        self.bag = bag
+
+    def init(self, key):
+        return jnp.float32(0)
+
+    def iterate(self, state):
+        drawn = io_callback(self.bag, jax.ShapeDtypeStruct((), jnp.float32))
+        act = fdg.fragment("actor", in_axes=None, out_axes=None, name="act")(lambda state, x: state + x)
+        learn = fdg.fragment("learner", in_axes=None, out_axes=None, name="learn")(lambda acted, x: acted - x)
+        state = learn(act(state, drawn), drawn)
+        return state, {"drawn": drawn}
+
+
+def test_a_call_between_fragments_is_made_once_whoever_uses_it(devices):
+    drawn = iter(range(100))
+    algorithm = Drawing(lambda: np.float32(next(drawn)))
+    engine = fdg.compile(algorithm, policies.SingleLearnerCoarse(actors=1, learners=1), devices[:2])
+    state, metrics = engine.run(engine.init(0), 3)
+    np.testing.assert_array_equal(metrics["drawn"], [0.0, 1.0, 2.0])
+    assert float(state) == 0.0 and next(drawn) == 3
 
 
 def test_training_from_the_command_line(tmp_path, capsys, caplog, host_devices):
