@@ -55,6 +55,7 @@ def actor_critic(
     hidden: Sequence[int] | None = None,
     activation: str = "tanh",
     initial_log_std: float = 0.0,
+    convolve: bool = True,
 ) -> Network:
     """An actor and a critic that share nothing.
 
@@ -81,6 +82,8 @@ def actor_critic(
             convolutions of a small image `(128,)`, of a large one `(512,)`.
         activation: "tanh", "relu", "silu", "gelu" or "elu"; after every layer but the heads.
         initial_log_std: for a `Box` action space.
+        convolve: images are convolved; else they are flattened as all other shapes are, which is quicker, and
+            enough where they are small.
 
     >>> network = actor_critic(Box(-1.0, 1.0, (4,)), Discrete(2))
     >>> observation = jnp.zeros((8, 4))
@@ -89,9 +92,11 @@ def actor_critic(
     >>> logits.shape, value.shape
     ((8, 2), (8,))
     """
-    widths = checked_widths(observation_space, hidden, activation)
+    widths = checked_widths(observation_space, hidden, activation, convolve)
     distributions.for_space(action_space)  # refuses a space without distribution here, before any tracing
-    module = ActorCritic(observation_space, action_space, widths, activation, float(initial_log_std))
+    module = ActorCritic(
+        observation_space, action_space, widths, activation, float(initial_log_std), convolve
+    )
     return Network(_Init(module), _Apply(module))
 
 
@@ -210,10 +215,13 @@ class ActorCritic(nn.Module):
     hidden: tuple[int, ...]
     activation: str
     initial_log_std: float
+    convolve: bool
 
     @nn.compact
     def __call__(self, observation: jax.Array) -> tuple[jax.Array, jax.Array]:  # noqa: D102
         inputs = features(observation, self.observation_space)
+        if not self.convolve:
+            inputs = inputs.reshape(len(inputs), -1)
         outputs = distributions.for_space(self.action_space).size
         if isinstance(self.action_space, Box):
             outputs //= 2  # the means; the logs of the standard deviations follow below
@@ -378,13 +386,15 @@ class _Apply:
         return self.module.apply({"params": parameters}, *inputs)
 
 
-def checked_widths(space: Space, hidden: Sequence[int] | None, activation: str) -> tuple[int, ...]:
+def checked_widths(
+    space: Space, hidden: Sequence[int] | None, activation: str, convolve: bool = True
+) -> tuple[int, ...]:
     """Widths of the dense layers, chosen by the observations where none are given."""
     if activation not in _ACTIVATIONS:
         raise unknown_name("activation", activation, _ACTIVATIONS)
     if hidden is not None:
         return tuple(hidden)
-    if not _is_image(space):
+    if not (convolve and _is_image(space)):
         return _VECTOR_HIDDEN
     return _LARGE_IMAGE_HIDDEN if _is_large(space.shape) else _SMALL_IMAGE_HIDDEN
 

@@ -46,6 +46,16 @@ _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "normalize_observation": True,
             "normalize_reward": True,
         },
+        # PureJaxRL's settings for MinAtar, with half the step size.
+        "Breakout-MinAtar": {
+            "total_steps": 10_000_000,
+            "num_envs": 64,
+            "num_steps": 128,
+            "num_minibatches": 8,
+            "learning_rate": 2.5e-3,
+            "activation": "relu",
+            "convolve": False,
+        },
         "brax:inverted_pendulum": {
             "total_steps": 2_000_000,
             "num_envs": 64,

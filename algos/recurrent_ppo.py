@@ -333,6 +333,7 @@ class RecurrentPPO(PPO):
             self.memory_size,
             self.activation,
             self.initial_log_std,
+            convolve=self.convolve,
         )
 
 

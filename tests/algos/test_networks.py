@@ -425,3 +425,20 @@ def test_a_policy_takes_no_action_that_its_observation_forbids():
     np.testing.assert_allclose(policy.log_prob(jnp.array([0, 0])), np.log([1 / 2, 1 / 3]), rtol=1e-6)
     assert policy.log_prob(jnp.array([1, 1]))[0] == -jnp.inf
     assert value.tolist() == [5.0, 7.0]
+
+
+def test_images_can_be_flattened_instead():
+    """`convolve=False` is the network of the flattened image, parameter for parameter."""
+    image, flat = box(5, 5, 2), box(50)
+    observation = observe(image)
+    flattened = actor_critic(image, ACTIONS["discrete"], convolve=False)
+    plain = actor_critic(flat, ACTIONS["discrete"])
+    parameters = flattened.init(jax.random.key(0), observation)
+    same = plain.init(jax.random.key(0), observation.reshape(BATCH, 50))
+    assert jax.tree.map(jnp.shape, parameters) == jax.tree.map(jnp.shape, same)
+    for ours, theirs in zip(
+        flattened.apply(parameters, observation),
+        plain.apply(parameters, observation.reshape(BATCH, 50)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
