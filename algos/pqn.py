@@ -52,8 +52,8 @@ class Minibatch(NamedTuple):
 class PQN(Agent):
     """PQN for discrete actions.
 
-    Defaults are those of the authors' PureJaxQL for CartPole. Frozen and hashable; equal values are equal
-    algorithms.
+    Defaults are those of the authors' PureJaxQL for CartPole, but for narrower layers. Frozen and hashable;
+    equal values are equal algorithms.
 
     Raises:
       FdgError: (construction) a field out of range, or sizes that do not divide.

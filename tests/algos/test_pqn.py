@@ -86,14 +86,11 @@ def values(algorithm, state, *observations):
     return np.asarray(algorithm._values(state.parameters, jnp.array(observations)[:, None]))
 
 
-def test_values_of_actions_depend_on_the_observation(devices):
-    """Reward 1 for the action that the observation asks for, -1 for the other."""
-    algorithm, state = trained("probe:policy_of_observation", 60, devices)
-    np.testing.assert_allclose(values(algorithm, state, -1.0, 1.0), [[1, -1], [-1, 1]], atol=0.1)
-
-
 def test_a_forbidden_action_is_never_taken_nor_hoped_for(devices):
-    """The forbidden action, paid 1,000, would show in the return."""
+    """Three observations, each with one action of reward 1, one of -1, and a third that is forbidden.
+
+    That one, paid 1,000, would show in the return.
+    """
     algorithm, state = trained("probe:masked", 60, devices)
     score = algorithm.evaluate(state, jax.random.key(1), 16)["return"]
     assert float(score) == algorithm.env.single.optimal_return
