@@ -213,8 +213,8 @@ class RecurrentPPO(PPO):
         (observation, action), (decision, start), time_step = trajectory
         reward, running_return, return_statistics = self._reward(time_step, running_return, return_statistics)
         seen = self._seen(observation_statistics, observation)
-        # The memory after each step, and what was worth the observation that the step led to: both as they
-        # were before any reset, so that an episode cut short is valued by the memory that it ended with.
+        # The memory after each step, before any reset, values the observation that the step led to: where an
+        # episode was cut short, that is the memory it ended with.
         _, _, memories = self._unroll(parameters, memory, seen, start)
         final = self._seen(observation_statistics, time_step.final_observation)
         rows = jax.tree.map(environment_major, (final, Recollection(memories, jnp.zeros_like(start))))

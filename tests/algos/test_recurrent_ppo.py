@@ -50,9 +50,12 @@ class Recording(algos.RecurrentPPO):
 def recorded(iterations, cls=Recording, **fields):
     """The algorithm, and (samples, (policy, value)) of each iteration."""
     algorithm = cls(**{"num_envs": 2, "num_epochs": 1, "num_minibatches": 1, **fields})
-    _, metrics = jax.jit(
-        lambda state: jax.lax.scan(lambda s, _: algorithm.iterate(s), state, length=iterations)
-    )(algorithm.init(jax.random.key(0)))
+
+    @jax.jit
+    def program(key):
+        return jax.lax.scan(lambda s, _: algorithm.iterate(s), algorithm.init(key), length=iterations)
+
+    _, metrics = program(jax.random.key(0))
     every = [jax.tree.map(lambda x, i=i: np.asarray(x[i]), metrics) for i in range(iterations)]
     return algorithm, [(one["samples"], one["predicted"]) for one in every]
 
@@ -185,7 +188,7 @@ def test_what_is_not_allowed_is_not_done():
 
     network = algos.RecurrentNetwork(lambda key, observation: {"w": jnp.ones(())}, jnp.zeros, unroll)
     algorithm = algos.RecurrentPPO(env=envs.make("probe:masked"), network=network, num_steps=64)
-    state, metrics = jax.jit(algorithm.iterate)(algorithm.init(jax.random.key(0)))
+    state, metrics = jax.jit(lambda key: algorithm.iterate(algorithm.init(key)))(jax.random.key(0))
     assert abs(float(metrics["episode_return"])) < 1 and metrics["episodes"] == 8 * 64
     assert np.isfinite(state.parameters["w"]) and state.parameters["w"] != 1.0
     assert float(metrics["entropy"]) <= np.log(2.0) + 1e-6
