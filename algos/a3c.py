@@ -21,6 +21,7 @@ from algos.a2c import A2C
 from algos.actor_critic import Trajectory
 from algos.hyperparameters import hyperparameter, require, require_positive
 from algos.rollout import episode_metrics, rollout
+from envs import Observation
 
 
 class State(NamedTuple):
@@ -30,7 +31,7 @@ class State(NamedTuple):
     optimizer_state: Any  # shared too
     worker_parameters: Any  # leading axis W
     env_state: Any  # leading axes W, E
-    observation: Any  # [W, E, *obs]
+    observation: Observation  # [W, E, *obs]
     key: jax.Array
     iteration: jax.Array  # int32
 

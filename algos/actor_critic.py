@@ -19,7 +19,7 @@ from algos.distributions import Distribution
 from algos.hyperparameters import require_positive
 from algos.networks import Network
 from algos.rollout import environment_major, episode_metrics, evaluate, time_major
-from envs import Box, Discrete, MultiDiscrete, TimeStep
+from envs import Box, Discrete, MultiDiscrete, Observation, TimeStep, features_and_mask
 
 
 class State(NamedTuple):
@@ -28,7 +28,7 @@ class State(NamedTuple):
     parameters: Any
     optimizer_state: Any
     env_state: Any  # leading axis B
-    observation: Any  # [B, *obs]
+    observation: Observation  # [B, *obs]
     key: jax.Array
     iteration: jax.Array  # int32
 
@@ -36,7 +36,7 @@ class State(NamedTuple):
 class Trajectory(NamedTuple):
     """A rollout."""
 
-    observation: Any  # [T, B, *obs]
+    observation: Observation  # [T, B, *obs]
     action: jax.Array  # [T, B, *action]
     log_prob: Any  # [T, B] float32, of the action when it was taken; None where the loss has no use for it
     time_step: TimeStep  # [T, B], what came of the action
@@ -60,7 +60,7 @@ class ActorCritic(Agent):
         """The state before the first iteration."""
         parameter_key, env_key, key = jax.random.split(key, 3)
         env_state, observation = self.env.reset(jax.random.split(env_key, self.num_envs))
-        parameters = self._network.init(parameter_key, observation)
+        parameters = self._network.init(parameter_key, features_and_mask(observation)[0])
         return State(
             parameters=parameters,
             optimizer_state=self._optimizer.init(parameters),
@@ -114,12 +114,11 @@ class ActorCritic(Agent):
         updates, optimizer_state = self._optimizer.update(gradient, optimizer_state, parameters)
         return optax.apply_updates(parameters, updates), optimizer_state
 
-    def _policy(self, parameters: Any, observation: Any) -> tuple[Distribution, jax.Array]:
+    def _policy(self, parameters: Any, observation: Observation) -> tuple[Distribution, jax.Array]:
         """Distribution over actions and value `[N]`, for observations `[N, *obs]`."""
-        output, value = self._network.apply(parameters, observation)
-        return distributions.for_space(self.env.action_space).distribution(output), value
+        return networks.policy_and_value(self._network, parameters, observation, self.env.action_space)
 
-    def _policy_over_time(self, parameters: Any, observation: Any) -> tuple[Distribution, jax.Array]:
+    def _policy_over_time(self, parameters: Any, observation: Observation) -> tuple[Distribution, jax.Array]:
         """Distribution over actions and value `[T, B]`, for observations `[T, B, *obs]`."""
         num_steps = jax.tree.leaves(observation)[0].shape[0]
         of_rows = self._policy(parameters, jax.tree.map(environment_major, observation))

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import fdg
 from algos.actor_critic import ActorCritic, State, Trajectory
 from algos.hyperparameters import hyperparameter, require, require_positive, require_within
+from algos.losses import approximate_kl, value_error
 from algos.networks import Network
 from algos.returns import v_trace
 from algos.rollout import rollout
@@ -95,11 +96,10 @@ class IMPALA(ActorCritic):
         policy, value = self._policy_over_time(parameters, trajectory.observation)
         log_prob = policy.log_prob(trajectory.action)
         log_ratio = jax.lax.stop_gradient(log_prob) - trajectory.log_prob
-        ratio = jnp.exp(log_ratio)
         time_step = trajectory.time_step
         # Equation 1 of the paper, and the advantage of section 4.2.
         advantage, target = v_trace(
-            ratio,
+            jnp.exp(log_ratio),
             time_step.reward,
             jax.lax.stop_gradient(value),
             self._next_value(parameters, time_step),
@@ -112,7 +112,7 @@ class IMPALA(ActorCritic):
         )
         # The three gradients of section 4.2. Means over the rollout, where the paper's code has sums.
         policy_loss = -jnp.mean(log_prob * advantage)
-        value_loss = 0.5 * jnp.mean(jnp.square(target - value))
+        value_loss = value_error(value, target)
         entropy = jnp.mean(policy.entropy())
         loss = policy_loss + self.value_coefficient * value_loss - self.entropy_coefficient * entropy
         return loss, {
@@ -120,5 +120,5 @@ class IMPALA(ActorCritic):
             "policy_loss": policy_loss,
             "value_loss": value_loss,
             "entropy": entropy,
-            "approx_kl": jnp.mean((ratio - 1.0) - log_ratio),  # from the actors' policy; as in PPO
+            "approx_kl": approximate_kl(log_ratio),  # how far the actors are behind
         }

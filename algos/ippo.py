@@ -76,6 +76,7 @@ class IPPO(RecurrentPPO):
             self.initial_log_std,
             num_agents(self.env),
             self.central_value,
+            self.convolve,
         )
 
 

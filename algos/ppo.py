@@ -115,6 +115,7 @@ class PPO(Agent):
     hidden: tuple[int, ...] | None = hyperparameter(None, "widths of the layers; None: chosen by observation")
     activation: Literal["tanh", "relu", "silu", "gelu", "elu"] = hyperparameter("tanh", "of the layers")
     initial_log_std: float = hyperparameter(0.0, "log of the first standard deviation (continuous actions)")
+    convolve: bool = hyperparameter(True, "convolve images; else flatten them")
     network: Network | None = None  # any (init, apply) pair, in place of the default actor-critic
 
     def __post_init__(self):
@@ -328,10 +329,7 @@ class PPO(Agent):
 
     def _policy(self, parameters, observation):
         """Distribution over actions and value `[N]`, for observations `[N, *obs]`."""
-        features, action_mask = features_and_mask(observation)
-        output, value = self._network.apply(parameters, features)
-        policy = distributions.for_space(self.env.action_space).distribution(output)
-        return distributions.masked(policy, action_mask), value
+        return networks.policy_and_value(self._network, parameters, observation, self.env.action_space)
 
     def _seen(self, statistics, observation):
         """Observations `[..., *obs]` as the networks see them."""
@@ -347,6 +345,7 @@ class PPO(Agent):
             self.hidden,
             self.activation,
             self.initial_log_std,
+            self.convolve,
         )
 
     @property

@@ -2,6 +2,29 @@
 
 from typing import Any
 
+# As brax trains its ant (github.com/google/brax, notebooks/training.ipynb): as many environments, steps,
+# epochs and minibatches, and its discount, step size and clipping. In place of what PPO here has not (a fixed
+# scale of rewards, a squashed Gaussian, layers of another width for the critic) stand PureJaxRL's choices:
+# rewards scaled by their running deviation, no entropy bonus, 256 units twice. Not tuned.
+_BRAX_ANT: dict[str, Any] = {
+    "total_steps": 25_000_000,
+    "num_envs": 4096,
+    "num_steps": 80,
+    "num_epochs": 4,
+    "num_minibatches": 32,
+    "learning_rate": 3e-4,
+    "anneal_learning_rate": False,
+    "discount": 0.97,
+    "clip_ratio": 0.3,
+    "clip_value": False,
+    "entropy_coefficient": 0.0,
+    "max_grad_norm": 1.0,
+    "hidden": (256, 256),
+    "activation": "silu",
+    "normalize_observation": True,
+    "normalize_reward": True,
+}
+
 _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     # CleanRL's dqn.py.
     "DQN": {"CartPole-v1": {"hidden": (120, 84)}},
@@ -25,6 +48,27 @@ _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "normalize_observation": True,
             "normalize_reward": True,
         },
+        # PureJaxRL's settings for MinAtar, with half the step size.
+        "Breakout-MinAtar": {
+            "total_steps": 10_000_000,
+            "num_envs": 64,
+            "num_steps": 128,
+            "num_minibatches": 8,
+            "learning_rate": 2.5e-3,
+            "activation": "relu",
+            "convolve": False,
+        },
+        "brax:inverted_pendulum": {
+            "total_steps": 2_000_000,
+            "num_envs": 64,
+            "num_steps": 64,
+            "num_minibatches": 8,
+            "learning_rate": 1e-3,
+            "entropy_coefficient": 0.0,
+            "normalize_observation": True,
+        },
+        "brax:ant": _BRAX_ANT,
+        "brax:ant:spring": _BRAX_ANT,
         # CleanRL's ppo_continuous_action.py, its one environment of 2,048 steps as eight of 256.
         "envpool:HalfCheetah-v4": {
             "total_steps": 1_000_000,
@@ -36,6 +80,18 @@ _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "entropy_coefficient": 0.0,
             "normalize_observation": True,
             "normalize_reward": True,
+        },
+    },
+    "SAC": {
+        "Pendulum-v1": {
+            "total_steps": 100_000,
+            "num_envs": 4,
+            "learning_starts": 1_000,
+            "batch_size": 128,
+            "updates_per_step": 0.25,
+            "learning_rate": 1e-3,
+            "anneal_learning_rate": True,
+            "hidden": (64, 64),
         },
     },
 }

@@ -53,6 +53,7 @@ def recurrent_actor_critic(
     initial_log_std: float = 0.0,
     num_agents: int | None = None,
     central: bool = False,
+    convolve: bool = True,
 ) -> RecurrentNetwork:
     """An actor and a critic that share nothing, each with a memory of its own.
 
@@ -70,6 +71,7 @@ def recurrent_actor_critic(
         num_agents: `A`. Observations are then `[T, B, A, *obs]` and results `[T, B, A, ...]`; all agents have
             the same parameters, and each a memory of its own. Default: one agent, and no axis `A`.
         central: one critic sees the observations of all agents side by side, and gives a value for each.
+        convolve: as for `networks.actor_critic`.
 
     >>> network = recurrent_actor_critic(Box(-1.0, 1.0, (4,)), distributions.Discrete(2), memory_size=16)
     >>> observation = jnp.zeros((5, 8, 4))
@@ -84,12 +86,13 @@ def recurrent_actor_critic(
     module = RecurrentActorCritic(
         observation_space,
         action_space,
-        networks.checked_widths(observation_space, hidden, activation),
+        networks.checked_widths(observation_space, hidden, activation, convolve),
         memory_size,
         activation,
         float(initial_log_std),
         num_agents,
         central,
+        convolve,
     )
     return RecurrentNetwork(_Init(module), _NothingYet(module), _Unroll(module))
 
@@ -112,6 +115,7 @@ class RecurrentActorCritic(nn.Module):
     initial_log_std: float
     num_agents: int | None
     central: bool
+    convolve: bool
 
     @nn.compact
     def __call__(self, memory: Memory, observation: jax.Array, start: jax.Array) -> Output:  # noqa: D102
@@ -121,6 +125,8 @@ class RecurrentActorCritic(nn.Module):
         # All samples in one row, as the network's first layers take them; environment-major, as everywhere.
         flat = observation.reshape(math.prod(each), *observation.shape[len(each) :])
         inputs = networks.features(flat, self.observation_space)
+        if not self.convolve:
+            inputs = inputs.reshape(len(inputs), -1)
         of_agents = inputs.reshape(steps, num_envs * agents, *inputs.shape[1:])
         start_of_agents = jnp.repeat(start, agents, axis=1)
 
@@ -153,11 +159,9 @@ class RecurrentActorCritic(nn.Module):
         """The memory before anything was seen."""
         if self.memory_size is None:
             return Memory((), ())
-        of_all = jnp.zeros((num_envs, self.memory_size))
-        if self.num_agents is None:
-            return Memory(of_all, of_all)
-        of_each = jnp.zeros((num_envs, self.num_agents, self.memory_size))
-        return Memory(of_each, of_all if self.central else of_each)
+        of_all = (num_envs, self.memory_size)
+        of_each = of_all if self.num_agents is None else (num_envs, self.num_agents, self.memory_size)
+        return Memory(jnp.zeros(of_each), jnp.zeros(of_all if self.central else of_each))
 
 
 class MemoryTrunk(nn.Module):

@@ -74,8 +74,8 @@ class Minibatch(NamedTuple):
 class RecurrentPPO(PPO):
     """PPO with a gated recurrent unit (GRU) in the actor and one in the critic.
 
-    Minibatches are made of whole sequences, never of single steps. Defaults are those of CleanRL's
-    `ppo_atari_lstm.py`, and the network that of PureJaxRL's `ppo_rnn.py`.
+    Minibatches are made of whole sequences, never of single steps. Defaults are those of `PPO`, with the 8
+    environments of CleanRL's `ppo_atari_lstm.py`, and the network is that of PureJaxRL's `ppo_rnn.py`.
 
     Raises:
       FdgError: (construction) a field out of range, or sizes that do not divide.
@@ -213,8 +213,8 @@ class RecurrentPPO(PPO):
         (observation, action), (decision, start), time_step = trajectory
         reward, running_return, return_statistics = self._reward(time_step, running_return, return_statistics)
         seen = self._seen(observation_statistics, observation)
-        # The memory after each step, and what was worth the observation that the step led to: both as they
-        # were before any reset, so that an episode cut short is valued by the memory that it ended with.
+        # The memory after each step, before any reset, values the observation that the step led to: where an
+        # episode was cut short, that is the memory it ended with.
         _, _, memories = self._unroll(parameters, memory, seen, start)
         final = self._seen(observation_statistics, time_step.final_observation)
         rows = jax.tree.map(environment_major, (final, Recollection(memories, jnp.zeros_like(start))))
@@ -333,6 +333,7 @@ class RecurrentPPO(PPO):
             self.memory_size,
             self.activation,
             self.initial_log_std,
+            convolve=self.convolve,
         )
 
 

@@ -8,7 +8,7 @@ Between the fragments actions are in [-1, 1]; `step` stretches them to the envir
 units count for nothing.
 
 Letters in shapes: `T` steps of a rollout, `B` environments, `U` updates of an iteration, `N` samples of a
-minibatch, `D` components of an action.
+minibatch.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ import numpy as np
 import optax
 
 import fdg
-from algos import distributions, networks
+from algos import distributions, networks, optimizers
 from algos.agent import Agent
 from algos.distributions import TanhNormal
 from algos.hyperparameters import hyperparameter, require, require_positive, require_within
@@ -90,6 +90,7 @@ class SAC(Agent):
     batch_size: int = hyperparameter(256, "samples of one gradient step")
     updates_per_step: float = hyperparameter(1.0, "gradient steps for each environment step")
     learning_rate: float = hyperparameter(3e-4, "Adam's step size, for actor, critics and temperature")
+    anneal_learning_rate: bool = hyperparameter(False, "let the step size fall linearly to zero")
     discount: float = hyperparameter(0.99, "gamma")
     target_rate: float = hyperparameter(0.005, "tau: the part of the way that targets go at an update")
     initial_temperature: float = hyperparameter(1.0, "alpha at first: the weight of the entropy")
@@ -115,7 +116,13 @@ class SAC(Agent):
             isinstance(space, Box) and space.is_bounded and np.issubdtype(np.dtype(space.dtype), np.floating),
             f"cannot act in the action space {space}: give it finite bounds and a floating dtype",
         )
-        self._replay  # noqa: B018  # refuses sizes that do not fit
+        require(
+            self,
+            self.batch_size % self.num_envs == 0,
+            f"num_envs={self.num_envs} does not divide batch_size={self.batch_size}: choose a divisor",
+        )
+        require(self, self.learning_starts >= 0, f"learning_starts={self.learning_starts}: it is below zero")
+        _ = self._replay  # refuses sizes that do not fit
 
     @property
     def num_updates(self) -> int:
@@ -147,12 +154,10 @@ class SAC(Agent):
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
         """Some steps of all environments, and all updates that they are due."""
         key, rollout_key, sample_key, learn_key = jax.random.split(state.key, 4)
+        actor = state.learned.parameters.actor
         learning = state.iteration >= math.ceil(self.learning_starts / self.steps_per_iteration)
         env_state, observation, ((observations, actions), _, time_steps) = rollout(
-            act=lambda observation, keys: (
-                self.act(state.learned.parameters.actor, learning, observation, keys),
-                None,
-            ),
+            act=lambda observation, keys: (self.act(actor, learning, observation, keys), None),
             step=self.step,
             key=rollout_key,
             env_state=state.env_state,
@@ -160,11 +165,8 @@ class SAC(Agent):
             num_steps=self.num_steps,
         )
         replay = self._replay.add(state.replay, Step.of(observations, actions, time_steps))
-        transitions = self._replay.sample(replay, sample_key).transition
-        transitions = jax.tree.map(
-            lambda x: x.reshape(self.num_updates, self.batch_size, *x.shape[1:]), transitions
-        )
-        learned, losses = self.learn(state.learned, transitions, learn_key, learning)
+        minibatches = jax.tree.map(self._cut, self._replay.sample(replay, sample_key).transition)
+        learned, losses = self.learn(state.learned, minibatches, learn_key, learning)
         state = State(learned, replay, env_state, observation, key, state.iteration + 1)
         return state, {**episode_metrics(time_steps), **losses}
 
@@ -182,6 +184,7 @@ class SAC(Agent):
     @fdg.fragment("actor", in_axes=(None, None, 0, 0))
     def act(self, actor, learning, observation, keys):
         """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`: uniform until learning begins."""
+        # One key for both, of which only one is used.
         uniform = jax.vmap(Box(-1.0, 1.0, self.env.action_space.shape).sample)(keys)
         return jnp.where(learning, self._policy(actor, observation).sample(keys), uniform)
 
@@ -191,7 +194,7 @@ class SAC(Agent):
         return self.env.step(keys, env_state, distributions.stretched(action, self.env.action_space))
 
     @fdg.fragment("learner", in_axes=(None, 1, None, None), out_axes=None)
-    def learn(self, learned, transitions, key, learning):
+    def learn(self, learned, minibatches, key, learning):
         """One update for each of the minibatches `[U, N]`."""
 
         def one_update(learned, minibatch):
@@ -200,7 +203,7 @@ class SAC(Agent):
             return self.update(gradient, learned), losses
 
         keys = jax.random.split(key, (self.num_updates, 2, self.batch_size))
-        updated, losses = jax.lax.scan(one_update, learned, (transitions, keys))
+        updated, losses = jax.lax.scan(one_update, learned, (minibatches, keys))
         # Before learning begins updates are made too, and thrown away: fragments in a branch could not be
         # placed apart.
         learned = jax.tree.map(lambda new, old: jnp.where(learning, new, old), updated, learned)
@@ -225,22 +228,23 @@ class SAC(Agent):
     # --- parts ---
 
     def _loss(self, parameters: Parameters, target_critics, transition: Transition, keys):
-        """The sum of three losses, each of which has a gradient by its own part of the parameters only."""
+        """The sum of three losses, each of which has a gradient by its own part of the parameters only.
+
+        One sum and one gradient, so all parts move at once; in algorithm 1 they move one after the other.
+        """
         constant = jax.lax.stop_gradient(parameters)
         temperature = jnp.exp(constant.log_temperature)
 
         # Critics: equation 5, with the targets of equations 2 and 3.
-        following = self._policy(constant.actor, transition.next_observation)
-        target = self._target(
-            target_critics, temperature, transition, *following.sample_with_log_prob(keys[0])
-        )
+        next_policy = self._policy(constant.actor, transition.next_observation)
+        next_drawn = next_policy.sample_with_log_prob(keys[0])
+        target = self._target(target_critics, temperature, transition, *next_drawn)
         first, second = self._critics.apply(parameters.critics, transition.observation, transition.action)
         critic_loss = value_error(first, target) + value_error(second, target)
 
         # Actor: equations 7 and 9, with the lower of both critics (section 6).
-        action, log_prob = self._policy(parameters.actor, transition.observation).sample_with_log_prob(
-            keys[1]
-        )
+        policy = self._policy(parameters.actor, transition.observation)
+        action, log_prob = policy.sample_with_log_prob(keys[1])
         value = jnp.minimum(*self._critics.apply(constant.critics, transition.observation, action))
         actor_loss = jnp.mean(temperature * log_prob - value)
 
@@ -262,6 +266,11 @@ class SAC(Agent):
         # The discount is zero where the episode terminated, and not where it was truncated.
         return transition.reward + transition.discount * (lower - temperature * next_log_prob)
 
+    def _cut(self, x: jax.Array) -> jax.Array:
+        """Samples `[U * N, ...]` into minibatches `[U, N, ...]`, both environment-major."""
+        by_environment = x.reshape(self.num_envs, self.num_updates, -1, *x.shape[1:])
+        return by_environment.swapaxes(0, 1).reshape(self.num_updates, self.batch_size, *x.shape[1:])
+
     def _policy(self, actor, observation) -> TanhNormal:
         """Distribution over actions in [-1, 1], for observations `[N, *obs]`."""
         mean, log_std = jnp.split(self._actor.apply(actor, observation), 2, axis=-1)
@@ -274,11 +283,9 @@ class SAC(Agent):
     @property
     def _target_entropy(self) -> float:
         """Minus one for each component (appendix D), unless told otherwise."""
-        return (
-            -float(math.prod(self.env.action_space.shape))
-            if self.target_entropy is None
-            else self.target_entropy
-        )
+        if self.target_entropy is not None:
+            return self.target_entropy
+        return -float(math.prod(self.env.action_space.shape))
 
     @property
     def _replay(self) -> Replay:
@@ -302,4 +309,7 @@ class SAC(Agent):
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:
-        return optax.adam(self.learning_rate)
+        step_size: Any = self.learning_rate
+        if self.anneal_learning_rate:
+            step_size = optimizers.annealed(self.learning_rate, self.num_iterations, self.num_updates)
+        return optax.adam(step_size)

@@ -14,7 +14,7 @@ import envs
 import fdg
 import policies
 
-SEEDS, STALENESS, STEP_SIZES, EPISODES = 5, (0, 4, 16, 64), (1e-3, 3e-3), 128
+SEEDS, STALENESS, STEP_SIZES, EPISODES = 5, (0, 16, 64), (1e-3, 3e-3), 128
 
 
 class Uncorrected(algos.IMPALA):

@@ -16,7 +16,7 @@ from envs.environment import (
     num_agents,
     vectorize,
 )
-from envs.registry import make, names, register
+from envs.registry import make, names, parse, register
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "map_features",
     "names",
     "num_agents",
+    "parse",
     "register",
     "vectorize",
 ]

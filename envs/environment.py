@@ -174,6 +174,7 @@ class EpisodeState(NamedTuple):
     inner: State  # of the single environment
     running_return: jax.Array  # [B] float32: undiscounted return of the episode so far, mean over agents
     running_length: jax.Array  # [B] int32: steps of the episode so far
+    start: tuple[State, Observation] | None = None  # where all its episodes start, if they all start there
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,6 +182,7 @@ class Vectorized:
     """A batch of one `SingleEnvironment`; see `vectorize`."""
 
     single: Any  # a SingleEnvironment, whose hash and equality this value takes on
+    repeat_start: bool = False  # every episode of an environment starts where its first one did
 
     @property
     def name(self) -> str:
@@ -223,9 +225,10 @@ class Vectorized:
         return jax.vmap(self._step_one)(keys, state, action)
 
     def _reset_one(self, key: jax.Array) -> tuple[EpisodeState, Observation]:
-        inner, observation = self.single.reset(key)
-        state = EpisodeState(jax.tree.map(_strong, inner), jnp.float32(0), jnp.int32(0))
-        return state, self._observation(observation, "reset")
+        inner, observation = start = self._start(key)
+        return EpisodeState(
+            inner, jnp.float32(0), jnp.int32(0), start if self.repeat_start else None
+        ), observation
 
     def _step_one(
         self, key: jax.Array, state: EpisodeState, action: jax.Array
@@ -248,14 +251,19 @@ class Vectorized:
         truncated &= ~terminated
         done = terminated | truncated
 
-        fresh, first_observation = self._reset_one(reset_key)
-        stepped = EpisodeState(inner, episode_return, episode_length)
-        _check_same_types(self.name, fresh.inner, inner)
+        first, first_observation = self._start(reset_key) if state.start is None else state.start
+        _check_same_types(self.name, first, inner)
 
         def begun_anew(new, old):
             return jax.tree.map(lambda new, old: jnp.where(done, new, old), new, old)
 
-        return begun_anew(fresh, stepped), TimeStep(
+        next_state = EpisodeState(
+            begun_anew(first, inner),
+            jnp.where(done, 0, episode_return),
+            jnp.where(done, 0, episode_length),
+            state.start,
+        )
+        return next_state, TimeStep(
             observation=begun_anew(first_observation, final_observation),
             reward=reward,
             terminated=terminated,
@@ -265,9 +273,19 @@ class Vectorized:
             episode_length=jnp.where(done, episode_length, 0),
         )
 
+    def _start(self, key: jax.Array) -> tuple[State, Observation]:
+        """State and observation at the beginning of an episode."""
+        inner, observation = self.single.reset(key)
+        return jax.tree.map(_strong, inner), self._observation(observation, "reset")
+
     def _observation(self, observation: Any, method: str) -> Observation:
         space = self.observation_space
         features, mask = features_and_mask(observation)
+        if not jax.tree_util.treedef_is_leaf(jax.tree.structure(features)):
+            raise FdgError(
+                f"environment '{self.name}': {method} gives a {type(features).__name__} as observation,"
+                " expected one array (or a MaskedObservation); join its parts"
+            )
         if jnp.shape(features) != self._agents + space.shape:
             of_agents = f" of {self.num_agents} agents" if self._agents else ""
             raise FdgError(
@@ -305,7 +323,7 @@ class Vectorized:
         return () if self.num_agents is None else (self.num_agents,)
 
 
-def vectorize(single: Any) -> Vectorized:
+def vectorize(single: Any, repeat_start: bool = False) -> Vectorized:
     """Make a batched `Environment` from a `SingleEnvironment`.
 
     Adds what every environment needs: the batch, auto-reset, the return and length of finished episodes,
@@ -313,6 +331,10 @@ def vectorize(single: Any) -> Vectorized:
 
     Args:
       single: a `SingleEnvironment`.
+      repeat_start: start every episode of an environment in the state that its first one started in. All
+        environments of a batch step together, so one that may end at any step computes a reset at every
+        step; where that is dear (physics), this saves it. It costs memory, one more state an environment,
+        and variety: there are as many starts as environments.
 
     Returns:
       A frozen value, equal to another where the two singles are equal. Its `reset` and `step` raise
@@ -328,7 +350,7 @@ def vectorize(single: Any) -> Vectorized:
     >>> step.terminated.tolist(), step.episode_return.tolist(), step.episode_length.tolist()
     ([True, True], [1.0, 1.0], [2, 2])
     """
-    return Vectorized(single)
+    return Vectorized(single, repeat_start)
 
 
 def num_agents(env: Any) -> int | None:

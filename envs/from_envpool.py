@@ -11,10 +11,12 @@ What stays EnvPool's own: an episode that ends exactly at its time limit is trun
 state; `reward_clip` and the like change the episode's return too.
 """
 
+import contextlib
 import dataclasses
 import functools
 import importlib.util
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -76,17 +78,17 @@ class EnvPoolSource:
     @property
     def observation_space(self) -> Box:
         """See `gymnasium_spaces`."""
-        return gymnasium_spaces.observation_box(self.name, _facts(self)[0])
+        return _facts(self).observation_space
 
     @property
     def action_space(self) -> Space:
         """See `gymnasium_spaces`."""
-        return gymnasium_spaces.action_space(self.name, _facts(self)[1])
+        return _facts(self).action_space
 
     @property
     def max_episode_steps(self) -> int | None:
         """EnvPool's time limit."""
-        return _facts(self)[2]
+        return _facts(self).max_episode_steps
 
     def start(self, size: int) -> "EnvPoolPool":
         """A pool for so many instances."""
@@ -98,7 +100,7 @@ class EnvPoolPool:
 
     def __init__(self, source: EnvPoolSource, size: int):
         self._source, self._size = source, size
-        self._observed, self._acting, _ = _facts(source)
+        self._observed, self._acting, *_ = _facts(source)
         self._env: Any = None
         self._thread = Deadline()
 
@@ -108,8 +110,9 @@ class EnvPoolPool:
 
         def begin() -> tuple[Any, np.ndarray]:
             options = dict(self._source.options)
-            env = _make(self._source.name, num_envs=self._size, seed=seeds.tolist(), **options)
-            return env, gymnasium_spaces.encode(self._observed, env.reset()[0])
+            with _quiet():
+                env = _make(self._source.name, num_envs=self._size, seed=seeds.tolist(), **options)
+                return env, gymnasium_spaces.encode(self._observed, env.reset()[0])
 
         try:
             self._env, observation = self._thread.call(begin, timeout)
@@ -129,7 +132,7 @@ class EnvPoolPool:
             reason = f"a step was not done in {timeout:g} s"
         except Exception as error:
             reason = f"a step raised {one_line(error)}"
-        return Transition.lost(self._size, self._source.observation_space, reason)
+        return Transition.lost(self._size, _facts(self._source).observation_space, reason)
 
     def close(self) -> None:
         """Lets go of the threads; one that hangs stays as it is until the process ends."""
@@ -159,14 +162,20 @@ class EnvPoolPool:
 
 
 @functools.cache
-def _facts(source: EnvPoolSource) -> tuple[Any, Any, int | None]:
-    """Gymnasium's spaces of observations and actions, and the time limit."""
+def _facts(source: EnvPoolSource) -> gymnasium_spaces.Facts:
     spec = _spec(source.name, **dict(source.options))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # bounds that lose digits as float32
+    with _quiet():
         observed, acting = spec.gymnasium_observation_space, spec.gymnasium_action_space
     limit = getattr(spec.config, "max_episode_steps", 0)
-    return observed, acting, limit if 0 < limit < _NO_LIMIT else None
+    return gymnasium_spaces.facts(source.name, observed, acting, limit if 0 < limit < _NO_LIMIT else None)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without Gymnasium's warnings of bounds that lose digits when EnvPool makes its spaces."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*precision lowered by casting", UserWarning)
+        yield
 
 
 def _spec(name: str, **options: Any) -> Any:

@@ -17,6 +17,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -49,7 +50,7 @@ def make(name: str, **overrides: Any) -> HostEnvironment:
     if workers is not None and (not isinstance(workers, int) or workers < 1):
         raise FdgError(f"environment '{PREFIX}{name}': workers={workers!r} must be an integer of at least 1")
     env = make_from(lambda options: GymnasiumSource(PREFIX + name, options, workers), overrides)
-    _facts(env.name, env.source.options)
+    _facts(env.name, env.source.options)  # is there such a thing?
     return env
 
 
@@ -64,22 +65,22 @@ class GymnasiumSource:
     @property
     def observation_space(self) -> Box:
         """See `gymnasium_spaces`."""
-        return gymnasium_spaces.observation_box(self.name, self.library_spaces[0])
+        return self.facts.observation_space
 
     @property
     def action_space(self) -> Space:
         """See `gymnasium_spaces`."""
-        return gymnasium_spaces.action_space(self.name, self.library_spaces[1])
-
-    @property
-    def library_spaces(self) -> tuple[Any, Any]:
-        """Gymnasium's own: of observations, of actions."""
-        return _facts(self.name, self.options)[:2]
+        return self.facts.action_space
 
     @property
     def max_episode_steps(self) -> int | None:
         """Gymnasium's time limit."""
-        return _facts(self.name, self.options)[2]
+        return self.facts.max_episode_steps
+
+    @property
+    def facts(self) -> gymnasium_spaces.Facts:
+        """What one instance in this process says."""
+        return _facts(self.name, self.options)
 
     def start(self, size: int) -> "WorkerPool":
         """A pool for so many instances."""
@@ -91,7 +92,7 @@ class WorkerPool:
 
     def __init__(self, source: GymnasiumSource, size: int):
         self._source, self._size = source, size
-        self._observed, self._acting = source.library_spaces
+        self._observed, self._acting, *_ = source.facts
         count = min(size, source.workers or os.cpu_count() or 1)
         self._shares = np.array_split(np.arange(size), count)
         self._workers: list[_Worker | None] = [None] * count
@@ -174,38 +175,47 @@ class WorkerPool:
 
 
 class _Worker:
-    """A process that runs `gymnasium_worker`."""
+    """A process that runs `gymnasium_worker`.
+
+    What it writes to standard error, once for each of many instances, stays with it until it dies.
+    """
 
     def __init__(self) -> None:
         self.connection, other = multiprocessing.Pipe()
+        self._last_words = tempfile.TemporaryFile()  # noqa: SIM115 it lives as long as the process
         path = os.pathsep.join(path or os.getcwd() for path in sys.path)
         self.process = subprocess.Popen(
             # -P: the folder of the script is no place to import from.
             [sys.executable, "-P", str(_WORKER), str(other.fileno())],
             pass_fds=[other.fileno()],
             stdin=subprocess.DEVNULL,
+            stderr=self._last_words,
             env={**os.environ, "PYTHONPATH": path},
         )
         other.close()
 
     def epitaph(self) -> str:
-        """How the process ended."""
+        """How the process ended, and the last that it said."""
         try:
             code = self.process.wait(5)
         except subprocess.TimeoutExpired:
             return "closed its connection"
-        return f"was killed by signal {-code}" if code < 0 else f"ended with exit status {code}"
+        self._last_words.seek(0)
+        lines = self._last_words.read().decode(errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit status {code}"
+        return f"{how}, saying: {last}" if last else how
 
     def kill(self) -> None:
         """Ends the process, whatever it is doing."""
         self.process.kill()
         self.process.wait()
         self.connection.close()
+        self._last_words.close()
 
 
 @functools.cache
-def _facts(name: str, options: tuple[tuple[str, Any], ...]) -> tuple[Any, Any, int | None]:
-    """Spaces and time limit, asked of one instance in this process."""
+def _facts(name: str, options: tuple[tuple[str, Any], ...]) -> gymnasium_spaces.Facts:
     if importlib.util.find_spec("gymnasium") is None:
         raise FdgError(f"'{PREFIX}...' needs Gymnasium, which is not installed: pip install 'fdg[gymnasium]'")
     import gymnasium
@@ -216,6 +226,7 @@ def _facts(name: str, options: tuple[tuple[str, Any], ...]) -> tuple[Any, Any, i
         given = f" with {', '.join(f'{k}={v!r}' for k, v in options)}" if options else ""
         raise FdgError(f"environment '{name}'{given} cannot be made: {one_line(error)}") from error
     try:
-        return env.observation_space, env.action_space, getattr(env.spec, "max_episode_steps", None)
+        limit = getattr(env.spec, "max_episode_steps", None)
+        return gymnasium_spaces.facts(name, env.observation_space, env.action_space, limit)
     finally:
         env.close()

@@ -4,8 +4,8 @@ What is made uniform:
 
 - JaxMARL's mappings from agent to array become arrays with an axis of agents, in the order of its `agents`.
 - Agents see observations of one length: shorter ones are padded with zeros at their end. Where agents are
-  not alike, each one's number follows one-hot, as JaxMARL's own wrapper for shared parameters
-  (`CTRolloutManager`) has it; `agent_identity` says otherwise.
+  not alike, by size or by JaxMARL's classes of agents, each one's number follows one-hot, as JaxMARL's own
+  wrapper for shared parameters (`CTRolloutManager`) has it; `agent_identity` says otherwise.
 - Agents choose among equally many actions: those that an agent does not have are never allowed by its mask.
   Continuous actions are padded, and what an agent does not have is ignored.
 - An episode ends by its time limit only: a truncation, where JaxMARL says no more than `done`. It reads the
@@ -125,7 +125,8 @@ class ParticleEnvironment:
     def _identities(self) -> int:
         """How many numbers name the agent: `A` or none."""
         facts = self._facts
-        alike = len(set(facts.observation_sizes)) == len(set(facts.action_sizes)) == 1
+        kinds = len(facts.env.classes), len(set(facts.observation_sizes)), len(set(facts.action_sizes))
+        alike = kinds == (1, 1, 1)
         wanted = not alike if self.agent_identity is None else self.agent_identity
         return self.num_agents if wanted else 0
 
@@ -191,10 +192,15 @@ def _constructor(name: str) -> Callable[..., Any]:
 @functools.cache
 def _mpe() -> Any:
     """JaxMARL's module; imports it, possibly while a program is being traced."""
-    with jax.ensure_compile_time_eval(), quietly():
-        from jaxmarl.environments import mpe
-        from jaxmarl.environments.mpe import simple_crypto
-
+    try:
+        with jax.ensure_compile_time_eval(), quietly():
+            from jaxmarl.environments import mpe
+            from jaxmarl.environments.mpe import simple_crypto
+    except ModuleNotFoundError as error:
+        raise FdgError(
+            f"environments 'MPE_...' need JaxMARL, and {error.name} is not installed:"
+            " pip install 'fdg[jaxmarl]'"
+        ) from error
     simple_crypto.OBS_COLOUR = _on_host(simple_crypto.OBS_COLOUR)
     return mpe
 

@@ -9,12 +9,33 @@ A batch of elements is an array `[B, ...]`, or a dictionary or tuple of such for
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from envs.spaces import Box, Discrete, MultiDiscrete, Space, bound
 from fdg.errors import FdgError
+
+
+class Facts(NamedTuple):
+    """What is known of a library's environment before it runs."""
+
+    library_observation_space: Any
+    library_action_space: Any
+    observation_space: Box
+    action_space: Space
+    max_episode_steps: int | None
+
+
+def facts(name: str, observed: Any, acting: Any, max_episode_steps: int | None) -> Facts:
+    """Facts about environment `name`, given Gymnasium's spaces of observations and of actions.
+
+    Raises:
+      FdgError: as `observation_box` and `action_space`.
+    """
+    return Facts(
+        observed, acting, observation_box(name, observed), action_space(name, acting), max_episode_steps
+    )
 
 
 def observation_box(name: str, space: Any) -> Box:
@@ -27,7 +48,7 @@ def observation_box(name: str, space: Any) -> Box:
         low, high = (_channels_last(np.asarray(b), 0) for b in (space.low, space.high))
         return Box(bound(low), bound(high), low.shape, "uint8")
     if _kind(space) == "Box":
-        return Box(bound(space.low), bound(space.high), tuple(space.shape))
+        return Box(bound(_low(space)), bound(space.high), tuple(space.shape))
     bounds = [_bounds(name, part) for part, _ in _parts(space, None)]
     low, high = (np.concatenate(side) for side in zip(*bounds, strict=True))
     return Box(bound(low), bound(high), low.shape)
@@ -98,11 +119,18 @@ def _parts(space: Any, batch: Any) -> Iterator[tuple[Any, Any]]:
         yield from _parts(part, None if batch is None else batch[key])
 
 
+def _low(space: Any) -> np.ndarray:
+    """Lower bounds. The smallest positive number (C++'s `numeric_limits::min`) is EnvPool's for no bound."""
+    if not np.issubdtype(space.dtype, np.floating):
+        return space.low
+    return np.where(space.low == np.finfo(space.dtype).tiny, -np.inf, space.low)
+
+
 def _bounds(name: str, space: Any) -> tuple[np.ndarray, np.ndarray]:
     """Lowest and highest components of the vector of a part."""
     match _kind(space):
         case "Box":
-            return space.low.reshape(-1), space.high.reshape(-1)
+            return _low(space).reshape(-1), space.high.reshape(-1)
         case "Discrete" | "MultiDiscrete" | "MultiBinary":
             size = _vectors(space, np.zeros((1, *space.shape), np.int64)).shape[1]
             return np.zeros(size), np.ones(size)

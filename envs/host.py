@@ -169,7 +169,9 @@ class HostEnvironment:
         check_keys(self.name, keys)
         (size,) = keys.shape
         pool, observation = io_callback(
-            _HostCall(self, "reset"), (_int32(size), self._observations(size)), _seeds(keys)
+            _HostCall(self, "reset"),
+            (jax.ShapeDtypeStruct((size,), jnp.int32), self._observations(size)),
+            _seeds(keys),
         )
         state = Ticket(pool, jnp.zeros(size, jnp.int32), observation)
         return EpisodeState(state, jnp.zeros(size), jnp.zeros(size, jnp.int32)), observation
@@ -183,25 +185,18 @@ class HostEnvironment:
                 f"environment '{self.name}': action has shape {jnp.shape(action)}, expected {expected}"
             )
         (size,) = keys.shape
-        flags = jax.ShapeDtypeStruct((size,), jnp.bool_)
+        number, flag = (jax.ShapeDtypeStruct((size,), dtype) for dtype in (jnp.int32, jnp.bool_))
+        reward = jax.ShapeDtypeStruct((size,), jnp.float32)
+        observation = self._observations(size)
         pool, steps, transition, lost = io_callback(
             _HostCall(self, "step"),
-            (
-                _int32(size),
-                _int32(size),
-                (
-                    self._observations(size),
-                    jax.ShapeDtypeStruct((size,), jnp.float32),
-                    flags,
-                    flags,
-                    self._observations(size),
-                ),
-                flags,
+            (number, number, (observation, reward, flag, flag, observation), flag),
+            _packed(
+                state.inner.pool,
+                state.inner.steps,
+                _seeds(keys),
+                jnp.asarray(action, self.action_space.dtype),
             ),
-            state.inner.pool,
-            state.inner.steps,
-            _seeds(keys),
-            jnp.asarray(action, self.action_space.dtype),
         )
         observation, reward, terminated, truncated, final_observation = transition
         rows = lost.reshape(size, *[1] * (final_observation.ndim - 1))
@@ -258,8 +253,14 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message'}"
 
 
-def _int32(size: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((size,), jnp.int32)
+def _packed(*columns: jax.Array) -> jax.Array:
+    """Arrays `[B, ...]` of four-byte numbers side by side, `[B, sum of sizes] int32`.
+
+    JAX hands each operand of a callback over by itself, which takes longer than most steps of one instance.
+    """
+    size = columns[0].shape[0]
+    bits = [x if x.dtype == jnp.int32 else jax.lax.bitcast_convert_type(x, jnp.int32) for x in columns]
+    return jnp.concatenate([x.reshape(size, -1) for x in bits], axis=1)
 
 
 def _seeds(keys: jax.Array) -> jax.Array:
@@ -279,10 +280,9 @@ class _HostCall:
     def __name__(self) -> str:
         return f"environment '{self.environment.name}'"
 
-    def __call__(self, *operands: Any) -> Any:
-        arrays = [np.asarray(x) for x in operands]
+    def __call__(self, operand: Any) -> Any:
         try:
-            return getattr(_pools, self.method)(self.environment, *arrays)
+            return getattr(_pools, self.method)(self.environment, np.asarray(operand))
         except HostError:
             raise
         except Exception as error:  # JAX hands on no more than its text
@@ -344,14 +344,12 @@ class _Pools:
         return np.full(len(seeds), number, np.int32), running.first_observation
 
     def step(
-        self,
-        environment: HostEnvironment,
-        pool: np.ndarray,
-        steps: np.ndarray,
-        seeds: np.ndarray,
-        action: np.ndarray,
+        self, environment: HostEnvironment, packed: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, tuple, np.ndarray]:
-        """Steps the pool of a ticket; what `HostEnvironment.step` asks for."""
+        """Steps the pool of a ticket; `packed` holds pool, steps, seed and action."""
+        pool, steps, seeds = packed[:, :3].T
+        space = environment.action_space
+        action = packed[:, 3:].copy().view(space.dtype).reshape(-1, *space.shape)
         number, size = int(pool[0]), len(seeds)
         running = self._find(number)
         if running is not None:

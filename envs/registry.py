@@ -5,14 +5,15 @@ one import and one entry of `_SOURCES`. The file loads the source's package at f
 imported, so that a missing or slow package costs only those who use it.
 """
 
+import ast
 from collections.abc import Callable
 from typing import Any
 
-from envs import from_envpool, from_gymnasium, from_gymnax, from_jaxmarl, probe
+from envs import from_brax, from_envpool, from_gymnasium, from_gymnax, from_jaxmarl, probe
 from envs.environment import Environment
 from fdg.errors import FdgError, unknown_name
 
-_SOURCES = (from_gymnax, from_jaxmarl, probe)
+_SOURCES = (from_gymnax, from_brax, from_jaxmarl, probe)
 
 # Optional packages with more names than can be told without them: `make(prefix + their name)`.
 _PREFIXES: dict[str, Callable[..., Environment]] = {
@@ -55,6 +56,30 @@ def make(name: str, **overrides: Any) -> Environment:
     if factory is None:
         raise unknown_name("environment", name, names())
     return factory(**overrides)
+
+
+def parse(text: str) -> tuple[str, dict[str, Any]]:
+    """A name with overrides, as one writes them on a command line: `NAME?PARAMETER=VALUE&PARAMETER=VALUE`.
+
+    Values are Python's numbers, tuples, `True`, `False` and `None`; anything else is a string.
+
+    Raises:
+      FdgError: what follows the question mark is no such list.
+
+    >>> parse("gymnasium:Hopper-v5?restarts=2&frame_skip=8")
+    ('gymnasium:Hopper-v5', {'restarts': 2, 'frame_skip': 8})
+    """
+    name, mark, options = text.partition("?")
+    overrides = {}
+    for option in options.split("&") if mark else ():
+        parameter, equals, value = option.partition("=")
+        if not (parameter.isidentifier() and equals):
+            raise FdgError(f"environment '{text}': '{option}' is not PARAMETER=VALUE: write {name}?steps=200")
+        try:
+            overrides[parameter] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            overrides[parameter] = value
+    return name, overrides
 
 
 def names() -> tuple[str, ...]:

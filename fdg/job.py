@@ -61,7 +61,9 @@ class Job:
 
 _NAMES = (
     Flag("algo", str, "ppo", "an algorithm, or path.to.module:Class for one of your own"),
-    Flag("env", str, "CartPole-v1", "an environment"),
+    Flag(
+        "env", str, "CartPole-v1", "an environment, with parameters as in CartPole-v1?gravity=9.0"
+    ),
     Flag("policy", str, "gpu_only", "a distribution policy: which devices each fragment runs on"),
 )
 _STALENESS = Flag("staleness", int, 0, "iterations by which the actors' parameters lag; 0: synchronous")
@@ -141,8 +143,9 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     has_env = any(field.name == "env" for field in dataclass_fields(algorithm_class))
     if "env" in early and not has_env:
         raise FdgError(f"--env {env_name}: {algo} has its own environment (no field 'env')")
-    env = {"env": envs.make(env_name)} if has_env else {}
-    preset = algorithm_class.preset(env_name) if has_env and hasattr(algorithm_class, "preset") else {}
+    registered_name, overrides = envs.parse(env_name)
+    env = {"env": envs.make(registered_name, **overrides)} if has_env else {}
+    preset = algorithm_class.preset(registered_name) if has_env and hasattr(algorithm_class, "preset") else {}
 
     fields = fields_of(algorithm_class)
     run_flags = _RUN if any(flag.name == "total_steps" for flag in fields) else (_TOTAL_STEPS, *_RUN)

@@ -57,6 +57,8 @@ ERRORS = {
     "--clip-value 3": "--clip-value: '3' is not true or false",
     "--activation tan": "'tan' is not one of tanh, relu, silu, gelu, elu (did you mean 'tanh'?)",
     "--hidden 64 wide": "--hidden: 'wide' is not an integer or none",
+    "--env CartPole-v1?200": "'200' is not PARAMETER=VALUE: write CartPole-v1?steps=200",
+    "--env CartPole-v1?stepz=200": "environment 'CartPole-v1': unknown parameter 'stepz'",
     # sizes
     "--num-envs 0": "num_envs=0: it must be above zero",
     "--num_envs=-4": "num_envs=-4: it must be above zero",
@@ -198,6 +200,14 @@ def test_without_flags_it_trains_ppo_on_cartpole():
     job = parse("")
     assert (job.config["algo"], job.config["env"], job.config["policy"]) == ("ppo", "CartPole-v1", "gpu_only")
     assert job.algorithm.total_steps == 500_000 and job.algorithm.env.name == "CartPole-v1"
+
+
+def test_parameters_of_an_environment():
+    import envs
+
+    job = parse("--env CartPole-v1?max_steps_in_episode=200&gravity=9.0")
+    assert job.algorithm.env == envs.make("CartPole-v1", max_steps_in_episode=200, gravity=9.0)
+    assert job.config["env"] == "CartPole-v1?max_steps_in_episode=200&gravity=9.0"
 
 
 def test_presets_yield_to_flags():

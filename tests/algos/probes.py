@@ -20,6 +20,7 @@ POLICIES = {
     "probe:policy": {},
     "probe:policy_of_observation": {},
     "probe:multi_discrete": {},
+    "probe:masked": {},
     "probe:continuous": {"entropy_coefficient": 0.0, "initial_log_std": -1.0},
 }
 NAMES = [*VALUES, *POLICIES]

@@ -7,8 +7,7 @@ import pytest
 
 import algos
 import envs
-import fdg
-import policies
+from algos.rollout import Recollection
 
 QUICK = {
     "num_envs": 16, "num_steps": 16, "num_epochs": 4, "num_minibatches": 4, "learning_rate": 3e-3,
@@ -16,13 +15,18 @@ QUICK = {
 }  # fmt: skip
 
 
-def run(algorithm, iterations, devices):
-    engine = fdg.compile(algorithm, policies.GPUOnly(), devices[:1])
-    return engine.run(engine.init(0), iterations)
+def run(algorithm, iterations):
+    """State and metrics after so many iterations, in one program."""
+
+    @jax.jit
+    def program(key):
+        return jax.lax.scan(lambda s, _: algorithm.iterate(s), algorithm.init(key), length=iterations)
+
+    return program(jax.random.key(0))
 
 
 @pytest.mark.parametrize(("algorithm_class", "error"), [(algos.MAPPO, 0.0), (algos.IPPO, 0.5)])
-def test_only_a_central_value_function_knows_the_others(algorithm_class, error, devices):
+def test_only_a_central_value_function_knows_the_others(algorithm_class, error):
     """`probe:team`: an agent is paid the -1 or 1 that another one sees.
 
     Half the squared error of the best value: 0 for one that sees all, 1/2 for one that sees but its own.
@@ -30,28 +34,35 @@ def test_only_a_central_value_function_knows_the_others(algorithm_class, error, 
     algorithm = algorithm_class(
         env=envs.make("probe:team", num_agents=3), recurrent=False, hidden=(16,), **QUICK
     )
-    _, metrics = run(algorithm, 60, devices)
+    _, metrics = run(algorithm, 60)
     assert np.mean(metrics["value_loss"][-5:]) == pytest.approx(error, abs=0.1)
 
 
-def test_agents_remember_each_its_own_cue(devices):
+def test_agents_remember_each_its_own_cue():
     algorithm = algos.MAPPO(env=envs.make("probe:agents", delay=2), memory_size=16, **QUICK)
     assert algorithm.recurrent
-    state, _ = run(algorithm, 60, devices)
-    assert float(algorithm.evaluate(state, jax.random.key(1), 64)["return"]) > 0.95
+    state, _ = run(algorithm, 60)
+    evaluate = jax.jit(algorithm.evaluate, static_argnums=2)
+    assert float(evaluate(state, jax.random.key(1), 64)["return"]) > 0.95
 
 
-def test_what_an_agent_may_not_do_it_does_not(devices):
+def test_what_an_agent_may_not_do_it_does_not():
     """MPE's speaker may say 3 things, its listener move in 5 ways: masks of one environment."""
     env = envs.make("MPE_simple_speaker_listener_v4")
     algorithm = algos.MAPPO(env=env, num_envs=4, num_steps=8, memory_size=4)
-    _, observation = env.reset(jax.random.split(jax.random.key(0), 4))
-    parameters = algorithm._network.init(jax.random.key(0), observation.observation[None])
-    recollection = algos.rollout.Recollection(algorithm._network.memory(4), jnp.ones(4, bool))
-    policy, value, _ = algorithm._one_step(parameters, observation, recollection)
+
+    @jax.jit
+    def act(key):
+        _, observation = env.reset(jax.random.split(key, 4))
+        parameters = algorithm._network.init(key, observation.observation[None])
+        recollection = Recollection(algorithm._network.memory(4), jnp.ones(4, bool))
+        policy, value, _ = algorithm._one_step(parameters, observation, recollection)
+        return observation, policy, value, policy.entropy()
+
+    observation, policy, value, entropy = act(jax.random.key(0))
     allowed = np.asarray(observation.action_mask)
     assert (np.isneginf(policy.logits) == ~allowed).all() and not allowed.all()
-    assert value.shape == (4, 2) and np.isfinite(policy.entropy()).all()
+    assert value.shape == (4, 2) and np.isfinite(entropy).all()
 
 
 def test_presets():

@@ -8,11 +8,13 @@ import pytest
 
 from algos import distributions
 from algos.networks import (
+    Convolution,
     Network,
     action_values,
     actor_critic,
     gaussian_actor,
     of_action,
+    policy_and_value,
     q_network,
     twin_critics,
 )
@@ -202,9 +204,8 @@ def test_the_forward_pass_is_the_one_written_by_hand():
 
 
 def test_pixels_are_divided_by_255_and_booleans_are_not():
-    sizes = ((4, jnp.uint8, 255.0), (36, jnp.uint8, 255.0), (4, jnp.bool_, 1.0))
-    for size, dtype, factor in sizes:
-        space = box(size, size, 2, dtype=dtype)
+    for dtype, factor in ((jnp.uint8, 255.0), (jnp.bool_, 1.0)):
+        space = box(4, 4, 2, dtype=dtype)
         network = actor_critic(space, ACTIONS["discrete"], hidden=(8,))
         observation = observe(space)
         parameters = network.init(jax.random.key(0), observation)
@@ -225,7 +226,20 @@ def test_images_of_atari_give_the_features_of_dqn():
 def test_an_image_below_the_limit_keeps_the_small_convolution():
     network = actor_critic(box(35, 84, 4, dtype="uint8"), ACTIONS["discrete"])
     shapes = jax.eval_shape(network.init, jax.random.key(0), jnp.zeros((1, 35, 84, 4), jnp.uint8))
-    assert shapes["actor"]["Conv_0"]["kernel"].shape == (3, 3, 4, 16) and "Conv_1" not in shapes["actor"]
+    assert shapes["actor"]["Convolution_0"]["kernel"].shape == (3, 3, 4, 16)
+    assert "Convolution_1" not in shapes["actor"]
+
+
+@pytest.mark.parametrize("height, width, size, stride", [(10, 7, 3, 1), (23, 20, 8, 4), (9, 12, 4, 2)])
+def test_a_convolution_is_that_of_flax(height, width, size, stride):
+    images = jax.random.normal(jax.random.key(1), (2, height, width, 3))
+    ours = Convolution(5, size, stride)
+    theirs = nn.Conv(5, (size, size), (stride, stride), padding="VALID")
+    kernel = jax.random.normal(jax.random.key(0), (size, size, 3, 5))
+    parameters = {"params": {"kernel": kernel, "bias": jnp.arange(5.0)}}
+    expected = theirs.apply(parameters, images)
+    assert expected.shape[1:3] == ((height - size) // stride + 1, (width - size) // stride + 1)
+    np.testing.assert_allclose(jax.jit(ours.apply)(parameters, images), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("observation", ["vector", "MinAtar", "discrete"])
@@ -398,3 +412,33 @@ def test_actions_that_are_not_allowed_have_no_value_and_no_gradient():
 def test_values_of_continuous_actions_are_refused():
     with pytest.raises(FdgError, match=r"a value for each action of Discrete\(n\), not of Box"):
         q_network(OBSERVATIONS["vector"], ACTIONS["box"])
+
+
+def test_a_policy_takes_no_action_that_its_observation_forbids():
+    """Logits 0, 0, 0: half for each of the two that are allowed. The network sees the features alone."""
+    network = Network(
+        init=lambda key, observation: {}, apply=lambda _, features: (jnp.zeros((2, 3)), features[:, 0])
+    )
+    mask = jnp.array([[True, False, True], [True, True, True]])
+    observation = MaskedObservation(jnp.array([[5.0], [7.0]]), mask)
+    policy, value = policy_and_value(network, {}, observation, Discrete(3))
+    np.testing.assert_allclose(policy.log_prob(jnp.array([0, 0])), np.log([1 / 2, 1 / 3]), rtol=1e-6)
+    assert policy.log_prob(jnp.array([1, 1]))[0] == -jnp.inf
+    assert value.tolist() == [5.0, 7.0]
+
+
+def test_images_can_be_flattened_instead():
+    """`convolve=False` is the network of the flattened image, parameter for parameter."""
+    image, flat = box(5, 5, 2), box(50)
+    observation = observe(image)
+    flattened = actor_critic(image, ACTIONS["discrete"], convolve=False)
+    plain = actor_critic(flat, ACTIONS["discrete"])
+    parameters = flattened.init(jax.random.key(0), observation)
+    same = plain.init(jax.random.key(0), observation.reshape(BATCH, 50))
+    assert jax.tree.map(jnp.shape, parameters) == jax.tree.map(jnp.shape, same)
+    for ours, theirs in zip(
+        flattened.apply(parameters, observation),
+        plain.apply(parameters, observation.reshape(BATCH, 50)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)

@@ -205,7 +205,7 @@ def test_ppo_against_plain_python(devices):
 def test_impala_against_plain_python(devices):
     """Actors that are late note the probabilities of their own, late policy: V-trace has work to do."""
     algorithm = algos.IMPALA(
-        env=envs.make("CartPole-v1"), num_envs=8, num_steps=4, hidden=(8,), learning_rate=0.05
+        env=envs.make("CartPole-v1"), num_envs=8, num_steps=4, hidden=(8,), learning_rate=0.1
     )
     compiled = fdg.compile(algorithm, Coarse(actors=2, staleness=1), devices[:3])
 
@@ -228,8 +228,8 @@ def test_impala_against_plain_python(devices):
     ours, measured = compiled.run(compiled.plan.delayed.start(jax.tree.map(jnp.copy, first)), 5)
     assert_same(state, compiled.algorithm_state(ours))
     assert_same(jax.tree.map(lambda *m: jnp.stack(m), *metrics), measured)
-    assert abs(float(measured["approx_kl"][0])) < 1e-5  # no parameters are older than the first
-    assert np.all(np.asarray(measured["approx_kl"][1:]) > 1e-3)
+    assert abs(float(measured["approx_kl"][0])) < 1e-6  # no parameters are older than the first
+    assert np.all(np.asarray(measured["approx_kl"][1:]) > 1e-5)
 
 
 def test_actor_and_learner_that_take_turns_cannot_be_delayed(devices):

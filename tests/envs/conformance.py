@@ -3,6 +3,7 @@
 `test_environment.py` shows that it fails broken environments.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -75,6 +76,22 @@ def random_rollouts(env: Any, beside: Any = None) -> tuple[Rollout, Rollout]:
     backward = program(reset_keys[::-1], step_keys[:, ::-1], action_keys[:, ::-1])
     assert types["reset"] == types["step"], "step changes a shape, dtype or weak type of the state"
     return Rollout(*jax.tree.map(np.asarray, forward)), Rollout(*jax.tree.map(np.asarray, backward))
+
+
+def assert_tracing_allocates_nothing(make: Callable[[], Any]) -> None:
+    """Assert that neither making an environment nor tracing its steps leaves an array behind."""
+
+    def first_step(key):
+        env = make()
+        keys = jax.random.split(key, NUM_ENVS)
+        state, observation = env.reset(keys)
+        return env.step(keys, state, random_actions(env, keys, observation))
+
+    before = {id(array) for array in jax.live_arrays()}
+    jax.eval_shape(first_step, jax.eval_shape(lambda: jax.random.key(0)))
+    # JAX keeps a few scalars of its own; every array of an environment has an axis.
+    left = [array for array in jax.live_arrays() if array.ndim and id(array) not in before]
+    assert not left, left
 
 
 def assert_conforms(env: Any, beside: Any = None) -> Rollout:

@@ -81,6 +81,34 @@ def test_vectorized_is_a_value():
     assert envs.vectorize(Counting()) != envs.vectorize(Counting(start=3))
 
 
+class Scattered(Counting):
+    """Counting from somewhere else in every episode."""
+
+    def reset(self, key):
+        start = jax.random.randint(key, (), 0, 1000)
+        return {"count": start, "key": key}, start[None]
+
+
+@pytest.mark.parametrize("repeat_start", [False, True])
+def test_episodes_start_anew_or_where_the_first_one_did(repeat_start):
+    env = envs.vectorize(Scattered(max_episode_steps=2), repeat_start)
+    state, first = env.reset(keys())
+    starts = [first]
+    for t in range(6):
+        state, step = env.step(keys(t), state, jnp.zeros(2, jnp.int32))
+        if t % 2:
+            assert step.truncated.all() and (step.episode_return == 2 * starts[-1][:, 0] + 3).all()
+            starts.append(step.observation)
+    same = np.asarray([start == first for start in starts[1:]])
+    assert same.all() if repeat_start else not same.any()
+    assert first[0] != first[1]
+
+
+def test_an_environment_that_repeats_its_start_conforms():
+    assert_conforms(envs.vectorize(Masking(), repeat_start=True))
+    assert envs.vectorize(Masking(), repeat_start=True) != envs.vectorize(Masking())
+
+
 class Masking(Counting):
     """Counting where STOP is allowed at even counts only."""
 
@@ -177,6 +205,12 @@ class MaskOfNumbers(Masking):
     action_space = Box(0.0, 1.0, (2,))
 
 
+class ObservationInParts(Counting):
+    def reset(self, key):
+        state, observation = super().reset(key)
+        return state, {"count": observation}
+
+
 class RewardWithAnAxis(Counting):
     def step(self, key, state, action):
         state, observation, reward, terminated, truncated = super().step(key, state, action)
@@ -207,6 +241,7 @@ class StateThatGrows(Counting):
             r"reset gives an action_mask of shape \(3,\), but for Discrete\(n=2\) it is \(2,\)",
         ),
         (MaskOfNumbers(), r"action_mask.* only actions that can be counted can be masked"),
+        (ObservationInParts(), r"reset gives a dict as observation, expected one array"),
         (RewardWithAnAxis(), r"reward of shape \(1,\), expected a scalar"),
         (StateThatChangesDtype(), r"state\['count'\] as int32\[\], but step as float32\[\]"),
         (StateThatGrows(), r"two structures; only in one: \[\"\['more'\]\"\]"),

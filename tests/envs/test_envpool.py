@@ -26,6 +26,7 @@ def test_it_conforms(name, limit):
     assert rollout.step.truncated.any() and rollout.step.terminated.any() == (name != "CheetahRun-v1")
 
 
+@pytest.mark.filterwarnings("ignore:.*precision lowered by casting:UserWarning")  # by EnvPool's spaces
 @pytest.mark.parametrize(("name", "ends"), [("CartPole-v1", {True, False}), ("HalfCheetah-v4", {False})])
 def test_a_rollout_has_the_numbers_of_stepping_by_hand(name, ends):
     """By hand, EnvPool resets at a step of its own after the last, for those instances alone."""

@@ -1,5 +1,7 @@
 """The multi-particle environments of JaxMARL: the contract, and JaxMARL's own numbers."""
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ import envs
 from envs import from_jaxmarl
 from envs.quiet import quietly
 from fdg.errors import FdgError
-from tests.envs.conformance import assert_conforms
+from tests.envs.conformance import assert_conforms, assert_tracing_allocates_nothing
 
 with quietly():
     import jaxmarl
@@ -104,11 +106,17 @@ def test_agents_are_told_apart_as_by_jaxmarls_own_wrapper():
     np.testing.assert_array_equal(ours.action_mask[0], jnp.stack(masks))
 
 
+def test_tracing_allocates_nothing():
+    # With overrides of its own, so that no other test has made it already.
+    assert_tracing_allocates_nothing(lambda: envs.make("MPE_simple_push_v3", max_steps=9))
+
+
 def test_the_sizes_of_all():
     for name in from_jaxmarl.NAMES:
         assert envs.make(name).max_episode_steps == 26
-    sizes = [(envs.make(name).num_agents, envs.make(name).observation_space.shape) for name in OF_OTHER_SIZES]
-    assert sizes == [(4, (16,)), (8, (28,)), (12, (40,))]  # JaxMARL declares 16 for all three
+    others = [envs.make(name) for name in OF_OTHER_SIZES]
+    sizes = [(env.num_agents, env.observation_space.shape) for env in others]
+    assert sizes == [(4, (16 + 4,)), (8, (28 + 8,)), (12, (40 + 12,))]  # JaxMARL declares 16 for all three
     assert envs.make("MPE_simple_spread_v3").observation_space.shape == (18,)
     assert envs.make("MPE_simple_spread_v3", agent_identity=True).observation_space.shape == (21,)
     assert envs.make("MPE_simple_tag_v3").observation_space.shape == (20,)
@@ -137,6 +145,12 @@ def test_the_sizes_of_all():
 def test_an_override_that_does_not_fit(name, overrides, message):
     with pytest.raises(FdgError, match=f"environment '{name}': .*{message}"):
         envs.make(name, **overrides).observation_space.shape  # noqa: B018 what JaxMARL refuses is seen here
+
+
+def test_without_jaxmarl_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jaxmarl.environments", None)
+    with pytest.raises(FdgError, match=r"need JaxMARL, .* is not installed: pip install 'fdg\[jaxmarl\]'"):
+        from_jaxmarl._mpe.__wrapped__()
 
 
 def test_the_nearest_name_is_suggested():

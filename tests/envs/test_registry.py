@@ -5,7 +5,7 @@ import jax
 import pytest
 
 import envs
-from envs import from_gymnax, from_jaxmarl, probe, registry
+from envs import from_brax, from_gymnax, from_jaxmarl, probe, registry
 from fdg.errors import FdgError, UnknownNameError
 
 
@@ -22,7 +22,8 @@ def test_making_is_naming_a_value(name):
 
 
 def test_names_are_those_of_all_sources():
-    assert set(envs.names()) == {*from_gymnax.NAMES, *from_jaxmarl.NAMES, *probe.factories()}
+    sources = (from_gymnax, from_brax, from_jaxmarl, probe)
+    assert set(envs.names()) == {name for source in sources for name in source.factories()}
     assert len(from_gymnax.NAMES) == 26
 
 
@@ -88,7 +89,7 @@ import gc, jax, sys
 from jax._src import xla_bridge
 import envs
 all_envs = [envs.make(name) for name in envs.names()]
-assert not {"gymnax", "jaxmarl"} & sys.modules.keys() and not xla_bridge.backends_are_initialized()
+assert not {"gymnax", "brax", "jaxmarl"} & sys.modules.keys() and not xla_bridge.backends_are_initialized()
 for env in all_envs:
     if env.name not in ("CartPole-v1", "Acrobot-v1", "Pong-misc", "FourRooms-misc", "FrozenLake-misc"):
         continue

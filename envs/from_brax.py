@@ -1,0 +1,244 @@
+"""Every environment of brax 0.14 (github.com/google/brax), on every physics it has, behind our interface.
+
+`brax:ant` has brax's default physics, `generalized`; `brax:ant:spring` another, which is also what
+`make("brax:ant", backend="spring")` gives. What is made uniform:
+
+- brax's `done` is a termination: the only one that its environments have is a state that must not be reached.
+  The time limit, `episode_length`, is a truncation, and `vectorize` keeps it, as it does the batch, the reset
+  and the statistics: none of brax's wrappers is used.
+- Every episode of an environment starts where its first one did, as with brax's `AutoResetWrapper`
+  (`repeat_start`; see `envs.vectorize`): a reset at every step would take as long as the step, or longer.
+- Observations have no bounds; actions are within -1 and 1, and brax scales them to each actuator.
+- Nothing is allocated when an environment is made: brax is imported at first use, and the model's arrays are
+  held as NumPy arrays that enter a program as literals.
+
+What stays brax's own: `brax:fast`, a toy of its unit tests, moves without physics; `brax:swimmer` has only
+one.
+"""
+
+import contextlib
+import copy
+import dataclasses
+import functools
+import inspect
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs.environment import Vectorized, vectorize
+from envs.quiet import quietly
+from envs.spaces import Box, Space
+from fdg.errors import FdgError
+
+# Written out, and compared with brax's registry in a test, because importing brax takes seconds.
+ENVIRONMENTS = (
+    "ant",
+    "fast",
+    "halfcheetah",
+    "hopper",
+    "humanoid",
+    "humanoidstandup",
+    "inverted_pendulum",
+    "inverted_double_pendulum",
+    "pusher",
+    "reacher",
+    "swimmer",
+    "walker2d",
+)
+DEFAULT_BACKEND = "generalized"
+BACKENDS = (DEFAULT_BACKEND, "positional", "spring", "mjx")
+_ONE_BACKEND = ("fast", "swimmer")  # the one has no physics, the other refuses all but the default
+
+Scalar: TypeAlias = "bool | int | float | str | tuple[Any, ...]"
+
+
+@dataclasses.dataclass(frozen=True)
+class BraxEnvironment:
+    """A `SingleEnvironment` of brax: its registered name, its physics, and what differs from its defaults."""
+
+    environment: str
+    backend: str = DEFAULT_BACKEND
+    episode_length: int = 1000
+    overrides: tuple[tuple[str, Scalar], ...] = ()  # of the constructor's arguments
+
+    @property
+    def name(self) -> str:
+        """`brax:ENVIRONMENT`, and the physics where it is not the default."""
+        return _name(self.environment, self.backend)
+
+    @property
+    def observation_space(self) -> Space:
+        """Unbounded vectors."""
+        return Box(float("-inf"), float("inf"), _facts(self).observation_shape)
+
+    @property
+    def action_space(self) -> Space:
+        """From -1 to 1, one component an actuator."""
+        return Box(-1.0, 1.0, (_facts(self).action_size,))
+
+    @property
+    def max_episode_steps(self) -> int:
+        """`episode_length`."""
+        return self.episode_length
+
+    def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
+        """Start an episode."""
+        with _tolerance():
+            state = _instantiate(self).reset(key)
+        return state, state.obs
+
+    def step(
+        self, key: jax.Array, state: Any, action: jax.Array
+    ) -> tuple[Any, jax.Array, jax.Array, jax.Array, jax.Array]:
+        """Take one step, without reset."""
+        with _tolerance():
+            state = _instantiate(self).step(state, action)
+        return state, state.obs, state.reward, state.done, jnp.bool_(False)
+
+
+def factories() -> dict[str, Callable[..., Vectorized]]:
+    """Factory of every environment by name, with and without its physics, for the registry."""
+    return {
+        _name(environment, backend): functools.partial(_make, environment, backend)
+        for environment in ENVIRONMENTS
+        for backend in _backends(environment)
+    }
+
+
+def _name(environment: str, backend: str) -> str:
+    return f"brax:{environment}" if backend == DEFAULT_BACKEND else f"brax:{environment}:{backend}"
+
+
+def _backends(environment: str) -> tuple[str, ...]:
+    return (DEFAULT_BACKEND,) if environment in _ONE_BACKEND else BACKENDS
+
+
+def _make(
+    environment: str,
+    named_backend: str,
+    *,
+    backend: str | None = None,
+    episode_length: int = 1000,
+    repeat_start: bool = True,
+    **overrides: Any,
+) -> Vectorized:
+    backend = backend or named_backend
+    where = f"environment '{_name(environment, named_backend)}'"
+    if backend not in _backends(environment) or named_backend not in (DEFAULT_BACKEND, backend):
+        known = _backends(environment) if named_backend == DEFAULT_BACKEND else (named_backend,)
+        raise FdgError(f"{where}: backend={backend!r} must be one of {', '.join(known)}")
+    if not isinstance(episode_length, int) or episode_length < 1:
+        raise FdgError(f"{where}: episode_length={episode_length!r} must be an integer of at least 1")
+    # Without overrides nothing is asked of brax, and so it is not imported yet.
+    checked = {name: _checked(where, environment, name, value) for name, value in overrides.items()}
+    single = BraxEnvironment(environment, backend, episode_length, tuple(sorted(checked.items())))
+    return vectorize(single, repeat_start)
+
+
+def _checked(where: str, environment: str, argument: str, value: Any) -> Scalar:
+    """The value of an override, hashable; raises where brax's environment does not take it."""
+    known = _arguments(environment)
+    if argument not in known:
+        takes = ", ".join(sorted((*known, "backend", "episode_length", "repeat_start")))
+        raise FdgError(f"{where}: unknown parameter '{argument}': takes {takes}")
+    if isinstance(value, list):
+        value = tuple(value)
+    if not isinstance(value, bool | int | float | str | tuple):
+        raise FdgError(
+            f"{where}: {argument}={value!r} must be a Python number, string or tuple, so that the environment"
+            " hashes"
+        )
+    return value
+
+
+@functools.cache
+def _arguments(environment: str) -> tuple[str, ...]:
+    """What a user may override: arguments whose defaults are Python values, and physics steps in a step."""
+    parameters = inspect.signature(_registry()[environment]).parameters.values()
+    kinds = (bool, int, float, str, tuple)
+    own = tuple(p.name for p in parameters if isinstance(p.default, kinds) and p.name != "backend")
+    return own if environment == "fast" else (*own, "n_frames")
+
+
+@contextlib.contextmanager
+def _tolerance() -> Iterator[None]:
+    """For brax's own code: ranks may be promoted, and what MuJoCo deprecates goes unsaid."""
+    with jax.numpy_rank_promotion("allow"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
+
+
+@contextlib.contextmanager
+def _mujoco_quietly() -> Iterator[None]:
+    """Without MuJoCo's own warnings, which it would print, and write to a file in the working directory."""
+    import mujoco
+
+    before = mujoco.get_mju_user_warning()
+    mujoco.set_mju_user_warning(lambda message: None)
+    try:
+        yield
+    finally:
+        mujoco.set_mju_user_warning(before)
+
+
+@functools.cache
+def _registry() -> dict[str, Callable[..., Any]]:
+    """brax's constructors by name; imports brax, possibly while a program is being traced."""
+    with jax.ensure_compile_time_eval(), quietly():
+        from brax import envs, fluid
+    # The forces of a fluid (swimmer) call `clip` with an argument that JAX no longer knows by this name.
+    fluid.jp = types.SimpleNamespace(**{**vars(jnp), "clip": lambda x, a_min: jnp.maximum(x, a_min)})
+    return dict(envs._envs)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Facts:
+    """What is known about an environment before it runs."""
+
+    observation_shape: tuple[int, ...]
+    action_size: int
+
+
+@functools.cache
+def _facts(single: BraxEnvironment) -> _Facts:
+    with _tolerance():
+        state = jax.eval_shape(lambda: _instantiate(single).reset(jax.random.key(0)))
+    return _Facts(tuple(state.obs.shape), int(_template(single).action_size))
+
+
+def _instantiate(single: BraxEnvironment) -> Any:
+    """brax's environment, its model with arrays of the trace that is going on."""
+    env = copy.copy(_template(single))
+    for attribute, value in vars(env).items():
+        setattr(env, attribute, _arrays(value, np.ndarray, jnp.asarray))
+    return env
+
+
+@functools.cache
+def _template(single: BraxEnvironment) -> Any:
+    """brax's environment, its arrays moved to the host; `_instantiate` copies it for each use."""
+    arguments = dict(single.overrides)
+    if single.environment != "fast":
+        arguments["backend"] = single.backend
+    # Each model that is loaded warns that brax is no longer developed, and some of what MuJoCo deprecates.
+    with jax.ensure_compile_time_eval(), quietly(), _mujoco_quietly():
+        try:
+            env = _registry()[single.environment](**arguments)
+        except (AssertionError, TypeError, ValueError) as error:
+            given = ", ".join(f"{argument}={value!r}" for argument, value in arguments.items())
+            raise FdgError(f"environment '{single.name}': brax does not accept {given}: {error}") from error
+        for attribute, value in list(vars(env).items()):
+            setattr(
+                env, attribute, _arrays(value, jax.Array, np.array)
+            )  # a copy: a view keeps the array alive
+    return env
+
+
+def _arrays(value: Any, kind: type, convert: Callable[[Any], Any]) -> Any:
+    """`value` with its arrays of one kind converted, where it is a pytree that has any."""
+    return jax.tree.map(lambda x: convert(x) if isinstance(x, kind) else x, value)

@@ -1,0 +1,250 @@
+"""SAC: its three losses by hand, random actions at first, probe environments, and what it refuses."""
+
+import dataclasses
+import math
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import algos
+import envs
+import fdg
+import policies
+from algos.replay import Transition
+from algos.sac import Learned, Parameters
+from envs.probe import ContinuousTarget
+
+# --- the losses, with networks of one number each ---
+
+
+class OneNumber(algos.SAC):
+    """The actor's mean is its parameter, with almost no deviation; critic i has the value `c_i * action`."""
+
+    _actor = algos.Network(
+        init=lambda key, observation: jnp.float32(0.0),
+        apply=lambda mean, observation: jnp.stack(
+            [jnp.full(len(observation), mean), jnp.full(len(observation), -99.0)], axis=-1
+        ),
+    )
+    _critics = algos.Network(
+        init=lambda key, observation, action: jnp.zeros(2),
+        apply=lambda c, observation, action: (c[0] * action[:, 0], c[1] * action[:, 0]),
+    )
+
+
+def one_number(**fields):
+    return OneNumber(env=envs.make("probe:continuous"), **fields)
+
+
+def transitions(action, reward, discount):
+    zeros = jnp.zeros((len(action), 1))
+    return Transition(zeros, jnp.array(action)[:, None], jnp.array(reward), jnp.array(discount), zeros)
+
+
+def keys(count):
+    return jax.random.split(jax.random.key(0), (2, count))
+
+
+def test_targets_by_hand():
+    """Discount 1/2. The first episode goes on, the second terminated, the third was cut off by its limit."""
+    algorithm = one_number(discount=0.5)
+    transition = transitions(action=[0.0] * 3, reward=[1.0, 1.0, 1.0], discount=[0.5, 0.0, 0.5])
+    target = algorithm._target(
+        target_critics=jnp.array([8.0, 20.0]),
+        temperature=0.5,
+        transition=transition,
+        next_action=jnp.array([[0.5], [0.5], [-0.5]]),
+        next_log_prob=jnp.array([-2.0, -2.0, 4.0]),
+    )
+    # Lower values 4, 4 and -10 (of the second critic); with the entropy 4 + 1, 4 + 1 and -10 - 2.
+    assert target.tolist() == [1.0 + 0.5 * 5.0, 1.0, 1.0 + 0.5 * -12.0]
+
+
+def test_gradients_by_hand():
+    """Without entropy (temperature 0) each loss moves its own parameters, and no others."""
+    algorithm = one_number()
+    mean, c = math.atanh(0.5), jnp.array([3.0, 2.0])
+    parameters = Parameters(jnp.float32(mean), c, jnp.float32(-jnp.inf))
+    transition = transitions(action=[1.0, -0.5], reward=[1.0, 2.0], discount=[0.5, 0.0])
+    gradient, losses = algorithm.gradient(parameters, jnp.array([4.0, 6.0]), transition, keys(2))
+    # The next action is 1/2: targets 1 + 1/2 * min(4, 6) * 1/2 = 2, and 2.
+    # Critic 1: values 3 and -1.5, errors 1 and -3.5, gradient (1 * 1 + -3.5 * -0.5) / 2 = 1.375.
+    # Critic 2: values 2 and -1, errors 0 and -3, gradient (0 + -3 * -0.5) / 2 = 0.75.
+    np.testing.assert_allclose(gradient.critics, [1.375, 0.75], rtol=1e-5)
+    assert float(losses["critic_loss"]) == pytest.approx(0.25 * (1.0 + 3.5**2 + 0.0 + 3.0**2), rel=1e-5)
+    # Actor: -min(3, 2) * tanh(mean), whose slope is -2 * (1 - 1/4).
+    assert float(gradient.actor) == pytest.approx(-1.5, rel=1e-5)
+    assert float(losses["actor_loss"]) == pytest.approx(-1.0, rel=1e-5)
+
+
+@pytest.mark.parametrize("target", [-100.0, 0.0])
+def test_the_temperature_rises_where_entropy_is_below_its_target_and_falls_above(target):
+    """A deviation of exp(-20) has an entropy of about -19 nats."""
+    algorithm = one_number(target_entropy=target)
+    parameters = Parameters(jnp.float32(0.0), jnp.zeros(2), jnp.log(jnp.float32(0.25)))
+    transition = transitions(action=[0.0] * 512, reward=[0.0] * 512, discount=[0.0] * 512)
+    gradient, losses = algorithm.gradient(parameters, jnp.zeros(2), transition, keys(512))
+    # Of a normal: log std + (1 + log 2 pi) / 2; the tanh changes nothing at 0.
+    entropy = -20.0 + 0.5 * (1.0 + math.log(2.0 * math.pi))
+    assert float(losses["entropy"]) == pytest.approx(entropy, abs=0.1)
+    # Equation 18 by log alpha: alpha * (entropy - target). Descent raises alpha where this is below zero.
+    assert float(gradient.log_temperature) == pytest.approx(0.25 * (entropy - target), abs=0.05)
+    assert (gradient.log_temperature < 0) == (entropy < target)
+
+
+def test_the_actor_weighs_entropy_by_the_temperature():
+    """Far from its bounds the entropy pulls the mean back: d log_prob / d mean = 2 tanh(mean)."""
+    parameters = Parameters(jnp.float32(math.atanh(0.5)), jnp.zeros(2), jnp.log(jnp.float32(0.25)))
+    transition = transitions(action=[0.0], reward=[0.0], discount=[0.0])
+    gradient, _ = one_number().gradient(parameters, jnp.zeros(2), transition, keys(1))
+    assert float(gradient.actor) == pytest.approx(0.25 * 2.0 * 0.5, rel=1e-5)
+
+
+def test_an_update_by_hand():
+    """Adam's first step is the learning rate, against the gradient's sign; the targets go 1/4 of the way."""
+    algorithm = one_number(learning_rate=0.5, target_rate=0.25)
+    parameters = Parameters(jnp.float32(0.0), jnp.zeros(2), jnp.float32(0.0))
+    learned = Learned(parameters, jnp.array([4.0, 8.0]), algorithm._optimizer.init(parameters))
+    gradient = Parameters(jnp.float32(-2.0), jnp.array([3.0, 0.0]), jnp.float32(1.0))
+    after = algorithm.update(gradient, learned)
+    np.testing.assert_allclose(after.parameters.actor, 0.5, rtol=1e-5)
+    np.testing.assert_allclose(after.parameters.critics, [-0.5, 0.0], rtol=1e-5)
+    np.testing.assert_allclose(after.parameters.log_temperature, -0.5, rtol=1e-5)
+    np.testing.assert_allclose(after.target_critics, [4.0 + 0.25 * (-0.5 - 4.0), 6.0], rtol=1e-5)
+
+
+def test_every_minibatch_has_samples_of_every_environment():
+    algorithm = one_number(num_envs=3, updates_per_step=2 / 3, batch_size=6)
+    samples = 100 * jnp.repeat(jnp.arange(3), 4) + jnp.tile(jnp.arange(4), 3)  # environment-major: 100 b + i
+    assert algorithm._cut(samples).tolist() == [[0, 1, 100, 101, 200, 201], [2, 3, 102, 103, 202, 203]]
+
+
+def test_the_entropy_aimed_at_is_minus_one_for_each_component():
+    assert algos.SAC(env=envs.make("probe:continuous", size=3))._target_entropy == -3.0
+    assert one_number(target_entropy=0.0)._target_entropy == 0.0
+
+
+# --- before learning begins ---
+
+
+def test_at_first_actions_are_random_and_nothing_is_learned():
+    algorithm = one_number(num_envs=4, learning_starts=8, batch_size=4)
+    iterate, state = jax.jit(algorithm.iterate), jax.jit(algorithm.init)(jax.random.key(0))
+    first = state.learned
+    for iteration in range(3):
+        state, metrics = iterate(state)
+        changed = not optax.tree_utils.tree_allclose(
+            first.parameters.critics, state.learned.parameters.critics
+        )
+        assert changed == (iteration == 2) == np.isfinite(metrics["critic_loss"])
+    actions = np.asarray(state.replay.rings.experience.action)[:, 0, :3, 0]
+    assert np.std(actions[:, :2]) > 0.3  # uniform in [-1, 1] has 0.58
+    np.testing.assert_allclose(actions[:, 2], 0.0, atol=1e-6)  # then the actor's mean
+
+
+def test_random_actions_fill_their_range():
+    algorithm = one_number()
+    many = jax.random.split(jax.random.key(0), 4096)
+    uniform = algorithm.act(jnp.float32(5.0), jnp.bool_(False), jnp.zeros((4096, 1)), many)
+    assert uniform.shape == (4096, 1)
+    share, _ = np.histogram(uniform, bins=4, range=(-1.0, 1.0))
+    np.testing.assert_allclose(share / 4096, 0.25, atol=0.03)
+    chosen = algorithm.act(jnp.float32(5.0), jnp.bool_(True), jnp.zeros((4096, 1)), many)
+    np.testing.assert_allclose(chosen, np.tanh(5.0), rtol=1e-4)
+
+
+# --- probe environments ---
+
+
+class Stretched(ContinuousTarget):
+    """`probe:continuous` in other units: actions from 10 to 14."""
+
+    name: ClassVar[str] = "stretched"
+    action_space: ClassVar[envs.Space] = envs.Box(10.0, 14.0, (1,))  # type: ignore[assignment]
+
+    def step(self, key, state, action):
+        return super().step(key, state, (action - 12.0) / 2.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Lasting:
+    """Reward 1 for ever, cut off every four steps, whatever the action."""
+
+    name: ClassVar[str] = "lasting"
+    observation_space: ClassVar[envs.Space] = envs.Box(1.0, 1.0, (1,))
+    action_space: ClassVar[envs.Space] = envs.Box(-1.0, 1.0, (1,))
+    max_episode_steps: ClassVar[int | None] = 4
+
+    def reset(self, key):
+        return (), jnp.ones(1)
+
+    def step(self, key, state, action):
+        return (), jnp.ones(1), jnp.float32(1), jnp.bool_(False), jnp.bool_(False)
+
+
+def trained(single, iterations, devices, **fields):
+    quick = {
+        "num_envs": 16, "updates_per_step": 0.25, "batch_size": 64, "buffer_size": 4096,
+        "learning_starts": 64, "learning_rate": 3e-3, "hidden": (32,),
+    }  # fmt: skip
+    algorithm = algos.SAC(env=envs.vectorize(single), **{**quick, **fields})
+    engine = fdg.compile(algorithm, policies.GPUOnly(), devices[:1])
+    state, metrics = engine.run(engine.init(0), iterations)
+    return algorithm, state, metrics
+
+
+def test_actions_reach_their_target_in_the_units_of_the_environment(devices):
+    algorithm, state, metrics = trained(Stretched(), 300, devices)
+    assert float(algorithm.evaluate(state, jax.random.key(1), 64)["return"]) > -0.03
+    assert metrics["temperature"][-1] < 0.5  # it began at 1, and far above its target entropy
+
+
+def test_truncation_is_not_termination(devices):
+    """V = 1 / (1 - discount) = 5, as if the episode were never cut; taken for a termination, 2.95 at most."""
+    algorithm, state, _ = trained(
+        Lasting(), 300, devices, discount=0.8, target_rate=0.05, initial_temperature=1e-3
+    )
+    first, second = algorithm._critics.apply(
+        state.learned.parameters.critics, jnp.ones((3, 1)), jnp.array([[-0.5], [0.0], [0.5]])
+    )
+    np.testing.assert_allclose(first, 5.0, atol=0.5)
+    np.testing.assert_allclose(second, 5.0, atol=0.5)
+
+
+# --- sizes and values ---
+
+
+@dataclasses.dataclass(frozen=True)
+class Unbounded(Lasting):
+    action_space: ClassVar[envs.Space] = envs.Box(-math.inf, 1.0, (1,))
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"env": envs.make("CartPole-v1")}, "cannot act in the action space Discrete(n=2)"),
+        ({"env": envs.vectorize(Unbounded())}, "shape=(1,), dtype='float32'): give it finite bounds"),
+        ({"updates_per_step": 0.3}, "updates_per_step=0.3 times num_envs * num_steps=4 makes 1.2 updates"),
+        ({"updates_per_step": 0.0}, "updates_per_step=0.0: it must be above zero"),
+        ({"target_rate": 1.5}, "target_rate=1.5: it must be from 0 to 1"),
+        ({"initial_temperature": 0.0}, "initial_temperature=0.0: it must be above zero"),
+        ({"batch_size": 250}, "num_envs=4 does not divide batch_size=250"),
+        ({"batch_size": 0}, "batch_size=0: it must be above zero"),
+        ({"buffer_size": 2}, "buffer_size=2"),
+    ],
+)
+def test_values_out_of_range_are_refused(fields, words):
+    with pytest.raises(fdg.FdgError) as error:
+        algos.SAC(**{"env": envs.make("probe:continuous"), **fields})
+    assert words in str(error.value)
+
+
+def test_it_is_a_value():
+    def make():
+        return algos.make("sac", envs.make("Pendulum-v1"))
+
+    assert make() == make() and hash(make()) == hash(make())

@@ -1,0 +1,112 @@
+"""brax: the contract, brax's own numbers, and what names stand for.
+
+Two quick environments only, because brax compiles for long.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import envs
+from envs import from_brax
+from envs.quiet import quietly
+from fdg.errors import FdgError
+from tests.envs.conformance import assert_conforms, assert_tracing_allocates_nothing
+
+with quietly():
+    import brax.envs
+
+LIMIT = 7  # steps of an episode: it is cut off three times within a rollout
+
+
+def test_the_names_are_those_that_brax_registers():
+    assert list(from_brax.ENVIRONMENTS) == list(brax.envs._envs)
+
+
+class BraxStep:
+    """brax's own wrappers: batch, time limit, and reset to where the first episode began."""
+
+    def __init__(self, name, **arguments):
+        with quietly():
+            single = brax.envs.get_environment(name, **arguments)
+        self.env = brax.envs.training.wrap(single, episode_length=LIMIT)
+
+    def reset(self, keys):
+        with from_brax._tolerance():
+            # Its wrappers take the batch from the shape of raw keys.
+            state = jax.tree.map(strong, self.env.reset(jax.random.key_data(keys)))
+        return state, state.obs
+
+    def step(self, keys, state, action):
+        with from_brax._tolerance():
+            state = jax.tree.map(strong, self.env.step(state, action))
+        return state, (state.obs, state.reward, state.done, state.info["truncation"])
+
+
+def strong(x):
+    x = jnp.asarray(x)
+    return jax.lax.convert_element_type(x, x.dtype)
+
+
+# Steps of a tenth of a second: long enough for some pendulums to fall within the time limit.
+PENDULUM = {"backend": "spring", "n_frames": 20}
+
+
+@pytest.mark.parametrize(("name", "arguments"), [("fast", {}), ("inverted_pendulum", PENDULUM)])
+def test_an_environment_conforms_and_gives_the_numbers_of_brax(name, arguments):
+    env = envs.make(f"brax:{name}", episode_length=LIMIT, **arguments)
+    rollout = assert_conforms(env, beside=BraxStep(name, **arguments))
+    step = rollout.step
+    observation, reward, done, truncated = rollout.beside
+    assert step.truncated.any() and step.terminated.any() == (name != "fast")
+    np.testing.assert_array_equal(step.truncated | step.terminated, done)
+    np.testing.assert_array_equal(step.truncated, truncated)
+    np.testing.assert_allclose(step.reward, reward, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(step.observation, observation, rtol=1e-4, atol=1e-5)
+
+
+def test_a_name_says_the_physics():
+    assert envs.make("brax:ant", backend="spring") == envs.make("brax:ant:spring")
+    assert envs.make("brax:ant:spring").name == "brax:ant:spring"
+    assert envs.make("brax:ant", backend="generalized") == envs.make("brax:ant")
+    assert envs.make("brax:ant:spring") != envs.make("brax:ant")
+    assert envs.make("brax:ant").max_episode_steps == 1000
+    assert envs.make("brax:ant").repeat_start and not envs.make("brax:ant", repeat_start=False).repeat_start
+
+
+def test_overrides_reach_brax_and_tracing_allocates_nothing():
+    env = envs.make("brax:reacher", backend="spring", n_frames=1)
+    assert_tracing_allocates_nothing(lambda: env)
+    assert from_brax._template(env.single)._n_frames == 1
+    assert env.observation_space.shape == (11,) and env.action_space == envs.Box(-1.0, 1.0, (2,))
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "message"),
+    [
+        (
+            "brax:ant",
+            {"backend": "sprin"},
+            "backend='sprin' must be one of generalized, positional, spring, mjx",
+        ),
+        ("brax:ant:mjx", {"backend": "spring"}, "backend='spring' must be one of mjx"),
+        ("brax:swimmer", {"backend": "spring"}, "backend='spring' must be one of generalized"),
+        ("brax:ant", {"episode_length": 0}, "episode_length=0 must be an integer of at least 1"),
+        (
+            "brax:ant",
+            {"legs": 6},
+            "unknown parameter 'legs': takes backend, contact_cost_weight, .*n_frames, rep",
+        ),
+        ("brax:ant", {"n_frames": jnp.float32}, "must be a Python number, string or tuple"),
+        ("brax:fast", {"asymmetric_obs": True}, "brax does not accept asymmetric_obs=True: .* dictionary"),
+    ],
+)
+def test_an_override_that_does_not_fit(name, overrides, message):
+    with pytest.raises(FdgError, match=f"environment '{name}': .*{message}"):
+        envs.make(name, **overrides).observation_space.shape  # noqa: B018 what brax refuses is seen here
+
+
+def test_the_nearest_name_is_suggested():
+    with pytest.raises(FdgError, match="did you mean 'brax:halfcheetah'"):
+        envs.make("brax:half_cheetah")
