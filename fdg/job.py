@@ -61,9 +61,7 @@ class Job:
 
 _NAMES = (
     Flag("algo", str, "ppo", "an algorithm, or path.to.module:Class for one of your own"),
-    Flag(
-        "env", str, "CartPole-v1", "an environment, with parameters as in CartPole-v1?gravity=9.0"
-    ),
+    Flag("env", str, "CartPole-v1", "an environment, with parameters as in CartPole-v1?gravity=9.0"),
     Flag("policy", str, "gpu_only", "a distribution policy: which devices each fragment runs on"),
 )
 _STALENESS = Flag("staleness", int, 0, "iterations by which the actors' parameters lag; 0: synchronous")

@@ -51,6 +51,7 @@ def test_the_plans_and_pictures_of_the_policies(capsys):
 @pytest.mark.slow
 def test_the_notebook_runs(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.delenv("MPLBACKEND", raising=False)  # which other tests' imports set, and Jupyter would obey
     notebook = nbformat.read(ROOT / "notebooks" / "quickstart.ipynb", as_version=4)
     client = NotebookClient(
         notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(ROOT)}}

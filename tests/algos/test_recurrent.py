@@ -136,8 +136,8 @@ def test_images_are_convolved_and_seen_side_by_side():
     )
     observation = jnp.zeros((2, 3, 2, 5, 4, 2))
     parameters = jax.eval_shape(network.init, jax.random.key(0), observation)
-    assert parameters["actor"]["Conv_0"]["kernel"].shape == (3, 3, 2, 16)
-    assert parameters["critic"]["Conv_0"]["kernel"].shape == (3, 3, 4, 16)
+    assert parameters["actor"]["Convolution_0"]["kernel"].shape == (3, 3, 2, 16)
+    assert parameters["critic"]["Convolution_0"]["kernel"].shape == (3, 3, 4, 16)
     output = jax.eval_shape(
         network.unroll, parameters, network.memory(3), observation, jnp.zeros((2, 3), bool)
     )
