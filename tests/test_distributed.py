@@ -66,7 +66,7 @@ def assert_close(one, two):
     """Floats to 1e-5, all else exactly."""
     assert one.keys() == two.keys()
     for name in one:
-        if isinstance(one[name], float) or getattr(one[name], "dtype", np.dtype(int)).kind == "f":
+        if np.asarray(one[name]).dtype.kind == "f":
             np.testing.assert_allclose(two[name], one[name], rtol=1e-5, atol=1e-6, err_msg=name)
         else:
             np.testing.assert_array_equal(two[name], one[name], err_msg=name)

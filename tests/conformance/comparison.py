@@ -25,7 +25,6 @@ ALGORITHMS = {
     "discrete": lambda: ppo("CartPole-v1"),
     "discrete, time shuffle": lambda: ppo("CartPole-v1", shuffle="time"),
     "continuous": lambda: ppo("Pendulum-v1", normalize_observation=True, normalize_reward=True),
-    "multi-discrete": lambda: ppo("probe:multi_discrete"),
 }
 
 

@@ -62,7 +62,6 @@ CASES += [  # further shapes of PPO; `test_algorithms.py` has it under every pol
     ("discrete", "central 3+2"),
     ("continuous", "coarse 4+2"),
     ("discrete, time shuffle", "multi_learner 5"),
-    ("multi-discrete", "gpu_only 3"),
 ]
 
 
