@@ -74,7 +74,7 @@ EXPERIMENTS = (
     Experiment("ippo", "MPE_simple_spread_v3", 10_000_000, -20.0),
     Experiment("mappo", "MPE_simple_spread_v3", 600_000, -17.3),
     Experiment("ppo", "brax:inverted_pendulum", 2_000_000, 950),
-    Experiment("ppo", "envpool:HalfCheetah-v4", 1_000_000, 1_440, together=False),
+    Experiment("ppo", "envpool:HalfCheetah-v4", 1_000_000, 1_440, num_seeds=5, together=False),
 )
 
 
