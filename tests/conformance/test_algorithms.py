@@ -12,6 +12,7 @@ import algos
 import envs
 import fdg
 import policies
+from tests.compilations import compilations
 from tests.conformance.comparison import ITERATIONS, assert_same, copied, plain
 
 # Small enough to compile in seconds; 8 environments, which the groups below divide.
@@ -114,3 +115,6 @@ def test_a_policy_never_changes_the_numbers(name, setup, devices):
     actual = engine.run(copied(state), ITERATIONS)
     assert_same(expected, actual)
     assert not engine.unexplained()
+    with compilations() as heard:
+        jax.block_until_ready(engine.run(actual[0], ITERATIONS))
+    assert heard == []
