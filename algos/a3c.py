@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 
 import fdg
-from algos import distributions
 from algos.a2c import A2C
 from algos.actor_critic import Trajectory
 from algos.hyperparameters import hyperparameter, require, require_positive
@@ -66,6 +65,11 @@ class A3C(A2C):
     def envs_per_worker(self) -> int:
         """`E`."""
         return self.num_envs // self.num_workers
+
+    @property
+    def updates_per_iteration(self) -> int:
+        """One with the gradient of each worker."""
+        return self.num_workers
 
     def init(self, key: jax.Array) -> State:
         """The state before the first iteration: all workers have the same parameters."""
@@ -130,9 +134,7 @@ class A3C(A2C):
         keys, env_state, action = jax.tree.map(
             lambda x: x.reshape(-1, *x.shape[2:]), (keys, env_state, action)
         )
-        return self._by_worker(
-            self.env.step(keys, env_state, distributions.bounded(action, self.env.action_space))
-        )
+        return self._by_worker(self.env.step(keys, env_state, self._for_environment(action)))
 
     @fdg.fragment("learner", in_axes=(None, 0, 1), out_axes=((None, None, 0), None))
     def learn(self, learned, worker_parameters, trajectory):
@@ -164,7 +166,3 @@ class A3C(A2C):
     def _by_worker(self, tree):
         """Leading axis `B` to leading axes `W, E`."""
         return jax.tree.map(lambda x: x.reshape(-1, self.envs_per_worker, *x.shape[1:]), tree)
-
-    @property
-    def _updates_per_iteration(self) -> int:
-        return self.num_workers

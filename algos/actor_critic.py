@@ -50,7 +50,6 @@ class ActorCritic(Agent):
 
     action_spaces: ClassVar[tuple[type, ...]] = (Discrete, MultiDiscrete, Box)
 
-    anneal_learning_rate: bool  # let it fall linearly to zero
     max_grad_norm: float  # global norm that gradients are clipped to
     activation: str  # of the layers
     initial_log_std: float  # of continuous actions
@@ -79,12 +78,12 @@ class ActorCritic(Agent):
 
         return evaluate(self.env, act, key, episodes)
 
-    # --- fragments ---
+    @property
+    def updates_per_iteration(self) -> int:
+        """Gradient steps in one iteration."""
+        return 1
 
-    @fdg.fragment("environment")
-    def step(self, keys, env_state, action):
-        """`keys [B]`, `action [B, *action]` -> the environments' next state and a `TimeStep [B]`."""
-        return self.env.step(keys, env_state, distributions.bounded(action, self.env.action_space))
+    # --- fragments; `step` and `update` are those of every agent ---
 
     @fdg.fragment("learner", in_axes=(None, 1), out_axes=None)
     def learn(self, learned, trajectory):
@@ -99,20 +98,11 @@ class ActorCritic(Agent):
         """Gradient of the loss over a rollout `[T, B]`, and what the loss is made of."""
         return jax.grad(self._loss, has_aux=True)(parameters, trajectory)
 
-    @fdg.fragment("update", in_axes=None, out_axes=None)
-    def update(self, gradient, optimizer_state, parameters):
-        """One step of RMSProp on a gradient whose global norm is clipped."""
-        return self._one_update(gradient, optimizer_state, parameters)
-
     # --- parts ---
 
     def _loss(self, parameters: Any, trajectory: Trajectory) -> tuple[jax.Array, dict[str, jax.Array]]:
         """The loss over a rollout, and what it is made of: scalars."""
         raise NotImplementedError
-
-    def _one_update(self, gradient: Any, optimizer_state: Any, parameters: Any) -> tuple[Any, Any]:
-        updates, optimizer_state = self._optimizer.update(gradient, optimizer_state, parameters)
-        return optax.apply_updates(parameters, updates), optimizer_state
 
     def _policy(self, parameters: Any, observation: Observation) -> tuple[Distribution, jax.Array]:
         """Distribution over actions and value `[N]`, for observations `[N, *obs]`."""
@@ -144,13 +134,4 @@ class ActorCritic(Agent):
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:
-        step_size: Any = self.learning_rate
-        if self.anneal_learning_rate:
-            step_size = optimizers.annealed(
-                self.learning_rate, self.num_iterations, self._updates_per_iteration
-            )
-        return optimizers.clipped_rmsprop(step_size, self.max_grad_norm)
-
-    @property
-    def _updates_per_iteration(self) -> int:
-        return 1
+        return optimizers.clipped_rmsprop(self._step_size, self.max_grad_norm)

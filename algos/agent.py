@@ -1,8 +1,11 @@
-"""What every algorithm here answers to the command line: presets, the length of a run, and common checks."""
+"""What every algorithm here has: presets, the length of a run, stepping environments, updating parameters."""
 
 from typing import Any, ClassVar
 
-from algos import presets
+import optax
+
+import fdg
+from algos import distributions, optimizers, presets
 from algos.hyperparameters import require, require_positive, require_within
 from envs import Environment, num_agents
 
@@ -10,8 +13,8 @@ from envs import Environment, num_agents
 class Agent:
     """Base of the algorithms of this package; a user's own needs none.
 
-    A subclass is a frozen dataclass with at least the fields annotated here, and calls `_check_common` when
-    constructed.
+    A subclass is a frozen dataclass with at least the fields annotated here; it calls `_check_common` when
+    constructed, and says what its `updates_per_iteration` and its `_optimizer` are.
 
     Attributes:
       action_spaces: the kinds of action space that it can act in.
@@ -26,6 +29,7 @@ class Agent:
     num_steps: int  # of each environment in one iteration
     total_steps: int  # of all environments in the whole run
     learning_rate: float
+    anneal_learning_rate: bool  # let it fall linearly to zero
     discount: float
     hidden: tuple[int, ...] | None  # widths of the layers
 
@@ -43,6 +47,44 @@ class Agent:
     def num_iterations(self) -> int:
         """Iterations of the whole run: all that fit in `total_steps`, and at least one."""
         return max(1, self.total_steps // self.steps_per_iteration)
+
+    @property
+    def updates_per_iteration(self) -> int:
+        """Gradient steps in one iteration."""
+        raise NotImplementedError
+
+    # --- fragments ---
+
+    @fdg.fragment("environment")
+    def step(self, keys, env_state, action):
+        """`keys [B]`, `action [B, *action]` -> the environments' next state and a `TimeStep [B]`."""
+        return self.env.step(keys, env_state, self._for_environment(action))
+
+    @fdg.fragment("update", in_axes=None, out_axes=None)
+    def update(self, gradient, optimizer_state, parameters):
+        """One step of the optimiser: the parameters after it, and its state."""
+        return self._one_update(gradient, optimizer_state, parameters)
+
+    # --- parts ---
+
+    def _for_environment(self, action):
+        """Actions as the environment takes them."""
+        return distributions.bounded(action, self.env.action_space)
+
+    def _one_update(self, gradient: Any, optimizer_state: Any, parameters: Any) -> tuple[Any, Any]:
+        updates, optimizer_state = self._optimizer.update(gradient, optimizer_state, parameters)
+        return optax.apply_updates(parameters, updates), optimizer_state
+
+    @property
+    def _optimizer(self) -> optax.GradientTransformation:
+        raise NotImplementedError
+
+    @property
+    def _step_size(self) -> float | optax.Schedule:
+        """Of the optimiser, annealed where that is asked for."""
+        if not self.anneal_learning_rate:
+            return self.learning_rate
+        return optimizers.annealed(self.learning_rate, self.num_iterations, self.updates_per_iteration)
 
     def _check_common(self) -> None:
         """Raises an `FdgError` where a field that all algorithms have is out of range."""

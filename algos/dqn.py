@@ -2,28 +2,29 @@
 
 With what was added to it as options: double Q-learning, dueling networks, n-step returns, prioritised replay.
 
-One file, top to bottom: state, act, store, sample, loss, update, iterate. Nothing here knows of devices: the
-`fdg.fragment`s, those of `algos.replay` among them, say what the parts are, and which axis is the batch.
+How it stores, samples and fits, top to bottom; `algos/q_learning.py` has how it acts. Nothing here knows of
+devices: the `fdg.fragment`s, those of `algos.replay` among them, say what the parts are, and which axis of
+their arrays is the batch.
 
 Letters in shapes: `T` steps of a rollout, `B` environments, `N` samples of a minibatch.
 """
 
 import dataclasses
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import networks, optimizers
-from algos.agent import Agent
-from algos.exploration import epsilon_greedy, linear
-from algos.hyperparameters import hyperparameter, require, require_positive, require_within
+from algos import optimizers
+from algos.exploration import linear
+from algos.hyperparameters import hyperparameter, require, require_positive, require_within, whole_updates
 from algos.networks import Network, of_action
+from algos.q_learning import QLearning
 from algos.replay import Replay, ReplayState, Step, Transition
-from algos.rollout import episode_metrics, evaluate, rollout
-from envs import Discrete, Environment, Observation, features_and_mask
+from algos.rollout import episode_metrics, rollout
+from envs import Environment, Observation, features_and_mask
 
 
 class Learned(NamedTuple):
@@ -47,7 +48,7 @@ class State(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class DQN(Agent):
+class DQN(QLearning):
     """Deep Q-learning for discrete actions.
 
     Defaults are close to those of CleanRL's `dqn.py` (Huang et al. 2022, JMLR 23(274)), with eight
@@ -63,8 +64,6 @@ class DQN(Agent):
     8
     """
 
-    action_spaces: ClassVar[tuple[type, ...]] = (Discrete,)
-
     env: Environment
     num_envs: int = hyperparameter(8, "environments stepped together")
     num_steps: int = hyperparameter(8, "steps of each environment in one iteration")
@@ -72,7 +71,7 @@ class DQN(Agent):
     buffer_size: int = hyperparameter(10_000, "steps that are kept for replay, of all environments together")
     batch_size: int = hyperparameter(128, "samples of a gradient step, as many of each environment")
     learning_starts: int = hyperparameter(10_000, "environment steps before the first gradient step")
-    train_frequency: int = hyperparameter(8, "environment steps, of all together, to one gradient step")
+    updates_per_step: float = hyperparameter(0.125, "gradient steps for each environment step")
     learning_rate: float = hyperparameter(2.5e-4, "Adam's step size")
     anneal_learning_rate: bool = hyperparameter(False, "let the step size fall linearly to zero")
     max_grad_norm: float = hyperparameter(10.0, "global norm that gradients are clipped to")
@@ -99,28 +98,21 @@ class DQN(Agent):
 
     def __post_init__(self):
         self._check_common()
-        require_positive(self, "train_frequency", "max_grad_norm", "target_period")
+        require_positive(self, "target_period")
         require(
             self,
             self.max_error is None or self.max_error > 0,
             f"max_error={self.max_error}: it must be above zero, or None",
         )
-        require_within(
-            self, 0, 1, "target_rate", "epsilon_start", "epsilon_end", "exploration_fraction",
-            "importance_exponent",
-        )  # fmt: skip
-        require(
-            self,
-            self.steps_per_iteration % self.train_frequency == 0,
-            f"train_frequency={self.train_frequency} does not divide num_envs * num_steps="
-            f"{self.steps_per_iteration}: choose a divisor",
-        )
-        _ = self._replay  # refuses sizes that do not fit
+        require_within(self, 0, 1, "target_rate", "importance_exponent")
+        # Refuse sizes that do not fit.
+        _ = self.updates_per_iteration
+        _ = self._replay
 
     @property
     def updates_per_iteration(self) -> int:
         """Gradient steps in one iteration."""
-        return self.steps_per_iteration // self.train_frequency
+        return whole_updates(self)
 
     # --- the two functions of every algorithm ---
 
@@ -146,10 +138,7 @@ class DQN(Agent):
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
         """A few steps of all environments into the buffer, and gradient steps on minibatches out of it."""
         key, rollout_key, replay_key = jax.random.split(state.key, 3)
-        steps_before = state.iteration * self.steps_per_iteration
-        epsilon = linear(
-            self.epsilon_start, self.epsilon_end, self.exploration_fraction * self.total_steps, steps_before
-        )
+        epsilon = self._epsilon(state.iteration)
         env_state, observation, ((observations, actions), _, time_steps) = rollout(
             act=lambda observation, keys: (
                 self.act(state.learned.parameters, epsilon, observation, keys), ()
@@ -163,7 +152,7 @@ class DQN(Agent):
         buffer = self._replay
         replay = buffer.add(state.replay, Step.of(observations, actions, time_steps))
         ready = buffer.is_ready(replay)
-        beta = linear(self.importance_exponent, 1.0, self.total_steps, steps_before)
+        beta = linear(self.importance_exponent, 1.0, self.num_iterations, state.iteration)
 
         def one_update(carry, key):
             learned, replay = carry
@@ -186,23 +175,9 @@ class DQN(Agent):
 
     def evaluate(self, state: State, key: jax.Array, episodes: int) -> dict[str, jax.Array]:
         """Plays whole episodes with the best action; see `algos.rollout.evaluate`."""
+        return self._evaluate(state.learned.parameters, key, episodes)
 
-        def act(observation, keys):
-            return epsilon_greedy(self._values(state.learned.parameters, observation), 0.0).mode()
-
-        return evaluate(self.env, act, key, episodes)
-
-    # --- fragments ---
-
-    @fdg.fragment("actor", in_axes=(None, None, 0, 0))
-    def act(self, parameters, epsilon, observation, keys):
-        """`observation [B, *obs]`, `keys [B]` -> `action [B]`."""
-        return epsilon_greedy(self._values(parameters, observation), epsilon).sample(keys)
-
-    @fdg.fragment("environment")
-    def step(self, keys, env_state, action):
-        """`keys [B]`, `action [B]` -> the environments' next state and a `TimeStep [B]`."""
-        return self.env.step(keys, env_state, action)
+    # --- fragments; `act` is that of `QLearning`, `step` that of every agent ---
 
     @fdg.fragment("learner", in_axes=(None, 0, 0, None), out_axes=(None, 0, None))
     def learn(self, learned, transition, weight, ready):
@@ -226,8 +201,7 @@ class DQN(Agent):
     @fdg.fragment("update", in_axes=None, out_axes=None)
     def update(self, gradient, optimizer_state, parameters, ready):
         """One step of Adam on a gradient whose global norm is clipped; nothing before it is time."""
-        updates, stepped = self._optimizer.update(gradient, optimizer_state, parameters)
-        new = optax.apply_updates(parameters, updates), stepped
+        new = self._one_update(gradient, optimizer_state, parameters)
         return jax.tree.map(lambda a, b: jnp.where(ready, a, b), new, (parameters, optimizer_state))
 
     # --- parts ---
@@ -255,10 +229,6 @@ class DQN(Agent):
             next_value = jnp.max(next_values, axis=-1)
         return transition.reward + transition.discount * next_value
 
-    def _values(self, parameters, observation) -> jax.Array:
-        """Q of every action `[N, n]`, for observations `[N, *obs]`."""
-        return networks.action_values(self._network, parameters, observation)
-
     @property
     def _replay(self) -> Replay:
         return Replay(
@@ -272,17 +242,5 @@ class DQN(Agent):
         )
 
     @property
-    def _network(self) -> Network:
-        return self.network or networks.q_network(
-            self.env.observation_space, self.env.action_space,
-            self.hidden, self.activation, self.dueling, self.layer_norm,
-        )  # fmt: skip
-
-    @property
     def _optimizer(self) -> optax.GradientTransformation:
-        step_size: Any = self.learning_rate
-        if self.anneal_learning_rate:
-            step_size = optimizers.annealed(
-                self.learning_rate, self.num_iterations, self.updates_per_iteration
-            )
-        return optimizers.clipped_adam(step_size, self.max_grad_norm)
+        return optimizers.clipped_adam(self._step_size, self.max_grad_norm)

@@ -1,7 +1,8 @@
 """Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347), clipped form.
 
 One file, top to bottom: state, act, advantages, loss, update, iterate. Nothing here knows of devices:
-the five `fdg.fragment`s say what the parts are, and which axis of their arrays is the batch.
+the `fdg.fragment`s say what the parts are, and which axis of their arrays is the batch. Two of them, `step`
+and `update`, are the same for every algorithm: `algos/agent.py`.
 
 Letters in shapes: `T` steps of a rollout, `B` environments, `N` samples of a minibatch.
 """
@@ -138,6 +139,11 @@ class PPO(Agent):
             f"normalize_observation=True: {seen} has no mean or variance; leave it False",
         )
 
+    @property
+    def updates_per_iteration(self) -> int:
+        """Gradient steps in one iteration."""
+        return self.num_epochs * self.num_minibatches
+
     # --- the two functions of every algorithm ---
 
     def init(self, key: jax.Array) -> State:
@@ -208,11 +214,6 @@ class PPO(Agent):
         action = policy.sample(keys)
         return action, Decision(policy.log_prob(action), value)
 
-    @fdg.fragment("environment")
-    def step(self, keys, env_state, action):
-        """`keys [B]`, `action [B, *action]` -> the environments' next state and a `TimeStep [B]`."""
-        return self.env.step(keys, env_state, distributions.bounded(action, self.env.action_space))
-
     @fdg.fragment("learner", in_axes=(None, 0, 1, None), out_axes=(None, 0, None))
     def learn(self, learned, running_return, trajectory, key):
         """Several epochs of minibatch updates on a rollout `[T, B]`."""
@@ -248,12 +249,6 @@ class PPO(Agent):
     def gradient(self, parameters, minibatch):
         """Gradient of the loss over a minibatch `[N]`, and what the loss is made of."""
         return jax.grad(self._loss, has_aux=True)(parameters, minibatch)
-
-    @fdg.fragment("update", in_axes=None, out_axes=None)
-    def update(self, gradient, optimizer_state, parameters):
-        """One step of Adam on a gradient whose global norm is clipped."""
-        updates, optimizer_state = self._optimizer.update(gradient, optimizer_state, parameters)
-        return optax.apply_updates(parameters, updates), optimizer_state
 
     # --- parts ---
 
@@ -350,9 +345,4 @@ class PPO(Agent):
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:
-        step_size: Any = self.learning_rate
-        if self.anneal_learning_rate:
-            step_size = optimizers.annealed(
-                self.learning_rate, self.num_iterations, self.num_epochs * self.num_minibatches
-            )
-        return optimizers.clipped_adam(step_size, self.max_grad_norm)
+        return optimizers.clipped_adam(self._step_size, self.max_grad_norm)

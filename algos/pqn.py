@@ -4,29 +4,28 @@ Q-learning without replay and without a target network (arXiv 2407.04811): many 
 samples, and layer normalisation keeps the values from diverging. Targets are lambda-returns, as in Q(lambda)
 of Peng and Williams 1994.
 
-One file, top to bottom: state, act, targets, loss, update, iterate. Nothing here knows of devices: the five
-`fdg.fragment`s say what the parts are, and which axis of their arrays is the batch.
+How targets are made and fitted, top to bottom; `algos/q_learning.py` has how it acts. Nothing here knows of
+devices: the `fdg.fragment`s say what the parts are, and which axis of their arrays is the batch.
 
 Letters in shapes: `T` steps of a rollout, `B` environments, `N` samples of a minibatch.
 """
 
 import dataclasses
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import networks, optimizers
-from algos.agent import Agent
-from algos.exploration import epsilon_greedy, linear
+from algos import optimizers
 from algos.hyperparameters import hyperparameter, require, require_positive, require_within
 from algos.minibatches import shuffled_rows, take
 from algos.networks import Network, of_action
+from algos.q_learning import QLearning
 from algos.returns import lambda_returns
-from algos.rollout import environment_major, episode_metrics, evaluate, rollout, time_major
-from envs import Discrete, Environment, Observation, TimeStep, features_and_mask
+from algos.rollout import environment_major, episode_metrics, rollout, time_major
+from envs import Environment, Observation, TimeStep, features_and_mask
 
 
 class State(NamedTuple):
@@ -49,7 +48,7 @@ class Minibatch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class PQN(Agent):
+class PQN(QLearning):
     """PQN for discrete actions.
 
     Defaults are those of the authors' PureJaxQL for CartPole, but for narrower layers. Frozen and hashable;
@@ -62,8 +61,6 @@ class PQN(Agent):
     >>> PQN(env=envs.make("CartPole-v1")).num_iterations
     244
     """
-
-    action_spaces: ClassVar[tuple[type, ...]] = (Discrete,)
 
     env: Environment
     num_envs: int = hyperparameter(32, "environments stepped together")
@@ -88,14 +85,19 @@ class PQN(Agent):
 
     def __post_init__(self):
         self._check_common()
-        require_positive(self, "num_epochs", "num_minibatches", "max_grad_norm", "reward_scale")
-        require_within(self, 0, 1, "q_lambda", "epsilon_start", "epsilon_end", "exploration_fraction")
+        require_positive(self, "num_epochs", "num_minibatches", "reward_scale")
+        require_within(self, 0, 1, "q_lambda")
         require(
             self,
             self.steps_per_iteration % self.num_minibatches == 0,
             f"num_minibatches={self.num_minibatches} does not divide num_envs * num_steps="
             f"{self.steps_per_iteration}: choose a divisor",
         )
+
+    @property
+    def updates_per_iteration(self) -> int:
+        """Gradient steps in one iteration."""
+        return self.num_epochs * self.num_minibatches
 
     # --- the two functions of every algorithm ---
 
@@ -116,12 +118,7 @@ class PQN(Agent):
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
         """One rollout of all environments, and all updates on it."""
         key, rollout_key, shuffle_key = jax.random.split(state.key, 3)
-        epsilon = linear(
-            self.epsilon_start,
-            self.epsilon_end,
-            self.exploration_fraction * self.num_iterations,
-            state.iteration,
-        )
+        epsilon = self._epsilon(state.iteration)
         env_state, observation, ((observations, actions), _, time_steps) = rollout(
             act=lambda observation, keys: (self.act(state.parameters, epsilon, observation, keys), ()),
             step=self.step,
@@ -138,23 +135,9 @@ class PQN(Agent):
 
     def evaluate(self, state: State, key: jax.Array, episodes: int) -> dict[str, jax.Array]:
         """Plays whole episodes with the best action; see `algos.rollout.evaluate`."""
+        return self._evaluate(state.parameters, key, episodes)
 
-        def act(observation, keys):
-            return epsilon_greedy(self._values(state.parameters, observation), 0.0).mode()
-
-        return evaluate(self.env, act, key, episodes)
-
-    # --- fragments ---
-
-    @fdg.fragment("actor", in_axes=(None, None, 0, 0))
-    def act(self, parameters, epsilon, observation, keys):
-        """`observation [B, *obs]`, `keys [B]` -> `action [B]`."""
-        return epsilon_greedy(self._values(parameters, observation), epsilon).sample(keys)
-
-    @fdg.fragment("environment")
-    def step(self, keys, env_state, action):
-        """`keys [B]`, `action [B]` -> the environments' next state and a `TimeStep [B]`."""
-        return self.env.step(keys, env_state, action)
+    # --- fragments; `act` is that of `QLearning`, `step` and `update` are those of every agent ---
 
     @fdg.fragment("learner", in_axes=(None, None, 1, None), out_axes=None)
     def learn(self, parameters, optimizer_state, trajectory, key):
@@ -177,12 +160,6 @@ class PQN(Agent):
         """Gradient of the loss over a minibatch `[N]`, and what the loss is made of."""
         return jax.grad(self._loss, has_aux=True)(parameters, minibatch)
 
-    @fdg.fragment("update", in_axes=None, out_axes=None)
-    def update(self, gradient, optimizer_state, parameters):
-        """One step of RAdam on a gradient whose global norm is clipped."""
-        updates, optimizer_state = self._optimizer.update(gradient, optimizer_state, parameters)
-        return optax.apply_updates(parameters, updates), optimizer_state
-
     # --- parts ---
 
     def _loss(self, parameters, minibatch: Minibatch):
@@ -200,22 +177,6 @@ class PQN(Agent):
             time_step.terminated, time_step.truncated, self.discount, self.q_lambda,
         )  # fmt: skip
 
-    def _values(self, parameters, observation) -> jax.Array:
-        """Q of every action `[N, n]`, for observations `[N, *obs]`."""
-        return networks.action_values(self._network, parameters, observation)
-
-    @property
-    def _network(self) -> Network:
-        return self.network or networks.q_network(
-            self.env.observation_space, self.env.action_space,
-            self.hidden, self.activation, self.dueling, self.layer_norm,
-        )  # fmt: skip
-
     @property
     def _optimizer(self) -> optax.GradientTransformation:
-        step_size: Any = self.learning_rate
-        if self.anneal_learning_rate:
-            step_size = optimizers.annealed(
-                self.learning_rate, self.num_iterations, self.num_epochs * self.num_minibatches
-            )
-        return optimizers.clipped_radam(step_size, self.max_grad_norm)
+        return optimizers.clipped_radam(self._step_size, self.max_grad_norm)

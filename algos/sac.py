@@ -21,10 +21,10 @@ import numpy as np
 import optax
 
 import fdg
-from algos import distributions, networks, optimizers
+from algos import distributions, networks
 from algos.agent import Agent
 from algos.distributions import TanhNormal
-from algos.hyperparameters import hyperparameter, require, require_positive, require_within
+from algos.hyperparameters import hyperparameter, require, require_positive, require_within, whole_updates
 from algos.losses import value_error
 from algos.networks import Network
 from algos.replay import Replay, ReplayState, Step, Transition
@@ -75,7 +75,7 @@ class SAC(Agent):
 
     >>> import envs
     >>> algorithm = SAC(env=envs.make("Pendulum-v1"), num_envs=4, num_steps=2)
-    >>> algorithm.num_updates, algorithm.num_iterations
+    >>> algorithm.updates_per_iteration, algorithm.num_iterations
     (8, 125000)
     """
 
@@ -99,17 +99,15 @@ class SAC(Agent):
     )
     hidden: tuple[int, ...] | None = hyperparameter((256, 256), "widths of the layers; None: by observation")
     activation: Literal["tanh", "relu", "silu", "gelu", "elu"] = hyperparameter("relu", "of the layers")
+    # Any (init, apply) pairs in place of the defaults. The actor's results are means and logs of standard
+    # deviations, [N, 2 * size]; the critics take observations and actions, and give two values, each [N].
+    actor_network: Network | None = None
+    critic_network: Network | None = None
 
     def __post_init__(self):
         self._check_common()
-        require_positive(self, "batch_size", "updates_per_step", "initial_temperature")
+        require_positive(self, "batch_size", "initial_temperature")
         require_within(self, 0, 1, "target_rate")
-        require(
-            self,
-            self.num_updates >= 1 and math.isclose(self.num_updates, self._exact_updates),
-            f"updates_per_step={self.updates_per_step} times num_envs * num_steps={self.steps_per_iteration}"
-            f" makes {self._exact_updates:g} updates an iteration: it must be a whole number above zero",
-        )
         space = self.env.action_space
         require(
             self,
@@ -122,12 +120,14 @@ class SAC(Agent):
             f"num_envs={self.num_envs} does not divide batch_size={self.batch_size}: choose a divisor",
         )
         require(self, self.learning_starts >= 0, f"learning_starts={self.learning_starts}: it is below zero")
-        _ = self._replay  # refuses sizes that do not fit
+        # Refuse sizes that do not fit.
+        _ = self.updates_per_iteration
+        _ = self._replay
 
     @property
-    def num_updates(self) -> int:
-        """U, gradient steps of one iteration."""
-        return round(self._exact_updates)
+    def updates_per_iteration(self) -> int:
+        """U, gradient steps in one iteration."""
+        return whole_updates(self)
 
     # --- the two functions of every algorithm ---
 
@@ -179,7 +179,7 @@ class SAC(Agent):
 
         return evaluate(self.env, act, key, episodes)
 
-    # --- fragments ---
+    # --- fragments; `step` is that of every agent ---
 
     @fdg.fragment("actor", in_axes=(None, None, 0, 0))
     def act(self, actor, learning, observation, keys):
@@ -187,11 +187,6 @@ class SAC(Agent):
         # One key for both, of which only one is used.
         uniform = jax.vmap(Box(-1.0, 1.0, self.env.action_space.shape).sample)(keys)
         return jnp.where(learning, self._policy(actor, observation).sample(keys), uniform)
-
-    @fdg.fragment("environment")
-    def step(self, keys, env_state, action):
-        """`keys [B]`, `action [B, *action]` -> the environments' next state and a `TimeStep [B]`."""
-        return self.env.step(keys, env_state, distributions.stretched(action, self.env.action_space))
 
     @fdg.fragment("learner", in_axes=(None, 1, None, None), out_axes=None)
     def learn(self, learned, minibatches, key, learning):
@@ -202,7 +197,7 @@ class SAC(Agent):
             gradient, losses = self.gradient(learned.parameters, learned.target_critics, transition, keys)
             return self.update(gradient, learned), losses
 
-        keys = jax.random.split(key, (self.num_updates, 2, self.batch_size))
+        keys = jax.random.split(key, (self.updates_per_iteration, 2, self.batch_size))
         updated, losses = jax.lax.scan(one_update, learned, (minibatches, keys))
         # Before learning begins updates are made too, and thrown away: fragments in a branch could not be
         # placed apart.
@@ -217,8 +212,7 @@ class SAC(Agent):
     @fdg.fragment("update", in_axes=None, out_axes=None)
     def update(self, gradient, learned):
         """One step of Adam on all parameters; then the targets follow the critics."""
-        updates, optimizer_state = self._optimizer.update(gradient, learned.optimizer_state)
-        parameters = optax.apply_updates(learned.parameters, updates)
+        parameters, optimizer_state = self._one_update(gradient, learned.optimizer_state, learned.parameters)
         # Algorithm 1, its last line.
         target_critics = optax.incremental_update(
             parameters.critics, learned.target_critics, self.target_rate
@@ -226,6 +220,9 @@ class SAC(Agent):
         return Learned(parameters, target_critics, optimizer_state)
 
     # --- parts ---
+
+    def _for_environment(self, action):
+        return distributions.stretched(action, self.env.action_space)
 
     def _loss(self, parameters: Parameters, target_critics, transition: Transition, keys):
         """The sum of three losses, each of which has a gradient by its own part of the parameters only.
@@ -268,17 +265,15 @@ class SAC(Agent):
 
     def _cut(self, x: jax.Array) -> jax.Array:
         """Samples `[U * N, ...]` into minibatches `[U, N, ...]`, both environment-major."""
-        by_environment = x.reshape(self.num_envs, self.num_updates, -1, *x.shape[1:])
-        return by_environment.swapaxes(0, 1).reshape(self.num_updates, self.batch_size, *x.shape[1:])
+        by_environment = x.reshape(self.num_envs, self.updates_per_iteration, -1, *x.shape[1:])
+        return by_environment.swapaxes(0, 1).reshape(
+            self.updates_per_iteration, self.batch_size, *x.shape[1:]
+        )
 
     def _policy(self, actor, observation) -> TanhNormal:
         """Distribution over actions in [-1, 1], for observations `[N, *obs]`."""
         mean, log_std = jnp.split(self._actor.apply(actor, observation), 2, axis=-1)
         return TanhNormal(mean, jnp.clip(log_std, *_LOG_STD_BOUNDS), self.env.action_space.shape)
-
-    @property
-    def _exact_updates(self) -> float:
-        return self.updates_per_step * self.steps_per_iteration
 
     @property
     def _target_entropy(self) -> float:
@@ -293,23 +288,22 @@ class SAC(Agent):
         return Replay(
             num_envs=self.num_envs,
             buffer_size=min(self.buffer_size, self.num_iterations * self.steps_per_iteration),
-            batch_size=self.num_updates * self.batch_size,
+            batch_size=self.updates_per_iteration * self.batch_size,
             discount=self.discount,
         )
 
     @property
     def _actor(self) -> Network:
-        return networks.gaussian_actor(
+        return self.actor_network or networks.gaussian_actor(
             self.env.observation_space, self.env.action_space, self.hidden, self.activation
         )
 
     @property
     def _critics(self) -> Network:
-        return networks.twin_critics(self.env.observation_space, self.hidden, self.activation)
+        return self.critic_network or networks.twin_critics(
+            self.env.observation_space, self.hidden, self.activation
+        )
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:
-        step_size: Any = self.learning_rate
-        if self.anneal_learning_rate:
-            step_size = optimizers.annealed(self.learning_rate, self.num_iterations, self.num_updates)
-        return optax.adam(step_size)
+        return optax.adam(self._step_size)

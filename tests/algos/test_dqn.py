@@ -88,8 +88,8 @@ def test_a_target_network_follows_at_its_rate():
 def test_learning_starts_when_told_and_epsilon_falls(devices):
     """Eight steps an iteration, two updates: after 16 steps the first ones."""
     algorithm = algos.DQN(
-        env=envs.make("probe:policy"), num_envs=4, num_steps=2, train_frequency=4, batch_size=8, hidden=(8,),
-        learning_starts=16, total_steps=64, exploration_fraction=0.5, epsilon_end=0.0,
+        env=envs.make("probe:policy"), num_envs=4, num_steps=2, updates_per_step=0.25, batch_size=8,
+        hidden=(8,), learning_starts=16, total_steps=64, exploration_fraction=0.5, epsilon_end=0.0,
     )  # fmt: skip
     engine = fdg.compile(algorithm, policies.GPUOnly(), devices[:1])
     _, metrics = engine.run(engine.init(0), 6)
@@ -100,8 +100,9 @@ def test_learning_starts_when_told_and_epsilon_falls(devices):
 # --- probe environments ---
 
 QUICK = {
-    "num_envs": 8, "num_steps": 4, "buffer_size": 2_000, "batch_size": 32, "learning_starts": 64,
-    "train_frequency": 2, "target_period": 20, "learning_rate": 3e-3, "hidden": (16,), "total_steps": 5_000,
+    "num_envs": 8, "num_steps": 4, "total_steps": 5_000, "buffer_size": 2_000, "batch_size": 32,
+    "learning_starts": 64, "updates_per_step": 0.5, "target_period": 20, "learning_rate": 3e-3,
+    "hidden": (16,),
 }  # fmt: skip
 OPTIONS = {"double": True, "dueling": True, "n_step": 3, "priority_exponent": 0.6}
 
@@ -162,8 +163,8 @@ def test_truncation_is_not_termination(kind, expected, devices):
     ("fields", "words"),
     [
         (
-            {"train_frequency": 3},
-            "train_frequency=3 does not divide num_envs * num_steps=32: choose a divisor",
+            {"updates_per_step": 0.1},
+            "updates_per_step=0.1 times num_envs * num_steps=32 makes 3.2 updates an iteration: it must be",
         ),
         ({"batch_size": 6}, "batch_size=6 is no multiple of num_envs=4"),
         ({"learning_starts": 20_000}, "learning_starts=20000: it must be from 0 to the 10000 steps"),

@@ -1,0 +1,73 @@
+"""What algorithms share that learn the value of each action, `DQN` and `PQN`: how they act and explore.
+
+Letters in shapes: `B` environments, `N` rows of any origin.
+"""
+
+from typing import Any, ClassVar
+
+import jax
+
+import fdg
+from algos import networks
+from algos.agent import Agent
+from algos.exploration import epsilon_greedy, linear
+from algos.hyperparameters import require_positive, require_within
+from algos.networks import Network
+from algos.rollout import evaluate
+from envs import Discrete, Observation
+
+
+class QLearning(Agent):
+    """Base of algorithms that value actions, and mostly take the best: epsilon-greedily.
+
+    A subclass has also the fields annotated here, `init`, `iterate`, `evaluate`, a learner and a loss.
+    """
+
+    action_spaces: ClassVar[tuple[type, ...]] = (Discrete,)
+
+    max_grad_norm: float  # global norm that gradients are clipped to
+    epsilon_start: float  # probability of a random action, at first
+    epsilon_end: float  # and in the end
+    exploration_fraction: float  # part of the run in which it falls, linearly
+    dueling: bool  # a value, and advantages of actions
+    layer_norm: bool  # normalise each layer before its activation
+    activation: str  # of the layers
+    network: Network | None  # any (init, apply) pair that values every action, in place of the default
+
+    # --- fragments; `step` is that of every agent ---
+
+    @fdg.fragment("actor", in_axes=(None, None, 0, 0))
+    def act(self, parameters, epsilon, observation, keys):
+        """`observation [B, *obs]`, `keys [B]` -> `action [B]`."""
+        return epsilon_greedy(self._values(parameters, observation), epsilon).sample(keys)
+
+    # --- parts ---
+
+    def _evaluate(self, parameters: Any, key: jax.Array, episodes: int) -> dict[str, jax.Array]:
+        """Plays whole episodes with the best action; see `algos.rollout.evaluate`."""
+
+        def act(observation, keys):
+            return epsilon_greedy(self._values(parameters, observation), 0.0).mode()
+
+        return evaluate(self.env, act, key, episodes)
+
+    def _epsilon(self, iteration: jax.Array) -> jax.Array:
+        """Probability of a random action in an iteration: `[]` float32."""
+        duration = self.exploration_fraction * self.num_iterations
+        return linear(self.epsilon_start, self.epsilon_end, duration, iteration)
+
+    def _values(self, parameters: Any, observation: Observation) -> jax.Array:
+        """Q of every action `[N, n]`, for observations `[N, *obs]`."""
+        return networks.action_values(self._network, parameters, observation)
+
+    def _check_common(self) -> None:
+        super()._check_common()
+        require_positive(self, "max_grad_norm")
+        require_within(self, 0, 1, "epsilon_start", "epsilon_end", "exploration_fraction")
+
+    @property
+    def _network(self) -> Network:
+        return self.network or networks.q_network(
+            self.env.observation_space, self.env.action_space,
+            self.hidden, self.activation, self.dueling, self.layer_norm,
+        )  # fmt: skip
