@@ -121,20 +121,20 @@ class FDG:
         return next(f for f in self.fragments if f.name == name)
 
     def __str__(self) -> str:
-        from fdg import drawing
+        from fdg.drawing import of_graph
 
-        return drawing.graph_text(self)
+        return of_graph.graph_text(self)
 
     def to_mermaid(self) -> str:
         """The graph as a Mermaid flowchart (rendered by notebooks, GitHub and most documentation tools)."""
-        from fdg import drawing
+        from fdg.drawing import of_graph
 
-        return drawing.mermaid(self)
+        return of_graph.graph_mermaid(self)
 
     def _repr_svg_(self) -> str:
-        from fdg import drawing
+        from fdg.drawing import of_graph
 
-        return drawing.svg(self)
+        return of_graph.graph_svg(self)
 
 
 # ---------------------------------------------------------------------------------------------------

@@ -158,20 +158,20 @@ class Plan:
         return next(group for group in self.groups if group.name == name)
 
     def __str__(self) -> str:
-        from fdg import plan_drawing
+        from fdg.drawing.plan_text import plan_text
 
-        return plan_drawing.plan_text(self)
+        return plan_text(self)
 
     def to_mermaid(self) -> str:
         """The plan as a Mermaid flowchart: a box for each group."""
-        from fdg import plan_drawing
+        from fdg.drawing.plan_mermaid import plan_mermaid
 
-        return plan_drawing.plan_mermaid(self)
+        return plan_mermaid(self)
 
     def _repr_svg_(self) -> str:
-        from fdg import plan_drawing
+        from fdg.drawing.plan_svg import plan_svg
 
-        return plan_drawing.plan_svg(self)
+        return plan_svg(self)
 
 
 def with_host(policy: Policy, devices: Sequence[jax.Device]) -> list[jax.Device]:

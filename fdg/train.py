@@ -19,7 +19,7 @@ import numpy as np
 import fdg
 from fdg import distributed
 from fdg.checkpoint import Checkpoints
-from fdg.drawing import quantity
+from fdg.drawing.words import quantity
 from fdg.errors import FdgError
 from fdg.host_devices import host_devices
 from fdg.job import Job

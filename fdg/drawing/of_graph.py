@@ -1,58 +1,10 @@
-"""Graphs for people: text for terminals, Mermaid and SVG for documents and notebooks."""
+"""Graphs as text, Mermaid and SVG."""
 
 import html
 from collections.abc import Sequence
 
+from fdg.drawing.words import COLOURS, OTHER, ancestors, calls, quantity, table
 from fdg.graph import FDG, Fragment
-
-COLOURS = {  # fill of a node by role: Okabe & Ito's colour-blind safe palette, lightened
-    "environment": "#cfe8d5",
-    "actor": "#cfe0f3",
-    "buffer": "#f3e6cf",
-    "learner": "#f6d3c4",
-    "gradient": "#fbe6de",
-    "update": "#fbe6de",
-}
-OTHER = "#e4e4e4"
-
-
-def quantity(number: float, unit: str = "") -> str:
-    """A number with three significant digits and a decimal prefix.
-
-    >>> quantity(12_345_678, "B")
-    '12.3 MB'
-    >>> quantity(999, "B")
-    '999 B'
-    """
-    for prefix in ("", "k", "M", "G", "T", "P"):
-        if number < 999.5 or prefix == "P":
-            return f"{number:.3g} {prefix}{unit}".strip()
-        number /= 1000
-    raise AssertionError
-
-
-def table(header: Sequence[str], rows: Sequence[tuple[str, ...]], numeric: Sequence[int] = ()) -> list[str]:
-    """Lines of an aligned table; columns in `numeric` are flush right."""
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-
-    def line(row):
-        cells = (
-            c.rjust(w) if i in numeric else c.ljust(w)
-            for i, (c, w) in enumerate(zip(row, widths, strict=True))
-        )
-        return ("  " + "  ".join(cells)).rstrip()
-
-    return [line(header), *map(line, rows)]
-
-
-def depth(graph: FDG, fragment: Fragment) -> int:
-    """How many fragments it is nested in."""
-    return 0 if fragment.parent is None else 1 + depth(graph, graph.fragment(fragment.parent))
-
-
-def calls(fragment: Fragment) -> str:
-    """How often it runs in an iteration, with a tilde if that depends on the data."""
-    return f"{'' if fragment.calls_exact else '~'}{fragment.calls_per_iteration}"
 
 
 def _arrow(edge) -> str:
@@ -64,7 +16,7 @@ def graph_text(graph: FDG) -> str:
     lines = [f"FDG of {graph.name}: {len(graph.fragments)} fragments, {len(graph.edges)} edges", ""]
     rows = [
         (
-            "  " * depth(graph, f) + f.name,
+            "  " * len(ancestors(graph, f.name)) + f.name,
             f.role,
             calls(f),
             str(f.batch_size or "-"),
@@ -83,7 +35,7 @@ def graph_text(graph: FDG) -> str:
     return "\n".join(lines)
 
 
-def mermaid(graph: FDG) -> str:
+def graph_mermaid(graph: FDG) -> str:
     """A Mermaid flowchart: nested fragments in boxes, delayed edges dotted."""
     number = {f.name: f"n{i}" for i, f in enumerate(graph.fragments)}
     lines = ["flowchart LR"]
@@ -111,15 +63,13 @@ def mermaid(graph: FDG) -> str:
     return "\n".join(lines)
 
 
-# ---------------------------------------------------------------------------------------------------
-# SVG: fragments of one level in a row in program order, nested rows inside; forward edges arc above,
-# delayed edges (dashed) below, so that the loop structure can be read off at a glance.
-# ---------------------------------------------------------------------------------------------------
+# SVG: fragments of one level in a row in program order, nested rows inside; forward edges arc above, delayed
+# edges (dashed) below, so that the loop structure can be read off at a glance.
 
 _NODE_WIDTH, _NODE_HEIGHT, _GAP, _PAD, _LANE = 190, 58, 96, 18, 26
 
 
-def svg(graph: FDG) -> str:
+def graph_svg(graph: FDG) -> str:
     """A self-contained drawing for notebooks."""
     body, width, height = _row(graph, None)
     style = "font-family:system-ui,-apple-system,sans-serif;background:#fff"

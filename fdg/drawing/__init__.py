@@ -1,0 +1,1 @@
+"""Graphs and plans for people: text for terminals, Mermaid for documents, SVG for notebooks."""
