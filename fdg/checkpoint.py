@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fdg import distributed
+from fdg import distributed, keys
 from fdg.errors import FdgError
 
 KEEP = 3  # the newest; older ones are removed once a newer one is complete
@@ -99,9 +99,8 @@ class Checkpoints:
             array = _place(
                 stored[name] if name in stored else np.zeros(shape.shape, shape.dtype), leaf.sharding
             )
-            restored.append(
-                jax.random.wrap_key_data(array, impl=_key_data(leaf)[1]) if _is_key(leaf) else array
-            )
+            made_by = keys.implementation(leaf.shape, leaf.dtype)
+            restored.append(array if made_by is None else jax.random.wrap_key_data(array, impl=made_by[0]))
         return jax.tree.unflatten(structure, restored)
 
     def close(self) -> None:
@@ -162,31 +161,17 @@ def _arrays_by_name(tree: Any) -> dict[str, Any]:
     leaves = zip(_names(tree), jax.tree.leaves(tree), strict=True)
     stored = {name: leaf for name, leaf in leaves if leaf.size}
     return {
-        name: jax.random.key_data(leaf) if _is_key(leaf) and isinstance(leaf, jax.Array) else leaf
+        name: jax.random.key_data(leaf) if keys.is_key(leaf.dtype) and isinstance(leaf, jax.Array) else leaf
         for name, leaf in stored.items()
     }
 
 
-def _is_key(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
 def _stored_shape(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    if not _is_key(leaf):
+    made_by = keys.implementation(leaf.shape, leaf.dtype)
+    if made_by is None:
         return leaf
-    data, _ = _key_data(leaf)
-    return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=leaf.sharding)
-
-
-def _key_data(keys: jax.ShapeDtypeStruct) -> tuple[jax.ShapeDtypeStruct, Any]:
-    """What typed keys consist of, and their implementation's name (which only arrays and tracers tell)."""
-    names = []
-
-    def look(keys: jax.Array) -> jax.Array:
-        names.append(jax.random.key_impl(keys))
-        return jax.random.key_data(keys)
-
-    return jax.eval_shape(look, keys), names[0]
+    _, words = made_by
+    return jax.ShapeDtypeStruct(words.shape, words.dtype, sharding=leaf.sharding)
 
 
 def _shape(leaf: Any) -> tuple[tuple[int, ...], Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fdg import peers
+from fdg import keys, peers
 from fdg.errors import FdgError
 from fdg.flags import Flag
 
@@ -198,7 +198,7 @@ def gather(tree: Any) -> Any:
     return jax.tree.map(
         lambda data, leaf: (
             jax.random.wrap_key_data(jax.device_put(data, device), impl=jax.random.key_impl(leaf))
-            if _is_key(leaf)
+            if keys.is_key(leaf.dtype)
             else jax.device_put(data, device)
         ),
         fetched,
@@ -260,12 +260,8 @@ def _detect() -> tuple[str, int, int, Any]:
     return address, number, index, local_device_ids
 
 
-def _is_key(leaf: Any) -> bool:
-    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
 def _data(leaf: jax.Array) -> jax.Array:
-    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+    return jax.random.key_data(leaf) if keys.is_key(leaf.dtype) else leaf
 
 
 _Index = tuple[tuple[int, int], ...]  # start and stop along each axis

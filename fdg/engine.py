@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fdg import keys
 from fdg.batch_flow import Communication
 from fdg.errors import FdgError, PlanError
 from fdg.execution import Stepped, Whole
@@ -129,9 +130,7 @@ class Engine:
         state = init(key) if self.plan.num_seeds is None else jax.lax.map(init, key)
         # Strongly typed, so that the first run and the later ones are the same executable.
         return [
-            leaf
-            if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-            else jax.lax.convert_element_type(leaf, leaf.dtype)
+            leaf if keys.is_key(leaf.dtype) else jax.lax.convert_element_type(leaf, leaf.dtype)
             for leaf in jax.tree.leaves(state)
         ]
 

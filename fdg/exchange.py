@@ -205,7 +205,7 @@ def _assemble(mesh: Mesh, axis: str, wire: Any, local: Sequence[jax.Array]) -> j
 
 def _to_wire(x: jax.Array) -> jax.Array:
     """Numbers that a collective takes: keys as their words, booleans as bytes."""
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+    if keys.is_key(x.dtype):
         return jax.random.key_data(x)
     return x.astype(jnp.uint8) if x.dtype == bool else x
 

@@ -5,9 +5,14 @@ from typing import Any
 import jax
 
 
+def is_key(dtype: Any) -> bool:
+    """Whether arrays of this dtype are random keys."""
+    return jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+
+
 def implementation(shape: tuple[int, ...], dtype: Any) -> tuple[Any, jax.ShapeDtypeStruct] | None:
     """What keys of a shape and dtype are made by, and the words that they hold; None for any other dtype."""
-    if not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+    if not is_key(dtype):
         return None
     kinds: list[Any] = []
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from jax.extend import core
 
-from fdg import batch_flow, jaxprs
+from fdg import batch_flow, jaxprs, keys
 from fdg.errors import GraphError
 from fdg.fragment import FragmentMark, boundary_p
 from fdg.graph import FDG, Array, Edge, Fragment, check
@@ -46,7 +46,7 @@ def trace(algorithm: Any) -> FDG:
         _check_fixed_point(name, state, shapes[0])
         output.append(shapes)
         # A leaf may come back weakly typed (x * 2.0); the state's own type is the one that stays.
-        strong = [jax.lax.convert_element_type(n, o.dtype) if not _is_key(o) else n
+        strong = [jax.lax.convert_element_type(n, o.dtype) if not keys.is_key(o.dtype) else n
                   for n, o in zip(jax.tree.leaves(new_state), leaves, strict=True)]  # fmt: skip
         return *strong, *jax.tree.leaves(metrics)
 
@@ -79,10 +79,6 @@ def abstract_state(algorithm: Any) -> Any:
     """The state's pytree as strongly typed `jax.ShapeDtypeStruct`."""
     shapes = jax.eval_shape(lambda: algorithm.init(jax.random.key(0)))
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), shapes)
-
-
-def _is_key(leaf: Any) -> bool:
-    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _check_fixed_point(name: str, before: Any, after: Any) -> None:

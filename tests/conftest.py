@@ -1,17 +1,19 @@
 """Eight host devices, strict shapes, a cache of programs: set here, before JAX starts its backends."""
 
-import importlib.metadata
 import os
 import tempfile
+from importlib.metadata import version
 
 # Most programs here run for milliseconds and compile for seconds. A sixth of that is enough without LLVM's
-# optimisation and with the older code generator, which jaxlib 0.11 has no more (and refuses the flag).
-_flags = ["--xla_backend_optimization_level=0"]
-if importlib.metadata.version("jaxlib").startswith("0.10."):
-    _flags.append("--xla_cpu_use_fusion_emitters=false")
-# A number of devices given by the caller would contradict the one below.
-_flags += [f for f in os.environ.get("XLA_FLAGS", "").split() if "host_platform_device_count" not in f]
-os.environ["XLA_FLAGS"] = " ".join(_flags)
+# optimisation and with the older code generator, which jaxlib 0.11 has no more (and refuses the flag). A
+# number of devices given by the caller would contradict the one below.
+os.environ["XLA_FLAGS"] = " ".join(
+    [
+        "--xla_backend_optimization_level=0",
+        *(["--xla_cpu_use_fusion_emitters=false"] if version("jaxlib").startswith("0.10.") else []),
+        *(f for f in os.environ.get("XLA_FLAGS", "").split() if "host_platform_device_count" not in f),
+    ]
+)
 
 # Compiling is most of what the tests do. What one has compiled, others find, also those that start processes,
 # and the next run too if a directory is given. (Who listens for compilations still hears a program that is
