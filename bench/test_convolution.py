@@ -1,0 +1,44 @@
+"""A convolution as a product of matrices (`algos.networks.Convolution`) against `flax.linen.Conv`.
+
+Both layers, of the same parameters, in a minibatch's gradient; alternating in one process.
+"""
+
+import statistics
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algos.networks import Convolution
+from bench.test_engine_cost import paired
+
+IMAGES = {"MinAtar": ((1024, 10, 10, 4), 16, 3, 1), "Atari": ((64, 84, 84, 4), 32, 8, 4)}
+
+
+@pytest.mark.parametrize("images", IMAGES)
+def test_product_of_matrices_against_flax(images, benchmark):
+    shape, filters, size, stride = IMAGES[images]
+    x = jax.random.normal(jax.random.key(0), shape)
+    ours = Convolution(filters, size, stride)
+    theirs = nn.Conv(filters, (size, size), stride, padding="VALID")
+    parameters = ours.init(jax.random.key(1), x)
+
+    def gradient(layer: Any):
+        compiled = jax.jit(jax.value_and_grad(lambda parameters: jnp.mean(layer.apply(parameters, x) ** 2)))
+        return lambda: compiled(parameters)
+
+    product, flax = gradient(ours), gradient(theirs)
+    for a, b in zip(jax.tree.leaves(product()), jax.tree.leaves(flax()), strict=True):  # compiles, too
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
+    seconds, their_seconds = paired(product, flax)
+    ratios = sorted(t / o for o, t in zip(seconds, their_seconds, strict=True))
+    benchmark.extra_info.update(ratio=statistics.median(ratios), lowest=ratios[0], highest=ratios[-1])
+    benchmark.pedantic(lambda: jax.block_until_ready(product()), rounds=3)
+    print(
+        f"\n{images} {list(shape)}: product {1e3 * statistics.median(seconds):.1f} ms, flax "
+        f"{1e3 * statistics.median(their_seconds):.1f} ms; {statistics.median(ratios):.1f} times as fast "
+        f"({ratios[len(ratios) // 4]:.1f} to {ratios[-1 - len(ratios) // 4]:.1f})"
+    )
