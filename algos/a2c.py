@@ -13,11 +13,10 @@ import jax
 import jax.numpy as jnp
 
 import fdg
-from algos.actor_critic import ActorCritic, State, Trajectory
+from algos.actor_critic import ActorCritic, Trajectory
 from algos.hyperparameters import hyperparameter, require_within
 from algos.networks import Network
 from algos.returns import generalized_advantage_estimation
-from algos.rollout import rollout
 from envs import Environment
 
 
@@ -56,28 +55,11 @@ class A2C(ActorCritic):
         self._check_common()
         require_within(self, 0, 1, "gae_lambda")
 
-    def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
-        """One rollout of all environments, and one update on it."""
-        key, rollout_key = jax.random.split(state.key)
-        env_state, observation, ((observations, actions), _, time_steps) = rollout(
-            act=lambda observation, keys: (self.act(state.parameters, observation, keys), None),
-            step=self.step,
-            key=rollout_key,
-            env_state=state.env_state,
-            observation=state.observation,
-            num_steps=self.num_steps,
-        )
-        (parameters, optimizer_state), metrics = self.learn(
-            (state.parameters, state.optimizer_state), Trajectory(observations, actions, None, time_steps)
-        )
-        state = State(parameters, optimizer_state, env_state, observation, key, state.iteration + 1)
-        return state, metrics
-
     @fdg.fragment("actor", in_axes=(None, 0, 0))
     def act(self, parameters, observation, keys):
-        """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`."""
+        """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`; its log-probability is not needed."""
         policy, _ = self._policy(parameters, observation)
-        return policy.sample(keys)
+        return policy.sample(keys), None
 
     def _loss(self, parameters, trajectory: Trajectory):
         policy, value = self._policy_over_time(parameters, trajectory.observation)

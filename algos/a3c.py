@@ -86,9 +86,7 @@ class A3C(A2C):
             iteration=start.iteration,
         )
 
-    def iterate(  # type: ignore[override]  # its state is another
-        self, state: State
-    ) -> tuple[State, dict[str, jax.Array]]:
+    def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
         """One rollout of all workers, and one update with the gradient of each."""
         key, rollout_key = jax.random.split(state.key)
         env_state, observation, ((observations, actions), _, time_steps) = rollout(

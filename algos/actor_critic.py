@@ -1,11 +1,12 @@
 """What actor-critics share that take one gradient step after each rollout: `A2C`, `A3C` and `IMPALA`.
 
-Here are the state, the network, and the fragments other than the actor; in their own files, how they act and
-what their loss is.
+Here are the state, the network, `init`, `iterate`, and the fragments other than the actor; in their own
+files, how they act and what their loss is.
 
 Letters in shapes: `T` steps of a rollout, `B` environments, `N` rows of any origin.
 """
 
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -18,7 +19,7 @@ from algos.agent import Agent
 from algos.distributions import Distribution
 from algos.hyperparameters import require_positive
 from algos.networks import Network
-from algos.rollout import environment_major, episode_metrics, evaluate, time_major
+from algos.rollout import environment_major, episode_metrics, evaluate, rollout, time_major
 from envs import Box, Discrete, MultiDiscrete, Observation, TimeStep, features_and_mask
 
 
@@ -45,7 +46,7 @@ class Trajectory(NamedTuple):
 class ActorCritic(Agent):
     """Base of actor-critics on one feed-forward network, with RMSProp.
 
-    A subclass has also the fields annotated here, `iterate`, an actor, and `_loss`.
+    A subclass has also the fields annotated here, the actor `act`, and `_loss`.
     """
 
     action_spaces: ClassVar[tuple[type, ...]] = (Discrete, MultiDiscrete, Box)
@@ -68,6 +69,24 @@ class ActorCritic(Agent):
             key=key,
             iteration=jnp.int32(0),
         )
+
+    def iterate(self, state: Any) -> tuple[Any, dict[str, jax.Array]]:
+        """One rollout of all environments, and one update on it."""
+        key, rollout_key = jax.random.split(state.key)
+        env_state, observation, ((observations, actions), log_probs, time_steps) = rollout(
+            act=lambda observation, keys: self.act(state.parameters, observation, keys),
+            step=self.step,
+            key=rollout_key,
+            env_state=state.env_state,
+            observation=state.observation,
+            num_steps=self.num_steps,
+        )
+        (parameters, optimizer_state), metrics = self.learn(
+            (state.parameters, state.optimizer_state),
+            Trajectory(observations, actions, log_probs, time_steps),
+        )
+        state = State(parameters, optimizer_state, env_state, observation, key, state.iteration + 1)
+        return state, metrics
 
     def evaluate(self, state: Any, key: jax.Array, episodes: int) -> dict[str, jax.Array]:
         """Plays whole episodes with the most probable action; see `algos.rollout.evaluate`."""
@@ -99,6 +118,10 @@ class ActorCritic(Agent):
         return jax.grad(self._loss, has_aux=True)(parameters, trajectory)
 
     # --- parts ---
+
+    # A fragment: `parameters`, `observation [B, *obs]`, `keys [B]` -> `action [B, *action]`, and its
+    # log-probability `[B]` where the loss has a use for it, else None.
+    act: Callable[..., tuple[jax.Array, jax.Array | None]]
 
     def _loss(self, parameters: Any, trajectory: Trajectory) -> tuple[jax.Array, dict[str, jax.Array]]:
         """The loss over a rollout, and what it is made of: scalars."""

@@ -15,12 +15,11 @@ import jax
 import jax.numpy as jnp
 
 import fdg
-from algos.actor_critic import ActorCritic, State, Trajectory
+from algos.actor_critic import ActorCritic, Trajectory
 from algos.hyperparameters import hyperparameter, require, require_positive, require_within
 from algos.losses import approximate_kl, value_error
 from algos.networks import Network
 from algos.returns import v_trace
-from algos.rollout import rollout
 from envs import Environment
 
 
@@ -66,24 +65,6 @@ class IMPALA(ActorCritic):
             self.c_clip <= self.rho_clip,
             f"c_clip={self.c_clip} is above rho_clip={self.rho_clip}: V-trace wants it at most equal",
         )
-
-    def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
-        """One rollout of all environments, and one update on it."""
-        key, rollout_key = jax.random.split(state.key)
-        env_state, observation, ((observations, actions), log_probs, time_steps) = rollout(
-            act=lambda observation, keys: self.act(state.parameters, observation, keys),
-            step=self.step,
-            key=rollout_key,
-            env_state=state.env_state,
-            observation=state.observation,
-            num_steps=self.num_steps,
-        )
-        (parameters, optimizer_state), metrics = self.learn(
-            (state.parameters, state.optimizer_state),
-            Trajectory(observations, actions, log_probs, time_steps),
-        )
-        state = State(parameters, optimizer_state, env_state, observation, key, state.iteration + 1)
-        return state, metrics
 
     @fdg.fragment("actor", in_axes=(None, 0, 0))
     def act(self, parameters, observation, keys):
