@@ -30,9 +30,17 @@ _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "DQN": {"CartPole-v1": {"hidden": (120, 84)}},
     # JaxMARL's baselines/IPPO/config/ippo_ff_mpe.yaml.
     "IPPO": {"MPE_simple_spread_v3": {"total_steps": 10_000_000}},
-    # JaxMARL's baselines/MAPPO/config/mappo_homogenous_rnn_mpe.yaml, but for the length of the run.
+    # JaxMARL's baselines/MAPPO/config/mappo_homogenous_rnn_mpe.yaml, but for the length of the run and for values
+    # of moderate size: here an episode that is cut short is followed by a value, so they reach -70, which a
+    # clipped loss approaches by 0.2 an iteration.
     "MAPPO": {
-        "MPE_simple_spread_v3": {"total_steps": 600_000, "learning_rate": 2e-3, "activation": "relu"},
+        "MPE_simple_spread_v3": {
+            "total_steps": 600_000,
+            "learning_rate": 2e-3,
+            "clip_value": False,
+            "activation": "relu",
+            "normalize_reward": True,
+        },
     },
     "PPO": {
         "Pendulum-v1": {
@@ -48,13 +56,15 @@ _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "normalize_observation": True,
             "normalize_reward": True,
         },
-        # PureJaxRL's settings for MinAtar, with half the step size.
+        # PureJaxRL's settings for MinAtar, with half the step size and three times the entropy bonus. With less of
+        # it most agents clear a wall up to its last bricks, miss these for ever, and never see the next wall.
         "Breakout-MinAtar": {
             "total_steps": 10_000_000,
             "num_envs": 64,
             "num_steps": 128,
             "num_minibatches": 8,
             "learning_rate": 2.5e-3,
+            "entropy_coefficient": 0.03,
             "activation": "relu",
             "convolve": False,
         },
