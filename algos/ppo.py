@@ -231,9 +231,7 @@ class PPO(Agent):
         # products of flat matrices are what XLA is quick at.
         samples = jax.tree.map(environment_major, Minibatch(seen, action, decision, advantage, target))
         parameters, optimizer_state, losses = self._updated(parameters, optimizer_state, samples, key)
-        if self.normalize_observation:
-            features, _ = features_and_mask(observation)
-            observation_statistics = normalize.update(observation_statistics, features)
+        observation_statistics = self._with_observed(observation_statistics, observation)
         metrics = {
             **episode_metrics(time_step),
             **losses,
@@ -331,6 +329,12 @@ class PPO(Agent):
         if not self.normalize_observation:
             return observation
         return map_features(lambda features: normalize.normalize(statistics, features), observation)
+
+    def _with_observed(self, statistics, observation):
+        """The statistics after the observations `[T, B, *obs]` too."""
+        if not self.normalize_observation:
+            return statistics
+        return normalize.update(statistics, features_and_mask(observation)[0])
 
     @property
     def _network(self) -> Network:

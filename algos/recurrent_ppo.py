@@ -231,9 +231,7 @@ class RecurrentPPO(PPO):
             *jax.tree.map(lambda x: _sequence_rows(x.reshape(-1, self._length, *x.shape[1:])), sequences),
         )
         parameters, optimizer_state, losses = self._updated(parameters, optimizer_state, samples, key)
-        if self.normalize_observation:
-            features, _ = features_and_mask(observation)
-            observation_statistics = normalize.update(observation_statistics, features)
+        observation_statistics = self._with_observed(observation_statistics, observation)
         metrics = {
             **episode_metrics(time_step),
             **losses,
