@@ -31,8 +31,8 @@ _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     # JaxMARL's baselines/IPPO/config/ippo_ff_mpe.yaml.
     "IPPO": {"MPE_simple_spread_v3": {"total_steps": 10_000_000}},
     # JaxMARL's baselines/MAPPO/config/mappo_homogenous_rnn_mpe.yaml, but for the length of the run, and for
-    # values of moderate size: here an episode that is cut short is followed by a value, so they reach -70, which
-    # a clipped loss approaches by 0.2 an iteration.
+    # values of moderate size: an episode that is cut short is followed by a value here, so they reach -70,
+    # which a clipped loss approaches by 0.2 an iteration.
     "MAPPO": {
         "MPE_simple_spread_v3": {
             "total_steps": 600_000,
@@ -56,8 +56,8 @@ _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "normalize_observation": True,
             "normalize_reward": True,
         },
-        # PureJaxRL's settings for MinAtar, with half the step size and three times the entropy bonus. With less
-        # of it most agents clear a wall up to its last bricks, miss these for ever, and never see another wall.
+        # PureJaxRL's settings for MinAtar, with half the step size and three times the entropy bonus: with
+        # less, most agents clear a wall up to its last bricks, miss those for ever, and see no other wall.
         "Breakout-MinAtar": {
             "total_steps": 10_000_000,
             "num_envs": 64,
