@@ -28,11 +28,20 @@ _BRAX_ANT: dict[str, Any] = {
 _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     # CleanRL's dqn.py.
     "DQN": {"CartPole-v1": {"hidden": (120, 84)}},
-    # JaxMARL's baselines/IPPO/config/ippo_ff_mpe.yaml.
-    "IPPO": {"MPE_simple_spread_v3": {"total_steps": 10_000_000}},
+    # JaxMARL's baselines/IPPO/config/ippo_ff_mpe.yaml with four times its step size, ReLU, and values of
+    # moderate size: an episode that is cut short is followed by a value here, so they reach -70, which a
+    # clipped loss approaches by 0.2 an iteration.
+    "IPPO": {
+        "MPE_simple_spread_v3": {
+            "total_steps": 10_000_000,
+            "learning_rate": 1e-3,
+            "clip_value": False,
+            "activation": "relu",
+            "normalize_reward": True,
+        },
+    },
     # JaxMARL's baselines/MAPPO/config/mappo_homogenous_rnn_mpe.yaml, but for the length of the run, and for
-    # values of moderate size: an episode that is cut short is followed by a value here, so they reach -70,
-    # which a clipped loss approaches by 0.2 an iteration.
+    # values of moderate size, as above.
     "MAPPO": {
         "MPE_simple_spread_v3": {
             "total_steps": 600_000,

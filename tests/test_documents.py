@@ -1,5 +1,6 @@
 """What the documents say is so: README's code and plan, and the notebook from top to bottom."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+import algos
 import policies
 from docs import draw_policies
 from fdg.cli import plan_main
@@ -24,6 +26,14 @@ def test_readme_code_runs(capsys):
         exec(compile(block, "README.md", "exec"), names)
     assert names["metrics"]["norm"].shape == (5,)
     assert "FDG of Tiny" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", algos.names())
+def test_the_tests_of_an_algorithm_say_where_its_loss_comes_from(name):
+    tests = (ROOT / "tests" / "algos" / f"test_{name}.py").read_text()
+    docstring = ast.get_docstring(ast.parse(tests))
+    assert re.search(r"arXiv\s\d{4}\.\d{5}", docstring), "which paper"
+    assert re.search(r"equation|section|algorithm \w?\d|appendix", docstring), "which line of it"
 
 
 def test_readme_plan_is_the_printed_one():

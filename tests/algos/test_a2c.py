@@ -1,4 +1,9 @@
-"""A2C: probe environments, the loss and its gradient by hand, and the values that it refuses."""
+"""A2C: probe environments, the loss and its gradient by hand, and the values that it refuses.
+
+The loss is that of Mnih et al. 2016 (arXiv 1602.01783), section 4, "Asynchronous advantage actor-critic":
+the policy's gradient with its entropy term as displayed there; the value's, `d (R - V)^2`, and the returns
+R, from algorithm S3, its inner loop.
+"""
 
 import math
 

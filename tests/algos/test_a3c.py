@@ -1,4 +1,9 @@
-"""A3C: probe environments, its schedule against a plain loop, and the values that it refuses."""
+"""A3C: probe environments, its schedule against a plain loop, and the values that it refuses.
+
+The loss is A2C's (`test_a2c.py` has it by hand). The schedule is the last line of algorithm S3 of Mnih et
+al. 2016 (arXiv 1602.01783), the update of the shared parameters by one worker's gradient, made by the
+workers in turn.
+"""
 
 import jax
 import jax.numpy as jnp

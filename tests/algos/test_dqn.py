@@ -1,4 +1,11 @@
-"""DQN: targets and losses by hand, what each option changes, probe environments, and refusals."""
+"""DQN: targets and losses by hand, what each option changes, probe environments, and refusals.
+
+The loss is L_i of Mnih et al. 2015 (Nature 518), "Training algorithm for deep Q-networks", halved, and with
+their clipped error where asked for. Double Q-learning: equation 4 of van Hasselt et al. 2016 (arXiv
+1509.06461). Weights and priorities: equation 1 and algorithm 1, lines 10 to 12, of Schaul et al. 2016
+(arXiv 1511.05952; `test_replay.py`). Dueling: equation 9 of Wang et al. 2016 (arXiv 1511.06581;
+`test_networks.py`).
+"""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,8 @@
-"""IPPO: with one agent it is PPO; ends of episodes by hand; each of several agents copies its own target."""
+"""IPPO: with one agent it is PPO; ends of episodes by hand; each of several agents copies its own target.
+
+The loss is PPO's, equation 9 of Schulman et al. 2017 (arXiv 1707.06347; `test_ppo.py` has it by hand), its
+mean over agents too: de Witt et al. 2020 (arXiv 2011.09533), section 4, "Independent PPO".
+"""
 
 import dataclasses
 

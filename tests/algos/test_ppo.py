@@ -1,4 +1,9 @@
-"""PPO: probe environments, a rollout replayed in NumPy, and the sizes that it refuses."""
+"""PPO: probe environments, a rollout replayed in NumPy, and the sizes that it refuses.
+
+The loss is equation 9 of Schulman et al. 2017 (arXiv 1707.06347), negated, its first part equation 7
+(`test_losses.py`); advantages are equations 11 and 12 there, 16 of Schulman et al. 2016 (arXiv 1506.02438;
+`test_returns.py`). The value's error is clipped as in CleanRL, which no equation of the paper says.
+"""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,9 @@
-"""PQN: targets and losses by hand, probe environments, and refusals."""
+"""PQN: targets and losses by hand, probe environments, and refusals.
+
+The loss is the update of algorithm 1, its last line, of Gallici et al. 2025 (arXiv 2407.04811), as the
+gradient of half the squared error; targets are the lambda-returns of that paper's section on Q(lambda)
+(`test_returns.py`).
+"""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,9 @@
-"""RecurrentPPO: memories at the start of sequences, resets, truncations, burn-in; what needs a memory."""
+"""RecurrentPPO: memories at the start of sequences, resets, truncations, burn-in; what needs a memory.
+
+The loss is PPO's, equation 9 of Schulman et al. 2017 (arXiv 1707.06347; `test_ppo.py` has it by hand), over
+the steps of sequences. Stored memories and burn-in are those of Kapturowski et al. 2019 (R2D2, ICLR),
+section 3.
+"""
 
 import jax
 import jax.numpy as jnp

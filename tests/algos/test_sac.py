@@ -1,4 +1,9 @@
-"""SAC: its three losses by hand, random actions at first, probe environments, and what it refuses."""
+"""SAC: its three losses by hand, random actions at first, probe environments, and what it refuses.
+
+Equations of Haarnoja et al. 2018 (arXiv 1812.05905): the critics' loss is 5, with targets by 2 and 3; the
+actor's is 7, with actions drawn as in 9; the temperature's is 18. The lower of two critics: section 6. An
+update: algorithm 1.
+"""
 
 import dataclasses
 import math
