@@ -28,6 +28,12 @@ def test_readme_code_runs(capsys):
     assert "FDG of Tiny" in capsys.readouterr().out
 
 
+def test_the_map_of_the_engine_names_its_files():
+    named = re.findall(r"`(\w+\.py)`", (ROOT / "docs" / "architecture.md").read_text())
+    files = [path.name for path in (ROOT / "fdg").glob("*.py") if path.name != "__init__.py"]
+    assert sorted(named) == sorted(files)
+
+
 @pytest.mark.parametrize("name", algos.names())
 def test_the_tests_of_an_algorithm_say_where_its_loss_comes_from(name):
     tests = (ROOT / "tests" / "algos" / f"test_{name}.py").read_text()

@@ -1,8 +1,7 @@
 """A3C: probe environments, its schedule against a plain loop, and the values that it refuses.
 
-The loss is A2C's (`test_a2c.py` has it by hand). The schedule is the last line of algorithm S3 of Mnih et
-al. 2016 (arXiv 1602.01783), the update of the shared parameters by one worker's gradient, made by the
-workers in turn.
+The loss is A2C's (`test_a2c.py` has it by hand). The schedule is the asynchronous update that ends each
+pass of the loop in algorithm S3 of Mnih et al. 2016 (arXiv 1602.01783), made by the workers in turn.
 """
 
 import jax
