@@ -49,6 +49,7 @@ class A2C(ActorCritic):
     hidden: tuple[int, ...] | None = hyperparameter(None, "widths of the layers; None: chosen by observation")
     activation: Literal["tanh", "relu", "silu", "gelu", "elu"] = hyperparameter("tanh", "of the layers")
     initial_log_std: float = hyperparameter(0.0, "log of the first standard deviation (continuous actions)")
+    convolve: bool = hyperparameter(True, "convolve images; else flatten them")
     network: Network | None = None  # any (init, apply) pair, in place of the default actor-critic
 
     def __post_init__(self):

@@ -54,6 +54,7 @@ class ActorCritic(Agent):
     max_grad_norm: float  # global norm that gradients are clipped to
     activation: str  # of the layers
     initial_log_std: float  # of continuous actions
+    convolve: bool  # convolve images; else flatten them
     network: Network | None  # any (init, apply) pair, in place of the default actor-critic
 
     def init(self, key: jax.Array) -> Any:
@@ -153,6 +154,7 @@ class ActorCritic(Agent):
             self.hidden,
             self.activation,
             self.initial_log_std,
+            self.convolve,
         )
 
     @property

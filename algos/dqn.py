@@ -94,6 +94,7 @@ class DQN(QLearning):
     layer_norm: bool = hyperparameter(False, "normalise each layer before its activation")
     hidden: tuple[int, ...] | None = hyperparameter(None, "widths of the layers; None: chosen by observation")
     activation: Literal["tanh", "relu", "silu", "gelu", "elu"] = hyperparameter("relu", "of the layers")
+    convolve: bool = hyperparameter(True, "convolve images; else flatten them")
     network: Network | None = None  # any (init, apply) pair that values every action, in place of the default
 
     def __post_init__(self):

@@ -105,6 +105,7 @@ def gaussian_actor(
     action_space: Space,
     hidden: Sequence[int] | None = None,
     activation: str = "relu",
+    convolve: bool = True,
 ) -> Network:
     """An actor whose standard deviations depend on the observation, as its means do.
 
@@ -116,13 +117,16 @@ def gaussian_actor(
     >>> network.apply(network.init(jax.random.key(0), observation), observation).shape
     (8, 6)
     """
-    widths = checked_widths(observation_space, hidden, activation)
-    module = GaussianActor(observation_space, 2 * math.prod(action_space.shape), widths, activation)
+    widths = checked_widths(observation_space, hidden, activation, convolve)
+    module = GaussianActor(observation_space, 2 * math.prod(action_space.shape), widths, activation, convolve)
     return Network(_Init(module), _Apply(module))
 
 
 def twin_critics(
-    observation_space: Space, hidden: Sequence[int] | None = None, activation: str = "relu"
+    observation_space: Space,
+    hidden: Sequence[int] | None = None,
+    activation: str = "relu",
+    convolve: bool = True,
 ) -> Network:
     """Two independent critics of an observation and an action together.
 
@@ -136,7 +140,8 @@ def twin_critics(
     >>> first.shape, bool(jnp.any(first == second))
     ((8,), False)
     """
-    module = TwinCritics(observation_space, checked_widths(observation_space, hidden, activation), activation)
+    widths = checked_widths(observation_space, hidden, activation, convolve)
+    module = TwinCritics(observation_space, widths, activation, convolve)
     return Network(_Init(module), _Apply(module))
 
 
@@ -147,6 +152,7 @@ def q_network(
     activation: str = "relu",
     dueling: bool = False,
     layer_norm: bool = False,
+    convolve: bool = True,
 ) -> Network:
     """The value of every action: `apply(parameters, observation [N, *obs])` returns `[N, n]` float32.
 
@@ -160,16 +166,17 @@ def q_network(
         dueling: the head gives V and advantages A, and `Q = V + A - mean(A)` (Wang et al. 2016, arXiv
             1511.06581, equation 9). V and A share all layers but the head.
         layer_norm: normalise each layer before its activation.
+        convolve: as in `actor_critic`.
 
     >>> network = q_network(Box(-1.0, 1.0, (4,)), Discrete(2), dueling=True)
     >>> observation = jnp.zeros((8, 4))
     >>> network.apply(network.init(jax.random.key(0), observation), observation).shape
     (8, 2)
     """
-    widths = checked_widths(observation_space, hidden, activation)
+    widths = checked_widths(observation_space, hidden, activation, convolve)
     if not isinstance(action_space, Discrete):
         raise FdgError(f"a Q network has a value for each action of Discrete(n), not of {action_space}")
-    module = QNetwork(observation_space, action_space.n, widths, activation, dueling, layer_norm)
+    module = QNetwork(observation_space, action_space.n, widths, activation, dueling, layer_norm, convolve)
     return Network(_Init(module), _Apply(module))
 
 
@@ -219,9 +226,7 @@ class ActorCritic(nn.Module):
 
     @nn.compact
     def __call__(self, observation: jax.Array) -> tuple[jax.Array, jax.Array]:  # noqa: D102
-        inputs = features(observation, self.observation_space)
-        if not self.convolve:
-            inputs = inputs.reshape(len(inputs), -1)
+        inputs = features(observation, self.observation_space, self.convolve)
         outputs = distributions.for_space(self.action_space).size
         if isinstance(self.action_space, Box):
             outputs //= 2  # the means; the logs of the standard deviations follow below
@@ -240,10 +245,11 @@ class GaussianActor(nn.Module):
     outputs: int
     hidden: tuple[int, ...]
     activation: str
+    convolve: bool
 
     @nn.compact
     def __call__(self, observation: jax.Array) -> jax.Array:  # noqa: D102
-        inputs = features(observation, self.observation_space)
+        inputs = features(observation, self.observation_space, self.convolve)
         return Trunk(self.hidden, self.outputs, 0.01, self.activation, name="actor")(inputs)
 
 
@@ -253,10 +259,11 @@ class TwinCritics(nn.Module):
     observation_space: Space
     hidden: tuple[int, ...]
     activation: str
+    convolve: bool
 
     @nn.compact
     def __call__(self, observation: jax.Array, action: jax.Array) -> tuple[jax.Array, jax.Array]:  # noqa: D102
-        inputs = features(observation, self.observation_space)
+        inputs = features(observation, self.observation_space, self.convolve)
         action = action.reshape(action.shape[0], -1)
         names = ("critic_1", "critic_2")
         critics = [Trunk(self.hidden, 1, 1.0, self.activation, name=name) for name in names]
@@ -273,10 +280,11 @@ class QNetwork(nn.Module):
     activation: str
     dueling: bool
     layer_norm: bool
+    convolve: bool
 
     @nn.compact
     def __call__(self, observation: jax.Array) -> jax.Array:  # noqa: D102
-        inputs = features(observation, self.observation_space)
+        inputs = features(observation, self.observation_space, self.convolve)
         outputs = self.actions + 1 if self.dueling else self.actions
         head = Trunk(self.hidden, outputs, 1.0, self.activation, self.layer_norm, name="q")(inputs)
         if not self.dueling:
@@ -409,8 +417,8 @@ def _is_large(image_shape: tuple[int, ...]) -> bool:
     return min(image_shape[:2]) >= _LARGE_FROM
 
 
-def features(observation: jax.Array, space: Space) -> jax.Array:
-    """Observations `[N, *obs]` as float32: `[N, H, W, C]` for an image, `[N, F]` for all else."""
+def features(observation: jax.Array, space: Space, convolve: bool = True) -> jax.Array:
+    """Observations `[N, *obs]` as float32: `[N, H, W, C]` for an image to convolve, `[N, F]` for all else."""
     if observation.shape[1:] != space.shape:
         raise FdgError(
             f"the network was made for observations [N, {', '.join(map(str, space.shape))}] of {space},"
@@ -425,4 +433,4 @@ def features(observation: jax.Array, space: Space) -> jax.Array:
             return jnp.concatenate(columns, axis=-1)
     scale = 1.0 / 255.0 if observation.dtype == jnp.uint8 else 1.0
     inputs = observation.astype(jnp.float32) * scale
-    return inputs if _is_image(space) else inputs.reshape(count, math.prod(space.shape))
+    return inputs if convolve and _is_image(space) else inputs.reshape(count, math.prod(space.shape))

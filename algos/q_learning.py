@@ -32,6 +32,7 @@ class QLearning(Agent):
     dueling: bool  # a value, and advantages of actions
     layer_norm: bool  # normalise each layer before its activation
     activation: str  # of the layers
+    convolve: bool  # convolve images; else flatten them
     network: Network | None  # any (init, apply) pair that values every action, in place of the default
 
     # --- fragments; `step` is that of every agent ---
@@ -69,5 +70,5 @@ class QLearning(Agent):
     def _network(self) -> Network:
         return self.network or networks.q_network(
             self.env.observation_space, self.env.action_space,
-            self.hidden, self.activation, self.dueling, self.layer_norm,
+            self.hidden, self.activation, self.dueling, self.layer_norm, self.convolve,
         )  # fmt: skip

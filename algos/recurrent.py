@@ -124,9 +124,7 @@ class RecurrentActorCritic(nn.Module):
         each = (steps, num_envs) if self.num_agents is None else (steps, num_envs, agents)
         # All samples in one row, as the network's first layers take them; environment-major, as everywhere.
         flat = observation.reshape(math.prod(each), *observation.shape[len(each) :])
-        inputs = networks.features(flat, self.observation_space)
-        if not self.convolve:
-            inputs = inputs.reshape(len(inputs), -1)
+        inputs = networks.features(flat, self.observation_space, self.convolve)
         of_agents = inputs.reshape(steps, num_envs * agents, *inputs.shape[1:])
         start_of_agents = jnp.repeat(start, agents, axis=1)
 

@@ -427,18 +427,26 @@ def test_a_policy_takes_no_action_that_its_observation_forbids():
     assert value.tolist() == [5.0, 7.0]
 
 
-def test_images_can_be_flattened_instead():
+@pytest.mark.parametrize(
+    "network",
+    [
+        lambda space, **how: actor_critic(space, ACTIONS["discrete"], **how),
+        lambda space, **how: q_network(space, Discrete(3), **how),
+        lambda space, **how: gaussian_actor(space, box(2), **how),
+        lambda space, **how: twin_critics(space, **how),
+    ],
+    ids=["actor_critic", "q_network", "gaussian_actor", "twin_critics"],
+)
+def test_images_can_be_flattened_instead(network):
     """`convolve=False` is the network of the flattened image, parameter for parameter."""
     image, flat = box(5, 5, 2), box(50)
     observation = observe(image)
-    flattened = actor_critic(image, ACTIONS["discrete"], convolve=False)
-    plain = actor_critic(flat, ACTIONS["discrete"])
-    parameters = flattened.init(jax.random.key(0), observation)
-    same = plain.init(jax.random.key(0), observation.reshape(BATCH, 50))
+    actions = (jnp.zeros((BATCH, 2)),) if network(flat) == twin_critics(flat) else ()
+    flattened, plain = network(image, convolve=False), network(flat)
+    parameters = flattened.init(jax.random.key(0), observation, *actions)
+    rows = observation.reshape(BATCH, 50)
+    same = plain.init(jax.random.key(0), rows, *actions)
     assert jax.tree.map(jnp.shape, parameters) == jax.tree.map(jnp.shape, same)
-    for ours, theirs in zip(
-        flattened.apply(parameters, observation),
-        plain.apply(parameters, observation.reshape(BATCH, 50)),
-        strict=True,
-    ):
+    results = flattened.apply(parameters, observation, *actions), plain.apply(parameters, rows, *actions)
+    for ours, theirs in zip(*map(jax.tree.leaves, results), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
