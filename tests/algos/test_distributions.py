@@ -170,7 +170,7 @@ def test_the_density_of_a_squashed_normal_integrates_to_one():
 
 
 def test_the_log_density_of_a_sample_is_that_of_its_action():
-    """Narrow ones: from an action near its bounds, rounded, what the tanh was given is not to be had again."""
+    """Narrow ones: rounded near its bounds, an action no longer tells what the tanh was given."""
     distribution = TanhNormal(0.25 * random(BATCH, 6), 0.25 * random(BATCH, 6, seed=1) - 1.0, (2, 3))
     keys = jax.random.split(jax.random.key(3), BATCH)
     action, log_prob = distribution.sample_with_log_prob(keys)
