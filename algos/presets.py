@@ -26,8 +26,8 @@ _BRAX_ANT: dict[str, Any] = {
 }
 
 _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
-    # The layers of CleanRL's dqn.py, each normalised as in PQN. With returns of one step, or plain layers, a few
-    # seeds in ten still waver when the run ends.
+    # The layers of CleanRL's dqn.py, each normalised as in PQN. With plain layers, or returns of one step,
+    # some seeds still waver when the run ends.
     "DQN": {
         "CartPole-v1": {
             "learning_rate": 1e-3,
