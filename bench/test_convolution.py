@@ -1,6 +1,7 @@
 """A convolution as a product of matrices (`algos.networks.Convolution`) against `flax.linen.Conv`.
 
-Both layers, of the same parameters, in a minibatch's gradient; alternating in one process.
+Both layers, of the same parameters, in the gradients of a few minibatches one after the other, as in a
+compiled training loop; alternating in one process.
 """
 
 import statistics
@@ -15,6 +16,7 @@ import pytest
 from algos.networks import Convolution
 from bench.test_engine_cost import paired
 
+UPDATES = 4  # in one call
 IMAGES = {"MinAtar": ((1024, 10, 10, 4), 16, 3, 1), "Atari": ((64, 84, 84, 4), 32, 8, 4)}
 
 
@@ -27,7 +29,14 @@ def test_product_of_matrices_against_flax(images, benchmark):
     parameters = ours.init(jax.random.key(1), x)
 
     def gradient(layer: Any):
-        compiled = jax.jit(jax.value_and_grad(lambda parameters: jnp.mean(layer.apply(parameters, x) ** 2)))
+        def loss(parameters: Any, scale: jax.Array) -> jax.Array:
+            return jnp.mean(layer.apply(parameters, x * scale) ** 2)
+
+        def several(parameters: Any) -> Any:
+            one = jax.value_and_grad(loss)
+            return jax.lax.map(lambda scale: one(parameters, scale), jnp.linspace(0.5, 1.5, UPDATES))
+
+        compiled = jax.jit(several)
         return lambda: compiled(parameters)
 
     product, flax = gradient(ours), gradient(theirs)
