@@ -90,7 +90,7 @@ class A3C(A2C):
         """One rollout of all workers, and one update with the gradient of each."""
         key, rollout_key = jax.random.split(state.key)
         env_state, observation, ((observations, actions), _, time_steps) = rollout(
-            act=lambda observation, keys: (self.act(state.worker_parameters, observation, keys), None),
+            act=lambda observation, keys: self.act(state.worker_parameters, observation, keys),
             step=self.step,
             key=rollout_key,
             env_state=state.env_state,
@@ -117,13 +117,13 @@ class A3C(A2C):
 
     @fdg.fragment("actor")
     def act(self, worker_parameters, observation, keys):
-        """`observation [W, E, *obs]`, `keys [W]` -> `action [W, E, *action]`."""
+        """`observation [W, E, *obs]`, `keys [W]` -> `action [W, E, *action]`; see `A2C.act`."""
 
         def one_worker(parameters, observation, key):
             policy, _ = self._policy(parameters, observation)
             return policy.sample(jax.random.split(key, self.envs_per_worker))
 
-        return jax.vmap(one_worker)(worker_parameters, observation, keys)
+        return jax.vmap(one_worker)(worker_parameters, observation, keys), None
 
     @fdg.fragment("environment")
     def step(self, keys, env_state, action):

@@ -38,8 +38,8 @@ _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
     # JaxMARL's baselines/IPPO/config/ippo_ff_mpe.yaml with four times its step size, ReLU, and values of
-    # moderate size: an episode that is cut short is followed by a value here, so they reach -70, which a
-    # clipped loss approaches by 0.2 an iteration.
+    # moderate size: an episode that is cut short is followed by a value here, so they become large, which a
+    # clipped loss approaches by 0.2 an iteration. That alone did not help: see docs/results.md.
     "IPPO": {
         "MPE_simple_spread_v3": {
             "total_steps": 10_000_000,

@@ -83,7 +83,7 @@ def test_each_worker_acts_with_its_own_parameters():
     head["bias"] = head["bias"].at[1].add(jnp.array([-20.0, 20.0])).at[2].add(jnp.array([20.0, -20.0]))
     observation = jnp.zeros((3, 64, 4))
     wide = small(num_envs=192)
-    action = wide.act(state.worker_parameters, observation, jax.random.split(jax.random.key(0), 3))
+    action, _ = wide.act(state.worker_parameters, observation, jax.random.split(jax.random.key(0), 3))
     assert jnp.mean(action, axis=1)[1:].tolist() == [1.0, 0.0]
     assert 0.2 < float(jnp.mean(action[0])) < 0.8
 
