@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.summarize import bootstrap_interval, interquartile_mean
-from fdg.run_directory import RunDirectory, read_metrics
+from fdg.training.run_directory import RunDirectory, read_metrics
 
 RUNS = Path("runs/learning")
 PICTURES = Path("docs/images/learning")

@@ -9,14 +9,17 @@ its fragments runs:
     state, metrics = engine.run(state, iterations=10)
 """
 
+import fdg.showing  # noqa: F401 - graphs and plans are printed and drawn by it
 from fdg.engine import Engine, compile
 from fdg.errors import FdgError, GraphError, PlanError, UnknownNameError
-from fdg.execution import Program
 from fdg.fragment import fragment
-from fdg.graph import FDG, Edge
-from fdg.host_devices import host_devices, reserve_threads
-from fdg.placement import Plan, place
-from fdg.tracing import trace
+from fdg.placing.place import place
+from fdg.placing.plan import Plan
+from fdg.placing.policy import Group, Policy
+from fdg.running.execution import Program
+from fdg.running.host_devices import host_devices, reserve_threads
+from fdg.tracing.graph import FDG, Edge
+from fdg.tracing.trace import trace
 
 __all__ = [
     "FDG",
@@ -24,8 +27,10 @@ __all__ = [
     "Engine",
     "FdgError",
     "GraphError",
+    "Group",
     "Plan",
     "PlanError",
+    "Policy",
     "Program",
     "UnknownNameError",
     "compile",

@@ -7,13 +7,15 @@ import jax
 import jax.numpy as jnp
 
 from fdg import keys
-from fdg.batch_flow import Communication
+from fdg.batch.follow import Communication
 from fdg.errors import FdgError, PlanError
-from fdg.execution import Stepped, Whole
-from fdg.hlo import Collective, unexplained
-from fdg.placement import BETWEEN, Plan, Policy, place, with_host
-from fdg.processes import put
-from fdg.tracing import trace
+from fdg.placing.place import place
+from fdg.placing.plan import BETWEEN, Plan
+from fdg.placing.policy import Policy, with_host
+from fdg.processes.arrays import put
+from fdg.running.execution import Stepped, Whole
+from fdg.running.hlo import Collective, unexplained
+from fdg.tracing.trace import trace
 
 
 class Engine:

@@ -1,6 +1,6 @@
 """`python -m fdg.plan`: prints graph and plan for the same flags as `fdg.train`, and runs nothing."""
 
-if __name__ == "__main__":
-    from fdg.cli import plan_main
+from fdg.commands.cli import plan_main as main
 
-    raise SystemExit(plan_main())
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from fdg.placement import Group
+from fdg.placing.policy import Group
 from policies.groups import divide
 
 

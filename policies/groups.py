@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fdg.errors import PlanError
-from fdg.placement import Group
+from fdg.placing.policy import Group
 
 
 def accelerators_and_hosts(devices: Sequence[str]) -> tuple[list[int], list[int]]:

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from fdg.placement import Group
+from fdg.placing.policy import Group
 from policies.groups import accelerators_and_hosts
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 import fdg
-from fdg.placement import Group
+from fdg.placing.policy import Group
 
 BATCH = 12
 ROLES = ("environment", "actor", "learner", "dreamer")

@@ -14,8 +14,10 @@ import algos
 import envs
 import fdg
 import policies
-from fdg import batch_flow, hlo, sharding
-from fdg.batch_flow import Communication
+from fdg.batch import follow as batch_flow
+from fdg.batch.follow import Communication
+from fdg.lowering import constraints as sharding
+from fdg.running import hlo
 from tests.user_algorithm import Walker
 
 # ruff: noqa: E501

@@ -16,11 +16,11 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import fdg
-from fdg import train
-from fdg.checkpoint import KEEP, Checkpoints
-from fdg.cli import train_main
+from fdg.commands.cli import train_main
 from fdg.errors import FdgError
-from fdg.job import parse
+from fdg.training import loop as train
+from fdg.training.checkpoint import KEEP, Checkpoints
+from fdg.training.job import parse
 from tests.tiny import Walk
 
 WALK = ["--algo", "tests.tiny:Walk", "--devices", "1"]

@@ -11,8 +11,8 @@ import jax
 import pytest
 
 import policies
-from fdg import job
-from fdg.cli import plan_main, train_main
+from fdg.commands.cli import plan_main, train_main
+from fdg.training import job
 
 WALK = ["--algo", "tests.tiny:Walk"]
 
@@ -271,8 +271,8 @@ def test_as_a_process(module):
 def test_host_devices_are_made_on_demand():
     words = "--devices 3 --num-envs 3 --num-minibatches 4 --total-steps 384 --num-steps 4"
     code = (
-        "import jax, fdg.job, fdg.train, sys; job = fdg.job.parse(sys.argv[1:], '', '');"
-        " print(len(fdg.train.available_devices(job.devices)), len(jax.devices()))"
+        "import jax, sys; from fdg.training import job, loop; made = job.parse(sys.argv[1:], '', '');"
+        " print(len(loop.available_devices(made.devices)), len(jax.devices()))"
     )
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
@@ -285,5 +285,5 @@ def test_out_of_memory_is_one_line(capsys, monkeypatch):
     def fail(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate\nmore")
 
-    monkeypatch.setattr("fdg.train.train", fail)
+    monkeypatch.setattr("fdg.training.loop.train", fail)
     assert "out of memory" in refuse(capsys, [])

@@ -18,10 +18,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import fdg
 import policies
-from fdg import distributed, peers
-from fdg.checkpoint import Checkpoints
-from fdg.cli import train_main
+from fdg.commands.cli import train_main
 from fdg.errors import FdgError
+from fdg.processes import distributed, peers
+from fdg.training.checkpoint import Checkpoints
 from tests.tiny import Pupil
 
 PUPIL = "--algo tests.tiny:Pupil --num-envs 12 --seed 2"
@@ -94,8 +94,11 @@ ALONE = {
 SEVERAL = """
 import json, sys, jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from fdg import distributed, host_devices, job, train
-from fdg.checkpoint import _place
+from fdg.processes import distributed
+from fdg import host_devices
+from fdg.training import job
+from fdg.training import loop as train
+from fdg.training.checkpoint import _place
 index = int(sys.argv[2])
 distributed.initialize(sys.argv[1], 2, index)
 host_devices(2)

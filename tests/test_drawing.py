@@ -12,8 +12,8 @@ import algos
 import envs
 import fdg
 import policies
-from fdg.cli import plan_main
-from fdg.placement import Group
+from fdg.commands.cli import plan_main
+from fdg.placing.policy import Group
 from tests.user_algorithm import Walker
 
 EVERY_POLICY = [

@@ -11,7 +11,7 @@ import algos
 import envs
 import fdg
 import policies
-from fdg.hlo import read_collectives
+from fdg.running.hlo import read_collectives
 from tests.user_algorithm import Walker
 
 

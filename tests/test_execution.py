@@ -10,8 +10,8 @@ from hypothesis import Phase, given, settings
 
 import fdg
 import policies
-from fdg.placement import Group
-from fdg.schedule import Call, Move, Repeat
+from fdg.placing.policy import Group
+from fdg.placing.schedule import Call, Move, Repeat
 from tests.compilations import compilations
 from tests.conformance.comparison import assert_same, plain, ppo
 from tests.random_programs import programs

@@ -9,8 +9,8 @@ import pytest
 import algos
 import envs
 import fdg
-from fdg import graph as graphs
-from fdg.graph import Array, Edge, Fragment
+from fdg.tracing import graph as graphs
+from fdg.tracing.graph import Array, Edge, Fragment
 from tests.user_algorithm import FEATURES, B, T, Walker
 
 

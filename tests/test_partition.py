@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import fdg
-from fdg import places
-from fdg.placement import Group
+from fdg.placing import homes as places
+from fdg.placing.policy import Group
 from tests.schedules import assert_valid, described
 
 

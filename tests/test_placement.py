@@ -8,7 +8,8 @@ import algos
 import envs
 import fdg
 import policies
-from fdg.placement import Group, largest_divisor
+from fdg.placing.place import largest_divisor
+from fdg.placing.policy import Group
 from tests.user_algorithm import Walker
 
 

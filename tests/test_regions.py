@@ -9,7 +9,7 @@ from jax.extend import core
 import fdg
 from fdg import jaxprs
 from fdg.fragment import boundary_p
-from fdg.regions import Loop, Operation, inline, open_iteration
+from fdg.placing.regions import Loop, Operation, inline, open_iteration
 from tests.conformance.comparison import leaves, ppo
 from tests.user_algorithm import Gardener, Walker
 

@@ -9,7 +9,7 @@ import pytest
 
 import fdg
 import policies
-from fdg.timeline import Timeline
+from fdg.running.timeline import Timeline
 
 TICK = 0.1  # seconds
 

@@ -14,9 +14,10 @@ import pytest
 
 import fdg
 import policies
-from fdg import job, progress, run_directory, train
-from fdg.checkpoint import Checkpoints
-from fdg.cli import train_main
+from fdg.commands.cli import train_main
+from fdg.training import job, progress, run_directory
+from fdg.training import loop as train
+from fdg.training.checkpoint import Checkpoints
 from tests.tiny import Pupil, Walk
 
 WALK = ["--algo", "tests.tiny:Walk", "--devices", "1"]
@@ -259,7 +260,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew(tmp_path, monkeypa
 
 def test_one_process_a_run_directory(tmp_path, capsys):
     run = run_directory.RunDirectory.create(tmp_path / "run", {"algo": "ppo"})
-    code = f"from fdg.run_directory import *; RunDirectory.reopen(Path({str(run.path)!r}))"
+    code = f"from fdg.training.run_directory import *; RunDirectory.reopen(Path({str(run.path)!r}))"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "is in use: another process is training there" in other.stderr
     run.close()

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fdg.execution import Program
-from fdg.sharding import batch_sharding, make_mesh
-from fdg.transfers import Layout, Mover, moved_bytes
+from fdg.lowering.constraints import batch_sharding, make_mesh
+from fdg.running.execution import Program
+from fdg.running.transfers import Layout, Mover, moved_bytes
 
 DTYPES = ("float32", "bfloat16", "int32", "uint8", "bool", "key")
 

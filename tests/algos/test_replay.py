@@ -10,7 +10,7 @@ import pytest
 import fdg
 import policies
 from algos.replay import Replay, Step, importance_weight, summarize
-from fdg.checkpoint import Checkpoints
+from fdg.training.checkpoint import Checkpoints
 
 B = 4  # environments
 

@@ -11,7 +11,7 @@ import pytest
 
 import fdg
 import policies
-from fdg import cli
+from fdg.commands import cli
 from tests.conformance.comparison import ALGORITHMS, start
 
 COLLECTIVES = ("all-reduce", "all-gather")

@@ -15,9 +15,11 @@ import pytest
 
 import fdg
 import policies
-from fdg import jaxprs, sharding, transfers
+from fdg import jaxprs
 from fdg.fragment import boundary_p
-from fdg.placement import Group
+from fdg.lowering import constraints as sharding
+from fdg.placing.policy import Group
+from fdg.running import transfers
 from tests.compilations import compilations
 from tests.conformance.comparison import (
     ALGORITHMS,

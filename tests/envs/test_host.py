@@ -16,7 +16,7 @@ import envs
 import fdg
 import policies
 from envs import from_envpool, from_gymnasium, host
-from fdg.cli import train_main
+from fdg.commands.cli import train_main
 from fdg.errors import FdgError, PlanError
 from tests.conformance.comparison import assert_same, plain
 from tests.envs.conformance import COMPILE_FAST
@@ -399,7 +399,7 @@ def test_a_run_whose_environment_dies_ends_with_one_line(tmp_path):
     """In a process of its own: its exit status, and all that it writes."""
     script = f"""
 import sys, envs
-from fdg.cli import train_main
+from fdg.commands.cli import train_main
 envs.register("dying", lambda: envs.make({COUNTING!r}, fault="die"))
 flags = "--env dying --num-envs 2 --hidden 4 --devices 1".split()
 sys.exit(train_main([*flags, "--out", {str(tmp_path / "run")!r}]))

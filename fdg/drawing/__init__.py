@@ -1,1 +1,0 @@
-"""Graphs and plans for people: text for terminals, Mermaid for documents, SVG for notebooks."""

@@ -1,0 +1,315 @@
+"""A traced program on a mesh: every decision about what is split is written into its jaxpr.
+
+`batch_flow` says what each operation does with the batch axis. Here that becomes sharding constraints:
+borders split their batch, what an operation needs whole is gathered just before it, and a sum over the
+batch is the same on all devices. XLA's partitioner is left to carry that out, in the global view, so no
+constraint can change the mathematics.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from fdg import jaxprs
+from fdg.batch import follow as batch_flow
+from fdg.batch.follow import Axis, Flow, Step
+from fdg.fragment import boundary_p
+
+BATCH, SEED = "batch", "seed"  # names of the mesh axes
+
+
+def make_mesh(devices: Sequence[jax.Device], axis: str = BATCH) -> Mesh:
+    """A mesh of one axis, in the devices' order."""
+    return Mesh(np.array(devices, dtype=object), (axis,), axis_types=(AxisType.Auto,))
+
+
+def batch_sharding(mesh: Mesh, axis: int | None) -> NamedSharding:
+    """Split along `axis` over the mesh; a copy on each device if None."""
+    return NamedSharding(mesh, PartitionSpec() if axis is None else _spec(axis))
+
+
+def _spec(axis: Axis) -> PartitionSpec:
+    return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, BATCH)
+
+
+def constrain(
+    jaxpr: core.ClosedJaxpr, mesh: Mesh, axes: Sequence[Axis] = (), output_axes: Sequence[Axis] | None = None
+) -> core.ClosedJaxpr:
+    """Replaces fragment borders by shardings on the mesh, and makes every exchange of data explicit.
+
+    The result exchanges what `batch_flow.communication(jaxpr, axes, mesh.size, output_axes)` says.
+
+    Args:
+      jaxpr: a traced program, in the global view; so is the result.
+      mesh: of one axis, `BATCH`, whose size divides the batch of every border.
+      axes: the batch axes of the jaxpr's first inputs; the others are shared.
+      output_axes: what its outputs are brought to; None for whatever they have.
+    """
+    lowered = _Rewriter(mesh).rewrite(batch_flow.follow(jaxpr, axes, mesh.size, output_axes))
+    core.check_jaxpr(lowered)
+    return jaxprs.with_jaxpr(jaxpr, lowered)
+
+
+class _Rewriter:
+    """Rewrites jaxprs as followed; one that is called from several places is rewritten once."""
+
+    def __init__(self, mesh: Mesh):
+        self.mesh = mesh
+        self.known: dict[int, tuple[Flow, Any, set[Any]]] = {}  # by id of the flow, which is kept alive
+
+    def rewrite(self, flow: Flow) -> Any:
+        """The jaxpr of a flow, with its decisions written into it."""
+        return self._rewritten(flow)[0]
+
+    def _rewritten(self, flow: Flow) -> tuple[Any, set[Any]]:
+        """The same, and which of its inputs it constrains."""
+        if id(flow) not in self.known:
+            self.known[id(flow)] = flow, *self._rewrite(flow)
+        return self.known[id(flow)][1:]
+
+    def _rewrite(self, flow: Flow) -> tuple[Any, set[Any]]:
+        equations: list[Any] = []
+        axes = {v: axis for v, (axis, _) in zip(flow.jaxpr.invars, flow.inputs, strict=True)}
+        placed: dict[tuple[Any, Axis], Any] = {}  # what was gathered or taken a part of before
+        current: dict[Any, Any] = {}
+
+        def constrained(atom: Any, axis: Axis) -> Any:
+            equations.append(self._constraint(atom, axis))
+            return equations[-1].outvars[0]
+
+        def place(atom: Any, axis: Axis) -> Any:
+            """`atom`, split along `axis`."""
+            if hasattr(atom, "val") or not atom.aval.shape:
+                return atom
+            if (atom, axis) not in placed:
+                # First as it is made: what makes it must not be split from its reader's side. From one
+                # axis to another by way of the whole: there is no other exchange than a gather.
+                made = axes.get(atom)
+                before = made if None in (made, axis) else None
+                placed[atom, axis] = constrained(atom if made == axis else place(atom, before), axis)
+            return placed[atom, axis]
+
+        def settle(atom: Any) -> None:
+            """The partitioner would give other readers the constrained value, if it was the only one."""
+            if not hasattr(atom, "val") and atom.aval.shape and atom not in current:
+                current[atom] = constrained(atom, axes.get(atom))
+
+        def take(atoms: Sequence[Any], step: Step | Flow) -> list[Any]:
+            taken = [atom if hasattr(atom, "val") else current.get(atom, atom) for atom in atoms]
+            for i in step.gathered:
+                taken[i] = place(atoms[i], None)
+            for i, axis in step.parted:
+                taken[i] = place(atoms[i], axis)
+            for i in (*step.gathered, *dict(step.parted)):
+                settle(atoms[i])
+            return taken
+
+        for step in flow.steps:
+            axes.update(zip(step.eqn.outvars, step.results, strict=True))
+            eqn = step.eqn.replace(invars=take(step.eqn.invars, step))
+            if eqn.primitive is boundary_p:
+                model = self._constraint(eqn.invars[0], eqn.params["axis"])
+                equations.append(model.replace(outvars=eqn.outvars))
+            elif step.local:
+                equations.append(_replaced(eqn, self._localised(eqn, step)))
+            else:
+                if step.bodies:
+                    eqn = self._with_bodies(eqn, step)
+                shared = [v for v in eqn.outvars if step.reduced and v.aval.shape]
+                results = {v: core.Var(v.aval) for v in shared if not isinstance(v, core.DropVar)}
+                equations.append(eqn.replace(outvars=[results.get(v, v) for v in eqn.outvars]))
+                for old, new in results.items():
+                    equations.append(self._constraint(new, None).replace(outvars=[old]))
+                for i in self._constrained_inside(step):
+                    settle(step.eqn.invars[i])
+        outputs = take(flow.jaxpr.outvars, flow)
+        constrains = {v for v in flow.jaxpr.invars if v in current}
+        return flow.jaxpr.replace(eqns=equations, outvars=outputs), constrains
+
+    def _constrained_inside(self, step: Step) -> list[int]:
+        """The operands of a call that are constrained in its body."""
+        found = []
+        if step.trips is None and step.eqn.primitive.name != "cond":
+            for body, inner in zip(jaxprs.bodies(step.eqn) if step.bodies else (), step.bodies, strict=True):
+                constrained = self._rewritten(inner)[1]
+                inputs = zip(body.operands, inner.jaxpr.invars, strict=True)
+                found += [i for i, v in inputs if v in constrained and i not in dict(step.parted)]
+        return found
+
+    def _constraint(self, atom: Any, axis: Axis) -> Any:
+        """An equation that gives `atom` the sharding of a batch axis."""
+        aval = atom.aval
+        if axis is not None and aval.shape[axis] % self.mesh.size:
+            axis = None  # no part for each device; the plan lets no fragment's own batch get here
+        sharding = batch_sharding(self.mesh, axis)
+        traced = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, sharding))(
+            jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+        )
+        return traced.eqns[0].replace(invars=[atom])
+
+    def _with_bodies(self, eqn: Any, step: Step) -> Any:
+        new = {
+            id(body.jaxpr): self.rewrite(flow)
+            for body, flow in zip(jaxprs.bodies(step.eqn), step.bodies, strict=True)
+        }
+
+        def rebuild(value: Any) -> Any:
+            if isinstance(value, tuple) and any(map(jaxprs.is_jaxpr, value)):
+                items = map(rebuild, value)
+                return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+            if not jaxprs.is_jaxpr(value) or id(jaxprs.open_jaxpr(value)) not in new:
+                return value
+            body = new[id(jaxprs.open_jaxpr(value))]
+            return jaxprs.with_jaxpr(value, body) if isinstance(value, core.ClosedJaxpr) else body
+
+        return eqn.replace(params={key: rebuild(value) for key, value in eqn.params.items()})
+
+    def _localised(self, eqn: Any, step: Step) -> Any:
+        """An equation that runs `step` on each device's part."""
+        run = jax.shard_map(
+            lambda *parts: _Local(self.mesh.size).step(step, list(parts)),
+            mesh=self.mesh,
+            in_specs=tuple(map(_spec, step.operands)),
+            out_specs=list(map(_spec, step.results)),
+            check_vma=False,
+        )
+        avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+        return jax.make_jaxpr(jax.jit(run))(*avals)
+
+
+def _replaced(eqn: Any, traced: Any) -> Any:
+    """The one equation of `traced`, in the place of `eqn`."""
+    (model,) = jaxprs.open_jaxpr(traced).eqns
+    return model.replace(invars=eqn.invars, outvars=eqn.outvars)
+
+
+class _Local:
+    """Runs what is independent along the batch on one of `count` parts of it, inside a `shard_map`."""
+
+    def __init__(self, count: int):
+        self.count = count
+
+    def step(self, step: Step, values: list[Any]) -> list[Any]:
+        """Parts of an equation's results, from the parts (or wholes) of its operands."""
+        if step.bodies:
+            return list(self._bodies(step, values))
+        eqn = step.eqn
+        if eqn.primitive is boundary_p:
+            return values
+        if all(axis is None for axis in step.operands):  # shared, or made here: the whole, then the part
+            results = _bind(eqn, values, eqn.params)
+            return [self._part(x, axis) for x, axis in zip(results, step.results, strict=True)]
+        results = _bind(eqn, values, self._parameters(step))
+        for x, v, axis in zip(results, eqn.outvars, step.results, strict=True):
+            assert x.shape == self._shape(v.aval.shape, axis), (eqn, x.shape)
+        return results
+
+    def flow(self, flow: Flow, consts: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+        """Parts of a jaxpr's outputs, from those of its inputs."""
+        jaxpr = flow.jaxpr
+        known = dict(zip(jaxpr.invars, values, strict=True))
+        known.update(zip(jaxpr.constvars, consts, strict=True))
+
+        def take(atoms: Sequence[Any], parted: Sequence[tuple[int, int]]) -> list[Any]:
+            taken = [atom.val if hasattr(atom, "val") else known[atom] for atom in atoms]
+            for i, axis in parted:
+                taken[i] = self._part(taken[i], axis)
+            return taken
+
+        for step in flow.steps:
+            known.update(
+                zip(step.eqn.outvars, self.step(step, take(step.eqn.invars, step.parted)), strict=True)
+            )
+        return take(jaxpr.outvars, flow.parted)
+
+    def _bodies(self, step: Step, values: list[Any]) -> Sequence[Any]:
+        eqn, bodies = step.eqn, jaxprs.bodies(step.eqn)
+        consts = {id(jaxprs.open_jaxpr(closed)): closed.consts for closed in _closed(eqn.params)}
+        runs = [functools.partial(self.flow, flow, consts.get(id(flow.jaxpr), ())) for flow in step.bodies]
+        match eqn.primitive.name:
+            case "scan":
+                return self._scan(eqn, bodies[0], runs[0], values)
+            case "while":
+                return self._while(bodies, runs, values)
+            case "cond":
+                branches = [lambda *operands, run=run: run(operands) for run in runs]
+                return jax.lax.switch(values[0], branches, *values[1:])
+        return runs[0](values)
+
+    def _scan(self, eqn: Any, body: jaxprs.Body, run: Callable, values: list[Any]) -> Sequence[Any]:
+        count, first = len(body.carry), len(values) - len(body.sliced) - len(body.carry)
+        consts, carried, sliced = values[:first], values[first : first + count], values[first + count :]
+
+        def one(carried, rows):
+            results = run([*consts, *carried, *rows])
+            return results[:count], results[count:]
+
+        carried, stacked = jax.lax.scan(
+            one, carried, sliced, length=body.trips, reverse=eqn.params["reverse"]
+        )
+        return [*carried, *stacked]
+
+    def _while(
+        self, bodies: Sequence[jaxprs.Body], runs: Sequence[Callable], values: list[Any]
+    ) -> Sequence[Any]:
+        test, body = bodies
+        count = len(body.carry)
+        test_consts = values[: len(test.operands) - count]
+        body_consts = values[len(test_consts) : -count]
+
+        def unfinished(carried):
+            return jnp.any(runs[0]([*test_consts, *carried])[0])
+
+        def one(carried):
+            (predicate,) = runs[0]([*test_consts, *carried])
+            after = runs[1]([*body_consts, *carried])
+            if not predicate.ndim:
+                return after
+            # Of a loop that vmap made, rows that are done stay as they are.
+            rows = [
+                jax.lax.broadcast_in_dim(predicate, new.shape, tuple(range(predicate.ndim))) for new in after
+            ]
+            return [jax.lax.select(*each) for each in zip(rows, after, carried, strict=True)]
+
+        return jax.lax.while_loop(unfinished, one, values[-count:])
+
+    def _shape(self, shape: Sequence[int], axis: Axis) -> tuple[int, ...]:
+        return tuple(n // self.count if i == axis else n for i, n in enumerate(shape))
+
+    def _part(self, x: Any, axis: Axis) -> Any:
+        if axis is None:
+            return x
+        size = x.shape[axis] // self.count
+        return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(BATCH) * size, size, axis)
+
+    def _parameters(self, step: Step) -> dict[str, Any]:
+        """An operation's parameters, with the lengths that it names cut to a part's."""
+        params, axis, result = step.eqn.params, step.operands[0], step.results[0]
+        match step.eqn.primitive.name:
+            case "broadcast_in_dim":
+                return {**params, "shape": self._shape(params["shape"], result)}
+            case "reshape":
+                return {**params, "new_sizes": self._shape(params["new_sizes"], result)}
+            case "slice":
+                return {**params, "limit_indices": self._shape(params["limit_indices"], axis)}
+            case "dynamic_slice":
+                return {**params, "slice_sizes": self._shape(params["slice_sizes"], axis)}
+            case "gather" if axis not in params["dimension_numbers"].operand_batching_dims:
+                return {**params, "slice_sizes": self._shape(params["slice_sizes"], axis)}
+        return params
+
+
+def _bind(eqn: Any, values: list[Any], params: dict[str, Any]) -> list[Any]:
+    results = eqn.primitive.bind(*values, **params)
+    return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def _closed(params: dict[str, Any]) -> list[Any]:
+    values = [v for value in params.values() for v in (value if isinstance(value, tuple) else (value,))]
+    return [value for value in values if isinstance(value, core.ClosedJaxpr)]

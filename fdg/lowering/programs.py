@@ -1,0 +1,121 @@
+"""Lowering: from a graph and a plan to functions that XLA compiles, one for each program.
+
+Fragments that share their devices become one program. The traced code stays as it is, in the global view;
+only its fragment borders change, from an identity to a sharding constraint that splits the declared batch
+axis over the group's devices. XLA's partitioner derives the rest and inserts the collectives, so a policy
+cannot change the mathematics.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from fdg import jaxprs
+from fdg.lowering import constraints as sharding
+from fdg.lowering.constraints import SEED, batch_sharding, make_mesh
+from fdg.placing.layout import Layout
+from fdg.placing.plan import Plan
+from fdg.placing.schedule import Call, Value
+from fdg.tracing.graph import FDG
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """A whole training loop as one program: a function of the state's leaves.
+
+    Attributes:
+      run: `(leaves, iterations) -> (leaves, metrics)`, metrics stacked over the iterations.
+      shardings: of the leaves.
+      metrics_sharding: of every metric.
+    """
+
+    run: Callable[..., tuple[list, list]]
+    shardings: list[NamedSharding]
+    metrics_sharding: NamedSharding
+
+
+def lower_shared(graph: FDG, plan: Plan, devices: Sequence[jax.Device]) -> Loop:
+    """The program of a plan whose fragments all share their devices."""
+    mesh = make_mesh([devices[i] for i in plan.groups[0].devices])
+    iterate = core.jaxpr_as_fun(_constrained(graph.jaxpr, mesh, graph.state_axes, graph.output_axes))
+    shardings = [
+        array_sharding(mesh, leaf.shape, axis)
+        for axis, leaf in zip(graph.state_axes, jax.tree.leaves(graph.state), strict=True)
+    ]
+    return Loop(functools.partial(_loop, iterate, len(shardings)), shardings, batch_sharding(mesh, None))
+
+
+def lower_seeds(graph: FDG, plan: Plan, devices: Sequence[jax.Device]) -> Loop:
+    """The program of independent agents: each device steps its own together, and none talks to another."""
+    mesh = make_mesh([devices[i] for i in plan.groups[0].devices], SEED)
+    agents, record = PartitionSpec(SEED), PartitionSpec(None, SEED)
+    iterate = jax.vmap(core.jaxpr_as_fun(graph.jaxpr))
+    num_state = len(graph.state_axes)
+
+    def run(leaves, iterations):
+        local = functools.partial(_loop, iterate, num_state, iterations=iterations)
+        return jax.shard_map(
+            local, mesh=mesh, in_specs=(agents,), out_specs=(agents, record), check_vma=False
+        )(leaves)
+
+    return Loop(run, [NamedSharding(mesh, agents)] * num_state, NamedSharding(mesh, record))
+
+
+def lower_call(call: Call, mesh: Mesh) -> tuple[Any, list[jax.ShapeDtypeStruct]]:
+    """One program of a schedule, and what it takes.
+
+    Besides its results it returns a byte that is there when the program has run: results may be donated to
+    the next program before anyone can wait for them.
+    """
+    inputs = [value.variable for value in call.inputs]
+    outputs = [value.variable for value in call.outputs]
+    jaxpr = jaxprs.build(inputs, outputs, call.equations)
+    axes = [[value.axis for value in values] for values in (call.inputs, call.outputs)]
+    function = core.jaxpr_as_fun(_constrained(jaxpr, mesh, *axes))
+
+    def program(*arrays):
+        return *function(*arrays), jnp.zeros((), jnp.uint8)
+
+    program.__name__ = program.__qualname__ = call.name
+    shardings = [value_sharding(mesh, value) for value in call.outputs]
+    jitted = jax.jit(
+        program,
+        donate_argnums=tuple(sorted(call.donated)),
+        out_shardings=(*shardings, batch_sharding(mesh, None)),
+    )
+    return jitted, [value_shape(mesh, value) for value in call.inputs]
+
+
+def array_sharding(mesh: Mesh, shape: tuple[int, ...], axis: int | None) -> NamedSharding:
+    """Split along its batch axis if that divides by the mesh."""
+    return batch_sharding(mesh, axis if Layout(shape, axis, mesh.size).parts > 1 else None)
+
+
+def value_sharding(mesh: Mesh, value: Value) -> NamedSharding:
+    """How a value lies on its group's mesh."""
+    return array_sharding(mesh, value.shape, value.axis)
+
+
+def value_shape(mesh: Mesh, value: Value) -> jax.ShapeDtypeStruct:
+    """Shape, dtype and sharding of a value on its group's mesh."""
+    return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=value_sharding(mesh, value))
+
+
+def _constrained(
+    jaxpr: core.ClosedJaxpr, mesh: Mesh, input_axes: Sequence[int | None], output_axes: Sequence[int | None]
+) -> core.ClosedJaxpr:
+    return jaxpr if mesh.size == 1 else sharding.constrain(jaxpr, mesh, input_axes, output_axes)
+
+
+def _loop(iterate: Callable, num_state: int, leaves: list, iterations: int) -> tuple[list, list]:
+    def step(leaves, _):
+        results = iterate(*leaves)
+        return list(results[:num_state]), list(results[num_state:])
+
+    return jax.lax.scan(step, list(leaves), None, length=iterations)

@@ -1,0 +1,98 @@
+"""How much memory an iteration needs at least: arrays that are alive together, between its operations."""
+
+import collections
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jax.extend import core
+
+from fdg import jaxprs
+from fdg.batch import follow as batch_flow
+from fdg.placing.layout import Layout
+from fdg.placing.schedule import Call, Move, Schedule, Step, Value
+
+
+def _share(variable: Any, axis: int | None, devices: int) -> int:
+    """Bytes of an array on one of the devices that it is split over."""
+    size = jaxprs.bytes_of(variable.aval)
+    return size // Layout(tuple(variable.aval.shape), axis, devices).parts
+
+
+def peak_bytes(jaxpr: Any, axes: Sequence[int | None], devices: int) -> int:
+    """Of one device, for a closed jaxpr whose first inputs have these batch axes; inputs are kept alive.
+
+    Operations count as a whole: what a fragment or a loop needs inside comes on top.
+    """
+    body = jaxprs.open_jaxpr(jaxpr)
+    variables = [*body.constvars, *body.invars]
+    known = dict(zip(body.invars, axes, strict=False))
+    return sum(_share(v, known.get(v), devices) for v in variables) + _peak_inside(
+        body.eqns, known, devices, {v for v in body.outvars if not jaxprs.is_literal(v)}
+    )
+
+
+def _peak_inside(
+    equations: Sequence[core.JaxprEqn], axes: dict[Any, int | None], devices: int, kept: set
+) -> int:
+    """Peak of what the equations make; `kept` lives to the end."""
+    last = {v: i for i, eqn in enumerate(equations) for v in eqn.invars if not jaxprs.is_literal(v)}
+    alive: dict[Any, int] = {}
+    peak = 0
+    for i, eqn in enumerate(equations):
+        operands = [None if jaxprs.is_literal(v) else axes.get(v) for v in eqn.invars]
+        for v, axis in zip(eqn.outvars, batch_flow.equation_axes(eqn, operands, devices), strict=True):
+            if not isinstance(v, core.DropVar):
+                axes[v] = axis
+                alive[v] = _share(v, axis, devices)
+        peak = max(peak, sum(alive.values()))
+        for v in list(alive):
+            if v not in kept and last.get(v, i) <= i:
+                del alive[v]
+    return peak
+
+
+def peak_by_group(schedule: Schedule, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Of one device of each group, for a schedule; `sizes` are the groups' numbers of devices."""
+    state: collections.Counter[str] = collections.Counter()
+    for places in schedule.leaves:
+        for value in places:
+            state[value.group] += _share(value.variable, value.axis, sizes[value.group])
+    for _, value in schedule.constants:
+        state[value.group] += _share(value.variable, value.axis, sizes[value.group])
+    peak = _peak_steps(schedule.steps, sizes)
+    return {group: state[group] + peak[group] for group in sizes}
+
+
+def _peak_steps(steps: Sequence[Step], sizes: Mapping[str, int]) -> collections.Counter[str]:
+    def reads(step: Step) -> list[Value]:
+        if isinstance(step, Call):
+            return list(step.inputs)
+        return [a for a, _ in (step.pairs if isinstance(step, Move) else step.enter)]
+
+    def makes(step: Step) -> list[Value]:
+        if isinstance(step, Call):
+            return list(step.outputs)
+        return [b for _, b in (step.pairs if isinstance(step, Move) else step.leave)]
+
+    last = {value: i for i, step in enumerate(steps) for value in reads(step)}
+    alive: dict[Value, int] = {}
+    peak: collections.Counter[str] = collections.Counter()
+    for i, step in enumerate(steps):
+        for value in makes(step):
+            alive[value] = _share(value.variable, value.axis, sizes[value.group])
+        now: collections.Counter[str] = collections.Counter()
+        for value, size in alive.items():
+            now[value.group] += size
+        if isinstance(step, Call):
+            axes = {v.variable: v.axis for v in step.inputs}
+            outputs = {v.variable for v in step.outputs}
+            inside = _peak_inside(step.equations, axes, sizes[step.group], outputs)
+            made = sum(alive[value] for value in step.outputs)
+            now[step.group] += max(0, inside - made)
+        elif not isinstance(step, Move):
+            now.update(_peak_steps(step.steps, sizes))
+        peak |= now
+        for value in list(alive):
+            if last.get(value, len(steps)) <= i:
+                del alive[value]
+    return peak

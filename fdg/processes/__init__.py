@@ -1,0 +1,1 @@
+"""Several processes: joining them, noticing that one died, arrays that they share."""

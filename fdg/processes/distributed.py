@@ -1,0 +1,274 @@
+"""Several processes on `jax.distributed`: how a run gets from one process to many, and its arrays to one.
+
+Each process does the same; only process 0 (`is_first`) writes and prints. A program of one process may call
+all of this too. See `docs/decisions/011-processes.md`.
+"""
+
+import atexit
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from fdg import keys
+from fdg.errors import FdgError
+from fdg.processes import peers
+
+HEARTBEAT_SECONDS = 45  # JAX's own, should `peers` fail to see that a process is gone
+
+_peers: peers.Peers | None = None
+
+
+def initialize(
+    coordinator_address: str | None = None, num_processes: int | None = None, process_id: int | None = None
+) -> None:
+    """Makes this process one of several, before JAX starts its backends; waits until all are there.
+
+    `jax.devices()` are then those of all processes. When one of them dies, the others end with an error that
+    names it.
+
+    Args:
+      coordinator_address: HOST:PORT of process 0; this and the others may be None on a cluster that JAX
+        detects.
+      num_processes: how many there are.
+      process_id: which of them this is.
+
+    Raises:
+      FdgError: the arguments contradict each other, no cluster was detected, or not all processes came.
+    """
+    global _peers
+    given = {
+        "coordinator_address": coordinator_address,
+        "num_processes": num_processes,
+        "process_id": process_id,
+    }
+    check(given)
+    if _peers is not None:
+        raise FdgError("distributed.initialize was called before")
+    local_device_ids = None
+    if coordinator_address is None:
+        coordinator_address, num_processes, process_id, local_device_ids = _detect()
+    assert coordinator_address is not None and num_processes is not None and process_id is not None
+    host, _ = peers.split_address(coordinator_address)
+    group = peers.Peers(
+        coordinator_address, num_processes, process_id, None if process_id else peers.free_port(host)
+    )
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM away from us
+    # The other processes reach JAX's coordinator through a port of their own, which stays open when process 0
+    # dies: else JAX aborts them within milliseconds, before they can say why.
+    service = (
+        f"{host}:{group.notes}" if group.index == 0 else f"localhost:{peers.keep_open((host, group.notes))}"
+    )
+    _peers = group
+    atexit.register(_at_exit)
+    try:
+        jax.distributed.initialize(
+            service,
+            num_processes,
+            process_id,
+            local_device_ids,
+            cluster_detection_method="deactivate",
+            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+            coordinator_bind_address=f"127.0.0.1:{group.notes}" if peers.is_local(host) else None,
+        )
+    except RuntimeError as error:
+        raise FdgError(f"jax.distributed cannot start: {error}") from error
+
+
+def check(given: Mapping[str, Any]) -> None:
+    """Refuses what cannot be meant by its flags' values.
+
+    Raises:
+      FdgError: part of the three without the rest, or numbers out of range.
+    """
+    names = ("coordinator_address", "num_processes", "process_id")
+    there = [name for name in names if given.get(name) is not None]
+    option = lambda name: "--" + name.replace("_", "-")  # noqa: E731
+    if there and given.get("distributed"):
+        raise FdgError(f"--distributed takes {option(there[0])} from the cluster: leave out one of the two")
+    if there and len(there) < len(names):
+        missing = next(name for name in names if name not in there)
+        raise FdgError(
+            f"{option(missing)} is missing: {', '.join(map(option, names))} go together"
+            f" (--distributed alone where JAX detects the cluster)"
+        )
+    if not there:
+        return
+    number, index = given["num_processes"], given["process_id"]
+    peers.split_address(given["coordinator_address"])
+    if number < 1:
+        raise FdgError(f"--num-processes {number}: it must be at least 1")
+    if not 0 <= index < number:
+        raise FdgError(f"--process-id {index}: with --num-processes {number} it is from 0 to {number - 1}")
+
+
+def count() -> int:
+    """How many processes there are."""
+    return 1 if _peers is None else _peers.count
+
+
+def is_first() -> bool:
+    """Whether this is process 0, which writes and prints."""
+    return _peers is None or _peers.index == 0
+
+
+def exchange(value: Any) -> list[Any]:
+    """The values of all processes, in their order. A collective: all processes call it.
+
+    Args:
+      value: anything that JSON can hold.
+
+    Raises:
+      peers.LostError: another process is gone.
+    """
+    return [value] if _peers is None else _peers.exchange(value)
+
+
+def fetch(tree: Any) -> Any:
+    """Brings arrays to process 0, wherever they are. A collective: all processes call it.
+
+    Each shard goes straight to process 0, and no other has to hold the whole. No XLA program runs, so the
+    arrays may belong to meshes that this process has no part in.
+
+    Args:
+      tree: pytree of global arrays, alike in all processes; typed keys come as their data.
+
+    Returns:
+      The tree with NumPy arrays on process 0 (copies: the arrays may be donated), None on the others.
+
+    Raises:
+      peers.LostError: another process is gone.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    arrays = [_data(leaf) for leaf in leaves]
+    owned = [_owners(array) for array in arrays]
+    if not is_first():
+        assert _peers is not None
+        mine = [
+            np.asarray(_shard(array, index)).tobytes()
+            for array, owners in zip(arrays, owned, strict=True)
+            for index, owner in owners.items()
+            if owner == _peers.index
+        ]
+        if mine:
+            _peers.give(b"".join(mine))
+        return None
+    senders = sorted({owner for owners in owned for owner in owners.values()} - {0})
+    received = {i: memoryview(_peers.take(i)) for i in senders} if _peers else {}
+    results = []
+    for array, owners in zip(arrays, owned, strict=True):
+        result = np.empty(array.shape, array.dtype)
+        for index, owner in owners.items():
+            part = tuple(slice(*bounds) for bounds in index)
+            if owner == 0:
+                result[part] = np.asarray(_shard(array, index))
+            elif size := result[part].nbytes:
+                values = np.frombuffer(received[owner][:size], array.dtype)
+                result[part] = values.reshape(result[part].shape)
+                received[owner] = received[owner][size:]
+        results.append(result)
+    return jax.tree.unflatten(structure, results)
+
+
+def gather(tree: Any) -> Any:
+    """Brings arrays to the first device of process 0; keys stay keys. A collective: all processes call it.
+
+    Returns:
+      The tree on process 0, None on the others.
+    """
+    fetched = fetch(tree)
+    if fetched is None:
+        return None
+    device = jax.local_devices()[0]
+    return jax.tree.map(
+        lambda data, leaf: (
+            jax.random.wrap_key_data(jax.device_put(data, device), impl=jax.random.key_impl(leaf))
+            if keys.is_key(leaf.dtype)
+            else jax.device_put(data, device)
+        ),
+        fetched,
+        tree,
+    )
+
+
+def lost(seconds: float) -> peers.LostError | None:
+    """The process that is gone, None if all are there; waits so long, for an error may precede its cause."""
+    return None if _peers is None else _peers.who_is_lost(seconds)
+
+
+def leave() -> None:
+    """Ends the part of this process in an orderly way: waits for the others, and lets them go."""
+    global _peers
+    if _peers is None:
+        return
+    exchange(None)
+    jax.distributed.shutdown()
+    _peers.leave()
+    _peers = None
+
+
+def abandon(line: str, status: int, cause: str | None = None) -> None:
+    """Ends this process and all others; does nothing where there is only one.
+
+    Args:
+      line: what to print on standard error.
+      status: of the exit.
+      cause: what the others say; None for what is `lost` already.
+    """
+    if _peers is not None:
+        _peers.die(line, status, line if cause is None else f"{_peers.who} {cause}")
+
+
+def _at_exit() -> None:
+    """For programs that do not call `leave`."""
+    error = getattr(sys, "last_value", None)
+    if error is not None:
+        abandon("error: see above", 1, f"failed: {type(error).__name__}")
+    try:
+        leave()
+    except peers.LostError as gone:
+        abandon(f"error: {gone}", gone.status)
+
+
+def _detect() -> tuple[str, int, int, Any]:
+    """What `jax.distributed.initialize()` would find out."""
+    from jax._src.clusters import ClusterEnv  # there is no public way to ask
+
+    address, number, index, local_device_ids = ClusterEnv.auto_detect_unset_distributed_params(
+        os.environ.get("JAX_COORDINATOR_ADDRESS"), None, None, None, None, int(peers.JOIN_SECONDS)
+    )
+    if address is None or number is None or index is None:
+        raise FdgError(
+            "--distributed: JAX detects no cluster here (SLURM, MPI, Kubernetes, TPU pod):"
+            " give --coordinator-address, --num-processes and --process-id"
+        )
+    return address, number, index, local_device_ids
+
+
+def _data(leaf: jax.Array) -> jax.Array:
+    return jax.random.key_data(leaf) if keys.is_key(leaf.dtype) else leaf
+
+
+_Index = tuple[tuple[int, int], ...]  # start and stop along each axis
+
+
+def _owners(array: jax.Array) -> dict[_Index, int]:
+    """Which process sends which part: the first that has it. Alike in all processes."""
+    owners: dict[_Index, int] = {}
+    device: Any  # jax.Device, which the type checker does not know the attributes of
+    for device, index in array.sharding.devices_indices_map(array.shape).items():
+        bounds = _bounds(index, array.shape)
+        owners[bounds] = min(owners.get(bounds, device.process_index), device.process_index)
+    return dict(sorted(owners.items()))
+
+
+def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> _Index:
+    return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
+
+
+def _shard(array: jax.Array, bounds: _Index) -> Any:
+    return next(s.data for s in array.addressable_shards if _bounds(s.index, array.shape) == bounds)

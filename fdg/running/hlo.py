@@ -1,0 +1,114 @@
+"""Reading optimised HLO text: which collectives a program runs, how often, and for which fragment."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterable, Iterator
+
+from fdg.batch.follow import Communication
+
+_KINDS = (
+    "all-reduce",
+    "all-gather",
+    "all-to-all",
+    "collective-permute",
+    "reduce-scatter",
+    "collective-broadcast",
+)
+_BITS = {"pred": 8, "bf16": 16, "c64": 64, "c128": 128}  # the others end in their width: f32, s8, u64, f8e4m3
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """A communication between the devices of one program.
+
+    Attributes:
+      kind: as HLO spells it, such as "all-reduce".
+      bytes: size of its result on one device, a tuple's parts together.
+      calls: how often it runs when the program does (loops of unknown length counted once).
+      fragments: the fragments around it, outermost first; empty for code between fragments.
+      op_name: where in the traced program it comes from, as JAX says.
+    """
+
+    kind: str
+    bytes: int
+    calls: int
+    fragments: tuple[str, ...]
+    op_name: str
+
+
+def read_collectives(text: str) -> tuple[Collective, ...]:
+    """The collectives of a program's optimised HLO (`Program.hlo()`), in program order."""
+    computations = dict(_computations(text))
+    entry = next(
+        (name for name, lines in computations.items() if lines and lines[0].startswith("ENTRY")), None
+    )
+    return tuple(_walk(computations, entry, 1)) if entry else ()
+
+
+def unexplained(
+    collectives: Iterable[Collective], communications: Iterable[Communication]
+) -> tuple[Collective, ...]:
+    """The collectives that no prediction of `batch_flow.communication` names.
+
+    A prediction names those of its kind around which its fragment is, or which are between fragments if it
+    has none. What XLA combined from several (a tuple) counts as named where one of them is.
+    """
+    named = {(c.kind, c.fragment) for c in communications}
+    return tuple(
+        c for c in collectives if not any((c.kind, around) in named for around in c.fragments or (None,))
+    )
+
+
+def _computations(text: str) -> Iterator[tuple[str, list[str]]]:
+    """Each computation's name and its lines, the heading first."""
+    name, lines = None, []
+    for line in text.splitlines():
+        if name is None:
+            heading = re.match(r"(?:ENTRY )?%?([\w.\-]+) .*\{\s*$", line)
+            if heading and not line.startswith("HloModule"):
+                name, lines = heading[1], [line]
+        elif line.startswith("}"):
+            yield name, lines
+            name = None
+        else:
+            lines.append(line)
+
+
+def _walk(computations: dict[str, list[str]], name: str, calls: int) -> Iterator[Collective]:
+    for line in computations.get(name, [""])[1:]:
+        made = re.match(r"\s*(?:ROOT )?%?[\w.\-]+ = (\(.*?\)|\S+) ([\w\-]+)\(", line)
+        if not made:
+            continue
+        shape, operation = made[1], made[2]
+        kind = operation.removesuffix("-start")
+        if kind in _KINDS:
+            op_name = re.search(r'op_name="([^"]*)"', line)
+            path = op_name[1] if op_name else ""
+            fragments = tuple(dict.fromkeys(re.findall(r"fdg:[^:()]+:([^()]+)\)", path)))
+            yield Collective(kind, _bytes(shape), calls, fragments, path)
+        trips = 1
+        if operation == "while":
+            known = re.search(r'known_trip_count":\{"n":"(\d+)"', line)
+            trips = int(known[1]) if known else 1
+        for inner in _called(line):
+            yield from _walk(computations, inner, calls * trips)
+
+
+def _called(line: str) -> list[str]:
+    """Computations that an instruction runs; the scalar function of a reduction holds no collective."""
+    names = re.findall(
+        r"(?:body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)", line
+    )
+    for several in re.findall(r"(?:branch_computations|called_computations)=\{([^}]*)\}", line):
+        names += [name.strip().lstrip("%") for name in several.split(",")]
+    return names
+
+
+def _bytes(shape: str) -> int:
+    total = 0
+    for dtype, dimensions in re.findall(r"([a-z]+\d*\w*)\[([\d,]*)\]", shape):
+        width = re.match(r"[a-z]+(\d+)", dtype)
+        bits = _BITS.get(dtype) or (int(width[1]) if width else 0)
+        total += math.prod(int(n) for n in dimensions.split(",") if n) * bits // 8
+    return total

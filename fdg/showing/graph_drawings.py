@@ -1,0 +1,155 @@
+"""Graphs as text, Mermaid and SVG."""
+
+import html
+from collections.abc import Sequence
+
+from fdg.showing.words import COLOURS, OTHER, ancestors, calls, quantity, table
+from fdg.tracing.graph import FDG, Fragment
+
+
+def _arrow(edge) -> str:
+    return f"{edge.source} -> {edge.target}" + (f" (next {edge.delay})" if edge.delay else "")
+
+
+def graph_text(graph: FDG) -> str:
+    """What `print(graph)` shows."""
+    lines = [f"FDG of {graph.name}: {len(graph.fragments)} fragments, {len(graph.edges)} edges", ""]
+    rows = [
+        (
+            "  " * len(ancestors(graph, f.name)) + f.name,
+            f.role,
+            calls(f),
+            str(f.batch_size or "-"),
+            quantity(f.flops_per_call),
+            quantity(f.bytes_per_call, "B"),
+        )
+        for f in graph.fragments
+    ]
+    lines += table(("fragment", "role", "calls", "batch", "flops/call", "bytes/call"), rows, (2, 3, 4, 5))
+    edges = [
+        (_arrow(e), quantity(e.bytes_per_crossing, "B"), str(e.crossings_per_iteration),
+         quantity(e.bytes_per_iteration, "B"))
+        for e in graph.edges
+    ]  # fmt: skip
+    lines += ["", *table(("edge", "bytes/crossing", "crossings", "bytes/iteration"), edges, (1, 2, 3))]
+    return "\n".join(lines)
+
+
+def graph_mermaid(graph: FDG) -> str:
+    """A Mermaid flowchart: nested fragments in boxes, delayed edges dotted."""
+    number = {f.name: f"n{i}" for i, f in enumerate(graph.fragments)}
+    lines = ["flowchart LR"]
+
+    def node(fragment: Fragment, indent: str) -> None:
+        children = [f for f in graph.fragments if f.parent == fragment.name]
+        label = f"{fragment.name}<br/><i>{fragment.role}</i> x{calls(fragment)}"
+        if children:
+            lines.append(f'{indent}subgraph {number[fragment.name]}["{label}"]')
+            for child in children:
+                node(child, indent + "  ")
+            lines.append(f"{indent}end")
+        else:
+            lines.append(f'{indent}{number[fragment.name]}["{label}"]')
+
+    for fragment in graph.fragments:
+        if fragment.parent is None:
+            node(fragment, "  ")
+    for e in graph.edges:
+        label = f"{quantity(e.bytes_per_crossing, 'B')} x{e.crossings_per_iteration}"
+        link = f'-. "{label}, next {e.delay}" .->' if e.delay else f'-- "{label}" -->'
+        lines.append(f"  {number[e.source]} {link} {number[e.target]}")
+    for f in graph.fragments:
+        lines.append(f"  style {number[f.name]} fill:{COLOURS.get(f.role, OTHER)},stroke:#555,color:#111")
+    return "\n".join(lines)
+
+
+# SVG: fragments of one level in a row in program order, nested rows inside; forward edges arc above, delayed
+# edges (dashed) below, so that the loop structure can be read off at a glance.
+
+_NODE_WIDTH, _NODE_HEIGHT, _GAP, _PAD, _LANE = 190, 58, 96, 18, 26
+
+
+def graph_svg(graph: FDG) -> str:
+    """A self-contained drawing for notebooks."""
+    body, width, height = _row(graph, None)
+    style = "font-family:system-ui,-apple-system,sans-serif;background:#fff"
+    label = f"FDG of {html.escape(graph.name)}"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}" style="{style}" role="img" aria-label="{label}">'
+        '<defs><marker id="fdg-arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
+        'orient="auto-start-reverse"><path d="M0 0 L8 4 L0 8 z" fill="#444"/></marker></defs>'
+        f"{body}</svg>"
+    )
+
+
+def _row(graph: FDG, parent: str | None) -> tuple[str, float, float]:
+    """Draws the fragments of one nesting level at the origin; returns (markup, width, height)."""
+    members = [f for f in graph.fragments if f.parent == parent]
+    inner = {f.name: _row(graph, f.name) for f in members if any(g.parent == f.name for g in graph.fragments)}
+    edges = [e for e in graph.edges if e.source in {f.name for f in members}]
+    lanes_above, lanes_below = _lanes(members, edges, False), _lanes(members, edges, True)
+    top = _PAD + _LANE * (1 + max(lanes_above.values(), default=-1)) + (8 if lanes_above else 0)
+    sizes = {
+        f.name: (max(_NODE_WIDTH, inner[f.name][1]), _NODE_HEIGHT + inner[f.name][2]) if f.name in inner
+        else (_NODE_WIDTH, _NODE_HEIGHT)
+        for f in members
+    }  # fmt: skip
+    tallest = max((h for _, h in sizes.values()), default=0)
+    parts, x, left = [], float(_PAD), {}
+    for f in members:
+        width, height = sizes[f.name]
+        left[f.name] = x
+        parts.append(
+            f'<g transform="translate({x},{top})"><rect width="{width}" height="{height}" rx="9" '
+            f'fill="{COLOURS.get(f.role, OTHER)}" stroke="#555"/>'
+            f'<text x="{width / 2}" y="23" text-anchor="middle" font-size="15" font-weight="600" fill="#111">'
+            f"{html.escape(f.name)}</text>"
+            f'<text x="{width / 2}" y="42" text-anchor="middle" font-size="12" fill="#333">'
+            f"{html.escape(f.role)} · ×{calls(f)} · {quantity(f.flops_per_call, 'flop')}</text>"
+            + (
+                f'<g transform="translate(0,{_NODE_HEIGHT - 6})">{inner[f.name][0]}</g>'
+                if f.name in inner
+                else ""
+            )
+            + "</g>"
+        )
+        x += width + _GAP
+    bottom = top + tallest
+    for lanes, below in ((lanes_above, False), (lanes_below, True)):
+        for edge, lane in lanes.items():
+            at, width = left[edge.source], sizes[edge.source][0]
+            to, to_width = left[edge.target], sizes[edge.target][0]
+            forward = members.index(graph.fragment(edge.target)) >= members.index(graph.fragment(edge.source))
+            start = at + width * (0.8 if forward and not below else 0.3 if below else 0.2)
+            end = to + to_width * (0.2 if forward and not below else 0.7 if below else 0.8)
+            edge_y = {f.name: (top + sizes[f.name][1] if below else top) for f in members}
+            rail = bottom + 10 + _LANE * (lane + 0.6) if below else top - 8 - _LANE * (lane + 0.4)
+            label = f"{quantity(edge.bytes_per_crossing, 'B')} ×{edge.crossings_per_iteration}"
+            dashes = ' stroke-dasharray="5 4"' if edge.delay else ""
+            place = f'x="{(start + end) / 2}" y="{rail - 4}" text-anchor="middle" font-size="11"'
+            parts.append(
+                f'<path d="M{start} {edge_y[edge.source]} V{rail} H{end} V{edge_y[edge.target]}" fill="none" '
+                f'stroke="#444" stroke-width="1.2"{dashes} marker-end="url(#fdg-arrow)"><title>'
+                f"{html.escape(_arrow(edge))}: {label}</title></path>"
+                f'<text {place} fill="none" stroke="#fff" stroke-width="3">{label}</text>'  # a halo
+                f'<text {place} fill="#222">{label}</text>'
+            )
+    extent = bottom + 10 + _LANE * (1 + max(lanes_below.values(), default=-1)) + 8
+    return "".join(parts), x - _GAP + _PAD, extent
+
+
+def _lanes(members: Sequence[Fragment], edges: Sequence, delayed: bool) -> dict:
+    """Gives each edge the lowest lane in which no other edge overlaps it."""
+    position = {f.name: i for i, f in enumerate(members)}
+    placed: dict = {}
+    chosen = [e for e in edges if bool(e.delay) == delayed and e.source != e.target]
+    for edge in sorted(chosen, key=lambda e: abs(position[e.source] - position[e.target])):
+        low, high = sorted((position[edge.source], position[edge.target]))
+        taken = {
+            lane for other, lane in placed.items()
+            if min(position[other.source], position[other.target]) < high + 0.5
+            and max(position[other.source], position[other.target]) > low - 0.5
+        }  # fmt: skip
+        placed[edge] = next(lane for lane in range(len(taken) + 1) if lane not in taken)
+    return placed

@@ -1,0 +1,204 @@
+"""What all drawings of a plan show: one iteration as the loop nest that it becomes, and notes on it."""
+
+import collections
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+
+import jax
+
+from fdg.placing.plan import BETWEEN, Movement, Plan, PlannedProgram
+from fdg.placing.schedule import Call, Move, Step
+from fdg.showing.words import ancestors, joined_by_and, listed, quantity, span
+from fdg.tracing.graph import FDG, Fragment
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A group runs a program, in which its devices exchange what `collectives` say."""
+
+    program: PlannedProgram
+    collectives: tuple[Movement, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Crossing:
+    """Arrays go from one group to another."""
+
+    source: str
+    target: str
+    movement: Movement
+
+
+@dataclasses.dataclass(frozen=True)
+class Trips:
+    """A loop that is stepped from outside the programs.
+
+    Attributes:
+      opened: fragments that are nowhere a program of their own because this loop, which is theirs, is split.
+    """
+
+    count: int
+    opened: tuple[str, ...]
+    lines: "tuple[Line, ...]"
+
+
+Line = Run | Crossing | Trips
+
+
+def outline(plan: Plan) -> tuple[Line, ...]:
+    """One iteration of a plan, in order."""
+    collectives = collections.defaultdict(list)
+    for m in plan.movements:
+        if m.program:
+            collectives[m.program].append(m)
+    runs = iter([Run(p, tuple(collectives[p.name])) for p in plan.programs])
+    if plan.schedule is None:
+        return tuple(runs)
+    crossings = iter([m for m in plan.movements if m.how == "transfer"])
+    opened = in_parts(plan)
+
+    def lines(steps: Iterable[Step]) -> Iterator[Line]:
+        for step in steps:
+            if isinstance(step, Call):
+                yield next(runs)
+            elif isinstance(step, Move):
+                yield Crossing(step.source, step.target, next(crossings))
+            else:
+                inner = tuple(lines(step.steps))
+                around = [ancestors(plan.graph, name) for name in _fragments(inner)]
+                shared = set.intersection(*map(set, around)) if around else set()
+                yield Trips(step.trips, tuple(name for name in opened if name in shared), inner)
+
+    return tuple(lines(plan.schedule.steps))
+
+
+def _fragments(lines: Iterable[Line]) -> Iterator[str]:
+    for line in lines:
+        if isinstance(line, Run):
+            yield from line.program.fragments
+        elif isinstance(line, Trips):
+            yield from _fragments(line.lines)
+
+
+def in_parts(plan: Plan) -> tuple[str, ...]:
+    """Fragments that are in no program as a whole, since the policy places their parts apart."""
+    whole = {name for program in plan.programs for name in program.fragments}
+    return tuple(f.name for f in plan.graph.fragments if f.name not in whole)
+
+
+def crossings(lines: Iterable[Line]) -> Iterator[Crossing]:
+    """All transfers, those inside loops too."""
+    for line in lines:
+        if isinstance(line, Crossing):
+            yield line
+        elif isinstance(line, Trips):
+            yield from crossings(line.lines)
+
+
+# --- in words ---
+
+
+def _outermost(graph: FDG, names: Sequence[str]) -> list[str]:
+    """Without those that are nested in another of them."""
+    known = [name for name in names if name != BETWEEN]
+    return [name for name in known if not set(ancestors(graph, name)) & set(known)]
+
+
+def from_to(plan: Plan, movement: Movement, width: int, arrow: str = " -> ") -> str:
+    """What a movement goes from and to, in about `width` characters."""
+    delayed = plan.delayed is not None and movement.delay == "iteration"
+    source = _outermost(plan.graph, movement.source.split(", ")) or [BETWEEN]
+    target = _outermost(plan.graph, movement.target.split(", ")) or ["history" if delayed else BETWEEN]
+    room = max(width - len(arrow), 10)
+    start = listed(source, room - min(len(", ".join(target)), room // 2))
+    return f"{start}{arrow}{listed(target, room - len(start))}"
+
+
+def title(plan: Plan) -> str:
+    """What is placed, where, and by which policy."""
+    agents = "" if plan.num_seeds is None else f", {plan.num_seeds} agents"
+    number = f"{plan.num_devices} device{'s' if plan.num_devices != 1 else ''}"
+    return f"{plan.policy} places {plan.graph.name} on {number}{agents}"
+
+
+def per_device(plan: Plan, fragment: Fragment) -> int | None:
+    """How much of the batch (or how many agents) one device has."""
+    share = plan.num_seeds if plan.num_seeds is not None else fragment.batch_size
+    return None if share is None else share // len(plan.group_of(fragment.name))
+
+
+def _traffic(plan: Plan) -> str:
+    total: collections.Counter[str] = collections.Counter()
+    for m in plan.movements:
+        total["between" if m.how == "transfer" else "within" if m.how else "kept"] += m.bytes_per_iteration
+    kept = quantity(total["kept"], "B")
+    if len(plan.groups) == 1:
+        return f"{kept} an iteration pass between fragments on the same devices"
+    within = f" and {quantity(total['within'], 'B')} within them" if total["within"] else ""
+    moved = f"{quantity(total['between'], 'B')} an iteration move between groups"
+    return f"{moved}{within}; {kept} stay on their devices"
+
+
+def _memory(plan: Plan) -> str:
+    if len(plan.memory) == 1:
+        return f"memory per device, at least: {quantity(plan.memory[0][1], 'B')}"
+    each = (f"{group} {quantity(size, 'B')}" for group, size in plan.memory)
+    return f"memory per device, at least: {', '.join(each)}"
+
+
+def _staleness(plan: Plan) -> list[str]:
+    """What is delayed, and by how much."""
+    if plan.delayed is None:
+        return []
+    back = plan.delayed.staleness
+    actors = joined_by_and([f.name for f in plan.graph.fragments if f.role == "actor"]) or "no fragment"
+    if not plan.delayed.leaves:
+        return [f"staleness {back}: delays nothing, for no actor uses what another group makes"]
+    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(plan.graph.state.state)[0]]
+    leaves = jax.tree.leaves(plan.graph.state.state)
+    names = dict.fromkeys(jax.tree_util.keystr(paths[i][:1], simple=True) for i in plan.delayed.leaves)
+    size = quantity(sum(leaves[i].size * leaves[i].dtype.itemsize for i in plan.delayed.leaves), "B")
+    what = listed([name or "the state" for name in names], 32)
+    verb = "reads" if " " not in actors else "read"
+    late = f"as at the start of iteration t-{back}"
+    return [f"staleness {back}: in iteration t, {actors} {verb} {what} ({size}) {late}"]
+
+
+def _idle(plan: Plan) -> list[str]:
+    """Idle devices, and why."""
+    if plan.num_seeds is not None:
+        width = len(plan.groups[0])
+        reason = f"the largest number of them that divides {plan.num_seeds} agents is {width}"
+        return [f"idle: {span(plan.idle, 40)} ({reason})"] if plan.idle else []
+    found, unasked = [], set(plan.idle)
+    for name, devices in plan.unfit:
+        here = [d for d in devices if d in unasked]
+        if not here:
+            continue
+        unasked -= set(here)
+        group = next(g for g in plan.groups if g.name == name)
+        sizes = sorted({f.batch_size for f in plan.graph.fragments
+                        if f.batch_size and plan.group_of(f.name) == group})  # fmt: skip
+        batches = (
+            f"a batch of {sizes[0]}"
+            if len(sizes) == 1
+            else f"batches of {joined_by_and([str(n) for n in sizes])}"
+        )
+        divides = "divides" if len(sizes) == 1 else "divide"
+        asked = len(group) + len(devices)
+        found.append(
+            f"idle: {span(here, 40)} ({name}: {batches} {divides} over {len(group)} of {asked} devices)"
+        )
+    if unasked:
+        found.append(f"idle: {span(sorted(unasked), 40)} ({type(plan.policy).__name__} places nothing there)")
+    return found
+
+
+def notes(plan: Plan) -> list[str]:
+    """Bytes, memory, what is delayed, and which devices are idle and why: a sentence each."""
+    return [_traffic(plan), _memory(plan), *_staleness(plan), *_idle(plan)]
+
+
+def amount(m: Movement, sign: str) -> str:
+    """Bytes of a crossing, and how many of them an iteration has."""
+    return f"{quantity(m.bytes_per_crossing, 'B')} {sign}{m.crossings_per_iteration}"

@@ -1,0 +1,274 @@
+"""Plans as SVG, for notebooks.
+
+A column for each group, with its devices at the head; one iteration runs downwards. A program is a card with
+its fragments, a transfer an arrow from column to column, a loop a frame around its steps. Cards side by side
+run at the same time.
+"""
+
+import html
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from fdg.placing.plan import BETWEEN, Plan
+from fdg.showing.plan_outline import (
+    Crossing,
+    Line,
+    Run,
+    Trips,
+    amount,
+    from_to,
+    in_parts,
+    notes,
+    outline,
+    per_device,
+    title,
+)
+from fdg.showing.words import COLOURS, OTHER, ancestors, calls, clip, listed, quantity
+from fdg.tracing.graph import Fragment
+
+_LANE, _GAP, _MARGIN, _CARD, _ROW = 250, 190, 26, 14, 40
+_INK, _FAINT, _LINE = "#1a1a1a", "#5c5c5c", "#8a8a8a"
+_LETTER = 0.56  # mean width of a letter, in font sizes
+
+
+class _Canvas:
+    """Markup, piece by piece."""
+
+    def __init__(self) -> None:
+        self.parts: list[str] = []
+
+    def text(self, x: float, y: float, text: str, size: float = 12, fill: str = _INK, **more: str) -> None:
+        extra = "".join(f' {key.replace("_", "-")}="{value}"' for key, value in more.items())
+        self.parts.append(
+            f'<text x="{x:g}" y="{y:g}" font-size="{size:g}" fill="{fill}"{extra}>{html.escape(text)}</text>'
+        )
+
+    def box(
+        self, x: float, y: float, width: float, height: float, fill: str, stroke: str, **more: str
+    ) -> None:
+        extra = "".join(f' {key.replace("_", "-")}="{value}"' for key, value in more.items())
+        self.parts.append(
+            f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" fill="{fill}" '
+            f'stroke="{stroke}"{extra}/>'
+        )
+
+
+def _fit(text: str, width: float, size: float) -> str:
+    return clip(text, max(int(width / (size * _LETTER)), 4))
+
+
+def plan_svg(plan: Plan) -> str:
+    """A self-contained drawing for notebooks."""
+    return _Drawing(plan).markup()
+
+
+class _Drawing:
+    def __init__(self, plan: Plan):
+        self.plan, self.lines = plan, outline(plan)
+        self.lane = 320 if len(plan.groups) == 1 else _LANE
+        nesting = _nesting(self.lines)
+        self.margin = _MARGIN + 12 * nesting
+        in_order = sorted(plan.groups, key=lambda group: group.devices)
+        self.left = {g.name: self.margin + i * (self.lane + _GAP) for i, g in enumerate(in_order)}
+        self.width = 2 * self.margin + len(plan.groups) * (self.lane + _GAP) - _GAP
+        self.labels = 0.0  # where the labels between the columns end
+        self.back, self.front = _Canvas(), _Canvas()
+
+    def markup(self) -> str:
+        y = self._title(26)
+        top, y = y, self._heads(y)
+        if len(self.plan.groups) > 1:
+            y = max(self._arrange(self.lines, y + 16, 0), self.labels)
+        else:
+            y = self._cards([line for line in self.lines if isinstance(line, Run)], y + 16)
+        lanes = _Canvas()
+        for left in self.left.values():
+            lanes.box(left, top, self.lane, y - top + 4, "#f6f6f4", _LINE, rx="10")
+        height = self._footer(y + 30)
+        label = html.escape(title(self.plan), quote=True)
+        body = "".join([*lanes.parts, *self.back.parts, *self.front.parts])
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{self.width:g}" height="{height:g}" '
+            f'viewBox="0 0 {self.width:g} {height:g}" font-family="system-ui,-apple-system,Helvetica,Arial,'
+            f'sans-serif" style="background:#fff" role="img" aria-label="{label}">'
+            '<defs><marker id="fdg-move" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" '
+            f'markerHeight="8" orient="auto"><path d="M0 0 L8 4 L0 8 z" fill="{_INK}"/></marker></defs>'
+            f'<rect width="100%" height="100%" fill="#fff"/>{body}</svg>'
+        )
+
+    # --- around the columns ---
+
+    def _title(self, y: float) -> float:
+        for line in self._wrapped(title(self.plan), 14):
+            self.front.text(self.margin, y, line, 14, font_weight="600")
+            y += 20
+        return y - 2
+
+    def _footer(self, y: float) -> float:
+        for note in notes(self.plan):
+            if note.startswith("memory"):
+                continue  # at the heads of the columns
+            for i, line in enumerate(self._wrapped(note, 11.5)):
+                self.front.text(self.margin + 10 * (i > 0), y, line, 11.5, _FAINT)
+                y += 16
+        return y + 4
+
+    def _wrapped(self, text: str, size: float) -> list[str]:
+        return textwrap.wrap(text, max(int((self.width - 2 * self.margin) / (size * _LETTER)), 20))
+
+    def _heads(self, y: float) -> float:
+        """Each group's name, devices and memory."""
+        memory = dict(self.plan.memory)
+        missing = [f for f in in_parts(self.plan) if f not in _in_loops(self.lines)]
+        for group in self.plan.groups:
+            x = self.left[group.name] + _CARD
+            inner = self.lane - 2 * _CARD
+            self.front.text(x, y + 24, _fit(group.name, inner * 0.55, 15), 15, font_weight="600")
+            count = f"{len(group)} device{'s' if len(group) > 1 else ''}"
+            self.front.text(x + inner, y + 24, count, 11.5, _FAINT, text_anchor="end")
+            self._chips(group.devices, x, y + 34, inner)
+            size = f"at least {quantity(memory[group.name], 'B')} each"
+            self.front.text(x, y + 68, size, 11.5, _FAINT)
+            apart = [f for f in missing if self.plan.group_of(f) == group]
+            if apart:
+                self.front.text(x, y + 84, _fit(f"{', '.join(apart)}: in parts", inner, 11), 11, _FAINT)
+        return y + (90 if missing else 74)
+
+    def _chips(self, devices: Sequence[int], x: float, y: float, width: float) -> None:
+        """A small square for each device; of many, the first and the last."""
+        room = int(width // 22)
+        shown: list[int | None] = list(devices)
+        if len(shown) > room:
+            shown = [*shown[: room - 2], None, shown[-1]]
+        for i, device in enumerate(shown):
+            at = x + 22 * i
+            if device is not None:
+                self.front.box(at, y, 19, 17, "#fff", "#444", rx="3")
+            word = "…" if device is None else str(device)
+            self.front.text(at + 9.5, y + 12.5, word, 10, text_anchor="middle")
+
+    # --- inside ---
+
+    def _arrange(self, lines: Sequence[Line], y: float, level: int) -> float:
+        """Draws lines downwards from y; returns where they end. Runs of different groups share a row."""
+        row: list[Run] = []
+        for line in lines:
+            if isinstance(line, Run) and line.program.group not in [run.program.group for run in row]:
+                row.append(line)
+                continue
+            y, row = self._cards(row, y), []
+            if isinstance(line, Run):
+                row = [line]
+            elif isinstance(line, Crossing):
+                y = self._arrow(line, y)
+            else:
+                y = self._frame(line, y, level)
+        return self._cards(row, y)
+
+    def _frame(self, loop: Trips, y: float, level: int) -> float:
+        inside = f" of {listed(loop.opened, 24)}" if loop.opened else ""
+        inset = 14 + 12 * level
+        y = max(y, self.labels + 4)
+        self.labels = y + 8
+        end = max(self._arrange(loop.lines, y + 30, level + 1), self.labels + 2)
+        self.labels = end + 4
+        self.back.box(inset, y, self.width - 2 * inset, end - y, "#000", "#555", fill_opacity="0.035", rx="8",
+                      stroke_dasharray="2 3")  # fmt: skip
+        label = f"for {loop.count} steps{inside}"
+        self.back.box(inset, y, len(label) * 12 * _LETTER + 20, 21, "#555", "none", rx="6")
+        self.front.text(inset + 9, y + 15, label, 12, "#fff", font_weight="600")
+        return end + 14
+
+    def _cards(self, runs: Sequence[Run], y: float) -> float:
+        return max((self._card(run, y) for run in runs), default=y)
+
+    def _card(self, run: Run, y: float) -> float:
+        """A program: its fragments, and what its devices exchange."""
+        program = run.program
+        x, width = self.left[program.group] + _CARD, self.lane - 2 * _CARD
+        top, graph = y, self.plan.graph
+        y += 20
+        whole = ", for all iterations" if self.plan.schedule is None else ""
+        title = _fit(f"program {program.name}{whole}", width - 20, 11)
+        body = _Canvas()
+        body.text(x + 10, y - 5, title, 11, _FAINT)
+        for name in program.fragments:
+            nested = len([a for a in ancestors(graph, name) if a in program.fragments])
+            self._fragment(body, graph.fragment(name), x + 8 + 12 * nested, y, width - 16 - 12 * nested)
+            y += _ROW
+        for m in run.collectives:
+            where = f" of {m.source}" if m.source != BETWEEN else ""
+            first, second = _fit(f"{m.how}{where}", width - 40, 11), amount(m, "× ")
+            self._exchange(body, x + 10, y + 5)
+            body.text(x + 34, y + 12, first, 11)
+            body.text(x + 34, y + 26, second, 11, _FAINT)
+            y += 32
+        y += 6
+        self.front.box(x, top, width, y - top, "#fff", _LINE, rx="7")
+        self.front.parts += body.parts
+        return y + 12
+
+    def _fragment(self, canvas: _Canvas, f: Fragment, x: float, y: float, width: float) -> None:
+        canvas.box(x, y, width, _ROW - 5, COLOURS.get(f.role, OTHER), "none", rx="5")
+        canvas.box(x, y, 4, _ROW - 5, _STRONG.get(f.role, "#8c8c8c"), "none", rx="2")
+        share = per_device(self.plan, f)
+        canvas.text(x + 12, y + 15, _fit(f.name, width - 70, 12.5), 12.5, font_weight="600")
+        canvas.text(x + width - 8, y + 15, f"× {calls(f)}", 11.5, text_anchor="end")
+        unit = "agents" if self.plan.num_seeds is not None else "batch"
+        per = f"{unit} {share}/device" if share is not None else ""
+        canvas.text(x + 12, y + 29, _fit(f.role, width - 20 - len(per) * 6, 10.5), 10.5, _FAINT)
+        if per:
+            canvas.text(x + width - 8, y + 29, per, 10.5, _FAINT, text_anchor="end")
+
+    def _exchange(self, canvas: _Canvas, x: float, y: float) -> None:
+        """Two arrows, there and back."""
+        canvas.parts.append(
+            f'<path d="M{x:g} {y:g} h15 m-4 -3.5 l4 3.5 l-4 3.5 '
+            f'M{x + 15:g} {y + 10:g} h-15 m4 -3.5 l-4 3.5 l4 3.5" fill="none" stroke="{_INK}" '
+            f'stroke-width="1.2"/>'
+        )
+
+    def _arrow(self, line: Crossing, y: float) -> float:
+        m = line.movement
+        source, target = self.left[line.source], self.left[line.target]
+        rightwards = source < target
+        start = source + self.lane if rightwards else source
+        end = target if rightwards else target + self.lane
+        dashes = ' stroke-dasharray="6 4"' if m.delay else ""
+        at = max(y + 6, self.labels + 24)
+        self.front.parts.append(
+            f'<path d="M{start:g} {at:g} H{end:g}" fill="none" stroke="{_INK}" stroke-width="1.4"{dashes} '
+            f'marker-end="url(#fdg-move)"><title>{html.escape(f"{m.source} -> {m.target}")}</title></path>'
+        )
+        middle = start + (_GAP if rightwards else -_GAP) / 2
+        self.front.text(middle, at - 7, from_to(self.plan, m, 31, " → "), 11, text_anchor="middle")
+        self.front.text(middle, at + 15, amount(m, "× "), 11, _FAINT, text_anchor="middle")
+        self.labels = at + 18
+        if m.delay:
+            later = f"next {m.delay}"
+            self.front.text(middle, at + 29, later, 11, _FAINT, text_anchor="middle", font_style="italic")
+            self.labels += 14
+        return at + 14
+
+
+_STRONG = {  # the same palette as COLOURS, at full strength
+    "environment": "#009e73",
+    "actor": "#0072b2",
+    "buffer": "#e69f00",
+    "learner": "#d55e00",
+    "gradient": "#d55e00",
+    "update": "#d55e00",
+}
+
+
+def _nesting(lines: Iterable[Line]) -> int:
+    return max((1 + _nesting(line.lines) for line in lines if isinstance(line, Trips)), default=0)
+
+
+def _in_loops(lines: Iterable[Line]) -> set[str]:
+    """Fragments that a loop's label names."""
+    found: set[str] = set()
+    for line in lines:
+        if isinstance(line, Trips):
+            found |= {*line.opened, *_in_loops(line.lines)}
+    return found

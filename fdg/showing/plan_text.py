@@ -1,0 +1,90 @@
+"""Plans as text, for terminals."""
+
+import textwrap
+from collections.abc import Iterable, Iterator
+
+from fdg.placing.plan import BETWEEN, Movement, Plan, PlannedProgram
+from fdg.showing.plan_outline import (
+    Crossing,
+    Line,
+    Trips,
+    crossings,
+    from_to,
+    notes,
+    outline,
+    per_device,
+    title,
+)
+from fdg.showing.words import ancestors, calls, clip, listed, quantity, span, table
+
+COLUMNS = 110  # of a printed plan
+
+
+def plan_text(plan: Plan) -> str:
+    """What `print(engine.plan)` shows."""
+    lines = [*textwrap.wrap(title(plan), COLUMNS, subsequent_indent="  "), ""]
+    split = "agents/device" if plan.num_seeds is not None else "batch/device"
+    rows = []
+    for f in plan.graph.fragments:
+        group, share = plan.group_of(f.name), per_device(plan, f)
+        indent = "  " * len(ancestors(plan.graph, f.name))
+        rows.append(
+            (clip(f"{indent}{f.name}", 30), clip(f.role, 18), clip(group.name, 18),
+             span(group.devices), calls(f), "-" if share is None else str(share))
+        )  # fmt: skip
+    lines += table(("fragment", "role", "group", "devices", "calls", split), rows, (4, 5))
+    lines.append("")
+    if len(plan.groups) > 1:
+        iteration = outline(plan)
+        where = [*map(_where, crossings(iteration)), *(clip(g.name, 24) for g in plan.groups)]
+        width = (
+            COLUMNS
+            - len("  " * 5 + "bytes/crossing" + "crossings" + "bytes/iteration")
+            - max(map(len, where))
+        )
+        header = ("each iteration", "where", "bytes/crossing", "crossings", "bytes/iteration")
+        lines += table(header, list(_nest(plan, iteration, width)), (2, 3, 4))
+    elif moving := [m for m in plan.movements if m.how]:
+        header = ("moves between devices", "how", "bytes/crossing", "crossings", "bytes/iteration")
+        lines += table(header, [(clip(m.source, 40), m.how, *_amounts(m)) for m in moving], (2, 3, 4))
+    else:
+        lines.append("  nothing moves between devices")
+    for note in notes(plan):
+        lines += textwrap.wrap(note, COLUMNS, initial_indent="  ", subsequent_indent="    ")
+    return "\n".join(lines)
+
+
+def _amounts(m: Movement) -> tuple[str, str, str]:
+    sizes = quantity(m.bytes_per_crossing, "B"), quantity(m.bytes_per_iteration, "B")
+    return sizes[0], str(m.crossings_per_iteration), sizes[1]
+
+
+def _nest(plan: Plan, lines: Iterable[Line], width: int, level: int = 0) -> Iterator[tuple[str, ...]]:
+    """Rows of the loop nest: what, where, and the bytes of what moves."""
+    indent = "  " * level
+    for line in lines:
+        if isinstance(line, Trips):
+            inside = f" of {listed(line.opened, 20)}" if line.opened else ""
+            yield clip(f"{indent}for {line.count} steps{inside}:", width), "", "", "", ""
+            yield from _nest(plan, line.lines, width, level + 1)
+        elif isinstance(line, Crossing):
+            late = f" (next {line.movement.delay})" if line.movement.delay else ""
+            ends = from_to(plan, line.movement, width - len(f"{indent}move {late}"))
+            yield f"{indent}move {ends}{late}", _where(line), *_amounts(line.movement)
+        else:
+            run = f"{indent}run {_program(line.program, width - len(indent) - 4)}"
+            yield run, clip(line.program.group, 24), "", "", ""
+            for m in line.collectives:
+                what = f"of {m.source}" if m.source != BETWEEN else BETWEEN
+                yield clip(f"{indent}  {m.how} {what}", width), clip(m.where, 24), *_amounts(m)
+
+
+def _where(line: Crossing) -> str:
+    where = line.movement.where
+    return where if len(where) <= 24 else f"{clip(line.source, 10)} -> {clip(line.target, 10)}"
+
+
+def _program(program: PlannedProgram, width: int) -> str:
+    if " " in program.name:
+        return clip(program.name, width)
+    return listed(program.name.split("+"), width, "+")

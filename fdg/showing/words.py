@@ -1,0 +1,95 @@
+"""Numbers, names and tables, as all drawings write them."""
+
+from collections.abc import Sequence
+
+from fdg.tracing.graph import FDG, Fragment
+
+COLOURS = {  # fill of a node by role: Okabe & Ito's colour-blind safe palette, lightened
+    "environment": "#cfe8d5",
+    "actor": "#cfe0f3",
+    "buffer": "#f3e6cf",
+    "learner": "#f6d3c4",
+    "gradient": "#fbe6de",
+    "update": "#fbe6de",
+}
+OTHER = "#e4e4e4"
+
+
+def quantity(number: float, unit: str = "") -> str:
+    """A number with three significant digits and a decimal prefix.
+
+    >>> quantity(12_345_678, "B")
+    '12.3 MB'
+    >>> quantity(999, "B")
+    '999 B'
+    """
+    for prefix in ("", "k", "M", "G", "T", "P"):
+        if number < 999.5 or prefix == "P":
+            return f"{number:.3g} {prefix}{unit}".strip()
+        number /= 1000
+    raise AssertionError
+
+
+def table(header: Sequence[str], rows: Sequence[tuple[str, ...]], numeric: Sequence[int] = ()) -> list[str]:
+    """Lines of an aligned table; columns in `numeric` are flush right."""
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+
+    def line(row):
+        cells = (
+            c.rjust(w) if i in numeric else c.ljust(w)
+            for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        )
+        return ("  " + "  ".join(cells)).rstrip()
+
+    return [line(header), *map(line, rows)]
+
+
+def calls(fragment: Fragment) -> str:
+    """How often it runs in an iteration, with a tilde if that depends on the data."""
+    return f"{'' if fragment.calls_exact else '~'}{fragment.calls_per_iteration}"
+
+
+def ancestors(graph: FDG, name: str) -> list[str]:
+    """Fragments that it is nested in, from the inside out."""
+    parent = graph.fragment(name).parent
+    return [] if parent is None else [parent, *ancestors(graph, parent)]
+
+
+def clip(text: str, width: int) -> str:
+    """The text in at most `width` characters."""
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def listed(names: Sequence[str], width: int, separator: str = ", ") -> str:
+    """Names in at most `width` characters; those that do not fit are counted.
+
+    >>> listed(["act", "step", "judge", "learn"], 18)
+    'act, step, +2 more'
+    """
+    for count in range(len(names), 0, -1):
+        rest = [f"+{len(names) - count} more"] * (count < len(names))
+        text = separator.join([*names[:count], *rest])
+        if len(text) <= width:
+            return text
+    others = f" +{len(names) - 1}" if len(names) > 1 else ""
+    return clip(names[0], width - len(others)) + others
+
+
+def joined_by_and(names: Sequence[str], width: int = 40) -> str:
+    """Names as a sentence has them; `listed` where they would be too long."""
+    if len(names) < 2 or len(" and ".join(names)) > width:
+        return listed(names, width)
+    return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def span(devices: Sequence[int], width: int = 16) -> str:
+    """Positions as ranges: (0, 1, 2, 5) is "0-2, 5"; many of them are counted."""
+    runs: list[list[int]] = []
+    for d in devices:
+        if runs and d == runs[-1][-1] + 1:
+            runs[-1].append(d)
+        else:
+            runs.append([d])
+    ranges = [str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs]
+    text = ", ".join(ranges)
+    return text if len(text) <= width else f"{ranges[0]}, ..., {ranges[-1]} ({len(devices)})"

@@ -1,0 +1,1 @@
+"""From an algorithm to its dataflow graph."""

@@ -1,0 +1,213 @@
+"""The fragmented dataflow graph: an algorithm's training iteration as fragments and the arrays between them.
+
+The graph is plain, immutable data. `fdg.trace` reads it from an algorithm; `check` says whether it is well
+formed, and runs after every pass that makes one.
+"""
+
+import dataclasses
+import graphlib
+from typing import Any
+
+import jax
+
+from fdg.drawn import Drawn
+from fdg.errors import GraphError
+
+
+@dataclasses.dataclass(frozen=True)
+class Array:
+    """An array at a fragment's border.
+
+    Attributes:
+      value: which value of the program it is; two ports with the same number hold the same array.
+      axis: its batch axis, None if the whole batch shares it.
+    """
+
+    value: int
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    axis: int | None
+
+    def __str__(self) -> str:
+        sizes = [f"B={n}" if i == self.axis else str(n) for i, n in enumerate(self.shape)]
+        return f"{self.dtype}[{', '.join(sizes)}]"
+
+
+@dataclasses.dataclass(frozen=True)
+class Fragment:
+    """A node: one call site of a fragment function.
+
+    Attributes:
+      name: unique in the graph (`act`, `act.2`, ...).
+      parent: the fragment that this one is nested in, None at the top.
+      calls_per_iteration: how often it runs in one training iteration.
+      calls_exact: False inside a while loop (counted as one trip) or a branch (counted as taken).
+      flops_per_call: see `jaxprs.flops_of`.
+      bytes_per_call: what it reads and writes at its border.
+    """
+
+    name: str
+    role: str
+    parent: str | None
+    calls_per_iteration: int
+    calls_exact: bool
+    flops_per_call: int
+    bytes_per_call: int
+    inputs: tuple[Array, ...]
+    outputs: tuple[Array, ...]
+
+    @property
+    def batch_size(self) -> int | None:
+        """Length of the batch axis; None if the fragment declares none."""
+        sizes = [a.shape[a.axis] for a in (*self.inputs, *self.outputs) if a.axis is not None]
+        return sizes[0] if sizes else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Edge:
+    """Arrays that `source` produces and `target` reads, crossing together.
+
+    Attributes:
+      values: the `Array.value` of each, all outputs of `source`.
+      bytes_per_crossing: their size together.
+      crossings_per_iteration: how often they cross.
+      delay: "" within a step, "step" to the next trip of a loop, "iteration" to the next iteration.
+    """
+
+    source: str
+    target: str
+    values: tuple[int, ...]
+    bytes_per_crossing: int
+    crossings_per_iteration: int
+    delay: str = ""
+
+    @property
+    def bytes_per_iteration(self) -> int:
+        """All crossings of an iteration together."""
+        return self.bytes_per_crossing * self.crossings_per_iteration
+
+
+@dataclasses.dataclass(frozen=True)
+class FDG(Drawn):
+    """A fragmented dataflow graph.
+
+    Attributes:
+      fragments: in program order, a nested one after the fragment around it.
+      edges: between fragments of one nesting level.
+      state_axes: the batch axis of each leaf of the algorithm's state, where a fragment declares one.
+      jaxpr: one iteration: the state's leaves in; the state's leaves, then the metrics' leaves out.
+      state: the state's pytree, of `jax.ShapeDtypeStruct`.
+      metrics: the metrics' pytree, of `jax.ShapeDtypeStruct`.
+    """
+
+    name: str
+    fragments: tuple[Fragment, ...]
+    edges: tuple[Edge, ...]
+    state_axes: tuple[int | None, ...] = ()
+    jaxpr: Any = dataclasses.field(default=None, repr=False, compare=False)
+    state: Any = dataclasses.field(default=None, repr=False, compare=False)
+    metrics: Any = dataclasses.field(default=None, repr=False, compare=False)
+
+    @property
+    def output_axes(self) -> tuple[int | None, ...]:
+        """Batch axes of the jaxpr's outputs: leaves come back as they were, metrics have none."""
+        return (*self.state_axes, *[None] * len(jax.tree.leaves(self.metrics)))
+
+    def __repr__(self) -> str:
+        return f"<FDG of {self.name}: {len(self.fragments)} fragments, {len(self.edges)} edges>"
+
+    def fragment(self, name: str) -> Fragment:
+        """The fragment of a name."""
+        return next(f for f in self.fragments if f.name == name)
+
+
+# ---------------------------------------------------------------------------------------------------
+# Checking
+# ---------------------------------------------------------------------------------------------------
+
+
+def check(graph: FDG) -> None:
+    """Checks that the graph is well formed.
+
+    Raises:
+      GraphError: naming fragment, edge and fix, for: two fragments of one name; a value with two
+        producers; an edge whose fragment is missing, or that carries a value its source does not
+        produce, or of another size; a batch axis that an array does not have or that differs in size;
+        a cycle of edges without delay.
+    """
+    by_name: dict[str, Fragment] = {}
+    producer: dict[int, Fragment] = {}
+    for fragment in graph.fragments:
+        if fragment.name in by_name:
+            raise GraphError(f"two fragments are named '{fragment.name}': give one another name=")
+        by_name[fragment.name] = fragment
+        _check_axes(fragment)
+        for array in fragment.outputs:
+            other = producer.setdefault(array.value, fragment)
+            if array.value >= 0 and other is not fragment and fragment.parent == other.parent:
+                raise GraphError(
+                    f"value {array.value} ({array}) has two producers, fragments '{other.name}' and "
+                    f"'{fragment.name}': let one of them return it under a value of its own"
+                )
+    for fragment in graph.fragments:
+        if fragment.parent is not None and fragment.parent not in by_name:
+            raise GraphError(
+                f"fragment '{fragment.name}' is nested in '{fragment.parent}', which is missing: "
+                f"add that fragment, or set parent=None"
+            )
+    for edge in graph.edges:
+        what = f"edge {edge.source} -> {edge.target}"
+        for end in (edge.source, edge.target):
+            if end not in by_name:
+                raise GraphError(
+                    f"{what} names fragment '{end}', which is missing (the graph has "
+                    f"{', '.join(by_name) or 'none'}): add the fragment or drop the edge"
+                )
+        outputs = {array.value: array for array in by_name[edge.source].outputs}
+        for value in edge.values:
+            if value not in outputs:
+                owner = producer.get(value)
+                raise GraphError(
+                    f"{what} carries value {value}, which fragment '{edge.source}' does not produce "
+                    f"({f'it comes from {owner.name}' if owner else 'nothing does'}): "
+                    f"draw the edge from its producer"
+                )
+        size = sum(outputs[value].bytes for value in edge.values)
+        if edge.bytes_per_crossing % max(size, 1):
+            raise GraphError(
+                f"{what} moves {edge.bytes_per_crossing} bytes a crossing, but its values hold {size}: "
+                f"it must be a whole number of them"
+            )
+    _check_acyclic(graph)
+
+
+def _check_axes(fragment: Fragment) -> None:
+    for side, arrays in (("input", fragment.inputs), ("output", fragment.outputs)):
+        for i, array in enumerate(arrays):
+            if array.axis is not None and not 0 <= array.axis < len(array.shape):
+                raise GraphError(
+                    f"fragment '{fragment.name}' ({fragment.role}): {side} {i} has shape {array.shape} but "
+                    f"batch axis {array.axis}: use an axis below {len(array.shape)}, or None if it is shared"
+                )
+            if array.axis is not None and array.shape[array.axis] != fragment.batch_size:
+                raise GraphError(
+                    f"fragment '{fragment.name}' ({fragment.role}): {side} {i} {array} has batch axis "
+                    f"{array.axis} of size {array.shape[array.axis]}, others have {fragment.batch_size}: "
+                    f"point in_axes/out_axes at the axis that all share"
+                )
+
+
+def _check_acyclic(graph: FDG) -> None:
+    before: dict[str, set[str]] = {f.name: set() for f in graph.fragments}
+    for edge in graph.edges:
+        if not edge.delay:
+            before[edge.target].add(edge.source)
+    try:
+        graphlib.TopologicalSorter(before).prepare()
+    except graphlib.CycleError as error:
+        cycle = " -> ".join(error.args[1])
+        raise GraphError(
+            f"fragments form a cycle within a step: {cycle}: carry one of these edges to the next step "
+            f"or iteration (through a scan's carry or the state), which gives it a delay"
+        ) from None
