@@ -1,0 +1,201 @@
+"""One program under one placement: has the engine the numbers, effects and bytes that it should have?"""
+
+import dataclasses
+import functools
+import traceback
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fdg
+from tests.oracle.interpret import Algorithm
+from tests.oracle.placements import Placement, groups_of
+from tests.oracle.program import Program, fragments
+from tests.oracle.staleness import UnclearError, stale_run
+
+BAD = ("wrong", "error", "vague", "unplanned")  # and "hang" and "crash", which only another process can tell
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What was found.
+
+    `kind`: "right"; "refused", by an error of one line that names a cause; "unclear", where the rules of staleness
+    do not say; "wrong" numbers or effects; "error", any other exception; "vague", a refusal that names nothing;
+    "unplanned", right numbers by exchanges that the plan does not name.
+    """
+
+    kind: str
+    detail: str = ""
+
+    @property
+    def is_bad(self) -> bool:
+        return self.kind not in ("right", "refused", "unclear")
+
+
+class Expected:
+    """What plain JAX makes of a program, worked out once for all its placements."""
+
+    def __init__(self, program: Program):
+        self.program, self.algorithm = program, Algorithm(program)
+
+    def first(self) -> list[Any]:
+        return self.algorithm.init(jax.random.key(0))
+
+    def under(self, placement: Placement) -> tuple[Any, Any, Any]:
+        """(state and metrics, calls, notes) of plain JAX, with old parameters where the placement has them."""
+        iterations = sum(placement.runs)
+        if not placement.staleness:
+            return self._plain(iterations)
+        groups = groups_of(self.program, placement)
+        if groups is None:
+            raise UnclearError("a fragment that the policy does not place")
+        host = Algorithm(self.program).host
+        results = stale_run(self.program, self.first(), iterations, groups, placement.staleness, host)
+        return _settled(results), host.calls, host.notes
+
+    @functools.cached_property
+    def _iterate(self) -> Any:
+        return jax.jit(self.algorithm.iterate)
+
+    @functools.lru_cache(maxsize=2)  # noqa: B019
+    def _plain(self, iterations: int) -> tuple[Any, Any, Any]:
+        host = self.algorithm.host
+        host.calls.clear()
+        host.notes.clear()
+        state, metrics = self.first(), []
+        for _ in range(iterations):
+            state, one = self._iterate(state)
+            metrics.append(one)
+        results = state, jax.tree.map(lambda *m: jnp.stack(m), *metrics)
+        return _settled(results), list(host.calls), list(host.notes)
+
+
+def _settled(results: Any) -> Any:
+    jax.block_until_ready(results)
+    jax.effects_barrier()
+    return results
+
+
+def under_test(program: Program) -> Algorithm:
+    """The algorithm that is given to the engine; `breakage` changes it."""
+    return Algorithm(program)
+
+
+def check(program: Program, placement: Placement, expected: Expected | None = None, tolerance: float = 1e-5) -> Verdict:
+    """Runs the engine, and plain JAX."""
+    devices = jax.devices("cpu")[: placement.devices]
+    expected = expected or Expected(program)
+    try:
+        want, calls, notes = expected.under(placement)
+    except UnclearError as unclear:
+        return Verdict("unclear", str(unclear))
+    algorithm = under_test(program)
+    try:
+        engine = fdg.compile(algorithm, placement.policy, devices)
+    except (fdg.GraphError, fdg.PlanError) as refusal:
+        return _refusal(str(refusal), program, placement)
+    except Exception as error:
+        return Verdict("error", _brief(error))
+    try:
+        have = _settled(_run(engine, algorithm, placement))
+        difference = _difference(want, have, tolerance) or _effects_differ(calls, notes, algorithm, tolerance)
+        if difference:
+            return Verdict("wrong", difference)
+        return _unplanned(engine, sum(placement.runs))
+    except Exception as error:
+        return Verdict("error", _brief(error))
+
+
+def _run(engine: Any, algorithm: Algorithm, placement: Placement) -> tuple[Any, Any]:
+    state = algorithm.init(jax.random.key(0)) if placement.shares_arrays else engine.init(0)
+    metrics = []
+    for iterations in placement.runs:
+        state, some = engine.run(state, iterations)
+        metrics.append(some)
+    joined = jax.tree.map(lambda *m: jnp.concatenate([jnp.asarray(np.asarray(x)) for x in m]), *metrics)
+    return engine.algorithm_state(state), joined
+
+
+def _refusal(message: str, program: Program, placement: Placement) -> Verdict:
+    named = fragments(program)
+    words = {*named, *named.values(), type(placement.policy).__name__}
+    is_clear = "\n" not in message and any(word in message for word in words)
+    return Verdict("refused" if is_clear else "vague", message)
+
+
+def _brief(error: Exception) -> str:
+    """The error, and where in the project it arose."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "/fdg/" in f.filename]
+    where = " < ".join(f"{f.filename.split('/fdg/')[-1]}:{f.lineno}" for f in reversed(frames[-3:]))
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:300]} ({len(lines)} lines) [{where}]"
+
+
+def _difference(want: Any, have: Any, tolerance: float) -> str:
+    """Floats within `tolerance` of each array's largest value, all else equal; "" if so."""
+    wanted, structure = jax.tree_util.tree_flatten_with_path(want)
+    found, other = jax.tree_util.tree_flatten_with_path(have)
+    if structure != other:
+        return f"{other}, not {structure}"
+    for (path, a), (_, b) in zip(wanted, found, strict=True):
+        where = f"{'state' if path[0].idx == 0 else 'metrics'}{jax.tree_util.keystr(path[1:])}"
+        if (a.shape, a.dtype) != (b.shape, b.dtype):
+            return f"{where} is {b.dtype}{list(b.shape)}, not {a.dtype}{list(a.shape)}"
+        by = _distance(_array(a), _array(b), tolerance)
+        if by:
+            return f"{where} {by}"
+    return ""
+
+
+def _array(x: Any) -> np.ndarray:
+    is_key = isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(x) if is_key else x)
+
+
+def _distance(a: np.ndarray, b: np.ndarray, tolerance: float) -> str:
+    if a.shape != b.shape:
+        return f"is {list(b.shape)}, not {list(a.shape)}"
+    if not np.issubdtype(a.dtype, np.floating):
+        return "" if np.array_equal(a, b) else f"differs: {b.ravel()[:4]}, not {a.ravel()[:4]}"
+    scale = max(0.1, float(np.max(np.abs(a), initial=0, where=np.isfinite(a))))
+    with np.errstate(invalid="ignore"):
+        apart = np.where(np.isfinite(a) & np.isfinite(b), np.abs(a - b), np.where(_same(a, b), 0, np.inf))
+    worst = float(np.max(apart, initial=0)) / scale
+    return f"differs by {worst:.2g} of its largest value" if worst > tolerance else ""
+
+
+def _same(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return (a == b) | (np.isnan(a) & np.isnan(b))
+
+
+def _effects_differ(calls: Any, notes: Any, algorithm: Algorithm, tolerance: float) -> str:
+    """Ordered calls one by one; prints of each name in order of their numbers."""
+    host = algorithm.host
+
+    def order(said: list) -> list:
+        return sorted(said, key=lambda note: (note[0], np.round(note[1], 4).ravel().tolist()))
+
+    for what, want, have in (("call", calls, host.calls), ("print", order(notes), order(host.notes))):
+        if [name for name, _ in want] != [name for name, _ in have]:
+            return f"{what}s {_names(have)}, not {_names(want)}"
+        for k, ((name, a), (_, b)) in enumerate(zip(want, have, strict=True)):
+            by = _distance(a, b, tolerance)
+            if by:
+                return f"{what} {k} ({name}) {by}"
+    return ""
+
+
+def _names(said: list) -> str:
+    return " ".join(name for name, _ in said[:12]) + (f" ... ({len(said)})" if len(said) > 12 else "") or "none"
+
+
+def _unplanned(engine: Any, iterations: int) -> Verdict:
+    if engine.plan.schedule is not None:
+        planned = sum(m.bytes_per_iteration for m in engine.plan.movements if m.how == "transfer")
+        if engine.moved_bytes != iterations * planned:
+            return Verdict("unplanned", f"{engine.moved_bytes} bytes moved, {iterations * planned} planned")
+    extra = engine.unexplained()
+    return Verdict("unplanned", f"{extra[0][0]}: {extra[0][1]}") if extra else Verdict("right")

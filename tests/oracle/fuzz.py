@@ -1,0 +1,232 @@
+"""Tries programs for as long as one likes: `make fuzz ARGS="--programs 1500 --jobs 2"`.
+
+Each seed is a program and at least three placements; each failure is printed with its seed, and
+`--seed N` replays one and shrinks it. Programs run in worker processes, replaced when one hangs or dies.
+"""
+
+import argparse
+import collections
+import dataclasses
+import multiprocessing
+import os
+import queue
+import signal
+import sys
+import tempfile
+import threading
+import time
+from typing import Any
+
+from tests.oracle.compare import Verdict
+from tests.oracle.program import Program, text
+from tests.oracle.shrink import shrunk
+from tests.oracle.worker import environment, work
+
+START_SECONDS = 120
+
+
+class Worker:
+    """A process that runs programs. Started on first use, and anew after a hang or a crash."""
+
+    def __init__(self, deadline: float, breakage: str | None = None, x64: bool = False):
+        self.deadline, self.breakage, self.x64 = deadline, breakage, x64
+        self._process: Any = None
+        self._log = tempfile.NamedTemporaryFile(prefix="oracle-", suffix=".log")
+
+    def _start(self) -> None:
+        self._log.truncate(0)
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(
+            target=work, args=(theirs, self.x64, self.breakage, self._log.name), daemon=True
+        )
+        self._process.start()
+        theirs.close()
+        if not self._connection.poll(START_SECONDS) or self._connection.recv() != "ready":
+            raise RuntimeError(f"no worker: {self._said()}")
+
+    def run(self, task: Any) -> tuple[Program, tuple, list[tuple[Verdict, float]]]:
+        """(program, placements, verdict and seconds of each placement); a task is a seed or a pair of the first two.
+
+        The placements end with the first that hangs or crashes.
+        """
+        if self._process is None or not self._process.is_alive():
+            self._start()
+        found: list[tuple[Verdict, float]] = []
+        started = time.perf_counter()
+        program, placements = (None, ()) if isinstance(task, int) else task
+        try:
+            self._connection.send(task)
+            while True:
+                left = self.deadline - (time.perf_counter() - started)
+                if not self._connection.poll(max(left, 0)):
+                    stack = self._stack()
+                    self.stop()
+                    found.append((Verdict("hang", f"after {self.deadline:.0f} s: {stack}"), self.deadline))
+                    break
+                answer = self._connection.recv()
+                if answer is None:
+                    break
+                if isinstance(answer[0], Program):
+                    program, placements = answer
+                else:
+                    found.append(answer)
+        except (EOFError, ConnectionError):
+            self._process.join(10)
+            code = self._process.exitcode
+            self._process = None
+            found.append((Verdict("crash", f"exit status {code}: {self._said()}"), 0.0))
+        assert program is not None, f"no program from seed {task}: {found}"
+        return program, placements, found
+
+    def _stack(self) -> str:
+        """Where Python stands."""
+        os.kill(self._process.pid, signal.SIGUSR1)
+        time.sleep(0.5)
+        return self._said()
+
+    def _said(self) -> str:
+        with open(self._log.name, errors="replace") as log:
+            lines = [line.strip() for line in log.read().splitlines() if line.strip()]
+        return " | ".join(lines[-8:])[-600:]
+
+    def stop(self) -> None:
+        """Ends the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+            self._process = None
+
+
+@dataclasses.dataclass
+class Tally:
+    """What was found, by kind."""
+
+    counts: collections.Counter = dataclasses.field(default_factory=collections.Counter)
+    refusals: collections.Counter = dataclasses.field(default_factory=collections.Counter)
+    failures: list[tuple[int, str]] = dataclasses.field(default_factory=list)
+    seconds: float = 0.0
+
+
+def fuzz(seeds: range, jobs: int, deadline: float, breakage: str | None, stop_early: bool, minutes: float) -> Tally:
+    """Tries each seed; prints failures as they come."""
+    todo: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for seed in seeds:
+        todo.put(seed)
+    tally, lock, over = Tally(), threading.Lock(), threading.Event()
+    started = time.perf_counter()
+
+    def one_job() -> None:
+        worker, precise = Worker(deadline, breakage), Worker(deadline, breakage, x64=True)
+        while not over.is_set() and time.perf_counter() - started < 60 * minutes:
+            try:
+                seed = todo.get_nowait()
+            except queue.Empty:
+                break
+            program, placements, found = worker.run(seed)
+            verdicts = []
+            for placement, (verdict, seconds) in zip(placements, found, strict=False):
+                if verdict.kind == "wrong":
+                    verdict = _precisely(precise, program, placement, verdict)
+                verdicts.append((placement, verdict, seconds))
+            with lock:
+                _count(tally, seed, verdicts)
+                if stop_early and tally.failures:
+                    over.set()
+        worker.stop()
+        precise.stop()
+
+    threads = [threading.Thread(target=one_job) for _ in range(jobs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    tally.seconds = time.perf_counter() - started
+    return tally
+
+
+def _precisely(precise: Worker, program: Program, placement: Any, verdict: Verdict) -> Verdict:
+    """A difference that float64 does not have is one of rounding, not of the program."""
+    _, _, found = precise.run((program, (placement,)))
+    again = found[0][0]
+    if again.kind == "right" and "differs by" in verdict.detail:
+        return Verdict("rounding", verdict.detail)
+    return dataclasses.replace(verdict, detail=f"{verdict.detail} (float64: {again.kind} {again.detail})")
+
+
+def _count(tally: Tally, seed: int, verdicts: list[tuple[Any, Verdict, float]]) -> None:
+    tally.counts["programs"] += 1
+    for k, (placement, verdict, _) in enumerate(verdicts):
+        tally.counts[verdict.kind] += 1
+        if verdict.kind == "refused":
+            tally.refusals[_kind_of_refusal(verdict.detail)] += 1
+        if verdict.kind == "rounding":
+            print(f"seed {seed} placement {k}: rounding: {verdict.detail}", flush=True)
+        elif verdict.is_bad:
+            tally.failures.append((seed, verdict.kind))
+            print(f"seed {seed} placement {k} ({placement}): {verdict.kind}: {verdict.detail}", flush=True)
+
+
+def _kind_of_refusal(message: str) -> str:
+    """The message without what it names."""
+    words = [w for w in message.split() if not any(c.isdigit() or c in "'()=," for c in w)]
+    return " ".join(words)[:90]
+
+
+def replay(seed: int, deadline: float, breakage: str | None, shrink: bool) -> bool:
+    """Runs one seed, prints it, and makes what fails small. Whether all is well."""
+    worker = Worker(deadline, breakage)
+    program, placements, found = worker.run(seed)
+    print(text(program))
+    is_well = True
+    for placement, (verdict, seconds) in zip(placements, found, strict=False):
+        print(f"\n{placement}\n  {verdict.kind}: {verdict.detail} ({seconds:.1f} s)", flush=True)
+        if not verdict.is_bad:
+            continue
+        is_well = False
+        if shrink:
+
+            def fails(candidate: Program, placement: Any = placement, verdict: Verdict = verdict) -> bool:
+                _, _, again = worker.run((candidate, (placement,)))
+                return _alike(again[0][0], verdict)
+
+            small = shrunk(program, fails)
+            print("  smallest that fails alike:\n" + text(small), flush=True)
+    worker.stop()
+    return is_well
+
+
+def _alike(a: Verdict, b: Verdict) -> bool:
+    """Of one kind; of errors, the same."""
+    return a.kind == b.kind and (a.kind != "error" or a.detail.split("(")[0][:40] == b.detail.split("(")[0][:40])
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="make fuzz", description=__doc__)
+    parser.add_argument("--programs", type=int, default=100, help="how many seeds")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--jobs", type=int, default=1, help="worker processes")
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin no program after so long")
+    parser.add_argument("--deadline", type=float, default=180, help="seconds of a program, all placements")
+    parser.add_argument("--seed", type=int, help="replay and shrink this one")
+    parser.add_argument("--no-shrink", action="store_true", help="replay without shrinking")
+    parser.add_argument("--break", dest="breakage", choices=("staleness", "effects", "axis"),
+                        help="break the engine on purpose, and stop at the first failure")  # fmt: skip
+    args = parser.parse_args()
+    os.environ.update(environment())
+    if args.seed is not None:
+        return 0 if replay(args.seed, args.deadline, args.breakage, not args.no_shrink) else 1
+    seeds = range(args.first, args.first + args.programs)
+    tally = fuzz(seeds, args.jobs, args.deadline, args.breakage, bool(args.breakage), args.minutes)
+    programs = tally.counts.pop("programs")
+    print(f"{programs} programs, {sum(tally.counts.values())} placements: {dict(tally.counts)}")
+    for message, count in tally.refusals.most_common():
+        print(f"  refused {count} times: {message}")
+    print(f"failures: {sorted(tally.failures) or 'none'}")
+    print(f"{tally.seconds:.0f} s, {tally.seconds / max(programs, 1):.2f} s a program with {args.jobs} jobs")
+    return 1 if tally.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""Where a random program's fragments live: a policy, devices, and how the engine is run."""
+
+import dataclasses
+import random
+from typing import Any
+
+import policies
+from fdg.placing.policy import Group
+from tests.oracle.program import Program, features, fragments, parents, walk
+
+DEVICES = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Scattered:
+    """Any roles on any groups."""
+
+    groups: tuple[tuple[str, Group], ...]
+    staleness: int = 0
+
+    def place(self, devices: Any) -> dict[str, Group]:
+        return dict(self.groups)
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """A policy on the first `devices` devices; `runs` are the iterations of each call of `run`.
+
+    With `shares_arrays` the engine starts from `algorithm.init`'s own arrays, the same one twice included.
+    """
+
+    policy: Any
+    devices: int
+    runs: tuple[int, ...] = (3,)
+    shares_arrays: bool = False
+
+    @property
+    def staleness(self) -> int:
+        return getattr(self.policy, "staleness", 0)
+
+    def __str__(self) -> str:
+        shared = ", from init's own arrays" if self.shares_arrays else ""
+        return f"{self.policy} on {self.devices} devices, runs of {self.runs}{shared}"
+
+
+def groups_of(program: Program, placement: Placement) -> dict[str, str] | None:
+    """The policy's group of each fragment, by name; None where that hangs on the engine's choice."""
+    placed = placement.policy.place(["cpu"] * placement.devices)
+    roles, around = fragments(program), parents(program.lines)
+    found: dict[str, str] = {}
+    for name, role in roles.items():
+        outer: str | None = name
+        while outer is not None and roles[outer] not in placed:
+            outer = around[outer]
+        if outer is None:
+            return None
+        found[name] = placed[roles[outer]].name
+    return found
+
+
+def placements_of(program: Program, seed: int, stale: bool) -> tuple[Placement, ...]:
+    """One that is one group or device, one of two or three groups apart, and one that is neither."""
+    rng = random.Random(f"placements {seed}")
+    staleness = rng.choice([1, 1, 2, 4]) if stale else 0
+    roles = list(dict.fromkeys(fragments(program).values()))
+    single = {x.role for x in walk(program.lines) if x.kind == "fragment" and _calls_host(x)}
+    shares = "aliased" in features(program)
+    last = staleness + 2 if staleness else 3
+    runs = (last,) if rng.random() < 0.75 else (1, last - 1)
+    chosen = [
+        _alone(rng, roles, single, staleness),
+        (_apart(rng, roles, single, staleness), DEVICES),
+        _other(rng, roles, single, staleness),
+    ]
+    return tuple(
+        Placement(policy, devices, runs, shares and not getattr(policy, "staleness", 0))
+        for policy, devices in chosen
+    )
+
+
+def _calls_host(line: Any) -> bool:
+    return any(x.kind == "effect" for x in walk(line.blocks[0].lines))
+
+
+def _alone(rng: random.Random, roles: list[str], single: set[str], staleness: int) -> tuple[Any, int]:
+    """All on the same devices."""
+    if staleness:  # on one device groups keep their names
+        return Scattered(_scatter(rng, roles, [(0,)] * 3, single), staleness), 1
+    devices = 1 if single and rng.random() < 0.8 else rng.choice([1, 2, 3, 4, 5, 8])
+    return rng.choice([policies.GPUOnly(), policies.GPUOnly(), policies.MultiLearner()]), devices
+
+
+def _apart(rng: random.Random, roles: list[str], single: set[str], staleness: int) -> Scattered:
+    sizes = [rng.choice([1, 1, 2, 3]) for _ in range(rng.choice([2, 2, 3]))]
+    order = rng.sample(range(DEVICES), DEVICES)
+    groups = [tuple(order.pop() for _ in range(size)) for size in sizes]
+    if rng.random() < 0.15:
+        # Inexact: four of the five are used.
+        groups[0] = (*groups[0], *[order.pop() for _ in range(5 - len(groups[0])) if order])
+    return Scattered(_scatter(rng, roles, groups, single), staleness)
+
+
+def _other(rng: random.Random, roles: list[str], single: set[str], staleness: int) -> tuple[Any, int]:
+    """Overlapping groups, or a policy of the library on an uneven number of devices."""
+    named = _library(rng, roles, staleness)
+    if named and rng.random() < 0.7:
+        return rng.choice(named), 2 if single and rng.random() < 0.7 else rng.choice([2, 3, 4, 5, 7, 8])
+    first = tuple(rng.sample(range(DEVICES), rng.choice([1, 2, 3])))
+    if rng.random() < 0.5:
+        second = (*first[: rng.randint(1, len(first))], *rng.sample([d for d in range(8) if d not in first], 1))
+        groups = [first, second]
+    else:
+        rest = [d for d in range(DEVICES) if d not in first]
+        groups = [first, tuple(rng.sample(rest, rng.choice([1, 2, 4, 5])))]
+    return Scattered(_scatter(rng, roles, groups, single), staleness), DEVICES
+
+
+def _library(rng: random.Random, roles: list[str], staleness: int) -> list[Any]:
+    """Policies whose groups all have something to do."""
+    found: list[Any] = []
+    learners = rng.choice([1, 1, 2])
+    if {"environment", "actor"} & set(roles) and "learner" in roles:
+        found.append(policies.SingleLearnerCoarse(learners=learners if learners == 1 else 1, staleness=staleness))
+    if "update" in roles and {"environment", "actor", "learner", "gradient"} & set(roles):
+        found += [policies.Central(staleness=staleness)] * 2
+    if not staleness and "environment" in roles and {"actor", "learner"} & set(roles):
+        found += [policies.SingleLearnerFine(), policies.Environments()]
+    return found
+
+
+def _scatter(
+    rng: random.Random, roles: list[str], groups: list[tuple[int, ...]], single: set[str]
+) -> tuple[tuple[str, Group], ...]:
+    """Each group has a role, and each role (nearly always) a group; who calls the host is on one device."""
+    exact = rng.random() < 0.2
+    made = [Group("abc"[k], devices, exact) for k, devices in enumerate(groups)]
+    order = rng.sample(roles, len(roles))
+    chosen: dict[str, Group] = dict(zip(order, made, strict=False))
+    for role in order[len(made) :]:
+        if rng.random() < 0.9:
+            chosen[role] = rng.choice(made)
+    if rng.random() < 0.85:
+        for role in single & chosen.keys():
+            group = chosen[role]
+            alone = Group(group.name, group.devices[:1], group.exact)
+            chosen = {r: alone if g.name == group.name else g for r, g in chosen.items()}
+    return tuple(chosen.items())
