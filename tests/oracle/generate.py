@@ -69,6 +69,7 @@ class _Writer:
             self.roles = ["actor", *rng.sample(["learner", "learner", "environment"], 2), *self.roles[3:]]
             self.roles = list(dict.fromkeys(self.roles))
             self.around = [kind for kind in self.around if kind != "while"] or ["scan"]
+        self.learned: list[Value] = []  # leaves of the state that one role changes and others may read
         self.effects = rng.random() < 0.15
         self.keys = "threefry2x32"
         if not self.stale and rng.random() < 0.15:
@@ -85,6 +86,9 @@ class _Writer:
     def pick(self, scope: Sequence[Value], fits: Callable[[Value], bool]) -> Value | None:
         """One that fits, the latest rather than the first."""
         found = [v for v in scope if fits(v)]
+        learned = [v for v in found if v in self.learned]
+        if learned and self.chance(0.3):
+            return self.rng.choice(learned)
         if found and self.chance(0.3):
             return self.rng.choice(found)
         return found[-min(len(found), 1 + int(self.rng.expovariate(0.5)))] if found else None
@@ -108,7 +112,9 @@ class _Writer:
                 leaves.append(Leaf(self.new(Value("", kind, shape)), start))
         scope = [leaf.value for leaf in leaves]
         lines: list[Line] = []
-        for _ in range(rng.randint(3, 6)):
+        if self.stale or self.chance(0.3):
+            self.learned = rng.sample([v for v in scope if v.kind == "f"], rng.choice([1, 1, 2]))
+        for _ in range(rng.randint(3, 5)):
             self.left = rng.choice([2, 3, 4, 6])  # lines of this one, with all that is in it
             lines += self.lines(scope, _Where(), 1)
         self.left = 3
@@ -120,6 +126,11 @@ class _Writer:
                 block = dataclasses.replace(block, lines=(*block.lines, *added))
         ends = []
         for leaf in leaves:
+            if leaf.value in self.learned:
+                line = self.learner(scope, leaf.value)
+                block = dataclasses.replace(block, lines=(*block.lines, line))
+                ends.append(line.makes[0])
+                continue
             same = [v for v in scope if v.type == leaf.value.type]
             made = same[sum(x.value.type == leaf.value.type for x in leaves) :]
             ends.append(rng.choice(made) if made and self.chance(0.9) else rng.choice(same))
@@ -238,6 +249,23 @@ class _Writer:
         name = f"{role[:3]}{self.count}"
         line = Line("fragment", name, tuple(reads), (), 0, (block,), role, options)
         return self.finished(line, scope, ())
+
+    def learner(self, scope: list[Value], leaf: Value) -> Line:
+        """A fragment that changes a leaf, by something that was made of late."""
+        others = [v for v in scope if v.kind == "f" and v not in self.learned]
+        reads = (leaf, self.rng.choice(others[-4:]) if others else leaf)
+        first, second = params = tuple(map(self.new, reads))
+        body = [first, second]
+        lines = self.finished(Line("op", "scalar", (second,), ()), body, ())
+        if self.chance(0.3):
+            lines += self.operation(body, _Where(1, "learner"))
+        lines += self.finished(Line("op", "nudge", (first, lines[0].makes[0]), ()), body, ())
+        role = self.rng.choice([r for r in self.roles if r != "actor"] or self.roles)
+        self.count += 1
+        axes = tuple(v.axis for v in reads), (leaf.axis,), ""
+        block = Block(params, tuple(lines), (lines[-1].makes[0],))
+        line = Line("fragment", f"{role[:3]}{self.count}", reads, (), 0, (block,), role, axes)
+        return self.finished(line, scope, ())[0]
 
     def effect(self, scope: list[Value]) -> list[Line]:
         reads = self.some_of(scope, 1, 1, WANTS["any"])

@@ -105,6 +105,7 @@ _define(
     clip=lambda c, x: jnp.clip(x, -0.5, 0.4) * 0.9,
 )
 _define("elements", "any =", mix=lambda c, x, y: 0.6 * jnp.sin(x + 0.3 * c) + 0.3 * jnp.tanh(y))
+_define("elements", "any f", nudge=lambda c, x, s: 0.9 * x + 0.1 * jnp.tanh(s))
 _define("elements", "x f", weigh=lambda c, x, s: jnp.tanh(x * (1 + 0.3 * s) + 0.1 * c))
 _define("elements", "any n", count_in=lambda c, x, n: jnp.sin(x + 0.1 * (n % 7)))
 _define("elements", "x i", rank_in=lambda c, x, i: jnp.tanh(x + 0.1 * _along(i % 3, x)))

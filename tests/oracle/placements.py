@@ -64,7 +64,7 @@ def placements_of(program: Program, seed: int, stale: bool) -> tuple[Placement, 
     staleness = rng.choice([1, 1, 2, 4]) if stale else 0
     roles = list(dict.fromkeys(fragments(program).values()))
     single = {x.role for x in walk(program.lines) if x.kind == "fragment" and _calls_host(x)}
-    shares = "aliased" in features(program)
+    shares = "aliased" in features(program) and rng.random() < 0.3
     last = staleness + 2 if staleness else 3
     runs = (last,) if rng.random() < 0.75 else (1, last - 1)
     chosen = [
