@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import Phase, given, settings
 
 import fdg
 import policies
@@ -14,7 +13,6 @@ from fdg.placing.policy import Group
 from fdg.placing.schedule import Call, Move, Repeat
 from tests.compilations import compilations
 from tests.conformance.comparison import assert_same, plain, ppo
-from tests.random_programs import programs
 from tests.schedules import assert_valid, described
 from tests.user_algorithm import Gardener, Walker
 
@@ -192,34 +190,6 @@ def test_what_is_freed_too_early_is_missed():
     schedule = fdg.place(Walker(48), FOUR["fine"], 4).schedule
     with pytest.raises(AssertionError):
         assert_valid(changed(schedule, freed_too_early))
-
-
-# --- any program ---
-
-
-@settings(max_examples=100, deadline=None, derandomize=True, phases=[Phase.generate, Phase.shrink])
-@given(case=programs())
-def test_the_schedule_of_any_program_is_valid(case):
-    algorithm, policy = case
-    plan = fdg.place(algorithm, policy, 8)
-    assert plan.schedule is not None
-    assert_valid(plan.schedule)
-    roles = {fragment.name: fragment.role for fragment in plan.graph.fragments}
-    for call, _ in plan.schedule.calls():
-        for name in call.fragments:
-            group = dict(policy.groups).get(roles[name])
-            assert group is None or group.name == call.group
-
-
-@settings(max_examples=16, deadline=None, derandomize=True, phases=[Phase.generate, Phase.shrink])
-@given(case=programs())
-def test_any_program_has_the_numbers_of_plain_calls(case):
-    algorithm, policy = case
-    engine = fdg.compile(algorithm, policy, jax.devices("cpu")[:8])
-    expected = plain(algorithm, algorithm.init(None), 3)
-    assert_same(expected, engine.run(algorithm.init(None), 3))
-    planned = sum(m.bytes_per_iteration for m in engine.plan.movements if m.how == "transfer")
-    assert engine.moved_bytes == 3 * planned
 
 
 # --- each trap by itself ---

@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tests.oracle.interpret import Algorithm, shapes_of
+from tests.oracle.interpret import Algorithm, made_by
 from tests.oracle.operations import NOT_DIFFERENTIABLE, OPERATIONS, WANTS, Operation
 from tests.oracle.placements import Placement, placements_of
 from tests.oracle.program import BATCH, Block, Leaf, Line, Program, Value, fragments
@@ -171,12 +171,9 @@ class _Writer:
                 return self.effect(scope)
         return self.operation(scope, where)
 
-    def finished(self, line: Line, scope: list[Value], around: Sequence[Value]) -> list[Line]:
-        """The line with what it makes, if its shapes fit and are small."""
-        try:
-            shapes = shapes_of(line, line.reads, {v.name: v for v in around}, self.keys)
-        except (TypeError, ValueError) as error:
-            raise AssertionError(f"{line} does not fit") from error
+    def finished(self, line: Line, scope: list[Value]) -> list[Line]:
+        """The line with what it makes, if that is small."""
+        shapes = made_by(line)
         if any(len(v.shape) > 3 or v.shape.count(BATCH) > 1 or _size(v) > 150 for v in shapes):
             return []
         makes = tuple(self.new(v) for v in shapes)
@@ -195,7 +192,7 @@ class _Writer:
         else:
             return []
         line = Line("op", operation.name, reads, (), self.rng.randint(0, 3))
-        return self.finished(line, scope, ())
+        return self.finished(line, scope)
 
     def operands(self, operation: Operation, scope: list[Value]) -> tuple[Value, ...] | None:
         reads: list[Value] = []
@@ -248,7 +245,7 @@ class _Writer:
         self.count += 1
         name = f"{role[:3]}{self.count}"
         line = Line("fragment", name, tuple(reads), (), 0, (block,), role, options)
-        return self.finished(line, scope, ())
+        return self.finished(line, scope)
 
     def learner(self, scope: list[Value], leaf: Value) -> Line:
         """A fragment that changes a leaf, by something that was made of late."""
@@ -256,21 +253,21 @@ class _Writer:
         reads = (leaf, self.rng.choice(others[-4:]) if others else leaf)
         first, second = params = tuple(map(self.new, reads))
         body = [first, second]
-        lines = self.finished(Line("op", "scalar", (second,), ()), body, ())
+        lines = self.finished(Line("op", "scalar", (second,), ()), body)
         if self.chance(0.3):
             lines += self.operation(body, _Where(1, "learner"))
-        lines += self.finished(Line("op", "nudge", (first, lines[0].makes[0]), ()), body, ())
+        lines += self.finished(Line("op", "nudge", (first, lines[0].makes[0]), ()), body)
         role = self.rng.choice([r for r in self.roles if r != "actor"] or self.roles)
         self.count += 1
         axes = tuple(v.axis for v in reads), (leaf.axis,), ""
         block = Block(params, tuple(lines), (lines[-1].makes[0],))
         line = Line("fragment", f"{role[:3]}{self.count}", reads, (), 0, (block,), role, axes)
-        return self.finished(line, scope, ())[0]
+        return self.finished(line, scope)[0]
 
     def effect(self, scope: list[Value]) -> list[Line]:
         reads = self.some_of(scope, 1, 1, WANTS["any"])
         kind = self.rng.choice(["send", "send", "receive", "note"])
-        return self.finished(Line("effect", kind, tuple(reads), ()), scope, ()) if reads else []
+        return self.finished(Line("effect", kind, tuple(reads), ()), scope) if reads else []
 
     def structure(self, scope: list[Value], where: _Where) -> list[Line]:
         kind = self.rng.choice(self.around)
@@ -325,7 +322,7 @@ class _Writer:
         block = Block(tuple(params), tuple(lines), tuple(results))
         reads = (*([counter] if counter else []), *carry, *operands)
         line = Line(kind, kind, reads, (), 0 if kind == "while" else trips, (block,), "", options)
-        return self.finished(line, scope, [v for v in scope if v not in reads] + list(reads))
+        return self.finished(line, scope)
 
     def cond(self, scope: list[Value], where: _Where) -> list[Line]:
         counter = self.pick(scope, WANTS["n"])
@@ -347,7 +344,7 @@ class _Writer:
         blocks = tuple(
             Block((), tuple(lines), tuple(row[k] for row in results)) for k, (_, lines) in enumerate(bodies)
         )
-        return self.finished(Line("cond", "cond", (counter,), (), 0, blocks), scope, list(scope))
+        return self.finished(Line("cond", "cond", (counter,), (), 0, blocks), scope)
 
     def call(self, kind: str, scope: list[Value], where: _Where) -> list[Line]:
         closed = kind.startswith("custom")
@@ -365,7 +362,7 @@ class _Writer:
         results += [v for v in params if self.chance(self.hands_on)]
         block = Block(tuple(params), tuple(lines), tuple(results))
         line = Line(kind, kind, tuple(reads), (), 0, (block,))
-        return self.finished(line, scope, () if closed else list(scope))
+        return self.finished(line, scope)
 
     def vmap(self, scope: list[Value], where: _Where) -> list[Line]:
         reads = self.some_of(scope, 1, 3, lambda v: len(v.shape) < 3)
@@ -382,7 +379,7 @@ class _Writer:
             results.append(params[0])
         block = Block(tuple(params), tuple(lines), tuple(results))
         options = (tuple(mapped), self.rng.choice([0, 0, -1]))
-        return self.finished(Line("vmap", "vmap", tuple(reads), (), 0, (block,), "", options), scope, ())
+        return self.finished(Line("vmap", "vmap", tuple(reads), (), 0, (block,), "", options), scope)
 
     def grad(self, scope: list[Value], where: _Where) -> list[Line]:
         first = self.pick(scope, WANTS["any"])
@@ -401,7 +398,7 @@ class _Writer:
         if not results:
             return []
         block = Block(tuple(params), tuple(lines), (self.rng.choice(results),))
-        return self.finished(Line("grad", "grad", tuple(reads), (), 0, (block,)), scope, ())
+        return self.finished(Line("grad", "grad", tuple(reads), (), 0, (block,)), scope)
 
 
 def _nested(role: str) -> tuple[str, ...]:

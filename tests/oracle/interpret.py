@@ -11,6 +11,8 @@ Kinds of lines beside "op" and "fragment", with their options:
   effect       send, receive, note: a call to the host (`Host`)
 """
 
+import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -205,21 +207,34 @@ def rows_of(x: Any, count: int) -> Any:
     return jnp.stack([x * (1 - 0.1 * t) for t in range(count)])
 
 
-def shapes_of(line: Line, reads: Sequence[Value], around: Mapping[str, Value], keys: str) -> list[Value]:
-    """What the line would make: nameless values.
+def made_by(line: Line) -> list[Value]:
+    """What the line makes: nameless values. Of operations JAX says it, of the others their blocks.
 
     Raises:
       Whatever JAX raises for operands that do not fit.
     """
-    def spec(value: Value) -> Any:
-        return jax.eval_shape(lambda: first_value(Leaf(value, 0), keys, 0))
+    if line.kind == "op":
+        return [_made_by_operation(line.name, line.number, tuple(dataclasses.replace(v, name="") for v in line.reads))]
+    if line.kind == "effect":
+        return [Value("", "f", (BATCH,))] if line.name == "receive" else []
+    if line.kind == "grad":
+        return [line.reads[0]]
+    results = line.blocks[0].results
+    if line.kind == "vmap":
+        at_end = line.options[1] == -1
+        return [Value("", v.kind, (*v.shape, 2) if at_end else (2, *v.shape)) for v in results]
+    if line.kind == "scan":
+        carried = line.options[0]
+        stacks = [Value("", v.kind, (line.number, *v.shape)) for v in results[carried:]]
+        return [*results[:carried], *stacks]
+    return list(results)
 
-    shapes = jax.eval_shape(
-        lambda reads, around: list(Interpreter(Host()).line(line, reads, around)),
-        [spec(v) for v in reads],
-        {name: spec(v) for name, v in around.items()},
-    )
-    return [Value("", kind_of(shape.dtype), shape.shape) for shape in shapes]
+
+@functools.cache
+def _made_by_operation(name: str, variant: int, reads: tuple[Value, ...]) -> Value:
+    specs = [jax.eval_shape(lambda v=v: first_value(Leaf(v, 0), "threefry2x32", 0)) for v in reads]
+    shape = jax.eval_shape(lambda *x: OPERATIONS[name].run(variant, *x), *specs)
+    return Value("", kind_of(shape.dtype), shape.shape)
 
 
 def kind_of(dtype: Any) -> str:
