@@ -15,7 +15,7 @@ import numpy as np
 
 from fdg import keys
 from fdg.errors import FdgError
-from fdg.processes import peers
+from fdg.processes import peers, ports
 
 HEARTBEAT_SECONDS = 45  # JAX's own, should `peers` fail to see that a process is gone
 
@@ -52,16 +52,16 @@ def initialize(
     if coordinator_address is None:
         coordinator_address, num_processes, process_id, local_device_ids = _detect()
     assert coordinator_address is not None and num_processes is not None and process_id is not None
-    host, _ = peers.split_address(coordinator_address)
+    host, _ = ports.split_address(coordinator_address)
     group = peers.Peers(
-        coordinator_address, num_processes, process_id, None if process_id else peers.free_port(host)
+        coordinator_address, num_processes, process_id, None if process_id else ports.free_port(host)
     )
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM away from us
     # The other processes reach JAX's coordinator through a port of their own, which stays open when process 0
     # dies: else JAX aborts them within milliseconds, before they can say why.
     service = (
-        f"{host}:{group.notes}" if group.index == 0 else f"localhost:{peers.keep_open((host, group.notes))}"
+        f"{host}:{group.notes}" if group.index == 0 else f"localhost:{ports.keep_open((host, group.notes))}"
     )
     _peers = group
     atexit.register(_at_exit)
@@ -73,7 +73,7 @@ def initialize(
             local_device_ids,
             cluster_detection_method="deactivate",
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
-            coordinator_bind_address=f"127.0.0.1:{group.notes}" if peers.is_local(host) else None,
+            coordinator_bind_address=f"127.0.0.1:{group.notes}" if ports.is_local(host) else None,
         )
     except RuntimeError as error:
         raise FdgError(f"jax.distributed cannot start: {error}") from error
@@ -99,7 +99,7 @@ def check(given: Mapping[str, Any]) -> None:
     if not there:
         return
     number, index = given["num_processes"], given["process_id"]
-    peers.split_address(given["coordinator_address"])
+    ports.split_address(given["coordinator_address"])
     if number < 1:
         raise FdgError(f"--num-processes {number}: it must be at least 1")
     if not 0 <= index < number:

@@ -20,7 +20,7 @@ import fdg
 import policies
 from fdg.commands.cli import train_main
 from fdg.errors import FdgError
-from fdg.processes import distributed, peers
+from fdg.processes import distributed, peers, ports
 from fdg.training.checkpoint import Checkpoints
 from tests.tiny import Pupil
 
@@ -32,7 +32,7 @@ ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
 
 def start(words):
     """Two real processes, one host device each."""
-    triple = f"--coordinator-address localhost:{peers.free_port('localhost')} --num-processes 2 --process-id"
+    triple = f"--coordinator-address localhost:{ports.free_port('localhost')} --num-processes 2 --process-id"
     return [spawn("-m", "fdg.train", *words.split(), *triple.split(), str(i)) for i in range(2)]
 
 
@@ -139,7 +139,7 @@ def runs(tmp_path_factory):
         f"{RUNS[name][0]} --devices {RUNS[name][1]} --out {two / name.replace(' ', '_')}" for name in RUNS
     ]
     words.append(f"--resume {two / 'resumed'} --devices 2")
-    address = f"localhost:{peers.free_port('localhost')}"
+    address = f"localhost:{ports.free_port('localhost')}"
     processes = [spawn("-c", SEVERAL, address, str(i), json.dumps(words)) for i in range(2)]
     for name in ALONE.keys() - {"stale"}:
         assert train_main(f"{ALONE[name]} --devices 1 --out {one / name}".split()) == 0
@@ -311,7 +311,7 @@ def test_fetch_in_one_process(devices):
 
 
 def test_processes_that_do_not_fit_together(monkeypatch):
-    address = f"localhost:{peers.free_port('localhost')}"
+    address = f"localhost:{ports.free_port('localhost')}"
     monkeypatch.setattr(peers, "JOIN_SECONDS", 1.0)
     with pytest.raises(FdgError, match=r"of 2 processes 1 came to .* process 1 is missing"):
         peers.Peers(address, 2, 0)
