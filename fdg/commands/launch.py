@@ -80,8 +80,9 @@ def _run(count: int, words: Sequence[str]) -> int:
 
 def _forward_lines(index: int, process: subprocess.Popen) -> None:
     assert process.stderr is not None
-    for line in process.stderr:
-        print(f"[{index}] {line}", end="", file=sys.stderr, flush=True)
+    with process.stderr as said:
+        for line in said:
+            print(f"[{index}] {line}", end="", file=sys.stderr, flush=True)
 
 
 def _wait(processes: Sequence[subprocess.Popen]) -> int:

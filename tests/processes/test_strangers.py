@@ -48,7 +48,7 @@ def together():
 
 
 def test_strangers_do_not_disturb_the_start(address, together):
-    """All of them at once, each leaving its connection open; then the run starts as if they were not there."""
+    """All of them at once, each leaving its connection open; then the run starts as if nobody had come."""
     first = together.submit(peers.Peers, address, 3, 0, {"port": 1})
     strangers = [connect(address) for _ in STRANGERS]
     for stranger, words in zip(strangers, STRANGERS.values(), strict=True):
