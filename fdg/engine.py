@@ -9,9 +9,11 @@ import jax.numpy as jnp
 from fdg import keys
 from fdg.batch.follow import Communication
 from fdg.errors import FdgError, PlanError
+from fdg.placing.digest import digests
 from fdg.placing.place import place
 from fdg.placing.plan import BETWEEN, Plan
 from fdg.placing.policy import Policy, with_host
+from fdg.processes import distributed
 from fdg.processes.arrays import put
 from fdg.running.execution import Stepped, Whole
 from fdg.running.hlo import Collective, unexplained
@@ -180,8 +182,12 @@ def compile(
     Raises:
       GraphError: the algorithm's graph is not well formed.
       PlanError: the policy cannot be carried out on these devices.
+      FdgError: another process has traced or planned something else.
     """
     devices = with_host(policy, jax.devices()) if devices is None else devices
     if isinstance(devices, int):
         raise PlanError(f"devices={devices}: give a list, such as jax.devices()[:{devices}]")
-    return Engine(algorithm, place(trace(algorithm), policy, list(devices), num_seeds), list(devices))
+    plan = place(trace(algorithm), policy, list(devices), num_seeds)
+    if distributed.count() > 1:
+        distributed.check_alike(digests(plan))
+    return Engine(algorithm, plan, list(devices))

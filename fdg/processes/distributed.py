@@ -128,6 +128,28 @@ def exchange(value: Any) -> list[Any]:
     return [value] if _peers is None else _peers.exchange(value)
 
 
+def check_alike(digests: Mapping[str, str]) -> None:
+    """Refuses processes that differ: they would wait for each other for ever. A collective.
+
+    Args:
+      digests: of each part of what this process is about to run, by what errors call it.
+
+    Raises:
+      FdgError: another process has other digests; names it, and the parts.
+      peers.LostError: another process is gone.
+    """
+    first, *others = exchange(dict(digests))
+    for i, other in enumerate(others, 1):
+        names = [name for name in {**first, **other} if first.get(name) != other.get(name)]
+        # A difference within a fragment is one of all the code around it too.
+        names = [name for name in names if name.startswith("fragment ")] or names[:1]
+        if names:
+            raise FdgError(
+                f"process {i} has traced or planned another {', '.join(names)} than process 0: give all the"
+                " same code, packages and environment variables"
+            )
+
+
 def fetch(tree: Any) -> Any:
     """Brings arrays to process 0, wherever they are. A collective: all processes call it.
 

@@ -30,15 +30,16 @@ PPO = "--num-envs 4 --num-steps 4 --num-minibatches 2 --num-epochs 1 --hidden 8 
 ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
 
 
-def start(words):
-    """Two real processes, one host device each."""
+def start(words, **second):
+    """Two real processes, one host device each; the second with more environment variables."""
     triple = f"--coordinator-address localhost:{ports.free_port('localhost')} --num-processes 2 --process-id"
-    return [spawn("-m", "fdg.train", *words.split(), *triple.split(), str(i)) for i in range(2)]
+    words = ["-m", "fdg.train", *words.split(), *triple.split()]
+    return [spawn(*words, "0"), spawn(*words, "1", **second)]
 
 
-def spawn(*words):
+def spawn(*words, **more):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, *words], env=ENVIRONMENT, **pipes)
+    return subprocess.Popen([sys.executable, *words], env={**ENVIRONMENT, **more}, **pipes)
 
 
 def finish(processes, seconds=180):
@@ -272,6 +273,18 @@ def test_an_error_of_one_process_ends_all(tmp_path):
     assert (status, other_status) == (2, 2)
     assert err.startswith(f"error: --out {tmp_path} holds summary.json already") and err.count("\n") == 1
     assert re.fullmatch(r"error: process 0 \(host .*, pid \d+\) failed: --out .* holds .*\n", other_err)
+
+
+def test_processes_that_trace_different_programs(tmp_path):
+    """Though flags and versions agree, and before anything runs."""
+    words = f"--algo tests.processes.differing:Differing --num-envs 12 --devices 2 --out {tmp_path / 'run'}"
+    for _, err, status in finish(start(words, FDG_TEST_RATE="0.2"), 60):
+        assert status == 2 and err.count("\n") == 1
+        assert (
+            "process 1 has traced or planned another fragment 'learn', fragment 'update' than process 0"
+            in err
+        )
+    assert not (tmp_path / "run").exists()
 
 
 ERRORS = {
