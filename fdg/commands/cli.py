@@ -22,9 +22,9 @@ def train_main(argv: Sequence[str] | None = None) -> int:
     """
 
     def run(argv: Sequence[str]) -> int:
+        from fdg.commands.parse import join, parse
         from fdg.training import loop as train
         from fdg.training import run_directory
-        from fdg.training.job import join, parse
 
         join(argv)
         if not distributed.is_first():  # here, not in Python alone: gloo prints as well
@@ -47,7 +47,7 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
 
     def run(argv: Sequence[str]) -> int:
         import fdg
-        from fdg.training.job import parse
+        from fdg.commands.parse import parse
 
         job = parse(argv, "python -m fdg.plan", "Prints the dataflow graph and the plan, and runs nothing.")
         graph = fdg.trace(job.algorithm)

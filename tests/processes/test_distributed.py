@@ -97,8 +97,8 @@ import json, sys, jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from fdg.processes import distributed
 from fdg import host_devices
-from fdg.training import job
-from fdg.training import loop as train
+from fdg.commands.parse import parse
+from fdg.training.loop import train
 from fdg.training.checkpoint import _place
 index = int(sys.argv[2])
 distributed.initialize(sys.argv[1], 2, index)
@@ -123,7 +123,7 @@ if index == 0:
 assert distributed.exchange({"i": index}) == [{"i": 0}, {"i": 1}]
 print("fetched", flush=True)
 for words in json.loads(sys.argv[3]):
-    assert train.train(job.parse(words.split(), "", "")) == 0
+    assert train(parse(words.split(), "", "")) == 0
 distributed.leave()
 """
 
