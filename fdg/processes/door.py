@@ -24,7 +24,7 @@ class Hello(NamedTuple):
 
     who: str  # as errors name it
     process: int  # its index
-    count: int  # of processes, as far as it knows
+    processes: int  # how many there are, as far as it knows
 
 
 class Door:
@@ -85,7 +85,7 @@ class Door:
             line.prove(self._key, asks_first=True)
             said = json.loads(line.read_hello(HANDSHAKE_SECONDS))
             line.who = str(said["who"])
-            self._came.put((line, Hello(line.who, int(said["process"]), int(said["count"]))))
+            self._came.put((line, Hello(line.who, int(said["process"]), int(said["processes"]))))
         except (StrangerError, OSError, ValueError, TypeError, KeyError):
             self.strangers += 1
             (connected if line is None else line).close()

@@ -195,8 +195,8 @@ class Peers:
         return lines
 
     def _refusal(self, hello: Hello, lines: dict[int, Line]) -> str | None:
-        if hello.count != self.count:
-            return f"--num-processes is {self.count} for process 0 and {hello.count} for {hello.who}"
+        if hello.processes != self.count:
+            return f"--num-processes is {self.count} for process 0 and {hello.processes} for {hello.who}"
         if hello.process in lines or not 0 < hello.process < self.count:
             other = lines[hello.process].who if hello.process in lines else self.who
             return f"--process-id {hello.process} is that of {other} and of {hello.who}"

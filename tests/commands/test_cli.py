@@ -271,8 +271,9 @@ def test_as_a_process(module):
 def test_host_devices_are_made_on_demand():
     words = "--devices 3 --num-envs 3 --num-minibatches 4 --total-steps 384 --num-steps 4"
     code = (
-        "import jax, sys; from fdg.commands.parse import parse; from fdg.training import loop; made = parse(sys.argv[1:], '', '');"
-        " print(len(loop.available_devices(made.devices)), len(jax.devices()))"
+        "import jax, sys; from fdg.commands.parse import parse; from fdg.training import devices;"
+        " made = parse(sys.argv[1:], '', '');"
+        " print(len(devices.available_devices(made.devices)), len(jax.devices()))"
     )
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
