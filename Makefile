@@ -20,7 +20,7 @@ help:
 	@echo 'make train   train PPO on CartPole-v1; flags: make train ARGS="--env Pendulum-v1 --num-seeds 10"'
 	@echo 'make plan    print the dataflow graph and the plan for the same flags, and run nothing'
 	@echo 'make test    run the tests, JOBS=2 at a time; some, one at a time: make test ARGS="-k checkpoint -x"'
-	@echo 'make lint    formatting, lint, types, and no distribution code in algos/ or envs/'
+	@echo 'make lint    formatting, lint, types, who imports whom, and no distribution code in algos/ or envs/'
 	@echo 'make check   lint, then the tests: what CI runs'
 	@echo 'make bench   run the benchmarks'
 	@echo 'make fuzz    random programs against plain JAX: make fuzz ARGS="--programs 1500 --jobs 2"; "--seed 7" replays'
@@ -52,6 +52,7 @@ lint: $(STAMP)
 	"$(BIN)/ruff" format --check .
 	"$(BIN)/ruff" check .
 	"$(BIN)/mypy"
+	PYTHONPATH=. "$(BIN)/lint-imports" --no-logo --no-cache
 	@! grep -rnwE '$(DISTRIBUTION)' --include='*.py' algos envs \
 		|| { echo 'error: distribution code in algos/ or envs/ (lines above): let a policy place the fragment' >&2; exit 1; }
 

@@ -55,7 +55,7 @@ def shown(text: str) -> Iterator[tuple[re.Match[str], str, str]]:
 
 def _planned(command: str):
     import fdg
-    from fdg.training.job import parse
+    from fdg.commands.parse import parse
 
     job = parse(command.split()[3:], "python -m fdg.plan", "")
     return fdg.place(job.algorithm, job.policy, job.devices, job.num_seeds)

@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 
 from envs import gymnasium_spaces
-from envs.host import Failure, HostEnvironment, Transition, make_from, one_line
+from envs.host import Failure, HostEnvironment, Transition, make_from
 from envs.spaces import Box, Space
-from fdg.errors import FdgError, HostError
+from fdg.errors import FdgError, HostError, one_line
 
 PREFIX = "gymnasium:"
 

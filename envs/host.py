@@ -30,7 +30,7 @@ from jax.experimental import io_callback
 
 from envs.environment import EpisodeState, TimeStep, check_keys
 from envs.spaces import Space
-from fdg.errors import FdgError, HostError
+from fdg.errors import FdgError, HostError, one_line
 
 _log = logging.getLogger(__name__)
 
@@ -248,11 +248,6 @@ def make_from(
     )
 
 
-def one_line(error: BaseException) -> str:
-    """An exception of somebody else's as one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message'}"
-
-
 def _packed(*columns: jax.Array) -> jax.Array:
     """Arrays `[B, ...]` of four-byte numbers side by side, `[B, sum of sizes] int32`.
 
@@ -418,14 +413,6 @@ def close() -> None:
 def running() -> int:
     """How many pools this process has."""
     return len(_pools)
-
-
-def _is_not_ours(record: logging.LogRecord) -> bool:
-    return not (record.exc_info and isinstance(record.exc_info[1], HostError))
-
-
-# JAX logs the traceback of whatever a callback raises, and then raises it: once is enough.
-logging.getLogger("jax._src.callback").addFilter(_is_not_ours)
 
 
 class Deadline:

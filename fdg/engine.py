@@ -1,18 +1,23 @@
 """`compile`: an algorithm and a policy to an `Engine`, which initialises and runs it on devices."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend import core
 
-from fdg import keys
+from fdg import jaxprs, keys
 from fdg.batch.follow import Communication
-from fdg.errors import FdgError, PlanError
+from fdg.errors import FdgError, PlanError, host_error
+from fdg.lowering import host_calls
+from fdg.placing.digest import digests
 from fdg.placing.place import place
 from fdg.placing.plan import BETWEEN, Plan
 from fdg.placing.policy import Policy, with_host
-from fdg.processes.arrays import put
+from fdg.processes import distributed
+from fdg.processes.arrays import made_by, put
 from fdg.running.execution import Stepped, Whole
 from fdg.running.hlo import Collective, unexplained
 from fdg.tracing.trace import trace
@@ -52,7 +57,7 @@ class Engine:
             if count is None
             else jnp.stack([jax.random.key(seed + i) for i in range(count)])
         )
-        leaves = self._init(key)
+        leaves = self._make(key)
         if self.plan.schedule is not None:
             leaves = [put(x, shape) for x, shape in zip(leaves, self._shapes, strict=True)]
         return jax.tree.unflatten(self._structure, leaves)
@@ -72,9 +77,16 @@ class Engine:
 
         Raises:
           FdgError: a state of another algorithm, or one that was already donated.
+          HostError: a function on the host has failed, and JAX says so already. It may do so no sooner than
+            when the results are waited for: a `JaxRuntimeError` then, whose last line is that of this one.
         """
         self.compile(iterations)
-        leaves, metrics = self._execution.run(self._check(state), iterations)
+        try:
+            leaves, metrics = self._execution.run(self._check(state), iterations)
+        except jax.errors.JaxRuntimeError as error:  # of an earlier run too: it comes to light here
+            if cause := host_error(error):
+                raise cause from None
+            raise
         return jax.tree.unflatten(self._structure, leaves), jax.tree.unflatten(
             self._metrics_structure, metrics
         )
@@ -117,6 +129,23 @@ class Engine:
         """How long each group's devices have run programs; waits for those that run. Empty for one group."""
         timeline = self._execution.timeline
         return {} if timeline is None else timeline.settle()
+
+    def _make(self, key: jax.Array) -> Sequence[jax.Array]:
+        """The state's leaves; what `init` calls on the host runs in one process only."""
+        traced = self._init.trace(key)
+        if not host_calls.calls_host(jaxprs.open_jaxpr(traced.jaxpr).eqns):
+            return self._init(key)
+        jaxpr = host_calls.guard(traced.jaxpr, "init", _last_words)
+        shardings = self._shardings if self.plan.schedule is None else None
+        init = jax.jit(core.jaxpr_as_fun(jaxpr), out_shardings=shardings)
+        calls = () if self.plan.schedule is None else self.plan.schedule.calls()
+        groups = [call.group for call, _ in calls if host_calls.calls_host(call.equations)]
+        if distributed.count() == 1 or not groups:
+            return init(key)
+        # An environment lives where it is stepped: no other process has a use for instances of its own.
+        group = next(group for group in self.plan.groups if group.name == groups[0])
+        device: Any = self.devices[group.devices[0]]
+        return made_by(device.process_index, lambda: init(key), self._shapes)
 
     @property
     def _metrics_structure(self):
@@ -163,6 +192,11 @@ class Engine:
         return f"<Engine {self.plan.graph.name} under {self.plan.policy} on {len(self.devices)} devices>"
 
 
+def _last_words(line: str, status: int) -> None:
+    """Of a function on the host that ends its process: the other processes end with it."""
+    distributed.abandon(f"error: {line}", status, f"failed: {line}")
+
+
 def compile(
     algorithm: Any,
     policy: Policy,
@@ -180,8 +214,14 @@ def compile(
     Raises:
       GraphError: the algorithm's graph is not well formed.
       PlanError: the policy cannot be carried out on these devices.
+      FdgError: another process has traced or planned something else.
     """
     devices = with_host(policy, jax.devices()) if devices is None else devices
     if isinstance(devices, int):
         raise PlanError(f"devices={devices}: give a list, such as jax.devices()[:{devices}]")
-    return Engine(algorithm, place(trace(algorithm), policy, list(devices), num_seeds), list(devices))
+    graph = trace(algorithm)
+    graph = dataclasses.replace(graph, jaxpr=host_calls.guard(graph.jaxpr, last_words=_last_words))
+    plan = place(graph, policy, list(devices), num_seeds)
+    if distributed.count() > 1:
+        distributed.check_alike(digests(plan))
+    return Engine(algorithm, plan, list(devices))

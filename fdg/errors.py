@@ -1,6 +1,8 @@
 """Errors that a user can act on: what was wrong, where, the values, and the fix, on one line."""
 
 import difflib
+import logging
+import re
 from collections.abc import Iterable
 
 
@@ -17,7 +19,42 @@ class PlanError(FdgError):
 
 
 class HostError(FdgError):
-    """Code on the host that a running program called has failed: it ends the run, with exit status 1."""
+    """Code on the host that a running program called has failed: it ends the run, with exit status 1.
+
+    JAX raises no more than its text, at the end of the traceback in its own error: see `host_error`.
+    """
+
+
+# The last line of that traceback.
+_HOST_ERROR = re.compile(rf"^(?:[\w.]+\.)?{HostError.__name__}: (.+)", re.MULTILINE)
+
+
+def host_error(error: BaseException) -> HostError | None:
+    """The `HostError` that JAX's error of a running program quotes; None if it quotes none.
+
+    >>> host_error(RuntimeError("INTERNAL: Traceback ...\\nfdg.errors.HostError: step raised ValueError: no"))
+    HostError('step raised ValueError: no')
+    """
+    found = _HOST_ERROR.search(str(error))
+    return HostError(found[1]) if found else None
+
+
+def one_line(error: BaseException) -> str:
+    """An exception of somebody else's as one line.
+
+    >>> one_line(ValueError("a\\n  b")), one_line(KeyError())
+    ('ValueError: a b', 'KeyError: no message')
+    """
+    return f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message'}"
+
+
+def _is_no_host_error(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and isinstance(record.exc_info[1], HostError))
+
+
+# JAX logs the traceback of whatever a function on the host raises, and then raises it: once is enough.
+for _logger in ("jax._src.callback", "jax._src.debugging"):
+    logging.getLogger(_logger).addFilter(_is_no_host_error)
 
 
 class UnknownNameError(FdgError):

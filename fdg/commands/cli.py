@@ -1,19 +1,16 @@
 """The commands `python -m fdg.train` and `python -m fdg.plan`: errors become one line and an exit status."""
 
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 
 import jax
 
-from fdg.errors import FdgError, HostError
+from fdg.errors import FdgError, HostError, host_error
 from fdg.processes import distributed
 from fdg.processes.peers import LostError
 
-# The last line of the traceback that JAX puts into the error of a program that called the host.
-_HOST_ERROR = re.compile(rf"{HostError.__name__}: (.+)")
 _CAUSE_SECONDS = 5.0  # a collective fails a moment before the process that broke it is known
 
 
@@ -25,9 +22,9 @@ def train_main(argv: Sequence[str] | None = None) -> int:
     """
 
     def run(argv: Sequence[str]) -> int:
+        from fdg.commands.parse import join, parse
         from fdg.training import loop as train
         from fdg.training import run_directory
-        from fdg.training.job import join, parse
 
         join(argv)
         if not distributed.is_first():  # here, not in Python alone: gloo prints as well
@@ -50,7 +47,7 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
 
     def run(argv: Sequence[str]) -> int:
         import fdg
-        from fdg.training.job import parse
+        from fdg.commands.parse import parse
 
         job = parse(argv, "python -m fdg.plan", "Prints the dataflow graph and the plan, and runs nothing.")
         graph = fdg.trace(job.algorithm)
@@ -87,8 +84,8 @@ def _guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) ->
         if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
             first = str(error).splitlines()[0]
             return _fail(f"out of memory ({first}): use fewer environments, or more devices")
-        if isinstance(error, jax.errors.JaxRuntimeError) and (found := _HOST_ERROR.search(str(error))):
-            return _fail(found[1], 1)
+        if isinstance(error, jax.errors.JaxRuntimeError) and (cause := host_error(error)):
+            return _fail(str(cause), 1)
         if lost := distributed.lost(_CAUSE_SECONDS):
             return _fail(str(lost), lost.status)
         distributed.abandon(traceback.format_exc().rstrip(), 1, f"failed: {type(error).__name__}: {error}")

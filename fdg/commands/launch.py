@@ -4,6 +4,7 @@ A convenience. On a cluster, start `fdg.train` with its own launcher (`srun`, `m
 """
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 
 from fdg.commands.flags import Flag, Parser, add_flag, normalise
 from fdg.errors import FdgError
-from fdg.processes import peers
+from fdg.processes import lines, ports
 
 STOP_SECONDS = 20.0  # within which the others end by themselves when one has failed
 
@@ -40,7 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(count: int, words: Sequence[str]) -> int:
-    address = f"localhost:{peers.free_port('localhost')}"
+    # Only who was started here can join: in the environment, for anybody can read a command line.
+    key = {lines.KEY_VARIABLE: secrets.token_hex(32)}
+    address = f"localhost:{ports.free_port('localhost')}"
     processes: list[subprocess.Popen] = []
     readers: list[threading.Thread] = []
 
@@ -54,7 +57,7 @@ def _run(count: int, words: Sequence[str]) -> int:
         for i in range(count):
             mine = ["--coordinator-address", address, "--num-processes", str(count), "--process-id", str(i)]
             # On a machine with GPUs, process i has the i-th; a CPU's devices do not heed this.
-            environment = {"JAX_LOCAL_DEVICE_IDS": str(i), **os.environ}
+            environment = {"JAX_LOCAL_DEVICE_IDS": str(i), **key, **os.environ}
             process = subprocess.Popen(
                 [sys.executable, "-m", "fdg.train", *words, *mine],
                 env=environment,
@@ -77,8 +80,9 @@ def _run(count: int, words: Sequence[str]) -> int:
 
 def _forward_lines(index: int, process: subprocess.Popen) -> None:
     assert process.stderr is not None
-    for line in process.stderr:
-        print(f"[{index}] {line}", end="", file=sys.stderr, flush=True)
+    with process.stderr as said:
+        for line in said:
+            print(f"[{index}] {line}", end="", file=sys.stderr, flush=True)
 
 
 def _wait(processes: Sequence[subprocess.Popen]) -> int:

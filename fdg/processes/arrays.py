@@ -1,12 +1,14 @@
 """Arrays where there is more than one process, each with some of the devices."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from fdg import keys
 
 
 def absent(shape: jax.ShapeDtypeStruct) -> jax.Array:
@@ -25,6 +27,31 @@ def put(value: Any, shape: jax.ShapeDtypeStruct) -> jax.Array:
         return absent(shape)
     local = [jax.device_put(value[index] if value.ndim else value, device) for device, index in parts.items()]
     return jax.make_array_from_single_device_arrays(shape.shape, sharding, local, dtype=shape.dtype)
+
+
+def made_by(
+    owner: int, make: Callable[[], Sequence[jax.Array]], shapes: Sequence[jax.ShapeDtypeStruct]
+) -> list[jax.Array]:
+    """Arrays that one process makes, and every process gets a copy of; all have to call it.
+
+    Args:
+      owner: the process that calls `make`.
+      make: gives arrays on its own devices; typed keys too.
+      shapes: of the arrays.
+    """
+    kinds = [keys.implementation(shape.shape, shape.dtype) for shape in shapes]
+    plain = [shape if kind is None else kind[1] for shape, kind in zip(shapes, kinds, strict=True)]
+    values: Sequence[Any] = [None] * len(shapes)
+    if jax.process_index() == owner:
+        values = [
+            value if kind is None else jax.random.key_data(value)
+            for value, kind in zip(make(), kinds, strict=True)
+        ]
+    copies = [copy.addressable_data(0) for copy in share(values, plain, [owner] * len(shapes))]
+    return [
+        copy if kind is None else jax.random.wrap_key_data(copy, impl=kind[0])
+        for copy, kind in zip(copies, kinds, strict=True)
+    ]
 
 
 def share(

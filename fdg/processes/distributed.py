@@ -15,7 +15,7 @@ import numpy as np
 
 from fdg import keys
 from fdg.errors import FdgError
-from fdg.processes import peers
+from fdg.processes import peers, ports
 
 HEARTBEAT_SECONDS = 45  # JAX's own, should `peers` fail to see that a process is gone
 
@@ -52,16 +52,16 @@ def initialize(
     if coordinator_address is None:
         coordinator_address, num_processes, process_id, local_device_ids = _detect()
     assert coordinator_address is not None and num_processes is not None and process_id is not None
-    host, _ = peers.split_address(coordinator_address)
+    host, _ = ports.split_address(coordinator_address)
     group = peers.Peers(
-        coordinator_address, num_processes, process_id, None if process_id else peers.free_port(host)
+        coordinator_address, num_processes, process_id, None if process_id else ports.free_port(host)
     )
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM away from us
     # The other processes reach JAX's coordinator through a port of their own, which stays open when process 0
     # dies: else JAX aborts them within milliseconds, before they can say why.
     service = (
-        f"{host}:{group.notes}" if group.index == 0 else f"localhost:{peers.keep_open((host, group.notes))}"
+        f"{host}:{group.notes}" if group.index == 0 else f"localhost:{ports.keep_open((host, group.notes))}"
     )
     _peers = group
     atexit.register(_at_exit)
@@ -73,7 +73,7 @@ def initialize(
             local_device_ids,
             cluster_detection_method="deactivate",
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
-            coordinator_bind_address=f"127.0.0.1:{group.notes}" if peers.is_local(host) else None,
+            coordinator_bind_address=f"127.0.0.1:{group.notes}" if ports.is_local(host) else None,
         )
     except RuntimeError as error:
         raise FdgError(f"jax.distributed cannot start: {error}") from error
@@ -99,7 +99,7 @@ def check(given: Mapping[str, Any]) -> None:
     if not there:
         return
     number, index = given["num_processes"], given["process_id"]
-    peers.split_address(given["coordinator_address"])
+    ports.split_address(given["coordinator_address"])
     if number < 1:
         raise FdgError(f"--num-processes {number}: it must be at least 1")
     if not 0 <= index < number:
@@ -126,6 +126,28 @@ def exchange(value: Any) -> list[Any]:
       peers.LostError: another process is gone.
     """
     return [value] if _peers is None else _peers.exchange(value)
+
+
+def check_alike(digests: Mapping[str, str]) -> None:
+    """Refuses processes that differ: they would wait for each other for ever. A collective.
+
+    Args:
+      digests: of each part of what this process is about to run, by what errors call it.
+
+    Raises:
+      FdgError: another process has other digests; names it, and the parts.
+      peers.LostError: another process is gone.
+    """
+    first, *others = exchange(dict(digests))
+    for i, other in enumerate(others, 1):
+        names = [name for name in {**first, **other} if first.get(name) != other.get(name)]
+        # A difference within a fragment is one of all the code around it too.
+        names = [name for name in names if name.startswith("fragment ")] or names[:1]
+        if names:
+            raise FdgError(
+                f"process {i} has traced or planned another {', '.join(names)} than process 0: give all the"
+                " same code, packages and environment variables"
+            )
 
 
 def fetch(tree: Any) -> Any:

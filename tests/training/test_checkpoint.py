@@ -17,10 +17,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import fdg
 from fdg.commands.cli import train_main
+from fdg.commands.parse import parse
 from fdg.errors import FdgError
-from fdg.training import loop as train
 from fdg.training.checkpoint import KEEP, Checkpoints
-from fdg.training.job import parse
+from fdg.training.devices import available_devices
 from tests.tiny import Walk
 
 WALK = ["--algo", "tests.tiny:Walk", "--devices", "1"]
@@ -144,7 +144,7 @@ def test_the_state_of_something_else_is_refused(tmp_path):
 def final_state(run: Path):
     """The state that a run ended in."""
     job = parse(["--resume", str(run)], "", "")
-    engine = fdg.compile(job.algorithm, job.policy, train.available_devices(1), job.num_seeds)
+    engine = fdg.compile(job.algorithm, job.policy, available_devices(1), job.num_seeds)
     return Checkpoints(run / "checkpoints").restore(job.num_iterations, engine.state_shape)
 
 

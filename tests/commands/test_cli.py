@@ -11,14 +11,14 @@ import jax
 import pytest
 
 import policies
+from fdg.commands import parse as command_line
 from fdg.commands.cli import plan_main, train_main
-from fdg.training import job
 
 WALK = ["--algo", "tests.tiny:Walk"]
 
 
 def parse(words):
-    return job.parse(words.split() if isinstance(words, str) else words, "train", "")
+    return command_line.parse(words.split() if isinstance(words, str) else words, "train", "")
 
 
 @pytest.fixture
@@ -271,8 +271,9 @@ def test_as_a_process(module):
 def test_host_devices_are_made_on_demand():
     words = "--devices 3 --num-envs 3 --num-minibatches 4 --total-steps 384 --num-steps 4"
     code = (
-        "import jax, sys; from fdg.training import job, loop; made = job.parse(sys.argv[1:], '', '');"
-        " print(len(loop.available_devices(made.devices)), len(jax.devices()))"
+        "import jax, sys; from fdg.commands.parse import parse; from fdg.training import devices;"
+        " made = parse(sys.argv[1:], '', '');"
+        " print(len(devices.available_devices(made.devices)), len(jax.devices()))"
     )
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(

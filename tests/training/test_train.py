@@ -15,8 +15,9 @@ import pytest
 import fdg
 import policies
 from fdg.commands.cli import train_main
-from fdg.training import job, progress, run_directory
+from fdg.commands.parse import parse
 from fdg.training import loop as train
+from fdg.training import progress, run_directory
 from fdg.training.checkpoint import Checkpoints
 from tests.tiny import Pupil, Walk
 
@@ -148,7 +149,7 @@ def test_the_summary_of_several_groups(words, tmp_path, host_devices):
     for group in summary["groups"].values():
         assert group["busy_s"] > 0 and group["idle_s"] >= 0
         assert group["busy_s"] + group["idle_s"] == pytest.approx(summary["wall_s"], abs=2e-4)
-    policy = job.parse([*PUPIL, "--policy", *words.split()], "", "").policy
+    policy = parse([*PUPIL, "--policy", *words.split()], "", "").policy
     plan = fdg.place(Pupil(), policy, len(summary["devices"]))
     moves = sum(m.bytes_per_iteration for m in plan.movements if m.how == "transfer")
     assert summary["moved_bytes"] == 12 * moves > 0

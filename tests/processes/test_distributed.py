@@ -20,7 +20,7 @@ import fdg
 import policies
 from fdg.commands.cli import train_main
 from fdg.errors import FdgError
-from fdg.processes import distributed, peers
+from fdg.processes import distributed, peers, ports
 from fdg.training.checkpoint import Checkpoints
 from tests.tiny import Pupil
 
@@ -30,15 +30,16 @@ PPO = "--num-envs 4 --num-steps 4 --num-minibatches 2 --num-epochs 1 --hidden 8 
 ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
 
 
-def start(words):
-    """Two real processes, one host device each."""
-    triple = f"--coordinator-address localhost:{peers.free_port('localhost')} --num-processes 2 --process-id"
-    return [spawn("-m", "fdg.train", *words.split(), *triple.split(), str(i)) for i in range(2)]
+def start(words, **second):
+    """Two real processes, one host device each; the second with more environment variables."""
+    triple = f"--coordinator-address localhost:{ports.free_port('localhost')} --num-processes 2 --process-id"
+    words = ["-m", "fdg.train", *words.split(), *triple.split()]
+    return [spawn(*words, "0"), spawn(*words, "1", **second)]
 
 
-def spawn(*words):
+def spawn(*words, **more):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, *words], env=ENVIRONMENT, **pipes)
+    return subprocess.Popen([sys.executable, *words], env={**ENVIRONMENT, **more}, **pipes)
 
 
 def finish(processes, seconds=180):
@@ -96,8 +97,8 @@ import json, sys, jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from fdg.processes import distributed
 from fdg import host_devices
-from fdg.training import job
-from fdg.training import loop as train
+from fdg.commands.parse import parse
+from fdg.training.loop import train
 from fdg.training.checkpoint import _place
 index = int(sys.argv[2])
 distributed.initialize(sys.argv[1], 2, index)
@@ -122,7 +123,7 @@ if index == 0:
 assert distributed.exchange({"i": index}) == [{"i": 0}, {"i": 1}]
 print("fetched", flush=True)
 for words in json.loads(sys.argv[3]):
-    assert train.train(job.parse(words.split(), "", "")) == 0
+    assert train(parse(words.split(), "", "")) == 0
 distributed.leave()
 """
 
@@ -139,7 +140,7 @@ def runs(tmp_path_factory):
         f"{RUNS[name][0]} --devices {RUNS[name][1]} --out {two / name.replace(' ', '_')}" for name in RUNS
     ]
     words.append(f"--resume {two / 'resumed'} --devices 2")
-    address = f"localhost:{peers.free_port('localhost')}"
+    address = f"localhost:{ports.free_port('localhost')}"
     processes = [spawn("-c", SEVERAL, address, str(i), json.dumps(words)) for i in range(2)]
     for name in ALONE.keys() - {"stale"}:
         assert train_main(f"{ALONE[name]} --devices 1 --out {one / name}".split()) == 0
@@ -274,6 +275,18 @@ def test_an_error_of_one_process_ends_all(tmp_path):
     assert re.fullmatch(r"error: process 0 \(host .*, pid \d+\) failed: --out .* holds .*\n", other_err)
 
 
+def test_processes_that_trace_different_programs(tmp_path):
+    """Though flags and versions agree, and before anything runs."""
+    words = f"--algo tests.processes.differing:Differing --num-envs 12 --devices 2 --out {tmp_path / 'run'}"
+    for _, err, status in finish(start(words, FDG_TEST_RATE="0.2"), 60):
+        assert status == 2 and err.count("\n") == 1
+        assert (
+            "process 1 has traced or planned another fragment 'learn', fragment 'update' than process 0"
+            in err
+        )
+    assert not (tmp_path / "run").exists()
+
+
 ERRORS = {
     "--num-processes 2": "--coordinator-address is missing: --coordinator-address, --num-processes, --p",
     "--coordinator-address localhost:1 --process-id 0": "--num-processes is missing",
@@ -311,7 +324,7 @@ def test_fetch_in_one_process(devices):
 
 
 def test_processes_that_do_not_fit_together(monkeypatch):
-    address = f"localhost:{peers.free_port('localhost')}"
+    address = f"localhost:{ports.free_port('localhost')}"
     monkeypatch.setattr(peers, "JOIN_SECONDS", 1.0)
     with pytest.raises(FdgError, match=r"of 2 processes 1 came to .* process 1 is missing"):
         peers.Peers(address, 2, 0)

@@ -1,0 +1,244 @@
+"""From a command line to a checked `Job`.
+
+Most flags are not written here: each hyperparameter of the chosen algorithm, and each field of the chosen
+policy, is one. So a command line is read twice, the first time for the names alone.
+"""
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fdg.commands.construct import algorithm_class, construct, with_staleness
+from fdg.commands.flags import (
+    Flag,
+    Parser,
+    add_flag,
+    dataclass_fields,
+    fields_of,
+    from_json,
+    normalise,
+    shown,
+    to_json,
+)
+from fdg.errors import FdgError
+from fdg.processes import distributed
+from fdg.running.host_devices import host_devices
+from fdg.training import run_directory
+from fdg.training.job import Job, at_least, check_divides, check_run, lengths
+
+_NAMES = (
+    Flag("algo", str, "ppo", "an algorithm, or path.to.module:Class for one of your own"),
+    Flag("env", str, "CartPole-v1", "an environment, with parameters as in CartPole-v1?gravity=9.0"),
+    Flag("policy", str, "gpu_only", "a distribution policy: which devices each fragment runs on"),
+)
+_STALENESS = Flag("staleness", int, 0, "iterations by which the actors' parameters lag; 0: synchronous")
+_RUN = (
+    Flag(
+        "devices",
+        int | None,
+        None,
+        "how many to use, in all processes (None: all); on a CPU, so many host devices are made",
+    ),
+    Flag("seed", int, 0, "of all random numbers"),
+    Flag("num_seeds", int | None, None, "agents in one program, of seeds SEED, SEED+1, ... (None: one)"),
+    Flag("eval_episodes", int, 128, "episodes of the evaluation after training; 0: none"),
+    Flag(
+        "checkpoint_every",
+        int | None,
+        None,
+        "iterations from checkpoint to checkpoint, at least (None: a twentieth of all)",
+    ),
+    Flag("out", str | None, None, "the run directory (None: runs/ENV-ALGO-SEED-TIME)"),
+)
+_PROCESSES = (
+    Flag(
+        "coordinator_address",
+        str | None,
+        None,
+        "HOST:PORT at which process 0 can be reached (None: one process)",
+    ),
+    Flag("num_processes", int | None, None, "how many processes there are (None: one)"),
+    Flag("process_id", int | None, None, "which of them this is, from 0 (None: 0)"),
+    Flag("distributed", bool, False, "take these three from the cluster: SLURM, MPI, Kubernetes, TPU pod"),
+)
+_TOTAL_STEPS = Flag("total_steps", int, 500_000, "environment steps of each agent")
+# Those that change how a run is carried out, not what it computes: a resumed run may change them.
+_FREE_ON_RESUME = {"policy", "devices", "eval_episodes", "checkpoint_every", "out", "resume"}
+
+
+def join(argv: Sequence[str]) -> None:
+    """Makes this process one of several, if the command line says so; before `parse`, which may start JAX.
+
+    Raises:
+      FdgError: as `distributed.initialize`, or the flags do not fit together.
+    """
+    first = Parser(add_help=False, allow_abbrev=False)
+    _add_flags(first, (*_RUN, *_PROCESSES))
+    given = vars(first.parse_known_args(normalise(argv))[0])
+    distributed.check(given)
+    triple = {
+        flag.name: given[flag.name]
+        for flag in _PROCESSES
+        if given.get(flag.name) is not None and flag.kind is not bool
+    }
+    if triple or given.get("distributed"):
+        check_divides(given.get("devices"), given.get("num_processes") or 1)  # sooner than all are there
+        distributed.initialize(**triple)
+
+
+def parse(argv: Sequence[str], program: str, description: str) -> Job:
+    """Reads and checks a command line.
+
+    Args:
+      argv: the words after the program's name.
+      program: its name, for `--help`.
+      description: what it does, for `--help`.
+
+    Raises:
+      FdgError: with the one line to show.
+      SystemExit: after `--help`.
+    """
+    words = normalise(argv)
+    first = Parser(add_help=False, allow_abbrev=False)
+    _add_flags(first, (*_NAMES, *_RUN, *_PROCESSES))
+    early = vars(first.parse_known_args(words)[0])
+    distributed.check(early)
+    out, stored = _earlier_run(early)
+    known = {**stored, **early}
+    if known.get("devices") is not None:
+        at_least(1, devices=known["devices"])
+        check_divides(known["devices"], distributed.count())
+        # Before the imports below, which may start JAX's backends.
+        host_devices(known["devices"] // distributed.count())
+
+    import envs
+    import policies
+
+    algo, env_name, policy_name = (known.get(flag.name) or flag.default for flag in _NAMES)
+    chosen, policy_class = algorithm_class(algo), policies.get(policy_name)
+    has_env = any(field.name == "env" for field in dataclass_fields(chosen))
+    if "env" in early and not has_env:
+        raise FdgError(f"--env {env_name}: {algo} has its own environment (no field 'env')")
+    registered_name, overrides = envs.parse(env_name)
+    env = {"env": envs.make(registered_name, **overrides)} if has_env else {}
+    preset = chosen.preset(registered_name) if has_env and hasattr(chosen, "preset") else {}
+
+    fields = fields_of(chosen)
+    run_flags = _RUN if any(flag.name == "total_steps" for flag in fields) else (_TOTAL_STEPS, *_RUN)
+    policy_flags = [flag for flag in fields_of(policy_class) if flag.name != "staleness"]
+    common = {flag.name for flag in (*_NAMES, _STALENESS, *run_flags, *policy_flags, *_PROCESSES)}
+    own_flags = [
+        dataclasses.replace(flag, default=preset.get(flag.name, flag.default))
+        for flag in fields
+        if flag.name not in common
+    ]
+    parser = Parser(prog=program, description=description, usage="%(prog)s [flags]", allow_abbrev=False)
+    what = f"hyperparameters of {algo}" + (f" for {env_name}" if has_env else "")
+    _add_flags(parser.add_argument_group("what to train, and where"), [*_NAMES, _STALENESS, *policy_flags])
+    _add_flags(parser.add_argument_group("the run"), run_flags)
+    _add_flags(parser.add_argument_group("several processes"), _PROCESSES)
+    _add_flags(parser.add_argument_group(what), own_flags)
+    _check_policy_flags(words, policy_name, [*policy_flags, _STALENESS, *own_flags])
+    given = parser.parse_strictly(words)
+    for flag in _PROCESSES:  # they say how it is carried out, and no run is bound to them
+        given.pop(flag.name, None)
+    if stored:
+        _check_agrees(given, stored, _FREE_ON_RESUME | {flag.name for flag in policy_flags})
+
+    kept = stored.get("hyperparameters", {})
+    earlier = {flag.name: from_json(flag, kept[flag.name]) for flag in own_flags if flag.name in kept}
+    now = {flag.name: given[flag.name] for flag in own_flags if flag.name in given}
+    algorithm = construct(chosen, algo, {**preset, **earlier, **now, **env})
+    # The fields of another policy than this one mean nothing to it.
+    kept = stored.get("policy_fields", {}) if stored.get("policy") == policy_name else {}
+    policy_fields = {flag.name: {**kept, **given}.get(flag.name, flag.default) for flag in policy_flags}
+    run = {flag.name: {**stored, **given}.get(flag.name, flag.default) for flag in (_STALENESS, *run_flags)}
+    run.pop("out")
+    check_run(run)
+    policy = construct(
+        policy_class, policy_name, with_staleness(policy_class, policy_name, policy_fields, run)
+    )
+    num_iterations, steps_per_iteration = lengths(algorithm, algo, run.get("total_steps"))
+    return Job(
+        algorithm=algorithm,
+        policy=policy,
+        devices=run["devices"],
+        seed=run["seed"],
+        num_seeds=run["num_seeds"],
+        num_iterations=num_iterations,
+        steps_per_iteration=steps_per_iteration,
+        eval_episodes=run["eval_episodes"],
+        checkpoint_every=run["checkpoint_every"],
+        out=out,
+        resumes=bool(stored),
+        config={
+            "algo": algo,
+            "env": env_name if has_env else None,
+            "policy": policy_name,
+            "policy_fields": policy_fields,
+            **run,
+            "hyperparameters": {flag.name: to_json(getattr(algorithm, flag.name)) for flag in own_flags},
+        },
+    )
+
+
+def _add_flags(parser: Any, flags: Sequence[Flag]) -> None:
+    for flag in flags:
+        add_flag(parser, flag)
+        if flag.name == "out":
+            text = "go on with the run in DIR (or in --out), exactly where it was; needs no other flag"
+            parser.add_argument("--resume", nargs="?", const="", metavar="DIR", help=text)
+
+
+def _earlier_run(early: Mapping[str, Any]) -> tuple[Path | None, dict[str, Any]]:
+    """The run directory that was asked for, and its configuration if it is to be resumed (else empty)."""
+    out = Path(early["out"]) if early.get("out") else None
+    if "out" in early and not early["out"]:
+        raise FdgError("--out: give a directory")
+    if "resume" not in early:
+        return out, {}
+    resume = Path(early["resume"]) if early["resume"] else out
+    if resume is None:
+        raise FdgError("--resume: say which run: --resume runs/NAME")
+    if out is not None and out.absolute() != resume.absolute():
+        raise FdgError(f"--resume {resume} and --out {out} are two directories: leave out --out")
+    config = run_directory.read_config(resume)
+    if not {"algo", "policy_fields", "hyperparameters"} <= config.keys():
+        raise FdgError(f"--resume: {resume / 'config.json'} is no configuration of a run")
+    return resume, config
+
+
+def _check_policy_flags(words: Sequence[str], policy_name: str, known: Sequence[Flag]) -> None:
+    """Refuses a flag that only other policies have."""
+    import policies
+
+    mine = {flag.name for flag in known}
+    options = [word.partition("=")[0] for word in words if word.startswith("--")]
+    for option in options:
+        name = option.removeprefix("--").replace("-", "_")
+        owners = [
+            other
+            for other in policies.names()
+            if any(flag.name == name for flag in fields_of(policies.get(other)))
+        ]
+        if owners and name not in mine:
+            own = [f"--{flag.name.replace('_', '-')}" for flag in fields_of(policies.get(policy_name))]
+            raise FdgError(
+                f"unknown flag '{option}' under --policy {policy_name}, which has {', '.join(own) or 'none'}:"
+                f" it is a flag of --policy {', '.join(owners)}"
+            )
+
+
+def _check_agrees(given: Mapping[str, Any], stored: Mapping[str, Any], free: Collection[str]) -> None:
+    """A resumed run computes what it would have computed: only what is `free` may change."""
+    for name, value in given.items():
+        if name in free:
+            continue
+        before = {**stored, **stored["hyperparameters"]}.get(name)
+        if to_json(value) != before:
+            option = "--" + name.replace("_", "-")
+            raise FdgError(
+                f"--resume: {option} {shown(value)} contradicts the run's {shown(before)}:"
+                f" leave it out, or start a new run"
+            )

@@ -1,0 +1,191 @@
+"""Calls from programs to Python on the host: a pass over a jaxpr after which their failures name a fragment.
+
+A function that raises inside a running program ends in JAX's own traceback of 70 lines, one that calls
+`os._exit` in nothing at all. Here each such function is put into another that knows where it is called:
+
+    io_callback[callback=step]  in fragment 'simulate' (environment)
+    -> io_callback[callback=Guarded(step, "fragment 'simulate' (environment)")]
+    -> HostError: fragment 'simulate' (environment): step raised ValueError: the wheels fell off
+
+Equations keep their operands, results and effects, so programs stay as they were. Guarded functions are
+equal where the functions and their places are, and so are programs that were compiled for them.
+"""
+
+import contextlib
+import dataclasses
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+from jax.extend import core
+
+from fdg import jaxprs
+from fdg.errors import HostError, one_line
+from fdg.fragment import FragmentMark
+
+_CALLS = ("io_callback", "pure_callback", "debug_callback")
+BETWEEN = "code between fragments"
+
+LastWords = Callable[[str, int], object]  # (line, status), before `os._exit(status)`
+
+
+def guard(jaxpr: Any, where: str = BETWEEN, last_words: LastWords | None = None) -> Any:
+    """The jaxpr, with every function that it calls on the host guarded.
+
+    Args:
+      jaxpr: open or closed; the same object comes back if it calls none.
+      where: what to call code that is in no fragment.
+      last_words: called when such a function calls `os._exit`; what it printed or told is then up to it.
+        The line goes to standard error if None, and if it returns.
+    """
+    return _Guard(last_words).jaxpr(jaxpr, where)
+
+
+def calls_host(equations: Sequence[core.JaxprEqn]) -> bool:
+    """Whether any of the equations, at any depth, calls a function on the host that gives something back."""
+    return any(
+        jaxprs.host_call(eqn) is not None or any(calls_host(body.jaxpr.eqns) for body in jaxprs.bodies(eqn))
+        for eqn in equations
+    )
+
+
+class _Guard:
+    def __init__(self, last_words: LastWords | None):
+        self._last_words = last_words
+        self._done: dict[tuple[int, str], Any] = {}  # what was one jaxpr stays one, for JAX's caches
+
+    def jaxpr(self, jaxpr: Any, where: str) -> Any:
+        if (id(jaxpr), where) not in self._done:
+            opened = jaxprs.open_jaxpr(jaxpr)
+            equations = [self._equation(eqn, where) for eqn in opened.eqns]
+            new = jaxpr
+            if any(a is not b for a, b in zip(equations, opened.eqns, strict=True)):
+                new = opened.replace(eqns=equations)
+                new = new if opened is jaxpr else jaxprs.with_jaxpr(jaxpr, new)
+            self._done[id(jaxpr), where] = new
+        return self._done[id(jaxpr), where]
+
+    def _equation(self, eqn: core.JaxprEqn, where: str) -> core.JaxprEqn:
+        mark = FragmentMark.of(eqn)
+        where = where if mark is None else f"fragment '{mark.name}' ({mark.role})"
+        params = {name: self._param(value, where) for name, value in eqn.params.items()}
+        if eqn.primitive.name in _CALLS and not isinstance(params["callback"], Guarded):
+            expected = params.get("result_avals")
+            if expected is not None:
+                expected = tuple((tuple(aval.shape), str(aval.dtype)) for aval in expected)
+            params["callback"] = Guarded(params["callback"], where, expected, self._last_words)
+        if all(params[name] is value for name, value in eqn.params.items()):
+            return eqn
+        return eqn.replace(params=params)
+
+    def _param(self, value: Any, where: str) -> Any:
+        if jaxprs.is_jaxpr(value):
+            return self.jaxpr(value, where)
+        if isinstance(value, tuple) and any(map(jaxprs.is_jaxpr, value)):
+            items = [self._param(item, where) for item in value]
+            if all(a is b for a, b in zip(items, value, strict=True)):
+                return value
+            return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+        return value
+
+
+@dataclasses.dataclass(frozen=True)
+class Guarded:
+    """A function on the host, flat as JAX keeps it, and where it is called.
+
+    Attributes:
+      callback: JAX's, from flat arrays to flat results.
+      where: as errors name it.
+      expected: shape and dtype of each result; None where none are wanted.
+      last_words: see `guard`.
+    """
+
+    callback: Callable[..., Any]
+    where: str
+    expected: tuple[tuple[tuple[int, ...], str], ...] | None
+    last_words: LastWords | None
+
+    @property
+    def callback_func(self) -> Any:
+        """The function as it was given to JAX."""
+        return getattr(self.callback, "callback_func", self.callback)
+
+    @property
+    def who(self) -> str:
+        """The place and the function's name."""
+        function = self.callback_func
+        if self.expected is None:  # its name is within a closure of JAX's
+            return f"{self.where}: a function of jax.debug.callback"
+        return f"{self.where}: {getattr(function, '__name__', type(function).__name__)}"
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Calls it.
+
+        Raises:
+          HostError: it raised, or gave something else than it was said to.
+        """
+        with _exits.watched(self):
+            try:
+                results = self.callback(*arguments)
+            except HostError:
+                raise  # which says in whose name it speaks
+            except (Exception, SystemExit) as error:
+                raise HostError(f"{self.who} raised {one_line(error)}") from error
+        if self.expected is not None:
+            self._check([np.asarray(result) for result in results])
+        return results
+
+    def _check(self, results: Sequence[np.ndarray]) -> None:
+        assert self.expected is not None
+        if len(results) != len(self.expected):
+            raise HostError(f"{self.who} gave {len(results)} arrays, expected {len(self.expected)}")
+        for i, (result, (shape, dtype)) in enumerate(zip(results, self.expected, strict=True)):
+            found = jax.dtypes.canonicalize_dtype(result.dtype)  # as JAX does, with or without 64 bits
+            if result.shape != shape or found != dtype:
+                which = "" if len(results) == 1 else f" as result {i}"
+                raise HostError(
+                    f"{self.who} gave {found}{list(result.shape)}{which}, expected {dtype}{list(shape)}"
+                )
+
+
+class _Exits:
+    """Has `os._exit` say one line where a guarded function calls it; as it was when none is running."""
+
+    def __init__(self) -> None:
+        self._lock, self._running = threading.Lock(), 0
+        self._exit: Callable[[int], NoReturn] = os._exit
+        self._here = threading.local()
+
+    @contextlib.contextmanager
+    def watched(self, call: Guarded) -> Iterator[None]:
+        with self._lock:
+            self._running += 1
+            if self._running == 1:
+                self._exit, os._exit = os._exit, self._say_and_exit
+        before, self._here.call = getattr(self._here, "call", None), call
+        try:
+            yield
+        finally:
+            self._here.call = before
+            with self._lock:
+                self._running -= 1
+                if self._running == 0:
+                    os._exit = self._exit
+
+    def _say_and_exit(self, status: int) -> NoReturn:
+        call, self._here.call = getattr(self._here, "call", None), None
+        if call is not None:
+            line = f"{call.who} called os._exit({status})"
+            with contextlib.suppress(Exception):
+                if call.last_words is not None:
+                    call.last_words(line, status)
+            with contextlib.suppress(OSError, ValueError):
+                print(f"error: {line}", file=sys.stderr, flush=True)
+        self._exit(status)
+
+
+_exits = _Exits()

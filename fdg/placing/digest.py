@@ -1,0 +1,125 @@
+"""What processes of one run must have in common: short digests of a plan, alike wherever it is made.
+
+Processes that run different programs wait for each other for ever, or compute nonsense together. Equal
+flags and versions do not make equal programs (a module on the search path, an environment variable that a
+user's code reads), so what was traced and planned is compared itself:
+
+    process 0 {"fragment 'act'": "5d41...", "fragment 'learn'": "7b52...", ..., "the schedule": "9e10..."}
+    process 1 {"fragment 'act'": "5d41...", "fragment 'learn'": "c4ca...", ..., "the schedule": "9e10..."}
+    -> process 1 has traced or planned another fragment 'learn' than process 0
+
+Nothing that differs between equal processes goes in: no addresses, no order of a set, no device.
+"""
+
+import dataclasses
+import enum
+import functools
+import hashlib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core
+
+from fdg import jaxprs, keys
+from fdg.fragment import FragmentMark
+from fdg.placing.plan import Plan
+
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
+
+
+def digests(plan: Plan) -> dict[str, str]:
+    """SHA-256 of each part of a plan, by what errors call it, the most telling first."""
+    walker = _Walker()
+    whole = walker.closed(plan.graph.jaxpr)
+    constants = [walker.text(value, {}) for value in jaxprs.constants_of(plan.graph.jaxpr)]
+    return {
+        **{f"fragment '{name}'": _sha("".join(parts)) for name, parts in walker.fragments.items()},
+        "constants": _sha(repr(constants)),
+        "code between fragments": whole,
+        "policy": _sha(walker.text(plan.policy, {})),
+        "assignment of fragments to groups": _sha(
+            walker.text((plan.assignment, plan.groups, plan.num_seeds), {})
+        ),
+        "schedule": _sha(walker.text(plan.schedule, {})),
+    }
+
+
+def _sha(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class _Walker:
+    """Text of values, the same for equal values; variables are numbered as they come, in each jaxpr anew."""
+
+    def __init__(self) -> None:
+        self.fragments: dict[str, list[str]] = {}
+        self._known: dict[int, tuple[Any, str]] = {}  # by id; the value itself, so that its id stays its own
+
+    def closed(self, jaxpr: Any) -> str:
+        """Digest of a jaxpr with its constants, open or closed."""
+        if id(jaxpr) not in self._known:
+            numbers: dict[Any, int] = {}
+            opened = jaxprs.open_jaxpr(jaxpr)
+            constants = [self.text(value, numbers) for value in jaxprs.constants_of(jaxpr)]
+            inputs = [self._variable(v, numbers) for v in (*opened.constvars, *opened.invars)]
+            equations = [self._equation(eqn, numbers) for eqn in opened.eqns]
+            results = [self.text(v, numbers) for v in opened.outvars]
+            self._known[id(jaxpr)] = jaxpr, _sha("\n".join([*constants, *inputs, *equations, *results]))
+        return self._known[id(jaxpr)][1]
+
+    def text(self, value: Any, numbers: dict[Any, int]) -> str:
+        """Of any value; `numbers` are those of the variables so far."""
+        match value:
+            case None | bool() | int() | float() | complex() | str() | bytes() | enum.Enum():
+                return repr(value)
+            case core.Literal():
+                return f"{value.aval} {self.text(value.val, numbers)}"
+            case core.Var():
+                return self._variable(value, numbers)
+            case core.JaxprEqn():  # within a schedule; what it does stands in the jaxpr
+                atoms = [self.text(v, numbers) for v in (*value.invars, *value.outvars)]
+                return f"{value.primitive.name} {' '.join(atoms)}"
+            case _ if jaxprs.is_jaxpr(value):
+                return self.closed(value)
+            case np.ndarray() | np.generic() | jax.Array():
+                return _array_text(value)
+            case Mapping():
+                items = [(self.text(k, numbers), self.text(v, numbers)) for k, v in value.items()]
+                return f"{{{sorted(items)}}}"
+            case set() | frozenset():
+                return f"{{{sorted(self.text(item, numbers) for item in value)}}}"
+            case tuple() | list():
+                return f"({','.join(self.text(item, numbers) for item in value)})"
+            case functools.partial():
+                return self.text((value.func, value.args, value.keywords), numbers)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = [self.text(getattr(value, f.name), numbers) for f in dataclasses.fields(value)]
+            return f"{type(value).__qualname__}({','.join(fields)})"
+        if callable(value) and hasattr(value, "__qualname__"):
+            return f"{value.__module__}.{value.__qualname__}"
+        return _ADDRESS.sub("", str(value))
+
+    def _equation(self, eqn: core.JaxprEqn, numbers: dict[Any, int]) -> str:
+        # A fragment is named before what is in it, as in the graph.
+        mark = FragmentMark.of(eqn)
+        if mark is not None:
+            self.fragments.setdefault(mark.name, [])
+        operands = [self.text(v, numbers) for v in eqn.invars]
+        params = [f"{name}={self.text(value, {})}" for name, value in sorted(eqn.params.items())]
+        results = [self._variable(v, numbers) for v in eqn.outvars]
+        text = " ".join([eqn.primitive.name, *operands, *params, *results])
+        if mark is not None:
+            self.fragments[mark.name].append(_sha(" ".join(params)))
+        return text
+
+    def _variable(self, variable: Any, numbers: dict[Any, int]) -> str:
+        return f"{numbers.setdefault(variable, len(numbers))}:{variable.aval}"
+
+
+def _array_text(value: Any) -> str:
+    data = jax.random.key_data(value) if keys.is_key(value.dtype) else value
+    array = np.asarray(data)
+    return f"{value.dtype}{list(value.shape)} {hashlib.sha256(array.tobytes()).hexdigest()}"

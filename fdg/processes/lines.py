@@ -1,0 +1,145 @@
+"""A line between two processes of a run: who is at its other end is proved first, then it carries messages.
+
+Framing and proof are those of `multiprocessing.connection`: each message says its length, which is checked
+before anything is read, and either side has the other encrypt a challenge with the key (HMAC). Nobody can
+have this process allocate more than `_MOST` bytes, and nobody without the key more than `_MOST_OF_A_HELLO`.
+"""
+
+import contextlib
+import hashlib
+import os
+import queue
+import socket
+import struct
+import threading
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+
+BEAT_SECONDS = 10.0  # from one sign of life to the next ...
+SILENT_BEATS = 3  # ... and how many may be missing
+HANDSHAKE_SECONDS = 10.0  # within which who connects has proved who it is
+KEY_VARIABLE = "FDG_AUTHKEY"
+
+HELLO, BEAT, DATA, END = b"h", b"b", b"d", b"e"  # kinds of messages; the first byte of each
+_PART = b"p"  # of data that goes on in the next message
+_MOST = 1 << 22  # bytes of one message; longer data are sent in parts
+_MOST_OF_A_HELLO = 10_000
+
+
+def key_of_run(port: int) -> bytes:
+    """What proves that a process belongs to a run.
+
+    `fdg.launch` makes a secret of each run and hands it on in the environment. Where the variable is not set,
+    the key is made of what all processes know, which is no secret: it keeps out who came by mistake.
+    """
+    return hashlib.sha256(f"fdg:{port}:{os.environ.get(KEY_VARIABLE, '')}".encode()).digest()
+
+
+class StrangerError(Exception):
+    """Who is at the other end of a connection is no process of this run."""
+
+
+class Line:
+    """A connection that carries whole messages.
+
+    Attributes:
+      who: the process at its other end, as errors name it.
+      inbox: its data, as they came; None once a process is lost.
+    """
+
+    def __init__(self, connected: socket.socket):
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connected.settimeout(None)
+        # A message that has begun and does not go on: `poll` below has seen its first byte only.
+        seconds = struct.pack("ll", int(SILENT_BEATS * BEAT_SECONDS), 0)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
+        self.who = ""
+        self.inbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._sending = threading.Lock()
+        self._connection = Connection(connected.detach())
+
+    def prove(self, key: bytes, asks_first: bool) -> None:
+        """Shows the other end that this one has the key, and has it show the same.
+
+        Raises:
+          StrangerError: it has another key, or speaks something else.
+          OSError: it is gone, or took longer than `HANDSHAKE_SECONDS`.
+        """
+        clock = threading.Timer(HANDSHAKE_SECONDS, self._cut)  # the calls below may wait for ever
+        clock.daemon = True
+        clock.start()
+        try:
+            for step in (deliver_challenge, answer_challenge)[:: 1 if asks_first else -1]:
+                step(self._connection, key)
+        except (AuthenticationError, AssertionError, ValueError) as error:
+            raise StrangerError(str(error)) from error
+        except EOFError as error:
+            raise ConnectionError("closed") from error
+        finally:
+            clock.cancel()
+
+    def send(self, kind: bytes, data: bytes = b"", wait: float = -1) -> None:
+        """Sends a message, in parts where it is long.
+
+        Args:
+          kind: one of `HELLO`, `BEAT`, `DATA`, `END`.
+          data: what it says.
+          wait: seconds, if another thread is sending; -1 for as long as it takes.
+        """
+        if not self._sending.acquire(timeout=wait):
+            raise TimeoutError
+        try:
+            view = memoryview(data)
+            while len(view) >= _MOST:
+                self._connection.send_bytes(_PART + view[: _MOST - 1])
+                view = view[_MOST - 1 :]
+            self._connection.send_bytes(kind + view)
+        finally:
+            self._sending.release()
+
+    def read(self, seconds: float = BEAT_SECONDS, tries: int = SILENT_BEATS) -> tuple[bytes, bytes]:
+        """The next message: its kind, and what it says.
+
+        Args:
+          seconds: to wait for it, and for each of its parts.
+          tries: how often; several short waits, so that one who was stopped himself waits again.
+
+        Raises:
+          TimeoutError: it did not come.
+          OSError: the other end is gone, or sent what is none of ours.
+        """
+        parts = []
+        while True:
+            message = self._receive(_MOST, seconds, tries)
+            parts.append(message[1:])
+            if message[:1] != _PART:
+                return message[:1], parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def read_hello(self, seconds: float) -> bytes:
+        """The first message, which is short."""
+        message = self._receive(_MOST_OF_A_HELLO, seconds, 1)
+        if message[:1] != HELLO:
+            raise ConnectionError("not a greeting")
+        return message[1:]
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._cut()
+        self._connection.close()
+
+    def _receive(self, most: int, seconds: float, tries: int) -> bytes:
+        if not any(self._connection.poll(seconds) for _ in range(tries)):
+            raise TimeoutError
+        try:
+            return self._connection.recv_bytes(most)
+        except BlockingIOError:
+            raise TimeoutError from None
+        except EOFError:
+            raise ConnectionError("closed") from None
+
+    def _cut(self) -> None:
+        with (
+            contextlib.suppress(OSError),
+            socket.fromfd(self._connection.fileno(), socket.AF_INET, socket.SOCK_STREAM) as connected,
+        ):
+            connected.shutdown(socket.SHUT_RDWR)

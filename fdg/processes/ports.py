@@ -1,0 +1,78 @@
+"""Addresses and ports: reading HOST:PORT, listening, and a port that outlives what it leads to."""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from fdg.errors import FdgError
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """HOST:PORT as host and port.
+
+    >>> split_address("localhost:1234"), split_address("[::1]:80")
+    (('localhost', 1234), ('::1', 80))
+
+    Raises:
+      FdgError: it is none.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise FdgError(f"--coordinator-address {address}: write HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def is_local(host: str) -> bool:
+    """Whether the name is that of this machine for itself."""
+    return host in ("localhost", "127.0.0.1")
+
+
+def free_port(host: str) -> int:
+    """A port that nobody listens on now."""
+    with listen(host, 0) as server:
+        return server.getsockname()[1]
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens: to this machine alone where that is `host`, else to all that reach it."""
+    if is_local(host):
+        return socket.create_server(("127.0.0.1", port))
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))
+
+
+def keep_open(upstream: Sequence[Any]) -> int:
+    """Forwards what connects to a port of this machine, and does not pass on that the other side closes.
+
+    Returns:
+      The port.
+    """
+
+    def serve() -> None:
+        while True:
+            local = server.accept()[0]
+            try:
+                remote = socket.create_connection(tuple(upstream), timeout=10)
+            except OSError:
+                local.close()  # whoever it is will try again
+                continue
+            remote.settimeout(None)
+            threading.Thread(target=pump, args=(local, remote, True), daemon=True).start()
+            threading.Thread(target=pump, args=(remote, local, False), daemon=True).start()
+
+    def pump(source: socket.socket, target: socket.socket, closes: bool) -> None:
+        source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+        if closes:
+            for one in (source, target):
+                with contextlib.suppress(OSError):
+                    one.close()
+
+    server = socket.create_server(("127.0.0.1", 0))
+    threading.Thread(target=serve, daemon=True).start()
+    return server.getsockname()[1]

@@ -1,0 +1,78 @@
+"""The devices of a job: those that there are, and whether all that were asked for get something to do."""
+
+from collections.abc import Sequence
+
+import jax
+
+import fdg
+from fdg.errors import FdgError
+from fdg.processes import distributed
+from fdg.running.host_devices import host_devices
+from fdg.training.job import Job
+
+
+def available_devices(count: int | None) -> list[jax.Device]:
+    """The first `count` devices, or all; of several processes, as many of each.
+
+    On a CPU so many are made, unless JAX has started already.
+
+    Raises:
+      FdgError: there are not so many.
+    """
+    processes = distributed.count()
+    if count is not None:
+        host_devices(count // processes)
+    devices = jax.devices()
+    if count is None:
+        return devices
+    if count > len(devices):
+        kind = devices[0].platform
+        fix = "" if kind == "cpu" else ", or set JAX_PLATFORMS=cpu for host devices"
+        raise FdgError(
+            f"--devices {count}: there {'is' if len(devices) == 1 else 'are'} {len(devices)} of kind {kind}:"
+            f" use --devices {len(devices)}{fix}"
+        )
+    if processes == 1:
+        return devices[:count]
+    each = [[d for d in devices if d.process_index == i][: count // processes] for i in range(processes)]
+    if min(map(len, each)) < count // processes:
+        raise FdgError(
+            f"--devices {count}: that is {count // processes} in each of {processes} processes,"
+            f" and one has only {min(map(len, each))}"
+        )
+    return [device for some in each for device in some]
+
+
+def check_all_busy(job: Job, plan: fdg.Plan, devices: Sequence[jax.Device]) -> None:
+    """Refuses to leave devices idle that were asked for by number, and says which numbers would do."""
+    if not plan.idle or (job.devices is None and distributed.count() == 1):
+        return  # each of several processes needs something to do
+    there = plan.num_devices
+    busy = there - len(plan.idle)
+    if job.num_seeds is not None:
+        nearest = _multiples(job.num_seeds, there)
+        raise FdgError(
+            f"--num-seeds {job.num_seeds} does not divide by --devices {there}:"
+            f" use --num-seeds {nearest}, or --devices {busy}"
+        )
+    if len(plan.groups) > 1:  # of several groups, one takes what its batch divides by; the plan says which
+        working = {devices[i].process_index for group in plan.groups for i in group.devices}
+        for process in range(distributed.count()):
+            if process not in working:
+                raise FdgError(
+                    f"{job.policy} leaves process {process} without work: it uses {busy} of {there} devices;"
+                    f" use other numbers of devices, or --num-envs that divide by them"
+                )
+        return
+    num_envs = getattr(job.algorithm, "num_envs", None)
+    if num_envs is None or num_envs % there == 0:
+        raise FdgError(f"{job.policy} uses {busy} of {there} devices: use --devices {busy}")
+    raise FdgError(
+        f"--num-envs {num_envs} does not divide by --devices {there} under {job.policy}:"
+        f" use --num-envs {_multiples(num_envs, there)}, or --devices {busy}"
+    )
+
+
+def _multiples(number: int, of: int) -> str:
+    below, above = number // of * of, -(-number // of) * of
+    return f"{below} or {above}" if below else str(above)

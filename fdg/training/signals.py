@@ -1,0 +1,32 @@
+"""Ctrl-C and SIGTERM, which end a run at the end of a call instead of in the middle of one."""
+
+import signal
+from collections.abc import Sequence
+from typing import Any
+
+from fdg.processes import distributed
+
+
+class Signals:
+    """Keeps Ctrl-C and SIGTERM for the loop to look at; a second one ends the program where it stands."""
+
+    def __init__(self) -> None:
+        self.caught: int | None = None
+        self._before: Sequence[Any] = ()
+
+    def __enter__(self) -> "Signals":
+        self._before = [signal.signal(number, self._catch) for number in (signal.SIGINT, signal.SIGTERM)]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in zip((signal.SIGINT, signal.SIGTERM), self._before, strict=True):
+            signal.signal(number, handler)
+
+    def agreed(self) -> int | None:
+        """What any of the processes caught: all stop at the same iteration."""
+        return next((caught for caught in distributed.exchange(self.caught) if caught is not None), None)
+
+    def _catch(self, number: int, _: Any) -> None:
+        if self.caught is not None:
+            raise KeyboardInterrupt
+        self.caught = number

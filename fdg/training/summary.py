@@ -1,0 +1,79 @@
+"""What a run says at its end: `summary.json`, and what its programs do that the plan does not name."""
+
+import platform
+from collections.abc import Mapping
+from importlib import metadata
+from typing import Any
+
+import fdg
+from fdg.processes import distributed
+from fdg.showing.words import quantity
+from fdg.training.job import Job
+
+
+def versions() -> dict[str, str]:
+    """Versions of what a run's numbers depend on."""
+    packages = ("jax", "jaxlib", "flax", "optax", "numpy")
+    return {
+        "fdg": fdg.__version__,
+        "python": platform.python_version(),
+        **{package: metadata.version(package) for package in packages},
+    }
+
+
+def unexplained(engine: fdg.Engine) -> list[str]:
+    """Says which collectives of the compiled programs the plan does not name."""
+    return [
+        f"unexplained: {c.kind} of {quantity(c.bytes, 'B')} x {c.calls} in program '{program}'"
+        f" ({', '.join(c.fragments) or 'between fragments'}), which the plan does not name"
+        for program, c in engine.unexplained()
+    ]
+
+
+def groups_summary(engine: fdg.Engine, wall_s: float) -> dict[str, Any]:
+    """For several groups: how long each was busy and idle of `wall_s` seconds, and what moved between."""
+    if len(engine.plan.groups) < 2:
+        return {}
+    everywhere = distributed.exchange({"busy_s": engine.busy_seconds(), "moved": engine.moved_bytes})
+    groups = {}
+    for group in engine.plan.groups:
+        busy = min(wall_s, max(here["busy_s"][group.name] for here in everywhere))
+        groups[group.name] = {
+            "devices": len(group),
+            "busy_s": round(busy, 4),
+            "idle_s": round(wall_s - busy, 4),
+        }
+    return {"groups": groups, "moved_bytes": sum(here["moved"] for here in everywhere)}
+
+
+def summary(
+    job: Job,
+    engine: fdg.Engine,
+    iterations: int,
+    seconds: Mapping[str, float],
+    evaluation: Mapping[str, Any],
+    groups: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What `summary.json` holds.
+
+    Args:
+      job: the run's.
+      engine: what ran it.
+      iterations: that were done, those of earlier sittings included.
+      seconds: `wall_s` of training, `compile_s` of compiling.
+      evaluation: from `evaluation.evaluate`.
+      groups: from `groups_summary`.
+    """
+    steps, agents = iterations * job.steps_per_iteration, job.num_seeds or 1
+    return {
+        "env_steps": steps,
+        "iterations": iterations,
+        **seconds,
+        "steps_per_s": steps * agents / seconds["wall_s"],
+        **evaluation,
+        "seeds": [job.seed + i for i in range(agents)],
+        "policy": str(job.policy),
+        **groups,
+        "devices": [device.device_kind for device in engine.devices],
+        "versions": versions(),
+    }

@@ -1,0 +1,116 @@
+"""Functions on the host that fail: one line that names the fragment, whatever the way."""
+
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fdg
+import policies
+from fdg import jaxprs
+from fdg.commands.cli import train_main
+from fdg.errors import HostError, host_error
+from fdg.lowering import host_calls
+from tests.conformance.comparison import plain
+from tests.lowering.calling import Calling
+
+STEP = "fragment 'step' (environment): ask"
+FAULTS = {
+    "raise": f"{STEP} raised ValueError: the wheels fell off",
+    "sys.exit": f"{STEP} raised SystemExit: 4",
+    "shape": f"{STEP} gave float32[3], expected float32[4]",
+    "dtype": f"{STEP} gave int32[4], expected float32[4]",
+    "count": f"{STEP} gave 2 arrays, expected 1",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_failure_is_one_line_from_the_command_line(fault, tmp_path, capfd, host_devices):
+    flags = f"--algo tests.lowering.calling:Calling --fault {fault} --devices 1 --total-steps 8"
+    assert train_main([*flags.split(), "--out", str(tmp_path / "run")]) == 1
+    assert capfd.readouterr().err == f"error: {FAULTS[fault]}\n"
+
+
+@pytest.mark.parametrize("kind", ["pure", "ordered", "debug"])
+@pytest.mark.parametrize("policy", [policies.GPUOnly(), policies.SingleLearnerCoarse(actors=1)], ids=repr)
+def test_it_is_the_last_line_in_python(kind, policy, devices, caplog):
+    count = 1 if policy == policies.GPUOnly() else 2
+    engine = fdg.compile(Calling(fault="raise", kind=kind), policy, devices[:count])
+    with pytest.raises((jax.errors.JaxRuntimeError, HostError)) as caught:
+        jax.block_until_ready(engine.run(engine.init(), 2))
+        jax.effects_barrier()
+    found = caught.value if isinstance(caught.value, HostError) else host_error(caught.value)
+    line = (
+        FAULTS["raise"]
+        if kind != "debug"
+        else FAULTS["raise"].replace("ask", "a function of jax.debug.callback")
+    )
+    assert str(found) == line
+    assert str(caught.value).rstrip().splitlines()[-1].endswith(line)
+    assert not caplog.records  # JAX's own traceback
+
+
+def test_one_in_init_is_named_too(devices):
+    engine = fdg.compile(Calling(fault="raise", where="init"), policies.GPUOnly(), devices[:1])
+    with pytest.raises(
+        jax.errors.JaxRuntimeError, match="HostError: init: ask raised ValueError: the wheels"
+    ):
+        jax.block_until_ready(engine.init())
+
+
+def test_one_that_exits_says_so_first():
+    script = (
+        "import fdg, policies, jax; from tests.lowering.calling import Calling\n"
+        "engine = fdg.compile(Calling(fault='exit'), policies.GPUOnly(), jax.devices()[:1])\n"
+        "jax.block_until_ready(engine.run(engine.init(), 1))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (7, f"error: {STEP} called os._exit(7)\n")
+
+
+def test_the_exit_is_as_it_was_when_nothing_runs():
+    before = os._exit
+    call = host_calls.Guarded(lambda: [os._exit is before], "here", None, None)
+    assert call() == [False] and os._exit is before
+
+
+@pytest.mark.parametrize("fault", ["none", "double"])
+def test_what_does_not_fail_is_as_before(fault, devices):
+    algorithm = Calling(fault=fault, kind="ordered")
+    engine = fdg.compile(algorithm, policies.GPUOnly(), devices[:1])
+    state, metrics = engine.run(engine.init(), 3)
+    expected, _ = plain(algorithm, algorithm.init(jax.random.key(0)), 3)
+    np.testing.assert_array_equal(state, expected)
+    np.testing.assert_array_equal(state, [((0 + 2) * 2 + 2) * 2 * 2.0 + 4] * 4)
+    assert metrics["episode_return"].tolist() == [4.0, 12.0, 28.0]
+
+
+def test_equations_keep_their_effects_and_their_equality():
+    jaxpr = fdg.trace(Calling(kind="ordered")).jaxpr
+    one, two = host_calls.guard(jaxpr), host_calls.guard(jaxpr)
+    assert jaxprs.open_jaxpr(one).effects == jaxprs.open_jaxpr(jaxpr).effects
+
+    def calls(jaxpr):
+        for eqn in jaxprs.open_jaxpr(jaxpr).eqns:
+            if jaxprs.host_call(eqn):
+                yield eqn.params["callback"]
+            for body in jaxprs.bodies(eqn):
+                yield from calls(body.jaxpr)
+
+    (first,), (second,) = calls(one), calls(two)
+    assert first == second and hash(first) == hash(second)
+    assert first.where == "fragment 'step' (environment)"
+    again = host_calls.guard(one)
+    assert next(calls(again)) is first  # guarded once
+    silent = jax.make_jaxpr(lambda x: jax.lax.cond(x > 0, jnp.sin, jnp.cos, x))(1.0)
+    assert host_calls.guard(silent) is silent

@@ -1,0 +1,108 @@
+"""Digests of plans: alike in every process that traces the same, and telling where one does not."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fdg
+import policies
+from fdg.errors import FdgError
+from fdg.placing.digest import digests
+from fdg.processes import distributed
+from tests.tiny import Pupil
+
+SCRIPT = """
+import json, fdg, policies
+from fdg.placing.digest import digests
+from tests.tiny import Pupil
+policies = policies.GPUOnly(), policies.SingleLearnerFine(workers=2)
+print(json.dumps([digests(fdg.place(Pupil(), policy, 4)) for policy in policies]))
+"""
+
+
+def test_processes_have_the_same_whatever_their_hashes_and_addresses():
+    said = []
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "JAX_PLATFORMS": "cpu"}
+        words = [sys.executable, "-c", SCRIPT]
+        said.append(subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True))
+    one, two = (process.communicate(timeout=120)[0] for process in said)
+    assert one == two and one.count("fragment 'act'") == 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Varied(Pupil):
+    """Another pupil in one respect."""
+
+    factor: float = 0.1
+    offset: tuple[float, ...] = (0.0, 0.0, 0.0)
+    asks: bool = False
+
+    def init(self, key):
+        return super().init(key)
+
+    def iterate(self, state):
+        state, metrics = super().iterate(state)
+        # A captured array: a constant of the jaxpr, whose text says no more than its shape.
+        return {**state, "weight": state["weight"] + np.asarray(self.offset, np.float32)}, metrics
+
+    @fdg.fragment("update", in_axes=None, out_axes=None)
+    def update(self, weight, slope):
+        if self.asks:
+            weight = jax.pure_callback(lambda x: x, weight, weight)
+        return weight - self.factor * slope
+
+
+def differing(one, two, first=None, second=None):
+    pairs = (one, first or policies.GPUOnly()), (two, second or policies.GPUOnly())
+    a, b = (digests(fdg.place(algorithm, policy, 2 if first else 1)) for algorithm, policy in pairs)
+    return [name for name in a if a[name] != b[name]]
+
+
+def test_what_differs_is_named():
+    assert differing(Varied(), Varied()) == []
+    assert differing(Varied(asks=True), Varied(asks=True)) == []  # a lambda has another address each time
+    # `update` is nested in `learn`.
+    assert differing(Varied(), Varied(factor=0.2))[:2] == ["fragment 'learn'", "fragment 'update'"]
+    whole = ["constants", "code between fragments"]
+    assert differing(Varied(), Varied(offset=(0.0, 1e-7, 0.0))) in (whole, whole[1:])
+    coarse, fine = policies.SingleLearnerCoarse(actors=1), policies.SingleLearnerFine(workers=1)
+    assert differing(Pupil(), Pupil(), coarse, fine)[0] == "policy"
+    assert "schedule" in differing(Pupil(), Pupil(), coarse, fine)
+
+
+def test_processes_that_differ_get_one_line(monkeypatch):
+    mine = {"fragment 'act'": "1", "fragment 'learn'": "2", "schedule": "3"}
+    theirs = [mine, mine, {**mine, "fragment 'learn'": "0", "schedule": "4"}]
+    monkeypatch.setattr(distributed, "exchange", lambda value: theirs)
+    with pytest.raises(
+        FdgError, match=r"^process 2 has traced or planned another fragment 'learn' than process 0"
+    ):
+        distributed.check_alike(mine)
+    theirs[2] = {**mine, "schedule": "4"}
+    with pytest.raises(FdgError, match="another schedule than"):
+        distributed.check_alike(mine)
+    theirs[2] = mine
+    distributed.check_alike(mine)
+
+
+def test_a_constant_counts_by_its_bytes():
+    values = jnp.arange(3.0)
+
+    class Captures:
+        def init(self, key):
+            return jnp.zeros(3)
+
+        def iterate(self, state):
+            return fdg.fragment("learner")(lambda x: x + values)(state), {}
+
+    before = digests(fdg.place(Captures(), policies.GPUOnly(), 1))
+    values = values.at[1].set(7.0)
+    after = digests(fdg.place(Captures(), policies.GPUOnly(), 1))
+    assert {name for name in before if before[name] != after[name]} & {"constants", "code between fragments"}
