@@ -104,6 +104,7 @@ class Looped(Unrolled):
 
     def loop(self, trips: int, body: Callable, carry: tuple, how: str = "scan") -> tuple:
         if how == "while":
+
             def trip(state):
                 return state[0] + 1, body(state[1], state[0].astype(jnp.float32))
 

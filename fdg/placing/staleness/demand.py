@@ -99,9 +99,11 @@ class Demand:
 
     # --- backwards ---
 
-    def run(self, block: Block, outputs: Sequence[Reads]) -> None:
-        """Fills `need` of a block and of all within it, given who reads its outputs."""
+    def run(self, block: Block, outputs: Sequence[Reads], also: Sequence[tuple[Any, Reads]] = ()) -> None:
+        """Fills `need` of a block and of all within it, given who reads its outputs, and other variables."""
         block.need = {}
+        for v, reads in also:
+            self._read(block, v, reads)
         for v, reads in zip(block.jaxpr.outvars, outputs, strict=True):
             self._read(block, v, reads)
         for i in reversed(range(len(block.jaxpr.eqns))):
@@ -203,6 +205,8 @@ class Demand:
                 self._read(block, eqn.invars[0], {(self.reader(block), block.inside)})
             for one in inner:
                 self.run(one, outputs)
+            if mark is not None:
+                self.run(inner[0], outputs, self._unused(mark.name, eqn, inner[0]))
             for variables in zip(*(one.jaxpr.invars for one in inner), strict=True):
                 self._share(list(zip(inner, variables, strict=True)))
         else:
@@ -213,6 +217,18 @@ class Demand:
         self._check_one_version(block, result, reads, fragment)
         group = self.question.groups[fragment]
         return {(group if group in self.question.waiting else None, fragment)}
+
+    def _unused(self, fragment: str, eqn: core.JaxprEqn, body: Block) -> list[tuple[Any, Reads]]:
+        """Operands that nothing in a fragment uses: what it is called with, it reads, but for what it hands on."""
+        group = self.question.groups[fragment]
+        reads: Reads = {(group if group in self.question.waiting else None, fragment)}
+        borders = {e.invars[0]: e.outvars[0] for e in body.jaxpr.eqns if is_identity(e)}
+        handed_on = self.flow.unchanged(eqn)
+        return [
+            (borders.get(v, v), reads)
+            for i, v in enumerate(body.jaxpr.invars)
+            if not body.need.get(v) and i not in handed_on
+        ]
 
     def _share(self, same: Sequence[tuple[Block, Any]]) -> None:
         """Inputs of several bodies that hold one operand have the same versions."""

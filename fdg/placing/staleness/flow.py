@@ -153,19 +153,29 @@ class Flow:
     ) -> tuple[list[Origins], list[Block]]:
         *tests, body = jaxprs.bodies(eqn)
         values = [operands[i] for i in body.operands]
-        while True:  # what is carried may come from an earlier trip
-            block = self.block(body.jaxpr, values, inside)
-            ends = [block.origins_of(v) for v in body.jaxpr.outvars]
-            grown = list(values)
+        trips = [values]  # what goes into each, until it repeats
+        while True:
+            ends = self._ends_of(self.block(body.jaxpr, values, inside))
+            following = list(values)
             for i, k in body.carry:
-                grown[i] |= ends[k]
-            if grown == values:
+                following[i] = ends[k] if kind == "scan" else values[i] | ends[k]
+            if following in trips or len(trips) == body.trips and kind == "scan":
                 break
-            values = grown
-        results = [ends[k] for k in body.results]
+            values = following
+            trips.append(values)
+        block = self.block(
+            body.jaxpr, [frozenset().union(*ways) for ways in zip(*trips, strict=True)], inside
+        )
+        if kind == "while":
+            results = self._ends_of(block)
+        else:
+            results = self._after(eqn.params["length"], body, trips, inside)
+            stacked = self._ends_of(block)
+            results = [stacked[k] if k in body.stacked else result for k, result in enumerate(results)]
         inner = [block]
         for test in tests:
-            carried = values[len(values) - len(body.carry) :]
+            joined = [block.origins_of(v) for v in block.jaxpr.invars]
+            carried = joined[len(joined) - len(body.carry) :]
             consts = [operands[i] for i in test.operands[: len(test.operands) - len(carried)]]
             inner.insert(0, self.block(test.jaxpr, [*consts, *carried], inside))
             (end,) = (inner[0].origins_of(v) for v in test.jaxpr.outvars)
@@ -173,6 +183,25 @@ class Flow:
             choice = end if inside is None else frozenset()
             results = [result | starts[k] | choice for k, result in enumerate(results)]
         return results, inner
+
+    def _after(
+        self, length: int, body: jaxprs.Body, trips: list[list[Origins]], inside: str | None
+    ) -> list[Origins]:
+        """Origins of what the last of `length` trips ends with, given what goes into trips until it repeats."""
+        if length == 0:
+            return [frozenset()] * len(body.results)  # zeros, or what it starts from: see `unchanged`
+        last = length - 1
+        if last >= len(trips):
+            ends = self._ends_of(self.block(body.jaxpr, trips[-1], inside))
+            following = list(trips[-1])
+            for i, k in body.carry:
+                following[i] = ends[k]
+            first = trips.index(following)
+            last = first + (last - first) % (len(trips) - first)
+        return self._ends_of(self.block(body.jaxpr, trips[last], inside))
+
+    def _ends_of(self, block: Block) -> list[Origins]:
+        return [block.origins_of(v) for v in block.jaxpr.outvars]
 
     # --- what is handed on unchanged ---
 
