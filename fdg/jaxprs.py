@@ -154,6 +154,49 @@ def bodies(eqn: core.JaxprEqn) -> tuple[Body, ...]:
     )
 
 
+def closed_bodies(eqn: core.JaxprEqn) -> tuple[Any, ...]:
+    """The parameters that hold the jaxprs of `bodies(eqn)`, closed where JAX has them closed."""
+    params = eqn.params
+    match eqn.primitive.name:
+        case "scan":
+            return (params["jaxpr"],)
+        case "while":
+            return params["cond_jaxpr"], params["body_jaxpr"]
+        case "cond":
+            return tuple(params["branches"])
+        case "custom_linear_solve":
+            return (params["jaxprs"].solve,)
+    return tuple(
+        next(v for v in params.values() if is_jaxpr(v) and open_jaxpr(v) is body.jaxpr)
+        for body in bodies(eqn)
+    )
+
+
+def with_bodies(eqn: core.JaxprEqn, closed: Sequence[core.ClosedJaxpr]) -> core.JaxprEqn:
+    """The equation with other jaxprs of the same inputs and outputs, in the order of `bodies(eqn)`.
+
+    A `cond` may get branches of other inputs and outputs, if its variables fit them.
+    """
+    match eqn.primitive.name:
+        case "scan":
+            changed: dict[str, Any] = {"jaxpr": closed[0]}
+        case "while":
+            changed = {"cond_jaxpr": closed[0], "body_jaxpr": closed[1]}
+        case "cond":
+            changed = {"branches": tuple(closed)}
+        case "custom_linear_solve":
+            changed = {"jaxprs": eqn.params["jaxprs"]._replace(solve=closed[0])}
+        case _:
+            old = closed_bodies(eqn)
+            changed = {
+                key: new if isinstance(value, core.ClosedJaxpr) else open_jaxpr(new)
+                for before, new in zip(old, closed, strict=True)
+                for key, value in eqn.params.items()
+                if value is before
+            }
+    return eqn.replace(params={**eqn.params, **changed})
+
+
 def _shapes(wired: Any) -> list[list[Any]]:
     return [[getattr(v.aval, "shape", None) for v in side] for side in (wired.invars, wired.outvars)]
 

@@ -150,18 +150,17 @@ def _staleness(plan: Plan) -> list[str]:
     """What is delayed, and by how much."""
     if plan.delayed is None:
         return []
-    back = plan.delayed.staleness
-    actors = joined_by_and([f.name for f in plan.graph.fragments if f.role == "actor"]) or "no fragment"
+    back, leaves = plan.delayed.staleness, jax.tree.leaves(plan.graph.state.state)
     if not plan.delayed.leaves:
-        return [f"staleness {back}: delays nothing, for no actor uses what another group makes"]
+        return [f"staleness {back}: delays nothing, for no group with an actor reads what another one makes"]
+    readers = joined_by_and(list(plan.delayed.readers))
     paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(plan.graph.state.state)[0]]
-    leaves = jax.tree.leaves(plan.graph.state.state)
     names = dict.fromkeys(jax.tree_util.keystr(paths[i][:1], simple=True) for i in plan.delayed.leaves)
     size = quantity(sum(leaves[i].size * leaves[i].dtype.itemsize for i in plan.delayed.leaves), "B")
     what = listed([name or "the state" for name in names], 32)
-    verb = "reads" if " " not in actors else "read"
+    verb = "reads" if len(plan.delayed.readers) == 1 else "read"
     late = f"as at the start of iteration t-{back}"
-    return [f"staleness {back}: in iteration t, {actors} {verb} {what} ({size}) {late}"]
+    return [f"staleness {back}: in iteration t, {readers} {verb} {what} ({size}) {late}"]
 
 
 def _idle(plan: Plan) -> list[str]:

@@ -1,0 +1,65 @@
+"""What a stale run carries from iteration to iteration: the algorithm's state, and older parameters."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+
+@jax.tree_util.register_pytree_with_keys_class
+@dataclasses.dataclass(frozen=True)
+class DelayedState:
+    """An algorithm's state, and the older parameters that a group of its fragments has yet to use.
+
+    It reads like the state itself: `delayed.parameters` is `delayed.state.parameters`, and `delayed["w"]`
+    is `delayed.state["w"]`.
+
+    Attributes:
+      state: the algorithm's own.
+      history: the delayed leaves of earlier states, oldest first: one tuple for each iteration of staleness.
+    """
+
+    state: Any
+    history: tuple[tuple[Any, ...], ...]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in ("state", "history"):
+            raise AttributeError(name)
+        return getattr(self.state, name)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.state[key]
+
+    def tree_flatten_with_keys(self) -> Any:
+        """For JAX."""
+        keys = jax.tree_util.GetAttrKey("state"), jax.tree_util.GetAttrKey("history")
+        return tuple(zip(keys, (self.state, self.history), strict=True)), None
+
+    @classmethod
+    def tree_unflatten(cls, _: Any, children: Sequence[Any]) -> "DelayedState":
+        """For JAX."""
+        return cls(*children)
+
+
+@dataclasses.dataclass(frozen=True)
+class Delay:
+    """What was delayed.
+
+    Attributes:
+      staleness: by how many iterations.
+      leaves: positions of the delayed leaves in the algorithm's state, in order.
+      readers: the fragments that read older versions, in the graph's order.
+    """
+
+    staleness: int
+    leaves: tuple[int, ...]
+    readers: tuple[str, ...] = ()
+
+    def start(self, state: Any) -> DelayedState:
+        """The first state: no parameters are older than the initial ones."""
+        leaves = jax.tree.leaves(state)
+        old = tuple(leaves[i] for i in self.leaves)
+        # Copies, for a donated buffer cannot be given up twice.
+        copies = tuple(tuple(jax.numpy.copy(x) for x in old) for _ in range(self.staleness))
+        return DelayedState(state, copies)

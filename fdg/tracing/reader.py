@@ -1,0 +1,189 @@
+"""Reads a graph from the jaxpr of an iteration: its fragments, and the arrays that go from one to another.
+
+    scan(x -> act(w, x) -> step(x, a)), T trips -> learn(w, xs)
+
+gives the nodes `act`, `step` (T calls each) and `learn`; edges `act -> step` (each trip), `step -> act` (to the
+next trip), `step -> learn` (once, T rows stacked), and `learn -> act` (to the next iteration).
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+from jax.extend import core
+
+from fdg import jaxprs
+from fdg.fragment import FragmentMark, boundary_p
+from fdg.tracing.graph import Array, Edge, Fragment
+
+
+@dataclasses.dataclass
+class Scope:
+    """A jaxpr at one place of the program.
+
+    `calls` is how often it runs in an iteration; `node` the fragment whose body it is (or is inside of).
+    """
+
+    jaxpr: core.Jaxpr
+    calls: int
+    exact: bool = True
+    node: int | None = None
+    parent: "Scope | None" = None
+    eqn: Any = None  # core.JaxprEqn; None at the top
+    body: Any = None  # jaxprs.Body
+
+    def __post_init__(self):
+        self.producer = {v: eqn for eqn in self.jaxpr.eqns for v in eqn.outvars}
+        self.position = {v: i for i, v in enumerate(self.jaxpr.invars)}
+        self.inner: dict[int, list[Scope]] = {}  # by id of the equation
+        self.nodes: dict[int, int] = {}  # fragment called by an equation, by the equation's id
+
+
+class Way(NamedTuple):
+    """How a value gets from one fragment to another: `copies` of it, one a trip, are stacked to cross together."""
+
+    crossings: int
+    delay: str
+    copies: int
+    bytes: int
+
+
+class Reader:
+    """Reads fragments and the flow between them.
+
+    Args:
+      jaxpr: its first `num_state` outputs are the next values of as many inputs; its fragments have names of
+        their own (`name_fragments`).
+    """
+
+    def __init__(self, jaxpr: core.Jaxpr, num_state: int):
+        self.top = Scope(jaxpr, 1)
+        self.num_state = num_state
+        self.sites: list[tuple[FragmentMark, core.JaxprEqn, Scope, Scope]] = []
+        self.value_numbers: dict[tuple[int, core.Var], int] = {}
+        self._find(self.top)
+
+    def read(self) -> tuple[tuple[Fragment, ...], tuple[Edge, ...]]:
+        """Fragments in program order, and the edges between them."""
+        names = [mark.name for mark, *_ in self.sites]
+        return tuple(self._fragment(i, names) for i in range(len(self.sites))), tuple(self._edges(names))
+
+    def _find(self, scope: Scope) -> None:
+        for eqn in scope.jaxpr.eqns:
+            mark = FragmentMark.of(eqn)
+            node = scope.node
+            if mark is not None:
+                node = scope.nodes[id(eqn)] = len(self.sites)
+                self.sites.append((mark, eqn, scope, scope))  # the second scope is replaced just below
+            for body in jaxprs.bodies(eqn):
+                exact = scope.exact and body.exact
+                inner = Scope(body.jaxpr, scope.calls * body.trips, exact, node, scope, eqn, body)
+                scope.inner.setdefault(id(eqn), []).append(inner)
+                if mark is not None and node is not None:
+                    self.sites[node] = (mark, eqn, scope, inner)
+                self._find(inner)
+
+    # --- nodes ---
+
+    def _number(self, scope: Scope, var: core.Var) -> int:
+        return self.value_numbers.setdefault((id(scope), var), len(self.value_numbers))
+
+    def _fragment(self, index: int, names: list[str]) -> Fragment:
+        mark, eqn, outside, inside = self.sites[index]
+        marks_in = {e.invars[0]: e.params["axis"] for e in inside.jaxpr.eqns if e.primitive is boundary_p}
+        marks_out = {e.outvars[0]: e.params["axis"] for e in inside.jaxpr.eqns if e.primitive is boundary_p}
+
+        def array(outer, inner, marks):
+            aval = inner.aval
+            axis = None if isinstance(inner, core.Literal) else marks.get(inner)
+            number = -1 if isinstance(outer, core.Literal) else self._number(outside, outer)
+            return Array(number, tuple(aval.shape), str(aval.dtype), jaxprs.bytes_of(aval), axis)
+
+        inputs = [array(o, i, marks_in) for o, i in zip(eqn.invars, inside.jaxpr.invars, strict=True)]
+        outputs = [array(o, i, marks_out) for o, i in zip(eqn.outvars, inside.jaxpr.outvars, strict=True)]
+        parent = outside.node
+        return Fragment(
+            name=names[index],
+            role=mark.role,
+            parent=None if parent is None else names[parent],
+            calls_per_iteration=outside.calls,
+            calls_exact=outside.exact,
+            flops_per_call=jaxprs.flops_of(inside.jaxpr),
+            bytes_per_call=sum(a.bytes for a in (*inputs, *outputs)),
+            inputs=tuple(inputs),
+            outputs=tuple(outputs),
+        )
+
+    # --- edges ---
+
+    def _edges(self, names: list[str]):
+        # Values that cross together: all of one trip, or the same number of trips stacked.
+        grouped: dict[tuple, list[tuple[int, int]]] = {}
+        for target, (_, eqn, scope, _) in enumerate(self.sites):
+            arrivals: dict[tuple[int, int], Way] = {}
+            for var in {v for v in eqn.invars if not isinstance(v, core.Literal)}:
+                for source, value, way in self._sources(scope, var):
+                    key = (source, value)
+                    # One value may come in several ways (each step, and from the last iteration to the
+                    # first step): the most frequent one counts, then the least delayed.
+                    if key not in arrivals or _precedence(way) > _precedence(arrivals[key]):
+                        arrivals[key] = way
+            for (source, value), way in arrivals.items():
+                group = (source, target, way.crossings, way.delay, way.copies)
+                grouped.setdefault(group, []).append((value, way.bytes))
+        for (source, target, crossings, delay, _), values in sorted(grouped.items()):
+            numbers, sizes = zip(*sorted(values), strict=True)
+            yield Edge(names[source], names[target], numbers, sum(sizes), crossings, delay)
+
+    def _sources(self, scope: Scope, var: core.Var):
+        """Fragments whose outputs reach `var` of `scope` through code between fragments.
+
+        Yields (source, value number, way). What crosses is the source's own output,
+        since code between fragments lives with its consumer; it crosses once each time the outermost
+        jaxpr on its way runs, the trips of a finished loop stacked together.
+        """
+        around = {id(s) for s in _around(scope)}  # in these, a carry comes from an earlier trip
+        work: list[tuple[Scope, Any, int, tuple[int, ...], str]] = [(scope, var, scope.calls, (1,), "")]
+        seen = set()
+        while work:
+            here, v, crossings, copies, delay = item = work.pop()
+            if isinstance(v, core.Literal) or (id(here), *item[1:]) in seen:
+                continue
+            seen.add((id(here), *item[1:]))
+            if v in here.producer:
+                eqn = here.producer[v]
+                index = eqn.outvars.index(v)
+                if id(eqn) in here.nodes:
+                    size = jaxprs.bytes_of(v.aval) * copies[-1]
+                    way = Way(crossings, delay, copies[-1], size)
+                    yield here.nodes[id(eqn)], self._number(here, v), way
+                elif id(eqn) in here.inner:
+                    for inner in here.inner[id(eqn)]:
+                        if inner.body.results:
+                            result = inner.jaxpr.outvars[inner.body.results[index]]
+                            times = inner.body.trips if index in inner.body.stacked else 1
+                            work.append((inner, result, crossings, (*copies, copies[-1] * times), delay))
+                else:
+                    work += [(here, operand, crossings, copies, delay) for operand in eqn.invars]
+            elif v in here.position:
+                position = here.position[v]
+                if here.parent is None:
+                    if position < self.num_state:
+                        work.append((here, here.jaxpr.outvars[position], crossings, copies, "iteration"))
+                    continue
+                if here.node != here.parent.node:
+                    continue  # an input of the surrounding fragment: its own edges tell where it comes from
+                for carried, previous in here.body.carry:
+                    if carried == position:
+                        late = delay or ("step" if id(here) in around else "")
+                        work.append((here, here.jaxpr.outvars[previous], crossings, copies, late))
+                outer = here.eqn.invars[here.body.operands[position]]
+                outside = copies[:-1] if len(copies) > 1 else copies
+                work.append((here.parent, outer, min(crossings, here.parent.calls), outside, delay))
+
+
+def _around(scope: Scope | None) -> list[Scope]:
+    return [] if scope is None else [scope, *_around(scope.parent)]
+
+
+def _precedence(way: Way) -> tuple[int, int, int]:
+    return way.crossings, -["", "step", "iteration"].index(way.delay), way.bytes

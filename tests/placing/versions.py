@@ -1,0 +1,201 @@
+"""Programs for three interpreters: plain Python that keeps versions by group, unrolled JAX, and JAX with loops.
+
+A program is a function of (interpreter, leaves) to (leaves, metrics). Plain Python is the oracle: a value is
+`Versions`, the newest and what each waiting group has of it; a fragment takes its group's, code between
+fragments makes each, and a `Same(i)` that a fragment returns is its operand i, handed on.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+
+import fdg
+from fdg.placing.policy import Group
+
+
+@dataclasses.dataclass(frozen=True)
+class Same:
+    """What a fragment returns for an operand that it hands on."""
+
+    operand: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Versions:
+    newest: Any
+    older: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    makers: frozenset[str] = frozenset()  # groups
+
+    def of(self, group: str | None) -> Any:
+        return self.older.get(group, self.newest)
+
+
+class Python:
+    """The oracle."""
+
+    def __init__(self, groups: Mapping[str, str]):
+        self.groups = groups  # of each role
+
+    def fragment(self, role: str, name: str, function: Callable, *operands: Any) -> tuple:
+        group = self.groups[role]
+        results = function(*(v.of(group) if isinstance(v, Versions) else v for v in operands))
+        made = frozenset({group})
+        return tuple(
+            operands[r.operand] if isinstance(r, Same) else Versions(r, makers=made) for r in results
+        )
+
+    def glue(self, function: Callable, *operands: Any) -> Versions:
+        groups = {g for v in operands for g in v.older}
+        older = {g: function(*(v.of(g) for v in operands)) for g in groups}
+        makers = frozenset().union(*(v.makers for v in operands))
+        return Versions(function(*(v.newest for v in operands)), older, makers)
+
+    def loop(self, trips: int, body: Callable, carry: tuple, how: str = "scan") -> tuple:
+        for i in range(trips):
+            carry = body(carry, Versions(np.float32(i)))
+        return carry
+
+    def choose(self, choice: Any, yes: Callable, no: Callable, *operands: Any) -> tuple:
+        both = yes(*operands), no(*operands)
+        taken = both[0] if choice.newest > 0 else both[1]
+        return tuple(
+            dataclasses.replace(v, makers=v.makers | other.makers)
+            for v, *others in zip(taken, *both, strict=True)
+            for other in [dataclasses.replace(v, makers=frozenset().union(*(o.makers for o in others)))]
+        )
+
+    def call(self, how: str, function: Callable, *operands: Any) -> tuple:
+        return function(*operands)
+
+
+class Unrolled:
+    """JAX without loops or calls."""
+
+    def fragment(self, role: str, name: str, function: Callable, *operands: Any) -> tuple:
+        def body(*values):
+            results = function(*values)
+            return tuple(values[r.operand] if isinstance(r, Same) else r for r in results)
+
+        return fdg.fragment(role, in_axes=0 if jnp.ndim(operands[0]) else None,
+                            out_axes=0 if jnp.ndim(operands[0]) else None, name=name)(body)(*operands)  # fmt: skip
+
+    def glue(self, function: Callable, *operands: Any) -> Any:
+        return function(*operands)
+
+    def loop(self, trips: int, body: Callable, carry: tuple, how: str = "scan") -> tuple:
+        for i in range(trips):
+            carry = body(carry, jnp.float32(i))
+        return carry
+
+    def choose(self, choice: Any, yes: Callable, no: Callable, *operands: Any) -> tuple:
+        return jax.lax.cond(choice > 0, yes, no, *operands)
+
+    def call(self, how: str, function: Callable, *operands: Any) -> tuple:
+        return function(*operands)
+
+
+class Looped(Unrolled):
+    """JAX with scans, while loops and calls."""
+
+    def loop(self, trips: int, body: Callable, carry: tuple, how: str = "scan") -> tuple:
+        if how == "while":
+
+            def trip(state):
+                return state[0] + 1, body(state[1], state[0].astype(jnp.float32))
+
+            return jax.lax.while_loop(lambda state: state[0] < trips, trip, (jnp.int32(0), carry))[1]
+        return jax.lax.scan(lambda c, i: (body(c, i), None), carry, jnp.arange(trips, dtype=jnp.float32))[0]
+
+    def call(self, how: str, function: Callable, *operands: Any) -> tuple:
+        if how == "remat":
+            return jax.checkpoint(function)(*operands)
+        if how == "custom_vjp":
+            wrapped = jax.custom_vjp(function)
+            wrapped.defvjp(lambda *xs: (function(*xs), xs), lambda xs, g: xs)
+            return wrapped(*operands)
+        if how == "custom_jvp":
+            wrapped = jax.custom_jvp(function)
+            wrapped.defjvp(lambda xs, ts: (function(*xs), function(*ts)))
+            return wrapped(*operands)
+        return jax.jit(function)(*operands)
+
+
+@dataclasses.dataclass(frozen=True)
+class Algorithm:
+    """A program as an algorithm; `start` maps leaves to their first values."""
+
+    program: Callable
+    interpreter: Any
+    start: tuple[tuple[str, Any], ...]
+
+    def init(self, key):
+        return {name: jnp.asarray(value, jnp.float32) for name, value in self.start}
+
+    def iterate(self, state):
+        return self.program(self.interpreter, state)
+
+
+@dataclasses.dataclass(frozen=True)
+class Roles:
+    """Groups by role, each on a device of its own if there are enough."""
+
+    groups: tuple[tuple[str, str], ...]  # role, group
+    staleness: int = 0
+
+    def place(self, devices):
+        names = list(dict.fromkeys(group for _, group in self.groups))
+        return {role: Group(g, (names.index(g) % len(devices),)) for role, g in self.groups}
+
+
+def python(program, start, groups, staleness, iterations):
+    """(state after, metrics of each iteration) of the oracle."""
+    oracle, state = Python(groups), {name: np.float32(value) for name, value in start}
+    waiting = {group for role, group in groups.items() if role == "actor"}
+    # Which group makes a leaf does not depend on the numbers.
+    traced, _ = program(oracle, {name: Versions(value) for name, value in state.items()})
+    past = [state] * (staleness + 1)  # oldest first, the newest last
+    metrics = []
+    for _ in range(iterations):
+        leaves = {
+            name: Versions(value, {g: past[0][name] for g in waiting if traced[name].makers - {g}})
+            for name, value in past[-1].items()
+        }
+        made, one = program(oracle, leaves)
+        past = [*past[1:], {name: made[name].newest for name in state}]
+        metrics.append({name: value.newest for name, value in one.items()})
+    return past[-1], metrics
+
+
+def delayed_graph(program, start, groups, staleness, interpreter):
+    """The plan of a program on one device: its graph has the staleness written into it."""
+    graph = fdg.trace(Algorithm(program, interpreter, tuple(start)))
+    used = {groups[f.role] for f in graph.fragments}
+    placed = tuple((role, group) for role, group in groups.items() if group in used)
+    return fdg.place(graph, Roles(placed, staleness), 1)
+
+
+def rewritten(program, start, groups, staleness, iterations, interpreter):
+    """The same of the rewritten graph, evaluated without an engine."""
+    plan = delayed_graph(program, start, groups, staleness, interpreter)
+    iterate = jax.jit(core.jaxpr_as_fun(plan.graph.jaxpr))
+    first = Algorithm(program, interpreter, tuple(start)).init(None)
+    state = first if plan.delayed is None else plan.delayed.start(first)
+    leaves, structure = jax.tree.flatten(state)
+    metrics = []
+    for _ in range(iterations):
+        ends = iterate(*leaves)
+        leaves = ends[: len(leaves)]
+        metrics.append(jax.tree.unflatten(jax.tree.structure(plan.graph.metrics), ends[len(leaves) :]))
+    state = jax.tree.unflatten(structure, leaves)
+    return (state if plan.delayed is None else state.state), metrics
+
+
+def assert_equal(expected, actual):
+    """States and metrics agree to rounding."""
+    for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(actual), strict=True):
+        np.testing.assert_allclose(b, a, rtol=2e-5, atol=1e-5)
