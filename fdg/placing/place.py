@@ -19,10 +19,10 @@ from fdg.errors import PlanError
 from fdg.fragment import FragmentMark
 from fdg.placing.layout import Layout, moved_bytes
 from fdg.placing.memory import peak_by_group, peak_bytes
+from fdg.placing.opening import open_iteration
 from fdg.placing.partition import partition
 from fdg.placing.plan import BETWEEN, Movement, Plan, PlannedProgram
 from fdg.placing.policy import Group, Policy, with_host
-from fdg.placing.regions import open_iteration
 from fdg.placing.schedule import Call
 from fdg.placing.staleness import Delay, delay
 from fdg.tracing.graph import FDG, Fragment

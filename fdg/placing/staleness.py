@@ -16,7 +16,8 @@ from jax.extend import core
 from fdg import jaxprs
 from fdg.errors import PlanError
 from fdg.fragment import FragmentMark, boundary_p
-from fdg.placing.regions import Operation, inline
+from fdg.placing.opening import inline
+from fdg.placing.regions import Operation
 from fdg.tracing.graph import FDG
 from fdg.tracing.trace import read_graph
 

@@ -10,7 +10,7 @@ import pytest
 import fdg
 from fdg.placing import homes as places
 from fdg.placing.policy import Group
-from tests.schedules import assert_valid, described
+from tests.placing.schedules import assert_valid, described
 
 
 def mark(role, name):
