@@ -179,18 +179,6 @@ def map_equations(jaxpr: core.Jaxpr, change: Callable[[core.JaxprEqn], core.Jaxp
     return jaxpr.replace(eqns=equations)
 
 
-def host_call(eqn: core.JaxprEqn) -> str | None:
-    """The name of the Python function that an equation calls on the host; None for any other equation.
-
-    Prints are none: they give nothing back.
-    """
-    if eqn.primitive.name not in ("io_callback", "pure_callback"):
-        return None
-    function = eqn.params["callback"]
-    function = getattr(function, "callback_func", function)
-    return str(getattr(function, "__name__", type(function).__name__))
-
-
 def bytes_of(aval: Any) -> int:
     """Bytes of one array; a typed PRNG key counts as the words that it holds."""
     itemsize = getattr(aval.dtype, "itemsize", None)

@@ -79,7 +79,7 @@ class Places:
             need[variable] |= groups
         for item in reversed(region.items):
             if isinstance(item, Operation):
-                users = set().union(*(need[v] for v in item.outputs))
+                users = set().union(*(need[v] for v in item.outputs if not _is_token(item, v)))
                 self.groups[item] = self._run_where(item, users)
                 for v in item.inputs:
                     need[v] |= self.groups[item]
@@ -145,7 +145,8 @@ class Places:
 
     def _nearest(self, operation: Operation, held: Mapping, preferred: set[str]) -> str | None:
         """The group that holds most of an operation's inputs; a row is stacked where its users have it."""
-        inputs = operation.inputs if operation.row is None else [operation.row]
+        inputs = [v for v in operation.inputs if not _is_token(operation, v)]
+        inputs = inputs if operation.row is None else [operation.row]
         weight: collections.Counter[str] = collections.Counter()
         for v in inputs:
             for group in held[v]:
@@ -183,6 +184,11 @@ def operations_in(region: Region) -> Iterable[Operation]:
             yield item
         else:
             yield from operations_in(item.body)
+
+
+def _is_token(operation: Operation, variable: core.Var) -> bool:
+    """Whoever performs the next effect has no say in where this one is performed."""
+    return operation.token is not None and variable in operation.token
 
 
 def _flops(operation: Operation) -> int:

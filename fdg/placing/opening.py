@@ -1,11 +1,11 @@
-"""Opening: from a jaxpr to a region, with calls and loops taken apart just as far as several groups are at work.
+"""Opening: from a jaxpr to a region, calls and loops taken apart as far as several groups are at work.
 
 Under a policy that puts `act` on one group and `step` on another,
 
     scan 3 trips { carry x: a = act(x); y = step(a); return y; stack a }
 
-becomes the loop below, whose stacking is an operation like any other, so that whatever places operations places
-that as well. With both on one group the scan stays one equation.
+becomes the loop below, whose stacking is an operation like any other, placed as those are. With both on one
+group the scan stays one equation.
 
     zeros = ...
     3 trips of (; x, zeros, 0): region x, rows, t: a = act(x); y = step(a); rows[t] = a; return y, rows, t + 1
@@ -22,6 +22,7 @@ from jax.extend import core
 from fdg import jaxprs, keys
 from fdg.errors import PlanError
 from fdg.fragment import FragmentMark, boundary_p
+from fdg.placing.effects import START, has_effect, threaded
 from fdg.placing.regions import Item, Loop, Opened, Operation, Region
 
 
@@ -50,12 +51,14 @@ class _Builder:
     Attributes:
       around: the region that the loop is in, None for the iteration.
       constants: of a loop's body: variable around the loop -> variable in it.
+      token: that of the effects so far, None without effects.
     """
 
     def __init__(self, around: "_Builder | None" = None):
         self.around = around
         self.items: list[Item] = []
         self.constants: dict[Any, core.Var] = {}
+        self.token: core.Var | None = None
 
     def constant(self, atom: Any) -> Any:
         """What stands for a variable of the region around, in this one."""
@@ -102,6 +105,8 @@ class _Builder:
 
 
 class _Opener:
+    threads_effects = True
+
     def __init__(self, assignment: Mapping[str, str], policy: Any):
         self.assignment, self.policy = assignment, policy
         self.used: collections.Counter[str] = collections.Counter()
@@ -113,16 +118,23 @@ class _Opener:
         region = _Builder()
         names: dict[Any, Any] = {v: core.Var(v.aval) for v in jaxpr.invars}
         inputs = [names[v] for v in jaxpr.invars]
+        count, has_token = len(inputs), self.threads_effects and any(map(has_effect, jaxpr.eqns))
+        if has_token:
+            region.token, _ = self.constants[id(START)] = core.Var(jax.typeof(START)), START
         self._name_constants(closed, names, region)
         self._walk(jaxpr, names, region, None)
         outputs = [region.as_variable(_look_up(names, v)) for v in jaxpr.outvars]
-        outputs = region.distinct(outputs, inputs, len(inputs))
+        if region.token is not None:
+            outputs.insert(count, region.token)
         variables = [v for v, _ in self.constants.values()]
         values = [value for _, value in self.constants.values()]
-        return Opened(Region([*inputs, *variables], region.items, outputs), values, self.declared)
+        carried = [*inputs, *variables[:has_token]]
+        outputs = region.distinct(outputs, carried, len(carried))
+        opened = Region([*inputs, *variables], region.items, outputs)
+        return Opened(opened, values, self.declared, has_token)
 
     def _name_constants(self, closed: Any, names: dict, region: _Builder) -> None:
-        """Constants are inputs of the whole, and constants of every loop on the way to where they are read."""
+        """Constants are inputs of the whole, and constants of each loop on the way to where they are read."""
         jaxpr = jaxprs.open_jaxpr(closed)
         for variable, value in zip(jaxpr.constvars, jaxprs.constants_of(closed), strict=True):
             outside, _ = self.constants.setdefault(id(value), (core.Var(variable.aval), value))
@@ -168,7 +180,12 @@ class _Opener:
                 self.declared.setdefault(names[within], axis)
             return
         group = self.assignment.get(fragments[0]) if fragments else inside
-        region.items.append(Operation(_renamed(eqn, names), group, fragments))
+        operation = Operation(_renamed(eqn, names), group, fragments)
+        if region.token is not None and has_effect(eqn):
+            before = region.token
+            operation.eqn, region.token = threaded(operation.eqn, before)
+            operation.token = before, region.token
+        region.items.append(operation)
         for k, i in _passed_through(eqn):
             names[eqn.outvars[k]] = _look_up(names, eqn.invars[i])
 
@@ -233,6 +250,8 @@ class _Opener:
             return carried[-1]
 
         self._name_constants(eqn.params["jaxpr"], inner, region)
+        if around.token is not None and has_effect(eqn):
+            region.token = carry(around.token)
         counter = core.Var(jax.core.ShapedArray((), jax.numpy.int32.dtype))
         position = counter
         if eqn.params["reverse"] and (body.sliced or body.stacked):
@@ -246,7 +265,12 @@ class _Opener:
             else:
                 inner[variable] = region.constant(outer[i])
         self._walk(body.jaxpr, inner, region, here)
-        results, nexts = [], []
+        results: list[core.Var] = []
+        nexts: list[core.Var] = []
+        if region.token is not None:
+            around.token = core.Var(region.token.aval)
+            nexts.append(region.token)
+            results.append(around.token)
         for k, outvar in enumerate(eqn.outvars):
             value = region.as_variable(_look_up(inner, body.jaxpr.outvars[body.results[k]]))
             names[outvar] = result = core.Var(outvar.aval)
@@ -270,6 +294,8 @@ class _Opener:
 
 
 class _Inliner(_Opener):
+    threads_effects = False
+
     def _opens(self, eqn: core.JaxprEqn, fragments: Sequence[str]) -> bool:
         bodies = jaxprs.bodies(eqn)
         is_call = len(bodies) == 1 and bodies[0].exact and eqn.primitive.name != "scan"

@@ -29,8 +29,9 @@ def partition(opened: Opened, axes: Sequence[int | None], sizes: Mapping[str, in
       sizes: number of devices of each group, in the policy's order; what nothing else decides goes to the
         first.
     """
-    places = Places(opened, len(axes), sizes)
-    return _Scheduler(places, axes).schedule()
+    carried = [*axes, None] if opened.has_token else axes
+    places = Places(opened, len(carried), sizes)
+    return _Scheduler(places, carried).schedule(len(axes))
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -67,10 +68,15 @@ class _Scheduler:
         _agree(places.region, places.region.inputs[: self.num_leaves], self.axes)
         _find_origins(places.region, self.origins, self.num_leaves)
 
-    def schedule(self) -> Schedule:
+    def schedule(self, num_leaves: int) -> Schedule:
+        """The steps; what is carried beyond the leaves is a token, which starts as a constant does."""
         region, homes = self.places.region, self.places.homes[None]
         leaves = region.inputs[: self.num_leaves]
         block = _Block(self, region, dict(zip(leaves, homes, strict=True)), True)
+        tokens = {
+            block.value(v, g) for v, groups in [*zip(leaves, homes, strict=True)][num_leaves:] for g in groups
+        }
+        block.never_freed = tokens
         ends = [
             {g: block.bring_back(v, g, leaf) for g in self.ordered(groups)}
             for v, leaf, groups in zip(region.outputs, leaves, homes, strict=False)
@@ -90,12 +96,14 @@ class _Scheduler:
         for i, places in enumerate(starts):  # of record: where the new value is made
             made = block.maker(region.outputs[i])
             places.sort(key=lambda value: value.group != made)
-        constants = tuple(
-            (i, value)
+        count = self.num_leaves - num_leaves
+        constants = [(i, value) for i, values in enumerate(starts[num_leaves:]) for value in values] + [
+            (count + i, value)
             for i, v in enumerate(region.inputs[self.num_leaves :])
             for value in block.constants_of(v)
-        )
-        return Schedule(steps, tuple(map(tuple, starts)), constants, again, tuple(metrics))
+        ]
+        leaves_at = tuple(map(tuple, starts[:num_leaves]))
+        return Schedule(steps, leaves_at, tuple(constants), again, tuple(metrics))
 
     def ordered(self, groups: Iterable[str]) -> list[str]:
         chosen = set(groups)
@@ -112,6 +120,7 @@ class _Block:
 
     def __init__(self, scheduler: _Scheduler, region: Region, held: Mapping[core.Var, set[str]], top: bool):
         self.scheduler, self.region, self.top = scheduler, region, top
+        self.never_freed: set[Value] = set()
         self._values: dict[tuple[core.Var, str], Value] = {}
         self._ready: dict[Value, tuple[int, str]] = {}  # level, and what makes it: input, piece, loop, move
         self._places: dict[core.Var, list[str]] = {}  # groups that have a variable, first come first
@@ -320,7 +329,7 @@ class _Block:
                 reads.append([outer for outer, _ in step[1]["enter"]])
         names = self._names(order)
         used_after: set[Value] = set(kept)
-        constants = {value for values in self._constants.values() for value in values}
+        constants = {value for values in self._constants.values() for value in values} | self.never_freed
         steps: list[Step] = []
         for step, read in zip(reversed(order), reversed(reads), strict=True):
             if isinstance(step, _Piece):

@@ -1,13 +1,15 @@
 """An opened iteration as plain values: straight-line code (a region) and loops, over variables.
 
-A jaxpr keeps a loop or a fragment in one equation. Where its parts live on different groups it has been opened
-(`fdg.placing.opening`); what stands here is what comes out, and what every later pass reads. `print` it:
+A jaxpr keeps a loop or a fragment in one equation; where its parts live on different groups, `opening` takes
+it apart. What stands here is what comes out, and what every later pass reads. It prints:
 
-    region x ->
-      a = act(x)
-      b, c = loop of 3 trips (x; a, x):
-        ...
-    -> b, metrics c
+    region a, b:
+      c = act(a)  # actors
+      d = 3 trips of (b; c)
+        region e, f:
+          g = step(e, f)  # workers
+          return g
+      return d
 """
 
 import dataclasses
