@@ -63,7 +63,7 @@ def place(
     if num_seeds is not None:
         return dataclasses.replace(_plan_seeds(graph, policy, count, num_seeds), delayed=delayed)
     assignment = _merge_shared(by_policy)
-    asked = tuple(dict.fromkeys(assignment.values()))
+    asked = tuple(dict.fromkeys(assignment.values())) or (next(iter(placement.values())),)
     groups = tuple(
         _fitted(group, [f for f in graph.fragments if assignment[f.name] == group], policy) for group in asked
     )
@@ -76,7 +76,8 @@ def place(
     if len(groups) == 1:
         return _plan_whole(plan)
     opened = open_iteration(graph.jaxpr, named, policy)
-    schedule = partition(opened, graph.state_axes, sizes)
+    where = {group.name: platforms[group.devices[0]] for group in groups}
+    schedule = partition(opened, graph.state_axes, sizes, where)
     on = {group.name: group for group in groups}
     check_one_process(
         ((on[call.group], call.equations) for call, _ in schedule.calls()), processes.__getitem__, policy
@@ -149,7 +150,7 @@ def _check_placement(graph: FDG, policy: Policy, placement: Mapping[str, Group],
                 f" {namesake.devices} and of '{role}' on {group.devices}: give each a name of its own"
             )
     for group, named in groups.items():
-        if len(groups) > 1 and roles.isdisjoint(named):
+        if roles and len(groups) > 1 and roles.isdisjoint(named):
             raise PlanError(
                 f"{policy} has its {group.name} for {_listed(named, 'or')}, and {graph.name} has no fragment"
                 f" of {'that role' if len(named) == 1 else 'those roles'} (it has"

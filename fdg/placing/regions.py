@@ -13,13 +13,12 @@ it apart. What stands here is what comes out, and what every later pass reads. I
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 from jax.extend import core
 
 from fdg import jaxprs
-from fdg.fragment import FragmentMark
 
 
 @dataclasses.dataclass(eq=False)
@@ -112,8 +111,12 @@ class Region:
                 yield item
                 yield from item.body.loops()
 
+    def described(self, place_of: Callable[[Operation], str]) -> str:
+        """A line for each operation, with a word on where it is."""
+        return "\n".join(_region_lines(self, Names(), place_of))
+
     def __str__(self) -> str:
-        return "\n".join(region_lines(self, Names()))
+        return self.described(lambda operation: operation.group or "")
 
 
 @dataclasses.dataclass(eq=False)
@@ -135,13 +138,6 @@ class Opened:
 
     def __str__(self) -> str:
         return str(self.region)
-
-
-def outermost(eqn: core.JaxprEqn, names: Iterator[str]) -> list[str]:
-    """Of the fragments in an equation, named in the order of `trace`, those that are in no other."""
-    here = [next(names)] if FragmentMark.of(eqn) is not None else []
-    inner = [n for body in jaxprs.bodies(eqn) for e in body.jaxpr.eqns for n in outermost(e, names)]
-    return here or inner
 
 
 class Names:
@@ -167,15 +163,15 @@ class Names:
         return ", ".join(map(self, atoms))
 
 
-def region_lines(region: Region, names: Names) -> list[str]:
-    """A line for each operation, loops indented."""
+def _region_lines(region: Region, names: Names, place_of: Callable[[Operation], str]) -> list[str]:
     lines = [f"region {names.listed(region.inputs)}:"]
     for item in region.items:
         if isinstance(item, Operation):
-            where = f"  # {item.group}" if item.group else ""
-            lines.append(f"  {names.listed(item.outputs)} = {item.name}({names.listed(item.inputs)}){where}")
+            place = place_of(item)
+            line = f"  {names.listed(item.outputs)} = {item.name}({names.listed(item.inputs)})"
+            lines.append(f"{line}  # {place}" if place else line)
             continue
         enter = f"{names.listed(item.constants)}; {names.listed(item.starts)}"
         lines.append(f"  {names.listed(item.results)} = {item.trips} trips of ({enter})")
-        lines += ["    " + line for line in region_lines(item.body, names)]
+        lines += ["    " + line for line in _region_lines(item.body, names, place_of)]
     return [*lines, f"  return {names.listed(region.outputs)}"]
