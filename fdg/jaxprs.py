@@ -222,18 +222,6 @@ def map_equations(jaxpr: core.Jaxpr, change: Callable[[core.JaxprEqn], core.Jaxp
     return jaxpr.replace(eqns=equations)
 
 
-def host_call(eqn: core.JaxprEqn) -> str | None:
-    """The name of the Python function that an equation calls on the host; None for any other equation.
-
-    Prints are none: they give nothing back.
-    """
-    if eqn.primitive.name not in ("io_callback", "pure_callback"):
-        return None
-    function = eqn.params["callback"]
-    function = getattr(function, "callback_func", function)
-    return str(getattr(function, "__name__", type(function).__name__))
-
-
 def bytes_of(aval: Any) -> int:
     """Bytes of one array; a typed PRNG key counts as the words that it holds."""
     itemsize = getattr(aval.dtype, "itemsize", None)
@@ -245,16 +233,17 @@ def flops_of(jaxpr: core.Jaxpr) -> int:
     anything else as one operation for each element that it reads or writes, whichever are more; moving
     data costs none. Of several branches the dearest counts; an unbounded loop counts one trip.
     """
-    total = 0
-    for eqn in jaxpr.eqns:
-        inner = bodies(eqn)
-        if eqn.primitive.name == "cond":
-            total += max((flops_of(body.jaxpr) for body in inner), default=0)
-        elif inner:
-            total += sum(body.trips * flops_of(body.jaxpr) for body in inner)
-        else:
-            total += _operation_flops(eqn)
-    return total
+    return sum(map(equation_flops, jaxpr.eqns))
+
+
+def equation_flops(eqn: core.JaxprEqn) -> int:
+    """Floating-point operations of one equation, counted as in `flops_of`; 0 for one that only moves data."""
+    inner = bodies(eqn)
+    if eqn.primitive.name == "cond":
+        return max((flops_of(body.jaxpr) for body in inner), default=0)
+    if inner:
+        return sum(body.trips * flops_of(body.jaxpr) for body in inner)
+    return _operation_flops(eqn)
 
 
 _MOVES = frozenset(

@@ -13,7 +13,7 @@ from fdg.placing.policy import Group
 from fdg.placing.schedule import Call, Move, Repeat
 from tests.compilations import compilations
 from tests.conformance.comparison import assert_same, plain, ppo
-from tests.schedules import assert_valid, described
+from tests.placing.schedules import assert_valid, described
 from tests.user_algorithm import Gardener, Walker
 
 # --- golden schedules, worked out by hand ---

@@ -8,7 +8,7 @@ needed to plan.
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,13 +16,13 @@ import jax
 from fdg import jaxprs
 from fdg.batch import follow as batch_flow
 from fdg.errors import PlanError
-from fdg.fragment import FragmentMark
+from fdg.placing.effects import check_one_agent, check_one_device, check_one_process
 from fdg.placing.layout import Layout, moved_bytes
 from fdg.placing.memory import peak_by_group, peak_bytes
+from fdg.placing.opening import open_iteration
 from fdg.placing.partition import partition
 from fdg.placing.plan import BETWEEN, Movement, Plan, PlannedProgram
 from fdg.placing.policy import Group, Policy, with_host
-from fdg.placing.regions import open_iteration
 from fdg.placing.schedule import Call
 from fdg.placing.staleness import Delay, delay
 from fdg.tracing.graph import FDG, Fragment
@@ -47,6 +47,7 @@ def place(
     if devices is None:
         devices = with_host(policy, jax.devices())
     platforms = ["cpu"] * devices if isinstance(devices, int) else [d.platform for d in devices]
+    processes = [0] * len(platforms) if isinstance(devices, int) else [_process_of(d) for d in devices]
     count = devices if isinstance(devices, int) else len(devices)
     if count < 1:
         raise PlanError(f"{policy}: {count} devices: at least one is needed")
@@ -62,7 +63,7 @@ def place(
     if num_seeds is not None:
         return dataclasses.replace(_plan_seeds(graph, policy, count, num_seeds), delayed=delayed)
     assignment = _merge_shared(by_policy)
-    asked = tuple(dict.fromkeys(assignment.values()))
+    asked = tuple(dict.fromkeys(assignment.values())) or (next(iter(placement.values())),)
     groups = tuple(
         _fitted(group, [f for f in graph.fragments if assignment[f.name] == group], policy) for group in asked
     )
@@ -75,8 +76,17 @@ def place(
     if len(groups) == 1:
         return _plan_whole(plan)
     opened = open_iteration(graph.jaxpr, named, policy)
-    schedule = partition(opened, graph.state_axes, sizes)
+    where = {group.name: platforms[group.devices[0]] for group in groups}
+    schedule = partition(opened, graph.state_axes, sizes, where)
+    on = {group.name: group for group in groups}
+    check_one_process(
+        ((on[call.group], call.equations) for call, _ in schedule.calls()), processes.__getitem__, policy
+    )
     return _plan_steps(dataclasses.replace(plan, schedule=schedule, constants=opened.constants), sizes)
+
+
+def _process_of(device: Any) -> int:
+    return getattr(device, "process_index", 0)
 
 
 def largest_divisor(number: int, limit: int) -> int:
@@ -92,10 +102,7 @@ def _plan_seeds(graph: FDG, policy: Policy, count: int, num_seeds: int) -> Plan:
     """Agents never talk to each other, so whole agents go to devices and no fragment is split."""
     if num_seeds < 1:
         raise PlanError(f"num_seeds={num_seeds}: at least one agent is needed")
-    for call in _host_calls(jaxprs.open_jaxpr(graph.jaxpr)):
-        raise PlanError(
-            f"num_seeds={num_seeds}: {call} runs on the host, and for one agent: start a run for each seed"
-        )
+    check_one_agent(jaxprs.open_jaxpr(graph.jaxpr).eqns, num_seeds)
     width = largest_divisor(num_seeds, count)
     group = Group("agents", tuple(range(width)))
     assignment = tuple((f.name, group.name) for f in graph.fragments)
@@ -143,7 +150,7 @@ def _check_placement(graph: FDG, policy: Policy, placement: Mapping[str, Group],
                 f" {namesake.devices} and of '{role}' on {group.devices}: give each a name of its own"
             )
     for group, named in groups.items():
-        if len(groups) > 1 and roles.isdisjoint(named):
+        if roles and len(groups) > 1 and roles.isdisjoint(named):
             raise PlanError(
                 f"{policy} has its {group.name} for {_listed(named, 'or')}, and {graph.name} has no fragment"
                 f" of {'that role' if len(named) == 1 else 'those roles'} (it has"
@@ -219,33 +226,6 @@ def _fitted(group: Group, fragments: Sequence[Fragment], policy: Policy) -> Grou
     return Group(group.name, group.devices[:width], group.exact)
 
 
-def _host_calls(jaxpr: Any, where: str = "code between fragments") -> Iterator[str]:
-    """What a program calls on the host, such as an environment that is stepped there, and where it does."""
-    for eqn in jaxpr.eqns:
-        function, mark = jaxprs.host_call(eqn), FragmentMark.of(eqn)
-        if function is not None:
-            yield f"{function} in {where}"
-        inside = where if mark is None else f"fragment '{mark.name}' ({mark.role})"
-        for body in jaxprs.bodies(eqn):
-            yield from _host_calls(body.jaxpr, inside)
-
-
-def _check_host_calls(jaxpr: Any, group: Group, plan: Plan) -> None:
-    """A call to the host is for the whole batch, and its program for one device."""
-    call = next(_host_calls(jaxprs.open_jaxpr(jaxpr)), None)
-    if call is None or len(group) == 1:
-        return
-    fix = (
-        f"use {group.name}=1"
-        if hasattr(plan.policy, group.name)
-        else "use one device, or a policy with one for environments alone: policies.Environments(workers=1)"
-    )
-    raise PlanError(
-        f"{plan.policy} on {plan.num_devices} devices: {call} runs on the host, and cannot be split over the"
-        f" {len(group)} devices of group '{group.name}': {fix}"
-    )
-
-
 def _edges(graph: FDG, assignment: Mapping[str, str] | None = None) -> list[Movement]:
     """Edges that stay on their devices."""
     return [
@@ -259,7 +239,7 @@ def _plan_whole(plan: Plan) -> Plan:
     """All fragments share their devices: one program."""
     (group,) = plan.groups
     graph = plan.graph
-    _check_host_calls(graph.jaxpr, group, plan)
+    check_one_device(jaxprs.open_jaxpr(graph.jaxpr).eqns, group, plan.policy, plan.num_devices)
     program = PlannedProgram("train", group.name, tuple(f.name for f in graph.fragments), 1)
     found = []
     if len(group) > 1:
@@ -277,8 +257,8 @@ def _plan_steps(plan: Plan, sizes: Mapping[str, int]) -> Plan:
     for call, times in plan.schedule.calls():
         program = PlannedProgram(call.name, call.group, call.fragments, times)
         programs.append(program)
+        check_one_device(call.equations, groups[call.group], plan.policy, plan.num_devices)
         if sizes[call.group] > 1:
-            _check_host_calls(_call_jaxpr(call), groups[call.group], plan)
             axes = [v.axis for v in call.inputs], [v.axis for v in call.outputs]
             collectives += _collectives(_call_jaxpr(call), axes, program, groups[call.group], times)
     transfers = []

@@ -71,6 +71,8 @@ def listed(names: Sequence[str], width: int, separator: str = ", ") -> str:
         text = separator.join([*names[:count], *rest])
         if len(text) <= width:
             return text
+    if not names:
+        return ""
     others = f" +{len(names) - 1}" if len(names) > 1 else ""
     return clip(names[0], width - len(others)) + others
 

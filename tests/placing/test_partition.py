@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import fdg
-from fdg.placing import homes as places
+from fdg.placing import residents
 from fdg.placing.policy import Group
-from tests.schedules import assert_valid, described
+from tests.placing.schedules import assert_valid, described
 
 
 def mark(role, name):
@@ -88,7 +88,7 @@ def test_cheap_code_is_copied():
 
 def test_dear_code_is_done_once(monkeypatch):
     """By the first group in the policy's order; its result is what moves."""
-    monkeypatch.setattr(places, "CHEAP_FLOPS", 4)
+    monkeypatch.setattr(residents, "CHEAP_FLOPS", 4)
 
     def iterate(x):
         z = jnp.exp(here(x))

@@ -1,5 +1,7 @@
 """Opened iterations: they compute what the jaxpr computes, and are opened just as far as they must be."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,9 +9,11 @@ import pytest
 from jax.extend import core
 
 import fdg
+import policies
 from fdg import jaxprs
 from fdg.fragment import boundary_p
-from fdg.placing.regions import Loop, Operation, inline, open_iteration
+from fdg.placing.opening import inline, open_iteration
+from fdg.placing.regions import Loop, Operation
 from tests.conformance.comparison import leaves, ppo
 from tests.user_algorithm import Gardener, Walker
 
@@ -186,3 +190,85 @@ def test_refusals_name_group_and_fragment():
         fdg.PlanError, match=r"mine places .* one while loop .*'second' on y, 'first' on x.*scan"
     ):
         open_iteration(graph.jaxpr, {"second": "y", "first": "x"}, "mine")
+
+
+# --- arrays captured inside what is opened ---
+
+TABLE, OTHER = np.linspace(0.5, 1.5, 4, dtype=np.float32), np.linspace(-1.0, 1.0, 4, dtype=np.float32)
+
+
+class Capturing:
+    """Calls with captured arrays, opened inside scans: two deep, and one array captured twice."""
+
+    def init(self, key):
+        return jnp.linspace(0.1, 0.4, 4)
+
+    def iterate(self, x):
+        act, step = fdg.fragment("a", name="act")(jnp.sin), fdg.fragment("b", name="step")(jnp.cos)
+
+        @jax.jit
+        def both(x):
+            return step(act(x) * jnp.asarray(TABLE)) + jnp.asarray(OTHER)
+
+        def inner(x, _):
+            return both(x), None
+
+        def outer(x, _):
+            x = jax.lax.scan(inner, x, None, length=2)[0]
+            return both(x), None
+
+        return jax.lax.scan(outer, x, None, length=3)[0], {}
+
+
+def test_arrays_captured_by_calls_that_are_opened_in_scans():
+    """They are inputs of the whole, once each, and constants of every loop on the way."""
+    graph = fdg.trace(Capturing())
+    opened = open_iteration(graph.jaxpr, everyone_alone(graph), "a policy")
+    assert sorted(map(tuple, opened.constants)) == sorted(map(tuple, (TABLE, OTHER)))
+    start = Capturing().init(None)
+    expected, _ = Capturing().iterate(start)
+    (actual,) = evaluate(opened.region, [start, *opened.constants])
+    np.testing.assert_allclose(actual, expected, rtol=1e-6)
+    (outer,) = [item for item in opened.region.items if isinstance(item, Loop)]
+    (inner,) = [item for item in outer.body.items if isinstance(item, Loop)]
+    assert len(outer.constants) >= len(inner.constants) == 2
+
+
+def test_a_region_prints_as_its_operations():
+    graph = fdg.trace(Capturing())
+    text = str(open_iteration(graph.jaxpr, everyone_alone(graph), "a policy"))
+    assert "3 trips of (" in text and "2 trips of (" in text and "= act(" in text, text
+
+
+@dataclasses.dataclass(frozen=True)
+class Learning:
+    """`update` calls `gradient`, which captures an array, in a scan: under Central it has to be opened."""
+
+    def init(self, key):
+        return {"w": jnp.ones(4), "x": jnp.linspace(0.0, 1.0, 8)}
+
+    def iterate(self, state):
+        @fdg.fragment("gradient", in_axes=(None, 0), out_axes=None, name="slope")
+        def slope(w, x):
+            return jnp.mean(x) * w
+
+        @fdg.fragment("update", in_axes=(None, 0), out_axes=None, name="update")
+        def update(w, x):
+            return w - 0.1 * slope(w * jnp.asarray(TABLE), x)
+
+        @fdg.fragment("environment", name="step")
+        def step(x):
+            return jnp.cos(x)
+
+        x = step(state["x"])
+        w = jax.lax.scan(lambda w, _: (update(w, x), None), state["w"], None, length=2)[0]
+        return {"w": w, "x": x}, {"size": jnp.sum(w)}
+
+
+def test_a_captured_array_under_central_in_a_run(devices):
+    engine = fdg.compile(Learning(), policies.Central(), devices[:2])
+    state, _ = engine.run(engine.init(0), 2)
+    expected = Learning().init(None)
+    for _ in range(2):
+        expected, _ = Learning().iterate(expected)
+    np.testing.assert_allclose(state["w"], expected["w"], rtol=1e-6)

@@ -1,0 +1,86 @@
+"""Where the batch is in each variable of an opened iteration.
+
+region x, w:  (x [B, 3] split along 0, w [3] shared)
+  a = act(w, x)            a: 0, as its border declares
+  rows[t] = a              rows: 1, one more in front
+  m = mean(a)              m: None
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from jax.extend import core
+
+from fdg import jaxprs
+from fdg.batch import follow as batch_flow
+from fdg.placing.regions import Operation, Region
+from fdg.placing.residents import Placement
+
+Axes = dict[Any, int | None]
+
+
+def batch_axes(placement: Placement, carried: Sequence[int | None], sizes: Mapping[str, int]) -> Axes:
+    """The batch axis of every variable, None where the batch shares it.
+
+    What is one array at both ends, of a loop or from trip to trip, has one axis at both, or none.
+
+    Args:
+      carried: the axis of what the iteration carries.
+      sizes: number of devices of each group.
+    """
+    region = placement.region
+    axes: Axes = dict(zip(region.inputs, carried, strict=False))
+    _follow(region, axes, placement, sizes)
+    _agree(region, axes, placement.num_carried)
+    return axes
+
+
+def _follow(region: Region, axes: Axes, placement: Placement, sizes: Mapping[str, int]) -> None:
+    """Enters the batch axis of every variable, given those of the region's inputs."""
+    declared = placement.opened.declared
+
+    def enter(variables: Iterable[core.Var], found: Iterable[int | None]) -> None:
+        pairs = zip(variables, found, strict=True)
+        axes.update((v, declared.get(v) if axis is None else axis) for v, axis in pairs)
+
+    enter(region.inputs, [axes.get(v) for v in region.inputs])
+    for item in region.items:
+        if isinstance(item, Operation):
+            operands = [None if jaxprs.is_literal(v) else axes.get(v) for v in item.eqn.invars]
+            row = None if item.row is None else axes.get(item.row)
+            devices = math.lcm(*(sizes[group] for group in placement.groups[item]))
+            results = [row + 1] if row is not None else batch_flow.equation_axes(item.eqn, operands, devices)
+            enter(item.eqn.outvars, results)
+            continue
+        enter(item.body.inputs, [axes.get(outer) for _, outer in item.entering])
+        for _ in range(len(item.carried) + 1):  # an axis can reach one more carried value a round
+            _follow(item.body, axes, placement, sizes)
+            ends = [(v, axes.get(end)) for v, end in zip(item.carried, item.body.outputs, strict=True)]
+            found = [(v, axis) for v, axis in ends if axes.get(v) is None and axis is not None]
+            if not found:
+                break
+            axes.update(found)
+        enter(item.results, [axes.get(v) for v in item.carried])
+        for start, v in zip(item.starts, item.carried, strict=True):  # zeros that rows are written to
+            if axes.get(start) is None:
+                axes[start] = axes.get(v)
+
+
+def _agree(region: Region, axes: Axes, num_carried: int) -> None:
+    """Variables that hand on one array, from around a loop into it or from trip to trip, lie alike."""
+    same: dict[core.Var, set[core.Var]] = {}
+
+    def tie(pairs: Iterable[tuple[core.Var, core.Var]]) -> None:
+        for a, b in pairs:
+            both = same.get(a, {a}) | same.get(b, {b})
+            same.update(dict.fromkeys(both, both))
+
+    tie(zip(region.inputs[:num_carried], region.outputs, strict=False))
+    for loop in region.loops():
+        tie(loop.entering)
+        tie(zip(loop.results, loop.body.outputs, strict=True))
+        tie(zip(loop.carried, loop.body.outputs, strict=True))
+    for variables in {id(tied): tied for tied in same.values()}.values():
+        found = {axis for v in variables if (axis := axes.get(v)) is not None}
+        axes.update(dict.fromkeys(variables, found.pop() if len(found) == 1 else None))

@@ -1,0 +1,153 @@
+"""Effects: what a program does to the world outside, kept in order by a token that is carried.
+
+`send` and `recv` below share no array, so nothing would keep them in order on two groups. Each operation with
+an effect therefore takes a token and gives on the next; loops carry it, and so does the iteration:
+
+    a = act(x)           t0 = token
+    send(a)              t1 = send(t0, a)      # workers
+    y = recv()           t2, y = recv(t1)      # learners: the token crosses from group to group, four bytes
+
+From then on an effect is data: what places, gathers, moves and orders operations knows nothing of effects.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+
+from fdg import jaxprs
+from fdg.errors import PlanError
+from fdg.fragment import FragmentMark
+from fdg.placing.policy import Group
+
+START = np.uint32(0)  # of an iteration's token
+
+
+@functools.cache
+def _exempt() -> tuple[type, ...]:
+    """Effects without an order of their own: unordered prints, and memory that a program has for itself."""
+
+    def has_all(x):
+        jax.debug.print("{}", x)
+        memory = jax.new_ref(x)
+        memory[...] = memory[...] + 1
+        return memory[...]
+
+    traced = jaxprs.open_jaxpr(jax.make_jaxpr(has_all)(jnp.zeros(())))
+    return tuple({type(effect) for eqn in traced.eqns for effect in eqn.effects})
+
+
+def has_effect(eqn: core.JaxprEqn) -> bool:
+    """Whether an equation does something outside that has a place in the order of the program.
+
+    All of JAX's effects count, ordered or not, but for unordered prints (which give nothing back) and the
+    reading and writing of a program's own memory.
+    """
+    return any(not isinstance(effect, _exempt()) for effect in eqn.effects)
+
+
+def threaded(eqn: core.JaxprEqn, token: core.Var) -> tuple[core.JaxprEqn, core.Var]:
+    """The equation as one that also takes a token, and gives on the next: (equation, next token)."""
+    operands = list(dict.fromkeys(v for v in eqn.invars if not jaxprs.is_literal(v)))
+    results = [v for v in eqn.outvars if not isinstance(v, core.DropVar)]
+    run = core.jaxpr_as_fun(jaxprs.build(operands, results, [eqn]))
+
+    def with_token(token, *operands):
+        return token + np.uint32(1), *run(*operands)
+
+    avals: list[Any] = [v.aval for v in (token, *operands)]
+    shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
+    (call,) = jaxprs.open_jaxpr(jax.make_jaxpr(jax.jit(with_token))(*shapes)).eqns
+    after = core.Var(token.aval)
+    return call.replace(invars=[token, *operands], outvars=[after, *results]), after
+
+
+# --- what cannot be kept ---
+
+
+def outside_calls(equations: Sequence[core.JaxprEqn], where: str = "code between fragments") -> Iterator[str]:
+    """What a program does outside of XLA, and where: effects, and Python functions that it calls.
+
+    Such as an environment that is stepped on the host, `io_callback`, `pure_callback`, a foreign function
+    (`jax.ffi.ffi_call`) with a side effect. Unordered prints are none.
+    """
+    for eqn in equations:
+        mark = FragmentMark.of(eqn)
+        inside = where if mark is None else f"fragment '{mark.name}' ({mark.role})"
+        inner = [call for body in jaxprs.bodies(eqn) for call in outside_calls(body.jaxpr.eqns, inside)]
+        if inner:
+            yield from inner
+        elif has_effect(eqn) or (callable(eqn.params.get("callback")) and not eqn.effects):
+            yield f"{_callee(eqn)} in {inside}"
+
+
+def _callee(eqn: core.JaxprEqn) -> str:
+    """The name of what an equation calls."""
+    function = eqn.params.get("callback")
+    if function is None:
+        return str(eqn.params.get("target_name", eqn.primitive.name))
+    function = getattr(function, "callback_func", function)
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def check_one_device(equations: Sequence[core.JaxprEqn], group: Group, policy: Any, num_devices: int) -> None:
+    """What runs on the host is for the whole batch, and its program for one device.
+
+    Raises:
+      PlanError: naming what is called, its fragment and the group.
+    """
+    call = next(outside_calls(equations), None)
+    if call is None or len(group) == 1:
+        return
+    fix = (
+        f"use {group.name}=1"
+        if hasattr(policy, group.name)
+        else "use one device, or a policy with one for environments alone: policies.Environments(workers=1)"
+    )
+    raise PlanError(
+        f"{policy} on {num_devices} devices: {call} runs on the host, and cannot be split over the"
+        f" {len(group)} devices of group '{group.name}': {fix}"
+    )
+
+
+def check_one_agent(equations: Sequence[core.JaxprEqn], num_seeds: int) -> None:
+    """What runs on the host runs for one agent.
+
+    Raises:
+      PlanError: naming what is called and its fragment.
+    """
+    for call in outside_calls(equations):
+        raise PlanError(
+            f"num_seeds={num_seeds}: {call} runs on the host, and for one agent: start a run for each seed"
+        )
+
+
+def check_one_process(
+    programs: Iterable[tuple[Group, Sequence[core.JaxprEqn]]], process_of: Callable[[int], int], policy: Any
+) -> None:
+    """Effects keep their order among the programs of one process.
+
+    Args:
+      programs: each program's group, and what it runs.
+      process_of: the process of a device, by its position.
+
+    Raises:
+      PlanError: groups with effects in several processes, naming an effect of each.
+    """
+    found: dict[int, str] = {}
+    for group, inside in programs:
+        acting = [eqn for eqn in inside if has_effect(eqn)]
+        if not acting:
+            continue
+        call = next(outside_calls(acting), acting[0].primitive.name)
+        found.setdefault(process_of(group.devices[0]), f"{call} ({group.name})")
+    if len(found) > 1:
+        (first, what), (second, other) = list(found.items())[:2]
+        raise PlanError(
+            f"{policy} puts effects into several processes, where nothing keeps their order: {what} into"
+            f" process {first}, {other} into process {second}: place both in one group, or in one process"
+        )

@@ -1,0 +1,217 @@
+"""Programs by level: how often each group has to wait for another.
+
+A group's operations that have waited equally often run together. With `act` and `judge` on actors, `learn` on
+learners, and `judge` reading what `learn` makes:
+
+    a = act(x)        level 0, actors
+    w = learn(a)      level 1, learners: `a` crosses after level 0
+    m = judge(a, w)   level 2, actors: `w` crosses after level 1
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from jax.extend import core
+
+from fdg.placing.drafts import Arrival, Draft, LoopDraft, ProgramDraft, Values
+from fdg.placing.regions import Loop, Operation, Region
+from fdg.placing.residents import Placement
+from fdg.placing.schedule import Value
+
+
+@dataclasses.dataclass(frozen=True)
+class Levels:
+    """The iteration's draft, and where what goes around the iteration starts and ends.
+
+    Attributes:
+      starts: of each carried value, where it is kept; the first is where its next value is made.
+      ends: (end of an iteration, start of the next).
+      metrics: where each is made.
+      constants: (position among the graph's constants, where it is needed).
+    """
+
+    draft: Draft
+    starts: tuple[tuple[Value, ...], ...]
+    ends: tuple[tuple[Value, Value], ...]
+    metrics: tuple[Value, ...]
+    constants: tuple[tuple[int, Value], ...]
+
+    def __str__(self) -> str:
+        return str(self.draft)
+
+
+def assign_levels(placement: Placement, values: Values, num_leaves: int) -> Levels:
+    """Gives every operation its level, and notes what has to move.
+
+    Args:
+      num_leaves: of what is carried, so many are the state's leaves; the rest (the token of effects) starts
+        as a constant does.
+    """
+    region, residents = placement.region, placement.residents[None]
+    carried = region.inputs[: placement.num_carried]
+    builder = _Builder(placement, values, region, dict(zip(carried, residents, strict=True)))
+    ends = [
+        {g: builder.bring_back(v, g, leaf) for g in placement.ordered(groups)}
+        for v, leaf, groups in zip(region.outputs, carried, residents, strict=False)
+    ]
+    metrics = [builder.anywhere(v) for v in region.outputs[placement.num_carried :]]
+    starts = [
+        [values(v, g) for g in placement.ordered(groups)]
+        for v, groups in zip(carried, residents, strict=True)
+    ]
+    again = tuple(
+        (end[start.group], start)
+        for end, places in zip(ends, starts, strict=True)
+        for start in places
+        if end[start.group] is not start
+    )
+    for end, places in zip(region.outputs, starts, strict=False):  # of record: where the new value is made
+        made = builder.maker(end)
+        places.sort(key=lambda value: value.group != made)
+    tokens = starts[num_leaves:]
+    needed = [*tokens, *(builder.constants[v] for v in region.inputs[placement.num_carried :])]
+    constants = tuple((i, value) for i, places in enumerate(needed) for value in places)
+    kept = [*(value for end in ends for value in end.values()), *metrics]
+    draft = builder.draft(kept, {value for places in tokens for value in places})
+    return Levels(draft, tuple(map(tuple, starts[:num_leaves])), again, tuple(metrics), constants)
+
+
+@dataclasses.dataclass
+class _Moved:
+    """An `Arrival` in the making."""
+
+    source: Value
+    after: int
+    users: list[str]
+    for_next_trip: bool
+
+
+class _Builder:
+    """Walks one region in order.
+
+    Args:
+      held: the groups that have each input from the start; inputs that are not in it are wherever they are
+        needed (constants).
+    """
+
+    def __init__(
+        self, placement: Placement, values: Values, region: Region, held: Mapping[core.Var, frozenset[str]]
+    ):
+        self.placement, self.values, self.region = placement, values, region
+        self.constants: dict[core.Var, list[Value]] = {v: [] for v in region.inputs if v not in held}
+        self._ready: dict[Value, tuple[int, str]] = {}  # level, and what makes it: input, program, loop, move
+        self._groups: dict[core.Var, list[str]] = {}  # groups that have a variable, first come first
+        self._moved: dict[Value, _Moved] = {}
+        self._programs: dict[tuple[str, int], list[Operation]] = {}
+        self._loops: list[LoopDraft] = []
+        for v, groups in held.items():
+            for group in placement.ordered(groups):
+                self._define(v, group, 0, "input")
+        for item in region.items:
+            if isinstance(item, Operation):
+                for group in placement.ordered(placement.groups[item]):
+                    self._add_operation(item, group)
+            else:
+                self._add_loop(item)
+
+    def draft(self, kept: Sequence[Value], never_given_up: set[Value]) -> Draft:
+        """What was found; `kept` are the values that are needed after the region."""
+        programs = [ProgramDraft(g, level, tuple(ops)) for (g, level), ops in self._programs.items()]
+        arrivals = [
+            Arrival(m.source, target, m.after, tuple(m.users), m.for_next_trip)
+            for target, m in self._moved.items()
+        ]
+        constants = {value for places in self.constants.values() for value in places} | never_given_up
+        loops = tuple(self._loops)
+        return Draft(
+            self.region,
+            self.values,
+            tuple(programs),
+            tuple(arrivals),
+            loops,
+            frozenset(constants),
+            tuple(kept),
+        )
+
+    def maker(self, variable: core.Var) -> str:
+        """The group that has a variable first."""
+        return self._groups[variable][0]
+
+    def anywhere(self, variable: core.Var) -> Value:
+        """A variable where it is already; a constant on the first group."""
+        if variable in self.constants:
+            return self.bring(variable, self.placement.order[0], ())
+        return self.values(variable, self.maker(variable))
+
+    def bring_back(self, variable: core.Var, group: str, carried: core.Var) -> Value:
+        """The next value of what is carried, on a group that keeps it."""
+        return self.bring(variable, group, self.placement.read_by(self.region, carried, group), True)
+
+    def bring(
+        self, variable: core.Var, group: str, users: Sequence[str], for_next_trip: bool = False
+    ) -> Value:
+        """A variable on a group, moved there if it is not yet."""
+        value = self.values(variable, group)
+        if value in self._moved:
+            self._moved[value].users.extend(users)
+            self._moved[value].for_next_trip &= for_next_trip
+        if value in self._ready:
+            return value
+        if variable in self.constants:
+            self.constants[variable].append(value)
+            self._ready[value] = 0, "input"
+            return value
+        source = self.values(variable, self.maker(variable))
+        level, kind = self._ready[source]
+        after = -1 if kind == "input" else level
+        self._moved[value] = _Moved(source, after, list(users), for_next_trip)
+        self._define(variable, group, after + 1, "move")
+        return value
+
+    def _define(self, variable: core.Var, group: str, level: int, kind: str) -> None:
+        self._ready[self.values(variable, group)] = level, kind
+        self._groups.setdefault(variable, []).append(group)
+
+    def _add_operation(self, operation: Operation, group: str) -> None:
+        inputs = [self.bring(v, group, operation.fragments) for v in operation.inputs]
+        ready = (self._ready[value] for value in inputs)
+        level = max((level + 1 if kind == "loop" else level for level, kind in ready), default=0)
+        self._programs.setdefault((group, level), []).append(operation)
+        for v in operation.outputs:
+            self._define(v, group, level, "program")
+
+    def _add_loop(self, loop: Loop) -> None:
+        placement, values = self.placement, self.values
+        residents = dict(zip(loop.carried, placement.residents[loop], strict=True))
+        body = _Builder(placement, values, loop.body, residents)
+        ends = [
+            {g: body.bring_back(v, g, start) for g in placement.ordered(groups)}
+            for v, (start, groups) in zip(loop.body.outputs, residents.items(), strict=True)
+        ]
+        for end, v in zip(ends, loop.body.outputs, strict=True):  # its last value is also where it was made
+            last = body.anywhere(v)
+            end[last.group] = last
+        enter = []
+        users = tuple(dict.fromkeys(name for op in loop.body.operations() for name in op.fragments))
+        for inner, outer in loop.entering:
+            if inner in residents:
+                groups = placement.ordered(residents[inner])
+            else:
+                groups = [value.group for value in body.constants[inner]]
+            enter += [(self.bring(outer, g, users), values(inner, g)) for g in groups]
+        ready = (self._ready[outer] for outer, _ in enter)
+        level = max((level + 1 if kind in ("program", "loop") else level for level, kind in ready), default=0)
+        leave = []
+        for result, end in zip(loop.results, ends, strict=True):
+            for group, value in end.items():
+                self._define(result, group, level, "loop")
+                leave.append((value, values(result, group)))
+        again = tuple(
+            (end[g], values(v, g))
+            for v, end in zip(loop.carried, ends, strict=True)
+            for g in end
+            if g in residents[v] and end[g] is not values(v, g)
+        )
+        inside = body.draft([value for end in ends for value in end.values()], set())
+        carried = frozenset(values(v, g) for v, groups in residents.items() for g in groups)
+        self._loops.append(LoopDraft(level, loop, tuple(enter), again, tuple(leave), carried, inside))

@@ -1,0 +1,117 @@
+"""Live ranges: what each program takes and gives, when memory is given up, and who may take it over.
+
+Backwards through the steps of a draft, with the values that are needed later:
+
+    actors: act        takes w, x (x is not needed afterwards: freed); gives a (needed: it crosses)
+    actors -> learners: a            a is not needed on the actors afterwards: freed
+    learners: learn    takes a, w; gives w' of w's shape: w is freed and donated, w' is written over it
+"""
+
+import collections
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from fdg.placing.drafts import Crossing, Draft, LoopDraft, ProgramDraft, StepDraft
+from fdg.placing.naming import Origins
+from fdg.placing.schedule import Call, Move, Repeat, Step, Value
+
+
+@dataclasses.dataclass(frozen=True)
+class Lifetimes:
+    """Makes the steps of a schedule from those of a draft.
+
+    Attributes:
+      names: of programs.
+      origins: fragments that variables come from.
+    """
+
+    names: Mapping[ProgramDraft, str]
+    origins: Origins
+
+    def steps(self, draft: Draft, next_trip: str) -> tuple[Step, ...]:
+        """The steps of a draft that is in order; `next_trip` is what comes after: "iteration" or "step"."""
+        needed_later: set[Value] = set(draft.kept)
+        steps: list[Step] = []
+        for step in reversed(draft.steps):
+            reads = _reads(step, draft)
+            kept = needed_later | draft.constants
+            freed = frozenset(i for i, value in enumerate(reads) if value not in kept)
+            if isinstance(step, ProgramDraft):
+                steps.append(self._call(step, draft, reads, needed_later, freed))
+            elif isinstance(step, Crossing):
+                steps.append(self._move(step, freed, next_trip))
+            else:
+                steps.append(self._repeat(step, kept))
+            needed_later.update(reads)
+        return tuple(reversed(steps))
+
+    def _call(
+        self,
+        program: ProgramDraft,
+        draft: Draft,
+        inputs: Sequence[Value],
+        needed_later: set[Value],
+        freed: frozenset[int],
+    ) -> Call:
+        made = dict.fromkeys(v for op in program.operations for v in op.outputs)
+        outputs = [value for v in made if (value := draft.values(v, program.group)) in needed_later]
+        return Call(
+            self.names[program],
+            program.group,
+            program.fragments,
+            tuple(op.eqn for op in program.operations),
+            tuple(inputs),
+            tuple(outputs),
+            freed,
+            _donated(inputs, outputs, freed),
+        )
+
+    def _move(self, crossing: Crossing, freed: frozenset[int], next_trip: str) -> Move:
+        arrivals = crossing.arrivals
+        sources = [name for a in arrivals for name in self.origins.get(a.source.variable, ())]
+        targets = [name for a in arrivals for name in a.users]
+        return Move(
+            crossing.source,
+            crossing.target,
+            tuple((a.source, a.target) for a in arrivals),
+            tuple(dict.fromkeys(sources)),
+            tuple(dict.fromkeys(targets)),
+            next_trip if crossing.for_next_trip else "",
+            freed,
+        )
+
+    def _repeat(self, loop: LoopDraft, kept: set[Value]) -> Repeat:
+        """What the body uses up goes in as a copy if it is needed again, afterwards or by another entry."""
+        entries = collections.Counter(outer for outer, _ in loop.enter)
+        copied = frozenset(
+            i
+            for i, (outer, inside) in enumerate(loop.enter)
+            if inside in loop.carried and (entries[outer] > 1 or outer in kept)
+        )
+        steps = self.steps(loop.body, "step")
+        return Repeat(loop.loop.trips, loop.enter, copied, steps, loop.again, loop.leave)
+
+
+def _reads(step: StepDraft, draft: Draft) -> list[Value]:
+    if isinstance(step, Crossing):
+        return [arrival.source for arrival in step.arrivals]
+    if isinstance(step, LoopDraft):
+        return [outer for outer, _ in step.enter]
+    inner = {v for op in step.operations for v in op.outputs}
+    outside = dict.fromkeys(v for op in step.operations for v in op.inputs if v not in inner)
+    return [draft.values(v, step.group) for v in outside]
+
+
+def _donated(inputs: Sequence[Value], outputs: Sequence[Value], freed: frozenset[int]) -> frozenset[int]:
+    """Of the inputs that are given up, as many as there are results of their shape, dtype and layout."""
+    room = collections.Counter(_kind(value) for value in outputs)
+    donated = set()
+    for i in sorted(freed):
+        if room[_kind(inputs[i])]:
+            room[_kind(inputs[i])] -= 1
+            donated.add(i)
+    return frozenset(donated)
+
+
+def _kind(value: Value) -> tuple:
+    return value.shape, value.dtype, value.axis

@@ -1,0 +1,348 @@
+"""Opening: from a jaxpr to a region, calls and loops taken apart as far as several groups are at work.
+
+Under a policy that puts `act` on one group and `step` on another,
+
+    scan 3 trips { carry x: a = act(x); y = step(a); return y; stack a }
+
+becomes the loop below, whose stacking is an operation like any other, placed as those are. With both on one
+group the scan stays one equation.
+
+    zeros = ...
+    3 trips of (; x, zeros, 0): region x, rows, t: a = act(x); y = step(a); rows[t] = a; return y, rows, t + 1
+"""
+
+import collections
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.extend import core
+
+from fdg import jaxprs, keys
+from fdg.errors import PlanError
+from fdg.fragment import FragmentMark, boundary_p
+from fdg.placing.effects import START, has_effect, threaded
+from fdg.placing.regions import Item, Loop, Opened, Operation, Region
+
+
+def open_iteration(jaxpr: Any, assignment: Mapping[str, str], policy: Any) -> Opened:
+    """Opens the jaxpr of an iteration as far as the groups of its fragments ask for.
+
+    Args:
+      jaxpr: closed, as in `FDG.jaxpr`.
+      assignment: the group of each fragment, in the graph's order.
+      policy: for errors.
+
+    Raises:
+      PlanError: fragments of several groups inside a while loop or a branch.
+    """
+    return _Opener(assignment, policy).open(jaxpr)
+
+
+def inline(jaxpr: Any) -> Opened:
+    """Opens only calls that hold fragments without being one, so that fragments and loops are in sight."""
+    return _Inliner({}, None).open(jaxpr)
+
+
+class _Builder:
+    """A region in the making: the iteration, or a loop's body.
+
+    Attributes:
+      around: the region that the loop is in, None for the iteration.
+      constants: of a loop's body: variable around the loop -> variable in it.
+      token: that of the effects so far, None without effects.
+    """
+
+    def __init__(self, around: "_Builder | None" = None):
+        self.around = around
+        self.items: list[Item] = []
+        self.constants: dict[Any, core.Var] = {}
+        self.token: core.Var | None = None
+
+    def constant(self, atom: Any) -> Any:
+        """What stands for a variable of the region around, in this one."""
+        if jaxprs.is_literal(atom):
+            return atom
+        return self.constants.setdefault(atom, core.Var(atom.aval))
+
+    def from_outside(self, variable: core.Var) -> core.Var:
+        """What stands for an input of the iteration, in this region: each loop on the way takes it in."""
+        return variable if self.around is None else self.constant(self.around.from_outside(variable))
+
+    def emit(self, function: Callable, *operands: Any) -> core.Var:
+        """Appends a function of one result as one operation, so that what belongs together stays together."""
+        shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in operands]
+        jaxpr = jaxprs.open_jaxpr(jax.make_jaxpr(jax.jit(function))(*shapes))
+        (eqn,) = jaxpr.eqns
+        names: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
+        self.items.append(Operation(_renamed(eqn, names)))
+        return names[jaxpr.outvars[0]]
+
+    def emit_zeros(self, aval: Any) -> core.Var:
+        """Zeros, or keys of zeros."""
+        return self.emit(functools.partial(_zeros, aval.shape, aval.dtype))
+
+    def as_variable(self, atom: Any) -> core.Var:
+        """A number written into the jaxpr becomes the result of an operation."""
+        if not jaxprs.is_literal(atom):
+            return atom
+        return self.emit(lambda: jax.lax.convert_element_type(atom.val, atom.aval.dtype))
+
+    def distinct(self, ends: list[core.Var], carried: Sequence[core.Var], count: int) -> list[core.Var]:
+        """The first `count` ends are carried on, and the memory of what is carried may be used up: each gets
+        memory of its own, and so does an end that is no longer carried, but was.
+        """
+        seen: set[core.Var] = set()
+        before = set(carried)
+        made = {v for i in self.items for v in (i.outputs if isinstance(i, Operation) else i.results)}
+        distinct = []
+        for i, v in enumerate(ends):
+            may_pass = v in made or (v in before and i < count)
+            distinct.append(v if v not in seen and may_pass else self.emit(jax.numpy.copy, v))
+            seen.add(v)
+        return distinct
+
+
+class _Opener:
+    threads_effects = True
+
+    def __init__(self, assignment: Mapping[str, str], policy: Any):
+        self.assignment, self.policy = assignment, policy
+        self.used: collections.Counter[str] = collections.Counter()
+        self.constants: dict[int, tuple[core.Var, Any]] = {}  # by identity: each value once
+        self.declared: dict[core.Var, int] = {}
+
+    def open(self, closed: Any) -> Opened:
+        jaxpr = jaxprs.open_jaxpr(closed)
+        region = _Builder()
+        names: dict[Any, Any] = {v: core.Var(v.aval) for v in jaxpr.invars}
+        inputs = [names[v] for v in jaxpr.invars]
+        count, has_token = len(inputs), self.threads_effects and any(map(has_effect, jaxpr.eqns))
+        if has_token:
+            region.token, _ = self.constants[id(START)] = core.Var(jax.typeof(START)), START
+        self._name_constants(closed, names, region)
+        self._walk(jaxpr, names, region, None)
+        outputs = [region.as_variable(_look_up(names, v)) for v in jaxpr.outvars]
+        if region.token is not None:
+            outputs.insert(count, region.token)
+        variables = [v for v, _ in self.constants.values()]
+        values = [value for _, value in self.constants.values()]
+        carried = [*inputs, *variables[:has_token]]
+        outputs = region.distinct(outputs, carried, len(carried))
+        opened = Region([*inputs, *variables], region.items, outputs)
+        return Opened(opened, values, self.declared, has_token)
+
+    def _name_constants(self, closed: Any, names: dict, region: _Builder) -> None:
+        """Constants are inputs of the whole, and constants of each loop on the way to where they are read."""
+        jaxpr = jaxprs.open_jaxpr(closed)
+        for variable, value in zip(jaxpr.constvars, jaxprs.constants_of(closed), strict=True):
+            outside, _ = self.constants.setdefault(id(value), (core.Var(variable.aval), value))
+            names[variable] = region.from_outside(outside)
+
+    def _walk(self, jaxpr: core.Jaxpr, names: dict, region: _Builder, inside: str | None) -> None:
+        """Appends a jaxpr's equations; `inside` is the group of the opened fragment around them."""
+        for eqn in jaxpr.eqns:
+            before = self.used.copy()
+            fragments = self._fragments_in(eqn)
+            if not self._opens(eqn, fragments):
+                self._append(eqn, fragments, names, region, inside)
+                continue
+            if eqn.primitive.name == "scan" and eqn.params["length"] == 0:
+                self._skip_scan(eqn, names, region)
+                continue
+            self.used = before
+            mark = FragmentMark.of(eqn)
+            if mark is not None:
+                self.used[mark.name] += 1
+            here = self.assignment.get(fragments[0]) if mark is not None else inside
+            (body, *others) = jaxprs.bodies(eqn)
+            if eqn.primitive.name == "scan":
+                self._open_scan(eqn, body, names, region, here)
+            elif others or not body.exact:
+                raise self._refusal(eqn, fragments)
+            else:
+                self._open_call(eqn, body, names, region, here)
+
+    def _append(
+        self,
+        eqn: core.JaxprEqn,
+        fragments: tuple[str, ...],
+        names: dict,
+        region: _Builder,
+        inside: str | None,
+    ) -> None:
+        """An equation that stays whole."""
+        if eqn.primitive is boundary_p:  # of an opened fragment: its arrays are wherever they are used
+            (outside,), (within,), axis = eqn.invars, eqn.outvars, eqn.params["axis"]
+            names[within] = _look_up(names, outside)
+            if axis is not None and not jaxprs.is_literal(names[within]):
+                self.declared.setdefault(names[within], axis)
+            return
+        group = self.assignment.get(fragments[0]) if fragments else inside
+        operation = Operation(_renamed(eqn, names), group, fragments)
+        if region.token is not None and has_effect(eqn):
+            before = region.token
+            operation.eqn, region.token = threaded(operation.eqn, before)
+            operation.token = before, region.token
+        region.items.append(operation)
+        for k, i in _passed_through(eqn):
+            names[eqn.outvars[k]] = _look_up(names, eqn.invars[i])
+
+    def _opens(self, eqn: core.JaxprEqn, fragments: Sequence[str]) -> bool:
+        return len({self.assignment[name] for name in fragments}) > 1
+
+    def _fragments_in(self, eqn: core.JaxprEqn) -> tuple[str, ...]:
+        """Names of the fragments that an equation calls, in the order in which `trace` found them."""
+        found = []
+        mark = FragmentMark.of(eqn)
+        if mark is not None:
+            self.used[mark.name] += 1
+            count = self.used[mark.name]
+            found.append(mark.name if count == 1 else f"{mark.name}.{count}")
+        for body in jaxprs.bodies(eqn):
+            for inner in body.jaxpr.eqns:
+                found += self._fragments_in(inner)
+        return tuple(found)
+
+    def _refusal(self, eqn: core.JaxprEqn, fragments: Sequence[str]) -> PlanError:
+        where = ", ".join(f"'{name}' on {self.assignment[name]}" for name in fragments)
+        kind = {"while": "while loop", "cond": "branch (cond)"}.get(eqn.primitive.name, eqn.primitive.name)
+        return PlanError(
+            f"{self.policy} places fragments of one {kind} on several groups ({where}): only code that"
+            f" always runs, and scans, can be split; place them together, or use jax.lax.scan"
+        )
+
+    def _open_call(
+        self, eqn: core.JaxprEqn, body: jaxprs.Body, names: dict, region: _Builder, here: str | None
+    ) -> None:
+        """What a call does, in its place."""
+        params = [p for p in eqn.params.values() if jaxprs.is_jaxpr(p)]
+        closed = next(p for p in params if jaxprs.open_jaxpr(p) is body.jaxpr)
+        inner = dict(zip(body.jaxpr.invars, (_look_up(names, v) for v in eqn.invars), strict=True))
+        self._name_constants(closed, inner, region)
+        self._walk(body.jaxpr, inner, region, here)
+        for outer, result in zip(eqn.outvars, body.jaxpr.outvars, strict=True):
+            names[outer] = _look_up(inner, result)
+
+    # --- scans ---
+
+    def _skip_scan(self, eqn: core.JaxprEqn, names: dict, region: _Builder) -> None:
+        """A scan without a trip: what it starts from comes out, and stacks of no row."""
+        (body,) = jaxprs.bodies(eqn)
+        starts = {k: _look_up(names, eqn.invars[i]) for i, k in body.carry}
+        for k, v in enumerate(eqn.outvars):
+            names[v] = starts[k] if k in starts else region.emit_zeros(v.aval)
+
+    def _open_scan(
+        self, eqn: core.JaxprEqn, body: jaxprs.Body, names: dict, around: _Builder, here: str | None
+    ) -> None:
+        """A scan as a loop: inputs are sliced and outputs stacked by operations of the body."""
+        outer = [_look_up(names, v) for v in eqn.invars]
+        region = _Builder(around)
+        inner: dict[Any, Any] = {}
+        starts: list[Any] = []
+        carried: list[core.Var] = []
+
+        def carry(start: core.Var) -> core.Var:
+            carried.append(core.Var(start.aval))
+            starts.append(start)
+            return carried[-1]
+
+        self._name_constants(eqn.params["jaxpr"], inner, region)
+        if around.token is not None and has_effect(eqn):
+            region.token = carry(around.token)
+        counter = core.Var(jax.core.ShapedArray((), jax.numpy.int32.dtype))
+        position = counter
+        if eqn.params["reverse"] and (body.sliced or body.stacked):
+            position = region.emit(lambda t: body.trips - 1 - t, counter)
+        is_carried = dict(body.carry)
+        for i, variable in enumerate(body.jaxpr.invars):
+            if i in body.sliced:
+                inner[variable] = region.emit(_row, region.constant(outer[i]), position)
+            elif i in is_carried:
+                inner[variable] = carry(around.as_variable(outer[i]))
+            else:
+                inner[variable] = region.constant(outer[i])
+        self._walk(body.jaxpr, inner, region, here)
+        results: list[core.Var] = []
+        nexts: list[core.Var] = []
+        if region.token is not None:
+            around.token = core.Var(region.token.aval)
+            nexts.append(region.token)
+            results.append(around.token)
+        for k, outvar in enumerate(eqn.outvars):
+            value = region.as_variable(_look_up(inner, body.jaxpr.outvars[body.results[k]]))
+            names[outvar] = result = core.Var(outvar.aval)
+            if k in body.stacked:
+                if isinstance(outvar, core.DropVar):
+                    continue
+                stack = carry(around.emit_zeros(outvar.aval))
+                stacking = region.emit(_put_row, stack, value, position)
+                region.items[-1].row = value  # type: ignore[union-attr]
+                value = stacking
+            nexts.append(value)
+            results.append(result)
+        if any(counter in item.inputs for item in region.items if isinstance(item, Operation)):
+            nexts.append(region.emit(lambda t: t + 1, counter))
+            carried.append(counter)
+            starts.append(around.emit(lambda: jax.lax.full((), 0, jax.numpy.int32)))
+            results.append(core.Var(counter.aval))
+        nexts = region.distinct(nexts, carried, len(nexts))
+        inside = Region([*region.constants.values(), *carried], region.items, nexts)
+        around.items.append(Loop(body.trips, list(region.constants), starts, results, inside))
+
+
+class _Inliner(_Opener):
+    threads_effects = False
+
+    def _opens(self, eqn: core.JaxprEqn, fragments: Sequence[str]) -> bool:
+        bodies = jaxprs.bodies(eqn)
+        is_call = len(bodies) == 1 and bodies[0].exact and eqn.primitive.name != "scan"
+        return is_call and bool(fragments) and FragmentMark.of(eqn) is None
+
+
+def _passed_through(eqn: core.JaxprEqn) -> list[tuple[int, int]]:
+    """(output, input) of a fragment that returns an input as it is: nobody need wait for it, or move it."""
+    if FragmentMark.of(eqn) is None:
+        return []
+    (body,) = jaxprs.bodies(eqn)
+    source: dict[Any, int] = {v: i for i, v in enumerate(body.jaxpr.invars)}
+    for inner in body.jaxpr.eqns:
+        if inner.primitive is boundary_p and inner.invars[0] in source:
+            source[inner.outvars[0]] = source[inner.invars[0]]
+    ends = [None if jaxprs.is_literal(v) else source.get(v) for v in body.jaxpr.outvars]
+    return [
+        (k, i) for k, i in enumerate(ends) if i is not None and not isinstance(eqn.outvars[k], core.DropVar)
+    ]
+
+
+def _zeros(shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    found = keys.implementation(shape, dtype)
+    if found is None:
+        return jax.lax.full(shape, 0, dtype)
+    kind, words = found
+    return jax.random.wrap_key_data(jax.lax.full(words.shape, 0, words.dtype), impl=kind)
+
+
+def _row(stacked, position):
+    return jax.lax.dynamic_index_in_dim(stacked, position, 0, keepdims=False)
+
+
+def _put_row(stack, row, position):
+    return jax.lax.dynamic_update_index_in_dim(stack, row, position, 0)
+
+
+def _look_up(names: dict, atom: Any) -> Any:
+    return atom if jaxprs.is_literal(atom) else names[atom]
+
+
+def _renamed(eqn: core.JaxprEqn, names: dict) -> core.JaxprEqn:
+    """The equation over other variables; its results get new ones, entered in `names`."""
+    for v in eqn.outvars:
+        if not isinstance(v, core.DropVar):
+            names[v] = core.Var(v.aval)
+    return eqn.replace(
+        invars=[_look_up(names, v) for v in eqn.invars],
+        outvars=[names.get(v, v) for v in eqn.outvars],
+    )

@@ -1,0 +1,298 @@
+"""Which group runs which operation of an opened iteration, and which groups keep what it carries.
+
+Fragments have their groups from the policy; the rest follows the data. With `act` on actors and `learn` on
+learners, and a carried key and weight:
+
+    key, k = split(key)      # actors and learners: both draw from it, it costs nothing, so both keep the key
+    a = act(weight, k)       # actors, as the policy says; so actors are residents of the weight
+    b = normalise(a)         # learners: code between fragments goes to what uses it
+    weight = learn(weight, b, split(k))    # learners, residents as well: the new weight moves to the actors
+
+Backwards: who needs what. Code between fragments goes to the groups that use its results, as copies where
+cheap; otherwise one group computes it, and its results move. Forwards: what no fragment uses stays where its
+inputs are made. State lives with what reads it; what several groups keep may not drift apart (see `exact`).
+"""
+
+import collections
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from jax.extend import core
+
+from fdg import jaxprs
+from fdg.placing.exact import is_exact
+from fdg.placing.regions import Loop, Opened, Operation, Region
+
+CHEAP_FLOPS = 1_000_000  # code between fragments up to this size is copied rather than its results moved
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Groups of each operation, and of what each loop (the iteration too) carries.
+
+    Attributes:
+      opened: what was placed.
+      num_carried: how many of the iteration's inputs are carried to the next.
+      order: all groups, in the policy's order.
+      groups: of each operation.
+      residents: for each loop, the groups that keep each carried value from trip to trip; the key None is the
+        iteration itself, whose carried values are the state's leaves (and the token of effects).
+    """
+
+    opened: Opened
+    num_carried: int
+    order: tuple[str, ...]
+    groups: Mapping[Operation, frozenset[str]]
+    residents: Mapping[Loop | None, Sequence[frozenset[str]]]
+
+    @property
+    def region(self) -> Region:
+        """The iteration."""
+        return self.opened.region
+
+    def ordered(self, groups: Iterable[str]) -> list[str]:
+        """Groups in the policy's order."""
+        chosen = set(groups)
+        return [group for group in self.order if group in chosen]
+
+    def __str__(self) -> str:
+        return self.region.described(lambda op: "+".join(self.ordered(self.groups[op])))
+
+    def read_by(self, region: Region, variable: core.Var, group: str) -> tuple[str, ...]:
+        """Names of a group's fragments that read a variable, through code between fragments."""
+        found: dict[str, None] = {}
+        reached = {variable}
+        for item in region.items:
+            if isinstance(item, Operation):
+                if group in self.groups[item] and not reached.isdisjoint(item.inputs):
+                    found.update(dict.fromkeys(item.fragments))
+                    reached.update(item.outputs if not item.fragments else ())
+                continue
+            for inner, outer in item.entering:
+                if outer in reached:
+                    found.update(dict.fromkeys(self.read_by(item.body, inner, group)))
+        return tuple(found)
+
+
+def place_operations(
+    opened: Opened, num_carried: int, order: Sequence[str], platforms: Mapping[str, str] | None = None
+) -> Placement:
+    """Places every operation of an opened iteration.
+
+    Args:
+      num_carried: how many of the iteration's inputs are carried to the next.
+      order: the groups in the policy's order; what nothing else decides goes to the first.
+      platforms: of each group's devices; all alike if None.
+    """
+    solver = _Solver(opened, num_carried, tuple(order), platforms or {})
+    groups = {op: frozenset(where) for op, where in solver.groups.items()}
+    residents = {loop: tuple(map(frozenset, where)) for loop, where in solver.residents.items()}
+    return Placement(opened, num_carried, tuple(order), groups, residents)
+
+
+Held = dict[core.Var, set[str]]  # the groups that hold each variable without any move
+
+
+class _Solver:
+    """Goes backwards and forwards until every operation has its groups."""
+
+    def __init__(
+        self, opened: Opened, num_carried: int, order: tuple[str, ...], platforms: Mapping[str, str]
+    ):
+        self.region, self.num_carried, self.order = opened.region, num_carried, order
+        self.platforms = platforms
+        self.groups: dict[Operation, set[str]] = {}
+        self.residents: dict[Loop | None, list[set[str]]] = {}
+        self._fixed: dict[Operation, str] = {}
+        self._requested: dict[Loop, list[set[str]]] = {}
+        self._is_exact = {op: op.group is not None or is_exact(op.eqn) for op in self.region.operations()}
+        self._flops = {op: jaxprs.equation_flops(op.eqn) for op in self._is_exact if op.group is None}
+        while True:
+            self._demand_all()
+            if not self._separate() and not self._stay_all() and not self._default_one():
+                break
+        self._keep_untouched_leaves()
+
+    def _first(self, groups: set[str]) -> str:
+        return next(group for group in self.order if group in groups)
+
+    # --- backwards: who needs what ---
+
+    def _demand_all(self) -> None:
+        leaves: list[set[str]] = [set() for _ in range(self.num_carried)]
+        metrics: list[set[str]] = [set() for _ in self.region.outputs[self.num_carried :]]
+        while True:
+            needed = self._demand(self.region, [*leaves, *metrics])[: self.num_carried]
+            grown = [old | new for old, new in zip(leaves, needed, strict=True)]
+            if grown == leaves:
+                break
+            leaves = grown
+        self.residents[None] = leaves
+
+    def _demand(self, region: Region, requested: Sequence[set[str]]) -> list[set[str]]:
+        """Groups that need each input, given those that need each output."""
+        need: Held = collections.defaultdict(set)
+        for variable, groups in zip(region.outputs, requested, strict=True):
+            need[variable] |= groups
+        for item in reversed(region.items):
+            if isinstance(item, Operation):
+                users = set().union(*(need[v] for v in item.outputs if not _is_token(item, v)))
+                self.groups[item] = self._run_where(item, users)
+                for v in item.inputs:
+                    need[v] |= self.groups[item]
+                continue
+            self._requested[item] = [set(need[v]) for v in item.results]
+            residents: list[set[str]] = [set() for _ in item.starts]
+            while True:
+                inner = self._demand(item.body, residents)
+                grown = [h | n for h, n in zip(residents, inner[len(item.constants) :], strict=True)]
+                if grown == residents:
+                    break
+                residents = grown
+            self.residents[item] = residents
+            for v, groups in zip((*item.constants, *item.starts), inner, strict=True):
+                need[v] |= groups
+        return [need[v] for v in region.inputs]
+
+    def _run_where(self, operation: Operation, users: set[str]) -> set[str]:
+        if operation.group is not None:
+            return {operation.group}
+        if operation in self._fixed:
+            return {self._fixed[operation]}
+        if operation.row is not None:
+            return set()  # not before it is known where its row is
+        if len(users) > 1 and not self._may_copy(operation, users):
+            return {self._first(users)}
+        return users
+
+    def _may_copy(self, operation: Operation, users: set[str]) -> bool:
+        """Effects happen once; floats of two platforms are never the same bits."""
+        alike = len({self.platforms.get(group) for group in users}) == 1 or self._is_exact[operation]
+        return alike and not operation.eqn.effects and self._flops[operation] <= CHEAP_FLOPS
+
+    # --- what is kept twice must not drift apart ---
+
+    def _separate(self) -> bool:
+        """Where several groups keep a carried value, one of them does the arithmetic that it comes from.
+
+        Each group's program rounds in its own way, and from trip to trip the copies would drift apart.
+        """
+        found = False
+        for variable in self._kept_twice():
+            reached, waiting = set(), [variable]
+            while waiting:
+                v = waiting.pop()
+                if v in reached:
+                    continue
+                reached.add(v)
+                waiting += self._sources.get(v, ())
+                maker = self._makers.get(v)
+                if maker is None or len(self.groups[maker]) < 2:
+                    continue
+                if self._is_exact[maker]:
+                    waiting += maker.inputs
+                else:
+                    self._fixed[maker] = self._first(self.groups[maker])
+                    found = True
+        return found
+
+    def _kept_twice(self) -> Iterator[core.Var]:
+        """Next values of what several groups keep; enters where values come from."""
+        self._makers = {v: op for op in self.region.operations() for v in op.outputs}
+        self._sources: dict[core.Var, list[core.Var]] = collections.defaultdict(list)
+        ends = list(zip(self.region.outputs, self.residents[None], strict=False))
+        for loop in self.region.loops():
+            for inner, outer in loop.entering:
+                self._sources[inner].append(outer)
+            for result, end in zip(loop.results, loop.body.outputs, strict=True):
+                self._sources[result].append(end)
+            ends += zip(loop.body.outputs, self.residents[loop], strict=True)
+        return (end for end, groups in ends if len(groups) > 1)
+
+    # --- forwards: what nobody needs stays where it is made ---
+
+    def _stay_all(self) -> bool:
+        return self._stay(self.region, self._start(), {})
+
+    def _start(self) -> Held:
+        held = {v: set(g) for v, g in zip(self.region.inputs, self.residents[None], strict=False)}
+        return {**{v: set() for v in self.region.inputs}, **held}
+
+    def _stay(self, region: Region, held: Held, preferred: Mapping[Operation, set[str]]) -> bool:
+        changed = False
+        for item in region.items:
+            if isinstance(item, Operation):
+                if not self.groups[item]:
+                    choice = self._nearest(item, held, preferred.get(item, set()))
+                    if choice is not None:
+                        self._fixed[item] = choice
+                        self.groups[item] = {choice}
+                        changed = True
+                held.update((v, set(self.groups[item])) for v in item.outputs)
+                continue
+            inside = self._inside(item, held)
+            for v, start, residents in zip(item.carried, item.starts, self.residents[item], strict=True):
+                inside[v] = residents or set(held[start])
+            writers = {v: op for op in item.body.items if isinstance(op, Operation) for v in op.outputs}
+            ends = zip(item.body.outputs, self._requested[item], strict=True)
+            users = {writers[end]: requested for end, requested in ends if end in writers}
+            changed |= self._stay(item.body, inside, users)
+            for result, end, residents in zip(
+                item.results, item.body.outputs, self.residents[item], strict=True
+            ):
+                held[result] = inside[end] | residents
+        return changed
+
+    def _nearest(self, operation: Operation, held: Held, preferred: set[str]) -> str | None:
+        """The group that holds most of an operation's inputs; a row is stacked where its users have it."""
+        inputs = [v for v in operation.inputs if not _is_token(operation, v)]
+        inputs = inputs if operation.row is None else [operation.row]
+        weight: collections.Counter[str] = collections.Counter()
+        for v in inputs:
+            for group in held[v]:
+                weight[group] += 1 + jaxprs.bytes_of(v.aval)
+        if operation.row is not None:
+            weight = collections.Counter({g: w for g, w in weight.items() if g in preferred}) or weight
+        return max(self.order, key=lambda g: weight[g]) if weight else None
+
+    def _default_one(self) -> bool:
+        """Gives the first operation that is still without a place the first group."""
+        for operation in self.region.operations():
+            if not self.groups[operation]:
+                self._fixed[operation] = self.order[0]
+                return True
+        return False
+
+    # --- leaves that no group needs ---
+
+    def _inside(self, loop: Loop, held: Held) -> Held:
+        """The groups that hold each input of a loop's body."""
+        known = {inner: set(held[outer]) for inner, outer in loop.entering[: len(loop.constants)]}
+        return {**known, **dict(zip(loop.carried, map(set, self.residents[loop]), strict=True))}
+
+    def _made_in(self, region: Region, known: Held) -> Held:
+        """The groups that hold each variable of a region without any move, given those of its inputs."""
+        held = {v: set(groups) for v, groups in known.items()}
+        for item in region.items:
+            if isinstance(item, Operation):
+                held.update((v, set(self.groups[item])) for v in item.outputs)
+                continue
+            inside = self._made_in(item.body, self._inside(item, held))
+            for result, end, groups in zip(
+                item.results, item.body.outputs, self.residents[item], strict=True
+            ):
+                held[result] = inside[end] | groups
+        return held
+
+    def _keep_untouched_leaves(self) -> None:
+        leaves = self.residents[None]
+        held = self._made_in(self.region, self._start())
+        for i, (variable, end) in enumerate(zip(self.region.inputs, self.region.outputs, strict=False)):
+            if i < self.num_carried and not leaves[i]:
+                leaves[i] = {next((g for g in self.order if g in held[end]), self.order[0])}
+                held[variable] = leaves[i]
+
+
+def _is_token(operation: Operation, variable: core.Var) -> bool:
+    """Whoever performs the next effect has no say in where this one is performed."""
+    return operation.token is not None and variable in operation.token

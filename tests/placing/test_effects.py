@@ -1,0 +1,233 @@
+"""Effects under several groups: in the order of the program, each once; or a plan that says why not."""
+
+import dataclasses
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import io_callback
+from jax.experimental.buffer_callback import buffer_callback
+
+import fdg
+import policies
+from fdg.placing.policy import Group
+from tests.placing.schedules import assert_valid, described
+
+
+class Wire:
+    """Fragments that write to a log on the host; `recv` gives back what was sent last."""
+
+    def __init__(self, ordered=True, trips=3, both="environment"):
+        self.log, self.ordered, self.trips, self.both = [], ordered, trips, both
+
+    def init(self, key):
+        return {"x": jnp.arange(4.0), "w": jnp.float32(0.5)}
+
+    def _call(self, function, *args):
+        shape = jax.ShapeDtypeStruct((4,), jnp.float32)
+        return io_callback(function, shape, *args, ordered=self.ordered)
+
+    def _send(self, action):
+        self.log.append(("send", float(action[0])))
+        return np.asarray(action)
+
+    def _recv(self):
+        self.log.append(("recv",))
+        return np.full(4, 0.25 * len(self.log), np.float32)
+
+    def iterate(self, state):
+        act = fdg.fragment("actor", (None, 0), name="act")(lambda w, x: w * x)
+        send = fdg.fragment(self.both, name="send")(lambda a: (self._call(self._send, a), a)[1])
+        recv = fdg.fragment("environment", name="recv")(lambda x: self._call(self._recv) + 0.0 * x)
+        learn = fdg.fragment("learner", (None, 0), None, name="learn")(lambda w, x: w + 0.01 * jnp.mean(x))
+
+        def one(x, _):
+            send(act(state["w"], x))
+            return recv(jnp.zeros(4)), None  # nothing of what was sent
+
+        x, _ = jax.lax.scan(one, state["x"], None, length=self.trips)
+        return {"x": x, "w": learn(state["w"], x)}, {"x": x[0]}
+
+
+def plain(algorithm, iterations):
+    state = algorithm.init(None)
+    for _ in range(iterations):
+        state, _ = algorithm.iterate(state)
+    jax.effects_barrier()
+    return jax.tree.map(np.asarray, state), list(algorithm.log)
+
+
+@dataclasses.dataclass(frozen=True)
+class Apart:
+    """`send` and `recv` on groups of their own."""
+
+    def place(self, devices):
+        return {
+            "sender": Group("senders", (1,)),
+            "environment": Group("receivers", (0,)),
+            "actor": Group("actors", (2,)),
+            "learner": Group("actors", (2,)),
+        }
+
+
+@pytest.mark.parametrize(
+    ("policy", "both", "ordered"),
+    [
+        (policies.SingleLearnerFine(), "environment", True),
+        (Apart(), "sender", True),
+        # Within one program JAX orders these as it likes, under plain jit too; programs are in order.
+        (Apart(), "sender", False),
+    ],
+)
+def test_effects_happen_in_order_and_once(devices, policy, both, ordered):
+    expected, log = plain(Wire(both=both), 3)
+    assert [what for what, *_ in log] == ["send", "recv"] * 9
+    algorithm = Wire(ordered, both=both)
+    engine = fdg.compile(algorithm, policy, devices[: 3 if both == "sender" else 2])
+    assert_valid(engine.plan.schedule)
+    state, _ = engine.run(engine.init(0), 2)
+    state, _ = engine.run(state, 1)
+    for name, x in expected.items():
+        np.testing.assert_allclose(state[name], x, rtol=1e-6)
+    jax.effects_barrier()
+    assert [what for what, *_ in algorithm.log] == [what for what, *_ in log]
+    np.testing.assert_allclose([x for _, *x in algorithm.log if x], [x for _, *x in log if x], rtol=1e-6)
+
+
+def test_the_token_is_planned_like_any_value():
+    """A program that sends waits for the one that received: four bytes between the groups."""
+    plan = fdg.place(Wire(both="sender"), Apart(), 3)
+    assert_valid(plan.schedule)
+    steps = described(plan.schedule)
+    assert steps.index("  receivers: recv") > steps.index("  senders: send")
+    assert any("senders -> receivers: u32[]" in step for step in steps), steps
+    assert any("later: receivers -> senders: u32[]" in step for step in steps), steps
+    assert len(plan.schedule.leaves) == 2
+
+
+class Between:
+    """Effects in code between fragments: one whose result two groups read, one without a reader."""
+
+    def __init__(self):
+        self.log = []
+
+    def init(self, key):
+        return jnp.zeros(4)
+
+    def iterate(self, x):
+        def say(what):
+            return lambda *_: (self.log.append(what), np.float32(len(self.log)))[1]
+
+        shape = jax.ShapeDtypeStruct((), jnp.float32)
+        drawn = io_callback(say("drawn"), shape, ordered=True)
+        a = fdg.fragment("actor", name="act")(jnp.sin)(x + drawn)
+        io_callback(say("unread"), shape, a[0], ordered=True)
+        b = fdg.fragment("learner", name="learn")(jnp.cos)(a + drawn)
+        io_callback(say("last"), shape, ordered=True)
+        return b, {"drawn": drawn}
+
+
+def test_code_between_fragments_is_neither_copied_nor_pruned(devices):
+    algorithm = Between()
+    engine = fdg.compile(algorithm, policies.SingleLearnerCoarse(actors=1, learners=1), devices[:2])
+    _, metrics = engine.run(engine.init(0), 3)
+    jax.effects_barrier()
+    assert algorithm.log == ["drawn", "unread", "last"] * 3
+    np.testing.assert_array_equal(metrics["drawn"], [1.0, 4.0, 7.0])
+
+
+class Printing:
+    """Prints, which have no result, inside a scan that is opened."""
+
+    def init(self, key):
+        return jnp.zeros(4)
+
+    def iterate(self, x):
+        act, step = fdg.fragment("actor", name="act")(jnp.sin), fdg.fragment("environment", name="s")(jnp.cos)
+        learn = fdg.fragment("learner", name="learn")(lambda x: x * 0.5)
+
+        def one(x, _):
+            jax.debug.print("before {}", x.shape[0])
+            x = step(act(x))
+            jax.debug.print("after {}", x[0] * 0)
+            return x, None
+
+        return learn(jax.lax.scan(one, x, None, length=2)[0]), {}
+
+
+def test_prints_are_neither_lost_nor_repeated(devices, capfd):
+    engine = fdg.compile(Printing(), policies.SingleLearnerFine(), devices[:2])
+    jax.block_until_ready(engine.run(engine.init(0), 2))
+    jax.effects_barrier()
+    lines = capfd.readouterr().out.split("\n")
+    assert (lines.count("before 4"), lines.count("after 0.0")) == (4, 4)
+
+
+# --- what cannot be kept ---
+
+SHAPE = jax.ShapeDtypeStruct((4,), jnp.float32)
+CALLS = {
+    "io_callback": (lambda x: io_callback(np.asarray, SHAPE, x), "asarray"),
+    "pure_callback": (lambda x: jax.pure_callback(np.asarray, SHAPE, x), "asarray"),
+    "ffi": (lambda x: jax.ffi.ffi_call("write_log", SHAPE, has_side_effect=True)(x), "write_log"),
+    "buffer": (lambda x: buffer_callback(print, SHAPE, has_side_effect=True)(x), "print"),
+    "pure buffer": (lambda x: buffer_callback(print, SHAPE)(x), "print"),
+    "ordered print": (lambda x: (jax.debug.print("{}", x, ordered=True), x)[1], "debug_print"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Calling:
+    kind: str
+    inside: str = "jit"
+
+    def init(self, key):
+        return jnp.zeros(4)
+
+    def iterate(self, x):
+        call = CALLS[self.kind][0]
+        if self.inside == "scan":
+            outside = call
+            call = lambda x: jax.lax.scan(lambda x, _: (outside(x), None), x, None, length=2)[0]  # noqa: E731
+        x = fdg.fragment("environment", name="log")(jax.jit(call))(x)
+        return fdg.fragment("learner", name="learn")(jnp.sin)(x), {}
+
+
+@pytest.mark.parametrize("kind", CALLS)
+@pytest.mark.parametrize("inside", ["jit", "scan"])
+def test_effects_on_several_devices_are_refused(kind, inside):
+    what = CALLS[kind][1]
+    words = rf"{what} in fragment 'log' \(environment\) runs on the host"
+    for policy, count in ((policies.GPUOnly(), 2), (policies.SingleLearnerFine(workers=2), 3)):
+        with pytest.raises(fdg.PlanError, match=words):
+            fdg.place(Calling(kind, inside), policy, count)
+    with pytest.raises(fdg.PlanError, match=rf"num_seeds=2: {words}"):
+        fdg.place(Calling(kind, inside), policies.GPUOnly(), 1, num_seeds=2)
+    fdg.place(Calling(kind, inside), policies.SingleLearnerFine(workers=1), 2)
+
+
+def test_memory_of_a_programs_own_is_no_effect():
+    class Counting:
+        def init(self, key):
+            return jnp.zeros(4)
+
+        def iterate(self, x):
+            def count(x):
+                memory = jax.new_ref(x)
+                memory[...] = memory[...] + 1
+                return memory[...]
+
+            return fdg.fragment("learner", name="count")(count)(x), {}
+
+    fdg.place(Counting(), policies.GPUOnly(), 2)
+
+
+def test_effects_in_several_processes_are_refused():
+    there = [types.SimpleNamespace(platform="cpu", process_index=i) for i in (0, 1, 1)]
+    words = r"Apart\(\) puts effects into several processes.*_recv in fragment 'recv' .*\(receivers\)"
+    with pytest.raises(fdg.PlanError, match=words):
+        fdg.place(Wire(both="sender"), Apart(), there)
+    there[0].process_index = 1
+    fdg.place(Wire(both="sender"), Apart(), there)
