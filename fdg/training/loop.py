@@ -21,6 +21,7 @@ from fdg.errors import FdgError
 from fdg.placing.policy import with_host
 from fdg.processes import distributed
 from fdg.running.host_devices import host_devices
+from fdg.running.metrics import PendingMetrics
 from fdg.showing.words import quantity
 from fdg.training.checkpoint import Checkpoints
 from fdg.training.job import Job
@@ -136,7 +137,7 @@ def _train(job: Job, engine: fdg.Engine, run: RunDirectory, checkpoints: Checkpo
         recorder = _Recorder(job, run, progress, start, wall_before)
         caught = signals.agreed()
         while iteration < total and caught is None:
-            state, metrics = engine.run(state, size)
+            state, metrics = engine.start(state, size)
             recorder.add(size, metrics)
             iteration += size
             caught = signals.agreed()
@@ -222,15 +223,15 @@ def _start(
 
 
 class _Recorder:
-    """Metrics on their way to disk and display: one call of `run` late, so that no device waits for it."""
+    """Metrics on their way to disk and display: one call of `start` late, so that no device waits for it."""
 
     def __init__(self, job: Job, run: RunDirectory, progress: Progress, iteration: int, wall_s: float):
         self.wall_s = wall_s  # spent in training until the last call that was recorded
         self._job, self._run, self._progress, self._iteration = job, run, progress, iteration
         self._clock = time.perf_counter()
-        self._latest: tuple[int, Mapping[str, jax.Array]] | None = None
+        self._latest: tuple[int, PendingMetrics] | None = None
 
-    def add(self, iterations: int, metrics: Mapping[str, jax.Array]) -> None:
+    def add(self, iterations: int, metrics: PendingMetrics) -> None:
         """Takes the metrics of a call just made, and records those of the one before."""
         self.flush()
         self._latest = iterations, metrics
@@ -239,8 +240,8 @@ class _Recorder:
         """Waits for the metrics that were added, and records them."""
         if self._latest is None:
             return
-        iterations, arrays = self._latest
-        metrics, self._latest = distributed.fetch(arrays), None
+        iterations, pending = self._latest
+        metrics, self._latest = distributed.fetch(pending.result()), None
         if metrics is None:
             return
         now = time.perf_counter()
