@@ -16,8 +16,8 @@ from fdg.fragment import fragment
 from fdg.placing.place import place
 from fdg.placing.plan import Plan
 from fdg.placing.policy import Group, Policy
-from fdg.running.execution import Program
 from fdg.running.host_devices import host_devices, reserve_threads
+from fdg.running.program import Program
 from fdg.tracing.graph import FDG, Edge
 from fdg.tracing.trace import trace
 

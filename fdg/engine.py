@@ -1,7 +1,8 @@
 """`compile`: an algorithm and a policy to an `Engine`, which initialises and runs it on devices."""
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -18,9 +19,22 @@ from fdg.placing.plan import BETWEEN, Plan
 from fdg.placing.policy import Policy, with_host
 from fdg.processes import distributed
 from fdg.processes.arrays import made_by, put
-from fdg.running.execution import Stepped, Whole
+from fdg.running.execution import execution
 from fdg.running.hlo import Collective, unexplained
+from fdg.running.leaves import Remembered, without_aliases
+from fdg.running.metrics import PendingMetrics
 from fdg.tracing.trace import trace
+
+
+@contextlib.contextmanager
+def _host_errors() -> Iterator[None]:
+    """What JAX says of a function on the host that failed, as its own one line."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if cause := host_error(error):
+            raise cause from None
+        raise
 
 
 class Engine:
@@ -35,8 +49,7 @@ class Engine:
 
     def __init__(self, algorithm: Any, plan: Plan, devices: Sequence[jax.Device]):
         self.algorithm, self.plan, self.devices = algorithm, plan, tuple(devices)
-        run_as = Whole if plan.schedule is None else Stepped
-        self._execution = run_as(plan.graph, plan, self.devices)
+        self._execution = execution(plan.graph, plan, self.devices)
         self.programs = self._execution.programs
         self._shapes = self._execution.shapes
         self._structure = jax.tree.structure(plan.graph.state)
@@ -45,6 +58,7 @@ class Engine:
         # One program can only lay out its results on its own devices.
         whole = plan.schedule is None
         self._init = jax.jit(self._init_leaves, out_shardings=self._shardings if whole else None)
+        self._returned = Remembered()
 
     def init(self, seed: int = 0) -> Any:
         """The state that `algorithm.init(jax.random.key(seed))` gives, laid out on the devices.
@@ -63,13 +77,14 @@ class Engine:
         return jax.tree.unflatten(self._structure, leaves)
 
     def run(self, state: Any, iterations: int = 1) -> tuple[Any, dict[str, jax.Array]]:
-        """Trains for a number of iterations, and returns before they are done.
+        """Trains for a number of iterations, and waits for their metrics.
 
-        The first call with a given number compiles it; later ones compile nothing. Where all fragments
-        share their devices it is one executable; otherwise the host starts the plan's programs in turn.
+        The first call compiles; no later one does, whatever its number of iterations. Who has something to do
+        meanwhile, such as writing down the last metrics, calls `start`.
 
         Args:
-          state: from `init` or an earlier `run`. Donated: its arrays cannot be used afterwards.
+          state: from `init` or an earlier `run`, or any of the same structure: what lies elsewhere is laid
+            out, and an array that is there twice is copied. Donated: its arrays cannot be used afterwards.
           iterations: at least 1.
 
         Returns:
@@ -77,25 +92,46 @@ class Engine:
 
         Raises:
           FdgError: a state of another algorithm, or one that was already donated.
-          HostError: a function on the host has failed, and JAX says so already. It may do so no sooner than
-            when the results are waited for: a `JaxRuntimeError` then, whose last line is that of this one.
+          HostError: a function on the host has failed: one line that names it and its fragment.
+        """
+        with _host_errors():
+            state, pending = self.start(state, iterations)
+            return state, pending.result()
+
+    def start(self, state: Any, iterations: int = 1) -> tuple[Any, PendingMetrics]:
+        """`run` without waiting: the devices go on while the caller does something else.
+
+        Where all fragments share their devices the host only hands over one program. Otherwise it starts the
+        plan's programs in turn, and is done with that a few iterations before the devices are. The new state
+        can be handed to the next `start` at once; whoever looks at its numbers waits for them.
+
+        Args:
+          state: as for `run`.
+          iterations: at least 1.
+
+        Returns:
+          The new state, and the metrics to come: `.result()` waits, and returns what `run` does.
+
+        Raises:
+          FdgError: a state of another algorithm, or one that was already donated.
         """
         self.compile(iterations)
-        try:
-            leaves, metrics = self._execution.run(self._check(state), iterations)
-        except jax.errors.JaxRuntimeError as error:  # of an earlier run too: it comes to light here
-            if cause := host_error(error):
-                raise cause from None
-            raise
-        return jax.tree.unflatten(self._structure, leaves), jax.tree.unflatten(
-            self._metrics_structure, metrics
-        )
+        leaves, metrics = self._execution.start(self._check(state), iterations)
+        self._returned = Remembered(leaves)
+        return jax.tree.unflatten(self._structure, leaves), metrics
 
-    def compile(self, iterations: int) -> None:
-        """Compiles all that `run(_, iterations)` needs ahead of its first call."""
-        if not isinstance(iterations, int) or iterations < 1:
+    def compile(self, iterations: int | None = None) -> None:
+        """Compiles all that `run` needs ahead of its first call.
+
+        Args:
+          iterations: makes no difference, since all numbers are one executable; checked if given.
+
+        Raises:
+          FdgError: `iterations` is no integer of at least 1.
+        """
+        if iterations is not None and (not isinstance(iterations, int) or iterations < 1):
             raise FdgError(f"iterations={iterations!r}: give an integer of at least 1")
-        self._execution.compile(iterations)
+        self._execution.compile()
 
     def algorithm_state(self, state: Any) -> Any:
         """The algorithm's own state: what `algorithm.evaluate` takes. Under staleness, `state` holds more."""
@@ -123,7 +159,7 @@ class Engine:
     @property
     def moved_bytes(self) -> int:
         """Bytes moved between groups by all calls of `run` so far; collectives do not count."""
-        return getattr(self._execution, "moved_bytes", 0)
+        return self._execution.moved_bytes
 
     def busy_seconds(self) -> dict[str, float]:
         """How long each group's devices have run programs; waits for those that run. Empty for one group."""
@@ -146,10 +182,6 @@ class Engine:
         group = next(group for group in self.plan.groups if group.name == groups[0])
         device: Any = self.devices[group.devices[0]]
         return made_by(device.process_index, lambda: init(key), self._shapes)
-
-    @property
-    def _metrics_structure(self):
-        return jax.tree.structure(self.plan.graph.metrics)
 
     def _init_leaves(self, key):
         def init(key):
@@ -186,7 +218,8 @@ class Engine:
                 )
             is_placed = leaf.sharding.is_equivalent_to(shape.sharding, leaf.ndim)
             placed.append(leaf if is_placed else jax.device_put(leaf, shape.sharding))
-        return placed
+        # Leaves that came from here are apart, and need not be waited for to see that.
+        return placed if self._returned.are(placed) else without_aliases(placed)
 
     def __repr__(self) -> str:
         return f"<Engine {self.plan.graph.name} under {self.plan.policy} on {len(self.devices)} devices>"

@@ -22,3 +22,14 @@ def implementation(shape: tuple[int, ...], dtype: Any) -> tuple[Any, jax.ShapeDt
 
     words = jax.eval_shape(look, jax.ShapeDtypeStruct(shape, dtype))
     return kinds[0], words
+
+
+def words(x: jax.Array) -> jax.Array:
+    """The words that keys hold, in a last axis of their own; any other array as it is."""
+    return jax.random.key_data(x) if is_key(x.dtype) else x
+
+
+def words_shape(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of `words` of an array."""
+    kind = implementation(shape, dtype)
+    return jax.ShapeDtypeStruct(shape, dtype) if kind is None else kind[1]

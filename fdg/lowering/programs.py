@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.extend import core
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from fdg import jaxprs
+from fdg import jaxprs, keys
 from fdg.lowering import constraints as sharding
 from fdg.lowering.constraints import SEED, batch_sharding, make_mesh
 from fdg.placing.layout import Layout
@@ -26,21 +26,25 @@ from fdg.tracing.graph import FDG
 
 
 @dataclasses.dataclass(frozen=True)
-class Loop:
-    """A whole training loop as one program: a function of the state's leaves.
+class TrainingLoop:
+    """A whole training loop as one program, for any number of iterations.
 
     Attributes:
-      run: `(leaves, iterations) -> (leaves, metrics)`, metrics stacked over the iterations.
+      run: `(leaves, iterations, rows) -> (leaves, buffers)`: the state's leaves after `iterations` (int32,
+        at most `rows`), and a buffer `[rows, ...]` of each metric, of which the first `iterations` rows are
+        written. Keys among the metrics are their words.
       shardings: of the leaves.
-      metrics_sharding: of every metric.
+      buffer_sharding: of every buffer.
+      count_sharding: of the number of iterations.
     """
 
-    run: Callable[..., tuple[list, list]]
+    run: Callable[[list, jax.Array, int], tuple[list, list]]
     shardings: list[NamedSharding]
-    metrics_sharding: NamedSharding
+    buffer_sharding: NamedSharding
+    count_sharding: NamedSharding
 
 
-def lower_shared(graph: FDG, plan: Plan, devices: Sequence[jax.Device]) -> Loop:
+def lower_shared(graph: FDG, plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
     """The program of a plan whose fragments all share their devices."""
     mesh = make_mesh([devices[i] for i in plan.groups[0].devices])
     iterate = core.jaxpr_as_fun(_constrained(graph.jaxpr, mesh, graph.state_axes, graph.output_axes))
@@ -48,23 +52,33 @@ def lower_shared(graph: FDG, plan: Plan, devices: Sequence[jax.Device]) -> Loop:
         array_sharding(mesh, leaf.shape, axis)
         for axis, leaf in zip(graph.state_axes, jax.tree.leaves(graph.state), strict=True)
     ]
-    return Loop(functools.partial(_loop, iterate, len(shardings)), shardings, batch_sharding(mesh, None))
+    everywhere = batch_sharding(mesh, None)
+    metrics = jax.tree.leaves(graph.metrics)
+    return TrainingLoop(functools.partial(_loop, iterate, metrics), shardings, everywhere, everywhere)
 
 
-def lower_seeds(graph: FDG, plan: Plan, devices: Sequence[jax.Device]) -> Loop:
+def lower_seeds(graph: FDG, plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
     """The program of independent agents: each device steps its own together, and none talks to another."""
     mesh = make_mesh([devices[i] for i in plan.groups[0].devices], SEED)
-    agents, record = PartitionSpec(SEED), PartitionSpec(None, SEED)
+    agents, record, everywhere = PartitionSpec(SEED), PartitionSpec(None, SEED), PartitionSpec()
     iterate = jax.vmap(core.jaxpr_as_fun(graph.jaxpr))
-    num_state = len(graph.state_axes)
+    assert plan.num_seeds is not None
+    here = plan.num_seeds // mesh.size
+    metrics = [
+        jax.ShapeDtypeStruct((here, *metric.shape), metric.dtype) for metric in jax.tree.leaves(graph.metrics)
+    ]
 
-    def run(leaves, iterations):
-        local = functools.partial(_loop, iterate, num_state, iterations=iterations)
+    def run(leaves: list, iterations: jax.Array, rows: int) -> tuple[list, list]:
         return jax.shard_map(
-            local, mesh=mesh, in_specs=(agents,), out_specs=(agents, record), check_vma=False
-        )(leaves)
+            lambda leaves, iterations: _loop(iterate, metrics, leaves, iterations, rows),
+            mesh=mesh,
+            in_specs=(agents, everywhere),
+            out_specs=(agents, record),
+            check_vma=False,
+        )(leaves, iterations)
 
-    return Loop(run, [NamedSharding(mesh, agents)] * num_state, NamedSharding(mesh, record))
+    shardings = [NamedSharding(mesh, agents)] * len(graph.state_axes)
+    return TrainingLoop(run, shardings, NamedSharding(mesh, record), NamedSharding(mesh, everywhere))
 
 
 def lower_call(call: Call, mesh: Mesh) -> tuple[Any, list[jax.ShapeDtypeStruct]]:
@@ -113,9 +127,25 @@ def _constrained(
     return jaxpr if mesh.size == 1 else sharding.constrain(jaxpr, mesh, input_axes, output_axes)
 
 
-def _loop(iterate: Callable, num_state: int, leaves: list, iterations: int) -> tuple[list, list]:
-    def step(leaves, _):
-        results = iterate(*leaves)
-        return list(results[:num_state]), list(results[num_state:])
+def _loop(
+    iterate: Callable, metrics: Sequence[Any], leaves: list, iterations: jax.Array, rows: int
+) -> tuple[list, list]:
+    """`iterations` calls of `iterate`; their number is an argument of the program, so any is the same one."""
 
-    return jax.lax.scan(step, list(leaves), None, length=iterations)
+    def unfinished(carry: Any) -> jax.Array:
+        return carry[0] < iterations
+
+    def one(carry: Any) -> Any:
+        i, leaves, buffers = carry
+        results = iterate(*leaves)
+        leaves, made = list(results[: len(leaves)]), results[len(leaves) :]
+        buffers = [
+            jax.lax.dynamic_update_index_in_dim(buffer, keys.words(row), i, 0)
+            for buffer, row in zip(buffers, made, strict=True)
+        ]
+        return i + 1, leaves, buffers
+
+    words = [keys.words_shape(metric.shape, metric.dtype) for metric in metrics]
+    buffers = [jnp.zeros((rows, *row.shape), row.dtype) for row in words]
+    _, leaves, buffers = jax.lax.while_loop(unfinished, one, (jnp.int32(0), list(leaves), buffers))
+    return leaves, buffers

@@ -10,12 +10,12 @@ from typing import Any
 import jax
 
 
-class Run:
+class ProgramRun:
     """One run of a program on a group."""
 
     __slots__ = ("after", "finished", "group", "handed_over", "known")
 
-    def __init__(self, group: str, after: list["Run"]):
+    def __init__(self, group: str, after: list["ProgramRun"]):
         self.group, self.after = group, after
         self.handed_over = time.perf_counter()
         self.finished = 0.0
@@ -35,14 +35,14 @@ class Timeline:
     def __init__(self, groups: Sequence[str]):
         self.busy_s = dict.fromkeys(groups, 0.0)
         self._queues: dict[str, queue.SimpleQueue] = {group: queue.SimpleQueue() for group in groups}
-        self._last: dict[str, tuple[Run, Any]] = {}
+        self._last: dict[str, tuple[ProgramRun, Any]] = {}
         self._threads: list[threading.Thread] = []
 
-    def start(self, group: str, made_by: Iterable[Run | None]) -> Run:
+    def start(self, group: str, made_by: Iterable[ProgramRun | None]) -> ProgramRun:
         """A program is about to be handed to a group; `made_by` are the runs that make what it reads."""
-        return Run(group, list({run for run in made_by if run is not None and run.group != group}))
+        return ProgramRun(group, list({run for run in made_by if run is not None and run.group != group}))
 
-    def started(self, run: Run, done: jax.Array) -> None:
+    def started(self, run: ProgramRun, done: jax.Array) -> None:
         """It was handed over; `done` is there when it has ended."""
         self._last[run.group] = run, done
         self._queues[run.group].put((run, done))

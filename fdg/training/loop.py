@@ -91,7 +91,7 @@ def _train(job: Job, engine: fdg.Engine, run: RunDirectory, checkpoints: Checkpo
         recorder = Recorder(job, run, progress, start, wall_before)
         caught = signals.agreed()
         while iteration < total and caught is None:
-            state, metrics = engine.run(state, size)
+            state, metrics = engine.start(state, size)
             recorder.add(size, metrics)
             iteration += size
             caught = signals.agreed()

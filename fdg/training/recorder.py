@@ -5,17 +5,17 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import numpy as np
 
 from fdg.processes import distributed
+from fdg.running.metrics import PendingMetrics
 from fdg.training.job import Job
 from fdg.training.progress import Progress
 from fdg.training.run_directory import RunDirectory
 
 
 class Recorder:
-    """Records the metrics of each call of `run` one call late, so that no device waits for it.
+    """Records the metrics of each call of `start` one call late, so that no device waits for it.
 
     Attributes:
       wall_s: seconds spent in training until the last call that was recorded.
@@ -25,9 +25,9 @@ class Recorder:
         self.wall_s = wall_s
         self._job, self._run, self._progress, self._iteration = job, run, progress, iteration
         self._clock = time.perf_counter()
-        self._latest: tuple[int, Mapping[str, jax.Array]] | None = None
+        self._latest: tuple[int, PendingMetrics] | None = None
 
-    def add(self, iterations: int, metrics: Mapping[str, jax.Array]) -> None:
+    def add(self, iterations: int, metrics: PendingMetrics) -> None:
         """Takes the metrics of a call just made, and records those of the one before."""
         self.flush()
         self._latest = iterations, metrics
@@ -36,8 +36,8 @@ class Recorder:
         """Waits for the metrics that were added, and records them."""
         if self._latest is None:
             return
-        iterations, arrays = self._latest
-        metrics, self._latest = distributed.fetch(arrays), None
+        iterations, pending = self._latest
+        metrics, self._latest = distributed.fetch(pending.result()), None
         if metrics is None:
             return
         now = time.perf_counter()

@@ -4,6 +4,7 @@ import threading
 import time
 
 import jax
+import jax.experimental
 import jax.numpy as jnp
 import pytest
 
@@ -142,3 +143,43 @@ def test_a_synchronous_group_idles_while_the_other_works(devices):
     assert idle["actors"] == pytest.approx(busy["learners"], abs=2 * TICK)
     assert idle["learners"] == pytest.approx(busy["actors"], abs=2 * TICK)
     assert fdg.compile(Slow(), policies.GPUOnly(), devices[:1]).busy_seconds() == {}
+
+
+class Fragile(Slow):
+    """Acting that fails in the third iteration."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def iterate(self, state):
+        def wait(x):
+            self.calls += 1
+            if self.calls == 3:
+                raise ValueError("the simulator is gone")
+            return x
+
+        @fdg.fragment("actor", in_axes=(None, 0))
+        def act(weight, walks):
+            shape = jax.ShapeDtypeStruct(walks.shape, walks.dtype)
+            return jax.experimental.io_callback(wait, shape, walks + weight[None])
+
+        @fdg.fragment("learner", in_axes=(None, 0), out_axes=None)
+        def learn(weight, walks):
+            return weight + jnp.mean(walks)
+
+        walks = act(state["weight"], state["walks"])
+        return {"weight": learn(state["weight"], walks), "walks": walks}, {"mean": jnp.mean(walks)}
+
+
+def test_a_run_whose_program_fails_is_over_for_all_groups(devices):
+    """Who runs it hears of it, busy seconds do not wait for it, and another run can begin."""
+    algorithm = Fragile()
+    engine = fdg.compile(algorithm, policies.SingleLearnerCoarse(), devices[:2])
+    with pytest.raises(jax.errors.JaxRuntimeError, match="the simulator is gone"):
+        engine.run(engine.init(0), 6)
+    asked = threading.Thread(target=engine.busy_seconds, daemon=True)
+    asked.start()
+    asked.join(20)
+    assert not asked.is_alive()
+    _, metrics = engine.run(engine.init(0), 2)
+    assert metrics["mean"].shape == (2,) and engine.busy_seconds().keys() == {"actors", "learners"}

@@ -1,0 +1,93 @@
+"""The leaves of a state that come and go: whose memory they are in, and further groups' copies of them."""
+
+import collections
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fdg.keys import words
+from fdg.placing.schedule import Value
+from fdg.running.crossings import Transfer
+from fdg.running.steps import Interpreter, Memory
+
+
+class Remembered:
+    """Arrays that were handed out; does not keep them."""
+
+    def __init__(self, arrays: Sequence[jax.Array] = ()):
+        self._arrays = [weakref.ref(array) for array in arrays]
+
+    def are(self, arrays: Sequence[jax.Array]) -> bool:
+        """Whether these are they: the very same objects."""
+        return len(arrays) == len(self._arrays) and all(
+            known() is array for known, array in zip(self._arrays, arrays, strict=True)
+        )
+
+
+def without_aliases(leaves: Sequence[jax.Array]) -> list[jax.Array]:
+    """The leaves, but a copy of each that lies, in part at least, in an earlier one's memory.
+
+    All are about to be donated, and memory cannot be given up twice: JAX refuses that on one device, and
+    crashes on several. An array is often there twice, such as a target network's first parameters.
+    """
+    taken: set[tuple[int, int]] = set()
+    apart = []
+    for leaf in leaves:
+        shards = [shard.data for shard in words(leaf).addressable_shards]
+        memory = {(shard.device.id, shard.unsafe_buffer_pointer()) for shard in shards}
+        apart.append(leaf if taken.isdisjoint(memory) else jnp.copy(leaf))
+        taken |= memory
+    return apart
+
+
+class LeafCopies:
+    """Copies of leaves on further groups than the one of record.
+
+    They are made anew for a state that comes from elsewhere, and kept for the one that was returned last.
+    """
+
+    def __init__(self, leaves: Sequence[Sequence[Value]], interpreter: Interpreter):
+        """For executions.
+
+        Args:
+          leaves: where each leaf lives, the place of record first.
+        """
+        self._slots = [[interpreter.slot(value) for value in places] for places in leaves]
+        together: dict[tuple[str, str], list[tuple[int, Value, Value]]] = collections.defaultdict(list)
+        for i, (first, *others) in enumerate(leaves):
+            for value in others:
+                together[first.group, value.group].append((i, first, value))
+        self._copiers: list[tuple[list[int], list[int], Transfer]] = []
+        for rows in together.values():
+            transfer = interpreter.transfer([(a, b) for _, a, b in rows], 0)
+            if transfer.is_here:
+                slots = [interpreter.slot(b) for *_, b in rows]
+                self._copiers.append(([i for i, *_ in rows], slots, transfer))
+        self._returned = Remembered()
+        self._kept: list[tuple[int, Any]] = []
+
+    def fill(self, memory: Memory, leaves: Sequence[jax.Array]) -> None:
+        """Puts leaves where each is of record, and copies of them in their other places."""
+        for leaf, slots in zip(leaves, self._slots, strict=True):
+            memory[slots[0]] = leaf, None
+        kept, self._kept = self._kept, []
+        if self._returned.are(leaves):
+            for slot, array in kept:
+                memory[slot] = array, None
+            return
+        for positions, targets, copy in self._copiers:
+            for slot, array in zip(targets, copy([leaves[i] for i in positions]), strict=True):
+                memory[slot] = None if array is None else (array, None)
+
+    def take(self, memory: Memory) -> list[jax.Array | None]:
+        """The leaves of record, None for one that is in other processes."""
+        return [None if memory[slots[0]] is None else memory[slots[0]][0] for slots in self._slots]
+
+    def keep(self, memory: Memory, leaves: Sequence[jax.Array]) -> None:
+        """Keeps the copies in case these leaves, which are about to be returned, come back."""
+        self._returned = Remembered(leaves)
+        others = [slot for slots in self._slots for slot in slots[1:]]
+        self._kept = [(slot, memory[slot][0]) for slot in others if memory[slot] is not None]

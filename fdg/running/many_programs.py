@@ -1,0 +1,97 @@
+"""A plan of several groups: programs and transfers, which the host starts in the order of a schedule."""
+
+import collections
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from fdg.lowering.constraints import make_mesh
+from fdg.placing.plan import Plan
+from fdg.processes.arrays import absent, put
+from fdg.running.leaves import LeafCopies
+from fdg.running.metrics import Chunk, PendingMetrics
+from fdg.running.program import compile_programs
+from fdg.running.rows import ROWS, RowStacks
+from fdg.running.steps import Interpreter, Memory, rebind
+from fdg.running.timeline import Timeline
+from fdg.tracing.graph import FDG
+
+_IN_FLIGHT = 3  # iterations that the host may be ahead of the devices
+
+
+class ManyPrograms:
+    """A schedule of several programs: an `Execution`. The host starts them in turn and waits for none.
+
+    Each group's devices work through what they were given in order; groups overlap where the data allow.
+    """
+
+    timeline: Timeline | None
+
+    def __init__(self, graph: FDG, plan: Plan, devices: Sequence[jax.Device]):
+        assert plan.schedule is not None
+        schedule = plan.schedule
+        meshes = {group.name: make_mesh([devices[i] for i in group.devices]) for group in plan.groups}
+        self.timeline = self._timeline = Timeline(list(meshes))
+        weakref.finalize(self, self._timeline.close)
+        self._interpreter = interpreter = Interpreter(meshes, self._timeline)
+        self._steps = interpreter.build(schedule.steps)
+        self._carried = interpreter.slots(schedule.again)
+        self._made = [interpreter.slot(value) for value in schedule.metrics]
+        self._metrics, self._stack = graph.metrics, RowStacks(schedule.metrics, meshes)
+        self._copies = LeafCopies(schedule.leaves, interpreter)
+        self.shapes = [interpreter.shape(places[0]) for places in schedule.leaves]
+        self._place_constants = [
+            (interpreter.slot(value), plan.constants[i], interpreter.shape(value))
+            for i, value in schedule.constants
+        ]
+        self._constants: list[tuple[int, jax.Array]] | None = None
+        self.programs = tuple(interpreter.programs)
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that were moved between groups since this was made."""
+        return self._interpreter.moved_bytes
+
+    def compile(self) -> None:
+        """Compiles all programs, and lays out constants."""
+        if self._constants is None:
+            compile_programs([*self.programs, *self._stack.programs])
+            self._constants = [(slot, put(value, shape)) for slot, value, shape in self._place_constants]
+
+    def start(self, leaves: list[jax.Array], iterations: int) -> tuple[list[jax.Array], PendingMetrics]:
+        """Starts all programs of all iterations; waits where it gets too far ahead of the devices.
+
+        Of several processes, all have to call it.
+        """
+        memory = self._interpreter.memory()
+        for slot, value in self._constants or ():
+            memory[slot] = value, None
+        self._copies.fill(memory, leaves)
+        self._timeline.begin()
+        chunks: list[Chunk] = []
+        rows: list[list[Any]] = []
+        in_flight: collections.deque[Any] = collections.deque()
+        for i in range(iterations):
+            for step in self._steps:
+                step(memory)
+            rows.append([None if memory[slot] is None else memory[slot][0] for slot in self._made])
+            if len(rows) == ROWS or i == iterations - 1:
+                chunks.append((self._stack(rows), len(rows)))
+                rows = []
+            rebind(memory, self._carried)
+            in_flight.append(self._timeline.latest())
+            if len(in_flight) > _IN_FLIGHT:
+                jax.block_until_ready(in_flight.popleft())
+        self._interpreter.crossings.wait()
+        share = self._stack.share if jax.process_count() > 1 else None
+        return self._leaves(memory), PendingMetrics(self._metrics, chunks, share)
+
+    def _leaves(self, memory: Memory) -> list[jax.Array]:
+        leaves = [
+            absent(shape) if leaf is None else leaf
+            for leaf, shape in zip(self._copies.take(memory), self.shapes, strict=True)
+        ]
+        self._copies.keep(memory, leaves)
+        return leaves

@@ -1,0 +1,61 @@
+"""A plan whose fragments share their devices: the whole training loop is one program."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fdg.lowering import programs as lowering
+from fdg.placing.plan import Plan
+from fdg.running import metrics
+from fdg.running.metrics import PendingMetrics
+from fdg.running.program import Program
+from fdg.running.timeline import Timeline
+from fdg.tracing.graph import FDG
+
+
+class OneProgram:
+    """A training loop that is one executable, whatever the number of iterations: an `Execution`."""
+
+    timeline: Timeline | None = None
+    moved_bytes = 0
+
+    def __init__(self, graph: FDG, plan: Plan, devices: Sequence[jax.Device]):
+        lower = lowering.lower_shared if plan.num_seeds is None else lowering.lower_seeds
+        loop = lower(graph, plan, devices)
+        lead = () if plan.num_seeds is None else (plan.num_seeds,)
+        self.shapes = [
+            jax.ShapeDtypeStruct(lead + leaf.shape, leaf.dtype, sharding=sharding)
+            for leaf, sharding in zip(jax.tree.leaves(graph.state), loop.shardings, strict=True)
+        ]
+        self._metrics = jax.tree.map(
+            lambda metric: jax.ShapeDtypeStruct(lead + metric.shape, metric.dtype), graph.metrics
+        )
+        self._rows = rows = metrics.capacity(jax.tree.leaves(self._metrics))
+
+        def train(leaves, iterations):
+            return loop.run(leaves, iterations, rows)
+
+        self._program = Program(
+            "train",
+            tuple(f.name for f in graph.fragments),
+            tuple(devices[i] for i in plan.groups[0].devices),
+            1,
+            jax.jit(train, donate_argnums=0, out_shardings=(loop.shardings, loop.buffer_sharding)),
+            (self.shapes, jax.ShapeDtypeStruct((), jnp.int32, sharding=loop.count_sharding)),
+        )
+        self.programs: tuple[Program, ...] = (self._program,)
+
+    def compile(self) -> None:
+        """Compiles the program."""
+        self._program.compile()
+
+    def start(self, leaves: list[jax.Array], iterations: int) -> tuple[list[jax.Array], PendingMetrics]:
+        """Calls it once for every `metrics.capacity` iterations, and waits for none."""
+        chunks = []
+        for begun in range(0, iterations, self._rows):
+            count = min(self._rows, iterations - begun)
+            leaves, buffers = self._program.compiled(leaves, np.int32(count))
+            chunks.append((buffers, count))
+        return leaves, PendingMetrics(self._metrics, chunks, None)

@@ -1,0 +1,102 @@
+"""`Program`: one XLA program of an engine, compiled once, and what can be read off it."""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from fdg.running.hlo import Collective, read_collectives
+
+
+@dataclasses.dataclass(eq=False)
+class Program:
+    """One XLA program of an engine.
+
+    Where all fragments share their devices there is one, "train": a loop over iterations whose number is an
+    argument. Its HLO has one outer loop of unknown length, whose body is an iteration.
+
+    Attributes:
+      fragments: the names of the fragments in it.
+      devices: what it runs on.
+      calls_per_iteration: how often it runs in one training iteration; 1 for "train", which the host starts
+        once for many iterations, and of which all figures here are those of a single iteration.
+      function: the jitted function.
+      arguments: what it takes, as `jax.ShapeDtypeStruct` with shardings.
+      exchanges: whether it is a transfer between processes, which is a collective itself.
+      compiled: the executable, once `compile` has made it.
+    """
+
+    name: str
+    fragments: tuple[str, ...]
+    devices: tuple[jax.Device, ...]
+    calls_per_iteration: int
+    function: Any = dataclasses.field(repr=False)
+    arguments: Sequence[Any] = dataclasses.field(repr=False)
+    exchanges: bool = False
+    compiled: Any = dataclasses.field(default=None, repr=False)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this process has one of its devices."""
+        return any(d.process_index == jax.process_index() for d in self.devices)
+
+    def compile(self) -> jax.stages.Compiled:
+        """Compiles it, unless that was done already."""
+        compile_programs([self])
+        return self.compiled
+
+    def hlo(self) -> str:
+        """The optimised HLO as text."""
+        return self.compile().as_text() or ""
+
+    def collectives(self) -> tuple[Collective, ...]:
+        """What its devices exchange each time it runs ("train": in an iteration), read from its HLO.
+
+        A loop within counts as often as it turns, where XLA knows that.
+        """
+        return read_collectives(self.hlo())
+
+    def cost(self) -> dict[str, float]:
+        """What XLA says of one device's share, 0 where it says nothing.
+
+        `flops` and `bytes_accessed` count each loop's body once; of memory: `argument_bytes`,
+        `output_bytes`, `temporary_bytes`, `code_bytes`.
+        """
+        compiled = self.compile()
+        analysis = compiled.cost_analysis() or {}
+        analysis = analysis[0] if isinstance(analysis, list) else analysis
+        memory = compiled.memory_analysis()
+        return {
+            "flops": float(analysis.get("flops", 0)),
+            "bytes_accessed": float(analysis.get("bytes accessed", 0)),
+            "argument_bytes": float(getattr(memory, "argument_size_in_bytes", 0)),
+            "output_bytes": float(getattr(memory, "output_size_in_bytes", 0)),
+            "temporary_bytes": float(getattr(memory, "temp_size_in_bytes", 0)),
+            "code_bytes": float(getattr(memory, "generated_code_size_in_bytes", 0)),
+        }
+
+
+def compile_programs(programs: Iterable[Program]) -> None:
+    """Compiles those that are not compiled yet and have a device in this process, several at a time."""
+    todo = [program for program in programs if program.is_here and program.compiled is None]
+    # Tracing and lowering hold Python's lock; XLA does not.
+    lowered = [program.function.lower(*program.arguments) for program in todo]
+    if len(todo) == 1:
+        todo[0].compiled = lowered[0].compile()
+        return
+    with ThreadPoolExecutor() as pool:
+        for program, compiled in zip(todo, pool.map(lambda one: one.compile(), lowered), strict=True):
+            program.compiled = compiled
+
+
+def is_here(mesh: Mesh) -> bool:
+    """Whether this process has one of a mesh's devices."""
+    return any(d.process_index == jax.process_index() for d in mesh.devices.flat)
+
+
+def spans_processes(*meshes: Mesh) -> bool:
+    """Whether the devices of some meshes, together, belong to several processes."""
+    return len({d.process_index for mesh in meshes for d in mesh.devices.flat}) > 1

@@ -1,0 +1,141 @@
+"""States in which an array is there twice, by any name: memory cannot be donated twice."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fdg
+import policies
+from fdg.placing.staleness import DelayedState
+from fdg.running.leaves import Remembered, without_aliases
+from tests.conformance.comparison import assert_same, plain
+from tests.tiny import Pupil
+
+
+class Twins:
+    """A network and its target, walks and older walks, keys and keys to come."""
+
+    def init(self, key):
+        w, x, keys = jnp.arange(3.0), jnp.ones((4, 3)), jax.random.split(key, 4)
+        return {"w": w, "target": w, "x": x, "before": x, "keys": keys, "next": keys}
+
+    def iterate(self, state):
+        @fdg.fragment("actor", in_axes=(None, 0, 0))
+        def act(w, x, keys):
+            return x * w[None] + jax.vmap(lambda key: jax.random.uniform(key, (3,)))(keys)
+
+        @fdg.fragment("learner", in_axes=(None, 0), out_axes=None)
+        def learn(w, x):
+            return 0.9 * w + 0.1 * jnp.mean(x)
+
+        x = act(state["w"], state["x"], state["keys"])
+        w = learn(state["w"], x)
+        keys = jax.vmap(lambda key: jax.random.split(key, 1)[0])(state["next"])
+        new = {
+            "w": w,
+            "target": state["w"],
+            "x": x,
+            "before": state["x"],
+            "keys": state["next"],
+            "next": keys,
+        }
+        return new, {"mean": jnp.mean(x)}
+
+
+def same_objects(state, shapes):
+    return state
+
+
+def laid_out_together(state, shapes):
+    """On the devices, and still the same arrays."""
+    placed = {
+        id(x): jax.device_put(x, s.sharding) for x, s in ((state[name], shapes[name]) for name in state)
+    }
+    return {name: placed[id(x)] for name, x in state.items()}
+
+
+def by_another_name(state, shapes):
+    """Other objects, in the memory of the first."""
+    state = laid_out_together(state, shapes)
+    again = {
+        name: jax.random.wrap_key_data(jax.random.key_data(state[name]))
+        if name == "next"
+        else jax.device_put(state[name], state[name].sharding, may_alias=True)
+        for name in ("target", "before", "next")
+    }
+    assert all(again[name] is not state[name] for name in ("next",))
+    return {**state, **again}
+
+
+@pytest.mark.parametrize(
+    "alias", [same_objects, laid_out_together, by_another_name], ids=lambda f: f.__name__
+)
+@pytest.mark.parametrize(
+    ("policy", "count"),
+    [(policies.GPUOnly(), 1), (policies.GPUOnly(), 4), (policies.SingleLearnerCoarse(), 3)],
+    ids=["one device", "four devices", "two groups"],
+)
+def test_an_array_that_is_there_twice(policy, count, alias, devices, engines):
+    engine = engines(policy, count)
+    algorithm = engine.algorithm
+    expected = plain(algorithm, algorithm.init(jax.random.key(1)), 3)
+    state = alias(algorithm.init(jax.random.key(1)), engine.state_shape)
+    assert_same(expected, engine.run(state, 3))
+
+
+@pytest.fixture(scope="module")
+def engines(devices):
+    kept = {}
+
+    def get(policy, count):
+        if (policy, count) not in kept:
+            kept[policy, count] = fdg.compile(Twins(), policy, devices[:count])
+        return kept[policy, count]
+
+    return get
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_delayed_state_made_of_one_array(count, devices):
+    engine = fdg.compile(Pupil(num_envs=6), policies.SingleLearnerCoarse(staleness=2), devices[:count])
+    expected = engine.run(engine.init(0), 3)
+    state = Pupil(num_envs=6).init(jax.random.key(0))
+    delayed = engine.plan.delayed.leaves
+    old = tuple(jax.tree.leaves(state)[i] for i in delayed)
+    assert old
+    assert_same(expected, engine.run(DelayedState(state, (old, old)), 3), 1e-6)
+
+
+def test_only_what_is_there_twice_is_copied(devices):
+    spread = jax.sharding.NamedSharding(
+        jax.sharding.Mesh(np.array(devices[:2]), ("x",)), jax.sharding.PartitionSpec()
+    )
+    a, b, empty = jnp.ones(3), jnp.ones(3), jnp.zeros(0)
+    in_part = jax.device_put(a, spread)  # its copy on the first device may be `a`
+    c, d, e, f, g, h = without_aliases([a, b, a, in_part, empty, empty])
+    assert c is a and d is b and e is not a and h is not g
+    pointers = [shard.data.unsafe_buffer_pointer() for x in (c, d, e, f) for shard in x.addressable_shards]
+    assert len(set(pointers)) == 5
+    for x in (e, f):
+        np.testing.assert_array_equal(x, a)
+    assert f.sharding == spread
+
+
+def test_what_was_handed_out_is_known_and_not_kept():
+    a, b = jnp.ones(3), jax.random.key(0)
+    known = Remembered([a, b])
+    assert known.are([a, b])
+    assert not known.are([b, a]) and not known.are([a]) and not known.are([a, jax.random.key(0)])
+    del a
+    assert not known.are([jnp.ones(3), b])
+    assert Remembered().are([]) and not Remembered().are([b])
+
+
+def test_numpy_arrays_are_left_alone(devices):
+    """The engine gives up its own copy, and not the caller's memory."""
+    engine = fdg.compile(Pupil(num_envs=6), policies.GPUOnly(), devices[:1])
+    position = np.linspace(0, 1, 18, dtype=np.float32).reshape(6, 3)
+    before = position.copy()
+    engine.run({**engine.init(0), "position": position}, 2)
+    np.testing.assert_array_equal(position, before)
