@@ -27,7 +27,8 @@ from fdg import jaxprs
 from fdg.errors import HostError, one_line
 from fdg.fragment import FragmentMark
 
-_CALLS = ("io_callback", "pure_callback", "debug_callback")
+_GIVES_BACK = ("io_callback", "pure_callback")
+_CALLS = (*_GIVES_BACK, "debug_callback")
 BETWEEN = "code between fragments"
 
 LastWords = Callable[[str, int], object]  # (line, status), before `os._exit(status)`
@@ -48,7 +49,7 @@ def guard(jaxpr: Any, where: str = BETWEEN, last_words: LastWords | None = None)
 def calls_host(equations: Sequence[core.JaxprEqn]) -> bool:
     """Whether any of the equations, at any depth, calls a function on the host that gives something back."""
     return any(
-        jaxprs.host_call(eqn) is not None or any(calls_host(body.jaxpr.eqns) for body in jaxprs.bodies(eqn))
+        eqn.primitive.name in _GIVES_BACK or any(calls_host(body.jaxpr.eqns) for body in jaxprs.bodies(eqn))
         for eqn in equations
     )
 
