@@ -175,8 +175,8 @@ class Demand:
         group, seen = self.question.groups[fragment or ""], "an older version" if own else "the newest"
         raise PlanError(
             f"{self.question.where}: fragment '{fragment}' ({group}) makes a {result.aval.str_short()} or"
-            f" hands {self._leaves(block, [result])} on, and it cannot be told which: it reads {seen}, and {who}"
-            f" needs {needed}; compute it in every case (jnp.where, not a branch or while loop), or use"
+            f" hands {self._leaves(block, [result])} on, and it cannot be told which: it reads {seen}, and"
+            f" {who} needs {needed}; compute it in every case (jnp.where, not a branch or while loop), or use"
             f" staleness=0"
         )
 
