@@ -12,6 +12,7 @@ import policies
 from fdg.placing.staleness.demand import Demand
 from fdg.placing.staleness.flow import Flow
 from tests.placing.versions import (
+    Algorithm,
     Looped,
     Roles,
     Same,
@@ -453,3 +454,18 @@ def test_actor_and_learner_that_take_turns_within_a_while_loop():
         return {"w": w, "v": s["v"], "x": x}, {}
 
     refused(program, "'act' (actors)", "'learn' (learners)", "take turns", "use staleness=0", groups=TWO)
+
+
+@pytest.mark.parametrize(
+    ("program", "groups"), [(scanned_hand_on, COARSE), (taking_turns, CENTRAL), (two_readers, COARSE)]
+)
+def test_groups_on_devices_of_their_own(program, groups, devices):
+    """Two programs that exchange values have the numbers of one."""
+    algorithm = Algorithm(program, Looped(), START)
+    graph = fdg.trace(algorithm)
+    used = {groups[f.role] for f in graph.fragments}
+    placed = tuple((role, group) for role, group in groups.items() if group in used)
+    engine = fdg.compile(algorithm, Roles(placed, 2), devices[: len(used)])
+    state, metrics = engine.run(engine.init(0), 5)
+    expected, each = python(program, START, groups, 2, 5)
+    assert_equal((expected, each[-1]), (state.state, {name: m[-1] for name, m in metrics.items()}))
