@@ -17,7 +17,7 @@ class Central:
     Attributes:
       workers: devices that act and take gradients, None for all that remain.
       servers: devices that update, each with a copy of the parameters.
-      staleness: how many iterations old the actors' parameters are; 0 is synchronous.
+      staleness: how many iterations old the workers' parameters are; 0 is synchronous.
     """
 
     workers: int | None = dataclasses.field(

@@ -12,8 +12,8 @@ from fdg.fragment import FragmentMark
 def name_fragments(jaxpr: core.ClosedJaxpr) -> core.ClosedJaxpr:
     """The jaxpr with the calls of one fragment told apart: `act`, `act.2`, `act.3`, in program order.
 
-    Whoever reads the jaxpr then knows a fragment by its mark alone (`FragmentMark.of(eqn).name`), however often
-    its function is called. A jaxpr whose calls have names of their own comes back as it is.
+    Whoever reads the jaxpr then knows a fragment by its mark alone (`FragmentMark.of(eqn).name`), however
+    often its function is called. A jaxpr whose calls have names of their own comes back as it is.
     """
     used: collections.Counter[str] = collections.Counter()
 

@@ -2,8 +2,8 @@
 
     scan(x -> act(w, x) -> step(x, a)), T trips -> learn(w, xs)
 
-gives the nodes `act`, `step` (T calls each) and `learn`; edges `act -> step` (each trip), `step -> act` (to the
-next trip), `step -> learn` (once, T rows stacked), and `learn -> act` (to the next iteration).
+gives the nodes `act`, `step` (T calls each) and `learn`; edges `act -> step` (each trip), `step -> act` (to
+the next trip), `step -> learn` (once, T rows stacked), and `learn -> act` (to the next iteration).
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ class Scope:
 
 
 class Way(NamedTuple):
-    """How a value gets from one fragment to another: `copies` of it, one a trip, are stacked to cross together."""
+    """How a value gets to a fragment: `copies` of it, one a trip, are stacked and cross together."""
 
     crossings: int
     delay: str

@@ -12,8 +12,8 @@ from fdg.fragment import boundary_p
 def state_axes(jaxpr: Any, num_leaves: int) -> tuple[int | None, ...]:
     """Batch axes of the first inputs of a closed jaxpr, which are the state's leaves; None without a batch.
 
-    A leaf has the axis that the first fragment to read it declares; one that no fragment reads, the axis that it
-    comes back with.
+    A leaf has the axis that the first fragment to read it declares; one that no fragment reads, the axis that
+    it comes back with.
     """
     inside = jaxprs.open_jaxpr(jaxpr)
     axes = tuple(_declared(inside, v) for v in inside.invars[:num_leaves])

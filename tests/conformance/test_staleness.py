@@ -87,8 +87,8 @@ class LateWalker(Walker):
     def iterate_late(self, state, acting, slopes_too):
         """(state, metrics), acting with `acting` and updating `state.weight`.
 
-        Gradients are taken at the weight that is updated. With `slopes_too` they belong to the group that acts: the
-        first of an iteration is taken at `acting`, as what comes next is made within the iteration.
+        Gradients are taken at the weight that is updated. With `slopes_too` they belong to the group that
+        acts: the first of an iteration is taken at `acting`, as what comes next is made within the iteration.
         """
         late, metrics = Walker.iterate(self, state._replace(weight=acting))
         # Neither what the environments did nor the metrics depend on the weight that is learned from.
@@ -134,7 +134,7 @@ def walker_oracle(staleness, iterations, slopes_too):
     + [("coarse 2", 2), ("coarse 3+2", 1), ("coarse 8", 4), ("central 3+1", 1), ("central 4+2", 2)],
 )
 def test_walker_against_plain_python(staleness, setup, devices):
-    """And in two runs as in one: 3 + 5 iterations are 8. Under Central the workers' gradients are late too."""
+    """Two runs are as one: 3 + 5 iterations are 8. Under Central the workers' gradients are late too."""
     compiled = engine(Walker(48), setup, staleness, devices)
     state, history, metrics = walker_oracle(staleness, 8, setup.startswith("central"))
     ours, first = compiled.run(compiled.plan.delayed.start(start("walker 48")), 3)

@@ -1,4 +1,4 @@
-"""Programs for three interpreters: plain Python that keeps versions by group, unrolled JAX, and JAX with loops.
+"""Programs for three interpreters: plain Python with versions by group, unrolled JAX, and JAX with loops.
 
 A program is a function of (interpreter, leaves) to (leaves, metrics). Plain Python is the oracle: a value is
 `Versions`, the newest and what each waiting group has of it; a fragment takes its group's, code between
@@ -81,8 +81,8 @@ class Unrolled:
             results = function(*values)
             return tuple(values[r.operand] if isinstance(r, Same) else r for r in results)
 
-        return fdg.fragment(role, in_axes=0 if jnp.ndim(operands[0]) else None,
-                            out_axes=0 if jnp.ndim(operands[0]) else None, name=name)(body)(*operands)  # fmt: skip
+        axis = 0 if jnp.ndim(operands[0]) else None
+        return fdg.fragment(role, in_axes=axis, out_axes=axis, name=name)(body)(*operands)
 
     def glue(self, function: Callable, *operands: Any) -> Any:
         return function(*operands)

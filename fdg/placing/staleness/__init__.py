@@ -6,8 +6,9 @@
 
 The delay is written into the iteration itself, before anything is placed: the state gets a history of what a
 group waits for, and what that group's fragments read comes from its old end. The result is a graph like any
-other, so that on any number of devices, one included, it has the same numbers. `flow` follows values forwards to
-say which come from the state unchanged, `demand` backwards to say who reads them, and `rewrite` writes it down.
+other, so that on any number of devices, one included, it has the same numbers. `flow` follows values forwards
+to say which come from the state unchanged, `demand` backwards to say who reads them, and `rewrite` writes it
+down.
 """
 
 from collections.abc import Mapping
@@ -30,13 +31,13 @@ __all__ = ["Delay", "DelayedState", "delay"]
 def delay(graph: FDG, assignment: Mapping[str, str], staleness: int, policy: Any) -> tuple[FDG, Delay]:
     """The graph in which groups that wait for parameters use those of `staleness` iterations ago.
 
-    A group waits if a fragment of the role `actor` lives there. Delayed for it is each leaf of the state that a
-    fragment of the group, of any role, reads as it was at the start of the iteration (also through code between
-    fragments), and whose next value another group's fragment makes. In iteration t the group reads the leaf as
-    it was at the start of iteration t - staleness, and the first value before there is one. Everything else, and
-    everybody else, reads the newest; so does the group, where another makes it in the same iteration. Code
-    between fragments is repeated on old values where it leads to the group; a value that a fragment hands on
-    unchanged is not its product.
+    A group waits if a fragment of the role `actor` lives there. Delayed for it is each leaf of the state that
+    a fragment of the group, of any role, reads as it was at the start of the iteration (also through code
+    between fragments), and whose next value another group's fragment makes. In iteration t the group reads
+    the leaf as it was at the start of iteration t - staleness, and the first value before there is one.
+    Everything else, and everybody else, reads the newest; so does the group, where another makes it in the
+    same iteration. Code between fragments is repeated on old values where it leads to the group; a value that
+    a fragment hands on unchanged is not its product.
 
     Args:
       assignment: the group of each fragment, as the policy names it.

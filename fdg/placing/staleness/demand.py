@@ -2,7 +2,8 @@
 
     w -> scan(act(w, x), step(x, a)), learn(w, ys)      `act` and `step` on actors, `learn` on learners
 
-Under a policy that delays `w` for its actors, the scan reads the actors' version of `w` and `learn` the newest.
+Under a policy that delays `w` for its actors, the scan reads the actors' version of `w` and `learn` the
+newest.
 """
 
 import dataclasses
@@ -70,12 +71,16 @@ class Demand:
         return real or ([None] if found else [])
 
     def kept(self, block: Block, variable: Any) -> list[Version]:
-        """The versions that go in or out of a body by this variable; none of a late one that nothing reads."""
+        """Versions that go in or out of a body by a variable; none of a late one that nothing reads."""
         return self.versions(block, variable) or ([] if self.late(block, variable) else [None])
 
     def reader(self, block: Block) -> Version:
         """The version that a block's own code reads."""
-        group = None if block.inside is None else self.question.groups[block.inside]
+        return None if block.inside is None else self.version_of(block.inside)
+
+    def version_of(self, fragment: str) -> Version:
+        """The version that a fragment reads."""
+        group = self.question.groups[fragment]
         return group if group in self.question.waiting else None
 
     def stays(self, block: Block, eqn: core.JaxprEqn) -> bool:
@@ -131,15 +136,15 @@ class Demand:
             reads = block.need.get(v, set())
             for i in depends:
                 self._read(block, eqn.invars[i], reads)
-            older = sorted((version, reader) for version, reader in reads if version)
+            older = sorted((version, reader or "") for version, reader in reads if version)
             if eqn.effects and older:
                 raise PlanError(
                     f"{self.question.where}: code between fragments ({eqn.primitive.name}) has an effect, and"
                     f" cannot be repeated with the older {self._leaves(block, eqn.invars)} for"
                     f" '{older[0][1]}' ({older[0][0]}): put it into a fragment, or use staleness=0"
                 )
-        for v in eqn.invars:
-            self._read(block, v, {(None if eqn.effects else ANY, None)})
+        for operand in eqn.invars:
+            self._read(block, operand, {(None if eqn.effects else ANY, None)})
 
     def _within(self, block: Block, eqn: core.JaxprEqn) -> None:
         """A fragment's own code, computed once from what its group reads."""
@@ -158,22 +163,21 @@ class Demand:
 
     def _check_one_version(self, block: Block, result: Any, reads: Reads, fragment: str | None) -> None:
         """A value that a fragment may have made or handed on has the version that its own group reads."""
-        group = self.question.groups[fragment or ""]
-        own = group if group in self.question.waiting else None
+        own = self.version_of(fragment or "")
         others = sorted(
             ((version or "", reader or "") for version, reader in reads if version not in (own, ANY)),
         )
         if not self.late(block, result) or not others:
             return
         version, reader = others[0]
-        what = f"'{reader}'" if reader else "what comes after"
-        reads_what = f"{what} needs {'the newest' if not version else f'the one that {version} read'}"
+        who = f"'{reader}'" if reader else "what comes after"
+        needed = f"the one that {version} reads" if version else "the newest"
+        group, seen = self.question.groups[fragment or ""], "an older version" if own else "the newest"
         raise PlanError(
-            f"{self.question.where}: fragment '{fragment}' ({group}) either computes a result or hands"
-            f" {self._leaves(block, [result])} on unchanged, as {result.aval.str_short()}, and it cannot be told"
-            f" which; {own or 'it'} reads {'an older version' if own else 'the newest'} and {reads_what}: compute"
-            f" it in every case (jnp.where, not a branch or while loop), return the"
-            f" unchanged value apart, or use staleness=0"
+            f"{self.question.where}: fragment '{fragment}' ({group}) makes a {result.aval.str_short()} or"
+            f" hands {self._leaves(block, [result])} on, and it cannot be told which: it reads {seen}, and"
+            f" {who} needs {needed}; compute it in every case (jnp.where, not a branch or while loop), or use"
+            f" staleness=0"
         )
 
     def _leaves(self, block: Block, atoms: Sequence[Any]) -> str:
@@ -186,7 +190,7 @@ class Demand:
     def _through_bodies(self, block: Block, position: int, eqn: core.JaxprEqn) -> None:
         """An equation with fragments in it."""
         kind, inner = control_flow(eqn), block.inner.get(position, [])
-        outputs: list[Reads] = [block.need.get(v, set()) for v in eqn.outvars]
+        outputs: list[Reads] = [set(block.need.get(v, ())) for v in eqn.outvars]
         mark = FragmentMark.of(eqn)
         for k, i in enumerate(self.handed_on(block, eqn)):
             result, reads = eqn.outvars[k], outputs[k]
@@ -196,7 +200,7 @@ class Demand:
             elif mark is not None:
                 outputs[k] = self._of_fragment(mark.name, block, result, reads)
             elif not reads and not self.late(block, result):
-                outputs[k] = {(None, None)}  # stays, though nothing reads it
+                outputs[k].add((None, None))  # stays, though nothing reads it
         if kind in ("scan", "while"):
             self._through_loop(block, eqn, inner, outputs)
         elif kind in ("call", "cond"):
@@ -215,13 +219,11 @@ class Demand:
 
     def _of_fragment(self, fragment: str, block: Block, result: Any, reads: Reads) -> Reads:
         self._check_one_version(block, result, reads, fragment)
-        group = self.question.groups[fragment]
-        return {(group if group in self.question.waiting else None, fragment)}
+        return {(self.version_of(fragment), fragment)}
 
     def _unused(self, fragment: str, eqn: core.JaxprEqn, body: Block) -> list[tuple[Any, Reads]]:
-        """Operands that nothing in a fragment uses: what it is called with, it reads, but for what it hands on."""
-        group = self.question.groups[fragment]
-        reads: Reads = {(group if group in self.question.waiting else None, fragment)}
+        """Operands that nothing in a fragment uses: it reads them all the same, but for what it hands on."""
+        reads: Reads = {(self.version_of(fragment), fragment)}
         borders = {e.invars[0]: e.outvars[0] for e in body.jaxpr.eqns if is_identity(e)}
         handed_on = self.flow.unchanged(eqn)
         return [
@@ -250,13 +252,15 @@ class Demand:
         *tests, body = inner
         wiring = jaxprs.bodies(eqn)[-1]
         carry = {k: body.jaxpr.invars[i] for i, k in wiring.carry}
-        # What is read of a carried value is read of its next one too. A result that has no older version is made
-        # in the loop, whichever version it starts from.
+        # What is read of a carried value is read of its next one too. A result that has no older version is
+        # made in the loop, whichever version it starts from.
         carried: dict[int, Reads] = {}
         for k, variable in carry.items():
             result_late = self.late(block, eqn.outvars[k])
-            unread = set() if self.late(body, variable) else {(None, None)}
-            carried[k] = outputs[k] if result_late else {(ANY, None)} if outputs[k] else unread
+            if outputs[k]:
+                carried[k] = outputs[k] if result_late else {(ANY, None)}
+            else:
+                carried[k] = set() if self.late(body, variable) else {(None, None)}
         for test in tests:
             self.run(test, [{(self.reader(test), test.inside)}])
             late = self.late(test, test.jaxpr.outvars[0])
@@ -289,13 +293,13 @@ class Demand:
         """Within a loop, an actor may not act on what another group remakes: an iteration is no age then."""
         order = list(self.question.groups)
         for group in sorted(self.late(block, start)):
-            acting = [x for version, x in reads if version == group and x in self.question.actors]
+            acting = [x for version, x in reads if version == group and x and x in self.question.actors]
             makers = [x for x in next_value if isinstance(x, str) and self.question.groups[x] != group]
             if acting and makers:
-                actor, other = min(acting, key=order.index), min(makers, key=order.index)  # type: ignore[arg-type]
+                actor, other = min(acting, key=order.index), min(makers, key=order.index)
                 raise PlanError(
-                    f"{self.question.where} counts iterations, but within one iteration '{actor}' ({group}) and"
-                    f" '{other}' ({self.question.groups[other]}) take turns with the same parameters: use"
+                    f"{self.question.where} counts iterations, but within one iteration '{actor}' ({group})"
+                    f" and '{other}' ({self.question.groups[other]}) take turns with the same parameters: use"
                     f" staleness=0, or let the loop around them end before the update"
                 )
 
@@ -311,11 +315,11 @@ class Demand:
             after = [reader for version, reader in reads if version == group and reader]
             if inside or after:
                 kind = "branch (cond)" if eqn.primitive.name == "cond" else "while loop"
+                reader = [*inside, *sorted(after)][0]
                 raise PlanError(
                     f"{self.question.where}: a {kind} between fragments depends on"
-                    f" {self._leaves(at, choice)}, of which '{[*inside, *sorted(after)][0]}' ({group}) reads an"
-                    f" older version than others, and it cannot go both ways: decide it in a fragment, or use"
-                    f" staleness=0"
+                    f" {self._leaves(at, choice)}, of which '{reader}' ({group}) reads an older version than"
+                    f" others, and it cannot go both ways: decide it in a fragment, or use staleness=0"
                 )
 
     def _refuse_unknown(self, block: Block, eqn: core.JaxprEqn) -> None:

@@ -2,8 +2,9 @@
 
     w, x -> scan(carry w, x: w, y = act(w, x)) -> w', ys -> learn(w', ys) -> w''
 
-`act` hands `w` on unchanged, so `w'` comes from the leaf `w` and from no fragment; `ys` come from `act`, `w''`
-from `learn`. Code between fragments makes no product: what it makes comes from whatever its operands come from.
+`act` hands `w` on unchanged, so `w'` comes from the leaf `w` and from no fragment; `ys` come from `act`,
+`w''` from `learn`. Code between fragments makes no product: what it makes comes from whatever its operands
+come from.
 """
 
 import dataclasses
@@ -159,7 +160,7 @@ class Flow:
             following = list(values)
             for i, k in body.carry:
                 following[i] = ends[k] if kind == "scan" else values[i] | ends[k]
-            if following in trips or len(trips) == body.trips and kind == "scan":
+            if following in trips or (len(trips) == body.trips and kind == "scan"):
                 break
             values = following
             trips.append(values)
@@ -187,7 +188,7 @@ class Flow:
     def _after(
         self, length: int, body: jaxprs.Body, trips: list[list[Origins]], inside: str | None
     ) -> list[Origins]:
-        """Origins of what the last of `length` trips ends with, given what goes into trips until it repeats."""
+        """Origins at the end of the last of `length` trips, given what goes into trips until it repeats."""
         if length == 0:
             return [frozenset()] * len(body.results)  # zeros, or what it starts from: see `unchanged`
         last = length - 1

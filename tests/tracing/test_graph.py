@@ -9,8 +9,11 @@ import pytest
 import algos
 import envs
 import fdg
+from fdg import jaxprs
+from fdg.fragment import FragmentMark
 from fdg.tracing import graph as graphs
 from fdg.tracing.graph import Array, Edge, Fragment
+from fdg.tracing.names import name_fragments
 from tests.user_algorithm import FEATURES, B, T, Walker
 
 
@@ -75,6 +78,50 @@ def test_edges_carry_what_the_source_produces(walker):
     assert [e.delay for e in edges(walker, "gradient", "update")] == [""]
     assert [e.delay for e in edges(walker, "update", "gradient")] == ["step"]
     assert not edges(walker, "learn", "judge")
+
+
+def test_what_crosses_once_and_what_is_stacked_are_edges_apart():
+    """A weight of 4 bytes that trips hand on crosses once; the rows [4] of three trips cross stacked."""
+
+    class HandsOn:
+        def init(self, key):
+            return {"w": jnp.float32(1), "x": jnp.ones(4)}
+
+        def iterate(self, state):
+            @fdg.fragment("actor", in_axes=(None, 0), out_axes=(None, 0))
+            def act(w, x):
+                return w, x * w
+
+            @fdg.fragment("learner", in_axes=(None, 1), out_axes=None)
+            def learn(w, xs):
+                return w + jnp.mean(xs)
+
+            def trip(carry, _):
+                w, x = act(*carry)
+                return (w, x), x
+
+            (w, x), xs = jax.lax.scan(trip, (state["w"], state["x"]), None, length=3)
+            return {"w": learn(w, xs), "x": x}, {}
+
+    graph = fdg.trace(HandsOn())
+    sizes = [(e.bytes_per_crossing, e.crossings_per_iteration) for e in edges(graph, "act", "learn")]
+    assert sorted(sizes) == [(4, 1), (3 * 4 * 4, 1)]
+    assert "act" in str(graph)
+
+
+def test_calls_of_one_fragment_have_names_of_their_own(walker):
+    """In the jaxpr too, so that nobody else has to count."""
+
+    def marks(jaxpr):
+        for eqn in jaxpr.eqns:
+            mark = FragmentMark.of(eqn)
+            if mark is not None:
+                yield mark.name
+            for body in jaxprs.bodies(eqn):
+                yield from marks(body.jaxpr)
+
+    assert list(marks(jaxprs.open_jaxpr(walker.jaxpr))) == [f.name for f in walker.fragments]
+    assert name_fragments(walker.jaxpr) is walker.jaxpr
 
 
 def test_batch_axes_of_the_state(walker):
