@@ -151,7 +151,7 @@ class Stepped:
         # What crosses the border of a process is a collective; one at a time, in the same order everywhere.
         self._crossing: list[jax.Array] = []
         self._steps = self._build(schedule.steps, 1)
-        self._again = self._rebind(schedule.again)
+        self._again = self._rebind(schedule.carry)
         self._metrics = [self._slot(value) for value in schedule.metrics]
         self._metric_stacks: dict[int, list[tuple[list[int], Any]]] = {}
         self._leaves = [[self._slot(value) for value in places] for places in schedule.leaves]
@@ -303,7 +303,7 @@ class Stepped:
             for group in self._meshes
         ]
         steps = self._build(repeat.steps, times * repeat.trips)
-        again, leave = self._rebind(repeat.again), self._rebind(repeat.leave)
+        again, leave = self._rebind(repeat.carry), self._rebind(repeat.leave)
         targets = {b for _, b in again}
         trips = repeat.trips
 
