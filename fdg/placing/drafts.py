@@ -89,7 +89,7 @@ class LoopDraft:
     level: int
     loop: Loop
     enter: tuple[tuple[Value, Value], ...]
-    again: tuple[tuple[Value, Value], ...]
+    carry: tuple[tuple[Value, Value], ...]
     leave: tuple[tuple[Value, Value], ...]
     carried: frozenset[Value]
     body: "Draft"

@@ -25,14 +25,14 @@ class Levels:
 
     Attributes:
       starts: of each carried value, where it is kept; the first is where its next value is made.
-      ends: (end of an iteration, start of the next).
+      carry: (end of an iteration, start of the next).
       metrics: where each is made.
       constants: (position among the graph's constants, where it is needed).
     """
 
     draft: Draft
     starts: tuple[tuple[Value, ...], ...]
-    ends: tuple[tuple[Value, Value], ...]
+    carry: tuple[tuple[Value, Value], ...]
     metrics: tuple[Value, ...]
     constants: tuple[tuple[int, Value], ...]
 
@@ -59,7 +59,7 @@ def assign_levels(placement: Placement, values: Values, num_leaves: int) -> Leve
         [values(v, g) for g in placement.ordered(groups)]
         for v, groups in zip(carried, residents, strict=True)
     ]
-    again = tuple(
+    carry = tuple(
         (end[start.group], start)
         for end, places in zip(ends, starts, strict=True)
         for start in places
@@ -73,7 +73,7 @@ def assign_levels(placement: Placement, values: Values, num_leaves: int) -> Leve
     constants = tuple((i, value) for i, places in enumerate(needed) for value in places)
     kept = [*(value for end in ends for value in end.values()), *metrics]
     draft = builder.draft(kept, {value for places in tokens for value in places})
-    return Levels(draft, tuple(map(tuple, starts[:num_leaves])), again, tuple(metrics), constants)
+    return Levels(draft, tuple(map(tuple, starts[:num_leaves])), carry, tuple(metrics), constants)
 
 
 @dataclasses.dataclass
@@ -206,7 +206,7 @@ class _Builder:
             for group, value in end.items():
                 self._define(result, group, level, "loop")
                 leave.append((value, values(result, group)))
-        again = tuple(
+        carry = tuple(
             (end[g], values(v, g))
             for v, end in zip(loop.carried, ends, strict=True)
             for g in end
@@ -214,4 +214,4 @@ class _Builder:
         )
         inside = body.draft([value for end in ends for value in end.values()], set())
         carried = frozenset(values(v, g) for v, groups in residents.items() for g in groups)
-        self._loops.append(LoopDraft(level, loop, tuple(enter), again, tuple(leave), carried, inside))
+        self._loops.append(LoopDraft(level, loop, tuple(enter), carry, tuple(leave), carried, inside))

@@ -89,7 +89,7 @@ class Lifetimes:
             if inside in loop.carried and (entries[outer] > 1 or outer in kept)
         )
         steps = self.steps(loop.body, "step")
-        return Repeat(loop.loop.trips, loop.enter, copied, steps, loop.again, loop.leave)
+        return Repeat(loop.loop.trips, loop.enter, copied, steps, loop.carry, loop.leave)
 
 
 def _reads(step: StepDraft, draft: Draft) -> list[Value]:

@@ -1,4 +1,10 @@
-"""How much memory an iteration needs at least: arrays that are alive together, between its operations."""
+"""How much memory an iteration needs at least: arrays that are alive together, between its operations.
+
+inputs x, w: 8 + 4 B, kept alive
+a = act(w, x)      12 + 8     a lives until `learn`
+b = copy(a)        12 + 8 + 8
+w' = learn(w, b)   12 + 8 + 4: a is gone; the peak was 28 B
+"""
 
 import collections
 from collections.abc import Mapping, Sequence

@@ -69,5 +69,5 @@ def passes(
     ordered = in_order(merged, order)
     names, origins = program_names(ordered, placed), find_origins(placed.region, len(carried))
     steps = Lifetimes(names, origins).steps(ordered, "iteration")
-    schedule = Schedule(steps, levelled.starts, levelled.constants, levelled.ends, levelled.metrics)
+    schedule = Schedule(steps, levelled.starts, levelled.constants, levelled.carry, levelled.metrics)
     return Passes(opened, placed, levelled, merged, ordered, schedule)

@@ -1,31 +1,35 @@
 """From a graph and a distribution policy to a plan: which device runs what, and what moves between them.
 
-A policy is a small value. It is asked one thing, `place(devices)`: which group of devices each role
-lives on. All that follows (who goes along with whom, how far a batch divides, which devices stay idle,
-which programs, transfers and collectives that makes) is worked out here, from the graph alone: no device is
-needed to plan.
+A policy is a small value. It is asked one thing, `place(devices)`: which group of devices each role lives on.
+All that follows is worked out from the graph alone, so no device is needed to plan:
+
+    policy.place(4 devices)      environment, actor -> actors (0, 1, 2); learner -> learners (3,)
+    assign, fit                  act, step -> actors; learn -> learners; 2 is idle for a batch of 64
+    delay                        the iteration with the policy's staleness written into it
+    open, partition              a schedule: actors run act+step, a move, learners run learn, a move back
+    predict                      what each program's devices exchange, and the memory that each group needs
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+from jax.extend import core
 
 from fdg import jaxprs
 from fdg.batch import follow as batch_flow
 from fdg.errors import PlanError
+from fdg.placing.assignment import assign, check_placement, fitted, largest_divisor, merge_shared
 from fdg.placing.effects import check_one_agent, check_one_device, check_one_process
-from fdg.placing.layout import Layout, moved_bytes
 from fdg.placing.memory import peak_by_group, peak_bytes
 from fdg.placing.opening import open_iteration
 from fdg.placing.partition import partition
-from fdg.placing.plan import BETWEEN, Movement, Plan, PlannedProgram
+from fdg.placing.plan import Plan, PlannedProgram
 from fdg.placing.policy import Group, Policy, with_host
-from fdg.placing.schedule import Call
+from fdg.placing.schedule import Schedule
 from fdg.placing.staleness import Delay, delay
-from fdg.tracing.graph import FDG, Fragment
+from fdg.tracing.graph import FDG
 from fdg.tracing.trace import trace
 
 
@@ -35,7 +39,8 @@ def place(
     """Plans an algorithm (or its graph) under a policy, without running or compiling anything.
 
     Args:
-      algorithm: an algorithm, or the `FDG` that `trace` made of it.
+      algorithm: an algorithm, or the `FDG` that `trace` made of it. One without a fragment is one program, on
+        the policy's first group.
       policy: see `policies`.
       devices: how many, or which; None for all of JAX's (`with_host`). They need not exist.
       num_seeds: independent agents in one program, spread over the devices.
@@ -47,7 +52,6 @@ def place(
     if devices is None:
         devices = with_host(policy, jax.devices())
     platforms = ["cpu"] * devices if isinstance(devices, int) else [d.platform for d in devices]
-    processes = [0] * len(platforms) if isinstance(devices, int) else [_process_of(d) for d in devices]
     count = devices if isinstance(devices, int) else len(devices)
     if count < 1:
         raise PlanError(f"{policy}: {count} devices: at least one is needed")
@@ -57,111 +61,37 @@ def place(
         )
     graph = algorithm if isinstance(algorithm, FDG) else trace(algorithm)
     placement = policy.place(platforms)
-    _check_placement(graph, policy, placement, count)
-    by_policy = _assign(graph, policy, placement)
+    check_placement(graph, policy, placement, count)
+    by_policy = assign(graph, placement)
     graph, delayed = _with_staleness(graph, policy, by_policy)
     if num_seeds is not None:
-        return dataclasses.replace(_plan_seeds(graph, policy, count, num_seeds), delayed=delayed)
-    assignment = _merge_shared(by_policy)
-    asked = tuple(dict.fromkeys(assignment.values())) or (next(iter(placement.values())),)
+        return _plan_seeds(graph, policy, count, num_seeds, delayed)
+    assignment = merge_shared(by_policy)
+    requested = tuple(dict.fromkeys(assignment.values())) or (next(iter(placement.values())),)
     groups = tuple(
-        _fitted(group, [f for f in graph.fragments if assignment[f.name] == group], policy) for group in asked
+        fitted(group, [f for f in graph.fragments if assignment[f.name] == group], policy)
+        for group in requested
     )
-    unfit = tuple((group.name, group.devices[len(fit) :]) for group, fit in zip(asked, groups, strict=True))
     used = {device for group in groups for device in group.devices}
-    idle = tuple(d for d in range(count) if d not in used)
-    named = {fragment: group.name for fragment, group in assignment.items()}
-    sizes = {group.name: len(group) for group in groups}
-    plan = Plan(graph, policy, count, None, groups, idle, tuple(named.items()), (), (), (), delayed, unfit)
-    if len(groups) == 1:
-        return _plan_whole(plan)
-    opened = open_iteration(graph.jaxpr, named, policy)
-    where = {group.name: platforms[group.devices[0]] for group in groups}
-    schedule = partition(opened, graph.state_axes, sizes, where)
-    on = {group.name: group for group in groups}
-    check_one_process(
-        ((on[call.group], call.equations) for call, _ in schedule.calls()), processes.__getitem__, policy
-    )
-    return _plan_steps(dataclasses.replace(plan, schedule=schedule, constants=opened.constants), sizes)
-
-
-def _process_of(device: Any) -> int:
-    return getattr(device, "process_index", 0)
-
-
-def largest_divisor(number: int, limit: int) -> int:
-    """The largest divisor of `number` that is at most `limit`.
-
-    >>> largest_divisor(66, 4)
-    3
-    """
-    return next(d for d in range(min(number, limit), 0, -1) if number % d == 0)
-
-
-def _plan_seeds(graph: FDG, policy: Policy, count: int, num_seeds: int) -> Plan:
-    """Agents never talk to each other, so whole agents go to devices and no fragment is split."""
-    if num_seeds < 1:
-        raise PlanError(f"num_seeds={num_seeds}: at least one agent is needed")
-    check_one_agent(jaxprs.open_jaxpr(graph.jaxpr).eqns, num_seeds)
-    width = largest_divisor(num_seeds, count)
-    group = Group("agents", tuple(range(width)))
-    assignment = tuple((f.name, group.name) for f in graph.fragments)
-    idle = tuple(range(width, count))
-    program = PlannedProgram("train", group.name, tuple(f.name for f in graph.fragments), 1)
-    memory = (group.name, peak_bytes(graph.jaxpr, (), 1) * (num_seeds // width))
-    return Plan(
+    plan = Plan(
         graph,
         policy,
         count,
-        num_seeds,
-        (group,),
-        idle,
-        assignment,
-        (program,),
-        tuple(_edges(graph)),
-        (memory,),
+        None,
+        groups,
+        idle=tuple(d for d in range(count) if d not in used),
+        assignment=tuple((fragment, group.name) for fragment, group in assignment.items()),
+        delayed=delayed,
+        unfit=tuple((g.name, g.devices[len(fit) :]) for g, fit in zip(requested, groups, strict=True)),
     )
-
-
-def _check_placement(graph: FDG, policy: Policy, placement: Mapping[str, Group], count: int) -> None:
-    if not placement:
-        raise PlanError(f"{policy} places no role: name at least one")
-    roles = {f.role for f in graph.fragments}
-    groups: dict[Group, list[str]] = {}
-    for role, group in placement.items():
-        groups.setdefault(group, []).append(role)
-        wrong = [d for d in group.devices if not 0 <= d < count]
-        if wrong or not group.devices:
-            what = f"device {wrong[0]}" if wrong else "no device"
-            raise PlanError(
-                f"{policy} places '{role}' on {what} (group {group.name}), of {count} devices,"
-                f" 0 to {count - 1}: let place() name positions in the list of devices"
-            )
-        twice = [d for d in group.devices if group.devices.count(d) > 1]
-        if twice:
-            raise PlanError(
-                f"{policy} places '{role}' on device {twice[0]} twice (group {group.name}):"
-                f" name each device once"
-            )
-        namesake = next((g for g in groups if g.name == group.name and g.devices != group.devices), None)
-        if namesake is not None:
-            raise PlanError(
-                f"{policy} has two groups '{group.name}', of '{groups[namesake][0]}' on devices"
-                f" {namesake.devices} and of '{role}' on {group.devices}: give each a name of its own"
-            )
-    for group, named in groups.items():
-        if roles and len(groups) > 1 and roles.isdisjoint(named):
-            raise PlanError(
-                f"{policy} has its {group.name} for {_listed(named, 'or')}, and {graph.name} has no fragment"
-                f" of {'that role' if len(named) == 1 else 'those roles'} (it has"
-                f" {_listed(sorted(roles), 'and')}): mark one with fdg.fragment('{named[0]}'), or use another"
-                f" policy, such as policies.GPUOnly()"
-            )
-
-
-def _listed(words: Sequence[str], last: str) -> str:
-    quoted = [f"'{word}'" for word in words] or ["none"]
-    return quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} {last} {quoted[-1]}"
+    if len(groups) == 1:
+        return _plan_whole(plan)
+    opened = open_iteration(graph.jaxpr, dict(plan.assignment), policy)
+    sizes = {group.name: len(group) for group in groups}
+    where = {group.name: platforms[group.devices[0]] for group in groups}
+    schedule = partition(opened, graph.state_axes, sizes, where)
+    _check_effects(schedule, plan, [] if isinstance(devices, int) else devices)
+    return _plan_steps(dataclasses.replace(plan, schedule=schedule, constants=opened.constants), sizes)
 
 
 def _with_staleness(graph: FDG, policy: Policy, assignment: Mapping[str, Group]) -> tuple[FDG, Delay | None]:
@@ -173,126 +103,64 @@ def _with_staleness(graph: FDG, policy: Policy, assignment: Mapping[str, Group])
     return delay(graph, {name: group.name for name, group in assignment.items()}, staleness, policy)
 
 
-def _merge_shared(assignment: Mapping[str, Group]) -> dict[str, Group]:
-    """Groups on the same devices become one."""
-    by_devices: dict[tuple[int, ...], dict[str, Group]] = {}
-    for group in assignment.values():
-        by_devices.setdefault(group.devices, {})[group.name] = group
-    merged = {
-        devices: Group("+".join(groups), devices, any(group.exact for group in groups.values()))
-        for devices, groups in by_devices.items()
-    }
-    return {fragment: merged[group.devices] for fragment, group in assignment.items()}
+def _check_effects(schedule: Schedule, plan: Plan, devices: Sequence[Any]) -> None:
+    groups = {group.name: group for group in plan.groups}
+    processes = [getattr(device, "process_index", 0) for device in devices] or [0] * plan.num_devices
+    for call, _ in schedule.calls():
+        check_one_device(call.equations, groups[call.group], plan.policy, plan.num_devices)
+    programs = ((groups[call.group], call.equations) for call, _ in schedule.calls())
+    check_one_process(programs, processes.__getitem__, plan.policy)
 
 
-def _assign(graph: FDG, policy: Policy, placement: Mapping[str, Group]) -> dict[str, Group]:
-    """Group of each fragment: its role's, or its parent's, or that of its largest input's producer."""
-    default = next(iter(placement.values()))
-    assigned: dict[str, Group] = {f.name: placement[f.role] for f in graph.fragments if f.role in placement}
-    pending = [f for f in graph.fragments if f.name not in assigned]
-    while pending:
-        waiting = []
-        for fragment in pending:
-            leader = fragment.parent or _largest_producer(graph, fragment)
-            if leader is None or leader == fragment.name:
-                assigned[fragment.name] = default
-            elif leader in assigned:
-                assigned[fragment.name] = assigned[leader]
-            else:
-                waiting.append(fragment)
-        if len(waiting) == len(pending):  # they only follow each other
-            assigned[waiting.pop(0).name] = default
-        pending = waiting
-    return {f.name: assigned[f.name] for f in graph.fragments}
-
-
-def _largest_producer(graph: FDG, fragment: Fragment) -> str | None:
-    edges = [e for e in graph.edges if e.target == fragment.name and e.source != fragment.name]
-    return max(edges, key=lambda e: e.bytes_per_crossing).source if edges else None
-
-
-def _fitted(group: Group, fragments: Sequence[Fragment], policy: Policy) -> Group:
-    """The group with as many of its devices as every batch divides by; without a batch, all hold copies."""
-    sizes = [f.batch_size for f in fragments if f.batch_size]
-    width = largest_divisor(math.gcd(*sizes), len(group)) if sizes else len(group)
-    if group.exact and width < len(group):
-        worst = next(f for f in fragments if f.batch_size and f.batch_size % len(group))
-        size, number = worst.batch_size or 0, len(group)
-        raise PlanError(
-            f"{policy}: fragment '{worst.name}' ({worst.role}) has a batch of {size}, which does not divide"
-            f" by the {number} devices of its {group.name}: use {width}, or a batch of"
-            f" {' or '.join(str(n) for n in (size // number * number, -(-size // number) * number) if n)}"
-        )
-    return Group(group.name, group.devices[:width], group.exact)
-
-
-def _edges(graph: FDG, assignment: Mapping[str, str] | None = None) -> list[Movement]:
-    """Edges that stay on their devices."""
-    return [
-        Movement(e.source, e.target, "", e.bytes_per_crossing, e.crossings_per_iteration, e.delay)
-        for e in graph.edges
-        if assignment is None or assignment[e.source] == assignment[e.target]
-    ]
+def _plan_seeds(graph: FDG, policy: Policy, count: int, num_seeds: int, delayed: Delay | None) -> Plan:
+    """Agents never talk to each other, so whole agents go to devices and no fragment is split."""
+    if num_seeds < 1:
+        raise PlanError(f"num_seeds={num_seeds}: at least one agent is needed")
+    check_one_agent(jaxprs.open_jaxpr(graph.jaxpr).eqns, num_seeds)
+    width = largest_divisor(num_seeds, count)
+    group = Group("agents", tuple(range(width)))
+    return Plan(
+        graph,
+        policy,
+        count,
+        num_seeds,
+        (group,),
+        idle=tuple(range(width, count)),
+        assignment=tuple((f.name, group.name) for f in graph.fragments),
+        programs=(PlannedProgram("train", group.name, tuple(f.name for f in graph.fragments), 1),),
+        memory=((group.name, peak_bytes(graph.jaxpr, (), 1) * (num_seeds // width)),),
+        delayed=delayed,
+    )
 
 
 def _plan_whole(plan: Plan) -> Plan:
     """All fragments share their devices: one program."""
-    (group,) = plan.groups
-    graph = plan.graph
+    (group,), graph = plan.groups, plan.graph
     check_one_device(jaxprs.open_jaxpr(graph.jaxpr).eqns, group, plan.policy, plan.num_devices)
-    program = PlannedProgram("train", group.name, tuple(f.name for f in graph.fragments), 1)
-    found = []
-    if len(group) > 1:
-        found = _collectives(graph.jaxpr, (graph.state_axes, graph.output_axes), program, group, 1)
+    exchanged = _exchanged(graph.jaxpr, graph.state_axes, graph.output_axes, len(group))
+    program = PlannedProgram("train", group.name, tuple(f.name for f in graph.fragments), 1, exchanged)
     memory = ((group.name, peak_bytes(graph.jaxpr, graph.state_axes, len(group))),)
-    movements = (*_edges(graph), *_added_up(found))
-    return dataclasses.replace(plan, programs=(program,), movements=movements, memory=memory)
+    return dataclasses.replace(plan, programs=(program,), memory=memory)
 
 
 def _plan_steps(plan: Plan, sizes: Mapping[str, int]) -> Plan:
     """Several programs, and transfers between them."""
     assert plan.schedule is not None
-    groups = {group.name: group for group in plan.groups}
-    programs, collectives = [], []
+    programs = []
     for call, times in plan.schedule.calls():
-        program = PlannedProgram(call.name, call.group, call.fragments, times)
-        programs.append(program)
-        check_one_device(call.equations, groups[call.group], plan.policy, plan.num_devices)
+        exchanged: tuple[batch_flow.Communication, ...] = ()
         if sizes[call.group] > 1:
+            inputs, outputs = ([v.variable for v in values] for values in (call.inputs, call.outputs))
+            jaxpr = jaxprs.build(inputs, outputs, call.equations)
             axes = [v.axis for v in call.inputs], [v.axis for v in call.outputs]
-            collectives += _collectives(_call_jaxpr(call), axes, program, groups[call.group], times)
-    transfers = []
-    for move, times in plan.schedule.moves():
-        size = sum(moved_bytes(b.bytes, Layout(b.shape, b.axis, sizes[move.target])) for _, b in move.pairs)
-        source, target = ", ".join(move.sources) or BETWEEN, ", ".join(move.targets) or BETWEEN
-        where = f"{move.source} -> {move.target}"
-        transfers.append(Movement(source, target, "transfer", size, times, move.delay, where))
-    movements = (*_edges(plan.graph, dict(plan.assignment)), *transfers, *_added_up(collectives))
+            exchanged = _exchanged(jaxpr, *axes, sizes[call.group])
+        programs.append(PlannedProgram(call.name, call.group, call.fragments, times, exchanged))
     memory = tuple(peak_by_group(plan.schedule, sizes).items())
-    return dataclasses.replace(plan, programs=tuple(programs), movements=movements, memory=memory)
+    return dataclasses.replace(plan, programs=tuple(programs), memory=memory)
 
 
-def _call_jaxpr(call: Call) -> Any:
-    inputs, outputs = [v.variable for v in call.inputs], [v.variable for v in call.outputs]
-    return jaxprs.build(inputs, outputs, call.equations)
-
-
-def _collectives(
-    jaxpr: Any, axes: tuple[Sequence, Sequence], program: PlannedProgram, group: Group, times: int
-) -> list[Movement]:
-    """What a group's devices exchange when they run a program `times` times; `axes` of its ins and outs."""
-    exchanged = batch_flow.communication(jaxpr, axes[0], len(group), axes[1])
-    found = [(c, c.fragment or BETWEEN) for c in exchanged]
-    return [
-        Movement(where, where, c.kind, c.bytes, c.calls * times, "", group.name, program.name)
-        for c, where in found
-    ]
-
-
-def _added_up(movements: Sequence[Movement]) -> list[Movement]:
-    """Movements that differ in their bytes alone, as one."""
-    totals: dict[Movement, int] = {}
-    for m in movements:
-        key = dataclasses.replace(m, bytes_per_crossing=0)
-        totals[key] = totals.get(key, 0) + m.bytes_per_crossing
-    return [dataclasses.replace(key, bytes_per_crossing=size) for key, size in totals.items()]
+def _exchanged(
+    jaxpr: core.ClosedJaxpr, inputs: Sequence[int | None], outputs: Sequence[int | None], devices: int
+) -> tuple[batch_flow.Communication, ...]:
+    """What a group's devices exchange when they run a program once; `inputs` and `outputs` are batch axes."""
+    return batch_flow.communication(jaxpr, inputs, devices, outputs) if devices > 1 else ()

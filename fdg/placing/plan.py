@@ -1,60 +1,18 @@
 """The plan: what runs where, and what moves. Plain values."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 from fdg.drawn import Drawn
+from fdg.placing.movements import BETWEEN, Movement, PlannedProgram, exchanges, staying, transfers
 from fdg.placing.policy import Group
 from fdg.placing.schedule import Schedule
 from fdg.placing.staleness import Delay
 from fdg.tracing.graph import FDG
 
-BETWEEN = "(between fragments)"
-
-
-@dataclasses.dataclass(frozen=True)
-class Movement:
-    """Bytes that pass between fragments or devices, and how.
-
-    Attributes:
-      source: fragments that the data come from.
-      target: fragments that need it; the same as `source` for a collective.
-      how: "transfer" from group to group, "all-reduce" or "all-gather" among a group's devices, or "" where
-        the data stay on their devices.
-      bytes_per_crossing: what arrives, on all devices of the target together; for a collective the size of
-        its result.
-      where: the group, or "actors -> learners" for a transfer.
-      program: for a collective, the program that it is in.
-    """
-
-    source: str
-    target: str
-    how: str
-    bytes_per_crossing: int
-    crossings_per_iteration: int
-    delay: str = ""
-    where: str = ""
-    program: str = ""
-
-    @property
-    def bytes_per_iteration(self) -> int:
-        """All crossings of an iteration together."""
-        return self.bytes_per_crossing * self.crossings_per_iteration
-
-
-@dataclasses.dataclass(frozen=True)
-class PlannedProgram:
-    """An XLA program to be.
-
-    Attributes:
-      fragments: their names, in program order; empty for code between fragments alone.
-    """
-
-    name: str
-    group: str
-    fragments: tuple[str, ...]
-    calls_per_iteration: int
+__all__ = ["BETWEEN", "Movement", "Plan", "PlannedProgram"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,14 +26,15 @@ class Plan(Drawn):
       num_seeds: independent agents, None for one without a seed axis.
       groups: the groups in use, idle devices left out; groups on the same devices are one.
       idle: devices that nothing runs on.
-      unfit: for each group, the devices that the policy gave it and its batches do not divide over.
       assignment: the group of each fragment, by names, in the graph's order.
       programs: in the order in which an iteration first runs them.
-      movements: every edge and transfer, then every collective.
       memory: bytes that each group holds on each of its devices, at least: the state, and the arrays that
         are alive together between operations. XLA's own temporaries come on top (`Program.cost()`).
       delayed: what the staleness delays, None without.
+      unfit: for each group, the devices that the policy gave it and its batches do not divide over.
+      notes: what else there is to know, a sentence each; printed at the end.
       schedule: one iteration's steps, None where one program does all.
+      constants: values that the schedule's constants refer to.
     """
 
     graph: FDG
@@ -85,13 +44,23 @@ class Plan(Drawn):
     groups: tuple[Group, ...]
     idle: tuple[int, ...]
     assignment: tuple[tuple[str, str], ...]
-    programs: tuple[PlannedProgram, ...]
-    movements: tuple[Movement, ...]
-    memory: tuple[tuple[str, int], ...]
+    programs: tuple[PlannedProgram, ...] = ()
+    memory: tuple[tuple[str, int], ...] = ()
     delayed: Delay | None = None
     unfit: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    notes: tuple[str, ...] = ()
     schedule: Schedule | None = dataclasses.field(default=None, repr=False, compare=False)
     constants: Sequence[Any] = dataclasses.field(default=(), repr=False, compare=False)
+
+    @functools.cached_property
+    def movements(self) -> tuple[Movement, ...]:
+        """Every edge and transfer, then every collective."""
+        sizes = {group.name: len(group) for group in self.groups}
+        return (
+            *staying(self.graph.edges, dict(self.assignment)),
+            *(transfers(self.schedule, sizes) if self.schedule is not None else ()),
+            *exchanges(self.programs),
+        )
 
     def __repr__(self) -> str:
         count = len(self.programs)

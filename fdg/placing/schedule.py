@@ -1,7 +1,13 @@
 """A schedule: the programs of each group, the moves between them, and the loops that the host steps.
 
-What `fdg.partition` makes of a graph and a policy, and what `fdg.execution` runs. Plain values: they refer to
-arrays by `Value`, and hold none.
+What `partition` makes of a graph and a policy, and what is then run. Plain values: they refer to arrays by
+`Value`, and hold none. It prints, with what is donated in brackets:
+
+    actors: act+step(a, [b]) -> c, d
+    actors -> learners: d
+    learners: learn([e], d) -> f
+    learners -> actors: f, for the next iteration
+    carry f to a on actors, c to b on actors, f to e on learners
 """
 
 import dataclasses
@@ -11,6 +17,7 @@ from typing import Any, TypeAlias
 from jax.extend import core
 
 from fdg import jaxprs
+from fdg.placing.regions import Names
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -88,7 +95,7 @@ class Repeat:
     Attributes:
       enter: (outside, inside): what the first trip starts from, and constants.
       copied: positions in `enter` of values that the body uses up though they are needed again.
-      again: (end of a trip, start of the next).
+      carry: (end of a trip, start of the next).
       leave: (inside, outside): results, after the last trip.
     """
 
@@ -96,7 +103,7 @@ class Repeat:
     enter: tuple[tuple[Value, Value], ...]
     copied: frozenset[int]
     steps: tuple["Step", ...]
-    again: tuple[tuple[Value, Value], ...]
+    carry: tuple[tuple[Value, Value], ...]
     leave: tuple[tuple[Value, Value], ...]
 
 
@@ -110,14 +117,14 @@ class Schedule:
     Attributes:
       leaves: where each leaf of the state lives between iterations; the first place is the one of record.
       constants: (position among the graph's constants, where it is needed).
-      again: as in `Repeat`, from one iteration to the next.
+      carry: as in `Repeat`, from one iteration to the next.
       metrics: where each metric is made.
     """
 
     steps: tuple[Step, ...]
     leaves: tuple[tuple[Value, ...], ...]
     constants: tuple[tuple[int, Value], ...]
-    again: tuple[tuple[Value, Value], ...]
+    carry: tuple[tuple[Value, Value], ...]
     metrics: tuple[Value, ...]
 
     def calls(self) -> Iterable[tuple[Call, int]]:
@@ -128,9 +135,37 @@ class Schedule:
         """Every move, with how often an iteration makes it."""
         return ((step, times) for step, times in _walk(self.steps, 1) if isinstance(step, Move))
 
+    def __str__(self) -> str:
+        names = Names()
+        return "\n".join([*_lines(self.steps, names), *_carried(self.carry, names)])
+
 
 def _walk(steps: Sequence[Step], times: int) -> Iterable[tuple[Step, int]]:
     for step in steps:
         yield step, times
         if isinstance(step, Repeat):
             yield from _walk(step.steps, times * step.trips)
+
+
+def _lines(steps: Sequence[Step], names: Names) -> Iterable[str]:
+    for step in steps:
+        if isinstance(step, Call):
+            reads = [(i in step.donated, names(value.variable)) for i, value in enumerate(step.inputs)]
+            taken = ", ".join(f"[{name}]" if donated else name for donated, name in reads)
+            yield f"{step.group}: {step.name}({taken}) -> {names.listed(v.variable for v in step.outputs)}"
+        elif isinstance(step, Move):
+            later = f", for the next {step.delay}" if step.delay else ""
+            moved = names.listed(a.variable for a, _ in step.pairs)
+            yield f"{step.source} -> {step.target}: {moved}{later}"
+        else:
+            entering = (f"{names(b.variable)}={names(a.variable)}" for a, b in step.enter)
+            yield f"{step.trips} trips of ({', '.join(dict.fromkeys(entering))}):"
+            inside = [*_lines(step.steps, names), *_carried(step.carry, names)]
+            yield from ("  " + line for line in inside)
+            leaving = (f"{names(b.variable)}={names(a.variable)}" for a, b in step.leave)
+            yield f"  out come {', '.join(dict.fromkeys(leaving))}"
+
+
+def _carried(pairs: Sequence[tuple[Value, Value]], names: Names) -> list[str]:
+    ends = (f"{names(a.variable)} to {names(b.variable)} on {b.group}" for a, b in pairs)
+    return [f"carry {', '.join(ends)}"] if pairs else []

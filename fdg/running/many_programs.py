@@ -37,7 +37,7 @@ class ManyPrograms:
         weakref.finalize(self, self._timeline.close)
         self._interpreter = interpreter = Interpreter(meshes, self._timeline)
         self._steps = interpreter.build(schedule.steps)
-        self._carried = interpreter.slots(schedule.again)
+        self._carried = interpreter.slots(schedule.carry)
         self._made = [interpreter.slot(value) for value in schedule.metrics]
         self._metrics, self._stack = graph.metrics, RowStacks(schedule.metrics, meshes)
         self._copies = LeafCopies(schedule.leaves, interpreter)

@@ -154,7 +154,7 @@ class Interpreter:
         by_group = [[pair for pair in copied if pair[0].group == group] for group in self.meshes]
         copies = [self._copy(pairs, times) for pairs in by_group if pairs]
         steps = self.build(repeat.steps, times * repeat.trips)
-        carried, leave = self.slots(repeat.again), self.slots(repeat.leave)
+        carried, leave = self.slots(repeat.carry), self.slots(repeat.leave)
         ended = {a for a, _ in leave} | {b for _, b in carried}
         trips = repeat.trips
 

@@ -13,7 +13,7 @@ from fdg.tracing.graph import FDG, Fragment
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class RunLine:
     """A group runs a program, in which its devices exchange what `collectives` say."""
 
     program: PlannedProgram
@@ -42,7 +42,7 @@ class Trips:
     lines: "tuple[Line, ...]"
 
 
-Line = Run | Crossing | Trips
+Line = RunLine | Crossing | Trips
 
 
 def outline(plan: Plan) -> tuple[Line, ...]:
@@ -51,7 +51,7 @@ def outline(plan: Plan) -> tuple[Line, ...]:
     for m in plan.movements:
         if m.program:
             collectives[m.program].append(m)
-    runs = iter([Run(p, tuple(collectives[p.name])) for p in plan.programs])
+    runs = iter([RunLine(p, tuple(collectives[p.name])) for p in plan.programs])
     if plan.schedule is None:
         return tuple(runs)
     crossings = iter([m for m in plan.movements if m.how == "transfer"])
@@ -74,7 +74,7 @@ def outline(plan: Plan) -> tuple[Line, ...]:
 
 def _fragments(lines: Iterable[Line]) -> Iterator[str]:
     for line in lines:
-        if isinstance(line, Run):
+        if isinstance(line, RunLine):
             yield from line.program.fragments
         elif isinstance(line, Trips):
             yield from _fragments(line.lines)
@@ -194,8 +194,8 @@ def _idle(plan: Plan) -> list[str]:
 
 
 def notes(plan: Plan) -> list[str]:
-    """Bytes, memory, what is delayed, and which devices are idle and why: a sentence each."""
-    return [_traffic(plan), _memory(plan), *_staleness(plan), *_idle(plan)]
+    """Bytes, memory, what is delayed, which devices are idle and why, and the plan's own: a sentence each."""
+    return [_traffic(plan), _memory(plan), *_staleness(plan), *_idle(plan), *plan.notes]
 
 
 def amount(m: Movement, sign: str) -> str:

@@ -13,7 +13,7 @@ from fdg.placing.plan import BETWEEN, Plan
 from fdg.showing.plan_outline import (
     Crossing,
     Line,
-    Run,
+    RunLine,
     Trips,
     amount,
     from_to,
@@ -80,7 +80,7 @@ class _Drawing:
         if len(self.plan.groups) > 1:
             y = max(self._arrange(self.lines, y + 16, 0), self.labels)
         else:
-            y = self._cards([line for line in self.lines if isinstance(line, Run)], y + 16)
+            y = self._cards([line for line in self.lines if isinstance(line, RunLine)], y + 16)
         lanes = _Canvas()
         for left in self.left.values():
             lanes.box(left, top, self.lane, y - top + 4, "#f6f6f4", _LINE, rx="10")
@@ -151,13 +151,13 @@ class _Drawing:
 
     def _arrange(self, lines: Sequence[Line], y: float, level: int) -> float:
         """Draws lines downwards from y; returns where they end. Runs of different groups share a row."""
-        row: list[Run] = []
+        row: list[RunLine] = []
         for line in lines:
-            if isinstance(line, Run) and line.program.group not in [run.program.group for run in row]:
+            if isinstance(line, RunLine) and line.program.group not in [run.program.group for run in row]:
                 row.append(line)
                 continue
             y, row = self._cards(row, y), []
-            if isinstance(line, Run):
+            if isinstance(line, RunLine):
                 row = [line]
             elif isinstance(line, Crossing):
                 y = self._arrow(line, y)
@@ -179,10 +179,10 @@ class _Drawing:
         self.front.text(inset + 9, y + 15, label, 12, "#fff", font_weight="600")
         return end + 14
 
-    def _cards(self, runs: Sequence[Run], y: float) -> float:
+    def _cards(self, runs: Sequence[RunLine], y: float) -> float:
         return max((self._card(run, y) for run in runs), default=y)
 
-    def _card(self, run: Run, y: float) -> float:
+    def _card(self, run: RunLine, y: float) -> float:
         """A program: its fragments, and what its devices exchange."""
         program = run.program
         x, width = self.left[program.group] + _CARD, self.lane - 2 * _CARD

@@ -12,6 +12,7 @@ import pytest
 import fdg
 import policies
 from fdg.commands import cli
+from fdg.placing.plan import BETWEEN
 from tests.conformance.comparison import ALGORITHMS, start
 
 COLLECTIVES = ("all-reduce", "all-gather")
@@ -105,7 +106,13 @@ def test_every_policy_is_there():
 
 
 def without(plan, movements):
-    return dataclasses.replace(plan, movements=tuple(m for m in plan.movements if m not in movements))
+    gone = {(m.program, m.how, m.source) for m in movements}
+
+    def left(program):
+        named = [(c, (program.name, c.kind, c.fragment or BETWEEN)) for c in program.collectives]
+        return dataclasses.replace(program, collectives=tuple(c for c, key in named if key not in gone))
+
+    return dataclasses.replace(plan, programs=tuple(map(left, plan.programs)))
 
 
 @pytest.mark.parametrize("setup", ["gpu_only 3", "coarse 4+2", "fine 4+2", "central 3+2"])

@@ -39,9 +39,9 @@ def assert_valid(schedule: Schedule) -> None:
     there |= {value for _, value in schedule.constants}
     constants = {value for _, value in schedule.constants}
     _walk(schedule.steps, there, constants)
-    for a, b in schedule.again:
+    for a, b in schedule.carry:
         assert (a.group, a.axis, a.shape) == (b.group, b.axis, b.shape), f"{a} is handed on as {b}"
-    ends = {b: a for a, b in schedule.again}
+    ends = {b: a for a, b in schedule.carry}
     for places in schedule.leaves:
         for value in places:
             assert ends.get(value, value) in there, f"leaf {value} is missing at the end"
@@ -83,19 +83,19 @@ def _walk(steps: Iterable[Step], there: set[Value], kept: set[Value]) -> None:
 
 
 def _walk_loop(loop: Repeat, there: set[Value], kept: set[Value]) -> None:
-    for a, b in (*loop.enter, *loop.again, *loop.leave):
+    for a, b in (*loop.enter, *loop.carry, *loop.leave):
         assert (a.group, a.axis, a.shape) == (b.group, b.axis, b.shape), f"{a} is handed on as {b}"
     for outer, _ in loop.enter:
         assert outer in there, f"a loop starts from {outer}, which is not there"
     # What a trip gives up is what it carries, or a copy; constants are read in every trip.
-    carried = {b for _, b in loop.again}
+    carried = {b for _, b in loop.carry}
     inside = {b for _, b in loop.enter}
     constants = inside - carried
     for _ in range(2):
         _walk(loop.steps, inside, {b for b in constants if b not in _passing(loop)})
-        for a, _ in (*loop.again, *loop.leave):
+        for a, _ in (*loop.carry, *loop.leave):
             assert a in inside, f"{a} is missing at the end of a trip"
-        inside = {b for _, b in loop.again} | (inside & {b for _, b in loop.enter} - carried)
+        inside = {b for _, b in loop.carry} | (inside & {b for _, b in loop.enter} - carried)
     there |= {b for _, b in loop.leave}
 
 

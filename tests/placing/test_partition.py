@@ -1,4 +1,4 @@
-"""Which group runs what: code between fragments, homes of the state, moves, and how programs are gathered."""
+"""Which group runs what: code between fragments, residents of the state, moves, and how programs are made."""
 
 import dataclasses
 
@@ -86,7 +86,7 @@ def test_cheap_code_is_copied():
     assert described(found) == ["left: h+h2", "left -> right: f32[8]", "right: t"]
 
 
-def test_dear_code_is_done_once(monkeypatch):
+def test_expensive_code_is_done_once(monkeypatch):
     """By the first group in the policy's order; its result is what moves."""
     monkeypatch.setattr(residents, "CHEAP_FLOPS", 4)
 
@@ -143,10 +143,10 @@ def test_code_without_inputs_or_users_goes_to_the_first_group():
     assert [value.group for value in found.metrics] == ["left"]
 
 
-# --- homes of the state ---
+# --- residents of the state ---
 
 
-def homes(found, **leaves):
+def residents_of(found, **leaves):
     return {
         name: [value.group for value in places]
         for name, places in zip(sorted(leaves), found.leaves, strict=True)
@@ -163,7 +163,7 @@ def test_a_leaf_lives_with_its_readers():
 
     leaves = dict.fromkeys(("mine", "yours", "both", "nobodys"), X)
     found = schedule(iterate, **leaves)
-    assert homes(found, **leaves) == {
+    assert residents_of(found, **leaves) == {
         "both": ["right", "left"],
         "mine": ["left"],
         "nobodys": ["left"],  # untouched: with the first fragment's group
@@ -175,7 +175,7 @@ def test_a_leaf_lives_with_its_readers():
 
 def test_a_leaf_that_is_only_written_lives_where_it_is_made():
     found = schedule(lambda x, y: ({"x": here(x), "y": there(here(x))}, {}), x=X, y=X)
-    assert homes(found, x=X, y=X) == {"x": ["left"], "y": ["right"]}
+    assert residents_of(found, x=X, y=X) == {"x": ["left"], "y": ["right"]}
 
 
 def test_keys_split_on_both_sides_do_not_move():
@@ -333,7 +333,7 @@ def test_what_is_handed_on_lies_alike_at_both_ends():
     found = schedule(iterate, x=X, y=X)
     (x, *_), _ = found.leaves
     assert x.axis == 0
-    assert all(a.axis == b.axis for a, b in found.again)
+    assert all(a.axis == b.axis for a, b in found.carry)
 
 
 @pytest.mark.parametrize("swapped", [False, True])

@@ -8,7 +8,7 @@ import algos
 import envs
 import fdg
 import policies
-from fdg.placing.place import largest_divisor
+from fdg.placing.assignment import largest_divisor
 from fdg.placing.policy import Group
 from tests.user_algorithm import Walker
 

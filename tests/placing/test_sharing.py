@@ -68,7 +68,7 @@ def test_leaves_and_arrays_that_are_shared(devices, policy):
     plan = fdg.place(Hoarder(), policy, 3)
     if plan.schedule is not None:
         assert_valid(plan.schedule)
-        ends = {b: a for a, b in plan.schedule.again}
+        ends = {b: a for a, b in plan.schedule.carry}
         kept = [ends.get(value, value) for places in plan.schedule.leaves for value in places]
         assert len(set(kept)) == len(kept), "an array that two leaves share would be given up twice"
         assert len(plan.schedule.leaves[0]) == 2  # "both"

@@ -253,6 +253,17 @@ def test_names_of_a_user_cannot_break_a_drawing():
     assert "<b>" not in plan.to_mermaid() and '"&' not in plan.to_mermaid()
 
 
+def test_notes_of_other_passes_are_printed_at_the_end(graphs):
+    """Such as what could not be predicted; long ones are wrapped."""
+    plan = fdg.place(graphs[0], policies.GPUOnly(), 4)
+    assert plan.notes == ()
+    notes = ("no rule for 'eigh' in fragment 'learn': gathered and run whole on every device", "known " * 30)
+    noted = dataclasses.replace(plan, notes=notes)
+    assert str(noted).startswith(str(plan)) and notes[0] in str(noted).splitlines()[-3]
+    assert max(map(len, str(noted).splitlines())) <= 110
+    assert "eigh" in noted._repr_svg_()
+
+
 def test_a_plan_for_machines_that_are_not_there(capsys):
     assert plan_main("--devices 64 --policy central --num-envs 96".split()) == 0
     text = capsys.readouterr().out

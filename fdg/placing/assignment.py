@@ -1,0 +1,129 @@
+"""Which group of devices each fragment lives on, as far as a policy says so.
+
+    policy: environment, actor -> actors (0, 1, 2); learner -> learners (3,)
+
+    step, act    actors, by their roles
+    judge        actors: no role of its own in the policy, so it goes where its largest input comes from
+    gradient     learners: nested in `learn`
+
+A group uses as many of its devices as the batches of its fragments divide over.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from fdg.errors import PlanError
+from fdg.placing.policy import Group, Policy
+from fdg.tracing.graph import FDG, Fragment
+
+
+def largest_divisor(number: int, limit: int) -> int:
+    """The largest divisor of `number` that is at most `limit`.
+
+    >>> largest_divisor(66, 4)
+    3
+    """
+    return next(d for d in range(min(number, limit), 0, -1) if number % d == 0)
+
+
+def check_placement(graph: FDG, policy: Policy, placement: Mapping[str, Group], count: int) -> None:
+    """Checks what a policy answered for `count` devices.
+
+    Raises:
+      PlanError: no role, devices that are not there, two groups of one name, a group without a fragment.
+    """
+    if not placement:
+        raise PlanError(f"{policy} places no role: name at least one")
+    roles = {f.role for f in graph.fragments}
+    groups: dict[Group, list[str]] = {}
+    for role, group in placement.items():
+        groups.setdefault(group, []).append(role)
+        wrong = [d for d in group.devices if not 0 <= d < count]
+        if wrong or not group.devices:
+            what = f"device {wrong[0]}" if wrong else "no device"
+            raise PlanError(
+                f"{policy} places '{role}' on {what} (group {group.name}), of {count} devices,"
+                f" 0 to {count - 1}: let place() name positions in the list of devices"
+            )
+        twice = [d for d in group.devices if group.devices.count(d) > 1]
+        if twice:
+            raise PlanError(
+                f"{policy} places '{role}' on device {twice[0]} twice (group {group.name}):"
+                f" name each device once"
+            )
+        namesake = next((g for g in groups if g.name == group.name and g.devices != group.devices), None)
+        if namesake is not None:
+            raise PlanError(
+                f"{policy} has two groups '{group.name}', of '{groups[namesake][0]}' on devices"
+                f" {namesake.devices} and of '{role}' on {group.devices}: give each a name of its own"
+            )
+    for group, named in groups.items():
+        if roles and len(groups) > 1 and roles.isdisjoint(named):
+            raise PlanError(
+                f"{policy} has its {group.name} for {_listed(named, 'or')}, and {graph.name} has no fragment"
+                f" of {'that role' if len(named) == 1 else 'those roles'} (it has"
+                f" {_listed(sorted(roles), 'and')}): mark one with fdg.fragment('{named[0]}'), or use another"
+                f" policy, such as policies.GPUOnly()"
+            )
+
+
+def _listed(words: Sequence[str], last: str) -> str:
+    quoted = [f"'{word}'" for word in words] or ["none"]
+    return quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} {last} {quoted[-1]}"
+
+
+def assign(graph: FDG, placement: Mapping[str, Group]) -> dict[str, Group]:
+    """Group of each fragment: its role's, or its parent's, or that of its largest input's producer."""
+    default = next(iter(placement.values()))
+    assigned: dict[str, Group] = {f.name: placement[f.role] for f in graph.fragments if f.role in placement}
+    pending = [f for f in graph.fragments if f.name not in assigned]
+    while pending:
+        waiting = []
+        for fragment in pending:
+            leader = fragment.parent or _largest_producer(graph, fragment)
+            if leader is None or leader == fragment.name:
+                assigned[fragment.name] = default
+            elif leader in assigned:
+                assigned[fragment.name] = assigned[leader]
+            else:
+                waiting.append(fragment)
+        if len(waiting) == len(pending):  # they only follow each other
+            assigned[waiting.pop(0).name] = default
+        pending = waiting
+    return {f.name: assigned[f.name] for f in graph.fragments}
+
+
+def _largest_producer(graph: FDG, fragment: Fragment) -> str | None:
+    edges = [e for e in graph.edges if e.target == fragment.name and e.source != fragment.name]
+    return max(edges, key=lambda e: e.bytes_per_crossing).source if edges else None
+
+
+def merge_shared(assignment: Mapping[str, Group]) -> dict[str, Group]:
+    """Groups on the same devices become one. (Two that share only some stay two, in turn there.)"""
+    by_devices: dict[tuple[int, ...], dict[str, Group]] = {}
+    for group in assignment.values():
+        by_devices.setdefault(group.devices, {})[group.name] = group
+    merged = {
+        devices: Group("+".join(groups), devices, any(group.exact for group in groups.values()))
+        for devices, groups in by_devices.items()
+    }
+    return {fragment: merged[group.devices] for fragment, group in assignment.items()}
+
+
+def fitted(group: Group, fragments: Sequence[Fragment], policy: Policy) -> Group:
+    """The group with as many of its devices as every batch divides by; without a batch, all hold copies.
+
+    Raises:
+      PlanError: a user asked for a number of devices that does not divide a batch.
+    """
+    sizes = [f.batch_size for f in fragments if f.batch_size]
+    width = largest_divisor(math.gcd(*sizes), len(group)) if sizes else len(group)
+    if group.exact and width < len(group):
+        worst = next(f for f in fragments if f.batch_size and f.batch_size % len(group))
+        size, number = worst.batch_size or 0, len(group)
+        raise PlanError(
+            f"{policy}: fragment '{worst.name}' ({worst.role}) has a batch of {size}, which does not divide"
+            f" by the {number} devices of its {group.name}: use {width}, or a batch of"
+            f" {' or '.join(str(n) for n in (size // number * number, -(-size // number) * number) if n)}"
+        )
+    return Group(group.name, group.devices[:width], group.exact)

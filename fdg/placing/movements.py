@@ -1,0 +1,93 @@
+"""What passes between fragments, groups and devices, read off a plan: edges, transfers and collectives.
+
+act -> learn, "transfer", actors -> learners     a Move of the schedule
+learn, "all-reduce", learners, in "learn"        a collective of a program
+act -> step, ""                                  an edge of the graph whose ends share their devices
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from fdg.batch.follow import Communication
+from fdg.placing.layout import Layout, moved_bytes
+from fdg.placing.schedule import Move, Schedule
+from fdg.tracing.graph import Edge
+
+BETWEEN = "(between fragments)"
+
+
+@dataclasses.dataclass(frozen=True)
+class Movement:
+    """Bytes that pass between fragments or devices, and how.
+
+    Attributes:
+      source: fragments that the data come from.
+      target: fragments that need it; the same as `source` for a collective.
+      how: "transfer" from group to group, "all-reduce" or "all-gather" among a group's devices, or "" where
+        the data stay on their devices.
+      bytes_per_crossing: what arrives, on all devices of the target together; for a collective the size of
+        its result.
+      where: the group, or "actors -> learners" for a transfer.
+      program: for a collective, the program that it is in.
+    """
+
+    source: str
+    target: str
+    how: str
+    bytes_per_crossing: int
+    crossings_per_iteration: int
+    delay: str = ""
+    where: str = ""
+    program: str = ""
+
+    @property
+    def bytes_per_iteration(self) -> int:
+        """All crossings of an iteration together."""
+        return self.bytes_per_crossing * self.crossings_per_iteration
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedProgram:
+    """An XLA program to be.
+
+    Attributes:
+      fragments: their names, in program order; empty for code between fragments alone.
+      collectives: what its devices exchange each time that it runs.
+    """
+
+    name: str
+    group: str
+    fragments: tuple[str, ...]
+    calls_per_iteration: int
+    collectives: tuple[Communication, ...] = ()
+
+
+def staying(edges: Sequence[Edge], assignment: Mapping[str, str]) -> list[Movement]:
+    """Edges whose ends share their devices."""
+    return [
+        Movement(e.source, e.target, "", e.bytes_per_crossing, e.crossings_per_iteration, e.delay)
+        for e in edges
+        if assignment[e.source] == assignment[e.target]
+    ]
+
+
+def transfers(schedule: Schedule, sizes: Mapping[str, int]) -> list[Movement]:
+    """A schedule's moves; `sizes` are the groups' numbers of devices."""
+    return [_transfer(move, times, sizes[move.target]) for move, times in schedule.moves()]
+
+
+def _transfer(move: Move, times: int, devices: int) -> Movement:
+    size = sum(moved_bytes(b.bytes, Layout(b.shape, b.axis, devices)) for _, b in move.pairs)
+    source, target = ", ".join(move.sources) or BETWEEN, ", ".join(move.targets) or BETWEEN
+    return Movement(source, target, "transfer", size, times, move.delay, f"{move.source} -> {move.target}")
+
+
+def exchanges(programs: Sequence[PlannedProgram]) -> list[Movement]:
+    """What devices of a group exchange; what differs in its bytes alone is added up."""
+    totals: dict[Movement, int] = {}
+    for program in programs:
+        for c in program.collectives:
+            where, times = c.fragment or BETWEEN, c.calls * program.calls_per_iteration
+            key = Movement(where, where, c.kind, 0, times, "", program.group, program.name)
+            totals[key] = totals.get(key, 0) + c.bytes
+    return [dataclasses.replace(key, bytes_per_crossing=size) for key, size in totals.items()]
