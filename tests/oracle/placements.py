@@ -92,6 +92,7 @@ def _alone(rng: random.Random, roles: list[str], single: set[str], staleness: in
 
 def _apart(rng: random.Random, roles: list[str], single: set[str], staleness: int) -> Scattered:
     sizes = [rng.choice([1, 1, 2, 3]) for _ in range(rng.choice([2, 2, 3]))]
+    sizes = sizes if sum(sizes) <= DEVICES else [3, 3, 2]
     order = rng.sample(range(DEVICES), DEVICES)
     groups = [tuple(order.pop() for _ in range(size)) for size in sizes]
     if rng.random() < 0.15:
