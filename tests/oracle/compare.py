@@ -84,7 +84,9 @@ def under_test(program: Program) -> Algorithm:
     return Algorithm(program)
 
 
-def check(program: Program, placement: Placement, expected: Expected | None = None, tolerance: float = 1e-5) -> Verdict:
+def check(
+    program: Program, placement: Placement, expected: Expected | None = None, tolerance: float = 1e-5
+) -> Verdict:
     """Runs the engine, and plain JAX."""
     devices = jax.devices("cpu")[: placement.devices]
     expected = expected or Expected(program)
@@ -189,7 +191,9 @@ def _effects_differ(calls: Any, notes: Any, algorithm: Algorithm, tolerance: flo
 
 
 def _names(said: list) -> str:
-    return " ".join(name for name, _ in said[:12]) + (f" ... ({len(said)})" if len(said) > 12 else "") or "none"
+    return (
+        " ".join(name for name, _ in said[:12]) + (f" ... ({len(said)})" if len(said) > 12 else "") or "none"
+    )
 
 
 def _unplanned(engine: Any, iterations: int) -> Verdict:

@@ -109,7 +109,9 @@ class Tally:
     seconds: float = 0.0
 
 
-def fuzz(seeds: range, jobs: int, deadline: float, breakage: str | None, stop_early: bool, minutes: float) -> Tally:
+def fuzz(
+    seeds: range, jobs: int, deadline: float, breakage: str | None, stop_early: bool, minutes: float
+) -> Tally:
     """Tries each seed; prints failures as they come."""
     todo: queue.SimpleQueue[int] = queue.SimpleQueue()
     for seed in seeds:
@@ -209,7 +211,9 @@ def replay(seed: int, deadline: float, breakage: str | None, shrink: bool) -> bo
 
 def _alike(a: Verdict, b: Verdict) -> bool:
     """Of one kind; of errors, the same."""
-    return a.kind == b.kind and (a.kind != "error" or a.detail.split("(")[0][:40] == b.detail.split("(")[0][:40])
+    return a.kind == b.kind and (
+        a.kind != "error" or a.detail.split("(")[0][:40] == b.detail.split("(")[0][:40]
+    )
 
 
 def main() -> int:

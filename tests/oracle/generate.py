@@ -62,7 +62,12 @@ class _Writer:
         kept = {"elements", *rng.sample(families, rng.randint(2, 4))}
         some = [op for op in OPERATIONS.values() if op.family in kept]
         self.operations = rng.sample(some, min(len(some), rng.randint(8, 18)))
-        self.operations += [OPERATIONS["mix"], OPERATIONS["next"], OPERATIONS["split_each"], OPERATIONS["rename"]]
+        self.operations += [
+            OPERATIONS["mix"],
+            OPERATIONS["next"],
+            OPERATIONS["split_each"],
+            OPERATIONS["rename"],
+        ]
         self.around = rng.sample(AROUND, rng.randint(1, 3))
         self.roles = rng.sample(ROLES[:3], rng.choice([2, 3])) + rng.sample(ROLES[3:], rng.choice([0, 1]))
         if self.stale:
@@ -207,7 +212,9 @@ class _Writer:
             reads.append(found)
         return tuple(reads)
 
-    def some_of(self, scope: list[Value], low: int, high: int, fits: Callable = lambda v: True) -> list[Value]:
+    def some_of(
+        self, scope: list[Value], low: int, high: int, fits: Callable = lambda v: True
+    ) -> list[Value]:
         """Several values, the latest rather than the first."""
         found: list[Value] = []
         for _ in range(self.rng.randint(low, high)):
@@ -308,7 +315,9 @@ class _Writer:
                 operands.append(value)
                 stacked.append(not ready)
         number = (Value("", "i", ()),) if kind == "fori" else ()
-        rows = [v if made else Value("", v.kind, v.shape[1:]) for v, made in zip(operands, stacked, strict=True)]
+        rows = [
+            v if made else Value("", v.kind, v.shape[1:]) for v, made in zip(operands, stacked, strict=True)
+        ]
         params = [self.new(v) for v in (*number, *carry, *rows)]
         body = [*scope, *params]
         lines = self.lines(body, where, self.rng.randint(1, 3))

@@ -292,4 +292,12 @@ _define("rows", "x", scan_rows=_front(lambda c, x: lax.scan(
     map_rows=_front(lambda c, x: lax.map(lambda row: jnp.sin(row) * 0.8, x)))  # fmt: skip
 _define("rows", "v n", while_all=lambda c, v, n: _while(v, n % 3, lambda v: v - jnp.mean(v) + 0.1))
 
-NOT_DIFFERENTIABLE = {"while_rows", "while_solve", "while_invert", "while_draw", "while_all", "pool", "fori_rows"}
+NOT_DIFFERENTIABLE = {
+    "while_rows",
+    "while_solve",
+    "while_invert",
+    "while_draw",
+    "while_all",
+    "pool",
+    "fori_rows",
+}

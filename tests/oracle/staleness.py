@@ -277,7 +277,12 @@ def _choose(number: Any, *branches: Any) -> Any:
 
 
 def stale_run(
-    program: Program, state: list[Any], iterations: int, assignment: Mapping[str, str], staleness: int, host: Host
+    program: Program,
+    state: list[Any],
+    iterations: int,
+    assignment: Mapping[str, str],
+    staleness: int,
+    host: Host,
 ) -> tuple[list[Any], dict[str, Any]]:
     """(state, metrics) of so many iterations under staleness.
 
