@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -105,7 +104,7 @@ W, SEEN, NEXT = value("w"), value("seen"), value("next")
 HANDED, HALF = value("handed"), value("half")
 P, Q, R, S = value("p"), value("q"), value("r"), value("s")
 RECORDER = Program(
-    (Leaf(W, 0), Leaf(SEEN, 1)),
+    (Leaf(W, 1), Leaf(SEEN, 2)),
     (
         fragment("actor", [W], [HANDED, HALF], [op("shrink", [P], Q)], [P], [P, Q]),
         fragment("learner", [HANDED], [NEXT], [op("bend", [R], S)], [R], [S]),
