@@ -1,7 +1,7 @@
-"""The engine, broken on purpose: what the oracle has to find. Everything that reaches into the engine is here.
+"""The engine, broken on purpose: what the oracle has to find. All that reaches into the engine is here.
 
-After a change of the engine, these are the places to adapt; each says what it relies on, by name, and fails if
-that is gone.
+After a change of the engine, these are the places to adapt; each says what it relies on, by name, and
+fails if that is gone.
 """
 
 import importlib

@@ -22,9 +22,9 @@ BAD = ("wrong", "error", "vague", "unplanned")  # and "hang" and "crash", which 
 class Verdict:
     """What was found.
 
-    `kind`: "right"; "refused", by an error of one line that names a cause; "unclear", where the rules of staleness
-    do not say; "wrong" numbers or effects; "error", any other exception; "vague", a refusal that names nothing;
-    "unplanned", right numbers by exchanges that the plan does not name.
+    `kind`: "right"; "refused", by an error of one line that names a cause; "unclear", where the rules of
+    staleness do not say; "wrong" numbers or effects; "error", any other exception; "vague", a refusal that
+    names nothing; "unplanned", right numbers by exchanges that the plan does not name.
     """
 
     kind: str
@@ -45,7 +45,7 @@ class Expected:
         return self.algorithm.init(jax.random.key(0))
 
     def under(self, placement: Placement) -> tuple[Any, Any, Any]:
-        """(state and metrics, calls, notes) of plain JAX, with old parameters where the placement has them."""
+        """(state and metrics, calls, notes) of plain JAX, with the placement's old parameters."""
         iterations = sum(placement.runs)
         if not placement.staleness:
             return self._plain(iterations)

@@ -31,7 +31,7 @@ class Worker:
     def __init__(self, deadline: float, breakage: str | None = None, x64: bool = False):
         self.deadline, self.breakage, self.x64 = deadline, breakage, x64
         self._process: Any = None
-        self._log = tempfile.NamedTemporaryFile(prefix="oracle-", suffix=".log")
+        self._log = tempfile.NamedTemporaryFile(prefix="oracle-", suffix=".log")  # noqa: SIM115
 
     def _start(self) -> None:
         self._log.truncate(0)
@@ -46,9 +46,9 @@ class Worker:
             raise RuntimeError(f"no worker: {self._said()}")
 
     def run(self, task: Any) -> tuple[Program, tuple, list[tuple[Verdict, float]]]:
-        """(program, placements, verdict and seconds of each placement); a task is a seed or a pair of the first two.
+        """(program, placements, verdict and seconds of each placement).
 
-        The placements end with the first that hangs or crashes.
+        A task is a seed, or a pair of the first two. The placements end with the first that hangs or crashes.
         """
         if self._process is None or not self._process.is_alive():
             self._start()

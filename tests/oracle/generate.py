@@ -1,4 +1,4 @@
-"""From a seed to a program. Every program draws some operations and some structures, and is made of those alone."""
+"""From a seed to a program. Each program draws some operations and structures, and is made of those alone."""
 
 import dataclasses
 import random

@@ -249,4 +249,4 @@ def kind_of(dtype: Any) -> str:
     """f, i, b or k."""
     if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
         return "k"
-    return "b" if dtype == bool else "f" if jnp.issubdtype(dtype, jnp.floating) else "i"
+    return "b" if jnp.issubdtype(dtype, jnp.bool_) else "f" if jnp.issubdtype(dtype, jnp.floating) else "i"

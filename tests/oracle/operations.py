@@ -243,7 +243,8 @@ def _matrix(x: Any) -> Any:
 _define("algebra", "m", solve=lambda c, m: jax.vmap(lambda x: jnp.linalg.solve(_matrix(x), x))(m),
         cholesky=lambda c, m: jax.vmap(lambda x: jnp.linalg.cholesky(_matrix(x))[:, c % 3])(m) / 2,
         invert=lambda c, m: jax.vmap(lambda x: jnp.linalg.inv(_matrix(x))[:, c % 3])(m),
-        exponent=lambda c, m: jax.vmap(lambda x: jax.scipy.linalg.expm(0.1 * _matrix(x))[0])(m) / 2)  # fmt: skip
+        exponent=lambda c, m: jax.vmap(
+            lambda x: jax.scipy.linalg.expm(0.1 * _matrix(x))[0])(m) / 2)  # fmt: skip
 
 # --- randomness ---
 

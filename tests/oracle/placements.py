@@ -48,7 +48,7 @@ def groups_of(program: Program, placement: Placement) -> dict[str, str] | None:
     placed = placement.policy.place(["cpu"] * placement.devices)
     roles, around = fragments(program), parents(program.lines)
     found: dict[str, str] = {}
-    for name, role in roles.items():
+    for name in roles:
         outer: str | None = name
         while outer is not None and roles[outer] not in placed:
             outer = around[outer]

@@ -61,8 +61,10 @@ def _smaller(program: Program) -> Iterator[Program]:
 
 def _replaced(program: Program, line: Line, by: Sequence[Line]) -> Program:
     def change(block: Block) -> Block:
-        lines = [new for old in block.lines for new in (by if old.makes == line.makes and old.kind == line.kind
-                 and old.reads == line.reads else (old,))]  # fmt: skip
+        lines: list[Line] = []
+        for old in block.lines:
+            is_it = (old.makes, old.kind, old.reads) == (line.makes, line.kind, line.reads)
+            lines += by if is_it else [old]
         return dataclasses.replace(block, lines=tuple(lines))
 
     return map_blocks(program, change)
