@@ -1,44 +1,54 @@
-"""The engine, broken on purpose: what the oracle has to find. Everything that reaches into the engine is here.
+"""The engine, broken on purpose: what the oracle has to find. All that reaches into the engine is here.
 
-After a change of the engine, these are the places to adapt; each says what it relies on.
+After a change of the engine, these are the places to adapt; each says what it relies on, by name, and
+fails if that is gone.
 """
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
 
 def _staleness() -> None:
-    """Whatever reads a delayed leaf reads it late, between fragments and in every group.
+    """Whoever reads a value of which there is an older version gets that one.
 
-    Relies on `fdg.placing.staleness._Flow.reached(eqn, position)`, the fragments that read an operand, and on
-    `delay` reading old versions wherever an actor is among them.
+    Relies on `placing.staleness.rewrite.Rewriter.look_up(new, atom, version)`, which gives every reader its
+    version (None is the newest) out of `new.variables[atom, version]`.
     """
-    from fdg.placing import staleness
+    rewriter: Any = importlib.import_module("fdg.placing.staleness.rewrite").Rewriter
+    look_up = rewriter.look_up
 
-    def reached(self: Any, eqn: Any, position: int) -> list[str]:
-        return [next(f.name for f in self.graph.fragments if f.role == "actor")]
+    def oldest(self: Any, new: Any, atom: Any, version: Any) -> Any:
+        older = [v for (x, v) in new.variables if x is atom and v]
+        return look_up(self, new, atom, older[0] if version is None and older else version)
 
-    staleness._Flow.reached = reached  # type: ignore[method-assign]
+    rewriter.look_up = oldest
 
 
 def _effects() -> None:
-    """Ordered effects reach the engine as unordered ones: nothing says in which order calls come.
+    """No operation has an effect, so that no token is carried from one to the next.
 
-    Relies on `compare.under_test` alone, for it is what the engine sees of the program that changes.
+    Relies on `placing.opening.has_effect(equation)`, which says what gets a token.
     """
-    from tests.oracle import compare
-
-    compare.under_test = lambda program: compare.Algorithm(program, ordered=False)
+    opening: Any = importlib.import_module("fdg.placing.opening")
+    assert callable(opening.has_effect)
+    opening.has_effect = lambda eqn: False
 
 
 def _axis() -> None:
-    """`cumsum` along the batch is said to need no other rows, so that each device sums its own alone.
+    """What accumulates along the batch is said to need no other rows: each device goes over its own alone.
 
-    Relies on `fdg.batch.rules.RULES`, by primitive, and on a rule's result with `local=True`.
+    Relies on `batch.rules.RULES`, by primitive, and on rules whose result is `local`.
     """
-    from fdg.batch import rules
-
-    rules.RULES["cumsum"] = rules._locally(rules._same)
+    rules: Any = importlib.import_module("fdg.batch.rules")
+    if hasattr(rules, "_locally"):
+        local = rules._locally(rules._same)
+    else:
+        result: Any = importlib.import_module("fdg.batch.rules.result")
+        local = result.locally(result.same)
+    for name in ("cumsum", "cumprod", "cummax", "cumlogsumexp"):
+        assert name in rules.RULES
+        rules.RULES[name] = local
 
 
 BREAKAGES: dict[str, Callable[[], None]] = {"staleness": _staleness, "effects": _effects, "axis": _axis}

@@ -22,9 +22,9 @@ BAD = ("wrong", "error", "vague", "unplanned")  # and "hang" and "crash", which 
 class Verdict:
     """What was found.
 
-    `kind`: "right"; "refused", by an error of one line that names a cause; "unclear", where the rules of staleness
-    do not say; "wrong" numbers or effects; "error", any other exception; "vague", a refusal that names nothing;
-    "unplanned", right numbers by exchanges that the plan does not name.
+    `kind`: "right"; "refused", by an error of one line that names a cause; "unclear", where the rules of
+    staleness do not say; "wrong" numbers or effects; "error", any other exception; "vague", a refusal that
+    names nothing; "unplanned", right numbers by exchanges that the plan does not name.
     """
 
     kind: str
@@ -45,7 +45,7 @@ class Expected:
         return self.algorithm.init(jax.random.key(0))
 
     def under(self, placement: Placement) -> tuple[Any, Any, Any]:
-        """(state and metrics, calls, notes) of plain JAX, with old parameters where the placement has them."""
+        """(state and metrics, calls, notes) of plain JAX, with the placement's old parameters."""
         iterations = sum(placement.runs)
         if not placement.staleness:
             return self._plain(iterations)
@@ -84,7 +84,9 @@ def under_test(program: Program) -> Algorithm:
     return Algorithm(program)
 
 
-def check(program: Program, placement: Placement, expected: Expected | None = None, tolerance: float = 1e-5) -> Verdict:
+def check(
+    program: Program, placement: Placement, expected: Expected | None = None, tolerance: float = 1e-5
+) -> Verdict:
     """Runs the engine, and plain JAX."""
     devices = jax.devices("cpu")[: placement.devices]
     expected = expected or Expected(program)
@@ -189,7 +191,9 @@ def _effects_differ(calls: Any, notes: Any, algorithm: Algorithm, tolerance: flo
 
 
 def _names(said: list) -> str:
-    return " ".join(name for name, _ in said[:12]) + (f" ... ({len(said)})" if len(said) > 12 else "") or "none"
+    return (
+        " ".join(name for name, _ in said[:12]) + (f" ... ({len(said)})" if len(said) > 12 else "") or "none"
+    )
 
 
 def _unplanned(engine: Any, iterations: int) -> Verdict:

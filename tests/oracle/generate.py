@@ -1,4 +1,4 @@
-"""From a seed to a program. Every program draws some operations and some structures, and is made of those alone."""
+"""From a seed to a program. Each program draws some operations and structures, and is made of those alone."""
 
 import dataclasses
 import random
@@ -62,13 +62,20 @@ class _Writer:
         kept = {"elements", *rng.sample(families, rng.randint(2, 4))}
         some = [op for op in OPERATIONS.values() if op.family in kept]
         self.operations = rng.sample(some, min(len(some), rng.randint(8, 18)))
-        self.operations += [OPERATIONS["mix"], OPERATIONS["next"], OPERATIONS["split_each"], OPERATIONS["rename"]]
+        self.operations += [
+            OPERATIONS["mix"],
+            OPERATIONS["next"],
+            OPERATIONS["split_each"],
+            OPERATIONS["rename"],
+        ]
         self.around = rng.sample(AROUND, rng.randint(1, 3))
         self.roles = rng.sample(ROLES[:3], rng.choice([2, 3])) + rng.sample(ROLES[3:], rng.choice([0, 1]))
         if self.stale:
-            self.roles = ["actor", *rng.sample(["learner", "learner", "environment"], 2), *self.roles[3:]]
-            self.roles = list(dict.fromkeys(self.roles))
             self.around = [kind for kind in self.around if kind != "while"] or ["scan"]
+            self.roles = ["actor", *rng.sample(["learner", "learner", "environment"], 2), *self.roles[3:]]
+        if self.chance(0.25):
+            self.roles.append("update")
+        self.roles = list(dict.fromkeys(self.roles))
         self.learned: list[Value] = []  # leaves of the state that one role changes and others may read
         self.effects = rng.random() < 0.15
         self.keys = "threefry2x32"
@@ -101,9 +108,9 @@ class _Writer:
     def program(self) -> tuple[Program, bool]:
         rng = self.rng
         leaves: list[Leaf] = []
-        kinds = [("f", (BATCH,)), ("f", (3,)), *rng.choices(LEAVES, k=rng.randint(1, 4))]
-        if self.chance(0.6):
-            kinds += [("k", (BATCH,))]
+        kinds = [("f", (BATCH,)), ("f", (3,)), *rng.choices(LEAVES, k=rng.randint(0, 3))]
+        often = (("k", (BATCH,)), 0.5), (("i", (BATCH,)), 0.5), (("i", ()), 0.4), (("f", (BATCH, 3)), 0.4)
+        kinds += [kind for kind, share in often if self.chance(share)]
         rng.shuffle(kinds)
         for kind, shape in kinds:
             leaves.append(Leaf(self.new(Value("", kind, shape)), rng.randint(0, 99)))
@@ -115,7 +122,7 @@ class _Writer:
         if self.stale or self.chance(0.3):
             self.learned = rng.sample([v for v in scope if v.kind == "f"], rng.choice([1, 1, 2]))
         for _ in range(rng.randint(3, 5)):
-            self.left = rng.choice([2, 3, 4, 6])  # lines of this one, with all that is in it
+            self.left = rng.choice([2, 4, 5, 7])  # lines of this one, with all that is in it
             lines += self.lines(scope, _Where(), 1)
         self.left = 3
         block = Block(tuple(scope), tuple(lines), ())
@@ -183,8 +190,8 @@ class _Writer:
     # --- kinds of lines ---
 
     def operation(self, scope: list[Value], where: _Where) -> list[Line]:
-        tried = self.rng.sample(self.operations, 8)
-        tried.sort(key=lambda operation: operation.family == "elements" and self.chance(0.7))
+        tried = self.rng.sample(self.operations, len(self.operations))
+        tried.sort(key=lambda operation: operation.family == "elements" and self.chance(0.8))
         for operation in tried:
             reads = self.operands(operation, scope)
             if reads is not None and not (where.differentiated and operation.name in NOT_DIFFERENTIABLE):
@@ -205,7 +212,9 @@ class _Writer:
             reads.append(found)
         return tuple(reads)
 
-    def some_of(self, scope: list[Value], low: int, high: int, fits: Callable = lambda v: True) -> list[Value]:
+    def some_of(
+        self, scope: list[Value], low: int, high: int, fits: Callable = lambda v: True
+    ) -> list[Value]:
         """Several values, the latest rather than the first."""
         found: list[Value] = []
         for _ in range(self.rng.randint(low, high)):
@@ -223,7 +232,7 @@ class _Writer:
         inner = dataclasses.replace(where, depth=where.depth + 1, role=role)
         params = [self.new(v) for v in reads]
         body = list(params)
-        lines = self.lines(body, inner, self.rng.randint(1, 3))
+        lines = self.lines(body, inner, self.rng.randint(1, 4))
         made = body[len(params) :]
         if not made:
             return []
@@ -306,7 +315,9 @@ class _Writer:
                 operands.append(value)
                 stacked.append(not ready)
         number = (Value("", "i", ()),) if kind == "fori" else ()
-        rows = [v if made else Value("", v.kind, v.shape[1:]) for v, made in zip(operands, stacked, strict=True)]
+        rows = [
+            v if made else Value("", v.kind, v.shape[1:]) for v, made in zip(operands, stacked, strict=True)
+        ]
         params = [self.new(v) for v in (*number, *carry, *rows)]
         body = [*scope, *params]
         lines = self.lines(body, where, self.rng.randint(1, 3))

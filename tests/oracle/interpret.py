@@ -125,7 +125,9 @@ class Interpreter:
 
     def _scan(self, line: Line, reads: list[Any], around: Mapping[str, Any]) -> Sequence[Any]:
         (block,), (carried, direction, stacked) = line.blocks, line.options
-        rows = [rows_of(x, line.number) if made else x for x, made in zip(reads[carried:], stacked, strict=True)]
+        rows = [
+            rows_of(x, line.number) if made else x for x, made in zip(reads[carried:], stacked, strict=True)
+        ]
 
         def one(carry: Any, row: Any) -> Any:
             results = self.block(block, [*carry, *row], around)
@@ -152,7 +154,9 @@ class Interpreter:
         if len(line.blocks) == 2:
             first, second = line.blocks
             return lax.cond(
-                reads[0] % 2 == 0, lambda: self.block(first, [], around), lambda: self.block(second, [], around)
+                reads[0] % 2 == 0,
+                lambda: self.block(first, [], around),
+                lambda: self.block(second, [], around),
             )
         branches = [lambda block=block: self.block(block, [], around) for block in line.blocks]
         return lax.switch(reads[0] % len(branches), branches)
@@ -214,7 +218,11 @@ def made_by(line: Line) -> list[Value]:
       Whatever JAX raises for operands that do not fit.
     """
     if line.kind == "op":
-        return [_made_by_operation(line.name, line.number, tuple(dataclasses.replace(v, name="") for v in line.reads))]
+        return [
+            _made_by_operation(
+                line.name, line.number, tuple(dataclasses.replace(v, name="") for v in line.reads)
+            )
+        ]
     if line.kind == "effect":
         return [Value("", "f", (BATCH,))] if line.name == "receive" else []
     if line.kind == "grad":
@@ -241,4 +249,4 @@ def kind_of(dtype: Any) -> str:
     """f, i, b or k."""
     if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
         return "k"
-    return "b" if dtype == bool else "f" if jnp.issubdtype(dtype, jnp.floating) else "i"
+    return "b" if jnp.issubdtype(dtype, jnp.bool_) else "f" if jnp.issubdtype(dtype, jnp.floating) else "i"

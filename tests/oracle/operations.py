@@ -243,7 +243,8 @@ def _matrix(x: Any) -> Any:
 _define("algebra", "m", solve=lambda c, m: jax.vmap(lambda x: jnp.linalg.solve(_matrix(x), x))(m),
         cholesky=lambda c, m: jax.vmap(lambda x: jnp.linalg.cholesky(_matrix(x))[:, c % 3])(m) / 2,
         invert=lambda c, m: jax.vmap(lambda x: jnp.linalg.inv(_matrix(x))[:, c % 3])(m),
-        exponent=lambda c, m: jax.vmap(lambda x: jax.scipy.linalg.expm(0.1 * _matrix(x))[0])(m) / 2)  # fmt: skip
+        exponent=lambda c, m: jax.vmap(
+            lambda x: jax.scipy.linalg.expm(0.1 * _matrix(x))[0])(m) / 2)  # fmt: skip
 
 # --- randomness ---
 
@@ -292,4 +293,12 @@ _define("rows", "x", scan_rows=_front(lambda c, x: lax.scan(
     map_rows=_front(lambda c, x: lax.map(lambda row: jnp.sin(row) * 0.8, x)))  # fmt: skip
 _define("rows", "v n", while_all=lambda c, v, n: _while(v, n % 3, lambda v: v - jnp.mean(v) + 0.1))
 
-NOT_DIFFERENTIABLE = {"while_rows", "while_solve", "while_invert", "while_draw", "while_all", "pool", "fori_rows"}
+NOT_DIFFERENTIABLE = {
+    "while_rows",
+    "while_solve",
+    "while_invert",
+    "while_draw",
+    "while_all",
+    "pool",
+    "fori_rows",
+}

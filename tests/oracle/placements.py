@@ -48,7 +48,7 @@ def groups_of(program: Program, placement: Placement) -> dict[str, str] | None:
     placed = placement.policy.place(["cpu"] * placement.devices)
     roles, around = fragments(program), parents(program.lines)
     found: dict[str, str] = {}
-    for name, role in roles.items():
+    for name in roles:
         outer: str | None = name
         while outer is not None and roles[outer] not in placed:
             outer = around[outer]
@@ -92,6 +92,7 @@ def _alone(rng: random.Random, roles: list[str], single: set[str], staleness: in
 
 def _apart(rng: random.Random, roles: list[str], single: set[str], staleness: int) -> Scattered:
     sizes = [rng.choice([1, 1, 2, 3]) for _ in range(rng.choice([2, 2, 3]))]
+    sizes = sizes if sum(sizes) <= DEVICES else [3, 3, 2]
     order = rng.sample(range(DEVICES), DEVICES)
     groups = [tuple(order.pop() for _ in range(size)) for size in sizes]
     if rng.random() < 0.15:
@@ -107,7 +108,10 @@ def _other(rng: random.Random, roles: list[str], single: set[str], staleness: in
         return rng.choice(named), 2 if single and rng.random() < 0.7 else rng.choice([2, 3, 4, 5, 7, 8])
     first = tuple(rng.sample(range(DEVICES), rng.choice([1, 2, 3])))
     if rng.random() < 0.5:
-        second = (*first[: rng.randint(1, len(first))], *rng.sample([d for d in range(8) if d not in first], 1))
+        second = (
+            *first[: rng.randint(1, len(first))],
+            *rng.sample([d for d in range(8) if d not in first], 1),
+        )
         groups = [first, second]
     else:
         rest = [d for d in range(DEVICES) if d not in first]
@@ -120,7 +124,9 @@ def _library(rng: random.Random, roles: list[str], staleness: int) -> list[Any]:
     found: list[Any] = []
     learners = rng.choice([1, 1, 2])
     if {"environment", "actor"} & set(roles) and "learner" in roles:
-        found.append(policies.SingleLearnerCoarse(learners=learners if learners == 1 else 1, staleness=staleness))
+        found.append(
+            policies.SingleLearnerCoarse(learners=learners if learners == 1 else 1, staleness=staleness)
+        )
     if "update" in roles and {"environment", "actor", "learner", "gradient"} & set(roles):
         found += [policies.Central(staleness=staleness)] * 2
     if not staleness and "environment" in roles and {"actor", "learner"} & set(roles):

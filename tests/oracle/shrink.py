@@ -47,7 +47,11 @@ def _smaller(program: Program) -> Iterator[Program]:
         if end != leaf.value:
             yield dataclasses.replace(program, ends=program.ends[:k] + (leaf.value,) + program.ends[k + 1 :])
     for line in lines:
-        if line.kind in ("scan", "fori") and line.number > 1 and not all(line.options[2:] and line.options[2]):
+        if (
+            line.kind in ("scan", "fori")
+            and line.number > 1
+            and not all(line.options[2:] and line.options[2])
+        ):
             continue
         if line.kind in ("scan", "fori") and line.number > 1:
             yield _replaced(program, line, (dataclasses.replace(line, number=line.number - 1),))
@@ -57,8 +61,10 @@ def _smaller(program: Program) -> Iterator[Program]:
 
 def _replaced(program: Program, line: Line, by: Sequence[Line]) -> Program:
     def change(block: Block) -> Block:
-        lines = [new for old in block.lines for new in (by if old.makes == line.makes and old.kind == line.kind
-                 and old.reads == line.reads else (old,))]  # fmt: skip
+        lines: list[Line] = []
+        for old in block.lines:
+            is_it = (old.makes, old.kind, old.reads) == (line.makes, line.kind, line.reads)
+            lines += by if is_it else [old]
         return dataclasses.replace(block, lines=tuple(lines))
 
     return map_blocks(program, change)
@@ -133,16 +139,22 @@ def _fewer_results(program: Program, line: Line) -> Iterator[Program]:
         return
     read = {v for x in walk(program.lines) for v in x.reads} | set(program.ends) | set(program.metrics)
     read |= {v for x in walk(program.lines) for block in x.blocks for v in block.results}
-    first = line.options[0] if line.kind == "scan" else len(line.makes) if line.kind in ("fori", "while") else 0
+    first = (
+        line.options[0] if line.kind == "scan" else len(line.makes) if line.kind in ("fori", "while") else 0
+    )
     for k in range(first, len(line.makes)):
         if line.makes[k] in read or len(line.makes) == 1:
             continue
-        blocks = tuple(dataclasses.replace(b, results=b.results[:k] + b.results[k + 1 :]) for b in line.blocks)
+        blocks = tuple(
+            dataclasses.replace(b, results=b.results[:k] + b.results[k + 1 :]) for b in line.blocks
+        )
         options = line.options
         if line.kind == "fragment":
             options = (options[0], options[1][:k] + options[1][k + 1 :], options[2])
         makes = line.makes[:k] + line.makes[k + 1 :]
-        yield _replaced(program, line, (dataclasses.replace(line, makes=makes, blocks=blocks, options=options),))
+        yield _replaced(
+            program, line, (dataclasses.replace(line, makes=makes, blocks=blocks, options=options),)
+        )
     if line.kind not in ("fragment", "jit", "remat", "custom_jvp", "custom_vjp"):
         return
     for k in range(len(line.reads)):
@@ -153,4 +165,6 @@ def _fewer_results(program: Program, line: Line) -> Iterator[Program]:
             options = (options[0][:k] + options[0][k + 1 :], *options[1:])
         reads = line.reads[:k] + line.reads[k + 1 :]
         if reads:
-            yield _replaced(program, line, (dataclasses.replace(line, reads=reads, blocks=blocks, options=options),))
+            yield _replaced(
+                program, line, (dataclasses.replace(line, reads=reads, blocks=blocks, options=options),)
+            )

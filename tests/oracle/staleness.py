@@ -1,9 +1,10 @@
 """What staleness means, in plain Python: one iteration with two versions of what some groups wait for.
 
-Groups are those of the policy. A group waits if it has a fragment of role `actor`. Where its code reads, through
-code between fragments or unchanged, a leaf of the state whose next value another group (partly) makes, it
-reads that leaf as it was `staleness` iterations ago. Everything else reads the newest: other groups, metrics,
-the state. What a fragment makes has one version; what it hands on is what it was. Loops are unrolled.
+Groups are those of the policy. A group waits if it has a fragment of role `actor`. Where its code reads,
+through code between fragments or unchanged, a leaf of the state whose next value another group (partly)
+makes, it reads that leaf as it was `staleness` iterations ago. Everything else reads the newest: other
+groups, metrics, the state. What a fragment makes has one version; what it hands on is what it was. Loops are
+unrolled.
 
 Here every value between lines is `Versions`: the newest, and what waiting groups see instead. A value that is
 handed on is the same object.
@@ -277,7 +278,12 @@ def _choose(number: Any, *branches: Any) -> Any:
 
 
 def stale_run(
-    program: Program, state: list[Any], iterations: int, assignment: Mapping[str, str], staleness: int, host: Host
+    program: Program,
+    state: list[Any],
+    iterations: int,
+    assignment: Mapping[str, str],
+    staleness: int,
+    host: Host,
 ) -> tuple[list[Any], dict[str, Any]]:
     """(state, metrics) of so many iterations under staleness.
 
