@@ -13,7 +13,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 p
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(EXTRAS)
 
-.PHONY: help train plan test lint check bench lock clean
+.PHONY: help train plan test lint check bench mutants lock clean
 .DEFAULT_GOAL := help
 
 help:
@@ -23,6 +23,7 @@ help:
 	@echo 'make lint    formatting, lint, types, who imports whom, and no distribution code in algos/ or envs/'
 	@echo 'make check   lint, then the tests: what CI runs'
 	@echo 'make bench   run the benchmarks'
+	@echo 'make mutants how many small faults the tests notice: make mutants ARGS="--sample 300 --seed 0"'
 	@echo 'make lock    resolve constraints.txt anew from the ranges in pyproject.toml'
 	@echo 'make clean   remove the environment and the caches; runs/ is kept'
 	@echo 'Variables:   PYTHON (any Python >= 3.11), EXTRAS (dev; "dev,cuda" for an NVIDIA GPU, "dev,tpu")'
@@ -59,6 +60,9 @@ check: lint test
 
 bench: $(STAMP)
 	"$(BIN)/python" -m pytest bench --benchmark-only $(ARGS)
+
+mutants: $(STAMP)
+	"$(BIN)/python" -m bench.mutants $(ARGS)
 
 lock:
 	"$(PYTHON)" .ci/lock.py > constraints.new && mv constraints.new constraints.txt
