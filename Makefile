@@ -13,7 +13,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 p
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(EXTRAS)
 
-.PHONY: help train plan test lint check bench fuzz lock clean
+.PHONY: help train plan test lint check bench fuzz mutants lock clean
 .DEFAULT_GOAL := help
 
 help:
@@ -24,6 +24,7 @@ help:
 	@echo 'make check   lint, then the tests: what CI runs'
 	@echo 'make bench   run the benchmarks'
 	@echo 'make fuzz    random programs against plain JAX: make fuzz ARGS="--programs 1500 --jobs 2"; "--seed 7" replays'
+	@echo 'make mutants how many small faults the tests notice: make mutants ARGS="--sample 300 --seed 0"'
 	@echo 'make lock    resolve constraints.txt anew from the ranges in pyproject.toml'
 	@echo 'make clean   remove the environment and the caches; runs/ is kept'
 	@echo 'Variables:   PYTHON (any Python >= 3.11), EXTRAS (dev; "dev,cuda" for an NVIDIA GPU, "dev,tpu")'
@@ -63,6 +64,9 @@ bench: $(STAMP)
 
 fuzz: $(STAMP)
 	"$(BIN)/python" -m tests.oracle.fuzz $(ARGS)
+
+mutants: $(STAMP)
+	"$(BIN)/python" -m bench.mutants $(ARGS)
 
 lock:
 	"$(PYTHON)" .ci/lock.py > constraints.new && mv constraints.new constraints.txt

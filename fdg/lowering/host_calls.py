@@ -27,6 +27,7 @@ from fdg import jaxprs
 from fdg.errors import HostError, one_line
 from fdg.fragment import FragmentMark
 
+_os: Any = os  # whose `_exit` is another one while a guarded function runs
 _GIVES_BACK = ("io_callback", "pure_callback")
 _CALLS = (*_GIVES_BACK, "debug_callback")
 BETWEEN = "code between fragments"
@@ -166,7 +167,7 @@ class _Exits:
         with self._lock:
             self._running += 1
             if self._running == 1:
-                self._exit, os._exit = os._exit, self._say_and_exit
+                self._exit, _os._exit = os._exit, self._say_and_exit
         before, self._here.call = getattr(self._here, "call", None), call
         try:
             yield
@@ -175,7 +176,7 @@ class _Exits:
             with self._lock:
                 self._running -= 1
                 if self._running == 0:
-                    os._exit = self._exit
+                    _os._exit = self._exit
 
     def _say_and_exit(self, status: int) -> NoReturn:
         call, self._here.call = getattr(self._here, "call", None), None
