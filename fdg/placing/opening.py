@@ -12,18 +12,18 @@ group the scan stays one equation.
 """
 
 import collections
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 from jax.extend import core
 
-from fdg import jaxprs, keys
+from fdg import jaxprs
 from fdg.errors import PlanError
 from fdg.fragment import FragmentMark, boundary_p
+from fdg.placing.building import RegionBuilder, look_up, renamed
 from fdg.placing.effects import START, has_effect, threaded
-from fdg.placing.regions import Item, Loop, Opened, Operation, Region
+from fdg.placing.regions import Loop, Opened, Operation, Region
 
 
 def open_iteration(jaxpr: Any, assignment: Mapping[str, str], policy: Any) -> Opened:
@@ -45,65 +45,6 @@ def inline(jaxpr: Any) -> Opened:
     return _Inliner({}, None).open(jaxpr)
 
 
-class _Builder:
-    """A region in the making: the iteration, or a loop's body.
-
-    Attributes:
-      around: the region that the loop is in, None for the iteration.
-      constants: of a loop's body: variable around the loop -> variable in it.
-      token: that of the effects so far, None without effects.
-    """
-
-    def __init__(self, around: "_Builder | None" = None):
-        self.around = around
-        self.items: list[Item] = []
-        self.constants: dict[Any, core.Var] = {}
-        self.token: core.Var | None = None
-
-    def constant(self, atom: Any) -> Any:
-        """What stands for a variable of the region around, in this one."""
-        if jaxprs.is_literal(atom):
-            return atom
-        return self.constants.setdefault(atom, core.Var(atom.aval))
-
-    def from_outside(self, variable: core.Var) -> core.Var:
-        """What stands for an input of the iteration, in this region: each loop on the way takes it in."""
-        return variable if self.around is None else self.constant(self.around.from_outside(variable))
-
-    def emit(self, function: Callable, *operands: Any) -> core.Var:
-        """Appends a function of one result as one operation, so that what belongs together stays together."""
-        shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in operands]
-        jaxpr = jaxprs.open_jaxpr(jax.make_jaxpr(jax.jit(function))(*shapes))
-        (eqn,) = jaxpr.eqns
-        names: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
-        self.items.append(Operation(_renamed(eqn, names)))
-        return names[jaxpr.outvars[0]]
-
-    def emit_zeros(self, aval: Any) -> core.Var:
-        """Zeros, or keys of zeros."""
-        return self.emit(functools.partial(_zeros, aval.shape, aval.dtype))
-
-    def as_variable(self, atom: Any) -> core.Var:
-        """A number written into the jaxpr becomes the result of an operation."""
-        if not jaxprs.is_literal(atom):
-            return atom
-        return self.emit(lambda: jax.lax.convert_element_type(atom.val, atom.aval.dtype))
-
-    def distinct(self, ends: list[core.Var], carried: Sequence[core.Var], count: int) -> list[core.Var]:
-        """The first `count` ends are carried on, and the memory of what is carried may be used up: each gets
-        memory of its own, and so does an end that is no longer carried, but was.
-        """
-        seen: set[core.Var] = set()
-        before = set(carried)
-        made = {v for i in self.items for v in (i.outputs if isinstance(i, Operation) else i.results)}
-        distinct = []
-        for i, v in enumerate(ends):
-            may_pass = v in made or (v in before and i < count)
-            distinct.append(v if v not in seen and may_pass else self.emit(jax.numpy.copy, v))
-            seen.add(v)
-        return distinct
-
-
 class _Opener:
     threads_effects = True
 
@@ -115,7 +56,7 @@ class _Opener:
 
     def open(self, closed: Any) -> Opened:
         jaxpr = jaxprs.open_jaxpr(closed)
-        region = _Builder()
+        region = RegionBuilder()
         names: dict[Any, Any] = {v: core.Var(v.aval) for v in jaxpr.invars}
         inputs = [names[v] for v in jaxpr.invars]
         count, has_token = len(inputs), self.threads_effects and any(map(has_effect, jaxpr.eqns))
@@ -123,7 +64,7 @@ class _Opener:
             region.token, _ = self.constants[id(START)] = core.Var(jax.typeof(START)), START
         self._name_constants(closed, names, region)
         self._walk(jaxpr, names, region, None)
-        outputs = [region.as_variable(_look_up(names, v)) for v in jaxpr.outvars]
+        outputs = [region.as_variable(look_up(names, v)) for v in jaxpr.outvars]
         if region.token is not None:
             outputs.insert(count, region.token)
         variables = [v for v, _ in self.constants.values()]
@@ -133,14 +74,14 @@ class _Opener:
         opened = Region([*inputs, *variables], region.items, outputs)
         return Opened(opened, values, self.declared, has_token)
 
-    def _name_constants(self, closed: Any, names: dict, region: _Builder) -> None:
+    def _name_constants(self, closed: Any, names: dict, region: RegionBuilder) -> None:
         """Constants are inputs of the whole, and constants of each loop on the way to where they are read."""
         jaxpr = jaxprs.open_jaxpr(closed)
         for variable, value in zip(jaxpr.constvars, jaxprs.constants_of(closed), strict=True):
             outside, _ = self.constants.setdefault(id(value), (core.Var(variable.aval), value))
             names[variable] = region.from_outside(outside)
 
-    def _walk(self, jaxpr: core.Jaxpr, names: dict, region: _Builder, inside: str | None) -> None:
+    def _walk(self, jaxpr: core.Jaxpr, names: dict, region: RegionBuilder, inside: str | None) -> None:
         """Appends a jaxpr's equations; `inside` is the group of the opened fragment around them."""
         for eqn in jaxpr.eqns:
             before = self.used.copy()
@@ -169,25 +110,25 @@ class _Opener:
         eqn: core.JaxprEqn,
         fragments: tuple[str, ...],
         names: dict,
-        region: _Builder,
+        region: RegionBuilder,
         inside: str | None,
     ) -> None:
         """An equation that stays whole."""
         if eqn.primitive is boundary_p:  # of an opened fragment: its arrays are wherever they are used
             (outside,), (within,), axis = eqn.invars, eqn.outvars, eqn.params["axis"]
-            names[within] = _look_up(names, outside)
+            names[within] = look_up(names, outside)
             if axis is not None and not jaxprs.is_literal(names[within]):
                 self.declared.setdefault(names[within], axis)
             return
         group = self.assignment.get(fragments[0]) if fragments else inside
-        operation = Operation(_renamed(eqn, names), group, fragments)
+        operation = Operation(renamed(eqn, names), group, fragments)
         if region.token is not None and has_effect(eqn):
             before = region.token
             operation.eqn, region.token = threaded(operation.eqn, before)
             operation.token = before, region.token
         region.items.append(operation)
         for k, i in _passed_through(eqn):
-            names[eqn.outvars[k]] = _look_up(names, eqn.invars[i])
+            names[eqn.outvars[k]] = look_up(names, eqn.invars[i])
 
     def _opens(self, eqn: core.JaxprEqn, fragments: Sequence[str]) -> bool:
         return len({self.assignment[name] for name in fragments}) > 1
@@ -214,32 +155,32 @@ class _Opener:
         )
 
     def _open_call(
-        self, eqn: core.JaxprEqn, body: jaxprs.Body, names: dict, region: _Builder, here: str | None
+        self, eqn: core.JaxprEqn, body: jaxprs.Body, names: dict, region: RegionBuilder, here: str | None
     ) -> None:
         """What a call does, in its place."""
         params = [p for p in eqn.params.values() if jaxprs.is_jaxpr(p)]
         closed = next(p for p in params if jaxprs.open_jaxpr(p) is body.jaxpr)
-        inner = dict(zip(body.jaxpr.invars, (_look_up(names, v) for v in eqn.invars), strict=True))
+        inner = dict(zip(body.jaxpr.invars, (look_up(names, v) for v in eqn.invars), strict=True))
         self._name_constants(closed, inner, region)
         self._walk(body.jaxpr, inner, region, here)
         for outer, result in zip(eqn.outvars, body.jaxpr.outvars, strict=True):
-            names[outer] = _look_up(inner, result)
+            names[outer] = look_up(inner, result)
 
     # --- scans ---
 
-    def _skip_scan(self, eqn: core.JaxprEqn, names: dict, region: _Builder) -> None:
+    def _skip_scan(self, eqn: core.JaxprEqn, names: dict, region: RegionBuilder) -> None:
         """A scan without a trip: what it starts from comes out, and stacks of no row."""
         (body,) = jaxprs.bodies(eqn)
-        starts = {k: _look_up(names, eqn.invars[i]) for i, k in body.carry}
+        starts = {k: look_up(names, eqn.invars[i]) for i, k in body.carry}
         for k, v in enumerate(eqn.outvars):
             names[v] = starts[k] if k in starts else region.emit_zeros(v.aval)
 
     def _open_scan(
-        self, eqn: core.JaxprEqn, body: jaxprs.Body, names: dict, around: _Builder, here: str | None
+        self, eqn: core.JaxprEqn, body: jaxprs.Body, names: dict, around: RegionBuilder, here: str | None
     ) -> None:
         """A scan as a loop: inputs are sliced and outputs stacked by operations of the body."""
-        outer = [_look_up(names, v) for v in eqn.invars]
-        region = _Builder(around)
+        outer = [look_up(names, v) for v in eqn.invars]
+        region = RegionBuilder(around)
         inner: dict[Any, Any] = {}
         starts: list[Any] = []
         carried: list[core.Var] = []
@@ -272,7 +213,7 @@ class _Opener:
             nexts.append(region.token)
             results.append(around.token)
         for k, outvar in enumerate(eqn.outvars):
-            value = region.as_variable(_look_up(inner, body.jaxpr.outvars[body.results[k]]))
+            value = region.as_variable(look_up(inner, body.jaxpr.outvars[body.results[k]]))
             names[outvar] = result = core.Var(outvar.aval)
             if k in body.stacked:
                 if isinstance(outvar, core.DropVar):
@@ -317,32 +258,9 @@ def _passed_through(eqn: core.JaxprEqn) -> list[tuple[int, int]]:
     ]
 
 
-def _zeros(shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    found = keys.implementation(shape, dtype)
-    if found is None:
-        return jax.lax.full(shape, 0, dtype)
-    kind, words = found
-    return jax.random.wrap_key_data(jax.lax.full(words.shape, 0, words.dtype), impl=kind)
-
-
 def _row(stacked, position):
     return jax.lax.dynamic_index_in_dim(stacked, position, 0, keepdims=False)
 
 
 def _put_row(stack, row, position):
     return jax.lax.dynamic_update_index_in_dim(stack, row, position, 0)
-
-
-def _look_up(names: dict, atom: Any) -> Any:
-    return atom if jaxprs.is_literal(atom) else names[atom]
-
-
-def _renamed(eqn: core.JaxprEqn, names: dict) -> core.JaxprEqn:
-    """The equation over other variables; its results get new ones, entered in `names`."""
-    for v in eqn.outvars:
-        if not isinstance(v, core.DropVar):
-            names[v] = core.Var(v.aval)
-    return eqn.replace(
-        invars=[_look_up(names, v) for v in eqn.invars],
-        outvars=[names.get(v, v) for v in eqn.outvars],
-    )
