@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import fdg
 from algos.actor_critic import ActorCritic, Trajectory
 from algos.hyperparameters import hyperparameter, require_within
+from algos.losses import weighted_sum
 from algos.networks import Network
 from algos.returns import generalized_advantage_estimation
 from envs import Environment
@@ -80,6 +81,10 @@ class A2C(ActorCritic):
         # term; those of the value as in algorithm S3. Means over the rollout, where the paper has sums.
         policy_loss = -jnp.mean(policy.log_prob(trajectory.action) * advantage)
         value_loss = jnp.mean(jnp.square(target - value))
-        entropy = jnp.mean(policy.entropy())
-        loss = policy_loss + self.value_coefficient * value_loss - self.entropy_coefficient * entropy
-        return loss, {"loss": loss, "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+        return weighted_sum(
+            policy_loss,
+            value_loss,
+            jnp.mean(policy.entropy()),
+            self.value_coefficient,
+            self.entropy_coefficient,
+        )

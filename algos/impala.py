@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import fdg
 from algos.actor_critic import ActorCritic, Trajectory
 from algos.hyperparameters import hyperparameter, require, require_positive, require_within
-from algos.losses import approximate_kl, value_error
+from algos.losses import approximate_kl, value_error, weighted_sum
 from algos.networks import Network
 from algos.returns import v_trace
 from envs import Environment
@@ -94,13 +94,11 @@ class IMPALA(ActorCritic):
         )
         # The three gradients of section 4.2. Means over the rollout, where the paper's code has sums.
         policy_loss = -jnp.mean(log_prob * advantage)
-        value_loss = value_error(value, target)
-        entropy = jnp.mean(policy.entropy())
-        loss = policy_loss + self.value_coefficient * value_loss - self.entropy_coefficient * entropy
-        return loss, {
-            "loss": loss,
-            "policy_loss": policy_loss,
-            "value_loss": value_loss,
-            "entropy": entropy,
-            "approx_kl": approximate_kl(log_ratio),  # how far the actors are behind
-        }
+        loss, parts = weighted_sum(
+            policy_loss,
+            value_error(value, target),
+            jnp.mean(policy.entropy()),
+            self.value_coefficient,
+            self.entropy_coefficient,
+        )
+        return loss, {**parts, "approx_kl": approximate_kl(log_ratio)}  # how far the actors are behind

@@ -1,28 +1,20 @@
 """Independent PPO: several agents, each learning with PPO as if it were alone (de Witt et al. 2020, "Is
 Independent Learning All You Need in the StarCraft Multi-Agent Challenge?", arXiv 2011.09533).
 
-All agents have the same parameters (parameter sharing), and each its own observation, memory, reward,
-advantage and value. So an environment of `A` agents is, to the loss, `A` samples that are never taken apart;
-everything is `algos/recurrent_ppo.py` with one more axis, whose shapes read `[T, B, A]` for `[T, B]`.
+`algos/multi_agent_ppo.py` where each agent's value function sees what that agent sees.
 """
 
 import dataclasses
 from typing import ClassVar
 
-import jax.numpy as jnp
-
-from algos.hyperparameters import hyperparameter, require
-from algos.recurrent import RecurrentNetwork, recurrent_actor_critic
-from algos.recurrent_ppo import RecurrentPPO
-from envs import TimeStep, num_agents
+from algos.multi_agent_ppo import MultiAgentPPO
 
 
 @dataclasses.dataclass(frozen=True)
-class IPPO(RecurrentPPO):
+class IPPO(MultiAgentPPO):
     """IPPO with shared parameters, feed-forward or recurrent, for discrete and continuous actions.
 
-    Defaults are those of JaxMARL's `ippo_ff_mpe.py` (Rutherford et al. 2024, arXiv 2311.10090). A step of
-    `total_steps` is one of the environment, in which all agents act.
+    Defaults are those of JaxMARL's `ippo_ff_mpe.py` (Rutherford et al. 2024, arXiv 2311.10090).
 
     Raises:
       FdgError: (construction) a field out of range, sizes that do not divide, an environment of one agent.
@@ -32,58 +24,4 @@ class IPPO(RecurrentPPO):
     2048
     """
 
-    several_agents: ClassVar[bool] = True
-    central_value: ClassVar[bool] = False  # whether the value function sees what all agents see
-
-    num_envs: int = hyperparameter(16, "environments stepped together, all their agents at once")
-    recurrent: bool = hyperparameter(False, "actor and critic have a memory, as in RecurrentPPO")
-
-    def __post_init__(self):
-        require(
-            self,
-            self.recurrent or (self.sequence_length is None and self.burn_in == 0),
-            f"sequence_length={self.sequence_length}, burn_in={self.burn_in}: without a memory there are no"
-            " sequences; set recurrent=True, or leave them out",
-        )
-        super().__post_init__()
-
-    # --- parts ---
-
-    def _reward(self, time_step: TimeStep, running_return, return_statistics):
-        return super()._reward(_of_each_agent(time_step), running_return, return_statistics)
-
-    def _advantage(self, reward, value, next_value, time_step: TimeStep):
-        return super()._advantage(reward, value, next_value, _of_each_agent(time_step))
-
-    @property
-    def _length(self) -> int:
-        return super()._length if self.recurrent else 1
-
-    @property
-    def _agents(self) -> tuple[int, ...]:
-        agents = num_agents(self.env)
-        assert agents is not None  # checked when constructed
-        return (agents,)
-
-    @property
-    def _network(self) -> RecurrentNetwork:  # type: ignore[override]
-        return self.network or recurrent_actor_critic(
-            self.env.observation_space,
-            self.env.action_space,
-            self.hidden,
-            self.memory_size if self.recurrent else None,
-            self.activation,
-            self.initial_log_std,
-            num_agents(self.env),
-            self.central_value,
-            self.convolve,
-        )
-
-
-def _of_each_agent(time_step: TimeStep) -> TimeStep:
-    """The end of an episode, `[T, B]`, as the end of each agent's, `[T, B, A]`."""
-    shape = time_step.reward.shape
-    return time_step._replace(
-        terminated=jnp.broadcast_to(time_step.terminated[..., None], shape),
-        truncated=jnp.broadcast_to(time_step.truncated[..., None], shape),
-    )
+    central_value: ClassVar[bool] = False

@@ -1,10 +1,75 @@
-"""Parts of losses that several policy-gradient algorithms share, as scalars: means over all samples.
+"""Losses that several policy-gradient algorithms share, and their parts, as scalars: means over all samples.
 
 Every array is `[...]`, one number a sample, in any arrangement of samples.
 """
 
 import jax
 import jax.numpy as jnp
+
+from algos.distributions import Distribution
+
+
+def proximal_loss(
+    policy: Distribution,
+    value: jax.Array,
+    action: jax.Array,
+    old_log_prob: jax.Array,
+    old_value: jax.Array,
+    advantage: jax.Array,
+    target: jax.Array,
+    *,
+    clip_ratio: float,
+    clip_value: bool,
+    normalize_advantage: bool,
+    value_coefficient: float,
+    entropy_coefficient: float,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """The loss of PPO (Schulman et al. 2017, arXiv 1707.06347, equation 9, negated), and its parts.
+
+    Args:
+      policy: over the actions of each sample, now.
+      value: `[...]` float32, V of each sample, now.
+      action: `[..., *action]`, what was done.
+      old_log_prob, old_value: `[...]` float32, of the actor when it acted.
+      advantage: `[...]` float32.
+      target: `[...]` float32, what the value is fitted to.
+      clip_ratio: the paper's epsilon.
+      clip_value: clip the change of the value by the same epsilon.
+      normalize_advantage: to zero mean and unit variance over these samples.
+      value_coefficient, entropy_coefficient: weights of two of the three terms.
+    """
+    log_ratio = policy.log_prob(action) - old_log_prob
+    if normalize_advantage:
+        advantage = standardize(advantage)
+    policy_loss = clipped_surrogate(log_ratio, advantage, clip_ratio)
+    if clip_value:
+        value_loss = clipped_value_error(value, old_value, target, clip_ratio)
+    else:
+        value_loss = value_error(value, target)
+    loss, parts = weighted_sum(
+        policy_loss, value_loss, jnp.mean(policy.entropy()), value_coefficient, entropy_coefficient
+    )
+    return loss, {
+        **parts,
+        "approx_kl": approximate_kl(log_ratio),
+        "clip_fraction": clip_fraction(log_ratio, clip_ratio),
+    }
+
+
+def weighted_sum(
+    policy_loss: jax.Array,
+    value_loss: jax.Array,
+    entropy: jax.Array,
+    value_coefficient: float,
+    entropy_coefficient: float,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """The loss of an actor-critic, whose entropy is a bonus; and what it is made of, by name.
+
+    >>> float(weighted_sum(jnp.float32(1), jnp.float32(4), jnp.float32(8), 0.5, 0.25)[0])
+    1.0
+    """
+    loss = policy_loss + value_coefficient * value_loss - entropy_coefficient * entropy
+    return loss, {"loss": loss, "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
 
 
 def clipped_surrogate(log_ratio: jax.Array, advantage: jax.Array, clip_ratio: float) -> jax.Array:

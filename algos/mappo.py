@@ -1,19 +1,20 @@
 """Multi-agent PPO (Yu et al. 2022, "The Surprising Effectiveness of PPO in Cooperative Multi-Agent Games",
 arXiv 2103.01955).
 
-Agents act on what they see themselves; while learning, the value function sees what all of them see. That is
-all that sets it apart from `algos/ippo.py`.
+`algos/multi_agent_ppo.py` where, while learning, the value function sees what all agents see; they act on
+what they see themselves. That, and that it remembers unless told otherwise, sets it apart from
+`algos/ippo.py`.
 """
 
 import dataclasses
 from typing import ClassVar
 
 from algos.hyperparameters import hyperparameter
-from algos.ippo import IPPO
+from algos.multi_agent_ppo import MultiAgentPPO
 
 
 @dataclasses.dataclass(frozen=True)
-class MAPPO(IPPO):
+class MAPPO(MultiAgentPPO):
     """MAPPO with shared parameters, recurrent or feed-forward, for discrete and continuous actions.
 
     The central value function sees the observations of all agents side by side (the paper's section 4,

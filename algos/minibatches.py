@@ -4,9 +4,11 @@ Samples are kept *environment-major*: `[B, T]` flattened, those of one environme
 be one step, or a sequence of several (`per_env` of them an environment).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 
 def shuffled_rows(key: jax.Array, count: int, num_epochs: int, num_minibatches: int) -> jax.Array:
@@ -33,3 +35,40 @@ def take_of_every_env(samples: Any, rows: jax.Array, num_envs: int) -> Any:
         return by_env.reshape(-1, *x.shape[1:])
 
     return jax.tree.map(take, samples)
+
+
+def updated(
+    gradient: Callable[[Any, Any], tuple[Any, Any]],
+    update: Callable[[Any, Any, Any], tuple[Any, Any]],
+    parameters: Any,
+    optimizer_state: Any,
+    rows: jax.Array,
+    take: Callable[[jax.Array], Any],
+) -> tuple[Any, Any, Any]:
+    """One update after another, each on its own minibatch: the epochs of PPO and of PQN.
+
+    Args:
+      gradient: `(parameters, minibatch) -> (gradient, losses)`.
+      update: `(gradient, optimizer_state, parameters) -> (parameters, optimizer_state)`.
+      parameters, optimizer_state: before the first update.
+      rows: `[updates, rows]` int32, as of `shuffled_rows`.
+      take: the minibatch of some rows, `[rows] -> minibatch`.
+
+    Returns:
+      Parameters and optimiser state after the last update, and the means over all updates of the losses.
+
+    >>> gradient = lambda w, x: (x.sum(), {"loss": w})
+    >>> update = lambda gradient, count, w: (w + gradient, count + 1)
+    >>> rows, samples = jnp.array([[0], [2]]), jnp.array([1.0, 2.0, 4.0])
+    >>> w, count, losses = updated(gradient, update, jnp.float32(0), jnp.int32(0), rows, lambda r: samples[r])
+    >>> float(w), int(count), float(losses["loss"])  # 0, then 0 + 1, then 1 + 4
+    (5.0, 2, 0.5)
+    """
+
+    def one_update(carry, some):
+        parameters, optimizer_state = carry
+        direction, losses = gradient(parameters, take(some))
+        return update(direction, optimizer_state, parameters), losses
+
+    (parameters, optimizer_state), losses = jax.lax.scan(one_update, (parameters, optimizer_state), rows)
+    return parameters, optimizer_state, jax.tree.map(jnp.mean, losses)

@@ -20,7 +20,7 @@ import optax
 import fdg
 from algos import optimizers
 from algos.hyperparameters import hyperparameter, require, require_positive, require_within
-from algos.minibatches import shuffled_rows, take
+from algos.minibatches import shuffled_rows, take, updated
 from algos.networks import Network, of_action
 from algos.q_learning import QLearning
 from algos.returns import lambda_returns
@@ -146,15 +146,11 @@ class PQN(QLearning):
         observation, action, time_step = trajectory
         target = self._target(parameters, time_step)
         samples = jax.tree.map(environment_major, Minibatch(observation, action, target))
-
-        def one_update(carry, rows):
-            parameters, optimizer_state = carry
-            gradient, losses = self.gradient(parameters, take(samples, rows))
-            return self.update(gradient, optimizer_state, parameters), losses
-
         rows = shuffled_rows(key, self.steps_per_iteration, self.num_epochs, self.num_minibatches)
-        (parameters, optimizer_state), losses = jax.lax.scan(one_update, (parameters, optimizer_state), rows)
-        return parameters, optimizer_state, {**episode_metrics(time_step), **jax.tree.map(jnp.mean, losses)}
+        parameters, optimizer_state, losses = updated(
+            self.gradient, self.update, parameters, optimizer_state, rows, lambda some: take(samples, some)
+        )
+        return parameters, optimizer_state, {**episode_metrics(time_step), **losses}
 
     @fdg.fragment("gradient", in_axes=(None, 0), out_axes=None)
     def gradient(self, parameters, minibatch):

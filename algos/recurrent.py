@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from algos import distributions, networks
+from algos.networks import Network
 from envs.spaces import Box, Space
 
 
@@ -95,6 +96,32 @@ def recurrent_actor_critic(
         convolve,
     )
     return RecurrentNetwork(_Init(module), _NothingYet(module), _Unroll(module))
+
+
+def without_memory(network: Network, leading_axes: int = 2) -> RecurrentNetwork:
+    """A feed-forward network as one with a memory, which is empty: every step is worked out on its own.
+
+    `network.apply` sees all steps at once, `[B * T, *obs]`. Of equal networks the results are equal.
+
+    Args:
+        network: whose `apply` gives `(policy [N, P], value [N])`, as that of `networks.actor_critic` does.
+        leading_axes: of observations `[T, B, *obs]`; 3 for those of several agents, `[T, B, A, *obs]`.
+
+    >>> network = without_memory(networks.actor_critic(Box(-1.0, 1.0, (4,)), distributions.Discrete(2)))
+    >>> observation = jnp.zeros((5, 8, 4))
+    >>> parameters = network.init(jax.random.key(0), observation)
+    >>> output = network.unroll(parameters, network.memory(8), observation, jnp.zeros((5, 8), bool))
+    >>> output.policy.shape, output.value.shape, output.memory
+    ((5, 8, 2), (5, 8), ())
+    """
+    return RecurrentNetwork(
+        _InitOfSteps(network, leading_axes), _no_memory, _UnrollSteps(network, leading_axes)
+    )
+
+
+def with_memory(network: RecurrentNetwork | Network | None, leading_axes: int = 2) -> RecurrentNetwork | None:
+    """A network of either kind as one with a memory; None stays None. Arguments as for `without_memory`."""
+    return without_memory(network, leading_axes) if isinstance(network, Network) else network
 
 
 class Memory(NamedTuple):
@@ -241,3 +268,30 @@ class _Unroll:
 
     def __call__(self, parameters: Any, memory: Memory, observation: jax.Array, start: jax.Array) -> Output:
         return self.module.apply({"params": parameters}, memory, observation, start)
+
+
+@dataclass(frozen=True)
+class _InitOfSteps:
+    network: Network
+    leading_axes: int
+
+    def __call__(self, key: jax.Array, observation: jax.Array) -> Any:
+        return self.network.init(key, observation.reshape(-1, *observation.shape[self.leading_axes :]))
+
+
+def _no_memory(num_envs: int) -> Any:
+    return ()
+
+
+@dataclass(frozen=True)
+class _UnrollSteps:
+    network: Network
+    leading_axes: int
+
+    def __call__(self, parameters: Any, memory: Any, observation: jax.Array, start: jax.Array) -> Output:
+        # Environment-major, as everywhere: a split of the environments stays a split of the rows.
+        by_env = observation.swapaxes(0, 1)
+        leading, each = by_env.shape[: self.leading_axes], by_env.shape[self.leading_axes :]
+        of_rows = self.network.apply(parameters, by_env.reshape(-1, *each))
+        policy, value = (x.reshape(*leading, *x.shape[1:]).swapaxes(0, 1) for x in of_rows)
+        return Output(policy, value, memory=())

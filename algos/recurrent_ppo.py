@@ -5,8 +5,11 @@ is unrolled over them, and forgets where an episode starts. Stored memories grow
 against that there is the burn-in of R2D2 (Kapturowski et al. 2019, "Recurrent Experience Replay in
 Distributed Reinforcement Learning", ICLR, section 3), here for on-policy sequences.
 
-Reads like `algos/ppo.py`, whose loss and updates it takes over. Letters in shapes: `T` steps of a rollout,
-`B` environments, `L` steps of a sequence, `K` of burn-in, `S` sequences.
+Reads like `algos/ppo.py`, with which it shares its loss and its epochs (`algos/proximal.py`). A feed-forward
+network is the special case of one with an empty memory (`algos.recurrent.without_memory`).
+
+Letters in shapes: `T` steps of a rollout, `B` environments, `L` steps of a sequence, `K` of burn-in, `S`
+sequences.
 """
 
 import dataclasses
@@ -19,9 +22,10 @@ import fdg
 from algos import distributions, normalize
 from algos.hyperparameters import hyperparameter, require, require_positive
 from algos.losses import explained_variance
+from algos.networks import Network
 from algos.normalize import RunningStatistics
-from algos.ppo import PPO, Decision
-from algos.recurrent import RecurrentNetwork, recurrent_actor_critic
+from algos.proximal import Decision, ProximalAgent
+from algos.recurrent import RecurrentNetwork, recurrent_actor_critic, with_memory
 from algos.rollout import (
     Recollection,
     environment_major,
@@ -71,7 +75,7 @@ class Minibatch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class RecurrentPPO(PPO):
+class RecurrentPPO(ProximalAgent):
     """PPO with a gated recurrent unit (GRU) in the actor and one in the critic.
 
     Minibatches are made of whole sequences, never of single steps. Defaults are those of `PPO`, with the 8
@@ -86,6 +90,7 @@ class RecurrentPPO(PPO):
     """
 
     num_envs: int = hyperparameter(8, "environments stepped together")
+    network: RecurrentNetwork | Network | None = None  # with a memory or without, in place of the default
     memory_size: int = hyperparameter(128, "width of the GRU, and of the layer after it")
     sequence_length: int | None = hyperparameter(
         None, "steps that a gradient flows back through; None: the whole rollout"
@@ -93,9 +98,6 @@ class RecurrentPPO(PPO):
     burn_in: int = hyperparameter(
         0, "steps before each sequence from which its memory is computed anew, without gradient"
     )
-    # PPO's fields, loss and updates are taken over as they are; its state and its network are not, and these
-    # are the lines where a checker of types takes that amiss.
-    network: RecurrentNetwork | None = None  # type: ignore[assignment]
 
     def __post_init__(self):
         require_positive(self, "memory_size")
@@ -114,7 +116,7 @@ class RecurrentPPO(PPO):
 
     # --- the two functions of every algorithm ---
 
-    def init(self, key: jax.Array) -> State:  # type: ignore[override]
+    def init(self, key: jax.Array) -> State:
         """The state before the first iteration."""
         parameter_key, env_key, key = jax.random.split(key, 3)
         env_state, observation = self.env.reset(jax.random.split(env_key, self.num_envs))
@@ -142,7 +144,7 @@ class RecurrentPPO(PPO):
             iteration=jnp.int32(0),
         )
 
-    def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:  # type: ignore[override]
+    def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
         """One rollout of all environments, and all updates on it."""
         key, rollout_key, shuffle_key = jax.random.split(state.key, 3)
 
@@ -185,9 +187,7 @@ class RecurrentPPO(PPO):
         )
         return state, metrics
 
-    def evaluate(  # type: ignore[override]
-        self, state: State, key: jax.Array, episodes: int
-    ) -> dict[str, jax.Array]:
+    def evaluate(self, state: State, key: jax.Array, episodes: int) -> dict[str, jax.Array]:
         """Plays whole episodes with the most probable action; see `algos.rollout.evaluate`."""
 
         def act(observation, recollection, keys):
@@ -197,7 +197,7 @@ class RecurrentPPO(PPO):
 
         return evaluate_with_memory(self.env, act, self._network.memory(episodes), key, episodes)
 
-    # --- fragments; "environment", "gradient" and "update" are those of PPO ---
+    # --- fragments; `gradient` is that of `ProximalAgent`, `step` and `update` are those of every agent ---
 
     @fdg.fragment("actor", in_axes=(None, None, 0, 0, 0))
     def act(self, parameters, statistics, observation, recollection, keys):
@@ -323,8 +323,8 @@ class RecurrentPPO(PPO):
         return self.num_envs * sequences, "the number of sequences, num_envs * num_steps / sequence_length"
 
     @property
-    def _network(self) -> RecurrentNetwork:  # type: ignore[override]
-        return self.network or recurrent_actor_critic(
+    def _network(self) -> RecurrentNetwork:
+        return with_memory(self.network) or recurrent_actor_critic(
             self.env.observation_space,
             self.env.action_space,
             self.hidden,

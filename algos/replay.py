@@ -77,7 +77,7 @@ class ReplayState(NamedTuple):
     added: jax.Array  # [] int32: steps of each environment so far
 
 
-_AXES = ReplayState(rings=0, added=None)  # type: ignore[arg-type]
+_AXES = ReplayState._make((0, None))  # the batch axis of each field
 
 # The largest priority so far, which new steps get, is rounded down to an integer by flashbax 0.1.3, so
 # priorities are kept in small units. Only their ratios matter.

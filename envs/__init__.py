@@ -6,6 +6,7 @@ your own, and `register` gives it a name.
 
 from envs.environment import (
     Environment,
+    EnvironmentSpec,
     EpisodeState,
     MaskedObservation,
     Observation,
@@ -23,6 +24,7 @@ __all__ = [
     "Box",
     "Discrete",
     "Environment",
+    "EnvironmentSpec",
     "EpisodeState",
     "MaskedObservation",
     "MultiDiscrete",

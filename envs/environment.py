@@ -79,24 +79,12 @@ class TimeStep(NamedTuple):
         return self.terminated | self.truncated
 
 
-class Environment(Protocol):
-    """A batch of environments that reset themselves; what algorithms use.
-
-    A frozen, hashable value: it holds no arrays, and its methods are pure, so that they trace under `jit`
-    and `scan`. Every element of the batch draws from its own key and from nothing else: splitting the
-    batch over devices changes no number.
-    """
+class EnvironmentSpec(Protocol):
+    """What every environment says of itself, of one instance or batched; it allocates nothing to say it."""
 
     @property
     def name(self) -> str:
-        """Name that `envs.make` knows it by."""
-
-    @property
-    def num_agents(self) -> int | None:
-        """Agents that act in one environment at the same time; `None` where there is one, without an axis.
-
-        Ask with `envs.num_agents(env)`: an environment that knows of no agents need not have it.
-        """
+        """Name in messages and logs, and that `envs.make` knows it by, if it does."""
 
     @property
     def observation_space(self) -> Space:
@@ -104,11 +92,27 @@ class Environment(Protocol):
 
     @property
     def action_space(self) -> Space:
-        """Space of one action (of one agent, without `B`). Actions are not clipped to it."""
+        """Space of one action (of one agent, without `B`)."""
 
     @property
     def max_episode_steps(self) -> int | None:
         """Steps after which an episode is truncated; `None` where there is no limit."""
+
+
+class Environment(EnvironmentSpec, Protocol):
+    """A batch of environments that reset themselves; what algorithms use.
+
+    A frozen, hashable value: it holds no arrays, and its methods are pure, so that they trace under `jit`
+    and `scan`. Every element of the batch draws from its own key and from nothing else: splitting the
+    batch over devices changes no number. Actions are not clipped to their space.
+    """
+
+    @property
+    def num_agents(self) -> int | None:
+        """Agents that act in one environment at the same time; `None` where there is one, without an axis.
+
+        Ask with `envs.num_agents(env)`: an environment that knows of no agents need not have it.
+        """
 
     def reset(self, keys: jax.Array) -> tuple[State, Observation]:
         """Start one episode a key.
@@ -131,33 +135,17 @@ class Environment(Protocol):
         """
 
 
-class SingleEnvironment(Protocol):
+class SingleEnvironment(EnvironmentSpec, Protocol):
     """One instance that does not reset itself; what a user writes, and `vectorize` takes.
 
     A value that hashes (a frozen dataclass, say) and pure methods. The observation has the shape of its
     space and is cast to the dtype of its space, and may come in a `MaskedObservation`; the reward and the two
     flags are scalars of any numeric dtype. The state is any pytree whose structure, shapes and dtypes `step`
-    keeps.
+    keeps. `vectorize` enforces its `max_episode_steps` as truncation.
 
     One of several agents has an attribute `num_agents`. Its spaces are those of one agent, the same for all;
     observations, actions and rewards have a leading axis `A`; the two flags stay scalars.
     """
-
-    @property
-    def name(self) -> str:
-        """Name in messages and logs."""
-
-    @property
-    def observation_space(self) -> Space:
-        """Space of the observation."""
-
-    @property
-    def action_space(self) -> Space:
-        """Space of the action."""
-
-    @property
-    def max_episode_steps(self) -> int | None:
-        """Time limit that `vectorize` enforces as truncation; `None` for none."""
 
     def reset(self, key: jax.Array) -> tuple[State, Observation]:
         """Start an episode: `(state, observation)`."""
@@ -333,8 +321,8 @@ def vectorize(single: Any, repeat_start: bool = False) -> Vectorized:
       single: a `SingleEnvironment`.
       repeat_start: start every episode of an environment in the state that its first one started in. All
         environments of a batch step together, so one that may end at any step computes a reset at every
-        step; where that is dear (physics), this saves it. It costs memory, one more state an environment,
-        and variety: there are as many starts as environments.
+        step; where that is expensive (physics), this saves it. It costs memory, one more state an
+        environment, and variety: there are as many starts as environments.
 
     Returns:
       A frozen value, equal to another where the two singles are equal. Its `reset` and `step` raise

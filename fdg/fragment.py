@@ -18,7 +18,7 @@ from jax.interpreters import ad, batching, mlir
 from fdg.errors import GraphError
 
 # ---------------------------------------------------------------------------------------------------
-# The boundary primitive: identity on one array, with `axis` = its batch axis (None: shared).
+# The boundary primitive: identity on one array; `axis` is its batch axis (None: the batch shares the array).
 # ---------------------------------------------------------------------------------------------------
 
 boundary_p = core.Primitive("fragment_boundary")
@@ -48,7 +48,7 @@ _PREFIX = "fdg"
 
 
 class FragmentMark(NamedTuple):
-    """What a traced fragment call says of itself."""
+    """Role and name of a fragment, as the name of the jit that a call of it is traced to carries them."""
 
     role: str
     name: str
@@ -58,7 +58,7 @@ class FragmentMark(NamedTuple):
 
     @staticmethod
     def of(eqn: core.JaxprEqn) -> "FragmentMark | None":
-        """The mark of an equation that calls a fragment, None for any other equation."""
+        """The mark of an equation that calls a fragment; None for any other equation."""
         if eqn.primitive.name not in ("jit", "pjit"):
             return None
         parts = str(eqn.params["name"]).split(":")
@@ -71,14 +71,24 @@ class FragmentMark(NamedTuple):
 
 
 class _Shared:
-    """Stands for an axis of None inside a pytree, where None itself would be an empty subtree."""
+    """An axis of None, as a leaf: inside a pytree None itself would be an empty subtree."""
 
 
 _SHARED = _Shared()
 
 
-def _border(mark: FragmentMark, side: str, axes: Any, values: Any) -> tuple[Any, dict[str, int]]:
-    """Passes every array of `values` through the boundary; returns them and {path: batch size}."""
+def _at_boundary(mark: FragmentMark, side: str, axes: Any, values: Any) -> tuple[Any, dict[str, int]]:
+    """Binds the boundary primitive to every array of `values`, with its batch axis.
+
+    Args:
+      mark: of the fragment, for messages.
+      side: "in" for arguments, "out" for results.
+      axes: pytree prefix of `values`, of integers and None.
+      values: arrays, or what `jax.numpy.asarray` takes.
+
+    Returns:
+      The values, and the size of the batch axis by the path of each array that has one.
+    """
     prefix = jax.tree.map(lambda axis: _SHARED if axis is None else axis, axes, is_leaf=lambda a: a is None)
     try:
         full = jax.tree.broadcast(prefix, values)
@@ -121,8 +131,15 @@ def _check_batch(mark: FragmentMark, sizes: dict[str, int]) -> None:
         )
 
 
-class Fragment:
-    """A pure function that is one node of the graph; made by `fragment`. Calling it runs it."""
+class FragmentFunction:
+    """A pure function whose calls are nodes of the graph; made by `fragment`. Calling it runs it.
+
+    (`fdg.tracing.graph.Fragment` is the node.)
+
+    Attributes:
+      mark: role and name.
+      in_axes, out_axes: as given to `fragment`.
+    """
 
     def __init__(self, function: Callable, role: str, in_axes: Any, out_axes: Any, name: str | None):
         functools.update_wrapper(self, function)
@@ -140,9 +157,9 @@ class Fragment:
                     f"fragment '{self.mark.name}' ({role}): in_axes={in_axes} names {len(axes)} arguments "
                     f"but it was called with {len(args)}: give one axis (or None) for each"
                 )
-            args, sizes = _border(self.mark, "in", axes, args)
-            kwargs, more = _border(self.mark, "in", 0, kwargs)  # as in jax.vmap
-            results, out_sizes = _border(self.mark, "out", out_axes, function(*bound, *args, **kwargs))
+            args, sizes = _at_boundary(self.mark, "in", axes, args)
+            kwargs, more = _at_boundary(self.mark, "in", 0, kwargs)  # as in jax.vmap
+            results, out_sizes = _at_boundary(self.mark, "out", out_axes, function(*bound, *args, **kwargs))
             _check_batch(self.mark, {**sizes, **more, **out_sizes})
             return results
 
@@ -175,7 +192,7 @@ class Fragment:
 
 def fragment(
     role: str, in_axes: Any = 0, out_axes: Any = 0, *, name: str | None = None
-) -> Callable[[Callable], Fragment]:
+) -> Callable[[Callable], FragmentFunction]:
     """Marks a pure function as a fragment of the dataflow graph.
 
     It declares and does not map: the function receives and returns whole arrays, with or without an
@@ -198,4 +215,4 @@ def fragment(
     >>> act(2.0, jax.numpy.arange(3.0)).tolist()
     [0.0, 2.0, 4.0]
     """
-    return lambda function: Fragment(function, role, in_axes, out_axes, name)
+    return lambda function: FragmentFunction(function, role, in_axes, out_axes, name)

@@ -1,29 +1,14 @@
 """`Environments`: devices of their own for the environments, the others act and learn."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 
-from fdg.placing.policy import Group
-from policies.groups import divide
+from policies.single_learner_fine import SingleLearnerFine
 
 
 @dataclasses.dataclass(frozen=True)
-class Environments:
-    """For jobs whose time goes into the environments: they get devices that do nothing else.
+class Environments(SingleLearnerFine):
+    """`SingleLearnerFine` by MSRL's name for it, for jobs whose time goes into the environments.
 
-    Observations and actions cross at every step, from all workers to all learners.
-
-    Attributes:
-      workers: devices for environments, None for all that remain.
-      learners: devices that act and learn, the batch split over them.
+    They get devices that do nothing else. Fields and groups are those of `SingleLearnerFine`; the name says
+    what the devices are divided for.
     """
-
-    workers: int | None = dataclasses.field(
-        default=None, metadata={"help": "devices for environments; None: the rest"}
-    )
-    learners: int = dataclasses.field(default=1, metadata={"help": "devices that act and learn"})
-
-    def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
-        """Environments here, all else there."""
-        workers, others = divide(self, devices, workers=self.workers, learners=self.learners)
-        return {"environment": workers, **dict.fromkeys(("actor", "buffer", "learner"), others)}

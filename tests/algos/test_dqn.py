@@ -16,7 +16,7 @@ import algos
 import envs
 import fdg
 import policies
-from algos.replay import Transition
+from algos.replay import Replay, Sample, Transition
 
 # A network of two observations, 0 and 1, and three actions that is a table: its parameters are its values.
 TABLE = algos.Network(
@@ -102,6 +102,48 @@ def test_learning_starts_when_told_and_epsilon_falls(devices):
     _, metrics = engine.run(engine.init(0), 6)
     assert metrics["updates"].tolist() == [0, 2, 4, 6, 8, 10]
     assert metrics["epsilon"].tolist() == [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
+
+
+class Spy:
+    """A buffer that has always the same to give; its state is the priorities that it was told, as it was."""
+
+    init = staticmethod(lambda observation, action: jnp.zeros(4))
+    add = staticmethod(lambda priority, steps: priority)
+    is_ready = staticmethod(lambda priority: jnp.bool_(True))
+    weight = staticmethod(lambda sample, beta: jnp.full(4, beta))
+    prioritize = staticmethod(lambda old, indices, priority: priority + indices)
+
+    @staticmethod
+    def sample(priority, key):
+        return Sample(transition(), jnp.zeros(4), jnp.ones(4))
+
+
+class Spying(algos.DQN):
+    _replay = Spy
+
+
+def test_weights_and_priorities_by_hand():
+    """Importance exponents from 0.4 to 1 in two iterations: 0.4, 0.7. Errors 2.5, 1, 2 and -2: their sizes.
+
+    The loss is weighted: (3.125 + 0.5 + 2 + 2) / 4 = 1.90625 times the weight.
+    """
+    env = envs.make("CartPole-v1")
+    fields = {"num_envs": 4, "num_steps": 2, "total_steps": 16, "learning_rate": 1e-20, "batch_size": 4}
+    algorithm = Spying(env=env, network=TABLE, **fields)
+    assert algorithm.num_iterations == 2 and algorithm.updates_per_iteration == 1
+    state = algorithm.init(jax.random.key(0))
+    learned = state.learned._replace(parameters=ONLINE, target_parameters=TARGET)
+    state, iterate = state._replace(learned=learned), jax.jit(algorithm.iterate)
+    for weight in (0.4, 0.7):
+        state, metrics = iterate(state)
+        np.testing.assert_allclose(state.replay, [2.5, 1.0, 2.0, 2.0], rtol=1e-5)
+        assert float(metrics["loss"]) == pytest.approx(1.90625 * weight, rel=1e-5)
+
+
+def test_the_buffer_is_made_of_the_hyperparameters():
+    fields = {"buffer_size": 400, "learning_starts": 12, "n_step": 3, "priority_exponent": 0.6}
+    algorithm = dqn(batch_size=8, discount=0.9, **fields)
+    assert algorithm._replay == Replay(num_envs=4, batch_size=8, discount=0.9, **fields)
 
 
 # --- probe environments ---

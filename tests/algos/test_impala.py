@@ -55,6 +55,25 @@ def test_loss_by_hand():
     )
 
 
+def test_clips_and_lambda_by_hand():
+    """As above with rho-bar 1.5, c-bar 1/2 and lambda 1/2: weights 1.5, 1/2, 1; carried back 1/4 each.
+
+    Target - V: -5; 1/2; 1.5 + (1/2)(1/4)(1/2) = 1.5625.
+    Advantages: -5; 1/2; 1.5 (1 + (1/2)(1/2)(1/2)) = 1.6875.
+    """
+    algorithm = algos.IMPALA(
+        env=envs.make("probe:policy"),
+        discount=0.5,
+        network=LINEAR,
+        rho_clip=1.5,
+        c_clip=0.5,
+        trace_lambda=0.5,
+    )
+    _, parts = algorithm._loss(LINEAR.init(None, None), off_policy())
+    assert float(parts["policy_loss"]) == pytest.approx(-2.8125 / 3 * math.log(2), rel=1e-6)
+    assert float(parts["value_loss"]) == pytest.approx((1.5625**2 + 0.5**2 + 5**2) / 6, rel=1e-6)
+
+
 def test_gradient_by_hand():
     """Targets, advantages and weights are constants to it.
 

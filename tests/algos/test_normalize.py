@@ -132,6 +132,11 @@ def test_scaling_divides_by_the_standard_deviation_and_keeps_the_mean():
     np.testing.assert_allclose(normalize.scale(stats, jnp.array([5.0])), [5.0 / np.sqrt(5.0)], rtol=1e-6)
 
 
+def test_returns_that_never_vary_scale_zero_to_zero():
+    stats = normalize.update(normalize.init(()), jnp.full(8, 7.0))
+    assert normalize.scale(stats, jnp.array([0.0, 1.0, -1.0])).tolist() == [0.0, 10.0, -10.0]
+
+
 def test_running_returns_give_the_numbers_worked_by_hand():
     reward = jnp.array([[1.0], [2.0], [3.0], [4.0]])
     done = jnp.array([[False], [True], [False], [False]])

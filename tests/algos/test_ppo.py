@@ -14,6 +14,9 @@ import algos
 import envs
 import fdg
 import policies
+from algos import normalize
+from algos.proximal import Decision
+from envs import TimeStep
 
 # --- probe environments: each isolates one thing that can be wrong ---
 
@@ -189,7 +192,7 @@ def test_loss_by_hand():
     Errors: max((0 - 2)^2, (0.8 - 2)^2) = 4 and max(1, 1) = 1; loss = 0.5 * 2.5 = 1.25.
     Entropy: log 2. Total: 0.9 + 0.5 * 1.25 - 0.01 * 0.6931472 = 1.5180685.
     """
-    from algos.ppo import Decision, Minibatch
+    from algos.ppo import Minibatch
 
     network = algos.Network(
         init=lambda key, observation: {},
@@ -208,6 +211,102 @@ def test_loss_by_hand():
     assert float(parts["policy_loss"]) == pytest.approx(0.9, rel=1e-6)
     assert float(parts["value_loss"]) == pytest.approx(1.25, rel=1e-6)
     assert float(parts["clip_fraction"]) == 0.5
+
+
+# --- the learner, replayed in NumPy ---
+
+LINEAR = algos.Network(  # two actions
+    init=lambda key, observation: {"policy": jnp.zeros((2, 2)), "value": jnp.zeros(2)},
+    apply=lambda parameters, x: (x @ parameters["policy"], x @ parameters["value"]),
+)
+
+
+def gradient_by_hand(w, v, x, action, old_log_prob, old_value, advantage, target, clip=0.2):
+    """Of the loss over samples `[N]`: by the logits' weights and the value's; coefficients 0.5 and 0.1."""
+    logits = x @ w
+    p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    one_hot = np.eye(2)[action]
+    ratio = (p * one_hot).sum(axis=1) / np.exp(old_log_prob)
+    advantage = (advantage - advantage.mean()) / advantage.std()
+    kept = ratio * advantage <= np.clip(ratio, 1 - clip, 1 + clip) * advantage  # else nothing is to be gained
+    of_policy = -(kept * advantage * ratio)[:, None] * (one_hot - p)
+    entropy = -(p * np.log(p)).sum(axis=1, keepdims=True)
+    of_entropy = -p * (np.log(p) + entropy)
+    value = x @ v
+    clipped = old_value + np.clip(value - old_value, -clip, clip)
+    of_value = np.where((value - target) ** 2 >= (clipped - target) ** 2, value - target, 0.0)
+    return x.T @ (of_policy - 0.1 * of_entropy) / len(x), 0.5 * x.T @ of_value / len(x)
+
+
+def test_two_iterations_of_the_learner_are_those_of_numpy():
+    """Observations and rewards normalised by what was seen, GAE, two epochs, clipped and annealed Adam."""
+    steps, environments, rate = 5, 2, 0.1
+    algorithm = algos.PPO(
+        env=envs.make("CartPole-v1"), network=LINEAR, num_envs=environments, num_steps=steps, num_epochs=2,
+        num_minibatches=1, total_steps=40, learning_rate=rate, discount=0.9, gae_lambda=0.7,
+        entropy_coefficient=0.1, max_grad_norm=0.01, normalize_observation=True, normalize_reward=True,
+    )  # fmt: skip
+    rng = np.random.default_rng(0)
+    w, v = rng.normal(size=(2, 2)), rng.normal(size=2)
+    parameters = {"policy": jnp.asarray(w, jnp.float32), "value": jnp.asarray(v, jnp.float32)}
+    learned = (
+        parameters, algorithm._optimizer.init(parameters), normalize.init((2,)), normalize.init(())
+    )  # fmt: skip
+    running_return = jnp.zeros(environments)
+    first, second = np.zeros(6), np.zeros(6)  # Adam's moments
+    seen, returns, running, count = [], [], np.zeros(environments), 0
+    terminated = np.array([[0, 0], [1, 0], [0, 0], [0, 0], [0, 0]], bool)
+    truncated = np.array([[0, 0], [0, 0], [0, 1], [0, 0], [1, 0]], bool)
+
+    for _ in range(2):
+        x, final = rng.normal(1.0, 2.0, size=(2, steps, environments, 2))
+        reward, old_value = rng.normal(1.0, 3.0, size=(2, steps, environments))
+        action = rng.integers(2, size=(steps, environments))
+        old_log_prob = np.log(rng.uniform(0.2, 0.9, size=(steps, environments)))
+        zero = jnp.zeros((steps, environments))
+        time_step = TimeStep(
+            None, *map(jnp.float32, [reward]), jnp.array(terminated), jnp.array(truncated),
+            jnp.float32(final), zero, zero,
+        )  # fmt: skip
+        decision = Decision(jnp.float32(old_log_prob), jnp.float32(old_value))
+        trajectory = (jnp.float32(x), jnp.array(action), decision, time_step)
+        learned, running_return, metrics = algorithm.learn(
+            learned, running_return, trajectory, jax.random.key(0)
+        )
+
+        mean, std = (np.mean(seen, axis=0), np.std(seen, axis=0)) if seen else (0.0, 1.0)
+        seen.extend(x.reshape(-1, 2))  # only now
+        x, final = (x - mean) / std, (final - mean) / std
+        for t in range(steps):
+            running = 0.9 * running + reward[t]
+            returns.extend(running)
+            running = np.where(terminated[t] | truncated[t], 0.0, running)
+        reward = np.clip(reward / np.std(returns), -10, 10)
+        advantage, following = np.zeros((steps, environments)), np.zeros(environments)
+        for t in reversed(range(steps)):
+            delta = reward[t] + 0.9 * (final[t] @ v) * ~terminated[t] - old_value[t]
+            following = delta + 0.9 * 0.7 * following * ~(terminated[t] | truncated[t])
+            advantage[t] = following
+        target = advantage + old_value
+        explained = 1 - np.var(target - old_value) / np.var(target)
+        assert float(metrics["explained_variance"]) == pytest.approx(explained, rel=1e-4)
+        flat = [a.reshape(10, *a.shape[2:]) for a in (x, action, old_log_prob, old_value, advantage, target)]
+        for _ in range(2):
+            gradient = np.concatenate([g.ravel() for g in gradient_by_hand(w, v, *flat)])
+            gradient *= min(1.0, 0.01 / np.linalg.norm(gradient))
+            count += 1
+            first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
+            step = first / (1 - 0.9**count) / (np.sqrt(second / (1 - 0.999**count)) + 1e-5)
+            step *= rate * (1 - ((count - 1) // 2) / 4)  # four iterations of two updates
+            w, v = w - step[:4].reshape(2, 2), v - step[4:]
+
+        parameters, _, observation_statistics, return_statistics = learned
+        np.testing.assert_allclose(parameters["policy"], w, atol=2e-5)
+        np.testing.assert_allclose(parameters["value"], v, atol=2e-5)
+        np.testing.assert_allclose(observation_statistics.mean, np.mean(seen, axis=0), rtol=1e-4)
+        np.testing.assert_allclose(observation_statistics.var, np.var(seen, axis=0), rtol=1e-4)
+        np.testing.assert_allclose(return_statistics.var, np.var(returns), rtol=1e-4)
+        np.testing.assert_allclose(running_return, running, rtol=1e-4)
 
 
 # --- sizes and values ---

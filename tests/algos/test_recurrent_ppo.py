@@ -13,6 +13,7 @@ import pytest
 import algos
 import envs
 import fdg
+from algos.networks import actor_critic
 from algos.recurrent import Output
 from algos.recurrent_ppo import Minibatch
 from tests.algos.probes import trained
@@ -197,6 +198,41 @@ def test_what_is_not_allowed_is_not_done():
     assert abs(float(metrics["episode_return"])) < 1 and metrics["episodes"] == 8 * 64
     assert np.isfinite(state.parameters["w"]) and state.parameters["w"] != 1.0
     assert float(metrics["entropy"]) <= np.log(2.0) + 1e-6
+
+
+def test_the_burn_in_is_normalised_as_the_rest():
+    """Sequences that burn in from the same rollout find the values of the actor, by the same statistics."""
+    _, (_, second) = recorded(
+        2,
+        env=envs.make("probe:memory", delay=4),
+        network=leaky(0.9),
+        num_steps=8,
+        sequence_length=4,
+        burn_in=2,
+        normalize_observation=True,
+        **NEVER,
+    )
+    samples, (_, value) = second
+    np.testing.assert_allclose(value[1::2], samples.decision.value[1::2], atol=1e-5)
+    assert np.abs(value[1::2]).max() > 0.1
+
+
+def test_a_feed_forward_network_is_one_with_an_empty_memory():
+    """On sequences of one step, PPO: number by number, statistics and all."""
+    fields = {"env": envs.make("probe:truncation", steps=3), "num_envs": 4, "num_steps": 8, "num_epochs": 2}
+    fields |= {"num_minibatches": 2, "normalize_observation": True, "normalize_reward": True}
+    env = fields["env"]
+    fields["network"] = actor_critic(env.observation_space, env.action_space, hidden=(4,))
+    one = trained(algos.PPO(**fields), 2)
+    other = trained(algos.RecurrentPPO(**fields, sequence_length=1), 2)
+    for field in one._fields:
+        if field != "key":
+            jax.tree.map(
+                lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5),
+                getattr(one, field),
+                getattr(other, field),
+            )
+    assert jax.tree.leaves(other.recollection.memory) == []
 
 
 # --- what needs a memory ---

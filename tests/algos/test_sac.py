@@ -19,7 +19,7 @@ import algos
 import envs
 import fdg
 import policies
-from algos.replay import Transition
+from algos.replay import Replay, Transition
 from algos.sac import Learned, Parameters
 from envs.probe import ContinuousTarget
 
@@ -133,11 +133,29 @@ def test_the_entropy_aimed_at_is_minus_one_for_each_component():
     assert one_number(target_entropy=0.0)._target_entropy == 0.0
 
 
+def test_the_buffer_is_made_of_the_hyperparameters_and_no_longer_than_the_run():
+    for total_steps, kept in ((41, 40), (1_000, 100)):  # 41 steps are 20 iterations of two
+        algorithm = one_number(
+            num_envs=2, batch_size=4, buffer_size=100, discount=0.9, total_steps=total_steps
+        )
+        assert algorithm._replay == Replay(num_envs=2, buffer_size=kept, batch_size=8, discount=0.9)
+
+
+def test_the_temperature_and_the_deviations_start_where_they_are_told():
+    algorithm = one_number(initial_temperature=0.5)
+    assert float(algorithm.init(jax.random.key(0)).learned.parameters.log_temperature) == pytest.approx(
+        math.log(0.5)
+    )
+    wide = algos.Network(lambda *_: (), lambda _, x: jnp.concatenate([0.0 * x, 0.0 * x + 99.0], axis=-1))
+    policy = algos.SAC(env=algorithm.env, actor_network=wide)._policy((), jnp.ones((3, 1)))
+    assert policy.log_std.tolist() == [[2.0]] * 3  # the upper bound of the authors' code
+
+
 # --- before learning begins ---
 
 
 def test_at_first_actions_are_random_and_nothing_is_learned():
-    algorithm = one_number(num_envs=4, learning_starts=8, batch_size=4)
+    algorithm = one_number(num_envs=4, learning_starts=7, batch_size=4)  # two iterations of four steps
     iterate, state = jax.jit(algorithm.iterate), jax.jit(algorithm.init)(jax.random.key(0))
     first = state.learned
     for iteration in range(3):

@@ -1,0 +1,86 @@
+"""PPO of several agents, each with a critic of its own or all with a central one: `IPPO` and `MAPPO`.
+
+They differ in the choice of the critic, and in their defaults. All agents have the same parameters (parameter
+sharing), and each its own observation, memory, reward, advantage and value. So an environment of `A` agents
+is, to the loss, `A` samples that are never taken apart; everything is `algos/recurrent_ppo.py` with one more
+axis, whose shapes read `[T, B, A]` for `[T, B]`.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import jax.numpy as jnp
+
+from algos.hyperparameters import hyperparameter, require
+from algos.recurrent import RecurrentNetwork, recurrent_actor_critic, with_memory
+from algos.recurrent_ppo import RecurrentPPO
+from envs import TimeStep, num_agents
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiAgentPPO(RecurrentPPO):
+    """PPO with shared parameters, feed-forward or recurrent, for discrete and continuous actions.
+
+    A subclass chooses the critic by `central_value`: each agent's own, which sees what that agent sees, or
+    one that sees what all of them see. A step of `total_steps` is one of the environment, in which all agents
+    act.
+
+    Raises:
+      FdgError: (construction) a field out of range, sizes that do not divide, an environment of one agent.
+    """
+
+    several_agents: ClassVar[bool] = True
+    central_value: ClassVar[bool]  # whether the value function sees what all agents see
+
+    num_envs: int = hyperparameter(16, "environments stepped together, all their agents at once")
+    recurrent: bool = hyperparameter(False, "actor and critic have a memory, as in RecurrentPPO")
+
+    def __post_init__(self):
+        require(
+            self,
+            self.recurrent or (self.sequence_length is None and self.burn_in == 0),
+            f"sequence_length={self.sequence_length}, burn_in={self.burn_in}: without a memory there are no"
+            " sequences; set recurrent=True, or leave them out",
+        )
+        super().__post_init__()
+
+    # --- parts ---
+
+    def _reward(self, time_step: TimeStep, running_return, return_statistics):
+        return super()._reward(_of_each_agent(time_step), running_return, return_statistics)
+
+    def _advantage(self, reward, value, next_value, time_step: TimeStep):
+        return super()._advantage(reward, value, next_value, _of_each_agent(time_step))
+
+    @property
+    def _length(self) -> int:
+        return super()._length if self.recurrent else 1
+
+    @property
+    def _agents(self) -> tuple[int, ...]:
+        agents = num_agents(self.env)
+        assert agents is not None  # checked when constructed
+        return (agents,)
+
+    @property
+    def _network(self) -> RecurrentNetwork:
+        return with_memory(self.network, leading_axes=3) or recurrent_actor_critic(
+            self.env.observation_space,
+            self.env.action_space,
+            self.hidden,
+            self.memory_size if self.recurrent else None,
+            self.activation,
+            self.initial_log_std,
+            num_agents(self.env),
+            self.central_value,
+            self.convolve,
+        )
+
+
+def _of_each_agent(time_step: TimeStep) -> TimeStep:
+    """The end of an episode, `[T, B]`, as the end of each agent's, `[T, B, A]`."""
+    shape = time_step.reward.shape
+    return time_step._replace(
+        terminated=jnp.broadcast_to(time_step.terminated[..., None], shape),
+        truncated=jnp.broadcast_to(time_step.truncated[..., None], shape),
+    )

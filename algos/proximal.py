@@ -1,0 +1,191 @@
+"""What PPO and its relatives share, whatever their network remembers: hyperparameters, loss, epochs.
+
+How they act, and how a rollout becomes minibatches, is in their own files: `algos/ppo.py`, where samples are
+steps, and `algos/recurrent_ppo.py`, where they are sequences. Agents that act together (`IPPO`, `MAPPO`) are
+the latter with one more axis: `algos/multi_agent_ppo.py`.
+
+Letters in shapes: `T` steps of a rollout, `B` environments, `N` samples of a minibatch.
+"""
+
+import dataclasses
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import jax
+import optax
+
+import fdg
+from algos import normalize, optimizers
+from algos.agent import Agent
+from algos.distributions import Distribution
+from algos.hyperparameters import hyperparameter, require, require_positive, require_within
+from algos.losses import proximal_loss
+from algos.minibatches import shuffled_rows, take, take_of_every_env, updated
+from algos.returns import generalized_advantage_estimation
+from envs import (
+    Box,
+    Discrete,
+    Environment,
+    MultiDiscrete,
+    TimeStep,
+    features_and_mask,
+    map_features,
+)
+
+
+class Decision(NamedTuple):
+    """What the actor knew when it acted."""
+
+    log_prob: jax.Array  # [...] float32, of the action taken
+    value: jax.Array  # [...] float32, V(observation)
+
+
+@dataclasses.dataclass(frozen=True)
+class ProximalAgent(Agent):
+    """Base of `PPO` and `RecurrentPPO`: all but the network and what it remembers.
+
+    Defaults are those of CleanRL's `ppo.py` (Huang et al. 2022, JMLR 23(274)). A subclass adds the field
+    `network`, `init`, `iterate`, `evaluate`, the fragments `act` and `learn`, and `_predict`. A minibatch is
+    any tuple with the fields `action`, `decision`, `advantage` and `target`.
+    """
+
+    action_spaces: ClassVar[tuple[type, ...]] = (Discrete, MultiDiscrete, Box)
+
+    env: Environment
+    num_envs: int = hyperparameter(4, "environments stepped together")
+    num_steps: int = hyperparameter(128, "steps of each environment in one iteration")
+    total_steps: int = hyperparameter(500_000, "environment steps of the whole run; annealing ends there")
+    num_epochs: int = hyperparameter(4, "passes over each rollout")
+    num_minibatches: int = hyperparameter(4, "gradient steps in one pass")
+    shuffle: Literal["all", "time"] = hyperparameter(
+        "all", "what a pass shuffles: all samples, or time steps only (no exchange where the batch is split)"
+    )
+    learning_rate: float = hyperparameter(2.5e-4, "Adam's step size")
+    anneal_learning_rate: bool = hyperparameter(True, "let the step size fall linearly to zero")
+    discount: float = hyperparameter(0.99, "gamma")
+    gae_lambda: float = hyperparameter(0.95, "lambda of generalised advantage estimation")
+    clip_ratio: float = hyperparameter(0.2, "epsilon: how far the probability ratio may go")
+    clip_value: bool = hyperparameter(True, "clip the change of the value by the same epsilon")
+    normalize_advantage: bool = hyperparameter(True, "zero mean, unit variance in each minibatch")
+    entropy_coefficient: float = hyperparameter(0.01, "weight of the entropy bonus")
+    value_coefficient: float = hyperparameter(0.5, "weight of the value loss")
+    max_grad_norm: float = hyperparameter(0.5, "global norm that gradients are clipped to")
+    normalize_observation: bool = hyperparameter(False, "by running mean and variance")
+    normalize_reward: bool = hyperparameter(False, "by the running deviation of the discounted return")
+    hidden: tuple[int, ...] | None = hyperparameter(None, "widths of the layers; None: chosen by observation")
+    activation: Literal["tanh", "relu", "silu", "gelu", "elu"] = hyperparameter("tanh", "of the layers")
+    initial_log_std: float = hyperparameter(0.0, "log of the first standard deviation (continuous actions)")
+    convolve: bool = hyperparameter(True, "convolve images; else flatten them")
+
+    def __post_init__(self):
+        self._check_common()
+        require_positive(self, "num_epochs", "num_minibatches", "clip_ratio", "max_grad_norm")
+        require_within(self, 0, 1, "gae_lambda")
+        require(
+            self, self.shuffle in ("all", "time"), f"shuffle={self.shuffle!r}: it must be 'all' or 'time'"
+        )
+        shuffled, what = self._shuffled
+        require(
+            self,
+            shuffled % self.num_minibatches == 0,
+            f"num_minibatches={self.num_minibatches} does not divide {what}={shuffled}: choose a divisor",
+        )
+        seen = self.env.observation_space
+        require(
+            self,
+            isinstance(seen, Box) or not self.normalize_observation,
+            f"normalize_observation=True: {seen} has no mean or variance; leave it False",
+        )
+
+    @property
+    def updates_per_iteration(self) -> int:
+        """Gradient steps in one iteration."""
+        return self.num_epochs * self.num_minibatches
+
+    # --- fragments; `step` and `update` are those of every agent ---
+
+    @fdg.fragment("gradient", in_axes=(None, 0), out_axes=None)
+    def gradient(self, parameters, minibatch):
+        """Gradient of the loss over a minibatch `[N]`, and what the loss is made of."""
+        return jax.grad(self._loss, has_aux=True)(parameters, minibatch)
+
+    # --- parts ---
+
+    def _predict(self, parameters: Any, minibatch: Any) -> tuple[Distribution, jax.Array]:
+        """Distribution over actions, and value, of each sample."""
+        raise NotImplementedError
+
+    def _loss(self, parameters: Any, minibatch: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The loss over a minibatch, and its parts (`algos.losses.proximal_loss`)."""
+        policy, value = self._predict(parameters, minibatch)
+        return proximal_loss(
+            policy,
+            value,
+            minibatch.action,
+            minibatch.decision.log_prob,
+            minibatch.decision.value,
+            minibatch.advantage,
+            minibatch.target,
+            clip_ratio=self.clip_ratio,
+            clip_value=self.clip_value,
+            normalize_advantage=self.normalize_advantage,
+            value_coefficient=self.value_coefficient,
+            entropy_coefficient=self.entropy_coefficient,
+        )
+
+    def _reward(self, time_step: TimeStep, running_return, return_statistics):
+        """Rewards `[T, B]` that are learned from; and, where they are scaled, what their scale comes from."""
+        if not self.normalize_reward:
+            return time_step.reward, running_return, return_statistics
+        running_return, returns = normalize.accumulate_returns(
+            running_return, time_step.reward, time_step.done, self.discount
+        )
+        return_statistics = normalize.update(return_statistics, returns)
+        return normalize.scale(return_statistics, time_step.reward), running_return, return_statistics
+
+    def _advantage(self, reward, value, next_value, time_step: TimeStep):
+        """Advantage and value target, both `[T, B]`; a truncation is followed by its observation's value."""
+        return generalized_advantage_estimation(
+            reward, value, next_value, time_step.terminated, time_step.truncated,
+            self.discount, self.gae_lambda,
+        )  # fmt: skip
+
+    def _updated(self, parameters, optimizer_state, samples, key):
+        """Parameters and optimiser state after all epochs, and the mean losses."""
+        rows = shuffled_rows(key, self._shuffled[0], self.num_epochs, self.num_minibatches)
+        return updated(
+            self.gradient,
+            self.update,
+            parameters,
+            optimizer_state,
+            rows,
+            lambda some: self._take(samples, some),
+        )
+
+    def _take(self, samples, rows):
+        """The minibatch of some rows; of time steps, those of every environment."""
+        if self.shuffle == "all":
+            return take(samples, rows)
+        return take_of_every_env(samples, rows, self.num_envs)
+
+    @property
+    def _shuffled(self) -> tuple[int, str]:
+        """How many rows an epoch shuffles, and what makes that number."""
+        if self.shuffle == "all":
+            return self.steps_per_iteration, "num_envs * num_steps"
+        return self.num_steps, "num_steps"
+
+    def _seen(self, statistics, observation):
+        """Observations `[..., *obs]` as the networks see them."""
+        if not self.normalize_observation:
+            return observation
+        return map_features(lambda features: normalize.normalize(statistics, features), observation)
+
+    def _with_observed(self, statistics, observation):
+        """The statistics after the observations `[T, B, *obs]` too."""
+        if not self.normalize_observation:
+            return statistics
+        return normalize.update(statistics, features_and_mask(observation)[0])
+
+    @property
+    def _optimizer(self) -> optax.GradientTransformation:
+        return optimizers.clipped_adam(self._step_size, self.max_grad_norm)
