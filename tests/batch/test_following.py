@@ -18,6 +18,7 @@ from fdg.batch import follow as batch_flow
 from fdg.batch.follow import Communication
 from fdg.lowering import constraints as sharding
 from fdg.running import hlo
+from tests.batch.compared import assert_as_predicted, compiled, numbers, totals
 from tests.user_algorithm import Walker
 
 # ruff: noqa: E501
@@ -106,45 +107,6 @@ AGAINST_HLO = [
     "whole and summed", "each trip", "the batch, a row a trip", "in a branch", "while any",
     "rows that depend on others",
 ]  # fmt: skip
-
-
-def totals(rows):
-    """{(kind, calls): bytes} of predicted or of measured exchanges."""
-    found = {}
-    for row in rows:
-        found[row.kind, row.calls] = found.get((row.kind, row.calls), 0) + row.bytes
-    return found
-
-
-def compiled(function, axes, devices, *arguments):
-    """The jaxpr, and its program on devices: (jaxpr, compiled, arguments laid out)."""
-    mesh = sharding.make_mesh(devices, sharding.BATCH)
-    jaxpr = jax.make_jaxpr(function)(*arguments)
-    axes = [*axes, *[None] * (len(arguments) - len(axes))]
-    into = [sharding.batch_sharding(mesh, axis) for axis in axes]
-    ends = batch_flow.axes(jaxpr, axes)
-    out = [sharding.batch_sharding(mesh, axis) for axis in ends]
-    run = core.jaxpr_as_fun(sharding.constrain(jaxpr, mesh, axes, ends))
-    placed = [jax.device_put(x, split) for x, split in zip(arguments, into, strict=True)]
-    return jaxpr, jax.jit(run, in_shardings=into, out_shardings=out).lower(*placed).compile(), placed
-
-
-def assert_as_predicted(function, axes, devices, *arguments):
-    """The compiled program exchanges what is predicted, to the byte, and computes the same numbers."""
-    jaxpr, program, placed = compiled(function, axes, devices, *arguments)
-    predicted = batch_flow.communication(jaxpr, axes, len(devices), batch_flow.axes(jaxpr, axes))
-    measured = hlo.read_collectives(program.as_text())
-    assert totals(measured) == totals(predicted)
-    assert not hlo.unexplained(measured, predicted)
-    for ours, theirs in zip(program(*placed), jax.tree.leaves(jax.jit(function)(*arguments)), strict=True):
-        if jnp.issubdtype(theirs.dtype, jax.dtypes.prng_key):
-            ours, theirs = jax.random.key_data(ours), jax.random.key_data(theirs)
-        np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=2e-5, atol=2e-5)
-    return measured
-
-
-def numbers(*shape):
-    return jax.random.normal(jax.random.key(len(shape)), shape)
 
 
 @pytest.mark.parametrize("name", CASES)
