@@ -22,7 +22,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fdg import jaxprs
+from fdg import jaxprs, keys
 from fdg.batch.rules import RULES, Axis, Taken, creates, first, shape_of
 from fdg.fragment import FragmentMark, boundary_p
 
@@ -372,7 +372,7 @@ class _Follower:
         whole = Taken(
             (None,) * len(eqn.outvars), tuple(i for i, axis in enumerate(operands) if axis is not None)
         )
-        if not whole.gathered:
+        if not whole.gathered or eqn.effects or keys.draws_from_the_batch(eqn):
             return whole
         rule = RULES.get(eqn.primitive.name)
         taken = rule(eqn, operands) if rule else None
@@ -444,7 +444,7 @@ class _Follower:
           The axes along which its operands are then taken.
         """
         target = tuple(map(wish, eqn.outvars))
-        if all(axis is None for axis in target) or eqn.primitive is boundary_p:
+        if all(axis is None for axis in target) or eqn.primitive is boundary_p or eqn.effects:
             return {}
         shapes = [shape_of(atom) for atom in eqn.invars]
         for shape in dict.fromkeys(shapes):
@@ -587,7 +587,7 @@ class _Follower:
 def is_local(flow: Flow) -> bool:
     """Whether devices can run a jaxpr each on its own part."""
     return not flow.gathered and all(
-        not (step.gathered or step.reduced or step.agreed) and all(map(is_local, step.bodies))
+        not (step.gathered or step.reduced or step.agreed or step.eqn.effects) and all(map(is_local, step.bodies))
         for step in flow.steps
     )
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from fdg import jaxprs
+from fdg import jaxprs, keys
 
 Axis = int | None
 
@@ -97,6 +97,13 @@ def _reduce(eqn: Any, operands: list[Axis]) -> Taken | None:
     if axis is None or axis in gone:
         return _all(eqn, None, reduced=True)
     return _all(eqn, axis - sum(a < axis for a in gone))
+
+
+def _reduce_bits(eqn: Any, operands: list[Axis]) -> Taken | None:
+    """XLA's all-reduce knows sums, products, minima and maxima, and of truth values `and` and `or` too."""
+    taken = _reduce(eqn, operands)
+    logical = eqn.invars[0].aval.dtype == bool and eqn.primitive.name != "reduce_xor"
+    return taken if logical or not taken.reduced else None
 
 
 def _arg_reduce(eqn: Any, operands: list[Axis]) -> Taken | None:
@@ -249,9 +256,19 @@ def _scatter(eqn: Any, operands: list[Axis]) -> Taken | None:
     return None
 
 
+def draws_from_the_batch(jaxpr: Any) -> bool:
+    """Whether an open jaxpr draws, at any depth, for one key of a batch by what other keys are in it."""
+    return any(
+        keys.draws_from_the_batch(eqn) or any(draws_from_the_batch(body.jaxpr) for body in jaxprs.bodies(eqn))
+        for eqn in jaxpr.eqns
+    )
+
+
 def creates(eqn: Any, axis: Axis) -> bool:
     """Whether an operation on shared values makes each part of its result on its own."""
     name = eqn.primitive.name
+    if keys.draws_from_the_batch(eqn):
+        return False
     if name in ("random_bits", "random_split"):
         return axis is not None and axis >= len(shape_of(eqn.invars[0]))
     return name == "iota" or (name == "broadcast_in_dim" and axis not in eqn.params["broadcast_dimensions"])
@@ -276,8 +293,9 @@ RULES: dict[str, Rule] = {
         _locally(_same),
     ),
     **dict.fromkeys(
-        "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor".split(), _reduce
+        "reduce_sum reduce_max reduce_min reduce_prod".split(), _reduce
     ),
+    **dict.fromkeys("reduce_and reduce_or reduce_xor".split(), _reduce_bits),
     **dict.fromkeys(("argmax", "argmin"), _arg_reduce),
     **dict.fromkeys("slice dynamic_slice dynamic_update_slice pad".split(), _kept_whole),
     **dict.fromkeys("cumsum cumprod cummax cummin cumlogsumexp split".split(), _except("axis")),

@@ -92,13 +92,14 @@ class _Rewriter:
                 # axis to another by way of the whole: there is no other exchange than a gather.
                 made = axes.get(atom)
                 before = made if None in (made, axis) else None
-                placed[atom, axis] = constrained(atom if made == axis else place(atom, before), axis)
+                placed[atom, axis] = pinned(atom) if made == axis else constrained(place(atom, before), axis)
             return placed[atom, axis]
 
-        def settle(atom: Any) -> None:
-            """The partitioner would give other readers the constrained value, if it was the only one."""
+        def pinned(atom: Any) -> Any:
+            """As it is made, for all readers: the partitioner would give them what one of them needs."""
             if not hasattr(atom, "val") and atom.aval.shape and atom not in current:
                 current[atom] = constrained(atom, axes.get(atom))
+            return current.get(atom, atom)
 
         def take(atoms: Sequence[Any], step: Step | Flow) -> list[Any]:
             taken = [atom if hasattr(atom, "val") else current.get(atom, atom) for atom in atoms]
@@ -106,10 +107,12 @@ class _Rewriter:
                 taken[i] = place(atoms[i], None)
             for i, axis in step.parted:
                 taken[i] = place(atoms[i], axis)
-            for i in (*step.gathered, *dict(step.parted)):
-                settle(atoms[i])
             return taken
 
+        pins = self._pins(flow)
+        for atom in flow.jaxpr.invars:
+            if atom in pins:
+                pinned(atom)
         for step in flow.steps:
             axes.update(zip(step.eqn.outvars, step.results, strict=True))
             eqn = step.eqn.replace(invars=take(step.eqn.invars, step))
@@ -126,11 +129,22 @@ class _Rewriter:
                 equations.append(eqn.replace(outvars=[results.get(v, v) for v in eqn.outvars]))
                 for old, new in results.items():
                     equations.append(self._constraint(new, None).replace(outvars=[old]))
-                for i in self._constrained_inside(step):
-                    settle(step.eqn.invars[i])
+            for atom in step.eqn.outvars:
+                if atom in pins:
+                    pinned(atom)
         outputs = take(flow.jaxpr.outvars, flow)
         constrains = {v for v in flow.jaxpr.invars if v in current}
         return flow.jaxpr.replace(eqns=equations, outvars=outputs), constrains
+
+    def _pins(self, flow: Flow) -> set[Any]:
+        """The variables that some reader has otherwise than they are made."""
+        found: set[Any] = set()
+        for atoms, step in [(s.eqn.invars, s) for s in flow.steps] + [(flow.jaxpr.outvars, flow)]:
+            positions = {*step.gathered, *dict(step.parted)}
+            if isinstance(step, Step) and not step.local:
+                positions |= set(self._constrained_inside(step))
+            found |= {atoms[i] for i in positions if not hasattr(atoms[i], "val")}
+        return found
 
     def _constrained_inside(self, step: Step) -> list[int]:
         """The operands of a call that are constrained in its body."""
@@ -240,7 +254,9 @@ class _Local:
             case "cond":
                 branches = [lambda *operands, run=run: run(operands) for run in runs]
                 return jax.lax.switch(values[0], branches, *values[1:])
-        return runs[0](values)
+        (body,) = bodies  # a call; of a linear solve, its solver, which takes some of the operands
+        results = runs[0]([values[i] for i in body.operands])
+        return [results[j] for j in body.results]
 
     def _scan(self, eqn: Any, body: jaxprs.Body, run: Callable, values: list[Any]) -> Sequence[Any]:
         count, first = len(body.carry), len(values) - len(body.sliced) - len(body.carry)

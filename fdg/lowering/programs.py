@@ -17,6 +17,7 @@ from jax.extend import core
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fdg import jaxprs
+from fdg.batch import rules
 from fdg.lowering import constraints as sharding
 from fdg.lowering.constraints import SEED, batch_sharding, make_mesh
 from fdg.placing.layout import Layout
@@ -55,7 +56,11 @@ def lower_seeds(graph: FDG, plan: Plan, devices: Sequence[jax.Device]) -> Loop:
     """The program of independent agents: each device steps its own together, and none talks to another."""
     mesh = make_mesh([devices[i] for i in plan.groups[0].devices], SEED)
     agents, record = PartitionSpec(SEED), PartitionSpec(None, SEED)
-    iterate = jax.vmap(core.jaxpr_as_fun(graph.jaxpr))
+    agent = core.jaxpr_as_fun(graph.jaxpr)
+    if rules.draws_from_the_batch(jaxprs.open_jaxpr(graph.jaxpr)):  # mapped, agents would share their draws
+        iterate: Callable = functools.partial(_in_turn, agent)
+    else:
+        iterate = jax.vmap(agent)
     num_state = len(graph.state_axes)
 
     def run(leaves, iterations):
@@ -65,6 +70,11 @@ def lower_seeds(graph: FDG, plan: Plan, devices: Sequence[jax.Device]) -> Loop:
         )(leaves)
 
     return Loop(run, [NamedSharding(mesh, agents)] * num_state, NamedSharding(mesh, record))
+
+
+def _in_turn(agent: Callable, *leaves: Any) -> list:
+    """`agent` for each row of the leaves, one after another."""
+    return jax.lax.map(lambda row: agent(*row), leaves)
 
 
 def lower_call(call: Call, mesh: Mesh) -> tuple[Any, list[jax.ShapeDtypeStruct]]:

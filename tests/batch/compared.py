@@ -36,7 +36,7 @@ def assert_as_predicted(function, axes, devices, *arguments):
     jaxpr, program, placed = compiled(function, axes, devices, *arguments)
     predicted = batch_flow.communication(jaxpr, axes, len(devices), batch_flow.axes(jaxpr, axes))
     measured = hlo.read_collectives(program.as_text())
-    assert totals(measured) == totals(predicted)
+    assert totals(measured) == totals(predicted), f"{totals(measured)} and not {totals(predicted)}"
     assert not hlo.unexplained(measured, predicted)
     for ours, theirs in zip(program(*placed), jax.tree.leaves(jax.jit(function)(*arguments)), strict=True):
         if jnp.issubdtype(theirs.dtype, jax.dtypes.prng_key):

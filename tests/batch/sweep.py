@@ -14,6 +14,10 @@ if __name__ == "__main__":
 import jax
 import jax.numpy as jnp
 import jax.scipy as jsp
+import jax.scipy.integrate
+import jax.scipy.optimize
+import jax.scipy.signal
+import jax.scipy.sparse.linalg
 import numpy as np
 from jax import lax
 
@@ -64,7 +68,7 @@ custom_reverse.defvjp(lambda row: (custom_reverse(row), row), lambda row, g: (g 
 
 def image(row):
     """[4, 4, 3] of a row."""
-    return jnp.outer(row, row).reshape(-1)[:16].reshape(4, 4, 1) * jnp.arange(1.0, 4.0)
+    return jnp.outer(row, row).reshape(-1)[:16].reshape(4, 4, 1) * jnp.arange(1.0, 4.0).reshape(1, 1, 3)
 
 
 def convolve(row, groups=1, **kwargs):
@@ -214,7 +218,6 @@ OPERATIONS = {
     "delete": lambda r: jnp.delete(r, 2),
     "append": lambda r: jnp.append(r, 1.0),
     "compress": lambda r: jnp.compress(jnp.array([1, 0, 1, 1, 0, 0], bool), r, size=3) if False else r[::2],
-    "choose": lambda r: jnp.choose(whole(r) % 2, [r, 2 * r]),
     "place": lambda r: jnp.select([r > 1, r > 0], [r, 2 * r], 0.0),
     "piecewise": lambda r: jnp.piecewise(r, [r < 0, r >= 0], [lambda x: -x, lambda x: x * 2]),
     # look-ups and updates
@@ -306,6 +309,7 @@ OPERATIONS = {
     "gmres": lambda r: jsp.sparse.linalg.gmres(lambda v: matrix(r) @ v, r, maxiter=2)[0],
     "toeplitz": lambda r: jsp.linalg.toeplitz(r),
     "block_diag": lambda r: jsp.linalg.block_diag(matrix(r), matrix(r)),
+    "ragged_dot": lambda r: lax.ragged_dot(square(jnp.arange(F) * 0.1), jnp.stack([square(r), matrix(r)]), jnp.array([2, 4])),
     "minimize": lambda r: jsp.optimize.minimize(lambda v: ((v - r) ** 2).sum(), r * 0, method="BFGS").x,
     "custom_root": lambda r: lax.custom_root(
         lambda v: v * 2 - r, r * 0, lambda f, v: lax.fori_loop(0, 3, lambda _, v: v - f(v) / 2, v),
@@ -373,6 +377,38 @@ DRAWS = {
 }  # fmt: skip
 
 
+# Functions of a key and the whole batch [B, F].
+WHOLE = {
+    **{f"batch {n}": lambda k, x, n=n: getattr(jax.random, n)(k, x.shape) * x for n in
+       "normal uniform exponential gumbel cauchy".split()},
+    "batch bernoulli": lambda k, x: jax.random.bernoulli(k, unit(x)),
+    "batch gamma": lambda k, x: jax.random.gamma(k, positive(x)),
+    "batch loggamma": lambda k, x: jax.random.loggamma(k, positive(x)),
+    "batch beta": lambda k, x: jax.random.beta(k, positive(x), positive(x)),
+    "batch dirichlet": lambda k, x: jax.random.dirichlet(k, positive(x)),
+    "batch dirichlet shape": lambda k, x: jax.random.dirichlet(k, jnp.ones(F), (B,)) * x,
+    "batch poisson": lambda k, x: jax.random.poisson(k, positive(x)),
+    "batch binomial": lambda k, x: jax.random.binomial(k, 9, unit(x)),
+    "batch categorical": lambda k, x: jax.random.categorical(k, x),
+    "batch categorical axis": lambda k, x: jax.random.categorical(k, x, axis=0),
+    "batch permutation": lambda k, x: jax.random.permutation(k, x),
+    "batch permutation independent": lambda k, x: jax.random.permutation(k, x, axis=1, independent=True),
+    "batch choice": lambda k, x: jax.random.choice(k, x, (4,)),
+    "batch truncated_normal": lambda k, x: jax.random.truncated_normal(k, -1.0, positive(x)),
+    "batch multivariate_normal": lambda k, x: jax.random.multivariate_normal(k, x, jnp.eye(F)[None]),
+    "batch randint": lambda k, x: jax.random.randint(k, x.shape, 0, whole(x) + 2),
+    "batch t": lambda k, x: jax.random.t(k, positive(x) + 2),
+    "batch laplace": lambda k, x: jax.random.laplace(k, x.shape) + x,
+    "batch split": lambda k, x: jax.vmap(jax.random.normal)(jax.random.split(k, B))[:, None] * x,
+    "batch wald": lambda k, x: jax.random.wald(k, positive(x)),
+    "batch multinomial": lambda k, x: jax.random.multinomial(k, 5, jax.nn.softmax(x)),
+    "batch geometric": lambda k, x: jax.random.geometric(k, unit(x)),
+    "batch chisquare": lambda k, x: jax.random.chisquare(k, positive(x)),
+    "batch generalized_normal": lambda k, x: jax.random.generalized_normal(k, 2.0, x.shape) + x,
+    "batch ball": lambda k, x: jax.random.ball(k, F, shape=(B,)) + x,
+}  # fmt: skip
+
+
 def _floats(tree):
     leaves = [jnp.abs(x) if jnp.iscomplexobj(x) else x for x in jax.tree.leaves(tree)]
     return sum((jnp.sum(jnp.asarray(x, jnp.float32)) for x in leaves), jnp.float32(0))
@@ -426,6 +462,8 @@ def programs(operations=None, contexts=CONTEXTS, implementations=IMPLEMENTATIONS
         for name, f in DRAWS.items():
             for context in contexts:
                 found[f"{name} / {context} / {implementation}"] = CONTEXTS[context](f), implementation
+        for name, f in WHOLE.items():
+            found[f"{name} / whole / {implementation}"] = f, implementation
     return {n: p for n, p in found.items() if operations is None or n in operations}
 
 
@@ -441,7 +479,8 @@ def main(arguments):
             continue
         keys = None
         if implementation:
-            keys = jax.random.split(jax.random.key(3, impl=implementation), B)
+            keys = jax.random.key(3, impl=implementation)
+            keys = keys if "/ whole" in name else jax.random.split(keys, B)
         try:
             jax.jit(function)(keys, x)
         except Exception as error:
@@ -451,8 +490,10 @@ def main(arguments):
             if keys is None:
                 measured = assert_as_predicted(lambda x: function(None, x), [0], devices, x)
             else:
-                measured = assert_as_predicted(function, [0, 0], devices, keys, x)
-            if os.environ.get("SHOW") and measured:
+                measured = assert_as_predicted(function, [0 if keys.ndim else None, 0], devices, keys, x)
+            if measured and ("mapped" in name or "loop" in name or "whole" in name):
+                print("TALK", name, [(c.kind, c.bytes, c.calls) for c in measured], flush=True)
+            elif os.environ.get("SHOW") and measured:
                 print("ok", name, [(c.kind, c.bytes, c.calls) for c in measured], flush=True)
         except Exception as error:
             failures += 1
