@@ -520,7 +520,7 @@ class _Follower:
                 self._grow(inner, current, depth)
             flows, results = [], [None] * len(eqn.outvars)
             for body in inner:
-                inputs = _inputs(body, current, depth)
+                inputs = _inputs(body, inner, current, depth)
                 wanted: list[Any] = [_WHOLE] * len(body.jaxpr.outvars)
                 for i, previous in body.carry:
                     wanted[previous] = inputs[i][0]
@@ -550,7 +550,7 @@ class _Follower:
         while changed:
             changed = False
             for body in inner:
-                outputs = self.flow(body.jaxpr, _inputs(body, current, depth), depth).outputs
+                outputs = self.flow(body.jaxpr, _inputs(body, inner, current, depth), depth).outputs
                 for i, previous in body.carry:
                     operand = body.operands[i]
                     if current[operand][0] is None and outputs[previous] is not None:
@@ -558,14 +558,14 @@ class _Follower:
 
     def _predicate_axis(self, inner: tuple, current: list[Value], depth: int) -> Axis:
         test = inner[0]
-        return self.flow(test.jaxpr, _inputs(test, current, depth), depth).outputs[0]
+        return self.flow(test.jaxpr, _inputs(test, inner, current, depth), depth).outputs[0]
 
     def _branches(self, inner: tuple, current: list[Value], depth: int) -> tuple[list[Flow], list[Axis]]:
         """All branches bring each result to the same axis."""
-        free = [self.flow(body.jaxpr, _inputs(body, current, depth), depth) for body in inner]
+        free = [self.flow(body.jaxpr, _inputs(body, inner, current, depth), depth) for body in inner]
         results: list[Axis] = [first(found) for found in zip(*(flow.outputs for flow in free), strict=True)]
         return [
-            self.flow(body.jaxpr, _inputs(body, current, depth), depth, tuple(results)) for body in inner
+            self.flow(body.jaxpr, _inputs(body, inner, current, depth), depth, tuple(results)) for body in inner
         ], results
 
     def _while(self, step: Step) -> Step:
@@ -592,14 +592,18 @@ def is_local(flow: Flow) -> bool:
     )
 
 
-def _inputs(body: Any, current: Sequence[Value], depth: int) -> tuple[Value, ...]:
-    """Axis and level of a body's inputs: what a loop slices or carries changes in it."""
-    unchanged = {i for i, j in body.carry if body.jaxpr.outvars[j] is body.jaxpr.invars[i]}
-    changing = ({i for i, _ in body.carry} | body.sliced) - unchanged
+def _inputs(body: Any, inner: Sequence[Any], current: Sequence[Value], depth: int) -> tuple[Value, ...]:
+    """Axis and level of a body's inputs: what a loop slices or carries changes in it, also for its test."""
+    changing = {
+        each.operands[i]
+        for each in inner
+        for i, j in each.carry
+        if each.jaxpr.outvars[j] is not each.jaxpr.invars[i]
+    }
     inputs = []
     for i, operand in enumerate(body.operands):
         axis, level = current[operand]
         if i in body.sliced and axis is not None:
             axis -= 1
-        inputs.append((axis, depth if i in changing else level))
+        inputs.append((axis, depth if operand in changing or i in body.sliced else level))
     return tuple(inputs)

@@ -452,19 +452,23 @@ CONTEXTS = {
 }  # fmt: skip
 
 
-def programs(operations=None, contexts=CONTEXTS, implementations=IMPLEMENTATIONS):
-    """{name: (function of keys and x, implementation of the keys or None)}."""
-    found = {}
-    for name, f in OPERATIONS.items():
-        for context in contexts:
-            found[f"{name} / {context}"] = CONTEXTS[context](lambda k, r, f=f: f(r)), None
-    for implementation in implementations:
-        for name, f in DRAWS.items():
-            for context in contexts:
-                found[f"{name} / {context} / {implementation}"] = CONTEXTS[context](f), implementation
-        for name, f in WHOLE.items():
-            found[f"{name} / whole / {implementation}"] = f, implementation
-    return {n: p for n, p in found.items() if operations is None or n in operations}
+def program(name):
+    """A function of keys (or one key, or None) and x [B, F], and the keys' implementation, or None."""
+    operation, context, *implementation = name.split(" / ")
+    if context == "whole":
+        return WHOLE[operation], implementation[0]
+    if implementation:
+        return CONTEXTS[context](DRAWS[operation]), implementation[0]
+    return CONTEXTS[context](lambda _, row: OPERATIONS[operation](row)), None
+
+
+def names():
+    """Of all programs."""
+    found = [f"{name} / {context}" for name in OPERATIONS for context in CONTEXTS]
+    for implementation in IMPLEMENTATIONS:
+        found += [f"{name} / {context} / {implementation}" for name in DRAWS for context in CONTEXTS]
+        found += [f"{name} / whole / {implementation}" for name in WHOLE]
+    return found
 
 
 def main(arguments):
@@ -474,7 +478,8 @@ def main(arguments):
     devices = jax.devices("cpu")[:count]
     x = numbers(B, F)
     failures = 0
-    for name, (function, implementation) in programs().items():
+    for name in names():
+        function, implementation = program(name)
         if chosen and not any(word in name for word in chosen):
             continue
         keys = None
