@@ -7,14 +7,13 @@ import jax
 import jax.numpy as jnp
 
 from fdg import keys
-from fdg.batch.follow import Communication
+from fdg.batch.collective import Collective, unexplained
 from fdg.errors import FdgError, PlanError
 from fdg.placing.place import place
 from fdg.placing.plan import BETWEEN, Plan
 from fdg.placing.policy import Policy, with_host
 from fdg.processes.arrays import put
 from fdg.running.execution import Stepped, Whole
-from fdg.running.hlo import Collective, unexplained
 from fdg.tracing.trace import trace
 
 
@@ -94,12 +93,12 @@ class Engine:
 
         Looks at the programs with devices of this process. There should be none.
         """
-        predicted: dict[str, list[Communication]] = {program.name: [] for program in self.plan.programs}
+        predicted: dict[str, list[Collective]] = {program.name: [] for program in self.plan.programs}
         for m in self.plan.movements:
             if m.program in predicted:
-                fragment = None if m.source == BETWEEN else m.source
+                fragments = () if m.source == BETWEEN else (m.source,)
                 predicted[m.program].append(
-                    Communication(fragment, m.how, m.bytes_per_crossing, m.crossings_per_iteration)
+                    Collective(m.how, m.bytes_per_crossing, m.crossings_per_iteration, fragments)
                 )
         return tuple(
             (program.name, collective)

@@ -17,7 +17,7 @@ from jax.extend import core
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fdg import jaxprs
-from fdg.batch import rules
+from fdg.batch.rules.random import draws_from_the_batch
 from fdg.lowering import constraints as sharding
 from fdg.lowering.constraints import SEED, batch_sharding, make_mesh
 from fdg.placing.layout import Layout
@@ -57,7 +57,7 @@ def lower_seeds(graph: FDG, plan: Plan, devices: Sequence[jax.Device]) -> Loop:
     mesh = make_mesh([devices[i] for i in plan.groups[0].devices], SEED)
     agents, record = PartitionSpec(SEED), PartitionSpec(None, SEED)
     agent = core.jaxpr_as_fun(graph.jaxpr)
-    if rules.draws_from_the_batch(jaxprs.open_jaxpr(graph.jaxpr)):  # mapped, agents would share their draws
+    if draws_from_the_batch(jaxprs.open_jaxpr(graph.jaxpr)):  # mapped, agents would share their draws
         iterate: Callable = functools.partial(_in_turn, agent)
     else:
         iterate = jax.vmap(agent)

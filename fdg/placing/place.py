@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from fdg import jaxprs
-from fdg.batch import follow as batch_flow
+from fdg.batch.exchanges import predict_collectives
 from fdg.errors import PlanError
 from fdg.fragment import FragmentMark
 from fdg.placing.layout import Layout, moved_bytes
@@ -301,7 +301,7 @@ def _collectives(
     jaxpr: Any, axes: tuple[Sequence, Sequence], program: PlannedProgram, group: Group, times: int
 ) -> list[Movement]:
     """What a group's devices exchange when they run a program `times` times; `axes` of its ins and outs."""
-    exchanged = batch_flow.communication(jaxpr, axes[0], len(group), axes[1])
+    exchanged = predict_collectives(jaxpr, axes[0], len(group), axes[1])
     found = [(c, c.fragment or BETWEEN) for c in exchanged]
     return [
         Movement(where, where, c.kind, c.bytes, c.calls * times, "", group.name, program.name)

@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from fdg.batch.collective import Collective
 from fdg.lowering import programs as lowering
 from fdg.placing.plan import Plan
 from fdg.placing.schedule import Call, Move, Repeat, Step, Value
 from fdg.processes.arrays import absent, put, share
 from fdg.running.exchange import Exchange
-from fdg.running.hlo import Collective, read_collectives
+from fdg.running.hlo import read_collectives
 from fdg.running.timeline import Timeline
 from fdg.running.transfers import Layout, Mover
 from fdg.tracing.graph import FDG

@@ -6,6 +6,8 @@ import numpy as np
 from jax.extend import core
 
 from fdg.batch import follow as batch_flow
+from fdg.batch.collective import unexplained
+from fdg.batch.exchanges import predict_collectives
 from fdg.lowering import constraints as sharding
 from fdg.running import hlo
 
@@ -34,10 +36,10 @@ def compiled(function, axes, devices, *arguments):
 def assert_as_predicted(function, axes, devices, *arguments):
     """The compiled program exchanges what is predicted, to the byte, and computes the same numbers."""
     jaxpr, program, placed = compiled(function, axes, devices, *arguments)
-    predicted = batch_flow.communication(jaxpr, axes, len(devices), batch_flow.axes(jaxpr, axes))
+    predicted = predict_collectives(jaxpr, axes, len(devices), batch_flow.axes(jaxpr, axes))
     measured = hlo.read_collectives(program.as_text())
     assert totals(measured) == totals(predicted), f"{totals(measured)} and not {totals(predicted)}"
-    assert not hlo.unexplained(measured, predicted)
+    assert not unexplained(measured, predicted)
     for ours, theirs in zip(program(*placed), jax.tree.leaves(jax.jit(function)(*arguments)), strict=True):
         if jnp.issubdtype(theirs.dtype, jax.dtypes.prng_key):
             ours, theirs = jax.random.key_data(ours), jax.random.key_data(theirs)

@@ -136,11 +136,13 @@ def test_an_effect_is_never_split_nor_dropped():
         return jax.vmap(lambda row: lax.while_loop(lambda row: row[0] < 3, body, row))(x)
 
     x = jax.ShapeDtypeStruct((B, F), jnp.float32)
-    (step,) = batch_flow.follow(jax.make_jaxpr(loop)(x), [0]).steps
+    (step,) = batch_flow.follow(jax.make_jaxpr(loop)(x), [0]).equations
     assert not step.local and step.agreed
     # An elementwise operation, as if it had an effect: its operands are whole, and so is its result.
     (sine,) = jax.make_jaxpr(jnp.sin)(x).eqns
-    (call,) = [e for e in jax.make_jaxpr(lambda x: jax.debug.callback(lambda _: None, x))(x).eqns if e.effects]
+    (call,) = [
+        e for e in jax.make_jaxpr(lambda x: jax.debug.callback(lambda _: None, x))(x).eqns if e.effects
+    ]
     marked = sine.replace(effects=call.effects)
     assert batch_flow.equation_axes(sine, [0]) == [0]
     assert batch_flow.equation_axes(marked, [0]) == [None]
