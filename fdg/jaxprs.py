@@ -1,4 +1,4 @@
-"""Reading and rewriting jaxprs: what runs inside an equation, how often, and what feeds what.
+"""Reading and building jaxprs: what runs inside an equation, how often, and what feeds what.
 
 Everything here uses only the public `jax.extend.core`; nothing is evaluated.
 """
@@ -6,7 +6,7 @@ Everything here uses only the public `jax.extend.core`; nothing is evaluated.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -156,27 +156,6 @@ def bodies(eqn: core.JaxprEqn) -> tuple[Body, ...]:
 
 def _shapes(wired: Any) -> list[list[Any]]:
     return [[getattr(v.aval, "shape", None) for v in side] for side in (wired.invars, wired.outvars)]
-
-
-def map_equations(jaxpr: core.Jaxpr, change: Callable[[core.JaxprEqn], core.JaxprEqn]) -> core.Jaxpr:
-    """A copy of `jaxpr` with every equation, at any depth, replaced by `change(equation)`."""
-
-    def rebuild(value: Any) -> Any:
-        if isinstance(value, core.ClosedJaxpr):
-            return with_jaxpr(value, map_equations(open_jaxpr(value), change))
-        if isinstance(value, core.Jaxpr):
-            return map_equations(value, change)
-        if isinstance(value, tuple) and any(map(is_jaxpr, value)):
-            return tuple(map(rebuild, value))
-        return value
-
-    equations = []
-    for eqn in jaxpr.eqns:
-        params = {key: rebuild(value) for key, value in eqn.params.items()}
-        if any(params[key] is not value for key, value in eqn.params.items()):
-            eqn = eqn.replace(params=params)
-        equations.append(change(eqn))
-    return jaxpr.replace(eqns=equations)
 
 
 def host_call(eqn: core.JaxprEqn) -> str | None:

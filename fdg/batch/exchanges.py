@@ -49,12 +49,22 @@ class WithoutRule(NamedTuple):
       fragment: the innermost fragment around it; None between fragments.
       bytes: of what is gathered for it, each time.
       calls: how often it runs, each time that the program does (loops of unknown length counted once).
+
+    >>> print(WithoutRule("ragged_dot_general", "learn", 384, 3))
+    no rule for ragged_dot_general in fragment 'learn': gathered (384 B x 3), and run whole on every device
     """
 
     primitive: str
     fragment: str | None
     bytes: int
     calls: int
+
+    def __str__(self) -> str:
+        where = f"in fragment '{self.fragment}'" if self.fragment else "between fragments"
+        return (
+            f"no rule for {self.primitive} {where}: gathered ({self.bytes} B x {self.calls}),"
+            f" and run whole on every device"
+        )
 
 
 def without_rule(

@@ -15,7 +15,7 @@ import fdg
 import policies
 from fdg.batch import follow as batch_flow
 from fdg.batch.collective import Collective, unexplained
-from fdg.batch.exchanges import predict_collectives
+from fdg.batch.exchanges import WithoutRule, predict_collectives, without_rule
 from fdg.lowering import constraints as sharding
 from fdg.running import hlo
 from tests.batch.compared import assert_as_predicted, compiled, numbers, totals
@@ -348,3 +348,51 @@ def test_an_environment_that_loops_gives_the_numbers_of_one_device(devices):
     np.testing.assert_array_equal(jax.random.key_data(got[0][1]), jax.random.key_data(expected[0][1]))
     np.testing.assert_array_equal(got[1]["draws"], expected[1]["draws"])
     assert not [c for c in many.programs[0].collectives() if c.fragments]
+
+
+# --- operations without a rule ---
+
+
+def test_operations_without_a_rule_are_listed():
+    """By name, fragment, bytes gathered and calls; not those whose rule says that this case needs the whole."""
+
+    @fdg.fragment("learner")
+    def ragged(x):
+        return lax.ragged_dot(x, jnp.ones((1, F, 2)), jnp.array([B]))
+
+    def program(x):
+        rows, _ = lax.scan(lambda c, _: (c + ragged(c).sum(1, keepdims=True), None), x, None, length=3)
+        lax.ragged_dot(x, jnp.ones((1, F, 5)), jnp.array([B]))  # which nothing reads
+        wide = lax.ragged_dot(x, jnp.ones((1, F, 4)), jnp.array([B]))
+        return rows, jnp.sort(x, 0), jnp.fft.fft(x, axis=1), wide
+
+    jaxpr = jax.make_jaxpr(program)(X)
+    assert without_rule(jaxpr, [0]) == (
+        WithoutRule("ragged_dot_general", "ragged", WHOLE, 3),
+        WithoutRule("ragged_dot_general", None, WHOLE, 1),
+    )
+
+
+RULED = {
+    "fourier": (lambda x: jnp.fft.rfft(x, axis=1), [0]),
+    "tile": (lambda x: jnp.tile(x, (1, 3)), [0]),
+    "tile along the batch": (lambda x: jnp.tile(x, (2, 1)), [None]),
+    "bits of a wider type": (lambda x: lax.bitcast_convert_type(lax.bitcast_convert_type(x, jnp.uint8), jnp.int32), [0]),
+    "a reduction by a function": (lambda x: lax.reduce(x, jnp.float32(0), lambda a, b: a * 0.5 + b, (1,)), [0]),
+    "the same over the batch": (lambda x: lax.reduce(x, jnp.float32(0), lambda a, b: a * 0.5 + b, (0,)), [None]),
+    "bitwise": (lambda x: lax.reduce_xor_p.bind(x.astype(jnp.int32), axes=(1,)), [0]),
+    "approximate top k": (lambda x: lax.approx_max_k(x, 2), [0, 0]),
+    "right sides": (lambda x: jax.scipy.linalg.solve_triangular(jnp.eye(F), x.T), [1]),
+    "tridiagonal": (lambda x: lax.linalg.tridiagonal_solve(x, x + 3, x, x[:, :, None]), [0]),
+    "eigenvalues": (lambda x: jnp.linalg.eigvals(x[:, :, None] * x[:, None]), [0]),
+    "transposed and merged": (lambda x: lax.reshape(x, (F * B,), (0, 1)), [0]),
+    "transposed, merged as the fast axis": (lambda x: lax.reshape(x, (F * B,), (1, 0)), [None]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RULED)
+def test_what_a_rule_says(name):
+    function, expected = RULED[name]
+    jaxpr = jax.make_jaxpr(function)(X)
+    assert batch_flow.axes(jaxpr, [0]) == expected
+    assert without_rule(jaxpr, [0]) == ()
