@@ -21,10 +21,9 @@ def apply_rule(eqn: Any, operands: Sequence[Axis], unit: int) -> RuleResult:
     if eqn.primitive is boundary_p:
         (axis,), declared = operands, eqn.params["axis"]
         return RuleResult((declared,), () if axis is None or axis == declared else (0,))
-    whole = RuleResult(
-        (None,) * len(eqn.outvars), tuple(i for i, axis in enumerate(operands) if axis is not None)
-    )
-    if not whole.gathered or must_be_whole(eqn):
+    split = tuple([i for i, axis in enumerate(operands) if axis is not None])
+    whole = RuleResult((None,) * len(eqn.outvars), split)
+    if not split or must_be_whole(eqn):
         return whole
     rule = RULES.get(eqn.primitive.name)
     found = rule(eqn, list(operands)) if rule else None
@@ -46,6 +45,8 @@ def must_be_whole(eqn: Any) -> bool:
 def follow_operation(eqn: Any, operands: Sequence[Axis], levels: tuple[int, ...], unit: int) -> EquationFlow:
     """The flow of an operation without bodies, as its rule says."""
     found = apply_rule(eqn, operands, unit)
+    if not found.gathered:
+        return EquationFlow(eqn, tuple(operands), found.axes, (), (), found.reduced, found.local, levels)
     taken = tuple(None if i in found.gathered else axis for i, axis in enumerate(operands))
     return EquationFlow(eqn, taken, found.axes, found.gathered, (), found.reduced, found.local, levels)
 

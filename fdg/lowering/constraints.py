@@ -79,7 +79,7 @@ class _Rewriter:
     def _rewrite(self, flow: Flow) -> tuple[Any, set[Any]]:
         equations: list[Any] = []
         axes = {v: axis for v, (axis, _) in zip(flow.jaxpr.invars, flow.inputs, strict=True)}
-        placed: dict[tuple[Any, Axis], Any] = {}  # what was gathered or taken a part of before
+        placed: dict[tuple[Any, Axis], Any] = {}  # what was gathered or operands a part of before
         current: dict[Any, Any] = {}
 
         def constrained(atom: Any, axis: Axis) -> Any:
@@ -105,12 +105,12 @@ class _Rewriter:
             return current.get(atom, atom)
 
         def take(atoms: Sequence[Any], step: EquationFlow | Flow) -> list[Any]:
-            taken = [atom if hasattr(atom, "val") else current.get(atom, atom) for atom in atoms]
+            operands = [atom if hasattr(atom, "val") else current.get(atom, atom) for atom in atoms]
             for i in step.gathered:
-                taken[i] = place(atoms[i], None)
+                operands[i] = place(atoms[i], None)
             for i, axis in step.sliced:
-                taken[i] = place(atoms[i], axis)
-            return taken
+                operands[i] = place(atoms[i], axis)
+            return operands
 
         pins = self._pins(flow)
         for atom in flow.jaxpr.invars:
@@ -234,10 +234,10 @@ class _Local:
         known.update(zip(jaxpr.constvars, consts, strict=True))
 
         def take(atoms: Sequence[Any], sliced: Sequence[tuple[int, int]]) -> list[Any]:
-            taken = [atom.val if hasattr(atom, "val") else known[atom] for atom in atoms]
+            operands = [atom.val if hasattr(atom, "val") else known[atom] for atom in atoms]
             for i, axis in sliced:
-                taken[i] = self._part(taken[i], axis)
-            return taken
+                operands[i] = self._part(operands[i], axis)
+            return operands
 
         for step in flow.equations:
             known.update(
