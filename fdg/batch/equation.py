@@ -47,8 +47,8 @@ def follow_operation(eqn: Any, operands: Sequence[Axis], levels: tuple[int, ...]
     found = apply_rule(eqn, operands, unit)
     if not found.gathered:
         return EquationFlow(eqn, tuple(operands), found.axes, (), (), found.reduced, found.local, levels)
-    taken = tuple(None if i in found.gathered else axis for i, axis in enumerate(operands))
-    return EquationFlow(eqn, taken, found.axes, found.gathered, (), found.reduced, found.local, levels)
+    kept = tuple(None if i in found.gathered else axis for i, axis in enumerate(operands))
+    return EquationFlow(eqn, kept, found.axes, found.gathered, (), found.reduced, found.local, levels)
 
 
 def slice_shared(each: EquationFlow, unit: int) -> EquationFlow:

@@ -70,8 +70,8 @@ def equation_axes(eqn: Any, operand_axes: Sequence[Axis], devices: int | None = 
     """The batch axes of one equation's results, given those of its operands."""
     unit = devices or math.gcd(*_sizes(eqn.invars, operand_axes), *_border_sizes_of(eqn)) or 1
     operands = zip(eqn.invars, operand_axes, strict=True)
-    taken = tuple((divisible(v, axis, unit), 0) for v, axis in operands)
-    return list(_Follower(unit).equation(eqn, taken, 0).results)
+    inputs = tuple((divisible(v, axis, unit), 0) for v, axis in operands)
+    return list(_Follower(unit).equation(eqn, inputs, 0).results)
 
 
 def _sizes(atoms: Sequence[Any], its_axes: Sequence[Axis]) -> list[int]:

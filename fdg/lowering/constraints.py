@@ -79,7 +79,7 @@ class _Rewriter:
     def _rewrite(self, flow: Flow) -> tuple[Any, set[Any]]:
         equations: list[Any] = []
         axes = {v: axis for v, (axis, _) in zip(flow.jaxpr.invars, flow.inputs, strict=True)}
-        placed: dict[tuple[Any, Axis], Any] = {}  # what was gathered or operands a part of before
+        placed: dict[tuple[Any, Axis], Any] = {}  # what was gathered or sliced before
         current: dict[Any, Any] = {}
 
         def constrained(atom: Any, axis: Axis) -> Any:

@@ -21,7 +21,7 @@ B, F = sweep.B, sweep.F
     "name",
     [
         "random.normal / loop / rbg",
-        "random.gamma / mapped / rbg",
+        "random.gamma / mapped / unsafe_rbg",
         "split / loop / unsafe_rbg",
         "fold_in / mapped / unsafe_rbg",
         "solve / loop",
