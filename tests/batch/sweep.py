@@ -307,7 +307,6 @@ OPERATIONS = {
     "gmres": lambda r: jsp.sparse.linalg.gmres(lambda v: matrix(r) @ v, r, maxiter=2)[0],
     "toeplitz": lambda r: jsp.linalg.toeplitz(r),
     "block_diag": lambda r: jsp.linalg.block_diag(matrix(r), matrix(r)),
-    "ragged_dot": lambda r: lax.ragged_dot(square(jnp.arange(F) * 0.1), jnp.stack([square(r), matrix(r)]), jnp.array([2, 4])),
     "minimize": lambda r: jsp.optimize.minimize(lambda v: ((v - r) ** 2).sum(), r * 0, method="BFGS").x,
     "custom_root": lambda r: lax.custom_root(
         lambda v: v * 2 - r, r * 0, lambda f, v: lax.fori_loop(0, 3, lambda _, v: v - f(v) / 2, v),
@@ -333,7 +332,8 @@ OPERATIONS = {
 # Functions of a key and a row.
 DRAWS = {
     **{f"random.{n}": lambda k, r, n=n: getattr(jax.random, n)(k, (3,)) for n in
-       "normal uniform bits exponential gumbel laplace logistic cauchy rademacher rayleigh maxwell".split()},
+       "normal uniform bits exponential gumbel laplace logistic cauchy rademacher maxwell".split()},
+    "random.rayleigh": lambda k, r: jax.random.rayleigh(k, 1.0, (3,)),
     "random.bernoulli": lambda k, r: jax.random.bernoulli(k, unit(r)),
     "random.categorical": lambda k, r: jax.random.categorical(k, r),
     "random.choice": lambda k, r: jax.random.choice(k, r, (2,)),

@@ -41,6 +41,15 @@ def test_numbers_and_exchanges(name, devices):
         assert_as_predicted(function, [0, 0], devices[:4], keys, x)
 
 
+@pytest.mark.parametrize(
+    "operation", ["conv both per row", "reduce pair", "fft2", "tridiagonal_solve", "solve shared"]
+)
+def test_rows_that_each_device_computes_alone(operation, devices):
+    """The partitioner would gather, or does not know the operation."""
+    function, _ = sweep.program(f"{operation} / mapped")
+    assert not assert_as_predicted(lambda x: function(None, x), [0], devices[:2], numbers(B, F))
+
+
 @pytest.mark.parametrize("name", ["batch dirichlet shape", "batch ball", "batch multinomial"])
 def test_draws_for_a_batch_from_one_key(name, devices):
     """Read both whole and split, and in loops of loops whose test reads what they change."""
@@ -136,8 +145,6 @@ def test_an_effect_is_never_split_nor_dropped():
         return jax.vmap(lambda row: lax.while_loop(lambda row: row[0] < 3, body, row))(x)
 
     x = jax.ShapeDtypeStruct((B, F), jnp.float32)
-    (step,) = batch_flow.follow(jax.make_jaxpr(loop)(x), [0]).equations
-    assert not step.local and step.agreed
     # An elementwise operation, as if it had an effect: its operands are whole, and so is its result.
     (sine,) = jax.make_jaxpr(jnp.sin)(x).eqns
     (call,) = [
@@ -146,3 +153,5 @@ def test_an_effect_is_never_split_nor_dropped():
     marked = sine.replace(effects=call.effects)
     assert batch_flow.equation_axes(sine, [0]) == [0]
     assert batch_flow.equation_axes(marked, [0]) == [None]
+    (step,) = batch_flow.follow(jax.make_jaxpr(loop)(x), [0]).equations
+    assert not step.local and step.agreed
