@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from fdg import jaxprs, keys
-from fdg.batch.follow import Communication
+from fdg.batch.collective import Collective, unexplained
 from fdg.errors import FdgError, PlanError, host_error
 from fdg.lowering import host_calls
 from fdg.placing.digest import digests
@@ -20,7 +20,6 @@ from fdg.placing.policy import Policy, with_host
 from fdg.processes import distributed
 from fdg.processes.arrays import made_by, put
 from fdg.running.execution import execution
-from fdg.running.hlo import Collective, unexplained
 from fdg.running.leaves import Remembered, without_aliases
 from fdg.running.metrics import PendingMetrics
 from fdg.tracing.trace import trace
@@ -142,12 +141,12 @@ class Engine:
 
         Looks at the programs with devices of this process. There should be none.
         """
-        predicted: dict[str, list[Communication]] = {program.name: [] for program in self.plan.programs}
+        predicted: dict[str, list[Collective]] = {program.name: [] for program in self.plan.programs}
         for m in self.plan.movements:
             if m.program in predicted:
-                fragment = None if m.source == BETWEEN else m.source
+                fragments = () if m.source == BETWEEN else (m.source,)
                 predicted[m.program].append(
-                    Communication(fragment, m.how, m.bytes_per_crossing, m.crossings_per_iteration)
+                    Collective(m.how, m.bytes_per_crossing, m.crossings_per_iteration, fragments)
                 )
         return tuple(
             (program.name, collective)

@@ -1,4 +1,4 @@
-"""Reading and rewriting jaxprs: what runs inside an equation, how often, and what feeds what.
+"""Reading and building jaxprs: what runs inside an equation, how often, and what feeds what.
 
 Everything here uses only the public `jax.extend.core`; nothing is evaluated.
 """

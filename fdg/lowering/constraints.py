@@ -1,6 +1,6 @@
 """A traced program on a mesh: every decision about what is split is written into its jaxpr.
 
-`batch_flow` says what each operation does with the batch axis. Here that becomes sharding constraints:
+`batch.follow` says what each operation does with the batch axis. Here that becomes sharding constraints:
 borders split their batch, what an operation needs whole is gathered just before it, and a sum over the
 batch is the same on all devices. XLA's partitioner is left to carry that out, in the global view, so no
 constraint can change the mathematics.
@@ -17,11 +17,14 @@ from jax.extend import core
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from fdg import jaxprs
-from fdg.batch import follow as batch_flow
-from fdg.batch.follow import Axis, Flow, Step
+from fdg.batch.flow import EquationFlow, Flow
+from fdg.batch.follow import follow
+from fdg.batch.rules.result import Axis
 from fdg.fragment import boundary_p
 
 BATCH, SEED = "batch", "seed"  # names of the mesh axes
+
+_GROUPS = ("feature_group_count", "batch_group_count")  # of convolutions
 
 
 def make_mesh(devices: Sequence[jax.Device], axis: str = BATCH) -> Mesh:
@@ -43,7 +46,7 @@ def constrain(
 ) -> core.ClosedJaxpr:
     """Replaces fragment borders by shardings on the mesh, and makes every exchange of data explicit.
 
-    The result exchanges what `batch_flow.communication(jaxpr, axes, mesh.size, output_axes)` says.
+    The result exchanges what `exchanges.predict_collectives(jaxpr, axes, mesh.size, output_axes)` says.
 
     Args:
       jaxpr: a traced program, in the global view; so is the result.
@@ -51,7 +54,7 @@ def constrain(
       axes: the batch axes of the jaxpr's first inputs; the others are shared.
       output_axes: what its outputs are brought to; None for whatever they have.
     """
-    lowered = _Rewriter(mesh).rewrite(batch_flow.follow(jaxpr, axes, mesh.size, output_axes))
+    lowered = _Rewriter(mesh).rewrite(follow(jaxpr, axes, mesh.size, output_axes))
     core.check_jaxpr(lowered)
     return jaxprs.with_jaxpr(jaxpr, lowered)
 
@@ -76,7 +79,7 @@ class _Rewriter:
     def _rewrite(self, flow: Flow) -> tuple[Any, set[Any]]:
         equations: list[Any] = []
         axes = {v: axis for v, (axis, _) in zip(flow.jaxpr.invars, flow.inputs, strict=True)}
-        placed: dict[tuple[Any, Axis], Any] = {}  # what was gathered or taken a part of before
+        placed: dict[tuple[Any, Axis], Any] = {}  # what was gathered or sliced before
         current: dict[Any, Any] = {}
 
         def constrained(atom: Any, axis: Axis) -> Any:
@@ -92,25 +95,28 @@ class _Rewriter:
                 # axis to another by way of the whole: there is no other exchange than a gather.
                 made = axes.get(atom)
                 before = made if None in (made, axis) else None
-                placed[atom, axis] = constrained(atom if made == axis else place(atom, before), axis)
+                placed[atom, axis] = pinned(atom) if made == axis else constrained(place(atom, before), axis)
             return placed[atom, axis]
 
-        def settle(atom: Any) -> None:
-            """The partitioner would give other readers the constrained value, if it was the only one."""
+        def pinned(atom: Any) -> Any:
+            """As it is made, for all readers: the partitioner would give them what one of them needs."""
             if not hasattr(atom, "val") and atom.aval.shape and atom not in current:
                 current[atom] = constrained(atom, axes.get(atom))
+            return current.get(atom, atom)
 
-        def take(atoms: Sequence[Any], step: Step | Flow) -> list[Any]:
-            taken = [atom if hasattr(atom, "val") else current.get(atom, atom) for atom in atoms]
+        def take(atoms: Sequence[Any], step: EquationFlow | Flow) -> list[Any]:
+            operands = [atom if hasattr(atom, "val") else current.get(atom, atom) for atom in atoms]
             for i in step.gathered:
-                taken[i] = place(atoms[i], None)
-            for i, axis in step.parted:
-                taken[i] = place(atoms[i], axis)
-            for i in (*step.gathered, *dict(step.parted)):
-                settle(atoms[i])
-            return taken
+                operands[i] = place(atoms[i], None)
+            for i, axis in step.sliced:
+                operands[i] = place(atoms[i], axis)
+            return operands
 
-        for step in flow.steps:
+        pins = self._pins(flow)
+        for atom in flow.jaxpr.invars:
+            if atom in pins:
+                pinned(atom)
+        for step in flow.equations:
             axes.update(zip(step.eqn.outvars, step.results, strict=True))
             eqn = step.eqn.replace(invars=take(step.eqn.invars, step))
             if eqn.primitive is boundary_p:
@@ -126,20 +132,31 @@ class _Rewriter:
                 equations.append(eqn.replace(outvars=[results.get(v, v) for v in eqn.outvars]))
                 for old, new in results.items():
                     equations.append(self._constraint(new, None).replace(outvars=[old]))
-                for i in self._constrained_inside(step):
-                    settle(step.eqn.invars[i])
+            for atom in step.eqn.outvars:
+                if atom in pins:
+                    pinned(atom)
         outputs = take(flow.jaxpr.outvars, flow)
         constrains = {v for v in flow.jaxpr.invars if v in current}
         return flow.jaxpr.replace(eqns=equations, outvars=outputs), constrains
 
-    def _constrained_inside(self, step: Step) -> list[int]:
+    def _pins(self, flow: Flow) -> set[Any]:
+        """The variables that some reader has otherwise than they are made."""
+        found: set[Any] = set()
+        for atoms, step in [(s.eqn.invars, s) for s in flow.equations] + [(flow.jaxpr.outvars, flow)]:
+            positions = {*step.gathered, *dict(step.sliced)}
+            if isinstance(step, EquationFlow) and not step.local:
+                positions |= set(self._constrained_inside(step))
+            found |= {atoms[i] for i in positions if not hasattr(atoms[i], "val")}
+        return found
+
+    def _constrained_inside(self, step: EquationFlow) -> list[int]:
         """The operands of a call that are constrained in its body."""
         found = []
         if step.trips is None and step.eqn.primitive.name != "cond":
             for body, inner in zip(jaxprs.bodies(step.eqn) if step.bodies else (), step.bodies, strict=True):
                 constrained = self._rewritten(inner)[1]
                 inputs = zip(body.operands, inner.jaxpr.invars, strict=True)
-                found += [i for i, v in inputs if v in constrained and i not in dict(step.parted)]
+                found += [i for i, v in inputs if v in constrained and i not in dict(step.sliced)]
         return found
 
     def _constraint(self, atom: Any, axis: Axis) -> Any:
@@ -153,7 +170,7 @@ class _Rewriter:
         )
         return traced.eqns[0].replace(invars=[atom])
 
-    def _with_bodies(self, eqn: Any, step: Step) -> Any:
+    def _with_bodies(self, eqn: Any, step: EquationFlow) -> Any:
         new = {
             id(body.jaxpr): self.rewrite(flow)
             for body, flow in zip(jaxprs.bodies(step.eqn), step.bodies, strict=True)
@@ -170,7 +187,7 @@ class _Rewriter:
 
         return eqn.replace(params={key: rebuild(value) for key, value in eqn.params.items()})
 
-    def _localised(self, eqn: Any, step: Step) -> Any:
+    def _localised(self, eqn: Any, step: EquationFlow) -> Any:
         """An equation that runs `step` on each device's part."""
         run = jax.shard_map(
             lambda *parts: _Local(self.mesh.size).step(step, list(parts)),
@@ -195,7 +212,7 @@ class _Local:
     def __init__(self, count: int):
         self.count = count
 
-    def step(self, step: Step, values: list[Any]) -> list[Any]:
+    def step(self, step: EquationFlow, values: list[Any]) -> list[Any]:
         """Parts of an equation's results, from the parts (or wholes) of its operands."""
         if step.bodies:
             return list(self._bodies(step, values))
@@ -216,19 +233,19 @@ class _Local:
         known = dict(zip(jaxpr.invars, values, strict=True))
         known.update(zip(jaxpr.constvars, consts, strict=True))
 
-        def take(atoms: Sequence[Any], parted: Sequence[tuple[int, int]]) -> list[Any]:
-            taken = [atom.val if hasattr(atom, "val") else known[atom] for atom in atoms]
-            for i, axis in parted:
-                taken[i] = self._part(taken[i], axis)
-            return taken
+        def take(atoms: Sequence[Any], sliced: Sequence[tuple[int, int]]) -> list[Any]:
+            operands = [atom.val if hasattr(atom, "val") else known[atom] for atom in atoms]
+            for i, axis in sliced:
+                operands[i] = self._part(operands[i], axis)
+            return operands
 
-        for step in flow.steps:
+        for step in flow.equations:
             known.update(
-                zip(step.eqn.outvars, self.step(step, take(step.eqn.invars, step.parted)), strict=True)
+                zip(step.eqn.outvars, self.step(step, take(step.eqn.invars, step.sliced)), strict=True)
             )
-        return take(jaxpr.outvars, flow.parted)
+        return take(jaxpr.outvars, flow.sliced)
 
-    def _bodies(self, step: Step, values: list[Any]) -> Sequence[Any]:
+    def _bodies(self, step: EquationFlow, values: list[Any]) -> Sequence[Any]:
         eqn, bodies = step.eqn, jaxprs.bodies(step.eqn)
         consts = {id(jaxprs.open_jaxpr(closed)): closed.consts for closed in _closed(eqn.params)}
         runs = [functools.partial(self.flow, flow, consts.get(id(flow.jaxpr), ())) for flow in step.bodies]
@@ -240,7 +257,9 @@ class _Local:
             case "cond":
                 branches = [lambda *operands, run=run: run(operands) for run in runs]
                 return jax.lax.switch(values[0], branches, *values[1:])
-        return runs[0](values)
+        (body,) = bodies  # a call; of a linear solve, its solver, which takes some of the operands
+        results = runs[0]([values[i] for i in body.operands])
+        return [results[j] for j in body.results]
 
     def _scan(self, eqn: Any, body: jaxprs.Body, run: Callable, values: list[Any]) -> Sequence[Any]:
         count, first = len(body.carry), len(values) - len(body.sliced) - len(body.carry)
@@ -288,7 +307,7 @@ class _Local:
         size = x.shape[axis] // self.count
         return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(BATCH) * size, size, axis)
 
-    def _parameters(self, step: Step) -> dict[str, Any]:
+    def _parameters(self, step: EquationFlow) -> dict[str, Any]:
         """An operation's parameters, with the lengths that it names cut to a part's."""
         params, axis, result = step.eqn.params, step.operands[0], step.results[0]
         match step.eqn.primitive.name:
@@ -300,6 +319,8 @@ class _Local:
                 return {**params, "limit_indices": self._shape(params["limit_indices"], axis)}
             case "dynamic_slice":
                 return {**params, "slice_sizes": self._shape(params["slice_sizes"], axis)}
+            case "conv_general_dilated" if step.operands[1] is not None:  # its groups are split
+                return {**params, **{k: max(params[k] // self.count, 1) for k in _GROUPS}}
             case "gather" if axis not in params["dimension_numbers"].operand_batching_dims:
                 return {**params, "slice_sizes": self._shape(params["slice_sizes"], axis)}
         return params

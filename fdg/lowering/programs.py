@@ -17,6 +17,7 @@ from jax.extend import core
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fdg import jaxprs, keys
+from fdg.batch.rules.random import draws_from_the_batch
 from fdg.lowering import constraints as sharding
 from fdg.lowering.constraints import SEED, batch_sharding, make_mesh
 from fdg.placing.layout import Layout
@@ -61,7 +62,11 @@ def lower_seeds(graph: FDG, plan: Plan, devices: Sequence[jax.Device]) -> Traini
     """The program of independent agents: each device steps its own together, and none talks to another."""
     mesh = make_mesh([devices[i] for i in plan.groups[0].devices], SEED)
     agents, record, everywhere = PartitionSpec(SEED), PartitionSpec(None, SEED), PartitionSpec()
-    iterate = jax.vmap(core.jaxpr_as_fun(graph.jaxpr))
+    agent = core.jaxpr_as_fun(graph.jaxpr)
+    if draws_from_the_batch(jaxprs.open_jaxpr(graph.jaxpr)):  # mapped, agents would share their draws
+        iterate: Callable = functools.partial(_in_turn, agent)
+    else:
+        iterate = jax.vmap(agent)
     assert plan.num_seeds is not None
     here = plan.num_seeds // mesh.size
     metrics = [
@@ -79,6 +84,11 @@ def lower_seeds(graph: FDG, plan: Plan, devices: Sequence[jax.Device]) -> Traini
 
     shardings = [NamedSharding(mesh, agents)] * len(graph.state_axes)
     return TrainingLoop(run, shardings, NamedSharding(mesh, record), NamedSharding(mesh, everywhere))
+
+
+def _in_turn(agent: Callable, *leaves: Any) -> list:
+    """`agent` for each row of the leaves, one after another."""
+    return jax.lax.map(lambda row: agent(*row), leaves)
 
 
 def lower_call(call: Call, mesh: Mesh) -> tuple[Any, list[jax.ShapeDtypeStruct]]:

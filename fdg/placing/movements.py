@@ -8,7 +8,7 @@ act -> step, ""                                  an edge of the graph whose ends
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from fdg.batch.follow import Communication
+from fdg.batch.collective import Collective
 from fdg.placing.layout import Layout, moved_bytes
 from fdg.placing.schedule import Move, Schedule
 from fdg.tracing.graph import Edge
@@ -59,7 +59,7 @@ class PlannedProgram:
     group: str
     fragments: tuple[str, ...]
     calls_per_iteration: int
-    collectives: tuple[Communication, ...] = ()
+    collectives: tuple[Collective, ...] = ()
 
 
 def staying(edges: Sequence[Edge], assignment: Mapping[str, str]) -> list[Movement]:

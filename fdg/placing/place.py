@@ -18,7 +18,8 @@ import jax
 from jax.extend import core
 
 from fdg import jaxprs
-from fdg.batch import follow as batch_flow
+from fdg.batch.collective import Collective
+from fdg.batch.exchanges import predict_collectives
 from fdg.errors import PlanError
 from fdg.placing.assignment import assign, check_placement, fitted, largest_divisor, merge_shared
 from fdg.placing.effects import check_one_agent, check_one_device, check_one_process
@@ -148,7 +149,7 @@ def _plan_steps(plan: Plan, sizes: Mapping[str, int]) -> Plan:
     assert plan.schedule is not None
     programs = []
     for call, times in plan.schedule.calls():
-        exchanged: tuple[batch_flow.Communication, ...] = ()
+        exchanged: tuple[Collective, ...] = ()
         if sizes[call.group] > 1:
             inputs, outputs = ([v.variable for v in values] for values in (call.inputs, call.outputs))
             jaxpr = jaxprs.build(inputs, outputs, call.equations)
@@ -161,6 +162,6 @@ def _plan_steps(plan: Plan, sizes: Mapping[str, int]) -> Plan:
 
 def _exchanged(
     jaxpr: core.ClosedJaxpr, inputs: Sequence[int | None], outputs: Sequence[int | None], devices: int
-) -> tuple[batch_flow.Communication, ...]:
+) -> tuple[Collective, ...]:
     """What a group's devices exchange when they run a program once; `inputs` and `outputs` are batch axes."""
-    return batch_flow.communication(jaxpr, inputs, devices, outputs) if devices > 1 else ()
+    return predict_collectives(jaxpr, inputs, devices, outputs) if devices > 1 else ()

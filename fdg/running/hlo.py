@@ -1,11 +1,10 @@
 """Reading optimised HLO text: which collectives a program runs, how often, and for which fragment."""
 
-import dataclasses
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-from fdg.batch.follow import Communication
+from fdg.batch.collective import Collective
 
 _KINDS = (
     "all-reduce",
@@ -18,25 +17,6 @@ _KINDS = (
 _BITS = {"pred": 8, "bf16": 16, "c64": 64, "c128": 128}  # the others end in their width: f32, s8, u64, f8e4m3
 
 
-@dataclasses.dataclass(frozen=True)
-class Collective:
-    """A communication between the devices of one program.
-
-    Attributes:
-      kind: as HLO spells it, such as "all-reduce".
-      bytes: size of its result on one device, a tuple's parts together.
-      calls: how often it runs when the program does (loops of unknown length counted once).
-      fragments: the fragments around it, outermost first; empty for code between fragments.
-      op_name: where in the traced program it comes from, as JAX says.
-    """
-
-    kind: str
-    bytes: int
-    calls: int
-    fragments: tuple[str, ...]
-    op_name: str
-
-
 def read_collectives(text: str) -> tuple[Collective, ...]:
     """The collectives of a program's optimised HLO (`Program.hlo()`), in program order."""
     computations = dict(_computations(text))
@@ -44,20 +24,6 @@ def read_collectives(text: str) -> tuple[Collective, ...]:
         (name for name, lines in computations.items() if lines and lines[0].startswith("ENTRY")), None
     )
     return tuple(_walk(computations, entry, 1)) if entry else ()
-
-
-def unexplained(
-    collectives: Iterable[Collective], communications: Iterable[Communication]
-) -> tuple[Collective, ...]:
-    """The collectives that no prediction of `batch_flow.communication` names.
-
-    A prediction names those of its kind around which its fragment is, or which are between fragments if it
-    has none. What XLA combined from several (a tuple) counts as named where one of them is.
-    """
-    named = {(c.kind, c.fragment) for c in communications}
-    return tuple(
-        c for c in collectives if not any((c.kind, around) in named for around in c.fragments or (None,))
-    )
 
 
 def _computations(text: str) -> Iterator[tuple[str, list[str]]]:

@@ -8,7 +8,8 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from fdg.running.hlo import Collective, read_collectives
+from fdg.batch.collective import Collective
+from fdg.running.hlo import read_collectives
 
 
 @dataclasses.dataclass(eq=False)

@@ -8,16 +8,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.extend import core
 
 import algos
 import envs
 import fdg
 import policies
 from fdg.batch import follow as batch_flow
-from fdg.batch.follow import Communication
+from fdg.batch.collective import Collective, unexplained
+from fdg.batch.exchanges import WithoutRule, predict_collectives, without_rule
 from fdg.lowering import constraints as sharding
 from fdg.running import hlo
+from tests.batch.compared import assert_as_predicted, compiled, numbers, totals
 from tests.user_algorithm import Walker
 
 # ruff: noqa: E501
@@ -93,7 +94,7 @@ CASES = {
     "each trip": (lambda x: lax.scan(lambda c, _: (jnp.roll(c, 1, 0), c.mean()), x, None, length=5), [], [(GATHER, WHOLE, 5), (REDUCE, 4, 5)]),
     "the batch, a row a trip": (lambda x: lax.scan(lambda c, r: (c + r, r), jnp.zeros(F), x), [], [(GATHER, WHOLE, 1)]),
     "in a branch": (lambda x, i: lax.cond(i[0] > 0, lambda x: x[::-1], lambda x: x * 2, x), [(1,)], [(GATHER, WHOLE, 1)]),
-    "an unknown operation": (lambda x: jnp.fft.rfft(x, axis=1).real, [], [(GATHER, WHOLE, 1)]),
+    "an unknown operation": (lambda x: lax.ragged_dot(x, jnp.ones((1, F, 2)), jnp.array([B])), [], [(GATHER, WHOLE, 1)]),
     # A loop on any of the batch, which devices agree on before each trip (counted once).
     "while any": (lambda x: lax.while_loop(lambda c: jnp.any(c < 1), lambda c: jnp.where(c < 1, c + 1, c), x), [], [(REDUCE, 1, 1)]),
     "rows that depend on others": (lambda x: jax.vmap(lambda v: lax.while_loop(lambda c: c < 3, lambda c: c + 1 + 0 * x.mean(), v))(x[:, 0]), [], [(REDUCE, 4 + 1, 1)]),
@@ -108,51 +109,12 @@ AGAINST_HLO = [
 ]  # fmt: skip
 
 
-def totals(rows):
-    """{(kind, calls): bytes} of predicted or of measured exchanges."""
-    found = {}
-    for row in rows:
-        found[row.kind, row.calls] = found.get((row.kind, row.calls), 0) + row.bytes
-    return found
-
-
-def compiled(function, axes, devices, *arguments):
-    """The jaxpr, and its program on devices: (jaxpr, compiled, arguments laid out)."""
-    mesh = sharding.make_mesh(devices, sharding.BATCH)
-    jaxpr = jax.make_jaxpr(function)(*arguments)
-    axes = [*axes, *[None] * (len(arguments) - len(axes))]
-    into = [sharding.batch_sharding(mesh, axis) for axis in axes]
-    ends = batch_flow.axes(jaxpr, axes)
-    out = [sharding.batch_sharding(mesh, axis) for axis in ends]
-    run = core.jaxpr_as_fun(sharding.constrain(jaxpr, mesh, axes, ends))
-    placed = [jax.device_put(x, split) for x, split in zip(arguments, into, strict=True)]
-    return jaxpr, jax.jit(run, in_shardings=into, out_shardings=out).lower(*placed).compile(), placed
-
-
-def assert_as_predicted(function, axes, devices, *arguments):
-    """The compiled program exchanges what is predicted, to the byte, and computes the same numbers."""
-    jaxpr, program, placed = compiled(function, axes, devices, *arguments)
-    predicted = batch_flow.communication(jaxpr, axes, len(devices), batch_flow.axes(jaxpr, axes))
-    measured = hlo.read_collectives(program.as_text())
-    assert totals(measured) == totals(predicted)
-    assert not hlo.unexplained(measured, predicted)
-    for ours, theirs in zip(program(*placed), jax.tree.leaves(jax.jit(function)(*arguments)), strict=True):
-        if jnp.issubdtype(theirs.dtype, jax.dtypes.prng_key):
-            ours, theirs = jax.random.key_data(ours), jax.random.key_data(theirs)
-        np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=2e-5, atol=2e-5)
-    return measured
-
-
-def numbers(*shape):
-    return jax.random.normal(jax.random.key(len(shape)), shape)
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_one_operation(name):
     function, shapes, expected = CASES[name]
     others = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     axes = [0, 0] if name == "contraction" else [0]
-    found = batch_flow.communication(jax.make_jaxpr(function)(X, *others), axes)
+    found = predict_collectives(jax.make_jaxpr(function)(X, *others), axes)
     assert [(c.kind, c.bytes, c.calls) for c in found] == expected
 
 
@@ -172,16 +134,16 @@ def test_fragments_and_what_is_between_them(count, devices):
 
     x, square = numbers(B, F), numbers(B, B)
     jaxpr = jax.make_jaxpr(program)(x, square)
-    assert batch_flow.communication(jaxpr, [0, 0]) == (
-        Communication("flip", "all-gather", 2 * WHOLE, 1),
-        Communication(None, "all-gather", WHOLE, 1),
-        Communication(None, "all-reduce", 4, 1),
-        Communication("turn", "all-gather", 4 * B * B, 1),
+    assert predict_collectives(jaxpr, [0, 0]) == (
+        Collective("all-gather", 2 * WHOLE, 1, ("flip",)),
+        Collective("all-gather", WHOLE, 1),
+        Collective("all-reduce", 4, 1),
+        Collective("all-gather", 4 * B * B, 1, ("turn",)),
     )
     assert batch_flow.axes(jaxpr, [0, 0]) == [None, None, 1]
     measured = assert_as_predicted(program, [0, 0], devices[:count], x, square)
-    unnamed = [Communication("other", "all-gather", 1, 1), Communication(None, "all-reduce", 4, 1)]
-    assert {c.kind for c in hlo.unexplained(measured, unnamed)} == {"all-gather"}
+    unnamed = [Collective("all-gather", 1, 1, ("other",)), Collective("all-reduce", 4, 1)]
+    assert {c.kind for c in unexplained(measured, unnamed)} == {"all-gather"}
 
 
 def test_axes_of_one_equation():
@@ -206,7 +168,7 @@ def test_shared_keys_are_made_split_or_taken_whole(devices):
     assert_as_predicted(both, [None, 0], devices[:4], key, x)
     assert_as_predicted(split_only, [None, 0], devices[:4], key, x)
     flow = batch_flow.follow(jax.make_jaxpr(split_only)(key, x), [None, 0])
-    made = next(step for step in flow.steps if step.eqn.primitive.name == "random_split")
+    made = next(step for step in flow.equations if step.eqn.primitive.name == "random_split")
     assert made.results == (2,)
 
 
@@ -254,7 +216,7 @@ def drawn(keys, x):
 
 
 @pytest.mark.parametrize(("body", "count"), [(reject, 2), (reject, 4), (reject, 8), (nested, 4), (drawn, 4)])
-def test_independent_rows_loop_without_a_word(body, count, devices):
+def test_independent_rows_loop_without_communication(body, count, devices):
     """GSPMD would all-reduce the predicate on every trip."""
     keys = jax.random.split(jax.random.key(1), B)
     assert not assert_as_predicted(body, [0, 0], devices[:count], keys, numbers(B, F))
@@ -325,10 +287,10 @@ def test_any_program_exchanges_what_is_predicted(pieces, differentiated):
     arguments = [0.3 * numbers(*shape) for shape in shapes]
     function = gradient if differentiated else program
     jaxpr, compiled_, _ = compiled(function, [0, 1, None], jax.devices("cpu")[:4], *arguments)
-    predicted = batch_flow.communication(jaxpr, [0, 1, None])
+    predicted = predict_collectives(jaxpr, [0, 1, None])
     measured = hlo.read_collectives(compiled_.as_text())
     assert totals(measured) == totals(predicted)
-    assert not hlo.unexplained(measured, predicted)
+    assert not unexplained(measured, predicted)
 
 
 # --- algorithms ---
@@ -373,10 +335,10 @@ def test_an_iteration_exchanges_what_is_predicted(make, count, devices):
     """Between the same places, in as many calls, to the byte."""
     engine = fdg.compile(make(), policies.GPUOnly(), devices[:count])
     graph = engine.plan.graph
-    predicted = batch_flow.communication(graph.jaxpr, graph.state_axes, count, graph.output_axes)
+    predicted = predict_collectives(graph.jaxpr, graph.state_axes, count, graph.output_axes)
     measured = engine.programs[0].collectives()
     assert totals(measured) == totals(predicted)
-    assert not hlo.unexplained(measured, predicted)
+    assert not unexplained(measured, predicted)
 
 
 def test_an_environment_that_loops_gives_the_numbers_of_one_device(devices):
@@ -386,3 +348,51 @@ def test_an_environment_that_loops_gives_the_numbers_of_one_device(devices):
     np.testing.assert_array_equal(jax.random.key_data(got[0][1]), jax.random.key_data(expected[0][1]))
     np.testing.assert_array_equal(got[1]["draws"], expected[1]["draws"])
     assert not [c for c in many.programs[0].collectives() if c.fragments]
+
+
+# --- operations without a rule ---
+
+
+def test_operations_without_a_rule_are_listed():
+    """By name, fragment, bytes gathered and calls; not those whose rule says that this case needs the whole."""
+
+    @fdg.fragment("learner")
+    def ragged(x):
+        return lax.ragged_dot(x, jnp.ones((1, F, 2)), jnp.array([B]))
+
+    def program(x):
+        rows, _ = lax.scan(lambda c, _: (c + ragged(c).sum(1, keepdims=True), None), x, None, length=3)
+        lax.ragged_dot(x, jnp.ones((1, F, 5)), jnp.array([B]))  # which nothing reads
+        wide = lax.ragged_dot(x, jnp.ones((1, F, 4)), jnp.array([B]))
+        return rows, jnp.sort(x, 0), jnp.fft.fft(x, axis=1), wide
+
+    jaxpr = jax.make_jaxpr(program)(X)
+    assert without_rule(jaxpr, [0]) == (
+        WithoutRule("ragged_dot_general", "ragged", WHOLE, 3),
+        WithoutRule("ragged_dot_general", None, WHOLE, 1),
+    )
+
+
+RULED = {
+    "fourier": (lambda x: jnp.fft.rfft(x, axis=1), [0]),
+    "tile": (lambda x: jnp.tile(x, (1, 3)), [0]),
+    "tile along the batch": (lambda x: jnp.tile(x, (2, 1)), [None]),
+    "bits of a wider type": (lambda x: lax.bitcast_convert_type(lax.bitcast_convert_type(x, jnp.uint8), jnp.int32), [0]),
+    "a reduction by a function": (lambda x: lax.reduce(x, jnp.float32(0), lambda a, b: a * 0.5 + b, (1,)), [0]),
+    "the same over the batch": (lambda x: lax.reduce(x, jnp.float32(0), lambda a, b: a * 0.5 + b, (0,)), [None]),
+    "bitwise": (lambda x: lax.reduce_xor_p.bind(x.astype(jnp.int32), axes=(1,)), [0]),
+    "approximate top k": (lambda x: lax.approx_max_k(x, 2), [0, 0]),
+    "right sides": (lambda x: jax.scipy.linalg.solve_triangular(jnp.eye(F), x.T), [1]),
+    "tridiagonal": (lambda x: lax.linalg.tridiagonal_solve(x, x + 3, x, x[:, :, None]), [0]),
+    "eigenvalues": (lambda x: jnp.linalg.eigvals(x[:, :, None] * x[:, None]), [0]),
+    "transposed and merged": (lambda x: lax.reshape(x, (F * B,), (0, 1)), [0]),
+    "transposed, merged as the fast axis": (lambda x: lax.reshape(x, (F * B,), (1, 0)), [None]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RULED)
+def test_what_a_rule_says(name):
+    function, expected = RULED[name]
+    jaxpr = jax.make_jaxpr(function)(X)
+    assert batch_flow.axes(jaxpr, [0]) == expected
+    assert without_rule(jaxpr, [0]) == ()

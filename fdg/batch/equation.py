@@ -1,0 +1,76 @@
+"""What one operation does with the batch axes of its operands, where devices are known to divide `unit`."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from fdg import keys
+from fdg.batch.flow import EquationFlow
+from fdg.batch.rules import RULES
+from fdg.batch.rules.result import Axis, RuleResult, shape_of
+from fdg.fragment import boundary_p
+
+
+def divisible(atom: Any, axis: Axis, unit: int) -> Axis:
+    """The axis, if its length divides by `unit`."""
+    return None if axis is None or shape_of(atom)[axis] % unit else axis
+
+
+def apply_rule(eqn: Any, operands: Sequence[Axis], unit: int) -> RuleResult:
+    """What an operation without bodies does with its operands' axes."""
+    if eqn.primitive is boundary_p:
+        (axis,), declared = operands, eqn.params["axis"]
+        return RuleResult((declared,), () if axis is None or axis == declared else (0,))
+    split = tuple([i for i, axis in enumerate(operands) if axis is not None])
+    whole = RuleResult((None,) * len(eqn.outvars), split)
+    if not split or must_be_whole(eqn):
+        return whole
+    rule = RULES.get(eqn.primitive.name)
+    found = rule(eqn, list(operands)) if rule else None
+    if found is None or any(count % unit for count in found.divided):
+        return whole
+    made = [(v, axis) for v, axis in zip(eqn.outvars, found.axes, strict=True) if axis is not None]
+    if any(shape_of(v)[axis] % unit for v, axis in made):
+        return whole  # cut so short that devices may not divide it
+    return found._replace(axes=tuple(None if a is None else int(a) for a in found.axes))
+
+
+def must_be_whole(eqn: Any) -> bool:
+    """Whether an operation may not run on parts, whatever its rule: it has effects, or its numbers for one
+    row depend on the batch that the row is in.
+    """
+    return bool(eqn.effects) or keys.draws_from_the_batch(eqn)
+
+
+def follow_operation(eqn: Any, operands: Sequence[Axis], levels: tuple[int, ...], unit: int) -> EquationFlow:
+    """The flow of an operation without bodies, as its rule says."""
+    found = apply_rule(eqn, operands, unit)
+    if not found.gathered:
+        return EquationFlow(eqn, tuple(operands), found.axes, (), (), found.reduced, found.local, levels)
+    kept = tuple(None if i in found.gathered else axis for i, axis in enumerate(operands))
+    return EquationFlow(eqn, kept, found.axes, found.gathered, (), found.reduced, found.local, levels)
+
+
+def slice_shared(each: EquationFlow, unit: int) -> EquationFlow:
+    """Has devices take parts of shared operands, where these do as well as the whole."""
+    if all(axis is None for axis in (*each.operands, *each.results)):
+        return each
+    sliced = {}
+    for i, atom in enumerate(each.eqn.invars):
+        if each.operands[i] is None:
+            axis = _axis_for_part(each, i, shape_of(atom), unit)
+            if axis is not None:
+                sliced[i] = axis
+    operands = tuple(sliced.get(i, axis) for i, axis in enumerate(each.operands))
+    return dataclasses.replace(each, operands=operands, sliced=tuple(sliced.items()))
+
+
+def _axis_for_part(each: EquationFlow, position: int, shape: tuple[int, ...], unit: int) -> Axis:
+    """The axis along which an operand could be split without a change to anything else."""
+    for axis, size in enumerate(shape):
+        if size % unit == 0:
+            operands = [axis if i == position else a for i, a in enumerate(each.operands)]
+            trial = apply_rule(each.eqn, operands, unit)
+            if not trial.gathered and trial.axes == each.results and trial.reduced == each.reduced:
+                return axis
+    return None

@@ -1,0 +1,125 @@
+"""Reading off a flow what devices exchange, and what they compute N-fold for want of a rule."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from fdg import jaxprs
+from fdg.batch.collective import Collective
+from fdg.batch.equation import must_be_whole
+from fdg.batch.flow import Flow
+from fdg.batch.follow import follow
+from fdg.batch.prune import prune
+from fdg.batch.rules import RULES
+from fdg.batch.rules.result import Axis
+from fdg.fragment import FragmentMark, boundary_p
+
+
+def predict_collectives(
+    jaxpr: Any,
+    input_axes: Sequence[Axis] = (),
+    devices: int | None = None,
+    output_axes: Sequence[Axis] | None = None,
+) -> tuple[Collective, ...]:
+    """What devices exchange when a jaxpr runs once, the bodies of fragments called in it included.
+
+    Args:
+      jaxpr: open or closed: a whole iteration, a piece of one, or a fragment's body.
+      input_axes: the batch axes of its first inputs, None for those that are left out.
+      devices: how many; None for any number that divides all batches.
+      output_axes: what its outputs are brought to; None for whatever they have.
+
+    Returns:
+      One for each place (the fragments around it), kind and number of calls, in program order.
+    """
+    flow = prune(follow(jaxpr, input_axes, devices, output_axes))
+    total: dict[tuple, int] = {}
+    for found in _exchanges(flow, (), ()):
+        if found.bytes and found.calls:
+            key = (found.kind, found.calls, found.fragments)
+            total[key] = total.get(key, 0) + found.bytes
+    return tuple(Collective(kind, size, calls, where) for (kind, calls, where), size in total.items())
+
+
+class WithoutRule(NamedTuple):
+    """An operation on a split batch that no rule is known for: it is gathered, and run whole on every device.
+
+    Attributes:
+      primitive: the operation's name.
+      fragment: the innermost fragment around it; None between fragments.
+      bytes: of what is gathered for it, each time.
+      calls: how often it runs, each time that the program does (loops of unknown length counted once).
+
+    >>> print(WithoutRule("ragged_dot_general", "learn", 384, 3))
+    no rule for ragged_dot_general in fragment 'learn': gathered (384 B x 3), and run whole on every device
+    """
+
+    primitive: str
+    fragment: str | None
+    bytes: int
+    calls: int
+
+    def __str__(self) -> str:
+        where = f"in fragment '{self.fragment}'" if self.fragment else "between fragments"
+        return (
+            f"no rule for {self.primitive} {where}: gathered ({self.bytes} B x {self.calls}),"
+            f" and run whole on every device"
+        )
+
+
+def without_rule(
+    jaxpr: Any,
+    input_axes: Sequence[Axis] = (),
+    devices: int | None = None,
+    output_axes: Sequence[Axis] | None = None,
+) -> tuple[WithoutRule, ...]:
+    """The operations of a jaxpr that devices all run whole because there is no rule for them.
+
+    Arguments are those of `predict_collectives`. Operations with a rule that says the same of their case
+    (a sort along the batch), or with effects, are not named.
+    """
+    flow = prune(follow(jaxpr, input_axes, devices, output_axes))
+    total: dict[tuple, int] = {}
+    for found in _unknown(flow, None, 1):
+        key = (found.primitive, found.fragment, found.calls)
+        total[key] = total.get(key, 0) + found.bytes
+    return tuple(WithoutRule(name, where, size, calls) for (name, where, calls), size in total.items())
+
+
+def _exchanges(flow: Flow, fragments: tuple[str, ...], trips: tuple[int, ...]) -> Iterator[Collective]:
+    """What devices exchange in a jaxpr that runs inside loops of so many trips."""
+    gathered: set[Any] = set()  # once, and at hand from then on
+
+    def gather(atoms: Sequence[Any], positions: Sequence[int], levels: Sequence[int]):
+        for i in positions:
+            if atoms[i] not in gathered:
+                gathered.add(atoms[i])
+                yield exchange("all-gather", [atoms[i]], levels[i])
+
+    def exchange(kind: str, atoms: Sequence[Any], level: int) -> Collective:
+        size = sum(jaxprs.bytes_of(v.aval) for v in atoms)
+        return Collective(kind, size, math.prod(trips[:level]), fragments)
+
+    for each in flow.equations:
+        yield from gather(each.eqn.invars, each.gathered, each.levels)
+        if each.reduced:
+            yield exchange("all-reduce", each.eqn.outvars, max(each.levels, default=0))
+        around = trips if each.trips is None else (*trips, each.trips)
+        if each.agreed:
+            yield Collective("all-reduce", 1, math.prod(around), fragments)
+        mark = FragmentMark.of(each.eqn)
+        inside = fragments if mark is None else (*fragments, mark.name)
+        for body in each.bodies:
+            yield from _exchanges(body, inside, around)
+    yield from gather(flow.jaxpr.outvars, flow.gathered, flow.levels)
+
+
+def _unknown(flow: Flow, fragment: str | None, calls: int) -> Iterator[WithoutRule]:
+    for each in flow.equations:
+        name, mark = each.eqn.primitive.name, FragmentMark.of(each.eqn)
+        simple = not each.bodies and each.eqn.primitive is not boundary_p
+        if simple and each.gathered and name not in RULES and not must_be_whole(each.eqn):
+            size = sum(jaxprs.bytes_of(each.eqn.invars[i].aval) for i in each.gathered)
+            yield WithoutRule(name, fragment, size, calls)
+        for body in each.bodies:
+            yield from _unknown(body, fragment if mark is None else mark.name, calls * (each.trips or 1))

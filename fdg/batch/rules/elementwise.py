@@ -1,0 +1,39 @@
+"""Operations on each element, or each key, alone."""
+
+from typing import Any
+
+from fdg.batch.rules.result import Axis, Rule, RuleResult, every_result, locally, same, shape_of
+
+_ELEMENTWISE = """abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt
+    ceil clamp clz complex conj convert_element_type copy copy_p cos cosh digamma div eq
+    eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt imag integer_pow is_finite le le_to
+    lgamma log log1p log2 logistic lt lt_to max min mul mulhi name ne neg nextafter not
+    one_minus_square or population_count pow pvary real reduce_precision rem round rsqrt
+    select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square
+    stop_gradient sub tan tanh xor zeros_like""".split()
+
+_LOOPS = """igamma igammac igamma_grad_a lgamma_grad polygamma random_gamma_grad regularized_incomplete_beta
+    zeta""".split()  # over all elements, once they are lowered
+
+
+def _bitcast(eqn: Any, operands: list[Axis]) -> RuleResult | None:
+    """A last axis appears for a narrower type, and goes for a wider one."""
+    rank = len(shape_of(eqn.outvars[0]))
+    return None if operands[0] is not None and operands[0] >= rank else every_result(eqn, operands[0])
+
+
+def _each_its_own(eqn: Any, operands: list[Axis]) -> RuleResult | None:
+    return RuleResult(tuple(operands))
+
+
+def _device_put(eqn: Any, operands: list[Axis]) -> RuleResult | None:
+    return None if any(d is not None for d in eqn.params["devices"]) else RuleResult(tuple(operands))
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(_ELEMENTWISE, same),
+    **dict.fromkeys(_LOOPS, locally(same)),
+    "bitcast_convert_type": _bitcast,
+    "optimization_barrier": _each_its_own,
+    "device_put": _device_put,
+}

@@ -1,0 +1,84 @@
+"""Products of matrices, convolutions, and linear algebra on each matrix of a batch."""
+
+from typing import Any
+
+from fdg import jaxprs
+from fdg.batch.rules.result import Axis, Rule, RuleResult, except_axes, locally, same, shape_of
+
+Role = tuple[str, int]
+"""What becomes of an operand's axis: ("sum", which contraction) or ("out", which axis of the result)."""
+
+
+def _dot_general(eqn: Any, operands: list[Axis]) -> RuleResult | None:
+    contracting, batch = eqn.params["dimension_numbers"]
+    ranks = [len(shape_of(v)) for v in eqn.invars]
+
+    def role(side: int) -> Role | None:
+        axis = operands[side]
+        if axis is None:
+            return None
+        if axis in contracting[side]:
+            return "sum", tuple(contracting[side]).index(axis)
+        if axis in batch[side]:
+            return "out", tuple(batch[side]).index(axis)
+        free = [a for a in range(ranks[side]) if a not in contracting[side] and a not in batch[side]]
+        left = ranks[0] - len(contracting[0]) - len(batch[0]) if side else 0
+        return "out", len(batch[side]) + left + free.index(axis)
+
+    return _product(eqn, role(0), role(1))
+
+
+def _product(eqn: Any, left: Role | None, right: Role | None) -> RuleResult | None:
+    """Two operands whose axes stay in the result or are summed over; of two that differ, one is gathered."""
+    gathered: tuple[int, ...] = ()
+    if left and right and left != right:
+        larger = jaxprs.bytes_of(eqn.invars[1].aval) > jaxprs.bytes_of(eqn.invars[0].aval)
+        gathered, left, right = ((0,), None, right) if larger else ((1,), left, None)
+    role = left or right
+    if role is None:
+        return None
+    kind, axis = role
+    return RuleResult((None,), gathered, True) if kind == "sum" else RuleResult((axis,), gathered)
+
+
+def _convolution(eqn: Any, operands: list[Axis]) -> RuleResult | None:
+    lhs, rhs, out = eqn.params["dimension_numbers"]
+    features, batches = eqn.params["feature_group_count"], eqn.params["batch_group_count"]
+    groups = max(features, batches)
+    if groups == 1:
+        rows, inputs = (
+            {lhs[0]: ("out", out[0]), lhs[1]: ("sum", 0)},
+            {rhs[0]: ("out", out[1]), rhs[1]: ("sum", 0)},
+        )
+        roles = [None if a is None else side.get(a) for a, side in zip(operands, (rows, inputs), strict=True)]
+        unknown = any(a is not None and role is None for a, role in zip(operands, roles, strict=True))
+        return None if unknown else _product(eqn, *roles)
+    # Groups, as `vmap` makes them of kernels of the rows' own: their axis is split, and so are the groups.
+    if operands == [lhs[1] if features > 1 else lhs[0], rhs[0]]:
+        return RuleResult((out[1],), local=True, divided=(groups,))
+    return RuleResult((out[0],)) if batches == 1 and operands == [lhs[0], None] else None
+
+
+def _matrices(eqn: Any, operands: list[Axis]) -> RuleResult | None:
+    """Linear algebra on the last two axes; vectors that go with the matrices have one."""
+    batch = max(len(shape_of(v)) for v in eqn.invars) - 2
+    return None if any(a is not None and a >= batch for a in operands) else same(eqn, operands)
+
+
+def _triangular_solve(eqn: Any, operands: list[Axis]) -> RuleResult | None:
+    """Right sides are independent, besides what is so of all linear algebra."""
+    rank = len(shape_of(eqn.invars[1]))
+    free = rank - 1 if eqn.params["left_side"] else rank - 2
+    return RuleResult((free,)) if operands == [None, free] else _matrices(eqn, operands)
+
+
+_LINEAR_ALGEBRA = """cholesky eig eigh hessenberg householder_product lu qr geqrf ormqr schur svd tridiagonal
+    tridiagonal_solve""".split()
+
+RULES: dict[str, Rule] = {
+    "dot_general": _dot_general,
+    "conv_general_dilated": _convolution,
+    **dict.fromkeys(_LINEAR_ALGEBRA, locally(_matrices)),
+    "triangular_solve": locally(_triangular_solve),
+    "lu_pivots_to_permutation": locally(except_axes()),
+}

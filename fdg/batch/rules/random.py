@@ -1,0 +1,41 @@
+"""Draws from random keys: of threefry's, each key's are its own (`keys.draws_from_the_batch`)."""
+
+from typing import Any
+
+from fdg import jaxprs, keys
+from fdg.batch.rules.result import Axis, Rule, RuleResult, every_result, locally, same, shape_of
+
+
+def _per_key(eqn: Any, operands: list[Axis]) -> RuleResult | None:
+    """Key arrays keep their shape in front of what they are turned into."""
+    return every_result(eqn, operands[0]) if operands[0] is not None else None
+
+
+def _gamma(eqn: Any, operands: list[Axis]) -> RuleResult | None:
+    """Keys in front, one for each row of the parameter."""
+    return same(eqn, operands) if operands[0] is not None and operands[1] in (None, operands[0]) else None
+
+
+def creates(eqn: Any, axis: Axis) -> bool:
+    """Whether an operation on shared values makes each part of its result on its own."""
+    name = eqn.primitive.name
+    if keys.draws_from_the_batch(eqn):
+        return False
+    if name in ("random_bits", "random_split"):
+        return axis is not None and axis >= len(shape_of(eqn.invars[0]))
+    return name == "iota" or (name == "broadcast_in_dim" and axis not in eqn.params["broadcast_dimensions"])
+
+
+def draws_from_the_batch(jaxpr: Any) -> bool:
+    """Whether an open jaxpr draws, at any depth, for one key of a batch by what other keys are in it."""
+    return any(
+        keys.draws_from_the_batch(eqn) or any(draws_from_the_batch(body.jaxpr) for body in jaxprs.bodies(eqn))
+        for eqn in jaxpr.eqns
+    )
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(("random_clone", "random_fold_in", "threefry2x32"), same),
+    **dict.fromkeys("random_bits random_split random_unwrap random_wrap random_seed".split(), _per_key),
+    "random_gamma": locally(_gamma),
+}

@@ -1,0 +1,80 @@
+"""Sums and the like, orders and running sums along an axis."""
+
+from typing import Any
+
+from fdg.batch.rules.result import (
+    Axis,
+    Rule,
+    RuleResult,
+    every_result,
+    except_axes,
+    first,
+    locally,
+    shape_of,
+    without,
+)
+
+
+def _reduce(eqn: Any, operands: list[Axis]) -> RuleResult | None:
+    axis, gone = operands[0], eqn.params["axes"]
+    if axis is None or axis in gone:
+        return every_result(eqn, None, reduced=True)
+    return every_result(eqn, without(axis, gone))
+
+
+def _reduce_bits(eqn: Any, operands: list[Axis]) -> RuleResult | None:
+    """XLA's all-reduce knows sums, products, minima and maxima, and of truth values `and` and `or` too."""
+    found = _reduce(eqn, operands)
+    logical = eqn.invars[0].aval.dtype == bool and eqn.primitive.name != "reduce_xor"
+    return None if found is None or (found.reduced and not logical) else found
+
+
+def _arg_reduce(eqn: Any, operands: list[Axis]) -> RuleResult | None:
+    return None if operands[0] in eqn.params["axes"] else _reduce(eqn, operands)
+
+
+def _any_function(eqn: Any, operands: list[Axis]) -> RuleResult | None:
+    """A reduction by a function of the user's own: arrays, then what each begins with."""
+    axis, gone = first(operands), eqn.params["dimensions"]
+    if axis is None or axis in gone:
+        return None
+    others = [i for i, a in enumerate(operands) if a not in (None, axis)]
+    return every_result(eqn, without(axis, gone), *others)
+
+
+def _window(eqn: Any, operands: list[Axis]) -> RuleResult | None:
+    """Windows that move over other axes."""
+    axis = first(operands)
+    names = ("window_dimensions", "window_strides", "base_dilation", "window_dilation")
+    if axis is None or any(eqn.params.get(n) and eqn.params[n][axis] != 1 for n in names):
+        return None
+    if any(eqn.params["padding"][axis]):
+        return None
+    return every_result(eqn, axis, *[i for i, a in enumerate(operands) if a not in (None, axis)])
+
+
+def _fourier(eqn: Any, operands: list[Axis]) -> RuleResult | None:
+    transformed = len(eqn.params["fft_lengths"])
+    axis = operands[0]
+    return (
+        None
+        if axis is None or axis >= len(shape_of(eqn.invars[0])) - transformed
+        else every_result(eqn, axis)
+    )
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys("reduce_sum reduce_max reduce_min reduce_prod".split(), _reduce),
+    **dict.fromkeys("reduce_and reduce_or reduce_xor".split(), _reduce_bits),
+    **dict.fromkeys(("argmax", "argmin"), _arg_reduce),
+    "reduce": locally(_any_function),
+    **dict.fromkeys("cumsum cumprod cummax cummin cumlogsumexp".split(), except_axes("axis")),
+    "sort": except_axes("dimension"),
+    "top_k": locally(except_axes("axis")),  # the last axis where there is no such parameter
+    "approx_top_k": locally(except_axes("reduction_dimension")),
+    **dict.fromkeys(
+        "reduce_window_sum reduce_window_max reduce_window_min select_and_scatter_add".split(), _window
+    ),
+    **dict.fromkeys("reduce_window select_and_gather_add".split(), locally(_window)),
+    "fft": locally(_fourier),
+}

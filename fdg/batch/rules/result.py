@@ -1,0 +1,101 @@
+"""What a rule says of an operation, and the small parts that rules are made of."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+Axis = int | None
+"""The axis of a value that is split over devices; None if every device holds all of it."""
+
+
+class RuleResult(NamedTuple):
+    """What an operation does with its operands' axes.
+
+    Attributes:
+      axes: of its results.
+      gathered: positions of operands that it needs whole, on every device.
+      reduced: whether each device has a share of the results, and all of them add up.
+      local: whether each device is best left alone with its part, because the partitioner would
+        communicate for nothing.
+      divided: counts among its parameters that are divided by the number of devices.
+    """
+
+    axes: tuple[Axis, ...]
+    gathered: tuple[int, ...] = ()
+    reduced: bool = False
+    local: bool = False
+    divided: tuple[int, ...] = ()
+
+
+Rule = Callable[[Any, list[Axis]], RuleResult | None]
+"""(equation, axes of its operands, at least one of them not None) to a result; None: all operands whole."""
+
+
+def shape_of(atom: Any) -> tuple[int, ...]:
+    """The shape of a variable or literal; () of what has none."""
+    return tuple(getattr(atom.aval, "shape", ()))
+
+
+def first(found: Sequence[Axis]) -> Axis:
+    """The first axis that is not None.
+
+    >>> first([None, 1, 0])
+    1
+    """
+    return next((axis for axis in found if axis is not None), None)
+
+
+def every_result(eqn: Any, axis: Axis, *gathered: int, reduced: bool = False) -> RuleResult:
+    """All results have one axis."""
+    return RuleResult((axis,) * len(eqn.outvars), tuple(gathered), reduced)
+
+
+def same(eqn: Any, operands: list[Axis]) -> RuleResult | None:
+    """Operands and results have one shape, or none, and one axis; operands split otherwise are gathered."""
+    axis = first(operands)
+    return every_result(eqn, axis, *[i for i, a in enumerate(operands) if a not in (None, axis)])
+
+
+def except_axes(*names: str) -> Rule:
+    """Operations with special axes (`params[name]`, or the last), which need them whole; any other passes."""
+
+    def rule(eqn: Any, operands: list[Axis]) -> RuleResult | None:
+        special = next((eqn.params[name] for name in names if name in eqn.params), -1)
+        rank = len(shape_of(eqn.invars[0]))
+        gone = {a % rank for a in (special if isinstance(special, tuple | list) else (special,))}
+        return None if any(axis in gone for axis in operands) else same(eqn, operands)
+
+    return rule
+
+
+def locally(rule: Rule) -> Rule:
+    """For operations whose parts are independent though the partitioner does not know it."""
+
+    def local(eqn: Any, operands: list[Axis]) -> RuleResult | None:
+        found = rule(eqn, operands)
+        return found and found._replace(local=True)
+
+    return local
+
+
+def without(axis: int, gone: Sequence[int]) -> int:
+    """An axis after others were taken out.
+
+    >>> without(2, [0, 3])
+    1
+    """
+    return axis - sum(a < axis for a in gone)
+
+
+def merged_axis(shape: Sequence[int], axis: int, new_shape: Sequence[int]) -> Axis:
+    """Where an axis is after a reshape, if it is the slowest of what it is merged into or split from.
+
+    >>> merged_axis((4, 3), 0, (12,)), merged_axis((3, 4), 1, (12,)), merged_axis((12, 2), 0, (4, 3, 2))
+    (0, None, 0)
+    """
+    before, ahead = math.prod(shape[:axis]), 1
+    for position, size in enumerate(new_shape):
+        if ahead == before and size > 1:
+            return position
+        ahead *= size
+    return None

@@ -1,0 +1,82 @@
+"""Operations that move elements: other shapes, slices, joining and splitting."""
+
+from typing import Any
+
+from fdg.batch.rules.result import (
+    Axis,
+    Rule,
+    RuleResult,
+    every_result,
+    except_axes,
+    first,
+    merged_axis,
+    same,
+    shape_of,
+    without,
+)
+
+
+def _broadcast_in_dim(eqn: Any, operands: list[Axis]) -> RuleResult | None:
+    return every_result(eqn, eqn.params["broadcast_dimensions"][operands[0]])
+
+
+def _transpose(eqn: Any, operands: list[Axis]) -> RuleResult | None:
+    return every_result(eqn, tuple(eqn.params["permutation"]).index(operands[0]))
+
+
+def _squeeze(eqn: Any, operands: list[Axis]) -> RuleResult | None:
+    axis, gone = operands[0], eqn.params["dimensions"]
+    return None if axis is None or axis in gone else every_result(eqn, without(axis, gone))
+
+
+def _unstack(eqn: Any, operands: list[Axis]) -> RuleResult | None:
+    axis, gone = operands[0], eqn.params["axis"]
+    return None if axis is None or axis == gone else every_result(eqn, axis - (gone < axis))
+
+
+def _stack(eqn: Any, operands: list[Axis]) -> RuleResult | None:
+    found, new = same(eqn, operands), eqn.params["axis"]
+    return found and found._replace(axes=tuple(a + (new <= a) for a in found.axes if a is not None))
+
+
+def _reshape(eqn: Any, operands: list[Axis]) -> RuleResult | None:
+    """The batch stays the batch where it is the slowest axis of what it is merged into or split from."""
+    shape, axis = shape_of(eqn.invars[0]), operands[0]
+    if axis is None:
+        return None
+    order = eqn.params.get("dimensions")
+    if order is not None:  # transposed first
+        shape, axis = tuple(shape[d] for d in order), tuple(order).index(axis)
+    position = merged_axis(shape, axis, shape_of(eqn.outvars[0]))
+    return None if position is None else every_result(eqn, position)
+
+
+def _tile(eqn: Any, operands: list[Axis]) -> RuleResult | None:
+    axis = operands[0]
+    return None if axis is None or eqn.params["reps"][axis] != 1 else every_result(eqn, axis)
+
+
+def _kept_whole(eqn: Any, operands: list[Axis]) -> RuleResult | None:
+    """Slices, updates of slices, padding: an axis passes whose length they do not touch."""
+    axis = first(operands)
+    arrays = [v for v in (*eqn.invars, *eqn.outvars) if len(shape_of(v)) == len(shape_of(eqn.invars[0]))]
+    if axis is None or len({shape_of(v)[axis] for v in arrays if shape_of(v)}) != 1:
+        return None
+    if eqn.primitive.name == "pad" and tuple(eqn.params["padding_config"][axis]) != (0, 0, 0):
+        return None
+    return same(eqn, operands)
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys("slice dynamic_slice dynamic_update_slice pad".split(), _kept_whole),
+    "split": except_axes("axis"),
+    "concatenate": except_axes("dimension"),
+    "rev": except_axes("dimensions"),
+    "tile": _tile,
+    "broadcast_in_dim": _broadcast_in_dim,
+    "transpose": _transpose,
+    "squeeze": _squeeze,
+    "reshape": _reshape,
+    "stack": _stack,
+    "unstack": _unstack,
+}

@@ -1,0 +1,51 @@
+"""What a program of a split batch computes and exchanges, beside what is predicted of it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+
+from fdg.batch import follow as batch_flow
+from fdg.batch.collective import unexplained
+from fdg.batch.exchanges import predict_collectives
+from fdg.lowering import constraints as sharding
+from fdg.running import hlo
+
+
+def totals(rows):
+    """{(kind, calls): bytes} of predicted or of measured exchanges."""
+    found = {}
+    for row in rows:
+        found[row.kind, row.calls] = found.get((row.kind, row.calls), 0) + row.bytes
+    return found
+
+
+def compiled(function, axes, devices, *arguments):
+    """The jaxpr, and its program on devices: (jaxpr, compiled, arguments laid out)."""
+    mesh = sharding.make_mesh(devices, sharding.BATCH)
+    jaxpr = jax.make_jaxpr(function)(*arguments)
+    axes = [*axes, *[None] * (len(arguments) - len(axes))]
+    into = [sharding.batch_sharding(mesh, axis) for axis in axes]
+    ends = batch_flow.axes(jaxpr, axes)
+    out = [sharding.batch_sharding(mesh, axis) for axis in ends]
+    run = core.jaxpr_as_fun(sharding.constrain(jaxpr, mesh, axes, ends))
+    placed = [jax.device_put(x, split) for x, split in zip(arguments, into, strict=True)]
+    return jaxpr, jax.jit(run, in_shardings=into, out_shardings=out).lower(*placed).compile(), placed
+
+
+def assert_as_predicted(function, axes, devices, *arguments):
+    """The compiled program exchanges what is predicted, to the byte, and computes the same numbers."""
+    jaxpr, program, placed = compiled(function, axes, devices, *arguments)
+    predicted = predict_collectives(jaxpr, axes, len(devices), batch_flow.axes(jaxpr, axes))
+    measured = hlo.read_collectives(program.as_text())
+    assert totals(measured) == totals(predicted), f"{totals(measured)} and not {totals(predicted)}"
+    assert not unexplained(measured, predicted)
+    for ours, theirs in zip(program(*placed), jax.tree.leaves(jax.jit(function)(*arguments)), strict=True):
+        if jnp.issubdtype(theirs.dtype, jax.dtypes.prng_key):
+            ours, theirs = jax.random.key_data(ours), jax.random.key_data(theirs)
+        np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=2e-5, atol=2e-5)
+    return measured
+
+
+def numbers(*shape):
+    return jax.random.normal(jax.random.key(len(shape)), shape)

@@ -1,0 +1,157 @@
+"""What was once wrong on a split batch: other numbers, a crash, or an exchange that the plan did not name."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import fdg
+import policies
+from fdg.batch import follow as batch_flow
+from tests.batch import sweep
+from tests.batch.compared import assert_as_predicted, numbers
+
+B, F = sweep.B, sweep.F
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "random.normal / loop / rbg",
+        "random.gamma / mapped / unsafe_rbg",
+        "split / loop / unsafe_rbg",
+        "fold_in / mapped / unsafe_rbg",
+        "solve / loop",
+        "expm / loop",
+        "gmres / mapped",
+        "reduce_xor / columns",
+        "reduce_and bits / columns",
+    ],
+)
+def test_numbers_and_exchanges(name, devices):
+    function, implementation = sweep.program(name)
+    x = numbers(B, F)
+    if implementation is None:
+        assert_as_predicted(lambda x: function(None, x), [0], devices[:4], x)
+    else:
+        keys = jax.random.split(jax.random.key(3, impl=implementation), B)
+        assert_as_predicted(function, [0, 0], devices[:4], keys, x)
+
+
+@pytest.mark.parametrize(
+    "operation", ["conv both per row", "reduce pair", "fft2", "tridiagonal_solve", "solve shared"]
+)
+def test_rows_that_each_device_computes_alone(operation, devices):
+    """The partitioner would gather, or does not know the operation."""
+    function, _ = sweep.program(f"{operation} / mapped")
+    assert not assert_as_predicted(lambda x: function(None, x), [0], devices[:2], numbers(B, F))
+
+
+@pytest.mark.parametrize("name", ["batch dirichlet shape", "batch ball", "batch multinomial"])
+def test_draws_for_a_batch_from_one_key(name, devices):
+    """Read both whole and split, and in loops of loops whose test reads what they change."""
+    assert_as_predicted(sweep.WHOLE[name], [None, 0], devices[:4], jax.random.key(3), numbers(B, F))
+
+
+def test_dirichlet_over_a_batch_exchanges_what_the_plan_names(devices):
+    """Drawn whole, its normaliser had been added up from parts and gathered again."""
+    measured = assert_as_predicted(
+        sweep.WHOLE["batch dirichlet"], [None, 0], devices[:4], jax.random.key(3), numbers(B, F)
+    )
+    assert [(c.kind, c.bytes) for c in measured] == [("all-gather", 4 * B * F)]
+
+
+@pytest.mark.parametrize(
+    ("implementation", "operation", "split"),
+    [
+        ("threefry2x32", "random_bits", True),
+        ("rbg", "random_bits", False),
+        ("unsafe_rbg", "random_bits", False),
+        ("rbg", "random_split", True),
+        ("unsafe_rbg", "random_split", False),
+        ("rbg", "random_gamma", False),
+        ("unsafe_rbg", "random_fold_in", False),
+        ("unsafe_rbg", "random_seed", True),
+    ],
+)
+def test_which_draws_stay_split(implementation, operation, split):
+    """Of a batch of keys, only what is hashed from each key alone."""
+    draw = {
+        "random_bits": lambda k: jax.vmap(jax.random.bits)(k),
+        "random_split": lambda k: jax.vmap(jax.random.split)(k),
+        "random_gamma": lambda k: jax.vmap(lambda k: jax.random.gamma(k, 2.0))(k),
+        "random_fold_in": lambda k: jax.vmap(lambda k: jax.random.fold_in(k, 3))(k),
+        "random_seed": lambda k: jax.vmap(lambda w: jax.random.key(w[0], impl=implementation))(
+            jax.random.key_data(k)
+        ),
+    }[operation]
+    keys = jax.random.split(jax.random.key(0, impl=implementation), B)
+    assert batch_flow.axes(jax.make_jaxpr(draw)(keys), [0]) == [0 if split else None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawing:
+    """Draws for each of its rows from keys of the rows' own, of one implementation."""
+
+    implementation: str
+
+    def init(self, key):
+        keys = jax.random.key(jax.random.bits(key) % 1000, impl=self.implementation)
+        return jax.random.split(keys, B), jnp.zeros((B, F))
+
+    def iterate(self, state):
+        keys, x = drawn(*state)
+        return (keys, x), {"mean": jnp.mean(x)}
+
+
+@fdg.fragment("environment")
+def drawn(keys, x):
+    def one(key, row):
+        key, used, other = jax.random.split(key, 3)
+        return key, row + jax.random.normal(used, row.shape) + jax.random.gamma(other, 2.0)
+
+    return jax.vmap(one)(keys, x)
+
+
+@pytest.mark.parametrize("implementation", ["rbg", "unsafe_rbg"])
+def test_seeds_draw_as_single_runs_do(implementation, devices):
+    """Mapped over agents, all would draw from the first agent's key."""
+    many = fdg.compile(Drawing(implementation), policies.GPUOnly(), devices[:2], num_seeds=4)
+    state, metrics = many.run(many.init(3), 2)
+    for agent in range(4):
+        alone = Drawing(implementation).init(jax.random.key(3 + agent))
+        means = []
+        for _ in range(2):
+            alone, measured = jax.jit(Drawing(implementation).iterate)(alone)
+            means.append(measured["mean"])
+        np.testing.assert_array_equal(
+            jax.random.key_data(state[0][agent]), jax.random.key_data(alone[0]), strict=True
+        )
+        np.testing.assert_allclose(state[1][agent], alone[1], rtol=1e-6)
+        np.testing.assert_allclose(metrics["mean"][:, agent], means, rtol=1e-6)
+
+
+def test_an_effect_is_never_split_nor_dropped():
+    """Whatever its operation's rule says; a loop with one in it does not run on parts."""
+
+    def loop(x):
+        def body(row):
+            jax.debug.callback(lambda _: None, row.sum())
+            return row + 1
+
+        return jax.vmap(lambda row: lax.while_loop(lambda row: row[0] < 3, body, row))(x)
+
+    x = jax.ShapeDtypeStruct((B, F), jnp.float32)
+    # An elementwise operation, as if it had an effect: its operands are whole, and so is its result.
+    (sine,) = jax.make_jaxpr(jnp.sin)(x).eqns
+    (call,) = [
+        e for e in jax.make_jaxpr(lambda x: jax.debug.callback(lambda _: None, x))(x).eqns if e.effects
+    ]
+    marked = sine.replace(effects=call.effects)
+    assert batch_flow.equation_axes(sine, [0]) == [0]
+    assert batch_flow.equation_axes(marked, [0]) == [None]
+    (step,) = batch_flow.follow(jax.make_jaxpr(loop)(x), [0]).equations
+    assert not step.local and step.agreed
