@@ -12,26 +12,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.extend import core
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fdg import jaxprs
 from fdg.batch import follow as batch_flow
 from fdg.batch.follow import Axis, Flow, Step
 from fdg.fragment import boundary_p
+from fdg.lowering.mesh import SEED, batch_sharding, make_mesh
+from fdg.placing.layout import BATCH
 
-BATCH, SEED = "batch", "seed"  # names of the mesh axes
-
-
-def make_mesh(devices: Sequence[jax.Device], axis: str = BATCH) -> Mesh:
-    """A mesh of one axis, in the devices' order."""
-    return Mesh(np.array(devices, dtype=object), (axis,), axis_types=(AxisType.Auto,))
-
-
-def batch_sharding(mesh: Mesh, axis: int | None) -> NamedSharding:
-    """Split along `axis` over the mesh; a copy on each device if None."""
-    return NamedSharding(mesh, PartitionSpec() if axis is None else _spec(axis))
+__all__ = ["BATCH", "SEED", "batch_sharding", "constrain", "make_mesh"]
 
 
 def _spec(axis: Axis) -> PartitionSpec:
@@ -39,19 +30,26 @@ def _spec(axis: Axis) -> PartitionSpec:
 
 
 def constrain(
-    jaxpr: core.ClosedJaxpr, mesh: Mesh, axes: Sequence[Axis] = (), output_axes: Sequence[Axis] | None = None
+    jaxpr: core.ClosedJaxpr,
+    mesh: Mesh,
+    axes: Sequence[Axis] = (),
+    output_axes: Sequence[Axis] | None = None,
+    sharded: bool = False,
 ) -> core.ClosedJaxpr:
     """Replaces fragment borders by shardings on the mesh, and makes every exchange of data explicit.
 
-    The result exchanges what `batch_flow.communication(jaxpr, axes, mesh.size, output_axes)` says.
+    The result exchanges what `batch_flow.communication(jaxpr, axes, rows, output_axes)` says, with the mesh's
+    number of rows; with `sharded` also what XLA needs for parameters that are split.
 
     Args:
       jaxpr: a traced program, in the global view; so is the result.
-      mesh: of one axis, `BATCH`, whose size divides the batch of every border.
+      mesh: with an axis `BATCH`, whose size divides the batch of every border.
       axes: the batch axes of the jaxpr's first inputs; the others are shared.
       output_axes: what its outputs are brought to; None for whatever they have.
+      sharded: whether parameters are split: only the batch's axis of a value is said, all else is XLA's.
     """
-    lowered = _Rewriter(mesh).rewrite(batch_flow.follow(jaxpr, axes, mesh.size, output_axes))
+    flow = batch_flow.follow(jaxpr, axes, mesh.shape[BATCH], output_axes)
+    lowered = _Rewriter(mesh, sharded).rewrite(flow)
     core.check_jaxpr(lowered)
     return jaxprs.with_jaxpr(jaxpr, lowered)
 
@@ -59,8 +57,8 @@ def constrain(
 class _Rewriter:
     """Rewrites jaxprs as followed; one that is called from several places is rewritten once."""
 
-    def __init__(self, mesh: Mesh):
-        self.mesh = mesh
+    def __init__(self, mesh: Mesh, sharded: bool = False):
+        self.mesh, self.sharded = mesh, sharded
         self.known: dict[int, tuple[Flow, Any, set[Any]]] = {}  # by id of the flow, which is kept alive
 
     def rewrite(self, flow: Flow) -> Any:
@@ -79,8 +77,8 @@ class _Rewriter:
         placed: dict[tuple[Any, Axis], Any] = {}  # what was gathered or taken a part of before
         current: dict[Any, Any] = {}
 
-        def constrained(atom: Any, axis: Axis) -> Any:
-            equations.append(self._constraint(atom, axis))
+        def constrained(atom: Any, axis: Axis, gathered: Axis = None) -> Any:
+            equations.append(self._constraint(atom, axis, gathered))
             return equations[-1].outvars[0]
 
         def place(atom: Any, axis: Axis) -> Any:
@@ -92,7 +90,7 @@ class _Rewriter:
                 # axis to another by way of the whole: there is no other exchange than a gather.
                 made = axes.get(atom)
                 before = made if None in (made, axis) else None
-                placed[atom, axis] = constrained(atom if made == axis else place(atom, before), axis)
+                placed[atom, axis] = constrained(atom if made == axis else place(atom, before), axis, made)
             return placed[atom, axis]
 
         def settle(atom: Any) -> None:
@@ -142,12 +140,18 @@ class _Rewriter:
                 found += [i for i, v in inputs if v in constrained and i not in dict(step.parted)]
         return found
 
-    def _constraint(self, atom: Any, axis: Axis) -> Any:
-        """An equation that gives `atom` the sharding of a batch axis."""
+    def _constraint(self, atom: Any, axis: Axis, gathered: Axis = None) -> Any:
+        """An equation that gives `atom` the sharding of a batch axis, and makes it whole along `gathered`."""
         aval = atom.aval
-        if axis is not None and aval.shape[axis] % self.mesh.size:
+        if axis is not None and aval.shape[axis] % self.mesh.shape[BATCH]:
             axis = None  # no part for each device; the plan lets no fragment's own batch get here
         sharding = batch_sharding(self.mesh, axis)
+        if self.sharded:
+            entries: list[Any] = [PartitionSpec.UNCONSTRAINED] * len(aval.shape)
+            for dimension, entry in ((gathered, None), (axis, BATCH)):
+                if dimension is not None:
+                    entries[dimension] = entry
+            sharding = NamedSharding(self.mesh, PartitionSpec(*entries))
         traced = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, sharding))(
             jax.ShapeDtypeStruct(aval.shape, aval.dtype)
         )
@@ -173,7 +177,7 @@ class _Rewriter:
     def _localised(self, eqn: Any, step: Step) -> Any:
         """An equation that runs `step` on each device's part."""
         run = jax.shard_map(
-            lambda *parts: _Local(self.mesh.size).step(step, list(parts)),
+            lambda *parts: _Local(self.mesh.shape[BATCH]).step(step, list(parts)),
             mesh=self.mesh,
             in_specs=tuple(map(_spec, step.operands)),
             out_specs=list(map(_spec, step.results)),

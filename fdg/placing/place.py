@@ -17,13 +17,14 @@ from fdg import jaxprs
 from fdg.batch import follow as batch_flow
 from fdg.errors import PlanError
 from fdg.fragment import FragmentMark
-from fdg.placing.layout import Layout, moved_bytes
+from fdg.placing.layout import moved_bytes
 from fdg.placing.memory import peak_by_group, peak_bytes
 from fdg.placing.partition import partition
 from fdg.placing.plan import BETWEEN, Movement, Plan, PlannedProgram
 from fdg.placing.policy import Group, Policy, with_host
 from fdg.placing.regions import open_iteration
 from fdg.placing.schedule import Call
+from fdg.placing.sharded import by_position, lay_out, sharded_leaves, unused_rules, with_rules
 from fdg.placing.staleness import Delay, delay
 from fdg.tracing.graph import FDG, Fragment
 from fdg.tracing.trace import trace
@@ -64,18 +65,24 @@ def place(
     assignment = _merge_shared(by_policy)
     asked = tuple(dict.fromkeys(assignment.values()))
     groups = tuple(
-        _fitted(group, [f for f in graph.fragments if assignment[f.name] == group], policy) for group in asked
+        _fitted(
+            with_rules(group, graph, policy),
+            [f for f in graph.fragments if assignment[f.name] == group],
+            policy,
+        )
+        for group in asked
     )
     unfit = tuple((group.name, group.devices[len(fit) :]) for group, fit in zip(asked, groups, strict=True))
     used = {device for group in groups for device in group.devices}
     idle = tuple(d for d in range(count) if d not in used)
     named = {fragment: group.name for fragment, group in assignment.items()}
-    sizes = {group.name: len(group) for group in groups}
+    sizes = {group.name: group.rows for group in groups}
     plan = Plan(graph, policy, count, None, groups, idle, tuple(named.items()), (), (), (), delayed, unfit)
+    plan = _with_sharded(plan)
     if len(groups) == 1:
         return _plan_whole(plan)
     opened = open_iteration(graph.jaxpr, named, policy)
-    schedule = partition(opened, graph.state_axes, sizes)
+    schedule = lay_out(partition(opened, graph.state_axes, sizes), groups, plan.sharded)
     return _plan_steps(dataclasses.replace(plan, schedule=schedule, constants=opened.constants), sizes)
 
 
@@ -88,10 +95,25 @@ def largest_divisor(number: int, limit: int) -> int:
     return next(d for d in range(min(number, limit), 0, -1) if number % d == 0)
 
 
+def _with_sharded(plan: Plan) -> Plan:
+    """The plan with the leaves that rules take, under staleness those of the algorithm's own state."""
+    state = plan.graph.state if plan.delayed is None else plan.graph.state.state
+    leaves = [leaf for group in plan.groups for leaf in sharded_leaves(plan.graph, group, plan.policy, state)]
+    unused = [(group.name, rule) for group in plan.groups for rule in unused_rules(group, leaves)]
+    unpredicted = tuple(group.name for group in plan.groups if group.shards)
+    return dataclasses.replace(
+        plan, sharded=tuple(leaves), unused_rules=tuple(unused), unpredicted=unpredicted
+    )
+
+
 def _plan_seeds(graph: FDG, policy: Policy, count: int, num_seeds: int) -> Plan:
     """Agents never talk to each other, so whole agents go to devices and no fragment is split."""
     if num_seeds < 1:
         raise PlanError(f"num_seeds={num_seeds}: at least one agent is needed")
+    if any(group.parameters or group.model > 1 for group in policy.place(["cpu"] * count).values()):
+        raise PlanError(
+            f"num_seeds={num_seeds}: {policy} splits parameters, and agents are whole: leave one out"
+        )
     for call in _host_calls(jaxprs.open_jaxpr(graph.jaxpr)):
         raise PlanError(
             f"num_seeds={num_seeds}: {call} runs on the host, and for one agent: start a run for each seed"
@@ -163,7 +185,9 @@ def _with_staleness(graph: FDG, policy: Policy, assignment: Mapping[str, Group])
         raise PlanError(f"{policy}: staleness={staleness!r}: give a whole number of iterations, 0 or more")
     if not staleness:
         return graph, None
-    return delay(graph, {name: group.name for name, group in assignment.items()}, staleness, policy)
+    rules = graph.parameter_rules
+    graph, delayed = delay(graph, {name: group.name for name, group in assignment.items()}, staleness, policy)
+    return dataclasses.replace(graph, parameter_rules=rules), delayed
 
 
 def _merge_shared(assignment: Mapping[str, Group]) -> dict[str, Group]:
@@ -172,7 +196,13 @@ def _merge_shared(assignment: Mapping[str, Group]) -> dict[str, Group]:
     for group in assignment.values():
         by_devices.setdefault(group.devices, {})[group.name] = group
     merged = {
-        devices: Group("+".join(groups), devices, any(group.exact for group in groups.values()))
+        devices: Group(
+            "+".join(groups),
+            devices,
+            any(group.exact for group in groups.values()),
+            max(group.model for group in groups.values()),
+            next((group.parameters for group in groups.values() if group.parameters), ()),
+        )
         for devices, groups in by_devices.items()
     }
     return {fragment: merged[group.devices] for fragment, group in assignment.items()}
@@ -206,17 +236,23 @@ def _largest_producer(graph: FDG, fragment: Fragment) -> str | None:
 
 def _fitted(group: Group, fragments: Sequence[Fragment], policy: Policy) -> Group:
     """The group with as many of its devices as every batch divides by; without a batch, all hold copies."""
+    if len(group) % group.model and (group.exact or len(group) < group.model):
+        raise PlanError(
+            f"{policy}: the {len(group)} devices of its {group.name} do not divide into rows of {group.model}"
+            f" that share a part of the batch: use a multiple of {group.model}"
+        )
     sizes = [f.batch_size for f in fragments if f.batch_size]
-    width = largest_divisor(math.gcd(*sizes), len(group)) if sizes else len(group)
-    if group.exact and width < len(group):
-        worst = next(f for f in fragments if f.batch_size and f.batch_size % len(group))
-        size, number = worst.batch_size or 0, len(group)
+    width = largest_divisor(math.gcd(*sizes), group.rows) if sizes else group.rows
+    if group.exact and width < group.rows:
+        worst = next(f for f in fragments if f.batch_size and f.batch_size % group.rows)
+        size, number = worst.batch_size or 0, group.rows
         raise PlanError(
             f"{policy}: fragment '{worst.name}' ({worst.role}) has a batch of {size}, which does not divide"
-            f" by the {number} devices of its {group.name}: use {width}, or a batch of"
+            f" by the {number} {'devices' if group.model == 1 else 'rows'} of its {group.name}: use"
+            f" {width}, or a batch of"
             f" {' or '.join(str(n) for n in (size // number * number, -(-size // number) * number) if n)}"
         )
-    return Group(group.name, group.devices[:width], group.exact)
+    return dataclasses.replace(group, devices=group.devices[: width * group.model])
 
 
 def _host_calls(jaxpr: Any, where: str = "code between fragments") -> Iterator[str]:
@@ -262,9 +298,10 @@ def _plan_whole(plan: Plan) -> Plan:
     _check_host_calls(graph.jaxpr, group, plan)
     program = PlannedProgram("train", group.name, tuple(f.name for f in graph.fragments), 1)
     found = []
-    if len(group) > 1:
+    if len(group) > 1 and not group.shards:
         found = _collectives(graph.jaxpr, (graph.state_axes, graph.output_axes), program, group, 1)
-    memory = ((group.name, peak_bytes(graph.jaxpr, graph.state_axes, len(group))),)
+    layouts = by_position(plan.sharded, group.name)
+    memory = ((group.name, peak_bytes(graph.jaxpr, graph.state_axes, group.rows, layouts)),)
     movements = (*_edges(graph), *_added_up(found))
     return dataclasses.replace(plan, programs=(program,), movements=movements, memory=memory)
 
@@ -277,13 +314,14 @@ def _plan_steps(plan: Plan, sizes: Mapping[str, int]) -> Plan:
     for call, times in plan.schedule.calls():
         program = PlannedProgram(call.name, call.group, call.fragments, times)
         programs.append(program)
-        if sizes[call.group] > 1:
+        if len(groups[call.group]) > 1:
             _check_host_calls(_call_jaxpr(call), groups[call.group], plan)
+        if sizes[call.group] > 1 and not groups[call.group].shards:
             axes = [v.axis for v in call.inputs], [v.axis for v in call.outputs]
             collectives += _collectives(_call_jaxpr(call), axes, program, groups[call.group], times)
     transfers = []
     for move, times in plan.schedule.moves():
-        size = sum(moved_bytes(b.bytes, Layout(b.shape, b.axis, sizes[move.target])) for _, b in move.pairs)
+        size = sum(moved_bytes(b.bytes, b.laid_out) for _, b in move.pairs)
         source, target = ", ".join(move.sources) or BETWEEN, ", ".join(move.targets) or BETWEEN
         where = f"{move.source} -> {move.target}"
         transfers.append(Movement(source, target, "transfer", size, times, move.delay, where))
@@ -301,7 +339,7 @@ def _collectives(
     jaxpr: Any, axes: tuple[Sequence, Sequence], program: PlannedProgram, group: Group, times: int
 ) -> list[Movement]:
     """What a group's devices exchange when they run a program `times` times; `axes` of its ins and outs."""
-    exchanged = batch_flow.communication(jaxpr, axes[0], len(group), axes[1])
+    exchanged = batch_flow.communication(jaxpr, axes[0], group.rows, axes[1])
     found = [(c, c.fragment or BETWEEN) for c in exchanged]
     return [
         Movement(where, where, c.kind, c.bytes, c.calls * times, "", group.name, program.name)

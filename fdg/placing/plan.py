@@ -7,6 +7,7 @@ from typing import Any
 from fdg.drawn import Drawn
 from fdg.placing.policy import Group
 from fdg.placing.schedule import Schedule
+from fdg.placing.sharded import ShardedLeaf
 from fdg.placing.staleness import Delay
 from fdg.tracing.graph import FDG
 
@@ -20,12 +21,13 @@ class Movement:
     Attributes:
       source: fragments that the data come from.
       target: fragments that need it; the same as `source` for a collective.
-      how: "transfer" from group to group, "all-reduce" or "all-gather" among a group's devices, or "" where
-        the data stay on their devices.
+      how: "transfer" from group to group, "all-reduce" or "all-gather" among a group's devices (what was
+        read from compiled programs may be of other kinds), or "" where the data stay on their devices.
       bytes_per_crossing: what arrives, on all devices of the target together; for a collective the size of
         its result.
       where: the group, or "actors -> learners" for a transfer.
       program: for a collective, the program that it is in.
+      read: whether it was read from the compiled program, and not predicted.
     """
 
     source: str
@@ -36,6 +38,7 @@ class Movement:
     delay: str = ""
     where: str = ""
     program: str = ""
+    read: bool = False
 
     @property
     def bytes_per_iteration(self) -> int:
@@ -76,6 +79,9 @@ class Plan(Drawn):
         are alive together between operations. XLA's own temporaries come on top (`Program.cost()`).
       delayed: what the staleness delays, None without.
       schedule: one iteration's steps, None where one program does all.
+      sharded: the leaves of the state that rules take.
+      unused_rules: (group, regular expression) of rules that take no leaf.
+      unpredicted: groups whose collectives are known only after compiling, for they shard parameters.
     """
 
     graph: FDG
@@ -92,6 +98,9 @@ class Plan(Drawn):
     unfit: tuple[tuple[str, tuple[int, ...]], ...] = ()
     schedule: Schedule | None = dataclasses.field(default=None, repr=False, compare=False)
     constants: Sequence[Any] = dataclasses.field(default=(), repr=False, compare=False)
+    sharded: tuple[ShardedLeaf, ...] = ()
+    unused_rules: tuple[tuple[str, str], ...] = ()
+    unpredicted: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         count = len(self.programs)

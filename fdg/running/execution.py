@@ -12,13 +12,14 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from fdg.lowering import programs as lowering
+from fdg.lowering.mesh import batch_sharding, group_mesh
 from fdg.placing.plan import Plan
 from fdg.placing.schedule import Call, Move, Repeat, Step, Value
 from fdg.processes.arrays import absent, put, share
-from fdg.running.exchange import Exchange
+from fdg.running.exchange import Crossings, Exchange
 from fdg.running.hlo import Collective, read_collectives
 from fdg.running.timeline import Timeline
-from fdg.running.transfers import Layout, Mover
+from fdg.running.transfers import Mover, Transfer
 from fdg.tracing.graph import FDG
 
 _IN_FLIGHT = 3  # iterations that the host may be ahead of the devices
@@ -140,16 +141,14 @@ class Stepped:
     def __init__(self, graph: FDG, plan: Plan, devices: Sequence[jax.Device]):
         assert plan.schedule is not None
         self._schedule = schedule = plan.schedule
-        self._meshes = {
-            group.name: lowering.make_mesh([devices[i] for i in group.devices]) for group in plan.groups
-        }
+        self._groups = {group.name: group for group in plan.groups}
+        self._meshes = {group.name: group_mesh(group, devices) for group in plan.groups}
         self.moved_bytes = 0
         self.timeline = Timeline([group.name for group in plan.groups])
         weakref.finalize(self, self.timeline.close)
         self._slots: dict[Value, int] = {}
         self._programs: list[Program] = []
-        # What crosses the border of a process is a collective; one at a time, in the same order everywhere.
-        self._crossing: list[jax.Array] = []
+        self._crossings = Crossings()
         self._steps = self._build(schedule.steps, 1)
         self._again = self._rebind(schedule.again)
         self._metrics = [self._slot(value) for value in schedule.metrics]
@@ -190,7 +189,7 @@ class Stepped:
 
     def _build_call(self, call: Call, times: int) -> Callable[[list], None]:
         mesh = self._meshes[call.group]
-        function, arguments = lowering.lower_call(call, mesh)
+        function, arguments = lowering.lower_call(call, mesh, self._groups[call.group])
         program = Program(call.name, call.fragments, tuple(mesh.devices.flat), times, function, arguments)
         self._programs.append(program)
         inputs = [self._slot(value) for value in call.inputs]
@@ -203,7 +202,7 @@ class Stepped:
 
         def run(memory: list) -> None:
             if spans:
-                self._wait_for_crossing()
+                self._crossings.wait()
             entries = [memory[i] for i in inputs]
             this = timeline.start(group, [made_by for _, made_by in entries])
             *results, done = program.compiled(*[array for array, _ in entries])
@@ -213,7 +212,7 @@ class Stepped:
                 memory[i] = result, this
             timeline.started(this, done)
             if spans:
-                self._crossing = [done]
+                self._crossings.started([done])
 
         return run
 
@@ -238,28 +237,19 @@ class Stepped:
 
     def _build_mover(
         self, source: str, target: str, pairs: Sequence[tuple[Value, Value]], times: int
-    ) -> "Mover | _Crossing | None":
+    ) -> Transfer | None:
         """Moves values from group to group; None in a process that has no part in it."""
         meshes = self._meshes[source], self._meshes[target]
         crosses = len({d.process_index for mesh in meshes for d in mesh.devices.flat}) > 1
-        layouts = [
-            (Layout(a.shape, a.axis, meshes[0].size), Layout(b.shape, b.axis, meshes[1].size))
-            for a, b in pairs
-        ]
-        mover: Mover | Exchange = (Exchange if crosses else Mover)(*meshes, layouts)
+        layouts = [(a.laid_out, b.laid_out) for a, b in pairs]
+        mover: Transfer = Exchange(*meshes, layouts, self._crossings) if crosses else Mover(*meshes, layouts)
         for name, function, arguments in mover.functions([self._shape(a) for a, _ in pairs]):
             where = tuple(mover.mesh_of(name).devices.flat)
             program = Program(f"{name} {source} -> {target}", (), where, times, function, (arguments,))
             program.exchanges = name == "exchange"
             self._programs.append(program)
             mover.programs[name] = program
-        if not any(_is_here(mesh) for mesh in meshes):
-            return None
-        return _Crossing(self, mover) if isinstance(mover, Exchange) else mover
-
-    def _wait_for_crossing(self) -> None:
-        jax.block_until_ready(self._crossing)
-        self._crossing = []
+        return mover if any(_is_here(mesh) for mesh in meshes) else None
 
     def _build_copiers(self) -> list[tuple[list[int], list[int], Any]]:
         """For leaves that several groups keep: their positions, slots of the copies, and what copies them."""
@@ -376,7 +366,7 @@ class Stepped:
             stacked = [None] * len(positions) if stack is None else stack([rows[i] for i in positions])
             for i, metric in zip(positions, stacked, strict=True):
                 metrics[i] = metric
-        self._wait_for_crossing()
+        self._crossings.wait()
         if jax.process_count() > 1:
             shapes = [
                 jax.ShapeDtypeStruct((iterations, *value.shape), value.dtype)
@@ -422,30 +412,13 @@ class Stepped:
         return leaves
 
 
-class _Crossing:
-    """A move across the border of a process: after the collective before it, so that the order is certain."""
-
-    def __init__(self, owner: Stepped, exchange: Exchange):
-        self._owner, self._exchange = owner, exchange
-
-    @property
-    def bytes(self) -> int:
-        return self._exchange.bytes
-
-    def __call__(self, arrays: Sequence[Any]) -> list[Any]:
-        self._owner._wait_for_crossing()
-        results = self._exchange(arrays)
-        self._owner._crossing = self._exchange.pending
-        return results
-
-
 class _Stack:
     """Stacks rows of metrics, of which there may be thousands: a few dozen at a time, then all together."""
 
     ROWS = 64
 
     def __init__(self, shapes: Sequence[jax.ShapeDtypeStruct], mesh: Mesh, count: int):
-        where = lowering.batch_sharding(mesh, None)
+        where = batch_sharding(mesh, None)
         self._sizes = [min(self.ROWS, count - i) for i in range(0, count, self.ROWS)]
         stack = jax.jit(lambda rows: [jnp.stack(row) for row in rows], out_shardings=where)
         join = jax.jit(lambda parts: [jnp.concatenate(part) for part in parts], out_shardings=where)

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fdg.lowering.constraints import batch_sharding, make_mesh
+from fdg.lowering.mesh import layout_sharding, make_mesh
+from fdg.placing.layout import Layout, moved_bytes
 from fdg.running.execution import Program
-from fdg.running.transfers import Layout, Mover, moved_bytes
+from fdg.running.transfers import Mover
 
 DTYPES = ("float32", "bfloat16", "int32", "uint8", "bool", "key")
 
@@ -31,19 +32,17 @@ def words(x):
     return np.asarray(jax.random.key_data(x) if is_key else x)
 
 
-def sharding(mesh, layout):
-    return batch_sharding(mesh, layout.axis if layout.parts > 1 else None)
-
-
 def make_mover(source, target, arrays, axes):
     """A compiled mover, and the arrays on its source."""
     source, target = make_mesh(source), make_mesh(target)
     layouts = [
-        (Layout(x.shape, axis, source.size), Layout(x.shape, axis, target.size))
+        (Layout.of_batch(x.shape, axis, source.size), Layout.of_batch(x.shape, axis, target.size))
         for x, axis in zip(arrays, axes, strict=True)
     ]
     mover = Mover(source, target, layouts)
-    placed = [jax.device_put(x, sharding(source, a)) for x, (a, _) in zip(arrays, layouts, strict=True)]
+    placed = [
+        jax.device_put(x, layout_sharding(source, a)) for x, (a, _) in zip(arrays, layouts, strict=True)
+    ]
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in placed]
     for name, function, argument in mover.functions(shapes):
         mover.programs[name] = Program(name, (), (), 1, function, (argument,))
@@ -56,7 +55,7 @@ def check(mover, arrays, placed):
     size = 0
     for x, y, (_, b) in zip(arrays, moved, mover.layouts, strict=True):
         assert (y.shape, y.dtype) == (x.shape, x.dtype)
-        assert y.sharding.is_equivalent_to(sharding(mover.target, b), y.ndim)
+        assert y.sharding.is_equivalent_to(layout_sharding(mover.target, b), y.ndim)
         np.testing.assert_array_equal(words(y), words(x))
         itemsize = x.dtype.itemsize
         held = sum(shard.data.size * itemsize for shard in y.addressable_shards)
@@ -148,8 +147,8 @@ def test_a_move_does_not_wait_for_what_it_moves(m, n, devices):
 
 
 def test_layouts():
-    assert Layout((6, 4), 0, 3).parts == 3
-    assert Layout((6, 4), 1, 3).parts == 1  # does not divide: a copy on each
-    assert Layout((6, 4), None, 3).parts == 1
-    assert moved_bytes(96, Layout((6, 4), 0, 3)) == 96
-    assert moved_bytes(96, Layout((6, 4), None, 3)) == 288
+    assert Layout.of_batch((6, 4), 0, 3).parts == (3, 1)
+    assert Layout.of_batch((6, 4), 1, 3).parts == (1, 1)  # does not divide: a copy on each
+    assert Layout.of_batch((6, 4), None, 3).parts == (1, 1)
+    assert moved_bytes(96, Layout.of_batch((6, 4), 0, 3)) == 96
+    assert moved_bytes(96, Layout.of_batch((6, 4), None, 3)) == 288
