@@ -1,5 +1,6 @@
 """`compile`: an algorithm and a policy to an `Engine`, which initialises and runs it on devices."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,8 +10,8 @@ import jax.numpy as jnp
 from fdg import keys
 from fdg.batch.follow import Communication
 from fdg.errors import FdgError, PlanError
-from fdg.placing.place import place
-from fdg.placing.plan import BETWEEN, Plan
+from fdg.placing.place import added_up, place
+from fdg.placing.plan import BETWEEN, Movement, Plan
 from fdg.placing.policy import Policy, with_host
 from fdg.processes.arrays import put
 from fdg.running.execution import Stepped, Whole
@@ -22,7 +23,8 @@ class Engine:
     """A compiled algorithm. `state = init(seed)`, then `state, metrics = run(state, iterations)`.
 
     Attributes:
-      plan: which fragment runs where, and what moves; `print` it.
+      plan: which fragment runs where, and what moves; `print` it. Where parameters are sharded, `compile`
+        (and the first `run`) enters the collectives.
       programs: the XLA programs.
       devices: the devices given, idle ones included.
       state_shape: the state's pytree, of `jax.ShapeDtypeStruct` with shardings: what to restore to.
@@ -84,6 +86,30 @@ class Engine:
         if not isinstance(iterations, int) or iterations < 1:
             raise FdgError(f"iterations={iterations!r}: give an integer of at least 1")
         self._execution.compile(iterations)
+        self._read_collectives()
+
+    def _read_collectives(self) -> None:
+        """Enters into the plan what could not be predicted: the collectives of groups that shard parameters.
+
+        From the programs of this process; what others alone compile stays unknown here.
+        """
+        unread = {p.name: p for p in self.plan.programs if p.group in self.plan.unpredicted}
+        compiled = [p for p in self.programs if p.name in unread and p.is_here]
+        if not compiled:
+            return
+        found = [
+            Movement(where, where, c.kind, c.bytes, c.calls * program.calls_per_iteration, "",
+                     unread[program.name].group, program.name, True)
+            for program in compiled
+            for c in program.collectives()
+            for where in [c.fragments[-1] if c.fragments else BETWEEN]
+        ]  # fmt: skip
+        read = {unread[program.name].group for program in compiled}
+        self.plan = dataclasses.replace(
+            self.plan,
+            movements=(*self.plan.movements, *added_up(found)),
+            unpredicted=tuple(group for group in self.plan.unpredicted if group not in read),
+        )
 
     def algorithm_state(self, state: Any) -> Any:
         """The algorithm's own state: what `algorithm.evaluate` takes. Under staleness, `state` holds more."""

@@ -19,8 +19,9 @@ from fdg import jaxprs
 from fdg.batch import follow as batch_flow
 from fdg.batch.follow import Axis, Flow, Step
 from fdg.fragment import boundary_p
+from fdg.lowering import weights
 from fdg.lowering.mesh import SEED, batch_sharding, make_mesh
-from fdg.placing.layout import BATCH
+from fdg.placing.layout import BATCH, Spec
 
 __all__ = ["BATCH", "SEED", "batch_sharding", "constrain", "make_mesh"]
 
@@ -34,22 +35,25 @@ def constrain(
     mesh: Mesh,
     axes: Sequence[Axis] = (),
     output_axes: Sequence[Axis] | None = None,
-    sharded: bool = False,
+    specs: Sequence[Spec | None] | None = None,
 ) -> core.ClosedJaxpr:
     """Replaces fragment borders by shardings on the mesh, and makes every exchange of data explicit.
 
     The result exchanges what `batch_flow.communication(jaxpr, axes, rows, output_axes)` says, with the mesh's
-    number of rows; with `sharded` also what XLA needs for parameters that are split.
+    number of rows; with `specs` also what XLA needs for parameters that are split.
 
     Args:
       jaxpr: a traced program, in the global view; so is the result.
       mesh: with an axis `BATCH`, whose size divides the batch of every border.
       axes: the batch axes of the jaxpr's first inputs; the others are shared.
       output_axes: what its outputs are brought to; None for whatever they have.
-      sharded: whether parameters are split: only the batch's axis of a value is said, all else is XLA's.
+      specs: of the first inputs, where parameters are split (None for each that is not): then only the
+        batch's axis of a value is said, and that parameters are gathered over it where they meet; all else
+        is XLA's.
     """
     flow = batch_flow.follow(jaxpr, axes, mesh.shape[BATCH], output_axes)
-    lowered = _Rewriter(mesh, sharded).rewrite(flow)
+    inputs = (*(specs or ()), *[None] * (len(flow.inputs) - len(specs or ())))
+    lowered = _Rewriter(mesh, specs is not None).rewrite(flow, inputs)
     core.check_jaxpr(lowered)
     return jaxprs.with_jaxpr(jaxpr, lowered)
 
@@ -59,23 +63,38 @@ class _Rewriter:
 
     def __init__(self, mesh: Mesh, sharded: bool = False):
         self.mesh, self.sharded = mesh, sharded
-        self.known: dict[int, tuple[Flow, Any, set[Any]]] = {}  # by id of the flow, which is kept alive
+        # By id of the flow, which is kept alive, and the specs of its inputs.
+        self.known: dict[tuple, tuple[Flow, Any, set[Any], list[Spec | None]]] = {}
 
-    def rewrite(self, flow: Flow) -> Any:
+    def rewrite(self, flow: Flow, specs: tuple[Spec | None, ...]) -> Any:
         """The jaxpr of a flow, with its decisions written into it."""
-        return self._rewritten(flow)[0]
+        return self._rewritten(flow, specs)[0]
 
-    def _rewritten(self, flow: Flow) -> tuple[Any, set[Any]]:
-        """The same, and which of its inputs it constrains."""
-        if id(flow) not in self.known:
-            self.known[id(flow)] = flow, *self._rewrite(flow)
-        return self.known[id(flow)][1:]
+    def _rewritten(
+        self, flow: Flow, specs: tuple[Spec | None, ...]
+    ) -> tuple[Any, set[Any], list[Spec | None]]:
+        """The same, which of its inputs it constrains, and the specs of its outputs."""
+        if (id(flow), specs) not in self.known:
+            self.known[id(flow), specs] = flow, *self._rewrite(flow, specs)
+        return self.known[id(flow), specs][1:]
 
-    def _rewrite(self, flow: Flow) -> tuple[Any, set[Any]]:
+    def _rewrite(self, flow: Flow, specs: tuple[Spec | None, ...]) -> tuple[Any, set[Any], list[Spec | None]]:
         equations: list[Any] = []
         axes = {v: axis for v, (axis, _) in zip(flow.jaxpr.invars, flow.inputs, strict=True)}
         placed: dict[tuple[Any, Axis], Any] = {}  # what was gathered or taken a part of before
         current: dict[Any, Any] = {}
+        known: dict[Any, Spec | None] = dict(zip(flow.jaxpr.invars, specs, strict=True))
+        met: dict[Any, Any] = {}  # parameters where they meet the batch
+
+        def meet(atom: Any, value: Any) -> Any:
+            spec = known.get(atom)
+            if spec is None or all(BATCH not in axes for axes in spec):
+                return value
+            if atom not in met:
+                sharding = NamedSharding(self.mesh, weights.without_batch(spec, len(atom.aval.shape)))
+                equations.append(_constraint_to(sharding, value))
+                met[atom] = equations[-1].outvars[0]
+            return met[atom]
 
         def constrained(atom: Any, axis: Axis, gathered: Axis = None) -> Any:
             equations.append(self._constraint(atom, axis, gathered))
@@ -110,7 +129,19 @@ class _Rewriter:
 
         for step in flow.steps:
             axes.update(zip(step.eqn.outvars, step.results, strict=True))
-            eqn = step.eqn.replace(invars=take(step.eqn.invars, step))
+            invars = take(step.eqn.invars, step)
+            for i in weights.meeting(step) if self.sharded else ():
+                invars[i] = meet(step.eqn.invars[i], invars[i])
+            eqn = step.eqn.replace(invars=invars)
+            inner = [
+                self._rewritten(body_flow, weights.inputs(body, step.eqn, known))
+                for body, body_flow in zip(
+                    jaxprs.bodies(step.eqn) if step.bodies else (), step.bodies, strict=True
+                )
+            ]
+            if self.sharded:
+                made = weights.results(step, known, [outputs for *_, outputs in inner])
+                known.update(zip(step.eqn.outvars, made, strict=True))
             if eqn.primitive is boundary_p:
                 model = self._constraint(eqn.invars[0], eqn.params["axis"])
                 equations.append(model.replace(outvars=eqn.outvars))
@@ -118,27 +149,18 @@ class _Rewriter:
                 equations.append(_replaced(eqn, self._localised(eqn, step)))
             else:
                 if step.bodies:
-                    eqn = self._with_bodies(eqn, step)
+                    eqn = _with_bodies(eqn, step, [jaxpr for jaxpr, *_ in inner])
                 shared = [v for v in eqn.outvars if step.reduced and v.aval.shape]
                 results = {v: core.Var(v.aval) for v in shared if not isinstance(v, core.DropVar)}
                 equations.append(eqn.replace(outvars=[results.get(v, v) for v in eqn.outvars]))
                 for old, new in results.items():
                     equations.append(self._constraint(new, None).replace(outvars=[old]))
-                for i in self._constrained_inside(step):
+                for i in _constrained_inside(step, [constrains for _, constrains, _ in inner]):
                     settle(step.eqn.invars[i])
         outputs = take(flow.jaxpr.outvars, flow)
         constrains = {v for v in flow.jaxpr.invars if v in current}
-        return flow.jaxpr.replace(eqns=equations, outvars=outputs), constrains
-
-    def _constrained_inside(self, step: Step) -> list[int]:
-        """The operands of a call that are constrained in its body."""
-        found = []
-        if step.trips is None and step.eqn.primitive.name != "cond":
-            for body, inner in zip(jaxprs.bodies(step.eqn) if step.bodies else (), step.bodies, strict=True):
-                constrained = self._rewritten(inner)[1]
-                inputs = zip(body.operands, inner.jaxpr.invars, strict=True)
-                found += [i for i, v in inputs if v in constrained and i not in dict(step.parted)]
-        return found
+        ends = [None if jaxprs.is_literal(v) else known.get(v) for v in flow.jaxpr.outvars]
+        return flow.jaxpr.replace(eqns=equations, outvars=outputs), constrains, ends
 
     def _constraint(self, atom: Any, axis: Axis, gathered: Axis = None) -> Any:
         """An equation that gives `atom` the sharding of a batch axis, and makes it whole along `gathered`."""
@@ -152,27 +174,7 @@ class _Rewriter:
                 if dimension is not None:
                     entries[dimension] = entry
             sharding = NamedSharding(self.mesh, PartitionSpec(*entries))
-        traced = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, sharding))(
-            jax.ShapeDtypeStruct(aval.shape, aval.dtype)
-        )
-        return traced.eqns[0].replace(invars=[atom])
-
-    def _with_bodies(self, eqn: Any, step: Step) -> Any:
-        new = {
-            id(body.jaxpr): self.rewrite(flow)
-            for body, flow in zip(jaxprs.bodies(step.eqn), step.bodies, strict=True)
-        }
-
-        def rebuild(value: Any) -> Any:
-            if isinstance(value, tuple) and any(map(jaxprs.is_jaxpr, value)):
-                items = map(rebuild, value)
-                return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-            if not jaxprs.is_jaxpr(value) or id(jaxprs.open_jaxpr(value)) not in new:
-                return value
-            body = new[id(jaxprs.open_jaxpr(value))]
-            return jaxprs.with_jaxpr(value, body) if isinstance(value, core.ClosedJaxpr) else body
-
-        return eqn.replace(params={key: rebuild(value) for key, value in eqn.params.items()})
+        return _constraint_to(sharding, atom)
 
     def _localised(self, eqn: Any, step: Step) -> Any:
         """An equation that runs `step` on each device's part."""
@@ -185,6 +187,40 @@ class _Rewriter:
         )
         avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
         return jax.make_jaxpr(jax.jit(run))(*avals)
+
+
+def _constraint_to(sharding: NamedSharding, atom: Any) -> Any:
+    """An equation that gives `atom` a sharding."""
+    traced = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, sharding))(
+        jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype)
+    )
+    return traced.eqns[0].replace(invars=[atom])
+
+
+def _constrained_inside(step: Step, constrained: Sequence[set[Any]]) -> list[int]:
+    """The operands of a call that are constrained in its body, of which these inputs are."""
+    found = []
+    if step.trips is None and step.eqn.primitive.name != "cond":
+        for body, inner in zip(jaxprs.bodies(step.eqn) if step.bodies else (), constrained, strict=True):
+            inputs = zip(body.operands, body.jaxpr.invars, strict=True)
+            found += [i for i, v in inputs if v in inner and i not in dict(step.parted)]
+    return found
+
+
+def _with_bodies(eqn: Any, step: Step, rewritten: Sequence[Any]) -> Any:
+    """An equation with other bodies."""
+    new = {id(body.jaxpr): jaxpr for body, jaxpr in zip(jaxprs.bodies(step.eqn), rewritten, strict=True)}
+
+    def rebuild(value: Any) -> Any:
+        if isinstance(value, tuple) and any(map(jaxprs.is_jaxpr, value)):
+            items = map(rebuild, value)
+            return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+        if not jaxprs.is_jaxpr(value) or id(jaxprs.open_jaxpr(value)) not in new:
+            return value
+        body = new[id(jaxprs.open_jaxpr(value))]
+        return jaxprs.with_jaxpr(value, body) if isinstance(value, core.ClosedJaxpr) else body
+
+    return eqn.replace(params={key: rebuild(value) for key, value in eqn.params.items()})
 
 
 def _replaced(eqn: Any, traced: Any) -> Any:

@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from fdg import jaxprs
 from fdg.lowering import constraints as sharding
 from fdg.lowering.mesh import SEED, batch_sharding, group_mesh, layout_sharding, make_mesh
-from fdg.placing.layout import Layout
+from fdg.placing.layout import Layout, Spec
 from fdg.placing.plan import Plan
 from fdg.placing.policy import Group
 from fdg.placing.schedule import Call, Value
@@ -46,8 +46,10 @@ def lower_shared(graph: FDG, plan: Plan, devices: Sequence[jax.Device]) -> Loop:
     """The program of a plan whose fragments all share their devices."""
     (group,) = plan.groups
     mesh = group_mesh(group, devices)
-    iterate = core.jaxpr_as_fun(_constrained(graph.jaxpr, mesh, group, graph.state_axes, graph.output_axes))
     split = by_position(plan.sharded, group.name)
+    specs = [split[i].spec if i in split else None for i in range(len(graph.state_axes))]
+    axes = graph.state_axes, graph.output_axes
+    iterate = core.jaxpr_as_fun(_constrained(graph.jaxpr, mesh, *axes, specs if group.shards else None))
     shardings = [
         layout_sharding(mesh, split.get(i) or Layout.of_batch(leaf.shape, axis, group.mesh))
         for i, (axis, leaf) in enumerate(zip(graph.state_axes, jax.tree.leaves(graph.state), strict=True))
@@ -93,8 +95,9 @@ def lower_call(call: Call, mesh: Mesh, group: Group) -> tuple[Any, list[jax.Shap
     inputs = [value.variable for value in call.inputs]
     outputs = [value.variable for value in call.outputs]
     jaxpr = jaxprs.build(inputs, outputs, call.equations)
-    axes = [[value.axis for value in values] for values in (call.inputs, call.outputs)]
-    function = core.jaxpr_as_fun(_constrained(jaxpr, mesh, group, *axes))
+    axes = [value.axis for value in call.inputs], [value.axis for value in call.outputs]
+    specs = [value.laid_out.spec if value.axis is None else None for value in call.inputs]
+    function = core.jaxpr_as_fun(_constrained(jaxpr, mesh, *axes, specs if group.shards else None))
 
     def program(*arrays):
         return *function(*arrays), jnp.zeros((), jnp.uint8)
@@ -122,13 +125,13 @@ def value_shape(mesh: Mesh, value: Value) -> jax.ShapeDtypeStruct:
 def _constrained(
     jaxpr: core.ClosedJaxpr,
     mesh: Mesh,
-    group: Group,
     input_axes: Sequence[int | None],
     output_axes: Sequence[int | None],
+    specs: Sequence[Spec | None] | None,
 ) -> core.ClosedJaxpr:
     if mesh.size == 1:
         return jaxpr
-    return sharding.constrain(jaxpr, mesh, input_axes, output_axes, group.shards)
+    return sharding.constrain(jaxpr, mesh, input_axes, output_axes, specs)
 
 
 def _loop(iterate: Callable, num_state: int, leaves: list, iterations: int) -> tuple[list, list]:

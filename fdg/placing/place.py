@@ -302,7 +302,7 @@ def _plan_whole(plan: Plan) -> Plan:
         found = _collectives(graph.jaxpr, (graph.state_axes, graph.output_axes), program, group, 1)
     layouts = by_position(plan.sharded, group.name)
     memory = ((group.name, peak_bytes(graph.jaxpr, graph.state_axes, group.rows, layouts)),)
-    movements = (*_edges(graph), *_added_up(found))
+    movements = (*_edges(graph), *added_up(found))
     return dataclasses.replace(plan, programs=(program,), movements=movements, memory=memory)
 
 
@@ -325,7 +325,7 @@ def _plan_steps(plan: Plan, sizes: Mapping[str, int]) -> Plan:
         source, target = ", ".join(move.sources) or BETWEEN, ", ".join(move.targets) or BETWEEN
         where = f"{move.source} -> {move.target}"
         transfers.append(Movement(source, target, "transfer", size, times, move.delay, where))
-    movements = (*_edges(plan.graph, dict(plan.assignment)), *transfers, *_added_up(collectives))
+    movements = (*_edges(plan.graph, dict(plan.assignment)), *transfers, *added_up(collectives))
     memory = tuple(peak_by_group(plan.schedule, sizes).items())
     return dataclasses.replace(plan, programs=tuple(programs), movements=movements, memory=memory)
 
@@ -347,7 +347,7 @@ def _collectives(
     ]
 
 
-def _added_up(movements: Sequence[Movement]) -> list[Movement]:
+def added_up(movements: Sequence[Movement]) -> list[Movement]:
     """Movements that differ in their bytes alone, as one."""
     totals: dict[Movement, int] = {}
     for m in movements:

@@ -14,7 +14,7 @@ from fdg.placing.layout import BATCH, MODEL
 DECLARED = "declared"  # rules that stand beside the algorithm's network
 
 # A regular expression for the paths of leaves, and what it splits: the largest dimension that divides, over
-# the mesh axes of a string ("batch", "model", "batch+model"), or each dimension over its own (None: over none).
+# the axes of a string ("batch", "model", "batch+model"), or each dimension over its own (None: over none).
 Rule: TypeAlias = tuple[str, str | tuple[Any, ...]]
 Rules: TypeAlias = tuple[Rule, ...]
 
@@ -72,9 +72,10 @@ def parameter_rules(given: Any) -> Rules | str:
     """Rules for sharded parameters, hashable and checked.
 
     Args:
-      given: pairs of a regular expression and what it splits (a `PartitionSpec`, a tuple with the mesh axes of
-        each dimension, or the axes for the largest dimension that divides: "batch", "model", "batch+model";
-        None for whole), as a sequence or a dict; "fsdp" for every leaf over "batch"; "declared"; None.
+      given: pairs of a regular expression and what it splits (a `PartitionSpec`, a tuple with the mesh axes
+        of each dimension, or the axes for the largest dimension that divides: "batch", "model",
+        "batch+model"; None for whole), as a sequence or a dict; "fsdp" for every leaf over "batch";
+        "declared"; None.
 
     Raises:
       PlanError: none of these.

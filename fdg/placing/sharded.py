@@ -5,8 +5,8 @@
             .params['in']['bias'] [64]         the second       spec (("batch",),)      parts (2,)
             .step []                           none             whole
 
-Parameters and optimiser state have paths that end alike, and so one rule takes both. What a schedule hands
-from program to program as such a leaf (from iteration to iteration, into a loop and out of it) lies as the leaf.
+Parameters and optimiser state have paths that end alike, and so one rule takes both. What a schedule hands on
+as such a leaf (from iteration to iteration, into a loop and out of it) lies as the leaf.
 """
 
 import collections
@@ -219,8 +219,7 @@ def _specs(schedule: Schedule, leaves: Sequence[ShardedLeaf]) -> dict[tuple[Any,
         for value in places:
             tied = same.get(value.variable, {value.variable})
             variables[id(tied)] = tied
-            for group in {leaf.group for leaf in leaves}:
-                found[id(tied), group].add(by_place.get((i, group)))
+            found[id(tied), value.group].add(by_place.get((i, value.group)))
     specs: dict[tuple[Any, str], Spec] = {}
     for (tied_id, group), several in found.items():
         spec = next(iter(several))

@@ -46,6 +46,7 @@ class Program:
     arguments: Sequence[Any] = dataclasses.field(repr=False)
     exchanges: bool = False
     compiled: Any = dataclasses.field(default=None, repr=False)
+    iterations: int = 1  # in the loop over iterations of what was compiled
 
     @property
     def is_here(self) -> bool:
@@ -63,8 +64,9 @@ class Program:
         return self.compile().as_text() or ""
 
     def collectives(self) -> tuple[Collective, ...]:
-        """What the devices of this program exchange, read from its HLO."""
-        return read_collectives(self.hlo())
+        """What the devices of this program exchange each time that it runs, read from its HLO."""
+        found = read_collectives(self.hlo())
+        return tuple(dataclasses.replace(c, calls=-(-c.calls // self.iterations)) for c in found)
 
     def cost(self) -> dict[str, float]:
         """What XLA says of one device's share, 0 where it says nothing.
@@ -121,6 +123,7 @@ class Whole:
         if iterations not in self._compiled:
             compiled = self._jitted(iterations).lower(self.shapes).compile()
             self._compiled[iterations] = self.programs[0].compiled = compiled
+            self.programs[0].iterations = iterations
 
     def run(self, leaves: list[jax.Array], iterations: int) -> tuple[list[jax.Array], list[jax.Array]]:
         """The state's leaves after some iterations, and the metrics, stacked over them."""

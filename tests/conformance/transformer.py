@@ -20,18 +20,18 @@ def _dense(key, rows, columns):
 
 def _norm(x, scale):
     x = x - jnp.mean(x, axis=-1, keepdims=True)
-    return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + 1e-5) * scale
+    return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + 1e-5) * scale[None, None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Sequences:
-    """Three layers, two heads; trained on sequences that it samples itself, scored by the environment."""
+    """Three layers, four heads; trained on sequences that it samples itself, scored by the environment."""
 
     batch: int = 16
     length: int = 4  # T
     width: int = 32  # d
     layers: int = 3
-    heads: int = 2
+    heads: int = 4
     tokens: int = 16  # V
     steps_per_iteration: ClassVar[int] = 16
 
@@ -65,7 +65,7 @@ class Sequences:
 
     @property
     def optimizer(self):
-        return optax.adam(1e-2)
+        return optax.adam(1e-3)
 
     def iterate(self, state):
         def one(carry, _):
@@ -81,19 +81,19 @@ class Sequences:
 
     def logits(self, params, context):
         """[B, T] tokens to [B, V]."""
-        x = params["embedding"][context] + params["position"]
+        x = params["embedding"][context] + params["position"][None]
         for i in range(self.layers):
             layer = params[f"layer{i}"]
             x = x + self._attention(layer["attention"], _norm(x, layer["norm"]))
             mlp = layer["mlp"]
-            x = x + jnp.tanh(_norm(x, layer["norm"]) @ mlp["in"] + mlp["bias"]) @ mlp["out"]
+            x = x + jnp.tanh(_norm(x, layer["norm"]) @ mlp["in"] + mlp["bias"][None, None]) @ mlp["out"]
         return x[:, -1] @ params["embedding"].T
 
     def _attention(self, weights, x):
         q, k, v = jnp.einsum("btd,dchk->cbhtk", x, weights["qkv"])
         scores = jnp.einsum("bhtk,bhsk->bhts", q, k) / jnp.sqrt(q.shape[-1])
         causal = jnp.tril(jnp.ones(scores.shape[-2:], bool))
-        mixed = jax.nn.softmax(jnp.where(causal, scores, -1e9)) @ v
+        mixed = jax.nn.softmax(jnp.where(causal[None, None], scores, -1e9)) @ v
         return jnp.moveaxis(mixed, 1, 2).reshape(x.shape) @ weights["out"]
 
     @fdg.fragment("actor", in_axes=(None, 0, 0))
@@ -120,7 +120,9 @@ class Sequences:
 
     @fdg.fragment("gradient", in_axes=(None, 1, 1, 1), out_axes=None)
     def gradient(self, params, context, token, reward):
-        flat = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0).reshape(-1, *x.shape[2:]), (context, token, reward))
+        flat = jax.tree.map(
+            lambda x: jnp.moveaxis(x, 1, 0).reshape(-1, *x.shape[2:]), (context, token, reward)
+        )
 
         def loss(params):
             chosen = jax.nn.log_softmax(self.logits(params, flat[0]))
