@@ -56,7 +56,8 @@ class ShardsParameters:
 
     def __repr__(self) -> str:
         """As of any dataclass, without these two fields where they are as they were."""
-        own = [f for f in dataclasses.fields(self) if f.repr and not self._is_left(f)]
+        fields = sorted(dataclasses.fields(self), key=lambda field: bool(field.kw_only))
+        own = [field for field in fields if field.repr and not self._is_left(field)]
         words = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in own)
         return f"{type(self).__qualname__}({words})"
 
