@@ -146,7 +146,8 @@ def lay_out(schedule: Schedule, groups: Sequence[Group], leaves: Sequence[Sharde
     """The schedule with the layout of each of its values.
 
     Values of a leaf that a group splits lie as it does there, and so does what is handed on as such a
-    leaf. Of values that would be two leaves that lie differently, each device has the whole.
+    leaf. Of values that would be two leaves that lie differently, each device has the whole. Of a leaf that
+    several groups keep, the place of record is one that splits it.
     """
     meshes = {group.name: group.mesh for group in groups}
     specs = _specs(schedule, leaves) if leaves else {}
@@ -163,6 +164,9 @@ def lay_out(schedule: Schedule, groups: Sequence[Group], leaves: Sequence[Sharde
             )
             known[value] = dataclasses.replace(value, layout=layout)
         return known[value]
+
+    def is_whole(value: Value) -> bool:
+        return (value.variable, value.group) not in specs
 
     def several(values: Iterable[Value]) -> tuple[Value, ...]:
         return tuple(map(of, values))
@@ -187,7 +191,7 @@ def lay_out(schedule: Schedule, groups: Sequence[Group], leaves: Sequence[Sharde
     return dataclasses.replace(
         schedule,
         steps=tuple(map(step, schedule.steps)),
-        leaves=tuple(map(several, schedule.leaves)),
+        leaves=tuple(several(sorted(places, key=is_whole)) for places in schedule.leaves),
         constants=tuple((i, of(value)) for i, value in schedule.constants),
         again=pairs(schedule.again),
         metrics=several(schedule.metrics),

@@ -16,6 +16,7 @@ from fdg import keys
 from fdg.lowering import weights
 from fdg.placing import sharded
 from fdg.training.checkpoint import Checkpoints
+from fdg.training.job import parse
 from tests.conformance.transformer import Sequences
 
 ITERATIONS = 5
@@ -277,6 +278,30 @@ def test_staleness_beside_sharded_parameters(devices):
             assert_divided(engine.algorithm_state(state), 1 / 4, 4)
     for got, want in zip(*results, strict=True):
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
+
+
+def test_servers_may_split_what_workers_hold_whole():
+    """The update is theirs, and so is the state of record; workers, who take gradients, get the whole."""
+    found = plan("fsdp", policy=policies.Central, workers=2, servers=2)
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(found.graph.state)]
+    for path, places in zip(paths, found.schedule.leaves, strict=True):
+        parts = {value.group: value.laid_out.number for value in places}
+        if "params" in path:
+            assert list(parts.items()) == [("servers", 2), ("workers", 1)], path
+        elif ".mu" in path or ".nu" in path:
+            assert parts == {"servers": 2}, path
+    moved = [m for m in found.movements if m.where == "servers -> workers"]
+    size = sum(leaf.size * 4 for leaf in jax.tree.leaves(found.graph.state["params"]))
+    assert (
+        sum(m.bytes_per_iteration for m in moved) == 2 * 2 * size
+    )  # after each of two updates, to each of two
+
+
+def test_the_command_line_takes_them():
+    words = ["--parameters", "fsdp", "--model-parallel", "2", "--devices", "4", "--num-envs", "16"]
+    assert parse(words, "plan", "").policy == policies.GPUOnly(parameters="fsdp", model_parallel=2)
+    with pytest.raises(fdg.FdgError, match="parameters='fdsp': give rules, 'fsdp' or 'declared'"):
+        parse(["--parameters", "fdsp"], "plan", "")
 
 
 def plan(parameters, devices=4, algorithm=None, policy=policies.GPUOnly, **fields):
