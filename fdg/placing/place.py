@@ -62,7 +62,7 @@ def place(
     graph, delayed = _with_staleness(graph, policy, by_policy)
     if num_seeds is not None:
         return dataclasses.replace(_plan_seeds(graph, policy, count, num_seeds), delayed=delayed)
-    assignment = _merge_shared(by_policy)
+    assignment = _merge_shared(by_policy, policy)
     asked = tuple(dict.fromkeys(assignment.values()))
     groups = tuple(
         _fitted(
@@ -190,11 +190,22 @@ def _with_staleness(graph: FDG, policy: Policy, assignment: Mapping[str, Group])
     return dataclasses.replace(graph, parameter_rules=rules), delayed
 
 
-def _merge_shared(assignment: Mapping[str, Group]) -> dict[str, Group]:
-    """Groups on the same devices become one."""
+def _merge_shared(assignment: Mapping[str, Group], policy: Policy) -> dict[str, Group]:
+    """Groups on the same devices become one, which shards parameters if one of them does.
+
+    Raises:
+      PlanError: two of them shard parameters in different ways.
+    """
     by_devices: dict[tuple[int, ...], dict[str, Group]] = {}
     for group in assignment.values():
         by_devices.setdefault(group.devices, {})[group.name] = group
+    for groups in by_devices.values():
+        ways = {(group.model, group.parameters): group.name for group in groups.values() if group.parameters}
+        if len(ways) > 1:
+            raise PlanError(
+                f"{policy}: groups {_listed(list(ways.values()), 'and')} are on the same devices and shard"
+                f" parameters in different ways: give them the same rules"
+            )
     merged = {
         devices: Group(
             "+".join(groups),
@@ -298,7 +309,7 @@ def _plan_whole(plan: Plan) -> Plan:
     _check_host_calls(graph.jaxpr, group, plan)
     program = PlannedProgram("train", group.name, tuple(f.name for f in graph.fragments), 1)
     found = []
-    if len(group) > 1 and not group.shards:
+    if group.rows > 1 and not group.shards:
         found = _collectives(graph.jaxpr, (graph.state_axes, graph.output_axes), program, group, 1)
     layouts = by_position(plan.sharded, group.name)
     memory = ((group.name, peak_bytes(graph.jaxpr, graph.state_axes, group.rows, layouts)),)

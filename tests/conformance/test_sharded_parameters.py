@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import fdg
 import policies
-from fdg import keys
+from fdg import Group, keys
 from fdg.lowering import weights
 from fdg.placing import sharded
 from fdg.training.checkpoint import Checkpoints
@@ -187,6 +187,7 @@ def test_the_plan_has_the_collectives_of_the_programs(setup, engine_of):
     assert engine.unexplained() == ()
     assert "read from its compiled programs" in str(engine.plan)
     assert all(m.read for m in engine.plan.movements if m.where == engine.plan.groups[-1].name)
+    assert "all-gather" in engine.plan.to_mermaid() and "all-gather" in engine.plan._repr_svg_()
 
 
 def test_fsdp_gathers_parameters_and_reduces_gradients(engine_of):
@@ -375,6 +376,36 @@ def test_what_cannot_be_is_refused(parameters, fields, words):
     assert "\n" not in str(error.value)
     for word in words:
         assert word in str(error.value), error.value
+
+
+@dataclasses.dataclass(frozen=True)
+class Together:
+    """Acting and learning on the same devices, as two groups."""
+
+    acting: str | None
+    learning: str | None
+
+    def place(self, devices):
+        everywhere = tuple(range(len(devices)))
+        acting = Group("actors", everywhere, parameters=self.acting)
+        learning = Group("learners", everywhere, parameters=self.learning)
+        return {"actor": acting, "environment": acting, "learner": learning}
+
+
+def test_groups_on_the_same_devices_shard_alike():
+    for policy in (Together(None, "fsdp"), Together("fsdp", None), Together("fsdp", "fsdp")):
+        found = fdg.place(Sequences(layers=1), policy, 2)
+        assert {leaf.group for leaf in found.sharded} == {"actors+learners"}
+    with pytest.raises(fdg.PlanError, match="'actors' and 'learners' are on the same devices and shard"):
+        fdg.place(Declares(layers=1), Together("declared", "fsdp"), 2)
+
+
+def test_devices_that_share_a_batch_and_split_nothing_exchange_nothing():
+    policy = policies.GPUOnly(model_parallel=2, parameters=())
+    assert not [m for m in fdg.place(Sequences(layers=1), policy, 2).movements if m.how]
+    found = fdg.place(Sequences(layers=1), policy, 4)
+    two = fdg.place(Sequences(layers=1), policies.GPUOnly(), 2)
+    assert [m for m in found.movements if m.how] == [m for m in two.movements if m.how]
 
 
 def test_agents_are_not_split():
