@@ -40,7 +40,8 @@ class Engine:
     """A compiled algorithm. `state = init(seed)`, then `state, metrics = run(state, iterations)`.
 
     Attributes:
-      plan: which fragment runs where, and what moves; `print` it.
+      plan: which fragment runs where, and what moves; `print` it. Where parameters are sharded, `compile`
+        (and the first `run`) enters the collectives.
       programs: the XLA programs.
       devices: the devices given, idle ones included.
       state_shape: the state's pytree, of `jax.ShapeDtypeStruct` with shardings: what to restore to.
@@ -131,6 +132,25 @@ class Engine:
         if iterations is not None and (not isinstance(iterations, int) or iterations < 1):
             raise FdgError(f"iterations={iterations!r}: give an integer of at least 1")
         self._execution.compile()
+        self._read_collectives()
+
+    def _read_collectives(self) -> None:
+        """Enters into the plan what could not be predicted: the collectives of groups that shard parameters.
+
+        From the programs of this process; what others alone compile stays unknown here.
+        """
+        if not self.plan.unpredicted:
+            return
+        compiled = {p.name: p for p in self.programs if p.is_here}
+        programs = [
+            dataclasses.replace(planned, collectives=compiled[planned.name].collectives(), read=True)
+            if planned.group in self.plan.unpredicted and planned.name in compiled
+            else planned
+            for planned in self.plan.programs
+        ]
+        read = {planned.group for planned in programs if planned.read}
+        unpredicted = tuple(group for group in self.plan.unpredicted if group not in read)
+        self.plan = dataclasses.replace(self.plan, programs=tuple(programs), unpredicted=unpredicted)
 
     def algorithm_state(self, state: Any) -> Any:
         """The algorithm's own state: what `algorithm.evaluate` takes. Under staleness, `state` holds more."""

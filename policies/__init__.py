@@ -8,6 +8,7 @@ from policies.central import Central
 from policies.environments import Environments
 from policies.gpu_only import GPUOnly
 from policies.multi_learner import MultiLearner
+from policies.parameters import fsdp
 from policies.single_learner_coarse import SingleLearnerCoarse
 from policies.single_learner_fine import SingleLearnerFine
 
@@ -18,6 +19,7 @@ __all__ = [
     "MultiLearner",
     "SingleLearnerCoarse",
     "SingleLearnerFine",
+    "fsdp",
     "get",
     "names",
 ]

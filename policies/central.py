@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 
 from fdg.placing.policy import Group
 from policies.groups import divide
+from policies.parameters import ShardsParameters
 
 
-@dataclasses.dataclass(frozen=True)
-class Central:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Central(ShardsParameters):
     """Gradients go up and parameters come down, once an update.
 
     The layout of parameter servers (Li et al., OSDI 2014) and, with `staleness`, of A3C (Mnih et al., arXiv
@@ -18,6 +19,8 @@ class Central:
       workers: devices that act and take gradients, None for all that remain.
       servers: devices that update, each with a copy of the parameters.
       staleness: how many iterations old the workers' parameters are; 0 is synchronous.
+
+    `model_parallel` and `parameters` (`ShardsParameters`) are of the servers; workers hold whole parameters.
     """
 
     workers: int | None = dataclasses.field(
@@ -29,5 +32,6 @@ class Central:
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
         """Only the update is on the servers."""
         workers, servers = divide(self, devices, workers=self.workers, servers=self.servers)
+        servers = self.sharded(servers)
         roles = ("environment", "actor", "buffer", "learner", "gradient")
         return {**dict.fromkeys(roles, workers), "update": servers}

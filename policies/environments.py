@@ -5,7 +5,7 @@ import dataclasses
 from policies.single_learner_fine import SingleLearnerFine
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Environments(SingleLearnerFine):
     """`SingleLearnerFine` by MSRL's name for it, for jobs whose time goes into the environments.
 

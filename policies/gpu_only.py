@@ -4,17 +4,20 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from fdg.placing.policy import Group
+from policies.parameters import ShardsParameters
 
 
-@dataclasses.dataclass(frozen=True)
-class GPUOnly:
+@dataclasses.dataclass(frozen=True, repr=False)
+class GPUOnly(ShardsParameters):
     """All fragments share all devices, each batch split over them; only gradients are exchanged.
 
     The layout of WarpDrive (Lan et al., JMLR 2022), Podracer's Anakin (Hessel et al., arXiv 2104.06272)
     and PureJaxRL (Lu et al., NeurIPS 2022). Any number of devices of any kind, despite its name.
+
+    `model_parallel` and `parameters` (`ShardsParameters`) are of all devices.
     """
 
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
         """One group of all devices."""
-        everyone = Group("all", tuple(range(len(devices))))
+        everyone = self.sharded(Group("all", tuple(range(len(devices)))))
         return dict.fromkeys(("environment", "actor", "buffer", "learner"), everyone)

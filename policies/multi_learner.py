@@ -6,14 +6,17 @@ from typing import ClassVar
 
 from fdg.placing.policy import Group
 from policies.groups import accelerators_and_hosts
+from policies.parameters import ShardsParameters
 
 
-@dataclasses.dataclass(frozen=True)
-class MultiLearner:
+@dataclasses.dataclass(frozen=True, repr=False)
+class MultiLearner(ShardsParameters):
     """Every device acts and learns on its share of the batch; the environments run on the worker's CPU.
 
     Where there is no other device than CPUs (or none but accelerators), environments share the learners'
     devices. The layout of data-parallel learners such as RLlib's DD-PPO (Wijmans et al., ICLR 2020).
+
+    `model_parallel` and `parameters` (`ShardsParameters`) are of the learners.
     """
 
     uses_host: ClassVar[bool] = True  # unless devices are named, accelerators come with their host's CPU
@@ -21,6 +24,6 @@ class MultiLearner:
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
         """CPUs among accelerators get the environments; all else is on every accelerator."""
         accelerators, hosts = accelerators_and_hosts(devices)
-        learners = Group("learners", tuple(accelerators))
+        learners = self.sharded(Group("learners", tuple(accelerators)))
         environments = Group("environments", tuple(hosts)) if hosts else learners
         return {"environment": environments, **dict.fromkeys(("actor", "buffer", "learner"), learners)}

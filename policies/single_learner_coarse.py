@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 
 from fdg.placing.policy import Group
 from policies.groups import divide
+from policies.parameters import ShardsParameters
 
 
-@dataclasses.dataclass(frozen=True)
-class SingleLearnerCoarse:
+@dataclasses.dataclass(frozen=True, repr=False)
+class SingleLearnerCoarse(ShardsParameters):
     """Environments and actors together on some devices, the learner on others.
 
     Trajectories go up and parameters come down, once an iteration. With `staleness` both sides work at the
@@ -19,6 +20,8 @@ class SingleLearnerCoarse:
       actors: devices that act, None for all that remain.
       learners: devices that learn, the batch split over them.
       staleness: how many iterations old the actors' parameters are; 0 is synchronous.
+
+    `model_parallel` and `parameters` (`ShardsParameters`) are of the learners; actors hold whole parameters.
     """
 
     actors: int | None = dataclasses.field(
@@ -30,4 +33,5 @@ class SingleLearnerCoarse:
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
         """Acting here, learning there."""
         actors, learners = divide(self, devices, actors=self.actors, learners=self.learners)
+        learners = self.sharded(learners)
         return {"environment": actors, "actor": actors, "buffer": learners, "learner": learners}

@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 
 from fdg.placing.policy import Group
 from policies.groups import divide
+from policies.parameters import ShardsParameters
 
 
-@dataclasses.dataclass(frozen=True)
-class SingleLearnerFine:
+@dataclasses.dataclass(frozen=True, repr=False)
+class SingleLearnerFine(ShardsParameters):
     """Observations go up and actions come down at every step; parameters never move.
 
     The layout of SEED RL (Espeholt et al., arXiv 1910.06591).
@@ -16,6 +17,8 @@ class SingleLearnerFine:
     Attributes:
       workers: devices for environments, None for all that remain.
       learners: devices that act and learn, the batch split over them.
+
+    `model_parallel` and `parameters` (`ShardsParameters`) are of the learners.
     """
 
     workers: int | None = dataclasses.field(
@@ -26,4 +29,5 @@ class SingleLearnerFine:
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
         """Environments here, all else there."""
         workers, learners = divide(self, devices, workers=self.workers, learners=self.learners)
+        learners = self.sharded(learners)
         return {"environment": workers, **dict.fromkeys(("actor", "buffer", "learner"), learners)}

@@ -32,13 +32,7 @@ def predict_collectives(
     Returns:
       One for each place (the fragments around it), kind and number of calls, in program order.
     """
-    flow = prune(follow(jaxpr, input_axes, devices, output_axes))
-    total: dict[tuple, int] = {}
-    for found in _exchanges(flow, (), ()):
-        if found.bytes and found.calls:
-            key = (found.kind, found.calls, found.fragments)
-            total[key] = total.get(key, 0) + found.bytes
-    return tuple(Collective(kind, size, calls, where) for (kind, calls, where), size in total.items())
+    return predict(jaxpr, input_axes, devices, output_axes)[0]
 
 
 class WithoutRule(NamedTuple):
@@ -78,12 +72,30 @@ def without_rule(
     Arguments are those of `predict_collectives`. Operations with a rule that says the same of their case
     (a sort along the batch), or with effects, are not named.
     """
+    return predict(jaxpr, input_axes, devices, output_axes)[1]
+
+
+def predict(
+    jaxpr: Any,
+    input_axes: Sequence[Axis] = (),
+    devices: int | None = None,
+    output_axes: Sequence[Axis] | None = None,
+) -> tuple[tuple[Collective, ...], tuple[WithoutRule, ...]]:
+    """`predict_collectives` and `without_rule` together, which follow a jaxpr once."""
     flow = prune(follow(jaxpr, input_axes, devices, output_axes))
-    total: dict[tuple, int] = {}
-    for found in _unknown(flow, None, 1):
-        key = (found.primitive, found.fragment, found.calls)
-        total[key] = total.get(key, 0) + found.bytes
-    return tuple(WithoutRule(name, where, size, calls) for (name, where, calls), size in total.items())
+    exchanged: dict[tuple, int] = {}
+    for found in _exchanges(flow, (), ()):
+        if found.bytes and found.calls:
+            place = found.kind, found.calls, found.fragments
+            exchanged[place] = exchanged.get(place, 0) + found.bytes
+    unknown: dict[tuple, int] = {}
+    for each in _unknown(flow, None, 1):
+        where = each.primitive, each.fragment, each.calls
+        unknown[where] = unknown.get(where, 0) + each.bytes
+    return (
+        tuple(Collective(kind, size, calls, names) for (kind, calls, names), size in exchanged.items()),
+        tuple(WithoutRule(name, where, size, calls) for (name, where, calls), size in unknown.items()),
+    )
 
 
 def _exchanges(flow: Flow, fragments: tuple[str, ...], trips: tuple[int, ...]) -> Iterator[Collective]:

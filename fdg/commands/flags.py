@@ -42,13 +42,14 @@ def fields_of(cls: type) -> list[Flag]:
     """Flags for the fields of a dataclass whose values can be written on a command line."""
     hints = typing.get_type_hints(cls)
     flags = []
-    for field in dataclass_fields(cls):
-        if not field.init or field.name in _NOT_FLAGS or not _is_writable(hints[field.name]):
+    for field in sorted(dataclass_fields(cls), key=lambda field: bool(field.kw_only)):
+        kind = field.metadata.get("flag", hints[field.name])  # what of it a command line can say
+        if not field.init or field.name in _NOT_FLAGS or not _is_writable(kind):
             continue
         default = field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
-        flags.append(Flag(field.name, hints[field.name], default, field.metadata.get("help", "")))
+        flags.append(Flag(field.name, kind, default, field.metadata.get("help", "")))
     return flags
 
 

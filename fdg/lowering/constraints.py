@@ -12,29 +12,21 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.extend import core
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fdg import jaxprs
 from fdg.batch.flow import EquationFlow, Flow
 from fdg.batch.follow import follow
 from fdg.batch.rules.result import Axis
 from fdg.fragment import boundary_p
+from fdg.lowering import weights
+from fdg.lowering.mesh import SEED, batch_sharding, make_mesh
+from fdg.placing.layout import BATCH, Spec
 
-BATCH, SEED = "batch", "seed"  # names of the mesh axes
+__all__ = ["BATCH", "SEED", "batch_sharding", "constrain", "make_mesh"]
 
 _GROUPS = ("feature_group_count", "batch_group_count")  # of convolutions
-
-
-def make_mesh(devices: Sequence[jax.Device], axis: str = BATCH) -> Mesh:
-    """A mesh of one axis, in the devices' order."""
-    return Mesh(np.array(devices, dtype=object), (axis,), axis_types=(AxisType.Auto,))
-
-
-def batch_sharding(mesh: Mesh, axis: int | None) -> NamedSharding:
-    """Split along `axis` over the mesh; a copy on each device if None."""
-    return NamedSharding(mesh, PartitionSpec() if axis is None else _spec(axis))
 
 
 def _spec(axis: Axis) -> PartitionSpec:
@@ -42,19 +34,29 @@ def _spec(axis: Axis) -> PartitionSpec:
 
 
 def constrain(
-    jaxpr: core.ClosedJaxpr, mesh: Mesh, axes: Sequence[Axis] = (), output_axes: Sequence[Axis] | None = None
+    jaxpr: core.ClosedJaxpr,
+    mesh: Mesh,
+    axes: Sequence[Axis] = (),
+    output_axes: Sequence[Axis] | None = None,
+    specs: Sequence[Spec | None] | None = None,
 ) -> core.ClosedJaxpr:
     """Replaces fragment borders by shardings on the mesh, and makes every exchange of data explicit.
 
-    The result exchanges what `exchanges.predict_collectives(jaxpr, axes, mesh.size, output_axes)` says.
+    The result exchanges what `exchanges.predict_collectives(jaxpr, axes, rows, output_axes)` says, with the
+    mesh's number of rows; with `specs` also what XLA needs for parameters that are split.
 
     Args:
       jaxpr: a traced program, in the global view; so is the result.
-      mesh: of one axis, `BATCH`, whose size divides the batch of every border.
+      mesh: with an axis `BATCH`, whose size divides the batch of every border.
       axes: the batch axes of the jaxpr's first inputs; the others are shared.
       output_axes: what its outputs are brought to; None for whatever they have.
+      specs: of the first inputs, where parameters are split (None for each that is not): then only the
+        batch's axis of a value is said, and that parameters are gathered over it where they meet; all else
+        is XLA's.
     """
-    lowered = _Rewriter(mesh).rewrite(follow(jaxpr, axes, mesh.size, output_axes))
+    flow = follow(jaxpr, axes, mesh.shape[BATCH], output_axes)
+    inputs = (*(specs or ()), *[None] * (len(flow.inputs) - len(specs or ())))
+    lowered = _Rewriter(mesh, specs is not None).rewrite(flow, inputs)
     core.check_jaxpr(lowered)
     return jaxprs.with_jaxpr(jaxpr, lowered)
 
@@ -62,28 +64,43 @@ def constrain(
 class _Rewriter:
     """Rewrites jaxprs as followed; one that is called from several places is rewritten once."""
 
-    def __init__(self, mesh: Mesh):
-        self.mesh = mesh
-        self.known: dict[int, tuple[Flow, Any, set[Any]]] = {}  # by id of the flow, which is kept alive
+    def __init__(self, mesh: Mesh, sharded: bool = False):
+        self.mesh, self.sharded = mesh, sharded
+        # By id of the flow, which is kept alive, and the specs of its inputs.
+        self.known: dict[tuple, tuple[Flow, Any, set[Any], list[Spec | None]]] = {}
 
-    def rewrite(self, flow: Flow) -> Any:
+    def rewrite(self, flow: Flow, specs: tuple[Spec | None, ...]) -> Any:
         """The jaxpr of a flow, with its decisions written into it."""
-        return self._rewritten(flow)[0]
+        return self._rewritten(flow, specs)[0]
 
-    def _rewritten(self, flow: Flow) -> tuple[Any, set[Any]]:
-        """The same, and which of its inputs it constrains."""
-        if id(flow) not in self.known:
-            self.known[id(flow)] = flow, *self._rewrite(flow)
-        return self.known[id(flow)][1:]
+    def _rewritten(
+        self, flow: Flow, specs: tuple[Spec | None, ...]
+    ) -> tuple[Any, set[Any], list[Spec | None]]:
+        """The same, which of its inputs it constrains, and the specs of its outputs."""
+        if (id(flow), specs) not in self.known:
+            self.known[id(flow), specs] = flow, *self._rewrite(flow, specs)
+        return self.known[id(flow), specs][1:]
 
-    def _rewrite(self, flow: Flow) -> tuple[Any, set[Any]]:
+    def _rewrite(self, flow: Flow, specs: tuple[Spec | None, ...]) -> tuple[Any, set[Any], list[Spec | None]]:
         equations: list[Any] = []
         axes = {v: axis for v, (axis, _) in zip(flow.jaxpr.invars, flow.inputs, strict=True)}
         placed: dict[tuple[Any, Axis], Any] = {}  # what was gathered or sliced before
         current: dict[Any, Any] = {}
+        known: dict[Any, Spec | None] = dict(zip(flow.jaxpr.invars, specs, strict=True))
+        met: dict[Any, Any] = {}  # parameters where they meet the batch
 
-        def constrained(atom: Any, axis: Axis) -> Any:
-            equations.append(self._constraint(atom, axis))
+        def meet(atom: Any, value: Any) -> Any:
+            spec = known.get(atom)
+            if spec is None or all(BATCH not in axes for axes in spec):
+                return value
+            if atom not in met:
+                sharding = NamedSharding(self.mesh, weights.without_batch(spec, len(atom.aval.shape)))
+                equations.append(_constraint_to(sharding, value))
+                met[atom] = equations[-1].outvars[0]
+            return met[atom]
+
+        def constrained(atom: Any, axis: Axis, gathered: Axis = None) -> Any:
+            equations.append(self._constraint(atom, axis, gathered))
             return equations[-1].outvars[0]
 
         def place(atom: Any, axis: Axis) -> Any:
@@ -95,7 +112,9 @@ class _Rewriter:
                 # axis to another by way of the whole: there is no other exchange than a gather.
                 made = axes.get(atom)
                 before = made if None in (made, axis) else None
-                placed[atom, axis] = pinned(atom) if made == axis else constrained(place(atom, before), axis)
+                placed[atom, axis] = (
+                    pinned(atom) if made == axis else constrained(place(atom, before), axis, made)
+                )
             return placed[atom, axis]
 
         def pinned(atom: Any) -> Any:
@@ -118,7 +137,18 @@ class _Rewriter:
                 pinned(atom)
         for step in flow.equations:
             axes.update(zip(step.eqn.outvars, step.results, strict=True))
-            eqn = step.eqn.replace(invars=take(step.eqn.invars, step))
+            invars = take(step.eqn.invars, step)
+            for i in weights.meeting(step) if self.sharded else ():
+                invars[i] = meet(step.eqn.invars[i], invars[i])
+            eqn = step.eqn.replace(invars=invars)
+            opened = jaxprs.bodies(step.eqn) if step.bodies and (self.sharded or not step.local) else ()
+            inner = [
+                self._rewritten(body_flow, weights.inputs(body, step.eqn, known))
+                for body, body_flow in zip(opened, step.bodies, strict=False)
+            ]
+            if self.sharded:
+                made = weights.results(step, known, [outputs for *_, outputs in inner])
+                known.update(zip(step.eqn.outvars, made, strict=True))
             if eqn.primitive is boundary_p:
                 model = self._constraint(eqn.invars[0], eqn.params["axis"])
                 equations.append(model.replace(outvars=eqn.outvars))
@@ -126,7 +156,7 @@ class _Rewriter:
                 equations.append(_replaced(eqn, self._localised(eqn, step)))
             else:
                 if step.bodies:
-                    eqn = self._with_bodies(eqn, step)
+                    eqn = _with_bodies(eqn, step, [jaxpr for jaxpr, *_ in inner])
                 shared = [v for v in eqn.outvars if step.reduced and v.aval.shape]
                 results = {v: core.Var(v.aval) for v in shared if not isinstance(v, core.DropVar)}
                 equations.append(eqn.replace(outvars=[results.get(v, v) for v in eqn.outvars]))
@@ -137,7 +167,8 @@ class _Rewriter:
                     pinned(atom)
         outputs = take(flow.jaxpr.outvars, flow)
         constrains = {v for v in flow.jaxpr.invars if v in current}
-        return flow.jaxpr.replace(eqns=equations, outvars=outputs), constrains
+        ends = [None if jaxprs.is_literal(v) else known.get(v) for v in flow.jaxpr.outvars]
+        return flow.jaxpr.replace(eqns=equations, outvars=outputs), constrains, ends
 
     def _pins(self, flow: Flow) -> set[Any]:
         """The variables that some reader has otherwise than they are made."""
@@ -154,43 +185,29 @@ class _Rewriter:
         found = []
         if step.trips is None and step.eqn.primitive.name != "cond":
             for body, inner in zip(jaxprs.bodies(step.eqn) if step.bodies else (), step.bodies, strict=True):
-                constrained = self._rewritten(inner)[1]
+                constrained = self._rewritten(inner, (None,) * len(inner.inputs))[1]
                 inputs = zip(body.operands, inner.jaxpr.invars, strict=True)
                 found += [i for i, v in inputs if v in constrained and i not in dict(step.sliced)]
         return found
 
-    def _constraint(self, atom: Any, axis: Axis) -> Any:
-        """An equation that gives `atom` the sharding of a batch axis."""
+    def _constraint(self, atom: Any, axis: Axis, gathered: Axis = None) -> Any:
+        """An equation that gives `atom` the sharding of a batch axis, and makes it whole along `gathered`."""
         aval = atom.aval
-        if axis is not None and aval.shape[axis] % self.mesh.size:
+        if axis is not None and aval.shape[axis] % self.mesh.shape[BATCH]:
             axis = None  # no part for each device; the plan lets no fragment's own batch get here
         sharding = batch_sharding(self.mesh, axis)
-        traced = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, sharding))(
-            jax.ShapeDtypeStruct(aval.shape, aval.dtype)
-        )
-        return traced.eqns[0].replace(invars=[atom])
-
-    def _with_bodies(self, eqn: Any, step: EquationFlow) -> Any:
-        new = {
-            id(body.jaxpr): self.rewrite(flow)
-            for body, flow in zip(jaxprs.bodies(step.eqn), step.bodies, strict=True)
-        }
-
-        def rebuild(value: Any) -> Any:
-            if isinstance(value, tuple) and any(map(jaxprs.is_jaxpr, value)):
-                items = map(rebuild, value)
-                return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-            if not jaxprs.is_jaxpr(value) or id(jaxprs.open_jaxpr(value)) not in new:
-                return value
-            body = new[id(jaxprs.open_jaxpr(value))]
-            return jaxprs.with_jaxpr(value, body) if isinstance(value, core.ClosedJaxpr) else body
-
-        return eqn.replace(params={key: rebuild(value) for key, value in eqn.params.items()})
+        if self.sharded:
+            entries: list[Any] = [PartitionSpec.UNCONSTRAINED] * len(aval.shape)
+            for dimension, entry in ((gathered, None), (axis, BATCH)):
+                if dimension is not None:
+                    entries[dimension] = entry
+            sharding = NamedSharding(self.mesh, PartitionSpec(*entries))
+        return _constraint_to(sharding, atom)
 
     def _localised(self, eqn: Any, step: EquationFlow) -> Any:
         """An equation that runs `step` on each device's part."""
         run = jax.shard_map(
-            lambda *parts: _Local(self.mesh.size).step(step, list(parts)),
+            lambda *parts: _Local(self.mesh.shape[BATCH]).step(step, list(parts)),
             mesh=self.mesh,
             in_specs=tuple(map(_spec, step.operands)),
             out_specs=list(map(_spec, step.results)),
@@ -198,6 +215,30 @@ class _Rewriter:
         )
         avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
         return jax.make_jaxpr(jax.jit(run))(*avals)
+
+
+def _constraint_to(sharding: NamedSharding, atom: Any) -> Any:
+    """An equation that gives `atom` a sharding."""
+    traced = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, sharding))(
+        jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype)
+    )
+    return traced.eqns[0].replace(invars=[atom])
+
+
+def _with_bodies(eqn: Any, step: EquationFlow, rewritten: Sequence[Any]) -> Any:
+    """An equation with other bodies."""
+    new = {id(body.jaxpr): jaxpr for body, jaxpr in zip(jaxprs.bodies(step.eqn), rewritten, strict=True)}
+
+    def rebuild(value: Any) -> Any:
+        if isinstance(value, tuple) and any(map(jaxprs.is_jaxpr, value)):
+            items = map(rebuild, value)
+            return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+        if not jaxprs.is_jaxpr(value) or id(jaxprs.open_jaxpr(value)) not in new:
+            return value
+        body = new[id(jaxprs.open_jaxpr(value))]
+        return jaxprs.with_jaxpr(value, body) if isinstance(value, core.ClosedJaxpr) else body
+
+    return eqn.replace(params={key: rebuild(value) for key, value in eqn.params.items()})
 
 
 def _replaced(eqn: Any, traced: Any) -> Any:

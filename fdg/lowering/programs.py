@@ -19,10 +19,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from fdg import jaxprs, keys
 from fdg.batch.rules.random import draws_from_the_batch
 from fdg.lowering import constraints as sharding
-from fdg.lowering.constraints import SEED, batch_sharding, make_mesh
-from fdg.placing.layout import Layout
+from fdg.lowering.mesh import SEED, batch_sharding, group_mesh, layout_sharding, make_mesh
+from fdg.placing.layout import Layout, Spec
 from fdg.placing.plan import Plan
+from fdg.placing.policy import Group
 from fdg.placing.schedule import Call, Value
+from fdg.placing.sharded import by_position
 from fdg.tracing.graph import FDG
 
 
@@ -47,12 +49,18 @@ class TrainingLoop:
 
 def lower_shared(graph: FDG, plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
     """The program of a plan whose fragments all share their devices."""
-    mesh = make_mesh([devices[i] for i in plan.groups[0].devices])
-    iterate = core.jaxpr_as_fun(_constrained(graph.jaxpr, mesh, graph.state_axes, graph.output_axes))
+    (group,) = plan.groups
+    mesh = group_mesh(group, devices)
+    split = by_position(plan.sharded, group.name)
+    specs = [split[i].spec if i in split else None for i in range(len(graph.state_axes))]
+    axes = graph.state_axes, graph.output_axes
+    iterate = core.jaxpr_as_fun(_constrained(graph.jaxpr, mesh, *axes, specs if group.shards else None))
     shardings = [
-        array_sharding(mesh, leaf.shape, axis)
-        for axis, leaf in zip(graph.state_axes, jax.tree.leaves(graph.state), strict=True)
+        layout_sharding(mesh, split.get(i) or Layout.of_batch(leaf.shape, axis, group.mesh))
+        for i, (axis, leaf) in enumerate(zip(graph.state_axes, jax.tree.leaves(graph.state), strict=True))
     ]
+    if group.shards:  # from one iteration to the next too
+        iterate = _kept(iterate, shardings)
     everywhere = batch_sharding(mesh, None)
     metrics = jax.tree.leaves(graph.metrics)
     return TrainingLoop(functools.partial(_loop, iterate, metrics), shardings, everywhere, everywhere)
@@ -91,7 +99,18 @@ def _in_turn(agent: Callable, *leaves: Any) -> list:
     return jax.lax.map(lambda row: agent(*row), leaves)
 
 
-def lower_call(call: Call, mesh: Mesh) -> tuple[Any, list[jax.ShapeDtypeStruct]]:
+def _kept(iterate: Callable, shardings: Sequence[NamedSharding]) -> Callable:
+    """An iteration whose leaves come back as they lie."""
+
+    def kept(*leaves):
+        results = iterate(*leaves)
+        ends = jax.lax.with_sharding_constraint(list(results[: len(shardings)]), list(shardings))
+        return [*ends, *results[len(shardings) :]]
+
+    return kept
+
+
+def lower_call(call: Call, mesh: Mesh, group: Group) -> tuple[Any, list[jax.ShapeDtypeStruct]]:
     """One program of a schedule, and what it takes.
 
     Besides its results it returns a byte that is there when the program has run: results may be donated to
@@ -100,8 +119,9 @@ def lower_call(call: Call, mesh: Mesh) -> tuple[Any, list[jax.ShapeDtypeStruct]]
     inputs = [value.variable for value in call.inputs]
     outputs = [value.variable for value in call.outputs]
     jaxpr = jaxprs.build(inputs, outputs, call.equations)
-    axes = [[value.axis for value in values] for values in (call.inputs, call.outputs)]
-    function = core.jaxpr_as_fun(_constrained(jaxpr, mesh, *axes))
+    axes = [value.axis for value in call.inputs], [value.axis for value in call.outputs]
+    specs = [value.laid_out.spec if value.axis is None else None for value in call.inputs]
+    function = core.jaxpr_as_fun(_constrained(jaxpr, mesh, *axes, specs if group.shards else None))
 
     def program(*arrays):
         return *function(*arrays), jnp.zeros((), jnp.uint8)
@@ -116,14 +136,9 @@ def lower_call(call: Call, mesh: Mesh) -> tuple[Any, list[jax.ShapeDtypeStruct]]
     return jitted, [value_shape(mesh, value) for value in call.inputs]
 
 
-def array_sharding(mesh: Mesh, shape: tuple[int, ...], axis: int | None) -> NamedSharding:
-    """Split along its batch axis if that divides by the mesh."""
-    return batch_sharding(mesh, axis if Layout(shape, axis, mesh.size).parts > 1 else None)
-
-
 def value_sharding(mesh: Mesh, value: Value) -> NamedSharding:
     """How a value lies on its group's mesh."""
-    return array_sharding(mesh, value.shape, value.axis)
+    return layout_sharding(mesh, value.laid_out)
 
 
 def value_shape(mesh: Mesh, value: Value) -> jax.ShapeDtypeStruct:
@@ -132,9 +147,15 @@ def value_shape(mesh: Mesh, value: Value) -> jax.ShapeDtypeStruct:
 
 
 def _constrained(
-    jaxpr: core.ClosedJaxpr, mesh: Mesh, input_axes: Sequence[int | None], output_axes: Sequence[int | None]
+    jaxpr: core.ClosedJaxpr,
+    mesh: Mesh,
+    input_axes: Sequence[int | None],
+    output_axes: Sequence[int | None],
+    specs: Sequence[Spec | None] | None,
 ) -> core.ClosedJaxpr:
-    return jaxpr if mesh.size == 1 else sharding.constrain(jaxpr, mesh, input_axes, output_axes)
+    if mesh.size == 1:
+        return jaxpr
+    return sharding.constrain(jaxpr, mesh, input_axes, output_axes, specs)
 
 
 def _loop(

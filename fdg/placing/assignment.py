@@ -9,6 +9,7 @@
 A group uses as many of its devices as the batches of its fragments divide over.
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
@@ -98,13 +99,32 @@ def _largest_producer(graph: FDG, fragment: Fragment) -> str | None:
     return max(edges, key=lambda e: e.bytes_per_crossing).source if edges else None
 
 
-def merge_shared(assignment: Mapping[str, Group]) -> dict[str, Group]:
-    """Groups on the same devices become one. (Two that share only some stay two, in turn there.)"""
+def merge_shared(assignment: Mapping[str, Group], policy: Policy) -> dict[str, Group]:
+    """Groups on the same devices become one, which shards parameters if one of them does.
+
+    (Two that share only some devices stay two, in turn there.)
+
+    Raises:
+      PlanError: two of them shard parameters in different ways.
+    """
     by_devices: dict[tuple[int, ...], dict[str, Group]] = {}
     for group in assignment.values():
         by_devices.setdefault(group.devices, {})[group.name] = group
+    for groups in by_devices.values():
+        ways = {(group.model, group.parameters): group.name for group in groups.values() if group.parameters}
+        if len(ways) > 1:
+            raise PlanError(
+                f"{policy}: groups {_listed(list(ways.values()), 'and')} are on the same devices and shard"
+                f" parameters in different ways: give them the same rules"
+            )
     merged = {
-        devices: Group("+".join(groups), devices, any(group.exact for group in groups.values()))
+        devices: Group(
+            "+".join(groups),
+            devices,
+            any(group.exact for group in groups.values()),
+            max(group.model for group in groups.values()),
+            next((group.parameters for group in groups.values() if group.parameters), ()),
+        )
         for devices, groups in by_devices.items()
     }
     return {fragment: merged[group.devices] for fragment, group in assignment.items()}
@@ -116,14 +136,20 @@ def fitted(group: Group, fragments: Sequence[Fragment], policy: Policy) -> Group
     Raises:
       PlanError: a user asked for a number of devices that does not divide a batch.
     """
+    if len(group) % group.model and (group.exact or len(group) < group.model):
+        raise PlanError(
+            f"{policy}: the {len(group)} devices of its {group.name} do not divide into rows of {group.model}"
+            f" that share a part of the batch: use a multiple of {group.model}"
+        )
     sizes = [f.batch_size for f in fragments if f.batch_size]
-    width = largest_divisor(math.gcd(*sizes), len(group)) if sizes else len(group)
-    if group.exact and width < len(group):
-        worst = next(f for f in fragments if f.batch_size and f.batch_size % len(group))
-        size, number = worst.batch_size or 0, len(group)
+    width = largest_divisor(math.gcd(*sizes), group.rows) if sizes else group.rows
+    if group.exact and width < group.rows:
+        worst = next(f for f in fragments if f.batch_size and f.batch_size % group.rows)
+        size, number = worst.batch_size or 0, group.rows
         raise PlanError(
             f"{policy}: fragment '{worst.name}' ({worst.role}) has a batch of {size}, which does not divide"
-            f" by the {number} devices of its {group.name}: use {width}, or a batch of"
+            f" by the {number} {'devices' if group.model == 1 else 'rows'} of its {group.name}: use {width},"
+            f" or a batch of"
             f" {' or '.join(str(n) for n in (size // number * number, -(-size // number) * number) if n)}"
         )
-    return Group(group.name, group.devices[:width], group.exact)
+    return dataclasses.replace(group, devices=group.devices[: width * group.model])

@@ -1,29 +1,130 @@
-"""How an array lies on a group of devices."""
+"""How an array lies on the mesh of a group: which axes of the mesh split which of its dimensions.
+
+    [B, T] split along B over 4 x 2 devices     spec (("batch",),)            parts (4, 1), 2 copies of each
+    [d, f] on the same, one axis a dimension    spec (("batch",), ("model",)) parts (4, 2), 1 copy
+    [d, f] split along d over both axes         spec (("batch", "model"),)    parts (8, 1), 1 copy
+
+From one layout to any other an array goes in chunks: along each dimension as many as both can be cut into.
+"""
 
 import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+
+BATCH, MODEL = "batch", "model"  # the axes of a group's mesh
+
+Spec = tuple[tuple[str, ...], ...]  # the mesh axes that split each dimension; further dimensions are whole
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """An array on a group of devices: split along `axis` over `parts` of them, or (1) a copy on each."""
+    """An array on a mesh.
+
+    Attributes:
+      shape: of the whole array.
+      spec: the axes of the mesh that split each dimension, the slowest first; copies along all others.
+      mesh: name and size of each axis of the mesh, the slowest first.
+    """
 
     shape: tuple[int, ...]
-    axis: int | None
-    devices: int
+    spec: Spec
+    mesh: tuple[tuple[str, int], ...]
+
+    @classmethod
+    def of_batch(
+        cls, shape: Sequence[int], axis: int | None, mesh: Sequence[tuple[str, int]] | int
+    ) -> "Layout":
+        """Split along its batch axis, if that divides; a copy on each device otherwise.
+
+        Args:
+          mesh: as the attribute, or a number of devices along `BATCH`.
+
+        >>> Layout.of_batch((6, 4), 0, 3).parts, Layout.of_batch((6, 4), 1, 3).parts
+        ((3, 1), (1, 1))
+        """
+        mesh = ((BATCH, mesh),) if isinstance(mesh, int) else tuple(mesh)
+        splits = axis is not None and shape[axis] % dict(mesh)[BATCH] == 0
+        return cls(tuple(shape), (*[()] * (axis or 0), (BATCH,)) if splits else (), mesh)
+
+    @functools.cached_property
+    def parts(self) -> tuple[int, ...]:
+        """Into how many parts each dimension is split."""
+        sizes = dict(self.mesh)
+        split = [math.prod(sizes[name] for name in axes) for axes in self.spec]
+        return (*split, *[1] * (len(self.shape) - len(split)))
 
     @property
-    def parts(self) -> int:
-        """Into how many different parts it is split."""
-        split = self.axis is not None and self.shape[self.axis] % self.devices == 0
-        return self.devices if split else 1
+    def number(self) -> int:
+        """Of different parts in all."""
+        return math.prod(self.parts)
 
     @property
-    def split_axis(self) -> int:
-        """The axis, of an array that has one."""
-        assert self.axis is not None
-        return self.axis
+    def devices(self) -> int:
+        """Of the mesh."""
+        return math.prod(size for _, size in self.mesh)
+
+    @functools.cached_property
+    def part_of(self) -> tuple[tuple[int, ...], ...]:
+        """For each device, in the mesh's order: which part it has, along each dimension."""
+        sizes = dict(self.mesh)
+        found = []
+        for place in itertools.product(*(range(size) for size in sizes.values())):
+            at = dict(zip(sizes, place, strict=True))
+            part = [0] * len(self.shape)
+            for dimension, axes in enumerate(self.spec):
+                for name in axes:
+                    part[dimension] = part[dimension] * sizes[name] + at[name]
+            found.append(tuple(part))
+        return tuple(found)
 
 
 def moved_bytes(size: int, target: Layout) -> int:
     """Bytes that arrive: every device of the target gets its part."""
-    return size * target.devices // target.parts
+    return size * target.devices // target.number
+
+
+@dataclasses.dataclass(frozen=True)
+class Route:
+    """How an array gets from one layout to another.
+
+    Attributes:
+      cuts: into how many chunks a part of the source is cut along each dimension.
+      joins: of how many chunks a part of the target is joined along each dimension.
+      chunks: for each chunk of a target's part, row by row: for each device of the target, in order, the
+        device of the source that it comes from, and which chunk of that one's part it is, row by row.
+    """
+
+    cuts: tuple[int, ...]
+    joins: tuple[int, ...]
+    chunks: tuple[tuple[tuple[int, int], ...], ...]
+
+
+@functools.cache
+def route(source: Layout, target: Layout) -> Route:
+    """The chunks that go from one layout to another: each device of the target gets each of its own once.
+
+    Where devices of the source hold copies, devices of the target ask them in turn.
+
+    >>> route(Layout.of_batch((6,), 0, 3), Layout.of_batch((6,), 0, 2))
+    Route(cuts=(2,), joins=(3,), chunks=(((0, 0), (1, 1)), ((0, 1), (2, 0)), ((1, 0), (2, 1))))
+    """
+    grid = [math.lcm(a, b) for a, b in zip(source.parts, target.parts, strict=True)]
+    cuts = tuple(g // a for g, a in zip(grid, source.parts, strict=True))
+    joins = tuple(g // b for g, b in zip(grid, target.parts, strict=True))
+    holders: dict[tuple[int, ...], list[int]] = {}
+    for device, part in enumerate(source.part_of):
+        holders.setdefault(part, []).append(device)
+    chunks = []
+    for q in itertools.product(*map(range, joins)):
+        row = []
+        for j, part in enumerate(target.part_of):
+            at = [p * n + k for p, n, k in zip(part, joins, q, strict=True)]
+            having = holders[tuple(c // n for c, n in zip(at, cuts, strict=True))]
+            rank = 0
+            for c, n in zip(at, cuts, strict=True):
+                rank = rank * n + c % n
+            row.append((having[j % len(having)], rank))
+        chunks.append(tuple(row))
+    return Route(cuts, joins, tuple(chunks))

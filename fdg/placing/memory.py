@@ -18,29 +18,43 @@ from fdg.placing.layout import Layout
 from fdg.placing.schedule import Call, Move, Schedule, Step, Value
 
 
-def _share(variable: Any, axis: int | None, devices: int) -> int:
+def _share(variable: Any, axis: int | None, devices: int, layout: Layout | None = None) -> int:
     """Bytes of an array on one of the devices that it is split over."""
-    size = jaxprs.bytes_of(variable.aval)
-    return size // Layout(tuple(variable.aval.shape), axis, devices).parts
+    layout = layout or Layout.of_batch(variable.aval.shape, axis, devices)
+    return jaxprs.bytes_of(variable.aval) // layout.number
 
 
-def peak_bytes(jaxpr: Any, axes: Sequence[int | None], devices: int) -> int:
+def peak_bytes(
+    jaxpr: Any, axes: Sequence[int | None], devices: int, layouts: Mapping[int, Layout] | None = None
+) -> int:
     """Of one device, for a closed jaxpr whose first inputs have these batch axes; inputs are kept alive.
 
     Operations count as a whole: what a fragment or a loop needs inside comes on top.
+
+    Args:
+      devices: that the batch is split over.
+      layouts: of inputs, by position, that lie otherwise; the outputs at these positions lie like them.
     """
     body = jaxprs.open_jaxpr(jaxpr)
     variables = [*body.constvars, *body.invars]
     known = dict(zip(body.invars, axes, strict=False))
-    return sum(_share(v, known.get(v), devices) for v in variables) + _peak_inside(
-        body.eqns, known, devices, {v for v in body.outvars if not jaxprs.is_literal(v)}
+    placed: dict[Any, Layout] = {}
+    for i, layout in (layouts or {}).items():
+        both: list[Any] = [body.invars[i], body.outvars[i]]
+        placed.update((v, layout) for v in both if not jaxprs.is_literal(v))
+    return sum(_share(v, known.get(v), devices, placed.get(v)) for v in variables) + _peak_inside(
+        body.eqns, known, devices, {v for v in body.outvars if not jaxprs.is_literal(v)}, placed
     )
 
 
 def _peak_inside(
-    equations: Sequence[core.JaxprEqn], axes: dict[Any, int | None], devices: int, kept: set
+    equations: Sequence[core.JaxprEqn],
+    axes: dict[Any, int | None],
+    devices: int,
+    kept: set,
+    layouts: Mapping[Any, Layout],
 ) -> int:
-    """Peak of what the equations make; `kept` lives to the end."""
+    """Peak of what the equations make; `kept` lives to the end, `layouts` are of what is split by rules."""
     last = {v: i for i, eqn in enumerate(equations) for v in eqn.invars if not jaxprs.is_literal(v)}
     alive: dict[Any, int] = {}
     peak = 0
@@ -49,7 +63,7 @@ def _peak_inside(
         for v, axis in zip(eqn.outvars, batch_flow.equation_axes(eqn, operands, devices), strict=True):
             if not isinstance(v, core.DropVar):
                 axes[v] = axis
-                alive[v] = _share(v, axis, devices)
+                alive[v] = _share(v, axis, devices, layouts.get(v))
         peak = max(peak, sum(alive.values()))
         for v in list(alive):
             if v not in kept and last.get(v, i) <= i:
@@ -58,13 +72,13 @@ def _peak_inside(
 
 
 def peak_by_group(schedule: Schedule, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Of one device of each group, for a schedule; `sizes` are the groups' numbers of devices."""
+    """Of one device of each group, for a schedule; `sizes`: over how many devices each splits a batch."""
     state: collections.Counter[str] = collections.Counter()
     for places in schedule.leaves:
         for value in places:
-            state[value.group] += _share(value.variable, value.axis, sizes[value.group])
+            state[value.group] += _share(value.variable, value.axis, sizes[value.group], value.layout)
     for _, value in schedule.constants:
-        state[value.group] += _share(value.variable, value.axis, sizes[value.group])
+        state[value.group] += _share(value.variable, value.axis, sizes[value.group], value.layout)
     peak = _peak_steps(schedule.steps, sizes)
     return {group: state[group] + peak[group] for group in sizes}
 
@@ -85,14 +99,15 @@ def _peak_steps(steps: Sequence[Step], sizes: Mapping[str, int]) -> collections.
     peak: collections.Counter[str] = collections.Counter()
     for i, step in enumerate(steps):
         for value in makes(step):
-            alive[value] = _share(value.variable, value.axis, sizes[value.group])
+            alive[value] = _share(value.variable, value.axis, sizes[value.group], value.layout)
         now: collections.Counter[str] = collections.Counter()
         for value, size in alive.items():
             now[value.group] += size
         if isinstance(step, Call):
             axes = {v.variable: v.axis for v in step.inputs}
             outputs = {v.variable for v in step.outputs}
-            inside = _peak_inside(step.equations, axes, sizes[step.group], outputs)
+            layouts = {v.variable: v.layout for v in step.outputs if v.layout is not None}
+            inside = _peak_inside(step.equations, axes, sizes[step.group], outputs, layouts)
             made = sum(alive[value] for value in step.outputs)
             now[step.group] += max(0, inside - made)
         elif not isinstance(step, Move):

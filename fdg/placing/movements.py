@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from fdg.batch.collective import Collective
-from fdg.placing.layout import Layout, moved_bytes
+from fdg.placing.layout import moved_bytes
 from fdg.placing.schedule import Move, Schedule
 from fdg.tracing.graph import Edge
 
@@ -23,12 +23,13 @@ class Movement:
     Attributes:
       source: fragments that the data come from.
       target: fragments that need it; the same as `source` for a collective.
-      how: "transfer" from group to group, "all-reduce" or "all-gather" among a group's devices, or "" where
-        the data stay on their devices.
+      how: "transfer" from group to group, "all-reduce" or "all-gather" among a group's devices (what was
+        read from compiled programs may be of other kinds), or "" where the data stay on their devices.
       bytes_per_crossing: what arrives, on all devices of the target together; for a collective the size of
         its result.
       where: the group, or "actors -> learners" for a transfer.
       program: for a collective, the program that it is in.
+      read: whether it was read from the compiled program, and not predicted.
     """
 
     source: str
@@ -39,6 +40,7 @@ class Movement:
     delay: str = ""
     where: str = ""
     program: str = ""
+    read: bool = False
 
     @property
     def bytes_per_iteration(self) -> int:
@@ -53,6 +55,7 @@ class PlannedProgram:
     Attributes:
       fragments: their names, in program order; empty for code between fragments alone.
       collectives: what its devices exchange each time that it runs.
+      read: whether these were read from the compiled program, and not predicted.
     """
 
     name: str
@@ -60,6 +63,7 @@ class PlannedProgram:
     fragments: tuple[str, ...]
     calls_per_iteration: int
     collectives: tuple[Collective, ...] = ()
+    read: bool = False
 
 
 def staying(edges: Sequence[Edge], assignment: Mapping[str, str]) -> list[Movement]:
@@ -71,13 +75,13 @@ def staying(edges: Sequence[Edge], assignment: Mapping[str, str]) -> list[Moveme
     ]
 
 
-def transfers(schedule: Schedule, sizes: Mapping[str, int]) -> list[Movement]:
-    """A schedule's moves; `sizes` are the groups' numbers of devices."""
-    return [_transfer(move, times, sizes[move.target]) for move, times in schedule.moves()]
+def transfers(schedule: Schedule) -> list[Movement]:
+    """A schedule's moves."""
+    return [_transfer(move, times) for move, times in schedule.moves()]
 
 
-def _transfer(move: Move, times: int, devices: int) -> Movement:
-    size = sum(moved_bytes(b.bytes, Layout(b.shape, b.axis, devices)) for _, b in move.pairs)
+def _transfer(move: Move, times: int) -> Movement:
+    size = sum(moved_bytes(b.bytes, b.laid_out) for _, b in move.pairs)
     source, target = ", ".join(move.sources) or BETWEEN, ", ".join(move.targets) or BETWEEN
     return Movement(source, target, "transfer", size, times, move.delay, f"{move.source} -> {move.target}")
 
@@ -88,6 +92,6 @@ def exchanges(programs: Sequence[PlannedProgram]) -> list[Movement]:
     for program in programs:
         for c in program.collectives:
             where, times = c.fragment or BETWEEN, c.calls * program.calls_per_iteration
-            key = Movement(where, where, c.kind, 0, times, "", program.group, program.name)
+            key = Movement(where, where, c.kind, 0, times, "", program.group, program.name, program.read)
             totals[key] = totals.get(key, 0) + c.bytes
     return [dataclasses.replace(key, bytes_per_crossing=size) for key, size in totals.items()]

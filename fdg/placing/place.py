@@ -19,7 +19,7 @@ from jax.extend import core
 
 from fdg import jaxprs
 from fdg.batch.collective import Collective
-from fdg.batch.exchanges import predict_collectives
+from fdg.batch.exchanges import predict
 from fdg.errors import PlanError
 from fdg.placing.assignment import assign, check_placement, fitted, largest_divisor, merge_shared
 from fdg.placing.effects import check_one_agent, check_one_device, check_one_process
@@ -29,6 +29,7 @@ from fdg.placing.partition import partition
 from fdg.placing.plan import Plan, PlannedProgram
 from fdg.placing.policy import Group, Policy, with_host
 from fdg.placing.schedule import Schedule
+from fdg.placing.sharded import by_position, lay_out, sharded_leaves, unused_rules, with_rules
 from fdg.placing.staleness import Delay, delay
 from fdg.tracing.graph import FDG
 from fdg.tracing.trace import trace
@@ -67,10 +68,14 @@ def place(
     graph, delayed = _with_staleness(graph, policy, by_policy)
     if num_seeds is not None:
         return _plan_seeds(graph, policy, count, num_seeds, delayed)
-    assignment = merge_shared(by_policy)
+    assignment = merge_shared(by_policy, policy)
     requested = tuple(dict.fromkeys(assignment.values())) or (next(iter(placement.values())),)
     groups = tuple(
-        fitted(group, [f for f in graph.fragments if assignment[f.name] == group], policy)
+        fitted(
+            with_rules(group, graph, policy),
+            [f for f in graph.fragments if assignment[f.name] == group],
+            policy,
+        )
         for group in requested
     )
     used = {device for group in groups for device in group.devices}
@@ -85,14 +90,15 @@ def place(
         delayed=delayed,
         unfit=tuple((g.name, g.devices[len(fit) :]) for g, fit in zip(requested, groups, strict=True)),
     )
+    plan = _with_sharded(plan)
     if len(groups) == 1:
         return _plan_whole(plan)
     opened = open_iteration(graph.jaxpr, dict(plan.assignment), policy)
-    sizes = {group.name: len(group) for group in groups}
+    sizes = {group.name: group.rows for group in groups}
     where = {group.name: platforms[group.devices[0]] for group in groups}
-    schedule = partition(opened, graph.state_axes, sizes, where)
+    schedule = lay_out(partition(opened, graph.state_axes, sizes, where), groups, plan.sharded)
     _check_effects(schedule, plan, [] if isinstance(devices, int) else devices)
-    return _plan_steps(dataclasses.replace(plan, schedule=schedule, constants=opened.constants), sizes)
+    return _plan_steps(dataclasses.replace(plan, schedule=schedule, constants=opened.constants))
 
 
 def _with_staleness(graph: FDG, policy: Policy, assignment: Mapping[str, Group]) -> tuple[FDG, Delay | None]:
@@ -101,7 +107,20 @@ def _with_staleness(graph: FDG, policy: Policy, assignment: Mapping[str, Group])
         raise PlanError(f"{policy}: staleness={staleness!r}: give a whole number of iterations, 0 or more")
     if not staleness:
         return graph, None
-    return delay(graph, {name: group.name for name, group in assignment.items()}, staleness, policy)
+    rules = graph.parameter_rules
+    graph, delayed = delay(graph, {name: group.name for name, group in assignment.items()}, staleness, policy)
+    return dataclasses.replace(graph, parameter_rules=rules), delayed
+
+
+def _with_sharded(plan: Plan) -> Plan:
+    """The plan with the leaves that rules take, under staleness those of the algorithm's own state."""
+    state = plan.graph.state if plan.delayed is None else plan.graph.state.state
+    leaves = [leaf for group in plan.groups for leaf in sharded_leaves(plan.graph, group, plan.policy, state)]
+    unused = [(group.name, rule) for group in plan.groups for rule in unused_rules(group, leaves)]
+    unpredicted = tuple(group.name for group in plan.groups if group.shards)
+    return dataclasses.replace(
+        plan, sharded=tuple(leaves), unused_rules=tuple(unused), unpredicted=unpredicted
+    )
 
 
 def _check_effects(schedule: Schedule, plan: Plan, devices: Sequence[Any]) -> None:
@@ -117,6 +136,10 @@ def _plan_seeds(graph: FDG, policy: Policy, count: int, num_seeds: int, delayed:
     """Agents never talk to each other, so whole agents go to devices and no fragment is split."""
     if num_seeds < 1:
         raise PlanError(f"num_seeds={num_seeds}: at least one agent is needed")
+    if any(group.parameters or group.model > 1 for group in policy.place(["cpu"] * count).values()):
+        raise PlanError(
+            f"num_seeds={num_seeds}: {policy} splits parameters, and agents are whole: leave one out"
+        )
     check_one_agent(jaxprs.open_jaxpr(graph.jaxpr).eqns, num_seeds)
     width = largest_divisor(num_seeds, count)
     group = Group("agents", tuple(range(width)))
@@ -138,30 +161,48 @@ def _plan_whole(plan: Plan) -> Plan:
     """All fragments share their devices: one program."""
     (group,), graph = plan.groups, plan.graph
     check_one_device(jaxprs.open_jaxpr(graph.jaxpr).eqns, group, plan.policy, plan.num_devices)
-    exchanged = _exchanged(graph.jaxpr, graph.state_axes, graph.output_axes, len(group))
+    exchanged, notes = _exchanged(graph.jaxpr, graph.state_axes, graph.output_axes, group)
     program = PlannedProgram("train", group.name, tuple(f.name for f in graph.fragments), 1, exchanged)
-    memory = ((group.name, peak_bytes(graph.jaxpr, graph.state_axes, len(group))),)
-    return dataclasses.replace(plan, programs=(program,), memory=memory)
+    layouts = by_position(plan.sharded, group.name)
+    memory = ((group.name, peak_bytes(graph.jaxpr, graph.state_axes, group.rows, layouts)),)
+    return dataclasses.replace(plan, programs=(program,), memory=memory, notes=notes)
 
 
-def _plan_steps(plan: Plan, sizes: Mapping[str, int]) -> Plan:
+def _plan_steps(plan: Plan) -> Plan:
     """Several programs, and transfers between them."""
     assert plan.schedule is not None
-    programs = []
+    groups = {group.name: group for group in plan.groups}
+    programs: list[PlannedProgram] = []
+    notes: list[str] = []
     for call, times in plan.schedule.calls():
         exchanged: tuple[Collective, ...] = ()
-        if sizes[call.group] > 1:
+        if _is_predicted(groups[call.group]):
             inputs, outputs = ([v.variable for v in values] for values in (call.inputs, call.outputs))
             jaxpr = jaxprs.build(inputs, outputs, call.equations)
             axes = [v.axis for v in call.inputs], [v.axis for v in call.outputs]
-            exchanged = _exchanged(jaxpr, *axes, sizes[call.group])
+            exchanged, more = _exchanged(jaxpr, *axes, groups[call.group])
+            notes += more
         programs.append(PlannedProgram(call.name, call.group, call.fragments, times, exchanged))
-    memory = tuple(peak_by_group(plan.schedule, sizes).items())
-    return dataclasses.replace(plan, programs=tuple(programs), memory=memory)
+    memory = tuple(peak_by_group(plan.schedule, {group.name: group.rows for group in plan.groups}).items())
+    return dataclasses.replace(
+        plan, programs=tuple(programs), memory=memory, notes=tuple(dict.fromkeys(notes))
+    )
 
 
 def _exchanged(
-    jaxpr: core.ClosedJaxpr, inputs: Sequence[int | None], outputs: Sequence[int | None], devices: int
-) -> tuple[Collective, ...]:
-    """What a group's devices exchange when they run a program once; `inputs` and `outputs` are batch axes."""
-    return predict_collectives(jaxpr, inputs, devices, outputs) if devices > 1 else ()
+    jaxpr: core.ClosedJaxpr, inputs: Sequence[int | None], outputs: Sequence[int | None], group: Group
+) -> tuple[tuple[Collective, ...], tuple[str, ...]]:
+    """What a group's devices exchange when they run a program once, and what they all do for want of a rule.
+
+    Args:
+      inputs: batch axes of the jaxpr's inputs; `outputs` likewise.
+    """
+    if not _is_predicted(group):
+        return (), ()
+    collectives, whole = predict(jaxpr, inputs, group.rows, outputs)
+    return collectives, tuple(map(str, whole))
+
+
+def _is_predicted(group: Group) -> bool:
+    """Whether its devices exchange what can be told; where parameters are sharded, that is XLA's choice."""
+    return group.rows > 1 and not group.shards

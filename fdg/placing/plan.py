@@ -9,6 +9,7 @@ from fdg.drawn import Drawn
 from fdg.placing.movements import BETWEEN, Movement, PlannedProgram, exchanges, staying, transfers
 from fdg.placing.policy import Group
 from fdg.placing.schedule import Schedule
+from fdg.placing.sharded import ShardedLeaf
 from fdg.placing.staleness import Delay
 from fdg.tracing.graph import FDG
 
@@ -35,6 +36,9 @@ class Plan(Drawn):
       notes: what else there is to know, a sentence each; printed at the end.
       schedule: one iteration's steps, None where one program does all.
       constants: values that the schedule's constants refer to.
+      sharded: the leaves of the state that rules take.
+      unused_rules: (group, regular expression) of rules that take no leaf.
+      unpredicted: groups whose collectives are known only after compiling, for they shard parameters.
     """
 
     graph: FDG
@@ -51,14 +55,16 @@ class Plan(Drawn):
     notes: tuple[str, ...] = ()
     schedule: Schedule | None = dataclasses.field(default=None, repr=False, compare=False)
     constants: Sequence[Any] = dataclasses.field(default=(), repr=False, compare=False)
+    sharded: tuple[ShardedLeaf, ...] = ()
+    unused_rules: tuple[tuple[str, str], ...] = ()
+    unpredicted: tuple[str, ...] = ()
 
     @functools.cached_property
     def movements(self) -> tuple[Movement, ...]:
         """Every edge and transfer, then every collective."""
-        sizes = {group.name: len(group) for group in self.groups}
         return (
             *staying(self.graph.edges, dict(self.assignment)),
-            *(transfers(self.schedule, sizes) if self.schedule is not None else ()),
+            *(transfers(self.schedule) if self.schedule is not None else ()),
             *exchanges(self.programs),
         )
 

@@ -1,28 +1,132 @@
 """What a distribution policy is: a small value that says which group of devices each role lives on."""
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 import jax
+from jax.sharding import PartitionSpec
+
+from fdg.errors import PlanError
+from fdg.placing.layout import BATCH, MODEL
+
+DECLARED = "declared"  # rules that stand beside the algorithm's network
+
+# A regular expression for the paths of leaves, and what it splits: the largest dimension that divides, over
+# the axes of a string ("batch", "model", "batch+model"), or each dimension over its own (None: over none).
+Rule: TypeAlias = tuple[str, str | tuple[Any, ...]]
+Rules: TypeAlias = tuple[Rule, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
     """Devices that hold the same fragments, the batch split over them.
 
+    They form a mesh of two axes: the batch is split over `batch`, parameters over either by rules. A group
+    of three rows of two devices each has devices 0 and 1 in its first row:
+
+    >>> Group("learners", (0, 1, 2, 3, 4, 5), model=2).mesh
+    (('batch', 3), ('model', 2))
+
     Attributes:
       name: what the policy calls it ("workers", "learners").
       devices: positions in the list of devices given to the engine.
       exact: whether a user asked for this number of devices; if so, the batch has to divide by it.
+      model: along the mesh's `model` axis, the devices that share one part of the batch.
+      parameters: rules for leaves of the state that are split (`parameter_rules`); `DECLARED` for those of
+        the algorithm.
     """
 
     name: str
     devices: tuple[int, ...]
     exact: bool = False
+    model: int = dataclasses.field(default=1, repr=False)
+    parameters: Rules | str = dataclasses.field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parameters", parameter_rules(self.parameters))
 
     def __len__(self) -> int:
         return len(self.devices)
+
+    @property
+    def rows(self) -> int:
+        """Into how many parts it splits a batch."""
+        return len(self.devices) // self.model
+
+    @property
+    def mesh(self) -> tuple[tuple[str, int], ...]:
+        """Name and size of each axis of its mesh; the batch's alone where no parameters are split."""
+        if self.model == 1 and not self.parameters:
+            return ((BATCH, len(self.devices)),)
+        return (BATCH, self.rows), (MODEL, self.model)
+
+    @property
+    def shards(self) -> bool:
+        """Whether values on it may lie on its devices otherwise than split along their batch."""
+        return len(self.devices) > 1 and bool(self.parameters)
+
+
+def parameter_rules(given: Any) -> Rules | str:
+    """Rules for sharded parameters, hashable and checked.
+
+    Args:
+      given: pairs of a regular expression and what it splits (a `PartitionSpec`, a tuple with the mesh axes
+        of each dimension, or the axes for the largest dimension that divides: "batch", "model",
+        "batch+model"; None for whole), as a sequence or a dict; "fsdp" for every leaf over "batch";
+        "declared"; None.
+
+    Raises:
+      PlanError: none of these.
+
+    >>> parameter_rules({"kernel": PartitionSpec(None, "model"), "bias": None})
+    (('kernel', (None, 'model')), ('bias', ()))
+    >>> parameter_rules("fsdp")
+    (('.*', 'batch'),)
+    """
+    if given is None:
+        return ()
+    if isinstance(given, str):
+        if given == DECLARED:
+            return DECLARED
+        if given == "fsdp":
+            return ((".*", BATCH),)
+        raise PlanError(f"parameters={given!r}: give rules, 'fsdp' or '{DECLARED}'")
+    pairs = given.items() if isinstance(given, Mapping) else given
+    rules = []
+    for rule in pairs:
+        if not (isinstance(rule, Sequence) and not isinstance(rule, str) and len(rule) == 2):
+            raise PlanError(f"parameters: {rule!r} is no pair of a regular expression and what it splits")
+        pattern, spec = rule
+        try:
+            re.compile(pattern)
+        except (re.error, TypeError) as error:
+            raise PlanError(f"parameters: {pattern!r} is no regular expression: {error}") from None
+        rules.append((pattern, _checked(pattern, spec)))
+    return tuple(rules)
+
+
+def _checked(pattern: str, spec: Any) -> str | tuple[Any, ...]:
+    if spec is None:
+        return ()
+    if not isinstance(spec, str | tuple | list | PartitionSpec):
+        raise PlanError(
+            f"parameters: rule '{pattern}' splits {spec!r}: give '{BATCH}', '{MODEL}', or a PartitionSpec"
+        )
+    entries = spec if isinstance(spec, str) else tuple(tuple(e) if isinstance(e, list) else e for e in spec)
+    names: list[Any] = []
+    for entry in spec.split("+") if isinstance(spec, str) else entries:
+        names += entry if isinstance(entry, tuple) else [] if entry is None else [entry]
+    wrong = next((name for name in names if name not in (BATCH, MODEL)), None)
+    if wrong is not None:
+        raise PlanError(
+            f"parameters: rule '{pattern}' splits over {str(wrong)!r}: a group's mesh has the axes"
+            f" '{BATCH}' and '{MODEL}'"
+        )
+    if len(set(names)) < len(names):
+        raise PlanError(f"parameters: rule '{pattern}' splits two dimensions over one axis: {spec!r}")
+    return entries
 
 
 class Policy(Protocol):

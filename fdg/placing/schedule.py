@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 from jax.extend import core
 
 from fdg import jaxprs
+from fdg.placing.layout import Layout
 from fdg.placing.regions import Names
 
 
@@ -26,11 +27,13 @@ class Value:
 
     Attributes:
       axis: its batch axis, None if the batch shares it.
+      layout: how it lies on the group's devices; None until the schedule is laid out (`sharded.lay_out`).
     """
 
     variable: core.Var
     group: str
     axis: int | None
+    layout: Layout | None = None
 
     @property
     def bytes(self) -> int:
@@ -46,6 +49,12 @@ class Value:
     def shape(self) -> tuple[int, ...]:
         """Of the whole array."""
         return tuple(self.variable.aval.shape)  # type: ignore[attr-defined]
+
+    @property
+    def laid_out(self) -> Layout:
+        """Its layout, of a schedule that has them."""
+        assert self.layout is not None
+        return self.layout
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -5,6 +5,7 @@ devices of both groups together, in which each device of the source permutes its
 them; the other devices take part with zeros.
 """
 
+import collections
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -15,28 +16,51 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from fdg import jaxprs, keys
-from fdg.lowering.constraints import BATCH, batch_sharding
-from fdg.placing.layout import Layout
+from fdg.lowering.mesh import layout_sharding, partition_spec
+from fdg.placing.layout import Layout, route
+from fdg.running.transfers import cut_up, join_up, part_shape
 
 _ALL = "devices"  # the axis of the mesh of both groups
+
+
+class Crossings:
+    """What crosses the border of a process is a collective: one at a time, in the same order everywhere."""
+
+    def __init__(self) -> None:
+        self._pending: list[jax.Array] = []
+
+    def wait(self) -> None:
+        """Until the last one has ended; raises what it raised, once."""
+        pending, self._pending = self._pending, []
+        jax.block_until_ready(pending)
+
+    def started(self, results: Sequence[jax.Array]) -> None:
+        """One has started, whose results these are."""
+        self._pending = list(results)
 
 
 class Exchange:
     """Moves several arrays from one mesh to another, of which each process has a part, or none.
 
-    Has the interface of `transfers.Mover`. Every process with a device in either mesh has to call it, and
-    all of them in the same order.
+    A `transfers.Transfer`. Every process with a device in either mesh has to call it, and all of them in the
+    same order: after the collective of `crossings` before it.
     """
 
-    def __init__(self, source: Mesh, target: Mesh, layouts: Sequence[tuple[Layout, Layout]]):
+    def __init__(
+        self,
+        source: Mesh,
+        target: Mesh,
+        layouts: Sequence[tuple[Layout, Layout]],
+        crossings: Crossings | None = None,
+    ):
         self.source, self.target, self.layouts = source, target, list(layouts)
         devices = list(dict.fromkeys((*source.devices.flat, *target.devices.flat)))
         self.union = Mesh(np.array(devices, dtype=object), (_ALL,), axis_types=(AxisType.Auto,))
         self._position = {device: i for i, device in enumerate(devices)}
-        self._chunks = [math.lcm(a.parts, b.parts) for a, b in self.layouts]
+        self._routes = [route(a, b) for a, b in self.layouts]
+        self._crossings = crossings or Crossings()
         self.programs: dict[str, Any] = {}
         self.bytes = 0
-        self.pending: list[jax.Array] = []  # of the last call: there when it has ended
         here = jax.process_index()
         self._local = [d for d in devices if d.process_index == here]
         self._sends = any(d.process_index == here for d in source.devices.flat)
@@ -45,10 +69,13 @@ class Exchange:
 
     def functions(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[tuple[str, Any, Any]]:
         """The programs: ("cut", "exchange" or "join", function, its argument)."""
-        wire = [_wire_shape(shape) for shape in self._chunk_shapes(shapes)]
+        wire = []
+        for shape, way, (a, _) in zip(shapes, self._routes, self.layouts, strict=True):
+            count = [n * k for n, k in zip(a.parts, way.cuts, strict=True)]
+            wire.append(_wire_shape(jax.ShapeDtypeStruct(part_shape(a, count), shape.dtype)))
         self._wire = wire
-        counts = [chunks // a.parts for chunks, (a, _) in zip(self._chunks, self.layouts, strict=True)]
-        needed = [chunks // b.parts for chunks, (_, b) in zip(self._chunks, self.layouts, strict=True)]
+        counts = [math.prod(way.cuts) for way in self._routes]
+        needed = [math.prod(way.joins) for way in self._routes]
         return [
             ("cut", self._cut_function(), list(shapes)),
             ("exchange", self._exchange_function(), self._stacked(wire, counts, self.union)),
@@ -61,17 +88,18 @@ class Exchange:
 
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
         """The arrays on the target; None each in a process that has no device there."""
+        self._crossings.wait()
         sent = self.programs["cut"].compiled(list(arrays)) if self._sends else None
         outgoing = []
-        for k, (wire, chunks, (a, _)) in enumerate(zip(self._wire, self._chunks, self.layouts, strict=True)):
+        for k, (wire, way) in enumerate(zip(self._wire, self._routes, strict=True)):
             row = []
-            for r in range(chunks // a.parts):
+            for r in range(math.prod(way.cuts)):
                 blocks = {} if sent is None else {x.device: x.data for x in sent[k][r].addressable_shards}
                 local = [blocks[d] if d in blocks else self._zero(wire, d) for d in self._local]
-                row.append(_assemble(self.union, _ALL, wire, local))
+                row.append(_assemble(self.union, wire, local))
             outgoing.append(row)
         incoming = self.programs["exchange"].compiled(outgoing)
-        self.pending = jax.tree.leaves(incoming)
+        self._crossings.started(jax.tree.leaves(incoming))
         if not self._receives:
             return [None] * len(self.layouts)
         received = []
@@ -80,29 +108,20 @@ class Exchange:
             for x in row:
                 blocks = {shard.device: shard.data for shard in x.addressable_shards}
                 local = [blocks[d] for d in self.target.devices.flat if d in blocks]
-                pieces.append(_assemble(self.target, BATCH, wire, local))
+                pieces.append(_assemble(self.target, wire, local))
             received.append(pieces)
         joined = self.programs["join"].compiled(received)
         here = len([d for d in self._local if d in self.target.devices.flat])  # of several that receive
         self.bytes = self.bytes or sum(
-            jaxprs.bytes_of(x) * here // b.parts for x, (_, b) in zip(joined, self.layouts, strict=True)
+            jaxprs.bytes_of(x) * here // b.number for x, (_, b) in zip(joined, self.layouts, strict=True)
         )
         return joined
 
     # --- shapes ---
 
-    def _chunk_shapes(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[jax.ShapeDtypeStruct]:
-        found = []
-        for shape, chunks, (a, _) in zip(shapes, self._chunks, self.layouts, strict=True):
-            sizes = list(shape.shape)
-            if chunks > 1:
-                sizes[a.axis] //= chunks  # type: ignore[index]
-            found.append(jax.ShapeDtypeStruct(tuple(sizes), shape.dtype))
-        return found
-
     def _stacked(self, wire: Sequence[Any], counts: Sequence[int], mesh: Mesh) -> list[list[Any]]:
         """One block a device of the mesh, `counts` arrays of them for each array that is moved."""
-        sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names[0]))
+        sharding = NamedSharding(mesh, _a_block_each(mesh))
         return [
             [jax.ShapeDtypeStruct((mesh.size, *w.shape), w.dtype, sharding=sharding)] * count
             for w, count in zip(wire, counts, strict=True)
@@ -118,18 +137,13 @@ class Exchange:
 
     def _cut_function(self) -> Any:
         def cut_local(arrays):
-            rows = []
-            for x, chunks, (a, _) in zip(arrays, self._chunks, self.layouts, strict=True):
-                count = chunks // a.parts
-                parts = [x] if count == 1 else jnp.split(x, count, a.split_axis)
-                rows.append([_to_wire(part)[None] for part in parts])
-            return rows
+            return [
+                [_to_wire(part)[None] for part in cut_up(x, way)]
+                for x, way in zip(arrays, self._routes, strict=True)
+            ]
 
-        specs = [_spec(a) for a, _ in self.layouts]
-        out = [
-            [PartitionSpec(BATCH)] * (c // a.parts)
-            for c, (a, _) in zip(self._chunks, self.layouts, strict=True)
-        ]
+        specs = [partition_spec(a.spec) for a, _ in self.layouts]
+        out = [[_a_block_each(self.source)] * math.prod(way.cuts) for way in self._routes]
         return jax.jit(
             jax.shard_map(cut_local, mesh=self.source, in_specs=(specs,), out_specs=out, check_vma=False)
         )
@@ -141,24 +155,15 @@ class Exchange:
         def exchange_local(rows):
             here = jax.lax.axis_index(_ALL)
             received = []
-            for row, chunks, (_, b) in zip(rows, self._chunks, self.layouts, strict=True):
-                each, copies = chunks // b.parts, b.devices // b.parts
+            for row, way in zip(rows, self._routes, strict=True):
                 slots = []
-                for q in range(each):
+                for chunk in way.chunks:
                     slot = jnp.zeros_like(row[0])
-                    for r, sent in enumerate(row):
-                        found = [
-                            (i, j)
-                            for j in range(b.parts)
-                            for i in [(j * each + q) // len(row)]
-                            if j * each + q == i * len(row) + r
-                        ]
-                        for k in range(copies):
-                            pairs = [(sources[i], targets[j * copies + k]) for i, j in found]
-                            if pairs:
-                                got = jax.lax.ppermute(sent, _ALL, pairs)
-                                mine = jnp.isin(here, jnp.array([end for _, end in pairs]))
-                                slot = jnp.where(mine, got, slot)
+                    for r, pairs in _rounds(chunk):
+                        ends = [(sources[i], targets[j]) for i, j in pairs]
+                        got = jax.lax.ppermute(row[r], _ALL, ends)
+                        mine = jnp.isin(here, jnp.array([end for _, end in ends]))
+                        slot = jnp.where(mine, got, slot)
                     slots.append(slot)
                 received.append(slots)
             return received
@@ -173,33 +178,37 @@ class Exchange:
         dtypes = [shape.dtype for shape in shapes]
 
         def join_local(rows):
-            whole = []
-            for row, kind, dtype, (_, b) in zip(rows, kinds, dtypes, self.layouts, strict=True):
-                parts = [_from_wire(x[0], kind, dtype) for x in row]
-                whole.append(parts[0] if len(parts) == 1 else jnp.concatenate(parts, b.axis))
-            return whole
+            return [
+                join_up([_from_wire(x[0], kind, dtype) for x in row], way)
+                for row, kind, dtype, way in zip(rows, kinds, dtypes, self._routes, strict=True)
+            ]
 
-        specs = [_spec(b) for _, b in self.layouts]
-        jitted = jax.shard_map(
-            join_local, mesh=self.target, in_specs=(PartitionSpec(BATCH),), out_specs=specs, check_vma=False
-        )
+        specs = [partition_spec(b.spec) for _, b in self.layouts]
+        rows = (_a_block_each(self.target),)
         return jax.jit(
-            jitted,
-            out_shardings=[
-                batch_sharding(self.target, b.axis if b.parts > 1 else None) for _, b in self.layouts
-            ],
+            jax.shard_map(join_local, mesh=self.target, in_specs=rows, out_specs=specs, check_vma=False),
+            out_shardings=[layout_sharding(self.target, b) for _, b in self.layouts],
         )
 
 
-def _spec(layout: Layout) -> PartitionSpec:
-    if layout.parts == 1:
-        return PartitionSpec()
-    return PartitionSpec(*[None] * (layout.axis or 0), BATCH)
+def _rounds(chunk: Sequence[tuple[int, int]]) -> list[tuple[int, list[tuple[int, int]]]]:
+    """A chunk's ways as permutations, in which a device sends once: (which chunk of its part, (from, to))."""
+    found: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    sent: collections.Counter[tuple[int, int]] = collections.Counter()
+    for j, (i, r) in enumerate(chunk):
+        found.setdefault((r, sent[i, r]), []).append((i, j))
+        sent[i, r] += 1
+    return [(r, pairs) for (r, _), pairs in found.items()]
 
 
-def _assemble(mesh: Mesh, axis: str, wire: Any, local: Sequence[jax.Array]) -> jax.Array:
+def _a_block_each(mesh: Mesh) -> PartitionSpec:
+    """Stacked blocks, one a device, in the mesh's order."""
+    return PartitionSpec(mesh.axis_names)
+
+
+def _assemble(mesh: Mesh, wire: Any, local: Sequence[jax.Array]) -> jax.Array:
     """One array of a block a device, from the blocks of this process."""
-    sharding = NamedSharding(mesh, PartitionSpec(axis))
+    sharding = NamedSharding(mesh, _a_block_each(mesh))
     return jax.make_array_from_single_device_arrays((mesh.size, *wire.shape), sharding, list(local))
 
 

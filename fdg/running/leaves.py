@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from fdg.keys import words
 from fdg.placing.schedule import Value
-from fdg.running.crossings import Transfer
 from fdg.running.steps import Interpreter, Memory
+from fdg.running.transfers import Transfer
 
 
 class Remembered:
@@ -63,7 +63,7 @@ class LeafCopies:
         self._copiers: list[tuple[list[int], list[int], Transfer]] = []
         for rows in together.values():
             transfer = interpreter.transfer([(a, b) for _, a, b in rows], 0)
-            if transfer.is_here:
+            if transfer is not None:
                 slots = [interpreter.slot(b) for *_, b in rows]
                 self._copiers.append(([i for i, *_ in rows], slots, transfer))
         self._returned = Remembered()

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from fdg.lowering.constraints import make_mesh
+from fdg.lowering.mesh import group_mesh
 from fdg.placing.plan import Plan
 from fdg.processes.arrays import absent, put
 from fdg.running.leaves import LeafCopies
@@ -32,10 +32,10 @@ class ManyPrograms:
     def __init__(self, graph: FDG, plan: Plan, devices: Sequence[jax.Device]):
         assert plan.schedule is not None
         schedule = plan.schedule
-        meshes = {group.name: make_mesh([devices[i] for i in group.devices]) for group in plan.groups}
+        meshes = {group.name: group_mesh(group, devices) for group in plan.groups}
         self.timeline = self._timeline = Timeline(list(meshes))
         weakref.finalize(self, self._timeline.close)
-        self._interpreter = interpreter = Interpreter(meshes, self._timeline)
+        self._interpreter = interpreter = Interpreter(plan.groups, meshes, self._timeline)
         self._steps = interpreter.build(schedule.steps)
         self._carried = interpreter.slots(schedule.carry)
         self._made = [interpreter.slot(value) for value in schedule.metrics]

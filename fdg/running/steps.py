@@ -16,10 +16,12 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from fdg.lowering.programs import lower_call, value_shape
+from fdg.placing.policy import Group
 from fdg.placing.schedule import Call, Move, Repeat, Step, Value
-from fdg.running.crossings import Crossings, Transfer
-from fdg.running.program import Program, spans_processes
+from fdg.running.exchange import Crossings, Exchange
+from fdg.running.program import Program, is_here, spans_processes
 from fdg.running.timeline import ProgramRun, Timeline
+from fdg.running.transfers import Mover, Transfer
 
 Entry: TypeAlias = tuple[jax.Array, ProgramRun | None]  # the run is None for an array from before
 Memory: TypeAlias = list[Any]  # an `Entry` in each filled slot, None in the others
@@ -37,11 +39,12 @@ class Interpreter:
       moved_bytes: by the steps when they ran.
     """
 
-    def __init__(self, meshes: Mapping[str, Mesh], timeline: Timeline):
+    def __init__(self, groups: Sequence[Group], meshes: Mapping[str, Mesh], timeline: Timeline):
         self.meshes = dict(meshes)
         self.programs: list[Program] = []
         self.crossings = Crossings()
         self.moved_bytes = 0
+        self._groups = {group.name: group for group in groups}
         self._timeline = timeline
         self._slots: dict[Value, int] = {}
 
@@ -73,16 +76,29 @@ class Interpreter:
                 built.append(self._repeat(step, times))
         return built
 
-    def transfer(self, pairs: Sequence[tuple[Value, Value]], times: int) -> Transfer:
-        """Moves values from one group to another: the first of each pair to the second."""
-        source, target = (self.meshes[value.group] for value in pairs[0])
-        transfer = Transfer(source, target, pairs, times, self.crossings)
-        self.programs += transfer.programs
-        return transfer
+    def transfer(self, pairs: Sequence[tuple[Value, Value]], times: int) -> Transfer | None:
+        """Moves values from one group to another, the first of each pair to the second.
+
+        Copies within a process, a collective between processes; None in a process that has no part in it.
+        """
+        source, target = meshes = [self.meshes[value.group] for value in pairs[0]]
+        layouts = [(a.laid_out, b.laid_out) for a, b in pairs]
+        crosses = spans_processes(*meshes)
+        transfer: Transfer = (
+            Exchange(source, target, layouts, self.crossings) if crosses else Mover(source, target, layouts)
+        )
+        between = f"{pairs[0][0].group} -> {pairs[0][1].group}"
+        for name, function, arguments in transfer.functions([self.shape(a) for a, _ in pairs]):
+            where = tuple(transfer.mesh_of(name).devices.flat)
+            program = Program(f"{name} {between}", (), where, times, function, (arguments,))
+            program.exchanges = name == "exchange"
+            self.programs.append(program)
+            transfer.programs[name] = program
+        return transfer if any(map(is_here, meshes)) else None
 
     def _call(self, call: Call, times: int) -> RunStep:
         mesh = self.meshes[call.group]
-        function, arguments = lower_call(call, mesh)
+        function, arguments = lower_call(call, mesh, self._groups[call.group])
         program = Program(call.name, call.fragments, tuple(mesh.devices.flat), times, function, arguments)
         self.programs.append(program)
         inputs = [self.slot(value) for value in call.inputs]
@@ -104,7 +120,7 @@ class Interpreter:
                 memory[i] = result, this
             timeline.started(this, done)
             if spans:
-                crossings.add([done])
+                crossings.started([done])
 
         return run
 
@@ -113,7 +129,7 @@ class Interpreter:
         inputs = [self.slot(a) for a, _ in move.pairs]
         outputs = [self.slot(b) for _, b in move.pairs]
         freed = [inputs[i] for i in move.freed]
-        if not transfer.is_here:
+        if transfer is None:
             return _nothing
 
         def run(memory: Memory) -> None:

@@ -1,25 +1,54 @@
-"""Moving arrays from one group of devices to another, however many devices each has, without waiting.
+"""Moving arrays from one group of devices to another, however they lie on each, without waiting.
 
-An array split over m devices becomes one split over n by way of lcm(m, n) chunks: each device of the source
-cuts its part, each chunk goes to the device that needs it, and that device joins what it got. Copies from
-device to device are asynchronous, where `jax.device_put` between unequal splits waits for the values.
+From layout to layout an array goes in chunks (`placing.layout.route`): each device of the source cuts its
+part, each chunk goes to the devices that need it, and these join what they got. Copies from device to device
+are asynchronous, where `jax.device_put` between unequal splits waits for the values.
+
+There are two ways to move, with one protocol, `Transfer`: `Mover` within a process, and `exchange.Exchange`
+between processes.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from fdg import jaxprs
-from fdg.lowering.constraints import batch_sharding
-from fdg.placing.layout import Layout
+from fdg.lowering.mesh import layout_sharding, partition_spec
+from fdg.placing.layout import Layout, Route, route
+
+
+class Transfer(Protocol):
+    """Moves several arrays from one mesh to another.
+
+    Attributes:
+      programs: the compiled ones of `functions`, put here by whoever compiles them.
+      bytes: that a call moves: what arrives on all devices (of this process); 0 before the first.
+    """
+
+    programs: dict[str, Any]
+    bytes: int
+
+    def functions(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[tuple[str, Any, Any]]:
+        """The programs that it needs: (name, function, its argument).
+
+        Args:
+          shapes: of the arrays on the source.
+        """
+
+    def mesh_of(self, program: str) -> Mesh:
+        """What one of the programs runs on."""
+
+    def __call__(self, arrays: Sequence[Any]) -> list[Any]:
+        """The arrays on the target, possibly before they are there; None each where they are not here."""
 
 
 class Mover:
-    """Moves several arrays from one mesh to another.
+    """Moves several arrays from one mesh to another, by copies from device to device.
 
     Args:
       layouts: (at the source, at the target) of each array.
@@ -31,30 +60,33 @@ class Mover:
 
     def __init__(self, source: Mesh, target: Mesh, layouts: Sequence[tuple[Layout, Layout]]):
         self.source, self.target, self.layouts = source, target, list(layouts)
-        self._source_devices, self._target_devices = list(source.devices.flat), list(target.devices.flat)
-        overlap = set(self._source_devices) & set(self._target_devices)
+        source_devices, self._target_devices = list(source.devices.flat), list(target.devices.flat)
+        overlap = set(source_devices) & set(self._target_devices)
         # On a shared device the copy must be one: the original may be donated. (JAX heeds `may_alias` for
         # each device apart, not for copies on several.)
         self._may_alias = False if overlap else None
-        self._chunks = [math.lcm(a.parts, b.parts) for a, b in self.layouts]
-        self.cuts = any(c > a.parts for c, (a, _) in zip(self._chunks, self.layouts, strict=True))
-        self.joins = any(c > b.parts for c, (_, b) in zip(self._chunks, self.layouts, strict=True))
-        self._targets = [batch_sharding(target, b.axis if b.parts > 1 else None) for _, b in self.layouts]
+        self._routes = [route(a, b) for a, b in self.layouts]
+        self._copied = [a.number == b.number == 1 and not overlap for a, b in self.layouts]
+        self.cuts = any(math.prod(r.cuts) > 1 for r in self._routes)
+        self.joins = any(math.prod(r.joins) > 1 for r in self._routes)
+        self._targets = [layout_sharding(target, b) for _, b in self.layouts]
+        self._pieces = [part_shape(b, r.joins) for r, (_, b) in zip(self._routes, self.layouts, strict=True)]
         self.programs: dict[str, Any] = {}
         self.bytes = 0
 
     def functions(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[tuple[str, Any, Any]]:
-        """The programs needed around the copies: ("cut" or "join", function, its argument).
-
-        Args:
-          shapes: of the arrays on the source.
-        """
-        cut = self._cut_shapes(shapes)
+        """The programs needed around the copies: ("cut" or "join", function, its argument)."""
         found: list[tuple[str, Any, Any]] = []
         if self.cuts:
-            found.append(("cut", self._cut_function(cut), list(shapes)))
+            found.append(("cut", self._cut_function(), list(shapes)))
         if self.joins:
-            found.append(("join", self._join_function(), self._join_shapes(cut)))
+            rows = [
+                [jax.ShapeDtypeStruct(piece, shape.dtype, sharding=sharding)] * math.prod(r.joins)
+                for shape, piece, r, sharding in zip(
+                    shapes, self._pieces, self._routes, self._targets, strict=True
+                )
+            ]
+            found.append(("join", self._join_function(), rows))
         return found
 
     def mesh_of(self, program: str) -> Mesh:
@@ -66,96 +98,82 @@ class Mover:
         pieces = self.programs["cut"].compiled(list(arrays)) if self.cuts else [[x] for x in arrays]
         buffers: list[jax.Array] = []
         places: list[Any] = []
-        for pieces_of_one, chunks, (a, b), sharding in zip(
-            pieces, self._chunks, self.layouts, self._targets, strict=True
-        ):
-            if a.parts == b.parts == 1 and self._may_alias is None:
-                buffers.append(pieces_of_one[0].addressable_data(0))
+        for row, way, copied, sharding in zip(pieces, self._routes, self._copied, self._targets, strict=True):
+            if copied:
+                buffers.append(row[0].addressable_data(0))
                 places.append(sharding)
                 continue
-            parts = [[piece.addressable_data(i) for piece in pieces_of_one] for i in range(a.parts)]
-            each, copies = chunks // b.parts, b.devices // b.parts
-            for q in range(each):
-                for j in range(b.parts):
-                    i, r = divmod(j * each + q, chunks // a.parts)
-                    for k in range(copies):
-                        buffers.append(parts[i][r])
-                        places.append(self._target_devices[j * copies + k])
+            for chunk in way.chunks:
+                buffers += [row[rank].addressable_data(i) for i, rank in chunk]
+                places += self._target_devices
         options = {} if self._may_alias is None else {"may_alias": self._may_alias}
         arrived = jax.device_put(buffers, places, **options)
         self.bytes = self.bytes or sum(jaxprs.bytes_of(x) * len(x.sharding.device_set) for x in arrived)
         moved = iter(arrived)
         joined = []
-        for chunks, (a, b), sharding in zip(self._chunks, self.layouts, self._targets, strict=True):
-            if a.parts == b.parts == 1 and self._may_alias is None:
+        for way, copied, shape, sharding in zip(
+            self._routes, self._copied, self._pieces, self._targets, strict=True
+        ):
+            if copied:
                 joined.append([next(moved)])
                 continue
-            shape = list(b.shape)
-            if chunks > b.parts:
-                shape[b.axis] = shape[b.axis] // (chunks // b.parts)  # type: ignore[index]
+            count = len(self._target_devices)
             joined.append(
                 [
                     jax.make_array_from_single_device_arrays(
-                        tuple(shape), sharding, [next(moved) for _ in range(b.devices)]
+                        shape, sharding, list(itertools.islice(moved, count))
                     )
-                    for _ in range(chunks // b.parts)
+                    for _ in way.chunks
                 ]
             )
         return self.programs["join"].compiled(joined) if self.joins else [x for (x,) in joined]
 
-    # --- the programs around the copies ---
+    # --- the programs around the copies: each device for itself ---
 
-    def _cut_function(self, shapes: Any) -> Any:
+    def _cut_function(self) -> Any:
+        specs = [partition_spec(a.spec) for a, _ in self.layouts]
+        out = [[spec] * math.prod(r.cuts) for spec, r in zip(specs, self._routes, strict=True)]
+
         def cut(arrays: Sequence[jax.Array]) -> list[list[jax.Array]]:
-            cut_up = []
-            for x, chunks, (a, _) in zip(arrays, self._chunks, self.layouts, strict=True):
-                count = chunks // a.parts
-                if count == 1:
-                    cut_up.append([x])
-                    continue
-                axis, size = a.split_axis, a.shape[a.split_axis] // chunks
-                rows = x.reshape(*a.shape[:axis], a.parts, count, size, *a.shape[axis + 1 :])
-                flat = (*a.shape[:axis], a.parts * size, *a.shape[axis + 1 :])
-                cut_up.append(
-                    [
-                        jax.lax.index_in_dim(rows, r, axis + 1, keepdims=False).reshape(flat)
-                        for r in range(count)
-                    ]
-                )
-            return cut_up
+            return [cut_up(x, r) for x, r in zip(arrays, self._routes, strict=True)]
 
-        shardings = [[shape.sharding for shape in row] for row in shapes]
-        return jax.jit(cut, out_shardings=shardings)
-
-    def _cut_shapes(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[list[jax.ShapeDtypeStruct]]:
-        found = []
-        for shape, chunks, (a, _) in zip(shapes, self._chunks, self.layouts, strict=True):
-            sizes, sharding = list(a.shape), batch_sharding(self.source, a.axis if a.parts > 1 else None)
-            count = chunks // a.parts
-            if count > 1:
-                sizes[a.axis] = sizes[a.axis] // count  # type: ignore[index]
-            found.append([jax.ShapeDtypeStruct(tuple(sizes), shape.dtype, sharding=sharding)] * count)
-        return found
-
-    def _join_shapes(self, cut: Sequence[Sequence[jax.ShapeDtypeStruct]]) -> list[list[jax.ShapeDtypeStruct]]:
-        found = []
-        for row, chunks, (_, b), sharding in zip(cut, self._chunks, self.layouts, self._targets, strict=True):
-            sizes, count = list(b.shape), chunks // b.parts
-            if count > 1:
-                sizes[b.axis] = sizes[b.axis] // count  # type: ignore[index]
-            found.append([jax.ShapeDtypeStruct(tuple(sizes), row[0].dtype, sharding=sharding)] * count)
-        return found
+        return jax.jit(
+            jax.shard_map(cut, mesh=self.source, in_specs=(specs,), out_specs=out, check_vma=False)
+        )
 
     def _join_function(self) -> Any:
-        def join(pieces: Sequence[Sequence[jax.Array]]) -> list[jax.Array]:
-            whole = []
-            for row, (_, b) in zip(pieces, self.layouts, strict=True):
-                if len(row) == 1:
-                    whole.append(row[0])
-                    continue
-                axis, size = b.split_axis, b.shape[b.split_axis] // (b.parts * len(row))
-                split = (*b.shape[:axis], b.parts, 1, size, *b.shape[axis + 1 :])
-                whole.append(jnp.concatenate([x.reshape(split) for x in row], axis + 1).reshape(b.shape))
-            return whole
+        specs = [partition_spec(b.spec) for _, b in self.layouts]
 
-        return jax.jit(join, out_shardings=self._targets)
+        def join(rows: Sequence[Sequence[jax.Array]]) -> list[jax.Array]:
+            return [join_up(row, r) for row, r in zip(rows, self._routes, strict=True)]
+
+        rows = [[spec] * math.prod(r.joins) for spec, r in zip(specs, self._routes, strict=True)]
+        return jax.jit(
+            jax.shard_map(join, mesh=self.target, in_specs=(rows,), out_specs=specs, check_vma=False),
+            out_shardings=self._targets,
+        )
+
+
+def part_shape(layout: Layout, count: Sequence[int]) -> tuple[int, ...]:
+    """The shape of an array that has one of `count` chunks of each part of a layout."""
+    return tuple(n // k for n, k in zip(layout.shape, count, strict=True))
+
+
+def cut_up(part: jax.Array, way: Route) -> list[jax.Array]:
+    """The chunks of a device's part, row by row."""
+    pieces = [part]
+    for axis, count in enumerate(way.cuts):
+        if count > 1:
+            pieces = [chunk for piece in pieces for chunk in jnp.split(piece, count, axis)]
+    return pieces
+
+
+def join_up(pieces: Sequence[jax.Array], way: Route) -> jax.Array:
+    """A device's part of its chunks, row by row."""
+    pieces = list(pieces)
+    for axis in reversed(range(len(way.joins))):
+        count = way.joins[axis]
+        if count > 1:
+            pieces = [jnp.concatenate(pieces[i : i + count], axis) for i in range(0, len(pieces), count)]
+    (whole,) = pieces
+    return whole

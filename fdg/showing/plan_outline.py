@@ -8,6 +8,7 @@ import jax
 
 from fdg.placing.plan import BETWEEN, Movement, Plan, PlannedProgram
 from fdg.placing.schedule import Call, Move, Step
+from fdg.placing.sharded import axes_text, spec_text
 from fdg.showing.words import ancestors, joined_by_and, listed, quantity, span
 from fdg.tracing.graph import FDG, Fragment
 
@@ -124,7 +125,7 @@ def title(plan: Plan) -> str:
 def per_device(plan: Plan, fragment: Fragment) -> int | None:
     """How much of the batch (or how many agents) one device has."""
     share = plan.num_seeds if plan.num_seeds is not None else fragment.batch_size
-    return None if share is None else share // len(plan.group_of(fragment.name))
+    return None if share is None else share // plan.group_of(fragment.name).rows
 
 
 def _traffic(plan: Plan) -> str:
@@ -193,9 +194,48 @@ def _idle(plan: Plan) -> list[str]:
     return found
 
 
+def _sharded(plan: Plan) -> list[str]:
+    """How parameters are split, what that leaves whole, and what is not known before compiling."""
+    found = []
+    for group in plan.groups:
+        leaves = [leaf for leaf in plan.sharded if leaf.group == group.name]
+        if not group.shards:
+            continue
+        split = [leaf for leaf in leaves if leaf.layout.number > 1]
+        size = sum(_bytes_of_leaf(plan, leaf.position) for leaf in split)
+        mine = sum(_bytes_of_leaf(plan, leaf.position) // leaf.layout.number for leaf in split)
+        found.append(
+            f"sharded on {group.name} ({axes_text(group)}): {len(split)} leaves of {quantity(size, 'B')},"
+            f" {quantity(mine, 'B')} a device"
+        )
+        rows: dict[tuple[str, str], list[str]] = {}
+        for leaf in split:
+            rows.setdefault((leaf.rule, spec_text(leaf.layout.spec)), []).append(leaf.path)
+        for (rule, spec), paths in rows.items():
+            found.append(f"  '{rule}' as ({spec}): {listed(paths, 60)}")
+        if whole := [leaf.path for leaf in leaves if leaf.layout.number == 1]:
+            found.append(f"  whole, for no dimension divides: {listed(whole, 60)}")
+    found += [f"rule '{rule}' of {group} takes no leaf" for group, rule in plan.unused_rules]
+    found += [f"collectives of group {group}: known after compiling" for group in plan.unpredicted]
+    read = dict.fromkeys(m.where for m in plan.movements if m.read)
+    return found + [f"collectives of group {group}: read from its compiled programs" for group in read]
+
+
+def _bytes_of_leaf(plan: Plan, position: int) -> int:
+    leaf = jax.tree.leaves(plan.graph.state)[position]
+    return leaf.size * leaf.dtype.itemsize
+
+
 def notes(plan: Plan) -> list[str]:
-    """Bytes, memory, what is delayed, which devices are idle and why, and the plan's own: a sentence each."""
-    return [_traffic(plan), _memory(plan), *_staleness(plan), *_idle(plan), *plan.notes]
+    """Bytes, memory, shards, staleness, idle devices, and the plan's own notes: a sentence each."""
+    return [
+        _traffic(plan),
+        _memory(plan),
+        *_sharded(plan),
+        *_staleness(plan),
+        *_idle(plan),
+        *plan.notes,
+    ]
 
 
 def amount(m: Movement, sign: str) -> str:

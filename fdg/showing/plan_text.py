@@ -47,7 +47,7 @@ def plan_text(plan: Plan) -> str:
     elif moving := [m for m in plan.movements if m.how]:
         header = ("moves between devices", "how", "bytes/crossing", "crossings", "bytes/iteration")
         lines += table(header, [(clip(m.source, 40), m.how, *_amounts(m)) for m in moving], (2, 3, 4))
-    else:
+    elif not plan.unpredicted:
         lines.append("  nothing moves between devices")
     for note in notes(plan):
         lines += textwrap.wrap(note, COLUMNS, initial_indent="  ", subsequent_indent="    ")

@@ -99,6 +99,7 @@ class FDG(Drawn):
       jaxpr: one iteration: the state's leaves in; the state's leaves, then the metrics' leaves out.
       state: the state's pytree, of `jax.ShapeDtypeStruct`.
       metrics: the metrics' pytree, of `jax.ShapeDtypeStruct`.
+      parameter_rules: of an algorithm (or its network) that declares how parameters may be split.
     """
 
     name: str
@@ -108,6 +109,7 @@ class FDG(Drawn):
     jaxpr: Any = dataclasses.field(default=None, repr=False, compare=False)
     state: Any = dataclasses.field(default=None, repr=False, compare=False)
     metrics: Any = dataclasses.field(default=None, repr=False, compare=False)
+    parameter_rules: Any = dataclasses.field(default=None, repr=False, compare=False)
 
     @property
     def output_axes(self) -> tuple[int | None, ...]:

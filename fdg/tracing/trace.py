@@ -1,5 +1,6 @@
 """`trace`: an algorithm's dataflow graph, read from the jaxpr of one training iteration."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -52,7 +53,14 @@ def trace(algorithm: Any) -> FDG:
 
     jaxpr = jax.make_jaxpr(iterate)(*leaves)
     core.check_jaxpr(jaxprs.open_jaxpr(jaxpr))
-    return read_graph(name, jaxpr, state, output[0][1])
+    graph = read_graph(name, jaxpr, state, output[0][1])
+    return dataclasses.replace(graph, parameter_rules=_declared_rules(algorithm))
+
+
+def _declared_rules(algorithm: Any) -> Any:
+    """The rules for sharded parameters that stand beside an algorithm or its network."""
+    own = getattr(algorithm, "parameter_rules", None)
+    return own or getattr(getattr(algorithm, "network", None), "parameter_rules", None)
 
 
 def read_graph(name: str, jaxpr: Any, state: Any, metrics: Any) -> FDG:

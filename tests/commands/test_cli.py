@@ -79,7 +79,7 @@ ERRORS = {
     "--staleness -1": "--staleness -1: it must be at least 0",
     "--staleness 1": "--staleness 1: under gpu_only, actors always have the newest parameters",
     "--policy central --actors 3": "'--actors' under --policy central, which has --workers, --servers",
-    "--workers 3": "under --policy gpu_only, which has none: it is a flag of --policy single_learner_fine,",
+    "--workers 3": "under --policy gpu_only, which has --model-parallel, --parameters: it is a flag of",
     "--policy central --workers 0": "workers=0: at least one device is needed",
     "--policy single_learner_fine --staleness 1": "use --policy single_learner_coarse or central",
     "--learning-rate -1e-3": "learning_rate=-0.001: it must be above zero",

@@ -199,8 +199,9 @@ def test_a_wrong_lowering_fails(devices, monkeypatch):
 def _permuted(mover, arrays, arrived):
     """Chunks of the first split array in another order."""
     for i, (x, (a, _)) in enumerate(zip(arrived, mover.layouts, strict=True)):
-        if a.parts > 1:
-            rolled = jnp.roll(x, x.shape[a.axis] // a.parts, a.axis)
+        if a.number > 1:
+            axis = a.parts.index(a.number)
+            rolled = jnp.roll(x, x.shape[axis] // a.number, axis)
             return [*arrived[:i], jax.device_put(rolled, x.sharding), *arrived[i + 1 :]]
     return arrived
 
@@ -209,9 +210,10 @@ def _dropped(mover, arrays, arrived):
     """The last chunk never comes; zeros stand there."""
     found = []
     for x, (a, _) in zip(arrived, mover.layouts, strict=True):
-        if a.parts > 1 and jnp.issubdtype(x.dtype, jnp.floating):
-            rows = jnp.arange(x.shape[a.axis]) < x.shape[a.axis] * (a.parts - 1) // a.parts
-            kept = jnp.where(jnp.expand_dims(rows, [i for i in range(x.ndim) if i != a.axis]), x, 0)
+        if a.number > 1 and jnp.issubdtype(x.dtype, jnp.floating):
+            axis = a.parts.index(a.number)
+            rows = jnp.arange(x.shape[axis]) < x.shape[axis] * (a.number - 1) // a.number
+            kept = jnp.where(jnp.expand_dims(rows, [i for i in range(x.ndim) if i != axis]), x, 0)
             x = jax.device_put(kept, x.sharding)
         found.append(x)
     return found

@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.sharding import AxisType, Mesh
 
-from fdg.lowering.constraints import batch_sharding, make_mesh
+from fdg.lowering.mesh import layout_sharding, make_mesh
+from fdg.placing.layout import Layout, moved_bytes, route
+from fdg.running.exchange import Exchange
 from fdg.running.execution import Program
-from fdg.running.transfers import Layout, Mover, moved_bytes
+from fdg.running.transfers import Mover
 
 DTYPES = ("float32", "bfloat16", "int32", "uint8", "bool", "key")
 
@@ -31,19 +34,17 @@ def words(x):
     return np.asarray(jax.random.key_data(x) if is_key else x)
 
 
-def sharding(mesh, layout):
-    return batch_sharding(mesh, layout.axis if layout.parts > 1 else None)
-
-
 def make_mover(source, target, arrays, axes):
     """A compiled mover, and the arrays on its source."""
     source, target = make_mesh(source), make_mesh(target)
     layouts = [
-        (Layout(x.shape, axis, source.size), Layout(x.shape, axis, target.size))
+        (Layout.of_batch(x.shape, axis, source.size), Layout.of_batch(x.shape, axis, target.size))
         for x, axis in zip(arrays, axes, strict=True)
     ]
     mover = Mover(source, target, layouts)
-    placed = [jax.device_put(x, sharding(source, a)) for x, (a, _) in zip(arrays, layouts, strict=True)]
+    placed = [
+        jax.device_put(x, layout_sharding(source, a)) for x, (a, _) in zip(arrays, layouts, strict=True)
+    ]
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in placed]
     for name, function, argument in mover.functions(shapes):
         mover.programs[name] = Program(name, (), (), 1, function, (argument,))
@@ -56,7 +57,7 @@ def check(mover, arrays, placed):
     size = 0
     for x, y, (_, b) in zip(arrays, moved, mover.layouts, strict=True):
         assert (y.shape, y.dtype) == (x.shape, x.dtype)
-        assert y.sharding.is_equivalent_to(sharding(mover.target, b), y.ndim)
+        assert y.sharding.is_equivalent_to(layout_sharding(mover.target, b), y.ndim)
         np.testing.assert_array_equal(words(y), words(x))
         itemsize = x.dtype.itemsize
         held = sum(shard.data.size * itemsize for shard in y.addressable_shards)
@@ -148,8 +149,104 @@ def test_a_move_does_not_wait_for_what_it_moves(m, n, devices):
 
 
 def test_layouts():
-    assert Layout((6, 4), 0, 3).parts == 3
-    assert Layout((6, 4), 1, 3).parts == 1  # does not divide: a copy on each
-    assert Layout((6, 4), None, 3).parts == 1
-    assert moved_bytes(96, Layout((6, 4), 0, 3)) == 96
-    assert moved_bytes(96, Layout((6, 4), None, 3)) == 288
+    assert Layout.of_batch((6, 4), 0, 3).parts == (3, 1)
+    assert Layout.of_batch((6, 4), 1, 3).parts == (1, 1)  # does not divide: a copy on each
+    assert Layout.of_batch((6, 4), None, 3).parts == (1, 1)
+    assert moved_bytes(96, Layout.of_batch((6, 4), 0, 3)) == 96
+    assert moved_bytes(96, Layout.of_batch((6, 4), None, 3)) == 288
+
+
+# --- layouts of several axes, by either way of moving ---
+
+MESHES = [((n, m) if m > 1 else (n,)) for n in (1, 2, 3, 4) for m in (1, 2, 4) if n * m <= 6]
+
+
+def make_layout_mesh(devices, sizes):
+    names = ("batch", "model")[: len(sizes)]
+    return Mesh(
+        np.array(devices, dtype=object).reshape(sizes), names, axis_types=(AxisType.Auto,) * len(sizes)
+    )
+
+
+@st.composite
+def layouts(draw, mesh_sizes, rank):
+    """Which axes of a mesh split which dimension; each axis at most once, possibly none (copies)."""
+    names = ("batch", "model")[: len(mesh_sizes)]
+    spec = [[] for _ in range(rank)]
+    for name in draw(st.permutations(names)):
+        where = draw(st.integers(-1, rank - 1))
+        if where >= 0:
+            spec[where].append(name)
+    return tuple(map(tuple, spec)), tuple(zip(names, mesh_sizes, strict=True))
+
+
+@st.composite
+def crossings(draw):
+    source, target = draw(st.sampled_from(MESHES)), draw(st.sampled_from(MESHES))
+    first = draw(st.integers(0, 8 - math.prod(target)))
+    arrays = []
+    for _ in range(draw(st.integers(1, 2))):
+        rank = draw(st.integers(0, 3))
+        ends = [draw(layouts(sizes, rank)) for sizes in (source, target)]
+        shape = [draw(st.integers(1, 2)) for _ in range(rank)]
+        for dimension in range(rank):  # of a size that divides at both ends
+            for spec, mesh in ends:
+                parts = Layout((1,) * rank, spec, mesh).parts[dimension]
+                shape[dimension] = math.lcm(shape[dimension], parts)
+        arrays.append((tuple(shape), *ends, draw(st.sampled_from(DTYPES))))
+    return source, target, first, arrays
+
+
+@pytest.mark.parametrize("way", [Mover, Exchange])
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(case=crossings())
+def test_from_any_layout_to_any_other(way, case):
+    """Every device of the target has its part of the array, and got each byte of it once."""
+    source_sizes, target_sizes, first, specs = case
+    devices = jax.devices("cpu")[:8]
+    source = make_layout_mesh(devices[: math.prod(source_sizes)], source_sizes)
+    target = make_layout_mesh(devices[first : first + math.prod(target_sizes)], target_sizes)
+    arrays = [values(shape, dtype, 13 * i) for i, (shape, _, _, dtype) in enumerate(specs)]
+    ends = [tuple(Layout(shape, *end) for end in both) for shape, *both, _ in specs]
+    transfer = way(source, target, ends)
+    placed = [jax.device_put(x, layout_sharding(source, a)) for x, (a, _) in zip(arrays, ends, strict=True)]
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in placed]
+    for name, function, argument in transfer.functions(shapes):
+        transfer.programs[name] = Program(name, (), (), 1, function, (argument,))
+        transfer.programs[name].compile()
+    size = 0
+    for x, y, (_, b) in zip(arrays, transfer(placed), ends, strict=True):
+        assert y.sharding.is_equivalent_to(layout_sharding(target, b), y.ndim)
+        for device, part in zip(target.devices.flat, b.part_of, strict=True):
+            (shard,) = [s.data for s in y.addressable_shards if s.device == device]
+            lengths = [n // k for n, k in zip(x.shape, b.parts, strict=True)]
+            index = tuple(slice(p * n, (p + 1) * n) for p, n in zip(part, lengths, strict=True))
+            np.testing.assert_array_equal(words(shard), words(x)[index])
+            size += shard.size * x.dtype.itemsize
+    assert (
+        transfer.bytes
+        == size
+        == sum(moved_bytes(x.size * x.dtype.itemsize, b) for x, (_, b) in zip(arrays, ends, strict=True))
+    )
+
+
+def test_a_route_by_hand():
+    """[4, 6] from 2 x 3 parts (one a device) to columns in 2 (copies in each of 2 rows): by hand."""
+    mesh = (("batch", 2), ("model", 3))
+    source = Layout((4, 6), (("batch",), ("model",)), mesh)
+    target = Layout((4, 6), ((), ("model",)), (("batch", 2), ("model", 2)))
+    assert source.part_of == ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2))
+    assert target.part_of == ((0, 0), (0, 1), (0, 0), (0, 1))
+    way = route(source, target)
+    assert (way.cuts, way.joins) == ((1, 2), (2, 3))  # 2 x 6 chunks in all
+    left, right = (
+        [(0, 0), (0, 1), (1, 0), (3, 0), (3, 1), (4, 0)],
+        [(1, 1), (2, 0), (2, 1), (4, 1), (5, 0), (5, 1)],
+    )
+    assert way.chunks == tuple(zip(left, right, left, right, strict=True))
+
+
+def test_copies_at_the_source_are_asked_in_turn():
+    source = Layout((2,), (), (("batch", 3),))
+    target = Layout((2,), (("batch",),), (("batch", 2),))
+    assert route(source, target).chunks == (((0, 0), (1, 1)),)

@@ -1,0 +1,80 @@
+"""Where parameters that are split meet the batch: there they are whole along the batch's axis of the mesh.
+
+    x [B, d] split over batch,  w [d, f] split over (batch, model)
+    x @ w    gathers w over batch first (fully sharded data parallelism), and stays split along f over model
+
+Left alone, XLA may split x along d over the devices of its batch, which moves more than gathering w does. So
+what is known of a leaf is followed through the jaxpr, as far as operations keep its shape. It is a hint: what
+is not known is left to XLA, and no constraint can change a number.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jax.sharding import PartitionSpec
+
+from fdg import jaxprs
+from fdg.batch.flow import EquationFlow
+from fdg.fragment import boundary_p
+from fdg.placing.layout import BATCH, Spec
+
+Specs = Mapping[Any, Spec | None]  # of variables; None, and of what is not in it: not known
+
+
+def meeting(step: EquationFlow) -> list[int]:
+    """The operands of an operation that the batch shares, and that meet it there."""
+    if step.bodies or step.local or step.eqn.primitive is boundary_p:
+        return []
+    if all(axis is None for axis in step.operands):
+        return []
+    return [
+        i
+        for i, (atom, axis) in enumerate(zip(step.eqn.invars, step.operands, strict=True))
+        if axis is None and not jaxprs.is_literal(atom) and atom.aval.shape and i not in step.gathered
+    ]
+
+
+def without_batch(spec: Spec, rank: int) -> PartitionSpec:
+    """A leaf's spec, gathered over the batch's axis of the mesh."""
+    entries: list[Any] = [tuple(axis for axis in axes if axis != BATCH) or None for axes in spec]
+    return PartitionSpec(*entries, *[None] * (rank - len(entries)))
+
+
+def results(step: EquationFlow, known: Specs, outputs: Sequence[Sequence[Spec | None]]) -> list[Spec | None]:
+    """The specs of an equation's results.
+
+    Args:
+      known: of its operands, among others.
+      outputs: of the outputs of each body in it.
+    """
+    eqn = step.eqn
+    found: list[Spec | None] = [None] * len(eqn.outvars)
+    if step.bodies:
+        for body, specs in zip(jaxprs.bodies(eqn), outputs, strict=True):
+            for k, j in enumerate(body.results):
+                if k not in body.stacked:
+                    found[k] = found[k] or specs[j]
+        return found
+    operands = [(v, known.get(v)) for v in eqn.invars if not jaxprs.is_literal(v)]
+    if eqn.primitive.name == "transpose":
+        spec = operands[0][1] if operands else None
+        if spec is not None:
+            full = (*spec, *[()] * (len(eqn.params["permutation"]) - len(spec)))
+            return [tuple(full[i] for i in eqn.params["permutation"])]
+        return found
+    if any(axis is not None for axis in (*step.operands, *step.results)):
+        return found
+    shapes = {v.aval.shape: spec for v, spec in operands if spec is not None}
+    return [shapes.get(getattr(v.aval, "shape", None)) for v in eqn.outvars]
+
+
+def inputs(body: jaxprs.Body, eqn: Any, known: Specs) -> tuple[Spec | None, ...]:
+    """The specs of the inputs of a body in an equation."""
+    found = []
+    for i, operand in enumerate(body.operands):
+        atom = eqn.invars[operand]
+        spec = None if jaxprs.is_literal(atom) else known.get(atom)
+        if spec is not None and i in body.sliced:
+            spec = None if spec[0] else spec[1:]
+        found.append(spec)
+    return tuple(found)

@@ -1,0 +1,257 @@
+"""Parameters that are split: rules on the paths of leaves, and how the values of a schedule then lie.
+
+    rules   (("kernel", (None, "model")), ("", "batch"))        of a group with the mesh batch 2, model 4
+    leaves  .params['in']['kernel'] [32, 64]   the first rule   spec ((), ("model",))   parts (1, 4)
+            .params['in']['bias'] [64]         the second       spec (("batch",),)      parts (2,)
+            .step []                           none             whole
+
+Parameters and optimiser state have paths that end alike, and so one rule takes both. What a schedule hands on
+as such a leaf (from iteration to iteration, into a loop and out of it) lies as the leaf.
+"""
+
+import collections
+import dataclasses
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from fdg import keys
+from fdg.errors import PlanError
+from fdg.placing.layout import BATCH, MODEL, Layout, Spec
+from fdg.placing.policy import DECLARED, Group, Policy
+from fdg.placing.schedule import Call, Move, Repeat, Schedule, Step, Value
+from fdg.tracing.graph import FDG
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardedLeaf:
+    """A leaf of the state that a rule of a group takes.
+
+    Attributes:
+      position: among the state's leaves.
+      path: in the algorithm's state, as `jax.tree_util.keystr` writes it.
+      group: its name.
+      rule: the regular expression that found it.
+      layout: how it lies on the group's devices: whole, where no dimension divides.
+    """
+
+    position: int
+    path: str
+    group: str
+    rule: str
+    layout: Layout
+
+
+def with_rules(group: Group, graph: FDG, policy: Policy) -> Group:
+    """The group with the rules that it takes from the algorithm, if it does.
+
+    Raises:
+      PlanError: the algorithm declares none.
+    """
+    if group.parameters != DECLARED:
+        return group
+    if not graph.parameter_rules:
+        raise PlanError(
+            f"{policy}: {graph.name} declares no rules for sharded parameters: give it (or its network) an"
+            f" attribute parameter_rules, or give the policy parameters=<rules>, such as 'fsdp'"
+        )
+    return dataclasses.replace(group, parameters=graph.parameter_rules)
+
+
+def sharded_leaves(graph: FDG, group: Group, policy: Policy, state: Any = None) -> list[ShardedLeaf]:
+    """The leaves of the state that a group's rules take: neither batches, keys nor scalars.
+
+    Args:
+      state: the algorithm's own part of the graph's state, if that is more: its first leaves.
+
+    Raises:
+      PlanError: a rule that does not fit the leaf that it takes.
+    """
+    if not group.shards:
+        return []
+    assert not isinstance(group.parameters, str)
+    found = []
+    paths = jax.tree_util.tree_leaves_with_path(graph.state if state is None else state)
+    for i, ((path, leaf), axis) in enumerate(zip(paths, graph.state_axes, strict=False)):
+        if axis is not None or not leaf.shape or keys.is_key(leaf.dtype):
+            continue
+        name = jax.tree_util.keystr(path)
+        for pattern, spec in group.parameters:
+            if re.search(pattern, name):
+                layout = _layout(pattern, spec, name, tuple(leaf.shape), group, policy)
+                found.append(ShardedLeaf(i, name, group.name, pattern, layout))
+                break
+    return found
+
+
+def unused_rules(group: Group, leaves: Iterable[ShardedLeaf]) -> list[str]:
+    """The regular expressions of a group's rules that take no leaf."""
+    if not group.shards:
+        return []
+    assert not isinstance(group.parameters, str)
+    taken = {leaf.rule for leaf in leaves if leaf.group == group.name}
+    return [pattern for pattern, _ in group.parameters if pattern not in taken]
+
+
+def _layout(
+    pattern: str, spec: Any, name: str, shape: tuple[int, ...], group: Group, policy: Policy
+) -> Layout:
+    sizes = dict(group.mesh)
+    if isinstance(spec, str):
+        axes = tuple(spec.split("+"))
+        width = math.prod(sizes[axis] for axis in axes)
+        fitting = [i for i, n in enumerate(shape) if n % width == 0 and n]
+        if not fitting:
+            return Layout(shape, (), group.mesh)
+        widest = max(fitting, key=lambda i: shape[i])
+        return Layout(shape, (*[()] * widest, axes), group.mesh)
+    where = f"{policy}: rule '{pattern}' splits {name} {list(shape)} as {_spec_text(spec)}"
+    if len(spec) > len(shape):
+        raise PlanError(
+            f"{where}, which names {len(spec)} dimensions of {len(shape)}: name at most {len(shape)}, or"
+            f" put a rule for this leaf before it"
+        )
+    entries: Spec = tuple(e if isinstance(e, tuple) else () if e is None else (e,) for e in spec)
+    layout = Layout(shape, entries, group.mesh)
+    for n, parts, axes in zip(shape, layout.parts, entries, strict=False):
+        if n % parts:
+            raise PlanError(
+                f"{where}, but {n} does not divide by the {parts} devices of group '{group.name}' along"
+                f" {' and '.join(axes)}: use a size that does, another number of devices, or put a rule for"
+                f" this leaf before it"
+            )
+    return layout
+
+
+def _spec_text(spec: Sequence[Any]) -> str:
+    return f"({', '.join(str(entry) for entry in spec)})"
+
+
+def spec_text(spec: Spec) -> str:
+    """A layout's axes as they are written in a plan.
+
+    >>> spec_text(((), ("batch", "model")))
+    '-, batch+model'
+    """
+    return ", ".join("+".join(axes) or "-" for axes in spec) or "whole"
+
+
+# --- schedules ---
+
+
+def lay_out(schedule: Schedule, groups: Sequence[Group], leaves: Sequence[ShardedLeaf]) -> Schedule:
+    """The schedule with the layout of each of its values.
+
+    Values of a leaf that a group splits lie as it does there, and so does what is handed on as such a
+    leaf. Of values that would be two leaves that lie differently, each device has the whole. Of a leaf that
+    several groups keep, the place of record is one that splits it.
+    """
+    meshes = {group.name: group.mesh for group in groups}
+    specs = _specs(schedule, leaves) if leaves else {}
+    known: dict[Value, Value] = {}
+
+    def of(value: Value) -> Value:
+        if value not in known:
+            found = specs.get((value.variable, value.group))
+            mesh = meshes[value.group]
+            layout = (
+                Layout.of_batch(value.shape, value.axis, mesh)
+                if found is None
+                else Layout(value.shape, found, mesh)
+            )
+            known[value] = dataclasses.replace(value, layout=layout)
+        return known[value]
+
+    def is_whole(value: Value) -> bool:
+        return (value.variable, value.group) not in specs
+
+    def several(values: Iterable[Value]) -> tuple[Value, ...]:
+        return tuple(map(of, values))
+
+    def pairs(values: Iterable[tuple[Value, Value]]) -> tuple[tuple[Value, Value], ...]:
+        return tuple((of(a), of(b)) for a, b in values)
+
+    def step(old: Step) -> Step:
+        if isinstance(old, Call):
+            new = dataclasses.replace(old, inputs=several(old.inputs), outputs=several(old.outputs))
+            return dataclasses.replace(new, donated=_donated(new)) if specs else new
+        if isinstance(old, Move):
+            return dataclasses.replace(old, pairs=pairs(old.pairs))
+        return dataclasses.replace(
+            old,
+            enter=pairs(old.enter),
+            steps=tuple(map(step, old.steps)),
+            carry=pairs(old.carry),
+            leave=pairs(old.leave),
+        )
+
+    return dataclasses.replace(
+        schedule,
+        steps=tuple(map(step, schedule.steps)),
+        leaves=tuple(several(sorted(places, key=is_whole)) for places in schedule.leaves),
+        constants=tuple((i, of(value)) for i, value in schedule.constants),
+        carry=pairs(schedule.carry),
+        metrics=several(schedule.metrics),
+    )
+
+
+def _specs(schedule: Schedule, leaves: Sequence[ShardedLeaf]) -> dict[tuple[Any, str], Spec]:
+    """The axes that split a variable on a group, by what is handed on as what."""
+    same: dict[Any, set[Any]] = {}
+
+    def tie(pairs: Iterable[tuple[Value, Value]]) -> None:
+        for a, b in pairs:
+            both = same.setdefault(a.variable, {a.variable}) | same.setdefault(b.variable, {b.variable})
+            same.update(dict.fromkeys(both, both))
+
+    def visit(steps: Iterable[Step]) -> None:
+        for step in steps:
+            if isinstance(step, Repeat):
+                tie((*step.enter, *step.carry, *step.leave))
+                visit(step.steps)
+
+    tie(schedule.carry)
+    visit(schedule.steps)
+    # Of each set of variables, on each group: the specs of the leaves in it, with None for one without.
+    found: dict[tuple[int, str], set[Spec | None]] = collections.defaultdict(set)
+    variables: dict[int, set[Any]] = {}
+    by_place = {(leaf.position, leaf.group): leaf.layout.spec for leaf in leaves}
+    for i, places in enumerate(schedule.leaves):
+        for value in places:
+            tied = same.get(value.variable, {value.variable})
+            variables[id(tied)] = tied
+            found[id(tied), value.group].add(by_place.get((i, value.group)))
+    specs: dict[tuple[Any, str], Spec] = {}
+    for (tied_id, group), several in found.items():
+        spec = next(iter(several))
+        if len(several) == 1 and spec:
+            specs.update(((variable, group), spec) for variable in variables[tied_id])
+    return specs
+
+
+def _donated(call: Call) -> frozenset[int]:
+    """Of what a call frees: inputs whose memory an output that lies alike can take over."""
+
+    def kind(value: Value) -> tuple:
+        return value.shape, value.dtype, value.layout
+
+    kinds = collections.Counter(map(kind, call.outputs))
+    donated = set()
+    for i in sorted(call.freed):
+        if kinds[kind(call.inputs[i])]:
+            kinds[kind(call.inputs[i])] -= 1
+            donated.add(i)
+    return frozenset(donated)
+
+
+def by_position(leaves: Sequence[ShardedLeaf], group: str) -> Mapping[int, Layout]:
+    """The layouts of the leaves that one group splits."""
+    return {leaf.position: leaf.layout for leaf in leaves if leaf.group == group}
+
+
+def axes_text(group: Group) -> str:
+    """A group's mesh in words: "batch 2 x model 4"."""
+    return f"{BATCH} {group.rows} x {MODEL} {group.model}"

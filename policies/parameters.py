@@ -1,0 +1,72 @@
+"""Parameters and optimiser state that are split over a group's devices: two fields that policies share."""
+
+import dataclasses
+from typing import Any
+
+from fdg.errors import PlanError
+from fdg.placing.policy import DECLARED, Group, Rules, parameter_rules
+
+
+def fsdp(axis: str = "batch") -> Rules:
+    """Every leaf is split over the devices that split the batch, along its largest dimension that divides.
+
+    Fully sharded data parallelism (Rajbhandari et al., arXiv 1910.02054).
+
+    Args:
+      axis: over which axes of the mesh: "batch", "model" or "batch+model".
+
+    >>> fsdp()
+    (('.*', 'batch'),)
+    """
+    rules = parameter_rules([(".*", axis)])
+    assert not isinstance(rules, str)
+    return rules
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class ShardsParameters:
+    """The fields of a policy that may split the parameters of one of its groups.
+
+    Attributes:
+      model_parallel: devices of the group that share one part of the batch, the mesh's axis `model`.
+      parameters: rules on the paths of leaves; "fsdp"; "declared" for those beside the algorithm's network,
+        which are also taken where this is None and `model_parallel` more than 1.
+    """
+
+    model_parallel: int = dataclasses.field(
+        default=1,
+        kw_only=True,
+        metadata={"help": "devices that share a part of the batch and split parameters"},
+    )
+    parameters: Any = dataclasses.field(
+        default=None,
+        kw_only=True,
+        metadata={"help": "fsdp or declared: how parameters are split; None: whole", "flag": str | None},
+    )
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model_parallel, int) or self.model_parallel < 1:
+            raise PlanError(
+                f"{type(self).__name__}: model_parallel={self.model_parallel!r}: at least one device is"
+                f" needed"
+            )
+        if not isinstance(self.parameters, str | None):
+            object.__setattr__(self, "parameters", parameter_rules(self.parameters))
+        parameter_rules(self.parameters)  # of a word too: here, where the mistake is
+
+    def __repr__(self) -> str:
+        """As of any dataclass, without these two fields where they are as they were."""
+        fields = sorted(dataclasses.fields(self), key=lambda field: bool(field.kw_only))
+        own = [field for field in fields if field.repr and not self._is_left(field)]
+        words = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in own)
+        return f"{type(self).__qualname__}({words})"
+
+    def _is_left(self, field: dataclasses.Field) -> bool:
+        return field.name in ("model_parallel", "parameters") and getattr(self, field.name) == field.default
+
+    def sharded(self, group: Group) -> Group:
+        """The group, with the mesh and the rules that these fields say."""
+        rules = self.parameters
+        if rules is None:
+            rules = DECLARED if self.model_parallel > 1 else ()
+        return dataclasses.replace(group, model=self.model_parallel, parameters=parameter_rules(rules))

@@ -1,0 +1,422 @@
+"""Parameters and optimiser state that are split: the numbers, the memory of each device, the collectives."""
+
+import collections
+import dataclasses
+import functools
+import re
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import fdg
+import policies
+from fdg import Group, keys
+from fdg.lowering import weights
+from fdg.placing import sharded
+from fdg.training.checkpoint import Checkpoints
+from fdg.training.job import parse
+from tests.conformance.transformer import Sequences
+
+ITERATIONS = 5
+
+# Heads and hidden units over `model` (Shoeybi et al., arXiv 1909.08053), else the largest dimension.
+TENSOR = (
+    ("qkv", P(None, None, "model")),
+    ("attention.*out", P("model")),
+    (r"mlp.*(in|bias)'", "model"),
+    ("mlp.*out", P("model")),
+    (".*", "model"),
+)
+BOTH = (
+    ("qkv", P("batch", None, "model")),
+    ("attention.*out", P("model", "batch")),
+    (r"mlp.*in'", P("batch", "model")),
+    ("mlp.*out", P("model", "batch")),
+    (".*", "batch+model"),
+)
+COARSE = policies.SingleLearnerCoarse(actors=2, learners=4, model_parallel=2, parameters=BOTH)
+SETUPS = {  # policy, devices, the part of parameters and optimiser state that one device may have
+    "fsdp 8": (policies.GPUOnly(parameters=policies.fsdp()), 8, 1 / 8),
+    "tensor 4": (policies.GPUOnly(model_parallel=4, parameters=TENSOR), 4, 1 / 4),
+    "fsdp 2 x tensor 4": (policies.GPUOnly(model_parallel=4, parameters=BOTH), 8, 1 / 8),
+    "learners 2 x 2 beside actors": (COARSE, 6, 1 / 4),
+}
+
+
+def host(tree):
+    return [np.asarray(jax.random.key_data(x) if keys.is_key(x.dtype) else x) for x in jax.tree.leaves(tree)]
+
+
+@functools.cache
+def start():
+    return jax.jit(Sequences().init)(jax.random.key(0))
+
+
+@functools.cache
+def reference():
+    """State and metrics of one device, by plain calls of `iterate`."""
+    state, rows = start(), []
+    iterate = jax.jit(Sequences().iterate)
+    for _ in range(ITERATIONS):
+        state, metrics = iterate(state)
+        rows.append(metrics)
+    return host(state), [np.asarray(list(row.values())) for row in rows]
+
+
+@pytest.fixture(scope="module")
+def engine_of(devices):
+    @functools.cache
+    def compiled(setup):
+        policy, count, _ = SETUPS[setup]
+        engine = fdg.compile(Sequences(), policy, devices[:count])
+        engine.compile(1)
+        return engine
+
+    return compiled
+
+
+@functools.cache
+def run(engine):
+    state, rows = engine.init(0), []
+    for _ in range(ITERATIONS):
+        state, metrics = engine.run(state, 1)
+        rows.append(np.asarray([metrics[name][0] for name in ("loss", "reward")]))
+    return state, rows
+
+
+def shares(state):
+    """The part of parameters and optimiser state that each device holds, read from the arrays."""
+    leaves = jax.tree.leaves((state["params"], state["adam"]))
+    held = collections.Counter()
+    for leaf in leaves:
+        for shard in leaf.addressable_shards:
+            held[shard.device] += shard.data.nbytes
+    whole = sum(leaf.nbytes for leaf in leaves)
+    return {device: size / whole for device, size in held.items()}
+
+
+def assert_divided(state, part, count):
+    found = shares(state)
+    assert len(found) == count
+    for device, share in found.items():
+        assert share <= part * 1.02, f"{device} holds {share:.4f} of parameters and optimiser state"
+
+
+@pytest.mark.parametrize("setup", SETUPS)
+def test_the_numbers_are_those_of_one_device(setup, engine_of):
+    state, rows = run(engine_of(setup))
+    expected, metrics = reference()
+    for got, want in zip(host(state), expected, strict=True):
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(rows, metrics, rtol=0, atol=1e-5)
+    assert np.ptp([row[0] for row in rows]) > 1e-3  # it learns
+
+
+@pytest.mark.parametrize("setup", SETUPS)
+def test_each_device_holds_its_part(setup, engine_of):
+    _, count, part = SETUPS[setup]
+    engine = engine_of(setup)
+    learners = len(engine.plan.groups[-1])
+    assert learners == (count if part != 1 / 4 else 4)
+    assert_divided(engine.init(0), part, learners)
+    state, _ = run(engine)
+    assert_divided(state, part, learners)
+    for leaf, shape in zip(jax.tree.leaves(state), jax.tree.leaves(engine.state_shape), strict=True):
+        assert leaf.sharding.is_equivalent_to(shape.sharding, leaf.ndim)
+
+
+# --- collectives ---
+
+WIDTHS = {"f32": 4, "s32": 4, "u32": 4, "pred": 1}
+COLLECTIVE = re.compile(
+    r" = (.*?) (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
+)
+
+
+def from_hlo(text):
+    """Bytes of collectives by kind, by a reader of the tests' own: a computation's, and those of what it
+    calls, a loop's as often as it is known to run."""
+    body, computations, entry = None, {}, None
+    for line in text.splitlines():
+        if not line.startswith(" ") and line.endswith("{") and "(" in line:
+            name = line.removeprefix("ENTRY ").split()[0].lstrip("%")
+            body = computations.setdefault(name, [])
+            entry = name if line.startswith("ENTRY") else entry
+        elif line.startswith("}"):
+            body = None
+        elif body is not None:
+            body.append(line)
+
+    @functools.cache
+    def total(name):
+        found = collections.Counter()
+        for line in computations[name]:
+            if made := COLLECTIVE.search(line):
+                for dtype, sizes in re.findall(r"(\w+)\[([\d,]*)\]", made[1]):
+                    found[made[2]] += WIDTHS[dtype] * int(np.prod([int(n) for n in sizes.split(",") if n]))
+            trips = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', line)
+            for called in re.findall(r"(?:body|condition|calls|to_apply)=%([\w.\-]+)", line):
+                for kind, size in total(called).items():
+                    found[kind] += size * (int(trips[1]) if trips else 1)
+        return found
+
+    return total(entry)
+
+
+def planned(plan):
+    found = collections.Counter()
+    for movement in plan.movements:
+        if movement.program:
+            found[movement.how] += movement.bytes_per_iteration
+    return found
+
+
+@pytest.mark.parametrize("setup", SETUPS)
+def test_the_plan_has_the_collectives_of_the_programs(setup, engine_of):
+    engine = engine_of(setup)
+    found = collections.Counter()
+    for program in engine.programs:
+        for kind, size in from_hlo(program.hlo()).items():
+            found[kind] += size * program.calls_per_iteration
+    stated = planned(engine.plan)
+    assert stated.keys() == found.keys() and sum(found.values())
+    for kind, size in found.items():
+        assert stated[kind] == pytest.approx(size, rel=0.05), kind
+    assert engine.unexplained() == ()
+    assert "read from its compiled programs" in str(engine.plan)
+    assert all(m.read for m in engine.plan.movements if m.where == engine.plan.groups[-1].name)
+    assert "all-gather" in engine.plan.to_mermaid() and "all-gather" in engine.plan._repr_svg_()
+
+
+def test_fsdp_gathers_parameters_and_reduces_gradients(engine_of):
+    """Worked by hand: acting (twice with the same parameters) and each of two epochs gather them once;
+    gradients are reduced once an epoch, as without shards. 5% for what XLA does beside."""
+    stated = planned(engine_of("fsdp 8").plan)
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(start()["params"]))
+    assert stated["all-gather"] == pytest.approx(3 * size, rel=0.05)
+    assert stated["all-reduce"] == pytest.approx(2 * size, rel=0.05)
+    assert sum(stated.values()) == pytest.approx(5 * size, rel=0.05)
+
+
+def test_before_compiling_the_plan_says_what_it_cannot_know():
+    plan = fdg.place(Sequences(), COARSE, 6)
+    assert plan.unpredicted == ("learners",)
+    text = str(plan)
+    assert "collectives of group learners: known after compiling" in text
+    assert not any(m.program and m.where == "learners" for m in plan.movements)
+    assert "sharded on learners (batch 2 x model 2): " in text
+    assert "'qkv' as (batch, -, model): " in text
+    moved = {m.where: m.bytes_per_iteration for m in plan.movements if m.how == "transfer"}
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(start()["params"]))
+    assert moved["learners -> actors"] == 2 * size  # each actor has all of them
+    memory = dict(plan.memory)
+    assert (
+        memory["learners"]
+        < 0.5
+        * dict(fdg.place(Sequences(), policies.SingleLearnerCoarse(actors=2, learners=4), 6).memory)[
+            "learners"
+        ]
+    )
+
+
+# --- the checks can fail ---
+
+
+def test_a_rule_that_is_ignored_fails(devices, monkeypatch):
+    right = sharded.sharded_leaves
+    monkeypatch.setattr(
+        "fdg.placing.place.sharded_leaves",
+        lambda *args: [leaf for leaf in right(*args) if "mlp" not in leaf.path],
+    )
+    policy, count, part = SETUPS["fsdp 8"]
+    engine = fdg.compile(Sequences(layers=1), policy, devices[:count])
+    with pytest.raises(AssertionError, match="holds 0"):
+        assert_divided(engine.init(0), part, count)
+
+
+def test_parameters_that_are_not_gathered_at_the_batch_move_more(devices, monkeypatch):
+    monkeypatch.setattr(weights, "meeting", lambda step: [])
+    engine = fdg.compile(Sequences(layers=1), SETUPS["fsdp 8"][0], devices)
+    engine.compile(1)
+    size = sum(leaf.size * 4 for leaf in jax.tree.leaves(engine.plan.graph.state["params"]))
+    assert sum(planned(engine.plan).values()) > 6 * size
+
+
+# --- the rest of the engine with them ---
+
+
+def test_a_checkpoint_comes_back_as_it_lay(devices, tmp_path):
+    algorithm = Sequences(layers=1)
+    engine = fdg.compile(algorithm, policies.GPUOnly(model_parallel=2, parameters=BOTH), devices[:4])
+    state = engine.init(3)
+    expected = host(state)
+    written = Checkpoints(tmp_path)
+    written.save(1, state)
+    written.close()
+    for policy in (engine.plan.policy, policies.GPUOnly(parameters="fsdp")):
+        other = fdg.compile(algorithm, policy, devices[:4])
+        restored = Checkpoints(tmp_path).restore(1, other.state_shape)
+        for got, want, shape in zip(
+            jax.tree.leaves(restored), expected, jax.tree.leaves(other.state_shape), strict=True
+        ):
+            assert got.sharding.is_equivalent_to(shape.sharding, got.ndim)
+            np.testing.assert_array_equal(host([got])[0], want)
+        assert max(shares(restored).values()) <= 1.02 / 4
+
+
+def test_staleness_beside_sharded_parameters(devices):
+    policy = dataclasses.replace(COARSE, staleness=1)
+    algorithm = Sequences(layers=1)
+    engine = fdg.compile(algorithm, policy, devices[:6])
+    one = fdg.compile(algorithm, policies.SingleLearnerCoarse(staleness=1), devices[:1])
+    results = []
+    for each in (engine, one):
+        state, _ = each.run(each.init(0), 3)
+        results.append(host(each.algorithm_state(state)))
+        if each is engine:
+            assert_divided(engine.algorithm_state(state), 1 / 4, 4)
+    for got, want in zip(*results, strict=True):
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
+
+
+def test_servers_may_split_what_workers_hold_whole():
+    """The update is theirs, and so is the state of record; workers, who take gradients, get the whole."""
+    found = plan("fsdp", policy=policies.Central, workers=2, servers=2)
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(found.graph.state)]
+    for path, places in zip(paths, found.schedule.leaves, strict=True):
+        parts = {value.group: value.laid_out.number for value in places}
+        if "params" in path:
+            assert list(parts.items()) == [("servers", 2), ("workers", 1)], path
+        elif ".mu" in path or ".nu" in path:
+            assert parts == {"servers": 2}, path
+    moved = [m for m in found.movements if m.where == "servers -> workers"]
+    size = sum(leaf.size * 4 for leaf in jax.tree.leaves(found.graph.state["params"]))
+    assert (
+        sum(m.bytes_per_iteration for m in moved) == 2 * 2 * size
+    )  # after each of two updates, to each of two
+
+
+def test_the_command_line_takes_them():
+    words = ["--parameters", "fsdp", "--model-parallel", "2", "--devices", "4", "--num-envs", "16"]
+    assert parse(words, "plan", "").policy == policies.GPUOnly(parameters="fsdp", model_parallel=2)
+    with pytest.raises(fdg.FdgError, match="parameters='fdsp': give rules, 'fsdp' or 'declared'"):
+        parse(["--parameters", "fdsp"], "plan", "")
+
+
+def plan(parameters, devices=4, algorithm=None, policy=policies.GPUOnly, **fields):
+    return fdg.place(algorithm or Sequences(layers=1), policy(parameters=parameters, **fields), devices)
+
+
+@dataclasses.dataclass(frozen=True)
+class Declares(Sequences):
+    parameter_rules = (("mlp", "model"),)
+
+
+def test_rules_may_stand_beside_the_network():
+    declared = plan(None, model_parallel=2, algorithm=Declares(layers=1))
+    assert {leaf.rule for leaf in declared.sharded} == {"mlp"}
+    assert {leaf.layout.number for leaf in declared.sharded} == {2}
+    assert plan("declared", algorithm=Declares(layers=1)).sharded != ()
+    assert plan(None, algorithm=Declares(layers=1)).sharded == ()  # whole, if nobody asks
+
+
+def test_batches_keys_and_scalars_are_never_split_by_rules():
+    taken = {leaf.path for leaf in plan([("", "batch")]).sharded}
+    assert taken and all("params" in path or ".mu" in path or ".nu" in path for path in taken)
+
+
+def test_the_first_rule_counts_and_none_keeps_a_leaf_whole():
+    found = {leaf.path: leaf for leaf in plan({"mlp.*bias": None, "mlp": "batch"}).sharded}
+    assert found["['params']['layer0']['mlp']['bias']"].layout.number == 1
+    assert found["['params']['layer0']['mlp']['in']"].layout.parts == (1, 4)  # the larger dimension
+
+
+def test_what_does_not_divide_stays_whole_and_the_plan_says_so():
+    found = plan("fsdp", devices=4, algorithm=Sequences(layers=1, batch=12), policy=policies.GPUOnly)
+    assert all(leaf.layout.number == 4 for leaf in found.sharded)
+    found = plan("fsdp", devices=3, algorithm=Sequences(layers=1, batch=12, width=32))
+    assert {leaf.layout.number for leaf in found.sharded} == {1, 3}  # 3 divides the three of q, k and v alone
+    assert "whole, for no dimension divides: " in str(found)
+
+
+def test_a_rule_that_takes_nothing_is_named():
+    assert "rule 'mpl' of all takes no leaf" in str(plan([("mpl", "batch"), ("mlp", "batch")]))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "fields", "words"),
+    [
+        ([("mlp", P("bacth"))], {}, ["'mlp'", "'bacth'", "'batch' and 'model'"]),
+        ([("bias", P(None, "batch"))], {}, ["'bias'", "['bias']", "[128]", "2 dimensions of 1"]),
+        (
+            [("embed", P("batch"))],
+            {"devices": 3},
+            ["'embed'", "['embedding'] [16]".split()[0], "16 does not divide by the 3 devices"],
+        ),
+        ([("(", "batch")], {}, ["'('", "regular expression"]),
+        ([("mlp", P("batch", "batch"))], {}, ["'mlp'", "one axis"]),
+        (["mlp"], {}, ["'mlp'", "no pair"]),
+        ([("mlp", 3)], {}, ["'mlp'", "splits 3"]),
+        ("fdsp", {}, ["'fdsp'", "'fsdp'"]),
+        ("declared", {}, ["Sequences declares no rules", "parameter_rules"]),
+        ("fsdp", {"model_parallel": 0}, ["model_parallel=0", "at least one"]),
+        ("fsdp", {"model_parallel": 8}, ["4 devices of its all", "a multiple of 8"]),
+        (
+            "fsdp",
+            {"model_parallel": 2, "learners": 3, "policy": policies.SingleLearnerCoarse},
+            ["3 devices of its learners", "a multiple of 2"],
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(parameters, fields, words):
+    with pytest.raises(fdg.PlanError) as error:
+        plan(parameters, **{"algorithm": Sequences(layers=1, batch=12), **fields})
+    assert "\n" not in str(error.value)
+    for word in words:
+        assert word in str(error.value), error.value
+
+
+@dataclasses.dataclass(frozen=True)
+class Together:
+    """Acting and learning on the same devices, as two groups."""
+
+    acting: str | None
+    learning: str | None
+
+    def place(self, devices):
+        everywhere = tuple(range(len(devices)))
+        acting = Group("actors", everywhere, parameters=self.acting)
+        learning = Group("learners", everywhere, parameters=self.learning)
+        return {"actor": acting, "environment": acting, "learner": learning}
+
+
+def test_groups_on_the_same_devices_shard_alike():
+    for policy in (Together(None, "fsdp"), Together("fsdp", None), Together("fsdp", "fsdp")):
+        found = fdg.place(Sequences(layers=1), policy, 2)
+        assert {leaf.group for leaf in found.sharded} == {"actors+learners"}
+    with pytest.raises(fdg.PlanError, match="'actors' and 'learners' are on the same devices and shard"):
+        fdg.place(Declares(layers=1), Together("declared", "fsdp"), 2)
+
+
+def test_devices_that_share_a_batch_and_split_nothing_exchange_nothing():
+    policy = policies.GPUOnly(model_parallel=2, parameters=())
+    assert not [m for m in fdg.place(Sequences(layers=1), policy, 2).movements if m.how]
+    found = fdg.place(Sequences(layers=1), policy, 4)
+    two = fdg.place(Sequences(layers=1), policies.GPUOnly(), 2)
+    assert [m for m in found.movements if m.how] == [m for m in two.movements if m.how]
+
+
+def test_agents_are_not_split():
+    with pytest.raises(fdg.PlanError, match=r"num_seeds=4: .* leave one out"):
+        fdg.place(Sequences(layers=1), policies.GPUOnly(parameters="fsdp"), 4, num_seeds=4)
+
+
+def test_policies_with_rules_are_values():
+    one, other = (
+        policies.GPUOnly(parameters=rules) for rules in ({"mlp": P("model")}, [("mlp", ("model",))])
+    )
+    assert one == other and hash(one) == hash(other)
+    assert repr(one) == "GPUOnly(parameters=(('mlp', ('model',)),))"
+    assert repr(policies.GPUOnly()) == "GPUOnly()"
