@@ -23,7 +23,7 @@ from fdg.lowering.mesh import SEED, batch_sharding, group_mesh, layout_sharding,
 from fdg.placing.layout import Layout, Spec
 from fdg.placing.plan import Plan
 from fdg.placing.policy import Group
-from fdg.placing.schedule import Call, Value
+from fdg.placing.scheduling.schedule import Call, Value
 from fdg.placing.sharded import by_position
 from fdg.tracing.graph import FDG
 

@@ -15,7 +15,7 @@ from jax.extend import core
 from fdg import jaxprs
 from fdg.batch import follow as batch_flow
 from fdg.placing.layout import Layout
-from fdg.placing.schedule import Call, Move, Schedule, Step, Value
+from fdg.placing.scheduling.schedule import Call, Move, Schedule, Step, Value
 
 
 def _share(variable: Any, axis: int | None, devices: int, layout: Layout | None = None) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from fdg.batch.collective import Collective
 from fdg.placing.layout import moved_bytes
-from fdg.placing.schedule import Move, Schedule
+from fdg.placing.scheduling.schedule import Move, Schedule
 from fdg.tracing.graph import Edge
 
 BETWEEN = "(between fragments)"

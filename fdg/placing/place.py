@@ -22,13 +22,13 @@ from fdg.batch.collective import Collective
 from fdg.batch.exchanges import predict
 from fdg.errors import PlanError
 from fdg.placing.assignment import assign, check_placement, fitted, largest_divisor, merge_shared
-from fdg.placing.effects import check_one_agent, check_one_device, check_one_process
 from fdg.placing.memory import peak_by_group, peak_bytes
-from fdg.placing.opening import open_iteration
-from fdg.placing.partition import partition
 from fdg.placing.plan import Plan, PlannedProgram
 from fdg.placing.policy import Group, Policy, with_host
-from fdg.placing.schedule import Schedule
+from fdg.placing.regions.effects import check_one_agent, check_one_device, check_one_process
+from fdg.placing.regions.opening import open_iteration
+from fdg.placing.scheduling.partition import partition
+from fdg.placing.scheduling.schedule import Schedule
 from fdg.placing.sharded import by_position, lay_out, sharded_leaves, unused_rules, with_rules
 from fdg.placing.staleness import Delay, delay
 from fdg.tracing.graph import FDG

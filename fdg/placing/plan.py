@@ -8,7 +8,7 @@ from typing import Any
 from fdg.drawn import Drawn
 from fdg.placing.movements import BETWEEN, Movement, PlannedProgram, exchanges, staying, transfers
 from fdg.placing.policy import Group
-from fdg.placing.schedule import Schedule
+from fdg.placing.scheduling.schedule import Schedule
 from fdg.placing.sharded import ShardedLeaf
 from fdg.placing.staleness import Delay
 from fdg.tracing.graph import FDG

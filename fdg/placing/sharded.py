@@ -22,7 +22,7 @@ from fdg import keys
 from fdg.errors import PlanError
 from fdg.placing.layout import BATCH, MODEL, Layout, Spec
 from fdg.placing.policy import DECLARED, Group, Policy
-from fdg.placing.schedule import Call, Move, Repeat, Schedule, Step, Value
+from fdg.placing.scheduling.schedule import Call, Move, Repeat, Schedule, Step, Value
 from fdg.tracing.graph import FDG
 
 

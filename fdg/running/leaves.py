@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fdg.keys import words
-from fdg.placing.schedule import Value
+from fdg.placing.scheduling.schedule import Value
 from fdg.running.steps import Interpreter, Memory
 from fdg.running.transfers import Transfer
 

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from fdg import keys
 from fdg.lowering.programs import batch_sharding, value_shape
-from fdg.placing.schedule import Value
+from fdg.placing.scheduling.schedule import Value
 from fdg.processes.arrays import share
 from fdg.running.program import Program
 

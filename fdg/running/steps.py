@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from fdg.lowering.programs import lower_call, value_shape
 from fdg.placing.policy import Group
-from fdg.placing.schedule import Call, Move, Repeat, Step, Value
+from fdg.placing.scheduling.schedule import Call, Move, Repeat, Step, Value
 from fdg.running.exchange import Crossings, Exchange
 from fdg.running.program import Program, is_here, spans_processes
 from fdg.running.timeline import ProgramRun, Timeline

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import jax
 
 from fdg.placing.plan import BETWEEN, Movement, Plan, PlannedProgram
-from fdg.placing.schedule import Call, Move, Step
+from fdg.placing.scheduling.schedule import Call, Move, Step
 from fdg.placing.sharded import axes_text, spec_text
 from fdg.showing.words import ancestors, joined_by_and, listed, quantity, span
 from fdg.tracing.graph import FDG, Fragment

@@ -28,9 +28,9 @@ def _staleness() -> None:
 def _effects() -> None:
     """No operation has an effect, so that no token is carried from one to the next.
 
-    Relies on `placing.opening.has_effect(equation)`, which says what gets a token.
+    Relies on `placing.regions.opening.has_effect(equation)`, which says what gets a token.
     """
-    opening: Any = importlib.import_module("fdg.placing.opening")
+    opening: Any = importlib.import_module("fdg.placing.regions.opening")
     assert callable(opening.has_effect)
     opening.has_effect = lambda eqn: False
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from fdg.placing.schedule import Call, Move, Repeat, Schedule, Step, Value
+from fdg.placing.scheduling.schedule import Call, Move, Repeat, Schedule, Step, Value
 
 
 def _names(values: Iterable[Value]) -> str:

@@ -10,8 +10,8 @@ import pytest
 
 import fdg
 from fdg import jaxprs
-from fdg.placing.exact import is_exact
 from fdg.placing.policy import Group
+from fdg.placing.scheduling.exact import is_exact
 from tests.placing.schedules import assert_valid
 from tests.placing.test_partition import here, here2, primitives, there
 

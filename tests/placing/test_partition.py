@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import fdg
-from fdg.placing import residents
 from fdg.placing.policy import Group
+from fdg.placing.scheduling import residents
 from tests.placing.schedules import assert_valid, described
 
 

@@ -6,10 +6,10 @@ import jax.numpy as jnp
 import pytest
 
 import fdg
-from fdg.placing.drafts import in_order
-from fdg.placing.merging import merge
-from fdg.placing.opening import open_iteration
-from fdg.placing.partition import passes
+from fdg.placing.regions.opening import open_iteration
+from fdg.placing.scheduling.drafts import in_order
+from fdg.placing.scheduling.merging import merge
+from fdg.placing.scheduling.partition import passes
 
 GROUPS = {"count": "actors", "judge": "actors", "learn": "learners"}
 

@@ -12,8 +12,8 @@ import fdg
 import policies
 from fdg import jaxprs
 from fdg.fragment import boundary_p
-from fdg.placing.opening import inline, open_iteration
-from fdg.placing.regions import Loop, Operation
+from fdg.placing.regions.opening import inline, open_iteration
+from fdg.placing.regions.region import Loop, Operation
 from tests.conformance.comparison import leaves, ppo
 from tests.user_algorithm import Gardener, Walker
 

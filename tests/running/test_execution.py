@@ -10,7 +10,7 @@ import pytest
 import fdg
 import policies
 from fdg.placing.policy import Group
-from fdg.placing.schedule import Call, Move, Repeat
+from fdg.placing.scheduling.schedule import Call, Move, Repeat
 from tests.compilations import compilations
 from tests.conformance.comparison import assert_same, plain, ppo
 from tests.placing.schedules import assert_valid, described

@@ -13,7 +13,7 @@ import jax
 from jax.extend import core
 
 from fdg import jaxprs, keys
-from fdg.placing.regions import Item, Operation
+from fdg.placing.regions.region import Item, Operation
 
 
 class RegionBuilder:

@@ -11,9 +11,9 @@ from jax.extend import core
 
 from fdg import jaxprs
 from fdg.fragment import FragmentMark
-from fdg.placing.drafts import Crossing, Draft, ProgramDraft, StepDraft
-from fdg.placing.regions import Operation, Region
-from fdg.placing.residents import Placement
+from fdg.placing.regions.region import Operation, Region
+from fdg.placing.scheduling.drafts import Crossing, Draft, ProgramDraft, StepDraft
+from fdg.placing.scheduling.residents import Placement
 
 Origins = dict[core.Var, tuple[str, ...]]
 

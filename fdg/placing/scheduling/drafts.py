@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 
 from jax.extend import core
 
-from fdg.placing.regions import Loop, Names, Operation, Region
-from fdg.placing.schedule import Value
+from fdg.placing.regions.region import Loop, Names, Operation, Region
+from fdg.placing.scheduling.schedule import Value
 
 
 class Values:

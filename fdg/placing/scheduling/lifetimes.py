@@ -11,9 +11,9 @@ import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from fdg.placing.drafts import Crossing, Draft, LoopDraft, ProgramDraft, StepDraft
-from fdg.placing.naming import Origins
-from fdg.placing.schedule import Call, Move, Repeat, Step, Value
+from fdg.placing.scheduling.drafts import Crossing, Draft, LoopDraft, ProgramDraft, StepDraft
+from fdg.placing.scheduling.naming import Origins
+from fdg.placing.scheduling.schedule import Call, Move, Repeat, Step, Value
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 
 from jax.extend import core
 
-from fdg.placing.drafts import Arrival, Draft, LoopDraft, ProgramDraft, Values
-from fdg.placing.regions import Loop, Operation, Region
-from fdg.placing.residents import Placement
-from fdg.placing.schedule import Value
+from fdg.placing.regions.region import Loop, Operation, Region
+from fdg.placing.scheduling.drafts import Arrival, Draft, LoopDraft, ProgramDraft, Values
+from fdg.placing.scheduling.residents import Placement
+from fdg.placing.scheduling.schedule import Value
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,15 +13,15 @@ Passes over plain values, each of which can be printed (`passes` gives all of th
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from fdg.placing.axes import batch_axes
-from fdg.placing.drafts import Draft, Values, in_order
-from fdg.placing.levels import Levels, assign_levels
-from fdg.placing.lifetimes import Lifetimes
-from fdg.placing.merging import merge
-from fdg.placing.naming import find_origins, program_names
-from fdg.placing.regions import Opened
-from fdg.placing.residents import Placement, place_operations
-from fdg.placing.schedule import Schedule
+from fdg.placing.regions.region import Opened
+from fdg.placing.scheduling.axes import batch_axes
+from fdg.placing.scheduling.drafts import Draft, Values, in_order
+from fdg.placing.scheduling.levels import Levels, assign_levels
+from fdg.placing.scheduling.lifetimes import Lifetimes
+from fdg.placing.scheduling.merging import merge
+from fdg.placing.scheduling.naming import find_origins, program_names
+from fdg.placing.scheduling.residents import Placement, place_operations
+from fdg.placing.scheduling.schedule import Schedule
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,9 +21,9 @@ from jax.extend import core
 from fdg import jaxprs
 from fdg.errors import PlanError
 from fdg.fragment import FragmentMark, boundary_p
-from fdg.placing.building import RegionBuilder, look_up, renamed
-from fdg.placing.effects import START, has_effect, threaded
-from fdg.placing.regions import Loop, Opened, Operation, Region
+from fdg.placing.regions.building import RegionBuilder, look_up, renamed
+from fdg.placing.regions.effects import START, has_effect, threaded
+from fdg.placing.regions.region import Loop, Opened, Operation, Region
 
 
 def open_iteration(jaxpr: Any, assignment: Mapping[str, str], policy: Any) -> Opened:

@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 
-from fdg.placing.drafts import Draft, ProgramDraft
+from fdg.placing.scheduling.drafts import Draft, ProgramDraft
 
 _NEVER = 1 << 30
 

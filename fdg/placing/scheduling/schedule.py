@@ -18,7 +18,7 @@ from jax.extend import core
 
 from fdg import jaxprs
 from fdg.placing.layout import Layout
-from fdg.placing.regions import Names
+from fdg.placing.regions.region import Names
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -20,8 +20,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from jax.extend import core
 
 from fdg import jaxprs
-from fdg.placing.exact import is_exact
-from fdg.placing.regions import Loop, Opened, Operation, Region
+from fdg.placing.regions.region import Loop, Opened, Operation, Region
+from fdg.placing.scheduling.exact import is_exact
 
 CHEAP_FLOPS = 1_000_000  # code between fragments up to this size is copied rather than its results moved
 

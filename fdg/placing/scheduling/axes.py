@@ -14,8 +14,8 @@ from jax.extend import core
 
 from fdg import jaxprs
 from fdg.batch import follow as batch_flow
-from fdg.placing.regions import Operation, Region
-from fdg.placing.residents import Placement
+from fdg.placing.regions.region import Operation, Region
+from fdg.placing.scheduling.residents import Placement
 
 Axes = dict[Any, int | None]
 
