@@ -16,7 +16,7 @@ from fdg import Group, keys
 from fdg.lowering import weights
 from fdg.placing import sharded
 from fdg.training.checkpoint import Checkpoints
-from fdg.training.job import parse
+from fdg.commands.parse import parse
 from tests.conformance.transformer import Sequences
 
 ITERATIONS = 5

@@ -18,7 +18,7 @@ from tests.oracle.placements import Placement, Scattered, groups_of
 from tests.oracle.program import Block, Leaf, Line, Program, Value, features, is_well_formed, text, walk
 from tests.oracle.shrink import shrunk
 from tests.oracle.staleness import UnclearError, delayed_leaves, stale_run
-from tests.schedules import assert_valid
+from tests.placing.schedules import assert_valid
 
 # Chosen so that together they have most operations and every structure, effect and kind of placement.
 SAMPLE = (1057, 1047, 666, 408, 147, 725, 842, 341, 255, 1188, 630, 335)

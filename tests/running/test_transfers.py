@@ -47,7 +47,9 @@ def make_mover(source, target, arrays, axes):
     ]
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in placed]
     for name, function, argument in mover.functions(shapes):
-        mover.programs[name] = Program(name, (), (), 1, function, (argument,))
+        mover.programs[name] = Program(
+            name, (), tuple(mover.mesh_of(name).devices.flat), 1, function, (argument,)
+        )
         mover.programs[name].compile()
     return mover, placed
 
@@ -212,7 +214,9 @@ def test_from_any_layout_to_any_other(way, case):
     placed = [jax.device_put(x, layout_sharding(source, a)) for x, (a, _) in zip(arrays, ends, strict=True)]
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in placed]
     for name, function, argument in transfer.functions(shapes):
-        transfer.programs[name] = Program(name, (), (), 1, function, (argument,))
+        transfer.programs[name] = Program(
+            name, (), tuple(transfer.mesh_of(name).devices.flat), 1, function, (argument,)
+        )
         transfer.programs[name].compile()
     size = 0
     for x, y, (_, b) in zip(arrays, transfer(placed), ends, strict=True):
