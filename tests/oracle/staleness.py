@@ -53,9 +53,11 @@ class _Reads:
     ) -> list[Labels]:
         if line.kind == "fragment":
             return self.block(line.blocks[0], reads, {}, self.assignment[line.name])
-        if line.kind in ("op", "effect", "grad"):
-            inner = group if line.kind != "grad" else _group_of_gradient(line, self.assignment, group)
-            return [self.made(reads, inner)] * len(line.makes)
+        if line.kind in ("op", "effect"):
+            return [self.made(reads, group)] * len(line.makes)
+        if line.kind == "grad":
+            made = self.made(reads, _group_of_gradient(line, self.assignment, group))
+            return [made if group is None else frozenset([("made", group)])]  # whose code scales it
         if line.kind == "scan":
             return self.loop(line.blocks[0], [], reads, line.options[0], around, group)
         if line.kind == "fori":
