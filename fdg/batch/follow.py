@@ -216,11 +216,13 @@ class _Follower:
         gathered, current = _gather_rows(bodies, operands)
         self._grow(bodies, current, depth)
         if eqn.primitive.name == "while":
-            test = bodies[0]
+            test, carried = bodies[0], [bodies[1].operands[i] for i, _ in bodies[1].carry]
             axis = self.flow(test.jaxpr, _inputs(test, bodies, current, depth), depth).outputs[0]
+            if axis is None:  # rows that are done stay as they are: where rows are split, so is the predicate
+                rows = range(len(shape_of(test.jaxpr.outvars[0])))
+                axis = first([current[operand][0] for operand in carried if current[operand][0] in rows])
             if axis is not None:
-                for i, _ in bodies[1].carry:  # such a loop has a row of everything for each predicate
-                    operand = bodies[1].operands[i]
+                for operand in carried:  # such a loop has a row of everything for each predicate
                     if current[operand][0] is None:
                         current[operand] = axis, current[operand][1]
                 self._grow(bodies, current, depth)

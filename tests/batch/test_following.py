@@ -240,6 +240,18 @@ def test_a_counter_that_rows_share_is_left_alone(devices):
     assert [(c.kind, c.bytes) for c in measured] == [("all-reduce", 1)]
 
 
+def test_rows_that_loop_as_often_as_a_shared_number_says(devices):
+    """Only what is carried is split: the numbers of trips are shared, and each device takes its part of them."""
+
+    def body(x, trips):
+        def one(row, n):
+            return lax.while_loop(lambda c: c[1] < n, lambda c: (jnp.sin(c[0]), c[1] + 1), (row, 0.0))[0]
+
+        return jax.vmap(one)(x, trips)
+
+    assert not assert_as_predicted(body, [0, None], devices[:4], numbers(B, F), jnp.arange(float(B)) % 3)
+
+
 # --- programs that nobody chose ---
 
 PIECES = {

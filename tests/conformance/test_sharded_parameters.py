@@ -13,10 +13,10 @@ from jax.sharding import PartitionSpec as P
 import fdg
 import policies
 from fdg import Group, keys
+from fdg.commands.parse import parse
 from fdg.lowering import weights
 from fdg.placing import sharded
 from fdg.training.checkpoint import Checkpoints
-from fdg.commands.parse import parse
 from tests.conformance.transformer import Sequences
 
 ITERATIONS = 5
