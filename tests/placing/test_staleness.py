@@ -424,6 +424,34 @@ def test_such_a_fragment_is_fine_where_one_version_is_read():
     assert_equal(expected, rewritten(program, START, TWO, 2, 6, Looped()))
 
 
+@pytest.mark.parametrize("reader", ["nobody", "the update"])
+@pytest.mark.parametrize("groups", ["coarse", "central", "three"])
+def test_what_a_fragment_makes_or_hands_on_is_its_own_version(groups, reader):
+    """Whoever reads it, if anybody: a loop with no trip hands on, a branch taken makes; neither is proved."""
+
+    def maybe(w, x):
+        looped, _ = jax.lax.while_loop(lambda s: s[1] < x, lambda s: (s[0] / 2, s[1] + 1), (w, 0.0))
+        return looped, jax.lax.cond(x > 1, lambda w: 3 * w, lambda w: w, w), w + x
+
+    def by_hand(w, x):
+        trips = np.maximum(np.ceil(x), 0)
+        return w / 2**trips, 3 * w if x > 1 else w, w + x
+
+    def program(function):
+        def lines(p, s):
+            looped, branched, x = p.fragment("actor", "act", function, s["w"], s["x"])
+            nested = p.fragment("actor", "outer", lambda w, x: (function(w, x)[2],), s["w"], x)[0]
+            if reader == "nobody":
+                return {"w": learn(p, s["w"], nested, "update"), "v": s["v"], "x": x}, {}
+            inside = act(p, looped, branched)
+            return {"w": learn(p, s["w"], inside, "update"), "v": s["v"], "x": x}, {}
+
+        return lines
+
+    expected = python(program(by_hand), START, GROUPS[groups], 1, 4)
+    assert_equal(expected, rewritten(program(maybe), START, GROUPS[groups], 1, 4, Looped()))
+
+
 def test_a_branch_that_would_go_two_ways():
     def program(p, s):
         (x,) = p.choose(s["w"], lambda w, x: (act(p, w, x),), lambda w, x: (x,), s["w"], s["x"])

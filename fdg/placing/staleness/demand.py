@@ -163,7 +163,7 @@ class Demand:
 
     def _check_one_version(self, block: Block, result: Any, reads: Reads, fragment: str | None) -> None:
         """A value that a fragment may have made or handed on has the version that its own group reads."""
-        own = self.version_of(fragment or "")
+        own = self.version(block, result, self.version_of(fragment or ""))
         others = sorted(
             ((version or "", reader or "") for version, reader in reads if version not in (own, ANY)),
         )

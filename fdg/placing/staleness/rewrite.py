@@ -104,9 +104,9 @@ class Rewriter:
                     for version in (demand.kept(inner[-1], carry[k]) if k in carry
                                     else self._results(block, v, handed_on[k]))]  # fmt: skip
         else:
-            fragment = FragmentMark.of(eqn) is not None
+            mark = FragmentMark.of(eqn)
             made = [(k, version) for k, v in enumerate(eqn.outvars)
-                    for version in self._results(block, v, handed_on[k], fragment)]  # fmt: skip
+                    for version in self._results(block, v, handed_on[k], mark)]  # fmt: skip
         tests = len(inner) - 1 if kind == "while" else 0
         closed = []
         operands: list[list[list[Any]]] = []  # by body, and by its input: the operand's versions
@@ -129,13 +129,13 @@ class Rewriter:
                 new.same[eqn.outvars[k]] = eqn.invars[source]
 
     def _results(
-        self, block: Block, result: Any, handed_on: int | None, fragment: bool = False
+        self, block: Block, result: Any, handed_on: int | None, mark: FragmentMark | None = None
     ) -> list[Version]:
-        """Versions of a result that come out of a body; a fragment computes one."""
+        """Versions of a result that come out of a body; a fragment computes its own, whoever reads it."""
         if handed_on is not None:
             return []
-        if fragment:
-            return (self.demand.versions(block, result) or [None])[:1]
+        if mark is not None:
+            return [self.demand.version(block, result, self.demand.version_of(mark.name))]
         return self.demand.kept(block, result)
 
     def _operand(self, new: Rewritten, one: Block, variable: Any, operand: Any, version: Version) -> Any:
