@@ -348,3 +348,42 @@ def test_leaves_that_change_places(swapped):
     found = schedule(iterate, x=X, y=X)
     axes = [places[0].axis for places in found.leaves]
     assert axes == ([0, 0] if swapped else [0, None])
+
+
+TURNS = {
+    "swap": lambda a, b, c, x: (b, a, c),
+    "rotate": lambda a, b, c, x: (b, c, a),
+    "shift": lambda a, b, c, x: (b, c, x),
+}
+
+
+@pytest.mark.parametrize("turn", TURNS)
+@pytest.mark.parametrize("reader", [None, here2, there2])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_what_only_changes_places_in_a_loop(turn, reader, depth, devices):
+    """No trip reads it, so that nothing in the loop says where it is; its reader after it does, if any."""
+
+    def loop(carry, x, depth):
+        def trip(carry, _):
+            y, turning = carry
+            carry = there(here(y)), TURNS[turn](*turning, x)
+            return (loop(carry, x, depth - 1) if depth > 1 else carry), None
+
+        return jax.lax.scan(trip, carry, None, 2 + depth)[0]
+
+    class Mine:
+        def init(self, key):
+            return {name: jnp.arange(4.0) + i for i, name in enumerate("abcx")}
+
+        def iterate(self, s):
+            y, (a, _, _) = loop((s["x"], (s["a"], s["b"], s["c"])), s["x"], depth)
+            return {**s, "a": s["b"], "b": s["a"], "x": y if reader is None else reader(y, a)}, {}
+
+    algorithm = Mine()
+    engine = fdg.compile(algorithm, Two(), devices[:3])
+    assert_valid(engine.plan.schedule)
+    state, _ = engine.run(engine.init(0), 2)
+    expected = jax.jit(lambda s: algorithm.iterate(algorithm.iterate(s)[0])[0])(algorithm.init(None))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), expected, engine.algorithm_state(state)
+    )

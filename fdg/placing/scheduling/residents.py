@@ -146,13 +146,26 @@ class _Solver:
             while True:
                 inner = self._demand(item.body, residents)
                 grown = [h | n for h, n in zip(residents, inner[len(item.constants) :], strict=True)]
-                if grown == residents:
+                if grown == residents and not self._give_a_place(item, grown):
                     break
                 residents = grown
             self.residents[item] = residents
-            for v, groups in zip((*item.constants, *item.starts), inner, strict=True):
+            entering = [*inner[: len(item.constants)], *residents]
+            for v, groups in zip((*item.constants, *item.starts), entering, strict=True):
                 need[v] |= groups
         return [need[v] for v in region.inputs]
+
+    def _give_a_place(self, loop: Loop, residents: list[set[str]]) -> bool:
+        """Gives one carried value a place that only changes places: nothing in the loop reads it."""
+        users: dict[int, set[str]] = {}
+        for end, groups in zip(loop.body.outputs, self._requested[loop], strict=True):
+            for i, v in enumerate(loop.carried):
+                if end is v and not residents[i]:
+                    users[i] = users.get(i, set()) | groups
+        if users:
+            chosen = max(users, key=lambda i: bool(users[i]))
+            residents[chosen] = users[chosen] or {self.order[0]}
+        return bool(users)
 
     def _run_where(self, operation: Operation, users: set[str]) -> set[str]:
         if operation.group is not None:
