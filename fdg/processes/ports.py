@@ -1,12 +1,15 @@
 """Addresses and ports: reading HOST:PORT, listening, and a port that outlives what it leads to."""
 
 import contextlib
+import random
 import socket
 import threading
 from collections.abc import Sequence
 from typing import Any
 
 from fdg.errors import FdgError
+
+_NOT_EPHEMERAL = range(20_000, 32_000)
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -30,7 +33,13 @@ def is_local(host: str) -> bool:
 
 
 def free_port(host: str) -> int:
-    """A port that nobody listens on now."""
+    """A port that nobody listens on now.
+
+    Below those that systems give to outgoing connections, any of which could take it before it is used.
+    """
+    for port in random.SystemRandom().sample(_NOT_EPHEMERAL, 100):
+        with contextlib.suppress(OSError), listen(host, port):
+            return port
     with listen(host, 0) as server:
         return server.getsockname()[1]
 
