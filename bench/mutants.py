@@ -306,6 +306,8 @@ def main() -> int:
     for one in done.values():
         killers.setdefault(one.mutant.split(":")[0], {})[one.by] = None
     todo = [mutant for mutant in sample if (str(mutant), "\n".join(diff(mutant))) not in done]
+    # Those whose tests start processes take minutes each: they come last.
+    todo.sort(key=lambda mutant: any("/processes/" in test for test in tests_for(mutant.module)))
     print(f"{len(sample)} mutants, {len(sample) - len(todo)} of them known to be killed", flush=True)
     with tempfile.TemporaryDirectory(prefix="fdg-mutants-") as scratch:
         programs = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(Path(scratch, "programs"))
