@@ -47,6 +47,9 @@ class ManyPrograms:
             for i, value in schedule.constants
         ]
         self._constants: list[tuple[int, jax.Array]] | None = None
+        carried = {start for _, start in schedule.carry}
+        self._tokens = [interpreter.slot(value) for _, value in schedule.constants if value in carried]
+        self._last_tokens: list[tuple[int, jax.Array]] = []
         self.programs = tuple(interpreter.programs)
 
     @property
@@ -68,6 +71,9 @@ class ManyPrograms:
         memory = self._interpreter.memory()
         for slot, value in self._constants or ():
             memory[slot] = value, None
+        for slot, token in self._last_tokens:  # effects come after those of the last call
+            if not has_failed(token):
+                memory[slot] = token, None
         self._copies.fill(memory, leaves)
         self._timeline.begin()
         chunks: list[Chunk] = []
@@ -84,6 +90,7 @@ class ManyPrograms:
             in_flight.append(self._timeline.latest())
             if len(in_flight) > _IN_FLIGHT:
                 jax.block_until_ready(in_flight.popleft())
+        self._last_tokens = [(slot, memory[slot][0]) for slot in self._tokens if memory[slot] is not None]
         self._interpreter.crossings.wait()
         share = self._stack.share if jax.process_count() > 1 else None
         return self._leaves(memory), PendingMetrics(self._metrics, chunks, share)
@@ -95,3 +102,14 @@ class ManyPrograms:
         ]
         self._copies.keep(memory, leaves)
         return leaves
+
+
+def has_failed(array: jax.Array) -> bool:
+    """Whether what makes an array is over, and has raised: on the host, say. Never waits."""
+    if not array.is_ready():
+        return False
+    try:
+        array.block_until_ready()
+    except jax.errors.JaxRuntimeError:
+        return True
+    return False
