@@ -41,6 +41,11 @@ PACKAGES = ("algos", "fdg", "policies")
 
 # Tests that matter for a module, most telling first, besides its doctests, `test_<module>.py` wherever it
 # is, and all of its room's. All lines that match count.
+QUICK = (  # seconds: before all others
+    ("algos/*.py", "tests/algos/test_settings.py tests/test_values.py"),
+    ("policies/*.py", "tests/test_values.py"),
+    ("fdg/showing/*.py", "tests/showing/test_words.py tests/showing/test_golden_drawings.py"),
+)
 TESTS = (
     ("algos/ppo.py", "tests/algos/test_recurrent_ppo.py tests/algos/test_ippo.py"),
     ("algos/*actor*.py", "tests/algos/test_ppo.py tests/algos/test_a2c.py tests/algos/test_impala.py"),
@@ -183,8 +188,13 @@ def drawn(modules: Sequence[str], count: int, seed: int) -> list[Mutant]:
 
 def tests_for(module: str) -> list[str]:
     """What to run for a module, in order: paths of files."""
-    more = itertools.chain(*(words.split() for pattern, words in TESTS if fnmatch.fnmatch(module, pattern)))
-    patterns = [f"tests/**/test_{Path(module).stem}.py", *more]
+
+    def listed(table: Sequence[tuple[str, str]]) -> Iterator[str]:
+        return itertools.chain(
+            *(words.split() for pattern, words in table if fnmatch.fnmatch(module, pattern))
+        )
+
+    patterns = [*listed(QUICK), f"tests/**/test_{Path(module).stem}.py", *listed(TESTS)]
     found = [path for pattern in patterns for path in sorted(ROOT.glob(pattern))]
     return [module, *dict.fromkeys(str(p.relative_to(ROOT)) for p in found if p.name.startswith("test_"))]
 

@@ -1,7 +1,7 @@
 """Drawings that were looked at and found good: `python -m tests.showing.golden_drawings` draws them anew.
 
-Whoever changes how something is drawn does that, opens the files of `golden/` that have changed, and commits them
-if they are better.
+Whoever changes how something is drawn does that, opens the files of `golden/` that have changed, and commits
+them if they are better.
 """
 
 import dataclasses
