@@ -104,8 +104,8 @@ class ManyPrograms:
         return leaves
 
 
-def has_failed(array: jax.Array) -> bool:
-    """Whether what makes an array is over, and has raised: on the host, say. Never waits."""
+def has_failed(array: Any) -> bool:
+    """Whether what makes a `jax.Array` is over, and has raised: on the host, say. Never waits."""
     if not array.is_ready():
         return False
     try:
