@@ -23,7 +23,7 @@ from fdg.commands.flags import (
 )
 from fdg.errors import FdgError
 from fdg.processes import distributed
-from fdg.running.host_devices import host_devices
+from fdg.running.host_devices import device_a_core, host_devices
 from fdg.running.program_cache import keep_programs
 from fdg.training import run_directory
 from fdg.training.job import Job, at_least, check_divides, check_run, lengths
@@ -39,7 +39,8 @@ _RUN = (
         "devices",
         int | None,
         None,
-        "how many to use, in all processes (None: all); on a CPU, so many host devices are made",
+        "how many to use, in all processes (None: all; one process on a CPU: as many, up to its cores, as are"
+        " predicted to be fastest); on a CPU, so many host devices are made",
     ),
     Flag("seed", int, 0, "of all random numbers"),
     Flag("num_seeds", int | None, None, "agents in one program, of seeds SEED, SEED+1, ... (None: one)"),
@@ -122,6 +123,11 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
         at_least(1, devices=known["devices"])
         check_divides(known["devices"], distributed.count())
         host_devices(known["devices"] // distributed.count())
+    chosen_before = stored.get("devices_chosen")
+    choosing = distributed.count() == 1 and known.get("devices") is None and not stored
+    cores = device_a_core() if choosing else None
+    if chosen_before is not None and known.get("devices") is None:
+        host_devices(chosen_before)
 
     import envs
     import policies
@@ -176,6 +182,8 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
         algorithm=algorithm,
         policy=policy,
         devices=run["devices"],
+        cores=cores,
+        chosen=chosen_before,
         seed=run["seed"],
         num_seeds=run["num_seeds"],
         num_iterations=num_iterations,
