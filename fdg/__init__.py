@@ -18,6 +18,7 @@ from fdg.placing.plan import Plan
 from fdg.placing.policy import Group, Policy
 from fdg.running.host_devices import host_devices, reserve_threads
 from fdg.running.program import Program
+from fdg.running.program_cache import keep_programs
 from fdg.tracing.graph import FDG, Edge
 from fdg.tracing.trace import trace
 
@@ -36,6 +37,7 @@ __all__ = [
     "compile",
     "fragment",
     "host_devices",
+    "keep_programs",
     "place",
     "trace",
 ]
