@@ -45,7 +45,7 @@ def _visit(closed: Any, arguments: Sequence[Any], found: dict[str, list[Any]]) -
             continue
         _compute(jaxpr.eqns[begun:i], jaxpr.eqns[i:], known)
         begun = i
-        values = [v.val if jaxprs.is_literal(v) else known[v] for v in eqn.invars]
+        values = [_value(v, known) for v in eqn.invars]
         mark = FragmentMark.of(eqn)
         if mark is not None:
             given = zip(eqn.invars, values, strict=True)
@@ -58,6 +58,10 @@ def _visit(closed: Any, arguments: Sequence[Any], found: dict[str, list[Any]]) -
                 for k, operand in enumerate(body.operands)
             ]
             _visit(inner, starts, found)
+
+
+def _value(atom: Any, known: Mapping[Any, Any]) -> Any:
+    return atom.val if jaxprs.is_literal(atom) else known[atom]
 
 
 def _has_fragment(eqn: core.JaxprEqn) -> bool:

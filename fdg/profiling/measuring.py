@@ -110,7 +110,9 @@ def _local_leaves(engine: Engine, state: Any) -> list[Any]:
     with jax.default_device(device):
         if plan.num_seeds is None:
             return jax.jit(init)(jax.random.key(0))
-        return jax.jit(lambda keys: jax.lax.map(init, keys))(jax.random.split(jax.random.key(0), plan.num_seeds))
+        return jax.jit(lambda keys: jax.lax.map(init, keys))(
+            jax.random.split(jax.random.key(0), plan.num_seeds)
+        )
 
 
 def _rates(engine: Engine, group: Group, fragments: Sequence[Placed]) -> Rates | None:
@@ -164,6 +166,7 @@ def _profile(
             FragmentProfile(
                 name=f.name,
                 role=f.role,
+                parent=f.parent,
                 depth=len(ancestors(plan.graph, f.name)),
                 group=one.group.name,
                 calls=f.calls_per_iteration,

@@ -43,7 +43,7 @@ class Rates:
         self._memory: dict[int, Repeated] = {}
 
     def prepare(self, products: Sequence[Product], sizes: Sequence[int]) -> None:
-        """Compiles what measures some products, and memory for arrays of some bytes; finds the best layouts."""
+        """Compiles what measures some products, and arrays of some bytes; finds the best layouts."""
         tried = {
             (product, layout): _product(product, layout, self._mesh)
             for product in products
@@ -51,7 +51,7 @@ class Rates:
             for layout in LAYOUTS
         }
         memory = {
-            size: _memory(size, self._mesh) for size in {_rounded(size) for size in sizes} - set(self._memory)
+            size: _memory(size, self._mesh) for size in {_LARGEST, *map(_rounded, sizes)} - set(self._memory)
         }
         compile_all([*tried.values(), *memory.values()])
         self._memory.update(memory)

@@ -14,7 +14,7 @@ class FragmentProfile:
     """A fragment in an iteration, as it runs by itself.
 
     Attributes:
-      depth: how many fragments are around it.
+      parent: the fragment that it is nested in, None at the top; `depth`: how many are around it.
       calls: in an iteration; `exact` is False where that depends on the data.
       flops: of a call, on all devices and for all agents.
       work: of a call, on one device.
@@ -26,6 +26,7 @@ class FragmentProfile:
 
     name: str
     role: str
+    parent: str | None
     depth: int
     group: str
     calls: int
@@ -121,6 +122,14 @@ class Profile:
         """The fragment of a name."""
         return next(f for f in self.fragments if f.name == name)
 
+    def own_s(self, name: str) -> float | None:
+        """Seconds of an iteration in a fragment, but for those nested in it; None where one was not timed."""
+        inside = [f.per_iteration for f in self.fragments if f.parent == name]
+        mine = self.fragment(name).per_iteration
+        if mine is None or None in inside:
+            return None
+        return max(0.0, mine - sum(seconds for seconds in inside if seconds is not None))
+
     @property
     def fragments_s(self) -> float:
         """What the outermost fragments take by themselves."""
@@ -159,10 +168,10 @@ def _lines(profile: Profile) -> Iterator[str]:
     )
     yield ""
     header = (
-        "fragment", "role", "calls", "a call", "an iteration", "share", "flops", "flops/s",
+        "fragment", "role", "calls", "a call", "an iteration", "share", "own", "flops", "flops/s",
         "products", "memory", "roofline",
     )  # fmt: skip
-    yield from table(header, [_fragment(profile, f) for f in profile.fragments], range(2, 11))
+    yield from table(header, [_fragment(profile, f) for f in profile.fragments], range(2, 12))
     if len(profile.groups) == 1:
         rest = profile.iteration_s - profile.fragments_s
         yield (
@@ -175,11 +184,12 @@ def _lines(profile: Profile) -> Iterator[str]:
     yield f"  memory: {quantity(profile.memory_rate, 'B')}/s"
     for note in profile.notes:
         yield f"  {note}"
+    yield "  share, own: of the iteration's time, with and without the fragments nested in it"
     yield (
         "  products, memory: a call's products at the best rate of their shapes, its inputs and outputs at"
         " memory's"
     )
-    yield "  roofline: the longer of the two over the time of a call; the more, the closer to the machine's limit"
+    yield "  roofline: the longer of the two over the time of a call; 100% is the machine's limit"
 
 
 def _fragment(profile: Profile, f: FragmentProfile) -> tuple[str, ...]:
@@ -192,6 +202,7 @@ def _fragment(profile: Profile, f: FragmentProfile) -> tuple[str, ...]:
         seconds(f.seconds),
         seconds(f.per_iteration),
         _percent(f.per_iteration, profile.iteration_s),
+        _percent(profile.own_s(f.name), profile.iteration_s),
         quantity(all_calls),
         "-" if rate is None else quantity(rate),
         seconds(f.products_s) if f.products_s else "-",

@@ -58,8 +58,8 @@ CLASSES: Mapping[str, frozenset[str]] = {
         "random": """random_bits random_split random_fold_in random_seed threefry2x32 rng_bit_generator
             rng_uniform""",
         "sort": "sort top_k approx_top_k",
-        "movement": """gather scatter scatter-add scatter_add scatter_mul scatter_max scatter_min dynamic_slice
-            dynamic_update_slice concatenate pad rev transpose copy copy_p slice split""",
+        "movement": """gather scatter scatter-add scatter_add scatter_mul scatter_max scatter_min
+            dynamic_slice dynamic_update_slice concatenate pad rev transpose copy copy_p slice split""",
         "linear algebra": """cholesky eig eigh hessenberg householder_product lu qr geqrf ormqr schur svd
             triangular_solve tridiagonal tridiagonal_solve""",
         "host": "io_callback pure_callback debug_callback",
@@ -156,7 +156,9 @@ class _Walk:
     def work(self, jaxpr: core.Jaxpr, flow: Flow | None) -> Work:
         key = id(jaxpr), id(flow)
         if key not in self.known:
-            steps: Sequence[EquationFlow | None] = [None] * len(jaxpr.eqns) if flow is None else flow.equations
+            steps: Sequence[EquationFlow | None] = (
+                [None] * len(jaxpr.eqns) if flow is None else flow.equations
+            )
             self.known[key] = total(
                 (self.equation(eqn, step), 1) for eqn, step in zip(jaxpr.eqns, steps, strict=True)
             )
@@ -180,8 +182,14 @@ class _Walk:
 
     def operation(self, eqn: core.JaxprEqn, step: EquationFlow | None) -> Work:
         name, kind = eqn.primitive.name, class_of(eqn.primitive.name)
-        operands = [self._share(v, axis) for v, axis in _with_axes(eqn.invars, step and step.operands)]
-        results = [self._share(v, axis) for v, axis in _with_axes(eqn.outvars, step and step.results)]
+        operands = [
+            self._share(v, axis)
+            for v, axis in _with_axes(eqn.invars, None if step is None else step.operands)
+        ]
+        results = [
+            self._share(v, axis)
+            for v, axis in _with_axes(eqn.outvars, None if step is None else step.results)
+        ]
         product = product_of(eqn)
         if product is not None:
             product = self._local(product, eqn, step)
@@ -230,11 +238,11 @@ def product_of(eqn: core.JaxprEqn) -> Product | None:
         n = math.prod(right) // max(1, batches * k)
         return Product(batches, m, k, n, _dtype(eqn)) if math.prod(out) and k else None
     if eqn.primitive.name == "conv_general_dilated":
-        kernel, out = _shape(eqn.invars[1]), math.prod(_shape(eqn.outvars[0]))
+        kernel, size = _shape(eqn.invars[1]), math.prod(_shape(eqn.outvars[0]))
         groups = max(eqn.params["feature_group_count"], eqn.params["batch_group_count"])
         features = kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
         k = math.prod(kernel) // max(1, features)
-        return Product(groups, out // features, k, features // groups, _dtype(eqn)) if out and k else None
+        return Product(groups, size // features, k, features // groups, _dtype(eqn)) if size and k else None
     return None
 
 
@@ -246,9 +254,7 @@ def _shape(atom: Any) -> tuple[int, ...]:
     return tuple(getattr(atom.aval, "shape", ()))
 
 
-def _with_axes(
-    atoms: Sequence[Any], axes: Sequence[int | None] | None
-) -> Iterable[tuple[Any, int | None]]:
+def _with_axes(atoms: Sequence[Any], axes: Sequence[int | None] | None) -> Iterable[tuple[Any, int | None]]:
     return zip(atoms, axes if axes is not None else [None] * len(atoms), strict=True)
 
 

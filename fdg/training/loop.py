@@ -11,6 +11,7 @@ import fdg
 from fdg.errors import FdgError
 from fdg.placing.policy import with_host
 from fdg.processes import distributed
+from fdg.profiling.writing import profile_run
 from fdg.training.checkpoint import Checkpoints
 from fdg.training.devices import available_devices, check_all_busy
 from fdg.training.evaluation import SOLVED, evaluate, verdict
@@ -107,6 +108,7 @@ def _train(job: Job, engine: fdg.Engine, run: RunDirectory, checkpoints: Checkpo
         return 128 + (caught or 0)
     groups = groups_summary(engine, wall_s - wall_before)
     evaluation = evaluate(job, engine, state)
+    profiled = profile_run(engine, state, run.path) if job.profiles else []
     checkpoints.close()
     if not distributed.is_first():
         return 0
@@ -116,6 +118,8 @@ def _train(job: Job, engine: fdg.Engine, run: RunDirectory, checkpoints: Checkpo
     say(f"trained {steps:,} steps in {clock(wall_s)} ({steps / wall_s:,.0f} steps/s)")
     if evaluation:
         say(verdict(evaluation, job))
+    for line in profiled:
+        say(line)
     say(f"run directory {run.path}")
     return 0
 
