@@ -99,8 +99,9 @@ class Profile:
     Attributes:
       algorithm, policy: that were profiled.
       num_seeds: agents in the program, None for one without a seed axis.
-      iteration_s: seconds of an iteration: the median of `rounds`, in turns with all else here.
-      spread: the middle half of them, over the median.
+      iteration_s: seconds of an iteration: of `rounds`, in turns with all else here, the lower quartile, as
+        all times here.
+      spread: the shortest and the longest.
       memory_rate: bytes a second that memory reads and writes, at most, on all devices of the first group.
       notes: what else there is to know, a sentence each.
     """
@@ -163,7 +164,7 @@ def _lines(profile: Profile) -> Iterator[str]:
     low, high = profile.spread
     yield (
         f"{profile.algorithm} under {profile.policy} on {profile.num_devices} device{plural}{agents}: an"
-        f" iteration takes {seconds(profile.iteration_s)} (middle half {low:.2f}-{high:.2f} of"
+        f" iteration takes {seconds(profile.iteration_s)} ({seconds(low)} to {seconds(high)} in"
         f" {profile.rounds} rounds)"
     )
     yield ""

@@ -1,0 +1,77 @@
+"""Repeated calls: each of them happens, and their time is that of a call."""
+
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fdg.profiling import repeating
+from fdg.profiling.repeating import Repeated, compile_all
+
+
+def test_every_call_happens_and_hands_on():
+    """The second argument does not change; a call whose work depends on it alone is not moved away."""
+    calls = []
+
+    def note(x):
+        calls.append(float(x))
+        return x
+
+    def function(count, same):
+        seen = jax.pure_callback(note, jax.ShapeDtypeStruct((), jnp.float32), same)
+        return [count + 1, seen * 2]
+
+    arguments = [jnp.float32(0), jnp.float32(4)]
+    run = Repeated(function, arguments, {0: 0}).lower().compile()
+    for number in (0, 1, 5):
+        calls.clear()
+        moving, results = run(np.int32(number), arguments)
+        jax.block_until_ready(results)
+        assert float(moving[0]) == number and calls == [4.0] * number
+        assert [float(x) for x in results] == [8.0 if number else 0.0]
+
+
+def test_keys_and_weak_types_are_handed_on():
+    def function(key, x):
+        return [jax.random.split(key)[0], x * 2.0]
+
+    arguments = [jax.random.key(0), jnp.asarray(1.0)]
+    moving, _ = Repeated(function, arguments, {0: 0, 1: 1}).lower().compile()(np.int32(3), arguments)
+    assert float(moving[1]) == 8 and moving[0].dtype == arguments[0].dtype
+
+
+def test_the_time_is_that_of_a_call(monkeypatch):
+    monkeypatch.setattr(repeating, "ROUND_S", 0.05)
+
+    def function(x):
+        def wait(x):
+            time.sleep(0.004)
+            return x
+
+        return [jax.pure_callback(wait, jax.ShapeDtypeStruct((), jnp.float32), x)]
+
+    one = Repeated(function, [jnp.float32(1)], {0: 0})
+    compile_all([one])
+    for _ in range(3):
+        one.measure()
+    assert 0.004 <= one.seconds < 0.012
+    one.also_in(1)
+    assert one.lanes == 1
+
+
+def test_more_lanes_only_where_they_do_more(monkeypatch):
+    """Two copies that wait for the host at the same time do twice as much; two that use one core do not."""
+    one = Repeated(lambda x: [x + 1], [jnp.float32(1)], {0: 0})
+    one.lower()
+    taken = {1: 1.0, 2: 1.2}
+    monkeypatch.setattr(one, "_once", lambda: taken[one.lanes])
+    one.also_in(2)
+    assert one.lanes == 2
+    one.measure()
+    assert one.seconds == pytest.approx(0.6)
+    other = Repeated(lambda x: [x + 1], [jnp.float32(1)], {0: 0})
+    monkeypatch.setattr(other, "_once", lambda: {1: 1.0, 2: 2.1}[other.lanes])
+    other.also_in(2)
+    assert other.lanes == 1
