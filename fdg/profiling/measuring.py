@@ -2,6 +2,7 @@
 
 import collections
 import math
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,7 +27,7 @@ _COVERED = 0.98  # of the operations in products are in those that are measured
 _MOST_PRODUCTS = 12  # of a group
 
 
-def profile(engine: Engine, state: Any, rounds: int = 5) -> Profile:
+def profile(engine: Engine, state: Any, rounds: int = 7) -> Profile:
     """Times an engine's iteration, each of its fragments, and what the devices could do at best.
 
     Fragments run alone, many calls in one program, with the inputs of their first call in the next iteration
@@ -177,15 +178,14 @@ def _profile(
                 memory_s=0.0 if group is None else group.memory_seconds(one.border),
             )
         )
-    usual, ordered = undisturbed(whole.samples), sorted(whole.samples)
     first = next((group for group in rates.values() if group is not None), None)
     return Profile(
         algorithm=plan.graph.name,
         policy=str(plan.policy),
         num_devices=sum(len(group) for group in plan.groups),
         num_seeds=plan.num_seeds,
-        iteration_s=usual,
-        spread=(ordered[0], ordered[-1]),
+        iteration_s=undisturbed(whole.samples),
+        usual_s=statistics.median(whole.samples),
         rounds=rounds,
         fragments=tuple(rows),
         products=tuple(_products(plan.groups, fragments, rates)),

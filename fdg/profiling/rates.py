@@ -30,52 +30,44 @@ def lanes(devices: Sequence[jax.Device]) -> int:
 
 
 class Rates:
-    """The rates of some devices, of this process.
-
-    Attributes:
-      products: seconds of one on each device; and in which layout that was.
-    """
+    """The rates of some devices, of this process: to be prepared, and measured in rounds."""
 
     def __init__(self, devices: Sequence[jax.Device]):
         self._mesh = make_mesh([d for d in devices if d.process_index == jax.process_index()], _AXIS)
         self._lanes = lanes(list(self._mesh.devices.flat))
-        self._products: dict[Product, tuple[str, Repeated]] = {}
+        self._tried: dict[Product, dict[str, Repeated]] = {}
         self._memory: dict[int, Repeated] = {}
 
     def prepare(self, products: Sequence[Product], sizes: Sequence[int]) -> None:
-        """Compiles what measures some products, and arrays of some bytes; finds the best layouts."""
-        tried = {
-            (product, layout): _product(product, layout, self._mesh)
+        """Compiles what measures some products, and arrays of some bytes."""
+        self._tried = {
+            product: {layout: _product(product, layout, self._mesh) for layout in LAYOUTS}
             for product in products
-            if product not in self._products
-            for layout in LAYOUTS
         }
-        memory = {
-            size: _memory(size, self._mesh) for size in {_LARGEST, *map(_rounded, sizes)} - set(self._memory)
-        }
-        compile_all([*tried.values(), *memory.values()])
-        self._memory.update(memory)
-        for one in (*tried.values(), *memory.values()):
+        self._memory = {size: _memory(size, self._mesh) for size in {_LARGEST, *map(_rounded, sizes)}}
+        compile_all(self._all())
+        for one in self._all():
             one.also_in(self._lanes)
-        for (product, layout), one in tried.items():
-            one.measure()
-            best = self._products.get(product)
-            if best is None or one.seconds < best[1].seconds:
-                self._products[product] = layout, one
 
     def measure(self) -> None:
         """One more round of everything."""
-        for one in (*(one for _, one in self._products.values()), *self._memory.values()):
+        for one in self._all():
             one.measure()
+
+    def _all(self) -> list[Repeated]:
+        return [*(one for tried in self._tried.values() for one in tried.values()), *self._memory.values()]
 
     @property
     def products(self) -> Mapping[Product, tuple[float, str]]:
-        """Seconds of a product, and the layout: on each device, all of them at work."""
-        return {product: (one.seconds, layout) for product, (layout, one) in self._products.items()}
+        """Seconds of a product on each device, all of them at work, and the layout that is best."""
+        return {
+            product: min((one.seconds, layout) for layout, one in tried.items())
+            for product, tried in self._tried.items()
+        }
 
     def seconds(self, products: Mapping[Product, int]) -> float:
         """Of so many products on each device. Those that were not measured count at the best rate of any."""
-        known = {product: one.seconds for product, (_, one) in self._products.items()}
+        known = {product: seconds for product, (seconds, _) in self.products.items()}
         best = max((product.flops / seconds for product, seconds in known.items()), default=0.0)
         return sum(
             count * known.get(product, product.flops / best if best else 0.0)

@@ -99,9 +99,9 @@ class Profile:
     Attributes:
       algorithm, policy: that were profiled.
       num_seeds: agents in the program, None for one without a seed axis.
-      iteration_s: seconds of an iteration: of `rounds`, in turns with all else here, the lower quartile, as
-        all times here.
-      spread: the shortest and the longest.
+      iteration_s: seconds of an iteration: of `rounds`, in turns with all else here, the shortest, as are all
+        times here: what else a machine does only ever makes one longer.
+      usual_s: their median.
       memory_rate: bytes a second that memory reads and writes, at most, on all devices of the first group.
       notes: what else there is to know, a sentence each.
     """
@@ -111,7 +111,7 @@ class Profile:
     num_devices: int
     num_seeds: int | None
     iteration_s: float
-    spread: tuple[float, float]
+    usual_s: float
     rounds: int
     fragments: tuple[FragmentProfile, ...]
     products: tuple[ProductProfile, ...]
@@ -161,11 +161,10 @@ def _percent(part: float | None, whole: float = 1.0) -> str:
 def _lines(profile: Profile) -> Iterator[str]:
     plural = "s" if profile.num_devices > 1 else ""
     agents = f", {profile.num_seeds} agents" if profile.num_seeds is not None else ""
-    low, high = profile.spread
     yield (
         f"{profile.algorithm} under {profile.policy} on {profile.num_devices} device{plural}{agents}: an"
-        f" iteration takes {seconds(profile.iteration_s)} ({seconds(low)} to {seconds(high)} in"
-        f" {profile.rounds} rounds)"
+        f" iteration takes {seconds(profile.iteration_s)} (the shortest of {profile.rounds} rounds, as all"
+        f" times here; their median: {seconds(profile.usual_s)})"
     )
     yield ""
     header = (

@@ -71,6 +71,7 @@ def test_more_lanes_only_where_they_do_more(monkeypatch):
     assert one.lanes == 2
     one.measure()
     assert one.seconds == pytest.approx(0.6)
+    assert repeating.undisturbed([3.0, 1.0, 2.0]) == 1.0
     other = Repeated(lambda x: [x + 1], [jnp.float32(1)], {0: 0})
     monkeypatch.setattr(other, "_once", lambda: {1: 1.0, 2: 2.1}[other.lanes])
     other.also_in(2)
