@@ -86,7 +86,8 @@ def programs(plan: Plan, devices: Sequence[jax.Device], leaves: Sequence[Any]) -
             put(given[v], jax.ShapeDtypeStruct(given[v].shape, given[v].dtype, sharding=sharding))
             for v, sharding in zip(site.inputs, shardings, strict=True)
         ]
-        found[name] = Repeated(function, arguments, site.handed_on)
+        goes_on = host_calls.calls_host([site.equation])
+        found[name] = Repeated(function, arguments, site.handed_on, goes_on)
     return found
 
 

@@ -10,8 +10,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fdg import jaxprs
 from fdg.engine import Engine
 from fdg.errors import FdgError
+from fdg.lowering import host_calls
 from fdg.placing.policy import Group
 from fdg.processes import distributed
 from fdg.profiling.fragments import Placed, placed, programs
@@ -96,12 +98,16 @@ class _Iterations:
 
 
 def _local_leaves(engine: Engine, state: Any) -> list[Any]:
-    """The leaves of a state on one device; of the initial state, where other processes have parts of this."""
-    leaves = jax.tree.leaves(state)
+    """The leaves of a state on one device.
+
+    Of the initial state, where other processes have parts of this one, or something on the host goes with it:
+    the engine's iterations step that.
+    """
+    leaves, plan = jax.tree.leaves(state), engine.plan
     device = jax.local_devices(backend=engine.devices[0].platform)[0]
-    if all(leaf.is_fully_addressable for leaf in leaves):
+    on_host = host_calls.calls_host(jaxprs.open_jaxpr(plan.graph.jaxpr).eqns)
+    if all(leaf.is_fully_addressable for leaf in leaves) and not on_host:
         return [jax.device_put(leaf, device) for leaf in leaves]
-    plan = engine.plan
 
     def init(key: jax.Array) -> list[jax.Array]:
         made = jax.tree.map(jnp.asarray, engine.algorithm.init(key))

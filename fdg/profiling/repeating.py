@@ -30,16 +30,22 @@ class Repeated:
     """
 
     def __init__(
-        self, function: Callable, arguments: Sequence[Any], handed_on: Mapping[int, int] | None = None
+        self,
+        function: Callable,
+        arguments: Sequence[Any],
+        handed_on: Mapping[int, int] | None = None,
+        goes_on: bool = False,
     ):
-        """Nothing is compiled yet: see `ready`.
+        """Nothing is compiled yet: see `compiled`.
 
         Args:
           function: arrays to a sequence of arrays, at least one.
           arguments: arrays.
           handed_on: argument by result: result k is argument `handed_on[k]` of the next call.
+          goes_on: whether a run starts from what the one before handed on, as what is on the host does; else
+            all start alike.
         """
-        self._arguments = list(arguments)
+        self._arguments, self._goes_on = list(arguments), goes_on
         self._function = jax.jit(_repeated(function, dict(handed_on or {})))
         self._run: Any = None
         self._calls = self.lanes = 1
@@ -99,7 +105,11 @@ class Repeated:
         begun = time.perf_counter()
         running = [self._run(np.int32(calls), self._arguments) for _ in range(self.lanes)]
         jax.block_until_ready(running)
-        return time.perf_counter() - begun
+        taken = time.perf_counter() - begun
+        if self._goes_on:
+            for j, value in running[-1][0].items():
+                self._arguments[j] = value
+        return taken
 
 
 def undisturbed(samples: Sequence[float]) -> float:

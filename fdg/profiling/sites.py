@@ -7,6 +7,8 @@ replay buffer of a gigabyte would otherwise be copied at each call.
 """
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +19,7 @@ from fdg.tracing.graph import FDG, Fragment
 from fdg.tracing.reader import Reader, Scope
 
 _SAME = frozenset({"convert_element_type", "fragment_boundary", "sharding_constraint", "copy"})
+_PRINTS = frozenset({"debug_callback", "debug_print"})
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -39,10 +42,10 @@ class Site:
     output_axes: tuple[int | None, ...]
     handed_on: Mapping[int, int]
 
-    @property
+    @functools.cached_property
     def jaxpr(self) -> core.ClosedJaxpr:
-        """The fragment as a function of `inputs` to `outputs`."""
-        return jaxprs.build(self.inputs, self.outputs, [self.equation])
+        """The fragment as a function of `inputs` to `outputs`. It prints nothing."""
+        return jaxprs.build(self.inputs, self.outputs, [_silent(self.equation)])
 
 
 def sites(graph: FDG) -> tuple[Site, ...]:
@@ -117,3 +120,22 @@ def _origin(reader: Reader, scope: Scope, var: Any, eqn: core.JaxprEqn) -> int |
         else:
             here, v = here.parent, here.eqn.invars[here.body.operands[position]]
     return None
+
+
+def _silent(eqn: core.JaxprEqn) -> core.JaxprEqn:
+    """An equation without the prints in it: thousands of calls would print thousands of times."""
+    old = jaxprs.closed_bodies(eqn)
+    new = [_without_prints(closed) for closed in old]
+    if all(a is b for a, b in zip(old, new, strict=True)):
+        return eqn
+    effects = frozenset().union(*(closed.effects for closed in new)) if eqn.effects else eqn.effects
+    return jaxprs.with_bodies(eqn, new).replace(effects=effects)
+
+
+def _without_prints(closed: Any) -> Any:
+    inside = jaxprs.open_jaxpr(closed)
+    equations = [_silent(eqn) for eqn in inside.eqns if eqn.primitive.name not in _PRINTS]
+    if len(equations) == len(inside.eqns) and all(map(operator.is_, equations, inside.eqns)):
+        return closed
+    constants = jaxprs.constants_of(closed)
+    return jaxprs.build(inside.invars, inside.outvars, equations, inside.constvars, constants)

@@ -33,6 +33,23 @@ def test_every_call_happens_and_hands_on():
         assert [float(x) for x in results] == [8.0 if number else 0.0]
 
 
+def test_what_is_on_the_host_goes_on():
+    """Each run begins where the last one ended: what it stands for on the host has moved on too."""
+    begun = []
+
+    def step(x):
+        begun.append(float(x))
+        return x + 1
+
+    def function(x):
+        return [jax.pure_callback(step, jax.ShapeDtypeStruct((), jnp.float32), x)]
+
+    one = Repeated(function, [jnp.float32(0)], {0: 0}, goes_on=True)
+    compile_all([one])
+    one.measure()
+    assert begun == [float(i) for i in range(len(begun))] and len(begun) > 2
+
+
 def test_keys_and_weak_types_are_handed_on():
     def function(key, x):
         return [jax.random.split(key)[0], x * 2.0]

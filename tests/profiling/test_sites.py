@@ -73,3 +73,26 @@ class Branching:
 def test_in_a_branch_of_a_while_loop():
     graph = fdg.trace(Branching())
     assert [float(x) for x in inputs_of(graph.jaxpr, [jnp.float32(3)], None, False)["double"]] == [4.5]
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_fragment_by_itself_prints_nothing(ordered, capfd):
+    class Chatty:
+        def init(self, key):
+            return jnp.float32(3)
+
+        def iterate(self, state):
+            @fdg.fragment("actor", in_axes=None, out_axes=None)
+            def act(x):
+                def one(x, _):
+                    jax.debug.print("x is {}", x, ordered=ordered)
+                    return x + 1, None
+
+                return jax.lax.scan(one, x, length=2)[0]
+
+            return act(state), {}
+
+    (site,) = sites(fdg.trace(Chatty()))
+    (result,) = jax.jit(jax.extend.core.jaxpr_as_fun(site.jaxpr))(jnp.float32(3))
+    jax.effects_barrier()
+    assert float(result) == 5 and not site.jaxpr.effects and "x is" not in capfd.readouterr().out
