@@ -18,7 +18,7 @@ from fdg.placing.policy import Group
 from fdg.processes import distributed
 from fdg.profiling.fragments import Placed, placed, programs
 from fdg.profiling.rates import Rates
-from fdg.profiling.repeating import Repeated, compile_all, undisturbed
+from fdg.profiling.repeating import Repeated, compile_all
 from fdg.profiling.report import FragmentProfile, GroupProfile, ProductProfile, Profile
 from fdg.profiling.work import Product, Work, total
 from fdg.showing.plan_outline import in_parts
@@ -88,7 +88,7 @@ class _Iterations:
     def busy_s(self, group: str) -> float | None:
         """How long a group is busy in an iteration; None for a single group."""
         found = [each[group] for each in self.busy if group in each]
-        return undisturbed(found) if found else None
+        return min(found) if found else None
 
     def _run(self) -> float:
         begun = time.perf_counter()
@@ -190,7 +190,7 @@ def _profile(
         policy=str(plan.policy),
         num_devices=sum(len(group) for group in plan.groups),
         num_seeds=plan.num_seeds,
-        iteration_s=undisturbed(whole.samples),
+        iteration_s=min(whole.samples),
         usual_s=statistics.median(whole.samples),
         rounds=rounds,
         fragments=tuple(rows),

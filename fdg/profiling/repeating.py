@@ -8,7 +8,7 @@ are handed on in place. A run of no calls at all takes what the program takes be
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,12 +21,19 @@ ROUND_S = 0.015  # of calls, at least, in a round
 _MOST = 1_000_000  # calls in a round
 
 
+class Sample(NamedTuple):
+    """Seconds of a run of some calls, and of a run of none."""
+
+    calls: float
+    none: float
+
+
 class Repeated:
     """A function that can be timed, on arguments that lie on its devices.
 
     Attributes:
       lanes: how many copies of the program run at once.
-      samples: seconds a call, of each round so far.
+      samples: of each round so far.
     """
 
     def __init__(
@@ -50,7 +57,7 @@ class Repeated:
         self._run: Any = None
         self._calls = self.lanes = 1
         self._spans = any(not x.is_fully_addressable for x in arguments)
-        self.samples: list[float] = []
+        self.samples: list[Sample] = []
 
     def lower(self) -> Any:
         """For compiling."""
@@ -68,38 +75,36 @@ class Repeated:
             return
         taken = {}
         for self.lanes in (1, lanes):
-            taken[self.lanes] = min(self._once() for _ in range(3)) / self.lanes
+            taken[self.lanes] = self._per_call([self._sample() for _ in range(3)]) / self.lanes
         self.lanes = min(taken, key=lambda count: taken[count])
 
     def measure(self) -> None:
         """One more round."""
-        self.samples.append(self._once())
+        self.samples.append(self._sample())
 
     @property
     def seconds(self) -> float:
         """That a call takes, other copies' calls at the same time not counted."""
-        return undisturbed(self.samples) / self.lanes
+        return self._per_call(self.samples) / self.lanes
 
     def _find_calls(self) -> None:
-        calls = 1
         while True:
             # Twice, for whatever else the machine did once would make a round of too few calls.
-            taken = min(self._seconds(calls) - self._seconds(0) for _ in range(2))
+            taken = self._per_call([self._sample() for _ in range(2)]) * self._calls
             if self._spans:  # all processes have to do the same number of calls
                 taken = distributed.exchange(taken)[0]
-            if taken >= ROUND_S / 2 or calls >= _MOST:
-                break
-            calls = min(_MOST, max(2 * calls, int(calls * ROUND_S / max(taken, ROUND_S / 20))))
-        self._calls = calls
+            if taken >= ROUND_S / 2 or self._calls >= _MOST:
+                return
+            more = max(2 * self._calls, int(self._calls * ROUND_S / max(taken, ROUND_S / 20)))
+            self._calls = min(_MOST, more)
 
-    def _once(self) -> float:
-        for _ in range(3):  # less than nothing is noise
-            seconds = self._seconds(self._calls) - self._seconds(0)
-            if seconds > 0:
-                break
-        else:
-            seconds = self._seconds(self._calls)
-        return seconds / self._calls
+    def _sample(self) -> Sample:
+        return Sample(self._seconds(self._calls), self._seconds(0))
+
+    def _per_call(self, samples: Sequence[Sample]) -> float:
+        """Seconds of a call: by the shortest of each, since a disturbed run of none is no run's fault."""
+        calls, none = (min(each) for each in zip(*samples, strict=True))
+        return (calls - none if calls > none else calls) / self._calls
 
     def _seconds(self, calls: int) -> float:
         begun = time.perf_counter()
@@ -110,11 +115,6 @@ class Repeated:
             for j, value in running[-1][0].items():
                 self._arguments[j] = value
         return taken
-
-
-def undisturbed(samples: Sequence[float]) -> float:
-    """The shortest: what else a machine does only ever makes a round longer."""
-    return min(samples)
 
 
 def compile_all(repeated: Iterable[Repeated]) -> None:
