@@ -1,0 +1,45 @@
+"""fdg as `python -m fdg.train` runs it: the same flags, presets and devices, without a run directory.
+
+Configuration: `{"flags": [words]}`; `--total-steps` among them is the length of a round.
+"""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+import fdg
+from bench.peers.serve import Stopwatch, serve
+from fdg.commands.parse import parse
+from fdg.placing.policy import with_host
+from fdg.training.devices import available_devices
+
+
+def prepare(config: dict[str, Any]):
+    """Compiles what the flags say."""
+    with Stopwatch() as watch:
+        job = parse(config["flags"], "ours", "")
+        devices = with_host(job.policy, available_devices(job.devices))
+        engine = fdg.compile(job.algorithm, job.policy, devices, job.num_seeds)
+        engine.compile()
+        jax.block_until_ready(engine.init(0))
+    steps = job.num_iterations * job.steps_per_iteration * (job.num_seeds or 1)
+
+    def one_round(seed: int) -> dict[str, Any]:
+        with Stopwatch() as watch:
+            state, metrics = engine.run(engine.init(seed), job.num_iterations)
+            jax.block_until_ready((state, metrics))
+        returns = np.asarray(metrics["episode_return"])
+        ended = returns[~np.isnan(returns)]
+        last = ended[-max(1, len(ended) // 20) :]
+        return {
+            "steps": steps,
+            "seconds": watch.seconds,
+            "return": float(last.mean()) if len(last) else None,
+        }
+
+    return one_round, {"compile_seconds": watch.seconds, "devices": len(devices)}
+
+
+if __name__ == "__main__":
+    serve(prepare)

@@ -1,0 +1,68 @@
+"""The peers: what each needs to be installed, and where it comes from."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+from bench.peers import ROOT
+
+VENVS = ROOT / "build" / "venvs"
+_CONSTRAINTS = ROOT / "constraints.txt"
+
+
+@dataclasses.dataclass(frozen=True)
+class Peer:
+    """A trainer that fdg is compared with.
+
+    Attributes:
+      name: also of its environment, `build/venvs/NAME`.
+      packages: for pip, the peer itself pinned.
+      source: the repository; where it is on no registry, a checkout of it is given by a flag.
+      is_checkout: whether that is so.
+      with_our_versions: install JAX and the like in the versions of `constraints.txt`, so that one compiler
+        is compared with itself.
+    """
+
+    name: str
+    packages: tuple[str, ...]
+    source: str
+    is_checkout: bool = False
+    with_our_versions: bool = True
+
+    @property
+    def python(self) -> Path:
+        """The interpreter of its environment."""
+        return VENVS / self.name / "bin" / "python"
+
+    def install(self) -> None:
+        """Makes its environment, unless it is there with these packages.
+
+        Raises:
+          subprocess.CalledProcessError: pip could not.
+        """
+        stamp = VENVS / self.name / "installed"
+        wanted = "\n".join(self.packages)
+        if stamp.exists() and stamp.read_text() == wanted:
+            return
+        print(f"installing {self.name}: {' '.join(self.packages)}", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", VENVS / self.name], check=True)
+        constraints = ["-c", _CONSTRAINTS] if self.with_our_versions else []
+        pip = [self.python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*pip, *constraints, *self.packages], check=True)
+        stamp.write_text(wanted)
+
+
+_JAX = ("jax", "flax", "optax", "gymnax==1.0.1", "six")
+
+PEERS = {
+    peer.name: peer
+    for peer in (
+        Peer(
+            "purejaxrl",
+            (*_JAX, "distrax", "brax", "navix"),
+            "github.com/luchris429/purejaxrl",
+            is_checkout=True,
+        ),
+    )
+}
