@@ -15,8 +15,9 @@ from typing import Any
 
 from bench.peers import ROOT, machine
 from bench.peers.alternate import DriverError, compare
-from bench.peers.pairs import PAIRS, Pair
+from bench.peers.pairs import Pair
 from bench.peers.peers import PEERS
+from bench.peers.table import PAIRS
 
 RESULTS = ROOT / "docs" / "performance.json"
 

@@ -115,22 +115,23 @@ def compare(pair: Pair, checkout: str | None, rounds: int, more_flags: Sequence[
     """
     config = {**pair.config, **({"checkout": checkout} if checkout else {})}
     peer = PEERS[pair.peer]
+    mine = {"flags": [*pair.our_flags, *more_flags], "continues": pair.continues}
     with (
-        _running(Path(sys.executable), "ours", {"flags": [*pair.our_flags, *more_flags]}) as ours,
+        _running(Path(sys.executable), "ours", mine) as ours,
         _running(peer.python, pair.driver or pair.peer, config) as theirs,
     ):
         said: dict[Driver, list[dict[str, Any]]] = {ours: [], theirs: []}
         for seed in range(rounds + 1):
             for driver in (ours, theirs) if seed % 2 else (theirs, ours):
                 said[driver].append(driver.round(seed))
-        mine, other = (said[driver][1:] for driver in (ours, theirs))
+        first, second = (said[driver][1:] for driver in (ours, theirs))
         ratios = [
             (a["steps"] / a["seconds"]) / (b["steps"] / b["seconds"])
-            for a, b in zip(mine, other, strict=True)
+            for a, b in zip(first, second, strict=True)
         ]
         return {
-            "ours": dataclasses.asdict(Summary.of(ours.facts, mine)) | {"devices": ours.facts["devices"]},
-            "theirs": dataclasses.asdict(Summary.of(theirs.facts, other)),
+            "ours": dataclasses.asdict(Summary.of(ours.facts, first)) | {"devices": ours.facts["devices"]},
+            "theirs": dataclasses.asdict(Summary.of(theirs.facts, second)),
             "ratio": statistics.median(ratios),
             "ratio_middle_half": middle_half(ratios),
             "rounds": rounds,

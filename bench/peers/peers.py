@@ -53,16 +53,34 @@ class Peer:
         stamp.write_text(wanted)
 
 
-_JAX = ("jax", "flax", "optax", "gymnax==1.0.1", "six")
+_JAX = ("jax", "flax", "optax", "six")
+_SCRIPTS = (*_JAX, "hydra-core", "omegaconf", "wandb", "safetensors", "matplotlib")
 
 PEERS = {
     peer.name: peer
     for peer in (
         Peer(
             "purejaxrl",
-            (*_JAX, "distrax", "brax", "navix"),
+            (*_JAX, "gymnax==1.0.1", "distrax", "brax", "navix"),
             "github.com/luchris429/purejaxrl",
             is_checkout=True,
+        ),
+        Peer("purejaxql", (*_SCRIPTS, "gymnax==1.0.1"), "github.com/mttga/purejaxql", is_checkout=True),
+        Peer("jaxmarl", (*_SCRIPTS, "jaxmarl", "distrax"), "github.com/FLAIROX/JaxMARL", is_checkout=True),
+        Peer("brax", (*_JAX, "brax"), "github.com/google/brax"),
+        Peer("rejax", (*_JAX, "rejax==0.1.3", "gymnax==1.0.1"), "github.com/keraJLi/rejax"),
+        Peer("sbx", ("sbx-rl==0.28.0",), "github.com/araffin/sbx", with_our_versions=False),
+        Peer(
+            "stable-baselines3",
+            ("stable-baselines3==2.9.2",),
+            "github.com/DLR-RM/stable-baselines3",
+            with_our_versions=False,
+        ),
+        Peer(
+            "rllib",
+            ("ray[rllib]==2.60.0", "torch", "gymnasium"),
+            "github.com/ray-project/ray",
+            with_our_versions=False,
         ),
     )
 }

@@ -1,6 +1,7 @@
 """fdg as `python -m fdg.train` runs it: the same flags, presets and devices, without a run directory.
 
-Configuration: `{"flags": [words]}`; `--total-steps` among them is the length of a round.
+Configuration: `{"flags": [words], "continues": bool}`; `--total-steps` among the flags is a round's length. A
+round is a whole training, from its first parameters on, or goes on where the last one ended.
 """
 
 from typing import Any
@@ -25,10 +26,14 @@ def prepare(config: dict[str, Any]):
         jax.block_until_ready(engine.init(0))
     steps = job.num_iterations * job.steps_per_iteration * (job.num_seeds or 1)
 
+    states = [engine.init(0)]
+
     def one_round(seed: int) -> dict[str, Any]:
         with Stopwatch() as watch:
-            state, metrics = engine.run(engine.init(seed), job.num_iterations)
+            begun = states.pop() if config["continues"] else engine.init(seed)
+            state, metrics = engine.run(begun, job.num_iterations)
             jax.block_until_ready((state, metrics))
+        states[:] = [state]
         returns = np.asarray(metrics["episode_return"])
         ended = returns[~np.isnan(returns)]
         last = ended[-max(1, len(ended) // 20) :]

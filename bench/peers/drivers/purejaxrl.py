@@ -1,7 +1,6 @@
 """PureJaxRL's `ppo.py` and `ppo_continuous_action.py`, from a checkout (github.com/luchris429/purejaxrl).
 
-Written for an older gymnax, whose steps gave five values: gymnax's own `LegacyStepAPIWrapper` gives them
-again. Configuration: `{"checkout": PATH, "script": "ppo", "config": {...}}`, the latter as in the script.
+Configuration: `{"checkout": PATH, "script": "ppo", "config": {...}}`, the latter as in the script.
 """
 
 import importlib
@@ -13,23 +12,16 @@ import gymnax
 import jax
 import numpy as np
 from gymnax.environments import spaces
-from gymnax.wrappers import LegacyStepAPIWrapper
 
+from bench.peers.drivers import old_gymnax
 from bench.peers.serve import Stopwatch, serve
-
-_make = gymnax.make
-
-
-def _legacy(name: str):
-    env, parameters = _make(name)
-    return LegacyStepAPIWrapper(env), parameters
 
 
 class _Continuous:
     """A gymnax environment where the script takes one of brax's: actions in [-1, 1], stretched to its own."""
 
     def __init__(self, name: str):
-        self._env, self._parameters = _legacy(name)
+        self._env, self._parameters = old_gymnax.make(name)
         self._space = self._env.action_space(self._parameters)
 
     def reset(self, key, params=None):
@@ -48,7 +40,7 @@ class _Continuous:
 def prepare(config: dict[str, Any]):
     """Compiles the script's whole training, as it does itself."""
     sys.path.insert(0, str(Path(config["checkout"]) / "purejaxrl"))
-    gymnax.make = _legacy
+    gymnax.make = old_gymnax.make
     script = importlib.import_module(config["script"])
     settings = dict(config["config"])
     if settings["ENV_NAME"] in gymnax.registered_envs and hasattr(script, "BraxGymnaxWrapper"):
