@@ -9,17 +9,14 @@ Names are those of `--list`, or their beginnings. Each peer is installed into an
 """
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
-from bench.peers import ROOT, machine
 from bench.peers.alternate import DriverError, compare
 from bench.peers.pairs import Pair
 from bench.peers.peers import PEERS
 from bench.peers.table import PAIRS
-
-RESULTS = ROOT / "docs" / "performance.json"
+from bench.results import RESULTS, keep
 
 
 def main() -> None:
@@ -64,7 +61,7 @@ def _measure(pair: Pair, checkout: str | None, given: argparse.Namespace) -> Non
     print(line(pair.name, result, pair.at_least), flush=True)
     if given.flags and given.out is None:
         return  # the results that are kept are those of the default flags
-    keep(given.out or RESULTS, "peers", pair.name, {**_of(pair), **result, "machine": machine.described()})
+    keep("peers", pair.name, {**_of(pair), **result}, given.out or RESULTS)
 
 
 def _names(name: str, pair: Pair) -> bool:
@@ -96,13 +93,6 @@ def line(name: str, result: dict[str, Any], at_least: float) -> str:
         f"{ours['start_seconds']:.1f} / {theirs['start_seconds']:.1f} s; return {returns}; "
         f"{ours['devices']} device{'s' * (ours['devices'] > 1)}"
     )
-
-
-def keep(path: Path, section: str, name: str, result: dict[str, Any]) -> None:
-    """Enters a result into the file of results, in place of an earlier one."""
-    results = json.loads(path.read_text()) if path.exists() else {}
-    results.setdefault(section, {})[name] = result
-    path.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":

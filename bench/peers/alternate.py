@@ -69,7 +69,9 @@ class Driver:
         """Ends its process."""
         self._process.kill()
         self._process.wait()
-        self._said.close()
+        for file in (self._process.stdin, self._process.stdout, self._said):
+            assert file is not None
+            file.close()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,7 +32,7 @@ def _brax(size: int, num_steps: int, steps: int) -> Pair:
         },
         steps=steps,
         at_least=1.5,
-        equal=f"{num_steps} steps, 4 epochs, 8 minibatches, two towers of 64x64 SiLU, normalised observations",
+        equal=f"{num_steps} steps, 4 epochs, 8 minibatches, two towers of 64x64 SiLU, observations scaled",
         continues=True,
     )
 

@@ -54,7 +54,7 @@ class Peer:
 
 
 _JAX = ("jax", "flax", "optax", "six")
-_SCRIPTS = (*_JAX, "hydra-core", "omegaconf", "wandb", "safetensors", "matplotlib")
+_SCRIPTS = (*_JAX, "hydra-core", "omegaconf", "wandb", "safetensors", "matplotlib", "chex")
 
 PEERS = {
     peer.name: peer

@@ -9,6 +9,11 @@ _make = gymnax.make
 class OldStep(LegacyStepAPIWrapper):
     """`LegacyStepAPIWrapper` with the old `info`: scripts keep all of it, and that costs."""
 
+    def __getattr__(self, name: str):
+        if name.startswith("__"):  # asked for by `copy`, before there is an environment
+            raise AttributeError(name)
+        return super().__getattr__(name)
+
     def step(self, key, state, action, params=None):
         """Observation, state, reward, whether the episode ended, and the rest."""
         *results, info = super().step(key, state, action, params)

@@ -4,6 +4,7 @@ Configuration: `{"flags": [words], "continues": bool}`; `--total-steps` among th
 round is a whole training, from its first parameters on, or goes on where the last one ended.
 """
 
+import resource
 from typing import Any
 
 import jax
@@ -41,6 +42,7 @@ def prepare(config: dict[str, Any]):
             "steps": steps,
             "seconds": watch.seconds,
             "return": float(last.mean()) if len(last) else None,
+            "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         }
 
     return one_round, {"compile_seconds": watch.seconds, "devices": len(devices)}

@@ -1,7 +1,7 @@
 """RLlib's PPO (github.com/ray-project/ray), its environments and learner in one process each.
 
-Configuration: `{"env": NAME, "num_envs", "num_steps", "iterations", "hidden": [widths], "config"}`, the latter
-for `PPOConfig.training`.
+Configuration: `{"env", "num_envs", "num_steps", "iterations", "hidden", "config"}`, the latter for
+`PPOConfig.training`.
 """
 
 from typing import Any

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from bench.peers import ROOT
+_ROOT = Path(__file__).parents[1]
 
 
 def described() -> dict[str, Any]:
@@ -31,5 +31,5 @@ def _processor() -> str:
 
 
 def _commit() -> str:
-    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+    git = ["git", "-C", str(_ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
     return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
