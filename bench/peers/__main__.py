@@ -2,10 +2,10 @@
 
     python -m bench.peers --list
     python -m bench.peers purejaxrl/PPO-CartPole --purejaxrl build/purejaxrl
-    python -m bench.peers --all --purejaxrl PATH --purejaxql PATH --jaxmarl PATH
+    python -m bench.peers --purejaxrl PATH --purejaxql PATH --jaxmarl PATH
 
-Names are those of `--list`, or their beginnings. Each peer is installed into an environment of its own,
-`build/venvs/NAME`, on first use.
+Names are those of `--list`, or their beginnings; without names all run that need no checkout, or have theirs
+given. Each peer is installed into an environment of its own, `build/venvs/NAME`, on first use.
 """
 
 import argparse
@@ -24,8 +24,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench.peers", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="which pairs: the beginnings of their names")
-    parser.add_argument("--all", action="store_true", help="all that need no checkout that is not given")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="pairs, or beginnings of names (all)")
     parser.add_argument("--list", action="store_true", help="print the pairs and run nothing")
     parser.add_argument("--rounds", type=int, default=5, help="that count, of each side (5)")
     parser.add_argument("--flags", default="", help='further flags for fdg, such as "--devices 1"')
@@ -35,13 +34,14 @@ def main() -> None:
         if peer.is_checkout:
             parser.add_argument(f"--{peer.name}", metavar="PATH", help=f"a checkout of {peer.source}")
     given = parser.parse_args()
-    chosen = [pair for pair in PAIRS.values() if given.all or any(_names(name, pair) for name in given.names)]
+    names = given.names or [""]
+    chosen = [pair for pair in PAIRS.values() if any(_names(name, pair) for name in names)]
     if given.list:
-        for pair in chosen or PAIRS.values():
+        for pair in chosen:
             print(f"{pair.name:50} >= {pair.at_least:g}x  fdg.train {' '.join(pair.our_flags)}")
         return
     if not chosen:
-        parser.error("name some pairs, or say --all; --list shows them")
+        parser.error(f"no pair begins with {' or '.join(given.names)}: --list shows them")
     for pair in chosen:
         checkout = getattr(given, pair.peer, None)
         if PEERS[pair.peer].is_checkout and checkout is None:
