@@ -9,6 +9,7 @@ import pytest
 from bench import performance, results
 from bench.peers import alternate
 from bench.peers.checkouts import PAIRS as OF_CHECKOUTS
+from bench.peers.drivers import ours
 from bench.peers.peers import PEERS
 from bench.peers.table import PAIRS
 
@@ -60,6 +61,17 @@ def test_a_driver_that_fails_says_why(drivers, tmp_path):
     fake = alternate.dataclasses.replace(next(iter(PAIRS.values())), driver="fake")
     with pytest.raises(alternate.DriverError, match="no such environment"):
         alternate.compare(fake, None, rounds=1)
+
+
+@pytest.mark.parametrize("continues", [False, True])
+def test_our_driver_trains_as_the_command_line_says(continues):
+    flags = "--env CartPole-v1 --num-envs 2 --num-steps 64 --total-steps 512 --num-minibatches 1 --devices 1"
+    one_round, facts = ours.prepare({"flags": flags.split(), "continues": continues})
+    first, same, other = (one_round(seed) for seed in (0, 0, 1))
+    assert facts["devices"] == 1 and facts["compile_seconds"] > 0
+    assert first["steps"] == 512 and first["seconds"] > 0 and first["peak_bytes"] > 2**20
+    assert (first["return"] == same["return"]) is not continues  # a whole training again, or more of it
+    assert other["return"] != first["return"]
 
 
 def test_every_pair_is_of_a_peer_and_has_a_driver():
