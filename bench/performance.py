@@ -57,6 +57,9 @@ def _peers(peers: Mapping[str, Figures], drawn: Sequence[Path]) -> str:
     for figures in peers.values():
         by_peer.setdefault(figures["peer"], []).append(figures)
     parts = ["## Beside other trainers", _picture("ratios", "speed by that of others", drawn)]
+    parts += [
+        _picture(path.stem, f"steps/s, {path.stem}", drawn) for path in drawn if "-by-size" in path.stem
+    ]
     for name, of_peer in by_peer.items():
         rows = sorted(of_peer, key=lambda figures: (figures["task"], figures["size"]))
         parts += [f"### {name}", _table(_PEER_HEAD, map(_peer_row, rows)), _equal(rows), _where(rows)]
@@ -121,7 +124,7 @@ def _bench(bench: Mapping[str, Figures], drawn: Sequence[Path]) -> str:
     costs = {name: figures for name, figures in bench.items() if "group" not in figures}
     if costs:
         parts += [
-            _table(("what it costs", "measured"), map(_cost_row, costs.items())),
+            _table(("what it costs", "measured", "asked"), map(_cost_row, costs.items())),
             _where(costs.values()),
         ]
     return "\n\n".join(part for part in parts if part)
@@ -141,14 +144,20 @@ def _bench_row(figures: Figures) -> Sequence[str]:
 
 def _cost_row(item: tuple[str, Figures]) -> Sequence[str]:
     name, figures = item
+    at_most = figures["at_most"]
     if "ratio" in figures:
         low, high = figures["ratio_middle_half"]
-        return f"time of {name}", f"{figures['ratio']:.3f} ({low:.3f} to {high:.3f})"
-    if "growth_bytes" in figures:
-        before, growth = figures["before_bytes"] / 2**20, figures["growth_bytes"] / 2**20
-        return f"growth of peak {name}", f"{growth:+.1f} MiB on {before:,.0f} MiB"
-    first, again = figures["first_seconds"], figures["again_seconds"]
-    return f"seconds to the {name}", f"{again:.1f}; {first:.1f} where it never ran before"
+        what, said = f"time of {name}", f"{figures['ratio']:.3f} ({low:.3f} to {high:.3f})"
+        value, asked = figures["ratio"], f"{at_most:g}"
+    elif "growth_bytes" in figures:
+        before, value = figures["before_bytes"] / 2**20, figures["growth_bytes"]
+        what, said = f"growth of peak {name}", f"{value / 2**20:+.1f} MiB on {before:,.0f} MiB"
+        asked = f"none beyond {at_most / 2**20:g} MiB"
+    else:
+        value = figures["again_seconds"]
+        what, asked = f"seconds to the {name}", f"{at_most:g} s"
+        said = f"{value:.1f} s; {figures['first_seconds']:.1f} s where it never ran before"
+    return what, said, f"at most {asked}: {'met' if value <= at_most else 'not met'}"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
