@@ -180,10 +180,10 @@ PAIRS = (
     _purejaxrl("CartPole-v1", 4096, 1_048_576, 3.0),
     _purejaxrl("Breakout-MinAtar", 64, 327_680, 1.6),
     _purejaxrl("Breakout-MinAtar", 1024, 393_216, 2.5),
-    _purejaxrl_continuous("Pendulum-v1", "Pendulum-v1", 16, 64, 10, 8, 65_536),
+    _purejaxrl_continuous("Pendulum-v1", "Pendulum-v1", 16, 64, 10, 8, 32_768),
     _purejaxrl_continuous("Pendulum-v1", "Pendulum-v1", 2048, 10, 4, 32, 122_880),
-    _purejaxrl_continuous("brax:inverted_pendulum", "inverted_pendulum", 64, 64, 4, 8, 65_536),
-    _purejaxrl_continuous("brax:inverted_pendulum", "inverted_pendulum", 2048, 10, 4, 32, 122_880),
+    _purejaxrl_continuous("brax:inverted_pendulum:positional", "inverted_pendulum", 64, 64, 4, 8, 65_536),
+    _purejaxrl_continuous("brax:inverted_pendulum:positional", "inverted_pendulum", 2048, 10, 4, 32, 122_880),
     _purejaxql(
         "CartPole-v1",
         "pqn_gymnax",
