@@ -98,7 +98,7 @@ def _stable_baselines3(
 
 _PPO = {"n_steps": 128, "batch_size": 2048, "n_epochs": 4, "learning_rate": 2.5e-4, "ent_coef": 0.01}
 _PPO_EQUAL = "128 steps, 4 epochs, 4 minibatches, two towers of 64x64 tanh"
-_SAC = "--num-steps 1 --batch-size 256 --updates-per-step 1 --hidden 256 256 --learning-starts 1024"
+_SAC = "--num-steps 1 --batch-size 256 --updates-per-step 1 --hidden 256 256 --learning-starts 512"
 _SAC_EQUAL = "a gradient step for each environment step, batches of 256, 256x256 ReLU"
 _DQN = "--batch-size 128 --updates-per-step 0.125 --learning-starts 1024 --learning-rate 2.5e-4"
 _DQN_EQUAL = "a gradient step for 8 environment steps, batches of 128, 64x64"
@@ -158,11 +158,11 @@ PAIRS = (
         {
             "batch_size": 256,
             "num_epochs": 4,
-            "fill_buffer": 1024,
+            "fill_buffer": 512,
             "buffer_size": 100_000,
             "hidden_layer_sizes": [256, 256],
         },
-        4_096,
+        2_560,
         f"{_SAC_EQUAL}, 4 environments",
     ),
     _stable_baselines3(
@@ -181,11 +181,11 @@ PAIRS = (
             "train_freq": 1,
             "gradient_steps": 4,
             "batch_size": 256,
-            "learning_starts": 1024,
+            "learning_starts": 512,
             "buffer_size": 100_000,
         },
         [256, 256],
-        (4_096, 4_096),
+        (2_048, 2_048),
         3.0,
         f"{_SAC_EQUAL}, 4 environments",
     ),
