@@ -284,7 +284,7 @@ def test_two_iterations_of_the_learner_are_those_of_numpy():
         reward = np.clip(reward / np.std(returns), -10, 10)
         advantage, following = np.zeros((steps, environments)), np.zeros(environments)
         for t in reversed(range(steps)):
-            # Within an episode the next row's value; it is computed where a time limit or the rollout ends it.
+            # Within an episode the next row's value; computed where a time limit or the rollout ends it.
             last = t == steps - 1
             next_value = np.where(truncated[t] | last, final[t] @ v, old_value[(t + 1) % steps])
             delta = reward[t] + 0.9 * next_value * ~terminated[t] - old_value[t]
