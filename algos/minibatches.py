@@ -59,7 +59,7 @@ def shuffled_rows(
 
 
 def take(samples: Any, rows: jax.Array) -> Any:
-    """The samples of some rows of each block, `rows [blocks, n]`: `[B * per_env, ...]` to `[blocks * n, ...]`.
+    """Some rows of each block, `rows [blocks, n]`: samples `[B * per_env, ...]` to `[blocks * n, ...]`.
 
     Where there are several blocks, a split of the samples that leaves blocks whole stays one.
     """
