@@ -20,6 +20,7 @@ from fdg.profiling.measuring import profile
 from fdg.profiling.report import Profile
 from fdg.running.host_devices import host_devices, reserve_threads
 from fdg.running.program import Program
+from fdg.running.program_cache import keep_programs
 from fdg.tracing.graph import FDG, Edge
 from fdg.tracing.trace import trace
 
@@ -39,6 +40,7 @@ __all__ = [
     "compile",
     "fragment",
     "host_devices",
+    "keep_programs",
     "place",
     "profile",
     "trace",

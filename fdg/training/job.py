@@ -15,7 +15,9 @@ class Job:
     Attributes:
       algorithm: built from presets and flags.
       policy: likewise.
-      devices: how many; None for all there are.
+      devices: how many; None for all there are, on a CPU as many as are predicted to be fastest.
+      cores: how many host devices there are to choose from; None for no choice.
+      chosen: what an earlier sitting of the run chose, which this one keeps to.
       seed: of all random numbers.
       num_seeds: None for one agent without a seed axis.
       num_iterations: of the whole run.
@@ -41,6 +43,8 @@ class Job:
     resumes: bool
     profiles: bool
     config: Mapping[str, Any]
+    cores: int | None = None
+    chosen: int | None = None
 
 
 def check_run(run: Mapping[str, Any]) -> None:
