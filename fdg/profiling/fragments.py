@@ -18,6 +18,7 @@ from fdg.placing.plan import Plan
 from fdg.placing.policy import Group
 from fdg.processes import distributed
 from fdg.processes.arrays import put
+from fdg.profiling.border import border_bytes
 from fdg.profiling.inputs import inputs_of
 from fdg.profiling.repeating import Repeated
 from fdg.profiling.sites import Site, sites
@@ -32,7 +33,7 @@ class Placed:
       site: where it is called.
       group: where it lives.
       work: of one call, on one of the group's devices.
-      border: bytes that a call reads and writes at the fragment's border, on one device.
+      border: bytes that a call touches of its inputs and outputs, on one device.
     """
 
     site: Site
@@ -48,14 +49,13 @@ def placed(plan: Plan) -> tuple[Placed, ...]:
         group = plan.group_of(site.fragment.name)
         if plan.num_seeds is None:
             work = work_of(site.jaxpr, site.axes, group.rows)
-            split = zip((*site.inputs, *site.outputs), (*site.axes, *site.output_axes), strict=True)
-            parts = [(v, 1 if axis is None else group.rows) for v, axis in split]
-            border = sum(jaxprs.bytes_of(v.aval) // rows for v, rows in parts)
+            axes = (*site.axes, *site.output_axes)
+            border = border_bytes(site.jaxpr, [1 if axis is None else group.rows for axis in axes])
         else:
             here = plan.num_seeds // len(group)
             shapes = [jax.ShapeDtypeStruct((here, *_shape(v)), _dtype(v)) for v in site.inputs]
-            work = work_of(jax.make_jaxpr(_of_agents(plan, site))(*shapes))
-            border = here * sum(jaxprs.bytes_of(v.aval) for v in (*site.inputs, *site.outputs))
+            jaxpr = jax.make_jaxpr(_of_agents(plan, site))(*shapes)
+            work, border = work_of(jaxpr), border_bytes(jaxpr)
         found.append(Placed(site, group, work, border))
     return tuple(found)
 

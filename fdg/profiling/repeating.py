@@ -102,7 +102,7 @@ class Repeated:
         return Sample(self._seconds(self._calls), self._seconds(0))
 
     def _per_call(self, samples: Sequence[Sample]) -> float:
-        """Seconds of a call: by the shortest of each, since a disturbed run of none is no run's fault."""
+        """Seconds of a call: by the shortest of each, for a run of none may be held up as well."""
         calls, none = (min(each) for each in zip(*samples, strict=True))
         return (calls - none if calls > none else calls) / self._calls
 

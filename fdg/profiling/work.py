@@ -67,12 +67,12 @@ CLASSES: Mapping[str, frozenset[str]] = {
 }
 """Classes of operations by the names of JAX's primitives; all others are "elementwise"."""
 
-_VIEWS = frozenset(
+VIEWS = frozenset(
     """reshape squeeze expand_dims broadcast_in_dim iota fragment_boundary stop_gradient optimization_barrier
     random_wrap random_unwrap sharding_constraint bitcast_convert_type""".split()
 )  # of these XLA makes no array, or one that is read where it is made
-_PICKS = frozenset({"gather", "dynamic_slice"})  # read of their first operand no more than they give
-_PUTS = frozenset("scatter scatter-add scatter_add scatter_mul scatter_max scatter_min".split())
+PICKS = frozenset({"gather", "dynamic_slice"})  # read of their first operand no more than they give
+PUTS = frozenset("scatter scatter-add scatter_add scatter_mul scatter_max scatter_min".split())
 
 
 @functools.cache
@@ -260,7 +260,7 @@ def _with_axes(atoms: Sequence[Any], axes: Sequence[int | None] | None) -> Itera
 
 def _moved(name: str, operands: Sequence[tuple[Any, int]], results: Sequence[tuple[Any, int]]) -> int:
     """Bytes that an operation reads and writes, given its values and the number of parts of each."""
-    if name in _VIEWS:
+    if name in VIEWS:
         return 0
 
     def size(values: Sequence[tuple[Any, int]]) -> int:
@@ -270,10 +270,10 @@ def _moved(name: str, operands: Sequence[tuple[Any, int]], results: Sequence[tup
             if not jaxprs.is_literal(v) and hasattr(v.aval, "dtype")
         )
 
-    if name in _PICKS:
+    if name in PICKS:
         return 2 * size(results) + size(operands[1:])
     if name == "dynamic_update_slice":
         return 2 * size(operands[1:2])
-    if name in _PUTS:
+    if name in PUTS:
         return 2 * size(operands[2:3]) + size(operands[1:2])
     return size(operands) + size(results)
