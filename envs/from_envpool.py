@@ -6,6 +6,8 @@
   have ended are reset by their numbers within the same call, so every action counts.
 - Observations as in `gymnasium_spaces`: EnvPool's MuJoCo has float64, its Atari the channels first.
 - EnvPool fixes seeds when instances are made: each `reset` with new keys makes new ones.
+- EnvPool takes a thread for each core, and they spin while they wait, so that the program that acts has to
+  wait for a core. Here one core is left to it; `num_threads` says otherwise.
 
 What stays EnvPool's own: an episode that ends exactly at its time limit is truncated, also in a terminal
 state; `reward_clip` and the like change the episode's return too.
@@ -15,6 +17,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib.util
+import os
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -109,7 +112,7 @@ class EnvPoolPool:
         self._abandon()
 
         def begin() -> tuple[Any, np.ndarray]:
-            options = dict(self._source.options)
+            options = {"num_threads": _threads(self._size), **dict(self._source.options)}
             with _quiet():
                 env = _make(self._source.name, num_envs=self._size, seed=seeds.tolist(), **options)
                 return env, gymnasium_spaces.encode(self._observed, env.reset()[0])
@@ -159,6 +162,12 @@ class EnvPoolPool:
             np.array(truncated),
             final_observation,
         )
+
+
+def _threads(size: int) -> int:
+    """For so many instances: one a core but one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(size, max(1, cores - 1))
 
 
 @functools.cache

@@ -349,7 +349,8 @@ class _Pools:
         running = self._find(number)
         if running is not None:
             with running.lock:
-                fits = running.environment == environment and running.size == size
+                same = running.environment is environment or running.environment == environment
+                fits = same and running.size == size
                 if fits and running.steps == steps[0]:
                     try:
                         made, lost = running.step(seeds, action)

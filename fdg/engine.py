@@ -182,7 +182,10 @@ class Engine:
         return self._execution.moved_bytes
 
     def busy_seconds(self) -> dict[str, float]:
-        """How long each group's devices have run programs; waits for those that run. Empty for one group."""
+        """How long each group's devices have run programs; waits for those that run. Empty for one group.
+
+        Of many short iterations only some are timed, and stand for the others (`running.timeline`).
+        """
         timeline = self._execution.timeline
         return {} if timeline is None else timeline.settle()
 

@@ -146,6 +146,8 @@ class Guarded:
         if len(results) != len(self.expected):
             raise HostError(f"{self.who} gave {len(results)} arrays, expected {len(self.expected)}")
         for i, (result, (shape, dtype)) in enumerate(zip(results, self.expected, strict=True)):
+            if result.shape == shape and result.dtype.name == dtype:
+                continue  # without asking JAX, which takes longer than small environments do
             found = jax.dtypes.canonicalize_dtype(result.dtype)  # as JAX does, with or without 64 bits
             if result.shape != shape or found != dtype:
                 which = "" if len(results) == 1 else f" as result {i}"

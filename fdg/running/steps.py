@@ -8,6 +8,7 @@ computed, and where time is taken the run of a program that makes it:
     learners: learn             memory[4] = learn(memory[3]); memory[3] = None, for its memory was taken over
 """
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -125,13 +126,14 @@ class Interpreter:
         timeline, crossings, group, spans = self._timeline, self.crossings, call.group, spans_processes(mesh)
         if not program.is_here:
             return _nothing
+        taken = _taker(inputs)
 
         def run(memory: Memory) -> None:
             arrays, makers = memory.arrays, memory.makers
             if spans:
                 crossings.wait()
             this = None if makers is None else timeline.start(group, [makers[i] for i in inputs])
-            results = program.compiled(*[arrays[i] for i in inputs])
+            results = program.compiled(*taken(arrays))
             for i in freed:
                 arrays[i] = None
             for i, result in zip(outputs, results, strict=False):  # the last says that it has run
@@ -153,10 +155,11 @@ class Interpreter:
         freed = [inputs[i] for i in move.freed]
         if transfer is None:
             return _nothing
+        taken = _taker(inputs)
 
         def run(memory: Memory) -> None:
             arrays, makers = memory.arrays, memory.makers
-            moved = transfer([arrays[i] for i in inputs])
+            moved = transfer(taken(arrays))
             for i in freed:
                 arrays[i] = None
             for i, array in zip(outputs, moved, strict=True):
@@ -230,6 +233,13 @@ def rebind(memory: Memory, slots: Sequence[tuple[int, int]], ended: Iterable[int
             held[i] = None
         for (_, b), entry in zip(slots, entries, strict=True):
             held[b] = entry
+
+
+def _taker(slots: Sequence[int]) -> Callable[[list[Any]], Sequence[Any]]:
+    """A function that takes what is in some slots."""
+    if len(slots) > 1:
+        return operator.itemgetter(*slots)  # in C
+    return lambda held: [held[i] for i in slots]
 
 
 def _nothing(memory: Memory) -> None:

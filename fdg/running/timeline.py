@@ -34,6 +34,11 @@ _COST_S = 100e-6  # of watching one program, about
 _SHARE = 0.01  # of the time that watching may take
 
 
+def affordable(watched: int, programs: int, seconds: float) -> bool:
+    """Whether to watch another iteration of so many programs, when `watched` were in so many seconds."""
+    return watched < _ALWAYS or watched * programs * _COST_S <= _SHARE * seconds
+
+
 class Timeline:
     """Watches when each group's programs end, one thread a group.
 
@@ -61,8 +66,7 @@ class Timeline:
 
         After one that was not it waits for all that was started, so that nothing unseen runs meanwhile.
         """
-        spent, there = self.watched * programs * _COST_S, time.perf_counter() - self._begun
-        watch = self.watched < _ALWAYS or spent <= _SHARE * there
+        watch = affordable(self.watched, programs, time.perf_counter() - self._begun)
         if watch and not self._watching:
             jax.block_until_ready(self.latest())
         self._watching = watch

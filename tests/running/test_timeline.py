@@ -11,7 +11,7 @@ import pytest
 import fdg
 import policies
 from fdg.errors import HostError
-from fdg.running.timeline import Timeline
+from fdg.running.timeline import Timeline, affordable
 
 TICK = 0.1  # seconds
 
@@ -99,6 +99,40 @@ def test_a_run_that_fails_ends(timeline):
     learned.comes()
     assert ticks(timeline) == {"actors": 0, "learners": 0}
     assert run.after == [] and run.known.is_set()
+
+
+def test_of_many_short_iterations_a_few_are_watched():
+    """The first four, then one whenever watching all so far has taken no more than 1% of the time."""
+    watched = []
+    for i in range(100):  # of 10 ms each and 10 programs, which take 1 ms to watch
+        if affordable(len(watched), 10, i * 0.01 + 1e-6):
+            watched.append(i)
+    assert watched == [0, 1, 2, 3, 40, 50, 60, 70, 80, 90]
+
+
+def test_those_that_are_watched_stand_for_the_others():
+    timeline = Timeline(["actors"])
+    for _ in range(10):
+        timeline.watches(10**6)
+    assert (timeline.iterations, timeline.watched) == (10, 4)
+    timeline.busy_s["actors"] = 0.2
+    assert timeline.settle() == {"actors": pytest.approx(0.5)}
+
+
+def test_before_an_iteration_is_watched_again_all_that_ran_unseen_has_ended():
+    timeline = Timeline(["actors"])
+    while timeline.watches(10**6):
+        pass
+    done = Result()
+    timeline.started("actors", None, done)
+    timeline._begun -= 10**6
+    asked = threading.Thread(target=timeline.watches, args=(1,), daemon=True)
+    asked.start()
+    asked.join(TICK)
+    assert asked.is_alive()
+    done.comes()
+    asked.join(20)
+    assert not asked.is_alive()
 
 
 class Slow:

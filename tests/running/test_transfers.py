@@ -77,7 +77,9 @@ def test_from_any_number_of_devices_to_any_other(m, devices):
         mover, placed = make_mover(devices[:m], devices[8 - n :], [array], [1])
         check(mover, [array], placed)
         # As few programs as can be: none where each part of one side is made of whole parts of the other.
+        # One device may also fetch from one other what is committed to neither.
         assert set(mover.programs) == {
+            *(["fetch"] if m == n == 1 else []),
             *(["cut"] if math.lcm(m, n) > m else []),
             *(["join"] if math.lcm(m, n) > n else []),
         }
@@ -115,6 +117,26 @@ def test_any_arrays_on_any_axis_of_any_dtype(case):
         x.delete()
     for want, y in zip(expected, moved, strict=True):
         np.testing.assert_array_equal(words(y), want)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_device_fetches_what_is_committed_to_no_other(dtype, devices):
+    """Values, bytes and places are those of a copy, and the originals stay."""
+    arrays = [values((6, 2), dtype), values((), dtype, 5)]
+    meshes = [make_mesh(devices[i : i + 1]) for i in (0, 3)]
+    layouts = [Layout.of_batch(x.shape, None, 1) for x in arrays]
+    mover = Mover(*meshes, [(layout, layout) for layout in layouts])
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
+    ((name, function, argument),) = mover.functions(shapes)
+    program = Program(name, (), tuple(devices[3:4]), 1, function, (argument,), roams=True)
+    program.compile()
+    mover.programs[name] = program
+    with jax.default_device(devices[0]):
+        free = jax.jit(lambda: [values(x.shape, dtype, 5 * i) for i, x in enumerate(arrays)])()
+    assert not any(x.committed for x in free)
+    for _ in range(2):
+        moved = check(mover, arrays, free)
+        assert not any(x.committed for x in moved) and not any(x.is_deleted() for x in free)
 
 
 def test_the_original_may_be_donated_on_a_shared_device(devices):
