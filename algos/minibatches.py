@@ -73,7 +73,7 @@ def own_blocks(num_envs: int, per_env: int, num_minibatches: int) -> int:
 
 
 def take(samples: Any, rows: jax.Array) -> Any:
-    """The samples of some rows of each block, `rows [blocks, n]`: `[B * per_env, ...]` to `[blocks * n, ...]`.
+    """Some rows of each block, `rows [blocks, n]`: samples `[B * per_env, ...]` to `[blocks * n, ...]`.
 
     Where there are several blocks, a split of the samples that leaves blocks whole stays one.
     """

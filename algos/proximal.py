@@ -58,8 +58,8 @@ class ProximalAgent(Agent):
     num_minibatches: int = hyperparameter(4, "gradient steps in one pass")
     shuffle: Literal["each", "all", "time"] = hyperparameter(
         "each",
-        "what a pass shuffles: the samples of each environment, all samples together (devices exchange them), or"
-        " time steps only (the same ones of every environment)",
+        "what a pass shuffles: the samples of each environment, all samples together (devices exchange them),"
+        " or time steps only (the same ones of every environment)",
     )
     learning_rate: float = hyperparameter(2.5e-4, "Adam's step size")
     anneal_learning_rate: bool = hyperparameter(True, "let the step size fall linearly to zero")
