@@ -58,6 +58,20 @@ def shuffled_rows(
     return rows.reshape(num_epochs * num_minibatches, blocks, -1)
 
 
+def own_blocks(num_envs: int, per_env: int, num_minibatches: int) -> int:
+    """The most blocks of which each gives every minibatch equally many samples.
+
+    One an environment, or as few environments to a block as that takes; to be shuffled by themselves, so that
+    devices exchange no samples. For `num_minibatches` that divides `num_envs * per_env`.
+
+    >>> own_blocks(num_envs=4, per_env=128, num_minibatches=16)
+    4
+    >>> own_blocks(num_envs=32, per_env=4, num_minibatches=16)
+    8
+    """
+    return num_envs * math.gcd(per_env, num_minibatches) // num_minibatches
+
+
 def take(samples: Any, rows: jax.Array) -> Any:
     """Some rows of each block, `rows [blocks, n]`: samples `[B * per_env, ...]` to `[blocks * n, ...]`.
 

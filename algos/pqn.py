@@ -20,7 +20,7 @@ import optax
 import fdg
 from algos import optimizers
 from algos.hyperparameters import hyperparameter, require, require_positive, require_within
-from algos.minibatches import shuffled_rows, take, updated
+from algos.minibatches import own_blocks, shuffled_rows, take, updated
 from algos.networks import Network, of_action
 from algos.q_learning import QLearning
 from algos.returns import lambda_returns
@@ -68,6 +68,10 @@ class PQN(QLearning):
     total_steps: int = hyperparameter(500_000, "environment steps of the whole run; annealing ends there")
     num_epochs: int = hyperparameter(4, "passes over each rollout")
     num_minibatches: int = hyperparameter(16, "gradient steps in one pass")
+    shuffle: Literal["each", "all"] = hyperparameter(
+        "each",
+        "what a pass shuffles: each environment's samples, or all samples together (devices exchange them)",
+    )
     learning_rate: float = hyperparameter(1e-4, "RAdam's step size")
     anneal_learning_rate: bool = hyperparameter(True, "let the step size fall linearly to zero")
     max_grad_norm: float = hyperparameter(10.0, "global norm that gradients are clipped to")
@@ -93,6 +97,9 @@ class PQN(QLearning):
             self.steps_per_iteration % self.num_minibatches == 0,
             f"num_minibatches={self.num_minibatches} does not divide num_envs * num_steps="
             f"{self.steps_per_iteration}: choose a divisor",
+        )
+        require(
+            self, self.shuffle in ("each", "all"), f"shuffle={self.shuffle!r}: it must be 'each' or 'all'"
         )
 
     @property
@@ -146,7 +153,11 @@ class PQN(QLearning):
         observation, action, time_step = trajectory
         target = self._target(parameters, time_step)
         samples = jax.tree.map(environment_major, Minibatch(observation, action, target))
-        rows = shuffled_rows(key, self.steps_per_iteration, self.num_epochs, self.num_minibatches)
+        blocks = 1
+        if self.shuffle == "each":
+            blocks = own_blocks(self.num_envs, self.num_steps, self.num_minibatches)
+        count = self.steps_per_iteration // blocks
+        rows = shuffled_rows(key, count, self.num_epochs, self.num_minibatches, blocks)
         parameters, optimizer_state, losses = updated(
             self.gradient, self.update, parameters, optimizer_state, rows, lambda some: take(samples, some)
         )

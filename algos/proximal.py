@@ -8,7 +8,6 @@ Letters in shapes: `T` steps of a rollout, `B` environments, `N` samples of a mi
 """
 
 import dataclasses
-import math
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
@@ -20,7 +19,7 @@ from algos.agent import Agent
 from algos.distributions import Distribution
 from algos.hyperparameters import hyperparameter, require, require_positive, require_within
 from algos.losses import proximal_loss
-from algos.minibatches import shuffled_rows, take, take_of_every_env, updated
+from algos.minibatches import own_blocks, shuffled_rows, take, take_of_every_env, updated
 from algos.returns import generalized_advantage_estimation
 from envs import (
     Box,
@@ -158,8 +157,7 @@ class ProximalAgent(Agent):
         """Parameters and optimiser state after all epochs, and the mean losses."""
         blocks, per_env = 1, self._samples_per_env
         if self.shuffle == "each":
-            # An environment by itself is a block, or as many as give every minibatch equally many samples.
-            blocks = self.num_envs * math.gcd(per_env, self.num_minibatches) // self.num_minibatches
+            blocks = own_blocks(self.num_envs, per_env, self.num_minibatches)
         count = per_env if self.shuffle == "time" else self.num_envs * per_env // blocks
         rows = shuffled_rows(key, count, self.num_epochs, self.num_minibatches, blocks)
         return updated(

@@ -85,6 +85,18 @@ def test_epsilon_falls_over_part_of_the_run():
     assert algorithm.updates_per_iteration == 2
 
 
+@pytest.mark.parametrize(("shuffle", "exchanged"), [("each", set()), ("all", {("learn", "learn", 16)})])
+def test_devices_exchange_samples_only_where_all_are_shuffled_together(shuffle, exchanged, devices):
+    """Sixteen minibatches: gradients after each, the losses at the end, and samples or not."""
+    algorithm = algos.PQN(
+        env=envs.make("CartPole-v1"), num_envs=4, num_steps=8, num_epochs=1, num_minibatches=16, hidden=(4,),
+        shuffle=shuffle,
+    )  # fmt: skip
+    plan = fdg.compile(algorithm, policies.GPUOnly(), devices[:2]).plan
+    crossings = {(m.source, m.target, m.crossings_per_iteration) for m in plan.movements if m.how}
+    assert crossings == {("gradient", "gradient", 16), ("learn", "learn", 1)} | exchanged
+
+
 # --- probe environments ---
 
 QUICK = {
@@ -136,6 +148,7 @@ def test_truncation_is_not_termination(devices):
         ),
         ({"q_lambda": 1.5}, "q_lambda=1.5: it must be from 0 to 1"),
         ({"reward_scale": 0.0}, "reward_scale=0.0: it must be above zero"),
+        ({"shuffle": "time"}, "shuffle='time': it must be 'each' or 'all'"),
     ],
 )
 def test_values_out_of_range_are_refused(fields, words):
