@@ -12,17 +12,17 @@ What survived is shown as a diff. A fault that changes nothing that anybody coul
 
 import argparse
 import ast
+import collections
 import concurrent.futures
-import contextlib
 import dataclasses
 import difflib
 import fnmatch
 import itertools
+import json
 import os
 import queue
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -40,7 +40,12 @@ EQUIVALENT = ROOT / "bench" / "equivalent_mutants.toml"
 PACKAGES = ("algos", "fdg", "policies")
 
 # Tests that matter for a module, most telling first, besides its doctests, `test_<module>.py` wherever it
-# is, and `tests/<room>/`. All lines that match count.
+# is, and all of its room's. All lines that match count.
+QUICK = (  # seconds: before all others
+    ("algos/*.py", "tests/algos/test_settings.py tests/test_values.py"),
+    ("policies/*.py", "tests/test_values.py"),
+    ("fdg/showing/*.py", "tests/showing/test_words.py tests/showing/test_golden_drawings.py"),
+)
 TESTS = (
     ("algos/ppo.py", "tests/algos/test_recurrent_ppo.py tests/algos/test_ippo.py"),
     ("algos/*actor*.py", "tests/algos/test_ppo.py tests/algos/test_a2c.py tests/algos/test_impala.py"),
@@ -48,31 +53,49 @@ TESTS = (
     ("algos/*memory*.py", "tests/algos/test_recurrent.py tests/algos/test_recurrent_ppo.py"),
     ("algos/*multi*.py", "tests/algos/test_ippo.py tests/algos/test_mappo.py"),
     ("algos/q_learning.py", "tests/algos/test_dqn.py tests/algos/test_pqn.py"),
-    ("algos/*.py", "tests/algos/test_ppo.py tests/conformance/test_algorithms.py"),
-    ("policies/*.py", "tests/**/test_placement.py tests/**/test_place.py tests/conformance/test_policies.py"),
-    ("fdg/fragment.py", "tests/**/test_graph.py tests/**/test_engine.py"),
-    ("fdg/jaxprs.py", "tests/**/test_graph.py tests/**/test_batch_flow.py tests/**/test_partition.py"),
-    ("fdg/keys.py", "tests/**/test_checkpoint.py tests/**/test_transfers.py"),
-    ("fdg/drawn.py", "tests/**/test_drawing.py"),
-    ("fdg/errors.py", "tests/**/test_cli.py"),
-    ("fdg/batch/*.py", "tests/**/test_batch_flow.py tests/conformance/test_bytes.py"),
-    ("fdg/tracing/*.py", "tests/**/test_graph.py tests/**/test_fragment.py"),
+    (
+        "algos/proximal.py",
+        "tests/algos/test_ppo.py tests/algos/test_recurrent_ppo.py tests/algos/test_mappo.py",
+    ),
+    ("algos/*.py", "tests/algos/test_ppo.py tests/commands/test_cli.py tests/conformance/test_algorithms.py"),
+    (
+        "policies/*.py",
+        "tests/placing/test_placement.py tests/policies/*.py tests/conformance/test_policies.py",
+    ),
+    ("policies/parameters.py", "tests/conformance/test_sharded_parameters.py"),
+    ("fdg/fragment.py", "tests/tracing/test_graph.py tests/batch/test_following.py tests/test_engine.py"),
+    (
+        "fdg/jaxprs.py",
+        "tests/tracing/test_graph.py tests/batch/test_following.py tests/placing/test_partition.py",
+    ),
+    ("fdg/keys.py", "tests/training/test_checkpoint.py tests/running/test_transfers.py"),
+    ("fdg/drawn.py", "tests/showing/test_drawing.py"),
+    ("fdg/errors.py", "tests/commands/test_cli.py"),
+    ("fdg/batch/*.py", "tests/batch/*.py tests/oracle/test_oracle.py tests/conformance/test_bytes.py"),
+    ("fdg/tracing/*.py", "tests/tracing/*.py tests/test_fragment.py tests/placing/test_placement.py"),
+    ("fdg/placing/sharded.py", "tests/conformance/test_sharded_parameters.py"),
+    ("fdg/placing/staleness/*.py", "tests/placing/test_staleness.py tests/oracle/test_oracle.py"),
+    ("fdg/placing/regions/*.py", "tests/placing/test_regions.py tests/placing/test_effects.py"),
+    ("fdg/placing/scheduling/*.py", "tests/placing/test_passes.py tests/placing/test_partition.py"),
     (
         "fdg/placing/*.py",
-        "tests/**/test_placement.py tests/**/test_regions.py tests/**/test_partition.py"
+        "tests/placing/test_placement.py tests/placing/*.py tests/oracle/test_oracle.py"
         " tests/conformance/test_staleness.py tests/conformance/test_policies.py",
     ),
-    ("fdg/lowering/*.py", "tests/**/test_engine.py tests/conformance/test_policies.py"),
     (
-        "fdg/running/*.py",
-        "tests/**/test_execution.py tests/**/test_transfers.py tests/**/test_timeline.py"
-        " tests/**/test_engine.py tests/conformance/test_bytes.py",
+        "fdg/lowering/*.py",
+        "tests/lowering/*.py tests/test_engine.py tests/batch/*.py tests/conformance/test_policies.py"
+        " tests/conformance/test_sharded_parameters.py",
     ),
-    ("fdg/showing/*.py", "tests/**/test_drawing.py tests/test_documents.py"),
-    ("fdg/training/*.py", "tests/**/test_train.py tests/**/test_checkpoint.py"),
-    ("fdg/commands/*.py", "tests/**/test_cli.py tests/processes/test_strangers.py"),
-    ("fdg/processes/*.py", "tests/processes/test_strangers.py tests/processes/test_distributed.py"),
-    ("fdg/engine.py", "tests/**/test_engine.py tests/lowering/test_host_calls.py tests/envs/test_host.py"),
+    ("fdg/running/*.py", "tests/running/*.py tests/test_engine.py tests/conformance/test_bytes.py"),
+    ("fdg/showing/*.py", "tests/showing/*.py tests/test_documents.py"),
+    ("fdg/training/*.py", "tests/training/*.py tests/commands/test_cli.py"),
+    (
+        "fdg/commands/*.py",
+        "tests/commands/*.py tests/training/test_train.py tests/processes/test_strangers.py",
+    ),
+    ("fdg/processes/*.py", "tests/processes/test_strangers.py tests/processes/*.py"),
+    ("fdg/engine.py", "tests/test_engine.py tests/lowering/test_host_calls.py tests/envs/test_host.py"),
 )
 
 
@@ -137,11 +160,18 @@ def diff(mutant: Mutant) -> list[str]:
 
 
 def is_equivalent(mutant: Mutant, known: Sequence[dict[str, str]]) -> bool:
-    """Whether it stands in the reviewed list: by module and by its lines, wherever these are by now."""
-    lines = diff(mutant)
+    """Whether it stands in the reviewed list, by module and by its lines, wherever these are by now.
+
+    Or whether it is a `zip` that does not insist any more that both sides are equally long: they are.
+    """
+    known = [one for one in known if one["module"] == mutant.module]
+    is_check = mutant.operator == "core/ReplaceTrueWithFalse"
+    lines = diff(mutant) if known or is_check else []
     removed = " ".join(line[1:].strip() for line in lines if line.startswith("-"))
     added = " ".join(line[1:].strip() for line in lines if line.startswith("+"))
-    return any((one["module"], one["was"], one["is"]) == (mutant.module, removed, added) for one in known)
+    if is_check and "strict=True" in removed and removed.replace("strict=True", "strict=False", 1) == added:
+        return True
+    return any((one["was"], one["is"]) == (removed, added) for one in known)
 
 
 def drawn(modules: Sequence[str], count: int, seed: int) -> list[Mutant]:
@@ -163,18 +193,16 @@ def drawn(modules: Sequence[str], count: int, seed: int) -> list[Mutant]:
 
 
 def tests_for(module: str) -> list[str]:
-    """What to run for a module, in order."""
-    path = Path(module)
-    room = path.parts[-2]
-    patterns = [f"tests/**/test_{path.stem}.py", f"tests/{room}/test_*.py" if room not in PACKAGES else ""]
-    more = [words.split() for pattern, words in TESTS if fnmatch.fnmatch(module, pattern)]
-    found = [
-        str(found.relative_to(ROOT))
-        for pattern in [patterns[0], *itertools.chain(*more), patterns[1]]
-        if pattern
-        for found in sorted(ROOT.glob(pattern))
-    ]
-    return [module, *dict.fromkeys(found)]
+    """What to run for a module, in order: paths of files."""
+
+    def listed(table: Sequence[tuple[str, str]]) -> Iterator[str]:
+        return itertools.chain(
+            *(words.split() for pattern, words in table if fnmatch.fnmatch(module, pattern))
+        )
+
+    patterns = [*listed(QUICK), f"tests/**/test_{Path(module).stem}.py", *listed(TESTS)]
+    found = [path for pattern in patterns for path in sorted(ROOT.glob(pattern))]
+    return [module, *dict.fromkeys(str(p.relative_to(ROOT)) for p in found if p.name.startswith("test_"))]
 
 
 def copied(target: Path) -> Path:
@@ -188,34 +216,78 @@ def copied(target: Path) -> Path:
     return target
 
 
-def tried(mutant: Mutant | None, module: str, folder: Path, limit: float, programs: str) -> tuple[str, float]:
-    """Runs the tests in a copy: "killed", "survived" or "timed out", and the seconds that it took."""
-    text = (ROOT / module).read_text() if mutant is None else applied(mutant)
-    assert text is not None
-    (folder / module).write_text(text)
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "JAX_COMPILATION_CACHE_DIR": programs}
-    environment.pop("PYTHONPATH", None)
-    words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests_for(module)]
-    begun = time.monotonic()
-    process = subprocess.Popen(
-        words,
-        cwd=folder,
-        env=environment,
-        start_new_session=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        status = process.wait(limit)
-        outcome = "survived" if status == 0 else "killed"
-    except subprocess.TimeoutExpired:
-        outcome = "timed out"
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # with all that the tests have started
-        process.wait()
-        shutil.copy2(ROOT / module, folder / module)
-    return outcome, time.monotonic() - begun
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What became of a mutant: "killed" by a test, "survived" or "timed out"; `seconds` that it took."""
+
+    mutant: str
+    diff: str
+    outcome: str
+    by: str
+    seconds: float
+
+
+class Copy:
+    """A copy of the repository, and a process that runs tests in it: see `bench/warm.py`."""
+
+    def __init__(self, folder: Path, programs: str):
+        self.folder = copied(folder)
+        environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "JAX_COMPILATION_CACHE_DIR": programs}
+        environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+        environment.pop("PYTHONPATH", None)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "bench.warm"],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def run(self, tests: Sequence[Sequence[str]], limit: float) -> tuple[str, str]:
+        """The outcome, and the test that failed."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        print(json.dumps({"tests": tests, "limit": limit}), file=self.process.stdin, flush=True)
+        answer = json.loads(self.process.stdout.readline())
+        if answer["outcome"] == "broken":
+            raise RuntimeError(answer["by"])
+        return answer["outcome"], answer["by"]
+
+    def tried(self, mutant: Mutant, first: Sequence[str], limit: float) -> Found:
+        """What the tests say to a fault. Those named come first, if their files matter for the module."""
+        text = applied(mutant)
+        assert text is not None
+        module, *files = tests_for(mutant.module)
+        first = [test for test in first if test.split("::")[0] in (module, *files)]
+        begun = time.monotonic()
+        (self.folder / module).write_text(text)
+        try:
+            outcome, by = self.run([first] * bool(first) + [[module]] + [[file] for file in files], limit)
+        finally:
+            shutil.copy2(ROOT / module, self.folder / module)
+        outcome = {"passed": "survived", "failed": "killed"}.get(outcome, outcome)
+        return Found(str(mutant), "\n".join(diff(mutant)), outcome, by, round(time.monotonic() - begun, 1))
+
+    def close(self) -> None:
+        """Ends the process."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def failing_anyway(tests: Sequence[str], copy: Copy, limit: float) -> set[str]:
+    """Those of the tests that fail without a fault as well: what they killed says nothing."""
+    good, bad = list(tests), set[str]()
+    while good:
+        outcome, by = copy.run([good], limit)
+        if outcome == "passed":
+            break
+        bad.add(by)
+        if by not in good:
+            break
+        good.remove(by)
+    return bad
 
 
 def main() -> int:
@@ -227,6 +299,9 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="at a time")
     parser.add_argument("--limit", type=float, default=180.0, help="seconds for one")
     parser.add_argument("--least", type=float, default=95.0, help="percent to be killed")
+    parser.add_argument(
+        "--results", type=Path, help="lines of JSON; what was killed there is not tried again"
+    )
     parser.add_argument("--list", action="store_true", help="show the sample and its tests, and run nothing")
     options = parser.parse_args()
     modules = [
@@ -234,36 +309,61 @@ def main() -> int:
     ]
     modules = [module for module in modules if fnmatch.fnmatch(module, options.only)]
     sample = drawn(modules, options.sample, options.seed)
+    if options.results:
+        options.results.touch()
     if options.list:
         for mutant in sample:
             print(mutant, *tests_for(mutant.module)[1:])
         return 0
-    programs = os.environ.get("JAX_COMPILATION_CACHE_DIR", "")
-    counts = {"killed": 0, "survived": 0, "timed out": 0}
-    noticed_not: list[tuple[Mutant, str]] = []
+    results = options.results
+    before = [Found(**json.loads(line)) for line in results.read_text().splitlines()] if results else []
+    done = {(one.mutant, one.diff): one for one in before if one.outcome == "killed"}
+    killers: dict[str, dict[str, None]] = {}  # by module, the latest last
+    for one in done.values():
+        killers.setdefault(one.mutant.split(":")[0], {})[one.by] = None
+    todo = [mutant for mutant in sample if (str(mutant), "\n".join(diff(mutant))) not in done]
+    # Those whose tests start processes take minutes each: they come last.
+    todo.sort(key=lambda mutant: any("/processes/" in test for test in tests_for(mutant.module)))
+    print(f"{len(sample)} mutants, {len(sample) - len(todo)} of them known to be killed", flush=True)
     with tempfile.TemporaryDirectory(prefix="fdg-mutants-") as scratch:
-        programs = programs or str(Path(scratch, "programs"))
-        free: queue.SimpleQueue[Path] = queue.SimpleQueue()
-        for i in range(options.jobs):
-            free.put(copied(Path(scratch, str(i))))
+        programs = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(Path(scratch, "programs"))
+        free: queue.SimpleQueue[Copy] = queue.SimpleQueue()
+        copies = [Copy(Path(scratch, str(i)), programs) for i in range(options.jobs)]
+        for copy in copies:
+            free.put(copy)
 
-        def one(mutant: Mutant) -> tuple[Mutant, str, float]:
-            folder = free.get()
+        def one_of(mutant: Mutant) -> Found:
+            copy = free.get()
             try:
-                return mutant, *tried(mutant, mutant.module, folder, options.limit, programs)
+                return copy.tried(mutant, list(killers.get(mutant.module, ()))[::-1][:8], options.limit)
             finally:
-                free.put(folder)
+                free.put(copy)
 
         with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-            done = [pool.submit(one, mutant) for mutant in sample]
-            for i, future in enumerate(concurrent.futures.as_completed(done), 1):
-                mutant, outcome, seconds = future.result()
-                counts[outcome] += 1
-                print(f"{i:3d}/{len(sample)} {outcome:9s} {seconds:5.0f} s  {mutant}", flush=True)
-                if outcome != "killed":
-                    noticed_not.append((mutant, outcome))
-    for mutant, outcome in sorted(noticed_not, key=lambda pair: (pair[1], str(pair[0]))):
-        print(f"\n{outcome}: {mutant}", *diff(mutant), sep="\n")
+            started = [pool.submit(one_of, mutant) for mutant in todo]
+            for i, future in enumerate(concurrent.futures.as_completed(started), 1):
+                found = future.result()
+                done[found.mutant, found.diff] = found
+                if found.outcome == "killed":
+                    killers.setdefault(found.mutant.split(":")[0], {})[found.by] = None
+                if results:
+                    with results.open("a") as file:
+                        print(json.dumps(dataclasses.asdict(found)), file=file)
+                said = f"{found.outcome:9s} {found.seconds:5.0f} s  {found.mutant}  {found.by}"
+                print(f"{i:3d}/{len(todo)} {said}", flush=True)
+        drawn_now = [done[str(mutant), "\n".join(diff(mutant))] for mutant in sample]
+        tests = sorted({one.by for one in drawn_now if "::" in one.by})
+        bad = failing_anyway(tests, copies[0], 20 * options.limit)
+        for copy in copies:
+            copy.close()
+    for test in sorted(bad):
+        print(f"fails without a fault as well, and kills none: {test}")
+    counts = collections.Counter({"killed": 0, "survived": 0, "timed out": 0, "unclear": 0})
+    for one in sorted(drawn_now, key=lambda one: (one.outcome, one.mutant)):
+        outcome = "unclear" if one.by in bad else one.outcome
+        counts[outcome] += 1
+        if outcome != "killed":
+            print(f"\n{outcome}: {one.mutant}", one.diff, sep="\n")
     noticed = 100 * counts["killed"] / max(1, len(sample))
     said = ", ".join(f"{number} {outcome}" for outcome, number in counts.items())
     print(f"\n{len(sample)} mutants of seed {options.seed}: {said}: {noticed:.1f} % killed")

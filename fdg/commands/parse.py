@@ -51,6 +51,12 @@ _RUN = (
         None,
         "iterations from checkpoint to checkpoint, at least (None: a twentieth of all)",
     ),
+    Flag(
+        "profile",
+        bool,
+        False,
+        "say after training where the time of an iteration goes, and trace one (in the run directory)",
+    ),
     Flag("out", str | None, None, "the run directory (None: runs/ENV-ALGO-SEED-TIME)"),
 )
 _MACHINE = (
@@ -75,7 +81,7 @@ _PROCESSES = (
 )
 _TOTAL_STEPS = Flag("total_steps", int, 500_000, "environment steps of each agent")
 # Those that change how a run is carried out, not what it computes: a resumed run may change them.
-_FREE_ON_RESUME = {"policy", "devices", "eval_episodes", "checkpoint_every", "out", "resume"}
+_FREE_ON_RESUME = {"policy", "devices", "eval_episodes", "checkpoint_every", "profile", "out", "resume"}
 
 
 def join(argv: Sequence[str]) -> None:
@@ -192,6 +198,7 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
         checkpoint_every=run["checkpoint_every"],
         out=out,
         resumes=bool(stored),
+        profiles=run.pop("profile"),
         config={
             "algo": algo,
             "env": env_name if has_env else None,

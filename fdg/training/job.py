@@ -26,6 +26,7 @@ class Job:
       checkpoint_every: iterations; None for about twenty checkpoints.
       out: the run directory; None for one named after the job.
       resumes: whether `out` holds an earlier run to go on with.
+      profiles: whether an iteration is profiled after training.
       config: the flags that make this job again, for `config.json`.
     """
 
@@ -40,6 +41,7 @@ class Job:
     checkpoint_every: int | None
     out: Path | None
     resumes: bool
+    profiles: bool
     config: Mapping[str, Any]
     cores: int | None = None
     chosen: int | None = None

@@ -11,6 +11,7 @@ import jax
 import fdg
 from fdg.errors import FdgError
 from fdg.processes import distributed
+from fdg.profiling.writing import profile_run
 from fdg.training.checkpoint import Checkpoints
 from fdg.training.default_devices import Choice
 from fdg.training.devices import check_all_busy, devices_of
@@ -115,6 +116,7 @@ def _train(
         return 128 + (caught or 0)
     groups = groups_summary(engine, wall_s - wall_before)
     evaluation = evaluate(job, engine, state)
+    profiled = profile_run(engine, state, run.path) if job.profiles else []
     checkpoints.close()
     if not distributed.is_first():
         return 0
@@ -124,6 +126,8 @@ def _train(
     say(f"trained {steps:,} steps in {clock(wall_s)} ({steps / wall_s:,.0f} steps/s)")
     if evaluation:
         say(verdict(evaluation, job))
+    for line in profiled:
+        say(line)
     say(f"run directory {run.path}")
     return 0
 

@@ -13,8 +13,8 @@ import policies
 from fdg.batch import follow as batch_flow
 from tests.batch import sweep
 from tests.batch.compared import assert_as_predicted, numbers
-
-B, F = sweep.B, sweep.F
+from tests.batch.draws import WHOLE
+from tests.batch.rows import B, F
 
 
 @pytest.mark.parametrize(
@@ -53,13 +53,13 @@ def test_rows_that_each_device_computes_alone(operation, devices):
 @pytest.mark.parametrize("name", ["batch dirichlet shape", "batch ball", "batch multinomial"])
 def test_draws_for_a_batch_from_one_key(name, devices):
     """Read both whole and split, and in loops of loops whose test reads what they change."""
-    assert_as_predicted(sweep.WHOLE[name], [None, 0], devices[:4], jax.random.key(3), numbers(B, F))
+    assert_as_predicted(WHOLE[name], [None, 0], devices[:4], jax.random.key(3), numbers(B, F))
 
 
 def test_dirichlet_over_a_batch_exchanges_what_the_plan_names(devices):
     """Drawn whole, its normaliser had been added up from parts and gathered again."""
     measured = assert_as_predicted(
-        sweep.WHOLE["batch dirichlet"], [None, 0], devices[:4], jax.random.key(3), numbers(B, F)
+        WHOLE["batch dirichlet"], [None, 0], devices[:4], jax.random.key(3), numbers(B, F)
     )
     assert [(c.kind, c.bytes) for c in measured] == [("all-gather", 4 * B * F)]
 

@@ -356,6 +356,7 @@ def test_a_rule_that_takes_nothing_is_named():
             ["'embed'", "['embedding'] [16]".split()[0], "16 does not divide by the 3 devices"],
         ),
         ([("(", "batch")], {}, ["'('", "regular expression"]),
+        ([(3, "batch")], {}, ["3 is no regular expression"]),
         ([("mlp", P("batch", "batch"))], {}, ["'mlp'", "one axis"]),
         (["mlp"], {}, ["'mlp'", "no pair"]),
         ([("mlp", 3)], {}, ["'mlp'", "splits 3"]),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import traceback
 from typing import Any
 
@@ -41,31 +42,43 @@ class Expected:
     def __init__(self, program: Program):
         self.program, self.algorithm = program, Algorithm(program)
 
-    def first(self) -> list[Any]:
-        return self.algorithm.init(jax.random.key(0))
+    def first(self, seed: int = 0) -> list[Any]:
+        """The state that an agent starts from."""
+        return self.algorithm.init(jax.random.key(seed))
 
     def under(self, placement: Placement) -> tuple[Any, Any, Any]:
         """(state and metrics, calls, notes) of plain JAX, with the placement's old parameters."""
+        found = [self._of_agent(placement, seed) for seed in range(placement.num_seeds or 1)]
+        if placement.num_seeds is None:
+            return found[0]
+        results, calls, notes = zip(*found, strict=True)
+        states, metrics = zip(*results, strict=True)
+        state = jax.tree.map(lambda *x: jnp.stack(x), *states)
+        metrics = jax.tree.map(lambda *x: jnp.stack(x, 1), *metrics)
+        return (state, metrics), list(itertools.chain(*calls)), list(itertools.chain(*notes))
+
+    def _of_agent(self, placement: Placement, seed: int) -> tuple[Any, Any, Any]:
         iterations = sum(placement.runs)
         if not placement.staleness:
-            return self._plain(iterations)
+            return self._plain(iterations, seed)
         groups = groups_of(self.program, placement)
         if groups is None:
             raise UnclearError("a fragment that the policy does not place")
         host = Algorithm(self.program).host
-        results = stale_run(self.program, self.first(), iterations, groups, placement.staleness, host)
+        state = self.first(seed)
+        results = stale_run(self.program, state, iterations, groups, placement.staleness, host)
         return _settled(results), host.calls, host.notes
 
     @functools.cached_property
     def _iterate(self) -> Any:
         return jax.jit(self.algorithm.iterate)
 
-    @functools.lru_cache(maxsize=2)  # noqa: B019
-    def _plain(self, iterations: int) -> tuple[Any, Any, Any]:
+    @functools.lru_cache(maxsize=10)  # noqa: B019
+    def _plain(self, iterations: int, seed: int) -> tuple[Any, Any, Any]:
         host = self.algorithm.host
         host.calls.clear()
         host.notes.clear()
-        state, metrics = self.first(), []
+        state, metrics = self.first(seed), []
         for _ in range(iterations):
             state, one = self._iterate(state)
             metrics.append(one)
@@ -96,7 +109,7 @@ def check(
         return Verdict("unclear", str(unclear))
     algorithm = under_test(program)
     try:
-        engine = fdg.compile(algorithm, placement.policy, devices)
+        engine = fdg.compile(algorithm, placement.policy, devices, placement.num_seeds)
     except (fdg.GraphError, fdg.PlanError) as refusal:
         return _refusal(str(refusal), program, placement)
     except Exception as error:

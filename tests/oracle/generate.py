@@ -131,6 +131,11 @@ class _Writer:
                 self.left = 3
                 added = self.fragment(scope, _Where(), role)
                 block = dataclasses.replace(block, lines=(*block.lines, *added))
+        acted: list[Value] = []
+        if self.stale and self.chance(0.7):  # an actor that surely waits for something
+            line = self.nudging(scope, rng.choice(self.learned), ["actor"])
+            block = dataclasses.replace(block, lines=(*block.lines, line))
+            acted = list(line.makes)
         ends = []
         for leaf in leaves:
             if leaf.value in self.learned:
@@ -142,7 +147,7 @@ class _Writer:
             made = same[sum(x.value.type == leaf.value.type for x in leaves) :]
             ends.append(rng.choice(made) if made and self.chance(0.9) else rng.choice(same))
         numbers = [v for v in scope if v.kind != "k"]
-        metrics = rng.sample(numbers, min(len(numbers), rng.randint(0, 3)))
+        metrics = [*acted, *rng.sample(numbers, min(len(numbers), rng.randint(0, 3)))]
         return Program(tuple(leaves), block.lines, tuple(ends), tuple(metrics), self.keys), self.stale
 
     def lines(self, scope: list[Value], where: _Where, count: int) -> list[Line]:
@@ -258,6 +263,10 @@ class _Writer:
 
     def learner(self, scope: list[Value], leaf: Value) -> Line:
         """A fragment that changes a leaf, by something that was made of late."""
+        return self.nudging(scope, leaf, [r for r in self.roles if r != "actor"] or self.roles)
+
+    def nudging(self, scope: list[Value], leaf: Value, roles: Sequence[str]) -> Line:
+        """A fragment of one of the roles that reads a leaf and gives it back a little changed."""
         others = [v for v in scope if v.kind == "f" and v not in self.learned]
         reads = (leaf, self.rng.choice(others[-4:]) if others else leaf)
         first, second = params = tuple(map(self.new, reads))
@@ -266,7 +275,7 @@ class _Writer:
         if self.chance(0.3):
             lines += self.operation(body, _Where(1, "learner"))
         lines += self.finished(Line("op", "nudge", (first, lines[0].makes[0]), ()), body)
-        role = self.rng.choice([r for r in self.roles if r != "actor"] or self.roles)
+        role = self.rng.choice(roles)
         self.count += 1
         axes = tuple(v.axis for v in reads), (leaf.axis,), ""
         block = Block(params, tuple(lines), (lines[-1].makes[0],))

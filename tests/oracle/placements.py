@@ -26,13 +26,15 @@ class Scattered:
 class Placement:
     """A policy on the first `devices` devices; `runs` are the iterations of each call of `run`.
 
-    With `shares_arrays` the engine starts from `algorithm.init`'s own arrays, the same one twice included.
+    With `shares_arrays` the engine starts from `algorithm.init`'s own arrays, the same one twice included;
+    with `num_seeds` it runs so many agents.
     """
 
     policy: Any
     devices: int
     runs: tuple[int, ...] = (3,)
     shares_arrays: bool = False
+    num_seeds: int | None = None
 
     @property
     def staleness(self) -> int:
@@ -40,7 +42,8 @@ class Placement:
 
     def __str__(self) -> str:
         shared = ", from init's own arrays" if self.shares_arrays else ""
-        return f"{self.policy} on {self.devices} devices, runs of {self.runs}{shared}"
+        agents = f", {self.num_seeds} agents" if self.num_seeds else ""
+        return f"{self.policy} on {self.devices} devices, runs of {self.runs}{shared}{agents}"
 
 
 def groups_of(program: Program, placement: Placement) -> dict[str, str] | None:
@@ -59,7 +62,10 @@ def groups_of(program: Program, placement: Placement) -> dict[str, str] | None:
 
 
 def placements_of(program: Program, seed: int, stale: bool) -> tuple[Placement, ...]:
-    """One that is one group or device, one of two or three groups apart, and one that is neither."""
+    """One that is one group or device, one of two or three groups apart, and one that is neither.
+
+    A third of the programs have a fourth: one of these with several agents.
+    """
     rng = random.Random(f"placements {seed}")
     staleness = rng.choice([1, 1, 2, 4]) if stale else 0
     roles = list(dict.fromkeys(fragments(program).values()))
@@ -72,9 +78,14 @@ def placements_of(program: Program, seed: int, stale: bool) -> tuple[Placement, 
         (_apart(rng, roles, single, staleness), DEVICES),
         _other(rng, roles, single, staleness),
     ]
-    return tuple(
-        Placement(policy, devices, runs, shares and not getattr(policy, "staleness", 0))
-        for policy, devices in chosen
+    agents = random.Random(f"agents {seed}")  # of its own, so that the others are as they would be without
+    several = [(*agents.choice(chosen), agents.choice([2, 3, 4, 8]))] if agents.random() < 0.35 else []
+    return (
+        *(
+            Placement(policy, devices, runs, shares and not getattr(policy, "staleness", 0))
+            for policy, devices in chosen
+        ),
+        *(Placement(policy, devices, runs, num_seeds=count) for policy, devices, count in several),
     )
 
 
@@ -85,7 +96,7 @@ def _calls_host(line: Any) -> bool:
 def _alone(rng: random.Random, roles: list[str], single: set[str], staleness: int) -> tuple[Any, int]:
     """All on the same devices."""
     if staleness:  # on one device groups keep their names
-        return Scattered(_scatter(rng, roles, [(0,)] * 3, single), staleness), 1
+        return Scattered(_scatter(rng, roles, [(0,)] * 3, single, staleness), staleness), 1
     devices = 1 if single and rng.random() < 0.8 else rng.choice([1, 2, 3, 4, 5, 8])
     return rng.choice([policies.GPUOnly(), policies.GPUOnly(), policies.MultiLearner()]), devices
 
@@ -98,7 +109,7 @@ def _apart(rng: random.Random, roles: list[str], single: set[str], staleness: in
     if rng.random() < 0.15:
         # Inexact: four of the five are used.
         groups[0] = (*groups[0], *[order.pop() for _ in range(5 - len(groups[0])) if order])
-    return Scattered(_scatter(rng, roles, groups, single), staleness)
+    return Scattered(_scatter(rng, roles, groups, single, staleness), staleness)
 
 
 def _other(rng: random.Random, roles: list[str], single: set[str], staleness: int) -> tuple[Any, int]:
@@ -116,7 +127,7 @@ def _other(rng: random.Random, roles: list[str], single: set[str], staleness: in
     else:
         rest = [d for d in range(DEVICES) if d not in first]
         groups = [first, tuple(rng.sample(rest, rng.choice([1, 2, 4, 5])))]
-    return Scattered(_scatter(rng, roles, groups, single), staleness), DEVICES
+    return Scattered(_scatter(rng, roles, groups, single, staleness), staleness), DEVICES
 
 
 def _library(rng: random.Random, roles: list[str], staleness: int) -> list[Any]:
@@ -135,16 +146,24 @@ def _library(rng: random.Random, roles: list[str], staleness: int) -> list[Any]:
 
 
 def _scatter(
-    rng: random.Random, roles: list[str], groups: list[tuple[int, ...]], single: set[str]
+    rng: random.Random, roles: list[str], groups: list[tuple[int, ...]], single: set[str], staleness: int
 ) -> tuple[tuple[str, Group], ...]:
-    """Each group has a role, and each role (nearly always) a group; who calls the host is on one device."""
+    """Each group has a role, and each role (nearly always) a group; who calls the host is on one device.
+
+    With staleness each has one, and most often the actors' group is theirs alone: others make what they wait
+    for.
+    """
     exact = rng.random() < 0.2
     made = [Group("abc"[k], devices, exact) for k, devices in enumerate(groups)]
     order = rng.sample(roles, len(roles))
+    others = made
+    if staleness and "actor" in order and rng.random() < 0.8:
+        order.sort(key=lambda role: role != "actor")
+        others = made[1:]
     chosen: dict[str, Group] = dict(zip(order, made, strict=False))
     for role in order[len(made) :]:
-        if rng.random() < 0.9:
-            chosen[role] = rng.choice(made)
+        if staleness or rng.random() < 0.9:
+            chosen[role] = rng.choice(others)
     if rng.random() < 0.85:
         for role in single & chosen.keys():
             group = chosen[role]

@@ -366,6 +366,19 @@ def test_statistics_are_delayed_where_another_group_makes_them():
     assert coarse == ["parameters", "observation_statistics"] and central == ["parameters"]
 
 
+@pytest.mark.parametrize(("trips", "late"), [(0, []), (1, ["w"]), (3, ["w"])])
+def test_a_loop_without_a_trip_makes_nothing(trips, late):
+    """Then the actors' own group has made the weight, and waits for nobody."""
+
+    def program(p, s):
+        w = act(p, s["w"], s["x"])
+        (w,) = p.loop(trips, lambda carry, _: (learn(p, carry[0], carry[0]),), (w,))
+        return {"w": w, "v": s["v"], "x": s["x"]}, {}
+
+    delayed = delayed_graph(program, START, COARSE, 1, Looped()).delayed
+    assert [sorted(dict(START))[i] for i in delayed.leaves] == late
+
+
 def test_a_staleness_that_delays_nothing_says_so():
     def program(p, s):
         y = act(p, s["x"], s["x"])

@@ -11,6 +11,7 @@ from jax.experimental import io_callback
 
 import fdg
 import policies
+from fdg.placing.policy import Group
 from fdg.running import many_programs, metrics, rows
 from fdg.running.metrics import capacity
 from tests.compilations import compilations
@@ -210,3 +211,64 @@ def test_effects_keep_their_order_and_number(most, devices, monkeypatch):
         jax.effects_barrier()
         assert algorithm.pages == list(range(2 * n))
         assert found["n"].tolist() == list(range(2, 2 * n + 1, 2))
+
+
+@dataclasses.dataclass(frozen=True)
+class TwoPlaces:
+    def place(self, devices):
+        return {"environment": Group("ears", (0,)), "actor": Group("mouths", (1,))}
+
+
+class Talk:
+    """Effects in two groups that share no array, unordered ones; the second fails when it is told to."""
+
+    def __init__(self):
+        self.said, self.fails = [], False
+
+    def init(self, key):
+        return jnp.int32(0), jnp.int32(0)
+
+    def iterate(self, state):
+        shape = jax.ShapeDtypeStruct((), jnp.int32)
+
+        def speak(n):
+            self.said.append("speak")
+            return np.int32(n + 1)
+
+        def hear(n):
+            if self.fails:
+                raise ValueError("deaf")
+            self.said.append("hear")
+            return np.int32(n + 1)
+
+        mouth = fdg.fragment("actor", None, None)(lambda n: io_callback(speak, shape, n, ordered=False))
+        ear = fdg.fragment("environment", None, None)(lambda n: io_callback(hear, shape, n, ordered=False))
+        spoken, heard = mouth(state[0]), ear(state[1])
+        return (spoken, heard), {"spoken": spoken, "heard": heard}
+
+
+def test_effects_of_a_run_come_after_those_of_the_last(devices):
+    """The token goes from run to run: on a CPU alone a call would wait anyway."""
+    algorithm, taken = Talk(), []
+    engine = fdg.compile(algorithm, TwoPlaces(), devices[:2])
+    engine.compile()
+    for program in engine.programs:
+
+        def recording(*arguments, run=program.compiled):
+            taken.extend(int(x) for x in arguments if x.dtype == jnp.uint32)
+            return run(*arguments)
+
+        program.compiled = recording
+    state = engine.init(0)
+    for _ in range(3):
+        state, _ = engine.start(state, 2)
+    jax.block_until_ready(state)
+    assert sorted(set(taken)) == list(range(12))  # two effects an iteration, each after the last
+    assert algorithm.said == ["speak", "hear"] * 6
+    # What failed is over: who starts anew does not wait for it.
+    algorithm.fails = True
+    with pytest.raises(fdg.FdgError, match="deaf"):
+        engine.run(state, 1)
+    algorithm.fails = False
+    _, found = engine.run(engine.init(0), 2)
+    assert found["heard"].tolist() == [1, 2]

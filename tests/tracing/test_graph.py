@@ -9,6 +9,7 @@ import pytest
 import algos
 import envs
 import fdg
+import policies
 from fdg import jaxprs
 from fdg.fragment import FragmentMark
 from fdg.tracing import graph as graphs
@@ -310,3 +311,37 @@ def test_text_mermaid_and_svg(walker):
     import xml.etree.ElementTree
 
     xml.etree.ElementTree.fromstring(drawing)
+
+
+def test_other_functions_that_are_named_with_colons_are_no_fragments():
+    def other(x):
+        return 2 * x
+
+    other.__name__ = "mine:actor:act"
+    (call,) = jax.make_jaxpr(jax.jit(other))(1.0).eqns
+    assert ":actor:" in call.params["name"] and FragmentMark.of(call) is None
+    (call,) = jax.make_jaxpr(jax.jit(fdg.fragment("actor", None, None)(jnp.sin)))(1.0).eqns
+    assert [str(mark) for mark in map(FragmentMark.of, call.params["jaxpr"].eqns) if mark]
+
+
+class Switch:
+    """A truth value alone goes from a fragment to another: one byte."""
+
+    def init(self, key):
+        return jnp.zeros(4)
+
+    def iterate(self, state):
+        ready = fdg.fragment("environment", 0, None, name="look")(lambda x: x.sum() > 3)(state)
+        after = fdg.fragment("learner", (0, None), 0, name="go")(lambda x, on: jnp.where(on, x, x + 1))(
+            state, ready
+        )
+        return after, {}
+
+
+def test_an_edge_of_a_single_byte():
+    graph = fdg.trace(Switch())
+    assert [(e.source, e.target, e.bytes_per_crossing) for e in graph.edges if e.source == "look"] == [
+        ("look", "go", 1)
+    ]
+    plan = fdg.place(graph, policies.Environments(workers=1), 2)
+    assert "1 B" in str(plan)

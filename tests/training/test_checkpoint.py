@@ -68,13 +68,13 @@ def shapes(state):
 def test_every_kind_of_array_comes_back_on_other_devices(tmp_path, devices):
     whole = NamedSharding(jax.sharding.Mesh(np.array(devices), ("d",)), PartitionSpec())
     state = every_kind_of_array(split(devices, 8), whole)
-    checkpoints = Checkpoints(tmp_path / "checkpoints")
-    assert checkpoints.latest() is None and not (tmp_path / "checkpoints").exists()
+    checkpoints = Checkpoints(tmp_path / "runs" / "checkpoints")
+    assert checkpoints.latest() is None and not (tmp_path / "runs" / "checkpoints").exists()
     checkpoints.save(4, state)
     checkpoints.close()
     two = split(devices, 2)
     target = shapes(every_kind_of_array(two, jax.sharding.SingleDeviceSharding(devices[1])))
-    restored = Checkpoints(tmp_path / "checkpoints").restore(4, target)
+    restored = Checkpoints(tmp_path / "runs" / "checkpoints").restore(4, target)
     assert_same(restored, state)
     assert restored["split"].sharding == two and restored["keys"].sharding.device_set == two.device_set
     assert restored["half"].devices() == restored["nothing"].devices() == {devices[1]}

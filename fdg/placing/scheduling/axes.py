@@ -62,9 +62,6 @@ def _follow(region: Region, axes: Axes, placement: Placement, sizes: Mapping[str
                 break
             axes.update(found)
         enter(item.results, [axes.get(v) for v in item.carried])
-        for start, v in zip(item.starts, item.carried, strict=True):  # zeros that rows are written to
-            if axes.get(start) is None:
-                axes[start] = axes.get(v)
 
 
 def _agree(region: Region, axes: Axes, num_carried: int) -> None:

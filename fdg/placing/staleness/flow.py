@@ -188,9 +188,10 @@ class Flow:
     def _after(
         self, length: int, body: jaxprs.Body, trips: list[list[Origins]], inside: str | None
     ) -> list[Origins]:
-        """Origins at the end of the last of `length` trips, given what goes into trips until it repeats."""
-        if length == 0:
-            return [frozenset()] * len(body.results)  # zeros, or what it starts from: see `unchanged`
+        """Origins at the end of the last of `length` trips, given what goes into trips until it repeats.
+
+        Of no trip at all they do not matter: what such a loop starts from is what it hands on (`unchanged`).
+        """
         last = length - 1
         if last >= len(trips):
             ends = self._ends_of(self.block(body.jaxpr, trips[-1], inside))

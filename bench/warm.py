@@ -1,0 +1,101 @@
+"""Runs tests in forks of a process that has imported the libraries they need, and nothing of what they test.
+
+`bench/mutants.py` starts one in a copy of the repository and sends it a line for each run: JSON with `tests`
+(lists of pytest's arguments, run one after the other until one fails) and `limit` (seconds). The answer is a
+line of JSON with `outcome` ("passed", "failed", "timed out") and `by`, the test that failed.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import select
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+
+import pytest
+
+# What is slow to import. None of it may import this repository's code, nor start JAX's backends as gymnax and
+# brax do: their threads would not be there in a fork.
+LIBRARIES = ("jax", "scipy.stats", "flax.linen", "optax", "chex", "orbax.checkpoint", "jaxopt", "hypothesis")
+LIBRARIES += ("pandas", "seaborn", "matplotlib.pyplot", "mujoco.mjx", "gymnasium", "envpool", "rich")
+
+OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark", "-p", "no:xdist")
+OPTIONS += ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # plugins that are imported already
+
+
+class FirstFailure:
+    """A plugin of pytest that remembers which test failed first."""
+
+    def __init__(self) -> None:
+        self.by: str | None = None
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Of a test, or of its fixtures."""
+        if report.failed and self.by is None:
+            self.by = report.nodeid
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Of a file that cannot be imported."""
+        if report.failed and self.by is None:
+            self.by = report.nodeid
+
+
+def run(tests: Sequence[Sequence[str]]) -> dict[str, str]:
+    """Runs the tests in this process."""
+    first = FirstFailure()
+    for some in tests:
+        status = pytest.main([*OPTIONS, *some], plugins=[first])
+        if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            return {"outcome": "failed", "by": first.by or f"exit status {int(status)}"}
+    return {"outcome": "passed", "by": ""}
+
+
+def run_in_a_fork(tests: Sequence[Sequence[str]], limit: float) -> dict[str, str]:
+    """Runs the tests in a fork, which is killed with all that it has started when it is done or late."""
+    reading, writing = os.pipe()
+    with warnings.catch_warnings(action="ignore"):  # JAX warns of forks; none of its threads runs yet
+        child = os.fork()
+    if child == 0:
+        os.setsid()
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for stream in range(3):
+            os.dup2(nowhere, stream)
+        try:
+            answer = run(tests)
+        except BaseException:
+            answer = {"outcome": "broken", "by": traceback.format_exc()[-2000:]}  # this tool, not the tests
+        os.write(writing, json.dumps(answer).encode())
+        os._exit(0)
+    os.close(writing)
+    try:
+        ready, _, _ = select.select([reading], [], [], limit)
+        said = os.read(reading, 1 << 16) if ready else b""
+    finally:
+        os.close(reading)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+    if said:
+        return json.loads(said)
+    if not ready:
+        return {"outcome": "timed out", "by": ""}
+    return {"outcome": "failed", "by": f"the process, which ended with status {status}"}
+
+
+def main() -> None:
+    """Answers each line of the input."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries say while they are imported is no answer
+    for name in LIBRARIES:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    for line in sys.stdin:
+        print(json.dumps(run_in_a_fork(**json.loads(line))), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""What every algorithm does when no flag says otherwise, and its presets, as `settings.json` has them.
+
+The figures of docs/results.md belong to these settings. Whoever changes one on purpose runs
+`python -m tests.algos.settings`, and says in CHANGELOG.md what was measured.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import algos
+from algos import presets
+
+FILE = Path(__file__).parent / "settings.json"
+CHANGING = ("env", "shuffle")  # not settings, or on their way to another value
+
+
+def defaults(name: str) -> dict[str, Any]:
+    """The fields of an algorithm that have a value."""
+    fields = dataclasses.fields(getattr(algos, name))
+    given = {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
+    return json.loads(json.dumps({key: value for key, value in given.items() if key not in CHANGING}))
+
+
+def settings() -> dict[str, Any]:
+    """All of them, as JSON has them."""
+    names = [n for n in sorted(vars(algos)) if hasattr(getattr(algos, n), "iterate")]
+    known = json.loads(FILE.read_text())["presets"] if FILE.exists() else {}
+    environments = sorted({env for found in known.values() for env in found} | {"CartPole-v1", "Pendulum-v1"})
+    return {
+        "defaults": {name: defaults(name) for name in names},
+        "presets": {
+            name: {
+                env: json.loads(json.dumps(found)) for env in environments if (found := presets.of(name, env))
+            }
+            for name in names
+        },
+    }
+
+
+if __name__ == "__main__":
+    FILE.write_text(json.dumps(settings(), indent=1) + "\n")

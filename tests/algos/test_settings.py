@@ -1,0 +1,31 @@
+"""Settings are those that the figures in docs/results.md were measured with."""
+
+import json
+
+import pytest
+
+import algos
+from algos import presets
+from tests.algos.settings import FILE, defaults
+
+KNOWN = json.loads(FILE.read_text())
+
+
+@pytest.mark.parametrize("name", KNOWN["defaults"])
+def test_what_an_algorithm_does_without_a_flag(name):
+    """If it should do something else: `python -m tests.algos.settings`. A new field may come first."""
+    now = defaults(name)
+    assert {field: now[field] for field in KNOWN["defaults"][name]} == KNOWN["defaults"][name]
+
+
+@pytest.mark.parametrize("name", KNOWN["presets"])
+def test_what_it_does_on_an_environment(name):
+    for env, settings in KNOWN["presets"][name].items():
+        assert json.loads(json.dumps(presets.of(name, env))) == settings
+    assert presets.of(name, "no-such-environment") == {}
+
+
+def test_every_algorithm_is_there():
+    assert set(KNOWN["defaults"]) == {
+        name for name in vars(algos) if hasattr(getattr(algos, name), "iterate")
+    }

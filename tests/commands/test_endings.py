@@ -1,0 +1,41 @@
+"""How a command ends: its exit status, and what it says."""
+
+import sys
+
+import pytest
+
+from fdg.commands import cli, parse
+from fdg.errors import FdgError, HostError
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (FdgError("no\nsuch thing"), 2, "error: no such thing\n"),
+        (HostError("step raised"), 1, "error: step raised\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+        (SystemExit(0), 0, ""),
+        (SystemExit(3), 3, ""),
+        (SystemExit(None), 0, ""),
+    ],
+)
+def test_what_a_user_can_mend_is_a_line_and_a_status(error, status, said, monkeypatch, capsys):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(parse, "parse", fail)
+    before = list(sys.path)
+    assert cli.plan_main([]) == status
+    assert capsys.readouterr().err == said and sys.path == before
+
+
+def test_a_reader_that_has_enough_is_no_error(monkeypatch, tmp_path):
+    """As in `python -m fdg.plan | head -1`: the status is that of a process ended by SIGPIPE."""
+
+    def say(*_):
+        raise BrokenPipeError
+
+    with open(tmp_path / "out", "w") as out, monkeypatch.context() as patch:
+        patch.setattr(parse, "parse", say)
+        patch.setattr(sys, "stdout", out)
+        assert cli.plan_main([]) == 141

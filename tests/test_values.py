@@ -1,0 +1,40 @@
+"""Settings and plans are values: nobody can change them, so they can be compared, hashed and kept."""
+
+import dataclasses
+import importlib
+import pkgutil
+
+import pytest
+from flax import linen as nn
+
+import algos
+import policies
+from fdg import batch, placing, tracing
+
+# Those that are filled, or rewritten, while something is worked out.
+WORKING = {"_Moved", "Scope", "Operation", "Loop", "Region", "Opened", "Block", "Rewritten"}
+
+
+def classes(package):
+    """(name, class) of the dataclasses of a package."""
+    for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        module = importlib.import_module(found.name)
+        for name, value in vars(module).items():
+            is_ours = isinstance(value, type) and value.__module__ == module.__name__
+            if is_ours and dataclasses.is_dataclass(value) and not issubclass(value, nn.Module):
+                yield f"{found.name}.{name}", value
+
+
+ALL = dict(item for package in (algos, policies, batch, placing, tracing) for item in classes(package))
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name.split(".")[-1] not in WORKING])
+def test_it_cannot_be_changed(name):
+    assert ALL[name].__dataclass_params__.frozen
+
+
+@pytest.mark.parametrize("name", sorted(n for n in ALL if n.startswith("policies.")))
+def test_policies_compare_and_hash_by_their_fields(name):
+    fields = [f for f in dataclasses.fields(ALL[name]) if f.default is not dataclasses.MISSING]
+    a, b = ALL[name](), ALL[name]()
+    assert a == b and hash(a) == hash(b) and len(fields) == len(dataclasses.fields(ALL[name]))
