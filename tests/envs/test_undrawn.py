@@ -8,7 +8,7 @@ import textwrap
 def run(code):
     """The output of a fresh process, in which nothing is imported yet."""
     words = [sys.executable, "-c", textwrap.dedent(code)]
-    return subprocess.run(words, capture_output=True, text=True, check=True, timeout=120).stdout
+    return subprocess.run(words, capture_output=True, text=True, check=True, timeout=600).stdout
 
 
 def test_a_step_imports_no_drawing_and_drawing_works_afterwards():
