@@ -25,6 +25,7 @@ from fdg.errors import FdgError
 from fdg.processes import distributed
 from fdg.running.host_devices import device_a_core, host_devices
 from fdg.running.program_cache import keep_programs
+from fdg.running.xla_options import choose_xla_options
 from fdg.training import run_directory
 from fdg.training.job import Job, at_least, check_divides, check_run, lengths
 
@@ -66,6 +67,13 @@ _MACHINE = (
         None,
         "where compiled programs are kept for the next start; off: nowhere (None: JAX_COMPILATION_CACHE_DIR,"
         " or fdg/ in the user's cache directory)",
+    ),
+    Flag(
+        "xla_options",
+        str | None,
+        None,
+        "for XLA's compiler: 'preset' for those in fdg/running/xla_options.py, or NAME=VALUE,NAME=VALUE"
+        " (None: none)",
     ),
 )
 _PROCESSES = (
@@ -125,6 +133,7 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     known = {**stored, **early}
     # Before the imports below, which may start JAX's backends and compile.
     keep_programs(early.get("program_cache"))
+    choose_xla_options(early.get("xla_options"))
     if known.get("devices") is not None:
         at_least(1, devices=known["devices"])
         check_divides(known["devices"], distributed.count())

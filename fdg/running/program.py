@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 
 from fdg.batch.collective import Collective
 from fdg.running.hlo import read_collectives
+from fdg.running.xla_options import xla_options
 
 
 @dataclasses.dataclass(eq=False)
@@ -97,11 +98,13 @@ def compile_programs(programs: Iterable[Program]) -> None:
     todo = [program for program in programs if program.is_here and program.compiled is None]
     # Tracing and lowering hold Python's lock; XLA does not.
     lowered = [program.lower() for program in todo]
+    options = [xla_options(program.devices[0].platform) or None for program in todo]
     if len(todo) == 1:
-        todo[0].compiled = lowered[0].compile()
+        todo[0].compiled = lowered[0].compile(compiler_options=options[0])
         return
     with ThreadPoolExecutor() as pool:
-        for program, compiled in zip(todo, pool.map(lambda one: one.compile(), lowered), strict=True):
+        executables = pool.map(lambda one, how: one.compile(compiler_options=how), lowered, options)
+        for program, compiled in zip(todo, executables, strict=True):
             program.compiled = compiled
 
 

@@ -8,7 +8,7 @@ import textwrap
 def run(code):
     """The output of a fresh process, in which nothing is imported yet."""
     words = [sys.executable, "-c", textwrap.dedent(code)]
-    return subprocess.run(words, capture_output=True, text=True, check=True, timeout=120).stdout
+    return subprocess.run(words, capture_output=True, text=True, check=True, timeout=600).stdout
 
 
 def test_a_step_imports_no_drawing_and_drawing_works_afterwards():
@@ -42,3 +42,24 @@ def test_what_is_imported_already_stays():
         """
     )
     assert said.splitlines() == ["True True", "False"]
+
+
+def test_what_a_module_needs_while_it_is_imported_is_imported(tmp_path):
+    (tmp_path / "drawer.py").write_text(
+        "import matplotlib.colors as colors\nimport matplotlib.axes._axes as axes\nimport seaborn\n"
+        "from matplotlib import ticker\n"
+        "class Picture:\n    def draw(self, ax: axes.Axes | None):\n"
+        "        return colors.to_rgb('k'), ticker.Locator\n"
+    )
+    said = run(
+        f"""
+        import sys
+        sys.path.insert(0, {str(tmp_path)!r})
+        from envs.undrawn import undrawn
+        with undrawn():
+            import drawer
+        print("matplotlib.axes" in sys.modules, "seaborn" in sys.modules)
+        print(drawer.Picture().draw(None)[0], drawer.seaborn.__name__)
+        """
+    )
+    assert said.splitlines() == ["True False", "(0.0, 0.0, 0.0) seaborn"]

@@ -39,18 +39,24 @@ def run(code, *words, **variables):
     }
     words = [sys.executable, "-c", COUNTED.format(code), *words]
     done = subprocess.run(
-        words, capture_output=True, text=True, timeout=120, check=True, env={**environment, **variables}
+        words, capture_output=True, text=True, timeout=600, check=True, env={**environment, **variables}
     )
     status, requests, hits, directory = done.stdout.splitlines()[-1].split()
     return int(status), int(requests), int(hits), directory, done.stderr
 
 
 def test_a_second_process_compiles_nothing(tmp_path):
-    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
-    status, requests, _, directory, _ = run(TRAIN, "--out", str(tmp_path / "first"), **cache)
+    cache = tmp_path / "cache"
+    words = TRAIN, "--program-cache", str(cache), "--out"
+    status, requests, _, directory, _ = run(*words, str(tmp_path / "first"))
     assert status == 0 and requests > 5
-    assert Path(directory).is_relative_to(tmp_path / "cache" / "fdg") and any(Path(directory).iterdir())
-    assert run(TRAIN, "--out", str(tmp_path / "second"), **cache)[:3] == (0, requests, requests)
+    assert directory == str(cache) and any(cache.iterdir())
+    assert run(*words, str(tmp_path / "second"))[:3] == (0, requests, requests)
+
+
+def test_the_default_is_below_the_users_cache_directory(tmp_path):
+    directory = Path(run(ADD, XDG_CACHE_HOME=str(tmp_path))[3])
+    assert directory.is_relative_to(tmp_path / "fdg" / "programs") and any(directory.iterdir())
 
 
 def test_where_nothing_can_be_written_it_compiles_as_ever(tmp_path):

@@ -84,7 +84,7 @@ def test_of_many_cores_not_every_number_is_looked_at():
 def test_a_run_keeps_to_its_choice(tmp_path):
     def train(*words):
         words = [sys.executable, "-m", "fdg.train", *words]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -1,0 +1,67 @@
+"""Options for XLA's compiler: what it does not know never reaches it, and what the user says wins."""
+
+import jax
+import pytest
+
+import fdg
+import policies
+from fdg.errors import FdgError
+from fdg.running import xla_options
+from fdg.running.xla_options import PRESETS, choose_xla_options
+from tests.tiny import Walk
+
+
+@pytest.fixture(autouse=True)
+def _as_before():
+    yield
+    choose_xla_options(None)
+
+
+def test_a_preset_without_what_xla_does_not_know_and_what_the_user_set(monkeypatch):
+    known = {"xla_gpu_triton_gemm_any": True, "xla_gpu_graph_min_graph_size": 2}
+    monkeypatch.setattr(xla_options, "PRESETS", {"gpu": {**known, "xla_gpu_of_another_day": 1}})
+    assert xla_options.xla_options("gpu") == {}
+    choose_xla_options("preset")
+    assert xla_options.xla_options("cuda") == known
+    assert xla_options.xla_options("cpu") == {}
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_graph_min_graph_size=7")
+    assert xla_options.xla_options("gpu") == {"xla_gpu_triton_gemm_any": True}
+
+
+def test_presets_are_known_to_the_installed_xla():
+    choose_xla_options("preset")
+    for platform, preset in PRESETS.items():
+        assert xla_options.xla_options(platform) == preset
+
+
+def test_programs_are_compiled_with_them():
+    compiled_with = []
+    engine = fdg.compile(Walk(), policies.GPUOnly(), jax.devices()[:1])
+    choose_xla_options("xla_cpu_emitter_verification_level=0")
+    lowered = engine.programs[0].function.lower(*engine.programs[0].arguments)
+
+    class Function:
+        def lower(self, *_):
+            return self
+
+        def compile(self, compiler_options=None):
+            compiled_with.append(compiler_options)
+            return lowered.compile(compiler_options=compiler_options)
+
+    engine.programs[0].function = Function()
+    engine.compile()
+    assert compiled_with == [{"xla_cpu_emitter_verification_level": 0}]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("fast", "'fast' is not NAME=VALUE"),
+        ("xla_gpu_quick=true", "No such compile option: 'xla_gpu_quick'"),
+        ("xla_gpu_enable_command_buffer=WARP", "not a valid enum value"),
+    ],
+)
+def test_what_is_refused(text, says):
+    with pytest.raises(FdgError, match=says):
+        choose_xla_options(text)
+        xla_options.xla_options("cpu")
