@@ -13,16 +13,16 @@ import numpy as np
 import fdg
 from bench.peers.serve import Stopwatch, serve
 from fdg.commands.parse import parse
-from fdg.placing.policy import with_host
-from fdg.training.devices import available_devices
+from fdg.training.devices import devices_of
 
 
 def prepare(config: dict[str, Any]):
     """Compiles what the flags say."""
     with Stopwatch() as watch:
         job = parse(config["flags"], "ours", "")
-        devices = with_host(job.policy, available_devices(job.devices))
-        engine = fdg.compile(job.algorithm, job.policy, devices, job.num_seeds)
+        graph = fdg.trace(job.algorithm)
+        devices, _ = devices_of(job, graph)
+        engine = fdg.compile(job.algorithm, job.policy, devices, job.num_seeds, graph)
         engine.compile()
         jax.block_until_ready(engine.init(0))
     steps = job.num_iterations * job.steps_per_iteration * (job.num_seeds or 1)
