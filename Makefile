@@ -13,7 +13,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 p
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(EXTRAS)
 
-.PHONY: help train plan test lint check bench fuzz mutants lock clean
+.PHONY: help train plan test lint check bench bench-peers performance fuzz mutants lock clean
 .DEFAULT_GOAL := help
 
 help:
@@ -22,7 +22,9 @@ help:
 	@echo 'make test    run the tests, JOBS=2 at a time; some, one at a time: make test ARGS="-k checkpoint -x"'
 	@echo 'make lint    formatting, lint, types, who imports whom, and no distribution code in algos/ or envs/'
 	@echo 'make check   lint, then the tests: what CI runs'
-	@echo 'make bench   run the benchmarks'
+	@echo 'make bench   run the benchmarks; every size: make bench ARGS="--thorough"'
+	@echo 'make bench-peers  speed beside other trainers, each in an environment of its own under build/'
+	@echo 'make performance  docs/performance.md from the figures that these two kept'
 	@echo 'make fuzz    random programs against plain JAX: make fuzz ARGS="--programs 1500 --jobs 2"; "--seed 7" replays'
 	@echo 'make mutants how many small faults the tests notice: make mutants ARGS="--sample 300 --seed 0"'
 	@echo 'make lock    resolve constraints.txt anew from the ranges in pyproject.toml'
@@ -61,6 +63,13 @@ check: lint test
 
 bench: $(STAMP)
 	"$(BIN)/python" -m pytest bench --benchmark-only $(ARGS)
+
+bench-peers: $(STAMP)
+	"$(BIN)/python" -m bench.peers $(ARGS)
+	"$(BIN)/python" -m bench.performance
+
+performance: $(STAMP)
+	"$(BIN)/python" -m bench.performance
 
 fuzz: $(STAMP)
 	"$(BIN)/python" -m tests.oracle.fuzz $(ARGS)

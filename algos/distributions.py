@@ -67,10 +67,11 @@ class Categorical:
             noise = _draw(jax.random.gumbel, keys, self.logits.shape)
             return jnp.argmax(self.logits + noise, axis=-1).astype(jnp.int32)
         uniform = _draw(jax.random.uniform, keys, self.logits.shape[:-1])
-        weight = jnp.exp(self.logits - jnp.max(self.logits, axis=-1, keepdims=True))
-        cumulative = [weight[..., 0]]
+        logits = self._by_category
+        weight = jnp.exp(logits - jnp.max(logits, axis=0, keepdims=True))
+        cumulative = [weight[0]]
         for category in range(1, count):
-            cumulative.append(cumulative[-1] + weight[..., category])
+            cumulative.append(cumulative[-1] + weight[category])
         threshold = uniform * cumulative[-1]  # uniform < 1, and the product rounds to less than the total
         action = jnp.zeros(self.logits.shape[:-1], jnp.int32)
         for bound in cumulative[:-1]:
@@ -79,22 +80,26 @@ class Categorical:
 
     def log_prob(self, action: jax.Array) -> jax.Array:
         """Log-probability `[...]` float32 of `action [...]`, integers in [0, n)."""
-        category = jax.lax.broadcasted_iota(jnp.int32, self.logits.shape, self.logits.ndim - 1)
+        log_probability = jax.nn.log_softmax(self._by_category, axis=0)
+        category = jax.lax.broadcasted_iota(jnp.int32, log_probability.shape, 0)
         # Choosing by a mask and not by an index keeps the gradient free of a scatter.
-        return jnp.sum(
-            jnp.where(category == action[..., None], jax.nn.log_softmax(self.logits), 0.0), axis=-1
-        )
+        return jnp.sum(jnp.where(category == action[None], log_probability, 0.0), axis=0)
 
     def entropy(self) -> jax.Array:
         """Entropy in nats, `[...]` float32."""
-        log_probability = jax.nn.log_softmax(self.logits)
+        log_probability = jax.nn.log_softmax(self._by_category, axis=0)
         probability = jnp.exp(log_probability)
         # 0 log 0 = 0, and the mask stands inside the product so that the gradient there is zero too, not nan.
-        return -jnp.sum(probability * jnp.where(probability > 0.0, log_probability, 0.0), axis=-1)
+        return -jnp.sum(probability * jnp.where(probability > 0.0, log_probability, 0.0), axis=0)
 
     def mode(self) -> jax.Array:
         """Most probable action, `[...]` int32; the first where several are."""
         return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
+
+    @property
+    def _by_category(self) -> jax.Array:
+        """The logits `[n, ...]`: few categories of many samples go fastest along the samples."""
+        return jnp.moveaxis(self.logits, -1, 0)
 
 
 @jax.tree_util.register_dataclass

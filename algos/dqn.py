@@ -154,18 +154,19 @@ class DQN(QLearning):
         replay = buffer.add(state.replay, Step.of(observations, actions, time_steps))
         ready = buffer.is_ready(replay)
         beta = linear(self.importance_exponent, 1.0, self.num_iterations, state.iteration)
+        keys = jax.random.split(replay_key, self.updates_per_iteration)
 
-        def one_update(carry, key):
+        def one_update(carry, drawn):
             learned, replay = carry
-            sample = buffer.sample(replay, key)
+            sample = buffer.sample(replay, drawn) if self.priority_exponent else drawn
             weight = buffer.weight(sample, beta)
             learned, error, losses = self.learn(learned, sample.transition, weight, ready)
             # Proportional prioritisation, equation 1 of Schaul et al.; no priority is zero.
             return (learned, buffer.prioritize(replay, sample.indices, jnp.abs(error) + 1e-6)), losses
 
-        (learned, replay), losses = jax.lax.scan(
-            one_update, (state.learned, replay), jax.random.split(replay_key, self.updates_per_iteration)
-        )
+        # Where no update changes what the next one draws, all minibatches are drawn at once.
+        draws = keys if self.priority_exponent else buffer.samples(replay, keys)
+        (learned, replay), losses = jax.lax.scan(one_update, (state.learned, replay), draws)
         metrics = {
             **episode_metrics(time_steps),
             **jax.tree.map(jnp.mean, losses),

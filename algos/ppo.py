@@ -20,7 +20,7 @@ from algos.losses import explained_variance
 from algos.networks import Network
 from algos.normalize import RunningStatistics
 from algos.proximal import Decision, ProximalAgent
-from algos.rollout import environment_major, episode_metrics, evaluate, rollout, time_major
+from algos.rollout import environment_major, episode_metrics, evaluate, rollout, values_after
 from envs import Observation, features_and_mask
 
 
@@ -144,11 +144,12 @@ class PPO(ProximalAgent):
         # Statistics change only once the rollout is used up, so that actor and learner normalise alike; but
         # under a distribution policy with staleness the actor's, as its parameters, are older than these.
         seen = self._seen(observation_statistics, observation)
-        final = self._seen(observation_statistics, time_step.final_observation)
-        _, next_value = self._policy(parameters, jax.tree.map(environment_major, final))
-        advantage, target = self._advantage(
-            reward, decision.value, time_major(next_value, self.num_steps), time_step
+        next_value = values_after(
+            decision.value,
+            time_step,
+            lambda final: self._policy(parameters, self._seen(observation_statistics, final))[1],
         )
+        advantage, target = self._advantage(reward, decision.value, next_value, time_step)
         # Environment-major and flat: a split of the environments stays a split of the samples, and
         # products of flat matrices are what XLA is quick at.
         samples = jax.tree.map(environment_major, Minibatch(seen, action, decision, advantage, target))

@@ -8,6 +8,7 @@ Letters in shapes: `T` steps of a rollout, `B` environments, `N` samples of a mi
 """
 
 import dataclasses
+import math
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
@@ -56,8 +57,10 @@ class ProximalAgent(Agent):
     total_steps: int = hyperparameter(500_000, "environment steps of the whole run; annealing ends there")
     num_epochs: int = hyperparameter(4, "passes over each rollout")
     num_minibatches: int = hyperparameter(4, "gradient steps in one pass")
-    shuffle: Literal["all", "time"] = hyperparameter(
-        "all", "what a pass shuffles: all samples, or time steps only (no exchange where the batch is split)"
+    shuffle: Literal["each", "all", "time"] = hyperparameter(
+        "each",
+        "what a pass shuffles: the samples of each environment, all samples together (devices exchange them),"
+        " or time steps only (the same ones of every environment)",
     )
     learning_rate: float = hyperparameter(2.5e-4, "Adam's step size")
     anneal_learning_rate: bool = hyperparameter(True, "let the step size fall linearly to zero")
@@ -81,7 +84,9 @@ class ProximalAgent(Agent):
         require_positive(self, "num_epochs", "num_minibatches", "clip_ratio", "max_grad_norm")
         require_within(self, 0, 1, "gae_lambda")
         require(
-            self, self.shuffle in ("all", "time"), f"shuffle={self.shuffle!r}: it must be 'all' or 'time'"
+            self,
+            self.shuffle in ("each", "all", "time"),
+            f"shuffle={self.shuffle!r}: it must be 'each', 'all' or 'time'",
         )
         shuffled, what = self._shuffled
         require(
@@ -151,7 +156,12 @@ class ProximalAgent(Agent):
 
     def _updated(self, parameters, optimizer_state, samples, key):
         """Parameters and optimiser state after all epochs, and the mean losses."""
-        rows = shuffled_rows(key, self._shuffled[0], self.num_epochs, self.num_minibatches)
+        blocks, per_env = 1, self._samples_per_env
+        if self.shuffle == "each":
+            # An environment by itself is a block, or as many as give every minibatch equally many samples.
+            blocks = self.num_envs * math.gcd(per_env, self.num_minibatches) // self.num_minibatches
+        count = per_env if self.shuffle == "time" else self.num_envs * per_env // blocks
+        rows = shuffled_rows(key, count, self.num_epochs, self.num_minibatches, blocks)
         return updated(
             self.gradient,
             self.update,
@@ -163,16 +173,21 @@ class ProximalAgent(Agent):
 
     def _take(self, samples, rows):
         """The minibatch of some rows; of time steps, those of every environment."""
-        if self.shuffle == "all":
-            return take(samples, rows)
-        return take_of_every_env(samples, rows, self.num_envs)
+        if self.shuffle == "time":
+            return take_of_every_env(samples, rows, self.num_envs)
+        return take(samples, rows)
+
+    @property
+    def _samples_per_env(self) -> int:
+        """Samples that a rollout of one environment makes."""
+        return self.num_steps
 
     @property
     def _shuffled(self) -> tuple[int, str]:
-        """How many rows an epoch shuffles, and what makes that number."""
-        if self.shuffle == "all":
-            return self.steps_per_iteration, "num_envs * num_steps"
-        return self.num_steps, "num_steps"
+        """How many samples minibatches are made of, and what makes that number."""
+        if self.shuffle == "time":
+            return self._samples_per_env, "num_steps"
+        return self.num_envs * self._samples_per_env, "num_envs * num_steps"
 
     def _seen(self, statistics, observation):
         """Observations `[..., *obs]` as the networks see them."""

@@ -16,7 +16,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from algos import distributions, networks
+from algos import distributions, gru, networks
 from algos.networks import Network
 from envs.spaces import Box, Space
 
@@ -208,10 +208,7 @@ class MemoryTrunk(nn.Module):
         # Only the GRU goes step by step; all layers before and after it take the whole sequence at once.
         x = networks.hidden_layers(inputs.reshape(-1, *inputs.shape[2:]), self.hidden, self.activation)
         if self.memory_size is not None:
-            scan = nn.scan(
-                ForgetfulGRU, variable_broadcast="params", split_rngs={"params": False}, in_axes=0, out_axes=0
-            )
-            _, memory = scan(self.memory_size, name="memory")(memory, (x.reshape(*sequence, -1), start))
+            memory = ForgetfulGRU(self.memory_size, name="memory")(memory, x.reshape(*sequence, -1), start)
             x = networks.hidden_layers(
                 memory.reshape(-1, self.memory_size), (self.memory_size,), self.activation
             )
@@ -220,17 +217,20 @@ class MemoryTrunk(nn.Module):
 
 
 class ForgetfulGRU(nn.Module):
-    """One step of a GRU, afresh where an episode starts: `[N, H]`, `([N, F], [N])` -> twice `[N, H]`."""
+    """A GRU over a sequence, afresh where an episode starts.
+
+    `memory [N, H]`, `inputs [T, N, F]` and `start [T, N]` to the memory after each step, `[T, N, H]`.
+    Parameters are those of `flax.linen.GRUCell`; equations and gradients, of `algos.gru`.
+    """
 
     size: int
 
     @nn.compact
-    def __call__(  # noqa: D102
-        self, memory: jax.Array, inputs_and_start: tuple[jax.Array, jax.Array]
-    ) -> tuple[jax.Array, jax.Array]:
-        inputs, start = inputs_and_start
-        memory = jnp.where(start[:, None], 0.0, memory)
-        return nn.GRUCell(self.size, name="gru")(memory, inputs)
+    def __call__(self, memory: jax.Array, inputs: jax.Array, start: jax.Array) -> jax.Array:  # noqa: D102
+        cell = nn.GRUCell(self.size, name="gru")
+        if self.is_initializing():
+            cell(memory, inputs[0])
+        return gru.unroll(cell.variables["params"], memory, inputs, start)
 
 
 def _merge(memory: Any, count: int) -> Any:

@@ -316,11 +316,15 @@ class RecurrentPPO(ProximalAgent):
         return ()
 
     @property
+    def _samples_per_env(self) -> int:
+        return self.num_steps // self._length
+
+    @property
     def _shuffled(self) -> tuple[int, str]:
-        sequences = self.num_steps // self._length
+        count, _ = super()._shuffled
         if self.shuffle == "time":
-            return sequences, "num_steps / sequence_length"
-        return self.num_envs * sequences, "the number of sequences, num_envs * num_steps / sequence_length"
+            return count, "num_steps / sequence_length"
+        return count, "the number of sequences, num_envs * num_steps / sequence_length"
 
     @property
     def _network(self) -> RecurrentNetwork:

@@ -172,6 +172,12 @@ class Replay:
         drawn = self._sample(state, jax.random.split(key, self.num_envs))
         return jax.tree.map(lambda x: x.reshape(self.batch_size, *x.shape[2:]), drawn)
 
+    def samples(self, state: ReplayState, keys: jax.Array) -> Sample:
+        """The minibatches that `sample` gives for `keys [U]`, all at once: every field is `[U, N, ...]`."""
+        each = jax.vmap(lambda key: jax.random.split(key, self.num_envs))(keys)
+        drawn = self._samples(state, each)
+        return jax.tree.map(lambda x: x.reshape(len(keys), self.batch_size, *x.shape[3:]), drawn)
+
     def prioritize(self, state: ReplayState, indices: jax.Array, priority: jax.Array) -> ReplayState:
         """Gives the windows of a `Sample`, by its `indices [N]`, new priorities `[N]` float32.
 
@@ -195,6 +201,9 @@ class Replay:
     @fdg.fragment("buffer", in_axes=(_AXES, 0), name="sample")
     def _sample(self, state: ReplayState, keys: jax.Array) -> Sample:
         """From each ring, by its own key: a `Sample [B, N / B]`."""
+        return self._drawn(state, keys)
+
+    def _drawn(self, state: ReplayState, keys: jax.Array) -> Sample:
         drawn = self._per_ring(self._ring.sample)(state.rings, keys)
         if self.priority_exponent:
             indices, probability = drawn.indices, drawn.probabilities
@@ -203,6 +212,11 @@ class Replay:
             indices, probability = jnp.zeros(shape, jnp.int32), jnp.ones(shape)
         transition = jax.vmap(lambda windows: summarize(windows, self.discount))(drawn.experience)
         return Sample(transition, indices, probability)
+
+    @fdg.fragment("buffer", in_axes=(_AXES, 1), out_axes=1, name="samples")
+    def _samples(self, state: ReplayState, keys: jax.Array) -> Sample:
+        """From each ring, by each of its own `keys [U, B]`: a `Sample [U, B, N / B]`."""
+        return jax.vmap(self._drawn, in_axes=(None, 0))(state, keys)
 
     @fdg.fragment("buffer", in_axes=(_AXES, None, 0, 0), out_axes=_AXES, name="prioritize")
     def _prioritize(self, state: ReplayState, ready, indices, priority) -> ReplayState:

@@ -90,6 +90,36 @@ def rollout_with_memory(
     return env_state, observation, recollection, steps
 
 
+def values_after(value: jax.Array, time_step: TimeStep, value_of: Callable[[Any], jax.Array]) -> jax.Array:
+    """V of the observation that each step of a rollout led to, before any reset: `[T, B]` float32.
+
+    Within an episode that is the value of the next row. Only what a rollout or a time limit cut short is
+    valued here: the last row, and then row after row of each environment's truncations, until none is left.
+    What follows a termination is worth nothing, and its value here has no meaning.
+
+    Args:
+      value: `[T, B]` float32, V of the observation that each step answered to.
+      time_step: `[T, B]`.
+      value_of: `observation [B, *obs] -> [B]`.
+    """
+    final = time_step.final_observation
+    after = jnp.concatenate([value[1:], value_of(jax.tree.map(lambda x: x[-1], final))[None]])
+    row = jax.lax.broadcasted_iota(jnp.int32, value.shape, 0)
+
+    def left_over(carry):
+        return jnp.any(carry[1])
+
+    def one_of_each(carry):
+        after, cut = carry
+        first = jnp.argmax(cut, axis=0)
+        rows = jax.tree.map(lambda x: jax.vmap(lambda x, i: x[i], in_axes=(1, 0))(x, first), final)
+        here = cut & (row == first[None])
+        return jnp.where(here, value_of(rows)[None], after), cut & ~here
+
+    cut = time_step.truncated & ~time_step.terminated & (row < value.shape[0] - 1)
+    return jax.lax.while_loop(left_over, one_of_each, (after, cut))[0]
+
+
 def evaluate(
     env: Environment, act: Callable, key: jax.Array, episodes: int, max_steps: int = 10_000
 ) -> dict[str, jax.Array]:

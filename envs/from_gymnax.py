@@ -32,6 +32,7 @@ import numpy as np
 
 from envs.environment import Vectorized, vectorize
 from envs.spaces import Box, Discrete, Space, bound
+from envs.undrawn import undrawn
 from fdg.errors import FdgError
 
 # Written out, and compared with gymnax's registry in a test, because importing gymnax starts JAX's backend.
@@ -172,7 +173,7 @@ def _constructor_arguments(factory: Callable[..., Any]) -> tuple[str, ...]:
 @functools.cache
 def _registry() -> dict[str, Callable[..., Any]]:
     """gymnax's factories by name; imports gymnax, possibly while a program is being traced."""
-    with jax.ensure_compile_time_eval():
+    with jax.ensure_compile_time_eval(), undrawn():
         from gymnax import registration
         from gymnax.environments.misc import frozen_lake
     # The one array that gymnax's modules hold: without this it would stay allocated.

@@ -31,6 +31,7 @@ import numpy as np
 from envs.environment import MaskedObservation, Observation, Vectorized, vectorize
 from envs.quiet import quietly
 from envs.spaces import Box, Discrete, Space
+from envs.undrawn import undrawn
 from fdg.errors import FdgError
 
 # Written out, and compared with JaxMARL's registry in a test, because importing JaxMARL takes seconds.
@@ -193,7 +194,7 @@ def _constructor(name: str) -> Callable[..., Any]:
 def _mpe() -> Any:
     """JaxMARL's module; imports it, possibly while a program is being traced."""
     try:
-        with jax.ensure_compile_time_eval(), quietly():
+        with jax.ensure_compile_time_eval(), quietly(), undrawn():
             from jaxmarl.environments import mpe
             from jaxmarl.environments.mpe import simple_crypto
     except ModuleNotFoundError as error:

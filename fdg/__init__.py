@@ -16,8 +16,11 @@ from fdg.fragment import fragment
 from fdg.placing.place import place
 from fdg.placing.plan import Plan
 from fdg.placing.policy import Group, Policy
+from fdg.profiling.measuring import profile
+from fdg.profiling.report import Profile
 from fdg.running.host_devices import host_devices, reserve_threads
 from fdg.running.program import Program
+from fdg.running.program_cache import keep_programs
 from fdg.tracing.graph import FDG, Edge
 from fdg.tracing.trace import trace
 
@@ -31,12 +34,15 @@ __all__ = [
     "Plan",
     "PlanError",
     "Policy",
+    "Profile",
     "Program",
     "UnknownNameError",
     "compile",
     "fragment",
     "host_devices",
+    "keep_programs",
     "place",
+    "profile",
     "trace",
 ]
 __version__ = "0.1.0"

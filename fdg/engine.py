@@ -22,6 +22,7 @@ from fdg.processes.arrays import made_by, put
 from fdg.running.execution import execution
 from fdg.running.leaves import Remembered, without_aliases
 from fdg.running.metrics import PendingMetrics
+from fdg.tracing.graph import FDG
 from fdg.tracing.trace import trace
 
 
@@ -254,6 +255,7 @@ def compile(
     policy: Policy,
     devices: Sequence[jax.Device] | None = None,
     num_seeds: int | None = None,
+    graph: FDG | None = None,
 ) -> Engine:
     """Compiles an algorithm under a distribution policy.
 
@@ -262,6 +264,7 @@ def compile(
       policy: a value of `policies`, such as `policies.GPUOnly()`.
       devices: all of JAX's if None, for some policies with the host's CPU (`placement.with_host`).
       num_seeds: independent agents in one program, spread over the devices; None for a single one.
+      graph: the algorithm's, where it was traced before.
 
     Raises:
       GraphError: the algorithm's graph is not well formed.
@@ -271,7 +274,7 @@ def compile(
     devices = with_host(policy, jax.devices()) if devices is None else devices
     if isinstance(devices, int):
         raise PlanError(f"devices={devices}: give a list, such as jax.devices()[:{devices}]")
-    graph = trace(algorithm)
+    graph = trace(algorithm) if graph is None else graph
     graph = dataclasses.replace(graph, jaxpr=host_calls.guard(graph.jaxpr, last_words=_last_words))
     plan = place(graph, policy, list(devices), num_seeds)
     if distributed.count() > 1:

@@ -104,14 +104,9 @@ def test_programs_can_be_read(walker):
 
 @pytest.fixture(scope="module")
 def ppo(devices):
-    """PPO on eight devices, shuffling over time only."""
+    """PPO on eight devices."""
     algorithm = algos.PPO(
-        env=envs.make("CartPole-v1"),
-        num_envs=16,
-        num_steps=8,
-        num_epochs=2,
-        num_minibatches=2,
-        shuffle="time",
+        env=envs.make("CartPole-v1"), num_envs=16, num_steps=8, num_epochs=2, num_minibatches=2
     )
     return fdg.compile(algorithm, policies.GPUOnly(), devices)
 

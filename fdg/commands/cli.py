@@ -48,10 +48,13 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
     def run(argv: Sequence[str]) -> int:
         import fdg
         from fdg.commands.parse import parse
+        from fdg.training.devices import devices_of
 
         job = parse(argv, "python -m fdg.plan", "Prints the dataflow graph and the plan, and runs nothing.")
         graph = fdg.trace(job.algorithm)
-        print(graph, fdg.place(graph, job.policy, job.devices, job.num_seeds), sep="\n\n", flush=True)
+        devices, choice = (job.devices, None) if job.devices is not None else devices_of(job, graph)
+        said = [graph, fdg.place(graph, job.policy, devices, job.num_seeds)]
+        print(*said, *([f"devices: {choice.reason}"] if choice else []), sep="\n\n", flush=True)
         return 0
 
     return _guarded(run, argv)

@@ -23,7 +23,8 @@ from fdg.commands.flags import (
 )
 from fdg.errors import FdgError
 from fdg.processes import distributed
-from fdg.running.host_devices import host_devices
+from fdg.running.host_devices import device_a_core, host_devices
+from fdg.running.program_cache import keep_programs
 from fdg.training import run_directory
 from fdg.training.job import Job, at_least, check_divides, check_run, lengths
 
@@ -38,7 +39,8 @@ _RUN = (
         "devices",
         int | None,
         None,
-        "how many to use, in all processes (None: all); on a CPU, so many host devices are made",
+        "how many to use, in all processes (None: all; one process on a CPU: as many, up to its cores, as are"
+        " predicted to be fastest); on a CPU, so many host devices are made",
     ),
     Flag("seed", int, 0, "of all random numbers"),
     Flag("num_seeds", int | None, None, "agents in one program, of seeds SEED, SEED+1, ... (None: one)"),
@@ -49,7 +51,22 @@ _RUN = (
         None,
         "iterations from checkpoint to checkpoint, at least (None: a twentieth of all)",
     ),
+    Flag(
+        "profile",
+        bool,
+        False,
+        "say after training where the time of an iteration goes, and trace one (in the run directory)",
+    ),
     Flag("out", str | None, None, "the run directory (None: runs/ENV-ALGO-SEED-TIME)"),
+)
+_MACHINE = (
+    Flag(
+        "program_cache",
+        str | None,
+        None,
+        "where compiled programs are kept for the next start; off: nowhere (None: JAX_COMPILATION_CACHE_DIR,"
+        " or fdg/ in the user's cache directory)",
+    ),
 )
 _PROCESSES = (
     Flag(
@@ -64,7 +81,7 @@ _PROCESSES = (
 )
 _TOTAL_STEPS = Flag("total_steps", int, 500_000, "environment steps of each agent")
 # Those that change how a run is carried out, not what it computes: a resumed run may change them.
-_FREE_ON_RESUME = {"policy", "devices", "eval_episodes", "checkpoint_every", "out", "resume"}
+_FREE_ON_RESUME = {"policy", "devices", "eval_episodes", "checkpoint_every", "profile", "out", "resume"}
 
 
 def join(argv: Sequence[str]) -> None:
@@ -101,16 +118,22 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     """
     words = normalise(argv)
     first = Parser(add_help=False, allow_abbrev=False)
-    _add_flags(first, (*_NAMES, *_RUN, *_PROCESSES))
+    _add_flags(first, (*_NAMES, *_RUN, *_MACHINE, *_PROCESSES))
     early = vars(first.parse_known_args(words)[0])
     distributed.check(early)
     out, stored = _earlier_run(early)
     known = {**stored, **early}
+    # Before the imports below, which may start JAX's backends and compile.
+    keep_programs(early.get("program_cache"))
     if known.get("devices") is not None:
         at_least(1, devices=known["devices"])
         check_divides(known["devices"], distributed.count())
-        # Before the imports below, which may start JAX's backends.
         host_devices(known["devices"] // distributed.count())
+    chosen_before = stored.get("devices_chosen")
+    choosing = distributed.count() == 1 and known.get("devices") is None and not stored
+    cores = device_a_core() if choosing else None
+    if chosen_before is not None and known.get("devices") is None:
+        host_devices(chosen_before)
 
     import envs
     import policies
@@ -127,7 +150,7 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     fields = fields_of(chosen)
     run_flags = _RUN if any(flag.name == "total_steps" for flag in fields) else (_TOTAL_STEPS, *_RUN)
     policy_flags = [flag for flag in fields_of(policy_class) if flag.name != "staleness"]
-    common = {flag.name for flag in (*_NAMES, _STALENESS, *run_flags, *policy_flags, *_PROCESSES)}
+    common = {flag.name for flag in (*_NAMES, _STALENESS, *run_flags, *policy_flags, *_MACHINE, *_PROCESSES)}
     own_flags = [
         dataclasses.replace(flag, default=preset.get(flag.name, flag.default))
         for flag in fields
@@ -137,11 +160,12 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     what = f"hyperparameters of {algo}" + (f" for {env_name}" if has_env else "")
     _add_flags(parser.add_argument_group("what to train, and where"), [*_NAMES, _STALENESS, *policy_flags])
     _add_flags(parser.add_argument_group("the run"), run_flags)
+    _add_flags(parser.add_argument_group("this machine"), _MACHINE)
     _add_flags(parser.add_argument_group("several processes"), _PROCESSES)
     _add_flags(parser.add_argument_group(what), own_flags)
     _check_policy_flags(words, policy_name, [*policy_flags, _STALENESS, *own_flags])
     given = parser.parse_strictly(words)
-    for flag in _PROCESSES:  # they say how it is carried out, and no run is bound to them
+    for flag in (*_MACHINE, *_PROCESSES):  # they say how it is carried out, and no run is bound to them
         given.pop(flag.name, None)
     if stored:
         _check_agrees(given, stored, _FREE_ON_RESUME | {flag.name for flag in policy_flags})
@@ -164,6 +188,8 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
         algorithm=algorithm,
         policy=policy,
         devices=run["devices"],
+        cores=cores,
+        chosen=chosen_before,
         seed=run["seed"],
         num_seeds=run["num_seeds"],
         num_iterations=num_iterations,
@@ -172,6 +198,7 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
         checkpoint_every=run["checkpoint_every"],
         out=out,
         resumes=bool(stored),
+        profiles=run.pop("profile"),
         config={
             "algo": algo,
             "env": env_name if has_env else None,

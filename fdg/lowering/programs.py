@@ -114,7 +114,8 @@ def lower_call(call: Call, mesh: Mesh, group: Group) -> tuple[Any, list[jax.Shap
     """One program of a schedule, and what it takes.
 
     Besides its results it returns a byte that is there when the program has run: results may be donated to
-    the next program before anyone can wait for them.
+    the next program before anyone can wait for them. That of one device is to be lowered
+    without shardings (`Program.roams`).
     """
     inputs = [value.variable for value in call.inputs]
     outputs = [value.variable for value in call.outputs]
@@ -127,13 +128,11 @@ def lower_call(call: Call, mesh: Mesh, group: Group) -> tuple[Any, list[jax.Shap
         return *function(*arrays), jnp.zeros((), jnp.uint8)
 
     program.__name__ = program.__qualname__ = call.name
-    shardings = [value_sharding(mesh, value) for value in call.outputs]
-    jitted = jax.jit(
-        program,
-        donate_argnums=tuple(sorted(call.donated)),
-        out_shardings=(*shardings, batch_sharding(mesh, None)),
-    )
-    return jitted, [value_shape(mesh, value) for value in call.inputs]
+    shapes, donated = [value_shape(mesh, value) for value in call.inputs], tuple(sorted(call.donated))
+    if mesh.size == 1:
+        return jax.jit(program, donate_argnums=donated), shapes
+    shardings = (*(value_sharding(mesh, value) for value in call.outputs), batch_sharding(mesh, None))
+    return jax.jit(program, donate_argnums=donated, out_shardings=shardings), shapes
 
 
 def value_sharding(mesh: Mesh, value: Value) -> NamedSharding:

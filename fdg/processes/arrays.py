@@ -16,6 +16,18 @@ def absent(shape: jax.ShapeDtypeStruct) -> jax.Array:
     return jax.make_array_from_single_device_arrays(shape.shape, shape.sharding, [], dtype=shape.dtype)
 
 
+def committed(array: jax.Array, sharding: Any) -> jax.Array:
+    """The same array in the same memory, committed to where it lies.
+
+    Args:
+      array: of one device, if it is not committed yet.
+      sharding: of that device alone.
+    """
+    if array.committed:
+        return array
+    return jax.make_array_from_single_device_arrays(array.shape, sharding, [array])
+
+
 def put(value: Any, shape: jax.ShapeDtypeStruct) -> jax.Array:
     """Lays out an array that every process has whole; each keeps the parts of its own devices."""
     value = jnp.asarray(value)

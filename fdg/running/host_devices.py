@@ -7,8 +7,10 @@ the size of the pool: see `docs/decisions/009-two-threads-a-host-device.md`.
 """
 
 import contextlib
+import math
 import os
 import re
+from pathlib import Path
 
 import jax
 
@@ -25,10 +27,41 @@ def host_devices(count: int) -> None:
         reserve_threads(count)
 
 
+def device_a_core() -> int | None:
+    """Has JAX's CPU backend make a device for each core, to choose some of them later.
+
+    Returns:
+      How many; None where their number was configured by someone, or the backend has started.
+    """
+    if _configured() != 1:
+        return None
+    count = usable_cores()
+    try:
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError:
+        return None
+    reserve_threads(count)
+    return count
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: of those there are, by its affinity and its control group's quota."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):  # not Linux, no control groups, or "max"
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        cores = min(cores, math.ceil(int(quota) / int(period)))
+    return max(1, cores)
+
+
 def reserve_threads(count: int | None = None) -> None:
     """Sizes the backend's thread pool for `count` host devices (None: those configured), unless it is set."""
-    if count is None:
-        flag = re.search(r"host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
-        count = max(getattr(jax.config, "jax_num_cpu_devices", 1), int(flag[1]) if flag else 1)
+    count = _configured() if count is None else count
     if count > 1:
         os.environ.setdefault("PJRT_NPROC", str(max(os.cpu_count() or 1, THREADS_A_DEVICE * count)))
+
+
+def _configured() -> int:
+    """How many host devices there are to be, as far as anybody has said; else 1."""
+    flag = re.search(r"host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    return max(1, getattr(jax.config, "jax_num_cpu_devices", 1), int(flag[1]) if flag else 1)

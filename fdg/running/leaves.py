@@ -72,22 +72,22 @@ class LeafCopies:
     def fill(self, memory: Memory, leaves: Sequence[jax.Array]) -> None:
         """Puts leaves where each is of record, and copies of them in their other places."""
         for leaf, slots in zip(leaves, self._slots, strict=True):
-            memory[slots[0]] = leaf, None
+            memory.arrays[slots[0]] = leaf
         kept, self._kept = self._kept, []
         if self._returned.are(leaves):
             for slot, array in kept:
-                memory[slot] = array, None
+                memory.arrays[slot] = array
             return
         for positions, targets, copy in self._copiers:
             for slot, array in zip(targets, copy([leaves[i] for i in positions]), strict=True):
-                memory[slot] = None if array is None else (array, None)
+                memory.arrays[slot] = array
 
     def take(self, memory: Memory) -> list[jax.Array | None]:
         """The leaves of record, None for one that is in other processes."""
-        return [None if memory[slots[0]] is None else memory[slots[0]][0] for slots in self._slots]
+        return [memory.arrays[slots[0]] for slots in self._slots]
 
     def keep(self, memory: Memory, leaves: Sequence[jax.Array]) -> None:
         """Keeps the copies in case these leaves, which are about to be returned, come back."""
         self._returned = Remembered(leaves)
         others = [slot for slots in self._slots for slot in slots[1:]]
-        self._kept = [(slot, memory[slot][0]) for slot in others if memory[slot] is not None]
+        self._kept = [(slot, array) for slot in others if (array := memory.arrays[slot]) is not None]

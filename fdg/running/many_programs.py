@@ -9,7 +9,7 @@ import jax
 
 from fdg.lowering.mesh import group_mesh
 from fdg.placing.plan import Plan
-from fdg.processes.arrays import absent, put
+from fdg.processes.arrays import absent, committed, put
 from fdg.running.leaves import LeafCopies
 from fdg.running.metrics import Chunk, PendingMetrics
 from fdg.running.program import compile_programs
@@ -37,6 +37,7 @@ class ManyPrograms:
         weakref.finalize(self, self._timeline.close)
         self._interpreter = interpreter = Interpreter(plan.groups, meshes, self._timeline)
         self._steps = interpreter.build(schedule.steps)
+        self._calls = sum(times for _, times in schedule.calls())
         self._carried = interpreter.slots(schedule.carry)
         self._made = [interpreter.slot(value) for value in schedule.metrics]
         self._metrics, self._stack = graph.metrics, RowStacks(schedule.metrics, meshes)
@@ -70,19 +71,20 @@ class ManyPrograms:
         """
         memory = self._interpreter.memory()
         for slot, value in self._constants or ():
-            memory[slot] = value, None
+            memory.arrays[slot] = value
         for slot, token in self._last_tokens:  # effects come after those of the last call
             if not has_failed(token):
-                memory[slot] = token, None
+                memory.arrays[slot] = token
         self._copies.fill(memory, leaves)
         self._timeline.begin()
         chunks: list[Chunk] = []
         rows: list[list[Any]] = []
         in_flight: collections.deque[Any] = collections.deque()
         for i in range(iterations):
+            memory.watch(self._timeline.watches(self._calls))
             for step in self._steps:
                 step(memory)
-            rows.append([None if memory[slot] is None else memory[slot][0] for slot in self._made])
+            rows.append([memory.arrays[slot] for slot in self._made])
             if len(rows) == ROWS or i == iterations - 1:
                 chunks.append((self._stack(rows), len(rows)))
                 rows = []
@@ -90,14 +92,16 @@ class ManyPrograms:
             in_flight.append(self._timeline.latest())
             if len(in_flight) > _IN_FLIGHT:
                 jax.block_until_ready(in_flight.popleft())
-        self._last_tokens = [(slot, memory[slot][0]) for slot in self._tokens if memory[slot] is not None]
+        self._last_tokens = [
+            (slot, memory.arrays[slot]) for slot in self._tokens if memory.arrays[slot] is not None
+        ]
         self._interpreter.crossings.wait()
         share = self._stack.share if jax.process_count() > 1 else None
         return self._leaves(memory), PendingMetrics(self._metrics, chunks, share)
 
     def _leaves(self, memory: Memory) -> list[jax.Array]:
         leaves = [
-            absent(shape) if leaf is None else leaf
+            absent(shape) if leaf is None else committed(leaf, shape.sharding)
             for leaf, shape in zip(self._copies.take(memory), self.shapes, strict=True)
         ]
         self._copies.keep(memory, leaves)

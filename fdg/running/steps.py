@@ -1,7 +1,7 @@
 """The steps of a schedule as functions of a memory: what the host calls, one after the other.
 
 A memory has a slot for each `Value` of the schedule. A filled slot holds an array, which may still have to be
-computed, and the run of a program that makes it:
+computed, and where time is taken the run of a program that makes it:
 
     actors: act                 memory[2] = act(memory[0], memory[1])
     actors -> learners: f32[8]  memory[3] = memory[2], copied to the learners' devices
@@ -23,11 +23,28 @@ from fdg.running.program import Program, is_here, spans_processes
 from fdg.running.timeline import ProgramRun, Timeline
 from fdg.running.transfers import Mover, Transfer
 
-Entry: TypeAlias = tuple[jax.Array, ProgramRun | None]  # the run is None for an array from before
-Memory: TypeAlias = list[Any]  # an `Entry` in each filled slot, None in the others
-RunStep: TypeAlias = Callable[[Memory], None]
 
-_ELSEWHERE: tuple[Any, Any] = (None, None)
+class Memory:
+    """Slots for the values of a schedule.
+
+    Attributes:
+      arrays: in each filled slot, None in the others.
+      makers: the runs that make them while time is taken (None for an array from before); else None.
+    """
+
+    __slots__ = ("arrays", "makers")
+
+    def __init__(self, size: int):
+        self.arrays: list[Any] = [None] * size
+        self.makers: list[ProgramRun | None] | None = None
+
+    def watch(self, watched: bool) -> None:
+        """Whether time is taken from now on."""
+        if watched != (self.makers is not None):
+            self.makers = [None] * len(self.arrays) if watched else None
+
+
+RunStep: TypeAlias = Callable[[Memory], None]
 
 
 class Interpreter:
@@ -62,7 +79,7 @@ class Interpreter:
 
     def memory(self) -> Memory:
         """An empty one, with slots for all values met so far."""
-        return [None] * len(self._slots)
+        return Memory(len(self._slots))
 
     def build(self, steps: Sequence[Step], times: int = 1) -> list[RunStep]:
         """Functions of steps that an iteration takes so many times."""
@@ -91,7 +108,7 @@ class Interpreter:
         for name, function, arguments in transfer.functions([self.shape(a) for a, _ in pairs]):
             where = tuple(transfer.mesh_of(name).devices.flat)
             program = Program(f"{name} {between}", (), where, times, function, (arguments,))
-            program.exchanges = name == "exchange"
+            program.exchanges, program.roams = name == "exchange", name == "fetch"
             self.programs.append(program)
             transfer.programs[name] = program
         return transfer if any(map(is_here, meshes)) else None
@@ -100,6 +117,7 @@ class Interpreter:
         mesh = self.meshes[call.group]
         function, arguments = lower_call(call, mesh, self._groups[call.group])
         program = Program(call.name, call.fragments, tuple(mesh.devices.flat), times, function, arguments)
+        program.roams = mesh.size == 1
         self.programs.append(program)
         inputs = [self.slot(value) for value in call.inputs]
         outputs = [self.slot(value) for value in call.outputs]
@@ -109,16 +127,20 @@ class Interpreter:
             return _nothing
 
         def run(memory: Memory) -> None:
+            arrays, makers = memory.arrays, memory.makers
             if spans:
                 crossings.wait()
-            entries = [memory[i] for i in inputs]
-            this = timeline.start(group, [made_by for _, made_by in entries])
-            *results, done = program.compiled(*[array for array, _ in entries])
+            this = None if makers is None else timeline.start(group, [makers[i] for i in inputs])
+            results = program.compiled(*[arrays[i] for i in inputs])
             for i in freed:
-                memory[i] = None
-            for i, result in zip(outputs, results, strict=True):
-                memory[i] = result, this
-            timeline.started(this, done)
+                arrays[i] = None
+            for i, result in zip(outputs, results, strict=False):  # the last says that it has run
+                arrays[i] = result
+            done = results[-1]
+            timeline.started(group, this, done)
+            if makers is not None:
+                for i in outputs:
+                    makers[i] = this
             if spans:
                 crossings.started([done])
 
@@ -133,12 +155,15 @@ class Interpreter:
             return _nothing
 
         def run(memory: Memory) -> None:
-            entries = [memory[i] or _ELSEWHERE for i in inputs]
-            arrays = transfer([array for array, _ in entries])
+            arrays, makers = memory.arrays, memory.makers
+            moved = transfer([arrays[i] for i in inputs])
             for i in freed:
-                memory[i] = None
-            for i, array, (_, made_by) in zip(outputs, arrays, entries, strict=True):
-                memory[i] = None if array is None else (array, made_by)
+                arrays[i] = None
+            for i, array in zip(outputs, moved, strict=True):
+                arrays[i] = array
+            if makers is not None:
+                for a, b in zip(inputs, outputs, strict=True):
+                    makers[b] = makers[a]
             self.moved_bytes += transfer.bytes
 
         return run
@@ -146,21 +171,24 @@ class Interpreter:
     def _copy(self, pairs: Sequence[tuple[Value, Value]], times: int) -> RunStep:
         """Copies of values within a group, for a loop that uses them up."""
         shapes = [self.shape(a) for a, _ in pairs]
-        function = jax.jit(
-            lambda arrays: [jnp.copy(x) for x in arrays], out_shardings=[shape.sharding for shape in shapes]
-        )
         group = pairs[0][0].group
-        where = tuple(self.meshes[group].devices.flat)
-        program = Program(f"copy {group}", (), where, times, function, (shapes,))
+        mesh = self.meshes[group]
+        shardings = None if mesh.size == 1 else [shape.sharding for shape in shapes]
+        function = jax.jit(lambda arrays: [jnp.copy(x) for x in arrays], out_shardings=shardings)
+        program = Program(f"copy {group}", (), tuple(mesh.devices.flat), times, function, (shapes,))
+        program.roams = mesh.size == 1
         self.programs.append(program)
         slots = self.slots(pairs)
         if not program.is_here:
             return _nothing
 
         def run(memory: Memory) -> None:
-            copies = program.compiled([memory[a][0] for a, _ in slots])
-            for (a, b), copy in zip(slots, copies, strict=True):
-                memory[b] = copy, memory[a][1]
+            copies = program.compiled([memory.arrays[a] for a, _ in slots])
+            for (_, b), copy in zip(slots, copies, strict=True):
+                memory.arrays[b] = copy
+            if memory.makers is not None:
+                for a, b in slots:
+                    memory.makers[b] = memory.makers[a]
 
         return run
 
@@ -175,8 +203,7 @@ class Interpreter:
         trips = repeat.trips
 
         def run(memory: Memory) -> None:
-            for a, b in enter:
-                memory[b] = memory[a]
+            rebind(memory, enter)
             for copy in copies:
                 copy(memory)
             for trip in range(trips):
@@ -184,19 +211,25 @@ class Interpreter:
                     step(memory)
                 if trip < trips - 1:
                     rebind(memory, carried)
-            results = [(b, memory[a]) for a, b in leave]
-            for i in ended:
-                memory[i] = None
-            for b, entry in results:
-                memory[b] = entry
+            rebind(memory, leave, ended)
 
         return run
 
 
-def rebind(memory: Memory, slots: Sequence[tuple[int, int]]) -> None:
-    """What the first slot of each pair holds is from now on in the second; all at once."""
-    for b, entry in [(b, memory[a]) for a, b in slots]:
-        memory[b] = entry
+def rebind(memory: Memory, slots: Sequence[tuple[int, int]], ended: Iterable[int] = ()) -> None:
+    """What the first slot of each pair holds is from now on in the second, all at once.
+
+    Args:
+      ended: slots that are empty from now on, unless they are the second of a pair.
+    """
+    for held in (memory.arrays, memory.makers):
+        if held is None:
+            continue
+        entries = [held[a] for a, _ in slots]
+        for i in ended:
+            held[i] = None
+        for (_, b), entry in zip(slots, entries, strict=True):
+            held[b] = entry
 
 
 def _nothing(memory: Memory) -> None:

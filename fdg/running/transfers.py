@@ -54,7 +54,7 @@ class Mover:
       layouts: (at the source, at the target) of each array.
 
     Attributes:
-      programs: the compiled "cut" and "join", put here by whoever compiles `functions`.
+      programs: the compiled "cut", "join" and "fetch", put here by whoever compiles `functions`.
       bytes: that a call moves: what arrives on all devices together; 0 before the first.
     """
 
@@ -73,10 +73,17 @@ class Mover:
         self._pieces = [part_shape(b, r.joins) for r, (_, b) in zip(self._routes, self.layouts, strict=True)]
         self.programs: dict[str, Any] = {}
         self.bytes = 0
+        one, other = source_devices[0], self._target_devices[0]
+        self.fetches = (
+            all(self._copied) and source.size == target.size == 1 and one.platform == other.platform
+        )
 
     def functions(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[tuple[str, Any, Any]]:
-        """The programs needed around the copies: ("cut" or "join", function, its argument)."""
+        """The programs needed around the copies: ("cut", "join" or "fetch", function, its argument)."""
         found: list[tuple[str, Any, Any]] = []
+        if self.fetches:
+            fetch = jax.jit(lambda arrays: list(arrays), donate_argnums=0, keep_unused=True)
+            found.append(("fetch", fetch, list(shapes)))
         if self.cuts:
             found.append(("cut", self._cut_function(), list(shapes)))
         if self.joins:
@@ -91,10 +98,12 @@ class Mover:
 
     def mesh_of(self, program: str) -> Mesh:
         """What one of the programs runs on."""
-        return {"cut": self.source, "join": self.target}[program]
+        return self.source if program == "cut" else self.target
 
     def __call__(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         """The arrays on the target; returns before they are there."""
+        if self.fetches and not any(x.committed for x in arrays):
+            return self._fetch(arrays)
         pieces = self.programs["cut"].compiled(list(arrays)) if self.cuts else [[x] for x in arrays]
         buffers: list[jax.Array] = []
         places: list[Any] = []
@@ -127,6 +136,11 @@ class Mover:
                 ]
             )
         return self.programs["join"].compiled(joined) if self.joins else [x for (x,) in joined]
+
+    def _fetch(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
+        """By a program that gives back what it takes: it fetches what it takes, all at once."""
+        self.bytes = self.bytes or sum(map(jaxprs.bytes_of, arrays))
+        return self.programs["fetch"].compiled(list(arrays))
 
     # --- the programs around the copies: each device for itself ---
 

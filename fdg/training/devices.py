@@ -6,9 +6,28 @@ import jax
 
 import fdg
 from fdg.errors import FdgError
+from fdg.placing.policy import with_host
 from fdg.processes import distributed
 from fdg.running.host_devices import host_devices
+from fdg.training.default_devices import Choice, choose
 from fdg.training.job import Job
+
+
+def devices_of(job: Job, graph: fdg.FDG) -> tuple[list[jax.Device], Choice | None]:
+    """The devices of a job, and why they are so many where nobody said how many.
+
+    Raises:
+      FdgError: there are not so many as it asks for, or its policy cannot be carried out on those there are.
+    """
+    devices = available_devices(job.devices)
+    if job.devices is not None or devices[0].platform != "cpu":
+        return with_host(job.policy, devices), None
+    if job.chosen is not None:
+        return devices[: job.chosen], None
+    if job.cores is None:
+        return devices, None
+    choice = choose(graph, job.policy, min(job.cores, len(devices)), job.num_seeds)
+    return devices[: choice.devices], choice
 
 
 def available_devices(count: int | None) -> list[jax.Device]:

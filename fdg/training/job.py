@@ -15,7 +15,9 @@ class Job:
     Attributes:
       algorithm: built from presets and flags.
       policy: likewise.
-      devices: how many; None for all there are.
+      devices: how many; None for all there are, on a CPU as many as are predicted to be fastest.
+      cores: how many host devices there are to choose from; None for no choice.
+      chosen: what an earlier sitting of the run chose, which this one keeps to.
       seed: of all random numbers.
       num_seeds: None for one agent without a seed axis.
       num_iterations: of the whole run.
@@ -24,6 +26,7 @@ class Job:
       checkpoint_every: iterations; None for about twenty checkpoints.
       out: the run directory; None for one named after the job.
       resumes: whether `out` holds an earlier run to go on with.
+      profiles: whether an iteration is profiled after training.
       config: the flags that make this job again, for `config.json`.
     """
 
@@ -38,7 +41,10 @@ class Job:
     checkpoint_every: int | None
     out: Path | None
     resumes: bool
+    profiles: bool
     config: Mapping[str, Any]
+    cores: int | None = None
+    chosen: int | None = None
 
 
 def check_run(run: Mapping[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """A whole training run: it compiles, runs, records, saves, evaluates, and says how it goes."""
 
+import dataclasses
 import math
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -9,10 +10,11 @@ import jax
 
 import fdg
 from fdg.errors import FdgError
-from fdg.placing.policy import with_host
 from fdg.processes import distributed
+from fdg.profiling.writing import profile_run
 from fdg.training.checkpoint import Checkpoints
-from fdg.training.devices import available_devices, check_all_busy
+from fdg.training.default_devices import Choice
+from fdg.training.devices import check_all_busy, devices_of
 from fdg.training.evaluation import SOLVED, evaluate, verdict
 from fdg.training.job import Job
 from fdg.training.opening import open_run, title
@@ -39,13 +41,16 @@ def train(job: Job) -> int:
       FdgError: the job cannot be done as asked; nothing has been written then.
     """
     _check_same(job)
-    devices = with_host(job.policy, available_devices(job.devices))
-    engine = fdg.compile(job.algorithm, job.policy, devices, job.num_seeds)
+    graph = fdg.trace(job.algorithm)
+    devices, choice = devices_of(job, graph)
+    if choice is not None:  # a resumed run does not choose again
+        job = dataclasses.replace(job, config={**job.config, "devices_chosen": choice.devices})
+    engine = fdg.compile(job.algorithm, job.policy, devices, job.num_seeds, graph)
     check_all_busy(job, engine.plan, devices)
     run = open_run(job)
     checkpoints = Checkpoints(run.checkpoints)
     try:
-        return _train(job, engine, run, checkpoints)
+        return _train(job, engine, run, checkpoints, choice)
     finally:
         checkpoints.close()
         run.close()
@@ -65,7 +70,9 @@ def iterations_per_call(num_iterations: int, steps_per_iteration: int) -> int:
     return next(size for size in range(most, 0, -1) if num_iterations % size == 0)
 
 
-def _train(job: Job, engine: fdg.Engine, run: RunDirectory, checkpoints: Checkpoints) -> int:
+def _train(
+    job: Job, engine: fdg.Engine, run: RunDirectory, checkpoints: Checkpoints, choice: Choice | None
+) -> int:
     total, agents = job.num_iterations, job.num_seeds or 1
     size = iterations_per_call(total, job.steps_per_iteration)
     checkpoint_every = math.ceil((job.checkpoint_every or total / _CHECKPOINTS) / size) * size
@@ -77,6 +84,8 @@ def _train(job: Job, engine: fdg.Engine, run: RunDirectory, checkpoints: Checkpo
         say(f"the run in {run.path} is complete: all of its {total:,} iterations are done")
         return 0
     say(f"{engine.plan}\n")
+    if choice is not None:
+        say(f"devices: {choice.reason}")
     state, compile_s = _start(job, engine, checkpoints, latest, size)
     start = iteration = latest or 0
     last = run.truncate_metrics(start) if job.resumes else None
@@ -107,6 +116,7 @@ def _train(job: Job, engine: fdg.Engine, run: RunDirectory, checkpoints: Checkpo
         return 128 + (caught or 0)
     groups = groups_summary(engine, wall_s - wall_before)
     evaluation = evaluate(job, engine, state)
+    profiled = profile_run(engine, state, run.path) if job.profiles else []
     checkpoints.close()
     if not distributed.is_first():
         return 0
@@ -116,6 +126,8 @@ def _train(job: Job, engine: fdg.Engine, run: RunDirectory, checkpoints: Checkpo
     say(f"trained {steps:,} steps in {clock(wall_s)} ({steps / wall_s:,.0f} steps/s)")
     if evaluation:
         say(verdict(evaluation, job))
+    for line in profiled:
+        say(line)
     say(f"run directory {run.path}")
     return 0
 

@@ -129,6 +129,7 @@ def test_weights_and_priorities_by_hand():
     """
     env = envs.make("CartPole-v1")
     fields = {"num_envs": 4, "num_steps": 2, "total_steps": 16, "learning_rate": 1e-20, "batch_size": 4}
+    fields["priority_exponent"] = 0.5  # else no buffer is asked between updates
     algorithm = Spying(env=env, network=TABLE, **fields)
     assert algorithm.num_iterations == 2 and algorithm.updates_per_iteration == 1
     state = algorithm.init(jax.random.key(0))

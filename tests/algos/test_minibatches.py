@@ -1,10 +1,15 @@
 """Minibatches: what is flattened comes back, and an epoch takes each row once."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+from scipy import stats
 
-from algos.minibatches import shuffled_rows, take, take_of_every_env
+from algos import minibatches
+from algos.minibatches import permutations, shuffled_rows, take, take_of_every_env
 from algos.rollout import environment_major, time_major
 
 
@@ -19,15 +24,59 @@ def test_environment_major_keeps_an_environment_together():
 
 
 def test_each_epoch_takes_every_row_once():
-    rows = shuffled_rows(jax.random.key(0), 8, num_epochs=4, num_minibatches=4)
-    assert rows.shape == (16, 2)
-    epochs = np.asarray(rows).reshape(4, 8)
+    rows = shuffled_rows(jax.random.key(0), 8, num_epochs=4, num_minibatches=4, blocks=3)
+    assert rows.shape == (16, 3, 2)
+    epochs = np.asarray(rows).reshape(4, 4, 3, 2).swapaxes(1, 2).reshape(12, 8)  # of every epoch and block
     for epoch in epochs:
         assert sorted(epoch) == list(range(8))
-    assert len({tuple(epoch) for epoch in epochs}) == 4  # no two alike
+    assert len({tuple(epoch) for epoch in epochs}) == 12  # no two alike
+
+
+def test_large_blocks_are_whole_too():
+    """From 2^16 rows on, and where the count is no power of two."""
+    for count in (65_536, 70_001):
+        order = np.asarray(permutations(jax.random.key(1), count, 1))[0]
+        assert order.dtype == np.int32
+        np.testing.assert_array_equal(np.sort(order), np.arange(count))
+        # Neither the order nor its steps are told by where one is.
+        assert abs(np.corrcoef(np.arange(count), order)[0, 1]) < 0.02
+        assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.02
+
+
+def _chance(found: np.ndarray, kinds: int) -> float:
+    """The probability that equally probable kinds differ as much as those found."""
+    counts = np.bincount(np.unique(found, return_inverse=True)[1].ravel(), minlength=kinds)
+    assert len(counts) == kinds
+    return float(stats.chisquare(counts).pvalue)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5])
+def test_all_orders_are_equally_probable(count):
+    orders = np.asarray(permutations(jax.random.key(count), count, 60_000))
+    assert _chance(orders @ count ** np.arange(count), math.factorial(count)) > 1e-3
+
+
+@pytest.mark.parametrize("count", [7, 128])
+def test_rows_come_anywhere_and_in_any_company(count):
+    """Where a row comes, how far its neighbour is from it, and whether they share a minibatch."""
+    orders = np.asarray(permutations(jax.random.key(count), count, 20_000))
+    for row in (0, count // 2, count - 1):
+        assert _chance(orders[:, row], count) > 1e-3
+    assert _chance((orders[:, 1] - orders[:, 0]) % count, count - 1) > 1e-3
+    half = orders < count // 2
+    together = (count // 2) * (count // 2 - 1) / (count * (count - 1))
+    found = int((half[:, 0] & half[:, 1]).sum())
+    assert stats.binomtest(found, len(orders), together).pvalue > 1e-3
+
+
+def test_a_shuffle_of_few_rounds_would_be_noticed(monkeypatch):
+    monkeypatch.setattr(minibatches, "_ROUNDS", 6)
+    orders = np.asarray(permutations(jax.random.key(4), 4, 60_000))
+    assert _chance(orders @ 4 ** np.arange(4), 24) < 1e-3
 
 
 def test_taken_rows():
     samples = {"t": jnp.array([0, 1, 2, 100, 101, 102])}  # 2 environments, 3 samples each
-    assert take(samples, jnp.array([4, 0]))["t"].tolist() == [101, 0]
-    assert take_of_every_env(samples, jnp.array([2, 0]), num_envs=2)["t"].tolist() == [2, 0, 102, 100]
+    assert take(samples, jnp.array([[4, 0]]))["t"].tolist() == [101, 0]
+    assert take(samples, jnp.array([[2, 0], [1, 2]]))["t"].tolist() == [2, 0, 101, 102]
+    assert take_of_every_env(samples, jnp.array([[2, 0]]), num_envs=2)["t"].tolist() == [2, 0, 102, 100]

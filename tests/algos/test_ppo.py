@@ -284,7 +284,10 @@ def test_two_iterations_of_the_learner_are_those_of_numpy():
         reward = np.clip(reward / np.std(returns), -10, 10)
         advantage, following = np.zeros((steps, environments)), np.zeros(environments)
         for t in reversed(range(steps)):
-            delta = reward[t] + 0.9 * (final[t] @ v) * ~terminated[t] - old_value[t]
+            # Within an episode the next row's value; computed where a time limit or the rollout ends it.
+            last = t == steps - 1
+            next_value = np.where(truncated[t] | last, final[t] @ v, old_value[(t + 1) % steps])
+            delta = reward[t] + 0.9 * next_value * ~terminated[t] - old_value[t]
             following = delta + 0.9 * 0.7 * following * ~(terminated[t] | truncated[t])
             advantage[t] = following
         target = advantage + old_value
@@ -344,5 +347,5 @@ def test_minibatches_of_the_time_shuffle_take_whole_steps():
     """Rows are time steps: each minibatch has all environments at the same steps."""
     algorithm = algos.PPO(env=envs.make("CartPole-v1"), num_envs=3, num_steps=8, shuffle="time")
     samples = (jnp.arange(3)[:, None] * 100 + jnp.arange(8)[None]).reshape(-1)  # environment-major: 100 b + t
-    taken = algorithm._take(samples, jnp.array([5, 2]))
+    taken = algorithm._take(samples, jnp.array([[5, 2]]))
     assert taken.tolist() == [5, 2, 105, 102, 205, 202]

@@ -2,6 +2,7 @@
 
 import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -43,6 +44,10 @@ def assert_same(expected, actual):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), expected, actual)
 
 
+def assert_close(expected, actual):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), expected, actual)
+
+
 def test_gru_by_hand():
     """One number remembered, 0.5; one seen, 2. All kernels 1, biases 0 (Cho et al. 2014, equations 5 to 8).
 
@@ -50,13 +55,44 @@ def test_gru_by_hand():
     Memory: (1 - z) * 0.985595 + z * 0.5 = 0.536836. Where an episode starts, from 0 and not 0.5:
     z = sigmoid(2) = 0.880797, (1 - z) * tanh(2) = 0.114915.
     """
-    cell = ForgetfulGRU(1)
-    memory, seen, start = jnp.full((2, 1), 0.5), jnp.full((2, 1), 2.0), jnp.array([False, True])
-    parameters = cell.init(jax.random.key(0), memory, (seen, start))
+    unit = ForgetfulGRU(1)
+    memory, seen, start = jnp.full((2, 1), 0.5), jnp.full((1, 2, 1), 2.0), jnp.array([[False, True]])
+    parameters = unit.init(jax.random.key(0), memory, seen, start)
     ones = jax.tree.map(lambda x: jnp.ones_like(x) if x.ndim == 2 else jnp.zeros_like(x), parameters)
-    after, output = cell.apply(ones, memory, (seen, start))
-    assert after[:, 0].tolist() == pytest.approx([0.536836, 0.114915], abs=1e-5)
-    assert_same(after, output)
+    after = unit.apply(ones, memory, seen, start)
+    assert after[0, :, 0].tolist() == pytest.approx([0.536836, 0.114915], abs=1e-5)
+
+
+def test_gru_and_its_gradient_are_those_of_flax():
+    """By every argument, over a sequence in which episodes start, flax's cell step by step as the oracle."""
+    unit, cell = ForgetfulGRU(5), nn.GRUCell(5)
+    keys = jax.random.split(jax.random.key(1), 4)
+    memory, inputs = jax.random.normal(keys[0], (3, 5)), jax.random.normal(keys[1], (6, 3, 4))
+    weight = jax.random.normal(keys[2], (6, 3, 5))
+    start = jnp.zeros((6, 3), bool).at[2, 1].set(True).at[0, 2].set(True).at[5, 1].set(True)
+    parameters = unit.init(keys[3], memory, inputs, start)["params"]["gru"]
+    parameters = jax.tree.map(lambda x: x + 0.1, parameters)  # so that no bias is zero
+
+    def ours(parameters, memory, inputs):
+        return unit.apply({"params": {"gru": parameters}}, memory, inputs, start)
+
+    def oracle(parameters, memory, inputs):
+        after = []
+        for t in range(len(inputs)):
+            memory = jnp.where(start[t][:, None], 0.0, memory)
+            memory, _ = cell.apply({"params": parameters}, memory, inputs[t])
+            after.append(memory)
+        return jnp.stack(after)
+
+    assert_same(oracle(parameters, memory, inputs), ours(parameters, memory, inputs))
+
+    def gradients(function):
+        def loss(*arguments):
+            return jnp.sum(weight * function(*arguments))
+
+        return jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(parameters, memory, inputs)
+
+    assert_close(gradients(oracle), gradients(ours))
 
 
 @pytest.mark.parametrize(("num_agents", "central"), [(None, False), (AGENTS, False), (AGENTS, True)])

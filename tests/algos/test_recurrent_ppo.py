@@ -293,5 +293,5 @@ def test_the_time_shuffle_takes_sequences_of_every_environment():
         env=envs.make("CartPole-v1"), num_envs=3, num_steps=8, sequence_length=2, shuffle="time"
     )
     samples = (jnp.arange(3)[:, None] * 100 + jnp.arange(4)[None]).reshape(-1)  # 100 b + sequence
-    assert algorithm._take(samples, jnp.array([3, 1])).tolist() == [3, 1, 103, 101, 203, 201]
+    assert algorithm._take(samples, jnp.array([[3, 1]])).tolist() == [3, 1, 103, 101, 203, 201]
     assert algorithm._shuffled[0] == 4

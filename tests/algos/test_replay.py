@@ -92,6 +92,16 @@ def test_one_step_at_the_end_of_time():
     np.testing.assert_array_equal(transition.next_observation[:, 0], 100 * np.arange(B) + 1)
 
 
+@both
+def test_all_minibatches_at_once_are_those_one_by_one(exponent):
+    buffer, keys = replay(n_step=2, priority_exponent=exponent), jax.random.split(jax.random.key(5), 3)
+    state = filled(buffer, 4, 4)
+    together = jax.jit(buffer.samples)(state, keys)
+    for u, key in enumerate(keys):
+        one = buffer.sample(state, key)
+        jax.tree.map(lambda x, all_of_it, u=u: np.testing.assert_array_equal(x, all_of_it[u]), one, together)
+
+
 def test_uniform_replay_is_uniform():
     buffer = replay(batch_size=4_000)
     tags = np.asarray(buffer.sample(filled(buffer, 5), jax.random.key(0)).transition.action)

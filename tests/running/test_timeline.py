@@ -37,7 +37,7 @@ class Fails:
 
 def start(timeline, group, *made_by):
     run, done = timeline.start(group, made_by), Result()
-    timeline.started(run, done)
+    timeline.started(group, run, done)
     return run, done
 
 
@@ -94,7 +94,7 @@ def test_runs_handed_over_together_are_not_counted_twice(timeline):
 def test_a_run_that_fails_ends(timeline):
     """Whoever waits for its results hears of it; the watch goes on."""
     run = timeline.start("actors", [])
-    timeline.started(run, Fails())
+    timeline.started("actors", run, Fails())
     _, learned = start(timeline, "learners", run)
     learned.comes()
     assert ticks(timeline) == {"actors": 0, "learners": 0}

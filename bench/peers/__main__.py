@@ -1,0 +1,99 @@
+"""`python -m bench.peers`: speed beside other trainers, in turns; results go to `docs/performance.json`.
+
+    python -m bench.peers --list
+    python -m bench.peers purejaxrl/PPO-CartPole --purejaxrl build/purejaxrl
+    python -m bench.peers --purejaxrl PATH --purejaxql PATH --jaxmarl PATH
+
+Names are those of `--list`, or their beginnings; without names all run that need no checkout, or have theirs
+given. Each peer is installed into an environment of its own, `build/venvs/NAME`, on first use.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from bench.peers.alternate import DriverError, compare
+from bench.peers.pairs import Pair
+from bench.peers.peers import PEERS
+from bench.peers.table import PAIRS
+from bench.results import RESULTS, keep
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.peers", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="pairs, or beginnings of names (all)")
+    parser.add_argument("--list", action="store_true", help="print the pairs and run nothing")
+    parser.add_argument("--rounds", type=int, default=5, help="that count, of each side (5)")
+    parser.add_argument("--flags", default="", help='further flags for fdg, such as "--devices 1"')
+    parser.add_argument("--out", type=Path, help="where results are kept (docs/performance.json)")
+    parser.add_argument("--install-only", action="store_true", help="make the environments and run nothing")
+    for peer in PEERS.values():
+        if peer.is_checkout:
+            parser.add_argument(f"--{peer.name}", metavar="PATH", help=f"a checkout of {peer.source}")
+    given = parser.parse_args()
+    names = given.names or [""]
+    chosen = [pair for pair in PAIRS.values() if any(_names(name, pair) for name in names)]
+    if given.list:
+        for pair in chosen:
+            print(f"{pair.name:50} >= {pair.at_least:g}x  fdg.train {' '.join(pair.our_flags)}")
+        return
+    if not chosen:
+        parser.error(f"no pair begins with {' or '.join(given.names)}: --list shows them")
+    for pair in chosen:
+        checkout = getattr(given, pair.peer, None)
+        if PEERS[pair.peer].is_checkout and checkout is None:
+            print(f"{pair.name}: left out, for it takes --{pair.peer} PATH", flush=True)
+            continue
+        PEERS[pair.peer].install()
+        if not given.install_only:
+            _measure(pair, checkout and str(Path(checkout).resolve()), given)
+
+
+def _measure(pair: Pair, checkout: str | None, given: argparse.Namespace) -> None:
+    try:
+        result = compare(pair, checkout, given.rounds, given.flags.split())
+    except DriverError as error:
+        print(f"{pair.name}: failed\n{error}", flush=True)
+        return
+    print(line(pair.name, result, pair.at_least), flush=True)
+    if given.flags and given.out is None:
+        return  # the results that are kept are those of the default flags
+    keep("peers", pair.name, {**_of(pair), **result}, given.out or RESULTS)
+
+
+def _names(name: str, pair: Pair) -> bool:
+    return pair.name == name if name in PAIRS else pair.name.startswith(name)
+
+
+def _of(pair: Pair) -> dict[str, Any]:
+    return {
+        "peer": pair.peer,
+        "task": pair.task,
+        "size": pair.size,
+        "flags": " ".join(pair.our_flags),
+        "equal": pair.equal,
+        "at_least": pair.at_least,
+    }
+
+
+def line(name: str, result: dict[str, Any], at_least: float) -> str:
+    """One result, for people."""
+    ours, theirs = result["ours"], result["theirs"]
+    low, high = result["ratio_middle_half"]
+    returns = " / ".join(
+        "-" if side["returned"] is None else f"{side['returned']:.4g}" for side in (ours, theirs)
+    )
+    return (
+        f"{name}: {result['ratio']:.2f}x [{low:.2f}, {high:.2f}] of >= {at_least:g}x; steps/s "
+        f"{ours['steps_per_s']:,.0f} / {theirs['steps_per_s']:,.0f}; compile "
+        f"{ours['compile_seconds']:.1f} / {theirs['compile_seconds']:.1f} s; start "
+        f"{ours['start_seconds']:.1f} / {theirs['start_seconds']:.1f} s; return {returns}; "
+        f"{ours['devices']} device{'s' * (ours['devices'] > 1)}"
+    )
+
+
+if __name__ == "__main__":
+    main()

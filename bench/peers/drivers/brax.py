@@ -1,0 +1,81 @@
+"""brax's own PPO trainer (`brax.training.agents.ppo.train`).
+
+It trains in epochs within one call, and reports the speed of each. Here a round is an epoch, the first of
+which compiles: the call runs in a thread of its own, and its progress function waits for the next round.
+Configuration: `{"env", "hidden", "steps", "train"}`, the latter as the trainer takes it.
+"""
+
+import functools
+import queue
+import threading
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bench.peers.serve import Stopwatch, serve
+
+_EPOCHS = 64  # more than there are rounds
+
+
+def prepare(config: dict[str, Any]):
+    """Starts the trainer, up to the end of its first epoch."""
+    from brax import envs
+    from brax.training.agents.ppo import networks, train
+
+    if not hasattr(jax, "device_put_replicated"):  # gone from JAX 0.10, and brax 0.14.2 calls it
+        jax.device_put_replicated = _replicated
+    hidden = tuple(config["hidden"])
+    asked: queue.Queue[int] = queue.Queue()
+    done: queue.Queue[dict[str, Any] | Exception] = queue.Queue()
+
+    def epoch_done(_: int, metrics: dict[str, Any]) -> None:
+        seconds = config["steps"] / float(metrics["training/sps"])
+        done.put({"steps": config["steps"], "seconds": seconds, "return": None})
+        asked.get()
+
+    def call() -> None:
+        try:
+            train.train(
+                environment=envs.get_environment(config["env"]),
+                num_timesteps=_EPOCHS * config["steps"],
+                num_evals=_EPOCHS + 1,
+                run_evals=False,  # they take longer than the training
+                progress_fn=epoch_done,
+                network_factory=functools.partial(
+                    networks.make_ppo_networks,
+                    policy_hidden_layer_sizes=hidden,
+                    value_hidden_layer_sizes=hidden,
+                ),
+                **config["train"],
+            )
+        except Exception as error:
+            done.put(error)
+
+    threading.Thread(target=call, daemon=True).start()
+    with Stopwatch() as watch:
+        first = _answer(done)
+
+    def one_round(seed: int) -> dict[str, Any]:
+        asked.put(seed)
+        return _answer(done)
+
+    return one_round, {"compile_seconds": watch.seconds, "first": first}
+
+
+def _replicated(tree: Any, devices: list[jax.Device]) -> Any:
+    """As JAX had it, in the way that its guide to the migration of pmap gives."""
+    mesh = jax.sharding.Mesh(devices, "i")
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("i"))
+    return jax.tree.map(lambda x: jax.device_put(jnp.stack([x] * len(devices)), sharding), tree)
+
+
+def _answer(done: queue.Queue) -> dict[str, Any]:
+    answer = done.get()
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+if __name__ == "__main__":
+    serve(prepare)

@@ -1,0 +1,52 @@
+"""fdg as `python -m fdg.train` runs it: the same flags, presets and devices, without a run directory.
+
+Configuration: `{"flags": [words], "continues": bool}`; `--total-steps` among the flags is a round's length. A
+round is a whole training, from its first parameters on, or goes on where the last one ended.
+"""
+
+import resource
+from typing import Any
+
+import jax
+import numpy as np
+
+import fdg
+from bench.peers.serve import Stopwatch, serve
+from fdg.commands.parse import parse
+from fdg.placing.policy import with_host
+from fdg.training.devices import available_devices
+
+
+def prepare(config: dict[str, Any]):
+    """Compiles what the flags say."""
+    with Stopwatch() as watch:
+        job = parse(config["flags"], "ours", "")
+        devices = with_host(job.policy, available_devices(job.devices))
+        engine = fdg.compile(job.algorithm, job.policy, devices, job.num_seeds)
+        engine.compile()
+        jax.block_until_ready(engine.init(0))
+    steps = job.num_iterations * job.steps_per_iteration * (job.num_seeds or 1)
+
+    states = [engine.init(0)]
+
+    def one_round(seed: int) -> dict[str, Any]:
+        with Stopwatch() as watch:
+            begun = states.pop() if config["continues"] else engine.init(seed)
+            state, metrics = engine.run(begun, job.num_iterations)
+            jax.block_until_ready((state, metrics))
+        states[:] = [state]
+        returns = np.asarray(metrics["episode_return"])
+        ended = returns[~np.isnan(returns)]
+        last = ended[-max(1, len(ended) // 20) :]
+        return {
+            "steps": steps,
+            "seconds": watch.seconds,
+            "return": float(last.mean()) if len(last) else None,
+            "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        }
+
+    return one_round, {"compile_seconds": watch.seconds, "devices": len(devices)}
+
+
+if __name__ == "__main__":
+    serve(prepare)

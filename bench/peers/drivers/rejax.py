@@ -1,0 +1,43 @@
+"""rejax: PPO, DQN, SAC and PQN (github.com/keraJLi/rejax).
+
+Configuration: `{"algo": "PPO", "config": {...}}`, the latter as rejax takes it. Evaluations during training
+are left out; one after each round, which does not count, tells what was learned.
+"""
+
+from typing import Any
+
+import jax
+import rejax
+import rejax.algos.algorithm
+
+from bench.peers.drivers import old_gymnax
+from bench.peers.serve import Stopwatch, serve
+
+
+def prepare(config: dict[str, Any]):
+    """Compiles the whole training."""
+    rejax.algos.algorithm.create = old_gymnax.make
+    settings = config["config"]
+    whole = getattr(rejax, config["algo"]).create(
+        **settings, eval_freq=settings["total_timesteps"], skip_initial_evaluation=True
+    )
+    evaluate = jax.jit(whole.eval_callback)
+    algo = whole.replace(eval_callback=lambda *_: ())
+    with Stopwatch() as watch:
+        train = jax.jit(algo.train).lower(jax.random.PRNGKey(0)).compile()
+
+    def one_round(seed: int) -> dict[str, Any]:
+        with Stopwatch() as watch:
+            state, _ = jax.block_until_ready(train(jax.random.PRNGKey(seed)))
+        _, returns = evaluate(whole, state, jax.random.PRNGKey(seed))
+        return {
+            "steps": settings["total_timesteps"],
+            "seconds": watch.seconds,
+            "return": float(returns.mean()),
+        }
+
+    return one_round, {"compile_seconds": watch.seconds}
+
+
+if __name__ == "__main__":
+    serve(prepare)

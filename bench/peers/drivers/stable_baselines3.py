@@ -1,0 +1,46 @@
+"""Stable-Baselines3, and sbx, which has its interface: one `learn` a round, that goes on from the last.
+
+Configuration: `{"library": "sbx", "algo": "PPO", "env": NAME, "num_envs": 64, "steps", "hidden": [widths],
+"config": {...}}`, the latter as the library takes it. Environments run one after the other in one process,
+as in both by default.
+"""
+
+import importlib
+from typing import Any
+
+import numpy as np
+from stable_baselines3.common.env_util import make_vec_env
+
+from bench.peers.serve import Stopwatch, serve
+
+
+def prepare(config: dict[str, Any]):
+    """Makes the agent; what it compiles, it compiles in the first round."""
+    with Stopwatch() as watch:
+        env = make_vec_env(config["env"], n_envs=config["num_envs"], seed=0)
+        library = importlib.import_module(config["library"])
+        model = getattr(library, config["algo"])(
+            "MlpPolicy",
+            env,
+            policy_kwargs={"net_arch": config["hidden"]},
+            device="cpu",
+            seed=0,
+            **config["config"],
+        )
+
+    def one_round(seed: int) -> dict[str, Any]:
+        before = model.num_timesteps
+        with Stopwatch() as watch:
+            model.learn(config["steps"], reset_num_timesteps=False)
+        returns = [episode["r"] for episode in model.ep_info_buffer]
+        return {
+            "steps": model.num_timesteps - before,
+            "seconds": watch.seconds,
+            "return": float(np.mean(returns)) if returns else None,
+        }
+
+    return one_round, {"compile_seconds": watch.seconds}
+
+
+if __name__ == "__main__":
+    serve(prepare)

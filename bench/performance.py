@@ -1,0 +1,184 @@
+"""`python -m bench.performance`: tables and pictures of `docs/performance.md`, from `docs/performance.json`.
+
+What stands between the two marks of the document is written anew; the rest is kept as it is.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench import pictures
+from bench.results import RESULTS, read
+
+DOCUMENT = RESULTS.with_suffix(".md")
+PICTURES = DOCUMENT.parent / "images" / "performance"
+BEGIN, END = "<!-- measured: written by python -m bench.performance -->", "<!-- end of measured -->"
+
+Figures = Mapping[str, Any]
+
+
+def main() -> None:
+    """Writes document and pictures."""
+    results = read()
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    drawn = pictures.draw(results, PICTURES)
+    DOCUMENT.write_text(written(DOCUMENT.read_text(), measured(results, drawn)))
+    print(f"wrote {DOCUMENT} and {len(drawn)} pictures in {PICTURES}")
+
+
+def written(document: str, between: str) -> str:
+    """A document with other text between its marks.
+
+    >>> written(f"before {BEGIN} old {END} after", "new").split()[-2:]
+    ['-->', 'after']
+    """
+    pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
+    if not pattern.search(document):
+        raise SystemExit(
+            f"{DOCUMENT} has not the marks {BEGIN} and {END}: enter them where the tables belong"
+        )
+    return pattern.sub(lambda _: f"{BEGIN}\n\n{between}\n\n{END}", document)
+
+
+def measured(results: Figures, drawn: Sequence[Path]) -> str:
+    """All that is between the marks."""
+    sections = [
+        _peers(results.get("peers", {}), drawn),
+        _bench(results.get("bench", {}), drawn),
+    ]
+    return "\n\n".join(text for text in sections if text)
+
+
+def _peers(peers: Mapping[str, Figures], drawn: Sequence[Path]) -> str:
+    if not peers:
+        return ""
+    by_peer: dict[str, list[Figures]] = {}
+    for figures in peers.values():
+        by_peer.setdefault(figures["peer"], []).append(figures)
+    parts = ["## Beside other trainers", _picture("ratios", "speed by that of others", drawn)]
+    parts += [
+        _picture(path.stem, f"steps/s, {path.stem}", drawn) for path in drawn if "-by-size" in path.stem
+    ]
+    for name, of_peer in by_peer.items():
+        rows = sorted(of_peer, key=lambda figures: (figures["task"], figures["size"]))
+        parts += [f"### {name}", _table(_PEER_HEAD, map(_peer_row, rows)), _equal(rows), _where(rows)]
+    return "\n\n".join(part for part in parts if part)
+
+
+_PEER_HEAD = (
+    "task", "environments", "fdg, steps/s", "peer, steps/s", "ratio (middle half)", "asked", "compile, s",
+    "process start to ready, s", "return at the end",
+)  # fmt: skip
+
+
+def _peer_row(figures: Figures) -> Sequence[str]:
+    ours, theirs = figures["ours"], figures["theirs"]
+    low, high = figures["ratio_middle_half"]
+    verdict = "met" if figures["ratio"] >= figures["at_least"] else "not met"
+    devices = f" on {ours['devices']} devices" if ours["devices"] > 1 else ""
+    return (
+        figures["task"],
+        f"{figures['size']:,}",
+        f"{ours['steps_per_s']:,.0f}{devices}",
+        f"{theirs['steps_per_s']:,.0f}",
+        f"**{figures['ratio']:.2f}** ({low:.2f} to {high:.2f})",
+        f"{figures['at_least']:g}: {verdict}",
+        _both(ours["compile_seconds"], theirs["compile_seconds"]),
+        _both(ours["start_seconds"], theirs["start_seconds"]),
+        " / ".join("-" if x["returned"] is None else f"{x['returned']:.4g}" for x in (ours, theirs)),
+    )
+
+
+def _both(ours: float, theirs: float) -> str:
+    return f"{ours:.1f} / {theirs:.1f}"
+
+
+def _equal(rows: Iterable[Figures]) -> str:
+    """What is the same on both sides, and our command line, a task once."""
+    by_text: dict[tuple[str, str], str] = {}
+    for row in rows:
+        command = re.sub(r" --num-envs \d+ --total-steps \d+", " --num-envs N", row["flags"])
+        by_text.setdefault((row["task"], row["equal"]), command)
+    return "\n".join(
+        f"- {task}: {equal}. `python -m fdg.train {command}`" for (task, equal), command in by_text.items()
+    )
+
+
+def _bench(bench: Mapping[str, Figures], drawn: Sequence[Path]) -> str:
+    if not bench:
+        return ""
+    groups: dict[str, list[Figures]] = {}
+    for figures in bench.values():
+        if "group" in figures:
+            groups.setdefault(figures["group"], []).append(figures)
+    parts = ["## By itself"]
+    for group, rows in groups.items():
+        rows = sorted(rows, key=lambda figures: (isinstance(figures["value"], str), figures["value"]))
+        head = (group, "steps/s", "devices", "compile, s", "peak memory", "command")
+        parts += [
+            _picture(group, f"steps/s by {group}", drawn),
+            _table(head, map(_bench_row, rows)),
+            _where(rows),
+        ]
+    costs = {name: figures for name, figures in bench.items() if "group" not in figures}
+    if costs:
+        parts += [
+            _table(("what it costs", "measured", "asked"), map(_cost_row, costs.items())),
+            _where(costs.values()),
+        ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _bench_row(figures: Figures) -> Sequence[str]:
+    value = figures["value"]
+    return (
+        f"{value:,}" if isinstance(value, int) else value,
+        f"{figures['steps_per_s']:,.0f}",
+        str(figures["devices"]),
+        f"{figures['compile_seconds']:.1f}",
+        f"{figures['peak_bytes'] / 2**20:,.0f} MiB",
+        f"`python -m fdg.train {figures['flags']}`",
+    )
+
+
+def _cost_row(item: tuple[str, Figures]) -> Sequence[str]:
+    name, figures = item
+    at_most = figures["at_most"]
+    if "ratio" in figures:
+        low, high = figures["ratio_middle_half"]
+        what, said = f"time of {name}", f"{figures['ratio']:.3f} ({low:.3f} to {high:.3f})"
+        value, asked = figures["ratio"], f"{at_most:g}"
+    elif "growth_bytes" in figures:
+        before, value = figures["before_bytes"] / 2**20, figures["growth_bytes"]
+        what, said = f"growth of peak {name}", f"{value / 2**20:+.1f} MiB on {before:,.0f} MiB"
+        asked = f"none beyond {at_most / 2**20:g} MiB"
+    else:
+        value = figures["again_seconds"]
+        what, asked = f"seconds to the {name}", f"{at_most:g} s"
+        said = f"{value:.1f} s; {figures['first_seconds']:.1f} s where it never ran before"
+    return what, said, f"at most {asked}: {'met' if value <= at_most else 'not met'}"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _picture(name: str, text: str, drawn: Sequence[Path]) -> str:
+    there = [path for path in drawn if path.stem == name]
+    return f"![{text}](images/performance/{there[0].name})" if there else ""
+
+
+def _where(rows: Iterable[Figures]) -> str:
+    """When, and on which machine, rows were measured."""
+    lines = {
+        f"{m['date']}, commit {m['commit']}, {m['cores']} cores of {m['processor']}, Python {m['python']},"
+        f" JAX {m['jax']}": None
+        for m in (row["machine"] for row in rows)
+    }
+    return "Measured " + "; ".join(lines) + "."
+
+
+if __name__ == "__main__":
+    main()

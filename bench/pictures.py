@@ -1,0 +1,98 @@
+"""The pictures of `docs/performance.md`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+from matplotlib import pyplot as plt
+
+_OURS, _ASKED = "#1f6f8b", "#c8553d"
+_TICKS = (0.5, 1, 2, 3, 5, 10, 25, 50)
+_SEVERAL = 3  # sizes that make a line
+
+
+def draw(results: Mapping[str, Any], directory: Path) -> list[Path]:
+    """Draws what there are figures of, and returns the files."""
+    drawn = []
+    if results.get("peers"):
+        drawn.append(_ratios(results["peers"], directory / "ratios.png"))
+        drawn += _by_size(results["peers"], directory)
+    for group in ("environments", "seeds"):
+        rows = [one for one in results.get("bench", {}).values() if one.get("group") == group]
+        if len(rows) > 1:
+            drawn.append(_sizes(rows, group, directory / f"{group}.png"))
+    return drawn
+
+
+def _ratios(peers: Mapping[str, Any], path: Path) -> Path:
+    """A bar for each pair, with its middle half, and a mark at what is asked for."""
+    rows = sorted(peers.values(), key=lambda row: (row["peer"], row["task"], row["size"]), reverse=True)
+    figure, axes = plt.subplots(figsize=(9, 0.32 * len(rows) + 1.2), layout="constrained")
+    for y, row in enumerate(rows):
+        low, high = row["ratio_middle_half"]
+        axes.barh(y, row["ratio"], color=_OURS, height=0.62)
+        axes.plot([low, high], [y, y], color="black", linewidth=1)
+        axes.plot([row["at_least"]] * 2, [y - 0.42, y + 0.42], color=_ASKED, linewidth=2)
+        axes.text(max(row["ratio"], high) * 1.05, y, f"{row['ratio']:.2f}", va="center", fontsize=8)
+    axes.axvline(1, color="black", linewidth=0.6)
+    axes.set_xscale("log")
+    axes.set_xticks(_TICKS, [f"{tick:g}" for tick in _TICKS], minor=False)
+    axes.minorticks_off()
+    axes.set_xlim(left=min(0.5, 0.9 * min(row["ratio_middle_half"][0] for row in rows)))
+    axes.set_yticks(range(len(rows)), [f"{r['peer']}: {r['task']}, {r['size']:,}" for r in rows], fontsize=8)
+    axes.set_xlabel("steps/s of fdg by those of the other (red: asked for; line: middle half of the rounds)")
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+    return path
+
+
+def _by_size(peers: Mapping[str, Any], directory: Path) -> list[Path]:
+    """Steps/s of both over the number of environments, a picture for each task of several sizes."""
+    tasks: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in peers.values():
+        tasks.setdefault((row["peer"], row["task"]), []).append(row)
+    drawn = []
+    for (peer, task), rows in tasks.items():
+        if len(rows) < _SEVERAL:
+            continue
+        rows.sort(key=lambda row: row["size"])
+        figure, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
+        sizes = [row["size"] for row in rows]
+        for side, name, color in (("ours", "fdg", _OURS), ("theirs", peer, "gray")):
+            low, high = zip(*(row[side]["middle_half"] for row in rows), strict=True)
+            axes.fill_between(sizes, low, high, color=color, alpha=0.2, linewidth=0)
+            speeds = [row[side]["steps_per_s"] for row in rows]
+            axes.plot(sizes, speeds, marker="o", color=color, label=name)
+        _over_sizes(axes, sizes)
+        axes.set_xlabel("environments")
+        axes.set_ylabel("steps/s")
+        axes.set_title(task, fontsize=10)
+        axes.legend(frameon=False)
+        drawn.append(directory / f"{peer}-{task}-by-size.png".replace(" ", "-").replace(":", "-"))
+        figure.savefig(drawn[-1], dpi=110)
+        plt.close(figure)
+    return drawn
+
+
+def _over_sizes(axes: Any, sizes: list[int]) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+    axes.set_ylim(bottom=0)
+
+
+def _sizes(rows: list[Mapping[str, Any]], group: str, path: Path) -> Path:
+    """Steps/s over a size."""
+    rows = sorted(rows, key=lambda row: row["value"])
+    figure, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
+    sizes = [row["value"] for row in rows]
+    axes.plot(sizes, [row["steps_per_s"] for row in rows], marker="o", color=_OURS)
+    _over_sizes(axes, sizes)
+    axes.set_xlabel(group)
+    axes.set_ylabel("steps/s, all agents together")
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+    return path

@@ -1,0 +1,97 @@
+"""What a run costs besides its steps: the start, memory over time; and whether large runs cost more a step.
+
+make bench ARGS="-k costs -s"
+"""
+
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+
+from bench.peers import ROOT
+from bench.peers.alternate import middle_half
+from bench.test_speed import driver_of
+
+_PROGRESS = re.compile(r"\s*\d+% ")
+PAIRS = 5
+_NOISE = 4 * 2**20  # bytes that a process may grow by without keeping anything of an iteration
+
+
+def test_costs_first_progress_line(benchmark, record, tmp_path):
+    """Seconds from a process's start to its first line of progress, of a configuration that ran before."""
+    first = _seconds_to_progress(tmp_path, "first")
+    again = [_seconds_to_progress(tmp_path, str(i)) for i in range(3)]
+    benchmark.pedantic(lambda: None, rounds=1)  # timed here: what counts ends before the process does
+    figures = {"first_seconds": first, "again_seconds": statistics.median(again), "at_most": 4.0}
+    benchmark.extra_info.update(figures)
+    record("first progress line", figures)
+    print(
+        f"\nfirst progress line after {first:.1f} s, and {figures['again_seconds']:.1f} s once it ran before"
+    )
+
+
+def _seconds_to_progress(directory, name):
+    """A run with defaults, as long as its first lines; programs are kept in the directory alone."""
+    begun = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fdg.train", "--seed", "1", "--out", str(directory / name)],
+        cwd=ROOT,
+        env={**os.environ, "XDG_CACHE_HOME": str(directory / "cache")},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        for line in process.stdout:
+            if _PROGRESS.match(line):
+                return time.perf_counter() - begun
+        raise AssertionError(f"it ended without a line of progress, with status {process.wait()}")
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_costs_memory_over_a_thousand_iterations(benchmark, record):
+    """The peak of a process's memory after 100 iterations, and after 1,000 more."""
+    with driver_of("--total-steps 51200", continues=True) as driver:
+        driver.round(0)
+        before = driver.round(1)["peak_bytes"]
+        said = []
+        benchmark.pedantic(lambda: said.append(driver.round(2)), rounds=10, iterations=1)
+    growth = said[-1]["peak_bytes"] - before
+    figures = {"before_bytes": before, "growth_bytes": growth, "at_most": _NOISE}
+    record("memory over 1,000 iterations", figures)
+    print(
+        f"\npeak memory {before / 2**20:,.0f} MiB, and {growth / 2**20:+,.1f} MiB after 1,000 more iterations"
+    )
+    assert growth <= _NOISE
+
+
+def test_costs_step_of_many_environments(benchmark, record):
+    """Seconds a step with 16,384 environments by those with 1,024, in turns."""
+    many, few = "--num-envs 16384 --total-steps 2097152", "--num-envs 1024 --total-steps 1048576"
+    _ratio("a step of 16,384 environments by one of 1,024", many, few, 1.0, benchmark, record)
+
+
+def test_costs_agent_of_many_seeds(benchmark, record):
+    """Seconds that one of 256 agents in one program takes, by those of an agent that trains alone."""
+    many, alone = "--num-seeds 256 --total-steps 10240", "--total-steps 102400"
+    _ratio("an agent of 256 by one alone", many, alone, 1 / 20, benchmark, record)
+
+
+def _ratio(name, flags, of_flags, at_most, benchmark, record):
+    """Seconds an agent's step under some flags by those under others: the median of pairs."""
+    with driver_of(flags) as one, driver_of(of_flags) as other:
+        ratios = []
+
+        def pair():
+            a, b = one.round(0), other.round(0)
+            ratios.append((a["seconds"] / a["steps"]) / (b["seconds"] / b["steps"]))
+
+        benchmark.pedantic(pair, rounds=PAIRS, warmup_rounds=1, iterations=1)
+    ratio, spread = statistics.median(ratios[1:]), middle_half(ratios[1:])
+    figures = {"flags": flags, "of_flags": of_flags, "at_most": at_most}
+    record(name, {**figures, "ratio": ratio, "ratio_middle_half": spread})
+    print(f"\n{name}: {ratio:.3f} [{spread[0]:.3f}, {spread[1]:.3f}] of at most {at_most:g}")

@@ -1,0 +1,162 @@
+"""What stepping a schedule from the host costs: `SingleLearnerFine`, with many short programs and transfers.
+
+Measured in turns in one process on two host devices, PPO's rollout alone (acting and stepping, 128 times):
+
+- the time of the host's thread for each program or transfer that it starts;
+- an iteration against what its two programs take by themselves, each on its own device, called as often with
+  arrays that are there already: no schedule, no transfers.
+
+    python -m bench.test_stepped
+"""
+
+import dataclasses
+import statistics
+import time
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import algos
+import envs
+import fdg
+import policies
+from algos.rollout import rollout
+
+ROUNDS, ITERATIONS = 9, 3
+
+
+class Acting(algos.PPO):
+    """PPO that never learns."""
+
+    def iterate(self, state):
+        key, rollout_key = jax.random.split(state.key)
+        env_state, observation, (_, _, time_step) = rollout(
+            act=lambda observation, keys: self.act(
+                state.parameters, state.observation_statistics, observation, keys
+            ),
+            step=self.step,
+            key=rollout_key,
+            env_state=state.env_state,
+            observation=state.observation,
+            num_steps=self.num_steps,
+        )
+        state = state._replace(env_state=env_state, observation=observation, key=key)
+        return state, {"reward": jnp.mean(time_step.reward)}
+
+
+@dataclasses.dataclass
+class Figures:
+    """Of one size; seconds are of an iteration, medians of the rounds.
+
+    Attributes:
+      host_us: of the host's thread for each program or transfer.
+      items: programs and transfers.
+      alone: of each program by itself.
+      ratios: of each round, what the programs take by themselves over what the schedule takes, in order.
+    """
+
+    host_us: float
+    items: int
+    engine: float
+    alone: dict[str, float]
+    ratios: list[float]
+
+    @property
+    def ratio(self):
+        """Median."""
+        return statistics.median(self.ratios)
+
+    def __str__(self):
+        alone = ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in self.alone.items())
+        quarter = len(self.ratios) // 4
+        return (
+            f"host {self.host_us:.0f} us each of {self.items} programs and transfers; an iteration "
+            f"{self.engine * 1e3:.1f} ms, by themselves {alone}: ratio {self.ratio:.2f} "
+            f"(middle half {self.ratios[quarter]:.2f} to {self.ratios[-1 - quarter]:.2f})"
+        )
+
+
+def measure(num_envs, devices, rounds=ROUNDS):
+    """`Figures` of CartPole with so many environments."""
+    algorithm = Acting(env=envs.make("CartPole-v1"), num_envs=num_envs, num_steps=128, total_steps=10**9)
+    engine = fdg.compile(algorithm, policies.SingleLearnerFine(), devices)
+    state, _ = engine.run(engine.init(0), ITERATIONS + 4)  # past what is always watched
+    calls = {call.name: call for call, times in engine.plan.schedule.calls() if times > 1}
+    chains = {p.name: _chain(p, calls[p.name]) for p in engine.programs if p.name in calls}
+    moves = sum(times for _, times in engine.plan.schedule.moves())
+    items = moves + sum(times for _, times in engine.plan.schedule.calls())
+    host, whole, alone, ratios = [], [], {name: [] for name in chains}, []
+    for _ in range(rounds):
+        for name, chain in chains.items():
+            alone[name].append(_seconds(chain))
+        begun, thread = time.perf_counter(), time.thread_time()
+        state, metrics = engine.start(state, ITERATIONS)
+        host.append((time.thread_time() - thread) / ITERATIONS)
+        jax.block_until_ready(state)
+        whole.append((time.perf_counter() - begun) / ITERATIONS)
+        metrics.result()
+        ratios.append(sum(seconds[-1] for seconds in alone.values()) / whole[-1])
+    return Figures(
+        statistics.median(host) / items * 1e6,
+        items,
+        statistics.median(whole),
+        {name: statistics.median(seconds) for name, seconds in alone.items()},
+        sorted(ratios),
+    )
+
+
+def _chain(program, call):
+    """A call that runs a program as often as an iteration does, each time on what it gave up before."""
+    arguments = [_filled(shape) for shape in jax.tree.leaves(program.arguments)]
+    free, taken = list(range(len(call.outputs))), {}
+    for i in sorted(call.donated):
+        kind = _kind(call.inputs[i])
+        taken[i] = next(j for j in free if _kind(call.outputs[j]) == kind)
+        free.remove(taken[i])
+
+    def run():
+        for _ in range(program.calls_per_iteration):
+            results = program.compiled(*arguments)
+            for i, j in taken.items():
+                arguments[i] = results[j]
+        jax.block_until_ready(results)
+
+    run()
+    return run
+
+
+def _kind(value):
+    return value.shape, value.dtype, value.axis
+
+
+def _seconds(call):
+    begun = time.perf_counter()
+    call()
+    return time.perf_counter() - begun
+
+
+def _filled(shape):
+    """An array of zeros, or keys, of a shape with sharding."""
+    if jnp.issubdtype(shape.dtype, jax.dtypes.prng_key):
+        key = jax.random.key(0)
+        return jax.device_put(jax.random.split(key, shape.shape) if shape.shape else key, shape.sharding)
+    return jax.device_put(jnp.zeros(shape.shape, shape.dtype), shape.sharding)
+
+
+@pytest.mark.parametrize("num_envs", [64, 256, 1024])
+def test_what_stepping_costs(num_envs, benchmark):
+    devices = jax.devices("cpu")
+    if len(devices) < 2:
+        pytest.skip("needs two host devices: XLA_FLAGS=--xla_force_host_platform_device_count=2")
+    figures = benchmark.pedantic(measure, (num_envs, devices[:2]), rounds=1)
+    print(f"\n{num_envs} environments: {figures}")
+    benchmark.extra_info.update(dataclasses.asdict(figures), ratio=figures.ratio)
+    assert figures.host_us <= 60
+    assert figures.ratio >= 0.8
+
+
+if __name__ == "__main__":
+    fdg.host_devices(2)
+    for size in (64, 256, 1024):
+        print(f"{size} environments: {measure(size, jax.devices()[:2])}", flush=True)

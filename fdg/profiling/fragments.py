@@ -1,0 +1,155 @@
+"""Each fragment as a program of its own, on the devices that a plan gives it, with inputs of a real state."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.extend import core
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from fdg import jaxprs
+from fdg.batch.rules.random import draws_from_the_batch
+from fdg.lowering import host_calls
+from fdg.lowering.constraints import constrain
+from fdg.lowering.mesh import SEED, group_mesh, layout_sharding, make_mesh
+from fdg.placing.layout import Layout
+from fdg.placing.plan import Plan
+from fdg.placing.policy import Group
+from fdg.processes import distributed
+from fdg.processes.arrays import put
+from fdg.profiling.inputs import inputs_of
+from fdg.profiling.repeating import Repeated
+from fdg.profiling.sites import Site, sites
+from fdg.profiling.work import Work, work_of
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Placed:
+    """A fragment on its group.
+
+    Attributes:
+      site: where it is called.
+      group: where it lives.
+      work: of one call, on one of the group's devices.
+      border: bytes that a call reads and writes at the fragment's border, on one device.
+    """
+
+    site: Site
+    group: Group
+    work: Work
+    border: int
+
+
+def placed(plan: Plan) -> tuple[Placed, ...]:
+    """The fragments of a plan; nothing is compiled or allocated."""
+    found = []
+    for site in sites(plan.graph):
+        group = plan.group_of(site.fragment.name)
+        if plan.num_seeds is None:
+            work = work_of(site.jaxpr, site.axes, group.rows)
+            split = zip((*site.inputs, *site.outputs), (*site.axes, *site.output_axes), strict=True)
+            parts = [(v, 1 if axis is None else group.rows) for v, axis in split]
+            border = sum(jaxprs.bytes_of(v.aval) // rows for v, rows in parts)
+        else:
+            here = plan.num_seeds // len(group)
+            shapes = [jax.ShapeDtypeStruct((here, *_shape(v)), _dtype(v)) for v in site.inputs]
+            work = work_of(jax.make_jaxpr(_of_agents(plan, site))(*shapes))
+            border = here * sum(jaxprs.bytes_of(v.aval) for v in (*site.inputs, *site.outputs))
+        found.append(Placed(site, group, work, border))
+    return tuple(found)
+
+
+def programs(plan: Plan, devices: Sequence[jax.Device], leaves: Sequence[Any]) -> Mapping[str, Repeated]:
+    """Programs that repeat each fragment, by its name; those without a result are left out.
+
+    Args:
+      plan: of the engine.
+      devices: the engine's.
+      leaves: of a state, on one device of this process.
+    """
+    found = {}
+    in_turn = _in_turn(plan)
+    # Every process computes the same, but none has instances of an environment that another one steps.
+    if distributed.count() > 1 and host_calls.calls_host(jaxprs.open_jaxpr(plan.graph.jaxpr).eqns):
+        return {}
+    values = inputs_of(plan.graph.jaxpr, leaves, plan.num_seeds, in_turn)
+    for site in sites(plan.graph):
+        name = site.fragment.name
+        group = plan.group_of(name)
+        if not site.outputs or name not in values or not _is_here(group, devices):
+            continue
+        read = [v for v in site.equation.invars if not jaxprs.is_literal(v)]
+        given = dict(zip(read, values[name], strict=True))
+        function, shardings = _placed(plan, site, group, devices)
+        arguments = [
+            put(given[v], jax.ShapeDtypeStruct(given[v].shape, given[v].dtype, sharding=sharding))
+            for v, sharding in zip(site.inputs, shardings, strict=True)
+        ]
+        goes_on = host_calls.calls_host([site.equation])
+        found[name] = Repeated(function, arguments, site.handed_on, goes_on)
+    return found
+
+
+def _placed(
+    plan: Plan, site: Site, group: Group, devices: Sequence[jax.Device]
+) -> tuple[Callable, list[NamedSharding]]:
+    """A fragment as it runs on its group, and how its inputs lie there."""
+    if plan.num_seeds is not None:
+        mesh = make_mesh([devices[i] for i in group.devices], SEED)
+        agents = PartitionSpec(SEED)
+        function = jax.shard_map(
+            _of_agents(plan, site), mesh=mesh, in_specs=agents, out_specs=agents, check_vma=False
+        )
+        return function, [NamedSharding(mesh, agents)] * len(site.inputs)
+    mesh = group_mesh(group, devices)
+    layouts = [_layout(plan, group, v, axis) for v, axis in zip(site.inputs, site.axes, strict=True)]
+    return (
+        core.jaxpr_as_fun(_constrained(site, mesh, group, layouts)),
+        [layout_sharding(mesh, layout) for layout in layouts],
+    )
+
+
+def _constrained(site: Site, mesh: Mesh, group: Group, layouts: Sequence[Layout]) -> core.ClosedJaxpr:
+    if mesh.size == 1:
+        return site.jaxpr
+    specs = None
+    if group.shards:
+        specs = [
+            layout.spec if axis is None else None for layout, axis in zip(layouts, site.axes, strict=True)
+        ]
+    return constrain(site.jaxpr, mesh, site.axes, site.output_axes, specs)
+
+
+def _layout(plan: Plan, group: Group, v: core.Var, axis: int | None) -> Layout:
+    """How a value lies: split along its batch, or as a leaf of its shape that rules split."""
+    if axis is None:
+        for leaf in plan.sharded:
+            if leaf.group == group.name and leaf.layout.shape == _shape(v):
+                return leaf.layout
+    return Layout.of_batch(_shape(v), axis, group.mesh)
+
+
+def _of_agents(plan: Plan, site: Site) -> Callable:
+    """A fragment of several agents, as one device runs it."""
+    one = core.jaxpr_as_fun(site.jaxpr)
+    if _in_turn(plan):
+        return lambda *arrays: jax.lax.map(lambda row: one(*row), arrays)
+    return jax.vmap(one)
+
+
+def _in_turn(plan: Plan) -> bool:
+    """Whether agents run one after another, for mapped they would share their draws."""
+    return plan.num_seeds is not None and draws_from_the_batch(jaxprs.open_jaxpr(plan.graph.jaxpr))
+
+
+def _is_here(group: Group, devices: Sequence[jax.Device]) -> bool:
+    return any(devices[i].process_index == jax.process_index() for i in group.devices)
+
+
+def _shape(v: core.Var) -> tuple[int, ...]:
+    return tuple(v.aval.shape)  # type: ignore[attr-defined]
+
+
+def _dtype(v: core.Var) -> Any:
+    return v.aval.dtype  # type: ignore[attr-defined]

@@ -1,0 +1,106 @@
+"""What the fragments of an iteration are first called with: numbers of a real state, not of a guess.
+
+    iterate(state): keys = split(state.key); scan(act, step); learn(...)
+
+Up to the first equation with a fragment in it all is computed as it stands. Then that equation is entered:
+its body's first trip starts from what the equation is given, and so the inputs of each fragment in it are
+known without the later trips. Only then is the equation computed as a whole, if anything needs its results.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.extend import core
+
+from fdg import jaxprs
+from fdg.fragment import FragmentMark
+
+
+def first_inputs(jaxpr: core.ClosedJaxpr, leaves: Sequence[Any]) -> dict[str, list[Any]]:
+    """The inputs of each fragment's first call in an iteration, in the order of its equation's operands.
+
+    A pure function of `leaves`: to be called under `jax.jit`. What the iteration does on the host is done,
+    as far as fragments after it need that.
+
+    Args:
+      jaxpr: of one iteration, with fragments that have names of their own.
+      leaves: its inputs.
+
+    Returns:
+      By the fragments' names; the inputs that are literals are left out.
+    """
+    found: dict[str, list[Any]] = {}
+    _visit(jaxpr, leaves, found)
+    return found
+
+
+def _visit(closed: Any, arguments: Sequence[Any], found: dict[str, list[Any]]) -> None:
+    jaxpr = jaxprs.open_jaxpr(closed)
+    known: dict[Any, Any] = dict(zip(jaxpr.invars, arguments, strict=True))
+    known.update(zip(jaxpr.constvars, jaxprs.constants_of(closed), strict=True))
+    begun = 0
+    for i, eqn in enumerate(jaxpr.eqns):
+        if not _has_fragment(eqn):
+            continue
+        _compute(jaxpr.eqns[begun:i], jaxpr.eqns[i:], known)
+        begun = i
+        values = [_value(v, known) for v in eqn.invars]
+        mark = FragmentMark.of(eqn)
+        if mark is not None:
+            given = zip(eqn.invars, values, strict=True)
+            found[mark.name] = [x for v, x in given if not jaxprs.is_literal(v)]
+        for body, inner in zip(jaxprs.bodies(eqn), jaxprs.closed_bodies(eqn), strict=True):
+            if not any(map(_has_fragment, body.jaxpr.eqns)):
+                continue
+            starts = [
+                values[operand][0] if k in body.sliced else values[operand]
+                for k, operand in enumerate(body.operands)
+            ]
+            _visit(inner, starts, found)
+
+
+def _value(atom: Any, known: Mapping[Any, Any]) -> Any:
+    return atom.val if jaxprs.is_literal(atom) else known[atom]
+
+
+def _has_fragment(eqn: core.JaxprEqn) -> bool:
+    return FragmentMark.of(eqn) is not None or any(
+        any(map(_has_fragment, body.jaxpr.eqns)) for body in jaxprs.bodies(eqn)
+    )
+
+
+def _compute(
+    equations: Sequence[core.JaxprEqn], later: Sequence[core.JaxprEqn], known: dict[Any, Any]
+) -> None:
+    """Computes some equations: enters into `known` what later ones read."""
+    needed = {v for eqn in later for v in eqn.invars if not jaxprs.is_literal(v)}
+    made = [v for eqn in equations for v in eqn.outvars if not isinstance(v, core.DropVar) and v in needed]
+    if not made:
+        return
+    inner = {v for eqn in equations for v in eqn.outvars}
+    read = [v for eqn in equations for v in eqn.invars if not jaxprs.is_literal(v) and v not in inner]
+    inputs = list(dict.fromkeys(read))
+    function = core.jaxpr_as_fun(jaxprs.build(inputs, made, equations))
+    known.update(zip(made, function(*(known[v] for v in inputs)), strict=True))
+
+
+def inputs_of(
+    jaxpr: core.ClosedJaxpr, leaves: Sequence[Any], num_seeds: int | None, in_turn: bool
+) -> Mapping[str, list[jax.Array]]:
+    """The first inputs of each fragment, computed on the device that `leaves` lie on.
+
+    Args:
+      jaxpr: of one iteration of one agent.
+      leaves: its inputs; with `num_seeds` each has a leading axis of that length.
+      num_seeds: as of `fdg.compile`.
+      in_turn: whether agents run one after another.
+    """
+
+    def run(leaves: Sequence[Any]) -> dict[str, list[Any]]:
+        return first_inputs(jaxpr, leaves)
+
+    if num_seeds is not None:
+        one = run
+        run = (lambda leaves: jax.lax.map(one, leaves)) if in_turn else jax.vmap(one)
+    return jax.jit(run)(list(leaves))

@@ -1,0 +1,238 @@
+"""`profile`: where the time of an engine's iteration goes."""
+
+import collections
+import math
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fdg import jaxprs
+from fdg.engine import Engine
+from fdg.errors import FdgError
+from fdg.lowering import host_calls
+from fdg.placing.policy import Group
+from fdg.processes import distributed
+from fdg.profiling.fragments import Placed, placed, programs
+from fdg.profiling.rates import Rates
+from fdg.profiling.repeating import Repeated, compile_all
+from fdg.profiling.report import FragmentProfile, GroupProfile, ProductProfile, Profile
+from fdg.profiling.work import Product, Work, total
+from fdg.showing.plan_outline import in_parts
+from fdg.showing.words import ancestors
+
+_ITERATIONS_S = 0.2  # of iterations, about, in a round
+_COVERED = 0.98  # of the operations in products are in those that are measured
+_MOST_PRODUCTS = 12  # of a group
+
+
+def profile(engine: Engine, state: Any, rounds: int = 7) -> Profile:
+    """Times an engine's iteration, each of its fragments, and what the devices could do at best.
+
+    Fragments run alone, many calls in one program, with the inputs of their first call in the next iteration
+    from `state`; matrix products of their shapes and memory are timed in turns with them. That takes as long
+    as compiling the engine twice, and some seconds. Environments on the host are stepped: a later run goes on
+    with new episodes there. Of several processes, all have to call it.
+
+    Args:
+      engine: any.
+      state: of the engine; it is copied, and stays usable.
+      rounds: how often everything is timed.
+
+    Raises:
+      FdgError: `rounds` is below 1; as `engine.run`.
+    """
+    if not isinstance(rounds, int) or rounds < 1:
+        raise FdgError(f"rounds={rounds!r}: give an integer of at least 1")
+    plan = engine.plan
+    fragments = placed(plan)
+    whole = _Iterations(engine, state)
+    apart = set(in_parts(plan)) if plan.schedule is not None else set()
+    alone = programs(plan, engine.devices, _local_leaves(engine, state))
+    alone = {name: one for name, one in alone.items() if name not in apart}
+    compile_all(alone.values())
+    rates = {group.name: _rates(engine, group, fragments) for group in plan.groups}
+    for _ in range(rounds):
+        whole.measure()
+        for one in alone.values():
+            one.measure()
+        for group in rates.values():
+            if group is not None:
+                group.measure()
+    return _profile(engine, fragments, whole, alone, rates, rounds)
+
+
+class _Iterations:
+    """The engine's own iterations, timed: as many in a round as last long enough."""
+
+    def __init__(self, engine: Engine, state: Any):
+        self._engine = engine
+        self._state = jax.tree.map(jnp.copy, state)
+        self._count = 1
+        self.samples: list[float] = []
+        self.busy: list[Mapping[str, float]] = []
+        self._run()
+        seconds = self._run()
+        self._count = distributed.exchange(max(1, math.ceil(_ITERATIONS_S / max(seconds, 1e-6))))[0]
+
+    def measure(self) -> None:
+        """One more round."""
+        before = self._engine.busy_seconds()
+        self.samples.append(self._run() / self._count)
+        after = self._engine.busy_seconds()
+        self.busy.append({group: (after[group] - before[group]) / self._count for group in after})
+
+    def busy_s(self, group: str) -> float | None:
+        """How long a group is busy in an iteration; None for a single group."""
+        found = [each[group] for each in self.busy if group in each]
+        return min(found) if found else None
+
+    def _run(self) -> float:
+        begun = time.perf_counter()
+        self._state, metrics = self._engine.run(self._state, self._count)
+        jax.block_until_ready((self._state, metrics))
+        return time.perf_counter() - begun
+
+
+def _local_leaves(engine: Engine, state: Any) -> list[Any]:
+    """The leaves of a state on one device.
+
+    Of the initial state, where other processes have parts of this one, or something on the host goes with it:
+    the engine's iterations step that.
+    """
+    leaves, plan = jax.tree.leaves(state), engine.plan
+    device = jax.local_devices(backend=engine.devices[0].platform)[0]
+    on_host = host_calls.calls_host(jaxprs.open_jaxpr(plan.graph.jaxpr).eqns)
+    if all(leaf.is_fully_addressable for leaf in leaves) and not on_host:
+        return [jax.device_put(leaf, device) for leaf in leaves]
+
+    def init(key: jax.Array) -> list[jax.Array]:
+        made = jax.tree.map(jnp.asarray, engine.algorithm.init(key))
+        return jax.tree.leaves(made if plan.delayed is None else plan.delayed.start(made))
+
+    with jax.default_device(device):
+        if plan.num_seeds is None:
+            return jax.jit(init)(jax.random.key(0))
+        return jax.jit(lambda keys: jax.lax.map(init, keys))(
+            jax.random.split(jax.random.key(0), plan.num_seeds)
+        )
+
+
+def _rates(engine: Engine, group: Group, fragments: Sequence[Placed]) -> Rates | None:
+    """What a group's devices can do, for the products and borders of its fragments; None if none is here."""
+    devices = [engine.devices[i] for i in group.devices]
+    here = [device for device in devices if device.process_index == jax.process_index()]
+    if not here:
+        return None
+    rates = Rates(here)
+    mine = [one for one in fragments if one.group == group]
+    products = _per_iteration(mine).products
+    rates.prepare(_foremost(products), [one.border for one in mine])
+    return rates
+
+
+def _per_iteration(fragments: Sequence[Placed]) -> Work:
+    """The work of an iteration, nested fragments counted once: in their parent on the same group."""
+    names = {one.site.fragment.name for one in fragments}
+    return total(
+        (one.work, one.site.fragment.calls_per_iteration)
+        for one in fragments
+        if one.site.fragment.parent not in names
+    )
+
+
+def _foremost(products: Mapping[Product, int]) -> list[Product]:
+    """Those that most operations are in."""
+    flops = collections.Counter({product: product.flops * count for product, count in products.items()})
+    found, covered = [], 0
+    for product, count in flops.most_common(_MOST_PRODUCTS):
+        if covered >= _COVERED * flops.total():
+            break
+        found.append(product)
+        covered += count
+    return found
+
+
+def _profile(
+    engine: Engine,
+    fragments: Sequence[Placed],
+    whole: _Iterations,
+    alone: Mapping[str, Repeated],
+    rates: Mapping[str, Rates | None],
+    rounds: int,
+) -> Profile:
+    plan = engine.plan
+    rows = []
+    for one in fragments:
+        f, group = one.site.fragment, rates[one.group.name]
+        rows.append(
+            FragmentProfile(
+                name=f.name,
+                role=f.role,
+                parent=f.parent,
+                depth=len(ancestors(plan.graph, f.name)),
+                group=one.group.name,
+                calls=f.calls_per_iteration,
+                exact=f.calls_exact,
+                flops=f.flops_per_call * (plan.num_seeds or 1),
+                work=one.work,
+                seconds=alone[f.name].seconds if f.name in alone else None,
+                products_s=0.0 if group is None else group.seconds(one.work.products),
+                memory_s=0.0 if group is None else group.memory_seconds(one.border),
+            )
+        )
+    first = next((group for group in rates.values() if group is not None), None)
+    return Profile(
+        algorithm=plan.graph.name,
+        policy=str(plan.policy),
+        num_devices=sum(len(group) for group in plan.groups),
+        num_seeds=plan.num_seeds,
+        iteration_s=min(whole.samples),
+        usual_s=statistics.median(whole.samples),
+        rounds=rounds,
+        fragments=tuple(rows),
+        products=tuple(_products(plan.groups, fragments, rates)),
+        groups=tuple(_group(group, fragments, whole, alone) for group in plan.groups),
+        memory_rate=0.0 if first is None else first.memory_rate,
+        notes=tuple(_notes(fragments, alone)),
+    )
+
+
+def _products(
+    groups: Sequence[Group], fragments: Sequence[Placed], rates: Mapping[str, Rates | None]
+) -> list[ProductProfile]:
+    found = []
+    for group in groups:
+        work = _per_iteration([one for one in fragments if one.group == group])
+        of_group = rates[group.name]
+        measured = {} if of_group is None else of_group.products
+        for product, calls in work.products.items():
+            seconds, layout = measured.get(product, (None, ""))
+            found.append(ProductProfile(product, group.name, calls, seconds, layout, len(group)))
+    return found
+
+
+def _group(
+    group: Group, fragments: Sequence[Placed], whole: _Iterations, alone: Mapping[str, Repeated]
+) -> GroupProfile:
+    """A group's time; of nested fragments the outermost that could run counts."""
+    here = {one.site.fragment.name: one.site.fragment for one in fragments if one.group == group}
+    counted = 0.0
+    for name, fragment in here.items():
+        if name in alone and fragment.parent not in {other for other in here if other in alone}:
+            counted += alone[name].seconds * fragment.calls_per_iteration
+    return GroupProfile(group.name, len(group), whole.busy_s(group.name), counted)
+
+
+def _notes(fragments: Sequence[Placed], alone: Mapping[str, Repeated]) -> list[str]:
+    missing = [one.site.fragment.name for one in fragments if one.site.fragment.name not in alone]
+    guessed = [one.site.fragment.name for one in fragments if not one.work.exact]
+    notes = []
+    if missing:
+        notes.append(f"not run by itself (in parts on several groups, or not here): {', '.join(missing)}")
+    if guessed:
+        notes.append(f"operations depend on the data (a loop counted once, a branch): {', '.join(guessed)}")
+    return notes

@@ -1,0 +1,121 @@
+"""What the devices of a group can do at best: products of matrices by shape, and memory by size.
+
+All devices of the group work at once, each on a product of its own; on a CPU with more cores than devices,
+as many copies at a time as there are cores, if that is faster. A product is tried with its matrices as they
+are and with either of them transposed, and the best of these is its rate.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from fdg.lowering.mesh import make_mesh
+from fdg.profiling.repeating import Repeated, compile_all
+from fdg.profiling.work import Product
+
+LAYOUTS = {"x @ w": "bmk,bkn->bmn", "x @ w.T": "bmk,bnk->bmn", "x.T @ w": "bkm,bkn->bmn"}
+_SMALLEST, _LARGEST = 2**14, 2**26  # bytes of the arrays that memory is measured with
+_AXIS = "device"
+
+
+def lanes(devices: Sequence[jax.Device]) -> int:
+    """How many copies of a program the cores of a host have room for, on each of its devices."""
+    if devices[0].platform != "cpu":
+        return 1
+    return max(1, len(os.sched_getaffinity(0)) // len(jax.local_devices(backend="cpu")))
+
+
+class Rates:
+    """The rates of some devices, of this process: to be prepared, and measured in rounds."""
+
+    def __init__(self, devices: Sequence[jax.Device]):
+        self._mesh = make_mesh([d for d in devices if d.process_index == jax.process_index()], _AXIS)
+        self._lanes = lanes(list(self._mesh.devices.flat))
+        self._tried: dict[Product, dict[str, Repeated]] = {}
+        self._memory: dict[int, Repeated] = {}
+
+    def prepare(self, products: Sequence[Product], sizes: Sequence[int]) -> None:
+        """Compiles what measures some products, and arrays of some bytes."""
+        self._tried = {
+            product: {layout: _product(product, layout, self._mesh) for layout in LAYOUTS}
+            for product in products
+        }
+        self._memory = {size: _memory(size, self._mesh) for size in {_LARGEST, *map(_rounded, sizes)}}
+        compile_all(self._all())
+        for one in self._all():
+            one.also_in(self._lanes)
+
+    def measure(self) -> None:
+        """One more round of everything."""
+        for one in self._all():
+            one.measure()
+
+    def _all(self) -> list[Repeated]:
+        return [*(one for tried in self._tried.values() for one in tried.values()), *self._memory.values()]
+
+    @property
+    def products(self) -> Mapping[Product, tuple[float, str]]:
+        """Seconds of a product on each device, all of them at work, and the layout that is best."""
+        return {
+            product: min((one.seconds, layout) for layout, one in tried.items())
+            for product, tried in self._tried.items()
+        }
+
+    def seconds(self, products: Mapping[Product, int]) -> float:
+        """Of so many products on each device. Those that were not measured count at the best rate of any."""
+        known = {product: seconds for product, (seconds, _) in self.products.items()}
+        best = max((product.flops / seconds for product, seconds in known.items()), default=0.0)
+        return sum(
+            count * known.get(product, product.flops / best if best else 0.0)
+            for product, count in products.items()
+        )
+
+    @property
+    def memory_rate(self) -> float:
+        """Bytes a second that the largest arrays are read and written at, on all devices together."""
+        size = max(self._memory, default=0)
+        return self._mesh.size * size / self._memory[size].seconds if size else 0.0
+
+    def memory_seconds(self, size: int) -> float:
+        """To read and write, on each device, so many bytes together, that were prepared for."""
+        rounded = _rounded(size)
+        return self._memory[rounded].seconds * size / rounded if rounded in self._memory else 0.0
+
+
+def _rounded(size: int) -> int:
+    return min(_LARGEST, max(_SMALLEST, 2 ** (size - 1).bit_length()))
+
+
+def _each(mesh: Mesh, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """An array for each device."""
+    sharding = NamedSharding(mesh, PartitionSpec(_AXIS))
+    return jax.device_put(jnp.ones((mesh.size, *shape), dtype), sharding)
+
+
+def _product(product: Product, layout: str, mesh: Mesh) -> Repeated:
+    sizes = {"b": product.batch, "m": product.m, "k": product.k, "n": product.n}
+    subscripts = LAYOUTS[layout] if product.batch > 1 else LAYOUTS[layout].replace("b", "")
+    left, right = subscripts.partition("->")[0].split(",")
+
+    def multiply(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jnp.einsum(subscripts, x[0], w[0])[None]
+
+    spec = PartitionSpec(_AXIS)
+    function = jax.shard_map(
+        lambda x, w: [multiply(x, w)], mesh=mesh, in_specs=(spec, spec), out_specs=spec, check_vma=False
+    )
+    shapes = [tuple(sizes[axis] for axis in side) for side in (left, right)]
+    return Repeated(function, [_each(mesh, shape, product.dtype) for shape in shapes])
+
+
+def _memory(size: int, mesh: Mesh) -> Repeated:
+    """Reads `size / 2` bytes, and writes as many: in place."""
+    spec = PartitionSpec(_AXIS)
+    function = jax.shard_map(
+        lambda x: [x * 0.5 + 0.5], mesh=mesh, in_specs=(spec,), out_specs=spec, check_vma=False
+    )
+    return Repeated(function, [_each(mesh, (size // 8,), jnp.float32)], {0: 0})

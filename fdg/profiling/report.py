@@ -1,0 +1,256 @@
+"""A profile: plain values, and how they print."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from fdg.profiling.work import Product, Work
+from fdg.showing.words import clip, quantity, table
+
+_PRODUCTS = 12  # that are shown
+
+
+@dataclasses.dataclass(frozen=True)
+class FragmentProfile:
+    """A fragment in an iteration, as it runs by itself.
+
+    Attributes:
+      parent: the fragment that it is nested in, None at the top; `depth`: how many are around it.
+      calls: in an iteration; `exact` is False where that depends on the data.
+      flops: of a call, on all devices and for all agents.
+      work: of a call, on one device.
+      seconds: that a call takes by itself, what is nested in it included; None if it cannot run so: its parts
+        are on several groups, or in other processes.
+      products_s: that the products of a call take at the best rate of their shapes.
+      memory_s: that its inputs and outputs take at the rate of memory.
+    """
+
+    name: str
+    role: str
+    parent: str | None
+    depth: int
+    group: str
+    calls: int
+    exact: bool
+    flops: int
+    work: Work
+    seconds: float | None
+    products_s: float
+    memory_s: float
+
+    @property
+    def limit_s(self) -> float:
+        """What a call would take if nothing held it up but its products, or memory if that is longer."""
+        return max(self.products_s, self.memory_s)
+
+    @property
+    def roofline(self) -> float | None:
+        """The share of the limit in its time: 1 at best."""
+        return None if not self.seconds else self.limit_s / self.seconds
+
+    @property
+    def per_iteration(self) -> float | None:
+        """Seconds of all calls of an iteration."""
+        return None if self.seconds is None else self.seconds * self.calls
+
+
+@dataclasses.dataclass(frozen=True)
+class ProductProfile:
+    """Products of one shape on the devices of a group.
+
+    Attributes:
+      calls: on each device in an iteration.
+      seconds: of one on each device, all devices at work; None if it was not measured.
+      layout: in which that was.
+      devices: how many.
+    """
+
+    product: Product
+    group: str
+    calls: int
+    seconds: float | None
+    layout: str
+    devices: int
+
+    @property
+    def rate(self) -> float | None:
+        """Floating-point operations a second of all devices together."""
+        return None if not self.seconds else self.product.flops * self.devices / self.seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupProfile:
+    """A group of devices in an iteration.
+
+    Attributes:
+      busy_s: its devices ran programs, or moved their inputs; None where one group does everything.
+      fragments_s: what its outermost fragments take by themselves, all calls together.
+    """
+
+    name: str
+    devices: int
+    busy_s: float | None
+    fragments_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """Where the time of an iteration goes. It prints.
+
+    Attributes:
+      algorithm, policy: that were profiled.
+      num_seeds: agents in the program, None for one without a seed axis.
+      iteration_s: seconds of an iteration: of `rounds`, in turns with all else here, the shortest, as are all
+        times here: what else a machine does only ever makes one longer.
+      usual_s: their median.
+      memory_rate: bytes a second that memory reads and writes, at most, on all devices of the first group.
+      notes: what else there is to know, a sentence each.
+    """
+
+    algorithm: str
+    policy: str
+    num_devices: int
+    num_seeds: int | None
+    iteration_s: float
+    usual_s: float
+    rounds: int
+    fragments: tuple[FragmentProfile, ...]
+    products: tuple[ProductProfile, ...]
+    groups: tuple[GroupProfile, ...]
+    memory_rate: float
+    notes: tuple[str, ...] = ()
+
+    def fragment(self, name: str) -> FragmentProfile:
+        """The fragment of a name."""
+        return next(f for f in self.fragments if f.name == name)
+
+    def own_s(self, name: str) -> float | None:
+        """Seconds of an iteration in a fragment, but for those nested in it; None where one was not timed."""
+        inside = [f.per_iteration for f in self.fragments if f.parent == name]
+        mine = self.fragment(name).per_iteration
+        if mine is None or None in inside:
+            return None
+        return max(0.0, mine - sum(seconds for seconds in inside if seconds is not None))
+
+    @property
+    def fragments_s(self) -> float:
+        """What the outermost fragments take by themselves."""
+        return sum(group.fragments_s for group in self.groups)
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+def seconds(value: float | None) -> str:
+    """Seconds with three significant digits.
+
+    >>> seconds(0.0343), seconds(2.5e-6), seconds(12.0), seconds(None)
+    ('34.3 ms', '2.5 us', '12 s', '-')
+    """
+    if value is None:
+        return "-"
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if value >= 0.9995 * size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value / 1e-9:.3g} ns"
+
+
+def _percent(part: float | None, whole: float = 1.0) -> str:
+    return "-" if part is None or not whole else f"{100 * part / whole:.0f}%"
+
+
+def _lines(profile: Profile) -> Iterator[str]:
+    plural = "s" if profile.num_devices > 1 else ""
+    agents = f", {profile.num_seeds} agents" if profile.num_seeds is not None else ""
+    yield (
+        f"{profile.algorithm} under {profile.policy} on {profile.num_devices} device{plural}{agents}: an"
+        f" iteration takes {seconds(profile.iteration_s)} (the shortest of {profile.rounds} rounds, as all"
+        f" times here; their median: {seconds(profile.usual_s)})"
+    )
+    yield ""
+    header = (
+        "fragment", "role", "calls", "a call", "an iteration", "share", "own", "flops", "flops/s",
+        "products", "memory", "roofline",
+    )  # fmt: skip
+    yield from table(header, [_fragment(profile, f) for f in profile.fragments], range(2, 12))
+    if len(profile.groups) == 1:
+        rest = profile.iteration_s - profile.fragments_s
+        yield (
+            f"  fragments by themselves {seconds(profile.fragments_s)};"
+            f" {'' if rest >= 0 else '-'}{seconds(abs(rest))} is between them, or saved by running together"
+        )
+    yield ""
+    yield from _groups(profile)
+    yield from _products(profile.products)
+    yield f"  memory: {quantity(profile.memory_rate, 'B')}/s"
+    for note in profile.notes:
+        yield f"  {note}"
+    yield "  share, own: of the iteration's time, with and without the fragments nested in it"
+    yield (
+        "  products, memory: a call's products at the best rate of their shapes, its inputs and outputs at"
+        " memory's"
+    )
+    yield "  roofline: the longer of the two over the time of a call; 100% is the machine's limit"
+
+
+def _fragment(profile: Profile, f: FragmentProfile) -> tuple[str, ...]:
+    all_calls = f.flops * f.calls
+    rate = None if not f.per_iteration else all_calls / f.per_iteration
+    return (
+        clip("  " * f.depth + f.name, 26),
+        clip(f.role, 14),
+        f"{'' if f.exact else '~'}{f.calls}",
+        seconds(f.seconds),
+        seconds(f.per_iteration),
+        _percent(f.per_iteration, profile.iteration_s),
+        _percent(profile.own_s(f.name), profile.iteration_s),
+        quantity(all_calls),
+        "-" if rate is None else quantity(rate),
+        seconds(f.products_s) if f.products_s else "-",
+        seconds(f.memory_s) if f.memory_s else "-",
+        _percent(f.roofline),
+    )
+
+
+def _groups(profile: Profile) -> Iterator[str]:
+    if len(profile.groups) < 2:
+        return
+    rows = [
+        (
+            clip(group.name, 24),
+            str(group.devices),
+            seconds(group.busy_s),
+            seconds(None if group.busy_s is None else max(0.0, profile.iteration_s - group.busy_s)),
+            _percent(group.busy_s, profile.iteration_s),
+            seconds(group.fragments_s),
+        )
+        for group in profile.groups
+    ]
+    header = ("group", "devices", "busy", "idle", "busy share", "fragments by themselves")
+    yield from table(header, rows, range(1, 6))
+    yield ""
+
+
+def _products(products: Sequence[ProductProfile]) -> Iterator[str]:
+    if not products:
+        return
+    shown = sorted(products, key=lambda p: p.product.flops * p.calls, reverse=True)[:_PRODUCTS]
+    whole = sum(p.product.flops * p.calls * p.devices for p in products)
+    rows = [
+        (
+            str(p.product),
+            p.product.dtype,
+            clip(p.group, 24),
+            str(p.calls),
+            _percent(p.product.flops * p.calls * p.devices, whole),
+            seconds(p.seconds),
+            "-" if p.rate is None else quantity(p.rate),
+            p.layout,
+        )
+        for p in shown
+    ]
+    header = (
+        "product (m x k x n)", "dtype", "group", "calls", "of flops", "one by itself", "flops/s", "best as"
+    )  # fmt: skip
+    yield from table(header, rows, range(3, 7))
+    if len(products) > len(shown):
+        yield f"  and {len(products) - len(shown)} other shapes"

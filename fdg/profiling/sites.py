@@ -1,0 +1,141 @@
+"""The fragments of a graph as functions of their own, with the state that each hands on to its next call.
+
+    scan((env_state, obs) -> step(keys, env_state, act(obs)))     step's result 0 is its argument 1
+
+A program that repeats a fragment alone hands on the same, so that what is updated in place stays so: a
+replay buffer of a gigabyte would otherwise be copied at each call.
+"""
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+from jax.extend import core
+
+from fdg import jaxprs
+from fdg.tracing.graph import FDG, Fragment
+from fdg.tracing.reader import Reader, Scope
+
+_SAME = frozenset({"convert_element_type", "fragment_boundary", "sharding_constraint", "copy"})
+_PRINTS = frozenset({"debug_callback", "debug_print"})
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Site:
+    """Where a fragment is called.
+
+    Attributes:
+      fragment: the node.
+      equation: the call.
+      inputs: the variables that it reads, each once; `axes` their batch axes.
+      outputs: what it gives that anything could read; `output_axes` likewise.
+      handed_on: output k is input `handed_on[k]` of the next call, in this iteration or the next.
+    """
+
+    fragment: Fragment
+    equation: core.JaxprEqn
+    inputs: tuple[core.Var, ...]
+    outputs: tuple[core.Var, ...]
+    axes: tuple[int | None, ...]
+    output_axes: tuple[int | None, ...]
+    handed_on: Mapping[int, int]
+
+    @functools.cached_property
+    def jaxpr(self) -> core.ClosedJaxpr:
+        """The fragment as a function of `inputs` to `outputs`. It prints nothing."""
+        return jaxprs.build(self.inputs, self.outputs, [_silent(self.equation)])
+
+
+def sites(graph: FDG) -> tuple[Site, ...]:
+    """The fragments of a graph, in its order."""
+    reader = Reader(jaxprs.open_jaxpr(graph.jaxpr), len(graph.state_axes))
+    return tuple(
+        _site(reader, fragment, eqn, scope)
+        for fragment, (_, eqn, scope, _) in zip(graph.fragments, reader.sites, strict=True)
+    )
+
+
+def _site(reader: Reader, fragment: Fragment, eqn: core.JaxprEqn, scope: Scope) -> Site:
+    axes: dict[Any, int | None] = {}
+    for v, array in zip(eqn.invars, fragment.inputs, strict=True):
+        if not jaxprs.is_literal(v) and axes.get(v) is None:
+            axes[v] = array.axis
+    made = [
+        (k, v, array.axis)
+        for k, (v, array) in enumerate(zip(eqn.outvars, fragment.outputs, strict=True))
+        if not isinstance(v, core.DropVar)
+    ]
+    position = {k: i for i, (k, _, _) in enumerate(made)}
+    handed_on: dict[int, int] = {}
+    for j, v in enumerate(axes):
+        k = _origin(reader, scope, v, eqn)
+        if k is not None and k in position and eqn.outvars[k].aval == v.aval:
+            handed_on.setdefault(position[k], j)
+    return Site(
+        fragment,
+        eqn,
+        tuple(axes),
+        tuple(v for _, v, _ in made),
+        tuple(axes.values()),
+        tuple(axis for _, _, axis in made),
+        handed_on,
+    )
+
+
+def _origin(reader: Reader, scope: Scope, var: Any, eqn: core.JaxprEqn) -> int | None:
+    """Which output of `eqn` reaches a variable unchanged, from an earlier trip or iteration; None if none."""
+    here, v = scope, var
+    seen: set[tuple[int, Any]] = set()
+    while not jaxprs.is_literal(v) and (id(here), v) not in seen:
+        seen.add((id(here), v))
+        if v in here.producer:
+            made_by = here.producer[v]
+            index = made_by.outvars.index(v)
+            if made_by is eqn:
+                return index
+            inner = [each for each in here.inner.get(id(made_by), []) if each.body.results]
+            if not inner:
+                if made_by.primitive.name not in _SAME or made_by.invars[0].aval != v.aval:
+                    return None
+                v = made_by.invars[0]
+            elif len(inner) > 1 or index in inner[0].body.stacked:
+                return None
+            else:
+                here, v = inner[0], inner[0].jaxpr.outvars[inner[0].body.results[index]]
+            continue
+        if v not in here.position:
+            return None
+        position = here.position[v]
+        carried = dict(here.body.carry) if here.body is not None else {}
+        if position in carried:
+            v = here.jaxpr.outvars[carried[position]]
+        elif here.parent is None:
+            if position >= reader.num_state:
+                return None
+            v = here.jaxpr.outvars[position]
+        elif position in here.body.sliced:
+            return None
+        else:
+            here, v = here.parent, here.eqn.invars[here.body.operands[position]]
+    return None
+
+
+def _silent(eqn: core.JaxprEqn) -> core.JaxprEqn:
+    """An equation without the prints in it: thousands of calls would print thousands of times."""
+    old = jaxprs.closed_bodies(eqn)
+    new = [_without_prints(closed) for closed in old]
+    if all(a is b for a, b in zip(old, new, strict=True)):
+        return eqn
+    effects = frozenset().union(*(closed.effects for closed in new)) if eqn.effects else eqn.effects
+    return jaxprs.with_bodies(eqn, new).replace(effects=effects)
+
+
+def _without_prints(closed: Any) -> Any:
+    inside = jaxprs.open_jaxpr(closed)
+    equations = [_silent(eqn) for eqn in inside.eqns if eqn.primitive.name not in _PRINTS]
+    if len(equations) == len(inside.eqns) and all(map(operator.is_, equations, inside.eqns)):
+        return closed
+    constants = jaxprs.constants_of(closed)
+    return jaxprs.build(inside.invars, inside.outvars, equations, inside.constvars, constants)

@@ -1,0 +1,137 @@
+"""A trace of an iteration: each operation on each thread or stream of the devices, and whose it is.
+
+JAX's profiler writes what TensorBoard opens. Beside it goes a file for https://ui.perfetto.dev, in which the
+operations have a second track: the fragments that they are of, as the compiled programs say.
+"""
+
+import gzip
+import json
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fdg.engine import Engine
+from fdg.lowering.host_calls import BETWEEN
+
+PERFETTO = "trace.json.gz"
+_AROUND = re.compile(r"(while|call|conditional)([.\d]|$)")  # they last as long as what is in them
+
+
+class Operation(NamedTuple):
+    """An operation that ran; times in nanoseconds."""
+
+    name: str
+    fragment: str
+    start: float
+    duration: float
+
+
+def trace(engine: Engine, state: Any, directory: Path | None) -> Path | None:
+    """Traces one iteration from a state, which is copied. Of several processes all have to call it.
+
+    Args:
+      engine: any; it has to have run before, or the trace is one of compiling.
+      state: of the engine.
+      directory: for TensorBoard; an earlier trace in it is removed. None: this process writes none.
+
+    Returns:
+      The file for Perfetto, in `directory`; None without.
+    """
+    state = jax.tree.map(jnp.copy, state)
+    jax.block_until_ready(state)
+    if directory is None:
+        jax.block_until_ready(engine.run(state, 1))
+        return None
+    shutil.rmtree(directory / "plugins", ignore_errors=True)
+    directory.mkdir(parents=True, exist_ok=True)
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0  # the interpreter's calls: they would slow down what is traced
+    with jax.profiler.trace(str(directory), profiler_options=options):
+        jax.block_until_ready(engine.run(state, 1))
+    whose = fragments_of(program.hlo() for program in engine.programs if program.is_here)
+    target = directory / PERFETTO
+    with gzip.open(target, "wt", compresslevel=5) as file:
+        json.dump({"traceEvents": list(_events(_threads(directory, whose)))}, file)
+    return target
+
+
+def fragments_of(hlo: Iterable[str]) -> Mapping[tuple[str, str], str]:
+    """The innermost fragment of each operation of some programs, by the names of module and operation."""
+    found = {}
+    for text in hlo:
+        module = ""
+        for line in text.splitlines():
+            if line.startswith("HloModule "):
+                module = re.split(r"[ ,]", line)[1]
+            made = re.match(r"\s*(?:ROOT )?%?([\w.\-]+) = ", line)
+            path = re.search(r'op_name="([^"]*)"', line)
+            marks = re.findall(r"fdg:[^:()]+:([^()]+)\)", path[1]) if path else []
+            if made and marks:
+                found[module, made[1]] = marks[-1]
+    return found
+
+
+def _threads(directory: Path, whose: Mapping[tuple[str, str], str]) -> Iterator[tuple[str, list[Operation]]]:
+    """What ran on each thread or stream, in order."""
+    for path in sorted(directory.glob("plugins/profile/*/*.xplane.pb")):
+        data = jax.profiler.ProfileData.from_file(str(path))
+        for plane in data.planes:
+            for line in plane.lines:
+                operations = []
+                for event in line.events:
+                    stats = dict(event.stats)
+                    if "hlo_op" not in stats:
+                        continue
+                    name = str(stats["hlo_op"])
+                    fragment = whose.get((str(stats.get("hlo_module", "")), name), BETWEEN)
+                    operations.append(Operation(name, fragment, event.start_ns, event.duration_ns))
+                if operations:
+                    yield f"{plane.name} {line.name}", sorted(operations, key=lambda each: each.start)
+
+
+def merged(operations: Iterable[Operation]) -> list[Operation]:
+    """Stretches of one fragment each: operations that follow each other, those around others left out.
+
+    >>> parts = [("while.1", "learn", 0, 9), ("dot.1", "act", 1, 2), ("add.1", "act", 4, 1)]
+    >>> merged_parts = merged(Operation(*part) for part in [*parts, ("sub", "step", 6, 1)])
+    >>> [(each.fragment, each.start, each.duration) for each in merged_parts]
+    [('act', 1, 4), ('step', 6, 1)]
+    """
+    found: list[Operation] = []
+    for each in operations:
+        if _AROUND.match(each.name):
+            continue
+        last = found[-1] if found else None
+        if last is not None and last.fragment == each.fragment:
+            end = max(last.start + last.duration, each.start + each.duration)
+            found[-1] = last._replace(duration=end - last.start)
+        else:
+            found.append(each._replace(name=each.fragment))
+    return found
+
+
+def _events(threads: Iterable[tuple[str, list[Operation]]]) -> Iterator[dict[str, Any]]:
+    """Events of the trace format that Perfetto reads; times in microseconds from the first."""
+    all_threads = list(threads)
+    begin = min((operations[0].start for _, operations in all_threads), default=0.0)
+    for number, (thread, operations) in enumerate(all_threads):
+        yield {"ph": "M", "pid": number, "name": "process_name", "args": {"name": thread}}
+        tracks = (("fragments", merged(operations)), ("operations", operations))
+        for track, (title, shown) in enumerate(tracks):
+            name = {"name": title}
+            yield {"ph": "M", "pid": number, "tid": track, "name": "thread_name", "args": name}
+            for each in shown:
+                yield {
+                    "ph": "X",
+                    "pid": number,
+                    "tid": track,
+                    "name": each.name,
+                    "ts": (each.start - begin) / 1e3,
+                    "dur": each.duration / 1e3,
+                    "args": {"fragment": each.fragment},
+                }

@@ -1,0 +1,279 @@
+"""What a jaxpr computes: operations and bytes by class of operation, and the shapes of its products.
+
+    scan(x -> tanh(x @ w)), 8 trips, x [4, 16], w [16, 16]
+
+is 8 products 4x16x16, 16,384 floating-point operations, and 8 x 64 of class "transcendental". Nothing is
+evaluated or compiled. For a batch that is split over devices it is the work of one of them.
+"""
+
+import collections
+import dataclasses
+import functools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jax.extend import core
+
+from fdg import jaxprs
+from fdg.batch.flow import EquationFlow, Flow
+from fdg.batch.follow import follow
+
+
+class Product(NamedTuple):
+    """The shape of a product of matrices: `batch` times `[m, k] @ [k, n]`.
+
+    A convolution is the product of as many operations that has its patches for rows.
+
+    >>> Product(1, 512, 4, 64, "float32").flops
+    262144
+    """
+
+    batch: int
+    m: int
+    k: int
+    n: int
+    dtype: str
+
+    @property
+    def flops(self) -> int:
+        """Of one, a multiplication and an addition counted as two."""
+        return 2 * self.batch * self.m * self.k * self.n
+
+    def __str__(self) -> str:
+        batch = f"{self.batch} x " if self.batch > 1 else ""
+        return f"{batch}{self.m} x {self.k} x {self.n}"
+
+
+CLASSES: Mapping[str, frozenset[str]] = {
+    name: frozenset(words.split())
+    for name, words in {
+        "product": "dot_general ragged_dot_general",
+        "convolution": "conv_general_dilated",
+        "transcendental": """tanh exp exp2 expm1 log log1p logistic sin cos tan asin acos atan atan2 sinh cosh
+            asinh acosh atanh erf erfc erf_inv lgamma digamma pow sqrt rsqrt cbrt igamma random_gamma""",
+        "reduction": """reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax
+            argmin reduce reduce_window reduce_window_sum reduce_window_max cumsum cumprod cummax cummin
+            cumlogsumexp reduce_precision select_and_scatter_add select_and_gather_add""",
+        "random": """random_bits random_split random_fold_in random_seed threefry2x32 rng_bit_generator
+            rng_uniform""",
+        "sort": "sort top_k approx_top_k",
+        "movement": """gather scatter scatter-add scatter_add scatter_mul scatter_max scatter_min
+            dynamic_slice dynamic_update_slice concatenate pad rev transpose copy copy_p slice split""",
+        "linear algebra": """cholesky eig eigh hessenberg householder_product lu qr geqrf ormqr schur svd
+            triangular_solve tridiagonal tridiagonal_solve""",
+        "host": "io_callback pure_callback debug_callback",
+    }.items()
+}
+"""Classes of operations by the names of JAX's primitives; all others are "elementwise"."""
+
+_VIEWS = frozenset(
+    """reshape squeeze expand_dims broadcast_in_dim iota fragment_boundary stop_gradient optimization_barrier
+    random_wrap random_unwrap sharding_constraint bitcast_convert_type""".split()
+)  # of these XLA makes no array, or one that is read where it is made
+_PICKS = frozenset({"gather", "dynamic_slice"})  # read of their first operand no more than they give
+_PUTS = frozenset("scatter scatter-add scatter_add scatter_mul scatter_max scatter_min".split())
+
+
+@functools.cache
+def class_of(primitive: str) -> str:
+    """The class of an operation.
+
+    >>> class_of("tanh"), class_of("add")
+    ('transcendental', 'elementwise')
+    """
+    return next((name for name, members in CLASSES.items() if primitive in members), "elementwise")
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What a program computes.
+
+    Attributes:
+      flops: floating-point operations by class, counted as in `jaxprs.flops_of`.
+      bytes: by class, what each operation by itself reads and writes: far more than reaches memory, since
+        XLA joins operations. Views cost nothing; of a look-up counts what is looked up.
+      products: how often there are products of each shape, convolutions among them.
+      exact: False if part of it is in a `while` loop (counted as one trip) or a branch (the dearest counts).
+    """
+
+    flops: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    bytes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    products: Mapping[Product, int] = dataclasses.field(default_factory=dict)
+    exact: bool = True
+
+    @property
+    def total_flops(self) -> int:
+        """Of all classes."""
+        return sum(self.flops.values())
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all classes."""
+        return sum(self.bytes.values())
+
+    @property
+    def product_flops(self) -> int:
+        """Of products and convolutions."""
+        return sum(product.flops * count for product, count in self.products.items())
+
+    def times(self, count: int) -> "Work":
+        """So often."""
+        return total([(self, count)])
+
+
+def total(parts: Iterable[tuple[Work, int]]) -> Work:
+    """Several pieces of work, each so often."""
+    flops: collections.Counter[str] = collections.Counter()
+    sizes: collections.Counter[str] = collections.Counter()
+    products: collections.Counter[Product] = collections.Counter()
+    exact = True
+    for work, count in parts:
+        exact = exact and work.exact
+        for into, of in ((flops, work.flops), (sizes, work.bytes), (products, work.products)):
+            for key, number in of.items():
+                into[key] += number * count  # type: ignore[index]
+    return Work(dict(flops), dict(sizes), dict(products), exact)
+
+
+def work_of(jaxpr: Any, axes: Sequence[int | None] = (), devices: int = 1) -> Work:
+    """The work of a jaxpr, on one of the devices that its batch is split over.
+
+    Args:
+      jaxpr: open or closed, in the global view.
+      axes: the batch axis of each of its first inputs; as in `batch.follow.follow`.
+      devices: how many.
+    """
+    flow = follow(jaxpr, axes, devices) if devices > 1 else None
+    return _Walk(devices).work(jaxprs.open_jaxpr(jaxpr), flow)
+
+
+class _Walk:
+    def __init__(self, devices: int):
+        self.devices = devices
+        self.known: dict[tuple[int, int], Work] = {}  # a helper is called from many places
+
+    def work(self, jaxpr: core.Jaxpr, flow: Flow | None) -> Work:
+        key = id(jaxpr), id(flow)
+        if key not in self.known:
+            steps: Sequence[EquationFlow | None] = (
+                [None] * len(jaxpr.eqns) if flow is None else flow.equations
+            )
+            self.known[key] = total(
+                (self.equation(eqn, step), 1) for eqn, step in zip(jaxpr.eqns, steps, strict=True)
+            )
+        return self.known[key]
+
+    def equation(self, eqn: core.JaxprEqn, step: EquationFlow | None) -> Work:
+        bodies = jaxprs.bodies(eqn)
+        if not bodies or (step is not None and not step.bodies):
+            return self.operation(eqn, step)
+        flows: Sequence[Flow | None] = [None] * len(bodies) if step is None else step.bodies
+        inner = [
+            self.work(body.jaxpr, flow).times(body.trips) for body, flow in zip(bodies, flows, strict=True)
+        ]
+        if eqn.primitive.name == "cond":
+            dearest = max(inner, key=lambda work: (work.total_flops, work.total_bytes))
+            return dataclasses.replace(dearest, exact=len(bodies) == 1 and dearest.exact)
+        return dataclasses.replace(
+            total((work, 1) for work in inner),
+            exact=all(body.exact for body in bodies) and all(work.exact for work in inner),
+        )
+
+    def operation(self, eqn: core.JaxprEqn, step: EquationFlow | None) -> Work:
+        name, kind = eqn.primitive.name, class_of(eqn.primitive.name)
+        operands = [
+            self._share(v, axis)
+            for v, axis in _with_axes(eqn.invars, None if step is None else step.operands)
+        ]
+        results = [
+            self._share(v, axis)
+            for v, axis in _with_axes(eqn.outvars, None if step is None else step.results)
+        ]
+        product = product_of(eqn)
+        if product is not None:
+            product = self._local(product, eqn, step)
+            flops = product.flops
+        else:
+            whole = max((math.prod(_shape(v)) for v in (*eqn.invars, *eqn.outvars)), default=0)
+            part = max((math.prod(_shape(v)) // n for v, n in (*operands, *results)), default=0)
+            flops = jaxprs.equation_flops(eqn) * part // max(whole, 1)
+        return Work(
+            {kind: flops} if flops else {},
+            {kind: moved} if (moved := _moved(name, operands, results)) else {},
+            {} if product is None else {product: 1},
+        )
+
+    def _share(self, atom: Any, axis: int | None) -> tuple[Any, int]:
+        """A value, and how many parts of it there are."""
+        return atom, 1 if axis is None else self.devices
+
+    def _local(self, product: Product, eqn: core.JaxprEqn, step: EquationFlow | None) -> Product:
+        """One device's part of a product."""
+        if step is None:
+            return product
+        if step.reduced:
+            return product._replace(k=max(1, product.k // self.devices))
+        (axis,) = step.results
+        if axis is None:
+            return product
+        side = "m"
+        if eqn.primitive.name == "dot_general":
+            (contracting, _), (batch, _) = eqn.params["dimension_numbers"]
+            free = len(_shape(eqn.invars[0])) - len(contracting) - len(batch)
+            side = "batch" if axis < len(batch) else "m" if axis < len(batch) + free else "n"
+        elif eqn.params["feature_group_count"] > 1:
+            side = "batch"
+        return product._replace(**{side: max(1, getattr(product, side) // self.devices)})
+
+
+def product_of(eqn: core.JaxprEqn) -> Product | None:
+    """The shape of an equation's product; None if it is neither a product nor a convolution."""
+    if eqn.primitive.name == "dot_general":
+        (contracting, _), (batch, _) = eqn.params["dimension_numbers"]
+        left, right, out = _shape(eqn.invars[0]), _shape(eqn.invars[1]), _shape(eqn.outvars[0])
+        batches = math.prod(left[axis] for axis in batch)
+        k = math.prod(left[axis] for axis in contracting)
+        m = math.prod(left) // max(1, batches * k)
+        n = math.prod(right) // max(1, batches * k)
+        return Product(batches, m, k, n, _dtype(eqn)) if math.prod(out) and k else None
+    if eqn.primitive.name == "conv_general_dilated":
+        kernel, size = _shape(eqn.invars[1]), math.prod(_shape(eqn.outvars[0]))
+        groups = max(eqn.params["feature_group_count"], eqn.params["batch_group_count"])
+        features = kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
+        k = math.prod(kernel) // max(1, features)
+        return Product(groups, size // features, k, features // groups, _dtype(eqn)) if size and k else None
+    return None
+
+
+def _dtype(eqn: core.JaxprEqn) -> str:
+    return str(eqn.invars[0].aval.dtype)  # type: ignore[attr-defined]
+
+
+def _shape(atom: Any) -> tuple[int, ...]:
+    return tuple(getattr(atom.aval, "shape", ()))
+
+
+def _with_axes(atoms: Sequence[Any], axes: Sequence[int | None] | None) -> Iterable[tuple[Any, int | None]]:
+    return zip(atoms, axes if axes is not None else [None] * len(atoms), strict=True)
+
+
+def _moved(name: str, operands: Sequence[tuple[Any, int]], results: Sequence[tuple[Any, int]]) -> int:
+    """Bytes that an operation reads and writes, given its values and the number of parts of each."""
+    if name in _VIEWS:
+        return 0
+
+    def size(values: Sequence[tuple[Any, int]]) -> int:
+        return sum(
+            jaxprs.bytes_of(v.aval) // parts
+            for v, parts in values
+            if not jaxprs.is_literal(v) and hasattr(v.aval, "dtype")
+        )
+
+    if name in _PICKS:
+        return 2 * size(results) + size(operands[1:])
+    if name == "dynamic_update_slice":
+        return 2 * size(operands[1:2])
+    if name in _PUTS:
+        return 2 * size(operands[2:3]) + size(operands[1:2])
+    return size(operands) + size(results)

@@ -1,0 +1,63 @@
+"""A profile in a run directory: the table, the same as JSON, and a trace."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from fdg.engine import Engine
+from fdg.processes import distributed
+from fdg.profiling.measuring import profile as measure
+from fdg.profiling.report import Profile
+from fdg.profiling.tracing import trace
+from fdg.profiling.work import Work
+
+DIRECTORY = "profile"
+
+
+def as_json(profile: Profile) -> dict[str, Any]:
+    """A profile of numbers, strings, lists and dicts."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Work):
+            products = [{**product._asdict(), "calls": n} for product, n in value.products.items()]
+            return {
+                "flops": dict(value.flops),
+                "bytes": dict(value.bytes),
+                "products": products,
+                "exact": value.exact,
+            }
+        if dataclasses.is_dataclass(value):
+            return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        if hasattr(value, "_asdict"):
+            return value._asdict()
+        return [plain(item) for item in value] if isinstance(value, tuple) else value
+
+    return plain(profile)
+
+
+def profile_run(engine: Engine, state: Any, run: Path) -> list[str]:
+    """Profiles an engine, traces an iteration, and writes both; what to say of it, line by line.
+
+    Of several processes all have to call it, and the first one writes.
+
+    Args:
+      engine: that has run.
+      state: where iterations begin; it is copied.
+      run: the run directory; earlier profiles in it are replaced.
+    """
+    profile = measure(engine, state)
+    if not distributed.is_first():
+        trace(engine, state, None)
+        return []
+    directory = run / DIRECTORY
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "profile.txt").write_text(f"{profile}\n")
+    (directory / "profile.json").write_text(json.dumps(as_json(profile), indent=1) + "\n")
+    perfetto = trace(engine, state, directory)
+    return [
+        f"\n{profile}\n",
+        f"profile {directory / 'profile.txt'}, and as numbers profile.json beside it",
+        f"trace of one iteration {perfetto}: open it in https://ui.perfetto.dev, or give TensorBoard"
+        f" --logdir {directory}",
+    ]

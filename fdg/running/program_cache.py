@@ -1,0 +1,105 @@
+"""Compiled programs, kept from one process to the next: a second start of a job compiles nothing."""
+
+import contextlib
+import hashlib
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax
+
+from fdg.errors import FdgError
+
+MOST_BYTES = 2 << 30
+OFF = "off"
+
+
+def keep_programs(directory: str | None = None) -> str | None:
+    """Has JAX keep what it compiles on disk, and look there first; call it before anything is compiled.
+
+    JAX's own settings win, as far as they are made: `JAX_COMPILATION_CACHE_DIR`,
+    `JAX_ENABLE_COMPILATION_CACHE`, `JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS`. JAX finds a program by its
+    code, its devices, the flags of XLA and the versions of both. Where the default directory cannot be
+    written to, programs are compiled as ever.
+
+    Args:
+      directory: where to; None for `default_directory()`, "off" for nowhere.
+
+    Returns:
+      The directory, None where nothing is kept.
+
+    Raises:
+      FdgError: `directory` was given, and cannot be written to.
+    """
+    if directory == OFF:
+        jax.config.update("jax_enable_compilation_cache", False)
+        return None
+    if not getattr(jax.config, "jax_enable_compilation_cache", True):
+        return None
+    own = getattr(jax.config, "jax_compilation_cache_dir", None)
+    if directory is None and own:
+        return own
+    path = default_directory() if directory is None else Path(directory)
+    if path is None or not _is_usable(path):
+        if directory is not None:
+            raise FdgError(
+                f"--program-cache {directory} cannot be written to: give another directory, or '{OFF}'"
+            )
+        return None
+    _remove_oldest(path)
+    jax.config.update("jax_compilation_cache_dir", str(path))
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # small ones are many
+    return str(path)
+
+
+def default_directory(environment: Mapping[str, str] = os.environ) -> Path | None:
+    """The user's, a part of it for this machine's processor; None for a user without a home.
+
+    A home may be shared by machines whose processors differ: code that was compiled for one may be wrong on
+    another, and JAX's key does not tell them apart.
+    """
+    base = environment.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):  # others are to be ignored, the XDG specification says
+        try:
+            base = str(Path.home() / ".cache")
+        except RuntimeError:
+            return None
+    return Path(base, "fdg", "programs", _processor())
+
+
+def _processor() -> str:
+    """A short name of this machine's processor, by its features."""
+    features = f"{platform.machine()} {platform.processor()}"
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        told = {line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))}
+        features += "".join(sorted(told))
+    return hashlib.sha256(features.encode()).hexdigest()[:12]
+
+
+def _is_usable(path: Path) -> bool:
+    try:
+        # Whoever can write here has their code run.
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(path, os.R_OK | os.W_OK | os.X_OK)
+
+
+def _remove_oldest(path: Path, most_bytes: int = MOST_BYTES) -> None:
+    """Removes the programs that were kept first, until the others take less than `most_bytes`."""
+    found = []
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(path):
+            if entry.name.endswith("-cache"):  # as JAX names them
+                facts = entry.stat()
+                found.append((facts.st_mtime, facts.st_size, entry.path))
+    left = sum(size for _, size, _ in found)
+    for _, size, name in sorted(found):
+        if left <= most_bytes:
+            return
+        with contextlib.suppress(OSError):  # another process was faster
+            os.remove(name)
+        left -= size

@@ -1,0 +1,122 @@
+"""How many host devices a job is given that names no number: as many as are predicted to be fastest.
+
+A device that shares a batch saves work, and costs exchanges with the others. Both are computed from the plan,
+and with constants, not with a clock: the same job on as many cores gets the same number, and so the same
+results bit for bit.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from fdg import jaxprs
+from fdg.errors import PlanError
+from fdg.lowering.host_calls import calls_host
+from fdg.placing.place import place
+from fdg.placing.plan import Plan
+from fdg.tracing.graph import FDG
+
+# Of one core and of a pair of host devices, on the machine of docs/performance.md. The rate is what the best
+# of our fragments reach: work is never made out to be more than it is.
+FLOPS_PER_S = 60e9
+EXCHANGE_S = 300e-6  # a collective among two devices; more of them are taken to need more rounds
+STEP_S = 150e-6  # a program or a transfer that the host starts by itself
+BYTES_PER_S = 2e9
+MARGIN = 2.0  # beside other processes, exchanges take longer than by themselves
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """How many host devices a job is given.
+
+    Attributes:
+      devices: how many.
+      reason: why, for one line of output.
+    """
+
+    devices: int
+    reason: str
+
+
+def choose(graph: FDG, policy: Any, cores: int, num_seeds: int | None = None) -> Choice:
+    """The number of host devices, of one to `cores`, with which an iteration is predicted to be fastest.
+
+    Raises:
+      PlanError: there is none that the policy can be carried out on; what it says of one device.
+    """
+    of = f"of {cores} core{'s' if cores > 1 else ''}"
+    if calls_host(jaxprs.open_jaxpr(graph.jaxpr).eqns):
+        place(graph, policy, 1, num_seeds)
+        return Choice(1, f"1 {of}: its environments step on the host, in threads of their own")
+    seconds: dict[int, float] = {}
+    refused: PlanError | None = None
+    for count in _candidates(cores):
+        try:
+            plan = place(graph, policy, count, num_seeds)
+        except PlanError as error:
+            refused = refused or error
+            continue
+        if not plan.idle and not (plan.unpredicted and count > 1):
+            seconds[count] = iteration_seconds(plan)
+    if not seconds:
+        assert refused is not None
+        raise refused
+    best = min(seconds, key=lambda count: (seconds[count], count))
+    if len(seconds) == 1:
+        return Choice(best, f"{best} {of}: its work does not divide by more" if cores > 1 else f"1 {of}")
+    other = min(seconds) if best != min(seconds) else min(set(seconds) - {best}, key=seconds.__getitem__)
+    return Choice(
+        best,
+        f"{best} {of}: an iteration is predicted to take {_milliseconds(seconds[best])} ms,"
+        f" and {_milliseconds(seconds[other])} ms on {other}",
+    )
+
+
+def iteration_seconds(plan: Plan) -> float:
+    """Seconds of an iteration: the work of each group's devices, what they exchange, and what moves between.
+
+    Groups work at the same time where staleness lets them, else one after the other.
+    """
+    groups = {group.name: group for group in plan.groups}
+    assignment = dict(plan.assignment)
+    seconds = dict.fromkeys(groups, 0.0)
+    for name, flops, is_split in _own_work(plan.graph):
+        group = groups[assignment[name]]
+        agents = (plan.num_seeds or 1) / (len(group) if plan.num_seeds else 1)
+        share = group.rows if is_split and plan.num_seeds is None else 1
+        seconds[group.name] += agents * flops / share / FLOPS_PER_S
+    for program in plan.programs:
+        rounds = math.log2(max(2, groups[program.group].rows))
+        exchanges = sum(c.calls * (EXCHANGE_S * rounds + c.bytes / BYTES_PER_S) for c in program.collectives)
+        starts = 0.0 if plan.schedule is None else STEP_S
+        seconds[program.group] += MARGIN * program.calls_per_iteration * (exchanges + starts)
+    moves = sum(
+        m.crossings_per_iteration * (STEP_S + m.bytes_per_crossing / BYTES_PER_S)
+        for m in plan.movements
+        if m.how == "transfer"
+    )
+    overlapped = max if plan.delayed is not None else sum
+    return overlapped(seconds.values()) + MARGIN * moves
+
+
+def _own_work(graph: FDG) -> list[tuple[str, int, bool]]:
+    """Of each fragment: operations an iteration, without those nested in it, and whether it has a batch."""
+    work = {f.name: f.flops_per_call * f.calls_per_iteration for f in graph.fragments}
+    own = dict(work)
+    for fragment in graph.fragments:
+        if fragment.parent is not None:
+            own[fragment.parent] -= work[fragment.name]
+    return [(f.name, max(0, own[f.name]), f.batch_size is not None) for f in graph.fragments]
+
+
+def _candidates(cores: int) -> Sequence[int]:
+    """Numbers of devices to look at: all of few, and of many those that batches divide by."""
+    if cores <= 8:
+        return range(1, cores + 1)
+    powers = {2**i * k for i in range(cores.bit_length()) for k in (1, 3)}
+    return sorted({n for n in powers if n <= cores} | {cores})
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g}"

@@ -1,0 +1,148 @@
+"""Profiles of whole engines: times that are known, every policy, and what they print."""
+
+import gzip
+import json
+import time
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import fdg
+import policies
+from fdg.commands.cli import train_main
+from fdg.errors import FdgError
+from fdg.profiling import measuring, repeating
+from fdg.profiling.tracing import fragments_of, trace
+from fdg.profiling.writing import as_json
+from tests.tiny import Pupil
+
+TICK = 0.04  # seconds
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch):
+    monkeypatch.setattr(repeating, "ROUND_S", 5e-4)
+    monkeypatch.setattr(measuring, "_ITERATIONS_S", 5e-3)
+
+
+def sleep(x, ticks):
+    def wait(x):
+        time.sleep(ticks * TICK)
+        return x
+
+    return jax.pure_callback(wait, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+
+def ticks(seconds):
+    """Whole ticks: whoever sleeps does so for no less, and on a busy machine for more."""
+    return int(seconds / TICK + 0.05)
+
+
+class Slow:
+    """Acting for a tick twice; learning for three, of which a nested gradient takes one twice."""
+
+    def init(self, key):
+        return {"weight": jnp.ones(4), "walks": jnp.zeros((2, 4))}
+
+    def iterate(self, state):
+        @fdg.fragment("actor", in_axes=(None, 0))
+        def act(weight, walks):
+            return sleep(walks + weight[None], 1)
+
+        @fdg.fragment("gradient", in_axes=(None, 0), out_axes=None)
+        def slope(weight, walks):
+            return sleep(weight + jnp.mean(walks @ jnp.ones((4, 4))), 1)
+
+        @fdg.fragment("learner", in_axes=(None, 0), out_axes=None)
+        def learn(weight, walks):
+            weight, _ = jax.lax.scan(lambda w, _: (slope(w, walks), None), weight, length=2)
+            return sleep(weight, 1)
+
+        walks, _ = jax.lax.scan(lambda w, _: (act(state["weight"], w), None), state["walks"], length=2)
+        return {"weight": learn(state["weight"], walks), "walks": walks}, {"mean": jnp.mean(walks)}
+
+
+def test_times_that_are_known(devices):
+    engine = fdg.compile(Slow(), policies.GPUOnly(), devices[:1])
+    state = engine.init(0)
+    profile = fdg.profile(engine, state, rounds=3)
+    assert {f.name: f.calls for f in profile.fragments} == {"act": 2, "learn": 1, "slope": 2}
+    assert [ticks(f.seconds) for f in profile.fragments] == [1, 3, 1]
+    assert ticks(profile.iteration_s) == 5
+    assert ticks(profile.fragments_s) == 5  # what is nested counts once
+    assert ticks(profile.own_s("learn")) == 1
+    slope = profile.fragment("slope")
+    assert slope.parent == "learn" and slope.depth == 1 and slope.products_s > 0
+    assert slope.roofline == pytest.approx(slope.limit_s / slope.seconds) and slope.roofline < 0.1
+    (product,) = profile.products
+    assert str(product.product) == "2 x 4 x 4" and product.calls == 2 and product.rate > 0
+    lines = str(profile).splitlines()
+    assert "Slow under GPUOnly() on 1 device: an iteration takes" in lines[0]
+    assert any(line.startswith("    slope") and " 2 " in line for line in lines)
+    jax.block_until_ready(engine.run(state, 1))  # it was copied
+
+
+@pytest.mark.parametrize(
+    ("policy", "count", "apart"),
+    [
+        (policies.GPUOnly(), 2, set()),
+        (policies.SingleLearnerCoarse(staleness=1), 3, set()),
+        (policies.SingleLearnerFine(), 2, set()),
+        (policies.Central(), 3, {"learn"}),
+        (policies.MultiLearner(parameters="fsdp"), 2, set()),
+    ],
+)
+def test_every_fragment_of_every_policy(policy, count, apart, devices):
+    engine = fdg.compile(Pupil(), policy, devices[:count])
+    profile = fdg.profile(engine, engine.init(0), rounds=1)
+    assert {f.name for f in profile.fragments if f.seconds is None} == apart
+    assert all(f.seconds > 0 for f in profile.fragments if f.name not in apart)
+    assert profile.fragment("update").calls == 2 and profile.iteration_s > 0
+    assert [group.name for group in profile.groups] == [group.name for group in engine.plan.groups]
+    for group in profile.groups:
+        assert (group.busy_s is not None) == (len(profile.groups) > 1) and group.fragments_s > 0
+    assert ("by itself (in parts" in str(profile)) == bool(apart)
+    assert json.loads(json.dumps(as_json(profile)))["fragments"][0]["work"]["flops"]
+
+
+def test_several_agents(devices):
+    engine = fdg.compile(Pupil(), policies.GPUOnly(), devices[:2], num_seeds=4)
+    profile = fdg.profile(engine, engine.init(0), rounds=1)
+    assert all(f.seconds > 0 for f in profile.fragments) and "4 agents" in str(profile)
+    alone = fdg.trace(Pupil()).fragment("slope").flops_per_call
+    assert profile.fragment("slope").flops == 4 * alone  # of all agents ...
+    here = profile.fragment("slope").work.total_flops
+    assert here == pytest.approx(2 * alone, rel=0.02)  # ... and of those on one device
+
+
+def test_rounds_are_counted(devices):
+    engine = fdg.compile(Pupil(), policies.GPUOnly(), devices[:1])
+    with pytest.raises(FdgError, match=r"rounds=0: give an integer of at least 1"):
+        fdg.profile(engine, engine.init(0), rounds=0)
+
+
+def test_a_trace_says_whose_operations_are(tmp_path, devices):
+    engine = fdg.compile(Pupil(num_envs=64), policies.GPUOnly(), devices[:1])
+    state, _ = engine.run(engine.init(0), 1)
+    path = trace(engine, state, tmp_path)
+    assert {"act", "step", "slope", "update"} <= set(fragments_of([engine.programs[0].hlo()]).values())
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    assert {"act", "step"} <= {event["name"] for event in spans if event["tid"] == 0}
+    assert all(event["ts"] >= 0 and event["dur"] >= 0 for event in spans)
+    assert list(tmp_path.glob("plugins/profile/*/*.xplane.pb"))
+    assert trace(engine, state, None) is None
+
+
+def test_training_with_a_profile(tmp_path, capsys):
+    run = tmp_path / "run"
+    words = ["--algo", "tests.tiny:Pupil", "--devices", "1", "--total-steps", "16", "--profile"]
+    assert train_main([*words, "--out", str(run)]) == 0
+    said = capsys.readouterr().out
+    table = (run / "profile" / "profile.txt").read_text()
+    assert table in said and "Pupil under GPUOnly() on 1 device" in table
+    assert json.loads((run / "profile" / "profile.json").read_text())["iteration_s"] > 0
+    assert (run / "profile" / "trace.json.gz").exists() and "ui.perfetto.dev" in said
+    places = [said.rindex(words) for words in ("evaluation return", "an iteration takes", "run directory")]
+    assert places == sorted(places)

@@ -1,0 +1,93 @@
+"""Compiled programs are found again by the next process, and nothing goes wrong where they cannot be kept."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fdg.errors import FdgError
+from fdg.running import program_cache
+
+# Runs something, and says how many programs it looked for, found, and where it keeps them.
+COUNTED = """
+import collections, sys
+import jax
+seen = collections.Counter()
+jax.monitoring.register_event_listener(lambda name, **_: seen.update([name.rpartition("/")[2]]))
+{}
+print(status, seen["compile_requests_use_cache"], seen["cache_hits"], jax.config.jax_compilation_cache_dir)
+"""
+TRAIN = """
+from fdg.commands.cli import train_main
+status = train_main(["--algo", "tests.tiny:Walk", "--devices", "1", "--total-steps", "16", *sys.argv[1:]])
+"""
+ADD = """
+from fdg.running.program_cache import keep_programs
+keep_programs(*sys.argv[1:])
+status = jax.jit(lambda x: x + 1)(-1)
+"""
+
+
+def run(code, *words, **variables):
+    """Of a fresh process: exit status, programs looked for and found in the cache, and its directory."""
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name != "XDG_CACHE_HOME" and not name.startswith(("JAX_COMPILATION", "JAX_PERSISTENT"))
+    }
+    words = [sys.executable, "-c", COUNTED.format(code), *words]
+    done = subprocess.run(
+        words, capture_output=True, text=True, timeout=120, check=True, env={**environment, **variables}
+    )
+    status, requests, hits, directory = done.stdout.splitlines()[-1].split()
+    return int(status), int(requests), int(hits), directory, done.stderr
+
+
+def test_a_second_process_compiles_nothing(tmp_path):
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    status, requests, _, directory, _ = run(TRAIN, "--out", str(tmp_path / "first"), **cache)
+    assert status == 0 and requests > 5
+    assert Path(directory).is_relative_to(tmp_path / "cache" / "fdg") and any(Path(directory).iterdir())
+    assert run(TRAIN, "--out", str(tmp_path / "second"), **cache)[:3] == (0, requests, requests)
+
+
+def test_where_nothing_can_be_written_it_compiles_as_ever(tmp_path):
+    (tmp_path / "file").write_text("")
+    assert run(ADD, XDG_CACHE_HOME=str(tmp_path / "file"))[2:] == (0, "None", "")
+
+
+def test_switched_off_and_elsewhere(tmp_path):
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    assert run(ADD, "off", **cache)[2:4] == (0, "None")
+    assert not (tmp_path / "cache").exists()
+    other = str(tmp_path / "other")
+    assert run(ADD, other, **cache)[2:4] == (0, other)
+    # JAX's own variables are heeded.
+    own = {"JAX_COMPILATION_CACHE_DIR": other, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    assert run(ADD, **own, **cache)[2:4] == (1, other)
+    assert run(ADD, JAX_ENABLE_COMPILATION_CACHE="false", **cache)[2] == 0
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_directory_that_was_asked_for_and_cannot_be(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FdgError, match=r"--program-cache .*file.* cannot be written to: give another"):
+        program_cache.keep_programs(str(tmp_path / "file"))
+
+
+def test_the_oldest_programs_go_first(tmp_path):
+    for age, name in enumerate(["new-cache", "middle-cache", "old-cache", "notes.txt"]):
+        (tmp_path / name).write_bytes(b"x" * 100)
+        os.utime(tmp_path / name, (1_000_000 - age, 1_000_000 - age))
+    program_cache._remove_oldest(tmp_path, most_bytes=250)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["middle-cache", "new-cache", "notes.txt"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "below"), [("/somewhere", "/somewhere"), ("", "~/.cache"), ("relative", "~/.cache")]
+)
+def test_the_users_cache_directory(variable, below):
+    directory = program_cache.default_directory({"XDG_CACHE_HOME": variable})
+    assert directory.is_relative_to(Path(below).expanduser() / "fdg" / "programs")

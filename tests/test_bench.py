@@ -1,0 +1,130 @@
+"""The parts of the benchmarks that make figures: turns, ratios, tables. No trainer runs here."""
+
+import doctest
+import json
+import sys
+
+import pytest
+
+from bench import performance, results
+from bench.peers import alternate
+from bench.peers.checkouts import PAIRS as OF_CHECKOUTS
+from bench.peers.drivers import ours
+from bench.peers.peers import PEERS
+from bench.peers.table import PAIRS
+
+# Speeds of the rounds that a driver claims, the first of which does not count; ours are thrice theirs.
+DRIVER = """
+import sys
+from bench.peers.serve import serve
+FACTOR = {factor}
+def prepare(config):
+    print("what a library prints on standard output is no answer")
+    def one_round(seed):
+        return {{"steps": 1000 * FACTOR, "seconds": 1.0 + seed, "return": float(seed) or None}}
+    return one_round, {{"compile_seconds": 2.0, "devices": 1}}
+serve(prepare)
+"""
+
+
+@pytest.fixture
+def drivers(tmp_path, monkeypatch):
+    """Drivers named `ours` and `fake`, which take no time."""
+    for name, factor in {"ours": 3, "fake": 1}.items():
+        (tmp_path / f"{name}.py").write_text(DRIVER.format(factor=factor))
+    started = alternate.subprocess.Popen
+
+    def popen(command, **keywords):
+        name = command[2].rpartition(".")[2]
+        return started([sys.executable, tmp_path / f"{name}.py", command[3]], **{
+            **keywords, "env": {**keywords["env"], "PYTHONPATH": str(alternate.ROOT)}
+        })  # fmt: skip
+
+    monkeypatch.setattr(alternate.subprocess, "Popen", popen)
+
+
+def test_rounds_in_turns_and_the_first_does_not_count(drivers):
+    pair = next(iter(PAIRS.values()))
+    fake = alternate.dataclasses.replace(pair, driver="fake")
+    result = alternate.compare(fake, None, rounds=3)
+    assert result["ratio"] == pytest.approx(3.0)
+    assert result["rounds"] == 3
+    # Rounds 1, 2, 3 take 2, 3, 4 seconds: the median is that of round 2.
+    assert result["ours"]["steps_per_s"] == pytest.approx(1000.0)
+    assert result["theirs"]["steps_per_s"] == pytest.approx(1000 / 3)
+    assert result["theirs"]["returned"] == 2.0
+    assert result["theirs"]["compile_seconds"] == 2.0
+
+
+def test_a_driver_that_fails_says_why(drivers, tmp_path):
+    (tmp_path / "fake.py").write_text("raise ValueError('no such environment')")
+    fake = alternate.dataclasses.replace(next(iter(PAIRS.values())), driver="fake")
+    with pytest.raises(alternate.DriverError, match="no such environment"):
+        alternate.compare(fake, None, rounds=1)
+
+
+@pytest.mark.parametrize("continues", [False, True])
+def test_our_driver_trains_as_the_command_line_says(continues):
+    flags = "--env CartPole-v1 --num-envs 2 --num-steps 64 --total-steps 512 --num-minibatches 1 --devices 1"
+    one_round, facts = ours.prepare({"flags": flags.split(), "continues": continues})
+    first, same, other = (one_round(seed) for seed in (0, 0, 1))
+    assert facts["devices"] == 1 and facts["compile_seconds"] > 0
+    assert first["steps"] == 512 and first["seconds"] > 0 and first["peak_bytes"] > 2**20
+    assert (first["return"] == same["return"]) is not continues  # a whole training again, or more of it
+    assert other["return"] != first["return"]
+
+
+def test_every_pair_is_of_a_peer_and_has_a_driver():
+    for pair in PAIRS.values():
+        driver = (pair.driver or pair.peer).replace("-", "_")
+        assert (alternate.ROOT / "bench" / "peers" / "drivers" / f"{driver}.py").exists(), pair.name
+        assert pair.at_least > 1
+    assert {pair.peer for pair in PAIRS.values()} == set(PEERS)
+    assert all(PEERS[pair.peer].is_checkout for pair in OF_CHECKOUTS)
+
+
+def test_our_flags_are_read_by_the_command_line():
+    from fdg.commands.parse import parse
+
+    for pair in PAIRS.values():
+        if "brax" in pair.our_flags[1] or "MPE" in " ".join(pair.our_flags):
+            continue  # these import their libraries for seconds
+        job = parse(pair.our_flags, "test", "")
+        assert job.algorithm.num_envs == pair.size
+        # A round is whole iterations on both sides, or the sides would not take the same steps.
+        assert job.num_iterations * job.steps_per_iteration <= pair.steps
+
+
+def test_tables_of_figures(tmp_path):
+    side = {"steps_per_s": 1234.5, "compile_seconds": 2.0, "start_seconds": 4.0, "returned": None}
+    figures = {
+        "peer": "rejax",
+        "task": "PPO CartPole-v1",
+        "size": 1024,
+        "flags": "--env CartPole-v1 --num-envs 1024 --total-steps 5",
+        "equal": "4 epochs",
+        "at_least": 2.0,
+        "ours": {**side, "devices": 2},
+        "theirs": {**side, "returned": 500.0},
+        "ratio": 2.5,
+        "ratio_middle_half": [2.25, 2.75],
+    }
+    path = tmp_path / "performance.json"
+    results.keep("peers", "a pair", figures, path)
+    results.keep("peers", "a pair", {**figures, "ratio": 1.5}, path)  # in place of the first
+    assert len(json.loads(path.read_text())["peers"]) == 1
+    text = performance.measured(results.read(path), [])
+    row = next(line for line in text.splitlines() if line.startswith("| PPO CartPole-v1"))
+    assert "| 1,024 | 1,234 on 2 devices | 1,234 | **1.50** (2.25 to 2.75) | 2: not met |" in row
+    assert row.endswith("| - / 500 |")
+    assert "`python -m fdg.train --env CartPole-v1 --num-envs N`" in text
+
+
+def test_what_is_written_by_hand_stays():
+    assert doctest.testmod(performance).failed == doctest.testmod(alternate).failed == 0
+    before, after = "# By hand\n", "\n## Also by hand"
+    document = f"{before}{performance.BEGIN}\nold\n{performance.END}{after}"
+    written = performance.written(document, "new")
+    assert written.startswith(before) and written.endswith(after)
+    assert "old" not in written and "new" in written
+    assert performance.written(written, "new") == written
