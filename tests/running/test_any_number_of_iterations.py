@@ -255,7 +255,7 @@ def test_effects_of_a_run_come_after_those_of_the_last(devices):
     for program in engine.programs:
 
         def recording(*arguments, run=program.compiled):
-            taken.extend(int(x) for x in arguments if x.dtype == jnp.uint32)
+            taken.extend(int(x) for x in jax.tree.leaves(arguments) if x.dtype == jnp.uint32)
             return run(*arguments)
 
         program.compiled = recording
