@@ -242,6 +242,8 @@ class _Iteration:
     def cond(
         self, line: Line, reads: list[Versions], around: Mapping[str, Versions], group: str | None
     ) -> list[Versions]:
+        if any(inner.kind == "effect" for block in line.blocks for inner in walk(block.lines)):
+            raise UnclearError("an effect in a branch, for all branches are run here")
         outside = {id(x) for x in around.values()}
         branches = [self.block(block, [], around, group) for block in line.blocks]
         results = []

@@ -163,6 +163,17 @@ def test_a_choice_that_hangs_on_what_is_late_is_unclear():
         delayed_leaves(Program((Leaf(n, 0), Leaf(W, 0)), (act, choice), (n, W), ()), {"actors": "a"})
 
 
+def test_an_effect_in_a_branch_is_unclear():
+    """The reference runs all branches, and would perform it though the branch is not taken (seed 1383)."""
+    n, told = value("n", kind="i"), value("told", 12)
+    inside = [op("shrink", [P], Q), Line("effect", "send", (P,), ())]
+    tell = fragment("actor", [W], [told], inside, [P], [Q])
+    choice = Line("cond", "cond", (n,), (value("c"),), 0, (Block((), (tell,), (W,)), Block((), (), (W,))))
+    program = Program((Leaf(n, 0), Leaf(W, 0)), (choice,), (n, W), ())
+    with pytest.raises(UnclearError, match="effect in a branch"):
+        stale_run(program, [jnp.int32(1), jnp.float32(0.5)], 1, {"actors": "a"}, 1, Host())
+
+
 # --- what the oracle finds ---
 
 
