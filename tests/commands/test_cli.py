@@ -234,7 +234,7 @@ def test_help_shows_every_hyperparameter_with_its_preset(capsys):
     assert train_main(["--env", "Pendulum-v1", "--help"]) == 0
     text = re.sub(r"\s+", " ", capsys.readouterr().out)
     assert "--discount FLOAT gamma (default: 0.95)" in text
-    assert "--shuffle {all,time}" in text and "--staleness INT" in text and "--resume [DIR]" in text
+    assert "--shuffle {each,all,time}" in text and "--staleness INT" in text and "--resume [DIR]" in text
     assert train_main([*WALK, "--help"]) == 0
     text = re.sub(r"\s+", " ", capsys.readouterr().out)
     assert "--scale FLOAT of one step (default: 0.1)" in text and "--widths N [N ...] (default: 2 3)" in text
