@@ -204,8 +204,12 @@ _define(
     new_axis=lambda c, x: jnp.stack([x, 0.5 * x], axis=(0, -1, 0, 1)[c]),
 )
 _define("shapes", "x =", stack=lambda c, x, y: jnp.stack([x, y], axis=(0, -1, 0, 1)[c]))
-_define("shapes", "x2", move=lambda c, x: jnp.moveaxis(x, _axis(x), (_axis(x) + 1 + c % 2) % x.ndim),
-        first=lambda c, x: jnp.take(x, 0, axis=0 if _axis(x) else 1))  # fmt: skip
+_define(
+    "shapes",
+    "x2",  # always elsewhere: an array that stays as it is would be handed on, not made
+    move=lambda c, x: jnp.moveaxis(x, _axis(x), (_axis(x) + 1 + c % (x.ndim - 1)) % x.ndim),
+    first=lambda c, x: jnp.take(x, 0, axis=0 if _axis(x) else 1),
+)
 _define("shapes", "m", flatten=lambda c, m: m.reshape(-1))
 _define("shapes", "flat", unflatten=lambda c, x: x.reshape(BATCH, 3))
 _define("shapes", "any", scalar=lambda c, x: jnp.mean(x), widen=lambda c, x: 0.1 + jnp.zeros(BATCH, x.dtype)
