@@ -12,6 +12,9 @@ import policies
 from fdg.placing.staleness.demand import Demand
 from fdg.placing.staleness.flow import Flow
 from tests.placing.versions import (
+    CENTRAL,
+    COARSE,
+    GROUPS,
     Algorithm,
     Looped,
     Roles,
@@ -23,22 +26,6 @@ from tests.placing.versions import (
     rewritten,
 )
 
-COARSE = {
-    "environment": "actors",
-    "encoder": "actors",
-    "actor": "actors",
-    "learner": "learners",
-    "update": "learners",
-}
-CENTRAL = {
-    "environment": "workers",
-    "encoder": "workers",
-    "actor": "workers",
-    "learner": "workers",
-    "update": "servers",
-}
-THREE = {"environment": "a", "encoder": "b", "actor": "a", "learner": "c", "update": "b"}
-GROUPS = {"coarse": COARSE, "central": CENTRAL, "three": THREE}
 START = (("w", 1.0), ("v", 2.0), ("x", 0.5))
 
 

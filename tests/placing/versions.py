@@ -17,6 +17,24 @@ from jax.extend import core
 import fdg
 from fdg.placing.policy import Group
 
+# Groups by role.
+COARSE = {
+    "environment": "actors",
+    "encoder": "actors",
+    "actor": "actors",
+    "learner": "learners",
+    "update": "learners",
+}
+CENTRAL = {
+    "environment": "workers",
+    "encoder": "workers",
+    "actor": "workers",
+    "learner": "workers",
+    "update": "servers",
+}
+THREE = {"environment": "a", "encoder": "b", "actor": "a", "learner": "c", "update": "b"}
+GROUPS = {"coarse": COARSE, "central": CENTRAL, "three": THREE}
+
 
 @dataclasses.dataclass(frozen=True)
 class Same:
