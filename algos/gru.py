@@ -7,8 +7,7 @@ With inputs `x`, memory `h`, and `*` by element, as in `flax.linen.GRUCell`, who
 
 Only what depends on the step before goes step by step: three products in it forwards and three backwards. All
 else is a product over the whole sequence: of the inputs, before; and, after the way back, of the gradients by
-the kernels, which JAX's own derivative of a loop would add up at every step, a whole matrix each time. On two
-cores, 128 steps of 12 memories of 128 units: 7.8 ms forwards and back where flax's cell in a scan takes 19.
+the kernels, which JAX's own derivative of a loop would add up at every step, a whole matrix each time.
 
 Letters in shapes: `T` steps, `N` memories, `H` units, `F` features of an input.
 """

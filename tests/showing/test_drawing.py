@@ -13,7 +13,7 @@ import envs
 import fdg
 import policies
 from fdg.commands.cli import plan_main
-from fdg.placing.policy import Group
+from tests.showing.golden_drawings import Scattered
 from tests.user_algorithm import Walker
 
 EVERY_POLICY = [
@@ -26,20 +26,6 @@ EVERY_POLICY = [
     policies.Central(),
     policies.Central(staleness=2),
 ]
-
-
-@dataclasses.dataclass(frozen=True)
-class Scattered:
-    """Four groups of long names, one with every other device, and loops of three groups."""
-
-    def place(self, devices):
-        n = len(devices)
-        return {
-            "environment": Group("environments_of_the_simulation_cluster", tuple(range(0, n // 2, 2))),
-            "actor": Group("inference_servers", (n // 2,)),
-            "learner": Group("learners", (n - 1,)),
-            "gradient": Group("gradients", tuple(range(n // 2 + 1, n - 1))),
-        }
 
 
 @pytest.fixture(scope="module")
