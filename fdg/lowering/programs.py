@@ -20,6 +20,7 @@ from fdg import jaxprs, keys
 from fdg.batch.rules.random import draws_from_the_batch
 from fdg.lowering import constraints as sharding
 from fdg.lowering.mesh import SEED, batch_sharding, group_mesh, layout_sharding, make_mesh
+from fdg.lowering.tiles import pays_on, tile
 from fdg.placing.layout import Layout, Spec
 from fdg.placing.plan import Plan
 from fdg.placing.policy import Group
@@ -152,6 +153,8 @@ def _constrained(
     output_axes: Sequence[int | None],
     specs: Sequence[Spec | None] | None,
 ) -> core.ClosedJaxpr:
+    if specs is None and pays_on(mesh):
+        jaxpr = tile(jaxpr, input_axes, mesh.size)
     if mesh.size == 1:
         return jaxpr
     return sharding.constrain(jaxpr, mesh, input_axes, output_axes, specs)
