@@ -297,7 +297,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--only", default="*", help="modules, as in 'fdg/batch/*'")
     parser.add_argument("--jobs", type=int, default=2, help="at a time")
-    parser.add_argument("--limit", type=float, default=180.0, help="seconds for one")
+    parser.add_argument("--limit", type=float, default=180.0, help="seconds of CPU time for one (180)")
     parser.add_argument("--least", type=float, default=95.0, help="percent to be killed")
     parser.add_argument(
         "--results", type=Path, help="lines of JSON; what was killed there is not tried again"
