@@ -143,7 +143,10 @@ def applied(mutant: Mutant) -> str | None:
     """The module's text with the fault; None where that is no Python, or the same program."""
     source = (ROOT / mutant.module).read_text()
     operator = cosmic_ray.plugins.get_operator(mutant.operator)()
-    changed = mutate_code(source, operator, mutant.occurrence)
+    try:
+        changed = mutate_code(source, operator, mutant.occurrence)
+    except AttributeError:  # Cosmic Ray's: an exception that is named with a dot, in a tuple of several
+        return None
     try:
         same = changed is None or ast.dump(ast.parse(changed)) == ast.dump(ast.parse(source))
     except SyntaxError:
