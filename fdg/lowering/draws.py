@@ -102,49 +102,14 @@ def _without_draws(eqn: Any) -> list[Any] | None:
         return None  # the same draw every trip, which XLA takes out itself
     draw = core.jaxpr_as_fun(jaxprs.build([inputs[i] for i in own], parts.drawn, parts.early))
     rows = [0 if i in body.sliced else None for i in own]
-
-    def draws(*operands: Any) -> list[Any]:
-        return jax.vmap(draw, in_axes=rows)(*operands)
-
-    (call,) = _traced(jax.jit(draws), [eqn.invars[i].aval for i in own])
-    stacks = [core.Var(v.aval) for v in call.outvars]
-    late = core.jaxpr_as_fun(jaxprs.build([*inputs, *parts.drawn], body.jaxpr.outvars, parts.late))
-    first, count = len(inputs) - len(body.sliced) - len(carried), len(carried)
-
-    def loop(*operands: Any) -> Any:
-        constants, start, rows = operands[:first], operands[first : first + count], operands[first + count :]
-
-        def one(carry: Sequence[Any], rows: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            results = late(*constants, *carry, *rows)
-            return results[:count], results[count:]
-
-        return jax.lax.scan(one, list(start), rows, length=body.trips, reverse=eqn.params["reverse"])
-
-    avals = [*(v.aval for v in eqn.invars), *(v.aval for v in stacks)]
-    (scan,) = _traced(loop, avals)
-    operands = [*eqn.invars, *stacks]
-    names = dict(zip(scan.names, operands, strict=True))
+    operands = [eqn.invars[i] for i in own]
+    draws = jax.make_jaxpr(jax.vmap(draw, in_axes=rows))(*_shapes(operands))
+    stacks = [core.Var(aval) for aval in draws.out_avals]
+    late = jaxprs.build([*inputs, *parts.drawn], body.jaxpr.outvars, parts.late)
     return [
-        call.eqn.replace(invars=[eqn.invars[i] for i in own], outvars=stacks),
-        scan.eqn.replace(invars=[names.get(v, v) for v in scan.eqn.invars], outvars=eqn.outvars),
+        _call("draws", draws, operands, stacks),
+        _scan(eqn, late, [*eqn.invars, *stacks], eqn.outvars),
     ]
-
-
-class _Traced(NamedTuple):
-    """The one equation that a function was traced to, and the names of the function's arguments in it."""
-
-    eqn: Any
-    names: list[Any]
-
-    @property
-    def outvars(self) -> list[Any]:
-        return self.eqn.outvars
-
-
-def _traced(function: Any, avals: Iterable[Any]) -> list[_Traced]:
-    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False)) for a in avals]
-    jaxpr = jaxprs.open_jaxpr(jax.make_jaxpr(function)(*shapes))
-    return [_Traced(eqn, list(jaxpr.invars)) for eqn in jaxpr.eqns]
 
 
 def _split(jaxpr: Any, free: set[Any]) -> _Parts | None:
@@ -196,21 +161,60 @@ def _calls_apart(eqn: Any, free: set[Any]) -> list[Any]:
     first = jaxprs.build([inner for inner, _ in inputs], parts.drawn, parts.early)
     second = jaxprs.build([*body.jaxpr.invars, *parts.drawn], body.jaxpr.outvars, parts.late)
     return [
-        _call(eqn, first, [outer for _, outer in inputs], drawn),
-        _call(eqn, second, [*eqn.invars, *drawn], eqn.outvars),
+        _call(eqn.params["name"], first, [outer for _, outer in inputs], drawn),
+        _call(eqn.params["name"], second, [*eqn.invars, *drawn], eqn.outvars),
     ]
 
 
-def _call(model: Any, closed: Any, invars: Sequence[Any], outvars: Sequence[Any]) -> Any:
-    """A call of a jaxpr under the name of another call, by which its operations are known later on."""
-    function = core.jaxpr_as_fun(closed)
+# Stands for a body while the equation around it is traced: what a body hands on JAX takes out of the equation,
+# whose results would then be fewer than those that are wanted.
+_body_p = core.Primitive("body")
+_body_p.multiple_results = True
+_body_p.def_abstract_eval(lambda *_, avals: list(avals))
+
+
+def _call(name: str, body: Any, invars: Sequence[Any], outvars: Sequence[Any]) -> Any:
+    """A call of a jaxpr."""
+    avals = tuple(v.aval for v in jaxprs.open_jaxpr(body).outvars)
 
     def called(*operands: Any) -> list[Any]:
-        return function(*operands)
+        return _body_p.bind(*operands, avals=avals)
 
-    called.__name__ = called.__qualname__ = model.params["name"]
-    (traced,) = _traced(jax.jit(called), [v.aval for v in invars])
-    return traced.eqn.replace(invars=list(invars), outvars=list(outvars))
+    called.__name__ = called.__qualname__ = name
+    return _with_body(jax.make_jaxpr(jax.jit(called))(*_shapes(invars)), body, invars, outvars)
+
+
+def _scan(model: Any, late: Any, invars: Sequence[Any], outvars: Sequence[Any]) -> Any:
+    """A scan like another one, with another body and more to go over."""
+    (body,) = jaxprs.bodies(model)
+    count = len(body.carry)
+    first = len(model.invars) - len(body.sliced) - count
+    avals = tuple(v.aval for v in body.jaxpr.outvars)
+
+    def loop(*operands: Any) -> Any:
+        constants, start, rows = operands[:first], operands[first : first + count], operands[first + count :]
+
+        def one(carry: Sequence[Any], rows: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            results = _body_p.bind(*constants, *carry, *rows, avals=avals)
+            return list(results[:count]), list(results[count:])
+
+        reverse = model.params["reverse"]
+        return jax.lax.scan(one, list(start), list(rows), length=body.trips, reverse=reverse)
+
+    return _with_body(jax.make_jaxpr(loop)(*_shapes(invars)), late, invars, outvars)
+
+
+def _with_body(traced: Any, body: Any, invars: Sequence[Any], outvars: Sequence[Any]) -> Any:
+    """The one equation that was traced, with the body in it that was stood for."""
+    jaxpr = jaxprs.open_jaxpr(traced)
+    (eqn,) = jaxpr.eqns
+    assert list(eqn.invars) == list(jaxpr.invars) and len(eqn.outvars) == len(outvars), eqn
+    return jaxprs.with_bodies(eqn, [body]).replace(invars=list(invars), outvars=list(outvars))
+
+
+def _shapes(atoms: Iterable[Any]) -> list[jax.ShapeDtypeStruct]:
+    avals = [v.aval for v in atoms]
+    return [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False)) for a in avals]
 
 
 def _draws(eqn: Any) -> bool:
