@@ -166,7 +166,7 @@ def _calls_apart(eqn: Any, free: set[Any]) -> list[Any]:
     ]
 
 
-# Stands for a body while the equation around it is traced: what a body hands on JAX takes out of the equation,
+# Stands for a body while the equation around it is traced: JAX takes what a body hands on out of an equation,
 # whose results would then be fewer than those that are wanted.
 _body_p = core.Primitive("body")
 _body_p.multiple_results = True
