@@ -177,6 +177,8 @@ class _Rewriter:
             positions = {*step.gathered, *dict(step.sliced)}
             if isinstance(step, EquationFlow) and not step.local:
                 positions |= set(self._constrained_inside(step))
+                if step.reduced:  # or it may be the operand that is exchanged, where that is small
+                    positions |= {i for i, axis in enumerate(step.operands) if axis is not None}
             found |= {atoms[i] for i in positions if not hasattr(atoms[i], "val")}
         return found
 
