@@ -32,8 +32,15 @@ from fdg.training.job import Job, at_least, check_divides, check_run, lengths
 _NAMES = (
     Flag("algo", str, "ppo", "an algorithm, or path.to.module:Class for one of your own"),
     Flag("env", str, "CartPole-v1", "an environment, with parameters as in CartPole-v1?gravity=9.0"),
-    Flag("policy", str, "gpu_only", "a distribution policy: which devices each fragment runs on"),
+    Flag(
+        "policy",
+        str,
+        "gpu_only",
+        "a distribution policy: which devices each fragment runs on; auto: the one that is"
+        " predicted to be quickest; auto:measure: of the best three, the one that is",
+    ),
 )
+_AUTO = ("auto", "auto:measure")
 _STALENESS = Flag("staleness", int, 0, "iterations by which the actors' parameters lag; 0: synchronous")
 _RUN = (
     Flag(
@@ -148,7 +155,8 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     import policies
 
     algo, env_name, policy_name = (known.get(flag.name) or flag.default for flag in _NAMES)
-    chosen, policy_class = algorithm_class(algo), policies.get(policy_name)
+    is_auto = policy_name in _AUTO
+    chosen, policy_class = algorithm_class(algo), policies.Auto if is_auto else policies.get(policy_name)
     has_env = any(field.name == "env" for field in dataclass_fields(chosen))
     if "env" in early and not has_env:
         raise FdgError(f"--env {env_name}: {algo} has its own environment (no field 'env')")
@@ -158,7 +166,11 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
 
     fields = fields_of(chosen)
     run_flags = _RUN if any(flag.name == "total_steps" for flag in fields) else (_TOTAL_STEPS, *_RUN)
-    policy_flags = [flag for flag in fields_of(policy_class) if flag.name != "staleness"]
+    policy_flags = [
+        flag
+        for flag in fields_of(policy_class)
+        if flag.name != "staleness" and not (is_auto and flag.name == "measure")
+    ]
     common = {flag.name for flag in (*_NAMES, _STALENESS, *run_flags, *policy_flags, *_MACHINE, *_PROCESSES)}
     own_flags = [
         dataclasses.replace(flag, default=preset.get(flag.name, flag.default))
@@ -185,13 +197,19 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     algorithm = construct(chosen, algo, {**preset, **earlier, **now, **env})
     # The fields of another policy than this one mean nothing to it.
     kept = stored.get("policy_fields", {}) if stored.get("policy") == policy_name else {}
+    if is_auto and given.get("staleness"):
+        raise FdgError(
+            f"--staleness {given['staleness']}: under --policy {policy_name} it is the most that may be"
+            f" chosen: use --max-staleness {given['staleness']}"
+        )
     policy_fields = {flag.name: {**kept, **given}.get(flag.name, flag.default) for flag in policy_flags}
     run = {flag.name: {**stored, **given}.get(flag.name, flag.default) for flag in (_STALENESS, *run_flags)}
     run.pop("out")
     check_run(run)
-    policy = construct(
-        policy_class, policy_name, with_staleness(policy_class, policy_name, policy_fields, run)
-    )
+    policy_values = with_staleness(policy_class, policy_name, policy_fields, run)
+    if policy_name == "auto:measure":
+        policy_values = {**policy_values, "measure": True}
+    policy = construct(policy_class, policy_name, policy_values)
     num_iterations, steps_per_iteration = lengths(algorithm, algo, run.get("total_steps"))
     return Job(
         algorithm=algorithm,
