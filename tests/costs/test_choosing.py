@@ -74,7 +74,9 @@ def test_a_policy_of_ones_own_takes_part():
 def test_numbers_to_look_at():
     assert fewer(8) == [8, 4, 2, 1] and sizes(8) == [1, 2, 3, 4, 6, 7]
     values = candidates_of([policies.SingleLearnerCoarse], 4, range(2))
-    assert {(value.learners, value.staleness) for value in values} == {(n, k) for n in (1, 2, 3) for k in (0, 1)}
+    assert {(value.learners, value.staleness) for value in values} == {
+        (n, k) for n in (1, 2, 3) for k in (0, 1)
+    }
 
 
 def test_more_than_two_hundred_in_less_than_ten_seconds():

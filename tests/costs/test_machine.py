@@ -51,7 +51,12 @@ def test_one_of_another_machine_is_refused(home):
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("{", "no JSON"), ('{"version": 0}', "version 0"), ('{"version": 1}', "no whole calibration"), ("[]", "None")],
+    [
+        ("{", "no JSON"),
+        ('{"version": 0}', "version 0"),
+        ('{"version": 1}', "no whole calibration"),
+        ("[]", "None"),
+    ],
 )
 def test_what_cannot_be_read_says_so(home, text, says):
     path = write(calibration())

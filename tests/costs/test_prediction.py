@@ -37,7 +37,9 @@ def test_one_program_takes_its_work_and_what_it_exchanges(graph):
 
 def test_more_devices_do_less_each(graph):
     one, four = (predict(fdg.place(graph, policies.GPUOnly(), n), cluster(n)) for n in (1, 4))
-    assert one.shares["transcendental on all"] == pytest.approx(4 * four.shares["transcendental on all"], rel=0.2)
+    assert one.shares["transcendental on all"] == pytest.approx(
+        4 * four.shares["transcendental on all"], rel=0.2
+    )
     assert one.inside == 0 < four.inside
 
 
