@@ -90,6 +90,11 @@ class Choice:
     cluster: Cluster
 
     @property
+    def candidate(self) -> Candidate:
+        """The one that was chosen."""
+        return _takeable(self.rows)[0].candidate
+
+    @property
     def seconds(self) -> float:
         """Of an iteration, predicted."""
         return self.prediction.seconds

@@ -48,39 +48,30 @@ def loads(plan: Plan) -> tuple[Load, ...]:
     found = []
     for planned, (call, _) in zip(plan.programs, plan.schedule.calls(), strict=True):
         group = groups[call.group]
-        inputs, outputs = ([value.variable for value in values] for values in (call.inputs, call.outputs))
-        work = _work(
-            call.equations, tuple(inputs), tuple(outputs), tuple(v.axis for v in call.inputs), group.rows
-        )
-        arrays = len(inputs) + len(outputs)
+        work = work_of(call.jaxpr, [value.axis for value in call.inputs], group.rows)
+        arrays = len(call.inputs) + len(call.outputs)
         found.append(Load(planned.name, group, _shared(work, group), arrays, planned.collectives))
     return tuple(found)
 
 
 def _whole(plan: Plan, group: Group) -> Work:
     """Of an iteration on one device; with agents, of those that one device has."""
-    jaxpr = jaxprs.open_jaxpr(plan.graph.jaxpr)
     if plan.num_seeds is None:
-        axes = (*plan.graph.state_axes,)
-        return _shared(
-            _work(tuple(jaxpr.eqns), tuple(jaxpr.invars), tuple(jaxpr.outvars), axes, group.rows), group
-        )
-    here = plan.num_seeds // len(group)
-    shapes = [jax.ShapeDtypeStruct((here, *v.aval.shape), v.aval.dtype) for v in jaxpr.invars]  # type: ignore[attr-defined]
-    mapped = jax.make_jaxpr(jax.vmap(core.jaxpr_as_fun(plan.graph.jaxpr)))(*shapes)
-    return work_of(mapped)
+        return _shared(_iteration(plan.graph.jaxpr, plan.graph.state_axes, group.rows), group)
+    return _agents(plan.graph.jaxpr, plan.num_seeds // len(group))
 
 
-@functools.lru_cache(maxsize=256)
-def _work(
-    equations: tuple[core.JaxprEqn, ...],
-    inputs: tuple[Any, ...],
-    outputs: tuple[Any, ...],
-    axes: Sequence[int | None],
-    rows: int,
-) -> Work:
-    """Of equations, whose objects are the same in many plans of a graph."""
-    return work_of(jaxprs.build(inputs, outputs, equations), axes, rows)
+@functools.lru_cache(maxsize=64)
+def _iteration(jaxpr: core.ClosedJaxpr, axes: tuple[int | None, ...], rows: int) -> Work:
+    return work_of(jaxpr, axes, rows)
+
+
+@functools.lru_cache(maxsize=64)
+def _agents(jaxpr: core.ClosedJaxpr, agents: int) -> Work:
+    """Of so many on one device."""
+    inputs: Sequence[Any] = jaxprs.open_jaxpr(jaxpr).invars
+    shapes = [jax.ShapeDtypeStruct((agents, *v.aval.shape), v.aval.dtype) for v in inputs]
+    return work_of(jax.make_jaxpr(jax.vmap(core.jaxpr_as_fun(jaxpr)))(*shapes))
 
 
 def _shared(work: Work, group: Group) -> Work:

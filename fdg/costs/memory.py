@@ -9,6 +9,7 @@ carries.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -69,7 +70,7 @@ def program_need(
         for v, axis in zip(opened.outvars, outputs, strict=True)
         if not jaxprs.is_literal(v)
     )
-    temporaries = _Lives(devices).peak(opened, flow, frozenset(opened.outvars))
+    temporaries = _lives(devices).peak(opened, flow, frozenset(opened.outvars))
     return Need(arguments, max(0, made - room), temporaries)
 
 
@@ -83,19 +84,32 @@ def _size(v: Any, axis: int | None, devices: int) -> int:
     return jaxprs.bytes_of(v.aval) // (devices if axis is not None else 1)
 
 
+_MOST_KNOWN = 10_000
+
+
+@functools.lru_cache(maxsize=32)
+def _lives(devices: int) -> "_Lives":
+    """The one of a number of devices: what is known of a helper serves many plans."""
+    return _Lives(devices)
+
+
 class _Lives:
     """Peaks of jaxprs, each looked at once."""
 
     def __init__(self, devices: int):
         self.devices = devices
-        self.known: dict[tuple[int, int], int] = {}
+        # Kept with what they are of, so that nothing else has the same id.
+        self.known: dict[tuple[int, int], tuple[int, core.Jaxpr, Flow | None]] = {}
 
     def peak(self, jaxpr: core.Jaxpr, flow: Flow | None, kept: frozenset[Any]) -> int:
         """The most that is alive at once of what the equations make; outputs among `kept` are not counted."""
         key = id(jaxpr), id(flow)
         if key not in self.known:
-            self.known[key] = self._peak(jaxpr, flow, kept)
-        return self.known[key]
+            found = self._peak(jaxpr, flow, kept)
+            if len(self.known) > _MOST_KNOWN:
+                self.known.clear()
+            self.known[key] = found, jaxpr, flow
+        return self.known[key][0]
 
     def _peak(self, jaxpr: core.Jaxpr, flow: Flow | None, kept: frozenset[Any]) -> int:
         steps: Sequence[EquationFlow | None] = [None] * len(jaxpr.eqns) if flow is None else flow.equations
@@ -221,9 +235,7 @@ def plan_memory(plan: Plan) -> dict[str, int]:
     most = dict(held)
     for call, _ in plan.schedule.calls():
         group = groups[call.group]
-        inputs, outputs = ([v.variable for v in values] for values in (call.inputs, call.outputs))
-        jaxpr = jaxprs.build(inputs, outputs, call.equations)
-        need = program_need(jaxpr, [v.axis for v in call.inputs], group.rows, call.donated)
+        need = program_need(call.jaxpr, [v.axis for v in call.inputs], group.rows, call.donated)
         leaves = {v for places in plan.schedule.leaves for v in places}
         elsewhere = held[call.group] - sum(_value_size(v, groups) for v in call.inputs if v in leaves)
         most[call.group] = max(most[call.group], need.peak + max(0, elsewhere))

@@ -140,8 +140,12 @@ class _Model:
         """Cores that a program wants of the pool; 0 where there is none."""
         if self.cluster.cores is None:
             return 0.0
-        here = min(len(load.group), self.cluster.devices_per_host)
-        return here * self.seconds[load.program].cores
+        return len(load.group) * self.seconds[load.program].cores
+
+    @property
+    def pool(self) -> float | None:
+        """Cores of all hosts; None where each device has its own."""
+        return None if self.cluster.cores is None else float(self.cluster.cores * self.cluster.hosts)
 
     def parts(self, load: Load, stretched: float = 1.0) -> dict[str, float]:
         """Seconds of a program by what they go to, alone on its host."""
@@ -216,8 +220,8 @@ def _of_one(model: _Model, slow: Callable[[int], float]) -> Prediction:
     """All on the same devices: one program, that the host starts once for many iterations."""
     (load,), (group,) = model.loads, model.plan.groups
     crowded = 1.0
-    if model.cluster.cores is not None:
-        crowded = max(1.0, model.wanted(load) / model.cluster.cores)
+    if model.pool is not None:
+        crowded = max(1.0, model.wanted(load) / model.pool)
     late = slow(len(group))
     parts = model.parts(load, crowded)
     shares = {name: seconds * late for name, seconds in parts.items() if " on " in name}
@@ -254,9 +258,9 @@ def _run(
     model: _Model, costs: Mapping[Step, Cost], slow: Callable[[int], float], trips: Mapping[int, int]
 ) -> dict[tuple[str, str], float]:
     """Simulates some iterations; seconds of one: ("seconds", ""), ("busy", group), ("share", part)."""
-    cores = model.cluster.cores
-    simulation = Simulation(cores)
-    stepper = Stepper(simulation, model.plan, costs, 1.0 if cores is not None else 0.0, slow, trips)
+    simulation = Simulation(model.pool)
+    of_host = 0.0 if model.pool is None else 1.0
+    stepper = Stepper(simulation, model.plan, costs, of_host, slow, trips)
     warm = _WARM + (model.plan.delayed.staleness if model.plan.delayed is not None else 0)
     last = [stepper.iteration() for _ in range(warm + _COUNTED)]
     trace = simulation.run()

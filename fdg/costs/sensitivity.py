@@ -39,7 +39,7 @@ def sensitivity(choose: Callable[[Cluster], Choice], cluster: Cluster, by: float
       by: what each is multiplied with; times are divided.
     """
     first = choose(cluster)
-    kept = str(first.rows[0].candidate), first.devices
+    kept = str(first.candidate), first.devices
     rates = [name for name in cluster.figures() if name not in SIZES and cluster.figures()[name].value > 0]
     found = [Halved("", first.seconds, _named(first), first.seconds)]
     for rate in rates:

@@ -174,13 +174,23 @@ def work_of(jaxpr: Any, axes: Sequence[int | None] = (), devices: int = 1) -> Wo
       devices: how many.
     """
     flow = follow(jaxpr, axes, devices) if devices > 1 else None
-    return _Walk(devices).work(jaxprs.open_jaxpr(jaxpr), flow)
+    return _walk(devices).work(jaxprs.open_jaxpr(jaxpr), flow)
+
+
+_MOST_KNOWN = 10_000
+
+
+@functools.lru_cache(maxsize=32)
+def _walk(devices: int) -> "_Walk":
+    """The one of a number of devices: what is known of a helper serves many plans."""
+    return _Walk(devices)
 
 
 class _Walk:
     def __init__(self, devices: int):
         self.devices = devices
-        self.known: dict[tuple[int, int], Work] = {}  # a helper is called from many places
+        # A helper is called from many places. Kept with what it is of, so that nothing else has the same id.
+        self.known: dict[tuple[int, int], tuple[Work, core.Jaxpr, Flow | None]] = {}
 
     def work(self, jaxpr: core.Jaxpr, flow: Flow | None) -> Work:
         key = id(jaxpr), id(flow)
@@ -188,10 +198,11 @@ class _Walk:
             steps: Sequence[EquationFlow | None] = (
                 [None] * len(jaxpr.eqns) if flow is None else flow.equations
             )
-            self.known[key] = total(
-                (self.equation(eqn, step), 1) for eqn, step in zip(jaxpr.eqns, steps, strict=True)
-            )
-        return self.known[key]
+            found = total((self.equation(eqn, step), 1) for eqn, step in zip(jaxpr.eqns, steps, strict=True))
+            if len(self.known) > _MOST_KNOWN:
+                self.known.clear()
+            self.known[key] = found, jaxpr, flow
+        return self.known[key][0]
 
     def equation(self, eqn: core.JaxprEqn, step: EquationFlow | None) -> Work:
         bodies = jaxprs.bodies(eqn)
