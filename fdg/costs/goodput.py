@@ -94,6 +94,7 @@ def simulate(job: Failing, interval: float, work: float, seed: int = 0) -> float
       seed: of the failures.
     """
     random = np.random.default_rng(seed)
+    most = 1e3 * (work + job.restart + job.save)
     now = done = 0.0
     failure = now + random.exponential(job.between) if not math.isinf(job.between) else math.inf
     while done < work:
@@ -103,13 +104,12 @@ def simulate(job: Failing, interval: float, work: float, seed: int = 0) -> float
             now, done = end, done + piece
             continue
         now = failure
-        while True:  # it may fail again while it starts
-            failure = now + random.exponential(job.between)
-            if failure > now + job.restart:
-                now += job.restart
-                break
+        if job.restart > 30 * job.between:  # it fails again while it starts, practically for ever
+            return 0.0
+        while (failure := now + random.exponential(job.between)) <= now + job.restart and now < most:
             now = failure
-        if now > 1e4 * (work + job.restart + job.save):
+        now += job.restart
+        if now > most:
             return done / now
     return work / now
 

@@ -1,4 +1,4 @@
-"""What was worked out for one plan and holds for the next: those that differ in the sizes of their groups alone.
+"""What was worked out for one plan and holds for others: those that differ in their groups' sizes alone.
 
 Choosing among hundreds of plans of a graph opens its iteration once for each way to place its fragments.
 """
