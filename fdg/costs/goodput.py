@@ -98,10 +98,15 @@ def simulate(job: Failing, interval: float, work: float, seed: int = 0) -> float
     now = done = 0.0
     failure = now + random.exponential(job.between) if not math.isinf(job.between) else math.inf
     while done < work:
-        piece = min(interval, work - done)
-        end = now + piece + (job.save if done + piece < work else 0.0)
+        # Whole intervals until it fails, all at once: there may be millions.
+        ready = work - done <= interval
+        whole = 0 if ready else math.floor((min(failure, now + most) - now) / (interval + job.save))
+        whole = max(0, min(whole, math.ceil((work - done) / interval) - 1))
+        now, done = now + whole * (interval + job.save), done + whole * interval
+        left = min(interval, work - done)
+        end = now + left + (job.save if done + left < work else 0.0)
         if end <= failure:
-            now, done = end, done + piece
+            now, done = end, done + left
             continue
         now = failure
         if job.restart > 30 * job.between:  # it fails again while it starts, practically for ever
