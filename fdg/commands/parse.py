@@ -21,7 +21,7 @@ from fdg.commands.flags import (
     shown,
     to_json,
 )
-from fdg.errors import FdgError
+from fdg.errors import FdgError, UnknownNameError, unknown_name
 from fdg.processes import distributed
 from fdg.running.host_devices import device_a_core, host_devices
 from fdg.running.program_cache import keep_programs
@@ -156,7 +156,7 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
 
     algo, env_name, policy_name = (known.get(flag.name) or flag.default for flag in _NAMES)
     is_auto = policy_name in _AUTO
-    chosen, policy_class = algorithm_class(algo), policies.Auto if is_auto else policies.get(policy_name)
+    chosen, policy_class = algorithm_class(algo), _policy_class(policy_name)
     has_env = any(field.name == "env" for field in dataclass_fields(chosen))
     if "env" in early and not has_env:
         raise FdgError(f"--env {env_name}: {algo} has its own environment (no field 'env')")
@@ -184,7 +184,7 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     _add_flags(parser.add_argument_group("this machine"), _MACHINE)
     _add_flags(parser.add_argument_group("several processes"), _PROCESSES)
     _add_flags(parser.add_argument_group(what), own_flags)
-    _check_policy_flags(words, policy_name, [*policy_flags, _STALENESS, *own_flags])
+    _check_policy_flags(words, policy_name, policy_class, [*policy_flags, _STALENESS, *own_flags])
     given = parser.parse_strictly(words)
     for flag in (*_MACHINE, *_PROCESSES):  # they say how it is carried out, and no run is bound to them
         given.pop(flag.name, None)
@@ -263,7 +263,25 @@ def _earlier_run(early: Mapping[str, Any]) -> tuple[Path | None, dict[str, Any]]
     return resume, config
 
 
-def _check_policy_flags(words: Sequence[str], policy_name: str, known: Sequence[Flag]) -> None:
+def _policy_class(name: str) -> type:
+    """The class of a policy, or that of `auto`.
+
+    Raises:
+      UnknownNameError: there is none; says the nearest.
+    """
+    import policies
+
+    if name in _AUTO:
+        return policies.Auto
+    try:
+        return policies.get(name)
+    except UnknownNameError:
+        raise unknown_name("policy", name, (*policies.names(), *_AUTO)) from None
+
+
+def _check_policy_flags(
+    words: Sequence[str], policy_name: str, policy_class: type, known: Sequence[Flag]
+) -> None:
     """Refuses a flag that only other policies have."""
     import policies
 
@@ -277,7 +295,7 @@ def _check_policy_flags(words: Sequence[str], policy_name: str, known: Sequence[
             if any(flag.name == name for flag in fields_of(policies.get(other)))
         ]
         if owners and name not in mine:
-            own = [f"--{flag.name.replace('_', '-')}" for flag in fields_of(policies.get(policy_name))]
+            own = [f"--{flag.name.replace('_', '-')}" for flag in fields_of(policy_class)]
             raise FdgError(
                 f"unknown flag '{option}' under --policy {policy_name}, which has {', '.join(own) or 'none'}:"
                 f" it is a flag of --policy {', '.join(owners)}"
