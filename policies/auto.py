@@ -173,7 +173,7 @@ def candidates_of(classes: Iterable[type], count: int, staleness: Iterable[int])
     """Values of policies for so many devices: every class, every size of its groups, every staleness."""
     found: list[Any] = []
     for cls in classes:
-        fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        fields = {field.name: field for field in dataclasses.fields(cls)}
         groups = [
             name
             for name, field in fields.items()

@@ -152,7 +152,6 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
         host_devices(chosen_before)
 
     import envs
-    import policies
 
     algo, env_name, policy_name = (known.get(flag.name) or flag.default for flag in _NAMES)
     is_auto = policy_name in _AUTO

@@ -162,7 +162,7 @@ def _operations() -> dict[str, tuple[Callable, list[Any]]]:
 
 
 def _link_of_chain(x: jax.Array) -> jax.Array:
-    """Two operations that cannot be joined with those of the next link: a sum, and one that needs all of it."""
+    """Two operations that are not joined with the next link's: a sum, and one that needs all of it."""
     return x * 0.5 + x.sum()
 
 

@@ -201,7 +201,8 @@ class Link:
         """The link with its `latency` divided, or its `bandwidth` multiplied."""
         old: Figure = getattr(self, name)
         value = old.value * by if name == "bandwidth" else old.value / by
-        return dataclasses.replace(self, **{name: Figure(value, 0.0, f"{by:g} times that of {self.name}")})
+        changed: dict[str, Any] = {name: Figure(value, 0.0, f"{by:g} times that of {self.name}")}
+        return dataclasses.replace(self, **changed)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -177,7 +177,7 @@ def _roots(jaxpr: core.Jaxpr) -> dict[Any, Any]:
     for eqn in jaxpr.eqns:
         if eqn.primitive.name in VIEWS and len(eqn.invars) == 1 and not jaxprs.is_literal(eqn.invars[0]):
             source, (result,) = eqn.invars[0], eqn.outvars
-            if jaxprs.bytes_of(result.aval) == jaxprs.bytes_of(source.aval):  # type: ignore[attr-defined]
+            if jaxprs.bytes_of(result.aval) == jaxprs.bytes_of(source.aval):
                 root[result] = root.get(source, source)
     return root
 

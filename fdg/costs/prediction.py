@@ -160,18 +160,18 @@ class _Model:
 
     def routes(self) -> tuple[dict[str, float], float, float]:
         """Bytes of an iteration by route; within hosts and between them."""
-        routes: collections.Counter[str] = collections.Counter()
+        routes: dict[str, float] = collections.defaultdict(float)
         inside = between = 0.0
         times = {program.name: program.calls_per_iteration for program in self.plan.programs}
         for load in self.loads:
             for sent, calls in self.sent[load.program]:
                 count = calls * times[load.program]
                 inside, between = inside + sent.inside * count, between + sent.between * count
-                routes[f"collectives of {load.group.name}"] += int((sent.inside + sent.between) * count)
+                routes[f"collectives of {load.group.name}"] += (sent.inside + sent.between) * count
         for move, count in self.plan.schedule.moves() if self.plan.schedule is not None else ():
             sent = self.transfer(move)
             inside, between = inside + sent.inside * count, between + sent.between * count
-            routes[f"{move.source} -> {move.target}"] += int((sent.inside + sent.between) * count)
+            routes[f"{move.source} -> {move.target}"] += (sent.inside + sent.between) * count
         return dict(routes), inside, between
 
     def transfer(self, move: Move) -> traffic.Sent:
@@ -240,12 +240,12 @@ def _of_steps(model: _Model, slow: Callable[[int], float], exactly: bool) -> Pre
     long = [] if exactly else [length for length in lengths if length > 2 * _TRIPS]
     run = functools.partial(_run, model, costs, slow)
     base = run(dict.fromkeys(long, 2 * _TRIPS))
-    total = collections.Counter(base)
+    total = collections.defaultdict(float, base)
     for length in long:
         shorter = run({**dict.fromkeys(long, 2 * _TRIPS), length: _TRIPS})
         for name in base.keys() | shorter.keys():
             a_trip = (base.get(name, 0.0) - shorter.get(name, 0.0)) / _TRIPS
-            total[name] += a_trip * (length - 2 * _TRIPS)  # type: ignore[assignment]
+            total[name] += a_trip * (length - 2 * _TRIPS)
     shares = {name[1]: seconds for name, seconds in total.items() if name[0] == "share" and seconds > 0}
     busy = {name[1]: seconds for name, seconds in total.items() if name[0] == "busy"}
     seconds = total["seconds", ""]
@@ -279,7 +279,7 @@ def _shares(
     model: _Model, simulation: Simulation, trace: Trace, begin: float, end: float
 ) -> Mapping[str, float]:
     """What the chain of tasks that everything waited for was made of, between two moments."""
-    found: collections.Counter[str] = collections.Counter()
+    found: dict[str, float] = collections.defaultdict(float)
     split = {load.program: model.parts(load) for load in model.loads}
     final = max(range(len(trace.ends)), key=trace.ends.__getitem__)
     for task in trace.critical(final):
@@ -288,12 +288,12 @@ def _shares(
             continue
         label, lanes = simulation.labels[task], simulation.lanes[task]
         if lanes == (HOST,):
-            found["starting programs on the host"] += seconds  # type: ignore[assignment]
+            found["starting programs on the host"] += seconds
         elif label in split and (whole := sum(split[label].values())):
             for name, part in split[label].items():
-                found[name] += seconds * part / whole  # type: ignore[assignment]
+                found[name] += seconds * part / whole
         else:
-            found[f"transfer {label}"] += seconds  # type: ignore[assignment]
+            found[f"transfer {label}"] += seconds
     return found
 
 

@@ -96,8 +96,8 @@ def raw_seconds(work: Work, kind: DeviceKind) -> tuple[Mapping[str, float], Mapp
     """Seconds by class on one core, as if no operation was joined: of operations large enough for several
     cores, and of all others.
     """
-    wide: collections.Counter[str] = collections.Counter()
-    narrow: collections.Counter[str] = collections.Counter()
+    wide: dict[str, float] = collections.defaultdict(float)
+    narrow: dict[str, float] = collections.defaultdict(float)
     least = kind.rate("parallel_bytes")
     for product, count in work.products.items():
         name = "convolution" if product.convolution else "product"

@@ -133,14 +133,14 @@ def report(points: Sequence[Point], price: bool) -> str:
     ):
         header = ["devices", "policy", "stragglers", "fails every", "save every: Young", "Daly", "simulated"]
         header += ["goodput: Daly", "simulated", "price of 1M steps"]
-        rows = []
+        lost: list[tuple[str, ...]] = []
         for one in points:
             every = [_time(seconds) for seconds in one.save_every]
             kept = [f"{share:.1%}" for share in one.goodput]
             cost = f"{one.price_per_million:.4g}" if price else ""
             slower = f"+{one.straggling - 1:.1%}"
-            rows.append((str(one.devices), one.policy, slower, _time(one.job.between), *every, *kept, cost))
-        lines += ["", *table(header, rows, numeric=(0, *range(2, 10)))]
+            lost.append((str(one.devices), one.policy, slower, _time(one.job.between), *every, *kept, cost))
+        lines += ["", *table(header, lost, numeric=(0, *range(2, 10)))]
     notes = dict.fromkeys(note for one in points for note in one.prediction.notes)
     return "\n".join([*lines, *([""] if notes else []), *notes])
 

@@ -101,17 +101,19 @@ class Simulation:
 
     def busy(self, trace: Trace, begin: float, end: float) -> Mapping[str, float]:
         """How long each lane had a task, between two moments."""
-        found: collections.Counter[str] = collections.Counter()
+        found: dict[str, float] = collections.defaultdict(float)
         for lanes, start, stop in zip(self.lanes, trace.starts, trace.ends, strict=True):
             overlap = min(stop, end) - max(start, begin)
             if overlap > 0:
                 for lane in lanes:
-                    found[lane] += overlap  # type: ignore[assignment]
+                    found[lane] += overlap
         return dict(found)
 
     def _in_turn(self) -> Trace:
         """Without a pool, a task's end is known as soon as those before it are."""
-        starts, ends, latest = [], [], []
+        starts: list[float] = []
+        ends: list[float] = []
+        latest: list[int] = []
         for seconds, before in zip(self.seconds, self._after, strict=True):
             last = max(before, key=ends.__getitem__, default=-1)
             start = ends[last] if last >= 0 else 0.0

@@ -68,8 +68,8 @@ def test_the_best_few_are_timed(capsys, tmp_path):
 
 
 def test_a_sweep_with_pictures(capsys, cluster, tmp_path):
-    words = f"--algo tests.tiny:Pupil --cluster {cluster} --scale 1,8,64 --envs-per-device 64 --sensitivity"
-    more = ["--compare", "gpu_only,auto", "--pictures", str(tmp_path / "pictures")]
+    words = f"--algo tests.tiny:Pupil --cluster {cluster} --scale 1,8 --envs-per-device 8 --sensitivity"
+    more = ["--compare", "gpu_only,central", "--pictures", str(tmp_path / "pictures")]
     assert plan_main([*words.split(), *more]) == 0
     said = capsys.readouterr().out
     assert "H100: 8 hosts of 8 devices" in said and "save every: Young" in said and "half the rate" in said
