@@ -69,7 +69,7 @@ def cells() -> list[Cell]:
         ("A2C", "CartPole-v1", (("num_envs", 512), ("num_steps", 8))),
         ("IMPALA", "Acrobot-v1", (("num_envs", 256), ("num_steps", 32))),
         ("PQN", "CartPole-v1", (("num_envs", 128), ("num_steps", 32))),
-        ("DQN", "CartPole-v1", (("num_envs", 64),)),
+        ("DQN", "CartPole-v1", (("num_envs", 64), ("learning_starts", 1000))),
     ]
     found = []
     for algorithm, env, fields in jobs:
@@ -227,10 +227,10 @@ def fit() -> dict[str, float]:
     matrix = np.array(rows)
     prior = np.array([JOINED["cpu"][name] for name in names])
     # A little of what is known already, for classes that few cells have.
-    weight = 0.03
-    stacked = np.vstack([matrix, weight * np.eye(len(names)) / prior])
+    weight = 0.1
+    stacked = np.vstack([matrix * prior, weight * np.eye(len(names))])
     wanted = np.concatenate([np.ones(len(rows)), weight * np.ones(len(names))])
-    solution = lsq_linear(stacked, wanted, bounds=(0, 10)).x
+    solution = prior * lsq_linear(stacked, wanted, bounds=(0.02, 50)).x
     fitted = {name: round(float(value), 3) for name, value in zip(names, solution, strict=True)}
     print(f"fitted to {len(rows)} cells; enter these in fdg/costs/program_time.py:\n{json.dumps(fitted)}")
     return fitted

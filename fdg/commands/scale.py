@@ -159,6 +159,6 @@ def _point(
             all_devices=True,
         ).policy
     plan = fdg.place(graph, policy, count, job.num_seeds)
-    check_memory(plan, cluster, plan_memory(plan))
+    check_memory(plan, cluster, plan_memory(plan, cluster.kind.platform))
     steps = getattr(algorithm, "steps_per_iteration", job.steps_per_iteration)
     return point(plan, cluster, steps * (job.num_seeds or 1))

@@ -8,6 +8,7 @@ loop's body has its own arrays on top of what is alive around it, and its result
 carries.
 """
 
+import collections
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
@@ -21,10 +22,13 @@ from fdg.batch.follow import follow
 from fdg.placing.plan import Plan
 from fdg.placing.policy import Group
 from fdg.placing.scheduling.schedule import Value
-from fdg.profiling.work import VIEWS, class_of
+from fdg.profiling.work import PICKS, VIEWS, class_of
 
-_JOINS = frozenset({"elementwise", "transcendental"})  # classes of operations that their readers compute anew
+_JOINS = frozenset({"elementwise", "transcendental"})  # classes of operations that their readers compute
+_MOVED = frozenset({"transpose", "slice", "rev", "pad", "concatenate"})  # likewise
+_WHOLE = frozenset({"product", "convolution", "sort", "linear algebra", "host"})  # classes that read arrays
 _IN_PLACE = frozenset({"dynamic_update_slice", "scatter", "scatter-add"})
+_CONTROL = frozenset({"scan", "while", "cond", "custom_linear_solve"})  # not written out, as calls are
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +52,11 @@ class Need:
 
 
 def program_need(
-    jaxpr: Any, axes: Sequence[int | None], devices: int, donated: frozenset[int] = frozenset()
+    jaxpr: Any,
+    axes: Sequence[int | None],
+    devices: int,
+    donated: frozenset[int] = frozenset(),
+    platform: str = "cpu",
 ) -> Need:
     """Of a program.
 
@@ -57,6 +65,7 @@ def program_need(
       axes: the batch axis of each input.
       devices: that the batch is split over.
       donated: inputs whose memory results may take over.
+      platform: of the devices, for XLA orders operations otherwise on each.
     """
     opened = jaxprs.open_jaxpr(jaxpr)
     flow = follow(opened, axes, devices) if devices > 1 else None
@@ -70,7 +79,7 @@ def program_need(
         for v, axis in zip(opened.outvars, outputs, strict=True)
         if not jaxprs.is_literal(v)
     )
-    temporaries = _lives(devices).peak(opened, flow, frozenset(opened.outvars))
+    temporaries = _lives(devices, platform == "cpu").peak(opened, flow)
     return Need(arguments, max(0, made - room), temporaries)
 
 
@@ -88,137 +97,179 @@ _MOST_KNOWN = 10_000
 
 
 @functools.lru_cache(maxsize=32)
-def _lives(devices: int) -> "_Lives":
+def _lives(devices: int, breadth_first: bool) -> "_Lives":
     """The one of a number of devices: what is known of a helper serves many plans."""
-    return _Lives(devices)
+    return _Lives(devices, breadth_first)
 
 
 class _Lives:
     """Peaks of jaxprs, each looked at once."""
 
-    def __init__(self, devices: int):
-        self.devices = devices
+    def __init__(self, devices: int, breadth_first: bool):
+        self.devices, self.breadth_first = devices, breadth_first
         # Kept with what they are of, so that nothing else has the same id.
         self.known: dict[tuple[int, int], tuple[int, core.Jaxpr, Flow | None]] = {}
 
-    def peak(self, jaxpr: core.Jaxpr, flow: Flow | None, kept: frozenset[Any]) -> int:
-        """The most that is alive at once of what the equations make; outputs among `kept` are not counted."""
+    def peak(self, jaxpr: core.Jaxpr, flow: Flow | None) -> int:
+        """The most that is alive at once of what the equations make; what they give is not counted."""
         key = id(jaxpr), id(flow)
         if key not in self.known:
-            found = self._peak(jaxpr, flow, kept)
+            found = self._peak(jaxpr, flow)
             if len(self.known) > _MOST_KNOWN:
                 self.known.clear()
             self.known[key] = found, jaxpr, flow
         return self.known[key][0]
 
-    def _peak(self, jaxpr: core.Jaxpr, flow: Flow | None, kept: frozenset[Any]) -> int:
-        steps: Sequence[EquationFlow | None] = [None] * len(jaxpr.eqns) if flow is None else flow.equations
-        inputs = {*jaxpr.invars, *jaxpr.constvars}
-        root = _roots(jaxpr)
+    def _peak(self, jaxpr: core.Jaxpr, flow: Flow | None) -> int:
+        steps, outputs = _inlined(jaxpr, flow)
+        given = {v for v in outputs if not jaxprs.is_literal(v)}
+        written = _written(steps, given)
+        if self.breadth_first:
+            steps = _breadth_first(steps, written)
         last: dict[Any, int] = {}
-        for i, eqn in enumerate(jaxpr.eqns):
-            for v in eqn.invars:
-                if not jaxprs.is_literal(v):
-                    last[root.get(v, v)] = i
-        written = _written(jaxpr)
+        for i, step in enumerate(steps):
+            last.update((v, i) for v in step.reads)
         alive: dict[Any, int] = {}
         most = now = 0
-        for i, (eqn, step) in enumerate(zip(jaxpr.eqns, steps, strict=True)):
-            inside = self._inside(eqn, step)
-            axes = [None] * len(eqn.outvars) if step is None else step.results
-            for v, axis in zip(eqn.outvars, axes, strict=True):
-                if isinstance(v, core.DropVar) or v in kept or v not in written or root.get(v, v) is not v:
-                    continue
-                size = _size(v, axis, self.devices)
-                if self._over_operand(eqn, v, i, last, inputs, root):
-                    continue
-                alive[v] = size
-                now += size
-            most = max(most, now + inside)
-            for v in {root.get(v, v) for v in eqn.invars if not jaxprs.is_literal(v)} | set(eqn.outvars):
-                if v in alive and last.get(v, -1) <= i:
-                    now -= alive.pop(v)
+        for i, step in enumerate(steps):
+            ended = [v for v in dict.fromkeys(step.reads) if v in alive and last[v] <= i]
+            most = max(most, now + self._inside(step))
+            if step.joins:  # it is written over what it read, element by element
+                now -= sum(alive.pop(v) for v in ended)
+            for v, axis in step.makes:
+                if v in written and v not in given and last.get(v, -1) > i:
+                    over = step.eqn.primitive.name in _IN_PLACE and step.reads and step.reads[0] in ended
+                    alive[v] = _size(v, axis, self.devices)
+                    now += alive[v] - (alive.get(step.reads[0], 0) if over else 0)
+                    most = max(most, now)
+                    now += alive.get(step.reads[0], 0) if over else 0
+            if not step.joins:
+                now -= sum(alive.pop(v) for v in ended)
         return most
 
-    def _inside(self, eqn: core.JaxprEqn, step: EquationFlow | None) -> int:
-        """What the bodies of an equation need besides its operands and results."""
-        bodies = jaxprs.bodies(eqn)
-        flows: Sequence[Flow | None] = (
-            [None] * len(bodies) if step is None or not step.bodies else step.bodies
-        )
-        most = 0
-        for body, flow in zip(bodies, flows, strict=True):
-            # A row that is stacked is written into the stack, what is carried over what was carried.
-            kept = frozenset(v for v in body.jaxpr.outvars if not jaxprs.is_literal(v))
-            most = max(most, self.peak(body.jaxpr, flow, kept))
-        return most
-
-    def _over_operand(
-        self,
-        eqn: core.JaxprEqn,
-        v: Any,
-        i: int,
-        last: Mapping[Any, int],
-        inputs: set[Any],
-        root: Mapping[Any, Any],
-    ) -> bool:
-        """Whether a result is written over an operand that nobody reads afterwards."""
-        if eqn.primitive.name not in _IN_PLACE:
-            return False
-        first = eqn.invars[0]
-        return (
-            not jaxprs.is_literal(first) and root.get(first, first) not in inputs and last.get(first, i) <= i
-        )
+    def _inside(self, step: "_Step") -> int:
+        """What a trip of a loop, or the dearest branch, needs besides operands and results."""
+        bodies = jaxprs.bodies(step.eqn)
+        flows = step.flows or [None] * len(bodies)
+        return max((self.peak(body.jaxpr, flow) for body, flow in zip(bodies, flows, strict=True)), default=0)
 
 
-def _roots(jaxpr: core.Jaxpr) -> dict[Any, Any]:
-    """Of each variable that is only another view of one, that one."""
-    root: dict[Any, Any] = {}
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name in VIEWS and len(eqn.invars) == 1 and not jaxprs.is_literal(eqn.invars[0]):
-            source, (result,) = eqn.invars[0], eqn.outvars
-            if jaxprs.bytes_of(result.aval) == jaxprs.bytes_of(source.aval):
-                root[result] = root.get(source, source)
-    return root
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    """An equation as XLA sees it: outside of calls, which it writes out, and without views.
+
+    Attributes:
+      eqn: the equation.
+      reads: its operands, literals left out.
+      makes: its results, each with its batch axis.
+      flows: of its bodies, if it is a loop or has branches.
+    """
+
+    eqn: core.JaxprEqn
+    reads: tuple[Any, ...]
+    makes: tuple[tuple[Any, int | None], ...]
+    flows: Sequence[Flow | None]
+
+    @property
+    def joins(self) -> bool:
+        """Whether it is computed element by element, with its readers."""
+        name = self.eqn.primitive.name
+        return not jaxprs.bodies(self.eqn) and (class_of(name) in _JOINS or name in VIEWS or name in _MOVED)
 
 
-def _written(jaxpr: core.Jaxpr) -> set[Any]:
-    """The variables that become arrays: not those that their readers compute for themselves."""
-    readers: dict[Any, list[core.JaxprEqn]] = {}
-    for eqn in jaxpr.eqns:
-        for v in eqn.invars:
-            if not jaxprs.is_literal(v):
-                readers.setdefault(v, []).append(eqn)
-    outputs = {v for v in jaxpr.outvars if not jaxprs.is_literal(v)}
-    found: set[Any] = set()
-    for eqn in reversed(jaxpr.eqns):
-        name = eqn.primitive.name
-        joins = not jaxprs.bodies(eqn) and (
-            class_of(name) in _JOINS
-            or name in VIEWS
-            or name in ("transpose", "slice", "rev", "pad", "concatenate")
-        )
-        for v in eqn.outvars:
-            if isinstance(v, core.DropVar):
+def _inlined(jaxpr: core.Jaxpr, flow: Flow | None) -> tuple[list[_Step], list[Any]]:
+    """The equations with calls written out, and what the outputs are then."""
+    steps: list[_Step] = []
+
+    def visit(inner: core.Jaxpr, its_flow: Flow | None, names: dict[Any, Any]) -> list[Any]:
+        """Adds the steps of a jaxpr whose variables have other names outside; its outputs by those names."""
+
+        def name_of(v: Any) -> Any:
+            return v if jaxprs.is_literal(v) else names.get(v, v)
+
+        flows: Sequence[EquationFlow | None] = [None] * len(inner.eqns)
+        if its_flow is not None:
+            flows = its_flow.equations
+        for eqn, each in zip(inner.eqns, flows, strict=True):
+            reads = [name_of(v) for v in eqn.invars]
+            bodies = jaxprs.bodies(eqn)
+            if bodies and eqn.primitive.name not in _CONTROL and (each is None or each.bodies):
+                body = bodies[0]
+                given = {v: reads[k] for v, k in zip(body.jaxpr.invars, body.operands, strict=True)}
+                ends = visit(body.jaxpr, None if each is None else each.bodies[0], given)
+                names.update((v, ends[j]) for v, j in zip(eqn.outvars, body.results, strict=False))
                 continue
-            if v in outputs or not joins or any(_needs_array(reader, v) for reader in readers.get(v, [])):
-                found.add(v)
-    return found
+            if _is_view(eqn) and not jaxprs.is_literal(reads[0]):
+                names[eqn.outvars[0]] = reads[0]
+                continue
+            axes = [None] * len(eqn.outvars) if each is None else each.results
+            makes = []
+            for v, axis in zip(eqn.outvars, axes, strict=True):
+                names[v] = _Array(v.aval)  # another one each time that the call is written out
+                if not isinstance(v, core.DropVar):
+                    makes.append((names[v], axis))
+            known = tuple(v for v in reads if not jaxprs.is_literal(v))
+            steps.append(_Step(eqn, known, tuple(makes), () if each is None else each.bodies))
+        return [name_of(v) for v in inner.outvars]
+
+    return steps, visit(jaxpr, flow, {})
 
 
-def _needs_array(eqn: core.JaxprEqn, v: Any) -> bool:
-    """Whether a reader takes an operand as an array, and cannot compute it for itself."""
-    if jaxprs.bodies(eqn):
-        return True
-    kind = class_of(eqn.primitive.name)
-    return kind in ("product", "convolution", "sort", "linear algebra", "host") or (
-        eqn.primitive.name in ("gather", "scatter", "scatter-add", "dynamic_update_slice", "dynamic_slice")
-        and eqn.invars[0] is v
-    )
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Array:
+    """What an equation makes, told apart by identity."""
+
+    aval: Any
 
 
-def plan_memory(plan: Plan) -> dict[str, int]:
-    """Bytes that each device of each group needs at its peak, for a plan; nothing is compiled."""
+def _breadth_first(steps: Sequence[_Step], written: set[Any]) -> list[_Step]:
+    """In the order of XLA's scheduler for CPUs: what became ready first comes first, so that cores have work.
+
+    (`concurrency optimised`, its default.) What is joined to its readers takes no turn of its own.
+    """
+    maker = {v: i for i, step in enumerate(steps) for v, _ in step.makes}
+    waiting = [{maker[v] for v in step.reads if v in maker} for step in steps]
+    readers: list[list[int]] = [[] for _ in steps]
+    for i, before in enumerate(waiting):
+        for other in before:
+            readers[other].append(i)
+    order: list[_Step] = []
+    queue = collections.deque(i for i, before in enumerate(waiting) if not before)
+    while queue:
+        i = queue.popleft()
+        order.append(steps[i])
+        for reader in readers[i]:
+            waiting[reader].discard(i)
+            if not waiting[reader]:
+                turn = any(v in written for v, _ in steps[reader].makes)
+                (queue.append if turn else queue.appendleft)(reader)
+    return order
+
+
+def _is_view(eqn: core.JaxprEqn) -> bool:
+    if eqn.primitive.name not in VIEWS or len(eqn.invars) != 1 or not hasattr(eqn.invars[0].aval, "dtype"):
+        return False
+    return jaxprs.bytes_of(eqn.outvars[0].aval) == jaxprs.bytes_of(eqn.invars[0].aval)
+
+
+def _written(steps: Sequence[_Step], given: set[Any]) -> set[Any]:
+    """What becomes an array: not what its readers compute for themselves."""
+    needed = set(given)
+    for step in steps:
+        if not step.joins:
+            kind = class_of(step.eqn.primitive.name)
+            whole = jaxprs.bodies(step.eqn) or kind in _WHOLE or step.eqn.primitive.name in _IN_PLACE | PICKS
+            needed.update(step.reads if whole else ())
+    return {v for step in steps for v, _ in step.makes if not step.joins or v in needed}
+
+
+def plan_memory(plan: Plan, platform: str = "cpu") -> dict[str, int]:
+    """Bytes that each device of each group needs at its peak, for a plan; nothing is compiled.
+
+    Args:
+      plan: any.
+      platform: of the devices.
+    """
     groups = {group.name: group for group in plan.groups}
     if plan.schedule is None:
         (group,) = plan.groups
@@ -226,7 +277,7 @@ def plan_memory(plan: Plan) -> dict[str, int]:
         rows = group.rows if plan.num_seeds is None else 1
         state = frozenset(range(len(plan.graph.state_axes)))
         axes = plan.graph.state_axes if plan.num_seeds is None else ()
-        need = program_need(plan.graph.jaxpr, axes, rows, state)
+        need = program_need(plan.graph.jaxpr, axes, rows, state, platform)
         return {group.name: agents * _with_sharded(plan, group, need.peak)}
     held: dict[str, int] = dict.fromkeys(groups, 0)
     for places in plan.schedule.leaves:
@@ -235,7 +286,7 @@ def plan_memory(plan: Plan) -> dict[str, int]:
     most = dict(held)
     for call, _ in plan.schedule.calls():
         group = groups[call.group]
-        need = program_need(call.jaxpr, [v.axis for v in call.inputs], group.rows, call.donated)
+        need = program_need(call.jaxpr, [v.axis for v in call.inputs], group.rows, call.donated, platform)
         leaves = {v for places in plan.schedule.leaves for v in places}
         elsewhere = held[call.group] - sum(_value_size(v, groups) for v in call.inputs if v in leaves)
         most[call.group] = max(most[call.group], need.peak + max(0, elsewhere))

@@ -212,7 +212,7 @@ class _Model:
         """With what does not depend on time."""
         routes, inside, between = self.routes()
         devices = len({device for group in self.plan.groups for device in group.devices})
-        memory = plan_memory(self.plan)
+        memory = plan_memory(self.plan, self.cluster.kind.platform)
         return Prediction(seconds, shares, busy, inside, between, routes, memory, devices, self.notes())
 
 

@@ -33,7 +33,16 @@ _AS_IT_STANDS: Mapping[str, float] = dict.fromkeys(CLASSES, 1.0)
 JOINED: Mapping[str, Mapping[str, float]] = MappingProxyType(
     {
         # Fitted by `python -m bench.costs fit`, on one half of its cells; see docs/scale.md.
-        "cpu": {**_AS_IT_STANDS, "elementwise": 0.15, "reduction": 0.5, "movement": 0.5, "operation": 0.2},
+        "cpu": {
+            **_AS_IT_STANDS,
+            "product": 0.7,
+            "elementwise": 0.19,
+            "transcendental": 0.14,
+            "reduction": 0.75,
+            "random": 1.4,
+            "movement": 0.55,
+            "operation": 0.14,
+        },
         # Not fitted, for none was at hand: of ten operations one becomes a kernel, and elementwise ones are
         # read and written with the products around them.
         "gpu": {**_AS_IT_STANDS, "elementwise": 0.15, "reduction": 0.5, "movement": 0.5, "operation": 0.1},

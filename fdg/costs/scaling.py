@@ -9,7 +9,6 @@ import numpy as np
 
 from fdg.costs import goodput
 from fdg.costs.hardware import Cluster
-from fdg.costs.memory import plan_memory
 from fdg.costs.prediction import Prediction, predict
 from fdg.placing.plan import Plan
 from fdg.showing.words import quantity, table
@@ -78,7 +77,7 @@ def point(plan: Plan, cluster: Cluster, steps: int, state_bytes: int | None = No
         every,
         kept,
         price,
-        plan_memory(plan),
+        dict(alike.memory),
     )
 
 
