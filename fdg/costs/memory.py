@@ -12,7 +12,7 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax.extend import core
 
@@ -94,6 +94,18 @@ def _size(v: Any, axis: int | None, devices: int) -> int:
 
 
 _MOST_KNOWN = 10_000
+_PLACED = 120
+
+
+class _Span(NamedTuple):
+    """An array from one moment to another."""
+
+    begin: int
+    end: int
+    size: int
+
+
+_Spans = tuple[Sequence[_Span], int]
 
 
 @functools.lru_cache(maxsize=32)
@@ -108,50 +120,75 @@ class _Lives:
     def __init__(self, devices: int, breadth_first: bool):
         self.devices, self.breadth_first = devices, breadth_first
         # Kept with what they are of, so that nothing else has the same id.
-        self.known: dict[tuple[int, int], tuple[int, core.Jaxpr, Flow | None]] = {}
+        self.known: dict[tuple[int, int], tuple[_Spans, core.Jaxpr, Flow | None]] = {}
 
     def peak(self, jaxpr: core.Jaxpr, flow: Flow | None) -> int:
-        """The most that is alive at once of what the equations make; what they give is not counted."""
+        """Bytes that hold all that the equations make, as XLA lays it out; what they give is not counted."""
+        return _packed(self.spans(jaxpr, flow)[0])
+
+    def spans(self, jaxpr: core.Jaxpr, flow: Flow | None) -> _Spans:
+        """The arrays that the equations make, and for how many moments they run.
+
+        The body of a loop is there once, within the moments of the loop.
+        """
         key = id(jaxpr), id(flow)
         if key not in self.known:
-            found = self._peak(jaxpr, flow)
+            found = self._spans(jaxpr, flow)
             if len(self.known) > _MOST_KNOWN:
                 self.known.clear()
             self.known[key] = found, jaxpr, flow
         return self.known[key][0]
 
-    def _peak(self, jaxpr: core.Jaxpr, flow: Flow | None) -> int:
+    def _spans(self, jaxpr: core.Jaxpr, flow: Flow | None) -> _Spans:
         steps, outputs = _inlined(jaxpr, flow)
         given = {v for v in outputs if not jaxprs.is_literal(v)}
         written = _written(steps, given)
         if self.breadth_first:
             steps = _breadth_first(steps, written)
-        last: dict[Any, int] = {}
-        for i, step in enumerate(steps):
-            last.update((v, i) for v in step.reads)
-        alive: dict[Any, int] = {}
-        most = now = 0
-        for i, step in enumerate(steps):
-            ended = [v for v in dict.fromkeys(step.reads) if v in alive and last[v] <= i]
-            most = max(most, now + self._inside(step))
-            if step.joins:  # it is written over what it read, element by element
-                now -= sum(alive.pop(v) for v in ended)
+        found: list[_Span] = []
+        made: dict[Any, tuple[int, int]] = {}  # where each array begins, and its bytes
+        ends: dict[Any, int] = {}
+        now = 0
+        for step in steps:
+            over = step.joins or step.eqn.primitive.name in _IN_PLACE
+            length = 2
+            bodies = jaxprs.bodies(step.eqn)
+            for body, inner in zip(bodies, step.flows or [None] * len(bodies), strict=True):
+                spans, moments = self.spans(body.jaxpr, inner)
+                found += [_Span(now + begin, now + end, size) for begin, end, size in spans]
+                length = max(length, moments + 2)
+            # What is computed element by element is written over what it read.
+            ends.update((v, now if over else now + length) for v in step.reads if v in made)
             for v, axis in step.makes:
-                if v in written and v not in given and last.get(v, -1) > i:
-                    over = step.eqn.primitive.name in _IN_PLACE and step.reads and step.reads[0] in ended
-                    alive[v] = _size(v, axis, self.devices)
-                    now += alive[v] - (alive.get(step.reads[0], 0) if over else 0)
-                    most = max(most, now)
-                    now += alive.get(step.reads[0], 0) if over else 0
-            if not step.joins:
-                now -= sum(alive.pop(v) for v in ended)
-        return most
+                if v in written and v not in given:
+                    made[v] = now + (1 if over else 0), _size(v, axis, self.devices)
+            now += length
+        found += [
+            _Span(begin, ends[v], size) for v, (begin, size) in made.items() if ends.get(v, -1) >= begin
+        ]
+        return found, now
 
-    def _inside(self, step: "_Step") -> int:
-        """What a trip of a loop, or the dearest branch, needs besides operands and results."""
-        bodies = jaxprs.bodies(step.eqn)
-        flows = step.flows or [None] * len(bodies)
-        return max((self.peak(body.jaxpr, flow) for body, flow in zip(bodies, flows, strict=True)), default=0)
+
+def _packed(spans: Sequence[_Span]) -> int:
+    """Bytes that XLA's heap needs: the largest array first, each at the lowest place that is free then.
+
+    (`GlobalDecreasingSizeBestFitHeap`.) Small ones fit between; only the largest are placed.
+    """
+    placed: list[tuple[_Span, int]] = []
+    most = 0
+    for span in sorted(spans, key=lambda one: (-one.size, one.begin))[:_PLACED]:
+        busy = sorted(
+            (at, at + other.size) for other, at in placed if other.begin < span.end and span.begin < other.end
+        )
+        at, best = 0, None
+        for begin, end in busy:
+            if begin - at >= span.size and (best is None or begin - at < best[0]):
+                best = begin - at, at
+            at = max(at, end)
+        here = at if best is None else best[1]
+        placed.append((span, here))
+        most = max(most, here + span.size)
+    return most
 
 
 @dataclasses.dataclass(frozen=True)
