@@ -98,7 +98,7 @@ def test_several_pieces():
 
 
 def test_operations_by_size_and_trips_of_loops():
-    """8 trips of a tanh of 4 x 16 numbers, read and written; the product is counted as one, not among them."""
+    """8 trips of a tanh of 4 x 16 numbers, read and written; products are counted apart."""
 
     def run(x, w):
         return jax.lax.scan(lambda x, _: (jnp.tanh(x @ w), None), x, length=8)[0]
