@@ -4,6 +4,7 @@ import dataclasses
 import re
 
 from fdg.errors import unknown_name
+from policies.auto import Auto, auto
 from policies.central import Central
 from policies.environments import Environments
 from policies.gpu_only import GPUOnly
@@ -13,12 +14,14 @@ from policies.single_learner_coarse import SingleLearnerCoarse
 from policies.single_learner_fine import SingleLearnerFine
 
 __all__ = [
+    "Auto",
     "Central",
     "Environments",
     "GPUOnly",
     "MultiLearner",
     "SingleLearnerCoarse",
     "SingleLearnerFine",
+    "auto",
     "fsdp",
     "get",
     "names",

@@ -24,9 +24,10 @@ class Central(ShardsParameters):
     """
 
     workers: int | None = dataclasses.field(
-        default=None, metadata={"help": "devices that act and take gradients; None: the rest"}
+        default=None,
+        metadata={"devices": True, "help": "devices that act and take gradients; None: the rest"},
     )
-    servers: int = dataclasses.field(default=1, metadata={"help": "devices that update"})
+    servers: int = dataclasses.field(default=1, metadata={"devices": True, "help": "devices that update"})
     staleness: int = 0
 
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:

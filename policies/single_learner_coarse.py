@@ -25,9 +25,9 @@ class SingleLearnerCoarse(ShardsParameters):
     """
 
     actors: int | None = dataclasses.field(
-        default=None, metadata={"help": "devices that act; None: the rest"}
+        default=None, metadata={"devices": True, "help": "devices that act; None: the rest"}
     )
-    learners: int = dataclasses.field(default=1, metadata={"help": "devices that learn"})
+    learners: int = dataclasses.field(default=1, metadata={"devices": True, "help": "devices that learn"})
     staleness: int = 0
 
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:

@@ -22,9 +22,11 @@ class SingleLearnerFine(ShardsParameters):
     """
 
     workers: int | None = dataclasses.field(
-        default=None, metadata={"help": "devices for environments; None: the rest"}
+        default=None, metadata={"devices": True, "help": "devices for environments; None: the rest"}
     )
-    learners: int = dataclasses.field(default=1, metadata={"help": "devices that act and learn"})
+    learners: int = dataclasses.field(
+        default=1, metadata={"devices": True, "help": "devices that act and learn"}
+    )
 
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
         """Environments here, all else there."""

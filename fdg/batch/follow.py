@@ -24,6 +24,7 @@ Values that the batch shares (axis None) are the same on every device, so taking
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -58,7 +59,7 @@ def follow(
     outputs = None
     if output_axes is not None:
         outputs = tuple(divisible(v, axis, unit) for v, axis in zip(jaxpr.outvars, output_axes, strict=True))
-    return _Follower(unit).flow(jaxpr, inputs, 0, outputs)
+    return _follower(unit).flow(jaxpr, inputs, 0, outputs)
 
 
 def axes(jaxpr: Any, input_axes: Sequence[Axis] = ()) -> list[Axis]:
@@ -71,7 +72,7 @@ def equation_axes(eqn: Any, operand_axes: Sequence[Axis], devices: int | None = 
     unit = devices or math.gcd(*_sizes(eqn.invars, operand_axes), *_border_sizes_of(eqn)) or 1
     operands = zip(eqn.invars, operand_axes, strict=True)
     inputs = tuple((divisible(v, axis, unit), 0) for v, axis in operands)
-    return list(_Follower(unit).equation(eqn, inputs, 0).results)
+    return list(_follower(unit).equation(eqn, inputs, 0).results)
 
 
 def _sizes(atoms: Sequence[Any], its_axes: Sequence[Axis]) -> list[int]:
@@ -105,12 +106,23 @@ def _border_sizes_of(eqn: Any, visit: Callable | None = None) -> set[int]:
     return found
 
 
+_MOST_KNOWN = 10_000  # flows for one number of devices
+
+
+@functools.lru_cache(maxsize=32)
+def _follower(unit: int) -> "_Follower":
+    """The one of a number of devices: plans with many sizes of groups are made of the same jaxprs."""
+    return _Follower(unit)
+
+
 class _Follower:
     """Follows axes; `unit` divides the length of every batch axis, and is what devices surely divide."""
 
     def __init__(self, unit: int):
         self.unit = unit
-        self.known: dict[tuple, Flow] = {}  # a helper is called from many places with the same axes
+        # A helper is called from many places with the same axes, and is in many plans. Each flow holds its
+        # jaxpr, so that no other one can have the same id.
+        self.known: dict[tuple, Flow] = {}
 
     def flow(
         self,
@@ -130,6 +142,8 @@ class _Follower:
         output_axes = output_axes or (AS_MADE,) * len(jaxpr.outvars)
         key = (id(jaxpr), inputs, depth, output_axes)
         if key not in self.known:
+            if len(self.known) > _MOST_KNOWN:
+                self.known.clear()
             flow, values = self._forward(jaxpr, inputs, depth, output_axes, {})
             split, requested = find_requested(
                 flow,
@@ -140,7 +154,8 @@ class _Follower:
             )
             if split:
                 flow, _ = self._forward(jaxpr, inputs, depth, output_axes, split)
-            self.known[key] = dataclasses.replace(flow, requested_axes=requested)
+            found = self.known[key] = dataclasses.replace(flow, requested_axes=requested)
+            return found
         return self.known[key]
 
     def _forward(

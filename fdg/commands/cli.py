@@ -36,7 +36,7 @@ def train_main(argv: Sequence[str] | None = None) -> int:
             run_directory.check_free(job.out)  # before anything that takes long
         return train.train(job)
 
-    return _guarded(run, argv)
+    return guarded(run, argv)
 
 
 def plan_main(argv: Sequence[str] | None = None) -> int:
@@ -47,20 +47,32 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
 
     def run(argv: Sequence[str]) -> int:
         import fdg
+        from fdg.commands import scale
+        from fdg.commands.flags import normalise
         from fdg.commands.parse import parse
+        from fdg.training.choosing import settle
         from fdg.training.devices import devices_of
 
-        job = parse(argv, "python -m fdg.plan", "Prints the dataflow graph and the plan, and runs nothing.")
-        graph = fdg.trace(job.algorithm)
+        elsewhere, rest = scale.take(normalise(argv))
+        job = parse(rest, "python -m fdg.plan", scale.ABOUT)
+        if elsewhere:
+            print(*scale.lines(job, elsewhere), sep="\n\n", flush=True)
+            return 0
+        settled = settle(job, fdg.trace(job.algorithm), plans_only=True)
+        job, graph = settled.job, settled.graph
         devices, choice = (job.devices, None) if job.devices is not None else devices_of(job, graph)
-        said = [graph, fdg.place(graph, job.policy, devices, job.num_seeds)]
+        said = [
+            *([settled.table] if settled.table else []),
+            graph,
+            fdg.place(graph, job.policy, devices, job.num_seeds),
+        ]
         print(*said, *([f"devices: {choice.reason}"] if choice else []), sep="\n\n", flush=True)
         return 0
 
-    return _guarded(run, argv)
+    return guarded(run, argv)
 
 
-def _guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
+def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
     """Runs a command: what a user can mend is one line on standard error and exit status 2.
 
     So is what fails on the host in the middle of a run, with status 1. Where there are several processes,

@@ -21,7 +21,7 @@ from fdg.commands.flags import (
     shown,
     to_json,
 )
-from fdg.errors import FdgError
+from fdg.errors import FdgError, UnknownNameError, unknown_name
 from fdg.processes import distributed
 from fdg.running.host_devices import device_a_core, host_devices
 from fdg.running.program_cache import keep_programs
@@ -32,8 +32,15 @@ from fdg.training.job import Job, at_least, check_divides, check_run, lengths
 _NAMES = (
     Flag("algo", str, "ppo", "an algorithm, or path.to.module:Class for one of your own"),
     Flag("env", str, "CartPole-v1", "an environment, with parameters as in CartPole-v1?gravity=9.0"),
-    Flag("policy", str, "gpu_only", "a distribution policy: which devices each fragment runs on"),
+    Flag(
+        "policy",
+        str,
+        "gpu_only",
+        "a distribution policy: which devices each fragment runs on; auto: the one that is"
+        " predicted to be quickest; auto:measure: of the best three, the one that is",
+    ),
 )
+_AUTO = ("auto", "auto:measure")
 _STALENESS = Flag("staleness", int, 0, "iterations by which the actors' parameters lag; 0: synchronous")
 _RUN = (
     Flag(
@@ -145,10 +152,10 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
         host_devices(chosen_before)
 
     import envs
-    import policies
 
     algo, env_name, policy_name = (known.get(flag.name) or flag.default for flag in _NAMES)
-    chosen, policy_class = algorithm_class(algo), policies.get(policy_name)
+    is_auto = policy_name in _AUTO
+    chosen, policy_class = algorithm_class(algo), _policy_class(policy_name)
     has_env = any(field.name == "env" for field in dataclass_fields(chosen))
     if "env" in early and not has_env:
         raise FdgError(f"--env {env_name}: {algo} has its own environment (no field 'env')")
@@ -158,7 +165,11 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
 
     fields = fields_of(chosen)
     run_flags = _RUN if any(flag.name == "total_steps" for flag in fields) else (_TOTAL_STEPS, *_RUN)
-    policy_flags = [flag for flag in fields_of(policy_class) if flag.name != "staleness"]
+    policy_flags = [
+        flag
+        for flag in fields_of(policy_class)
+        if flag.name != "staleness" and not (is_auto and flag.name == "measure")
+    ]
     common = {flag.name for flag in (*_NAMES, _STALENESS, *run_flags, *policy_flags, *_MACHINE, *_PROCESSES)}
     own_flags = [
         dataclasses.replace(flag, default=preset.get(flag.name, flag.default))
@@ -172,7 +183,7 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     _add_flags(parser.add_argument_group("this machine"), _MACHINE)
     _add_flags(parser.add_argument_group("several processes"), _PROCESSES)
     _add_flags(parser.add_argument_group(what), own_flags)
-    _check_policy_flags(words, policy_name, [*policy_flags, _STALENESS, *own_flags])
+    _check_policy_flags(words, policy_name, policy_class, [*policy_flags, _STALENESS, *own_flags])
     given = parser.parse_strictly(words)
     for flag in (*_MACHINE, *_PROCESSES):  # they say how it is carried out, and no run is bound to them
         given.pop(flag.name, None)
@@ -185,13 +196,19 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     algorithm = construct(chosen, algo, {**preset, **earlier, **now, **env})
     # The fields of another policy than this one mean nothing to it.
     kept = stored.get("policy_fields", {}) if stored.get("policy") == policy_name else {}
+    if is_auto and given.get("staleness"):
+        raise FdgError(
+            f"--staleness {given['staleness']}: under --policy {policy_name} it is the most that may be"
+            f" chosen: use --max-staleness {given['staleness']}"
+        )
     policy_fields = {flag.name: {**kept, **given}.get(flag.name, flag.default) for flag in policy_flags}
     run = {flag.name: {**stored, **given}.get(flag.name, flag.default) for flag in (_STALENESS, *run_flags)}
     run.pop("out")
     check_run(run)
-    policy = construct(
-        policy_class, policy_name, with_staleness(policy_class, policy_name, policy_fields, run)
-    )
+    policy_values = with_staleness(policy_class, policy_name, policy_fields, run)
+    if policy_name == "auto:measure":
+        policy_values = {**policy_values, "measure": True}
+    policy = construct(policy_class, policy_name, policy_values)
     num_iterations, steps_per_iteration = lengths(algorithm, algo, run.get("total_steps"))
     return Job(
         algorithm=algorithm,
@@ -245,7 +262,25 @@ def _earlier_run(early: Mapping[str, Any]) -> tuple[Path | None, dict[str, Any]]
     return resume, config
 
 
-def _check_policy_flags(words: Sequence[str], policy_name: str, known: Sequence[Flag]) -> None:
+def _policy_class(name: str) -> type:
+    """The class of a policy, or that of `auto`.
+
+    Raises:
+      UnknownNameError: there is none; says the nearest.
+    """
+    import policies
+
+    if name in _AUTO:
+        return policies.Auto
+    try:
+        return policies.get(name)
+    except UnknownNameError:
+        raise unknown_name("policy", name, (*policies.names(), *_AUTO)) from None
+
+
+def _check_policy_flags(
+    words: Sequence[str], policy_name: str, policy_class: type, known: Sequence[Flag]
+) -> None:
     """Refuses a flag that only other policies have."""
     import policies
 
@@ -259,7 +294,7 @@ def _check_policy_flags(words: Sequence[str], policy_name: str, known: Sequence[
             if any(flag.name == name for flag in fields_of(policies.get(other)))
         ]
         if owners and name not in mine:
-            own = [f"--{flag.name.replace('_', '-')}" for flag in fields_of(policies.get(policy_name))]
+            own = [f"--{flag.name.replace('_', '-')}" for flag in fields_of(policy_class)]
             raise FdgError(
                 f"unknown flag '{option}' under --policy {policy_name}, which has {', '.join(own) or 'none'}:"
                 f" it is a flag of --policy {', '.join(owners)}"

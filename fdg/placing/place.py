@@ -25,14 +25,19 @@ from fdg.placing.assignment import assign, check_placement, fitted, largest_divi
 from fdg.placing.memory import peak_by_group, peak_bytes
 from fdg.placing.plan import Plan, PlannedProgram
 from fdg.placing.policy import Group, Policy, with_host
+from fdg.placing.recall import Recall
 from fdg.placing.regions.effects import check_one_agent, check_one_device, check_one_process
 from fdg.placing.regions.opening import open_iteration
+from fdg.placing.regions.region import Opened
 from fdg.placing.scheduling.partition import partition
 from fdg.placing.scheduling.schedule import Schedule
 from fdg.placing.sharded import by_position, lay_out, sharded_leaves, unused_rules, with_rules
 from fdg.placing.staleness import Delay, delay
 from fdg.tracing.graph import FDG
 from fdg.tracing.trace import trace
+
+_OPENED: Recall[Opened] = Recall()
+_DELAYED: Recall[tuple[FDG, Delay]] = Recall()
 
 
 def place(
@@ -93,7 +98,9 @@ def place(
     plan = _with_sharded(plan)
     if len(groups) == 1:
         return _plan_whole(plan)
-    opened = open_iteration(graph.jaxpr, dict(plan.assignment), policy)
+    opened = _OPENED(
+        graph.jaxpr, plan.assignment, lambda: open_iteration(graph.jaxpr, dict(plan.assignment), policy)
+    )
     sizes = {group.name: group.rows for group in groups}
     where = {group.name: platforms[group.devices[0]] for group in groups}
     schedule = lay_out(partition(opened, graph.state_axes, sizes, where), groups, plan.sharded)
@@ -108,7 +115,11 @@ def _with_staleness(graph: FDG, policy: Policy, assignment: Mapping[str, Group])
     if not staleness:
         return graph, None
     rules = graph.parameter_rules
-    graph, delayed = delay(graph, {name: group.name for name, group in assignment.items()}, staleness, policy)
+    names = {name: group.name for name, group in assignment.items()}
+    synchronous = graph
+    graph, delayed = _DELAYED(
+        graph.jaxpr, (*names.items(), staleness), lambda: delay(synchronous, names, staleness, policy)
+    )
     return dataclasses.replace(graph, parameter_rules=rules), delayed
 
 
@@ -177,8 +188,7 @@ def _plan_steps(plan: Plan) -> Plan:
     for call, times in plan.schedule.calls():
         exchanged: tuple[Collective, ...] = ()
         if _is_predicted(groups[call.group]):
-            inputs, outputs = ([v.variable for v in values] for values in (call.inputs, call.outputs))
-            jaxpr = jaxprs.build(inputs, outputs, call.equations)
+            jaxpr = call.jaxpr
             axes = [v.axis for v in call.inputs], [v.axis for v in call.outputs]
             exchanged, more = _exchanged(jaxpr, *axes, groups[call.group])
             notes += more

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from jax.extend import core
 
@@ -34,15 +34,29 @@ class Product(NamedTuple):
     k: int
     n: int
     dtype: str
+    convolution: bool = False
 
     @property
     def flops(self) -> int:
         """Of one, a multiplication and an addition counted as two."""
         return 2 * self.batch * self.m * self.k * self.n
 
+    @property
+    def bytes(self) -> int:
+        """Of its three matrices."""
+        wide = int("".join(c for c in self.dtype if c.isdigit()) or 32) // 8
+        return wide * self.batch * (self.m * self.k + self.k * self.n + self.m * self.n)
+
     def __str__(self) -> str:
         batch = f"{self.batch} x " if self.batch > 1 else ""
         return f"{batch}{self.m} x {self.k} x {self.n}"
+
+
+class Operation(NamedTuple):
+    """Of one class and size: `bytes` are what it reads and writes by itself."""
+
+    kind: str
+    bytes: int
 
 
 CLASSES: Mapping[str, frozenset[str]] = {
@@ -94,6 +108,8 @@ class Work:
       bytes: by class, what each operation by itself reads and writes: far more than reaches memory, since
         XLA joins operations. Views cost nothing; of a look-up counts what is looked up.
       products: how often there are products of each shape, convolutions among them.
+      operations: how often there are operations of each class and size, products and views left out.
+      trips: of loops, all together.
       exact: False if part of it is in a `while` loop (counted as one trip) or a branch (the dearest counts).
     """
 
@@ -101,6 +117,8 @@ class Work:
     bytes: Mapping[str, int] = dataclasses.field(default_factory=dict)
     products: Mapping[Product, int] = dataclasses.field(default_factory=dict)
     exact: bool = True
+    operations: Mapping[Operation, int] = dataclasses.field(default_factory=dict)
+    trips: int = 0
 
     @property
     def total_flops(self) -> int:
@@ -122,18 +140,29 @@ class Work:
         return total([(self, count)])
 
 
+_Key = TypeVar("_Key")
+
+
 def total(parts: Iterable[tuple[Work, int]]) -> Work:
     """Several pieces of work, each so often."""
     flops: collections.Counter[str] = collections.Counter()
     sizes: collections.Counter[str] = collections.Counter()
     products: collections.Counter[Product] = collections.Counter()
-    exact = True
+    operations: collections.Counter[Operation] = collections.Counter()
+    exact, trips = True, 0
     for work, count in parts:
         exact = exact and work.exact
-        for into, of in ((flops, work.flops), (sizes, work.bytes), (products, work.products)):
-            for key, number in of.items():
-                into[key] += number * count  # type: ignore[index]
-    return Work(dict(flops), dict(sizes), dict(products), exact)
+        trips += work.trips * count
+        _add(flops, work.flops, count)
+        _add(sizes, work.bytes, count)
+        _add(products, work.products, count)
+        _add(operations, work.operations, count)
+    return Work(dict(flops), dict(sizes), dict(products), exact, dict(operations), trips)
+
+
+def _add(into: collections.Counter[_Key], more: Mapping[_Key, int], count: int) -> None:
+    for key, number in more.items():
+        into[key] += number * count
 
 
 def work_of(jaxpr: Any, axes: Sequence[int | None] = (), devices: int = 1) -> Work:
@@ -145,13 +174,23 @@ def work_of(jaxpr: Any, axes: Sequence[int | None] = (), devices: int = 1) -> Wo
       devices: how many.
     """
     flow = follow(jaxpr, axes, devices) if devices > 1 else None
-    return _Walk(devices).work(jaxprs.open_jaxpr(jaxpr), flow)
+    return _walk(devices).work(jaxprs.open_jaxpr(jaxpr), flow)
+
+
+_MOST_KNOWN = 10_000
+
+
+@functools.lru_cache(maxsize=32)
+def _walk(devices: int) -> "_Walk":
+    """The one of a number of devices: what is known of a helper serves many plans."""
+    return _Walk(devices)
 
 
 class _Walk:
     def __init__(self, devices: int):
         self.devices = devices
-        self.known: dict[tuple[int, int], Work] = {}  # a helper is called from many places
+        # A helper is called from many places. Kept with what it is of, so that nothing else has the same id.
+        self.known: dict[tuple[int, int], tuple[Work, core.Jaxpr, Flow | None]] = {}
 
     def work(self, jaxpr: core.Jaxpr, flow: Flow | None) -> Work:
         key = id(jaxpr), id(flow)
@@ -159,10 +198,11 @@ class _Walk:
             steps: Sequence[EquationFlow | None] = (
                 [None] * len(jaxpr.eqns) if flow is None else flow.equations
             )
-            self.known[key] = total(
-                (self.equation(eqn, step), 1) for eqn, step in zip(jaxpr.eqns, steps, strict=True)
-            )
-        return self.known[key]
+            found = total((self.equation(eqn, step), 1) for eqn, step in zip(jaxpr.eqns, steps, strict=True))
+            if len(self.known) > _MOST_KNOWN:
+                self.known.clear()
+            self.known[key] = found, jaxpr, flow
+        return self.known[key][0]
 
     def equation(self, eqn: core.JaxprEqn, step: EquationFlow | None) -> Work:
         bodies = jaxprs.bodies(eqn)
@@ -175,8 +215,11 @@ class _Walk:
         if eqn.primitive.name == "cond":
             dearest = max(inner, key=lambda work: (work.total_flops, work.total_bytes))
             return dataclasses.replace(dearest, exact=len(bodies) == 1 and dearest.exact)
+        whole = total((work, 1) for work in inner)
+        loops = eqn.primitive.name in ("scan", "while")
         return dataclasses.replace(
-            total((work, 1) for work in inner),
+            whole,
+            trips=whole.trips + (bodies[-1].trips if loops else 0),
             exact=all(body.exact for body in bodies) and all(work.exact for work in inner),
         )
 
@@ -198,10 +241,12 @@ class _Walk:
             whole = max((math.prod(_shape(v)) for v in (*eqn.invars, *eqn.outvars)), default=0)
             part = max((math.prod(_shape(v)) // n for v, n in (*operands, *results)), default=0)
             flops = jaxprs.equation_flops(eqn) * part // max(whole, 1)
+        moved = _moved(name, operands, results)
         return Work(
             {kind: flops} if flops else {},
-            {kind: moved} if (moved := _moved(name, operands, results)) else {},
+            {kind: moved} if moved else {},
             {} if product is None else {product: 1},
+            operations={Operation(kind, moved): 1} if moved and product is None else {},
         )
 
     def _share(self, atom: Any, axis: int | None) -> tuple[Any, int]:
@@ -242,7 +287,9 @@ def product_of(eqn: core.JaxprEqn) -> Product | None:
         groups = max(eqn.params["feature_group_count"], eqn.params["batch_group_count"])
         features = kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
         k = math.prod(kernel) // max(1, features)
-        return Product(groups, size // features, k, features // groups, _dtype(eqn)) if size and k else None
+        if not size or not k:
+            return None
+        return Product(groups, size // features, k, features // groups, _dtype(eqn), convolution=True)
     return None
 
 

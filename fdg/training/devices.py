@@ -20,10 +20,10 @@ def devices_of(job: Job, graph: fdg.FDG) -> tuple[list[jax.Device], Choice | Non
       FdgError: there are not so many as it asks for, or its policy cannot be carried out on those there are.
     """
     devices = available_devices(job.devices)
+    if job.chosen is not None:
+        return with_host(job.policy, devices[: job.chosen]), None
     if job.devices is not None or devices[0].platform != "cpu":
         return with_host(job.policy, devices), None
-    if job.chosen is not None:
-        return devices[: job.chosen], None
     if job.cores is None:
         return devices, None
     choice = choose(graph, job.policy, min(job.cores, len(devices)), job.num_seeds)

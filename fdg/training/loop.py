@@ -13,6 +13,7 @@ from fdg.errors import FdgError
 from fdg.processes import distributed
 from fdg.profiling.writing import profile_run
 from fdg.training.checkpoint import Checkpoints
+from fdg.training.choosing import settle
 from fdg.training.default_devices import Choice
 from fdg.training.devices import check_all_busy, devices_of
 from fdg.training.evaluation import SOLVED, evaluate, verdict
@@ -41,7 +42,8 @@ def train(job: Job) -> int:
       FdgError: the job cannot be done as asked; nothing has been written then.
     """
     _check_same(job)
-    graph = fdg.trace(job.algorithm)
+    settled = settle(job, fdg.trace(job.algorithm))
+    job, graph = settled.job, settled.graph
     devices, choice = devices_of(job, graph)
     if choice is not None:  # a resumed run does not choose again
         job = dataclasses.replace(job, config={**job.config, "devices_chosen": choice.devices})
@@ -50,7 +52,7 @@ def train(job: Job) -> int:
     run = open_run(job)
     checkpoints = Checkpoints(run.checkpoints)
     try:
-        return _train(job, engine, run, checkpoints, choice)
+        return _train(job, engine, run, checkpoints, choice, settled.table)
     finally:
         checkpoints.close()
         run.close()
@@ -71,7 +73,12 @@ def iterations_per_call(num_iterations: int, steps_per_iteration: int) -> int:
 
 
 def _train(
-    job: Job, engine: fdg.Engine, run: RunDirectory, checkpoints: Checkpoints, choice: Choice | None
+    job: Job,
+    engine: fdg.Engine,
+    run: RunDirectory,
+    checkpoints: Checkpoints,
+    choice: Choice | None,
+    candidates: str,
 ) -> int:
     total, agents = job.num_iterations, job.num_seeds or 1
     size = iterations_per_call(total, job.steps_per_iteration)
@@ -83,6 +90,8 @@ def _train(
     if latest == total and complete:
         say(f"the run in {run.path} is complete: all of its {total:,} iterations are done")
         return 0
+    if candidates:
+        say(f"{candidates}\n")
     say(f"{engine.plan}\n")
     if choice is not None:
         say(f"devices: {choice.reason}")

@@ -6,6 +6,9 @@ from importlib import metadata
 from typing import Any
 
 import fdg
+from fdg.costs.machine import cluster_of
+from fdg.costs.prediction import predict
+from fdg.errors import FdgError
 from fdg.processes import distributed
 from fdg.showing.words import quantity
 from fdg.training.job import Job
@@ -46,6 +49,14 @@ def groups_summary(engine: fdg.Engine, wall_s: float) -> dict[str, Any]:
     return {"groups": groups, "moved_bytes": sum(here["moved"] for here in everywhere)}
 
 
+def predicted_seconds(engine: fdg.Engine) -> float | None:
+    """Of an iteration, by the rates of this machine (`fdg.costs`); None where none are known."""
+    try:
+        return predict(engine.plan, cluster_of(engine.devices)).seconds
+    except FdgError:
+        return None
+
+
 def summary(
     job: Job,
     engine: fdg.Engine,
@@ -73,6 +84,8 @@ def summary(
         **evaluation,
         "seeds": [job.seed + i for i in range(agents)],
         "policy": str(job.policy),
+        "predicted_s": predicted_seconds(engine),
+        "iteration_s": seconds["wall_s"] / iterations,
         **groups,
         "devices": [device.device_kind for device in engine.devices],
         "versions": versions(),

@@ -6,7 +6,7 @@ import pytest
 
 import fdg
 from fdg import jaxprs
-from fdg.profiling.work import Product, Work, total, work_of
+from fdg.profiling.work import Operation, Product, Work, total, work_of
 from tests.tiny import Pupil
 
 
@@ -57,7 +57,7 @@ def test_a_convolution_is_the_product_of_its_patches():
         return jax.lax.conv_general_dilated(x, w, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
     found = work(run, (8, 10, 10, 4), (3, 3, 4, 16))
-    assert found.products == {Product(1, 512, 36, 16, "float32"): 1}
+    assert found.products == {Product(1, 512, 36, 16, "float32", convolution=True): 1}
     assert found.flops == {"convolution": 2 * 512 * 36 * 16}
 
 
@@ -95,3 +95,15 @@ def test_several_pieces():
     assert both == Work({"product": 48, "sort": 5}, {"product": 144}, {product: 3}, False)
     assert one.times(2).products == {product: 2}
     assert str(product) == "2 x 2 x 2" and str(product._replace(batch=4)) == "4 x 2 x 2 x 2"
+
+
+def test_operations_by_size_and_trips_of_loops():
+    """8 trips of a tanh of 4 x 16 numbers, read and written; products are counted apart."""
+
+    def run(x, w):
+        return jax.lax.scan(lambda x, _: (jnp.tanh(x @ w), None), x, length=8)[0]
+
+    found = work(run, (4, 16), (16, 16))
+    assert found.trips == 8
+    assert found.operations == {Operation("transcendental", 2 * 4 * 16 * 4): 8}
+    assert next(iter(found.products)).bytes == 4 * (4 * 16 + 16 * 16 + 4 * 16)

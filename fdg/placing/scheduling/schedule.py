@@ -11,6 +11,7 @@ What `partition` makes of a graph and a policy, and what is then run. Plain valu
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
@@ -75,6 +76,12 @@ class Call:
     outputs: tuple[Value, ...]
     freed: frozenset[int]
     donated: frozenset[int]
+
+    @functools.cached_property
+    def jaxpr(self) -> core.ClosedJaxpr:
+        """The program as a function of its inputs."""
+        inputs, outputs = ([value.variable for value in values] for values in (self.inputs, self.outputs))
+        return jaxprs.build(inputs, outputs, self.equations)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

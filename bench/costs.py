@@ -1,0 +1,332 @@
+"""Predicted against measured: what the cost model of `fdg.costs` says of an iteration, and what it takes.
+
+    python -m bench.costs measure        each cell in a process of its own; goes on where it was stopped
+    python -m bench.costs fit            from one half: what remains of each class when XLA joins operations
+    python -m bench.costs report         the other half: rank, median error, choices, the worst ten
+    python -m bench.costs memory         predicted peak by XLA's own
+    python -m bench.costs paper          MSRL's two clusters, and 4,096 H100s: figures and pictures
+
+A cell is an algorithm, an environment, sizes, a policy, a number of host devices and a staleness. Measure
+on a quiet machine, after `python -m fdg.calibrate` on the same.
+"""
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+CELLS = ROOT / "bench" / "costs.json"
+_TIMEOUT = 300
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One thing to predict and measure; `policy` is the name of its class, `sizes` are its fields."""
+
+    algorithm: str
+    env: str
+    fields: tuple[tuple[str, Any], ...]
+    policy: str
+    sizes: tuple[tuple[str, Any], ...]
+    devices: int
+
+    @property
+    def key(self) -> str:
+        return json.dumps(dataclasses.astuple(self))
+
+    @property
+    def group(self) -> str:
+        """What a policy is chosen for: all but the policy."""
+        return json.dumps([self.algorithm, self.env, self.fields, self.devices])
+
+    @property
+    def is_fitted(self) -> bool:
+        """Which half: by the cell's own name, so that neither order nor number of cells moves it."""
+        return hashlib.sha256(self.group.encode()).digest()[0] % 2 == 0
+
+    def __str__(self) -> str:
+        words = ", ".join(f"{name}={value}" for name, value in (*self.fields, *self.sizes))
+        return f"{self.algorithm} {self.env} {self.policy} on {self.devices} ({words})"
+
+
+def cells() -> list[Cell]:
+    """All of them."""
+    jobs = [
+        ("PPO", "CartPole-v1", (("num_envs", 16), ("num_steps", 32))),
+        ("PPO", "CartPole-v1", (("num_envs", 256), ("num_steps", 32))),
+        ("PPO", "Acrobot-v1", (("num_envs", 1024), ("num_steps", 16), ("hidden", (128, 128)))),
+        ("PPO", "Pendulum-v1", (("num_envs", 128), ("num_steps", 64), ("hidden", (256, 256)))),
+        ("A2C", "CartPole-v1", (("num_envs", 512), ("num_steps", 8))),
+        ("IMPALA", "Acrobot-v1", (("num_envs", 256), ("num_steps", 32))),
+        ("PQN", "CartPole-v1", (("num_envs", 128), ("num_steps", 32))),
+        ("DQN", "CartPole-v1", (("num_envs", 64), ("learning_starts", 1000))),
+    ]
+    found = []
+    for algorithm, env, fields in jobs:
+        for devices in (1, 2, 4, 8):
+            ways: list[tuple[str, tuple[tuple[str, Any], ...]]] = [("GPUOnly", ())]
+            if devices > 1:
+                ways += [("SingleLearnerCoarse", (("staleness", k),)) for k in (0, 1, 2)]
+                ways += [("SingleLearnerFine", ()), ("Central", ())]
+            found += [Cell(algorithm, env, fields, policy, sizes, devices) for policy, sizes in ways]
+    return found
+
+
+def build(cell: Cell) -> tuple[Any, Any]:
+    """The algorithm and the policy of a cell."""
+    import algos
+    import envs
+    import policies
+
+    cls = getattr(algos, cell.algorithm)
+    algorithm = cls(env=envs.make(cell.env), **dict(cell.fields), total_steps=10**9)
+    return algorithm, getattr(policies, cell.policy)(**dict(cell.sizes))
+
+
+# --- measuring ---
+
+
+def measure_one(text: str) -> dict[str, Any]:
+    """In a process of its own: seconds of an iteration, memory by XLA, and what is predicted."""
+    import jax
+
+    import fdg
+    from fdg.costs.loads import loads
+    from fdg.costs.machine import cluster_of
+    from fdg.costs.measuring import iteration_seconds
+    from fdg.costs.prediction import predict
+    from fdg.costs.program_time import raw_seconds
+
+    cell = cell_of(json.loads(text))
+    fdg.host_devices(cell.devices)
+    devices = jax.devices("cpu")[: cell.devices]
+    algorithm, policy = build(cell)
+    plan = fdg.place(algorithm, policy, devices)
+    cluster = cluster_of(devices)
+    prediction = predict(plan, cluster)
+    classes = {}
+    if plan.schedule is None:
+        (load,) = loads(plan)
+        wide, narrow = raw_seconds(load.work, cluster.kind)
+        classes = {"wide": dict(wide), "narrow": dict(narrow)}
+    engine = fdg.compile(algorithm, policy, devices)
+    return {
+        "seconds": iteration_seconds(algorithm, policy, devices),
+        "predicted": prediction.seconds,
+        "classes": classes,
+        "collectives": [dataclasses.asdict(c) for p in plan.programs for c in p.collectives],
+        "shares": dict(prediction.shares),
+        "memory": dict(prediction.memory),
+        "xla_memory": xla_memory(engine),
+        "rates": cluster.note,
+    }
+
+
+def xla_memory(engine: Any) -> dict[str, float]:
+    """By group: the largest program's arguments, results beside them, and temporaries, on one device."""
+    groups = {planned.name: planned.group for planned in engine.plan.programs}
+    found: dict[str, float] = {}
+    for program in engine.programs:
+        if program.name not in groups:
+            continue
+        analysis = program.compile().memory_analysis()
+        size = (
+            analysis.argument_size_in_bytes
+            + analysis.output_size_in_bytes
+            - analysis.alias_size_in_bytes
+            + analysis.temp_size_in_bytes
+        )
+        found[groups[program.name]] = max(found.get(groups[program.name], 0.0), float(size))
+    return found
+
+
+def cell_of(parts: Sequence[Any]) -> Cell:
+    """From its key."""
+
+    def pairs(given: Iterable[Any]) -> tuple[tuple[str, Any], ...]:
+        return tuple((name, tuple(v) if isinstance(v, list) else v) for name, v in given)
+
+    algorithm, env, fields, policy, sizes, devices = parts
+    return Cell(algorithm, env, pairs(fields), policy, pairs(sizes), devices)
+
+
+def measure(only: str, again: bool, seconds: float) -> None:
+    """Every cell that was not measured yet, each in a process of its own; saved one by one."""
+    from bench.machine import described
+
+    stored = read()
+    stored["machine"] = described()
+    end = time.monotonic() + seconds
+    for cell in cells():
+        if only not in str(cell) or (cell.key in stored["cells"] and not again):
+            continue
+        if time.monotonic() > end:
+            print("time is up: run it again to go on")
+            return
+        words = [sys.executable, "-m", "bench.costs", "one", cell.key]
+        try:
+            done = subprocess.run(
+                words, cwd=ROOT, capture_output=True, text=True, timeout=_TIMEOUT, check=False
+            )
+            said = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
+            error = "" if said else (done.stderr.strip().splitlines() or ["nothing said"])[-1]
+        except subprocess.TimeoutExpired:
+            said, error = {}, f"longer than {_TIMEOUT} s"
+        stored["cells"][cell.key] = said or {"error": error}
+        CELLS.write_text(json.dumps(stored, indent=1) + "\n")
+        ratio = (
+            f"{said['predicted'] / said['seconds']:.2f} of {said['seconds'] * 1e3:.3g} ms" if said else error
+        )
+        print(f"{cell}: predicted {ratio}", flush=True)
+
+
+def read() -> dict[str, Any]:
+    """What was measured so far."""
+    return json.loads(CELLS.read_text()) if CELLS.exists() else {"cells": {}}
+
+
+# --- fitting and reporting ---
+
+
+def measured_cells() -> list[tuple[Cell, Mapping[str, Any]]]:
+    """The cells that were measured, with what was found."""
+    found = [(cell_of(json.loads(key)), value) for key, value in read()["cells"].items()]
+    return [(cell, value) for cell, value in found if "seconds" in value]
+
+
+def fit() -> dict[str, float]:
+    """What remains of each class, by least squares of relative errors, from one-device cells of one half.
+
+    Devices that share cores and exchange are left out: their rates are calibrated, not fitted.
+    """
+    import numpy as np
+    from scipy.optimize import lsq_linear
+
+    from fdg.costs.machine import host_cluster
+    from fdg.costs.program_time import CLASSES, JOINED
+
+    kind = host_cluster("cpu", "cpu", 1).kind
+    cluster = host_cluster("cpu", "cpu", 1)
+    gain = 1 + kind.rate("parallel") * ((cluster.cores or 1) - 1)
+    rows, names = [], list(CLASSES)
+    for cell, found in measured_cells():
+        if cell.is_fitted and cell.devices == 1 and found["classes"]:
+            wide, narrow = found["classes"]["wide"], found["classes"]["narrow"]
+            parts = [wide.get(name, 0.0) / gain + narrow.get(name, 0.0) for name in names]
+            rows.append([part / found["seconds"] for part in parts])
+    matrix = np.array(rows)
+    prior = np.array([JOINED["cpu"][name] for name in names])
+    # A little of what is known already, for classes that few cells have.
+    weight = 0.1
+    stacked = np.vstack([matrix * prior, weight * np.eye(len(names))])
+    wanted = np.concatenate([np.ones(len(rows)), weight * np.ones(len(names))])
+    solution = prior * lsq_linear(stacked, wanted, bounds=(0.02, 50)).x
+    fitted = {name: round(float(value), 3) for name, value in zip(names, solution, strict=True)}
+    print(f"fitted to {len(rows)} cells; enter these in fdg/costs/program_time.py:\n{json.dumps(fitted)}")
+    return fitted
+
+
+def predicted_again(cell: Cell) -> float:
+    """With the model as it is now; what was measured stays."""
+    import fdg
+    from fdg.costs.machine import host_cluster
+    from fdg.costs.prediction import predict
+
+    algorithm, policy = build(cell)
+    plan = fdg.place(algorithm, policy, cell.devices)
+    return predict(plan, host_cluster("cpu", "cpu", cell.devices)).seconds
+
+
+def report(half: str, again: bool) -> None:
+    """Rank, errors and choices, over cells that the fit has not seen."""
+    from scipy.stats import spearmanr
+
+    rows = []
+    for cell, found in measured_cells():
+        if half == "all" or cell.is_fitted == (half == "fitted"):
+            predicted = predicted_again(cell) if again else found["predicted"]
+            rows.append((cell, found["seconds"], predicted))
+    if len(rows) < 3:
+        raise SystemExit(f"error: {len(rows)} cells were measured: run python -m bench.costs measure first")
+    errors = [abs(p / s - 1) for _, s, p in rows]
+    rank = spearmanr([s for _, s, _ in rows], [p for _, _, p in rows]).statistic
+    print(f"{len(rows)} cells ({half}): Spearman {rank:.3f}, median error {statistics.median(errors):.1%}")
+    for cell, s, p in sorted(rows, key=lambda row: -abs(math.log(row[2] / row[1]))):
+        print(f"  {p / s:6.2f}  measured {s * 1e3:9.3f} ms  predicted {p * 1e3:9.3f} ms  {cell}")
+    groups: dict[str, list[tuple[Cell, float, float]]] = {}
+    for row in rows:
+        if dict(row[0].sizes).get("staleness", 0) == 0:
+            groups.setdefault(row[0].group, []).append(row)
+    losses = []
+    for some in groups.values():
+        if len(some) > 1:
+            chosen = min(some, key=lambda row: row[2])
+            losses.append(chosen[1] / min(row[1] for row in some))
+    if losses:
+        good = sum(loss <= 1.1 for loss in losses) / len(losses)
+        print(
+            f"{len(losses)} choices: {good:.0%} within 10% of the best, the worst {max(losses):.2f} times it"
+        )
+    stale = [abs(p / s - 1) for cell, s, p in rows if "staleness" in dict(cell.sizes)]
+    if stale:
+        print(f"{len(stale)} cells of actors and learners: median error {statistics.median(stale):.1%}")
+
+
+def memory(again: bool) -> None:
+    """Predicted peak by XLA's."""
+    import fdg
+    from fdg.costs.memory import plan_memory
+
+    ratios = []
+    for cell, found in measured_cells():
+        predicted = found["memory"]
+        if again:
+            algorithm, policy = build(cell)
+            predicted = plan_memory(fdg.place(algorithm, policy, cell.devices))
+        for group, size in found["xla_memory"].items():
+            if predicted.get(group):
+                ratios.append((predicted[group] / size, size, group, cell))
+    for ratio, size, group, cell in sorted(ratios, key=lambda row: -abs(math.log(row[0]))):
+        print(f"  {ratio:6.2f} of {size / 1e6:9.3f} MB  {group} of {cell}")
+    good = sum(abs(row[0] - 1) <= 0.15 for row in ratios) / max(1, len(ratios))
+    print(f"{len(ratios)} groups: {good:.0%} within 15%")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.costs", description=__doc__)
+    parser.add_argument("what", choices=("measure", "one", "fit", "report", "memory", "paper"))
+    parser.add_argument("cell", nargs="?", default="")
+    parser.add_argument("--only", default="", help="cells whose name holds this")
+    parser.add_argument("--again", action="store_true", help="measure, or predict, what was already")
+    parser.add_argument("--half", choices=("other", "fitted", "all"), default="other")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="to measure for at most")
+    given = parser.parse_args()
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    if given.what == "measure":
+        measure(given.only, given.again, given.seconds)
+    elif given.what == "one":
+        print(json.dumps(measure_one(given.cell)))
+    elif given.what == "fit":
+        fit()
+    elif given.what == "report":
+        report(given.half, given.again)
+    elif given.what == "memory":
+        memory(given.again)
+    else:
+        from bench.costs_paper import paper
+
+        paper()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""MSRL's two clusters on the model: what its evaluation says in words, as pictures; and PPO on 4,096 H100s.
+
+    python -m bench.costs paper
+
+The clusters are those of its evaluation (Zhu et al., USENIX ATC 2023): 64 P100s, four to a machine, on 10 Gb
+Ethernet; and 32 V100s, eight to a machine with NVLink, on 100 Gb InfiniBand.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import algos
+import envs
+import fdg
+import policies
+from fdg.costs import published
+from fdg.costs.hardware import Cluster
+from fdg.costs.pictures import draw_lines, draw_sweep
+from fdg.costs.prediction import predict
+from fdg.costs.scaling import point, report
+
+PICTURES = Path(__file__).parents[1] / "docs" / "images" / "scale"
+_LAYERS = (256, 256, 256)
+
+
+def cloud() -> Cluster:
+    """Its P100s."""
+    links = published.link("PCIe 3"), published.link("Ethernet 10")
+    return Cluster(published.kind("P100"), 4, 16, *links)
+
+
+def local() -> Cluster:
+    """Its V100s."""
+    links = published.link("NVLink 2"), published.link("InfiniBand EDR")
+    return Cluster(published.kind("V100"), 8, 4, *links)
+
+
+def ppo(num_envs: int, **fields: Any) -> fdg.FDG:
+    """PPO of a continuous task, a network of three layers, rollouts of 128 steps."""
+    given = {"num_steps": 128, "hidden": _LAYERS, "total_steps": 10**10, **fields}
+    return fdg.trace(algos.PPO(env=envs.make("Pendulum-v1"), num_envs=num_envs, **given))
+
+
+def paper() -> None:
+    """All figures, as text and pictures."""
+    found = {"crossing": crossing(), "scaling": scaling(), "large": large()}
+    print(json.dumps(found, indent=1))
+
+
+def crossing() -> dict[str, Any]:
+    """One learner against many, as environments (so the batch) grow; 320 updates, as CleanRL has them."""
+    said: dict[str, Any] = {}
+    for name, cluster in (("64 P100, 10 Gb Ethernet", cloud()), ("32 V100, NVLink and InfiniBand", local())):
+        lines: dict[str, list[tuple[float, float]]] = {"SingleLearnerCoarse": [], "MultiLearner": []}
+        bounds = {}
+        for number in (64, 256, 1024, 4096, 16384, 65536):
+            graph = ppo(number, num_epochs=10, num_minibatches=32)
+            for policy in (policies.SingleLearnerCoarse(), policies.MultiLearner()):
+                word = type(policy).__name__
+                prediction = predict(fdg.place(graph, policy, cluster.devices), cluster)
+                lines[word].append((number, prediction.seconds))
+                bounds[f"{word}, {number}"] = prediction.bound
+        said[name] = {"seconds": lines, "bounds": bounds, "crosses at": crosses(*lines.values())}
+        draw_lines(
+            lines, PICTURES / f"crossing-{cluster.kind.name.lower()}.png", f"PPO on {name}",
+            "environments", "seconds an iteration",
+        )  # fmt: skip
+    return said
+
+
+def crosses(one: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]) -> list[str]:
+    """Between which numbers of environments the quicker one changes."""
+    found = []
+    for i in range(len(one) - 1):
+        now, later = (one[j][1] < other[j][1] for j in (i, i + 1))
+        if now != later:
+            found.append(f"{one[i][0]:g} to {one[i + 1][0]:g}")
+    return found
+
+
+def scaling() -> dict[str, Any]:
+    """`GPUOnly` with as many environments on every device, however many there are."""
+    said = {}
+    for name, cluster in (("P100", cloud()), ("V100", local())):
+        points = []
+        for count in [n for n in (1, 2, 4, 8, 16, 32, 64) if n <= cluster.devices]:
+            plan = fdg.place(ppo(4096 * count), policies.GPUOnly(), count)
+            points.append(point(plan, cluster.of(count), 4096 * count * 128))
+        first, last = points[0], points[-1]
+        said[name] = last.steps_per_s / first.steps_per_s / last.devices
+        print(report(points, price=False), "\n")
+        draw_sweep(
+            points,
+            PICTURES / f"gpu-only-{name.lower()}.png",
+            f"PPO under GPUOnly, 4,096 environments a {name}",
+        )
+    return said
+
+
+def large() -> dict[str, str]:
+    """PPO on up to 4,096 H100s, with two ways to shuffle: what bounds each."""
+    links = published.usual_links("H100")
+    whole = Cluster(
+        published.kind("H100"), 8, 512, *links, price=2.5, straggling=0.02, failures=2e-6, storage=1e10
+    )
+    bounds = {}
+    for shuffle in ("each", "time"):
+        points = []
+        for count in (8, 64, 512, 4096):
+            plan = fdg.place(ppo(2048 * count, shuffle=shuffle), policies.GPUOnly(), count)
+            points.append(point(plan, whole.of(count), 2048 * count * 128))
+        print(report(points, price=True), "\n")
+        title = f"PPO under GPUOnly, 2,048 environments an H100, shuffle={shuffle}"
+        draw_sweep(points, PICTURES / f"h100-{shuffle}.png", title)
+        bounds[shuffle] = points[-1].prediction.bound
+    return bounds

@@ -1,0 +1,6 @@
+"""`python -m fdg.calibrate`: measures this machine's rates, which `--policy auto` and predictions go by."""
+
+from fdg.commands.calibrate import calibrate_main as main
+
+if __name__ == "__main__":
+    raise SystemExit(main())

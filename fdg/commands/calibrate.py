@@ -1,0 +1,97 @@
+"""The command `python -m fdg.calibrate`."""
+
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+
+from fdg.commands.cli import guarded
+from fdg.commands.flags import Flag, Parser, add_flag, normalise
+from fdg.costs import machine
+from fdg.costs.calibration import calibrate
+from fdg.costs.hardware import RATES, TIMES
+from fdg.costs.machine import Calibration
+from fdg.errors import FdgError
+from fdg.running.host_devices import host_devices, usable_cores
+from fdg.showing.words import quantity, table
+
+_FLAGS = (
+    Flag(
+        "out",
+        str | None,
+        None,
+        "the file to write (None: in the user's cache directory, where it is looked for)",
+    ),
+    Flag("show", bool, False, "print the calibration that there is, and measure nothing"),
+)
+
+
+def calibrate_main(argv: Sequence[str] | None = None) -> int:
+    """Measures, writes the file, prints the figures; returns the exit status."""
+
+    def run(argv: Sequence[str]) -> int:
+        about = "Measures this machine's rates, in about two minutes; keep it quiet meanwhile."
+        parser = Parser(prog="python -m fdg.calibrate", description=about, allow_abbrev=False)
+        for flag in _FLAGS:
+            add_flag(parser, flag)
+        given = parser.parse_strictly(normalise(argv))
+        host_devices(max(2, usable_cores()))
+        devices = jax.local_devices()
+        out = Path(given["out"]) if given.get("out") else machine.path_of(devices[0].device_kind)
+        if out is None:
+            raise FdgError("there is no home directory to keep a calibration in: give --out FILE")
+        if given.get("show"):
+            found = machine.read(out)
+            machine.check_machine(found, out)
+            print(shown(found))
+            return 0
+        _check_writable(out)
+        found = calibrate(devices, lambda line: print(f"measuring: {line}", flush=True))
+        _write(out, found)
+        print(shown(found))
+        print(f"\nin {found.seconds:.0f} s; written to {out}")
+        return 0
+
+    return guarded(run, argv)
+
+
+def shown(calibration: Calibration) -> str:
+    """The figures as a table."""
+    rows = []
+    figures = {**calibration.kind.figures}
+    for word, link in (("inside", calibration.inside), ("between", calibration.between)):
+        figures.update({f"{word}: {name}": getattr(link, name) for name in ("latency", "bandwidth", "call")})
+    for name, figure in figures.items():
+        last = name.rpartition(": ")[2]
+        if last in TIMES or last in ("latency", "call"):
+            value = (
+                quantity(figure.value * 1e9, "ns")
+                if figure.value < 1e-6
+                else quantity(figure.value * 1e6, "us")
+            )
+        elif name in ("parallel", "convolution"):
+            value = f"{figure.value:.0%}"
+        else:
+            value = quantity(figure.value, RATES.get(name, "B/s of a link").split()[0])
+        rows.append((name, value, f"{figure.spread:.0%}", figure.source))
+    return "\n".join(table(["rate", "value", "spread", "source"], rows, numeric=(1, 2)))
+
+
+def _check_writable(path: Path) -> None:
+    """Before two minutes of measuring."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise FdgError(f"{path} cannot be written ({error.strerror}): give --out FILE") from None
+
+
+def _write(path: Path, calibration: Calibration) -> None:
+    """Whole or not at all."""
+    beside = path.with_name(f"{path.name}.{os.getpid()}")
+    beside.write_text(json.dumps(calibration.as_json(), indent=1) + "\n")
+    beside.replace(path)

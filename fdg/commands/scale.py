@@ -1,0 +1,164 @@
+"""`python -m fdg.plan --cluster FILE`: what a job would do on a cluster that is not here."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import fdg
+import policies
+from fdg.commands.flags import Flag, Parser, add_flag
+from fdg.costs.choosing import check_memory
+from fdg.costs.cluster_file import read_cluster
+from fdg.costs.hardware import Cluster
+from fdg.costs.memory import plan_memory
+from fdg.costs.pictures import draw_sweep
+from fdg.costs.scaling import Point, point, report
+from fdg.costs.sensitivity import sensitivity, shown
+from fdg.errors import FdgError, PlanError
+from fdg.training.job import Job
+
+FLAGS = (
+    Flag("cluster", str | None, None, "a TOML file: hosts, devices, links, prices (docs/scale.md)"),
+    Flag("scale", tuple[int, ...] | None, None, "numbers of devices to look at, as in 8,64,512 (None: all)"),
+    Flag(
+        "envs_per_device",
+        int | None,
+        None,
+        "environments of a device, so that the job grows (None: as given)",
+    ),
+    Flag(
+        "compare",
+        tuple[str, ...] | None,
+        None,
+        "policies to look at, as in gpu_only,central (None: that of --policy)",
+    ),
+    Flag("pictures", str | None, None, "a directory for plots of the sweep (None: none)"),
+    Flag("sensitivity", bool, False, "also halve each rate, and say what would be chosen then"),
+)
+ABOUT = (
+    "Prints the dataflow graph and the plan, and runs nothing. With --cluster FILE: what the job would"
+    " do on that cluster. " + " ".join(f"{flag.option}: {flag.help}." for flag in FLAGS)
+)
+
+
+def take(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """These flags, and the words that are left for the job.
+
+    Raises:
+      FdgError: one of them without --cluster.
+    """
+    parser = Parser(add_help=False, allow_abbrev=False)
+    for flag in FLAGS:
+        add_flag(parser, flag)
+    known, rest = parser.parse_known_args(words)
+    given = vars(known)
+    if given and "cluster" not in given:
+        name = next(iter(given)).replace("_", "-")
+        raise FdgError(f"--{name} is a flag of --cluster FILE: give the cluster's file")
+    if "cluster" not in given:
+        return {}, list(words)
+    # So many devices are not made here, and need not be.
+    count = Parser(add_help=False, allow_abbrev=False)
+    add_flag(count, Flag("devices", int | None, None, ""))
+    more, rest = count.parse_known_args(rest)
+    return {**given, **vars(more)}, rest
+
+
+def lines(job: Job, given: Mapping[str, Any]) -> list[str]:
+    """What to print of a job on a cluster.
+
+    Args:
+      job: with its policy.
+      given: from `take`.
+
+    Raises:
+      FdgError: the file, a number or a policy is wrong.
+    """
+    cluster = read_cluster(Path(given["cluster"]))
+    counts = given.get("scale") or (given.get("devices") or cluster.devices,)
+    wrong = next((count for count in counts if not 1 <= count <= cluster.devices), None)
+    if wrong is not None:
+        raise FdgError(
+            f"--scale {wrong}: the cluster has {cluster.devices} devices: use 1 to {cluster.devices}"
+        )
+    names = given.get("compare")
+    wanted = [_policy(name) for name in names] if names else [job.policy]
+    graphs: dict[int | None, tuple[Any, fdg.FDG]] = {}
+    points: list[Point] = []
+    said: list[str] = [f"{cluster.kind.name}: {cluster.hosts} hosts of {cluster.devices_per_host} devices"]
+    refused: list[str] = []
+    for policy in wanted:
+        for count in counts:
+            try:
+                points.append(_point(job, policy, count, cluster, given, graphs))
+            except PlanError as error:
+                refused.append(f"on {count}: {error}")
+    if not points:
+        raise FdgError(refused[0])
+    said.append(report(points, cluster.price > 0))
+    said += [f"not feasible {line}" for line in refused]
+    if given.get("pictures"):
+        path = Path(given["pictures"], "sweep.png")
+        draw_sweep(points, path, f"{fdg_name(job)} on {cluster.kind.name}")
+        said.append(f"picture {path}")
+    if given.get("sensitivity"):
+        count = counts[-1]
+        algorithm, graph = _grown(job, given, count, graphs)
+
+        def choose(one: Cluster) -> Any:
+            return policies.auto(algorithm, one, graph=graph, all_devices=True, num_seeds=job.num_seeds)
+
+        said.append(shown(sensitivity(choose, cluster.of(count))))
+    return said
+
+
+def fdg_name(job: Job) -> str:
+    """The algorithm's, for a title."""
+    return type(job.algorithm).__name__
+
+
+def _policy(name: str) -> Any:
+    return policies.Auto() if name == "auto" else policies.get(name)()
+
+
+def _grown(
+    job: Job, given: Mapping[str, Any], count: int, graphs: dict[int | None, tuple[Any, fdg.FDG]]
+) -> tuple[Any, fdg.FDG]:
+    """The job's algorithm with as many environments as so many devices get, and its graph."""
+    each = given.get("envs_per_device")
+    number = None if each is None else each * count
+    if number not in graphs:
+        algorithm = job.algorithm
+        if number is not None:
+            if not any(field.name == "num_envs" for field in dataclasses.fields(algorithm)):
+                raise FdgError(f"--envs-per-device: {fdg_name(job)} has no field num_envs: leave it out")
+            algorithm = dataclasses.replace(algorithm, num_envs=number)
+        graphs[number] = algorithm, fdg.trace(algorithm)
+    return graphs[number]
+
+
+def _point(
+    job: Job,
+    policy: Any,
+    count: int,
+    whole: Cluster,
+    given: Mapping[str, Any],
+    graphs: dict[int | None, tuple[Any, fdg.FDG]],
+) -> Point:
+    algorithm, graph = _grown(job, given, count, graphs)
+    cluster = whole.of(count)
+    if isinstance(policy, policies.Auto):
+        policy = policies.auto(
+            algorithm,
+            cluster,
+            max_staleness=policy.max_staleness,
+            may_change=policy.changeable,
+            num_seeds=job.num_seeds,
+            graph=graph,
+            all_devices=True,
+        ).policy
+    plan = fdg.place(graph, policy, count, job.num_seeds)
+    check_memory(plan, cluster, plan_memory(plan, cluster.kind.platform))
+    steps = getattr(algorithm, "steps_per_iteration", job.steps_per_iteration)
+    return point(plan, cluster, steps * (job.num_seeds or 1))

@@ -1,0 +1,339 @@
+"""Measuring this machine's rates, in two minutes: microbenchmarks, one for each figure of `hardware.RATES`.
+
+Every operation runs many times in one program (`profiling.repeating`), and what the cost model would count
+of it (`profiling.work`) is divided by what it took: so a rate means the same where it is measured and where
+it is used. On a CPU all cores work at once, each on a copy of its own, for that is what host devices do;
+how much quicker one device is that has all cores is measured beside it.
+"""
+
+import dataclasses
+import datetime
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from scipy.optimize import nnls
+
+from fdg.costs import published
+from fdg.costs.hardware import DeviceKind, Figure, Link
+from fdg.costs.machine import REFERENCE, SHARED_MEMORY, SOCKETS, Calibration, fingerprint
+from fdg.errors import FdgError, UnknownNameError
+from fdg.lowering.mesh import make_mesh
+from fdg.profiling.repeating import Repeated, compile_all
+from fdg.profiling.work import Product, Work, work_of
+from fdg.running.host_devices import usable_cores
+
+ROUNDS = 5
+_SMALL, _LARGE = 2**18, 2**26  # bytes of arrays: in the cache, and in memory
+_AXIS = "device"
+Say = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Timed:
+    """What some function took.
+
+    Attributes:
+      work: that the model counts of it.
+      alone: seconds of a call with the machine to itself.
+      crowded: seconds of a call while all cores have one of their own.
+      spread: of the rounds: how far the median lies above the best.
+    """
+
+    work: Work
+    alone: float
+    crowded: float
+    spread: float
+
+
+def calibrate(devices: Sequence[jax.Device], say: Say = lambda line: None) -> Calibration:
+    """Measures devices of one kind, of this process.
+
+    Args:
+      devices: at least one; with two or more, what they exchange is measured too.
+      say: told what is being done.
+
+    Raises:
+      FdgError: devices of several kinds, or of several processes.
+    """
+    kinds = {device.device_kind for device in devices}
+    if len(kinds) != 1:
+        raise FdgError(f"calibrate: devices of {len(kinds)} kinds: calibrate one kind at a time")
+    begun = time.perf_counter()
+    first, is_cpu = devices[0], devices[0].platform == "cpu"
+    lanes = usable_cores() if is_cpu else 1
+    with jax.default_device(first):
+        figures = _device_figures(lanes, say)
+        say("starting programs")
+        figures.update(_host_figures())
+    say("links")
+    figures.update(_transfer_figure(devices))
+    inside = _link(devices, say) or (SHARED_MEMORY if is_cpu else _published_links(first)[0])
+    between = SOCKETS if is_cpu else _published_links(first)[1]
+    memory = (first.memory_stats() or {}).get("bytes_limit") if not is_cpu else None
+    if memory:
+        figures["memory_bytes"] = Figure(float(memory), 0.0, "what the allocator says")
+    kind = DeviceKind(first.device_kind, first.platform, figures)
+    return Calibration(
+        fingerprint(first.device_kind),
+        kind,
+        inside,
+        between,
+        usable_cores() if is_cpu else None,
+        datetime.date.today().isoformat(),
+        time.perf_counter() - begun,
+    )
+
+
+def _published_links(device: jax.Device) -> tuple[Link, Link]:
+    try:
+        return published.usual_links(device.device_kind)
+    except UnknownNameError:
+        return published.LINKS["PCIe 4"], published.LINKS["Ethernet 100"]
+
+
+# --- a device ---
+
+
+def _device_figures(lanes: int, say: Say) -> dict[str, Figure]:
+    say("products of matrices")
+    found = _product_figures(lanes)
+    say("operations by class")
+    timed = _timed(_operations(), lanes)
+    trip, start = timed.pop("trip"), timed.pop("operation")
+    count = sum(start.work.operations.values())
+    found["operation"] = _figure(max(start.crowded / count, 1e-9), start)
+    inside = sum(trip.work.operations.values()) * found["operation"].value
+    found["trip"] = _figure(max((trip.crowded - inside) / trip.work.trips, 1e-8), trip)
+    for name in ("memory", "cache"):
+        one = timed.pop(name)
+        found[name] = _figure(one.work.total_bytes / one.crowded, one)
+    found["cache_bytes"] = Figure(2**21, 0.0, "taken as 2 MiB, not measured")
+    for name, one in timed.items():
+        size = one.work.bytes[name]
+        found[name] = _figure(size / max(one.crowded - found["operation"].value, 1e-9), one)
+    if lanes > 1:
+        gains = [
+            one.crowded / one.alone
+            for name, one in timed.items()
+            if name in ("elementwise", "transcendental")
+        ]
+        gain = min(float(lanes), max(1.0, statistics.median(gains)))
+        found.setdefault("parallel", Figure((gain - 1) / (lanes - 1), 0.2, _measured()))
+        found["parallel_bytes"] = Figure(1e5, 0.0, "taken, not measured")
+    return found
+
+
+def _operations() -> dict[str, tuple[Callable, list[Any]]]:
+    """Functions by the rate that they show, each with its arguments."""
+    small, large = _SMALL // 4, _LARGE // 8
+    x, big = jnp.ones((small,), jnp.float32), jnp.ones((large,), jnp.float32)
+    rows = jnp.ones((4096, 16), jnp.float32)
+    order = jax.random.permutation(jax.random.key(0), 4096)
+    table, unsorted = jnp.ones((256, small // 256)), jax.random.uniform(jax.random.key(1), (64, 1024))
+
+    def starts(x: jax.Array) -> list[jax.Array]:
+        for _ in range(16):
+            x = _link_of_chain(x)
+        return [x]
+
+    def trips(x: jax.Array) -> list[jax.Array]:
+        return [jax.lax.scan(lambda c, _: (_link_of_chain(c), None), x, length=1000)[0]]
+
+    return {
+        "memory": (lambda x: [x + 1.0], [big]),
+        "cache": (lambda x: [x + 1.0], [x]),
+        "elementwise": (lambda x: [x + 1.0], [x]),
+        "transcendental": (lambda x: [jnp.tanh(x)], [x]),
+        "reduction": (lambda x: [x.sum(axis=1)], [table]),
+        "random": (lambda key: [jax.random.bits(key, (small // 4,))], [jax.random.key(0)]),
+        "sort": (lambda x: [jax.lax.sort(x)], [unsorted]),
+        "movement": (lambda x, i: [x.at[i].get(mode="promise_in_bounds")], [rows, order]),
+        "host": (_on_host, [x]),
+        "operation": (starts, [jnp.ones((8,), jnp.float32)]),
+        "trip": (trips, [jnp.ones((8,), jnp.float32)]),
+    }
+
+
+def _link_of_chain(x: jax.Array) -> jax.Array:
+    """Two operations that are not joined with the next link's: a sum, and one that needs all of it."""
+    return x * 0.5 + x.sum()
+
+
+def _on_host(x: jax.Array) -> list[jax.Array]:
+    return [jax.pure_callback(lambda x: np.asarray(x), jax.ShapeDtypeStruct(x.shape, x.dtype), x)]
+
+
+def _timed(functions: Mapping[str, tuple[Callable, list[Any]]], lanes: int) -> dict[str, Timed]:
+    """Each function, many times in one program; rounds of all of them in turns."""
+    programs = {name: Repeated(function, arguments) for name, (function, arguments) in functions.items()}
+    compile_all(programs.values())
+    alone = _rounds(programs, 1)
+    crowded = _rounds(programs, lanes) if lanes > 1 else alone
+    works = {
+        name: work_of(jax.make_jaxpr(function)(*arguments))
+        for name, (function, arguments) in functions.items()
+    }
+    return {
+        name: Timed(works[name], min(alone[name]), min(crowded[name]), _spread(crowded[name]))
+        for name in functions
+    }
+
+
+def _rounds(programs: Mapping[str, Repeated], lanes: int) -> dict[str, list[float]]:
+    """Seconds of a call in each round, with so many copies at once."""
+    found: dict[str, list[float]] = {name: [] for name in programs}
+    for _ in range(ROUNDS):
+        for name, one in programs.items():
+            one.lanes = lanes
+            one.samples.clear()
+            one.measure()
+            found[name].append(max(one.seconds * lanes, 1e-10))
+    return found
+
+
+def _spread(samples: Sequence[float]) -> float:
+    return statistics.median(samples) / min(samples) - 1
+
+
+def _figure(value: float, timed: Timed) -> Figure:
+    return Figure(value, round(timed.spread, 3), _measured())
+
+
+def _measured() -> str:
+    return "measured here"
+
+
+_SHAPES = [
+    *((m, k, n) for m in (32, 256, 2048) for k, n in ((4, 64), (64, 64), (64, 4), (256, 256))),
+    (512, 512, 512),
+]
+
+
+def _product_figures(lanes: int) -> dict[str, Figure]:
+    """The start, the rate and the bytes of products, fitted to some shapes with equal relative errors."""
+    functions = {str(shape): _product(shape) for shape in _SHAPES}
+    timed = _timed(functions, lanes)
+    rows, taken = [], []
+    for m, k, n in _SHAPES:
+        product = Product(1, m, k, n, "float32")
+        seconds = timed[str((m, k, n))].crowded
+        rows.append([1.0 / seconds, product.flops / seconds, product.bytes / seconds])
+        taken.append(1.0)
+    scale = np.array([1e-6, 1e-11, 1e-10])
+    start, a_flop, a_byte = nnls(np.array(rows) * scale, np.array(taken))[0] * scale
+    largest = timed[str((512, 512, 512))]
+    best = 2 * 512**3 / largest.crowded
+    found = {
+        "product/float32": Figure(1 / a_flop if a_flop > 0 else best, round(largest.spread, 3), _measured()),
+        "product_call": Figure(float(start), round(largest.spread, 3), _measured()),
+    }
+    if a_byte > 0:
+        found["product_bytes"] = Figure(float(1 / a_byte), round(largest.spread, 3), _measured())
+    else:
+        found["product_bytes"] = Figure(1e15, 0.0, "products take no longer for what they read and write")
+    if lanes > 1:
+        gain = min(float(lanes), max(1.0, largest.crowded / largest.alone))
+        found["parallel"] = Figure((gain - 1) / (lanes - 1), round(largest.spread, 3), _measured())
+    return found
+
+
+def _product(shape: tuple[int, int, int]) -> tuple[Callable, list[Any]]:
+    m, k, n = shape
+    return lambda x, w: [x @ w], [jnp.ones((m, k), jnp.float32), jnp.ones((k, n), jnp.float32)]
+
+
+# --- the host ---
+
+
+def _host_figures() -> dict[str, Figure]:
+    """Seconds to start a program, and more for each array that it takes or gives."""
+    few, many = _starting(2), _starting(64)
+    an_array = max(0.0, (min(many) - min(few)) / (2 * 62))
+    start = max(1e-7, min(few) - 4 * an_array)
+    return {
+        "dispatch": Figure(start, round(_spread(few), 3), _measured()),
+        "argument": Figure(an_array, round(_spread(many), 3), _measured()),
+    }
+
+
+def _starting(arrays: int) -> list[float]:
+    """Seconds of the host to start a program of some arrays, without waiting for it."""
+    given = [jnp.float32(i) for i in range(arrays)]
+    compiled = jax.jit(lambda xs: [x + 1 for x in xs]).lower(given).compile()
+    samples = []
+    for _ in range(3 * ROUNDS):
+        begun = time.perf_counter()
+        for _ in range(100):
+            given = compiled(given)
+        samples.append((time.perf_counter() - begun) / 100)
+        jax.block_until_ready(given)
+    return samples
+
+
+def _transfer_figure(devices: Sequence[jax.Device]) -> dict[str, Figure]:
+    """Seconds of the host to start copies of some arrays to another device."""
+    if len(devices) < 2:
+        return {"transfer": Figure(REFERENCE.rate("transfer"), 0.5, "taken: there is one device only")}
+    given = jax.device_put([jnp.ones((8,), jnp.float32) for _ in range(4)], devices[0])
+    samples = []
+    for _ in range(3 * ROUNDS):
+        begun = time.perf_counter()
+        arrived = [jax.device_put(given, [devices[1]] * 4) for _ in range(50)]
+        samples.append((time.perf_counter() - begun) / 50)
+        jax.block_until_ready(arrived)
+    return {"transfer": Figure(min(samples), round(_spread(samples), 3), _measured())}
+
+
+# --- links ---
+
+
+def _link(devices: Sequence[jax.Device], say: Say) -> Link | None:
+    """Among devices: from all-reduces of little and of much, on two of them and on all."""
+    if len(devices) < 2:
+        return None
+    counts = [2] if len(devices) < 4 else [2, len(devices)]
+    programs = {(count, size): _all_reduce(devices[:count], size) for count in counts for size in (16, 2**22)}
+    say("collectives")
+    compile_all(programs.values())
+    samples: dict[tuple[int, int], list[float]] = {key: [] for key in programs}
+    for _ in range(ROUNDS):
+        for key, one in programs.items():
+            one.samples.clear()
+            one.measure()
+            samples[key].append(max(one.seconds, 1e-10))
+    taken = {key: min(each) for key, each in samples.items()}
+    spread = round(_spread(samples[2, 16]), 3)
+    latency = 0.0
+    if len(counts) > 1:
+        rounds = 2 * (math.log2(counts[1]) - 1)
+        latency = max(0.0, (taken[counts[1], 16] - taken[2, 16]) / rounds)
+    call = max(1e-7, taken[2, 16] - 2 * latency)
+    bandwidth = 2**22 / max(taken[2, 2**22] - taken[2, 16], 1e-9)
+    platform = devices[0].platform
+    name = "shared memory" if platform == "cpu" else f"links of {devices[0].device_kind}"
+    return Link(
+        name,
+        Figure(latency, spread, _measured()),
+        Figure(bandwidth, spread, _measured()),
+        Figure(call, spread, _measured()),
+    )
+
+
+def _all_reduce(devices: Sequence[jax.Device], size: int) -> Repeated:
+    """An all-reduce of so many bytes: twice (n - 1) / n of them pass each device."""
+    mesh = make_mesh(devices, _AXIS)
+    spec = PartitionSpec(_AXIS)
+
+    def reduce(x: jax.Array) -> list[jax.Array]:
+        return [jax.lax.psum(x, _AXIS) * 0.5]
+
+    function = jax.shard_map(reduce, mesh=mesh, in_specs=(spec,), out_specs=spec, check_vma=False)
+    x = jax.device_put(jnp.ones((len(devices), size // 4), jnp.float32), NamedSharding(mesh, spec))
+    return Repeated(function, [x], {0: 0})

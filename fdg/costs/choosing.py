@@ -1,0 +1,287 @@
+"""Choosing among plans: each is predicted, what does not fit is refused, and the quickest is taken.
+
+Nothing runs and nothing is allocated. Which plans there are to choose from is not known here: `policies.auto`
+lists policies and sizes of their groups.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from fdg.costs.hardware import Cluster
+from fdg.costs.prediction import Prediction, predict
+from fdg.errors import FdgError, PlanError
+from fdg.placing.place import place
+from fdg.placing.plan import Plan
+from fdg.showing.words import clip, quantity, table
+from fdg.tracing.graph import FDG
+
+_SHOWN = 12  # rows of a printed table
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A way to carry out a job.
+
+    Attributes:
+      policy: with the sizes of its groups.
+      devices: that it is given: the first so many.
+      variant: fields of the algorithm that differ, by name; empty for the algorithm as it is.
+      asks: the flag that allows it, where it changes the numbers and was not allowed; else "".
+    """
+
+    policy: Any
+    devices: int
+    variant: tuple[tuple[str, Any], ...] = ()
+    asks: str = ""
+
+    def __str__(self) -> str:
+        changed = "".join(f", {name}={value}" for name, value in self.variant)
+        return f"{self.policy}{changed}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A candidate with what was predicted of it, or why it cannot be.
+
+    Attributes:
+      candidate: which.
+      prediction: None for one that cannot be carried out.
+      refused: why, in one line; "" for one that can.
+      measured: seconds of an iteration, where it was measured.
+    """
+
+    candidate: Candidate
+    prediction: Prediction | None
+    refused: str = ""
+    measured: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Of an iteration: measured if it was, else predicted; infinite for one that cannot be."""
+        if self.measured is not None:
+            return self.measured
+        return self.prediction.seconds if self.prediction is not None else float("inf")
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """What was chosen, among what.
+
+    Attributes:
+      policy: to carry the job out with.
+      devices: how many of those given.
+      algorithm: as given, or with the fields changed that were allowed to.
+      graph: its graph.
+      prediction: of an iteration.
+      rows: all that were looked at, the quickest first, those refused last.
+      took: seconds that choosing took.
+      cluster: that it was chosen for.
+    """
+
+    policy: Any
+    devices: int
+    algorithm: Any
+    graph: FDG
+    prediction: Prediction
+    rows: tuple[Row, ...]
+    took: float
+    cluster: Cluster
+
+    @property
+    def candidate(self) -> Candidate:
+        """The one that was chosen."""
+        return _takeable(self.rows)[0].candidate
+
+    @property
+    def seconds(self) -> float:
+        """Of an iteration, predicted."""
+        return self.prediction.seconds
+
+    @property
+    def reason(self) -> str:
+        """Why, in one line."""
+        taken = _takeable(self.rows)
+        best, *others = taken
+        other = next((row for row in others if row.seconds > best.seconds), None)
+        than = ""
+        if other is not None:
+            than = f", {other.seconds / best.seconds:.2f} times as quick as {other.candidate} on {_on(other)}"
+        how = "measured" if best.measured is not None else "predicted"
+        return (
+            f"{best.candidate} on {_on(best)}: {_seconds(best.seconds)} an iteration {how}{than};"
+            f" most of it is {self.prediction.bound}"
+        )
+
+    @property
+    def table(self) -> str:
+        """Candidates, predicted time, what bounds each, and why the winner."""
+        return "\n".join([*self._lines(_SHOWN), "", f"chosen: {self.reason}"])
+
+    def _lines(self, most: int) -> list[str]:
+        measured = any(row.measured is not None for row in self.rows)
+        header = [
+            "policy",
+            "devices",
+            "predicted",
+            *(["measured"] if measured else []),
+            "idle",
+            "most of it is",
+            "",
+        ]
+        good = [row for row in self.rows if row.prediction is not None]
+        shown = good[:most]
+        lines = [
+            f"{len(self.rows)} candidates in {self.took:.1f} s,"
+            f" {len(self.rows) - len(good)} of them not feasible;"
+            f" {self.cluster.note or 'rates: of ' + self.cluster.kind.name}"
+        ]
+        lines += table(
+            header, [_cells(row, measured) for row in shown], numeric=(1, 2, *((3,) if measured else ()))
+        )
+        if len(good) > most:
+            lines.append(f"  ... and {len(good) - most} more, up to {_seconds(good[-1].seconds)}")
+        reasons: dict[str, int] = {}
+        for row in self.rows:
+            if row.refused:
+                reasons[row.refused] = reasons.get(row.refused, 0) + 1
+        for reason, count in list(reasons.items())[:3]:
+            lines.append(f"  not feasible ({count}): {clip(reason, 140)}")
+        return lines
+
+
+def _on(row: Row) -> str:
+    return f"{row.candidate.devices} device{'s' if row.candidate.devices != 1 else ''}"
+
+
+def _cells(row: Row, measured: bool) -> tuple[str, ...]:
+    assert row.prediction is not None
+    idle = max(row.prediction.idle.values(), default=0.0)
+    times = [_seconds(row.prediction.seconds)]
+    if measured:
+        times.append("" if row.measured is None else _seconds(row.measured))
+    whole = row.prediction.seconds or 1.0
+    bound = f"{row.prediction.bound} ({row.prediction.shares.get(row.prediction.bound, 0.0) / whole:.0%})"
+    return (str(row.candidate), str(row.candidate.devices), *times, f"{idle:.0%}", bound, row.candidate.asks)
+
+
+def _seconds(value: float) -> str:
+    return (
+        quantity(value * 1e6, "us")
+        if value < 1e-3
+        else quantity(value * 1e3, "ms")
+        if value < 1
+        else f"{value:.3g} s"
+    )
+
+
+def _takeable(rows: Iterable[Row]) -> list[Row]:
+    return [row for row in rows if row.prediction is not None and not row.candidate.asks]
+
+
+def choose(
+    algorithm: Any,
+    candidates: Sequence[Candidate],
+    cluster: Cluster,
+    graph_of: Callable[[tuple[tuple[str, Any], ...]], tuple[Any, FDG]],
+    num_seeds: int | None = None,
+    platforms: Callable[[int], Sequence[Any] | int] = int,
+    more: Callable[[Sequence[Row]], Sequence[Candidate]] | None = None,
+) -> Choice:
+    """Predicts all candidates, and takes the quickest that is feasible and allowed.
+
+    Args:
+      algorithm: as given.
+      candidates: to look at; of those with the same placement the first counts.
+      cluster: to run on.
+      graph_of: the algorithm with fields changed, and its graph.
+      num_seeds: as of `place`.
+      platforms: the devices that `place` is given for a number of them.
+      more: candidates to look at once the others are known, for information.
+
+    Raises:
+      PlanError: none is feasible; what the first one lacks.
+    """
+    begun = time.perf_counter()
+    rows = [_row(one, cluster, graph_of, num_seeds, platforms) for one in _different(candidates, cluster)]
+    rows.sort(key=lambda row: row.seconds)
+    if more is not None:
+        rows += [_row(one, cluster, graph_of, num_seeds, platforms) for one in more(_takeable(rows))]
+    rows.sort(key=lambda row: row.seconds)
+    taken = _takeable(rows)
+    if not taken:
+        first = next((row.refused for row in rows if row.refused), "there is no candidate")
+        raise PlanError(f"no policy can be carried out: {first}")
+    best = taken[0]
+    assert best.prediction is not None
+    chosen, graph = graph_of(best.candidate.variant)
+    took = time.perf_counter() - begun
+    return Choice(
+        best.candidate.policy,
+        best.candidate.devices,
+        chosen,
+        graph,
+        best.prediction,
+        tuple(rows),
+        took,
+        cluster,
+    )
+
+
+def _different(candidates: Iterable[Candidate], cluster: Cluster) -> list[Candidate]:
+    """Without those that place everything as an earlier one does."""
+    seen: set[Any] = set()
+    found = []
+    for one in candidates:
+        try:
+            placed = one.policy.place(cluster.platforms(one.devices))
+        except PlanError:
+            found.append(one)
+            continue
+        groups = frozenset(
+            (role, group.devices, group.model, group.parameters) for role, group in placed.items()
+        )
+        key = groups, one.variant, getattr(one.policy, "staleness", 0)
+        if key not in seen:
+            seen.add(key)
+            found.append(one)
+    return found
+
+
+def _row(
+    candidate: Candidate,
+    cluster: Cluster,
+    graph_of: Callable[[tuple[tuple[str, Any], ...]], tuple[Any, FDG]],
+    num_seeds: int | None,
+    platforms: Callable[[int], Sequence[Any] | int],
+) -> Row:
+    try:
+        _, graph = graph_of(candidate.variant)
+        plan = place(graph, candidate.policy, platforms(candidate.devices), num_seeds)
+        prediction = predict(plan, cluster)
+        check_memory(plan, cluster, prediction.memory)
+        return Row(candidate, prediction)
+    except FdgError as error:
+        return Row(candidate, None, str(error))
+
+
+def check_memory(plan: Plan, cluster: Cluster, memory: Mapping[str, int]) -> None:
+    """Refuses a plan that needs more memory than a device has.
+
+    Args:
+      plan: to be refused.
+      cluster: whose devices it is for.
+      memory: bytes on a device of each group (`Prediction.memory`).
+
+    Raises:
+      PlanError: names group, bytes and fix.
+    """
+    there = cluster.kind.rate("memory_bytes")
+    for group, needed in memory.items():
+        if needed > there:
+            raise PlanError(
+                f"{plan.policy}: each device of its {group} needs {quantity(needed, 'B')} of memory, and"
+                f" {cluster.kind.name} has {quantity(there, 'B')}: use more devices, fewer environments, or"
+                f" --parameters fsdp"
+            )

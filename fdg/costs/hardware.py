@@ -1,0 +1,297 @@
+"""What runs an iteration, as plain data: kinds of devices, links, hosts, and the cluster of them.
+
+Every rate is a `Figure`: a number with where it comes from, and how far it was seen to vary. A kind of
+device is a name, a platform, and its figures by name, so that a table of published figures, a calibration
+and a cluster file all fill in the same thing, and "halve each rate" is a loop.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from fdg.errors import FdgError, unknown_name
+
+
+class Figure(NamedTuple):
+    """A rate, its relative spread (0.1: a tenth up or down; 0: not known), and its source."""
+
+    value: float
+    spread: float = 0.0
+    source: str = ""
+
+
+RATES: Mapping[str, str] = {
+    "product/float32": "FLOP/s of large products of float32 matrices",
+    "product/bfloat16": "FLOP/s of large products of bfloat16 matrices",
+    "product/float16": "FLOP/s of large products of float16 matrices",
+    "product/float64": "FLOP/s of large products of float64 matrices",
+    "product_bytes": "B/s at which a product reads and writes its matrices",
+    "product_call": "s that a product takes besides",
+    "convolution": "share of the rate of products that convolutions reach",
+    "memory": "B/s read and written, arrays larger than the cache",
+    "cache": "B/s read and written, arrays that fit the cache",
+    "cache_bytes": "B that fit the cache",
+    "elementwise": "B/s of additions and the like",
+    "transcendental": "B/s of tanh and the like",
+    "reduction": "B/s of sums and the like",
+    "random": "B/s of random bits",
+    "sort": "B/s of sorts",
+    "movement": "B/s of look-ups, slices and the like",
+    "linear algebra": "B/s of factorisations and the like",
+    "host": "B/s to and from functions on the host",
+    "host_call": "s of a call of a function on the host",
+    "operation": "s to start an operation within a program",
+    "trip": "s of a trip of a loop within a program, besides what it does",
+    "dispatch": "s of the host to start a program",
+    "argument": "s of the host for each array that it gives to a program, or gets",
+    "transfer": "s of the host to start moving an array between groups",
+    "parallel": "share of an operation's work that several cores divide",
+    "parallel_bytes": "B from which an operation is divided over several cores",
+    "memory_bytes": "B of memory on a device",
+}
+"""The figures that a kind of device may have, with their units."""
+
+SHARES = frozenset({"convolution", "parallel"})
+SIZES = frozenset({"cache_bytes", "parallel_bytes", "memory_bytes"})
+TIMES = frozenset({"product_call", "host_call", "operation", "trip", "dispatch", "argument", "transfer"})
+PLATFORMS = ("cpu", "gpu", "tpu")
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceKind:
+    """A kind of device.
+
+    Attributes:
+      name: such as "H100".
+      platform: as JAX says it: "cpu", "gpu" or "tpu".
+      figures: by their names in `RATES`; what is missing is worked out of the others (`rate`).
+    """
+
+    name: str
+    platform: str
+    figures: Mapping[str, Figure]
+
+    def __post_init__(self) -> None:
+        if self.platform not in PLATFORMS:
+            raise FdgError(
+                f"device kind {self.name}: platform {self.platform!r} is none of {', '.join(PLATFORMS)}"
+            )
+        for name, figure in self.figures.items():
+            if name not in RATES:
+                raise unknown_name(f"rate of device kind {self.name}", name, RATES)
+            least = 0 if name in TIMES | SHARES else 1e-30
+            if not (
+                isinstance(figure.value, int | float)
+                and math.isfinite(figure.value)
+                and figure.value >= least
+            ):
+                raise FdgError(
+                    f"device kind {self.name}: {name} = {figure.value}: give {RATES[name]}, a number"
+                    f" {'of at least' if least == 0 else 'above'} 0"
+                )
+        if not any(name.startswith("product/") for name in self.figures) or "memory" not in self.figures:
+            raise FdgError(
+                f"device kind {self.name} needs 'memory' ({RATES['memory']}) and one of 'product/float32',"
+                f" 'product/bfloat16' at least"
+            )
+
+    def rate(self, name: str) -> float:
+        """A figure's value; one that is not known, from the others.
+
+        Raises:
+          FdgError: there is no such figure.
+        """
+        if name in self.figures:
+            return self.figures[name].value
+        if name.startswith("product/"):
+            return self._product_rate(name.removeprefix("product/"))
+        if name not in RATES:
+            raise unknown_name("rate", name, RATES)
+        if name in ("cache", "product_bytes", *_BY_BYTES):
+            return self.figures["memory"].value
+        return _DEFAULTS[self.platform].get(name, _COMMON[name])
+
+    def _product_rate(self, dtype: str) -> float:
+        """Of a type without a figure: that of the nearest wider one, else of the widest there is."""
+        width = _WIDTHS.get(dtype, 4)
+        known = {
+            _WIDTHS[name.removeprefix("product/")]: figure.value
+            for name, figure in self.figures.items()
+            if name.startswith("product/")
+        }
+        wider = [w for w in known if w >= width]
+        return known[min(wider)] if wider else known[max(known)] * max(known) / width
+
+    def scaled(self, name: str, by: float) -> "DeviceKind":
+        """The kind with one of its rates changed; a time is divided, so that `by` < 1 is always slower."""
+        value = self.rate(name)
+        figure = Figure(
+            value / by if name in TIMES else value * by, 0.0, f"{by:g} times the {name} of {self.name}"
+        )
+        return dataclasses.replace(self, figures={**self.figures, name: figure})
+
+
+_WIDTHS = {"float8": 1, "int8": 1, "bfloat16": 2, "float16": 2, "float32": 4, "int32": 4, "float64": 8}
+_BY_BYTES = (
+    "elementwise",
+    "transcendental",
+    "reduction",
+    "random",
+    "sort",
+    "movement",
+    "linear algebra",
+    "host",
+)
+_COMMON: Mapping[str, float] = {
+    "product_call": 0.0,
+    "convolution": 0.5,
+    "cache_bytes": 1.0,
+    "host_call": 2e-5,
+    "operation": 1e-7,
+    "trip": 1e-6,
+    "dispatch": 5e-5,
+    "argument": 1e-6,
+    "transfer": 2e-5,
+    "parallel": 0.0,
+    "parallel_bytes": 1e5,
+    "memory_bytes": 1e18,
+}
+_DEFAULTS: Mapping[str, Mapping[str, float]] = {
+    # Of a kernel about 4 us to start, and a loop's trip waits for the host's word on whether to go on: what
+    # XLA's loops on a GPU take where no command buffer holds them.
+    "gpu": {"operation": 4e-6, "trip": 1.2e-5, "dispatch": 5e-5},
+    "tpu": {"operation": 1e-6, "trip": 2e-6, "dispatch": 1e-4},
+    "cpu": {},
+}
+
+
+_NONE = Figure(0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """What arrays go over.
+
+    Attributes:
+      name: such as "NVLink 4".
+      latency: seconds until the first byte is there, a message.
+      bandwidth: bytes a second, one way, of one device (within a host) or of a whole host (between hosts).
+      call: seconds that a collective takes besides its messages.
+    """
+
+    name: str
+    latency: Figure
+    bandwidth: Figure
+    call: Figure = _NONE
+
+    def __post_init__(self) -> None:
+        for word, figure, least in (
+            ("latency", self.latency, 0.0),
+            ("bandwidth", self.bandwidth, 1e-30),
+            ("call", self.call, 0.0),
+        ):
+            if not (math.isfinite(figure.value) and figure.value >= least):
+                raise FdgError(
+                    f"link {self.name}: {word} = {figure.value}: give a number"
+                    f" {'above' if least else 'of at least'} 0"
+                )
+
+    def scaled(self, name: str, by: float) -> "Link":
+        """The link with its `latency` divided, or its `bandwidth` multiplied."""
+        old: Figure = getattr(self, name)
+        value = old.value * by if name == "bandwidth" else old.value / by
+        changed: dict[str, Any] = {name: Figure(value, 0.0, f"{by:g} times that of {self.name}")}
+        return dataclasses.replace(self, **changed)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """Hosts of one kind, with devices of one kind, on one network.
+
+    Attributes:
+      kind: of every device.
+      devices_per_host: those of one host.
+      hosts: how many.
+      inside: the link between the devices of a host.
+      between: the link of each host to the others.
+      cores: that a host's devices share, where they are CPUs; None where each has its own.
+      processes_per_host: of the run; arrays cross from process to process by collectives.
+      price: of a device for an hour, in whatever money.
+      straggling: relative standard deviation of a device's time for the same work.
+      failures: of a device in an hour.
+      restart: seconds from a failure to where the last checkpoint is loaded.
+      storage: bytes a second to where checkpoints go, of all hosts together.
+      note: what else to know of these figures.
+    """
+
+    kind: DeviceKind
+    devices_per_host: int
+    hosts: int
+    inside: Link
+    between: Link
+    cores: int | None = None
+    processes_per_host: int = 1
+    price: float = 0.0
+    straggling: float = 0.0
+    failures: float = 0.0
+    restart: float = 300.0
+    storage: float = 1e9
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("devices_per_host", "hosts", "processes_per_host"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise FdgError(f"cluster: {name} = {value!r}: give a whole number of at least 1")
+        for name in ("price", "straggling", "failures", "restart"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+                raise FdgError(f"cluster: {name} = {value!r}: give a number of at least 0")
+        if not (isinstance(self.storage, int | float) and self.storage > 0):
+            raise FdgError(f"cluster: storage = {self.storage!r}: give bytes a second above 0")
+        if self.cores is not None and (not isinstance(self.cores, int) or self.cores < 1):
+            raise FdgError(f"cluster: cores = {self.cores!r}: give a whole number of at least 1")
+
+    @property
+    def devices(self) -> int:
+        """Of all hosts together."""
+        return self.hosts * self.devices_per_host
+
+    def of(self, devices: int) -> "Cluster":
+        """As many devices of it, whole hosts where that is more than one.
+
+        Raises:
+          FdgError: it has not so many, or they are no whole number of hosts.
+        """
+        if devices < 1 or devices > self.devices:
+            raise FdgError(f"{devices} devices of a cluster that has {self.devices}: use 1 to {self.devices}")
+        if devices <= self.devices_per_host:
+            return dataclasses.replace(self, hosts=1, devices_per_host=devices)
+        hosts, rest = divmod(devices, self.devices_per_host)
+        if rest:
+            each = self.devices_per_host
+            raise FdgError(
+                f"{devices} devices are no whole number of hosts of {each}: use {hosts * each}"
+                + (f" or {(hosts + 1) * each}" if hosts < self.hosts else "")
+            )
+        return dataclasses.replace(self, hosts=hosts)
+
+    def platforms(self, devices: int) -> list[str]:
+        """The platform of each device, as policies take it."""
+        return [self.kind.platform] * devices
+
+    def figures(self) -> Mapping[str, Figure]:
+        """All rates of devices and links, by name: of the links as "inside/latency" and so on."""
+        found: dict[str, Any] = dict(self.kind.figures)
+        for word, link in (("inside", self.inside), ("between", self.between)):
+            for name in ("latency", "bandwidth", "call"):
+                found[f"{word}/{name}"] = getattr(link, name)
+        return found
+
+    def scaled(self, name: str, by: float) -> "Cluster":
+        """The cluster with one of its `figures` made `by` times as good (0.5: half as good)."""
+        word, _, part = name.partition("/")
+        if word in ("inside", "between"):
+            return dataclasses.replace(self, **{word: getattr(self, word).scaled(part, by)})
+        return dataclasses.replace(self, kind=self.kind.scaled(name, by))

@@ -1,0 +1,223 @@
+"""The cluster that this process is on: its calibration where there is one, else published figures.
+
+A calibration is a JSON file in the user's cache directory, one for each processor and kind of device. Whose
+figures these are stands in the file; a file of another machine is refused, not used.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from fdg.costs import published
+from fdg.costs.hardware import Cluster, DeviceKind, Figure, Link
+from fdg.errors import FdgError, UnknownNameError
+from fdg.running import program_cache
+from fdg.running.host_devices import usable_cores
+
+VERSION = 1
+FIX = "run python -m fdg.calibrate, which takes two minutes"
+
+# What a core does where nobody has measured it: one of a server's, of AVX-512, in 2026.
+_A_CORE = "measured on one core of a server with AVX-512; no calibration of this machine was found"
+REFERENCE = DeviceKind(
+    "cpu",
+    "cpu",
+    {
+        name: Figure(value, 0.5, _A_CORE)
+        for name, value in {
+            "product/float32": 9e10,
+            "product/float64": 4e10,
+            "product_bytes": 8e9,
+            "product_call": 5e-7,
+            "memory": 1e10,
+            "cache": 3e10,
+            "cache_bytes": 2**21,
+            "elementwise": 2e10,
+            "transcendental": 4e9,
+            "reduction": 1e10,
+            "random": 1.2e9,
+            "sort": 1e8,
+            "movement": 4e9,
+            "linear algebra": 1e9,
+            "host": 1e9,
+            "host_call": 3e-5,
+            "operation": 4e-7,
+            "trip": 5e-7,
+            "dispatch": 4e-5,
+            "argument": 5e-7,
+            "transfer": 4e-5,
+            "parallel": 0.7,
+            "parallel_bytes": 1e5,
+        }.items()
+    },
+)
+SHARED_MEMORY = Link(
+    "shared memory", Figure(3e-5, 0.5, _A_CORE), Figure(2e9, 0.5, _A_CORE), Figure(8e-5, 0.5, _A_CORE)
+)
+SOCKETS = Link(
+    "sockets of this host", Figure(2e-4, 0.5, _A_CORE), Figure(1e9, 0.5, _A_CORE), Figure(2e-4, 0.5, _A_CORE)
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Calibration:
+    """What was measured of a machine.
+
+    Attributes:
+      machine: which one: see `fingerprint`.
+      kind: of its devices.
+      inside, between: links among the devices of a process, and from process to process.
+      cores: that they share; None for accelerators.
+      date, seconds: when, and how long it took.
+    """
+
+    machine: Mapping[str, Any]
+    kind: DeviceKind
+    inside: Link
+    between: Link
+    cores: int | None
+    date: str = ""
+    seconds: float = 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """Of numbers, strings and dicts."""
+
+        def link(one: Link) -> dict[str, Any]:
+            figures = {"latency": one.latency, "bandwidth": one.bandwidth, "call": one.call}
+            return {"name": one.name, **{name: figure._asdict() for name, figure in figures.items()}}
+
+        return {
+            "version": VERSION,
+            "machine": dict(self.machine),
+            "date": self.date,
+            "seconds": self.seconds,
+            "cores": self.cores,
+            "kind": {"name": self.kind.name, "platform": self.kind.platform},
+            "figures": {name: figure._asdict() for name, figure in self.kind.figures.items()},
+            "inside": link(self.inside),
+            "between": link(self.between),
+        }
+
+
+def fingerprint(device_kind: str) -> dict[str, Any]:
+    """What tells one machine from another: its processor by its features, cores, devices, JAX."""
+    programs = program_cache.default_directory()
+    return {
+        "processor": "" if programs is None else programs.name,
+        "cores": usable_cores(),
+        "device_kind": device_kind,
+        "jax": jax.__version__,
+        "system": platform.system(),
+    }
+
+
+def path_of(device_kind: str, environment: Mapping[str, str] = os.environ) -> Path | None:
+    """Where the calibration of this machine's devices is kept; None for a user without a home."""
+    programs = program_cache.default_directory(environment)
+    if programs is None:
+        return None
+    name = "".join(c if c.isalnum() else "-" for c in device_kind).lower()
+    return programs.parent.parent / "calibration" / f"{programs.name}-{name}.json"
+
+
+def read(path: Path) -> Calibration:
+    """A calibration from its file, whichever machine it is of.
+
+    Raises:
+      FdgError: there is none, or it cannot be read.
+    """
+    try:
+        stored = json.loads(path.read_text())
+    except OSError:
+        raise FdgError(f"there is no calibration {path}: {FIX}") from None
+    except ValueError:
+        raise FdgError(f"{path} is no calibration, for it is no JSON: remove it, and {FIX}") from None
+    version = stored.get("version") if isinstance(stored, dict) else None
+    if version != VERSION:
+        raise FdgError(f"{path} is a calibration of version {version}, and this needs {VERSION}: {FIX}")
+    try:
+        figures = {name: Figure(**figure) for name, figure in stored["figures"].items()}
+        kind = DeviceKind(stored["kind"]["name"], stored["kind"]["platform"], figures)
+        inside, between = (_link(stored[word]) for word in ("inside", "between"))
+        return Calibration(
+            stored["machine"], kind, inside, between, stored["cores"], stored["date"], stored["seconds"]
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise FdgError(f"{path} is no whole calibration ({error}): remove it, and {FIX}") from None
+
+
+def _link(stored: Mapping[str, Any]) -> Link:
+    latency, bandwidth, call = (Figure(**stored[name]) for name in ("latency", "bandwidth", "call"))
+    return Link(stored["name"], latency, bandwidth, call)
+
+
+def check_machine(calibration: Calibration, path: Path) -> None:
+    """Refuses figures of another machine.
+
+    Raises:
+      FdgError: says what differs.
+    """
+    here = fingerprint(calibration.machine.get("device_kind", ""))
+    for name, value in here.items():
+        other = calibration.machine.get(name)
+        if other != value:
+            raise FdgError(
+                f"{path} is a calibration of another machine ({name} {other}, here {value}): {FIX}"
+            )
+
+
+def calibrated(device_kind: str) -> Calibration | None:
+    """This machine's calibration for a kind of device; None where there is none that fits."""
+    path = path_of(device_kind)
+    if path is None or not path.exists():
+        return None
+    calibration = read(path)
+    try:
+        check_machine(calibration, path)
+    except FdgError:
+        return None
+    return calibration
+
+
+def cluster_of(devices: Sequence[jax.Device]) -> Cluster:
+    """The cluster that some devices are: those of the job's, process by process.
+
+    Raises:
+      FdgError: nothing is known of their kind; says how to measure it.
+    """
+    device = next((one for one in devices if one.platform != "cpu"), devices[0])
+    processes = len({one.process_index for one in devices})
+    return host_cluster(device.device_kind, device.platform, math.ceil(len(devices) / processes), processes)
+
+
+def host_cluster(device_kind: str, platform_name: str, devices_per_host: int, hosts: int = 1) -> Cluster:
+    """So many devices of this machine's kind.
+
+    Raises:
+      FdgError: nothing is known of it.
+    """
+    found = calibrated(device_kind)
+    if found is not None:
+        return Cluster(
+            found.kind, devices_per_host, hosts, found.inside, found.between, cores=found.cores,
+            note=f"rates: this machine's, measured {found.date}",
+        )  # fmt: skip
+    if platform_name == "cpu":
+        return Cluster(
+            REFERENCE, devices_per_host, hosts, SHARED_MEMORY, SOCKETS, cores=usable_cores(),
+            note=f"rates: of another machine's processor, for this one has no calibration: {FIX}",
+        )  # fmt: skip
+    try:
+        kind = published.kind(device_kind)
+    except UnknownNameError:
+        raise FdgError(f"no rates are known for devices of kind '{device_kind}': {FIX}") from None
+    inside, between = published.usual_links(kind.name)
+    note = f"rates: published ones of {kind.name}, not measured here: {FIX}"
+    return Cluster(kind, devices_per_host, hosts, inside, between, note=note)

@@ -1,0 +1,303 @@
+"""`predict`: what an iteration of a plan takes on a cluster, and what bounds it.
+
+    loads        what each program computes, on one device
+    program_time its seconds, by class of operation
+    traffic      seconds of collectives and transfers
+    stepping     the schedule as tasks of the host, the groups and the links
+    simulation   carries them out
+
+Overlap, idle time and the effect of staleness are what the simulation gives; there is no formula for them.
+"""
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from scipy.special import ndtri
+
+from fdg.costs import traffic
+from fdg.costs.hardware import Cluster
+from fdg.costs.loads import Load, loads
+from fdg.costs.memory import plan_memory
+from fdg.costs.program_time import Seconds, seconds_of
+from fdg.costs.simulation import Simulation, Trace
+from fdg.costs.stepping import HOST, Cost, Stepper, loop_lengths
+from fdg.errors import FdgError
+from fdg.placing.plan import Plan
+from fdg.placing.policy import Group
+from fdg.placing.scheduling.schedule import Move, Step
+
+_WARM, _COUNTED = 3, 3  # iterations: until the groups have found their rhythm, and of which the mean is taken
+_TRIPS = 12  # of a long loop this many and twice as many are simulated, and the rest goes on like that
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """An iteration of a plan on a cluster.
+
+    Attributes:
+      seconds: of an iteration, in the long run.
+      shares: what the time goes to, part by part of the chain of tasks that everything waits for; in seconds
+        that add up to `seconds`.
+      busy: seconds that each group is at work in it.
+      inside, between: bytes over the links within hosts, and over those between hosts.
+      routes: bytes by route: "collectives of all", "actors -> learners".
+      memory: bytes on a device of each group, at its peak.
+      devices: in use.
+      notes: what the figures rest on, a sentence each.
+    """
+
+    seconds: float
+    shares: Mapping[str, float]
+    busy: Mapping[str, float]
+    inside: float
+    between: float
+    routes: Mapping[str, float]
+    memory: Mapping[str, int]
+    devices: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def bound(self) -> str:
+        """What most of the time goes to."""
+        return max(self.shares, key=lambda name: self.shares[name], default="nothing")
+
+    @property
+    def idle(self) -> Mapping[str, float]:
+        """The share of its time that each group has nothing to do."""
+        whole = self.seconds or 1.0
+        return {group: max(0.0, 1 - busy / whole) for group, busy in self.busy.items()}
+
+
+def predict(
+    plan: Plan,
+    cluster: Cluster,
+    *,
+    joined: Mapping[str, float] | None = None,
+    exactly: bool = False,
+    stragglers: int | None = None,
+) -> Prediction:
+    """Predicts an iteration. Nothing is compiled, and no device is needed.
+
+    Args:
+      plan: whose devices are those of the cluster, host by host.
+      cluster: at least as many devices.
+      joined: in place of `program_time.JOINED`.
+      exactly: simulates every trip of long loops, and does not go on from some of them.
+      stragglers: a seed, to draw each program's time anew; None for its mean.
+
+    Raises:
+      FdgError: the plan has more devices than the cluster.
+    """
+    if plan.num_devices > cluster.devices:
+        raise FdgError(
+            f"a plan for {plan.num_devices} devices does not go on a cluster of {cluster.devices}:"
+            f" use --devices {cluster.devices}, or more hosts"
+        )
+    model = _Model(plan, cluster, joined)
+    slow = _stragglers(cluster, stragglers)
+    if plan.schedule is None:
+        return _of_one(model, slow)
+    return _of_steps(model, slow, exactly)
+
+
+def _stragglers(cluster: Cluster, seed: int | None) -> Callable[[int], float]:
+    """How much longer the slowest of some devices takes than one takes on average."""
+    spread = cluster.straggling
+    if not spread:
+        return lambda devices: 1.0
+    if seed is None:  # the mean of the largest, by Blom's approximation (1958) of normal order statistics
+        return lambda devices: 1 + spread * float(ndtri((devices - 0.375) / (devices + 0.25)))
+    random = np.random.default_rng(seed)
+    return lambda devices: max(0.1, 1 + spread * float(ndtri(random.uniform() ** (1 / devices))))
+
+
+class _Model:
+    """What the parts of a plan cost on a cluster."""
+
+    def __init__(self, plan: Plan, cluster: Cluster, joined: Mapping[str, float] | None):
+        self.plan, self.cluster = plan, cluster
+        self.groups = {group.name: group for group in plan.groups}
+        self.loads = loads(plan)
+        self.seconds = {load.program: self._seconds(load, joined) for load in self.loads}
+        self.sent = {load.program: self._sent(load) for load in self.loads}
+
+    def cores(self, group: Group) -> float:
+        """That each device of a group may use by itself: all of its host's, if the others wait."""
+        if self.cluster.cores is None:
+            return 1.0
+        return self.cluster.cores / max(1, min(len(group), self.cluster.devices_per_host))
+
+    def _seconds(self, load: Load, joined: Mapping[str, float] | None) -> Seconds:
+        return seconds_of(load.work, self.cluster.kind, self.cores(load.group), joined)
+
+    def _sent(self, load: Load) -> list[tuple[traffic.Sent, int]]:
+        return [(traffic.collective(c, load.group.devices, self.cluster), c.calls) for c in load.collectives]
+
+    def wanted(self, load: Load) -> float:
+        """Cores that a program wants of the pool; 0 where there is none."""
+        if self.cluster.cores is None:
+            return 0.0
+        return len(load.group) * self.seconds[load.program].cores
+
+    @property
+    def pool(self) -> float | None:
+        """Cores of all hosts; None where each device has its own."""
+        return None if self.cluster.cores is None else float(self.cluster.cores * self.cluster.hosts)
+
+    def parts(self, load: Load, stretched: float = 1.0) -> dict[str, float]:
+        """Seconds of a program by what they go to, alone on its host."""
+        found = {
+            f"{name} on {load.group.name}": seconds * stretched
+            for name, seconds in self.seconds[load.program].by_class.items()
+        }
+        for sent, calls in self.sent[load.program]:
+            name = f"{sent.bound} among {load.group.name}"
+            found[name] = found.get(name, 0.0) + sent.seconds * calls
+        return found
+
+    def routes(self) -> tuple[dict[str, float], float, float]:
+        """Bytes of an iteration by route; within hosts and between them."""
+        routes: dict[str, float] = collections.defaultdict(float)
+        inside = between = 0.0
+        times = {program.name: program.calls_per_iteration for program in self.plan.programs}
+        for load in self.loads:
+            for sent, calls in self.sent[load.program]:
+                count = calls * times[load.program]
+                inside, between = inside + sent.inside * count, between + sent.between * count
+                routes[f"collectives of {load.group.name}"] += (sent.inside + sent.between) * count
+        for move, count in self.plan.schedule.moves() if self.plan.schedule is not None else ():
+            sent = self.transfer(move)
+            inside, between = inside + sent.inside * count, between + sent.between * count
+            routes[f"{move.source} -> {move.target}"] += (sent.inside + sent.between) * count
+        return dict(routes), inside, between
+
+    def transfer(self, move: Move) -> traffic.Sent:
+        """A transfer, each time."""
+        source, target = self.groups[move.source], self.groups[move.target]
+        return traffic.transfer(move, source.devices, target.devices, self.cluster)
+
+    def costs(self) -> dict[Step, Cost]:
+        """Of every call and move of the schedule."""
+        assert self.plan.schedule is not None
+        kind = self.cluster.kind
+        start, array = kind.rate("dispatch"), kind.rate("argument")
+        found: dict[Step, Cost] = {}
+        for load, (call, _) in zip(self.loads, self.plan.schedule.calls(), strict=True):
+            seconds = sum(self.parts(load).values())
+            found[call] = Cost(start + array * load.arrays, seconds, self.wanted(load))
+        for move, _ in self.plan.schedule.moves():
+            source, target = self.groups[move.source].devices, self.groups[move.target].devices
+            work = traffic.handling(move, source, target)
+            host = kind.rate("transfer") + work.programs * start + work.arrays * array
+            found[move] = Cost(host, self.transfer(move).seconds)
+        return found
+
+    def notes(self) -> tuple[str, ...]:
+        """What the figures rest on."""
+        found = []
+        if not all(load.work.exact for load in self.loads):
+            found.append("operations depend on the data (a loop counted once, a branch as its dearest)")
+        if any("host" in load.work.flops or "host" in load.work.bytes for load in self.loads):
+            found.append("functions on the host are taken to be as quick as a call of one that does nothing")
+        if self.plan.unpredicted:
+            found.append(f"collectives of {', '.join(self.plan.unpredicted)} are known only after compiling")
+        return (*found, *([self.cluster.note] if self.cluster.note else []))
+
+    def prediction(
+        self, seconds: float, shares: Mapping[str, float], busy: Mapping[str, float]
+    ) -> Prediction:
+        """With what does not depend on time."""
+        routes, inside, between = self.routes()
+        devices = len({device for group in self.plan.groups for device in group.devices})
+        memory = plan_memory(self.plan, self.cluster.kind.platform)
+        return Prediction(seconds, shares, busy, inside, between, routes, memory, devices, self.notes())
+
+
+def _of_one(model: _Model, slow: Callable[[int], float]) -> Prediction:
+    """All on the same devices: one program, that the host starts once for many iterations."""
+    (load,), (group,) = model.loads, model.plan.groups
+    crowded = 1.0
+    if model.pool is not None:
+        crowded = max(1.0, model.wanted(load) / model.pool)
+    late = slow(len(group))
+    parts = model.parts(load, crowded)
+    shares = {name: seconds * late for name, seconds in parts.items() if " on " in name}
+    shares.update((name, seconds) for name, seconds in parts.items() if " on " not in name)
+    if late > 1:
+        shares = {**parts, f"stragglers of {group.name}": sum(shares.values()) - sum(parts.values())}
+    seconds = sum(shares.values())
+    computing = sum(value for name, value in shares.items() if " on " in name)
+    return model.prediction(seconds, shares, {group.name: computing if len(group) > 1 else seconds})
+
+
+def _of_steps(model: _Model, slow: Callable[[int], float], exactly: bool) -> Prediction:
+    assert model.plan.schedule is not None
+    costs = model.costs()
+    lengths = loop_lengths(model.plan.schedule.steps)
+    long = [] if exactly else [length for length in lengths if length > 2 * _TRIPS]
+    run = functools.partial(_run, model, costs, slow)
+    base = run(dict.fromkeys(long, 2 * _TRIPS))
+    total = collections.defaultdict(float, base)
+    for length in long:
+        shorter = run({**dict.fromkeys(long, 2 * _TRIPS), length: _TRIPS})
+        for name in base.keys() | shorter.keys():
+            a_trip = (base.get(name, 0.0) - shorter.get(name, 0.0)) / _TRIPS
+            total[name] += a_trip * (length - 2 * _TRIPS)
+    shares = {name[1]: seconds for name, seconds in total.items() if name[0] == "share" and seconds > 0}
+    busy = {name[1]: seconds for name, seconds in total.items() if name[0] == "busy"}
+    seconds = total["seconds", ""]
+    whole = sum(shares.values()) or 1.0
+    shares = {name: value * seconds / whole for name, value in shares.items()}
+    return model.prediction(seconds, shares, {group: busy.get(group, 0.0) for group in model.groups})
+
+
+def _run(
+    model: _Model, costs: Mapping[Step, Cost], slow: Callable[[int], float], trips: Mapping[int, int]
+) -> dict[tuple[str, str], float]:
+    """Simulates some iterations; seconds of one: ("seconds", ""), ("busy", group), ("share", part)."""
+    simulation = Simulation(model.pool)
+    of_host = 0.0 if model.pool is None else 1.0
+    stepper = Stepper(simulation, model.plan, costs, of_host, slow, trips)
+    warm = _WARM + (model.plan.delayed.staleness if model.plan.delayed is not None else 0)
+    last = [stepper.iteration() for _ in range(warm + _COUNTED)]
+    trace = simulation.run()
+    begin, end = max(trace.ends[: last[warm - 1] + 1]), max(trace.ends)
+    found = {("seconds", ""): (end - begin) / _COUNTED}
+    busy = simulation.busy(trace, begin, end)
+    for group in model.groups:
+        lanes = [name for name in busy if group in name.split("&")]
+        found["busy", group] = max((busy[name] for name in lanes), default=0.0) / _COUNTED
+    for name, seconds in _shares(model, simulation, trace, begin, end).items():
+        found["share", name] = seconds / _COUNTED
+    return found
+
+
+def _shares(
+    model: _Model, simulation: Simulation, trace: Trace, begin: float, end: float
+) -> Mapping[str, float]:
+    """What the chain of tasks that everything waited for was made of, between two moments."""
+    found: dict[str, float] = collections.defaultdict(float)
+    split = {load.program: model.parts(load) for load in model.loads}
+    final = max(range(len(trace.ends)), key=trace.ends.__getitem__)
+    for task in trace.critical(final):
+        seconds = min(trace.ends[task], end) - max(trace.starts[task], begin)
+        if seconds <= 0:
+            continue
+        label, lanes = simulation.labels[task], simulation.lanes[task]
+        if lanes == (HOST,):
+            found["starting programs on the host"] += seconds
+        elif label in split and (whole := sum(split[label].values())):
+            for name, part in split[label].items():
+                found[name] += seconds * part / whole
+        else:
+            found[f"transfer {label}"] += seconds
+    return found
+
+
+def program_parts(plan: Plan, cluster: Cluster) -> Mapping[str, Mapping[str, float]]:
+    """Seconds of each program of a plan by what they go to, alone on its host, each time that it runs."""
+    model = _Model(plan, cluster, None)
+    return {load.program: model.parts(load) for load in model.loads}

@@ -1,0 +1,137 @@
+"""Seconds of one run of a program on one device, by class of operation: its work over the device's rates.
+
+Each operation by itself would take what it reads and writes, over the rate of its class, and a start. XLA
+joins operations, so of most of that nothing remains: `JOINED` says how much does, by class. These are
+fractions, not rates, so what was found on one machine holds for another of its platform as far as XLA joins
+alike there.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from fdg.costs.hardware import DeviceKind
+from fdg.profiling.work import Operation, Product, Work
+
+CLASSES = (
+    "product",
+    "convolution",
+    "elementwise",
+    "transcendental",
+    "reduction",
+    "random",
+    "sort",
+    "movement",
+    "linear algebra",
+    "host",
+    "operation",
+    "trip",
+)
+
+_AS_IT_STANDS: Mapping[str, float] = dict.fromkeys(CLASSES, 1.0)
+JOINED: Mapping[str, Mapping[str, float]] = MappingProxyType(
+    {
+        # Fitted by `python -m bench.costs fit`, on one half of its cells; see docs/scale.md.
+        "cpu": {
+            **_AS_IT_STANDS,
+            "product": 0.7,
+            "elementwise": 0.19,
+            "transcendental": 0.14,
+            "reduction": 0.75,
+            "random": 1.4,
+            "movement": 0.55,
+            "operation": 0.14,
+        },
+        # Not fitted, for none was at hand: of ten operations one becomes a kernel, and elementwise ones are
+        # read and written with the products around them.
+        "gpu": {**_AS_IT_STANDS, "elementwise": 0.15, "reduction": 0.5, "movement": 0.5, "operation": 0.1},
+        "tpu": {**_AS_IT_STANDS, "elementwise": 0.15, "reduction": 0.5, "movement": 0.5, "operation": 0.1},
+    }
+)
+"""What remains of a class's time when operations are joined, by platform."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Seconds:
+    """Of a program on one device.
+
+    Attributes:
+      by_class: seconds of each class, on as many cores as it may use.
+      cores: that it keeps busy, on average; 1 for a device that shares none.
+    """
+
+    by_class: Mapping[str, float]
+    cores: float = 1.0
+
+    @property
+    def total(self) -> float:
+        """Of all classes."""
+        return sum(self.by_class.values())
+
+    @property
+    def bound(self) -> str:
+        """The class that most of it goes to."""
+        return max(self.by_class, key=lambda name: self.by_class[name], default="operation")
+
+
+def seconds_of(
+    work: Work, kind: DeviceKind, cores: float = 1.0, joined: Mapping[str, float] | None = None
+) -> Seconds:
+    """Seconds of a program's work.
+
+    Args:
+      work: of one device (`profiling.work.work_of`).
+      kind: the device's.
+      cores: of the host that this device may use by itself.
+      joined: in place of `JOINED` of the platform.
+    """
+    keep = JOINED[kind.platform] if joined is None else joined
+    wide, narrow = raw_seconds(work, kind)
+    gain = 1 + kind.rate("parallel") * (max(1.0, cores) - 1)
+    by_class = {
+        name: keep.get(name, 1.0) * (wide.get(name, 0.0) / gain + narrow.get(name, 0.0))
+        for name in CLASSES
+        if wide.get(name) or narrow.get(name)
+    }
+    total = sum(by_class.values())
+    alone = sum(keep.get(name, 1.0) * wide.get(name, 0.0) for name in CLASSES)
+    # Where an operation is divided over cores, all of them are busy for its time.
+    busy = 1 + (max(1.0, cores) - 1) * (alone / gain / total if total else 0.0)
+    return Seconds(by_class, busy)
+
+
+def raw_seconds(work: Work, kind: DeviceKind) -> tuple[Mapping[str, float], Mapping[str, float]]:
+    """Seconds by class on one core, as if no operation was joined: of operations large enough for several
+    cores, and of all others.
+    """
+    wide: dict[str, float] = collections.defaultdict(float)
+    narrow: dict[str, float] = collections.defaultdict(float)
+    least = kind.rate("parallel_bytes")
+    for product, count in work.products.items():
+        name = "convolution" if product.convolution else "product"
+        large = product.bytes >= least or product.flops >= 8 * least
+        (wide if large else narrow)[name] += count * product_seconds(product, kind)
+    for operation, count in work.operations.items():
+        seconds = operation_seconds(operation, kind)
+        (wide if operation.bytes >= least else narrow)[operation.kind] += count * seconds
+        narrow["operation"] += count * kind.rate("operation")
+    narrow["trip"] += work.trips * kind.rate("trip")
+    return wide, narrow
+
+
+def product_seconds(product: Product, kind: DeviceKind) -> float:
+    """Of one product: its start, its operations, and what it reads and writes."""
+    rate = kind.rate(f"product/{product.dtype}")
+    if product.convolution:
+        rate *= kind.rate("convolution")
+    return kind.rate("product_call") + product.flops / rate + product.bytes / kind.rate("product_bytes")
+
+
+def operation_seconds(operation: Operation, kind: DeviceKind) -> float:
+    """Of one operation without its start: bytes over the rate of its class, or memory's if they are many."""
+    name = operation.kind if operation.kind in CLASSES else "elementwise"
+    seconds = operation.bytes / kind.rate(name)
+    if operation.bytes > kind.rate("cache_bytes"):
+        seconds = max(seconds, operation.bytes / kind.rate("memory"))
+    return seconds + (kind.rate("host_call") if name == "host" else 0.0)

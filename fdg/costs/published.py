@@ -1,0 +1,167 @@
+"""Published figures of devices and links, for what is not here to be measured. Each says its source.
+
+What a data sheet says is a peak that no program reaches. `REACHED` of it is taken for products, and for
+memory: the fractions that large products and copies are usually seen to reach; the spread of every figure
+here says so. A calibration (`fdg.costs.calibration`) replaces all of it.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from fdg.costs.hardware import DeviceKind, Figure, Link
+from fdg.errors import unknown_name
+
+REACHED = {"product": 0.7, "memory": 0.85, "bandwidth": 0.8}
+_SPREAD = 0.3
+
+
+def _kind(
+    name: str, platform: str, source: str, memory: float, memory_bytes: float, **products: float
+) -> DeviceKind:
+    """Of TFLOP/s of products by type, and TB/s and GB of memory, as published."""
+    figures = {
+        f"product/{dtype}": Figure(REACHED["product"] * tera * 1e12, _SPREAD, source)
+        for dtype, tera in products.items()
+    }
+    figures["memory"] = Figure(REACHED["memory"] * memory * 1e12, _SPREAD, source)
+    figures["memory_bytes"] = Figure(memory_bytes * 1e9, 0.0, source)
+    return DeviceKind(name, platform, figures)
+
+
+_SHEET = "NVIDIA's data sheet of the {}, dense; float32 as TF32 is off unless asked for"
+_CLOUD = "Google Cloud's page 'TPU {}'; float32 products as six passes of bfloat16 (precision highest: XLA)"
+
+KINDS: Mapping[str, DeviceKind] = MappingProxyType(
+    {
+        kind.name: kind
+        for kind in (
+            _kind("P100", "gpu", _SHEET.format("Tesla P100 for NVLink servers (10.6 TFLOP/s, 732 GB/s)"),
+                  0.732, 16, float32=10.6, float16=21.2, float64=5.3),
+            _kind("V100", "gpu", _SHEET.format("V100 SXM2 (15.7 TFLOP/s, 900 GB/s)"),
+                  0.9, 32, float32=15.7, float16=125, float64=7.8),
+            _kind("A100", "gpu", _SHEET.format("A100 80GB SXM (19.5 TFLOP/s, 2,039 GB/s)"),
+                  2.039, 80, float32=19.5, bfloat16=312, float16=312, float64=9.7),
+            _kind("H100", "gpu", _SHEET.format("H100 SXM5 (67 TFLOP/s, 3.35 TB/s)"),
+                  3.35, 80, float32=67, bfloat16=989, float16=989, float64=34),
+            _kind("H200", "gpu", _SHEET.format("H200 SXM (67 TFLOP/s, 4.8 TB/s, 141 GB)"),
+                  4.8, 141, float32=67, bfloat16=989, float16=989, float64=34),
+            _kind("B200", "gpu", _SHEET.format("B200 of an HGX (75 TFLOP/s, 8 TB/s, 180 GB)"),
+                  8.0, 180, float32=75, bfloat16=2250, float16=2250, float64=37),
+            _kind("TPU v5e", "tpu", _CLOUD.format("v5e") + " (197 TFLOP/s, 819 GB/s, 16 GB)",
+                  0.819, 16, bfloat16=197, float32=197 / 6),
+            _kind("TPU v5p", "tpu", _CLOUD.format("v5p") + " (459 TFLOP/s, 2,765 GB/s, 95 GB)",
+                  2.765, 95, bfloat16=459, float32=459 / 6),
+            _kind("TPU v6e", "tpu", _CLOUD.format("v6e") + " (918 TFLOP/s, 1,638 GB/s, 32 GB)",
+                  1.638, 32, bfloat16=918, float32=918 / 6),
+        )
+    }
+)  # fmt: skip
+"""Kinds of devices by name."""
+
+ALIASES: Mapping[str, str] = MappingProxyType(
+    {
+        "NVIDIA H100 80GB HBM3": "H100",
+        "NVIDIA H200": "H200",
+        "NVIDIA B200": "B200",
+        "NVIDIA A100-SXM4-80GB": "A100",
+        "Tesla V100-SXM2-32GB": "V100",
+        "Tesla V100-SXM2-16GB": "V100",
+        "Tesla P100-SXM2-16GB": "P100",
+        "Tesla P100-PCIE-16GB": "P100",
+        "TPU v5 lite": "TPU v5e",
+        "TPU v5": "TPU v5p",
+        "TPU v6 lite": "TPU v6e",
+    }
+)
+"""What JAX calls them (`jax.Device.device_kind`)."""
+
+
+def _link(
+    name: str,
+    source: str,
+    gigabytes: float,
+    latency: float,
+    call: float = 0.0,
+    reached: float = REACHED["bandwidth"],
+) -> Link:
+    """Of GB/s one way, and microseconds."""
+    return Link(
+        name,
+        Figure(latency * 1e-6, 0.5, source),
+        Figure(reached * gigabytes * 1e9, _SPREAD, source),
+        Figure(call * 1e-6, 0.5, source),
+    )
+
+
+_NCCL = "; latencies as NCCL's own model has them (src/graph/tuning.cc: base 6.6 us, NVLink 0.6, network 5.0)"
+LINKS: Mapping[str, Link] = MappingProxyType(
+    {
+        link.name: link
+        for link in (
+            _link("NVLink 1", "P100: 160 GB/s in both directions" + _NCCL, 80, 0.6, 6.6),
+            _link("NVLink 2", "V100: 300 GB/s in both directions" + _NCCL, 150, 0.6, 6.6),
+            _link("NVLink 3", "A100: 600 GB/s in both directions" + _NCCL, 300, 0.6, 6.6),
+            _link("NVLink 4", "H100, H200: 900 GB/s in both directions; 380 of 450 GB/s one way measured"
+                  " (NVIDIA/nccl issue 1264)" + _NCCL, 450, 0.6, 6.6, 380 / 450),
+            _link("NVLink 5", "B200: 1,800 GB/s in both directions" + _NCCL, 900, 0.6, 6.6),
+            _link("PCIe 3", "PCI Express 3.0, 16 lanes: 15.75 GB/s one way" + _NCCL, 15.75, 1.0, 6.6),
+            _link("PCIe 4", "PCI Express 4.0, 16 lanes: 31.5 GB/s one way" + _NCCL, 31.5, 1.0, 6.6),
+            _link("PCIe 5", "PCI Express 5.0, 16 lanes: 63 GB/s one way" + _NCCL, 63, 1.0, 6.6),
+            _link("InfiniBand EDR", "100 Gb/s a port, one port a host" + _NCCL, 12.5, 5.0, 6.6),
+            _link("InfiniBand HDR", "200 Gb/s a port, eight ports a host" + _NCCL, 8 * 25.0, 5.0, 6.6),
+            _link("InfiniBand NDR", "400 Gb/s a port, eight a host (HGX H100)" + _NCCL, 8 * 50.0, 5.0, 6.6),
+            _link("Ethernet 10", "10 Gb/s a host; TCP takes some tens of microseconds", 1.25, 50, 20),
+            _link("Ethernet 25", "25 Gb/s a host; likewise", 3.125, 50, 20),
+            _link("Ethernet 100", "100 Gb/s a host; likewise", 12.5, 50, 20),
+            _link("ICI v5e", "Google Cloud, TPU v5e: 400 GB/s in both directions, a chip", 200, 1.0, 2.0),
+            _link("ICI v5p", "Google Cloud, TPU v5p: 4,800 Gb/s a chip", 300, 1.0, 2.0),
+            _link("ICI v6e", "Google Cloud, TPU v6e: 800 GB/s in both directions, a chip", 400, 1.0, 2.0),
+            _link("DCN", "Google Cloud, TPU v5e: two cards of 100 Gb/s a host", 25.0, 50, 20),
+        )
+    }
+)  # fmt: skip
+"""Links by name. Of those between hosts the bandwidth is a host's."""
+
+_OF_KIND = {
+    "P100": ("PCIe 3", "Ethernet 10"),
+    "V100": ("NVLink 2", "InfiniBand EDR"),
+    "A100": ("NVLink 3", "InfiniBand HDR"),
+    "H100": ("NVLink 4", "InfiniBand NDR"),
+    "H200": ("NVLink 4", "InfiniBand NDR"),
+    "B200": ("NVLink 5", "InfiniBand NDR"),
+    "TPU v5e": ("ICI v5e", "ICI v5e"),
+    "TPU v5p": ("ICI v5p", "ICI v5p"),
+    "TPU v6e": ("ICI v6e", "ICI v6e"),
+}
+
+
+def kind(name: str) -> DeviceKind:
+    """A kind of device by its name here, or by what JAX calls it.
+
+    Raises:
+      UnknownNameError: there is none; says the nearest.
+
+    >>> kind("NVIDIA H100 80GB HBM3").name
+    'H100'
+    """
+    found = KINDS.get(ALIASES.get(name, name))
+    if found is None:
+        raise unknown_name("device kind", name, KINDS)
+    return found
+
+
+def link(name: str) -> Link:
+    """A link by its name.
+
+    Raises:
+      UnknownNameError: there is none; says the nearest.
+    """
+    if name not in LINKS:
+        raise unknown_name("link", name, LINKS)
+    return LINKS[name]
+
+
+def usual_links(name: str) -> tuple[Link, Link]:
+    """The links within and between the usual hosts of a kind of device."""
+    inside, between = _OF_KIND[kind(name).name]
+    return LINKS[inside], LINKS[between]

@@ -1,0 +1,154 @@
+"""What a plan gives on a cluster: throughput, cost, and what stragglers and failures leave of it."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from fdg.costs import goodput
+from fdg.costs.hardware import Cluster
+from fdg.costs.prediction import Prediction, predict
+from fdg.placing.plan import Plan
+from fdg.showing.words import quantity, table
+
+_DRAWS = 5  # of stragglers
+_WORK = 200.0  # times the mean time between failures: the work of a simulated job
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """A plan on a cluster.
+
+    Attributes:
+      devices: given to the plan.
+      policy: that made it, as text.
+      prediction: of an iteration where all devices are alike.
+      straggling: of an iteration with stragglers, in times of that; 1 without.
+      steps_per_s: environment steps a second, stragglers counted, failures not.
+      job: how it fails.
+      save_every: (Young, Daly, best of the simulated) seconds of work between checkpoints.
+      goodput: the part of the time that is work which is kept: (by Daly's formula, simulated).
+      price_per_million: of a million steps, failures counted.
+      memory: predicted peak on a device of each group, in bytes.
+    """
+
+    devices: int
+    policy: str
+    prediction: Prediction
+    straggling: float
+    steps_per_s: float
+    job: goodput.Failing
+    save_every: tuple[float, float, float]
+    goodput: tuple[float, float]
+    price_per_million: float
+    memory: dict[str, int]
+
+
+def point(plan: Plan, cluster: Cluster, steps: int, state_bytes: int | None = None) -> Point:
+    """Predicts a plan, with stragglers and failures.
+
+    Args:
+      plan: on as many devices as the cluster has.
+      cluster: to run on.
+      steps: environment steps of an iteration, of all agents together.
+      state_bytes: of a checkpoint; None for the state's.
+    """
+    alike = predict(plan, dataclasses.replace(cluster, straggling=0.0))
+    slower = 1.0
+    if cluster.straggling:
+        draws = [predict(plan, cluster, stragglers=seed).seconds for seed in range(_DRAWS)]
+        slower = float(np.mean(draws)) / alike.seconds
+    if state_bytes is None:
+        state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(plan.graph.state))
+        state_bytes *= plan.num_seeds or 1
+    job = goodput.failing(cluster, alike.devices, state_bytes)
+    every, kept = _saving(job)
+    per_second = steps / (alike.seconds * slower)
+    price = cluster.price * plan.num_devices / 3600 / (per_second * kept[1]) * 1e6
+    return Point(
+        plan.num_devices,
+        str(plan.policy),
+        alike,
+        slower,
+        per_second,
+        job,
+        every,
+        kept,
+        price,
+        dict(alike.memory),
+    )
+
+
+def _saving(job: goodput.Failing) -> tuple[tuple[float, float, float], tuple[float, float]]:
+    """How often to save, and what is kept then."""
+    if math.isinf(job.between):
+        return (math.inf, math.inf, math.inf), (1.0, 1.0)
+    young, daly = goodput.young(job), goodput.daly(job)
+    tried = [daly * by for by in (0.35, 0.5, 0.7, 0.85, 1.0, 1.2, 1.4, 2.0, 2.8) if daly > 0] or [1.0]
+    best, kept = goodput.best_interval(job, tried, _WORK * job.between)
+    return (young, daly, best), (goodput.expected_goodput(job, daly), kept)
+
+
+def report(points: Sequence[Point], price: bool) -> str:
+    """The points as a table, with what fails below it."""
+    header = [
+        "devices",
+        "policy",
+        "iteration",
+        "steps/s",
+        "scaling",
+        "idle",
+        "between hosts",
+        "memory",
+        "most of it is",
+    ]
+    rows = []
+    for one in points:
+        first = next(
+            other for other in points if other.policy.partition("(")[0] == one.policy.partition("(")[0]
+        )
+        scaling = one.steps_per_s / one.devices / (first.steps_per_s / first.devices)
+        bound, whole = one.prediction.bound, one.prediction.seconds or 1.0
+        rows.append(
+            (
+                str(one.devices),
+                one.policy,
+                _time(one.prediction.seconds * one.straggling),
+                quantity(one.steps_per_s),
+                f"{scaling:.0%}",
+                ", ".join(f"{group} {share:.0%}" for group, share in one.prediction.idle.items()),
+                quantity(one.prediction.between, "B"),
+                quantity(max(one.memory.values(), default=0), "B"),
+                f"{bound} ({one.prediction.shares.get(bound, 0.0) / whole:.0%})",
+            )
+        )
+    lines = table(header, rows, numeric=(0, 2, 3, 4, 6, 7))
+    if (
+        any(not math.isinf(one.job.between) for one in points)
+        or price
+        or any(one.straggling > 1 for one in points)
+    ):
+        header = ["devices", "policy", "stragglers", "fails every", "save every: Young", "Daly", "simulated"]
+        header += ["goodput: Daly", "simulated", "price of 1M steps"]
+        lost: list[tuple[str, ...]] = []
+        for one in points:
+            every = [_time(seconds) for seconds in one.save_every]
+            kept = [f"{share:.1%}" for share in one.goodput]
+            cost = f"{one.price_per_million:.4g}" if price else ""
+            slower = f"+{one.straggling - 1:.1%}"
+            lost.append((str(one.devices), one.policy, slower, _time(one.job.between), *every, *kept, cost))
+        lines += ["", *table(header, lost, numeric=(0, *range(2, 10)))]
+    notes = dict.fromkeys(note for one in points for note in one.prediction.notes)
+    return "\n".join([*lines, *([""] if notes else []), *notes])
+
+
+def _time(seconds: float) -> str:
+    if math.isinf(seconds):
+        return "never"
+    if seconds < 1:
+        return quantity(seconds * 1e3, "ms") if seconds >= 1e-3 else quantity(seconds * 1e6, "us")
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"

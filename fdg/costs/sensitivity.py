@@ -1,0 +1,66 @@
+"""What the choice rests on: each rate halved in turn, and whether another policy would be chosen then."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from fdg.costs.choosing import Choice
+from fdg.costs.hardware import SIZES, Cluster
+from fdg.showing.words import table
+
+
+@dataclasses.dataclass(frozen=True)
+class Halved:
+    """A rate at half of what it is.
+
+    Attributes:
+      rate: its name; "" for all as they are.
+      seconds: of an iteration of the policy that was chosen with all rates as they are.
+      chosen: the policy that is chosen now, and on how many devices.
+      best_seconds: of an iteration of that one.
+    """
+
+    rate: str
+    seconds: float
+    chosen: str
+    best_seconds: float
+
+    @property
+    def loses(self) -> float:
+        """By how much the first choice is slower than the new one; 0 where it stays."""
+        return self.seconds / self.best_seconds - 1
+
+
+def sensitivity(choose: Callable[[Cluster], Choice], cluster: Cluster, by: float = 0.5) -> tuple[Halved, ...]:
+    """Chooses again with each rate made worse.
+
+    Args:
+      choose: the choice on a cluster, such as `lambda cluster: policies.auto(algorithm, cluster)`.
+      cluster: with its rates as they are.
+      by: what each is multiplied with; times are divided.
+    """
+    first = choose(cluster)
+    kept = str(first.candidate), first.devices
+    rates = [name for name in cluster.figures() if name not in SIZES and cluster.figures()[name].value > 0]
+    found = [Halved("", first.seconds, _named(first), first.seconds)]
+    for rate in rates:
+        choice = choose(cluster.scaled(rate, by))
+        same = [row.seconds for row in choice.rows if (str(row.candidate), row.candidate.devices) == kept]
+        found.append(Halved(rate, min(same, default=float("inf")), _named(choice), choice.seconds))
+    return tuple(found)
+
+
+def _named(choice: Choice) -> str:
+    return f"{choice.policy} on {choice.devices}"
+
+
+def shown(halved: Sequence[Halved]) -> str:
+    """As a table, the most telling first."""
+    first, *others = halved
+    others.sort(key=lambda one: (-one.loses, -one.seconds))
+    rows = [("as they are", f"{first.seconds * 1e3:.4g} ms", "", first.chosen, "")]
+    for one in others:
+        change = f"{one.seconds / first.seconds - 1:+.1%}"
+        loses = f"{one.loses:.1%}" if one.chosen != first.chosen else "stays"
+        rows.append((one.rate, f"{one.seconds * 1e3:.4g} ms", change, one.chosen, loses))
+    header = ["half the rate", "first choice takes", "change", "chosen then", "first choice loses"]
+    return "\n".join(table(header, rows, numeric=(1, 2)))

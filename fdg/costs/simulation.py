@@ -1,0 +1,166 @@
+"""A discrete-event simulation: tasks on lanes, and what is left over of the time.
+
+    host    dispatch act .  dispatch learn
+    actors           act-----------.
+    link                           move---.
+    learners                              learn----
+
+A task starts when those that it waits for have ended and its lanes are free; a lane does its tasks in the
+order in which they were given to it, as a device does. Tasks may share a pool of cores: then all that run
+there slow down alike while they want more cores than there are (processor sharing).
+"""
+
+import collections
+import dataclasses
+import heapq
+from collections.abc import Mapping, Sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """When everything happened.
+
+    Attributes:
+      starts, ends: of each task, in seconds from the beginning.
+      latest: for each task, the task that it waited for last; -1 for none.
+    """
+
+    starts: Sequence[float]
+    ends: Sequence[float]
+    latest: Sequence[int]
+
+    @property
+    def seconds(self) -> float:
+        """Until the last task has ended."""
+        return max(self.ends, default=0.0)
+
+    def critical(self, task: int) -> list[int]:
+        """The chain of tasks that the end of one waited for, each for the one before; the first one first."""
+        chain = []
+        while task >= 0:
+            chain.append(task)
+            task = self.latest[task]
+        return chain[::-1]
+
+
+class Simulation:
+    """Tasks, as they are given.
+
+    Attributes:
+      seconds: of each task, alone.
+      labels: what each is.
+      lanes: that each occupies.
+    """
+
+    def __init__(self, cores: float | None = None):
+        """With a number of cores that tasks share; None where each has what it needs."""
+        self._cores = cores
+        self.seconds: list[float] = []
+        self.labels: list[str] = []
+        self.lanes: list[tuple[str, ...]] = []
+        self._wanted: list[float] = []
+        self._after: list[tuple[int, ...]] = []
+        self._last: dict[str, int] = {}
+
+    def add(
+        self,
+        label: str,
+        lanes: tuple[str, ...],
+        seconds: float,
+        after: Sequence[int] = (),
+        cores: float = 0.0,
+    ) -> int:
+        """Gives a task to its lanes, behind those already there.
+
+        Args:
+          label: what it is.
+          lanes: at least one.
+          seconds: that it takes alone.
+          after: tasks that have to end first.
+          cores: that it wants of the pool; 0 for one that runs elsewhere.
+
+        Returns:
+          Its number.
+        """
+        number = len(self.seconds)
+        before = dict.fromkeys(task for task in after if task >= 0)
+        for lane in lanes:
+            if lane in self._last:
+                before[self._last[lane]] = None
+            self._last[lane] = number
+        self.seconds.append(seconds)
+        self.labels.append(label)
+        self.lanes.append(lanes)
+        self._wanted.append(cores)
+        self._after.append(tuple(before))
+        return number
+
+    def run(self) -> Trace:
+        """Carries all of it out."""
+        return self._in_turn() if self._cores is None else self._in_pool(self._cores)
+
+    def busy(self, trace: Trace, begin: float, end: float) -> Mapping[str, float]:
+        """How long each lane had a task, between two moments."""
+        found: dict[str, float] = collections.defaultdict(float)
+        for lanes, start, stop in zip(self.lanes, trace.starts, trace.ends, strict=True):
+            overlap = min(stop, end) - max(start, begin)
+            if overlap > 0:
+                for lane in lanes:
+                    found[lane] += overlap
+        return dict(found)
+
+    def _in_turn(self) -> Trace:
+        """Without a pool, a task's end is known as soon as those before it are."""
+        starts: list[float] = []
+        ends: list[float] = []
+        latest: list[int] = []
+        for seconds, before in zip(self.seconds, self._after, strict=True):
+            last = max(before, key=ends.__getitem__, default=-1)
+            start = ends[last] if last >= 0 else 0.0
+            latest.append(last)
+            starts.append(start)
+            ends.append(start + seconds)
+        return Trace(starts, ends, latest)
+
+    def _in_pool(self, cores: float) -> Trace:
+        """With a pool: its own clock goes slower while more cores are wanted than there are."""
+        count = len(self.seconds)
+        waiting = [len(before) for before in self._after]
+        followers: list[list[int]] = [[] for _ in range(count)]
+        for task, before in enumerate(self._after):
+            for other in before:
+                followers[other].append(task)
+        starts, ends, latest = [0.0] * count, [0.0] * count, [-1] * count
+        now = pool_now = wanted = 0.0
+        apart: list[tuple[float, int]] = []  # (end, task): those that share nothing
+        pool: list[tuple[float, int]] = []  # (end by the pool's clock, task)
+        ready = [task for task in range(count) if not waiting[task]]
+        while True:
+            for task in ready:
+                starts[task] = now
+                if self._wanted[task] > 0:
+                    heapq.heappush(pool, (pool_now + self.seconds[task], task))
+                    wanted += self._wanted[task]
+                else:
+                    heapq.heappush(apart, (now + self.seconds[task], task))
+            ready = []
+            speed = min(1.0, cores / wanted) if wanted > cores else 1.0
+            pool_end = now + (pool[0][0] - pool_now) / speed if pool else float("inf")
+            if not pool and not apart:
+                return Trace(starts, ends, latest)
+            if pool and (not apart or pool_end <= apart[0][0]):
+                pool_now, done = heapq.heappop(pool)
+                now = pool_end
+                wanted -= self._wanted[done]
+                if not pool:
+                    wanted = 0.0
+            else:
+                end, done = heapq.heappop(apart)
+                pool_now += (end - now) * speed
+                now = end
+            ends[done] = now
+            for task in followers[done]:
+                waiting[task] -= 1
+                if not waiting[task]:
+                    latest[task] = done
+                    ready.append(task)

@@ -1,0 +1,109 @@
+"""Seconds of what devices send each other: collectives within a group, and transfers from group to group.
+
+A collective of a group goes ring by ring: first among the devices of each host, then among the hosts, each
+host with its own network card; messages of a few bytes go up and down a tree, so latency counts with the
+logarithm (Thakur, Rabenseifner and Gropp 2005, "Optimization of Collective Communication Operations in
+MPICH"). A transfer is as long as the device that sends most, or gets most, needs.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from fdg.batch.collective import Collective
+from fdg.costs.hardware import Cluster, Link
+from fdg.placing.layout import moved_bytes
+from fdg.placing.scheduling.schedule import Move
+
+# How often the bytes of its result pass a device of a ring of many: an all-reduce is a reduce-scatter and an
+# all-gather. (Of a reduce-scatter the result is a device's part; its bytes here are the whole, as predicted.)
+_PASSES = {"all-reduce": 2.0, "all-gather": 1.0, "reduce-scatter": 1.0, "all-to-all": 1.0}
+
+
+@dataclasses.dataclass(frozen=True)
+class Sent:
+    """What something costs on the links.
+
+    Attributes:
+      seconds: that it takes.
+      inside, between: bytes over the links of all hosts, and over those between hosts.
+      bound: what most of it is: "latency" or "bandwidth", of which link.
+    """
+
+    seconds: float
+    inside: float
+    between: float
+    bound: str
+
+
+def hosts_of(devices: Sequence[int], cluster: Cluster) -> int:
+    """Over how many hosts some devices are spread."""
+    return len({device // cluster.devices_per_host for device in devices})
+
+
+def collective(one: Collective, devices: Sequence[int], cluster: Cluster) -> Sent:
+    """One collective of a group, each time."""
+    count, hosts = len(devices), hosts_of(devices, cluster)
+    if count < 2:
+        return Sent(0.0, 0.0, 0.0, "nothing")
+    each = math.ceil(count / hosts)
+    passes = _PASSES.get(one.kind, 1.0)
+    rounds = 2 if one.kind == "all-reduce" else 1
+    link = cluster.inside if each > 1 else cluster.between
+    parts = {f"{link.name} latency": link.call.value}
+    inside = between = 0.0
+    if each > 1:
+        inside = passes * one.bytes * (each - 1) / each
+        _add(parts, cluster.inside, rounds * math.ceil(math.log2(each)), inside)
+    if hosts > 1:
+        # The devices of a host have a part each after the first step, and share its card.
+        between = passes * one.bytes * (hosts - 1) / hosts
+        _add(parts, cluster.between, rounds * math.ceil(math.log2(hosts)), between)
+    if cluster.cores is not None:  # all of them have to get their turn on the cores of their host
+        parts[f"{link.name} latency"] *= max(1.0, each / cluster.cores)
+    bound = max(parts, key=lambda name: parts[name])
+    return Sent(sum(parts.values()), inside * count, between * hosts, bound)
+
+
+def _add(parts: dict[str, float], link: Link, messages: int, size: float) -> None:
+    latency, bandwidth = f"{link.name} latency", f"{link.name} bandwidth"
+    parts[latency] = parts.get(latency, 0.0) + messages * link.latency.value
+    parts[bandwidth] = parts.get(bandwidth, 0.0) + size / link.bandwidth.value
+
+
+def transfer(move: Move, source: Sequence[int], target: Sequence[int], cluster: Cluster) -> Sent:
+    """One transfer between groups, each time."""
+    total = sum(moved_bytes(b.bytes, b.laid_out) for _, b in move.pairs)
+    homes = [device // cluster.devices_per_host for device in (*source, *target)]
+    if len(set(homes)) == 1:
+        link, ends = cluster.inside, min(len(source), len(target))
+        inside, between = float(total), 0.0
+    else:
+        link, ends = cluster.between, min(hosts_of(source, cluster), hosts_of(target, cluster))
+        inside, between = 0.0, float(total)
+    latency, bandwidth = link.latency.value, total / ends / link.bandwidth.value
+    bound = f"{link.name} {'latency' if latency > bandwidth else 'bandwidth'}"
+    return Sent(latency + bandwidth, inside, between, bound)
+
+
+@dataclasses.dataclass(frozen=True)
+class Handling:
+    """What a transfer costs besides: programs before and after it, arrays that the host names one by one."""
+
+    programs: int
+    arrays: int
+
+
+def handling(move: Move, source: Sequence[int], target: Sequence[int]) -> Handling:
+    """What the host starts for a transfer: one program between single devices, else cut, copy and join."""
+    if len(source) == len(target) == 1 and source != target:
+        return Handling(1, len(move.pairs))
+    cuts = joins = False
+    arrays = 0
+    for a, b in move.pairs:
+        grid = [math.lcm(x, y) for x, y in zip(a.laid_out.parts, b.laid_out.parts, strict=True)]
+        cut = math.prod(g // n for g, n in zip(grid, a.laid_out.parts, strict=True))
+        join = math.prod(g // n for g, n in zip(grid, b.laid_out.parts, strict=True))
+        cuts, joins = cuts or cut > 1, joins or join > 1
+        arrays += join * len(target)
+    return Handling(cuts + joins, arrays)

@@ -1,0 +1,36 @@
+"""What was worked out for one plan and holds for others: those that differ in their groups' sizes alone.
+
+Choosing among hundreds of plans of a graph opens its iteration once for each way to place its fragments.
+"""
+
+import collections
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, TypeVar
+
+Found = TypeVar("Found")
+_MOST = 16
+
+
+class Recall(Generic[Found]):
+    """Results by what they are of, the latest few; errors are raised anew each time."""
+
+    def __init__(self) -> None:
+        self._known: collections.OrderedDict[Hashable, tuple[Any, Found]] = collections.OrderedDict()
+
+    def __call__(self, of: Any, how: Hashable, make: Callable[[], Found]) -> Found:
+        """What `make` gives, or gave before for the same object and the same `how`.
+
+        Args:
+          of: told apart by identity; kept, so that nothing else gets its identity.
+          how: whatever else the result depends on.
+          make: works it out.
+        """
+        key = id(of), how
+        if key in self._known:
+            self._known.move_to_end(key)
+            return self._known[key][1]
+        found = make()
+        self._known[key] = of, found
+        if len(self._known) > _MOST:
+            self._known.popitem(last=False)
+        return found

@@ -1,0 +1,223 @@
+"""`auto`: the policy that is predicted to be quickest, with the sizes of its groups."""
+
+import dataclasses
+import functools
+import typing
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import jax
+
+from fdg.costs.choosing import Candidate, Choice, Row, choose
+from fdg.costs.hardware import Cluster
+from fdg.costs.machine import cluster_of, host_cluster
+from fdg.errors import FdgError
+from fdg.tracing.graph import FDG
+from fdg.tracing.trace import trace
+from policies.central import Central
+from policies.environments import Environments
+from policies.gpu_only import GPUOnly
+from policies.multi_learner import MultiLearner
+from policies.single_learner_coarse import SingleLearnerCoarse
+from policies.single_learner_fine import SingleLearnerFine
+
+POLICIES: tuple[type, ...] = (
+    GPUOnly,
+    MultiLearner,
+    SingleLearnerCoarse,
+    SingleLearnerFine,
+    Environments,
+    Central,
+)
+_VARIED = ("shuffle", "precision")  # fields of an algorithm that say how, and change the numbers a little
+_LOOKED_AT = 2  # of the best rows: what they would take if more was allowed
+
+
+@dataclasses.dataclass(frozen=True)
+class Auto:
+    """What may be chosen from.
+
+    Attributes:
+      max_staleness: the most that actors' parameters may lag; more than 0 changes the numbers.
+      may_change: fields of the algorithm that may be chosen as well, for they change the numbers, as in
+        "shuffle,precision".
+      measure: whether the best three are compiled, and timed.
+    """
+
+    max_staleness: int = dataclasses.field(
+        default=0,
+        metadata={"help": "the most that auto may let actors' parameters lag: it changes the numbers"},
+    )
+    may_change: str | None = dataclasses.field(
+        default=None,
+        metadata={
+            "help": "what else auto may change, and numbers with it: shuffle,precision (None: nothing)"
+        },
+    )
+    measure: bool = dataclasses.field(
+        default=False, metadata={"help": "time the best three candidates, as --policy auto:measure does"}
+    )
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.max_staleness, int) or self.max_staleness < 0:
+            raise FdgError(
+                f"max_staleness={self.max_staleness!r}: give a whole number of iterations, 0 or more"
+            )
+        wrong = [name for name in self.changeable if name not in _VARIED]
+        if wrong:
+            raise FdgError(f"may_change: '{wrong[0]}' is none of {', '.join(_VARIED)}")
+
+    @property
+    def changeable(self) -> tuple[str, ...]:
+        """The fields named by `may_change`."""
+        return tuple(name.strip() for name in (self.may_change or "").split(",") if name.strip())
+
+
+def auto(
+    algorithm: Any,
+    devices: int | Sequence[jax.Device] | Cluster | None = None,
+    *,
+    max_staleness: int = 0,
+    may_change: Sequence[str] = (),
+    num_seeds: int | None = None,
+    policies: Iterable[type] = POLICIES,
+    graph: FDG | None = None,
+    all_devices: bool = False,
+) -> Choice:
+    """Predicts every policy with every sensible size of its groups, and takes the quickest.
+
+    A policy's fields with `metadata={"devices": True}` are the sizes of its groups; so one of a user's own
+    takes part by being in `policies`. Nothing is compiled, and nothing runs.
+
+    Args:
+      algorithm: any.
+      devices: to choose from: how many host devices, or which, or a cluster; None for all of JAX's. Fewer may
+        turn out to be quicker.
+      max_staleness: the most that actors' parameters may lag.
+      may_change: of "shuffle" and "precision", fields of the algorithm that may be chosen too.
+      num_seeds: as of `fdg.compile`.
+      policies: classes to try.
+      graph: the algorithm's, where it was traced before.
+      all_devices: whether all of them have to be given to the policy.
+
+    Returns:
+      `.policy`, `.devices` (how many), `.algorithm`, `.seconds` (an iteration, predicted), `.prediction`,
+      `.table` (print it).
+
+    Raises:
+      FdgError: nothing is known of such devices, or no policy can be carried out.
+    """
+    allowed = Auto(max_staleness, ",".join(may_change))
+    cluster = _cluster(devices)
+    known: dict[Any, tuple[Any, FDG]] = {} if graph is None else {(): (algorithm, graph)}
+
+    def graph_of(variant: tuple[tuple[str, Any], ...]) -> tuple[Any, FDG]:
+        if variant not in known:
+            changed = dataclasses.replace(algorithm, **dict(variant)) if variant else algorithm
+            known[variant] = changed, trace(changed)
+        return known[variant]
+
+    classes = tuple(policies)
+    counts = [cluster.devices] if all_devices else fewer(cluster.devices)
+    variants = [(), *_variants(algorithm, allowed.changeable)]
+    candidates = [
+        Candidate(policy, count, variant)
+        for variant in variants
+        for count in counts
+        for policy in candidates_of(classes, count, range(max_staleness + 1))
+    ]
+    others = [name for name in _VARIED if name not in allowed.changeable]
+    more = functools.partial(_if_allowed, algorithm, others, max_staleness)
+    platforms = functools.partial(_platforms, devices)
+    return choose(algorithm, candidates, cluster, graph_of, num_seeds, platforms, more)
+
+
+def _cluster(devices: int | Sequence[jax.Device] | Cluster | None) -> Cluster:
+    if isinstance(devices, Cluster):
+        return devices
+    if isinstance(devices, int):
+        if devices < 1:
+            raise FdgError(f"devices={devices}: at least one is needed")
+        return host_cluster("cpu", "cpu", devices)
+    return cluster_of(jax.devices() if devices is None else list(devices))
+
+
+def _platforms(devices: int | Sequence[jax.Device] | Cluster | None, count: int) -> Any:
+    """What `place` takes: the devices themselves where there are some, for it looks at their processes."""
+    if isinstance(devices, int | Cluster):
+        return count
+    return (jax.devices() if devices is None else list(devices))[:count]
+
+
+def fewer(count: int) -> list[int]:
+    """Numbers of devices to look at: all, a half, a quarter, and one.
+
+    >>> fewer(8), fewer(3)
+    ([8, 4, 2, 1], [3, 1])
+    """
+    halves = [count // by for by in (1, 2, 4) if count % by == 0 and count // by >= 1]
+    return list(dict.fromkeys([*halves, 1]))
+
+
+def sizes(count: int) -> list[int]:
+    """Sizes of one group to look at, of two or more that share `count` devices.
+
+    >>> sizes(8), sizes(1)
+    ([1, 2, 3, 4, 6, 7], [])
+    """
+    steps = {2**i * k for i in range(count.bit_length()) for k in (1, 3)} | {count - 1, count - count // 3}
+    return sorted(size for size in steps if 0 < size < count)
+
+
+def candidates_of(classes: Iterable[type], count: int, staleness: Iterable[int]) -> list[Any]:
+    """Values of policies for so many devices: every class, every size of its groups, every staleness."""
+    found: list[Any] = []
+    for cls in classes:
+        fields = {field.name: field for field in dataclasses.fields(cls)}
+        groups = [
+            name
+            for name, field in fields.items()
+            if field.metadata.get("devices") and field.default is not None
+        ]
+        lags = list(staleness) if "staleness" in fields else [None]
+        chosen: list[dict[str, int]] = [{}]
+        for name in groups:
+            chosen = [{**others, name: size} for others in chosen for size in (sizes(count) or [1])]
+        for lag in lags:
+            for given in chosen:
+                if sum(given.values()) < count or count == 1:
+                    found.append(cls(**given, **({} if lag is None else {"staleness": lag})))
+    return found
+
+
+def _variants(algorithm: Any, names: Iterable[str]) -> list[tuple[tuple[str, Any], ...]]:
+    """The algorithm's other values of some fields, one field at a time and together."""
+    found: list[dict[str, Any]] = [{}]
+    if not dataclasses.is_dataclass(algorithm):
+        return []
+    hints = typing.get_type_hints(type(algorithm))
+    for name in names:
+        if typing.get_origin(hints.get(name)) is Literal:
+            values = typing.get_args(hints[name])
+            found = [{**others, name: value} for others in found for value in values]
+    now = [{name: value for name, value in one.items() if getattr(algorithm, name) != value} for one in found]
+    return list(dict.fromkeys(tuple(one.items()) for one in now if one))
+
+
+def _if_allowed(
+    algorithm: Any, names: Sequence[str], max_staleness: int, rows: Sequence[Row]
+) -> list[Candidate]:
+    """What the best would be with more allowed: other values of fields, one more iteration of staleness."""
+    found = []
+    for row in rows[:_LOOKED_AT]:
+        for name in names:
+            for variant in _variants(algorithm, [name]):
+                both = (*row.candidate.variant, *variant)
+                asks = f"only with --may-change {name}"
+                found.append(Candidate(row.candidate.policy, row.candidate.devices, both, asks))
+    stale = [row for row in rows if getattr(row.candidate.policy, "staleness", None) == max_staleness]
+    for row in stale[:_LOOKED_AT]:
+        policy = dataclasses.replace(row.candidate.policy, staleness=max_staleness + 1)
+        asks = f"only with --max-staleness {max_staleness + 1}"
+        found.append(Candidate(policy, row.candidate.devices, row.candidate.variant, asks))
+    return found

@@ -1,0 +1,25 @@
+"""Clusters of round numbers, to work predictions out by hand."""
+
+import dataclasses
+
+from fdg.costs.hardware import Cluster, DeviceKind, Figure, Link
+
+
+def kind(**figures):
+    """A device of 1 GFLOP/s and 1 GB/s that starts everything at once, unless told otherwise."""
+    zero = dict.fromkeys(
+        ("operation", "trip", "dispatch", "argument", "transfer", "product_call", "host_call"), 0.0
+    )
+    known = {"product/float32": 1e9, "product_bytes": 1e30, "memory": 1e9, **zero, **figures}
+    return DeviceKind("round", "gpu", {name: Figure(float(value)) for name, value in known.items()})
+
+
+def link(name, latency=0.0, bandwidth=1e9, call=0.0):
+    """A link of so many seconds and bytes a second."""
+    return Link(name, Figure(latency), Figure(bandwidth), Figure(call))
+
+
+def cluster(devices, hosts=1, figures=None, **changes):
+    """So many devices on so many hosts."""
+    one = Cluster(kind(**(figures or {})), devices // hosts, hosts, link("inside"), link("between"))
+    return dataclasses.replace(one, **changes)

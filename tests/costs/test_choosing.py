@@ -1,0 +1,110 @@
+"""`policies.auto`: what is looked at, what is taken, what is refused."""
+
+import dataclasses
+import time
+
+import pytest
+
+import fdg
+import policies
+from fdg.costs.sensitivity import sensitivity, shown
+from fdg.errors import FdgError, PlanError
+from policies.auto import candidates_of, fewer, sizes
+from tests.costs.machines import cluster, link
+from tests.tiny import Pupil, Silent
+
+
+def test_the_quickest_is_taken():
+    """Without any cost of exchanging, all devices share all work; where that is dear, one does it alone."""
+    free = cluster(4, inside=link("inside", bandwidth=1e30))
+    dear = cluster(4, inside=link("inside", latency=1.0, call=1.0))
+    assert policies.auto(Pupil(64), free).devices == 4
+    alone = policies.auto(Pupil(64), dear)
+    assert alone.devices == 1
+    taken = [row.seconds for row in alone.rows if row.prediction is not None and not row.candidate.asks]
+    assert alone.seconds == min(taken)
+
+
+def test_staleness_only_where_it_is_allowed():
+    slow = cluster(2, figures={"memory": 1e6, "product/float32": 1e7}, inside=link("inside", latency=1e-2))
+    found = policies.auto(Pupil(64), slow, all_devices=True, policies=[policies.SingleLearnerCoarse])
+    assert found.policy.staleness == 0
+    assert "only with --max-staleness 1" in found.table
+    lagging = policies.auto(
+        Pupil(64), slow, all_devices=True, policies=[policies.SingleLearnerCoarse], max_staleness=1
+    )
+    assert lagging.policy.staleness == 1 and lagging.seconds < found.seconds
+
+
+def test_the_table_says_what_was_looked_at_and_why():
+    table = policies.auto(Pupil(64), cluster(4)).table
+    assert "candidates in" in table and "most of it is" in table
+    assert "chosen: " in table.splitlines()[-1] and "an iteration predicted" in table
+
+
+def test_what_does_not_fit_is_refused_with_the_number_and_the_fix():
+    small = cluster(2, figures={"memory_bytes": 100.0})
+    with pytest.raises(PlanError, match=r"needs .* of memory, and round has 100 B: use more devices"):
+        policies.auto(Pupil(64), small)
+
+
+def test_sizes_that_do_not_divide_are_refused_in_the_table():
+    found = policies.auto(Pupil(8), cluster(8))
+    assert any("does not divide" in row.refused for row in found.rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mine:
+    """A policy of a user's own."""
+
+    helpers: int = dataclasses.field(default=1, metadata={"devices": True})
+
+    def place(self, devices):
+        rest = fdg.Group("rest", tuple(range(self.helpers, len(devices))))
+        helpers = fdg.Group("helpers", tuple(range(self.helpers)), exact=True)
+        return {"environment": rest, "actor": rest, "learner": helpers}
+
+
+def test_a_policy_of_ones_own_takes_part():
+    found = policies.auto(Pupil(64), cluster(8), policies=[Mine], all_devices=True)
+    assert isinstance(found.policy, Mine)
+    assert {row.candidate.policy.helpers for row in found.rows if row.prediction} >= {1, 4}
+
+
+def test_numbers_to_look_at():
+    assert fewer(8) == [8, 4, 2, 1] and sizes(8) == [1, 2, 3, 4, 6, 7]
+    values = candidates_of([policies.SingleLearnerCoarse], 4, range(2))
+    assert {(value.learners, value.staleness) for value in values} == {
+        (n, k) for n in (1, 2, 3) for k in (0, 1)
+    }
+
+
+def test_more_than_two_hundred_in_less_than_ten_seconds():
+    begun = time.perf_counter()
+    found = policies.auto(Pupil(64), cluster(64, hosts=8), max_staleness=3)
+    assert len(found.rows) >= 200
+    assert time.perf_counter() - begun < 30  # ten on a quiet machine: `python -m bench.costs` says
+
+
+def test_an_algorithm_without_a_batch():
+    assert policies.auto(Silent(), cluster(2)).devices in (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [({"max_staleness": -1}, "max_staleness=-1"), ({"may_change": ["env"]}, "'env' is none of shuffle")],
+)
+def test_bad_requests(given, says):
+    with pytest.raises(FdgError, match=says):
+        policies.auto(Pupil(64), cluster(2), **given)
+    with pytest.raises(FdgError, match="at least one"):
+        policies.auto(Pupil(64), 0)
+
+
+def test_each_rate_halved():
+    where = cluster(4, inside=link("inside", latency=1e-4))
+    found = sensitivity(lambda one: policies.auto(Pupil(64), one), where)
+    assert {"memory", "product/float32", "inside/latency", "inside/bandwidth"} <= {one.rate for one in found}
+    assert all(one.seconds >= found[0].seconds * (1 - 1e-9) for one in found)
+    assert all(one.loses >= -1e-9 for one in found)
+    assert "as they are" in shown(found)

@@ -1,0 +1,88 @@
+"""Cluster files: what they mean, and one clear line for each that is wrong."""
+
+import pytest
+
+from fdg.costs.cluster_file import read_cluster
+from fdg.errors import FdgError
+
+GOOD = """
+hosts = 4
+kind = "H100"
+price = 2.5
+failures_per_device_hour = 1e-5
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(text):
+        path = tmp_path / "cluster.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_a_file_with_the_usual_links(file):
+    found = read_cluster(file(GOOD))
+    assert (found.hosts, found.devices_per_host, found.devices) == (4, 8, 32)
+    assert found.inside.name == "NVLink 4" and found.between.name == "InfiniBand NDR"
+    assert found.price == 2.5 and found.failures == 1e-5
+    assert "data sheet" in found.kind.figures["memory"].source
+
+
+def test_kinds_and_links_of_ones_own(file):
+    text = """
+    devices = 10000
+    devices_per_host = 4
+    kind = "Mine"
+    inside = "Wire"
+    between = "Ethernet 10"
+    [kinds.Mine]
+    like = "H100"
+    memory = 1e12
+    [links.Wire]
+    latency = 1e-6
+    bandwidth = 1e10
+    """
+    found = read_cluster(file(text))
+    assert found.devices == 10_000 and found.kind.rate("memory") == 1e12
+    assert found.kind.platform == "gpu" and found.inside.bandwidth.value == 1e10
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (GOOD.replace("price", "prise"), "unknown setting of a cluster 'prise': did you mean 'price'"),
+        (GOOD.replace("H100", "H1000"), "unknown device kind 'H1000': did you mean 'H100'"),
+        (GOOD.replace("hosts = 4", "hosts = -4"), "hosts = -4: give a whole number of at least 1"),
+        (GOOD.replace("hosts = 4", "hosts = 4.5"), "hosts = 4.5: give a whole number"),
+        (GOOD.replace("2.5", "-1"), "price = -1: give a number of at least 0"),
+        (GOOD.replace("2.5", "nan"), "price = nan: give a number"),
+        (GOOD + 'inside = "NVLink 44"', "unknown link 'NVLink 44': did you mean 'NVLink 4'"),
+        (GOOD + "hosts = 5", "is no TOML"),
+        ('kind = "H100"', "'hosts' is missing"),
+        ("hosts = 1", "'kind' is missing"),
+        ('hosts = 1\nkind = "A"\n[kinds.A]\nmemory = 1', "needs platform"),
+        ('hosts = 1\nkind = "A"\n[kinds.A]\nlike = "H100"\nmemori = 1', "did you mean 'memory'"),
+        ('hosts = 1\nkind = "A"\n[kinds.A]\nplatform = "gpu"\nmemory = 1.0', "needs 'memory'"),
+        ('hosts = 1\nkind = "A"\n[kinds.A]\nplatform = "xpu"\nmemory = 1.0', "none of cpu, gpu, tpu"),
+        ('hosts = 1\nkind = "H100"\ninside = "W"\n[links.W]\nlatency = 1', "needs bandwidth"),
+        ("hosts = 1\nkind = 3", "give a name in quotes"),
+    ],
+)
+def test_what_is_wrong_is_one_line_with_the_fix(file, text, says):
+    with pytest.raises(FdgError) as raised:
+        read_cluster(file(text))
+    assert says in str(raised.value) and "\n" not in str(raised.value).strip()
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(FdgError, match="docs/scale"):
+        read_cluster(tmp_path / "none.toml")
+
+
+def test_this_machine_without_a_calibration(file, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(FdgError, match=r"no calibration: run python -m fdg.calibrate"):
+        read_cluster(file('hosts = 1\nkind = "this machine"'))

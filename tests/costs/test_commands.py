@@ -1,0 +1,108 @@
+"""The command line: `--policy auto`, `--cluster`, `python -m fdg.calibrate`; what it says of bad input."""
+
+import json
+
+import pytest
+
+from fdg.commands.calibrate import calibrate_main
+from fdg.commands.cli import plan_main, train_main
+
+CLUSTER = """
+hosts = 8
+devices_per_host = 8
+kind = "H100"
+price = 2.5
+straggling = 0.02
+failures_per_device_hour = 1e-3
+"""
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path, monkeypatch, host_devices):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    path = tmp_path / "cluster.toml"
+    path.write_text(CLUSTER)
+    return str(path)
+
+
+def fails(capsys, main, words):
+    assert main(words.split()) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and said.count("\n") == 1
+    return said
+
+
+def test_a_plan_that_chose_itself(capsys):
+    words = "--algo tests.tiny:Pupil --num-envs 64 --policy auto --devices 8 --max-staleness 1"
+    assert plan_main(words.split()) == 0
+    said = capsys.readouterr().out
+    assert "candidates in" in said and "chosen: " in said and "places Pupil on 8 devices" in said
+
+
+def test_a_run_that_chose_itself_keeps_to_it(capsys, tmp_path):
+    out = tmp_path / "run"
+    words = (
+        f"--algo tests.tiny:Pupil --policy auto --devices 2 --total-steps 64 --eval-episodes 0 --out {out}"
+    )
+    assert train_main(words.split()) == 0
+    config, summary = (json.loads((out / name).read_text()) for name in ("config.json", "summary.json"))
+    assert config["policy_asked"] == "auto" and config["policy"] != "auto"
+    assert summary["predicted_s"] > 0 and summary["iteration_s"] > 0
+    assert type_of(summary["policy"]) in ("GPUOnly", "MultiLearner", "SingleLearnerCoarse", "Central")
+    assert train_main(["--resume", str(out)]) == 0
+    assert "chosen: " in capsys.readouterr().out
+
+
+def type_of(policy):
+    return policy.partition("(")[0]
+
+
+def test_the_best_few_are_timed(capsys, tmp_path):
+    words = "--algo tests.tiny:Pupil --policy auto:measure --devices 2 --total-steps 16 --eval-episodes 0"
+    assert train_main([*words.split(), "--out", str(tmp_path / "run")]) == 0
+    assert "an iteration measured" in capsys.readouterr().out
+
+
+def test_a_sweep_with_pictures(capsys, cluster, tmp_path):
+    words = f"--algo tests.tiny:Pupil --cluster {cluster} --scale 1,8 --envs-per-device 8 --sensitivity"
+    more = ["--compare", "gpu_only,central", "--pictures", str(tmp_path / "pictures")]
+    assert plan_main([*words.split(), *more]) == 0
+    said = capsys.readouterr().out
+    assert "H100: 8 hosts of 8 devices" in said and "save every: Young" in said and "half the rate" in said
+    assert (tmp_path / "pictures" / "sweep.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--policy auto --staleness 1", "use --max-staleness 1"),
+        ("--policy auto --max-staleness -1", "max_staleness=-1"),
+        ("--policy auto --learners 2", "unknown flag '--learners' under --policy auto"),
+        ("--policy gpu_only --max-staleness 1", "unknown flag '--max-staleness'"),
+        ("--policy auto --may-change env", "'env' is none of shuffle, precision"),
+        ("--policy autom", "did you mean"),
+        ("--scale 8", "give the cluster's file"),
+        ("--cluster nowhere.toml", "nowhere.toml"),
+        ("--cluster {cluster} --scale 8,65", "the cluster has 64 devices: use 1 to 64"),
+        ("--cluster {cluster} --scale 12", "no whole number of hosts of 8: use 8 or 16"),
+        ("--cluster {cluster} --devices -4", "--scale -4"),
+        ("--cluster {cluster} --compare gpu_olny", "did you mean 'gpu_only'"),
+        ("--cluster {cluster} --scale none5", "not"),
+    ],
+)
+def test_bad_input_is_one_line(capsys, cluster, words, says):
+    said = fails(capsys, plan_main, f"--algo tests.tiny:Pupil {words}".replace("{cluster}", cluster))
+    assert says in said, said
+
+
+def test_no_calibration_to_show(capsys):
+    assert "there is no calibration" in fails(capsys, calibrate_main, "--show")
+
+
+def test_a_calibration_that_cannot_be_kept(capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert "cannot be written" in fails(capsys, calibrate_main, f"--out {tmp_path / 'file' / 'x.json'}")

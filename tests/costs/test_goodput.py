@@ -1,0 +1,39 @@
+"""Checkpoint intervals: formulas against failures that are drawn."""
+
+import math
+
+import pytest
+
+from fdg.costs.goodput import Failing, best_interval, daly, expected_goodput, simulate, young
+from fdg.errors import FdgError
+
+JOB = Failing(between=10_000.0, save=50.0, restart=100.0)
+
+
+def test_nothing_fails_and_saving_costs_its_share():
+    never = Failing(math.inf, 10.0, 100.0)
+    assert simulate(never, 90.0, 90.0 * 100) == pytest.approx(0.9, abs=2e-3)
+    assert daly(never) == math.inf and expected_goodput(never, 90.0) == pytest.approx(0.9)
+
+
+def test_the_simulation_keeps_what_the_formula_says():
+    for interval in (300.0, daly(JOB), 4000.0):
+        drawn = sum(simulate(JOB, interval, 3e6, seed) for seed in range(4)) / 4
+        assert drawn == pytest.approx(expected_goodput(JOB, interval), rel=0.02)
+
+
+def test_the_best_interval_is_near_dalys():
+    tried = [daly(JOB) * by for by in (0.2, 0.5, 1.0, 2.0, 5.0)]
+    best, kept = best_interval(JOB, tried, 1e6)
+    assert best in tried[1:4] and kept > simulate(JOB, tried[0], 1e6)
+    assert young(JOB) == pytest.approx(1000.0)
+
+
+def test_saving_that_never_ends_keeps_nothing():
+    assert expected_goodput(Failing(1.0, 1e6, 1.0), 1.0) == 0.0
+    assert simulate(Failing(1.0, 1e3, 1e3), 1e3, 1e4) < 1e-3
+
+
+def test_bad_numbers_say_so():
+    with pytest.raises(FdgError, match="between = 0"):
+        Failing(0.0, 1.0, 1.0)

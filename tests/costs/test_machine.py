@@ -1,0 +1,72 @@
+"""Calibrations on disk: whole, of this machine, or refused in one line."""
+
+import dataclasses
+import json
+
+import pytest
+
+from fdg.costs import machine
+from fdg.costs.hardware import Figure
+from fdg.costs.machine import REFERENCE, SHARED_MEMORY, SOCKETS, Calibration
+from fdg.errors import FdgError
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def calibration(**changes):
+    figures = {**REFERENCE.figures, "memory": Figure(123.0, 0.1, "measured here")}
+    kind = dataclasses.replace(REFERENCE, figures=figures)
+    mine = {**machine.fingerprint("cpu"), **changes}
+    return Calibration(mine, kind, SHARED_MEMORY, SOCKETS, 2, "2026-11-22", 60.0)
+
+
+def write(found):
+    path = machine.path_of("cpu")
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(found.as_json()))
+    return path
+
+
+def test_what_is_written_is_read(home):
+    assert machine.read(write(calibration())) == calibration()
+
+
+def test_a_calibration_is_used_and_without_one_it_says_so(home):
+    assert "python -m fdg.calibrate" in machine.host_cluster("cpu", "cpu", 2).note
+    write(calibration())
+    found = machine.host_cluster("cpu", "cpu", 2)
+    assert found.kind.rate("memory") == 123.0 and "measured 2026-11-22" in found.note
+
+
+def test_one_of_another_machine_is_refused(home):
+    path = write(calibration(cores=99))
+    with pytest.raises(FdgError, match=r"another machine \(cores 99, here .*fdg.calibrate"):
+        machine.check_machine(machine.read(path), path)
+    assert machine.calibrated("cpu") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "no JSON"),
+        ('{"version": 0}', "version 0"),
+        ('{"version": 1}', "no whole calibration"),
+        ("[]", "None"),
+    ],
+)
+def test_what_cannot_be_read_says_so(home, text, says):
+    path = write(calibration())
+    path.write_text(text)
+    with pytest.raises(FdgError, match=says) as raised:
+        machine.read(path)
+    assert "fdg.calibrate" in str(raised.value)
+
+
+def test_a_device_that_nobody_knows(home):
+    with pytest.raises(FdgError, match="no rates are known for devices of kind 'Abacus'"):
+        machine.host_cluster("Abacus", "gpu", 1)
+    assert machine.host_cluster("NVIDIA H100 80GB HBM3", "gpu", 8).inside.name == "NVLink 4"

@@ -1,0 +1,96 @@
+"""Predictions of plans: by hand where that can be, and overlap where staleness allows it."""
+
+import dataclasses
+
+import pytest
+
+import fdg
+import policies
+from fdg.costs.loads import loads
+from fdg.costs.prediction import predict
+from fdg.costs.program_time import CLASSES, seconds_of
+from fdg.errors import FdgError
+from tests.costs.machines import cluster, link
+from tests.tiny import Pupil
+
+WHOLE = dict.fromkeys(CLASSES, 1.0)
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return fdg.trace(Pupil(num_envs=64))
+
+
+def test_one_program_takes_its_work_and_what_it_exchanges(graph):
+    plan = fdg.place(graph, policies.GPUOnly(), 4)
+    slow = cluster(4, inside=link("inside", call=1e-3))
+    found = predict(plan, slow, joined=WHOLE)
+    (load,) = loads(plan)
+    calls = sum(c.calls for c in plan.programs[0].collectives)
+    assert calls >= 2
+    computing = seconds_of(load.work, slow.kind, joined=WHOLE).total
+    passed = sum(c.calls * 1.5 * c.bytes / 1e9 for c in load.collectives)
+    assert found.seconds == pytest.approx(computing + calls * 1e-3 + passed)
+    assert sum(found.shares.values()) == pytest.approx(found.seconds)
+    assert found.bound == "inside latency among all"
+
+
+def test_more_devices_do_less_each(graph):
+    one, four = (predict(fdg.place(graph, policies.GPUOnly(), n), cluster(n)) for n in (1, 4))
+    assert one.shares["transcendental on all"] == pytest.approx(
+        4 * four.shares["transcendental on all"], rel=0.2
+    )
+    assert one.inside == 0 < four.inside
+
+
+def test_the_host_starts_each_program_in_turn(graph):
+    """Where nothing else takes time, an iteration takes as long as the host needs to start it."""
+    plan = fdg.place(graph, policies.SingleLearnerCoarse(), 2)
+    quick = {"product/float32": 1e30, "memory": 1e30, "dispatch": 1e-3, "transfer": 1e-4}
+    found = predict(plan, cluster(2, figures=quick, inside=link("inside", bandwidth=1e30)))
+    programs = sum(times for _, times in plan.schedule.calls())
+    moves = sum(times for _, times in plan.schedule.moves())
+    assert found.seconds == pytest.approx(programs * 1e-3 + moves * (1e-4 + 1e-3))
+    assert found.bound == "starting programs on the host"
+
+
+def test_staleness_lets_groups_work_at_the_same_time(graph):
+    def seconds(staleness):
+        plan = fdg.place(graph, policies.SingleLearnerCoarse(staleness=staleness), 2)
+        return predict(plan, cluster(2, figures={"memory": 1e6, "product/float32": 1e7}))
+
+    apart, together = seconds(0), seconds(1)
+    longest = max(apart.busy.values())
+    assert apart.seconds == pytest.approx(sum(apart.busy.values()), rel=0.05)
+    assert together.seconds == pytest.approx(longest, rel=0.1)
+    assert min(together.idle.values()) < 0.1 < max(apart.idle.values())
+
+
+def test_a_long_loop_goes_on_as_it_began():
+    """Of 100 trips some are simulated; all of them would say the same."""
+    graph = fdg.trace(dataclasses.replace(Pupil(num_envs=8), num_updates=100))
+    plan = fdg.place(graph, policies.Central(), 2)
+    where = cluster(2, figures={"dispatch": 1e-5, "memory": 1e8}, inside=link("inside", latency=1e-5))
+    short, whole = predict(plan, where), predict(plan, where, exactly=True)
+    assert short.seconds == pytest.approx(whole.seconds, rel=1e-6)
+    assert short.busy == pytest.approx(whole.busy, rel=1e-6)
+
+
+def test_stragglers_cost_more_the_more_devices_wait_for_them(graph):
+    def slower(devices):
+        plan = fdg.place(graph, policies.GPUOnly(), devices)
+        alike = predict(plan, cluster(devices)).seconds
+        return predict(plan, cluster(devices, straggling=0.1)).seconds / alike
+
+    assert slower(1) == pytest.approx(1.0) and 1.0 < slower(2) < slower(16) < 1.3
+
+
+def test_hosts_apart_send_over_the_network(graph):
+    plan = fdg.place(graph, policies.GPUOnly(), 4)
+    near, far = predict(plan, cluster(4)), predict(plan, cluster(4, hosts=2))
+    assert near.between == 0 < far.between
+
+
+def test_a_plan_larger_than_the_cluster(graph):
+    with pytest.raises(FdgError, match="4 devices does not go on a cluster of 2: use --devices 2"):
+        predict(fdg.place(graph, policies.GPUOnly(), 4), cluster(2))

@@ -1,0 +1,65 @@
+"""The simulation, against schedules worked out by hand."""
+
+import pytest
+
+from fdg.costs.simulation import Simulation
+
+
+def test_a_lane_does_one_thing_at_a_time_in_the_order_given():
+    simulation = Simulation()
+    first = simulation.add("a", ("x",), 2.0)
+    second = simulation.add("b", ("x",), 3.0)
+    other = simulation.add("c", ("y",), 1.0, [first])
+    trace = simulation.run()
+    assert [trace.starts[i] for i in (first, second, other)] == [0.0, 2.0, 2.0]
+    assert trace.seconds == 5.0
+    assert trace.critical(second) == [first, second]
+    assert simulation.busy(trace, 0.0, 4.0) == {"x": 4.0, "y": 1.0}
+
+
+def test_a_task_of_two_lanes_waits_for_both():
+    simulation = Simulation()
+    simulation.add("a", ("x",), 2.0)
+    simulation.add("b", ("y",), 5.0)
+    both = simulation.add("c", ("x", "y"), 1.0)
+    assert simulation.run().starts[both] == 5.0
+
+
+@pytest.mark.parametrize("cores", [None, 4.0])
+def test_actors_and_learners_take_turns_or_overlap(cores):
+    """Act 3, learn 2: in turns 5 an iteration; where learning waits for the acting before, 3."""
+    simulation = Simulation(cores)
+    acted = simulation.add("act", ("actors",), 3.0, cores=1.0)
+    for _ in range(4):
+        learned = simulation.add("learn", ("learners",), 2.0, [acted], cores=1.0)
+        acted = simulation.add("act", ("actors",), 3.0, [learned], cores=1.0)
+    assert simulation.run().seconds == pytest.approx(3 + 4 * 5)
+    simulation = Simulation(cores)
+    for _ in range(4):
+        acted = simulation.add("act", ("actors",), 3.0, cores=1.0)
+        simulation.add("learn", ("learners",), 2.0, [acted], cores=1.0)
+    assert simulation.run().seconds == pytest.approx(4 * 3 + 2)
+
+
+def test_cores_are_shared_while_more_are_wanted_than_there_are():
+    """Two tasks of 2 s want 2 cores each of 2: both take 4. A third, elsewhere, is not slowed."""
+    simulation = Simulation(2.0)
+    one = simulation.add("a", ("x",), 2.0, cores=2.0)
+    two = simulation.add("b", ("y",), 2.0, cores=2.0)
+    link = simulation.add("c", ("z",), 2.0)
+    after = simulation.add("d", ("z",), 1.0, [one], cores=1.0)
+    trace = simulation.run()
+    assert [trace.ends[i] for i in (one, two, link, after)] == pytest.approx([4.0, 4.0, 2.0, 5.0])
+
+
+def test_what_starts_later_slows_what_runs():
+    """2 cores. `a` (1 core, 3 s) is alone for 1 s; then `b` (3 cores) comes: both at half speed.
+
+    `b` has 1 s of work, over at 3; `a` then has 1 left, over at 4.
+    """
+    simulation = Simulation(2.0)
+    before = simulation.add("start", ("host",), 1.0)
+    a = simulation.add("a", ("x",), 3.0, cores=1.0)
+    b = simulation.add("b", ("y",), 1.0, [before], cores=3.0)
+    trace = simulation.run()
+    assert trace.ends[b] == pytest.approx(3.0) and trace.ends[a] == pytest.approx(4.0)
