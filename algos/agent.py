@@ -2,11 +2,14 @@
 
 from typing import Any, ClassVar
 
+import jax
 import optax
 
 import fdg
 from algos import distributions, optimizers, presets
+from algos.acting import Actor, Policy, chosen
 from algos.hyperparameters import require, require_positive, require_within
+from algos.rollout import evaluate
 from envs import Environment, num_agents
 
 
@@ -14,7 +17,7 @@ class Agent:
     """Base of the algorithms of this package; a user's own needs none.
 
     A subclass is a frozen dataclass with at least the fields annotated here; it calls `_check_common` when
-    constructed, and says what its `updates_per_iteration` and its `_optimizer` are.
+    constructed, and says what its `updates_per_iteration` and its `_optimizer` are, and how it acts: `actor`.
 
     Attributes:
       action_spaces: the kinds of action space that it can act in.
@@ -53,6 +56,18 @@ class Agent:
         """Gradient steps in one iteration."""
         raise NotImplementedError
 
+    # --- what was learned, at work ---
+
+    def actor(self, state: Any) -> Actor:
+        """How it acts with what `state` has learned."""
+        raise NotImplementedError
+
+    def evaluate(
+        self, state: Any, key: jax.Array, episodes: int, greedy: bool = True
+    ) -> dict[str, jax.Array]:
+        """Plays whole episodes, by default with the most probable action; see `algos.rollout.evaluate`."""
+        return evaluate(self.env, self.actor(state), key, episodes, greedy)
+
     # --- fragments ---
 
     @fdg.fragment("environment")
@@ -70,6 +85,10 @@ class Agent:
     def _for_environment(self, action):
         """Actions as the environment takes them."""
         return distributions.bounded(action, self.env.action_space)
+
+    def _chosen(self, policy: Policy, keys: jax.Array, greedy: bool) -> jax.Array:
+        """Actions of distributions `[N]`, as the environment takes them."""
+        return self._for_environment(chosen(policy, keys, greedy))
 
     def _one_update(self, gradient: Any, optimizer_state: Any, parameters: Any) -> tuple[Any, Any]:
         updates, optimizer_state = self._optimizer.update(gradient, optimizer_state, parameters)

@@ -23,7 +23,6 @@ def train_main(argv: Sequence[str] | None = None) -> int:
 
     def run(argv: Sequence[str]) -> int:
         from fdg.commands.parse import join, parse
-        from fdg.training import loop as train
         from fdg.training import run_directory
 
         join(argv)
@@ -34,9 +33,11 @@ def train_main(argv: Sequence[str] | None = None) -> int:
         )
         if job.out is not None and not job.resumes and distributed.is_first():
             run_directory.check_free(job.out)  # before anything that takes long
-        return train.train(job)
+        from fdg.training import loop  # knows algorithms, whose import may start JAX: `parse` goes first
 
-    return _guarded(run, argv)
+        return loop.train(job)
+
+    return guarded(run, argv)
 
 
 def plan_main(argv: Sequence[str] | None = None) -> int:
@@ -57,10 +58,10 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
         print(*said, *([f"devices: {choice.reason}"] if choice else []), sep="\n\n", flush=True)
         return 0
 
-    return _guarded(run, argv)
+    return guarded(run, argv)
 
 
-def _guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
+def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
     """Runs a command: what a user can mend is one line on standard error and exit status 2.
 
     So is what fails on the host in the middle of a run, with status 1. Where there are several processes,

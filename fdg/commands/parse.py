@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fdg.commands.construct import algorithm_class, construct, with_staleness
+from fdg.commands.earlier import loggers_of, record_of, template_of
 from fdg.commands.flags import (
     Flag,
     Parser,
@@ -53,6 +54,17 @@ _RUN = (
         "iterations from checkpoint to checkpoint, at least (None: a twentieth of all)",
     ),
     Flag(
+        "eval_every",
+        int | None,
+        None,
+        "iterations from one evaluation during training to the next, greedy and sampled; the best state is"
+        " kept beside the last (None: none)",
+    ),
+    Flag("stop_at", float | None, None, "end once such an evaluation returns this much (None: never)"),
+    Flag("tensorboard", bool, False, "also write TensorBoard's event files, into the run directory"),
+    Flag("wandb", str | None, None, "also log to this project of Weights & Biases (None: do not)"),
+    Flag("mlflow", str | None, None, "also log to this experiment of MLflow (None: do not)"),
+    Flag(
         "profile",
         bool,
         False,
@@ -90,6 +102,8 @@ _PROCESSES = (
 _TOTAL_STEPS = Flag("total_steps", int, 500_000, "environment steps of each agent")
 # Those that change how a run is carried out, not what it computes: a resumed run may change them.
 _FREE_ON_RESUME = {"policy", "devices", "eval_episodes", "checkpoint_every", "profile", "out", "resume"}
+# Or what it does beside that, and how long it is.
+_FREE_ON_RESUME |= {"eval_every", "stop_at", "tensorboard", "wandb", "mlflow", "total_steps"}
 
 
 def join(argv: Sequence[str]) -> None:
@@ -130,7 +144,8 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     early = vars(first.parse_known_args(words)[0])
     distributed.check(early)
     out, stored = _earlier_run(early)
-    known = {**stored, **early}
+    base = stored or template_of(early)  # what is not given is as it was there
+    known = {**base, **early}
     # Before the imports below, which may start JAX's backends and compile.
     keep_programs(early.get("program_cache"))
     choose_xla_options(early.get("xla_options"))
@@ -176,17 +191,19 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     given = parser.parse_strictly(words)
     for flag in (*_MACHINE, *_PROCESSES):  # they say how it is carried out, and no run is bound to them
         given.pop(flag.name, None)
+    start_from = given.pop("start_from", None)
+    given.pop("config", None)
     if stored:
         _check_agrees(given, stored, _FREE_ON_RESUME | {flag.name for flag in policy_flags})
 
-    kept = stored.get("hyperparameters", {})
+    kept = base.get("hyperparameters", {}) if base.get("algo") == algo else {}
     earlier = {flag.name: from_json(flag, kept[flag.name]) for flag in own_flags if flag.name in kept}
     now = {flag.name: given[flag.name] for flag in own_flags if flag.name in given}
     algorithm = construct(chosen, algo, {**preset, **earlier, **now, **env})
     # The fields of another policy than this one mean nothing to it.
-    kept = stored.get("policy_fields", {}) if stored.get("policy") == policy_name else {}
+    kept = base.get("policy_fields", {}) if base.get("policy") == policy_name else {}
     policy_fields = {flag.name: {**kept, **given}.get(flag.name, flag.default) for flag in policy_flags}
-    run = {flag.name: {**stored, **given}.get(flag.name, flag.default) for flag in (_STALENESS, *run_flags)}
+    run = {flag.name: {**base, **given}.get(flag.name, flag.default) for flag in (_STALENESS, *run_flags)}
     run.pop("out")
     check_run(run)
     policy = construct(
@@ -208,6 +225,13 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
         out=out,
         resumes=bool(stored),
         profiles=run.pop("profile"),
+        start_from=None if start_from is None else Path(start_from),
+        eval_every=run["eval_every"],
+        stop_at=run["stop_at"],
+        loggers=loggers_of(run),
+        record=record_of(
+            program, argv, {name: to_json(value) for name, value in preset.items()}, early, base
+        ),
         config={
             "algo": algo,
             "env": env_name if has_env else None,
@@ -225,6 +249,10 @@ def _add_flags(parser: Any, flags: Sequence[Flag]) -> None:
         if flag.name == "out":
             text = "go on with the run in DIR (or in --out), exactly where it was; needs no other flag"
             parser.add_argument("--resume", nargs="?", const="", metavar="DIR", help=text)
+            text = "begin a new run with the weights of the run in DIR, and its flags but for those given"
+            parser.add_argument("--from", dest="start_from", metavar="DIR", help=text)
+            text = "take the flags of a run's config.json, but for those given"
+            parser.add_argument("--config", metavar="FILE", help=text)
 
 
 def _earlier_run(early: Mapping[str, Any]) -> tuple[Path | None, dict[str, Any]]:
