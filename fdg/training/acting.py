@@ -29,7 +29,7 @@ class Acting:
         self._algorithm, self._state = algorithm, state
         self._act: Callable[..., Any] = jax.jit(self._act_with, static_argnames="greedy")
         self._key, self._calls = jax.random.key(seed), 0
-        self._memory: Any = None
+        self.memory: Any = None  # of `N` environments; None before the first call
         self._count: int | None = None  # environments that the memory is of
 
     def __call__(self, observation: Any, greedy: bool | None = None, start: Any = None) -> np.ndarray:
@@ -53,15 +53,15 @@ class Acting:
         count = jax.tree.leaves(observation)[0].shape[0]
         begins = np.zeros(count, bool)
         if count != self._count:
-            self._memory = self._algorithm.actor(self._state).memory(count)
+            self.memory = self._algorithm.actor(self._state).memory(count)
             self._count, begins = count, np.ones(count, bool)
         if start is not None:
             begins = begins | np.broadcast_to(np.asarray(start, bool), count)
         key = jax.random.fold_in(self._key, self._calls)
         self._calls += 1
-        action, self._memory = self._act(
+        action, self.memory = self._act(
             self._state,
-            self._memory,
+            self.memory,
             observation,
             begins,
             key,
@@ -72,7 +72,7 @@ class Acting:
 
     def reset(self) -> None:
         """Forgets: the next observation begins an episode."""
-        self._memory = self._count = None
+        self.memory = self._count = None
 
     def _act_with(self, state, memory, observation, start, key, greedy):
         keys = jax.random.split(key, start.shape[0])

@@ -1,7 +1,8 @@
 """A trained policy as a file that needs no code of its run: JAX's serialised functions, and ONNX.
 
-Either computes `(observation, *memory, start) -> (action, *memory)`, with parameters, normalisers and the
-bounds of actions in it. How many environments `N` there are is left open.
+Either computes `(observation, mask, *memory, start) -> (action, *memory)`, with parameters, normalisers and
+the bounds of actions in it; there is a mask only where actions can be forbidden, and a start only where there
+is a memory to forget. How many environments `N` there are is left open.
 """
 
 import dataclasses
@@ -17,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs import num_agents
+from envs import MaskedObservation, features_and_mask, num_agents
 from fdg.errors import FdgError, one_line
 
 FORMATS = ("jax", "onnx")
@@ -59,6 +60,7 @@ class _Parts:
     state: Any
     observation: tuple[int, ...]  # shape of one
     dtype: Any
+    mask: tuple[int, ...] | None  # shape of one, where the environment gives masks
     memory: Sequence[np.ndarray]  # of one environment, [1, ...] each
     structure: Any
 
@@ -73,40 +75,66 @@ class _Parts:
             jax.device_get(state),
             (*agents, *space.shape),
             jnp.dtype(space.dtype),
+            _mask_shape(env),
             [np.asarray(leaf) for leaf in memory],
             structure,
         )
 
-    def act(self, observation: Any, memory: Sequence[Any], start: Any, keys: Any, greedy: bool) -> Any:
-        actor = self.algorithm.actor(self.state)
-        held = jax.tree.unflatten(self.structure, list(memory))
-        action, held = actor.act(held, observation, start, keys, greedy)
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the function's arguments, in order."""
+        held = tuple(f"memory_{i}" for i in range(len(self.memory)))
+        return (
+            "observation",
+            *(() if self.mask is None else ("mask",)),
+            *held,
+            *(("start",) if held else ()),
+        )
+
+    def arguments(self, count: Any) -> list[jax.ShapeDtypeStruct]:
+        """Shapes and dtypes of the arguments, for `count` environments."""
+        shapes = [(self.observation, self.dtype)]
+        if self.mask is not None:
+            shapes.append((self.mask, jnp.bool_))
+        if self.memory:
+            shapes += [(leaf.shape[1:], leaf.dtype) for leaf in self.memory]
+            shapes.append(((), jnp.bool_))
+        return [jax.ShapeDtypeStruct((count, *shape), dtype) for shape, dtype in shapes]
+
+    def act(self, arguments: Sequence[Any], keys: Any, greedy: bool) -> Any:
+        given = dict(zip(self.names, arguments, strict=True))
+        observation = given["observation"]
+        start = given.get("start", jnp.zeros(observation.shape[0], bool))
+        if self.mask is not None:
+            observation = MaskedObservation(observation, given["mask"])
+        held = jax.tree.unflatten(self.structure, [given[name] for name in self.names if "memory" in name])
+        action, held = self.algorithm.actor(self.state).act(held, observation, start, keys, greedy)
         return action, *jax.tree.leaves(held)
 
-    def greedy(self, observation: Any, *memory_and_start: Any) -> Any:
-        """The function of a file: `start` comes last, and only where there is a memory to forget."""
-        memory = memory_and_start[:-1]
-        start = memory_and_start[-1] if memory_and_start else jnp.zeros(observation.shape[0], bool)
-        # Greedy actions draw nothing: a key of zeros is never looked at.
-        keys = jax.random.wrap_key_data(jnp.zeros((*start.shape, 2), jnp.uint32), impl="threefry2x32")
-        return self.act(observation, memory, start, keys, True)
+    def greedy(self, *arguments: Any) -> Any:
+        """The function of a file."""
+        # Greedy actions draw nothing: these keys are never looked at.
+        words = jnp.zeros((arguments[0].shape[0], 2), jnp.uint32)
+        return self.act(arguments, jax.random.wrap_key_data(words, impl="threefry2x32"), True)
 
-    def sampled(self, seed: Any, observation: Any, *memory_and_start: Any) -> Any:
+    def sampled(self, seed: Any, *arguments: Any) -> Any:
         """The same with actions drawn from a seed, which has to be another at every step."""
-        memory = memory_and_start[:-1]
-        count = observation.shape[0]
-        start = memory_and_start[-1] if memory_and_start else jnp.zeros(count, bool)
-        keys = jax.vmap(lambda row: jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), row))
-        return self.act(observation, memory, start, keys(jnp.arange(count)), False)
+        key = jax.random.key(seed, impl="threefry2x32")
+        keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(arguments[0].shape[0]))
+        return self.act(arguments, keys, False)
+
+
+def _mask_shape(env: Any) -> tuple[int, ...] | None:
+    """Shape of the mask of one observation; None where the environment gives none. Nothing is run."""
+    _, observation = jax.eval_shape(lambda: env.reset(jax.random.split(jax.random.key(0), 1)))
+    _, mask = features_and_mask(observation)
+    return None if mask is None else tuple(mask.shape[1:])
 
 
 def _jax_file(parts: _Parts, greedy: bool) -> bytes:
     """A zip of the serialised function, the empty memory, and what a reader should know."""
     (batch,) = jax.export.symbolic_shape("N")
-    arguments = [jax.ShapeDtypeStruct((batch, *parts.observation), parts.dtype)]
-    if parts.memory:
-        arguments += [jax.ShapeDtypeStruct((batch, *leaf.shape[1:]), leaf.dtype) for leaf in parts.memory]
-        arguments.append(jax.ShapeDtypeStruct((batch,), jnp.bool_))
+    arguments = parts.arguments(batch)
     if not greedy:
         arguments.insert(0, jax.ShapeDtypeStruct((), jnp.uint32))
     function = parts.greedy if greedy else parts.sampled
@@ -117,13 +145,8 @@ def _jax_file(parts: _Parts, greedy: bool) -> bytes:
         raise FdgError(f"the policy of {name} cannot be exported: {one_line(error)}") from error
     facts = {
         "what": "a policy of fdg: jax.export.deserialize(policy.jax).call(...)",
-        "arguments": [
-            *([] if greedy else ["seed"]),
-            "observation",
-            *(f"memory {i}" for i in range(len(parts.memory))),
-            *(["start"] if parts.memory else []),
-        ],
-        "results": ["action", *(f"memory {i}" for i in range(len(parts.memory)))],
+        "arguments": [*([] if greedy else ["seed"]), *parts.names],
+        "results": ["action", *(name for name in parts.names if "memory" in name)],
         "observation": {"shape": ["N", *parts.observation], "dtype": str(parts.dtype)},
         "actions": "greedy" if greedy else "sampled",
         "environment": parts.algorithm.env.name,
@@ -164,7 +187,8 @@ class Exported:
           FdgError: the observation has another shape than the environment's.
         """
         shape = tuple(self.facts["observation"]["shape"][1:])
-        observation = np.asarray(observation, self.facts["observation"]["dtype"])
+        given, mask = features_and_mask(observation)
+        observation = np.asarray(given, self.facts["observation"]["dtype"])
         single = observation.shape == shape
         if not single and observation.shape[1:] != shape:
             raise FdgError(
@@ -179,6 +203,10 @@ class Exported:
         if start is not None:
             begins |= np.broadcast_to(np.asarray(start, bool), count)
         arguments = [observation, *self._memory, *([begins] if self._empty else [])]
+        if "mask" in self.facts["arguments"]:
+            if mask is None:
+                raise FdgError("this policy asks which actions are allowed: give an envs.MaskedObservation")
+            arguments.insert(1, np.asarray(mask, bool)[None] if single else np.asarray(mask, bool))
         if self.facts["actions"] == "sampled":
             arguments.insert(0, np.uint32(self._calls if seed is None else seed))
         self._calls += 1
@@ -224,10 +252,7 @@ def _onnx_file(parts: _Parts, greedy: bool) -> bytes:
         raise FdgError(
             f"ONNX needs jax2onnx, which is not installed ({error}): pip install 'fdg[onnx]'"
         ) from error
-    inputs = [jax.ShapeDtypeStruct(("N", *parts.observation), parts.dtype)]
-    inputs += [jax.ShapeDtypeStruct(("N", *leaf.shape[1:]), leaf.dtype) for leaf in parts.memory]
-    if parts.memory:
-        inputs.append(jax.ShapeDtypeStruct(("N",), jnp.bool_))
+    inputs = parts.arguments("N")
     try:
         model = converter.to_onnx(parts.greedy, inputs, model_name=f"{type(parts.algorithm).__name__}_policy")
     except Exception as error:  # whatever of a network the converter does not know

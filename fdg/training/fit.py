@@ -152,6 +152,10 @@ def _job(
     check_run(config)
     name = type(algorithm).__name__
     num_iterations, steps = lengths(algorithm, name, None if has_length else total_steps)
+    record: dict[str, Any] = {"command": "fdg.fit"}
+    if start_from is not None:
+        before = read_config(Path(start_from), prefix="")
+        record["from"] = {"run": str(start_from), "changes": changes(before, config)}
     path = None if out is None else Path(out)
     resumes = resume and path is not None and (path / "config.json").exists()
     if resume and path is None:
@@ -178,7 +182,7 @@ def _job(
         eval_every=eval_every,
         stop_at=stop_at,
         loggers=loggers,
-        record={"command": "fdg.fit", **({"from": str(start_from)} if start_from else {})},
+        record=record,
     )
 
 
