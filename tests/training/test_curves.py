@@ -45,7 +45,7 @@ def test_runs_that_differ_in_their_seed_are_one_curve(tmp_path):
     np.testing.assert_allclose(lines[0].get_ydata()[[0, -1]], [2, 4])
     np.testing.assert_allclose(lines[0].get_xdata()[[0, -1]], [10, 30])
     (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()][0].endswith("learning_rate=0.1 (2 seeds)")
+    assert next(text.get_text() for text in legend.get_texts()).endswith("learning_rate=0.1 (2 seeds)")
     # Below the axes, where it hides nothing.
     figure.canvas.draw()
     assert legend.get_window_extent().y1 <= figure.axes[0].get_window_extent().y0
