@@ -15,7 +15,7 @@ AT_MOST = 0.05
 
 
 def test_while_training_cost(benchmark, record, tmp_path):
-    """Seconds of training, all on (ten evaluations, twenty checkpoints) against all off; the same process, warm."""
+    """Seconds of training, all on (ten evaluations, twenty checkpoints) against all off; one warm process."""
     algorithm = algos.PPO(env=envs.make("CartPole-v1"), num_envs=64, total_steps=STEPS)
     every = algorithm.num_iterations // 10
     settings = {

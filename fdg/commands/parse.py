@@ -144,7 +144,8 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     early = vars(first.parse_known_args(words)[0])
     distributed.check(early)
     out, stored = _earlier_run(early)
-    base = stored or template_of(early)  # what is not given is as it was there
+    template = template_of(early)
+    base = stored or template  # what is not given is as it was there
     known = {**base, **early}
     # Before the imports below, which may start JAX's backends and compile.
     keep_programs(early.get("program_cache"))

@@ -29,7 +29,7 @@ from fdg.training.progress import Progress, clock
 from fdg.training.recorder import Callback, Recorder
 from fdg.training.run_directory import RunDirectory
 from fdg.training.signals import Signals
-from fdg.training.starting import begin_from
+from fdg.training.starting import Weights, begin_with, read_weights
 from fdg.training.summary import groups_summary, summary, unexplained, versions
 
 _STEPS_PER_CALL = 65_536  # of one agent: half a second at 130,000 steps/s
@@ -109,10 +109,11 @@ def carry_out(
         job = dataclasses.replace(job, config={**job.config, "devices_chosen": choice.devices})
     engine = fdg.compile(job.algorithm, job.policy, devices, job.num_seeds, graph)
     check_all_busy(job, engine.plan, devices)
+    weights = read_weights(job, graph)
     run = open_run(job)
     checkpoints = Checkpoints(run.checkpoints)
     try:
-        sitting = _Sitting(job, engine, graph, run, checkpoints, callbacks, _nothing if quiet else say)
+        sitting = _Sitting(job, engine, weights, run, checkpoints, callbacks, _nothing if quiet else say)
         return sitting.train(choice, brief, io.StringIO() if quiet else None)
     finally:
         checkpoints.close()
@@ -137,7 +138,7 @@ class _Sitting:
 
     job: Job
     engine: fdg.Engine
-    graph: fdg.FDG
+    weights: Weights | None
     run: RunDirectory
     checkpoints: Checkpoints
     callbacks: Sequence[Callback]
@@ -258,9 +259,9 @@ class _Sitting:
                 compiling = pool.submit(engine.compile)
                 state = engine.init(job.seed)  # a program of its own, which takes as long to compile
             compiling.result()
-            if job.start_from is not None:
-                state, taken = begin_from(job, engine, self.graph, state)
-                self.say(taken)
+            if self.weights is not None:
+                state = begin_with(self.weights, engine, state)
+                self.say(self.weights.said)
         jax.block_until_ready(state)
         return state, time.perf_counter() - begun
 

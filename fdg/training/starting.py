@@ -1,5 +1,6 @@
 """A new run that begins with the weights of an earlier one."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -12,8 +13,21 @@ from fdg.training.loading import load
 from fdg.training.run import Run
 
 
-def begin_from(job: Job, engine: fdg.Engine, graph: fdg.FDG, state: Any) -> tuple[Any, str]:
-    """The state of a new run with the weights of the run `job.start_from`, and what was taken, as a line.
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """What a new run begins with.
+
+    Attributes:
+      arrays: by the position of the leaf of the algorithm's state that each is of.
+      said: where they come from, as a line to print.
+    """
+
+    arrays: dict[int, jax.Array]
+    said: str
+
+
+def read_weights(job: Job, graph: fdg.FDG) -> Weights | None:
+    """The weights of the run `job.start_from`; None where the job names none.
 
     Taken are numbers that are not of single environments (which have a batch axis) nor the optimiser's:
     parameters, target networks, the statistics of normalisers. Random keys, counters, environments and
@@ -21,60 +35,58 @@ def begin_from(job: Job, engine: fdg.Engine, graph: fdg.FDG, state: Any) -> tupl
 
     Args:
       job: the new run's.
-      engine: likewise.
-      graph: of the job's algorithm, which says what the batch axis of each leaf is.
-      state: the engine's, fresh.
+      graph: of its algorithm, which says what the batch axis of each leaf of the state is.
 
     Raises:
       FdgError: there is no such run, or what it learned has other shapes.
     """
-    assert job.start_from is not None
+    if job.start_from is None:
+        return None
     earlier = load(job.start_from, trust=True)  # what it names, the new run names
-    own = engine.algorithm_state(state)
-    taken, leaves = _with_weights(job, earlier, own, graph)
-    own = jax.tree.unflatten(jax.tree.structure(own), leaves)
-    if engine.plan.delayed is not None:
-        # Actors begin with the same weights, not with those that the fresh state has.
-        start = engine.plan.delayed.start
-        own = jax.jit(start if job.num_seeds is None else jax.vmap(start))(own)
-    line = f"begins with {taken} arrays of weights from {job.start_from}, iteration {earlier.iteration:,}"
-    return own, line
-
-
-def _with_weights(job: Job, earlier: Run, own: Any, graph: fdg.FDG) -> tuple[int, list[Any]]:
-    theirs = {
-        jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(earlier.state)
+    theirs = _by_name(earlier.state)
+    leaves = zip(_by_name(graph.state).items(), graph.state_axes, _is_learned(graph.state), strict=True)
+    arrays = {
+        i: _fitted(job, earlier, name, theirs[name], leaf)
+        for i, ((name, leaf), axis, is_learned) in enumerate(leaves)
+        if axis is None and is_learned and jnp.issubdtype(leaf.dtype, jnp.inexact) and name in theirs
     }
-    named = jax.tree_util.tree_leaves_with_path(own)
-    learned = _not_of_an_optimizer(own)
-    taken, leaves = 0, []
-    for (path, leaf), axis, is_learned in zip(named, graph.state_axes, learned, strict=True):
-        name = jax.tree_util.keystr(path)
-        if axis is None and is_learned and jnp.issubdtype(leaf.dtype, jnp.inexact) and name in theirs:
-            leaf = _fitted(job, earlier, name, theirs[name], leaf)
-            taken += 1
-        leaves.append(leaf)
-    if not taken:
+    if not arrays:
         raise FdgError(f"--from {job.start_from}: nothing that it learned is in the state of {graph.name}")
-    return taken, leaves
+    said = f"begins with {len(arrays)} arrays of weights from {job.start_from}"
+    return Weights(arrays, f"{said}, iteration {earlier.iteration:,}")
 
 
-def _fitted(job: Job, earlier: Run, name: str, there: jax.Array, here: jax.Array) -> jax.Array:
+def begin_with(weights: Weights, engine: fdg.Engine, state: Any) -> Any:
+    """The engine's fresh state, with weights in place of those that it was made with."""
+    leaves, structure = jax.tree.flatten(engine.algorithm_state(state))
+    for i, array in weights.arrays.items():
+        leaves[i] = jax.device_put(array, leaves[i].sharding)
+    own = jax.tree.unflatten(structure, leaves)
+    delayed = engine.plan.delayed
+    if delayed is None:
+        return own
+    # Actors begin with these weights too, not with those that the fresh state has.
+    return jax.jit(delayed.start if engine.plan.num_seeds is None else jax.vmap(delayed.start))(own)
+
+
+def _by_name(state: Any) -> dict[str, Any]:
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
+
+
+def _fitted(job: Job, earlier: Run, name: str, there: jax.Array, here: jax.ShapeDtypeStruct) -> jax.Array:
     """An array of the earlier run, for as many agents as the new one has."""
-    if earlier.num_seeds is not None and job.num_seeds is None:
-        there = there[0]
-    elif earlier.num_seeds is None and job.num_seeds is not None:
-        there = jnp.broadcast_to(there, (job.num_seeds, *there.shape))
-    if there.shape != here.shape or there.dtype != here.dtype:
+    of_one = there if earlier.num_seeds is None else there[0]
+    if of_one.shape != here.shape or of_one.dtype != here.dtype:
         raise FdgError(
-            f"--from {job.start_from}: state{name} is {there.dtype}{list(there.shape)} there and"
+            f"--from {job.start_from}: state{name} is {of_one.dtype}{list(of_one.shape)} there and"
             f" {here.dtype}{list(here.shape)} here: keep the network as it was"
         )
-    # A copy, laid out as the new one: the earlier run's state stays its own.
-    return jax.device_put(jnp.copy(there), here.sharding)
+    if job.num_seeds is None or earlier.num_seeds == job.num_seeds:
+        return of_one if job.num_seeds is None else there
+    return jnp.broadcast_to(of_one, (job.num_seeds, *of_one.shape))
 
 
-def _not_of_an_optimizer(state: Any) -> list[bool]:
+def _is_learned(state: Any) -> list[bool]:
     """Of each leaf, whether it belongs to no state of optax."""
 
     def is_optimizer(node: Any) -> bool:

@@ -157,10 +157,9 @@ def test_a_run_begins_with_the_weights_of_another(tmp_path):
     config = json.loads((second.path / "config.json").read_text())
     assert config["from"]["run"] == str(first.path)
     assert config["from"]["changes"]["learning_rate"] == [2.5e-4, 1e-9]
-    with pytest.raises(
-        FdgError, match=r"is float32\[4, 8\] there and float32\[4, 16\] here: keep the network"
-    ):
+    with pytest.raises(FdgError, match=r"is float32\[8\] there and float32\[16\] here: keep the network"):
         fitted(tmp_path / "third", small(hidden=(16,), normalize_observation=True), start_from=first.path)
+    assert not (tmp_path / "third").exists()
     same = small(normalize_observation=True)
     many = fitted(tmp_path / "many", same, start_from=first.path, num_seeds=2, iterations=1)
     assert many.num_seeds == 2
@@ -236,7 +235,7 @@ def test_two_signals_end_it_at_once():
 )
 def test_errors_of_one_line(tmp_path, settings, message):
     with pytest.raises(FdgError, match=message) as caught:
-        fitted(tmp_path / "run", small(), **settings)
+        fitted(**{"out": tmp_path / "run", "algorithm": small(), **settings})
     assert "\n" not in str(caught.value)
 
 

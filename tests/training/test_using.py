@@ -121,7 +121,7 @@ def test_a_policy_remembers_until_an_episode_begins(tmp_path):
             lambda run: fdg.load(run.path, checkpoint="best"),
             "no best checkpoint: only runs with --eval-every",
         ),
-        (lambda run: fdg.load(run.path, checkpoint=3), "has those of iterations"),
+        (lambda run: fdg.load(run.path, checkpoint=99), "has those of iterations"),
     ],
 )
 def test_errors_of_one_line(run, call, message):
