@@ -1,13 +1,12 @@
 """Episodes of Gymnasium's environments with the pictures that they draw of themselves, in this process."""
 
-import os
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from envs import gymnasium_spaces
-from envs.rendering import Episode
+from envs.rendering import Episode, quiet_pygame
 from fdg.errors import FdgError, one_line
 
 
@@ -35,7 +34,7 @@ def record(
     """
     import gymnasium
 
-    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+    quiet_pygame()
     try:
         env = gymnasium.make(name, render_mode="rgb_array", disable_env_checker=True, **options)
     except Exception as error:  # whatever the environment's constructor raises

@@ -4,13 +4,12 @@ Not by that class itself: it opens its figures with pyplot, which may pick a win
 environment of Gymnasium anew for every picture.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from envs.rendering import captured, drawing, needed
+from envs.rendering import captured, drawing, needed, quiet_pygame
 
 _CATCH, _POINT = "Catch-bsuite", "PointRobot-misc"
 _MAZES = ("MetaMaze-misc", "FourRooms-misc")
@@ -37,7 +36,7 @@ def frames(name: str, env: Any, params: Any, states: Sequence[Any]) -> Iterator[
 
 def _classic_control(name: str, params: Any, states: Sequence[Any]) -> Iterator[np.ndarray]:
     """As gymnax does, by Gymnasium's own environments, which are set to each state."""
-    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+    quiet_pygame()
     needed("pygame", f"drawing {name}")
     gymnasium = needed("gymnasium", f"drawing {name}")
     visualized = needed("gymnax.visualize.vis_gym", f"drawing {name}")

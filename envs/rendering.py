@@ -6,6 +6,7 @@ NumPy arrays.
 """
 
 import importlib
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -140,6 +141,14 @@ def captured(figure: Any) -> np.ndarray:
     canvas = figure.canvas
     canvas.draw()
     return np.array(canvas.buffer_rgba())[..., :3]
+
+
+def quiet_pygame() -> None:
+    """Keeps pygame, which draws for Gymnasium, from greeting, and from looking for speakers and screens."""
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
+    if not {"DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ):
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 
 
 def needed(module: str, what: str) -> Any:

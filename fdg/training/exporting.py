@@ -6,7 +6,6 @@ is a memory to forget. How many environments `N` there are is left open.
 """
 
 import dataclasses
-import importlib
 import io
 import json
 import zipfile
@@ -20,6 +19,7 @@ import numpy as np
 
 from envs import MaskedObservation, features_and_mask, num_agents
 from fdg.errors import FdgError, one_line
+from fdg.training.onnx import to_onnx
 
 FORMATS = ("jax", "onnx")
 _FUNCTION, _MEMORY, _FACTS = "policy.jax", "memory.npz", "policy.json"
@@ -246,16 +246,4 @@ def load_exported(path: str | Path) -> Exported:
 def _onnx_file(parts: _Parts, greedy: bool) -> bytes:
     if not greedy:
         raise FdgError("ONNX has no random keys: export greedy actions, or to JAX's format")
-    try:
-        converter = importlib.import_module("jax2onnx")
-    except ImportError as error:
-        raise FdgError(
-            f"ONNX needs jax2onnx, which is not installed ({error}): pip install 'fdg[onnx]'"
-        ) from error
-    inputs = parts.arguments("N")
-    try:
-        model = converter.to_onnx(parts.greedy, inputs, model_name=f"{type(parts.algorithm).__name__}_policy")
-    except Exception as error:  # whatever of a network the converter does not know
-        name = type(parts.algorithm).__name__
-        raise FdgError(f"the policy of {name} cannot be written as ONNX: {one_line(error)}") from error
-    return model.SerializeToString()
+    return to_onnx(parts.greedy, parts.arguments("N"), f"{type(parts.algorithm).__name__}_policy")

@@ -1,7 +1,10 @@
 """Videos of trained agents: episodes played, drawn, put side by side and written."""
 
 import base64
+import contextlib
 import io
+import itertools
+import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -197,18 +200,20 @@ def _gif(pictures: Iterator[np.ndarray], fps: int) -> bytes:
 
 
 def _write_mp4(path: Path, pictures: Iterator[np.ndarray], fps: int) -> None:
-    ffmpeg = needed("imageio_ffmpeg", "an mp4")
     first = next(pictures)
-    writer = ffmpeg.write_frames(
-        str(path), (first.shape[1], first.shape[0]), fps=fps, macro_block_size=2, quality=7
-    )
-    writer.send(None)
-    try:
-        writer.send(np.ascontiguousarray(first))
-        for picture in pictures:
-            writer.send(np.ascontiguousarray(picture))
-    finally:
-        writer.close()
+    size = f"{first.shape[1]}x{first.shape[0]}"
+    given = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", size, "-r", str(fps), "-i", "-"]
+    made = ["-an", "-vcodec", "libx264", "-pix_fmt", "yuv420p", "-crf", "20", str(path)]
+    program = [needed("imageio_ffmpeg", "an mp4").get_ffmpeg_exe(), "-y", "-loglevel", "error", *given, *made]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as ffmpeg:
+        assert ffmpeg.stdin is not None and ffmpeg.stderr is not None
+        with contextlib.suppress(BrokenPipeError):  # it says why
+            for picture in itertools.chain([first], pictures):
+                ffmpeg.stdin.write(picture.tobytes())
+        ffmpeg.stdin.close()
+        said = ffmpeg.stderr.read().decode(errors="replace")
+    if ffmpeg.returncode:
+        raise FdgError(f"{path} cannot be written: {' '.join(said.split()) or 'ffmpeg failed'}")
 
 
 def _page(env: Any, played: Sequence[Episode], fps: int, greedy: bool) -> bytes:
