@@ -9,10 +9,14 @@ its fragments runs:
     state, metrics = engine.run(state, iterations=10)
 """
 
+import warnings
+
+import fdg.interrupts
 import fdg.showing  # noqa: F401 - graphs and plans are printed and drawn by it
 from fdg.engine import Engine, compile
-from fdg.errors import FdgError, GraphError, PlanError, UnknownNameError
+from fdg.errors import FdgError, FdgWarning, GraphError, PlanError, RunError, UnknownNameError
 from fdg.fragment import fragment
+from fdg.neighbours import hidden
 from fdg.placing.place import place
 from fdg.placing.plan import Plan
 from fdg.placing.policy import Group, Policy
@@ -29,6 +33,7 @@ __all__ = [
     "Edge",
     "Engine",
     "FdgError",
+    "FdgWarning",
     "GraphError",
     "Group",
     "Plan",
@@ -36,6 +41,7 @@ __all__ = [
     "Policy",
     "Profile",
     "Program",
+    "RunError",
     "UnknownNameError",
     "compile",
     "fragment",
@@ -48,3 +54,5 @@ __all__ = [
 __version__ = "0.1.0"
 
 reserve_threads()  # for host devices configured before this import
+if _hidden := hidden():
+    warnings.warn(_hidden, FdgWarning, stacklevel=2)

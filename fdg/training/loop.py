@@ -16,6 +16,7 @@ from fdg.training.checkpoint import Checkpoints
 from fdg.training.default_devices import Choice
 from fdg.training.devices import check_all_busy, devices_of
 from fdg.training.evaluation import SOLVED, evaluate, verdict
+from fdg.training.finite import Finite
 from fdg.training.job import Job
 from fdg.training.opening import open_run, title
 from fdg.training.progress import Progress, clock
@@ -86,6 +87,7 @@ def _train(
     say(f"{engine.plan}\n")
     if choice is not None:
         say(f"devices: {choice.reason}")
+    say("compiling ...")
     state, compile_s = _start(job, engine, checkpoints, latest, size)
     start = iteration = latest or 0
     last = run.truncate_metrics(start) if job.resumes else None
@@ -97,7 +99,7 @@ def _train(
         say(line)
 
     with Signals() as signals, Progress(total, job.steps_per_iteration * agents, start) as progress:
-        recorder = Recorder(job, run, progress, start, wall_before)
+        recorder = Recorder(job, run, progress, start, wall_before, Finite(job, checkpoints))
         caught = signals.agreed()
         while iteration < total and caught is None:
             state, metrics = engine.start(state, size)

@@ -4,6 +4,7 @@ import datetime
 import re
 from pathlib import Path
 
+from fdg import interrupts
 from fdg.processes import distributed
 from fdg.training.job import Job
 from fdg.training.run_directory import RunDirectory, Unwritten
@@ -13,11 +14,10 @@ def open_run(job: Job) -> RunDirectory:
     """The run's directory; one that writes nothing in the processes that do not."""
     if not distributed.is_first():
         return Unwritten(job.out or Path())
-    return (
-        RunDirectory.reopen(_directory(job))
-        if job.resumes
-        else RunDirectory.create(_directory(job), job.config)
-    )
+    path = _directory(job)
+    run = RunDirectory.reopen(path) if job.resumes else RunDirectory.create(path, job.config)
+    interrupts.going_on(f"go on with --resume {path}")
+    return run
 
 
 def _directory(job: Job) -> Path:

@@ -9,6 +9,7 @@ import numpy as np
 
 from fdg.processes import distributed
 from fdg.running.metrics import PendingMetrics
+from fdg.training.finite import Finite
 from fdg.training.job import Job
 from fdg.training.progress import Progress
 from fdg.training.run_directory import RunDirectory
@@ -21,9 +22,18 @@ class Recorder:
       wall_s: seconds spent in training until the last call that was recorded.
     """
 
-    def __init__(self, job: Job, run: RunDirectory, progress: Progress, iteration: int, wall_s: float):
+    def __init__(
+        self,
+        job: Job,
+        run: RunDirectory,
+        progress: Progress,
+        iteration: int,
+        wall_s: float,
+        finite: Finite | None = None,
+    ):
         self.wall_s = wall_s
         self._job, self._run, self._progress, self._iteration = job, run, progress, iteration
+        self._finite = finite
         self._clock = time.perf_counter()
         self._latest: tuple[int, PendingMetrics] | None = None
 
@@ -53,9 +63,12 @@ class Recorder:
                     **_row({name: values[i] for name, values in metrics.items()}),
                 }
             )
+        before = self._iteration
         self._iteration += iterations
         self.wall_s += seconds
         self._run.append_metrics(rows)
+        if self._finite is not None:
+            self._finite.look(before, metrics)
         returns = [
             row["episode_return"] for row in rows if math.isfinite(row.get("episode_return", math.nan))
         ]

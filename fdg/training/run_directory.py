@@ -1,17 +1,20 @@
 """What a training run leaves on disk: configuration, metrics, learning curve, summary, checkpoints."""
 
+import contextlib
+import errno
 import fcntl
 import json
 import math
 import os
 import tempfile
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
-from fdg.errors import FdgError
+from fdg.errors import FdgError, FdgWarning, RunError, one_line
 
 FILES = ("config.json", "metrics.jsonl", "summary.json", "learning_curve.png", "checkpoints")
 _CURVE_POINTS = 200  # more than that is noise at the size of the picture
@@ -67,32 +70,55 @@ class RunDirectory:
 
     def append_metrics(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Adds one line a row to `metrics.jsonl`, and hands them to the operating system."""
-        if self._metrics is None:
-            self._metrics = (self.path / "metrics.jsonl").open("a")
-        self._metrics.writelines(_dumps(row) + "\n" for row in rows)
-        self._metrics.flush()
+        with self._mended("metrics.jsonl"):
+            if self._metrics is None:
+                self._metrics = (self.path / "metrics.jsonl").open("a")
+            self._metrics.writelines(_dumps(row) + "\n" for row in rows)
+            self._metrics.flush()
+            if not os.fstat(self._metrics.fileno()).st_nlink:
+                raise FileNotFoundError(errno.ENOENT, "it was removed while the run went on")
 
     def truncate_metrics(self, iteration: int) -> dict[str, Any] | None:
-        """Removes metrics after `iteration`, and a line cut off by a crash; gives the last row left."""
+        """Removes metrics after `iteration`, and a line cut off by a crash; gives the last row left.
+
+        Other lines that cannot be read go to `metrics.unreadable`, with a warning (`FdgWarning`).
+        """
         path, last = self.path / "metrics.jsonl", None
         if not path.exists():
             return None
-        with tempfile.NamedTemporaryFile("w", dir=self.path, prefix=".metrics-", delete=False) as kept:
-            for row in read_metrics(path):
-                if row["iteration"] <= iteration:
-                    kept.write(_dumps(row) + "\n")
-                    last = row
-        _publish(Path(kept.name), path)
+        with self._mended(path.name):
+            *lines, cut_off = path.read_bytes().split(b"\n")
+            rows = {number: _row(line) for number, line in enumerate([*lines, cut_off], 1)}
+            strange = [number for number, line in enumerate(lines, 1) if rows[number] is None]
+            if strange:
+                with (self.path / "metrics.unreadable").open("ab") as file:
+                    file.writelines(lines[number - 1] + b"\n" for number in strange)
+                warnings.warn(
+                    f"{path}: line {', '.join(map(str, strange[:3]))}{' ...' if strange[3:] else ''} cannot be"
+                    f" read, and was moved to metrics.unreadable; all other rows are kept",
+                    FdgWarning,
+                    stacklevel=2,
+                )
+            with tempfile.NamedTemporaryFile("w", dir=self.path, prefix=".metrics-", delete=False) as kept:
+                for row in rows.values():
+                    if row is not None and row["iteration"] <= iteration:
+                        kept.write(_dumps(row) + "\n")
+                        last = row
+            _publish(Path(kept.name), path)
         return last
 
     def summary(self) -> dict[str, Any] | None:
-        """What `summary.json` says; None before the run has ended."""
-        path = self.path / "summary.json"
-        return json.loads(path.read_text()) if path.exists() else None
+        """What `summary.json` says; None before the run has ended, or where it cannot be read."""
+        try:
+            summary = json.loads((self.path / "summary.json").read_bytes())
+        except (OSError, ValueError, RecursionError):
+            return None
+        return summary if isinstance(summary, dict) else None
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Writes `summary.json`."""
-        self._write("summary.json", (_dumps(summary, indent=2) + "\n").encode())
+        with self._mended("summary.json"):
+            self._write("summary.json", (_dumps(summary, indent=2) + "\n").encode())
 
     def draw_learning_curve(self, title: str, solved: float | None = None) -> None:
         """Draws `learning_curve.png` from `metrics.jsonl`: episode return over environment steps.
@@ -102,15 +128,17 @@ class RunDirectory:
           solved: a return to mark with a line.
         """
         rows = list(read_metrics(self.path / "metrics.jsonl"))
-        with tempfile.NamedTemporaryFile(dir=self.path, prefix=".curve-", delete=False) as picture:
-            _draw(rows, title, solved, picture)
-        _publish(Path(picture.name), self.path / "learning_curve.png")
+        with self._mended("learning_curve.png"):
+            with tempfile.NamedTemporaryFile(dir=self.path, prefix=".curve-", delete=False) as picture:
+                _draw(rows, title, solved, picture)
+            _publish(Path(picture.name), self.path / "learning_curve.png")
 
     def close(self) -> None:
         """Releases the directory to other processes."""
         for file in (self._metrics, self._lock):
             if file is not None:
-                file.close()
+                with contextlib.suppress(OSError):  # of what could not be written, which was said then
+                    file.close()
         self._metrics = self._lock = None
 
     def _acquire(self) -> None:
@@ -127,6 +155,19 @@ class RunDirectory:
         with tempfile.NamedTemporaryFile(dir=self.path, prefix=f".{name}-", delete=False) as file:
             file.write(content)
         _publish(Path(file.name), self.path / name)
+
+    @contextlib.contextmanager
+    def _mended(self, name: str) -> Iterator[None]:
+        """A disk that is full, read-only or gone while the run goes on, as an error that says how to go on."""
+        try:
+            yield
+        except OSError as error:
+            fix = f"put that right, and go on with --resume {self.path}"
+            if not self.path.is_dir():
+                fix = "the folder is gone, and what was saved in it"
+            raise RunError(
+                f"{self.path / name} cannot be written ({error.strerror or error}): {fix}"
+            ) from error
 
 
 class Unwritten(RunDirectory):
@@ -179,20 +220,32 @@ def read_config(path: Path) -> dict[str, Any]:
         raise FdgError(
             f"--resume: no run in {path} (it has no config.json): leave out --resume to start one"
         ) from None
-    except (OSError, ValueError) as error:
-        raise FdgError(f"--resume: {path / 'config.json'} cannot be read: {error}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise FdgError(f"--resume: {path / 'config.json'} cannot be read: {one_line(error)}") from error
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """Rows of a `metrics.jsonl`, up to the first line that is not whole."""
+    """Rows of a `metrics.jsonl`, without lines that cannot be read."""
     if not path.exists():
         return
-    with path.open() as lines:
+    with path.open("rb") as lines:
         for line in lines:
-            try:
-                yield json.loads(line)
-            except ValueError:
-                return
+            row = _row(line)
+            if row is not None:
+                yield row
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """A row of metrics, None for a line that is none."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    numbers = (
+        [row.get(name) for name in ("iteration", "env_steps", "wall_s")] if isinstance(row, dict) else []
+    )
+    whole = all(isinstance(number, int | float) for number in numbers) and isinstance(numbers[0], int)
+    return row if numbers and whole else None
 
 
 def plain(value: Any) -> Any:
