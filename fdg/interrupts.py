@@ -1,8 +1,8 @@
 """Ctrl-C ends a command within two seconds, at any moment, and says how to go on.
 
 Python runs a signal's handler in the main thread, between two of its own instructions: while XLA compiles,
-that is many seconds later, and an exception that comes up amid a callback is swallowed or, when the interpreter
-ends around threads of C++, aborts the process. So a thread of its own watches for Ctrl-C (the operating
+that is many seconds later. And an exception that comes up amid a callback is swallowed; one that ends the
+interpreter around threads of C++ aborts the process. So a thread of its own watches for Ctrl-C (the operating
 system's handler writes a byte for it), and ends the process itself: nothing is lost, for whatever is on the
 disk is whole at any moment. See docs/decisions/030-ctrl-c-is-watched-for.md.
 

@@ -52,6 +52,10 @@ def train(job: Job) -> int:
     checkpoints = Checkpoints(run.checkpoints)
     try:
         return _train(job, engine, run, checkpoints, choice)
+    except Exception:
+        if not job.resumes:
+            run.discard()
+        raise
     finally:
         checkpoints.close()
         run.close()

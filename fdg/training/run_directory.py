@@ -94,8 +94,8 @@ class RunDirectory:
                 with (self.path / "metrics.unreadable").open("ab") as file:
                     file.writelines(lines[number - 1] + b"\n" for number in strange)
                 warnings.warn(
-                    f"{path}: line {', '.join(map(str, strange[:3]))}{' ...' if strange[3:] else ''} cannot be"
-                    f" read, and was moved to metrics.unreadable; all other rows are kept",
+                    f"{path}: line {', '.join(map(str, strange[:3]))}{' ...' if strange[3:] else ''} cannot"
+                    f" be read, and was moved to metrics.unreadable; all other rows are kept",
                     FdgWarning,
                     stacklevel=2,
                 )
@@ -141,6 +141,14 @@ class RunDirectory:
                     file.close()
         self._metrics = self._lock = None
 
+    def discard(self) -> None:
+        """Removes the directory, if nothing was written into it but what says that it is one."""
+        with contextlib.suppress(OSError):
+            if {path.name for path in self.path.iterdir()} <= {"config.json", ".lock"}:
+                for name in ("config.json", ".lock"):
+                    (self.path / name).unlink(missing_ok=True)
+                self.path.rmdir()
+
     def _acquire(self) -> None:
         """Keeps other processes out until this one ends, however it ends."""
         self._lock = (self.path / ".lock").open("w")
@@ -158,7 +166,7 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def _mended(self, name: str) -> Iterator[None]:
-        """A disk that is full, read-only or gone while the run goes on, as an error that says how to go on."""
+        """A disk that is full, read-only or gone, as an error that says how to go on."""
         try:
             yield
         except OSError as error:
@@ -178,6 +186,9 @@ class Unwritten(RunDirectory):
         return None
 
     def draw_learning_curve(self, title: str, solved: float | None = None) -> None:
+        """Does nothing."""
+
+    def discard(self) -> None:
         """Does nothing."""
 
 
@@ -241,11 +252,9 @@ def _row(line: bytes) -> dict[str, Any] | None:
         row = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    numbers = (
-        [row.get(name) for name in ("iteration", "env_steps", "wall_s")] if isinstance(row, dict) else []
-    )
-    whole = all(isinstance(number, int | float) for number in numbers) and isinstance(numbers[0], int)
-    return row if numbers and whole else None
+    if not isinstance(row, dict) or not isinstance(row.get("iteration"), int):
+        return None
+    return row if all(isinstance(row.get(name), int | float) for name in ("env_steps", "wall_s")) else None
 
 
 def plain(value: Any) -> Any:

@@ -33,8 +33,8 @@ def check_trusted(
         if trust or module is None or (named or {}).get(name) == value:
             continue
         raise FdgError(
-            f"{path / 'config.json'} names the module '{module}' ({name} {value}), which would be imported and"
-            f" run: name it too, --{name} {value}, or say --trust (in Python: trust=True)"
+            f"{path / 'config.json'} names the module '{module}' ({name} {value}), which would be imported"
+            f" and run: name it too, --{name} {value}, or say --trust (Python: trust=True)"
         )
 
 
