@@ -11,7 +11,7 @@ its fragments runs:
 
 import warnings
 
-import fdg.interrupts
+import fdg.ctrl_c
 import fdg.showing  # noqa: F401 - graphs and plans are printed and drawn by it
 from fdg.engine import Engine, compile
 from fdg.errors import FdgError, FdgWarning, GraphError, PlanError, RunError, UnknownNameError

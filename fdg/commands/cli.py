@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from fdg import interrupts
+from fdg import ctrl_c
 from fdg.errors import FdgError, FdgWarning, RunError, host_error, one_line
 from fdg.neighbours import hidden
 from fdg.processes import distributed
@@ -43,7 +43,7 @@ def train_main(argv: Sequence[str] | None = None) -> int:
             train.say(job.rounded)
         return train.train(job)
 
-    return _guarded(run, argv)
+    return guarded(run, argv)
 
 
 def plan_main(argv: Sequence[str] | None = None) -> int:
@@ -64,10 +64,10 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
         print(*said, *([f"devices: {choice.reason}"] if choice else []), sep="\n\n", flush=True)
         return 0
 
-    return _guarded(run, argv)
+    return guarded(run, argv)
 
 
-def _guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
+def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
     """Runs a command: what a user can mend is one line on standard error and exit status 2.
 
     So is what fails on the host in the middle of a run, with status 1. Where there are several processes,
@@ -77,15 +77,15 @@ def _guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) ->
         sys.path.insert(0, os.getcwd())  # for --algo module:Class, whichever way the command was started
     except OSError as error:
         return _fail(f"the current folder cannot be used ({error.strerror}): change to another one")
-    interrupts.tell_others(lambda line: distributed.abandon(line, interrupts.STATUS, "was interrupted"))
+    ctrl_c.tell_others(lambda line: distributed.abandon(line, ctrl_c.STATUS, "was interrupted"))
     try:
         if line := hidden():
             return _fail(line)
         with _said_in_one_line():
             status = _status(run, sys.argv[1:] if argv is None else argv)
         distributed.leave()
-        if status == interrupts.STATUS and interrupts.is_guarding():
-            interrupts.leave("")
+        if status == ctrl_c.STATUS and ctrl_c.is_guarding():
+            ctrl_c.leave("")
         return status
     except LostError as error:
         return _fail(str(error), error.status)

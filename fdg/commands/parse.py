@@ -172,6 +172,8 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
             raise FdgError(f"{flag.option}: give a name")
     if stored:
         assert out is not None
+        named = {flag.name: early[flag.name] for flag in _NAMES if flag.name in early}
+        check_agrees(named, stored, _FREE_ON_RESUME)
         check_trusted(out, stored, early, early.get("trust", False))
     algo, env_name, policy_name = (known.get(flag.name) or flag.default for flag in _NAMES)
     chosen, policy_class = algorithm_class(algo), policies.get(policy_name)

@@ -4,7 +4,7 @@ import datetime
 import re
 from pathlib import Path
 
-from fdg import interrupts
+from fdg import ctrl_c
 from fdg.processes import distributed
 from fdg.training.job import Job
 from fdg.training.run_directory import RunDirectory, Unwritten
@@ -16,7 +16,7 @@ def open_run(job: Job) -> RunDirectory:
         return Unwritten(job.out or Path())
     path = _directory(job)
     run = RunDirectory.reopen(path) if job.resumes else RunDirectory.create(path, job.config)
-    interrupts.going_on(f"go on with --resume {path}")
+    ctrl_c.going_on(f"go on with --resume {path}")
     return run
 
 

@@ -25,7 +25,7 @@ def test_any_flags_are_a_job_or_one_clear_line(seed, capsys):
         parse.parse(argv, "train", "")
         return 0
 
-    wrong = outcome(lambda words: cli._guarded(read, words), words, capsys)
+    wrong = outcome(lambda words: cli.guarded(read, words), words, capsys)
     assert wrong is None, (words, wrong)
 
 

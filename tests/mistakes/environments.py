@@ -97,9 +97,11 @@ class NumberedName(Corridor):
     name = 7
 
 
-@dataclasses.dataclass
-class Thawed(Corridor):
+@dataclasses.dataclass(frozen=True)
+class HoldsAList(Corridor):
     """Does not hash."""
+
+    lengths: Any = dataclasses.field(default_factory=lambda: [3])
 
 
 class AsksTheState(Corridor):

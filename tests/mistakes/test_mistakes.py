@@ -77,13 +77,13 @@ MISTAKES = {
         "did you mean 'CartPole-v1'",
     ),
     "an unknown parameter": (
-        lambda: envs.make("CartPole-v1", length=3),
-        "unknown parameter 'length'",
+        lambda: envs.make("CartPole-v1", lenght=3),
+        "unknown parameter 'lenght'",
         "takes",
     ),
     "no name": (lambda: envs.vectorize(faulty.Nameless()), "has no name", "give its class name ="),
     "no step": (lambda: envs.vectorize(faulty.Motionless()), "has no step", "def step(self, key"),
-    "does not hash": (lambda: envs.vectorize(faulty.Thawed()), "does not hash", "a frozen dataclass"),
+    "does not hash": (lambda: envs.vectorize(faulty.HoldsAList()), "does not hash", "a frozen dataclass"),
     "step gives four": (on(faulty.GivesFour()), "step gives 4 values: return five", "one flag `done`"),
     "step gives six": (on(faulty.GivesSix()), "step gives 6 values: return five", "leave info out"),
     "step gives a dict": (
