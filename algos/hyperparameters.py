@@ -47,7 +47,7 @@ def require_types(algorithm: Any) -> None:
 
 
 @functools.cache
-def _kinds(cls: type) -> dict[str, Any]:
+def _kinds(cls: Any) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
@@ -94,11 +94,19 @@ def _expected(kind: Any) -> str:
         return listed(map(repr, arguments))
     if origin is tuple:
         return f"a tuple of {_expected(arguments[0]).removeprefix('an ').removeprefix('a ')}s"
-    words = {bool: "True or False", int: "an integer", float: "a number", str: "a string", type(None): "None"}
-    if kind in words:
-        return words[kind]
+    if kind in _PLAIN:
+        return _PLAIN[kind]
     name = getattr(kind, "__name__", str(kind))
     return f"an algos.{name}({', '.join(_PARTS[name])})" if name in _PARTS else f"a {name}"
+
+
+_PLAIN: dict[Any, str] = {
+    bool: "True or False",
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    type(None): "None",
+}
 
 
 def _suggestion(name: str, value: Any, kind: Any) -> str:

@@ -169,10 +169,9 @@ def kills(number: int) -> str | None:
         run = Path(folder, "run")
         for _ in range(3):
             go_on = ["--resume", str(run)] if (run / "config.json").exists() else ["--out", str(run)]
-            started = subprocess.Popen(
-                _command(kind, *go_on), env=_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )  # fmt: skip
+            silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            words = _command(kind, *go_on)
+            started = subprocess.Popen(words, env=_environment(), start_new_session=True, **silent)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 started.wait(draw.uniform(0.5, 20.0))
             with contextlib.suppress(ProcessLookupError):

@@ -102,7 +102,7 @@ def unpacked_reset(name: str, result: Any) -> tuple[Any, Any]:
     """
     if not isinstance(result, tuple) or len(result) != 2 or hasattr(result, "action_mask"):
         raise FdgError(f"environment '{name}': reset gives {_described(result)}: return (state, observation)")
-    if result[1] is None or isinstance(result[1], dict):
+    if result[1] is None or (isinstance(result[1], dict) and not result[1]):  # Gymnasium's info
         raise FdgError(
             f"environment '{name}': reset gives {_described(result[1])} as observation: return"
             f" (state, observation), the observation one array, in that order"

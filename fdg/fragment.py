@@ -203,8 +203,8 @@ def _why_unhashable(instance: Any) -> str:
     >>> _why_unhashable(Mine([64, 64]))
     'its field widths is a list: make it a tuple'
     """
-    kind = type(instance)
-    if not (dataclasses.is_dataclass(kind) and kind.__hash__):
+    kind: Any = type(instance)
+    if not dataclasses.is_dataclass(kind) or kind.__hash__ is None:
         return "make it a dataclass(frozen=True), or the fragment a function"
     for field in dataclasses.fields(kind):
         value = getattr(instance, field.name, None)
@@ -216,7 +216,7 @@ def _why_unhashable(instance: Any) -> str:
     return "give it a __hash__"
 
 
-_HASHABLE = {list: "a tuple", set: "a frozenset", dict: "a tuple of pairs"}
+_HASHABLE: dict[type, str] = {list: "a tuple", set: "a frozenset", dict: "a tuple of pairs"}
 
 
 def fragment(

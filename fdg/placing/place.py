@@ -72,9 +72,7 @@ def place(
     if num_seeds is not None and (
         isinstance(num_seeds, bool) or not isinstance(num_seeds, int) or num_seeds < 1
     ):
-        raise PlanError(
-            f"num_seeds={num_seeds!r}: give a whole number of agents, at least 1, or None for one"
-        )
+        raise PlanError(f"num_seeds={num_seeds!r}: give a whole number of agents, at least one, or None")
     graph = algorithm if isinstance(algorithm, FDG) else trace(algorithm)
     placement = policy.place(platforms)
     check_placement(graph, policy, placement, count)

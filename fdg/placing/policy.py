@@ -158,7 +158,10 @@ def check_policy(policy: Any) -> None:
             f"{policy.__name__} is a class, and a policy is a value of one: write {policy.__name__}()"
         )
     if isinstance(policy, str):
-        raise PlanError(f"policy={policy!r} is a name: write policies.get({policy!r})()")
+        raise PlanError(
+            f"{policy!r} is no policy but the name of one: write policies.get({policy!r})(), which is"
+            f" a value such as policies.GPUOnly()"
+        )
     if not callable(getattr(policy, "place", None)):
         raise PlanError(
             f"{policy!r} is no policy: use a value such as policies.GPUOnly(), which has place(devices)"

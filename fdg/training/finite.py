@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fdg.errors import FdgWarning, RunError
+from fdg.errors import FdgWarning, RunError, listed
 from fdg.training.checkpoint import Checkpoints
 from fdg.training.job import Job
 
@@ -24,7 +24,7 @@ class Finite:
 
     def __init__(self, job: Job, checkpoints: Checkpoints):
         self._job, self._checkpoints = job, checkpoints
-        self._warned: set[tuple[str, int]] = set()  # metric and agent
+        self._warned: set[int] = set()  # agents
         # Until it begins to learn, an algorithm has no losses.
         starts = getattr(job.algorithm, "learning_starts", 0)
         self._silent = -(-starts // job.steps_per_iteration) if isinstance(starts, int) else 0
@@ -36,6 +36,7 @@ class Finite:
           RunError: a loss is infinite or not a number, and the run is to stop then; names the iteration, the
             metric and the last good checkpoint.
         """
+        found = {}
         for name, values in metrics.items():
             if not any(word in name for word in _WORDS) or not np.issubdtype(values.dtype, np.floating):
                 continue
@@ -43,33 +44,35 @@ class Finite:
             silent = max(0, self._silent - before)
             bad[:silent] &= ~np.isnan(values[:silent])
             if bad.any():
-                self._act(before, name, values, bad)
+                found[name] = bad
+        if found:
+            self._act(before, metrics, found)
 
-    def _act(self, before: int, name: str, values: np.ndarray, bad: np.ndarray) -> None:
-        row = int(np.argmax(bad.reshape(len(bad), -1).any(axis=1)))
-        agents = [int(i) for i in np.flatnonzero(bad.any(axis=0))] if bad.ndim > 1 else [0]
-        value = values[row] if bad.ndim == 1 else values[row][bad[row]][0]
-        what = "infinite" if np.isinf(value) else "not a number"
-        of = ""
+    def _act(self, before: int, metrics: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray]) -> None:
+        """Stops or warns, for metrics that are bad where `found` is true."""
+        rows = {name: int(np.argmax(bad.reshape(len(bad), -1).any(axis=1))) for name, bad in found.items()}
+        row = min(rows.values())
+        first = [name for name in found if rows[name] == row]
+        values, bad = metrics[first[0]], found[first[0]]
+        what = "infinite" if np.isinf(values[row][bad[row]]).any() else "not a number"
+        which = f"{listed(first, 'and')} {'is' if len(first) == 1 else 'are'} {what}"
+        said = f"iteration {before + row + 1}: {which}"
+        agents = {0} if bad.ndim == 1 else {int(i) for i in np.flatnonzero(bad.any(axis=0))}
         if bad.ndim > 1:
-            seeds = ", ".join(str(self._job.seed + i) for i in agents)
-            of = f" for {len(agents)} of {bad.shape[1]} agents (seeds {seeds})"
-        said = f"iteration {before + row + 1}: {name} is {what}{of}"
-        everybody = bad.ndim == 1 or bad[-1].all()
-        stops = self._job.on_nan == "stop" and everybody
-        new = [(name, agent) for agent in agents if (name, agent) not in self._warned]
-        if not (stops or new):
+            seeds = ", ".join(str(self._job.seed + i) for i in sorted(agents))
+            said += f" for {len(agents)} of {bad.shape[1]} agents (seeds {seeds})"
+        stops = self._job.on_nan == "stop" and bool(np.all(bad[-1]))
+        if not stops and agents <= self._warned:
             return
         good = self._checkpoints.last_finite()
-        kept = "there is no checkpoint without" if good is None else f"the last good checkpoint is {good}"
+        kept = "there is no checkpoint from before" if good is None else f"the last good checkpoint is {good}"
         if stops:
             raise RunError(
                 f"{said}: training stops, {kept}: try a smaller --learning-rate or --max-grad-norm, or"
                 f" --on-nan warn to go on regardless"
             )
-        first = not self._warned
-        self._warned.update(new)
-        if first and good is not None:
+        if not self._warned and good is not None:
             self._checkpoints.protect(good)
             kept += ", and is kept"
+        self._warned |= agents
         warnings.warn(f"{said}: training goes on, {kept}", FdgWarning, stacklevel=2)

@@ -231,7 +231,7 @@ MISTAKES = {
     "one axis too many": (lambda: fdg.trace(broken.OneAxisTooMany("")), "names 2 arguments", "for each"),
     # policies and devices
     "a class as policy": (lambda: place(policy=policies.GPUOnly), "is a class", "write GPUOnly()"),
-    "a name as policy": (lambda: place(policy="gpu_only"), "is a name", "policies.get('gpu_only')()"),
+    "a name as policy": (lambda: place(policy="gpu_only"), "the name of one", "policies.get('gpu_only')()"),
     "no policy": (lambda: place(policy=3), "3 is no policy", "policies.GPUOnly()"),
     "a policy that places numbers": (lambda: place(policy=Roleless()), "returns {'actor': 0}", "fdg.Group"),
     "numbers as devices": (lambda: place(devices=[0, 1]), "devices[0] is 0", "jax.devices()[:2]"),
