@@ -159,6 +159,7 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
         check_divides(known["devices"], distributed.count())
         make_host_devices(known["devices"] // distributed.count())
     chosen_before = stored.get("devices_chosen")
+    at_least(1, devices_chosen=chosen_before)
     choosing = distributed.count() == 1 and known.get("devices") is None and not stored
     cores = device_a_core() if choosing else None
     if chosen_before is not None and known.get("devices") is None:

@@ -61,7 +61,7 @@ class Finite:
         if bad.ndim > 1:
             seeds = ", ".join(str(self._job.seed + i) for i in sorted(agents))
             said += f" for {len(agents)} of {bad.shape[1]} agents (seeds {seeds})"
-        stops = self._job.on_nan == "stop" and bool(np.all(bad[-1]))
+        stops = self._job.on_nan == "stop" and bool(np.all(bad.any(axis=0)))
         if not stops and agents <= self._warned:
             return
         good = self._checkpoints.last_finite()

@@ -171,7 +171,7 @@ class RunDirectory:
             yield
         except OSError as error:
             fix = f"put that right, and go on with --resume {self.path}"
-            if not self.path.is_dir():
+            if not (self.path / "config.json").exists():
                 fix = "the folder is gone, and what was saved in it"
             raise RunError(
                 f"{self.path / name} cannot be written ({error.strerror or error}): {fix}"
