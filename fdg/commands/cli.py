@@ -146,8 +146,13 @@ def _status(run: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
         return int(exit.code or 0)
 
 
+_LONGEST = 1000  # characters of a line on standard error
+
+
 def _fail(message: str, status: int = 2) -> int:
     message = " ".join(message.split())
+    if len(message) > _LONGEST:  # whatever was given, in full; the fix comes last
+        message = f"{message[: _LONGEST // 2]} ... {message[-_LONGEST // 2 :]}"
     distributed.abandon(f"error: {message}", status, f"failed: {message}")
     print("error:", message, file=sys.stderr)
     return status
