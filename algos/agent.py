@@ -8,17 +8,19 @@ import optax
 
 import fdg
 from algos import distributions, optimizers, presets
+from algos.acting import Actor, Policy, chosen
 from algos.hyperparameters import require, require_positive, require_types, require_within
+from algos.rollout import evaluate
 from envs import Environment, Observation, check_spec, num_agents
 from envs.checking import check_batch_reset, check_batch_step
-from fdg.errors import unknown_name
+from fdg.errors import FdgError, unknown_name
 
 
 class Agent:
     """Base of the algorithms of this package; a user's own needs none.
 
     A subclass is a frozen dataclass with at least the fields annotated here; it calls `_check_common` when
-    constructed, and says what its `updates_per_iteration` and its `_optimizer` are.
+    constructed, and says what its `updates_per_iteration` and its `_optimizer` are, and how it acts: `actor`.
 
     Attributes:
       action_spaces: the kinds of action space that it can act in.
@@ -77,6 +79,23 @@ class Agent:
         """The iteration after which the step size is zero; None where it never is."""
         return self.num_iterations if self.anneal_learning_rate else None
 
+    # --- what was learned, at work ---
+
+    def actor(self, state: Any) -> Actor:
+        """How it acts with what `state` has learned."""
+        raise NotImplementedError
+
+    def evaluate(
+        self, state: Any, key: jax.Array, episodes: int, greedy: bool = True
+    ) -> dict[str, jax.Array]:
+        """Plays whole episodes, by default with the most probable action; see `algos.rollout.evaluate`.
+
+        Raises:
+          FdgError: `state` is not one agent's own.
+        """
+        self._check_state(state)
+        return evaluate(self.env, self.actor(state), key, episodes, greedy)
+
     # --- fragments ---
 
     @fdg.fragment("environment")
@@ -100,6 +119,10 @@ class Agent:
     def _for_environment(self, action):
         """Actions as the environment takes them."""
         return distributions.bounded(action, self.env.action_space)
+
+    def _chosen(self, policy: Policy, keys: jax.Array, greedy: bool) -> jax.Array:
+        """Actions of distributions `[N]`, as the environment takes them."""
+        return self._for_environment(chosen(policy, keys, greedy))
 
     def _one_update(self, gradient: Any, optimizer_state: Any, parameters: Any) -> tuple[Any, Any]:
         updates, optimizer_state = self._optimizer.update(gradient, optimizer_state, parameters)
@@ -136,6 +159,23 @@ class Agent:
         )
         space = self.env.action_space
         require(self, isinstance(space, self.action_spaces), f"cannot act in the action space {space}")
+
+    def _check_state(self, state: Any) -> None:
+        """Raises an `FdgError` where a state is not that of one agent."""
+        if not hasattr(state, "iteration") and hasattr(state, "state"):
+            fix = "engine.algorithm_state(state)"
+            raise FdgError(f"{type(self).__name__}: this state holds older parameters as well: give {fix}")
+        count = getattr(getattr(state, "iteration", None), "shape", None)
+        if count is None:
+            name = type(self).__name__
+            raise FdgError(
+                f"{name}: {type(state).__name__} is no state of it: give what init or run returned"
+            )
+        if count:
+            raise FdgError(
+                f"{type(self).__name__}: this state is of {count[0]} agents (num_seeds): take one,"
+                f" jax.tree.map(lambda x: x[0], state), or all by jax.vmap"
+            )
 
     def _check_types(self) -> None:
         """Raises an `FdgError` where a field is of another type than it says."""

@@ -34,7 +34,8 @@ def require_types(algorithm: Any) -> None:
     Raises:
       FdgError: names the field, its value, what is expected, and where it is plain, what to write.
     """
-    kinds = _kinds(type(algorithm))
+    cls: Any = type(algorithm)
+    kinds = _kinds(cls)
     for field in dataclasses.fields(algorithm):
         value, kind = getattr(algorithm, field.name), kinds[field.name]
         if not _fits(value, kind):

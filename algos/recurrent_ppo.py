@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 import fdg
 from algos import distributions, normalize, outputs
+from algos.acting import Actor
 from algos.hyperparameters import hyperparameter, require, require_positive
 from algos.losses import explained_variance
 from algos.networks import Network
@@ -30,7 +31,6 @@ from algos.rollout import (
     Recollection,
     environment_major,
     episode_metrics,
-    evaluate_with_memory,
     rollout_with_memory,
     time_major,
 )
@@ -188,15 +188,15 @@ class RecurrentPPO(ProximalAgent):
         )
         return state, metrics
 
-    def evaluate(self, state: State, key: jax.Array, episodes: int) -> dict[str, jax.Array]:
-        """Plays whole episodes with the most probable action; see `algos.rollout.evaluate`."""
+    def actor(self, state: State) -> Actor:
+        """How it acts with these parameters and statistics, and a memory of its own."""
 
-        def act(observation, recollection, keys):
+        def act(memory, observation, start, keys, greedy):
             seen = self._seen(state.observation_statistics, observation)
-            policy, _, memory = self._one_step(state.parameters, seen, recollection)
-            return distributions.bounded(policy.mode(), self.env.action_space), memory
+            policy, _, memory = self._one_step(state.parameters, seen, Recollection(memory, start))
+            return self._chosen(policy, keys, greedy), memory
 
-        return evaluate_with_memory(self.env, act, self._network.memory(episodes), key, episodes)
+        return Actor(self._network.memory, act)
 
     # --- fragments; `gradient` is that of `ProximalAgent`, `step` and `update` are those of every agent ---
 

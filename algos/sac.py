@@ -22,13 +22,14 @@ import optax
 
 import fdg
 from algos import distributions, networks, outputs
+from algos.acting import Actor, without_memory
 from algos.agent import Agent
 from algos.distributions import TanhNormal
 from algos.hyperparameters import hyperparameter, require, require_positive, require_within, whole_updates
 from algos.losses import value_error
 from algos.networks import Network
 from algos.replay import Replay, ReplayState, Step, Transition
-from algos.rollout import episode_metrics, evaluate, rollout
+from algos.rollout import episode_metrics, rollout
 from envs import Box, Environment, Observation
 
 _LOG_STD_BOUNDS = (-20.0, 2.0)  # as in the authors' code, github.com/rail-berkeley/softlearning
@@ -171,14 +172,10 @@ class SAC(Agent):
         state = State(learned, replay, env_state, observation, key, state.iteration + 1)
         return state, {**episode_metrics(time_steps), **losses}
 
-    def evaluate(self, state: State, key: jax.Array, episodes: int) -> dict[str, jax.Array]:
-        """Plays whole episodes with the median action; see `algos.rollout.evaluate`."""
-
-        def act(observation, keys):
-            policy = self._policy(state.learned.parameters.actor, observation)
-            return distributions.stretched(policy.mode(), self.env.action_space)
-
-        return evaluate(self.env, act, key, episodes)
+    def actor(self, state: State) -> Actor:
+        """How it acts with these parameters; its most probable action is the median."""
+        actor = state.learned.parameters.actor
+        return without_memory(lambda observation: self._policy(actor, observation), self._for_environment)
 
     # --- fragments; `step` is that of every agent ---
 

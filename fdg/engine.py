@@ -21,6 +21,7 @@ from fdg.placing.policy import Policy, check_policy, checked_devices, with_host
 from fdg.processes import distributed
 from fdg.processes.arrays import made_by, put
 from fdg.running.execution import execution
+from fdg.running.interrupts import Held
 from fdg.running.leaves import Remembered, without_aliases
 from fdg.running.metrics import PendingMetrics
 from fdg.tracing.graph import FDG
@@ -62,6 +63,7 @@ class Engine:
         self._init = jax.jit(self._init_leaves, out_shardings=self._shardings if whole else None)
         self._returned = Remembered()
         self._iterations = 0  # that led to what was returned, as far as they were done here
+        self._interrupted: tuple[Any, PendingMetrics] | None = None
 
     def init(self, seed: int = 0) -> Any:
         """The state that `algorithm.init(jax.random.key(seed))` gives, laid out on the devices.
@@ -96,10 +98,15 @@ class Engine:
         Raises:
           FdgError: a state of another algorithm, or one that was already donated.
           HostError: a function on the host has failed: one line that names it and its fragment.
+          KeyboardInterrupt: after Ctrl-C; what was computed is in `interrupted()`.
         """
         with _host_errors():
             state, pending = self.start(state, iterations)
-            return state, pending.result()
+            try:
+                return state, pending.result()
+            except KeyboardInterrupt:
+                self._interrupted = state, pending
+                raise
 
     def start(self, state: Any, iterations: int = 1) -> tuple[Any, PendingMetrics]:
         """`run` without waiting: the devices go on while the caller does something else.
@@ -121,9 +128,38 @@ class Engine:
         self.compile(iterations)
         placed = self._check(state)
         self._count(iterations)
-        leaves, metrics = self._execution.start(placed, iterations)
-        self._returned = Remembered(leaves)
-        return jax.tree.unflatten(self._structure, leaves), metrics
+        result: tuple[Any, PendingMetrics] | None = None
+        try:
+            # Between the donation and the return there is no state that the caller could still have.
+            with Held() as held:
+                leaves, metrics = self._execution.start(placed, iterations, held.caught)
+                self._returned = Remembered(leaves)
+                result = jax.tree.unflatten(self._structure, leaves), metrics
+        except KeyboardInterrupt:
+            self._interrupted = result
+            raise
+        self._interrupted = None
+        return result
+
+    def interrupted(self) -> tuple[Any, dict[str, jax.Array]]:
+        """What the last `run` or `start` had computed when Ctrl-C kept it from returning.
+
+        One program does all of its iterations first; programs that the host steps end with the iteration
+        that they were at, so there may be fewer rows of metrics than were asked for.
+
+        Returns:
+          The state to go on from, and metrics, as `run` returns them. Waits for them.
+
+        Raises:
+          FdgError: the last call was not interrupted, or before it gave up its state.
+        """
+        if self._interrupted is None:
+            raise FdgError(
+                "no run was interrupted: go on from the state that the last one returned or was given"
+            )
+        state, pending = self._interrupted
+        with _host_errors():
+            return state, pending.result()
 
     def compile(self, iterations: int | None = None) -> None:
         """Compiles all that `run` needs ahead of its first call.
@@ -235,8 +271,10 @@ class Engine:
             if not isinstance(leaf, jax.Array):
                 leaf = jnp.asarray(leaf)
             if leaf.is_deleted():
+                rescued = self._interrupted is not None
                 raise FdgError(
                     "this state was donated to an earlier run: go on from the state that run returned"
+                    + (", or, since it was interrupted, from engine.interrupted()" if rescued else "")
                 )
             if leaf.shape != shape.shape or leaf.dtype != shape.dtype:
                 raise FdgError(

@@ -28,7 +28,6 @@ def train_main(argv: Sequence[str] | None = None) -> int:
 
     def run(argv: Sequence[str]) -> int:
         from fdg.commands.parse import join, parse
-        from fdg.training import loop as train
         from fdg.training import run_directory
 
         join(argv)
@@ -39,9 +38,11 @@ def train_main(argv: Sequence[str] | None = None) -> int:
         )
         if job.out is not None and not job.resumes and distributed.is_first():
             run_directory.check_free(job.out)  # before anything that takes long
+        from fdg.training import loop  # knows algorithms, whose import may start JAX: `parse` goes first
+
         if job.rounded is not None:
-            train.say(job.rounded)
-        return train.train(job)
+            loop.say(job.rounded)
+        return loop.train(job)
 
     return guarded(run, argv)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fdg.commands.construct import algorithm_class, construct, with_staleness
+from fdg.commands.earlier import loggers_of, record_of, template_of
 from fdg.commands.flags import (
     Flag,
     Parser,
@@ -59,6 +60,17 @@ _RUN = (
         "what to do once a loss is infinite or not a number: end the run, or say so and go on",
     ),
     Flag(
+        "eval_every",
+        int | None,
+        None,
+        "iterations from one evaluation during training to the next, greedy and sampled; the best state is"
+        " kept beside the last (None: none)",
+    ),
+    Flag("stop_at", float | None, None, "end once such an evaluation returns this much (None: never)"),
+    Flag("tensorboard", bool, False, "also write TensorBoard's event files, into the run directory"),
+    Flag("wandb", str | None, None, "also log to this project of Weights & Biases (None: do not)"),
+    Flag("mlflow", str | None, None, "also log to this experiment of MLflow (None: do not)"),
+    Flag(
         "profile",
         bool,
         False,
@@ -104,6 +116,8 @@ _TOTAL_STEPS = Flag("total_steps", int, 500_000, "environment steps of each agen
 # Those that change how a run is carried out, not what it computes: a resumed run may change them.
 _FREE_ON_RESUME = {
     *("policy", "devices", "eval_episodes", "checkpoint_every", "on_nan", "profile", "out", "resume"),
+    # Or what it does beside that, and how long it is.
+    *("eval_every", "stop_at", "tensorboard", "wandb", "mlflow", "total_steps"),
 }
 
 
@@ -148,7 +162,12 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     distributed.check(early)
     stored_flags = (*_NAMES, *_RUN, _STALENESS, _TOTAL_STEPS, _DEVICES_CHOSEN)
     out, stored = earlier_run(early, stored_flags)
-    known = {**stored, **early}
+    template, file = template_of(early, stored_flags)
+    if stored:
+        assert out is not None
+        file = out / "config.json"
+    base = stored or template  # what is not given is as it was there
+    known = {**base, **early}
     # Before the imports below, which may start JAX's backends and compile.
     keep_programs(early.get("program_cache"))
     choose_xla_options(early.get("xla_options"))
@@ -171,19 +190,18 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     for flag in _NAMES:
         if known.get(flag.name) == "":
             raise FdgError(f"{flag.option}: give a name")
+    named = {flag.name: early[flag.name] for flag in _NAMES if flag.name in early}
     if stored:
-        assert out is not None
-        named = {flag.name: early[flag.name] for flag in _NAMES if flag.name in early}
         check_agrees(named, stored, _FREE_ON_RESUME)
-        check_trusted(out, stored, early, early.get("trust", False))
+    check_trusted(file, {**base, **named}, named, early.get("trust", False))
     algo, env_name, policy_name = (known.get(flag.name) or flag.default for flag in _NAMES)
     chosen, policy_class = algorithm_class(algo), policies.get(policy_name)
     has_env = any(field.name == "env" for field in dataclass_fields(chosen))
     if "env" in early and not has_env:
         raise FdgError(f"--env {env_name}: {algo} has its own environment (no field 'env')")
     registered_name, overrides = envs.parse(env_name)
-    if stored and has_env and known.get("env") is None:
-        raise FdgError(f"--resume: {out} names no environment, and {algo} needs one: say which by --env")
+    if base and has_env and known.get("env") is None:
+        raise FdgError(f"{file} names no environment, and {algo} needs one: say which by --env")
     env = {"env": _environment(registered_name, overrides)} if has_env else {}
     preset = chosen.preset(registered_name) if has_env and hasattr(chosen, "preset") else {}
 
@@ -208,18 +226,19 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     given = parser.parse_strictly(words)
     for flag in (*_MACHINE, *_PROCESSES):  # they say how it is carried out, and no run is bound to them
         given.pop(flag.name, None)
+    start_from = given.pop("start_from", None)
+    given.pop("config", None)
     if stored:
         check_agrees(given, stored, _FREE_ON_RESUME | {flag.name for flag in policy_flags})
 
-    file = (out or Path()) / "config.json"
-    earlier = part(file, "hyperparameters", stored, own_flags, algo)
+    earlier = part(file, "hyperparameters", base, own_flags, algo) if base.get("algo") == algo else {}
     now = {flag.name: given[flag.name] for flag in own_flags if flag.name in given}
     algorithm = construct(chosen, algo, {**preset, **earlier, **now, **env})
     # The fields of another policy than this one mean nothing to it.
-    same = stored.get("policy") == policy_name
-    kept = part(file, "policy_fields", stored, policy_flags, policy_name) if same else {}
+    same = base.get("policy") == policy_name
+    kept = part(file, "policy_fields", base, policy_flags, policy_name) if same else {}
     policy_fields = {flag.name: {**kept, **given}.get(flag.name, flag.default) for flag in policy_flags}
-    run = {flag.name: {**stored, **given}.get(flag.name, flag.default) for flag in (_STALENESS, *run_flags)}
+    run = {flag.name: {**base, **given}.get(flag.name, flag.default) for flag in (_STALENESS, *run_flags)}
     run.pop("out")
     check_run(run)
     policy = construct(
@@ -242,6 +261,13 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
         resumes=bool(stored),
         profiles=run.pop("profile"),
         on_nan=run["on_nan"],
+        start_from=None if start_from is None else Path(start_from),
+        eval_every=run["eval_every"],
+        stop_at=run["stop_at"],
+        loggers=loggers_of(run),
+        record=record_of(
+            program, argv, {name: to_json(value) for name, value in preset.items()}, early, base
+        ),
         config={
             "algo": algo,
             "env": env_name if has_env else None,
@@ -276,6 +302,10 @@ def _add_flags(parser: Any, flags: Sequence[Flag]) -> None:
         if flag.name == "out":
             text = "go on with the run in DIR (or in --out), exactly where it was; needs no other flag"
             parser.add_argument("--resume", nargs="?", const="", metavar="DIR", help=text)
+            text = "begin a new run with the weights of the run in DIR, and its flags but for those given"
+            parser.add_argument("--from", dest="start_from", metavar="DIR", help=text)
+            text = "take the flags of a run's config.json, but for those given"
+            parser.add_argument("--config", metavar="FILE", help=text)
 
 
 def _check_policy_flags(words: Sequence[str], policy_name: str, known: Sequence[Flag]) -> None:

@@ -32,13 +32,21 @@ def earlier_run(early: Mapping[str, Any], flags: Sequence[Flag]) -> tuple[Path |
     if out is not None and out.absolute() != resume.absolute():
         raise FdgError(f"--resume {resume} and --out {out} are two directories: leave out --out")
     config = run_directory.read_config(resume)
-    path = resume / "config.json"
+    return resume, checked(resume / "config.json", config, flags)
+
+
+def checked(path: Path, config: Any, flags: Sequence[Flag]) -> dict[str, Any]:
+    """What a configuration's file holds, with the values of `flags` as Python has them.
+
+    Raises:
+      FdgError: it is no configuration of a run, or has a value that its flag cannot have.
+    """
     if not isinstance(config, dict) or not {"algo", "policy", *_PARTS} <= config.keys():
-        raise FdgError(f"--resume: {path} is no configuration of a run")
+        raise FdgError(f"{path} is no configuration of a run: give the config.json of a run directory")
     for part in _PARTS:
         if not isinstance(config[part], dict):
-            raise FdgError(f"--resume: {path} has {part} = {config[part]!r:.60}, which is no object of names")
-    return resume, {**config, **values(path, config, [flag for flag in flags if flag.name in config])}
+            raise FdgError(f"{path} has {part} = {config[part]!r:.60}, which is no object of names")
+    return {**config, **values(path, config, [flag for flag in flags if flag.name in config])}
 
 
 def values(path: Path, stored: Mapping[str, Any], flags: Sequence[Flag]) -> dict[str, Any]:
@@ -59,9 +67,7 @@ def values(path: Path, stored: Mapping[str, Any], flags: Sequence[Flag]) -> dict
             # The environment of an algorithm that has its own is null.
             found[flag.name] = None if value is None and flag.name == "env" else from_json(flag, value)
         except ValueError as error:
-            raise FdgError(
-                f"--resume: {path} has {flag.name} = {value!r:.60}, which is not {error}"
-            ) from None
+            raise FdgError(f"{path} has {flag.name} = {value!r:.60}, which is not {error}") from None
     return found
 
 
@@ -83,7 +89,7 @@ def part(
     kept = stored.get(name, {})
     strange = [key for key in kept if key not in {flag.name for flag in flags}]
     if strange:
-        raise FdgError(f"--resume: {path} has {strange[0]!r:.60} in {name}, which {owner} has not")
+        raise FdgError(f"{path} has {strange[0]!r:.60} in {name}, which {owner} has not")
     return values(path, kept, [flag for flag in flags if flag.name in kept])
 
 

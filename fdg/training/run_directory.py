@@ -8,7 +8,7 @@ import math
 import os
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,8 +16,9 @@ import numpy as np
 
 from fdg.errors import FdgError, FdgWarning, RunError, one_line
 
-FILES = ("config.json", "metrics.jsonl", "summary.json", "learning_curve.png", "checkpoints")
-_CURVE_POINTS = 200  # more than that is noise at the size of the picture
+CHECKPOINTS = "checkpoints"
+BEST = "best_checkpoint"  # there only in runs that are evaluated while they train
+FILES = ("config.json", "metrics.jsonl", "summary.json", "learning_curve.png", CHECKPOINTS)
 
 
 class RunDirectory:
@@ -34,7 +35,12 @@ class RunDirectory:
     @property
     def checkpoints(self) -> Path:
         """Where `fdg.checkpoint.Checkpoints` writes."""
-        return self.path / "checkpoints"
+        return self.path / CHECKPOINTS
+
+    @property
+    def best(self) -> Path:
+        """Where the checkpoint goes whose evaluation was best."""
+        return self.path / BEST
 
     @classmethod
     def create(cls, path: Path, config: Mapping[str, Any]) -> "RunDirectory":
@@ -107,31 +113,34 @@ class RunDirectory:
             _publish(Path(kept.name), path)
         return last
 
-    def summary(self) -> dict[str, Any] | None:
-        """What `summary.json` says; None before the run has ended, or where it cannot be read."""
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        """Replaces `config.json`.
+
+        Raises:
+          FdgError: it cannot be written.
+        """
         try:
-            summary = json.loads((self.path / "summary.json").read_bytes())
-        except (OSError, ValueError, RecursionError):
-            return None
-        return summary if isinstance(summary, dict) else None
+            self._write("config.json", _dumps(config, indent=2).encode())
+        except OSError as error:
+            raise FdgError(f"{self.path} cannot be written to: {error.strerror or error}") from error
+
+    def summary(self) -> dict[str, Any] | None:
+        """What `summary.json` says; None before the run has ended."""
+        return read_summary(self.path)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Writes `summary.json`."""
         with self._mended("summary.json"):
             self._write("summary.json", (_dumps(summary, indent=2) + "\n").encode())
 
-    def draw_learning_curve(self, title: str, solved: float | None = None) -> None:
-        """Draws `learning_curve.png` from `metrics.jsonl`: episode return over environment steps.
+    def publish(self, name: str, write: Callable[[Any], object]) -> None:
+        """Replaces a file of the run as a whole, by what `write` writes.
 
-        Args:
-          title: what was trained.
-          solved: a return to mark with a line.
+        Raises:
+          RunError: it cannot be written.
         """
-        rows = list(read_metrics(self.path / "metrics.jsonl"))
-        with self._mended("learning_curve.png"):
-            with tempfile.NamedTemporaryFile(dir=self.path, prefix=".curve-", delete=False) as picture:
-                _draw(rows, title, solved, picture)
-            _publish(Path(picture.name), self.path / "learning_curve.png")
+        with self._mended(name):
+            self._replace(name, write)
 
     def close(self) -> None:
         """Releases the directory to other processes."""
@@ -160,8 +169,11 @@ class RunDirectory:
             ) from None
 
     def _write(self, name: str, content: bytes) -> None:
+        self._replace(name, lambda file: file.write(content))
+
+    def _replace(self, name: str, write: Callable[[Any], object]) -> None:
         with tempfile.NamedTemporaryFile(dir=self.path, prefix=f".{name}-", delete=False) as file:
-            file.write(content)
+            write(file)
         _publish(Path(file.name), self.path / name)
 
     @contextlib.contextmanager
@@ -185,7 +197,7 @@ class Unwritten(RunDirectory):
         """Does nothing."""
         return None
 
-    def draw_learning_curve(self, title: str, solved: float | None = None) -> None:
+    def publish(self, name: str, write: Callable[[Any], object]) -> None:
         """Does nothing."""
 
     def discard(self) -> None:
@@ -219,8 +231,8 @@ def check_free(path: Path) -> None:
         raise FdgError(f"--out {path} cannot be written to: no permission to write in {existing}")
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """The configuration of the run in `path`.
+def read_config(path: Path, prefix: str = "--resume: ") -> dict[str, Any]:
+    """The configuration of the run in `path`; `prefix` begins errors.
 
     Raises:
       FdgError: there is no run, or its configuration is damaged.
@@ -229,10 +241,20 @@ def read_config(path: Path) -> dict[str, Any]:
         return json.loads((path / "config.json").read_text())
     except (FileNotFoundError, NotADirectoryError):
         raise FdgError(
-            f"--resume: no run in {path} (it has no config.json): leave out --resume to start one"
+            f"{prefix}no run in {path} (it has no config.json)"
+            + (": leave out --resume to start one" if prefix else "")
         ) from None
     except (OSError, ValueError, RecursionError) as error:
-        raise FdgError(f"--resume: {path / 'config.json'} cannot be read: {one_line(error)}") from error
+        raise FdgError(f"{prefix}{path / 'config.json'} cannot be read: {one_line(error)}") from error
+
+
+def read_summary(path: Path) -> dict[str, Any] | None:
+    """What `summary.json` in a run directory says; None before the run has ended, or if it cannot be read."""
+    try:
+        summary = json.loads((path / "summary.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return summary if isinstance(summary, dict) else None
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
@@ -286,48 +308,3 @@ def _publish(temporary: Path, final: Path) -> None:
     os.umask(mask)
     temporary.chmod(0o666 & ~mask)
     os.replace(temporary, final)
-
-
-def _bins(steps: np.ndarray, values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """At most `_CURVE_POINTS` weighted means over stretches of equal length; empty ones are left out."""
-    points = min(_CURVE_POINTS, len(steps))
-    edges = np.linspace(0, steps[-1], points + 1)
-    which = np.clip(np.searchsorted(edges, steps) - 1, 0, points - 1)
-    weights = np.where(np.isfinite(values), weights, 0)
-    total = np.bincount(which, weights, minlength=points)
-    mean = np.bincount(which, np.nan_to_num(values) * weights, minlength=points) / np.maximum(total, 1e-30)
-    return edges[1:][total > 0], mean[total > 0]
-
-
-def _draw(rows: list[dict[str, Any]], title: str, solved: float | None, picture: Any) -> None:
-    # Not pyplot: it picks a window system, and keeps figures alive. Imported here because it takes 0.4 s.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import EngFormatter
-
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    steps = np.array([row["env_steps"] for row in rows], float)
-    returns = np.array([row.get("episode_return") for row in rows], float)  # null becomes not-a-number
-    if np.isfinite(returns).any():
-        episodes = np.array([row.get("episodes") or 1 for row in rows], float)
-        seeds = [row.get("episode_return_per_seed") for row in rows]
-        if seeds[0] is not None:
-            curves = [_bins(steps, column, episodes) for column in np.array(seeds, float).T]
-            for x, y in curves:
-                axes.plot(x, y, color="#0072b2", alpha=0.25, linewidth=0.8)
-            axes.plot(*_bins(steps, returns, episodes), color="#0072b2", label=f"mean of {len(curves)} seeds")
-        else:
-            axes.plot(*_bins(steps, returns, episodes), color="#0072b2", label="episode return")
-    else:
-        axes.text(0.5, 0.5, "no episode ended", transform=axes.transAxes, ha="center", va="center")
-    if solved is not None:
-        axes.axhline(solved, color="#555555", linestyle="--", linewidth=1, label=f"solved: {solved:g}")
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="lower right", frameon=False)
-    axes.set(title=title, xlabel="environment steps", ylabel="mean episode return", xlim=(0, None))
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
-    figure.savefig(picture, format="png", dpi=150)

@@ -4,6 +4,7 @@ Whoever resumes or loads a run that another made would otherwise run that other'
 its name in the current folder. See docs/decisions/029-a-run-imports-nothing-unasked.md.
 """
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,12 @@ _OURS = ("algos", "envs", "policies", "fdg")
 
 
 def check_trusted(
-    path: Path, config: Mapping[str, Any], named: Mapping[str, Any] | None = None, trust: bool = False
+    file: Path, config: Mapping[str, Any], named: Mapping[str, Any] | None = None, trust: bool = False
 ) -> None:
-    """Refuses to import what only a configuration names.
+    """Refuses to import what only a configuration names. What is imported already runs no more.
 
     Args:
-      path: the run, for messages.
+      file: of the configuration, for messages.
       config: its configuration.
       named: what the caller names itself: `algo`, `env` or `policy`, of the same values.
       trust: the caller allows all of it.
@@ -30,10 +31,10 @@ def check_trusted(
     for name in ("algo", "env", "policy"):
         value = config.get(name)
         module = _module(name, value)
-        if trust or module is None or (named or {}).get(name) == value:
+        if trust or module is None or module in sys.modules or (named or {}).get(name) == value:
             continue
         raise FdgError(
-            f"{path / 'config.json'} names the module '{module}' ({name} {value}), which would be imported"
+            f"{file} names the module '{module}' ({name} {value}), which would be imported"
             f" and run: name it too, --{name} {value}, or say --trust (Python: trust=True)"
         )
 

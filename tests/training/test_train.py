@@ -16,8 +16,8 @@ import fdg
 import policies
 from fdg.commands.cli import train_main
 from fdg.commands.parse import parse
+from fdg.training import curves, progress, run_directory
 from fdg.training import loop as train
-from fdg.training import progress, run_directory
 from fdg.training.checkpoint import Checkpoints
 from tests.tiny import Pupil, Walk
 
@@ -302,7 +302,7 @@ def test_the_display_in_a_log():
 
 def test_a_learning_curve_without_an_episode(tmp_path):
     run = run_directory.RunDirectory.create(tmp_path, {})
-    run.draw_learning_curve("nothing")
+    curves.draw_learning_curve(run, "nothing")
     assert (tmp_path / "learning_curve.png").stat().st_size > 1_000
     assert (tmp_path / "learning_curve.png").stat().st_mode & 0o777 == (
         tmp_path / "config.json"

@@ -145,6 +145,7 @@ def test_a_module_that_is_named_again_or_trusted_is_imported(copy, says):
 
 def test_what_is_trusted_from_python(tmp_path):
     config = {"algo": "mine:Walk", "env": "CartPole-v1"}
+    check_trusted(tmp_path, {"algo": "tests.tiny:Walk"})  # imported already
     check_trusted(tmp_path, config, trust=True)
     check_trusted(tmp_path, config, {"algo": "mine:Walk"})
     check_trusted(tmp_path, {**config, "algo": "ppo", "env": "brax:ant:spring"})
