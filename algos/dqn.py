@@ -121,7 +121,7 @@ class DQN(QLearning):
     def init(self, key: jax.Array) -> State:
         """The state before the first iteration."""
         parameter_key, env_key, key = jax.random.split(key, 3)
-        env_state, observation = self.env.reset(jax.random.split(env_key, self.num_envs))
+        env_state, observation = self._reset(env_key)
         parameters = self._network.init(parameter_key, features_and_mask(observation)[0])
         return State(
             learned=Learned(

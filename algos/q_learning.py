@@ -62,7 +62,9 @@ class QLearning(Agent):
 
     def _values(self, parameters: Any, observation: Observation) -> jax.Array:
         """Q of every action `[N, n]`, for observations `[N, *obs]`."""
-        return networks.action_values(self._network, parameters, observation)
+        space = self.env.action_space
+        assert isinstance(space, Discrete)  # checked when constructed
+        return networks.action_values(self._network, parameters, observation, space.n)
 
     def _check_common(self) -> None:
         super()._check_common()

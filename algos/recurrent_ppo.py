@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 import fdg
-from algos import distributions, normalize
+from algos import distributions, normalize, outputs
 from algos.acting import Actor
 from algos.hyperparameters import hyperparameter, require, require_positive
 from algos.losses import explained_variance
@@ -100,6 +100,7 @@ class RecurrentPPO(ProximalAgent):
     )
 
     def __post_init__(self):
+        self._check_types()
         require_positive(self, "memory_size")
         require(
             self,
@@ -119,7 +120,7 @@ class RecurrentPPO(ProximalAgent):
     def init(self, key: jax.Array) -> State:
         """The state before the first iteration."""
         parameter_key, env_key, key = jax.random.split(key, 3)
-        env_state, observation = self.env.reset(jax.random.split(env_key, self.num_envs))
+        env_state, observation = self._reset(env_key)
         features, _ = features_and_mask(observation)
         parameters = self._network.init(parameter_key, features[None])
         memory = self._network.memory(self.num_envs)
@@ -261,8 +262,10 @@ class RecurrentPPO(ProximalAgent):
         """Distribution over actions and value `[T, B]`, and the memory after each step `[T, B, ...]`."""
         features, action_mask = features_and_mask(observation)
         output = self._network.unroll(parameters, memory, features, start)
-        policy = distributions.for_space(self.env.action_space).distribution(output.policy)
-        return distributions.masked(policy, action_mask), output.value, output.memory
+        each = (*start.shape, *self._agents)
+        policy, value = outputs.actor_and_critic(output[:2], self.env.action_space, each)
+        policy = distributions.for_space(self.env.action_space).distribution(policy)
+        return distributions.masked(policy, action_mask), value, output.memory
 
     def _one_step(self, parameters, observation, recollection: Recollection):
         """Distribution over actions, value, and memory after it, all `[B]`, for observations `[B, *obs]`."""

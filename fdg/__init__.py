@@ -16,12 +16,15 @@ or, with a run directory, evaluation and all else that `python -m fdg.train` doe
 """
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
+import fdg.ctrl_c
 import fdg.showing  # noqa: F401 - graphs and plans are printed and drawn by it
 from fdg.engine import Engine, compile
-from fdg.errors import FdgError, GraphError, PlanError, UnknownNameError
+from fdg.errors import FdgError, FdgWarning, GraphError, PlanError, RunError, UnknownNameError
 from fdg.fragment import fragment
+from fdg.neighbours import hidden
 from fdg.placing.place import place
 from fdg.placing.plan import Plan
 from fdg.placing.policy import Group, Policy
@@ -44,6 +47,7 @@ __all__ = [
     "Edge",
     "Engine",
     "FdgError",
+    "FdgWarning",
     "GraphError",
     "Group",
     "Plan",
@@ -52,6 +56,7 @@ __all__ = [
     "Profile",
     "Program",
     "Run",
+    "RunError",
     "UnknownNameError",
     "compile",
     "fit",
@@ -82,3 +87,5 @@ def __getattr__(name: str) -> Any:
 
 
 reserve_threads()  # for host devices configured before this import
+if _hidden := hidden():
+    warnings.warn(_hidden, FdgWarning, stacklevel=2)

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,12 +12,12 @@ from jax.extend import core
 
 from fdg import jaxprs, keys
 from fdg.batch.collective import Collective, unexplained
-from fdg.errors import FdgError, PlanError, host_error
+from fdg.errors import FdgError, FdgWarning, host_error
 from fdg.lowering import host_calls
 from fdg.placing.digest import digests
 from fdg.placing.place import place
 from fdg.placing.plan import BETWEEN, Plan
-from fdg.placing.policy import Policy, with_host
+from fdg.placing.policy import Policy, check_policy, checked_devices, with_host
 from fdg.processes import distributed
 from fdg.processes.arrays import made_by, put
 from fdg.running.execution import execution
@@ -61,6 +62,7 @@ class Engine:
         whole = plan.schedule is None
         self._init = jax.jit(self._init_leaves, out_shardings=self._shardings if whole else None)
         self._returned = Remembered()
+        self._iterations = 0  # that led to what was returned, as far as they were done here
         self._interrupted: tuple[Any, PendingMetrics] | None = None
 
     def init(self, seed: int = 0) -> Any:
@@ -124,11 +126,13 @@ class Engine:
           FdgError: a state of another algorithm, or one that was already donated.
         """
         self.compile(iterations)
+        placed = self._check(state)
+        self._count(iterations)
         result: tuple[Any, PendingMetrics] | None = None
         try:
             # Between the donation and the return there is no state that the caller could still have.
             with Held() as held:
-                leaves, metrics = self._execution.start(self._check(state), iterations, held.caught)
+                leaves, metrics = self._execution.start(placed, iterations, held.caught)
                 self._returned = Remembered(leaves)
                 result = jax.tree.unflatten(self._structure, leaves), metrics
         except KeyboardInterrupt:
@@ -280,7 +284,22 @@ class Engine:
             is_placed = leaf.sharding.is_equivalent_to(shape.sharding, leaf.ndim)
             placed.append(leaf if is_placed else jax.device_put(leaf, shape.sharding))
         # Leaves that came from here are apart, and need not be waited for to see that.
-        return placed if self._returned.are(placed) else without_aliases(placed)
+        if self._returned.are(placed):
+            return placed
+        self._iterations = 0
+        return without_aliases(placed)
+
+    def _count(self, iterations: int) -> None:
+        """Warns, once, of iterations in which the algorithm says that nothing is learned any more."""
+        last = getattr(self.algorithm, "learns_until", None)
+        before, self._iterations = self._iterations, self._iterations + iterations
+        if last is not None and before <= last < self._iterations:
+            warnings.warn(
+                f"{self.plan.graph.name} learns for {last:,} iterations (its total_steps): from then on its"
+                f" step size is zero: give more total_steps, or anneal_learning_rate=False",
+                FdgWarning,
+                stacklevel=4,
+            )
 
     def __repr__(self) -> str:
         return f"<Engine {self.plan.graph.name} under {self.plan.policy} on {len(self.devices)} devices>"
@@ -312,9 +331,8 @@ def compile(
       PlanError: the policy cannot be carried out on these devices.
       FdgError: another process has traced or planned something else.
     """
-    devices = with_host(policy, jax.devices()) if devices is None else devices
-    if isinstance(devices, int):
-        raise PlanError(f"devices={devices}: give a list, such as jax.devices()[:{devices}]")
+    check_policy(policy)
+    devices = with_host(policy, jax.devices()) if devices is None else checked_devices(devices)
     graph = trace(algorithm) if graph is None else graph
     graph = dataclasses.replace(graph, jaxpr=host_calls.guard(graph.jaxpr, last_words=_last_words))
     plan = place(graph, policy, list(devices), num_seeds)

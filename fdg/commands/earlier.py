@@ -6,15 +6,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fdg.errors import FdgError
+from fdg.commands.flags import Flag
+from fdg.commands.stored import checked
+from fdg.errors import FdgError, one_line
 from fdg.training.loggers import MLFLOW, TENSORBOARD, WANDB
 from fdg.training.run_directory import read_config
 
 _NOT_TAKEN = ("devices_chosen", "command", "preset", "versions", "git_commit", "resumes", "from")
 
 
-def template_of(early: Mapping[str, Any]) -> dict[str, Any]:
+def template_of(early: Mapping[str, Any], flags: Sequence[Flag]) -> tuple[dict[str, Any], Path]:
     """The values that a new run begins with: those of `--from RUN` or `--config FILE`; empty without either.
+
+    Args:
+      early: what the command line gives, as far as it is read.
+      flags: those whose values come back as Python values.
+
+    Returns:
+      The values, and the file that they are from.
 
     Raises:
       FdgError: there is no such run or file, it is no configuration, or the flags do not go together.
@@ -24,18 +33,18 @@ def template_of(early: Mapping[str, Any]) -> dict[str, Any]:
         other = "--from" if start is not None else "--config"
         raise FdgError(f"--resume goes on with a run as it is, and {other} starts a new one: leave one out")
     if start is None and file is None:
-        return {}
+        return {}, Path()
     if file is not None:
-        said, where = _read(Path(file)), f"--config {file}"
+        path = Path(file) / "config.json" if Path(file).is_dir() else Path(file)
+        said = checked(path, _read(path), flags)
     else:
-        said, where = read_config(Path(str(start)), prefix="--from: "), f"--from {start}"
-    if not isinstance(said, dict) or not {"algo", "policy_fields", "hyperparameters"} <= said.keys():
-        raise FdgError(f"{where} is no configuration of a run: give the config.json of a run directory")
+        path = Path(str(start), "config.json")
+        said = checked(path, read_config(path.parent, prefix="--from: "), flags)
     if said.get("rebuilds") is False:
         raise FdgError(
-            f"{where} is of a run that was trained from Python with what a file cannot say: use fdg.fit"
+            f"{path} is of a run that was trained from Python with what a file cannot say: use fdg.fit"
         )
-    return {name: value for name, value in said.items() if name not in _NOT_TAKEN}
+    return {name: value for name, value in said.items() if name not in _NOT_TAKEN}, path
 
 
 def record_of(
@@ -66,9 +75,7 @@ def loggers_of(run: Mapping[str, Any]) -> tuple[tuple[str, str | None], ...]:
 
 
 def _read(path: Path) -> Any:
-    if path.is_dir():
-        path = path / "config.json"
     try:
         return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise FdgError(f"--config {path} cannot be read: {error}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise FdgError(f"--config {path} cannot be read: {one_line(error)}") from error

@@ -12,6 +12,7 @@ import algos
 import envs
 import policies
 from fdg.errors import FdgError, one_line
+from fdg.training.trust import check_trusted
 
 _KEPT_APART = ("env", "network", "actor_network", "critic_network", "staleness")
 
@@ -57,6 +58,7 @@ def rebuild(config: Mapping[str, Any], trust: bool = False, where: str = "this r
             f"{where} was trained from Python with an algorithm that config.json cannot describe"
             f" ({config.get('algo')}, say with a network of its own): give it, with algorithm=..."
         )
+    check_trusted(Path(where, "config.json"), {"env": config.get("env")}, trust=trust)
     try:
         algorithm_class = _class_of(config["algo"], algos.get, trust, where)
         policy_class = _class_of(config["policy"], policies.get, trust, where)

@@ -32,6 +32,7 @@ class Job:
       loggers: where metrics go beside the run directory: `tensorboard`, `wandb` or `mlflow`, and of the last
         two the project or experiment.
       profiles: whether an iteration is profiled after training.
+      on_nan: "stop" or "warn", where a loss is infinite or not a number.
       config: the flags that make this job again, for `config.json`.
       record: what else `config.json` keeps: where values came from, and how the run was started.
     """
@@ -51,11 +52,27 @@ class Job:
     config: Mapping[str, Any]
     cores: int | None = None
     chosen: int | None = None
+    on_nan: str = "stop"
     start_from: Path | None = None
     eval_every: int | None = None
     stop_at: float | None = None
     loggers: tuple[tuple[str, str | None], ...] = ()
     record: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def rounded(self) -> str | None:
+        """What of the steps that were asked for makes no whole iteration, as a line; None where all do."""
+        asked = {**self.config, **self.config["hyperparameters"]}.get("total_steps")
+        done = self.num_iterations * self.steps_per_iteration
+        if not isinstance(asked, int) or asked <= done:
+            return None
+        return (
+            f"{asked:,} steps are {self.num_iterations:,} iterations of {self.steps_per_iteration:,}, and"
+            f" {asked - done:,} more, which are left out: {done:,} will be done"
+        )
+
+
+MOST_DEVICES = 65_536
 
 
 def check_run(run: Mapping[str, Any]) -> None:

@@ -23,6 +23,7 @@ from fdg.training.default_devices import Choice
 from fdg.training.devices import check_all_busy, devices_of
 from fdg.training.during import During
 from fdg.training.evaluation import SOLVED, Evaluation, evaluate, summarized, verdict
+from fdg.training.finite import Finite
 from fdg.training.job import Job
 from fdg.training.opening import open_run, title
 from fdg.training.progress import Progress, clock
@@ -115,6 +116,10 @@ def carry_out(
     try:
         sitting = _Sitting(job, engine, weights, run, checkpoints, callbacks, _nothing if quiet else say)
         return sitting.train(choice, brief, io.StringIO() if quiet else None)
+    except Exception:
+        if not job.resumes:
+            run.discard()
+        raise
     finally:
         checkpoints.close()
         run.close()
@@ -166,6 +171,7 @@ class _Sitting:
             say(f"{engine.plan}\n")
             if choice is not None:
                 say(f"devices: {choice.reason}")
+        say("compiling ...")
         state, compile_s = self._start(latest)
         start = latest or 0
         last = run.truncate_metrics(start) if job.resumes else None
@@ -183,7 +189,16 @@ class _Sitting:
                 _signals() as signals,
                 Progress(total, job.steps_per_iteration * agents, start, file) as progress,
             ):
-                recorder = Recorder(job, run, progress, start, wall_before, trackers, self.callbacks)
+                recorder = Recorder(
+                    job,
+                    run,
+                    progress,
+                    start,
+                    wall_before,
+                    trackers,
+                    self.callbacks,
+                    Finite(job, self.checkpoints),
+                )
                 state, iteration, caught = self._iterations(state, start, recorder, during, signals)
                 wall_s = recorder.wall_s
         finally:

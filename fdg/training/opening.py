@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fdg import ctrl_c
 from fdg.processes import distributed
 from fdg.training.job import Job
 from fdg.training.run_directory import RunDirectory, Unwritten, read_config
@@ -20,15 +21,17 @@ def open_run(job: Job) -> RunDirectory:
     if not distributed.is_first():
         return Unwritten(job.out or Path())
     sitting = {**job.record, "versions": versions(), "git_commit": git_commit()}
-    if not job.resumes:
-        return RunDirectory.create(_directory(job), {**job.config, **sitting})
     path = _directory(job)
-    run = RunDirectory.reopen(path)
-    before = read_config(path)
-    changed = changes(before, job.config)
-    noted = {name: sitting[name] for name in _OF_A_SITTING if name in sitting}
-    at = {"at": f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S}", "changes": changed, **noted}
-    run.write_config({**before, **job.config, "resumes": [*before.get("resumes", ()), at]})
+    if not job.resumes:
+        run = RunDirectory.create(path, {**job.config, **sitting})
+    else:
+        run = RunDirectory.reopen(path)
+        before = read_config(path)
+        changed = changes(before, job.config)
+        noted = {name: sitting[name] for name in _OF_A_SITTING if name in sitting}
+        at = {"at": f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S}", "changes": changed, **noted}
+        run.write_config({**before, **job.config, "resumes": [*before.get("resumes", ()), at]})
+    ctrl_c.going_on(f"go on with --resume {path}")
     return run
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from fdg.processes import distributed
 from fdg.running.metrics import PendingMetrics
+from fdg.training.finite import Finite
 from fdg.training.job import Job
 from fdg.training.loggers import Logger
 from fdg.training.progress import Progress
@@ -58,10 +59,12 @@ class Recorder:
         wall_s: float,
         loggers: Sequence[Logger] = (),
         callbacks: Sequence[Callback] = (),
+        finite: Finite | None = None,
     ):
         self.wall_s, self.wants_to_stop = wall_s, False
         self._job, self._run, self._progress, self._iteration = job, run, progress, iteration
         self._loggers, self._callbacks = loggers, callbacks
+        self._finite = finite
         self._clock = time.perf_counter()
         self._latest: tuple[PendingMetrics, dict[str, Any]] | None = None
 
@@ -98,9 +101,12 @@ class Recorder:
                 }
             )
         rows[-1].update(evaluation)
+        before = self._iteration
         self._iteration += iterations
         self.wall_s += seconds
         self._run.append_metrics(rows)
+        if self._finite is not None:
+            self._finite.look(before, metrics)
         returns = [
             row["episode_return"] for row in rows if math.isfinite(row.get("episode_return", math.nan))
         ]

@@ -1,17 +1,20 @@
 """What a training run leaves on disk: configuration, metrics, learning curve, summary, checkpoints."""
 
+import contextlib
+import errno
 import fcntl
 import json
 import math
 import os
 import tempfile
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
-from fdg.errors import FdgError
+from fdg.errors import FdgError, FdgWarning, RunError, one_line
 
 CHECKPOINTS = "checkpoints"
 BEST = "best_checkpoint"  # there only in runs that are evaluated while they train
@@ -73,22 +76,41 @@ class RunDirectory:
 
     def append_metrics(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Adds one line a row to `metrics.jsonl`, and hands them to the operating system."""
-        if self._metrics is None:
-            self._metrics = (self.path / "metrics.jsonl").open("a")
-        self._metrics.writelines(_dumps(row) + "\n" for row in rows)
-        self._metrics.flush()
+        with self._mended("metrics.jsonl"):
+            if self._metrics is None:
+                self._metrics = (self.path / "metrics.jsonl").open("a")
+            self._metrics.writelines(_dumps(row) + "\n" for row in rows)
+            self._metrics.flush()
+            if not os.fstat(self._metrics.fileno()).st_nlink:
+                raise FileNotFoundError(errno.ENOENT, "it was removed while the run went on")
 
     def truncate_metrics(self, iteration: int) -> dict[str, Any] | None:
-        """Removes metrics after `iteration`, and a line cut off by a crash; gives the last row left."""
+        """Removes metrics after `iteration`, and a line cut off by a crash; gives the last row left.
+
+        Other lines that cannot be read go to `metrics.unreadable`, with a warning (`FdgWarning`).
+        """
         path, last = self.path / "metrics.jsonl", None
         if not path.exists():
             return None
-        with tempfile.NamedTemporaryFile("w", dir=self.path, prefix=".metrics-", delete=False) as kept:
-            for row in read_metrics(path):
-                if row["iteration"] <= iteration:
-                    kept.write(_dumps(row) + "\n")
-                    last = row
-        _publish(Path(kept.name), path)
+        with self._mended(path.name):
+            *lines, cut_off = path.read_bytes().split(b"\n")
+            rows = {number: _row(line) for number, line in enumerate([*lines, cut_off], 1)}
+            strange = [number for number, line in enumerate(lines, 1) if rows[number] is None]
+            if strange:
+                with (self.path / "metrics.unreadable").open("ab") as file:
+                    file.writelines(lines[number - 1] + b"\n" for number in strange)
+                warnings.warn(
+                    f"{path}: line {', '.join(map(str, strange[:3]))}{' ...' if strange[3:] else ''} cannot"
+                    f" be read, and was moved to metrics.unreadable; all other rows are kept",
+                    FdgWarning,
+                    stacklevel=2,
+                )
+            with tempfile.NamedTemporaryFile("w", dir=self.path, prefix=".metrics-", delete=False) as kept:
+                for row in rows.values():
+                    if row is not None and row["iteration"] <= iteration:
+                        kept.write(_dumps(row) + "\n")
+                        last = row
+            _publish(Path(kept.name), path)
         return last
 
     def write_config(self, config: Mapping[str, Any]) -> None:
@@ -108,20 +130,33 @@ class RunDirectory:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Writes `summary.json`."""
-        self._write("summary.json", (_dumps(summary, indent=2) + "\n").encode())
+        with self._mended("summary.json"):
+            self._write("summary.json", (_dumps(summary, indent=2) + "\n").encode())
 
     def publish(self, name: str, write: Callable[[Any], object]) -> None:
-        """Replaces a file of the run as a whole, by what `write` writes."""
-        with tempfile.NamedTemporaryFile(dir=self.path, prefix=f".{name}-", delete=False) as file:
-            write(file)
-        _publish(Path(file.name), self.path / name)
+        """Replaces a file of the run as a whole, by what `write` writes.
+
+        Raises:
+          RunError: it cannot be written.
+        """
+        with self._mended(name):
+            self._replace(name, write)
 
     def close(self) -> None:
         """Releases the directory to other processes."""
         for file in (self._metrics, self._lock):
             if file is not None:
-                file.close()
+                with contextlib.suppress(OSError):  # of what could not be written, which was said then
+                    file.close()
         self._metrics = self._lock = None
+
+    def discard(self) -> None:
+        """Removes the directory, if nothing was written into it but what says that it is one."""
+        with contextlib.suppress(OSError):
+            if {path.name for path in self.path.iterdir()} <= {"config.json", ".lock"}:
+                for name in ("config.json", ".lock"):
+                    (self.path / name).unlink(missing_ok=True)
+                self.path.rmdir()
 
     def _acquire(self) -> None:
         """Keeps other processes out until this one ends, however it ends."""
@@ -134,7 +169,25 @@ class RunDirectory:
             ) from None
 
     def _write(self, name: str, content: bytes) -> None:
-        self.publish(name, lambda file: file.write(content))
+        self._replace(name, lambda file: file.write(content))
+
+    def _replace(self, name: str, write: Callable[[Any], object]) -> None:
+        with tempfile.NamedTemporaryFile(dir=self.path, prefix=f".{name}-", delete=False) as file:
+            write(file)
+        _publish(Path(file.name), self.path / name)
+
+    @contextlib.contextmanager
+    def _mended(self, name: str) -> Iterator[None]:
+        """A disk that is full, read-only or gone, as an error that says how to go on."""
+        try:
+            yield
+        except OSError as error:
+            fix = f"put that right, and go on with --resume {self.path}"
+            if not (self.path / "config.json").exists():
+                fix = "the folder is gone, and what was saved in it"
+            raise RunError(
+                f"{self.path / name} cannot be written ({error.strerror or error}): {fix}"
+            ) from error
 
 
 class Unwritten(RunDirectory):
@@ -145,6 +198,9 @@ class Unwritten(RunDirectory):
         return None
 
     def publish(self, name: str, write: Callable[[Any], object]) -> None:
+        """Does nothing."""
+
+    def discard(self) -> None:
         """Does nothing."""
 
 
@@ -188,34 +244,39 @@ def read_config(path: Path, prefix: str = "--resume: ") -> dict[str, Any]:
             f"{prefix}no run in {path} (it has no config.json)"
             + (": leave out --resume to start one" if prefix else "")
         ) from None
-    except (OSError, ValueError) as error:
-        raise FdgError(f"{prefix}{path / 'config.json'} cannot be read: {error}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise FdgError(f"{prefix}{path / 'config.json'} cannot be read: {one_line(error)}") from error
 
 
 def read_summary(path: Path) -> dict[str, Any] | None:
-    """What `summary.json` in a run directory says; None before the run has ended.
-
-    Raises:
-      FdgError: it cannot be read.
-    """
+    """What `summary.json` in a run directory says; None before the run has ended, or if it cannot be read."""
     try:
-        return json.loads((path / "summary.json").read_text())
-    except FileNotFoundError:
+        summary = json.loads((path / "summary.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
         return None
-    except (OSError, ValueError) as error:
-        raise FdgError(f"{path / 'summary.json'} cannot be read: {error}") from error
+    return summary if isinstance(summary, dict) else None
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """Rows of a `metrics.jsonl`, up to the first line that is not whole."""
+    """Rows of a `metrics.jsonl`, without lines that cannot be read."""
     if not path.exists():
         return
-    with path.open() as lines:
+    with path.open("rb") as lines:
         for line in lines:
-            try:
-                yield json.loads(line)
-            except ValueError:
-                return
+            row = _row(line)
+            if row is not None:
+                yield row
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """A row of metrics, None for a line that is none."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(row, dict) or not isinstance(row.get("iteration"), int):
+        return None
+    return row if all(isinstance(row.get(name), int | float) for name in ("env_steps", "wall_s")) else None
 
 
 def plain(value: Any) -> Any:
