@@ -4,6 +4,7 @@ from typing import Any
 
 from algos.a2c import A2C
 from algos.a3c import A3C
+from algos.acting import Actor
 from algos.dqn import DQN
 from algos.impala import IMPALA
 from algos.ippo import IPPO
@@ -27,6 +28,7 @@ __all__ = [
     "PPO",
     "PQN",
     "SAC",
+    "Actor",
     "Network",
     "RecurrentNetwork",
     "RecurrentPPO",

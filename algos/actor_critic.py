@@ -14,12 +14,13 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import distributions, networks, optimizers
+from algos import networks, optimizers
+from algos.acting import Actor, without_memory
 from algos.agent import Agent
 from algos.distributions import Distribution
 from algos.hyperparameters import require_positive
 from algos.networks import Network
-from algos.rollout import environment_major, episode_metrics, evaluate, rollout, time_major
+from algos.rollout import environment_major, episode_metrics, rollout, time_major
 from envs import Box, Discrete, MultiDiscrete, Observation, TimeStep, features_and_mask
 
 
@@ -60,7 +61,7 @@ class ActorCritic(Agent):
     def init(self, key: jax.Array) -> Any:
         """The state before the first iteration."""
         parameter_key, env_key, key = jax.random.split(key, 3)
-        env_state, observation = self.env.reset(jax.random.split(env_key, self.num_envs))
+        env_state, observation = self._reset(env_key)
         parameters = self._network.init(parameter_key, features_and_mask(observation)[0])
         return State(
             parameters=parameters,
@@ -89,14 +90,11 @@ class ActorCritic(Agent):
         state = State(parameters, optimizer_state, env_state, observation, key, state.iteration + 1)
         return state, metrics
 
-    def evaluate(self, state: Any, key: jax.Array, episodes: int) -> dict[str, jax.Array]:
-        """Plays whole episodes with the most probable action; see `algos.rollout.evaluate`."""
-
-        def act(observation, keys):
-            policy, _ = self._policy(state.parameters, observation)
-            return distributions.bounded(policy.mode(), self.env.action_space)
-
-        return evaluate(self.env, act, key, episodes)
+    def actor(self, state: Any) -> Actor:
+        """How it acts with these parameters."""
+        return without_memory(
+            lambda observation: self._policy(state.parameters, observation)[0], self._for_environment
+        )
 
     @property
     def updates_per_iteration(self) -> int:

@@ -1,20 +1,26 @@
 """What every algorithm here has: presets, the length of a run, stepping environments, updating parameters."""
 
+import dataclasses
 from typing import Any, ClassVar
 
+import jax
 import optax
 
 import fdg
 from algos import distributions, optimizers, presets
-from algos.hyperparameters import require, require_positive, require_within
-from envs import Environment, num_agents
+from algos.acting import Actor, Policy, chosen
+from algos.hyperparameters import require, require_positive, require_types, require_within
+from algos.rollout import evaluate
+from envs import Environment, Observation, check_spec, num_agents
+from envs.checking import check_batch_reset, check_batch_step
+from fdg.errors import FdgError, unknown_name
 
 
 class Agent:
     """Base of the algorithms of this package; a user's own needs none.
 
     A subclass is a frozen dataclass with at least the fields annotated here; it calls `_check_common` when
-    constructed, and says what its `updates_per_iteration` and its `_optimizer` are.
+    constructed, and says what its `updates_per_iteration` and its `_optimizer` are, and how it acts: `actor`.
 
     Attributes:
       action_spaces: the kinds of action space that it can act in.
@@ -33,10 +39,25 @@ class Agent:
     discount: float
     hidden: tuple[int, ...] | None  # widths of the layers
 
+    def __new__(cls, *_: Any, **given: Any) -> Any:
+        """Refuses a name that is no field, with the nearest that is."""
+        fields = [field.name for field in dataclasses.fields(cls) if field.init]  # type: ignore[arg-type]
+        for name in given:
+            if name not in fields:
+                raise unknown_name(
+                    f"hyperparameter of {cls.__name__}", name, fields, f"help(algos.{cls.__name__})"
+                )
+        return super().__new__(cls)
+
     @classmethod
     def preset(cls, env_name: str) -> dict[str, Any]:
-        """Field values found good for an environment; empty where the defaults are."""
-        return presets.of(cls.__name__, env_name)
+        """Field values found good for an environment; empty where the defaults are.
+
+        Those of a subclass that somebody else wrote are those of the algorithm that it is based on.
+        """
+        ours = __name__.partition(".")[0]
+        base = next(kind for kind in cls.__mro__ if kind.__module__.partition(".")[0] == ours)
+        return presets.of(base.__name__, env_name)
 
     @property
     def steps_per_iteration(self) -> int:
@@ -53,12 +74,35 @@ class Agent:
         """Gradient steps in one iteration."""
         raise NotImplementedError
 
+    @property
+    def learns_until(self) -> int | None:
+        """The iteration after which the step size is zero; None where it never is."""
+        return self.num_iterations if self.anneal_learning_rate else None
+
+    # --- what was learned, at work ---
+
+    def actor(self, state: Any) -> Actor:
+        """How it acts with what `state` has learned."""
+        raise NotImplementedError
+
+    def evaluate(
+        self, state: Any, key: jax.Array, episodes: int, greedy: bool = True
+    ) -> dict[str, jax.Array]:
+        """Plays whole episodes, by default with the most probable action; see `algos.rollout.evaluate`.
+
+        Raises:
+          FdgError: `state` is not one agent's own.
+        """
+        self._check_state(state)
+        return evaluate(self.env, self.actor(state), key, episodes, greedy)
+
     # --- fragments ---
 
     @fdg.fragment("environment")
     def step(self, keys, env_state, action):
         """`keys [B]`, `action [B, *action]` -> the environments' next state and a `TimeStep [B]`."""
-        return self.env.step(keys, env_state, self._for_environment(action))
+        result = self.env.step(keys, env_state, self._for_environment(action))
+        return check_batch_step(self.env, result, keys.shape[0])
 
     @fdg.fragment("update", in_axes=None, out_axes=None)
     def update(self, gradient, optimizer_state, parameters):
@@ -67,9 +111,18 @@ class Agent:
 
     # --- parts ---
 
+    def _reset(self, key: jax.Array) -> tuple[Any, Observation]:
+        """State and first observation of all environments, from one key."""
+        keys = jax.random.split(key, self.num_envs)
+        return check_batch_reset(self.env, self.env.reset(keys), self.num_envs)
+
     def _for_environment(self, action):
         """Actions as the environment takes them."""
         return distributions.bounded(action, self.env.action_space)
+
+    def _chosen(self, policy: Policy, keys: jax.Array, greedy: bool) -> jax.Array:
+        """Actions of distributions `[N]`, as the environment takes them."""
+        return self._for_environment(chosen(policy, keys, greedy))
 
     def _one_update(self, gradient: Any, optimizer_state: Any, parameters: Any) -> tuple[Any, Any]:
         updates, optimizer_state = self._optimizer.update(gradient, optimizer_state, parameters)
@@ -87,7 +140,8 @@ class Agent:
         return optimizers.annealed(self.learning_rate, self.num_iterations, self.updates_per_iteration)
 
     def _check_common(self) -> None:
-        """Raises an `FdgError` where a field that all algorithms have is out of range."""
+        """Raises an `FdgError` where a field is of another type, or one that all have is out of range."""
+        self._check_types()
         require_positive(self, "num_envs", "num_steps", "total_steps", "learning_rate")
         require_within(self, 0, 1, "discount")
         require(
@@ -105,3 +159,25 @@ class Agent:
         )
         space = self.env.action_space
         require(self, isinstance(space, self.action_spaces), f"cannot act in the action space {space}")
+
+    def _check_state(self, state: Any) -> None:
+        """Raises an `FdgError` where a state is not that of one agent."""
+        if not hasattr(state, "iteration") and hasattr(state, "state"):
+            fix = "engine.algorithm_state(state)"
+            raise FdgError(f"{type(self).__name__}: this state holds older parameters as well: give {fix}")
+        count = getattr(getattr(state, "iteration", None), "shape", None)
+        if count is None:
+            name = type(self).__name__
+            raise FdgError(
+                f"{name}: {type(state).__name__} is no state of it: give what init or run returned"
+            )
+        if count:
+            raise FdgError(
+                f"{type(self).__name__}: this state is of {count[0]} agents (num_seeds): take one,"
+                f" jax.tree.map(lambda x: x[0], state), or all by jax.vmap"
+            )
+
+    def _check_types(self) -> None:
+        """Raises an `FdgError` where a field is of another type than it says."""
+        check_spec(self.env)
+        require_types(self)

@@ -18,6 +18,7 @@ import optax
 
 import fdg
 from algos import optimizers
+from algos.acting import Actor
 from algos.exploration import linear
 from algos.hyperparameters import hyperparameter, require, require_positive, require_within, whole_updates
 from algos.networks import Network, of_action
@@ -120,7 +121,7 @@ class DQN(QLearning):
     def init(self, key: jax.Array) -> State:
         """The state before the first iteration."""
         parameter_key, env_key, key = jax.random.split(key, 3)
-        env_state, observation = self.env.reset(jax.random.split(env_key, self.num_envs))
+        env_state, observation = self._reset(env_key)
         parameters = self._network.init(parameter_key, features_and_mask(observation)[0])
         return State(
             learned=Learned(
@@ -175,9 +176,9 @@ class DQN(QLearning):
         }
         return State(learned, replay, env_state, observation, key, state.iteration + 1), metrics
 
-    def evaluate(self, state: State, key: jax.Array, episodes: int) -> dict[str, jax.Array]:
-        """Plays whole episodes with the best action; see `algos.rollout.evaluate`."""
-        return self._evaluate(state.learned.parameters, key, episodes)
+    def actor(self, state: State) -> Actor:
+        """How it acts with these values of actions."""
+        return self._acting(state.learned.parameters, state.iteration)
 
     # --- fragments; `act` is that of `QLearning`, `step` that of every agent ---
 

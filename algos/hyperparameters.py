@@ -1,10 +1,18 @@
 """Hyperparameters: dataclass fields with a help text, and the checks that all algorithms share."""
 
+import ast
+import contextlib
 import dataclasses
+import functools
 import math
+import types
+import typing
 from typing import Any
 
-from fdg.errors import FdgError
+import jax
+import numpy as np
+
+from fdg.errors import FdgError, listed, nearest
 
 
 def hyperparameter(default: Any, description: str) -> Any:
@@ -16,6 +24,112 @@ def require(algorithm: Any, condition: bool, message: str) -> None:
     """Raises an `FdgError` that names the algorithm, unless the condition holds."""
     if not condition:
         raise FdgError(f"{type(algorithm).__name__}: {message}")
+
+
+def require_types(algorithm: Any) -> None:
+    """Requires that each field holds what its annotation says, as far as that can be told.
+
+    A number may be NumPy's, or a traced one where a float is expected.
+
+    Raises:
+      FdgError: names the field, its value, what is expected, and where it is plain, what to write.
+    """
+    cls: Any = type(algorithm)
+    kinds = _kinds(cls)
+    for field in dataclasses.fields(algorithm):
+        value, kind = getattr(algorithm, field.name), kinds[field.name]
+        if not _fits(value, kind):
+            require(
+                algorithm,
+                False,
+                f"{field.name}={value!r:.60}: it must be {_expected(kind)}"
+                f"{_suggestion(field.name, value, kind)}",
+            )
+
+
+@functools.cache
+def _kinds(cls: Any) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value is of an annotation; of those that are not known here, everything is."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, one) for one in arguments)
+    if origin is typing.Literal:
+        return isinstance(value, str | int) and value in arguments
+    if origin is tuple and arguments[1:] == (Ellipsis,):
+        return isinstance(value, tuple) and all(_fits(item, arguments[0]) for item in value)
+    if kind is type(None):
+        return value is None
+    if kind is bool:
+        return isinstance(value, bool | np.bool_)
+    if kind is int:
+        return isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if kind is float:
+        if isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool):
+            return not math.isnan(value)
+        return isinstance(value, jax.Array) and value.ndim == 0
+    if kind is str:
+        return isinstance(value, str)
+    parts = _PARTS.get(getattr(kind, "__name__", ""))
+    return parts is None or all(callable(getattr(value, part, None)) for part in parts)
+
+
+# Networks are known by their functions: a pair of somebody's own will do.
+_PARTS = {"Network": ("init", "apply"), "RecurrentNetwork": ("init", "memory", "unroll")}
+
+
+def _expected(kind: Any) -> str:
+    """What an annotation asks for, in words.
+
+    >>> _expected(tuple[int, ...] | None)
+    'a tuple of integers, or None'
+    """
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        words = [_expected(one) for one in arguments]
+        return f"{', '.join(words[:-1])}, or {words[-1]}"
+    if origin is typing.Literal:
+        return listed(map(repr, arguments))
+    if origin is tuple:
+        return f"a tuple of {_expected(arguments[0]).removeprefix('an ').removeprefix('a ')}s"
+    if kind in _PLAIN:
+        return _PLAIN[kind]
+    name = getattr(kind, "__name__", str(kind))
+    return f"an algos.{name}({', '.join(_PARTS[name])})" if name in _PARTS else f"a {name}"
+
+
+_PLAIN: dict[Any, str] = {
+    bool: "True or False",
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    type(None): "None",
+}
+
+
+def _suggestion(name: str, value: Any, kind: Any) -> str:
+    """What was meant, where the value says so: `: write hidden=(64, 64)`."""
+    word: Any = None
+    if isinstance(value, list) and _fits(tuple(value), kind):
+        word = tuple(value)
+    elif _fits((value,), kind):
+        word = (value,)
+    elif isinstance(value, float) and value.is_integer() and _fits(int(value), kind):
+        word = int(value)
+    elif isinstance(value, str):
+        choices = [one for one in typing.get_args(kind) if isinstance(one, str)]
+        if close := nearest(value, choices, 1):
+            word = close[0]
+        else:
+            with contextlib.suppress(ValueError, SyntaxError):
+                read = ast.literal_eval(value)
+                word = read if _fits(read, kind) else None
+    elif isinstance(value, tuple) and len(value) == 2 and all(map(callable, value)):
+        return f": write {name}=algos.Network(*{name})"
+    return "" if word is None else f": write {name}={word!r}"
 
 
 def require_positive(algorithm: Any, *names: str) -> None:
@@ -43,7 +157,7 @@ def whole_updates(algorithm: Any) -> int:
     exact = rate * steps
     require(
         algorithm,
-        exact > 0.5 and math.isclose(round(exact), exact),
+        0.5 < exact < 2**31 and math.isclose(round(exact), exact),
         f"updates_per_step={rate} times num_envs * num_steps={steps} makes {exact:g} updates an iteration:"
         " it must be a whole number above zero",
     )

@@ -36,6 +36,7 @@ class MultiAgentPPO(RecurrentPPO):
     recurrent: bool = hyperparameter(False, "actor and critic have a memory, as in RecurrentPPO")
 
     def __post_init__(self):
+        self._check_types()
         require(
             self,
             self.recurrent or (self.sequence_length is None and self.burn_in == 0),

@@ -13,7 +13,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from algos import distributions
+from algos import distributions, outputs
 from algos.distributions import Distribution
 from envs.environment import Observation, features_and_mask
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
@@ -192,15 +192,22 @@ def policy_and_value(
         action_space: what the network was made for.
     """
     features, action_mask = features_and_mask(observation)
-    output, value = network.apply(parameters, features)
+    result = network.apply(parameters, features)
+    output, value = outputs.actor_and_critic(result, action_space, features.shape[:1])
     policy = distributions.for_space(action_space).distribution(output)
     return distributions.masked(policy, action_mask), value
 
 
-def action_values(network: Network, parameters: Any, observation: Observation) -> jax.Array:
-    """Q of every action, `[N, n]` float32, for observations `[N, *obs]`; `-inf` where it is not allowed."""
+def action_values(
+    network: Network, parameters: Any, observation: Observation, actions: int | None = None
+) -> jax.Array:
+    """Q of every action, `[N, n]` float32, for observations `[N, *obs]`; `-inf` where it is not allowed.
+
+    `actions` is the `n` that the network has to have; None: any.
+    """
     features, action_mask = features_and_mask(observation)
-    return distributions.allowed_only(network.apply(parameters, features), action_mask)
+    values = outputs.action_values(network.apply(parameters, features), actions, features.shape[0])
+    return distributions.allowed_only(values, action_mask)
 
 
 def of_action(values: jax.Array, action: jax.Array) -> jax.Array:

@@ -15,12 +15,13 @@ import jax
 import jax.numpy as jnp
 
 import fdg
-from algos import distributions, networks, normalize
+from algos import networks, normalize
+from algos.acting import Actor, without_memory
 from algos.losses import explained_variance
 from algos.networks import Network
 from algos.normalize import RunningStatistics
 from algos.proximal import Decision, ProximalAgent
-from algos.rollout import environment_major, episode_metrics, evaluate, rollout, values_after
+from algos.rollout import environment_major, episode_metrics, rollout, values_after
 from envs import Observation, features_and_mask
 
 
@@ -70,7 +71,7 @@ class PPO(ProximalAgent):
     def init(self, key: jax.Array) -> State:
         """The state before the first iteration."""
         parameter_key, env_key, key = jax.random.split(key, 3)
-        env_state, observation = self.env.reset(jax.random.split(env_key, self.num_envs))
+        env_state, observation = self._reset(env_key)
         parameters = self._network.init(parameter_key, features_and_mask(observation)[0])
         return State(
             parameters=parameters,
@@ -117,14 +118,13 @@ class PPO(ProximalAgent):
         )
         return state, metrics
 
-    def evaluate(self, state: State, key: jax.Array, episodes: int) -> dict[str, jax.Array]:
-        """Plays whole episodes with the most probable action; see `algos.rollout.evaluate`."""
+    def actor(self, state: State) -> Actor:
+        """How it acts with these parameters and statistics."""
 
-        def act(observation, keys):
-            policy, _ = self._policy(state.parameters, self._seen(state.observation_statistics, observation))
-            return distributions.bounded(policy.mode(), self.env.action_space)
+        def policy(observation):
+            return self._policy(state.parameters, self._seen(state.observation_statistics, observation))[0]
 
-        return evaluate(self.env, act, key, episodes)
+        return without_memory(policy, self._for_environment)
 
     # --- fragments; `gradient` is that of `ProximalAgent`, `step` and `update` are those of every agent ---
 

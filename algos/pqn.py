@@ -19,6 +19,7 @@ import optax
 
 import fdg
 from algos import optimizers
+from algos.acting import Actor
 from algos.hyperparameters import hyperparameter, require, require_positive, require_within
 from algos.minibatches import own_blocks, shuffled_rows, take, updated
 from algos.networks import Network, of_action
@@ -112,7 +113,7 @@ class PQN(QLearning):
     def init(self, key: jax.Array) -> State:
         """The state before the first iteration."""
         parameter_key, env_key, key = jax.random.split(key, 3)
-        env_state, observation = self.env.reset(jax.random.split(env_key, self.num_envs))
+        env_state, observation = self._reset(env_key)
         parameters = self._network.init(parameter_key, features_and_mask(observation)[0])
         return State(
             parameters=parameters,
@@ -141,9 +142,9 @@ class PQN(QLearning):
         state = State(parameters, optimizer_state, env_state, observation, key, state.iteration + 1)
         return state, {**metrics, "epsilon": epsilon}
 
-    def evaluate(self, state: State, key: jax.Array, episodes: int) -> dict[str, jax.Array]:
-        """Plays whole episodes with the best action; see `algos.rollout.evaluate`."""
-        return self._evaluate(state.parameters, key, episodes)
+    def actor(self, state: State) -> Actor:
+        """How it acts with these values of actions."""
+        return self._acting(state.parameters, state.iteration)
 
     # --- fragments; `act` is that of `QLearning`, `step` and `update` are those of every agent ---
 

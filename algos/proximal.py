@@ -44,7 +44,7 @@ class ProximalAgent(Agent):
     """Base of `PPO` and `RecurrentPPO`: all but the network and what it remembers.
 
     Defaults are those of CleanRL's `ppo.py` (Huang et al. 2022, JMLR 23(274)). A subclass adds the field
-    `network`, `init`, `iterate`, `evaluate`, the fragments `act` and `learn`, and `_predict`. A minibatch is
+    `network`, `init`, `iterate`, `actor`, the fragments `act` and `learn`, and `_predict`. A minibatch is
     any tuple with the fields `action`, `decision`, `advantage` and `target`.
     """
 

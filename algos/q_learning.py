@@ -9,18 +9,19 @@ import jax
 
 import fdg
 from algos import networks
+from algos.acting import Actor, empty_memory
 from algos.agent import Agent
+from algos.distributions import Categorical
 from algos.exploration import epsilon_greedy, linear
 from algos.hyperparameters import require_positive, require_within
 from algos.networks import Network
-from algos.rollout import evaluate
 from envs import Discrete, Observation
 
 
 class QLearning(Agent):
     """Base of algorithms that value actions, and mostly take the best: epsilon-greedily.
 
-    A subclass has also the fields annotated here, `init`, `iterate`, `evaluate`, a learner and a loss.
+    A subclass has also the fields annotated here, `init`, `iterate`, `actor`, a learner and a loss.
     """
 
     action_spaces: ClassVar[tuple[type, ...]] = (Discrete,)
@@ -44,13 +45,15 @@ class QLearning(Agent):
 
     # --- parts ---
 
-    def _evaluate(self, parameters: Any, key: jax.Array, episodes: int) -> dict[str, jax.Array]:
-        """Plays whole episodes with the best action; see `algos.rollout.evaluate`."""
+    def _acting(self, parameters: Any, iteration: jax.Array) -> Actor:
+        """How it acts: with the best action, or drawn as in training, now and then any."""
 
-        def act(observation, keys):
-            return epsilon_greedy(self._values(parameters, observation), 0.0).mode()
+        def act(memory, observation, start, keys, greedy):
+            values = self._values(parameters, observation)
+            policy = Categorical(values) if greedy else epsilon_greedy(values, self._epsilon(iteration))
+            return self._chosen(policy, keys, greedy), memory
 
-        return evaluate(self.env, act, key, episodes)
+        return Actor(empty_memory, act)
 
     def _epsilon(self, iteration: jax.Array) -> jax.Array:
         """Probability of a random action in an iteration: `[]` float32."""
@@ -59,7 +62,9 @@ class QLearning(Agent):
 
     def _values(self, parameters: Any, observation: Observation) -> jax.Array:
         """Q of every action `[N, n]`, for observations `[N, *obs]`."""
-        return networks.action_values(self._network, parameters, observation)
+        space = self.env.action_space
+        assert isinstance(space, Discrete)  # checked when constructed
+        return networks.action_values(self._network, parameters, observation, space.n)
 
     def _check_common(self) -> None:
         super()._check_common()

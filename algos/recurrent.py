@@ -16,7 +16,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from algos import distributions, gru, networks
+from algos import distributions, gru, networks, outputs
 from algos.networks import Network
 from envs.spaces import Box, Space
 
@@ -292,6 +292,7 @@ class _UnrollSteps:
         # Environment-major, as everywhere: a split of the environments stays a split of the rows.
         by_env = observation.swapaxes(0, 1)
         leading, each = by_env.shape[: self.leading_axes], by_env.shape[self.leading_axes :]
-        of_rows = self.network.apply(parameters, by_env.reshape(-1, *each))
+        rows = by_env.reshape(-1, *each)
+        of_rows = outputs.pair(self.network.apply(parameters, rows), rows.shape[:1])
         policy, value = (x.reshape(*leading, *x.shape[1:]).swapaxes(0, 1) for x in of_rows)
         return Output(policy, value, memory=())

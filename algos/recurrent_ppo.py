@@ -19,7 +19,8 @@ import jax
 import jax.numpy as jnp
 
 import fdg
-from algos import distributions, normalize
+from algos import distributions, normalize, outputs
+from algos.acting import Actor
 from algos.hyperparameters import hyperparameter, require, require_positive
 from algos.losses import explained_variance
 from algos.networks import Network
@@ -30,7 +31,6 @@ from algos.rollout import (
     Recollection,
     environment_major,
     episode_metrics,
-    evaluate_with_memory,
     rollout_with_memory,
     time_major,
 )
@@ -100,6 +100,7 @@ class RecurrentPPO(ProximalAgent):
     )
 
     def __post_init__(self):
+        self._check_types()
         require_positive(self, "memory_size")
         require(
             self,
@@ -119,7 +120,7 @@ class RecurrentPPO(ProximalAgent):
     def init(self, key: jax.Array) -> State:
         """The state before the first iteration."""
         parameter_key, env_key, key = jax.random.split(key, 3)
-        env_state, observation = self.env.reset(jax.random.split(env_key, self.num_envs))
+        env_state, observation = self._reset(env_key)
         features, _ = features_and_mask(observation)
         parameters = self._network.init(parameter_key, features[None])
         memory = self._network.memory(self.num_envs)
@@ -187,15 +188,15 @@ class RecurrentPPO(ProximalAgent):
         )
         return state, metrics
 
-    def evaluate(self, state: State, key: jax.Array, episodes: int) -> dict[str, jax.Array]:
-        """Plays whole episodes with the most probable action; see `algos.rollout.evaluate`."""
+    def actor(self, state: State) -> Actor:
+        """How it acts with these parameters and statistics, and a memory of its own."""
 
-        def act(observation, recollection, keys):
+        def act(memory, observation, start, keys, greedy):
             seen = self._seen(state.observation_statistics, observation)
-            policy, _, memory = self._one_step(state.parameters, seen, recollection)
-            return distributions.bounded(policy.mode(), self.env.action_space), memory
+            policy, _, memory = self._one_step(state.parameters, seen, Recollection(memory, start))
+            return self._chosen(policy, keys, greedy), memory
 
-        return evaluate_with_memory(self.env, act, self._network.memory(episodes), key, episodes)
+        return Actor(self._network.memory, act)
 
     # --- fragments; `gradient` is that of `ProximalAgent`, `step` and `update` are those of every agent ---
 
@@ -261,8 +262,10 @@ class RecurrentPPO(ProximalAgent):
         """Distribution over actions and value `[T, B]`, and the memory after each step `[T, B, ...]`."""
         features, action_mask = features_and_mask(observation)
         output = self._network.unroll(parameters, memory, features, start)
-        policy = distributions.for_space(self.env.action_space).distribution(output.policy)
-        return distributions.masked(policy, action_mask), output.value, output.memory
+        each = (*start.shape, *self._agents)
+        policy, value = outputs.actor_and_critic(output[:2], self.env.action_space, each)
+        policy = distributions.for_space(self.env.action_space).distribution(policy)
+        return distributions.masked(policy, action_mask), value, output.memory
 
     def _one_step(self, parameters, observation, recollection: Recollection):
         """Distribution over actions, value, and memory after it, all `[B]`, for observations `[B, *obs]`."""

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from algos.acting import Actor
 from envs import Environment, TimeStep
 
 
@@ -121,35 +122,24 @@ def values_after(value: jax.Array, time_step: TimeStep, value_of: Callable[[Any]
 
 
 def evaluate(
-    env: Environment, act: Callable, key: jax.Array, episodes: int, max_steps: int = 10_000
+    env: Environment,
+    actor: Actor,
+    key: jax.Array,
+    episodes: int,
+    greedy: bool = True,
+    max_steps: int = 10_000,
 ) -> dict[str, jax.Array]:
     """Plays whole episodes, each in an environment of its own, to their first end.
 
     Args:
-      act: `(observation [B, ...], keys [B]) -> action [B, ...]`.
+      actor: who acts; every episode starts with an empty memory.
       episodes: B.
+      greedy: with the most probable action, else with one drawn as in training.
       max_steps: where the environment has no time limit, an episode is scored as it stands after this many.
 
     Returns:
-      `return`, `return_std`, `length`: scalars over the episodes; `returns`: `[B]` float32. Of several
-      agents, the return is the mean over the agents of each one's.
-    """
-
-    def act_from_observation(observation, _, keys):
-        return act(observation, keys), None
-
-    return evaluate_with_memory(env, act_from_observation, None, key, episodes, max_steps)
-
-
-def evaluate_with_memory(
-    env: Environment, act: Callable, memory: Any, key: jax.Array, episodes: int, max_steps: int = 10_000
-) -> dict[str, jax.Array]:
-    """`evaluate` for an actor with a memory.
-
-    Args:
-      act: `(observation [B, ...], Recollection, keys [B]) -> (action [B, ...], memory [B, ...])`.
-      memory: of any content, leading axis B; every episode starts afresh.
-      env, key, episodes, max_steps: as for `evaluate`.
+      `return`, `return_std`, `length`: scalars over the episodes; `returns`: `[B]` float32, and `lengths`:
+      `[B]` int32. Of several agents, the return is the mean over the agents of each one's.
     """
     limit = env.max_episode_steps or max_steps
     reset_key, run_key = jax.random.split(key)
@@ -160,20 +150,20 @@ def evaluate_with_memory(
         return (time < limit) & jnp.any(playing)
 
     def one_step(carry):
-        time, env_state, observation, recollection, playing, total, length = carry
+        time, env_state, observation, (memory, begins), playing, total, length = carry
         keys = jax.random.split(jax.random.fold_in(run_key, time), (2, episodes))
-        action, memory = act(observation, recollection, keys[0])
+        action, memory = actor.act(memory, observation, begins, keys[0], greedy)
         env_state, step = env.step(keys[1], env_state, action)
-        after = None if recollection is None else Recollection(memory, step.done)
         total += jnp.where(playing, _of_the_team(step.reward), 0.0)
         length += playing
-        return time + 1, env_state, step.observation, after, playing & ~step.done, total, length
+        remembered = memory, step.done
+        return time + 1, env_state, step.observation, remembered, playing & ~step.done, total, length
 
     start = (
         jnp.int32(0),
         env_state,
         observation,
-        None if memory is None else Recollection(memory, jnp.ones(episodes, bool)),
+        (actor.memory(episodes), jnp.ones(episodes, bool)),
         jnp.ones(episodes, bool),
         jnp.zeros(episodes),
         jnp.zeros(episodes, jnp.int32),
@@ -184,6 +174,7 @@ def evaluate_with_memory(
         "return_std": jnp.std(total),
         "length": jnp.mean(length.astype(jnp.float32)),
         "returns": total,
+        "lengths": length,
     }
 
 

@@ -21,14 +21,15 @@ import numpy as np
 import optax
 
 import fdg
-from algos import distributions, networks
+from algos import distributions, networks, outputs
+from algos.acting import Actor, without_memory
 from algos.agent import Agent
 from algos.distributions import TanhNormal
 from algos.hyperparameters import hyperparameter, require, require_positive, require_within, whole_updates
 from algos.losses import value_error
 from algos.networks import Network
 from algos.replay import Replay, ReplayState, Step, Transition
-from algos.rollout import episode_metrics, evaluate, rollout
+from algos.rollout import episode_metrics, rollout
 from envs import Box, Environment, Observation
 
 _LOG_STD_BOUNDS = (-20.0, 2.0)  # as in the authors' code, github.com/rail-berkeley/softlearning
@@ -135,7 +136,7 @@ class SAC(Agent):
     def init(self, key: jax.Array) -> State:
         """The state before the first iteration."""
         actor_key, critics_key, env_key, key = jax.random.split(key, 4)
-        env_state, observation = self.env.reset(jax.random.split(env_key, self.num_envs))
+        env_state, observation = self._reset(env_key)
         action = jnp.zeros((self.num_envs, *self.env.action_space.shape))
         critics = self._critics.init(critics_key, observation, action)
         parameters = Parameters(
@@ -171,14 +172,10 @@ class SAC(Agent):
         state = State(learned, replay, env_state, observation, key, state.iteration + 1)
         return state, {**episode_metrics(time_steps), **losses}
 
-    def evaluate(self, state: State, key: jax.Array, episodes: int) -> dict[str, jax.Array]:
-        """Plays whole episodes with the median action; see `algos.rollout.evaluate`."""
-
-        def act(observation, keys):
-            policy = self._policy(state.learned.parameters.actor, observation)
-            return distributions.stretched(policy.mode(), self.env.action_space)
-
-        return evaluate(self.env, act, key, episodes)
+    def actor(self, state: State) -> Actor:
+        """How it acts with these parameters; its most probable action is the median."""
+        actor = state.learned.parameters.actor
+        return without_memory(lambda observation: self._policy(actor, observation), self._for_environment)
 
     # --- fragments; `step` is that of every agent ---
 
@@ -237,13 +234,13 @@ class SAC(Agent):
         next_policy = self._policy(constant.actor, transition.next_observation)
         next_drawn = next_policy.sample_with_log_prob(keys[0])
         target = self._target(target_critics, temperature, transition, *next_drawn)
-        first, second = self._critics.apply(parameters.critics, transition.observation, transition.action)
+        first, second = self._both(parameters.critics, transition.observation, transition.action)
         critic_loss = value_error(first, target) + value_error(second, target)
 
         # Actor: equations 7 and 9, with the lower of both critics (section 6).
         policy = self._policy(parameters.actor, transition.observation)
         action, log_prob = policy.sample_with_log_prob(keys[1])
-        value = jnp.minimum(*self._critics.apply(constant.critics, transition.observation, action))
+        value = jnp.minimum(*self._both(constant.critics, transition.observation, action))
         actor_loss = jnp.mean(temperature * log_prob - value)
 
         # Temperature: equation 18.
@@ -260,9 +257,13 @@ class SAC(Agent):
 
     def _target(self, target_critics, temperature, transition: Transition, next_action, next_log_prob):
         """What the critics are fitted to, `[N]`: equation 2, and for the value that follows equation 3."""
-        lower = jnp.minimum(*self._critics.apply(target_critics, transition.next_observation, next_action))
+        lower = jnp.minimum(*self._both(target_critics, transition.next_observation, next_action))
         # The discount is zero where the episode terminated, and not where it was truncated.
         return transition.reward + transition.discount * (lower - temperature * next_log_prob)
+
+    def _both(self, critics, observation, action) -> tuple[jax.Array, jax.Array]:
+        """Values `[N]` of both critics."""
+        return outputs.twins(self._critics.apply(critics, observation, action), action.shape[0])
 
     def _cut(self, x: jax.Array) -> jax.Array:
         """Samples `[U * N, ...]` into minibatches `[U, N, ...]`, both environment-major."""
@@ -273,7 +274,10 @@ class SAC(Agent):
 
     def _policy(self, actor, observation) -> TanhNormal:
         """Distribution over actions in [-1, 1], for observations `[N, *obs]`."""
-        mean, log_std = jnp.split(self._actor.apply(actor, observation), 2, axis=-1)
+        output = outputs.gaussian(
+            self._actor.apply(actor, observation), self.env.action_space, observation.shape[0]
+        )
+        mean, log_std = jnp.split(output, 2, axis=-1)
         return TanhNormal(mean, jnp.clip(log_std, *_LOG_STD_BOUNDS), self.env.action_space.shape)
 
     @property

@@ -4,6 +4,7 @@
 your own, and `register` gives it a name.
 """
 
+from envs.checking import check, check_spec
 from envs.environment import (
     Environment,
     EnvironmentSpec,
@@ -32,6 +33,8 @@ __all__ = [
     "SingleEnvironment",
     "Space",
     "TimeStep",
+    "check",
+    "check_spec",
     "features_and_mask",
     "make",
     "map_features",

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from envs.checking import check_spec, unpacked_reset, unpacked_step
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from fdg.errors import FdgError
 
@@ -222,8 +223,9 @@ class Vectorized:
         self, key: jax.Array, state: EpisodeState, action: jax.Array
     ) -> tuple[EpisodeState, TimeStep]:
         step_key, reset_key = jax.random.split(key)
-        inner, final_observation, reward, terminated, truncated = self.single.step(
-            step_key, state.inner, jnp.asarray(action, self.action_space.dtype)
+        inner, final_observation, reward, terminated, truncated = unpacked_step(
+            self.name,
+            self.single.step(step_key, state.inner, jnp.asarray(action, self.action_space.dtype)),
         )
         inner = jax.tree.map(_strong, inner)
         final_observation = self._observation(final_observation, "step")
@@ -263,7 +265,7 @@ class Vectorized:
 
     def _start(self, key: jax.Array) -> tuple[State, Observation]:
         """State and observation at the beginning of an episode."""
-        inner, observation = self.single.reset(key)
+        inner, observation = unpacked_reset(self.name, self.single.reset(key))
         return jax.tree.map(_strong, inner), self._observation(observation, "reset")
 
     def _observation(self, observation: Any, method: str) -> Observation:
@@ -328,6 +330,9 @@ def vectorize(single: Any, repeat_start: bool = False) -> Vectorized:
       A frozen value, equal to another where the two singles are equal. Its `reset` and `step` raise
       `FdgError` where the single one's results do not fit its spaces, or its state changes type.
 
+    Raises:
+      FdgError: `single` is no environment: `envs.check_spec`.
+
     >>> import jax
     >>> from envs.probe import Discount
     >>> env = vectorize(Discount())
@@ -338,6 +343,9 @@ def vectorize(single: Any, repeat_start: bool = False) -> Vectorized:
     >>> step.terminated.tolist(), step.episode_return.tolist(), step.episode_length.tolist()
     ([True, True], [1.0, 1.0], [2, 2])
     """
+    if isinstance(single, Vectorized):
+        raise FdgError(f"environment '{single.name}' is a batch already: leave out envs.vectorize")
+    check_spec(single, single=True)
     return Vectorized(single, repeat_start)
 
 

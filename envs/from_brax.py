@@ -23,7 +23,7 @@ import functools
 import inspect
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -33,7 +33,7 @@ import numpy as np
 from envs.environment import Vectorized, vectorize
 from envs.quiet import quietly
 from envs.spaces import Box, Space
-from fdg.errors import FdgError
+from fdg.errors import FdgError, one_line
 
 # Written out, and compared with brax's registry in a test, because importing brax takes seconds.
 ENVIRONMENTS = (
@@ -53,6 +53,8 @@ ENVIRONMENTS = (
 DEFAULT_BACKEND = "generalized"
 BACKENDS = (DEFAULT_BACKEND, "positional", "spring", "mjx")
 _ONE_BACKEND = ("fast", "swimmer")  # the one has no physics, the other refuses all but the default
+
+_HEIGHT, _WIDTH = 320, 420  # of a picture
 
 Scalar: TypeAlias = "bool | int | float | str | tuple[Any, ...]"
 
@@ -99,6 +101,40 @@ class BraxEnvironment:
         with _tolerance():
             state = _instantiate(self).step(state, action)
         return state, state.obs, state.reward, state.done, jnp.bool_(False)
+
+    def frames(self, states: Sequence[Any]) -> Any:
+        """Pictures of states, `[H, W, 3]` uint8 each, by MuJoCo's renderer, which needs OpenGL.
+
+        Raises:
+          FdgError: there is no OpenGL.
+        """
+        system = getattr(_template(self), "sys", None)
+        if system is None:
+            return None
+        from brax.io import image
+
+        with _tolerance(), _mujoco_quietly():
+            try:
+                return image.render_array(system, _poses(states), height=_HEIGHT, width=_WIDTH)
+            except Exception as error:  # MuJoCo raises many types where there is no OpenGL
+                raise FdgError(
+                    f"{self.name} cannot be drawn without OpenGL ({one_line(error)}): write a page instead,"
+                    " --out video.html, or set MUJOCO_GL=egl or osmesa"
+                ) from error
+
+    def html(self, states: Sequence[Any]) -> str | None:
+        """brax's viewer of states, as a page; None for the toy that moves without physics."""
+        system = getattr(_template(self), "sys", None)
+        if system is None:
+            return None
+        from brax.io import html
+
+        with _tolerance(), _mujoco_quietly():
+            return html.render(system.tree_replace({"opt.timestep": _template(self).dt}), _poses(states))
+
+
+def _poses(states: Sequence[Any]) -> list[Any]:
+    return [state.pipeline_state for state in states]
 
 
 def factories() -> dict[str, Callable[..., Vectorized]]:

@@ -19,14 +19,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from envs import gymnasium_spaces
+from envs import gymnasium_frames, gymnasium_spaces
 from envs.host import Failure, HostEnvironment, Transition, make_from
+from envs.rendering import Episode
 from envs.spaces import Box, Space
 from fdg.errors import FdgError, HostError, one_line
 
@@ -81,6 +83,17 @@ class GymnasiumSource:
     def facts(self) -> gymnasium_spaces.Facts:
         """What one instance in this process says."""
         return _facts(self.name, self.options)
+
+    def record(
+        self,
+        act: Callable[[np.ndarray, int], np.ndarray],
+        episodes: int,
+        max_steps: int,
+        seed: int,
+    ) -> list[Episode]:
+        """Plays episodes in this process, with pictures; see `gymnasium_frames.record`."""
+        name = self.name.removeprefix(PREFIX)
+        return gymnasium_frames.record(name, dict(self.options), self.facts, act, episodes, max_steps, seed)
 
     def start(self, size: int) -> "WorkerPool":
         """A pool for so many instances."""

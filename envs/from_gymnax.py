@@ -23,13 +23,14 @@ import dataclasses
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envs import gymnax_frames
 from envs.environment import Vectorized, vectorize
 from envs.spaces import Box, Discrete, Space, bound
 from envs.undrawn import undrawn
@@ -113,6 +114,12 @@ class GymnaxEnvironment:
             observation, state, reward, terminated, _ = env.step_env(key, state, action, params)
             truncated = env.is_truncated(state, params)
         return state, self._deliver(observation), reward, terminated, truncated
+
+    def frames(self, states: Sequence[Any]) -> Any:
+        """Pictures of states, `[H, W, 3]` uint8 each, by gymnax's renderer; None where it has none."""
+        env, params = _instantiate(self)
+        with jax.numpy_rank_promotion("allow"):
+            return gymnax_frames.frames(self.name, env, params, states)
 
     def _deliver(self, observation: jax.Array) -> jax.Array:
         discrete = _facts(self).one_hot

@@ -21,7 +21,7 @@ program as literals.
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -30,6 +30,7 @@ import numpy as np
 
 from envs.environment import MaskedObservation, Observation, Vectorized, vectorize
 from envs.quiet import quietly
+from envs.rendering import captured, drawing
 from envs.spaces import Box, Discrete, Space
 from fdg.errors import FdgError
 
@@ -104,6 +105,25 @@ class ParticleEnvironment:
             observation, state, reward, done, _ = facts.env.step_env(key, state, actions)
         rewards = jnp.stack([reward[agent] for agent in facts.agents])
         return state, self._observe(observation), rewards, jnp.bool_(False), done["__all__"]
+
+    def frames(self, states: Sequence[Any]) -> Iterator[np.ndarray]:
+        """Pictures of states, `[H, W, 3]` uint8 each: a circle for each agent and each landmark."""
+        from matplotlib.patches import Circle
+
+        env = self._facts.env
+        figure, axes = drawing()
+        reach = max(2.0, 1.1 * max(float(np.abs(state.p_pos).max()) for state in states))
+        axes.set(xlim=(-reach, reach), ylim=(-reach, reach), xticks=[], yticks=[], aspect="equal")
+        circles = [
+            axes.add_patch(
+                Circle((0.0, 0.0), float(env.rad[i]), color=[c / 255 for c in np.asarray(env.colour[i])])
+            )
+            for i in range(env.num_entities)
+        ]
+        for state in states:
+            for circle, position in zip(circles, np.asarray(state.p_pos), strict=True):
+                circle.center = tuple(position)
+            yield captured(figure)
 
     def _observe(self, observation: dict[str, jax.Array]) -> Observation:
         facts = self._facts

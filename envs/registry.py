@@ -11,7 +11,7 @@ from typing import Any
 
 from envs import from_brax, from_envpool, from_gymnasium, from_gymnax, from_jaxmarl, probe
 from envs.environment import Environment
-from fdg.errors import FdgError, unknown_name
+from fdg.errors import FdgError, one_line, unknown_name
 
 _SOURCES = (from_gymnax, from_brax, from_jaxmarl, probe)
 
@@ -49,13 +49,23 @@ def make(name: str, **overrides: Any) -> Environment:
     >>> make("CartPole-v1", max_steps_in_episode=200).max_episode_steps
     200
     """
+    if not isinstance(name, str):
+        raise FdgError(
+            f"envs.make({name!r:.60}): give a name, such as 'CartPole-v1'; an environment is used as it is"
+        )
     for prefix, make_one in _PREFIXES.items():
         if name.startswith(prefix) and name not in _registered:
             return make_one(name.removeprefix(prefix), **overrides)
     factory = _registered.get(name) or _BUILT_IN.get(name)
     if factory is None:
-        raise unknown_name("environment", name, names())
-    return factory(**overrides)
+        raise unknown_name("environment", name, names(), "envs.names()")
+    try:
+        return factory(**overrides)
+    except (TypeError, ValueError, OverflowError) as error:
+        if isinstance(error, FdgError) or not overrides:
+            raise
+        given = ", ".join(f"{parameter}={value!r}" for parameter, value in overrides.items())
+        raise FdgError(f"environment '{name}' does not take {given}: {one_line(error)}") from error
 
 
 def parse(text: str) -> tuple[str, dict[str, Any]]:
@@ -75,11 +85,18 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
         parameter, equals, value = option.partition("=")
         if not (parameter.isidentifier() and equals):
             raise FdgError(f"environment '{text}': '{option}' is not PARAMETER=VALUE: write {name}?steps=200")
-        try:
-            overrides[parameter] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            overrides[parameter] = value
+        overrides[parameter] = _value(value)
     return name, overrides
+
+
+def _value(text: str) -> Any:
+    """A number, tuple, boolean or None of Python's, as it is written; any other text is itself."""
+    try:
+        value = ast.literal_eval(text)
+        hash(value)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return text
+    return value
 
 
 def names() -> tuple[str, ...]:

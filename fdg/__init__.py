@@ -7,12 +7,24 @@ its fragments runs:
     engine = fdg.compile(algorithm, policies.GPUOnly())
     state = engine.init(seed=0)
     state, metrics = engine.run(state, iterations=10)
+
+or, with a run directory, evaluation and all else that `python -m fdg.train` does:
+
+    run = fdg.fit(algorithm, policies.GPUOnly(), total_steps=100_000)
+    action = run.policy(observation)
+    run = fdg.load(run.path)  # another day
 """
 
+import importlib
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import fdg.ctrl_c
 import fdg.showing  # noqa: F401 - graphs and plans are printed and drawn by it
 from fdg.engine import Engine, compile
-from fdg.errors import FdgError, GraphError, PlanError, UnknownNameError
+from fdg.errors import FdgError, FdgWarning, GraphError, PlanError, RunError, UnknownNameError
 from fdg.fragment import fragment
+from fdg.neighbours import hidden
 from fdg.placing.place import place
 from fdg.placing.plan import Plan
 from fdg.placing.policy import Group, Policy
@@ -24,11 +36,18 @@ from fdg.running.program_cache import keep_programs
 from fdg.tracing.graph import FDG, Edge
 from fdg.tracing.trace import trace
 
+if TYPE_CHECKING:
+    from fdg.training.exporting import load_exported
+    from fdg.training.fit import fit
+    from fdg.training.loading import load
+    from fdg.training.run import Run
+
 __all__ = [
     "FDG",
     "Edge",
     "Engine",
     "FdgError",
+    "FdgWarning",
     "GraphError",
     "Group",
     "Plan",
@@ -36,15 +55,37 @@ __all__ = [
     "Policy",
     "Profile",
     "Program",
+    "Run",
+    "RunError",
     "UnknownNameError",
     "compile",
+    "fit",
     "fragment",
     "host_devices",
     "keep_programs",
+    "load",
+    "load_exported",
     "place",
     "profile",
     "trace",
 ]
 __version__ = "0.1.0"
 
+# What trains and loads knows algorithms and environments, which import this package: it comes when asked for.
+_LATER = {
+    "Run": "fdg.training.run",
+    "fit": "fdg.training.fit",
+    "load": "fdg.training.loading",
+    "load_exported": "fdg.training.exporting",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name]), name)
+    raise AttributeError(f"module 'fdg' has no attribute '{name}'")
+
+
 reserve_threads()  # for host devices configured before this import
+if _hidden := hidden():
+    warnings.warn(_hidden, FdgWarning, stacklevel=2)

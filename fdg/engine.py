@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,15 +12,16 @@ from jax.extend import core
 
 from fdg import jaxprs, keys
 from fdg.batch.collective import Collective, unexplained
-from fdg.errors import FdgError, PlanError, host_error
+from fdg.errors import FdgError, FdgWarning, host_error
 from fdg.lowering import host_calls
 from fdg.placing.digest import digests
 from fdg.placing.place import place
 from fdg.placing.plan import BETWEEN, Plan
-from fdg.placing.policy import Policy, with_host
+from fdg.placing.policy import Policy, check_policy, checked_devices, with_host
 from fdg.processes import distributed
 from fdg.processes.arrays import made_by, put
 from fdg.running.execution import execution
+from fdg.running.interrupts import Held
 from fdg.running.leaves import Remembered, without_aliases
 from fdg.running.metrics import PendingMetrics
 from fdg.tracing.graph import FDG
@@ -60,6 +62,8 @@ class Engine:
         whole = plan.schedule is None
         self._init = jax.jit(self._init_leaves, out_shardings=self._shardings if whole else None)
         self._returned = Remembered()
+        self._iterations = 0  # that led to what was returned, as far as they were done here
+        self._interrupted: tuple[Any, PendingMetrics] | None = None
 
     def init(self, seed: int = 0) -> Any:
         """The state that `algorithm.init(jax.random.key(seed))` gives, laid out on the devices.
@@ -94,10 +98,15 @@ class Engine:
         Raises:
           FdgError: a state of another algorithm, or one that was already donated.
           HostError: a function on the host has failed: one line that names it and its fragment.
+          KeyboardInterrupt: after Ctrl-C; what was computed is in `interrupted()`.
         """
         with _host_errors():
             state, pending = self.start(state, iterations)
-            return state, pending.result()
+            try:
+                return state, pending.result()
+            except KeyboardInterrupt:
+                self._interrupted = state, pending
+                raise
 
     def start(self, state: Any, iterations: int = 1) -> tuple[Any, PendingMetrics]:
         """`run` without waiting: the devices go on while the caller does something else.
@@ -117,9 +126,40 @@ class Engine:
           FdgError: a state of another algorithm, or one that was already donated.
         """
         self.compile(iterations)
-        leaves, metrics = self._execution.start(self._check(state), iterations)
-        self._returned = Remembered(leaves)
-        return jax.tree.unflatten(self._structure, leaves), metrics
+        placed = self._check(state)
+        self._count(iterations)
+        result: tuple[Any, PendingMetrics] | None = None
+        try:
+            # Between the donation and the return there is no state that the caller could still have.
+            with Held() as held:
+                leaves, metrics = self._execution.start(placed, iterations, held.caught)
+                self._returned = Remembered(leaves)
+                result = jax.tree.unflatten(self._structure, leaves), metrics
+        except KeyboardInterrupt:
+            self._interrupted = result
+            raise
+        self._interrupted = None
+        return result
+
+    def interrupted(self) -> tuple[Any, dict[str, jax.Array]]:
+        """What the last `run` or `start` had computed when Ctrl-C kept it from returning.
+
+        One program does all of its iterations first; programs that the host steps end with the iteration
+        that they were at, so there may be fewer rows of metrics than were asked for.
+
+        Returns:
+          The state to go on from, and metrics, as `run` returns them. Waits for them.
+
+        Raises:
+          FdgError: the last call was not interrupted, or before it gave up its state.
+        """
+        if self._interrupted is None:
+            raise FdgError(
+                "no run was interrupted: go on from the state that the last one returned or was given"
+            )
+        state, pending = self._interrupted
+        with _host_errors():
+            return state, pending.result()
 
     def compile(self, iterations: int | None = None) -> None:
         """Compiles all that `run` needs ahead of its first call.
@@ -231,8 +271,10 @@ class Engine:
             if not isinstance(leaf, jax.Array):
                 leaf = jnp.asarray(leaf)
             if leaf.is_deleted():
+                rescued = self._interrupted is not None
                 raise FdgError(
                     "this state was donated to an earlier run: go on from the state that run returned"
+                    + (", or, since it was interrupted, from engine.interrupted()" if rescued else "")
                 )
             if leaf.shape != shape.shape or leaf.dtype != shape.dtype:
                 raise FdgError(
@@ -242,7 +284,22 @@ class Engine:
             is_placed = leaf.sharding.is_equivalent_to(shape.sharding, leaf.ndim)
             placed.append(leaf if is_placed else jax.device_put(leaf, shape.sharding))
         # Leaves that came from here are apart, and need not be waited for to see that.
-        return placed if self._returned.are(placed) else without_aliases(placed)
+        if self._returned.are(placed):
+            return placed
+        self._iterations = 0
+        return without_aliases(placed)
+
+    def _count(self, iterations: int) -> None:
+        """Warns, once, of iterations in which the algorithm says that nothing is learned any more."""
+        last = getattr(self.algorithm, "learns_until", None)
+        before, self._iterations = self._iterations, self._iterations + iterations
+        if last is not None and before <= last < self._iterations:
+            warnings.warn(
+                f"{self.plan.graph.name} learns for {last:,} iterations (its total_steps): from then on its"
+                f" step size is zero: give more total_steps, or anneal_learning_rate=False",
+                FdgWarning,
+                stacklevel=4,
+            )
 
     def __repr__(self) -> str:
         return f"<Engine {self.plan.graph.name} under {self.plan.policy} on {len(self.devices)} devices>"
@@ -274,9 +331,8 @@ def compile(
       PlanError: the policy cannot be carried out on these devices.
       FdgError: another process has traced or planned something else.
     """
-    devices = with_host(policy, jax.devices()) if devices is None else devices
-    if isinstance(devices, int):
-        raise PlanError(f"devices={devices}: give a list, such as jax.devices()[:{devices}]")
+    check_policy(policy)
+    devices = with_host(policy, jax.devices()) if devices is None else checked_devices(devices)
     graph = trace(algorithm) if graph is None else graph
     graph = dataclasses.replace(graph, jaxpr=host_calls.guard(graph.jaxpr, last_words=_last_words))
     plan = place(graph, policy, list(devices), num_seeds)

@@ -10,6 +10,10 @@ class FdgError(ValueError):
     """Anything a user asked for that cannot be done; the command line prints it without a traceback."""
 
 
+class FdgWarning(UserWarning):
+    """Something that runs, and very likely not as it was meant."""
+
+
 class GraphError(FdgError):
     """A fragmented dataflow graph that breaks one of its invariants."""
 
@@ -18,7 +22,11 @@ class PlanError(FdgError):
     """A policy that cannot be carried out on the given devices."""
 
 
-class HostError(FdgError):
+class RunError(FdgError):
+    """What was asked for was right, and a run of it cannot go on: exit status 1."""
+
+
+class HostError(RunError):
     """Code on the host that a running program called has failed: it ends the run, with exit status 1.
 
     JAX raises no more than its text, at the end of the traceback in its own error: see `host_error`.
@@ -61,14 +69,49 @@ class UnknownNameError(FdgError):
     """A name that no registry holds."""
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
-    """Error for an unknown `name` of some `kind` ("environment", "policy"), with the nearest known name.
+_FEW = 12  # names are all listed, up to here
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str], listing: str = "") -> UnknownNameError:
+    """Error for an unknown `name` of some `kind` ("environment", "policy"), with the nearest known names.
+
+    Args:
+      kind: what it was taken for.
+      name: what was given.
+      known: all that there are; few are listed.
+      listing: where many can be seen.
 
     >>> print(unknown_name("policy", "gpu_onyl", ["gpu_only", "central"]))
     unknown policy 'gpu_onyl': did you mean 'gpu_only'? (known: central, gpu_only)
+    >>> print(unknown_name("fruit", "appel", ["apple", "maple", *"abcdefghijk"], "fruits.names()"))
+    unknown fruit 'appel': did you mean 'apple'? (near it: maple; fruits.names() lists all 13)
     """
     names = sorted(known)
-    folded = {candidate.lower(): candidate for candidate in names}
-    nearest = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.5)
-    hint = f"did you mean '{folded[nearest[0]]}'? " if nearest else ""
-    return UnknownNameError(f"unknown {kind} '{name}': {hint}(known: {', '.join(names)})")
+    close = nearest(str(name), names)
+    hint = f"did you mean '{close[0]}'? " if close else ""
+    if len(names) <= _FEW:
+        return UnknownNameError(f"unknown {kind} '{name}': {hint}(known: {', '.join(names)})")
+    near = f"near it: {', '.join(close[1:])}; " if close[1:] else ""
+    all_of_them = f"{listing} lists all {len(names)}" if listing else f"there are {len(names)}"
+    return UnknownNameError(f"unknown {kind} '{name}': {hint}({near}{all_of_them})")
+
+
+def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
+    """The known names that are like a name, the most alike first, whatever their case; none where none is.
+
+    >>> nearest("cartpole", ["CartPole-v1", "Acrobot-v1"])
+    ['CartPole-v1']
+    """
+    folded: dict[str, str] = {candidate.lower(): candidate for candidate in known}
+    close = difflib.get_close_matches(name.lower(), folded, n=count, cutoff=0.5)
+    return [folded[candidate] for candidate in close]
+
+
+def listed(words: Iterable[object], last: str = "or") -> str:
+    """Words as a sentence has them.
+
+    >>> listed("abc"), listed("ab", "and"), listed("a"), listed("")
+    ('a, b or c', 'a and b', 'a', 'none')
+    """
+    texts = [str(word) for word in words] or ["none"]
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} {last} {texts[-1]}"

@@ -6,6 +6,7 @@ A marked function is traced as a *named jit* (the node), and each array at its b
 function, also from its derivative; and both cost nothing when the function runs on its own.
 """
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
@@ -45,6 +46,9 @@ ad.deflinear2(
 # ---------------------------------------------------------------------------------------------------
 
 _PREFIX = "fdg"
+
+ROLES = ("environment", "actor", "buffer", "learner", "gradient", "update", "reward", "reference", "critic")
+"""Those that policies know; any other word is allowed."""
 
 
 class FragmentMark(NamedTuple):
@@ -182,12 +186,37 @@ class FragmentFunction:
         except TypeError:
             raise GraphError(
                 f"fragment '{self.mark.name}' ({self.mark.role}) is a method of {type(instance).__name__}, "
-                f"which does not hash: make it a dataclass(frozen=True), or the fragment a function"
+                f"which does not hash: {_why_unhashable(instance)}"
             ) from None
         return self._call((instance,), args, kwargs)
 
     def __repr__(self) -> str:
         return f"<fragment {self.mark.role}: {self.mark.name}{inspect.signature(self.__wrapped__)}>"
+
+
+def _why_unhashable(instance: Any) -> str:
+    """What to do about an object that does not hash: about one of its fields, or about its class.
+
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Mine:
+    ...     widths: tuple
+    >>> _why_unhashable(Mine([64, 64]))
+    'its field widths is a list: make it a tuple'
+    """
+    kind: Any = type(instance)
+    if not dataclasses.is_dataclass(kind) or kind.__hash__ is None:
+        return "make it a dataclass(frozen=True), or the fragment a function"
+    for field in dataclasses.fields(kind):
+        value = getattr(instance, field.name, None)
+        try:
+            hash(value)
+        except TypeError:
+            fix = _HASHABLE.get(type(value), "a value that hashes, or keep it in the state")
+            return f"its field {field.name} is a {type(value).__name__}: make it {fix}"
+    return "give it a __hash__"
+
+
+_HASHABLE: dict[type, str] = {list: "a tuple", set: "a frozenset", dict: "a tuple of pairs"}
 
 
 def fragment(

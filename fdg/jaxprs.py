@@ -88,7 +88,7 @@ def is_literal(atom: Any) -> bool:
     return isinstance(atom, core.Literal)
 
 
-def _scan_sizes(params: dict[str, Any]) -> tuple[int, int]:
+def scan_sizes(params: dict[str, Any]) -> tuple[int, int]:
     """How many of a scan's inputs are constants, and how many are carried."""
     if "num_carry" in params:  # JAX 0.10
         return params["num_consts"], params["num_carry"]
@@ -107,7 +107,7 @@ def bodies(eqn: core.JaxprEqn) -> tuple[Body, ...]:
     match eqn.primitive.name:
         case "scan":
             jaxpr = open_jaxpr(params["jaxpr"])
-            consts, carried = _scan_sizes(params)
+            consts, carried = scan_sizes(params)
             return (
                 Body(
                     jaxpr,

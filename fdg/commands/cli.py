@@ -1,13 +1,18 @@
 """The commands `python -m fdg.train` and `python -m fdg.plan`: errors become one line and an exit status."""
 
+import contextlib
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 
-from fdg.errors import FdgError, HostError, host_error
+from fdg import ctrl_c
+from fdg.errors import FdgError, FdgWarning, RunError, host_error, one_line
+from fdg.neighbours import hidden
 from fdg.processes import distributed
 from fdg.processes.peers import LostError
 
@@ -23,7 +28,6 @@ def train_main(argv: Sequence[str] | None = None) -> int:
 
     def run(argv: Sequence[str]) -> int:
         from fdg.commands.parse import join, parse
-        from fdg.training import loop as train
         from fdg.training import run_directory
 
         join(argv)
@@ -34,7 +38,11 @@ def train_main(argv: Sequence[str] | None = None) -> int:
         )
         if job.out is not None and not job.resumes and distributed.is_first():
             run_directory.check_free(job.out)  # before anything that takes long
-        return train.train(job)
+        from fdg.training import loop  # knows algorithms, whose import may start JAX: `parse` goes first
+
+        if job.rounded is not None:
+            loop.say(job.rounded)
+        return loop.train(job)
 
     return guarded(run, argv)
 
@@ -78,15 +86,24 @@ def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> 
     So is what fails on the host in the middle of a run, with status 1. Where there are several processes,
     one that fails takes the others along.
     """
-    sys.path.insert(0, os.getcwd())  # for --algo module:Class, whichever way the command was started
     try:
-        status = _status(run, sys.argv[1:] if argv is None else argv)
+        sys.path.insert(0, os.getcwd())  # for --algo module:Class, whichever way the command was started
+    except OSError as error:
+        return _fail(f"the current folder cannot be used ({error.strerror}): change to another one")
+    ctrl_c.tell_others(lambda line: distributed.abandon(line, ctrl_c.STATUS, "was interrupted"))
+    try:
+        if line := hidden():
+            return _fail(line)
+        with _said_in_one_line():
+            status = _status(run, sys.argv[1:] if argv is None else argv)
         distributed.leave()
+        if status == ctrl_c.STATUS and ctrl_c.is_guarding():
+            ctrl_c.leave("")
         return status
     except LostError as error:
         return _fail(str(error), error.status)
     except FdgError as error:
-        return _fail(str(error), 1 if isinstance(error, HostError) else 2)
+        return _fail(str(error), 1 if isinstance(error, RunError) else 2)
     except KeyboardInterrupt:
         distributed.abandon("interrupted", 130, "was interrupted")
         print("interrupted", file=sys.stderr)
@@ -96,9 +113,15 @@ def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> 
         distributed.abandon("", 141, "lost its standard output")
         return 141
     except Exception as error:
-        if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
-            first = str(error).splitlines()[0]
+        too_much = isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
+        if too_much or isinstance(error, MemoryError):
+            first = (str(error) or "no memory").splitlines()[0]
             return _fail(f"out of memory ({first}): use fewer environments, or more devices")
+        if isinstance(error, OverflowError):
+            return _fail(f"a number is too large ({one_line(error)}): use smaller sizes, or fewer steps")
+        if isinstance(error, OSError) and error.strerror:
+            where = f"{error.filename}: " if error.filename is not None else ""
+            return _fail(f"{where}{error.strerror}", 1)
         if isinstance(error, jax.errors.JaxRuntimeError) and (cause := host_error(error)):
             return _fail(str(cause), 1)
         if lost := distributed.lost(_CAUSE_SECONDS):
@@ -109,6 +132,26 @@ def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> 
         sys.path.pop(0)
 
 
+@contextlib.contextmanager
+def _said_in_one_line() -> Iterator[None]:
+    """Warnings of ours as a line each on standard error, and no word that standard output cannot spell."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", FdgWarning)
+        usual = warnings.showwarning
+
+        def show(message: Any, category: type[Warning], *more: Any, **named: Any) -> None:
+            if issubclass(category, FdgWarning):
+                print("warning:", " ".join(str(message).split()), file=sys.stderr, flush=True)
+            else:
+                usual(message, category, *more, **named)
+
+        warnings.showwarning = show
+        yield
+
+
 def _status(run: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
     try:
         return run(argv)
@@ -116,8 +159,13 @@ def _status(run: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
         return int(exit.code or 0)
 
 
+_LONGEST = 1000  # characters of a line on standard error
+
+
 def _fail(message: str, status: int = 2) -> int:
     message = " ".join(message.split())
+    if len(message) > _LONGEST:  # whatever was given, in full; the fix comes last
+        message = f"{message[: _LONGEST // 2]} ... {message[-_LONGEST // 2 :]}"
     distributed.abandon(f"error: {message}", status, f"failed: {message}")
     print("error:", message, file=sys.stderr)
     return status

@@ -4,8 +4,8 @@ See docs/decisions/005-command-line-is-argparse.md.
 """
 
 import argparse
+import contextlib
 import dataclasses
-import difflib
 import math
 import re
 import types
@@ -13,7 +13,8 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
-from fdg.errors import FdgError
+from fdg.commands.aliases import ALIASES
+from fdg.errors import FdgError, nearest
 
 _NOT_FLAGS = ("env", "network")  # fields of an algorithm that a command line cannot write down
 
@@ -57,8 +58,12 @@ def normalise(argv: Sequence[str]) -> list[str]:
     """`--num_envs` as `--num-envs`, and `--x -1e-3` as `--x=-1e-3` (argparse knows -1 and -0.1 only)."""
     words: list[str] = []
     for word in argv:
+        if "\0" in word:
+            raise FdgError(f"{word!r}: a null character belongs to no flag")
         if word.startswith("--"):
             name, equals, value = word.partition("=")
+            if name == "--" or value == "--":  # which argparse would take for its own
+                raise FdgError(f"'{word}': '--' is neither a flag nor a value of one: see --help")
             words.append(name.replace("_", "-") + equals + value)
         elif words and re.fullmatch(r"--[\w-]+", words[-1]) and re.fullmatch(r"-[\d.]\S*", word):
             words[-1] += f"={word}"
@@ -92,45 +97,54 @@ class Parser(argparse.ArgumentParser):
 
 
 def _unknown_flag(name: str, options: Iterable[str]) -> FdgError:
-    nearest = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
-    hint = f"did you mean '{nearest[0]}'? (" if nearest else "("
-    return FdgError(f"unknown flag '{name}': {hint}--help lists them all)")
+    close = nearest(name, options)
+    hint = f"did you mean '{close[0]}'? (" if close else "("
+    near = f"near it: {', '.join(close[1:])}; " if close[1:] else ""
+    return FdgError(f"unknown flag '{name}': {hint}{near}--help lists them all)")
 
 
 def add_flag(parser: Any, flag: Flag) -> None:
     """Adds a flag. What is not given stays out of the result: it may come from a preset or an earlier run."""
-    read = _reader(flag.kind)
-
-    def checked(word: str) -> Any:
-        try:
-            return read(word)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(f"'{word}' is not {error}") from None
-
     if flag.default is None and "None: " in flag.help:  # the help says what happens then
         text = flag.help.replace("None: ", "default: ")
     else:
         default = "required" if flag.default is dataclasses.MISSING else f"default: {shown(flag.default)}"
         text = f"{flag.help} ({default})".strip()
     text = text.replace("%", "%%")
+    _add_argument(parser, flag, flag.option, text)
+
+
+def add_aliases(parser: Any, flags: Iterable[Flag]) -> None:
+    """Adds the other names of flags, unless they are flags themselves: after all flags were added."""
+    for flag in flags:
+        for alias in ALIASES.get(flag.name, ()):
+            with contextlib.suppress(argparse.ArgumentError):
+                _add_argument(parser, flag, f"--{alias}", argparse.SUPPRESS)
+
+
+def _add_argument(parser: Any, flag: Flag, option: str, text: str) -> None:
+    read = _reader(flag.kind)
+
+    def checked(word: str) -> Any:
+        try:
+            return read(word)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"'{word:.200}' is not {error}") from None
+
     if flag.kind is bool:
         # A bare flag is true; --no-flag, or a word, says otherwise.
         parser.add_argument(
-            flag.option, dest=flag.name, nargs="?", const=True, type=checked, metavar="BOOL", help=text
+            option, dest=flag.name, nargs="?", const=True, type=checked, metavar="BOOL", help=text
         )
         parser.add_argument(
-            "--no-" + flag.option[2:],
-            dest=flag.name,
-            action="store_const",
-            const=False,
-            help=argparse.SUPPRESS,
+            "--no-" + option[2:], dest=flag.name, action="store_const", const=False, help=argparse.SUPPRESS
         )
     elif _is_tuple(flag.kind):
         parser.add_argument(
-            flag.option, dest=flag.name, nargs="+", action=_Tuple, type=checked, metavar="N", help=text
+            option, dest=flag.name, nargs="+", action=_Tuple, type=checked, metavar="N", help=text
         )
     else:
-        parser.add_argument(flag.option, dest=flag.name, type=checked, metavar=_metavar(flag.kind), help=text)
+        parser.add_argument(option, dest=flag.name, type=checked, metavar=_metavar(flag.kind), help=text)
 
 
 class _Tuple(argparse.Action):
@@ -188,16 +202,20 @@ def _reader(kind: Any) -> Callable[[str], Any]:
 
 def _read_int(word: str) -> int:
     try:
-        return int(word)
+        number: float = int(word)
     except ValueError:
-        pass
-    try:
-        number = float(word)
-    except ValueError:
-        number = math.nan
-    if not number.is_integer():
+        try:
+            number = float(word)
+        except ValueError:
+            number = math.nan
+    if isinstance(number, float) and not number.is_integer():
         raise ValueError("an integer")
+    if abs(number) >= _TOO_LARGE:
+        raise ValueError(f"an integer below {_TOO_LARGE:.0e}")
     return int(number)
+
+
+_TOO_LARGE = 10**18  # what JAX counts with has 63 bits
 
 
 def _read_float(word: str) -> float:
@@ -223,8 +241,8 @@ def _read_none(word: str) -> None:
 
 def _read_choice(word: str, choices: Mapping[str, Any]) -> Any:
     if word not in choices:
-        nearest = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
-        hint = f" (did you mean '{nearest[0]}'?)" if nearest else ""
+        close = nearest(word, choices, 1)
+        hint = f" (did you mean '{close[0]}'?)" if close else ""
         raise ValueError(f"one of {', '.join(choices)}{hint}")
     return choices[word]
 
@@ -256,10 +274,45 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(flag: Flag, value: Any) -> Any:
-    """What `to_json` made one of."""
-    if isinstance(value, list):
-        return tuple(value)
-    return _reader(flag.kind)(value) if isinstance(value, str) else value
+    """What `to_json` made one of.
+
+    Raises:
+      ValueError: a value that `to_json` would not have made; says what was expected.
+    """
+    expected = _expected(flag.kind)
+    parts = value if isinstance(value, list) else [value]
+    for part in parts:
+        is_word = isinstance(part, str)
+        infinite = is_word and part in ("inf", "-inf") and _mentions(flag.kind, float)
+        if isinstance(part, list | dict) or (is_word and not (infinite or _takes_words(flag.kind))):
+            raise ValueError(expected)
+        if not is_word and part is not None and flag.kind is str:
+            raise ValueError(expected)
+    if isinstance(value, list) and not _is_tuple(flag.kind):
+        raise ValueError(expected)
+    if isinstance(value, str) and _mentions(flag.kind, str):
+        return value
+    words = ["none" if p is None else p if isinstance(p, str) else str(p).lower() for p in parts]
+    try:
+        if isinstance(value, list) and not value:
+            return ()
+        return _reader(flag.kind)(",".join(words))
+    except ValueError:
+        raise ValueError(expected) from None
+
+
+def _takes_words(kind: Any) -> bool:
+    origins = [typing.get_origin(one) for one in (kind, *typing.get_args(kind))]
+    return _mentions(kind, str) or Literal in origins
+
+
+def _expected(kind: Any) -> str:
+    """What the reader of an annotation says of a word that it cannot take."""
+    try:
+        _reader(kind)("\0")
+    except ValueError as error:
+        return str(error)
+    return "a string"
 
 
 def shown(value: Any) -> str:

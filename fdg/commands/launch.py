@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from fdg import ctrl_c
 from fdg.commands.flags import Flag, Parser, add_flag, normalise
 from fdg.errors import FdgError
 from fdg.processes import lines, ports
@@ -52,6 +53,7 @@ def _run(count: int, words: Sequence[str]) -> int:
             for process in processes:
                 process.send_signal(number)
 
+    ctrl_c.be_patient(None)  # the processes end by themselves, and this one after them
     before = [signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)]
     try:
         for i in range(count):

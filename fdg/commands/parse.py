@@ -5,29 +5,30 @@ policy, is one. So a command line is read twice, the first time for the names al
 """
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fdg.commands.construct import algorithm_class, construct, with_staleness
+from fdg.commands.earlier import loggers_of, record_of, template_of
 from fdg.commands.flags import (
     Flag,
     Parser,
+    add_aliases,
     add_flag,
     dataclass_fields,
     fields_of,
-    from_json,
     normalise,
-    shown,
     to_json,
 )
-from fdg.errors import FdgError, UnknownNameError, unknown_name
+from fdg.commands.stored import check_agrees, earlier_run, part
+from fdg.errors import FdgError, UnknownNameError, one_line, unknown_name
 from fdg.processes import distributed
-from fdg.running.host_devices import device_a_core, host_devices
+from fdg.running.host_devices import device_a_core, make_host_devices
 from fdg.running.program_cache import keep_programs
 from fdg.running.xla_options import choose_xla_options
-from fdg.training import run_directory
-from fdg.training.job import Job, at_least, check_divides, check_run, lengths
+from fdg.training.job import MOST_DEVICES, Job, at_least, check_divides, check_run, lengths
+from fdg.training.trust import check_trusted
 
 _NAMES = (
     Flag("algo", str, "ppo", "an algorithm, or path.to.module:Class for one of your own"),
@@ -60,6 +61,23 @@ _RUN = (
         "iterations from checkpoint to checkpoint, at least (None: a twentieth of all)",
     ),
     Flag(
+        "on_nan",
+        Literal["stop", "warn"],
+        "stop",
+        "what to do once a loss is infinite or not a number: end the run, or say so and go on",
+    ),
+    Flag(
+        "eval_every",
+        int | None,
+        None,
+        "iterations from one evaluation during training to the next, greedy and sampled; the best state is"
+        " kept beside the last (None: none)",
+    ),
+    Flag("stop_at", float | None, None, "end once such an evaluation returns this much (None: never)"),
+    Flag("tensorboard", bool, False, "also write TensorBoard's event files, into the run directory"),
+    Flag("wandb", str | None, None, "also log to this project of Weights & Biases (None: do not)"),
+    Flag("mlflow", str | None, None, "also log to this experiment of MLflow (None: do not)"),
+    Flag(
         "profile",
         bool,
         False,
@@ -68,6 +86,12 @@ _RUN = (
     Flag("out", str | None, None, "the run directory (None: runs/ENV-ALGO-SEED-TIME)"),
 )
 _MACHINE = (
+    Flag(
+        "trust",
+        bool,
+        False,
+        "import the modules that only the config.json of a resumed run names: they are code, and are run",
+    ),
     Flag(
         "program_cache",
         str | None,
@@ -94,9 +118,14 @@ _PROCESSES = (
     Flag("process_id", int | None, None, "which of them this is, from 0 (None: 0)"),
     Flag("distributed", bool, False, "take these three from the cluster: SLURM, MPI, Kubernetes, TPU pod"),
 )
+_DEVICES_CHOSEN = Flag("devices_chosen", int | None, None, "how many an earlier sitting of the run chose")
 _TOTAL_STEPS = Flag("total_steps", int, 500_000, "environment steps of each agent")
 # Those that change how a run is carried out, not what it computes: a resumed run may change them.
-_FREE_ON_RESUME = {"policy", "devices", "eval_episodes", "checkpoint_every", "profile", "out", "resume"}
+_FREE_ON_RESUME = {
+    *("policy", "devices", "eval_episodes", "checkpoint_every", "on_nan", "profile", "out", "resume"),
+    # Or what it does beside that, and how long it is.
+    *("eval_every", "stop_at", "tensorboard", "wandb", "mlflow", "total_steps"),
+}
 
 
 def join(argv: Sequence[str]) -> None:
@@ -107,6 +136,7 @@ def join(argv: Sequence[str]) -> None:
     """
     first = Parser(add_help=False, allow_abbrev=False)
     _add_flags(first, (*_RUN, *_PROCESSES))
+    add_aliases(first, _RUN)
     given = vars(first.parse_known_args(normalise(argv))[0])
     distributed.check(given)
     triple = {
@@ -134,25 +164,42 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     words = normalise(argv)
     first = Parser(add_help=False, allow_abbrev=False)
     _add_flags(first, (*_NAMES, *_RUN, *_MACHINE, *_PROCESSES))
+    add_aliases(first, (*_NAMES, *_RUN))
     early = vars(first.parse_known_args(words)[0])
     distributed.check(early)
-    out, stored = _earlier_run(early)
-    known = {**stored, **early}
+    stored_flags = (*_NAMES, *_RUN, _STALENESS, _TOTAL_STEPS, _DEVICES_CHOSEN)
+    out, stored = earlier_run(early, stored_flags)
+    template, file = template_of(early, stored_flags)
+    if stored:
+        assert out is not None
+        file = out / "config.json"
+    base = stored or template  # what is not given is as it was there
+    known = {**base, **early}
     # Before the imports below, which may start JAX's backends and compile.
     keep_programs(early.get("program_cache"))
     choose_xla_options(early.get("xla_options"))
     if known.get("devices") is not None:
         at_least(1, devices=known["devices"])
+        if known["devices"] > MOST_DEVICES:
+            raise FdgError(f"--devices {known['devices']}: it must be at most {MOST_DEVICES}")
         check_divides(known["devices"], distributed.count())
-        host_devices(known["devices"] // distributed.count())
+        make_host_devices(known["devices"] // distributed.count())
     chosen_before = stored.get("devices_chosen")
+    at_least(1, devices_chosen=chosen_before)
     choosing = distributed.count() == 1 and known.get("devices") is None and not stored
     cores = device_a_core() if choosing else None
     if chosen_before is not None and known.get("devices") is None:
-        host_devices(chosen_before)
+        make_host_devices(chosen_before)
 
     import envs
 
+    for flag in _NAMES:
+        if known.get(flag.name) == "":
+            raise FdgError(f"{flag.option}: give a name")
+    named = {flag.name: early[flag.name] for flag in _NAMES if flag.name in early}
+    if stored:
+        check_agrees(named, stored, _FREE_ON_RESUME)
+    check_trusted(file, {**base, **named}, named, early.get("trust", False))
     algo, env_name, policy_name = (known.get(flag.name) or flag.default for flag in _NAMES)
     is_auto = policy_name in _AUTO
     chosen, policy_class = algorithm_class(algo), _policy_class(policy_name)
@@ -160,7 +207,9 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     if "env" in early and not has_env:
         raise FdgError(f"--env {env_name}: {algo} has its own environment (no field 'env')")
     registered_name, overrides = envs.parse(env_name)
-    env = {"env": envs.make(registered_name, **overrides)} if has_env else {}
+    if base and has_env and known.get("env") is None:
+        raise FdgError(f"{file} names no environment, and {algo} needs one: say which by --env")
+    env = {"env": _environment(registered_name, overrides)} if has_env else {}
     preset = chosen.preset(registered_name) if has_env and hasattr(chosen, "preset") else {}
 
     fields = fields_of(chosen)
@@ -183,26 +232,29 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     _add_flags(parser.add_argument_group("this machine"), _MACHINE)
     _add_flags(parser.add_argument_group("several processes"), _PROCESSES)
     _add_flags(parser.add_argument_group(what), own_flags)
+    add_aliases(parser, [*_NAMES, *policy_flags, *run_flags, *own_flags])
     _check_policy_flags(words, policy_name, policy_class, [*policy_flags, _STALENESS, *own_flags])
     given = parser.parse_strictly(words)
     for flag in (*_MACHINE, *_PROCESSES):  # they say how it is carried out, and no run is bound to them
         given.pop(flag.name, None)
+    start_from = given.pop("start_from", None)
+    given.pop("config", None)
     if stored:
-        _check_agrees(given, stored, _FREE_ON_RESUME | {flag.name for flag in policy_flags})
+        check_agrees(given, stored, _FREE_ON_RESUME | {flag.name for flag in policy_flags})
 
-    kept = stored.get("hyperparameters", {})
-    earlier = {flag.name: from_json(flag, kept[flag.name]) for flag in own_flags if flag.name in kept}
+    earlier = part(file, "hyperparameters", base, own_flags, algo) if base.get("algo") == algo else {}
     now = {flag.name: given[flag.name] for flag in own_flags if flag.name in given}
     algorithm = construct(chosen, algo, {**preset, **earlier, **now, **env})
     # The fields of another policy than this one mean nothing to it.
-    kept = stored.get("policy_fields", {}) if stored.get("policy") == policy_name else {}
+    same = base.get("policy") == policy_name
+    kept = part(file, "policy_fields", base, policy_flags, policy_name) if same else {}
     if is_auto and given.get("staleness"):
         raise FdgError(
             f"--staleness {given['staleness']}: under --policy {policy_name} it is the most that may be"
             f" chosen: use --max-staleness {given['staleness']}"
         )
     policy_fields = {flag.name: {**kept, **given}.get(flag.name, flag.default) for flag in policy_flags}
-    run = {flag.name: {**stored, **given}.get(flag.name, flag.default) for flag in (_STALENESS, *run_flags)}
+    run = {flag.name: {**base, **given}.get(flag.name, flag.default) for flag in (_STALENESS, *run_flags)}
     run.pop("out")
     check_run(run)
     policy_values = with_staleness(policy_class, policy_name, policy_fields, run)
@@ -225,6 +277,14 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
         out=out,
         resumes=bool(stored),
         profiles=run.pop("profile"),
+        on_nan=run["on_nan"],
+        start_from=None if start_from is None else Path(start_from),
+        eval_every=run["eval_every"],
+        stop_at=run["stop_at"],
+        loggers=loggers_of(run),
+        record=record_of(
+            program, argv, {name: to_json(value) for name, value in preset.items()}, early, base
+        ),
         config={
             "algo": algo,
             "env": env_name if has_env else None,
@@ -236,30 +296,33 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     )
 
 
+def _environment(name: str, overrides: Mapping[str, Any]) -> Any:
+    """An environment; parameters that are not its defaults are tried out on it, without running a step."""
+    import envs
+
+    made = envs.make(name, **overrides)
+    on_the_host = name.startswith(("gymnasium:", "envpool:"))  # which look at their parameters themselves
+    if overrides and not on_the_host:
+        given = "&".join(f"{key}={value}" for key, value in overrides.items())
+        try:
+            envs.check(made)
+        except FdgError:
+            raise
+        except Exception as error:
+            raise FdgError(f"environment '{name}' does not work with {given}: {one_line(error)}") from error
+    return made
+
+
 def _add_flags(parser: Any, flags: Sequence[Flag]) -> None:
     for flag in flags:
         add_flag(parser, flag)
         if flag.name == "out":
             text = "go on with the run in DIR (or in --out), exactly where it was; needs no other flag"
             parser.add_argument("--resume", nargs="?", const="", metavar="DIR", help=text)
-
-
-def _earlier_run(early: Mapping[str, Any]) -> tuple[Path | None, dict[str, Any]]:
-    """The run directory that was asked for, and its configuration if it is to be resumed (else empty)."""
-    out = Path(early["out"]) if early.get("out") else None
-    if "out" in early and not early["out"]:
-        raise FdgError("--out: give a directory")
-    if "resume" not in early:
-        return out, {}
-    resume = Path(early["resume"]) if early["resume"] else out
-    if resume is None:
-        raise FdgError("--resume: say which run: --resume runs/NAME")
-    if out is not None and out.absolute() != resume.absolute():
-        raise FdgError(f"--resume {resume} and --out {out} are two directories: leave out --out")
-    config = run_directory.read_config(resume)
-    if not {"algo", "policy_fields", "hyperparameters"} <= config.keys():
-        raise FdgError(f"--resume: {resume / 'config.json'} is no configuration of a run")
-    return resume, config
+            text = "begin a new run with the weights of the run in DIR, and its flags but for those given"
+            parser.add_argument("--from", dest="start_from", metavar="DIR", help=text)
+            text = "take the flags of a run's config.json, but for those given"
+            parser.add_argument("--config", metavar="FILE", help=text)
 
 
 def _policy_class(name: str) -> type:
@@ -298,18 +361,4 @@ def _check_policy_flags(
             raise FdgError(
                 f"unknown flag '{option}' under --policy {policy_name}, which has {', '.join(own) or 'none'}:"
                 f" it is a flag of --policy {', '.join(owners)}"
-            )
-
-
-def _check_agrees(given: Mapping[str, Any], stored: Mapping[str, Any], free: Collection[str]) -> None:
-    """A resumed run computes what it would have computed: only what is `free` may change."""
-    for name, value in given.items():
-        if name in free:
-            continue
-        before = {**stored, **stored["hyperparameters"]}.get(name)
-        if to_json(value) != before:
-            option = "--" + name.replace("_", "-")
-            raise FdgError(
-                f"--resume: {option} {shown(value)} contradicts the run's {shown(before)}:"
-                f" leave it out, or start a new run"
             )

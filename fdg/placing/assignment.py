@@ -10,12 +10,16 @@ A group uses as many of its devices as the batches of its fragments divide over.
 """
 
 import dataclasses
+import difflib
 import math
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Collection, Mapping, Sequence
 
-from fdg.errors import PlanError
+from fdg.errors import FdgWarning, PlanError, listed
+from fdg.fragment import ROLES
 from fdg.placing.policy import Group, Policy
 from fdg.tracing.graph import FDG, Fragment
+from fdg.tracing.trace import WHOLE
 
 
 def largest_divisor(number: int, limit: int) -> int:
@@ -33,9 +37,14 @@ def check_placement(graph: FDG, policy: Policy, placement: Mapping[str, Group], 
     Raises:
       PlanError: no role, devices that are not there, two groups of one name, a group without a fragment.
     """
+    if not isinstance(placement, Mapping) or not all(isinstance(g, Group) for g in placement.values()):
+        raise PlanError(
+            f"{policy}: place(devices) returns {placement!r:.60}: return"
+            f" a dict of roles to fdg.Group(name, devices)"
+        )
     if not placement:
         raise PlanError(f"{policy} places no role: name at least one")
-    roles = {f.role for f in graph.fragments}
+    roles = {f.role for f in graph.fragments} - {WHOLE}
     groups: dict[Group, list[str]] = {}
     for role, group in placement.items():
         groups.setdefault(group, []).append(role)
@@ -61,16 +70,54 @@ def check_placement(graph: FDG, policy: Policy, placement: Mapping[str, Group], 
     for group, named in groups.items():
         if roles and len(groups) > 1 and roles.isdisjoint(named):
             raise PlanError(
-                f"{policy} has its {group.name} for {_listed(named, 'or')}, and {graph.name} has no fragment"
-                f" of {'that role' if len(named) == 1 else 'those roles'} (it has"
-                f" {_listed(sorted(roles), 'and')}): mark one with fdg.fragment('{named[0]}'), or use another"
-                f" policy, such as policies.GPUOnly()"
+                f"{policy} has its {group.name} for {listed(map(repr, named))}, and {graph.name} has no"
+                f" fragment of {'that role' if len(named) == 1 else 'those roles'} (it has"
+                f" {listed(map(repr, sorted(roles)), 'and')}): mark one with"
+                f" fdg.fragment('{named[0]}'), or use another policy, such as policies.GPUOnly()"
             )
 
 
-def _listed(words: Sequence[str], last: str) -> str:
-    quoted = [f"'{word}'" for word in words] or ["none"]
-    return quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} {last} {quoted[-1]}"
+def warn_of_near_roles(graph: FDG, placement: Mapping[str, Group]) -> None:
+    """Warns (`FdgWarning`) of a role that nobody knows and that is spelt almost like one that is known.
+
+    Unknown roles are allowed: their fragments live with the producer of their largest input.
+    """
+    known = {*ROLES, WHOLE, *placement}
+    for fragment in graph.fragments:
+        meant = None if fragment.role in known else _meant(fragment.role, known)
+        if meant is not None:
+            warnings.warn(
+                f"fragment '{fragment.name}' has the role '{fragment.role}', which no policy knows: did you"
+                f" mean '{meant}'? As it is, it lives with the fragment that feeds it",
+                FdgWarning,
+                stacklevel=3,
+            )
+    roles = {fragment.role for fragment in graph.fragments}
+    for role in placement:
+        meant = None if role in {*ROLES, *roles} else _meant(role, {*ROLES, *roles})
+        if meant is not None:
+            warnings.warn(
+                f"the policy places the role '{role}', which no fragment has: did you mean '{meant}'?",
+                FdgWarning,
+                stacklevel=3,
+            )
+
+
+def _meant(role: str, known: Collection[str]) -> str | None:
+    """The known role that one is a slip of: a letter off, two letters swapped, in capitals, or cut short.
+
+    >>> [_meant(role, ROLES) for role in ("leaner", "lraener", "Actors", "env", "dreamer", "rewarder")]
+    ['learner', 'learner', 'actor', 'environment', None, None]
+    """
+    word = role.lower().strip("_ ")
+
+    def likeness(other: str) -> float:
+        ratio = difflib.SequenceMatcher(None, word, other).ratio()
+        slip = sorted(word) == sorted(other) or (len(word) > 2 and other.startswith(word))
+        return 1.0 if slip else ratio
+
+    best = max(sorted(known), key=likeness)
+    return best if likeness(best) > 0.86 else None
 
 
 def assign(graph: FDG, placement: Mapping[str, Group]) -> dict[str, Group]:
@@ -114,8 +161,8 @@ def merge_shared(assignment: Mapping[str, Group], policy: Policy) -> dict[str, G
         ways = {(group.model, group.parameters): group.name for group in groups.values() if group.parameters}
         if len(ways) > 1:
             raise PlanError(
-                f"{policy}: groups {_listed(list(ways.values()), 'and')} are on the same devices and shard"
-                f" parameters in different ways: give them the same rules"
+                f"{policy}: groups {listed(map(repr, ways.values()), 'and')} are on the same devices and"
+                f" shard parameters in different ways: give them the same rules"
             )
     merged = {
         devices: Group(

@@ -21,10 +21,17 @@ from fdg import jaxprs
 from fdg.batch.collective import Collective
 from fdg.batch.exchanges import predict
 from fdg.errors import PlanError
-from fdg.placing.assignment import assign, check_placement, fitted, largest_divisor, merge_shared
+from fdg.placing.assignment import (
+    assign,
+    check_placement,
+    fitted,
+    largest_divisor,
+    merge_shared,
+    warn_of_near_roles,
+)
 from fdg.placing.memory import peak_by_group, peak_bytes
 from fdg.placing.plan import Plan, PlannedProgram
-from fdg.placing.policy import Group, Policy, with_host
+from fdg.placing.policy import Group, Policy, check_policy, checked_devices, with_host
 from fdg.placing.recall import Recall
 from fdg.placing.regions.effects import check_one_agent, check_one_device, check_one_process
 from fdg.placing.regions.opening import open_iteration
@@ -56,19 +63,25 @@ def place(
       PlanError: a request that cannot be met, naming policy, fragment, numbers and fix.
       GraphError: from `trace`.
     """
+    check_policy(policy)
     if devices is None:
         devices = with_host(policy, jax.devices())
-    platforms = ["cpu"] * devices if isinstance(devices, int) else [d.platform for d in devices]
-    count = devices if isinstance(devices, int) else len(devices)
+    platforms = (
+        ["cpu"] * devices if isinstance(devices, int) else [d.platform for d in checked_devices(devices)]
+    )
+    count = len(platforms)
     if count < 1:
-        raise PlanError(f"{policy}: {count} devices: at least one is needed")
-    if not hasattr(policy, "place"):
         raise PlanError(
-            f"{policy!r} is no policy: use a value such as policies.GPUOnly(), which has place(devices)"
+            f"{policy}: {devices if isinstance(devices, int) else count} devices: at least one is needed"
         )
+    if num_seeds is not None and (
+        isinstance(num_seeds, bool) or not isinstance(num_seeds, int) or num_seeds < 1
+    ):
+        raise PlanError(f"num_seeds={num_seeds!r}: give a whole number of agents, at least one, or None")
     graph = algorithm if isinstance(algorithm, FDG) else trace(algorithm)
     placement = policy.place(platforms)
     check_placement(graph, policy, placement, count)
+    warn_of_near_roles(graph, placement)
     by_policy = assign(graph, placement)
     graph, delayed = _with_staleness(graph, policy, by_policy)
     if num_seeds is not None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import jax
@@ -145,6 +145,50 @@ class Policy(Protocol):
         Raises:
           PlanError: what the policy asks for cannot be had on these devices.
         """
+
+
+def check_policy(policy: Any) -> None:
+    """Refuses what is no policy, and says what was meant.
+
+    Raises:
+      PlanError: a class in place of a value, a name, or anything without `place`.
+    """
+    if isinstance(policy, type):
+        raise PlanError(
+            f"{policy.__name__} is a class, and a policy is a value of one: write {policy.__name__}()"
+        )
+    if isinstance(policy, str):
+        raise PlanError(
+            f"{policy!r} is no policy but the name of one: write policies.get({policy!r})(), which is"
+            f" a value such as policies.GPUOnly()"
+        )
+    if not callable(getattr(policy, "place", None)):
+        raise PlanError(
+            f"{policy!r} is no policy: use a value such as policies.GPUOnly(), which has place(devices)"
+        )
+
+
+def checked_devices(devices: Any) -> list[Any]:
+    """A list of devices, each once; for a plan, whatever names its platform.
+
+    Raises:
+      PlanError: something else than devices, or one twice.
+    """
+    if isinstance(devices, int):
+        raise PlanError(f"devices={devices}: give a list, such as jax.devices()[:{devices}]")
+    if isinstance(devices, str) or not isinstance(devices, Iterable):
+        raise PlanError(f"devices={devices!r}: give a list of devices, such as jax.devices()")
+    found = list(devices)
+    for position, device in enumerate(found):
+        if not hasattr(device, "platform"):
+            raise PlanError(
+                f"devices[{position}] is {device!r}, and no device: give a list such as jax.devices()[:2]"
+            )
+        if device in found[:position]:
+            raise PlanError(
+                f"devices has {device} twice, at {found.index(device)} and {position}: name each device once"
+            )
+    return found
 
 
 def with_host(policy: Policy, devices: Sequence[jax.Device]) -> list[jax.Device]:

@@ -1,6 +1,6 @@
 """What carries out a plan: the whole loop as one program, or a schedule of several that the host steps."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import jax
@@ -34,11 +34,15 @@ class Execution(Protocol):
     def compile(self) -> None:
         """Compiles all programs, unless that was done: nothing depends on the number of iterations."""
 
-    def start(self, leaves: list[jax.Array], iterations: int) -> tuple[list[jax.Array], PendingMetrics]:
+    def start(
+        self, leaves: list[jax.Array], iterations: int, stop: Callable[[], bool]
+    ) -> tuple[list[jax.Array], PendingMetrics]:
         """Hands iterations over to the devices, once compiled.
 
         Args:
           leaves: of the state, laid out as `shapes`, no two of them in the same memory. Donated.
+          iterations: at least 1.
+          stop: looked at between iterations where the host steps them: whether to do no more of them.
 
         Returns:
           The new leaves, and the metrics; both may still have to be computed.

@@ -13,18 +13,39 @@ import re
 import jax
 
 from fdg.cores import usable_cores
+from fdg.errors import FdgError
 
 THREADS_A_DEVICE = 2
+MOST_HOST_DEVICES = 1024
 
 
 def host_devices(count: int) -> None:
-    """Has JAX's CPU backend make `count` devices; without effect once the backend has started.
+    """Has JAX's CPU backend make `count` devices, which are then `jax.devices("cpu")`.
 
-    Call it before anything runs on a device. The devices are then `jax.devices("cpu")`.
+    Call it before anything runs on a device.
+
+    Raises:
+      FdgError: the backend has started already, with another number of devices.
     """
-    with contextlib.suppress(RuntimeError):
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_HOST_DEVICES:
+        raise FdgError(f"host_devices({count!r}): give an integer from 1 to {MOST_HOST_DEVICES}")
+    try:
         jax.config.update("jax_num_cpu_devices", count)
-        reserve_threads(count)
+    except RuntimeError:
+        there = len(jax.local_devices(backend="cpu"))
+        if there != count:
+            raise FdgError(
+                f"host_devices({count}): JAX has started already, with {there} on the CPU: call it before"
+                f" anything runs on a device (in a notebook: restart the kernel)"
+            ) from None
+        return
+    reserve_threads(count)
+
+
+def make_host_devices(count: int) -> None:
+    """`host_devices`, if it is not too late; who needs so many looks at how many there are."""
+    with contextlib.suppress(FdgError):
+        host_devices(count)
 
 
 def device_a_core() -> int | None:

@@ -2,7 +2,7 @@
 
 import collections
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -64,11 +64,14 @@ class ManyPrograms:
             compile_programs([*self.programs, *self._stack.programs])
             self._constants = [(slot, put(value, shape)) for slot, value, shape in self._place_constants]
 
-    def start(self, leaves: list[jax.Array], iterations: int) -> tuple[list[jax.Array], PendingMetrics]:
+    def start(
+        self, leaves: list[jax.Array], iterations: int, stop: Callable[[], bool]
+    ) -> tuple[list[jax.Array], PendingMetrics]:
         """Starts all programs of all iterations; waits where it gets too far ahead of the devices.
 
-        Of several processes, all have to call it.
+        Of several processes, all have to call it; they do as many iterations each, whatever `stop` says.
         """
+        alone = jax.process_count() == 1
         memory = self._interpreter.memory()
         for slot, value in self._constants or ():
             memory.arrays[slot] = value
@@ -85,13 +88,16 @@ class ManyPrograms:
             for step in self._steps:
                 step(memory)
             rows.append([memory.arrays[slot] for slot in self._made])
-            if len(rows) == ROWS or i == iterations - 1:
+            last = i == iterations - 1 or (alone and stop())
+            if len(rows) == ROWS or last:
                 chunks.append((self._stack(rows), len(rows)))
                 rows = []
             rebind(memory, self._carried)
             in_flight.append(self._timeline.latest())
             if len(in_flight) > _IN_FLIGHT:
                 jax.block_until_ready(in_flight.popleft())
+            if last:
+                break
         self._last_tokens = [
             (slot, memory.arrays[slot]) for slot in self._tokens if memory.arrays[slot] is not None
         ]

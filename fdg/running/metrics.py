@@ -34,7 +34,11 @@ def capacity(metrics: Iterable[Any]) -> int:
 
 
 class PendingMetrics:
-    """Metrics of iterations that may still run; `result()` waits for them."""
+    """Metrics of iterations that may still run; `result()` waits for them.
+
+    Attributes:
+      iterations: how many they are of.
+    """
 
     def __init__(
         self, metrics: Any, chunks: Sequence[Chunk], share: Callable[[Sequence[Any]], Sequence[Any]] | None
@@ -49,6 +53,7 @@ class PendingMetrics:
         rows, self._structure = jax.tree.flatten(metrics)
         self._kinds = [keys.implementation(row.shape, row.dtype) for row in rows]
         self._chunks, self._share = list(chunks), share
+        self.iterations = sum(count for _, count in chunks)
         self._result: Any = None
 
     def result(self) -> dict[str, jax.Array]:

@@ -1,6 +1,6 @@
 """A plan whose fragments share their devices: the whole training loop is one program."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +51,9 @@ class OneProgram:
         """Compiles the program."""
         self._program.compile()
 
-    def start(self, leaves: list[jax.Array], iterations: int) -> tuple[list[jax.Array], PendingMetrics]:
+    def start(
+        self, leaves: list[jax.Array], iterations: int, stop: Callable[[], bool]
+    ) -> tuple[list[jax.Array], PendingMetrics]:
         """Calls it once for every `metrics.capacity` iterations, and waits for none."""
         chunks = []
         for begun in range(0, iterations, self._rows):

@@ -89,8 +89,11 @@ class Reader:
 
     def _fragment(self, index: int, names: list[str]) -> Fragment:
         mark, eqn, outside, inside = self.sites[index]
-        marks_in = {e.invars[0]: e.params["axis"] for e in inside.jaxpr.eqns if e.primitive is boundary_p}
-        marks_out = {e.outvars[0]: e.params["axis"] for e in inside.jaxpr.eqns if e.primitive is boundary_p}
+        borders = [e for e in inside.jaxpr.eqns if e.primitive is boundary_p]
+        marks_in = {
+            e.invars[0]: e.params["axis"] for e in borders if not isinstance(e.invars[0], core.Literal)
+        }
+        marks_out = {e.outvars[0]: e.params["axis"] for e in borders}
 
         def array(outer, inner, marks):
             aval = inner.aval

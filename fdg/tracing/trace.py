@@ -8,10 +8,14 @@ from jax.extend import core
 
 from fdg import jaxprs, keys
 from fdg.errors import GraphError
+from fdg.fragment import fragment
 from fdg.tracing.graph import FDG, check
+from fdg.tracing.mistakes import check_arrays, explained, is_array, unchanged
 from fdg.tracing.names import name_fragments
 from fdg.tracing.reader import Reader
 from fdg.tracing.state_axes import state_axes
+
+WHOLE = "iteration"  # role of an iteration in which nothing is marked
 
 
 def trace(algorithm: Any) -> FDG:
@@ -19,20 +23,17 @@ def trace(algorithm: Any) -> FDG:
 
     No array is allocated and nothing is compiled, whatever the algorithm's size.
 
+    An iteration in which nothing is marked is one fragment, of the role `iteration`.
+
     Args:
       algorithm: any object with `init(key) -> state` and `iterate(state) -> (state, metrics)`.
 
     Raises:
-      GraphError: `iterate` changes the structure, a shape or a dtype of the state, its metrics are
-        not a flat dict of scalars, or a fragment declares a batch axis that its arrays do not have.
+      GraphError: `iterate` changes the structure, a shape or a dtype of the state, state or metrics hold what
+        is no array, its metrics are not a flat dict of scalars, Python asks a traced value for its number,
+        or a fragment declares a batch axis that its arrays do not have.
     """
-    name = type(algorithm).__name__
-    for method in ("init", "iterate"):
-        if not callable(getattr(algorithm, method, None)):
-            raise GraphError(
-                f"{name} has no method {method}: an algorithm has init(key) -> state and "
-                f"iterate(state) -> (state, metrics)"
-            )
+    name = _checked_name(algorithm)
     state = abstract_state(algorithm)
     leaves, structure = jax.tree.flatten(state)
     output: list[Any] = []
@@ -42,6 +43,9 @@ def trace(algorithm: Any) -> FDG:
         if not (isinstance(result, tuple) and len(result) == 2):
             raise GraphError(f"{name}.iterate returned {type(result).__name__}: return (state, metrics)")
         _check_metrics(name, result[1])
+        check_arrays(
+            f"{name}.iterate", "state", result[0], "leave it out, or make it a field of the algorithm"
+        )
         new_state, metrics = jax.tree.map(jax.numpy.asarray, result)
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (new_state, metrics))
         _check_fixed_point(name, state, shapes[0])
@@ -51,10 +55,37 @@ def trace(algorithm: Any) -> FDG:
                   for n, o in zip(jax.tree.leaves(new_state), leaves, strict=True)]  # fmt: skip
         return *strong, *jax.tree.leaves(metrics)
 
-    jaxpr = jax.make_jaxpr(iterate)(*leaves)
-    core.check_jaxpr(jaxprs.open_jaxpr(jaxpr))
-    graph = read_graph(name, jaxpr, state, output[0][1])
+    def traced(function: Any) -> FDG:
+        with explained(f"{name}.iterate"), unchanged(algorithm, "iterate"):
+            jaxpr = jax.make_jaxpr(function)(*leaves)
+        core.check_jaxpr(jaxprs.open_jaxpr(jaxpr))
+        return read_graph(name, jaxpr, state, output[-1][1])
+
+    graph = traced(iterate)
+    if not graph.fragments:
+        graph = traced(fragment(WHOLE, in_axes=None, out_axes=None, name="iterate")(iterate))
     return dataclasses.replace(graph, parameter_rules=_declared_rules(algorithm))
+
+
+def _checked_name(algorithm: Any) -> str:
+    """The algorithm's name.
+
+    Raises:
+      GraphError: it is none, or a class in place of a value.
+    """
+    if isinstance(algorithm, type):
+        raise GraphError(
+            f"{algorithm.__name__} is a class, and an algorithm is a value of one:"
+            f" write {algorithm.__name__}(...) with its hyperparameters"
+        )
+    name = type(algorithm).__name__
+    for method in ("init", "iterate"):
+        if not callable(getattr(algorithm, method, None)):
+            raise GraphError(
+                f"{name} has no method {method}: an algorithm has init(key) -> state and "
+                f"iterate(state) -> (state, metrics)"
+            )
+    return name
 
 
 def _declared_rules(algorithm: Any) -> Any:
@@ -79,7 +110,15 @@ def read_graph(name: str, jaxpr: Any, state: Any, metrics: Any) -> FDG:
 
 def abstract_state(algorithm: Any) -> Any:
     """The state's pytree as strongly typed `jax.ShapeDtypeStruct`."""
-    shapes = jax.eval_shape(lambda: algorithm.init(jax.random.key(0)))
+    name = type(algorithm).__name__
+
+    def init() -> Any:
+        state = algorithm.init(jax.random.key(0))
+        check_arrays(f"{name}.init", "state", state, "leave it out, or make it a field of the algorithm")
+        return state
+
+    with explained(f"{name}.init"), unchanged(algorithm, "init"):
+        shapes = jax.eval_shape(init)
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), shapes)
 
 
@@ -105,6 +144,13 @@ def _check_metrics(name: str, metrics: Any) -> None:
             f"{name}.iterate returns metrics of type {type(metrics).__name__}: return a flat dict"
         )
     for key, value in metrics.items():
+        if not isinstance(key, str):
+            raise GraphError(f"{name}.iterate returns a metric named {key!r}: names are strings")
+        if not isinstance(value, dict | list | tuple) and not is_array(value):
+            raise GraphError(
+                f"{name}.iterate returns metric '{key}' as {value!r:.40}: metrics are numbers; leave"
+                f" it out, or give jnp.nan where there is none"
+            )
         if isinstance(value, dict | list | tuple) or jax.numpy.ndim(value) != 0:
             found = f"shape {value.shape}" if hasattr(value, "shape") else f"a {type(value).__name__}"
             raise GraphError(

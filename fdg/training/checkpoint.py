@@ -1,5 +1,23 @@
-"""Checkpoints of an engine's state: whole, atomic, readable on other devices than they were written on."""
+"""Checkpoints of an engine's state: whole, atomic, sealed, and readable on other devices.
 
+    checkpoints/
+      120/                  the state after iteration 120
+        arrays/             Orbax's: arrays and JSON, nothing that could be run
+        manifest.json       the checksum of every file beside it, written last
+      140.writing/          what is being written, or what a killed process left
+      160.damaged/          what could not be read, once a new 160 took its place
+
+See docs/decisions/028-checkpoints-are-sealed.md.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -8,57 +26,130 @@ import jax.numpy as jnp
 import numpy as np
 
 from fdg import keys
-from fdg.errors import FdgError
+from fdg.errors import FdgError, FdgWarning, RunError
 from fdg.processes import distributed
 
 KEEP = 3  # the newest; older ones are removed once a newer one is complete
+_ARRAYS, _MANIFEST = "arrays", "manifest.json"
 
 
 class Checkpoints:
     """The checkpoints of one run, one directory an iteration.
 
-    Orbax writes each into a temporary directory and renames it when it is complete, so that a process that
-    dies while writing leaves the earlier ones as they were. Writing goes on in the background.
-    Of several processes, all call `save`, and the first one writes; each restores what its devices hold.
+    Each is written under another name, sealed by a manifest of checksums, and renamed: a process that dies
+    while writing leaves the earlier ones as they were, and a bit that flips later is noticed before anything
+    is loaded. Writing goes on in the background. Of several processes, all call `save`, and the first one
+    writes; each restores what its devices hold.
 
     Args:
       directory: made when the first checkpoint is written.
+      keep: how many of the newest stay.
     """
 
-    def __init__(self, directory: Path):
-        # Here, because importing Orbax takes as long as importing JAX.
-        import orbax.checkpoint
+    def __init__(self, directory: Path, keep: int = KEEP):
+        self._directory, self._keep = directory.absolute(), keep
+        self._whole: set[int] = set()  # looked at before, and found undamaged
+        self._writer: ThreadPoolExecutor | None = None
+        self._writing: Future[None] | None = None
 
-        self._orbax = orbax.checkpoint
-        self._directory = directory.absolute()
-        self._writer: Any = None
+    def iterations(self) -> list[int]:
+        """Those that have a checkpoint, damaged or not, in ascending order."""
+        if not self._directory.is_dir():
+            return []
+        return sorted(int(path.name) for path in self._directory.iterdir() if path.name.isdecimal())
 
     def latest(self) -> int | None:
-        """Iteration of the newest complete checkpoint, None where there is none."""
-        if not self._directory.is_dir():
+        """Iteration of the newest checkpoint that is undamaged, None where there is none at all.
+
+        Warns (`FdgWarning`) of newer ones that are damaged.
+
+        Raises:
+          FdgError: there are checkpoints, and all are damaged.
+        """
+        refused: list[str] = []
+        for iteration in reversed(self.iterations()):
+            reason = self.damage(iteration)
+            if reason is None:
+                if refused:
+                    warnings.warn(
+                        f"{'; '.join(refused)}: it is not used, going on from iteration {iteration}",
+                        FdgWarning,
+                        stacklevel=2,
+                    )
+                return iteration
+            refused.append(f"checkpoint {self._directory / str(iteration)} is damaged ({reason})")
+        if refused:
+            raise FdgError(
+                f"{refused[0]}, and so is every other one in {self._directory}: bring one back from a copy,"
+                f" or start a new run"
+            )
+        return None
+
+    def damage(self, iteration: int) -> str | None:
+        """What is wrong with the files of a checkpoint, None if nothing is: compares all checksums."""
+        if iteration in self._whole:
             return None
-        with self._manager(read_only=True) as reader:
-            return reader.latest_step()
+        where = self._directory / str(iteration)
+        try:
+            sealed, found = (where / _MANIFEST).read_bytes(), _checksums(where)
+        except FileNotFoundError:
+            return f"it has no {_MANIFEST}"
+        except OSError as error:
+            return f"{error.filename}: {error.strerror}"
+        if sealed == _manifest(iteration, found):
+            self._whole.add(iteration)
+            return None
+        try:
+            expected = json.loads(sealed)["files"]
+            differing = sorted(set(expected.items()) ^ set(found.items()))
+            name = differing[0][0]
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            return f"its {_MANIFEST} cannot be read"
+        if name not in found:
+            return f"{name} is missing"
+        return f"{name} is not what was written" if name in expected else f"{name} was added"
 
     def save(self, iteration: int, state: Any) -> None:
-        """Starts to write `state`; it may be donated as soon as this returns."""
+        """Starts to write `state`; it may be donated as soon as this returns.
+
+        Raises:
+          RunError: this checkpoint or the one before cannot be written.
+        """
         arrays = _arrays_by_name(state)
         if distributed.count() > 1:
             arrays = distributed.fetch(arrays)
             if arrays is None:
                 return
         else:
-            # Orbax reads host memory in place, and that is where a CPU keeps the buffers that the next call
-            # of `run` will overwrite.
+            # Host memory is read in place, and that is where a CPU keeps the buffers that the next call of
+            # `run` will overwrite.
             arrays = jax.tree.map(jnp.copy, arrays)
-        try:
-            if self._writer is None:
-                self._directory.mkdir(parents=True, exist_ok=True)
-                # What a killed process left half written goes; only here, for readers may come at any time.
-                self._writer = self._manager(max_to_keep=KEEP, cleanup_tmp_directories=True)
-            self._writer.save(iteration, args=self._orbax.args.StandardSave(arrays), force=True)
-        except Exception as error:
-            raise self._unwritable(error) from error
+        self._wait()
+        if self._writer is None:
+            self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._whole.discard(iteration)
+        self._writing = self._writer.submit(self._write, iteration, arrays)
+
+    def protect(self, iteration: int) -> None:
+        """Has a checkpoint kept, however many follow."""
+        (self._directory / f"{iteration}.keep").touch()
+
+    def last_finite(self) -> int | None:
+        """The newest undamaged checkpoint without a not-a-number in it, None if there is none."""
+        self._wait()
+        for iteration in reversed(self.iterations()):
+            if self.damage(iteration) is None and not any(map(_has_nan, self.arrays(iteration).values())):
+                return iteration
+        return None
+
+    def arrays(self, iteration: int) -> dict[str, np.ndarray]:
+        """All that a checkpoint holds, by name, as NumPy arrays; keys are their words.
+
+        Raises:
+          FdgError: it is damaged.
+        """
+        with self._reader(iteration) as (reader, where):
+            return {name: np.asarray(value) for name, value in reader.restore(where).items()}
 
     def restore(self, iteration: int, target: Any) -> Any:
         """The state at `iteration`.
@@ -69,28 +160,24 @@ class Checkpoints:
             devices may be others than those that the checkpoint was written on.
 
         Raises:
-          FdgError: the checkpoint cannot be read, or holds the state of something else.
+          FdgError: the checkpoint is damaged, or holds the state of something else.
         """
-        where = self._directory / str(iteration)
         stored_target = jax.tree.map(_stored_shape, _arrays_by_name(target))
         expected = {name: _shape(leaf) for name, leaf in stored_target.items()}
-        try:
-            with self._manager(read_only=True) as reader:
-                found = {name: _shape(leaf) for name, leaf in reader.item_metadata(iteration).items()}
-                if found == expected:
-                    # As NumPy arrays: some devices of the shardings may be in other processes.
-                    arrays = jax.tree.map(_numpy_shape, stored_target)
-                    stored = reader.restore(iteration, args=self._orbax.args.StandardRestore(arrays))
-        except Exception as error:  # Orbax and TensorStore raise many types, none of them their own
-            complete = (int(path.name) for path in self._directory.iterdir() if path.name.isdigit())
-            others = [step for step in complete if step != iteration]
-            fix = f"remove it to go on from iteration {max(others)}" if others else "there is no other one"
-            raise FdgError(f"checkpoint {where} cannot be read ({_first_line(error)}): {fix}") from error
+        with self._reader(iteration) as (reader, where):
+            metadata = reader.metadata(where)
+            metadata = getattr(metadata, "item_metadata", metadata)
+            found = {name: _shape(leaf) for name, leaf in metadata.items()}
+            if found == expected:
+                # As NumPy arrays: some devices of the shardings may be in other processes.
+                stored = reader.restore(where, args=_orbax().args.StandardRestore(
+                    jax.tree.map(_numpy_shape, stored_target)
+                ))  # fmt: skip
         differing = [name for name in sorted(found | expected) if found.get(name) != expected.get(name)]
         if differing:
             name = differing[0]
             raise FdgError(
-                f"checkpoint {where} is of another state: '{name}' is {_text(found.get(name))} there"
+                f"checkpoint {where.parent} is of another state: '{name}' is {_text(found.get(name))} there"
                 f" and {_text(expected.get(name))} here"
             )
         leaves, structure = jax.tree.flatten(target)
@@ -105,31 +192,114 @@ class Checkpoints:
         return jax.tree.unflatten(structure, restored)
 
     def close(self) -> None:
-        """Waits until everything is written."""
-        if self._writer is None:
-            return
+        """Waits until everything is written.
+
+        Raises:
+          RunError: the last checkpoint could not be written.
+        """
         writer, self._writer = self._writer, None
+        if writer is not None:
+            try:
+                self._wait()
+            finally:
+                writer.shutdown()
+
+    # --- parts ---
+
+    def _wait(self) -> None:
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def _write(self, iteration: int, arrays: dict[str, Any]) -> None:
+        final, temporary = (self._directory / f"{iteration}{end}" for end in ("", ".writing"))
         try:
-            writer.close()
-        except Exception as error:
-            raise self._unwritable(error) from error
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._tidy()
+            _checkpointer().save(temporary / _ARRAYS, args=_orbax().args.StandardSave(jax.device_get(arrays)))
+            (temporary / _MANIFEST).write_bytes(_manifest(iteration, _checksums(temporary)))
+            if final.exists():  # damaged, or this run would not be here again
+                os.rename(final, self._directory / f"{iteration}.damaged")
+            os.rename(temporary, final)
+            for old in self.iterations()[: -self._keep]:
+                if not (self._directory / f"{old}.keep").exists():
+                    os.rename(self._directory / str(old), self._directory / f"{old}.removed")
+            self._tidy()
+        except Exception as error:  # Orbax and TensorStore raise many types, none of them their own
+            with contextlib.suppress(OSError):
+                shutil.rmtree(temporary, ignore_errors=True)
+            why = error.strerror if isinstance(error, OSError) and error.strerror else _first_line(error)
+            raise RunError(
+                f"cannot write a checkpoint in {self._directory} ({why}): make room there, and go on from the"
+                f" last one with --resume {self._directory.parent}"
+            ) from error
 
-    def _manager(self, **options: Any) -> Any:
-        # Each process for itself: Orbax would otherwise wait for the others at every step.
-        me = jax.process_index()
-        alone = self._orbax.options.MultiprocessingOptions(
-            primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"process{me}"
-        )
-        return self._orbax.CheckpointManager(
-            self._directory,
-            options=self._orbax.CheckpointManagerOptions(
-                create=False, multiprocessing_options=alone, **options
-            ),
-            item_handlers=self._orbax.StandardCheckpointHandler(multiprocessing_options=alone),
-        )
+    def _tidy(self) -> None:
+        """Removes what a killed process left half written or half removed, and damage of long ago.
 
-    def _unwritable(self, error: Exception) -> FdgError:
-        return FdgError(f"cannot write a checkpoint in {self._directory} ({_first_line(error)})")
+        Only who writes does so, for readers may come at any time.
+        """
+        for path in self._directory.iterdir():
+            if path.suffix in (".writing", ".removed"):
+                shutil.rmtree(path)
+            elif path.suffix == ".damaged" and path.stem.isdecimal() and path.is_dir():
+                others = [int(p.stem) for p in self._directory.glob("*.damaged") if p.stem.isdecimal()]
+                if int(path.stem) < max(others):
+                    shutil.rmtree(path)
+
+    @contextlib.contextmanager
+    def _reader(self, iteration: int) -> Iterator[tuple[Any, Path]]:
+        """What reads a checkpoint, and where its arrays are; checks its files first."""
+        where = self._directory / str(iteration)
+        reason = self.damage(iteration) if where.is_dir() else "there is none"
+        if reason is None:
+            try:
+                yield _checkpointer(), where / _ARRAYS
+                return
+            except FdgError:
+                raise
+            except Exception as error:  # Orbax and TensorStore raise many types, none of them their own
+                reason = _first_line(error)
+        others = [other for other in self.iterations() if other != iteration]
+        fix = f"go on from iteration {max(others)}" if others else "there is no other one"
+        raise FdgError(f"checkpoint {where} is damaged ({reason}): {fix}")
+
+
+def _orbax() -> Any:
+    # Here, because importing Orbax takes as long as importing JAX.
+    import orbax.checkpoint
+
+    return orbax.checkpoint
+
+
+def _checkpointer() -> Any:
+    # Each process for itself: Orbax would otherwise wait for the others at every step.
+    orbax, me = _orbax(), jax.process_index()
+    alone = orbax.options.MultiprocessingOptions(
+        primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"process{me}"
+    )
+    handler = orbax.StandardCheckpointHandler(multiprocessing_options=alone)
+    return orbax.Checkpointer(handler, multiprocessing_options=alone)
+
+
+def _checksums(directory: Path) -> dict[str, str]:
+    """SHA-256 of every file below a directory, by its path there, but of the manifest."""
+    found = {}
+    for path in sorted(directory.rglob("*")):
+        name = path.relative_to(directory).as_posix()
+        if path.is_file() and name != _MANIFEST:
+            with path.open("rb") as file:
+                found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
+
+
+def _manifest(iteration: int, checksums: dict[str, str]) -> bytes:
+    """The manifest's bytes: the same files make the same bytes, so none of them can change unnoticed."""
+    return (json.dumps({"iteration": iteration, "files": checksums}, indent=1) + "\n").encode()
+
+
+def _has_nan(array: np.ndarray) -> bool:
+    return bool(jnp.issubdtype(array.dtype, jnp.floating)) and bool(np.isnan(array.astype(np.float32)).any())
 
 
 def _numpy_shape(leaf: jax.ShapeDtypeStruct) -> np.ndarray:

@@ -8,7 +8,7 @@ import fdg
 from fdg.errors import FdgError
 from fdg.placing.policy import with_host
 from fdg.processes import distributed
-from fdg.running.host_devices import host_devices
+from fdg.running.host_devices import make_host_devices
 from fdg.training.default_devices import Choice, choose
 from fdg.training.job import Job
 
@@ -40,7 +40,7 @@ def available_devices(count: int | None) -> list[jax.Device]:
     """
     processes = distributed.count()
     if count is not None:
-        host_devices(count // processes)
+        make_host_devices(count // processes)
     devices = jax.devices()
     if count is None:
         return devices

@@ -1,6 +1,14 @@
-"""What the trained agents are worth: whole episodes, played after training."""
+"""What trained agents are worth: whole episodes, played in environments of their own.
 
-from collections.abc import Mapping
+Every algorithm that says how it acts (`actor`, see `algos.acting`) can be evaluated. One of a user's own may
+have its own way, which goes first: a method `evaluate(state, key, episodes)`, with `greedy` as a fourth
+argument if it can do both, that returns at least `{"return": mean}`.
+"""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -8,8 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import fdg
+from algos.rollout import evaluate as play_episodes
+from fdg.errors import FdgError
 from fdg.processes import distributed
 from fdg.training.job import Job
+from fdg.training.statistics import interval
 
 # Returns at which Gymnasium's registry calls an environment solved (`reward_threshold`).
 SOLVED = {
@@ -18,42 +29,225 @@ SOLVED = {
     "MountainCar-v0": -110.0,
     "MountainCarContinuous-v0": 90.0,
 }
+_STREAM = 2**31 - 1  # of random numbers, another than those that training draws from
 
 
-def evaluate(job: Job, engine: fdg.Engine, state: Any) -> dict[str, Any]:
-    """Mean return of whole episodes, played by the trained agents; empty if there is no way to."""
-    algorithm = job.algorithm
-    if not job.eval_episodes or not hasattr(algorithm, "evaluate"):
-        return {}
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """Episodes that trained agents have played.
 
-    def mean_return(state, key):
-        return algorithm.evaluate(state, key, job.eval_episodes)["return"]
+    Attributes:
+      greedy: with the most probable actions, else with actions drawn as in training.
+      means: `[agents]` float32, mean return of each agent's episodes, as the program computed it.
+      episodes: of each agent.
+      returns: `[agents, episodes]` float32; None if the algorithm's own `evaluate` does not say.
+      lengths: `[agents, episodes]` int32, in environment steps; None likewise.
+      several: whether there is an axis of agents in the run (`num_seeds`).
+    """
 
+    greedy: bool
+    means: np.ndarray
+    episodes: int
+    returns: np.ndarray | None = None
+    lengths: np.ndarray | None = None
+    several: bool = False
+
+    @property
+    def mean(self) -> float:
+        """Mean return over agents and episodes: `eval_return` of the run's summary."""
+        return float(self.means.mean()) if self.several else float(self.means[0])
+
+    @property
+    def actions(self) -> str:
+        """`greedy` or `sampled`."""
+        return "greedy" if self.greedy else "sampled"
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """95% confidence interval of the mean, by bootstrap: over the agents if there are several, else over
+        the episodes of the one. None where there is only one of either."""
+        values = self.means if self.several and len(self.means) > 1 else self.returns
+        return None if values is None or np.size(values) < 2 else interval(np.ravel(values))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One for each episode: `actions`, `agent`, `episode`, `return`, `length`."""
+        if self.returns is None:
+            return []
+        return [
+            {
+                "actions": self.actions,
+                "agent": agent,
+                "episode": episode,
+                "return": self.returns[agent, episode],
+                **({} if self.lengths is None else {"length": int(self.lengths[agent, episode])}),
+            }
+            for agent in range(self.returns.shape[0])
+            for episode in range(self.returns.shape[1])
+        ]
+
+    def __str__(self) -> str:
+        text = f"{self.actions}: return {self.mean:.1f}"
+        if self.interval is not None:
+            text += " (95% interval {:.1f} to {:.1f})".format(*self.interval)
+        text += f" over {self.episodes:,} episodes"
+        if self.several:
+            low, high = self.means.min(), self.means.max()
+            text += f" of each of {len(self.means)} agents (from {low:.1f} to {high:.1f})"
+        if self.lengths is not None:
+            text += f", {self.lengths.mean():,.1f} steps long on average"
+        return text
+
+
+def can_evaluate(algorithm: Any, greedy: bool = True) -> bool:
+    """Whether there is a way to: an `evaluate` of its own, or an `actor` and an `env` to act in."""
+    return (_has_own(algorithm) and (greedy or _takes_greedy(algorithm))) or has_actor(algorithm)
+
+
+def has_actor(algorithm: Any) -> bool:
+    """Whether it says how it acts, and where."""
+    return callable(getattr(algorithm, "actor", None)) and getattr(algorithm, "env", None) is not None
+
+
+def require_actor(algorithm: Any, what: str) -> None:
+    """Refuses to act for an algorithm that does not say how.
+
+    Raises:
+      FdgError: says what it needs.
+    """
+    name = type(algorithm).__name__
+    if not callable(getattr(algorithm, "actor", None)):
+        raise FdgError(
+            f"{name} cannot {what}: it does not say how it acts; give it a method actor(state) that returns"
+            " algos.Actor(memory, act)"
+        )
+    if getattr(algorithm, "env", None) is None:
+        raise FdgError(f"{name} cannot {what}: it has no environment; give it a field env")
+
+
+@functools.lru_cache(maxsize=16)
+def _program(algorithm: Any, episodes: int, greedy: bool, several: bool) -> Callable[[Any, Any], Any]:
+    """The compiled program that plays; equal algorithms share one."""
+    own = _has_own(algorithm) and (greedy or _takes_greedy(algorithm))
+
+    def play(state: Any, key: jax.Array) -> Mapping[str, jax.Array]:
+        if own and _takes_greedy(algorithm):
+            found = algorithm.evaluate(state, key, episodes, greedy)
+        elif own:
+            found = algorithm.evaluate(state, key, episodes)
+        else:
+            found = play_episodes(algorithm.env, algorithm.actor(state), key, episodes, greedy)
+        return {name: found[name] for name in ("return", "returns", "lengths") if name in found}
+
+    return jax.jit(jax.vmap(play) if several else play)
+
+
+def start(
+    algorithm: Any, state: Any, keys: jax.Array, episodes: int, greedy: bool, several: bool
+) -> Callable[[], Evaluation]:
+    """Hands the episodes over to the devices; what it returns waits for them.
+
+    Args:
+      algorithm: what acts.
+      state: the algorithm's own, with a leading axis of agents if there are several.
+      keys: one key, or `[agents]` keys.
+      episodes: of each agent.
+      greedy: with the most probable actions.
+      several: whether there is an axis of agents.
+    """
+    try:
+        program = _program(algorithm, episodes, greedy, several)
+    except TypeError:  # an algorithm of somebody's own that does not hash
+        program = _program.__wrapped__(algorithm, episodes, greedy, several)
+    found = program(state, keys)
+
+    def result() -> Evaluation:
+        there = {name: np.asarray(value) for name, value in found.items()}
+        if not several:
+            there = {name: value[None] for name, value in there.items()}
+        return Evaluation(
+            greedy, there["return"], episodes, there.get("returns"), there.get("lengths"), several
+        )
+
+    return result
+
+
+def evaluation_keys(seed: int, num_seeds: int | None, iteration: int | None = None) -> jax.Array:
+    """One key, or one for each agent, of the episodes after training (None) or at an iteration during it."""
+    keys = [jax.random.fold_in(jax.random.key(seed + i), _STREAM) for i in range(num_seeds or 1)]
+    if iteration is not None:
+        keys = [jax.random.fold_in(key, iteration) for key in keys]
+    return keys[0] if num_seeds is None else jnp.stack(keys)
+
+
+def evaluate(
+    job: Job,
+    engine: fdg.Engine,
+    state: Any,
+    episodes: int,
+    iteration: int | None = None,
+    greedy: Sequence[bool] = (True,),
+) -> list[Evaluation]:
+    """Evaluations of a run's agents, one for each of `greedy` that there is a way to; empty if there is none.
+
+    Of several processes all have to call it, and the first one gets them.
+
+    Args:
+      job: the run's.
+      engine: what runs it.
+      state: the engine's.
+      episodes: of each agent.
+      iteration: None for the evaluation after training, which `fdg.load(...).evaluate()` repeats.
+      greedy: how to act.
+    """
+    kinds = [kind for kind in greedy if can_evaluate(job.algorithm, kind)]
+    if not episodes or not kinds:
+        return []
     state = engine.algorithm_state(state)
-    # Another stream than those that training draws from.
-    keys = [jax.random.fold_in(jax.random.key(job.seed + i), 2**31 - 1) for i in range(job.num_seeds or 1)]
+    keys = evaluation_keys(job.seed, job.num_seeds, iteration)
     if distributed.count() > 1:
         state = distributed.gather(state)
         if state is None:
-            return {}
+            return []
     elif job.num_seeds is None:
         # On one device: on several, each would play the same episodes.
         state = jax.device_put(state, engine.devices[0])
-    if job.num_seeds is None:
-        value = float(jax.jit(mean_return)(state, keys[0]))
-        return {"eval_return": value, "eval_episodes": job.eval_episodes}
-    values = np.asarray(jax.jit(jax.vmap(mean_return))(state, jnp.stack(keys)))
-    return {"eval_return": values.mean(), "eval_returns": values, "eval_episodes": job.eval_episodes}
+    started = [start(job.algorithm, state, keys, episodes, kind, job.num_seeds is not None) for kind in kinds]
+    return [result() for result in started]
 
 
-def verdict(evaluation: Mapping[str, Any], job: Job) -> str:
-    """What `evaluate` gave, as a line to print."""
-    value, episodes = evaluation["eval_return"], f"{job.eval_episodes:,} episodes"
-    text = f"evaluation return {value:.1f} over {episodes}"
-    if "eval_returns" in evaluation:
-        values = evaluation["eval_returns"]
-        text += f" of each of {len(values)} agents (from {values.min():.1f} to {values.max():.1f})"
-    solved = SOLVED.get(job.config["env"])
+def summarized(evaluations: Sequence[Evaluation]) -> dict[str, Any]:
+    """What a summary, or a row of metrics, says of evaluations: `eval_return` is the greedy one."""
+    said: dict[str, Any] = {}
+    for evaluation in evaluations:
+        suffix = "" if evaluation.greedy else "_sampled"
+        # Of one agent a Python number, which keeps the digits of its float32.
+        said[f"eval_return{suffix}"] = evaluation.means.mean() if evaluation.several else evaluation.mean
+        if evaluation.several:
+            said[f"eval_returns{suffix}"] = evaluation.means
+        said["eval_episodes"] = evaluation.episodes
+    return said
+
+
+def verdict(evaluation: Evaluation, env_name: str | None) -> str:
+    """An evaluation as a line to print, and whether that counts as solved."""
+    text = (
+        f"{evaluation.actions} evaluation return {evaluation.mean:.1f} over {evaluation.episodes:,} episodes"
+    )
+    if evaluation.several:
+        means = evaluation.means
+        text += f" of each of {len(means)} agents (from {means.min():.1f} to {means.max():.1f})"
+    solved = SOLVED.get(env_name or "")
     if solved is not None:
-        text += f" (solved: >= {solved:g})" if value >= solved else f" (not solved: < {solved:g})"
+        text += f" (solved: >= {solved:g})" if evaluation.mean >= solved else f" (not solved: < {solved:g})"
     return text
+
+
+def _has_own(algorithm: Any) -> bool:
+    return callable(getattr(algorithm, "evaluate", None))
+
+
+def _takes_greedy(algorithm: Any) -> bool:
+    try:
+        return "greedy" in inspect.signature(algorithm.evaluate).parameters
+    except (TypeError, ValueError):
+        return False

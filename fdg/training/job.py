@@ -26,8 +26,15 @@ class Job:
       checkpoint_every: iterations; None for about twenty checkpoints.
       out: the run directory; None for one named after the job.
       resumes: whether `out` holds an earlier run to go on with.
+      start_from: a run whose weights a new one begins with; None for fresh ones.
+      eval_every: iterations from one evaluation during training to the next; None for none.
+      stop_at: evaluation return at which training ends early; None for no such.
+      loggers: where metrics go beside the run directory: `tensorboard`, `wandb` or `mlflow`, and of the last
+        two the project or experiment.
       profiles: whether an iteration is profiled after training.
+      on_nan: "stop" or "warn", where a loss is infinite or not a number.
       config: the flags that make this job again, for `config.json`.
+      record: what else `config.json` keeps: where values came from, and how the run was started.
     """
 
     algorithm: Any
@@ -45,19 +52,41 @@ class Job:
     config: Mapping[str, Any]
     cores: int | None = None
     chosen: int | None = None
+    on_nan: str = "stop"
+    start_from: Path | None = None
+    eval_every: int | None = None
+    stop_at: float | None = None
+    loggers: tuple[tuple[str, str | None], ...] = ()
+    record: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def rounded(self) -> str | None:
+        """What of the steps that were asked for makes no whole iteration, as a line; None where all do."""
+        asked = {**self.config, **self.config["hyperparameters"]}.get("total_steps")
+        done = self.num_iterations * self.steps_per_iteration
+        if not isinstance(asked, int) or asked <= done:
+            return None
+        return (
+            f"{asked:,} steps are {self.num_iterations:,} iterations of {self.steps_per_iteration:,}, and"
+            f" {asked - done:,} more, which are left out: {done:,} will be done"
+        )
+
+
+MOST_DEVICES = 65_536
 
 
 def check_run(run: Mapping[str, Any]) -> None:
     """Refuses numbers of a run that cannot be.
 
     Args:
-      run: `seed`, `eval_episodes`, `staleness`, `num_seeds`, `checkpoint_every`.
+      run: `seed`, `eval_episodes`, `staleness`, `num_seeds`, `checkpoint_every`, `eval_every`.
 
     Raises:
       FdgError: one of them is out of range.
     """
     at_least(0, seed=run["seed"], eval_episodes=run["eval_episodes"], staleness=run["staleness"])
     at_least(1, num_seeds=run["num_seeds"], checkpoint_every=run["checkpoint_every"])
+    at_least(1, eval_every=run.get("eval_every"))
     if run["seed"] + (run["num_seeds"] or 1) > 2**32:  # JAX would take it modulo 2**32, unasked
         raise FdgError(f"--seed {run['seed']}: seeds are below {2**32}")
 

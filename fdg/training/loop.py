@@ -1,10 +1,14 @@
 """A whole training run: it compiles, runs, records, saves, evaluates, and says how it goes."""
 
+import contextlib
 import dataclasses
+import io
 import math
+import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TextIO
 
 import jax
 
@@ -12,17 +16,22 @@ import fdg
 from fdg.errors import FdgError
 from fdg.processes import distributed
 from fdg.profiling.writing import profile_run
+from fdg.training import loggers
 from fdg.training.checkpoint import Checkpoints
 from fdg.training.choosing import settle
+from fdg.training.curves import draw_learning_curve
 from fdg.training.default_devices import Choice
 from fdg.training.devices import check_all_busy, devices_of
-from fdg.training.evaluation import SOLVED, evaluate, verdict
+from fdg.training.during import During
+from fdg.training.evaluation import SOLVED, Evaluation, evaluate, summarized, verdict
+from fdg.training.finite import Finite
 from fdg.training.job import Job
 from fdg.training.opening import open_run, title
 from fdg.training.progress import Progress, clock
-from fdg.training.recorder import Recorder
+from fdg.training.recorder import Callback, Recorder
 from fdg.training.run_directory import RunDirectory
 from fdg.training.signals import Signals
+from fdg.training.starting import Weights, begin_with, read_weights
 from fdg.training.summary import groups_summary, summary, unexplained, versions
 
 _STEPS_PER_CALL = 65_536  # of one agent: half a second at 130,000 steps/s
@@ -30,29 +39,88 @@ _CALLS = 50  # at least, in a whole run
 _CHECKPOINTS = 20
 
 
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What came of a job.
+
+    Attributes:
+      run: its directory.
+      engine: what ran it.
+      state: the engine's, after the last iteration; None for a run that was complete before.
+      iteration: how many are done.
+      caught: the signal that ended it early; None if none did.
+      stopped: why it ended early otherwise; None if it did not.
+      evaluation: the greedy one at its end; None if there was none.
+    """
+
+    run: RunDirectory
+    engine: fdg.Engine
+    state: Any
+    iteration: int
+    caught: int | None = None
+    stopped: str | None = None
+    evaluation: Evaluation | None = None
+
+
 def train(job: Job) -> int:
+    """The command: carries the job out, and returns the exit status.
+
+    Returns:
+      0, or 128 and the signal's number where one ended the run early.
+
+    Raises:
+      FdgError: the job cannot be done as asked; nothing has been written then.
+    """
+    outcome = carry_out(job)
+    return 0 if outcome.caught is None else 128 + outcome.caught
+
+
+def say(line: Any = "") -> None:
+    """Prints at once, also into a pipe."""
+    print(line, flush=True)
+
+
+def carry_out(
+    job: Job,
+    devices: Sequence[jax.Device] | None = None,
+    callbacks: Sequence[Callback] = (),
+    quiet: bool = False,
+    brief: bool = False,
+) -> Outcome:
     """Trains, evaluates, and writes the run directory; says on standard output how it goes.
 
     Of several processes, all call it, and the first one writes.
 
-    Returns:
-      The exit status: 0, or 128 and the signal's number where one ended the run early.
+    Args:
+      job: what to train, and how.
+      devices: those to use; None for what the job says.
+      callbacks: told of what was recorded; see `recorder.Report`.
+      quiet: nothing is printed.
+      brief: the plan is not printed.
 
     Raises:
       FdgError: the job cannot be done as asked; nothing has been written then.
     """
     _check_same(job)
+    loggers.check_installed(job)
     settled = settle(job, fdg.trace(job.algorithm))
-    job, graph = settled.job, settled.graph
-    devices, choice = devices_of(job, graph)
+    job, graph, choice = settled.job, settled.graph, None
+    if devices is None:
+        devices, choice = devices_of(job, graph)
     if choice is not None:  # a resumed run does not choose again
         job = dataclasses.replace(job, config={**job.config, "devices_chosen": choice.devices})
     engine = fdg.compile(job.algorithm, job.policy, devices, job.num_seeds, graph)
     check_all_busy(job, engine.plan, devices)
+    weights = read_weights(job, graph)
     run = open_run(job)
     checkpoints = Checkpoints(run.checkpoints)
     try:
-        return _train(job, engine, run, checkpoints, choice, settled.table)
+        sitting = _Sitting(job, engine, weights, run, checkpoints, callbacks, _nothing if quiet else say)
+        return sitting.train(settled.table, choice, brief, io.StringIO() if quiet else None)
+    except Exception:
+        if not job.resumes:
+            run.discard()
+        raise
     finally:
         checkpoints.close()
         run.close()
@@ -61,9 +129,7 @@ def train(job: Job) -> int:
 def iterations_per_call(num_iterations: int, steps_per_iteration: int) -> int:
     """How many iterations one call of `engine.run` does.
 
-    Few enough that the display stays alive, and a divisor of the whole, so that one executable does it all.
-    It depends on the configuration alone: a resumed run then makes the same calls as one that was never
-    interrupted, and XLA gives the same numbers bit for bit.
+    Few enough that the display stays alive, and a divisor of the whole.
 
     >>> iterations_per_call(976, 512)
     16
@@ -72,91 +138,150 @@ def iterations_per_call(num_iterations: int, steps_per_iteration: int) -> int:
     return next(size for size in range(most, 0, -1) if num_iterations % size == 0)
 
 
-def _train(
-    job: Job,
-    engine: fdg.Engine,
-    run: RunDirectory,
-    checkpoints: Checkpoints,
-    choice: Choice | None,
-    candidates: str,
-) -> int:
-    total, agents = job.num_iterations, job.num_seeds or 1
-    size = iterations_per_call(total, job.steps_per_iteration)
-    checkpoint_every = math.ceil((job.checkpoint_every or total / _CHECKPOINTS) / size) * size
-    found = (
-        (checkpoints.latest(), run.summary() is not None) if job.resumes and distributed.is_first() else None
-    )
-    latest, complete = distributed.exchange(found)[0] or (None, False)  # what process 0 found
-    if latest == total and complete:
-        say(f"the run in {run.path} is complete: all of its {total:,} iterations are done")
-        return 0
-    if candidates:
-        say(f"{candidates}\n")
-    say(f"{engine.plan}\n")
-    if choice is not None:
-        say(f"devices: {choice.reason}")
-    state, compile_s = _start(job, engine, checkpoints, latest, size)
-    start = iteration = latest or 0
-    last = run.truncate_metrics(start) if job.resumes else None
-    wall_before = last["wall_s"] if last else 0.0
-    if job.resumes:
-        say(f"resuming at iteration {start:,} of {total:,}")
-    say(f"compiled in {compile_s:.1f} s; run directory {run.path}")
-    for line in unexplained(engine):
-        say(line)
+@dataclasses.dataclass
+class _Sitting:
+    """One process's work on a run, from its start or its last checkpoint to its end or an interruption."""
 
-    with Signals() as signals, Progress(total, job.steps_per_iteration * agents, start) as progress:
-        recorder = Recorder(job, run, progress, start, wall_before)
-        caught = signals.agreed()
-        while iteration < total and caught is None:
-            state, metrics = engine.start(state, size)
-            recorder.add(size, metrics)
-            iteration += size
+    job: Job
+    engine: fdg.Engine
+    weights: Weights | None
+    run: RunDirectory
+    checkpoints: Checkpoints
+    callbacks: Sequence[Callback]
+    say: Callable[[Any], None]
+
+    def train(self, candidates: str, choice: Choice | None, brief: bool, file: TextIO | None) -> Outcome:
+        """Trains, and says and writes what came of it."""
+        job, engine, run, say = self.job, self.engine, self.run, self.say
+        total, agents = job.num_iterations, job.num_seeds or 1
+        found = (
+            (self.checkpoints.latest(), run.summary() is not None)
+            if job.resumes and distributed.is_first()
+            else None
+        )
+        latest, complete = distributed.exchange(found)[0] or (None, False)  # what process 0 found
+        if latest is not None and latest > total:
+            raise FdgError(
+                f"{run.path} has done {latest:,} iterations, and --total-steps makes {total:,}: give more"
+            )
+        if latest == total and complete:
+            say(f"the run in {run.path} is complete: all of its {total:,} iterations are done")
+            say("go on with it by --total-steps, above what it has done")
+            return Outcome(run, engine, None, total)
+        if not brief:
+            if candidates:
+                say(f"{candidates}\n")
+            say(f"{engine.plan}\n")
+            if choice is not None:
+                say(f"devices: {choice.reason}")
+        say("compiling ...")
+        state, compile_s = self._start(latest)
+        start = latest or 0
+        last = run.truncate_metrics(start) if job.resumes else None
+        wall_before = last["wall_s"] if last else 0.0
+        if job.resumes:
+            say(f"resuming at iteration {start:,} of {total:,}")
+        say(f"compiled in {compile_s:.1f} s; run directory {run.path}")
+        for line in unexplained(engine):
+            say(line)
+
+        trackers = loggers.open_loggers(job, run.path, start) if distributed.is_first() else []
+        during = During(job, engine, run, say)
+        try:
+            with (
+                _signals() as signals,
+                Progress(total, job.steps_per_iteration * agents, start, file) as progress,
+            ):
+                recorder = Recorder(
+                    job,
+                    run,
+                    progress,
+                    start,
+                    wall_before,
+                    trackers,
+                    self.callbacks,
+                    Finite(job, self.checkpoints),
+                )
+                state, iteration, caught = self._iterations(state, start, recorder, during, signals)
+                wall_s = recorder.wall_s
+        finally:
+            loggers.close_all(trackers)
+            during.close()
+        draw_learning_curve(run, title(job), SOLVED.get(job.config["env"]))
+        if caught is not None:
+            self.checkpoints.close()
+            say(
+                f"interrupted at iteration {iteration:,} of {total:,}, and saved:"
+                f" go on with --resume {run.path}"
+            )
+            return Outcome(run, engine, state, iteration, caught=caught)
+        stopped = during.stopped or ("a callback ended it" if recorder.wants_to_stop else None)
+        if iteration < total:
+            say(f"stopped at iteration {iteration:,} of {total:,}: {stopped}")
+        groups = groups_summary(engine, wall_s - wall_before)
+        evaluations = evaluate(job, engine, state, job.eval_episodes)
+        profiled = profile_run(engine, state, run.path) if job.profiles else []
+        self.checkpoints.close()
+        evaluation = evaluations[0] if evaluations else None
+        outcome = Outcome(run, engine, state, iteration, stopped=stopped, evaluation=evaluation)
+        if not distributed.is_first():
+            return outcome
+        seconds = {"wall_s": wall_s, "compile_s": compile_s}
+        best = during.best_summary()
+        ended = {"stopped": stopped} if stopped else {}
+        said = {**summarized(evaluations), **best, **ended}
+        run.write_summary(summary(job, engine, iteration, seconds, said, groups))
+        steps = iteration * job.steps_per_iteration * agents
+        say(f"trained {steps:,} steps in {clock(wall_s)} ({steps / max(wall_s, 1e-9):,.0f} steps/s)")
+        if evaluation is not None:
+            say(verdict(evaluation, job.config["env"]))
+        for line in profiled:
+            say(line)
+        say(f"run directory {run.path}")
+        return outcome
+
+    def _iterations(
+        self, state: Any, start: int, recorder: Recorder, during: During, signals: Any
+    ) -> tuple[Any, int, int | None]:
+        """All iterations that are left, unless something ends them early: state, iteration, signal."""
+        job, total = self.job, self.job.num_iterations
+        size = iterations_per_call(total, job.steps_per_iteration)
+        checkpoint_every = math.ceil((job.checkpoint_every or total / _CHECKPOINTS) / size) * size
+        periods = [checkpoint_every, *([job.eval_every] if job.eval_every else [])]
+        iteration, caught, ended = start, signals.agreed(), False
+        while iteration < total and caught is None and not ended:
+            boundary = min((iteration // period + 1) * period for period in periods)
+            state, metrics = self.engine.start(state, min(size, boundary - iteration, total - iteration))
+            recorder.add(metrics)
+            iteration += metrics.iterations
+            if job.eval_every and iteration % job.eval_every == 0:
+                recorder.annotate(during.evaluate(state, iteration))
+            if job.stop_at is not None or self.callbacks:
+                ended = any(distributed.exchange(during.stopped is not None or recorder.wants_to_stop))
             caught = signals.agreed()
-            if iteration % checkpoint_every == 0 or iteration == total or caught is not None:
+            if iteration % checkpoint_every == 0 or iteration == total or caught is not None or ended:
                 recorder.flush()  # first, for a checkpoint is never ahead of the metrics
-                checkpoints.save(iteration, state)
-        wall_s = recorder.wall_s
+                self.checkpoints.save(iteration, state)
+        return state, iteration, caught
 
-    run.draw_learning_curve(title(job), SOLVED.get(job.config["env"]))
-    if iteration < total:
-        checkpoints.close()
-        say(f"interrupted at iteration {iteration:,} of {total:,}, and saved: go on with --resume {run.path}")
-        return 128 + (caught or 0)
-    groups = groups_summary(engine, wall_s - wall_before)
-    evaluation = evaluate(job, engine, state)
-    profiled = profile_run(engine, state, run.path) if job.profiles else []
-    checkpoints.close()
-    if not distributed.is_first():
-        return 0
-    seconds = {"wall_s": wall_s, "compile_s": compile_s}
-    run.write_summary(summary(job, engine, iteration, seconds, evaluation, groups))
-    steps = iteration * job.steps_per_iteration * agents
-    say(f"trained {steps:,} steps in {clock(wall_s)} ({steps / wall_s:,.0f} steps/s)")
-    if evaluation:
-        say(verdict(evaluation, job))
-    for line in profiled:
-        say(line)
-    say(f"run directory {run.path}")
-    return 0
-
-
-def _start(
-    job: Job, engine: fdg.Engine, checkpoints: Checkpoints, latest: int | None, size: int
-) -> tuple[Any, float]:
-    """The state to begin with, all compiled that training needs, and the seconds that this took."""
-    begun = time.perf_counter()
-    if latest is not None:
-        state = checkpoints.restore(latest, engine.state_shape)
-        if latest < job.num_iterations:
-            engine.compile(size)
-    else:
-        with ThreadPoolExecutor(1) as pool:
-            compiling = pool.submit(engine.compile, size)
-            state = engine.init(job.seed)  # a program of its own, which takes as long to compile
-        compiling.result()
-    jax.block_until_ready(state)
-    return state, time.perf_counter() - begun
+    def _start(self, latest: int | None) -> tuple[Any, float]:
+        """The state to begin with, all compiled that training needs, and the seconds that this took."""
+        job, engine = self.job, self.engine
+        begun = time.perf_counter()
+        if latest is not None:
+            state = self.checkpoints.restore(latest, engine.state_shape)
+            if latest < job.num_iterations:
+                engine.compile()
+        else:
+            with ThreadPoolExecutor(1) as pool:
+                compiling = pool.submit(engine.compile)
+                state = engine.init(job.seed)  # a program of its own, which takes as long to compile
+            compiling.result()
+            if self.weights is not None:
+                state = begin_with(self.weights, engine, state)
+                self.say(self.weights.said)
+        jax.block_until_ready(state)
+        return state, time.perf_counter() - begun
 
 
 def _check_same(job: Job) -> None:
@@ -168,6 +293,20 @@ def _check_same(job: Job) -> None:
                 raise FdgError(f"process {i} has {name} {other.get(name)}, and process 0 has {mine[name]}")
 
 
-def say(line: Any = "") -> None:
-    """Prints at once, also into a pipe."""
-    print(line, flush=True)
+@contextlib.contextmanager
+def _signals() -> Iterator[Any]:
+    """What was caught of Ctrl-C and SIGTERM; in a thread of somebody's own, where none arrive, nothing."""
+    if threading.current_thread() is threading.main_thread():
+        with Signals() as signals:
+            yield signals
+    else:
+        yield _NoSignals()
+
+
+class _NoSignals:
+    def agreed(self) -> int | None:
+        return next((caught for caught in distributed.exchange(None) if caught is not None), None)
+
+
+def _nothing(line: Any = "") -> None:
+    pass

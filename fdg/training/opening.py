@@ -1,23 +1,65 @@
-"""Where a run writes: its directory, made or opened again by process 0."""
+"""Where a run writes: its directory, made or opened again by process 0, and what is noted of its start."""
 
 import datetime
 import re
+import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from fdg import ctrl_c
 from fdg.processes import distributed
 from fdg.training.job import Job
-from fdg.training.run_directory import RunDirectory, Unwritten
+from fdg.training.run_directory import RunDirectory, Unwritten, read_config
+from fdg.training.summary import versions
+
+_OF_A_SITTING = ("command", "versions", "git_commit")  # what is noted of each, beside the job itself
 
 
 def open_run(job: Job) -> RunDirectory:
     """The run's directory; one that writes nothing in the processes that do not."""
     if not distributed.is_first():
         return Unwritten(job.out or Path())
-    return (
-        RunDirectory.reopen(_directory(job))
-        if job.resumes
-        else RunDirectory.create(_directory(job), job.config)
-    )
+    sitting = {**job.record, "versions": versions(), "git_commit": git_commit()}
+    path = _directory(job)
+    if not job.resumes:
+        run = RunDirectory.create(path, {**job.config, **sitting})
+    else:
+        run = RunDirectory.reopen(path)
+        before = read_config(path)
+        changed = changes(before, job.config)
+        noted = {name: sitting[name] for name in _OF_A_SITTING if name in sitting}
+        at = {"at": f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S}", "changes": changed, **noted}
+        run.write_config({**before, **job.config, "resumes": [*before.get("resumes", ()), at]})
+    ctrl_c.going_on(f"go on with --resume {path}")
+    return run
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Which values differ between two configurations: `{name: [before, now]}`, hyperparameters among them."""
+    nested = ("hyperparameters", "policy_fields")
+    flat = [
+        {**one, **{k: v for name in nested for k, v in one.get(name, {}).items()}} for one in (before, now)
+    ]
+    return {
+        name: [flat[0].get(name), value]
+        for name, value in flat[1].items()
+        if name not in nested and value != flat[0].get(name)
+    }
+
+
+def git_commit() -> str | None:
+    """The commit of the folder that the run was started in, `-dirty` if files differ; None outside of any."""
+    try:
+        said = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            timeout=5,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return said.stdout.strip() or None if said.returncode == 0 else None
 
 
 def _directory(job: Job) -> Path:
@@ -35,5 +77,9 @@ def _directory(job: Job) -> Path:
 
 
 def title(job: Job) -> str:
-    """What was trained, for the picture."""
-    return " on ".join(filter(None, (job.config["algo"].rpartition(":")[2], job.config["env"])))
+    """What was trained, for the picture: algorithm and environment, policy and seeds."""
+    what = " on ".join(filter(None, (job.config["algo"].rpartition(":")[2], job.config["env"])))
+    seeds = f"seed {job.seed}"
+    if job.num_seeds is not None and job.num_seeds > 1:
+        seeds = f"seeds {job.seed} to {job.seed + job.num_seeds - 1}"
+    return f"{what}\n{job.policy}, {seeds}"

@@ -1,17 +1,45 @@
-"""Metrics on their way from the devices to the run directory and the display."""
+"""Metrics on their way from the devices to the run directory, the display, loggers and callbacks."""
 
+import dataclasses
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from fdg.processes import distributed
 from fdg.running.metrics import PendingMetrics
+from fdg.training.finite import Finite
 from fdg.training.job import Job
+from fdg.training.loggers import Logger
 from fdg.training.progress import Progress
 from fdg.training.run_directory import RunDirectory
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What callbacks are told: the iterations that were recorded since they were last called.
+
+    Attributes:
+      iteration: the last of them.
+      num_iterations: of the whole run.
+      env_steps: of one agent, until then.
+      wall_s: seconds of training, until then.
+      rows: what `metrics.jsonl` got, one for each iteration.
+      evaluation: what the evaluation said that was made after the last of them, such as
+        `{"eval_return": 498.2, "eval_return_sampled": 431.0, ...}`; empty if there was none.
+    """
+
+    iteration: int
+    num_iterations: int
+    env_steps: int
+    wall_s: float
+    rows: Sequence[Mapping[str, Any]]
+    evaluation: Mapping[str, Any]
+
+
+Callback = Callable[[Report], Any]  # one that returns true ends the run
 
 
 class Recorder:
@@ -19,30 +47,49 @@ class Recorder:
 
     Attributes:
       wall_s: seconds spent in training until the last call that was recorded.
+      wants_to_stop: whether a callback has said so.
     """
 
-    def __init__(self, job: Job, run: RunDirectory, progress: Progress, iteration: int, wall_s: float):
-        self.wall_s = wall_s
+    def __init__(
+        self,
+        job: Job,
+        run: RunDirectory,
+        progress: Progress,
+        iteration: int,
+        wall_s: float,
+        loggers: Sequence[Logger] = (),
+        callbacks: Sequence[Callback] = (),
+        finite: Finite | None = None,
+    ):
+        self.wall_s, self.wants_to_stop = wall_s, False
         self._job, self._run, self._progress, self._iteration = job, run, progress, iteration
+        self._loggers, self._callbacks = loggers, callbacks
+        self._finite = finite
         self._clock = time.perf_counter()
-        self._latest: tuple[int, PendingMetrics] | None = None
+        self._latest: tuple[PendingMetrics, dict[str, Any]] | None = None
 
-    def add(self, iterations: int, metrics: PendingMetrics) -> None:
+    def add(self, metrics: PendingMetrics) -> None:
         """Takes the metrics of a call just made, and records those of the one before."""
         self.flush()
-        self._latest = iterations, metrics
+        self._latest = metrics, {}
+
+    def annotate(self, evaluation: Mapping[str, Any]) -> None:
+        """Adds what an evaluation said to the last iteration that was added."""
+        if self._latest is not None:
+            self._latest[1].update(evaluation)
 
     def flush(self) -> None:
         """Waits for the metrics that were added, and records them."""
         if self._latest is None:
             return
-        iterations, pending = self._latest
-        metrics, self._latest = distributed.fetch(pending.result()), None
+        (pending, evaluation), self._latest = self._latest, None
+        metrics = distributed.fetch(pending.result())
         if metrics is None:
             return
         now = time.perf_counter()
         seconds, self._clock = now - self._clock, now
-        rows = []
+        iterations = pending.iterations
+        rows: list[dict[str, Any]] = []
         for i in range(iterations):
             iteration = self._iteration + i + 1
             rows.append(
@@ -53,13 +100,34 @@ class Recorder:
                     **_row({name: values[i] for name, values in metrics.items()}),
                 }
             )
+        rows[-1].update(evaluation)
+        before = self._iteration
         self._iteration += iterations
         self.wall_s += seconds
         self._run.append_metrics(rows)
+        if self._finite is not None:
+            self._finite.look(before, metrics)
         returns = [
             row["episode_return"] for row in rows if math.isfinite(row.get("episode_return", math.nan))
         ]
         self._progress.update(self._iteration, float(np.mean(returns)) if returns else None)
+        self._tell(rows, evaluation)
+
+    def _tell(self, rows: Sequence[Mapping[str, Any]], evaluation: Mapping[str, Any]) -> None:
+        if self._loggers:
+            merged = _merged(rows)
+            for logger in self._loggers:
+                logger.log(rows[-1]["env_steps"], {**merged, **_scalars(evaluation)})
+        report = Report(
+            self._iteration,
+            self._job.num_iterations,
+            rows[-1]["env_steps"],
+            self.wall_s,
+            rows,
+            evaluation,
+        )
+        for callback in self._callbacks:
+            self.wants_to_stop |= bool(callback(report))
 
 
 def _row(metrics: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -78,3 +146,19 @@ def _mean(values: np.ndarray) -> Any:
         return values.mean()
     there = values[np.isfinite(values)]
     return there.mean(dtype=values.dtype) if there.size else math.nan
+
+
+def _merged(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Rows as one: the mean of each metric over those in which it is a number."""
+    merged = {}
+    for name in rows[-1]:
+        if name in ("env_steps", "episode_return_per_seed") or name.startswith("eval_"):
+            continue
+        values = [float(row[name]) for row in rows if name in row and math.isfinite(row[name])]
+        if values:
+            merged[name] = values[-1] if name in ("iteration", "wall_s") else math.fsum(values) / len(values)
+    return merged
+
+
+def _scalars(values: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in values.items() if np.ndim(value) == 0}

@@ -1,20 +1,24 @@
 """What a training run leaves on disk: configuration, metrics, learning curve, summary, checkpoints."""
 
+import contextlib
+import errno
 import fcntl
 import json
 import math
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
-from fdg.errors import FdgError
+from fdg.errors import FdgError, FdgWarning, RunError, one_line
 
-FILES = ("config.json", "metrics.jsonl", "summary.json", "learning_curve.png", "checkpoints")
-_CURVE_POINTS = 200  # more than that is noise at the size of the picture
+CHECKPOINTS = "checkpoints"
+BEST = "best_checkpoint"  # there only in runs that are evaluated while they train
+FILES = ("config.json", "metrics.jsonl", "summary.json", "learning_curve.png", CHECKPOINTS)
 
 
 class RunDirectory:
@@ -31,7 +35,12 @@ class RunDirectory:
     @property
     def checkpoints(self) -> Path:
         """Where `fdg.checkpoint.Checkpoints` writes."""
-        return self.path / "checkpoints"
+        return self.path / CHECKPOINTS
+
+    @property
+    def best(self) -> Path:
+        """Where the checkpoint goes whose evaluation was best."""
+        return self.path / BEST
 
     @classmethod
     def create(cls, path: Path, config: Mapping[str, Any]) -> "RunDirectory":
@@ -67,51 +76,87 @@ class RunDirectory:
 
     def append_metrics(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Adds one line a row to `metrics.jsonl`, and hands them to the operating system."""
-        if self._metrics is None:
-            self._metrics = (self.path / "metrics.jsonl").open("a")
-        self._metrics.writelines(_dumps(row) + "\n" for row in rows)
-        self._metrics.flush()
+        with self._mended("metrics.jsonl"):
+            if self._metrics is None:
+                self._metrics = (self.path / "metrics.jsonl").open("a")
+            self._metrics.writelines(_dumps(row) + "\n" for row in rows)
+            self._metrics.flush()
+            if not os.fstat(self._metrics.fileno()).st_nlink:
+                raise FileNotFoundError(errno.ENOENT, "it was removed while the run went on")
 
     def truncate_metrics(self, iteration: int) -> dict[str, Any] | None:
-        """Removes metrics after `iteration`, and a line cut off by a crash; gives the last row left."""
+        """Removes metrics after `iteration`, and a line cut off by a crash; gives the last row left.
+
+        Other lines that cannot be read go to `metrics.unreadable`, with a warning (`FdgWarning`).
+        """
         path, last = self.path / "metrics.jsonl", None
         if not path.exists():
             return None
-        with tempfile.NamedTemporaryFile("w", dir=self.path, prefix=".metrics-", delete=False) as kept:
-            for row in read_metrics(path):
-                if row["iteration"] <= iteration:
-                    kept.write(_dumps(row) + "\n")
-                    last = row
-        _publish(Path(kept.name), path)
+        with self._mended(path.name):
+            *lines, cut_off = path.read_bytes().split(b"\n")
+            rows = {number: _row(line) for number, line in enumerate([*lines, cut_off], 1)}
+            strange = [number for number, line in enumerate(lines, 1) if rows[number] is None]
+            if strange:
+                with (self.path / "metrics.unreadable").open("ab") as file:
+                    file.writelines(lines[number - 1] + b"\n" for number in strange)
+                warnings.warn(
+                    f"{path}: line {', '.join(map(str, strange[:3]))}{' ...' if strange[3:] else ''} cannot"
+                    f" be read, and was moved to metrics.unreadable; all other rows are kept",
+                    FdgWarning,
+                    stacklevel=2,
+                )
+            with tempfile.NamedTemporaryFile("w", dir=self.path, prefix=".metrics-", delete=False) as kept:
+                for row in rows.values():
+                    if row is not None and row["iteration"] <= iteration:
+                        kept.write(_dumps(row) + "\n")
+                        last = row
+            _publish(Path(kept.name), path)
         return last
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        """Replaces `config.json`.
+
+        Raises:
+          FdgError: it cannot be written.
+        """
+        try:
+            self._write("config.json", _dumps(config, indent=2).encode())
+        except OSError as error:
+            raise FdgError(f"{self.path} cannot be written to: {error.strerror or error}") from error
 
     def summary(self) -> dict[str, Any] | None:
         """What `summary.json` says; None before the run has ended."""
-        path = self.path / "summary.json"
-        return json.loads(path.read_text()) if path.exists() else None
+        return read_summary(self.path)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Writes `summary.json`."""
-        self._write("summary.json", (_dumps(summary, indent=2) + "\n").encode())
+        with self._mended("summary.json"):
+            self._write("summary.json", (_dumps(summary, indent=2) + "\n").encode())
 
-    def draw_learning_curve(self, title: str, solved: float | None = None) -> None:
-        """Draws `learning_curve.png` from `metrics.jsonl`: episode return over environment steps.
+    def publish(self, name: str, write: Callable[[Any], object]) -> None:
+        """Replaces a file of the run as a whole, by what `write` writes.
 
-        Args:
-          title: what was trained.
-          solved: a return to mark with a line.
+        Raises:
+          RunError: it cannot be written.
         """
-        rows = list(read_metrics(self.path / "metrics.jsonl"))
-        with tempfile.NamedTemporaryFile(dir=self.path, prefix=".curve-", delete=False) as picture:
-            _draw(rows, title, solved, picture)
-        _publish(Path(picture.name), self.path / "learning_curve.png")
+        with self._mended(name):
+            self._replace(name, write)
 
     def close(self) -> None:
         """Releases the directory to other processes."""
         for file in (self._metrics, self._lock):
             if file is not None:
-                file.close()
+                with contextlib.suppress(OSError):  # of what could not be written, which was said then
+                    file.close()
         self._metrics = self._lock = None
+
+    def discard(self) -> None:
+        """Removes the directory, if nothing was written into it but what says that it is one."""
+        with contextlib.suppress(OSError):
+            if {path.name for path in self.path.iterdir()} <= {"config.json", ".lock"}:
+                for name in ("config.json", ".lock"):
+                    (self.path / name).unlink(missing_ok=True)
+                self.path.rmdir()
 
     def _acquire(self) -> None:
         """Keeps other processes out until this one ends, however it ends."""
@@ -124,9 +169,25 @@ class RunDirectory:
             ) from None
 
     def _write(self, name: str, content: bytes) -> None:
+        self._replace(name, lambda file: file.write(content))
+
+    def _replace(self, name: str, write: Callable[[Any], object]) -> None:
         with tempfile.NamedTemporaryFile(dir=self.path, prefix=f".{name}-", delete=False) as file:
-            file.write(content)
+            write(file)
         _publish(Path(file.name), self.path / name)
+
+    @contextlib.contextmanager
+    def _mended(self, name: str) -> Iterator[None]:
+        """A disk that is full, read-only or gone, as an error that says how to go on."""
+        try:
+            yield
+        except OSError as error:
+            fix = f"put that right, and go on with --resume {self.path}"
+            if not (self.path / "config.json").exists():
+                fix = "the folder is gone, and what was saved in it"
+            raise RunError(
+                f"{self.path / name} cannot be written ({error.strerror or error}): {fix}"
+            ) from error
 
 
 class Unwritten(RunDirectory):
@@ -136,7 +197,10 @@ class Unwritten(RunDirectory):
         """Does nothing."""
         return None
 
-    def draw_learning_curve(self, title: str, solved: float | None = None) -> None:
+    def publish(self, name: str, write: Callable[[Any], object]) -> None:
+        """Does nothing."""
+
+    def discard(self) -> None:
         """Does nothing."""
 
 
@@ -167,8 +231,8 @@ def check_free(path: Path) -> None:
         raise FdgError(f"--out {path} cannot be written to: no permission to write in {existing}")
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """The configuration of the run in `path`.
+def read_config(path: Path, prefix: str = "--resume: ") -> dict[str, Any]:
+    """The configuration of the run in `path`; `prefix` begins errors.
 
     Raises:
       FdgError: there is no run, or its configuration is damaged.
@@ -177,22 +241,42 @@ def read_config(path: Path) -> dict[str, Any]:
         return json.loads((path / "config.json").read_text())
     except (FileNotFoundError, NotADirectoryError):
         raise FdgError(
-            f"--resume: no run in {path} (it has no config.json): leave out --resume to start one"
+            f"{prefix}no run in {path} (it has no config.json)"
+            + (": leave out --resume to start one" if prefix else "")
         ) from None
-    except (OSError, ValueError) as error:
-        raise FdgError(f"--resume: {path / 'config.json'} cannot be read: {error}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise FdgError(f"{prefix}{path / 'config.json'} cannot be read: {one_line(error)}") from error
+
+
+def read_summary(path: Path) -> dict[str, Any] | None:
+    """What `summary.json` in a run directory says; None before the run has ended, or if it cannot be read."""
+    try:
+        summary = json.loads((path / "summary.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return summary if isinstance(summary, dict) else None
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """Rows of a `metrics.jsonl`, up to the first line that is not whole."""
+    """Rows of a `metrics.jsonl`, without lines that cannot be read."""
     if not path.exists():
         return
-    with path.open() as lines:
+    with path.open("rb") as lines:
         for line in lines:
-            try:
-                yield json.loads(line)
-            except ValueError:
-                return
+            row = _row(line)
+            if row is not None:
+                yield row
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """A row of metrics, None for a line that is none."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(row, dict) or not isinstance(row.get("iteration"), int):
+        return None
+    return row if all(isinstance(row.get(name), int | float) for name in ("env_steps", "wall_s")) else None
 
 
 def plain(value: Any) -> Any:
@@ -224,48 +308,3 @@ def _publish(temporary: Path, final: Path) -> None:
     os.umask(mask)
     temporary.chmod(0o666 & ~mask)
     os.replace(temporary, final)
-
-
-def _bins(steps: np.ndarray, values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """At most `_CURVE_POINTS` weighted means over stretches of equal length; empty ones are left out."""
-    points = min(_CURVE_POINTS, len(steps))
-    edges = np.linspace(0, steps[-1], points + 1)
-    which = np.clip(np.searchsorted(edges, steps) - 1, 0, points - 1)
-    weights = np.where(np.isfinite(values), weights, 0)
-    total = np.bincount(which, weights, minlength=points)
-    mean = np.bincount(which, np.nan_to_num(values) * weights, minlength=points) / np.maximum(total, 1e-30)
-    return edges[1:][total > 0], mean[total > 0]
-
-
-def _draw(rows: list[dict[str, Any]], title: str, solved: float | None, picture: Any) -> None:
-    # Not pyplot: it picks a window system, and keeps figures alive. Imported here because it takes 0.4 s.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import EngFormatter
-
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    steps = np.array([row["env_steps"] for row in rows], float)
-    returns = np.array([row.get("episode_return") for row in rows], float)  # null becomes not-a-number
-    if np.isfinite(returns).any():
-        episodes = np.array([row.get("episodes") or 1 for row in rows], float)
-        seeds = [row.get("episode_return_per_seed") for row in rows]
-        if seeds[0] is not None:
-            curves = [_bins(steps, column, episodes) for column in np.array(seeds, float).T]
-            for x, y in curves:
-                axes.plot(x, y, color="#0072b2", alpha=0.25, linewidth=0.8)
-            axes.plot(*_bins(steps, returns, episodes), color="#0072b2", label=f"mean of {len(curves)} seeds")
-        else:
-            axes.plot(*_bins(steps, returns, episodes), color="#0072b2", label="episode return")
-    else:
-        axes.text(0.5, 0.5, "no episode ended", transform=axes.transAxes, ha="center", va="center")
-    if solved is not None:
-        axes.axhline(solved, color="#555555", linestyle="--", linewidth=1, label=f"solved: {solved:g}")
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="lower right", frameon=False)
-    axes.set(title=title, xlabel="environment steps", ylabel="mean episode return", xlim=(0, None))
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
-    figure.savefig(picture, format="png", dpi=150)

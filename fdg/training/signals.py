@@ -4,11 +4,15 @@ import signal
 from collections.abc import Sequence
 from typing import Any
 
+from fdg import ctrl_c
 from fdg.processes import distributed
 
 
 class Signals:
-    """Keeps Ctrl-C and SIGTERM for the loop to look at; a second one ends the program where it stands."""
+    """Keeps Ctrl-C and SIGTERM for the loop to look at; a second one ends the program where it stands.
+
+    In a command, Ctrl-C leaves the loop `ctrl_c.GRACE_SECONDS` to save what it has.
+    """
 
     def __init__(self) -> None:
         self.caught: int | None = None
@@ -16,11 +20,14 @@ class Signals:
 
     def __enter__(self) -> "Signals":
         self._before = [signal.signal(number, self._catch) for number in (signal.SIGINT, signal.SIGTERM)]
+        ctrl_c.be_patient(ctrl_c.GRACE_SECONDS)
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in zip((signal.SIGINT, signal.SIGTERM), self._before, strict=True):
             signal.signal(number, handler)
+        if self.caught is None:  # else the time that it was given goes on
+            ctrl_c.be_patient(0)
 
     def agreed(self) -> int | None:
         """What any of the processes caught: all stop at the same iteration."""

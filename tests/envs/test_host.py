@@ -389,7 +389,7 @@ def test_training_from_the_command_line(tmp_path, capsys, caplog, host_devices):
     )
     subprocess.run(["rm", "-r", str(newest)], check=True)
     caplog.clear()
-    assert train_main(["--resume", str(out), "--eval-episodes", "0"]) == 0
+    assert train_main(["--resume", str(out), "--trust", "--eval-episodes", "0"]) == 0
     (note,) = (record.getMessage() for record in caplog.records if record.name == "envs.host")
     assert "2 new episodes start here" in note
     assert (out / "summary.json").exists()

@@ -16,8 +16,8 @@ import fdg
 import policies
 from fdg.commands.cli import train_main
 from fdg.commands.parse import parse
+from fdg.training import curves, progress, run_directory
 from fdg.training import loop as train
-from fdg.training import progress, run_directory
 from fdg.training.checkpoint import Checkpoints
 from tests.tiny import Pupil, Walk
 
@@ -127,8 +127,7 @@ def drop_times(lines):
 
 def stored(run, iteration):
     """The arrays of a checkpoint, by name."""
-    with Checkpoints(run / "checkpoints")._manager(read_only=True) as reader:
-        return {name: np.asarray(value) for name, value in reader.restore(iteration).items()}
+    return Checkpoints(run / "checkpoints").arrays(iteration)
 
 
 POLICIES = {  # flags, and the number of devices of each group
@@ -187,7 +186,7 @@ def test_stale_runs_are_saved_and_go_on(policy, tmp_path, monkeypatch, capsys, h
     history = [name for name in stored(stopped, len(rows(stopped))) if "history" in name]
     assert len(history) == 2  # the weight, one and two iterations old
     capsys.readouterr()
-    assert train_main(["--resume", str(stopped)]) == 0
+    assert train_main([*PUPIL, "--resume", str(stopped)]) == 0
     assert "staleness=2" in capsys.readouterr().out
     assert drop_times(rows(stopped)) == drop_times(rows(whole))
     mine, theirs = stored(stopped, 50), stored(whole, 50)
@@ -199,7 +198,7 @@ def test_stale_runs_are_saved_and_go_on(policy, tmp_path, monkeypatch, capsys, h
     for group in summaries[1]["groups"].values():  # of the second session alone
         assert 0 < group["busy_s"] + group["idle_s"] < summaries[1]["wall_s"]
 
-    assert train_main(["--resume", str(stopped), "--staleness", "1"]) == 2
+    assert train_main([*PUPIL, "--resume", str(stopped), "--staleness", "1"]) == 2
     assert "--staleness 1 contradicts the run's 2" in capsys.readouterr().err
 
 
@@ -236,13 +235,13 @@ def test_interrupted_runs_are_saved_and_go_on(tmp_path, capsys, monkeypatch, num
     # A row cut off by a crash, and a row from beyond the checkpoint, do no harm.
     with (stopped / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({**rows(stopped)[-1], "iteration": 1 + len(rows(stopped))}) + '\n{"iterat')
-    assert train_main(["--out", str(stopped), "--resume"]) == 0
+    assert train_main([*WALK, "--out", str(stopped), "--resume"]) == 0
     drop = lambda line: {**line, "wall_s": 0}  # noqa: E731
     assert list(map(drop, rows(stopped))) == list(map(drop, rows(whole)))
     assert all(a["wall_s"] <= b["wall_s"] for a, b in itertools.pairwise(rows(stopped)))
 
     capsys.readouterr()
-    assert train_main(["--resume", str(stopped)]) == 0
+    assert train_main([*WALK, "--resume", str(stopped)]) == 0
     assert "is complete: all of its 200 iterations are done" in capsys.readouterr().out
 
 
@@ -255,7 +254,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew(tmp_path, monkeypa
 
         patch.setattr(fdg.Engine, "compile", killed)
         assert train_main([*WALK, "--total-steps", "16", "--out", str(run)]) == 130
-    assert train_main(["--resume", str(run)]) == 0
+    assert train_main([*WALK, "--resume", str(run)]) == 0
     assert len(rows(run)) == 2
 
 
@@ -303,7 +302,7 @@ def test_the_display_in_a_log():
 
 def test_a_learning_curve_without_an_episode(tmp_path):
     run = run_directory.RunDirectory.create(tmp_path, {})
-    run.draw_learning_curve("nothing")
+    curves.draw_learning_curve(run, "nothing")
     assert (tmp_path / "learning_curve.png").stat().st_size > 1_000
     assert (tmp_path / "learning_curve.png").stat().st_mode & 0o777 == (
         tmp_path / "config.json"

@@ -1,0 +1,99 @@
+"""What a network of a user's own gives, checked against the action space while it is traced.
+
+A network of another width than the action space would train all the same: three logits play `Discrete(2)`,
+the third action included. These checks look at shapes alone, once, when a program is made.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from algos import distributions
+from envs.spaces import Space
+from fdg.errors import FdgError
+
+
+def actor_and_critic(output: Any, action_space: Space, leading: tuple[int, ...]) -> tuple[Any, Any]:
+    """What an actor-critic gave for observations of leading axes `leading`: `(policy [..., P], value [...])`.
+
+    Raises:
+      FdgError: no pair, another number of results than the actions need, or a value with an axis too many.
+    """
+    policy, value = pair(output, leading)
+    size = distributions.for_space(action_space).size
+    _check("the network gives the policy as", policy, (*leading, size), f"{size} numbers for {action_space}")
+    fix = ": take its last axis away, value[..., 0]" if jnp.shape(value) == (*leading, 1) else ""
+    _check("the network gives values as", value, leading, f"one for each observation{fix}")
+    return policy, value
+
+
+def pair(output: Any, leading: tuple[int, ...]) -> tuple[Any, Any]:
+    """What an actor-critic gave, as the two that it is.
+
+    Raises:
+      FdgError: it gave one, or three.
+    """
+    if not isinstance(output, tuple | list) or len(output) != 2:
+        raise FdgError(
+            f"the network gives {_shapes(output)}: an actor-critic gives a pair, (policy"
+            f" {_text((*leading, 'P'))}, value {_text(leading)})"
+        )
+    return output[0], output[1]
+
+
+def action_values(values: Any, actions: int | None, count: int) -> jax.Array:
+    """What a network gave that values every action: `[N, n]`; any `n` where `actions` is None.
+
+    Raises:
+      FdgError: values of another shape.
+    """
+    width = jnp.shape(values)[-1] if actions is None and jnp.ndim(values) else actions
+    _check(
+        "the network gives values of actions as", values, (count, width), f"one for each of {width} actions"
+    )
+    return values
+
+
+def gaussian(output: Any, action_space: Space, count: int) -> jax.Array:
+    """What an actor gave: means, then logs of standard deviations, `[N, 2 * D]`.
+
+    Raises:
+      FdgError: of another shape.
+    """
+    size = 2 * math.prod(action_space.shape)
+    _check("actor_network gives", output, (count, size), f"means and logs of deviations for {action_space}")
+    return output
+
+
+def twins(output: Any, count: int) -> tuple[jax.Array, jax.Array]:
+    """What two critics gave: two values, each `[N]`.
+
+    Raises:
+      FdgError: something else.
+    """
+    if not isinstance(output, tuple | list) or len(output) != 2:
+        raise FdgError(f"critic_network gives {_shapes(output)}: it gives two values, each {_text((count,))}")
+    for value in output:
+        fix = ": take its last axis away, value[..., 0]" if jnp.shape(value) == (count, 1) else ""
+        _check("critic_network gives a value as", value, (count,), f"one for each sample{fix}")
+    first, second = output
+    return first, second
+
+
+def _check(what: str, value: Any, shape: tuple[Any, ...], why: str) -> None:
+    if not hasattr(value, "shape") or value.shape != shape:
+        raise FdgError(f"{what} {_shapes(value)}: it must be {_text(shape)}, {why}")
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        raise FdgError(f"{what} {_shapes(value)}: it must be of a floating dtype")
+
+
+def _shapes(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return f"{len(value)} results ({', '.join(map(_shapes, value))})"
+    return f"{value.dtype}{list(value.shape)}" if hasattr(value, "shape") else f"a {type(value).__name__}"
+
+
+def _text(shape: tuple[Any, ...]) -> str:
+    return f"[{', '.join(map(str, shape))}]"

@@ -1,0 +1,257 @@
+"""Mistakes in environments, found when one is made or traced, and said in one line.
+
+`check` looks at everything without running a step. `check_spec` is what making an algorithm costs: a look at
+attributes. What `reset` and `step` give is checked while they are traced, once.
+"""
+
+import inspect
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from envs.spaces import Box, Discrete, MultiDiscrete
+from fdg.errors import FdgError, listed, one_line
+
+_ATTRIBUTES = {
+    "name": "name = 'corridor'",
+    "observation_space": "observation_space = envs.Box(-1.0, 1.0, (4,))",
+    "action_space": "action_space = envs.Discrete(2)",
+    "max_episode_steps": "max_episode_steps = None (or a number of steps)",
+}
+_FIVE = "(state, observation, reward, terminated, truncated)"
+_STEP_FIELDS = {  # dtype and whether there is one an agent
+    "reward": ("float32", True),
+    "terminated": ("bool", False),
+    "truncated": ("bool", False),
+    "episode_return": ("float32", False),
+    "episode_length": ("int32", False),
+}
+
+
+def check_spec(env: Any, single: bool = False) -> None:
+    """Refuses what is no environment, by its attributes alone.
+
+    Args:
+      env: taken for an `Environment`; for a `SingleEnvironment` where `single`.
+      single: one instance, which `vectorize` is about to make a batch of; what its properties give is not
+        looked at, for that may load a package.
+
+    Raises:
+      FdgError: a name, a class, an environment of another package, an attribute that is missing or of another
+        kind, or an object that does not hash.
+    """
+    given = _given(env)
+    if isinstance(env, str):
+        raise FdgError(f"env={env!r} is a name: write env=envs.make({env!r})")
+    if isinstance(env, type):
+        made = f"envs.vectorize({env.__name__}())"
+        raise FdgError(f"env={given} is a class, and an environment is a value: write {made}")
+    package = type(env).__module__.partition(".")[0]
+    if package in ("gymnasium", "gym") or hasattr(env, "unwrapped"):
+        raise FdgError(f"env={given} is an environment of Gymnasium: write envs.make('gymnasium:NAME')")
+    if package == "gymnax" or hasattr(env, "default_params"):
+        raise FdgError(f"env={given} is an environment of gymnax: write envs.make('{_name(env)}')")
+    missing = [name for name in _ATTRIBUTES if not _has(env, name)]
+    missing += [name for name in ("reset", "step") if not callable(getattr(env, name, None))]
+    if missing:
+        lines = [_ATTRIBUTES.get(name, f"def {name}(self, key, ...)") for name in missing]
+        raise FdgError(
+            f"environment {given} has no {listed(missing, 'and')}: give its class {'; '.join(lines)}"
+        )
+    if not single:
+        _check_kinds(env)
+    try:
+        hash(env)
+    except TypeError as error:
+        raise FdgError(
+            f"environment {given} does not hash ({error}): make its class a frozen dataclass"
+            f" whose fields hash, tuples in place of lists and arrays"
+        ) from None
+    if not single and _first_parameter(env.reset) == "key":
+        raise FdgError(
+            f"environment {given} is one instance (its reset takes one key): write envs.vectorize({given})"
+        )
+
+
+def _check_kinds(env: Any) -> None:
+    name = env.name
+    if not isinstance(name, str):
+        raise FdgError(f"environment {_given(env)}: its name is {name!r}: give a string")
+    for attribute in ("observation_space", "action_space"):
+        space = getattr(env, attribute)
+        if not isinstance(space, Box | Discrete | MultiDiscrete):
+            kind = space if isinstance(space, type) else type(space)
+            raise FdgError(
+                f"environment '{name}': its {attribute} is {space!r:.60} ({kind.__module__}.{kind.__name__}):"
+                f" give a value of envs.Box, envs.Discrete or envs.MultiDiscrete"
+            )
+    for attribute in ("max_episode_steps", "num_agents"):
+        number = getattr(env, attribute, None)
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+            raise FdgError(
+                f"environment '{name}': its {attribute} is {number!r}: give an integer of at least 1, or None"
+            )
+
+
+def unpacked_reset(name: str, result: Any) -> tuple[Any, Any]:
+    """What a `reset` gave, as `(state, observation)`.
+
+    Raises:
+      FdgError: it gave something else.
+    """
+    if not isinstance(result, tuple) or len(result) != 2 or hasattr(result, "action_mask"):
+        raise FdgError(f"environment '{name}': reset gives {_described(result)}: return (state, observation)")
+    if result[1] is None or (isinstance(result[1], dict) and not result[1]):  # Gymnasium's info
+        raise FdgError(
+            f"environment '{name}': reset gives {_described(result[1])} as observation: return"
+            f" (state, observation), the observation one array, in that order"
+        )
+    return result
+
+
+def unpacked_step(name: str, result: Any) -> tuple[Any, Any, Any, Any, Any]:
+    """What the `step` of a single environment gave, as five values.
+
+    Raises:
+      FdgError: it gave another number of them, or None in place of one.
+    """
+    if not isinstance(result, tuple) or len(result) != 5:
+        hints = {4: "; one flag `done` is terminated, with truncated False", 6: "; leave info out"}
+        hint = hints.get(len(result), "") if isinstance(result, tuple) else ""
+        raise FdgError(f"environment '{name}': step gives {_described(result)}: return five, {_FIVE}{hint}")
+    for value, what in zip(result[1:], ("observation", "reward", "terminated", "truncated"), strict=True):
+        if value is None or isinstance(value, str | dict):
+            raise FdgError(
+                f"environment '{name}': step gives {_described(value)} as {what}: return five, {_FIVE}"
+            )
+    return result
+
+
+def check_batch_reset(env: Any, result: Any, count: int) -> tuple[Any, Any]:
+    """What the `reset` of a batched environment gave for `count` keys, as `(state, observation)`.
+
+    Raises:
+      FdgError: it does not fit the environment's spaces, or the batch.
+    """
+    state, observation = unpacked_reset(env.name, result)
+    _check_observation(env, "reset", observation, count)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        if jnp.shape(leaf)[:1] != (count,):
+            raise FdgError(
+                f"environment '{env.name}': reset gives state{jax.tree_util.keystr(path)} of shape"
+                f" {jnp.shape(leaf)} for {count} keys: every array of the state has that leading axis"
+            )
+    return state, observation
+
+
+def check_batch_step(env: Any, result: Any, count: int) -> tuple[Any, Any]:
+    """What the `step` of a batched environment gave, as `(state, TimeStep)`.
+
+    Raises:
+      FdgError: it does not fit the environment's spaces, or the batch.
+    """
+    name = env.name
+    if not isinstance(result, tuple) or len(result) != 2 or not hasattr(result[1], "final_observation"):
+        raise FdgError(
+            f"environment '{name}': step gives {_described(result)}: a batched environment returns"
+            f" (state, envs.TimeStep(...)); one instance is made a batch by envs.vectorize"
+        )
+    state, step = result
+    agents = () if getattr(env, "num_agents", None) is None else (env.num_agents,)
+    for field, (dtype, each) in _STEP_FIELDS.items():
+        value, shape = getattr(step, field), (count, *(agents if each else ()))
+        if value is None or jnp.shape(value) != shape or jnp.result_type(value) != dtype:
+            found = "None" if value is None else f"{jnp.result_type(value)}{list(jnp.shape(value))}"
+            raise FdgError(f"environment '{name}': step gives {field} as {found}: it is {dtype}{list(shape)}")
+    _check_observation(env, "step", step.observation, count)
+    _check_observation(env, "step", step.final_observation, count)
+    return state, step
+
+
+def _check_observation(env: Any, method: str, observation: Any, count: int) -> None:
+    agents = () if getattr(env, "num_agents", None) is None else (env.num_agents,)
+    features = getattr(observation, "observation", observation)  # without its mask
+    expected = (count, *agents, *env.observation_space.shape)
+    if not hasattr(features, "dtype") or jnp.shape(features) != expected:
+        raise FdgError(
+            f"environment '{env.name}': {method} gives {_described(features)} as observation, of shape"
+            f" {getattr(features, 'shape', None)}, expected {expected} of {env.observation_space}"
+        )
+    if features.dtype != env.observation_space.dtype:
+        raise FdgError(
+            f"environment '{env.name}': {method} gives observations of {features.dtype}, expected"
+            f" {env.observation_space.dtype} of {env.observation_space}"
+        )
+
+
+def check(env: Any, num_envs: int = 2) -> None:
+    """Checks an environment as an algorithm will use it, without running a step or allocating an array.
+
+    Args:
+      env: an `Environment`, such as `vectorize(...)` of your own.
+      num_envs: B, how many to trace.
+
+    Raises:
+      FdgError: anything about it that does not fit `envs.Environment`, and how to mend it.
+
+    >>> import envs
+    >>> check(envs.make("CartPole-v1"))
+    """
+    check_spec(env)
+
+    def both(keys: jax.Array) -> Any:
+        state, _ = check_batch_reset(env, env.reset(keys), num_envs)
+        agents = () if getattr(env, "num_agents", None) is None else (env.num_agents,)
+        shape = (num_envs, *agents, *env.action_space.shape)
+        after, _ = check_batch_step(
+            env, env.step(keys, state, jnp.zeros(shape, env.action_space.dtype)), num_envs
+        )
+        return state, after
+
+    try:
+        before, after = jax.eval_shape(
+            both, jax.eval_shape(lambda: jax.random.split(jax.random.key(0), num_envs))
+        )
+    except FdgError:
+        raise
+    except Exception as error:
+        raise FdgError(f"environment '{env.name}' cannot be traced: {one_line(error)}") from error
+    kept = [(x.shape, x.dtype) for x in jax.tree.leaves(before)]
+    if jax.tree.structure(before) != jax.tree.structure(after) or kept != [  # type: ignore[operator]
+        (x.shape, x.dtype) for x in jax.tree.leaves(after)
+    ]:
+        raise FdgError(
+            f"environment '{env.name}': step gives a state of another structure, shape or dtype than reset:"
+            f" let both give the same"
+        )
+
+
+def _given(env: Any) -> str:
+    """How an environment was written, about."""
+    return env.__name__ if isinstance(env, type) else f"{type(env).__name__}()"
+
+
+def _name(env: Any) -> str:
+    name = getattr(env, "name", None)
+    return name if isinstance(name, str) else type(env).__name__
+
+
+def _has(env: Any, name: str) -> bool:
+    """Whether it has an attribute; one whose property fails for another reason says so by itself."""
+    return hasattr(type(env), name) or hasattr(env, name)
+
+
+def _first_parameter(method: Any) -> str | None:
+    try:
+        return next(iter(inspect.signature(method).parameters), None)
+    except (TypeError, ValueError):
+        return None
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"{len(value)} values"
+    if value is None or isinstance(value, str):
+        return repr(value)
+    return f"a value of type {type(value).__name__}"

@@ -1,0 +1,87 @@
+"""Episodes of Gymnasium's environments with the pictures that they draw of themselves, in this process."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from envs import gymnasium_spaces
+from envs.rendering import Episode, quiet_pygame
+from fdg.errors import FdgError, one_line
+
+
+def record(
+    name: str,
+    options: dict[str, Any],
+    facts: gymnasium_spaces.Facts,
+    act: Callable[[np.ndarray, int], np.ndarray],
+    episodes: int,
+    max_steps: int,
+    seed: int,
+) -> list[Episode]:
+    """Plays episodes one after the other, and keeps a picture of each step as its state.
+
+    Args:
+      name: what `gymnasium.make` takes.
+      options: its further arguments.
+      facts: its spaces, and ours.
+      act: `(observation [*obs], step) -> action [*action]`.
+      episodes, max_steps: how many, and how long at most.
+      seed: of the first episode.
+
+    Raises:
+      FdgError: the environment cannot be made with pictures, or draws none.
+    """
+    import gymnasium
+
+    quiet_pygame()
+    try:
+        env = gymnasium.make(name, render_mode="rgb_array", disable_env_checker=True, **options)
+    except Exception as error:  # whatever the environment's constructor raises
+        raise FdgError(f"environment '{name}' cannot be drawn: {one_line(error)}") from error
+    played = []
+    try:
+        for i in range(episodes):
+            played.append(_one(env, facts, act, max_steps, seed + i))
+    except FdgError:
+        raise
+    except Exception as error:  # whatever its step, or its renderer, raises
+        raise FdgError(f"environment '{name}' cannot be drawn: {one_line(error)}") from error
+    finally:
+        env.close()
+    return played
+
+
+def _one(
+    env: Any,
+    facts: gymnasium_spaces.Facts,
+    act: Callable[[np.ndarray, int], np.ndarray],
+    max_steps: int,
+    seed: int,
+) -> Episode:
+    pictures: list[np.ndarray] = []
+    observations: list[np.ndarray] = []
+    actions: list[np.ndarray] = []
+    rewards: list[float] = []
+    done = False
+    seen, _ = env.reset(seed=seed)
+    while not done and len(rewards) < max_steps:
+        observation = gymnasium_spaces.encode(facts.library_observation_space, _batch(seen))[0]
+        pictures.append(np.asarray(env.render()))
+        action = act(observation, len(rewards))
+        theirs = gymnasium_spaces.decode(facts.library_action_space, np.asarray(action)[None])[0]
+        seen, reward, terminated, truncated, _ = env.step(theirs)
+        done = bool(terminated or truncated)
+        observations.append(observation)
+        actions.append(np.asarray(action))
+        rewards.append(float(reward))
+    return Episode(pictures, np.stack(observations), np.stack(actions), np.asarray(rewards, np.float32), done)
+
+
+def _batch(element: Any) -> Any:
+    """An observation, or its parts, as a batch of one."""
+    if isinstance(element, dict):
+        return {key: _batch(part) for key, part in element.items()}
+    if isinstance(element, tuple):
+        return tuple(map(_batch, element))
+    return np.asarray(element)[None]

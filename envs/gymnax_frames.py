@@ -1,0 +1,67 @@
+"""Pictures of gymnax's environments, by the parts of its `Visualizer`.
+
+Not by that class itself: it opens its figures with pyplot, which may pick a window system, and makes an
+environment of Gymnasium anew for every picture.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from envs.rendering import captured, drawing, needed, quiet_pygame
+
+_CATCH, _POINT = "Catch-bsuite", "PointRobot-misc"
+_MAZES = ("MetaMaze-misc", "FourRooms-misc")
+
+
+def frames(name: str, env: Any, params: Any, states: Sequence[Any]) -> Iterator[np.ndarray] | None:
+    """Pictures `[H, W, 3]` uint8 of states; None for an environment that gymnax does not draw.
+
+    Args:
+      name: as gymnax registers it.
+      env, params: gymnax's environment and its parameters.
+      states: at least one.
+    """
+    if name in ("Acrobot-v1", "CartPole-v1", "Pendulum-v1", "MountainCar-v0", "MountainCarContinuous-v0"):
+        return _classic_control(name, params, states)
+    if name.endswith("-MinAtar") or name == "Pong-misc":
+        return _drawn("vis_minatar", "minatar", env, params, states)
+    if name == _CATCH:
+        return _drawn("vis_catch", "catch", env, params, states)
+    if name == _POINT:
+        return _drawn("vis_circle", "circle", env, params, states)
+    return _drawn("vis_maze", "maze", env, params, states) if name in _MAZES else None
+
+
+def _classic_control(name: str, params: Any, states: Sequence[Any]) -> Iterator[np.ndarray]:
+    """As gymnax does, by Gymnasium's own environments, which are set to each state."""
+    quiet_pygame()
+    needed("pygame", f"drawing {name}")
+    gymnasium = needed("gymnasium", f"drawing {name}")
+    visualized = needed("gymnax.visualize.vis_gym", f"drawing {name}")
+    theirs = gymnasium.make(name, render_mode="rgb_array", disable_env_checker=True)
+    try:
+        theirs.reset()
+        inner = theirs.unwrapped
+        visualized.set_gym_params(inner, name, params)
+        for state in states:
+            inner.state = visualized.get_gym_state(state, name)
+            if name == "Pendulum-v1":
+                inner.last_u = np.asarray(state.last_u, np.float64)
+            yield np.asarray(inner.render())
+    finally:
+        theirs.close()
+
+
+def _drawn(module: str, kind: str, env: Any, params: Any, states: Sequence[Any]) -> Iterator[np.ndarray]:
+    """By a pair of gymnax's functions that draw into axes of matplotlib's."""
+    visualized = needed(f"gymnax.visualize.{module}", f"drawing {env.name}")
+    figure, axes = drawing()
+    image = getattr(visualized, f"init_{kind}")(axes, env, states[0], params)
+    axes.set_aspect("equal")
+    for state in states:
+        arguments = (image, env, state, params) if kind == "minatar" else (image, env, state)
+        # Some give back what they drew, others change it in place.
+        image = getattr(visualized, f"update_{kind}")(*arguments) or image
+        yield captured(figure)

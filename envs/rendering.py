@@ -1,0 +1,163 @@
+"""Pictures of episodes: by the renderer of the environment's own library, else of what the actor saw.
+
+A `SingleEnvironment` may have a method `render(state) -> [H, W, 3] uint8`, or `frames(states) -> sequence of
+those` where one after the other is quicker; then that is what is shown. Everything here runs on the host, on
+NumPy arrays.
+"""
+
+import importlib
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from envs.environment import Environment
+from fdg.errors import FdgError, one_line
+
+_INCHES, _DPI = 4.0, 100  # of pictures that are drawn here
+_MOST_BARS = 64  # of one observation; longer ones are drawn as a line
+
+
+class Episode(NamedTuple):
+    """One episode as it was played; NumPy arrays, `T` steps."""
+
+    states: Sequence[Any]  # T of the single environment's states, each before its step; of an environment on
+    # the host its pictures, or nothing
+    observation: np.ndarray  # [T, (A,) *obs]
+    action: np.ndarray  # [T, (A,) *action]
+    reward: np.ndarray  # [T] float32, the mean over agents
+    finished: bool  # whether it ended by itself
+
+    @property
+    def total(self) -> float:
+        """Its return."""
+        return float(self.reward.sum())
+
+
+def frames(env: Environment, episode: Episode) -> Iterator[np.ndarray]:
+    """Pictures `[H, W, 3]` uint8 of an episode, one for each step.
+
+    Raises:
+      FdgError: the renderer of the environment's library fails, or needs a package that is not installed.
+    """
+    single: Any = getattr(env, "single", None)
+    drawn: Any = None
+    if episode.states and single is None:
+        yield from map(_picture, episode.states)
+        return
+    if episode.states:
+        try:
+            if hasattr(single, "frames"):
+                drawn = single.frames(episode.states)
+            elif hasattr(single, "render"):
+                drawn = map(single.render, episode.states)
+            if drawn is not None:
+                yield from (_picture(frame) for frame in drawn)
+                return
+        except FdgError:
+            raise
+        except ImportError as error:
+            raise FdgError(
+                f"drawing {env.name} needs a package: {error}: pip install 'fdg[video]'"
+            ) from error
+        except Exception as error:  # whatever a renderer raises: no display, no OpenGL
+            raise FdgError(f"{env.name} cannot be drawn: {one_line(error)}") from error
+    yield from _seen(env, episode)
+
+
+def html(env: Environment, episode: Episode) -> str | None:
+    """A page in which an episode can be turned and watched; None where the library has no such viewer."""
+    single: Any = getattr(env, "single", None)
+    return single.html(episode.states) if hasattr(single, "html") and episode.states else None
+
+
+def _picture(frame: Any) -> np.ndarray:
+    frame = np.asarray(frame)
+    if frame.ndim == 2:
+        frame = np.repeat(frame[..., None], 3, axis=2)
+    if frame.dtype != np.uint8:
+        frame = np.clip(frame * (255 if frame.max(initial=0) <= 1 else 1), 0, 255).astype(np.uint8)
+    return frame[..., :3]
+
+
+def _seen(env: Environment, episode: Episode) -> Iterator[np.ndarray]:
+    """Observations: images as images, numbers as bars, and actions below."""
+    observations = np.asarray(episode.observation, np.float32)
+    steps = len(observations)
+    is_image = observations.ndim >= 4 or (observations.ndim == 3 and min(observations.shape[1:]) > 3)
+    figure, (top, below) = drawing(rows=2)
+    low, high = float(np.min(observations, initial=0.0)), float(np.max(observations, initial=0.0))
+    actions = np.asarray(episode.action, np.float32).reshape(steps, -1)
+    rows = _image(observations) if is_image else observations.reshape(steps, -1)
+    for i in range(steps):
+        top.clear()
+        below.clear()
+        if is_image:
+            top.imshow(rows[i], vmin=low, vmax=max(high, low + 1e-6), cmap="viridis", interpolation="nearest")
+            top.set_xticks([])
+            top.set_yticks([])
+        elif rows.shape[1] <= _MOST_BARS:
+            top.bar(np.arange(rows.shape[1]), rows[i], color="#0072b2")
+            top.set_ylim(low, max(high, low + 1e-6))
+        else:
+            top.plot(rows[i], color="#0072b2", linewidth=1)
+            top.set_ylim(low, max(high, low + 1e-6))
+        top.set_title(f"{env.name}, what is seen at step {i}", fontsize="small")
+        for component in actions.T:
+            below.plot(component, color="#cccccc", linewidth=1)
+            below.plot(component[: i + 1], ".-", color="#d55e00", linewidth=1, markersize=4)
+        below.set_ylabel("action", fontsize="small")
+        below.set_xlim(0, max(1, steps - 1))
+        yield captured(figure)
+
+
+def _image(observations: np.ndarray) -> np.ndarray:
+    """`[T, ..., H, W, C]` as one image a step: three channels as colours, others by the highest one set."""
+    if observations.ndim == 3:
+        return observations
+    while observations.ndim > 4:  # of several agents, side by side
+        observations = np.concatenate(list(np.moveaxis(observations, 1, 0)), axis=-2)
+    channels = observations.shape[-1]
+    if channels == 3:
+        return observations / max(1.0, float(observations.max(initial=1.0)))
+    numbers = np.arange(1, channels + 1, dtype=np.float32)
+    return np.max(observations * numbers / max(1, channels), axis=-1)
+
+
+def drawing(rows: int = 1) -> tuple[Any, Any]:
+    """A figure of matplotlib's that no window shows, and its axes."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(_INCHES, _INCHES), dpi=_DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    heights = {"height_ratios": [3, 1]} if rows == 2 else None
+    return figure, figure.subplots(rows, gridspec_kw=heights)
+
+
+def captured(figure: Any) -> np.ndarray:
+    """What a figure shows, `[H, W, 3]` uint8."""
+    canvas = figure.canvas
+    canvas.draw()
+    return np.array(canvas.buffer_rgba())[..., :3]
+
+
+def quiet_pygame() -> None:
+    """Keeps pygame, which draws for Gymnasium, from greeting, and from looking for speakers and screens."""
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
+    if not {"DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ):
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+
+
+def needed(module: str, what: str) -> Any:
+    """A module that is an extra.
+
+    Raises:
+      FdgError: it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise FdgError(f"{what} needs {module} ({error}): pip install 'fdg[video]'") from error

@@ -1,0 +1,36 @@
+"""`fdg train ...`, or `python -m fdg train ...`: every command by its name."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+import fdg
+from fdg.errors import unknown_name
+
+# Those that are here; each is also `python -m fdg.NAME`.
+_COMMANDS = ("train", "plan", "launch", "evaluate", "play", "export", "plot", "calibrate")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command that the first word names with the words after it; gives its exit status."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    known = {name: f"fdg.{name}" for name in _COMMANDS if find_spec(f"fdg.{name}")}
+    if not words or words[0] in ("-h", "--help"):
+        print("usage: fdg COMMAND [flags]\n")
+        for name, module in known.items():
+            first = (importlib.import_module(module).__doc__ or "").strip().splitlines()[0]
+            print(f"  {name:10} {first.partition(': ')[2] or first}")
+        print("\n`fdg COMMAND --help` lists the flags of one.")
+        return 0 if words else 2
+    if words[0] in ("--version", "-V"):
+        print(f"fdg {fdg.__version__}")
+        return 0
+    if words[0] not in known:
+        print("error:", unknown_name("command", words[0], known), file=sys.stderr)
+        return 2
+    return importlib.import_module(known[words[0]]).main(words[1:])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

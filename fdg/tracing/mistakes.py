@@ -1,0 +1,171 @@
+"""Mistakes in code that is traced: which line of whose file, what JAX cannot do there, what to write."""
+
+import contextlib
+import os
+import random
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fdg import keys
+from fdg.errors import FdgWarning, GraphError
+
+# The more special error first. Each: what was done, and what does the same on traced values.
+_TRACED: Mapping[type[Exception], tuple[str, str]] = {
+    jax.errors.TracerBoolConversionError: (
+        "Python's if, while, and, or, not (or bool, min, max) asks a traced value, which has no number yet",
+        "use jnp.where, jax.lax.cond or jax.lax.while_loop, and &, |, ~ for and, or, not",
+    ),
+    jax.errors.TracerArrayConversionError: (
+        "NumPy was given a traced value, which has no numbers yet",
+        "use jax.numpy (jnp) there",
+    ),
+    jax.errors.TracerIntegerConversionError: (
+        "a traced value is used as a Python integer, say to index a list or as a length",
+        "index an array (jnp.stack the list), and take lengths from shapes",
+    ),
+    jax.errors.NonConcreteBooleanIndexError: (
+        "an array is indexed by a traced mask, so its length is not known",
+        "use jnp.where(mask, x, other), or a sum weighted by the mask",
+    ),
+    jax.errors.ConcretizationTypeError: (
+        "Python needs the number of a traced value (float, int, range, or a shape made from it)",
+        "keep it an array (jnp), and make sizes fields of the algorithm",
+    ),
+    jax.errors.UnexpectedTracerError: (
+        "a traced value was kept outside, and used again after its trace",
+        "return it, or carry it in the state; assign nothing to self or to globals while tracing",
+    ),
+}
+# Code in these is not where a user's mistake is.
+_NOT_THEIRS = tuple(
+    f"{os.path.dirname(os.path.abspath(module.__file__))}{os.sep}"
+    for name in ("jax", "jaxlib", "flax", "optax", "chex", "contextlib", "fdg")
+    if (module := sys.modules.get(name)) is not None and module.__file__
+)
+
+
+@contextlib.contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Errors that JAX raises where traced code asks for numbers, as a `GraphError` of one line.
+
+    Args:
+      what: is being traced, such as `Mine.iterate`.
+
+    Raises:
+      GraphError: names the line, the cause and the fix; JAX's own error is its cause.
+    """
+    try:
+        yield
+    except tuple(_TRACED) as error:
+        cause, fix = next(text for kind, text in _TRACED.items() if isinstance(error, kind))
+        raise GraphError(f"{what}{_where(error)}: {cause}: {fix}") from error
+
+
+def _where(error: BaseException) -> str:
+    """The last line of a user's own file that led to an error."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(("<", *_NOT_THEIRS))
+    ]
+    if not frames:
+        return ""
+    return f", line {frames[-1].lineno} of {Path(frames[-1].filename).name} (`{frames[-1].line}`)"
+
+
+@contextlib.contextmanager
+def unchanged(algorithm: Any, method: str) -> Iterator[None]:
+    """Watches for what tracing turns into something else than it says.
+
+    Warns (`FdgWarning`) where random numbers of Python or NumPy are drawn.
+
+    Raises:
+      GraphError: a number or array of the algorithm was replaced, or a traced value was kept in it.
+    """
+    what = f"{type(algorithm).__name__}.{method}"
+    before = _attributes(algorithm)
+    drawn = random.getstate(), _numpy_state()
+    yield
+    after = _attributes(algorithm)
+    for name in after:
+        if after[name] is before.get(name):
+            continue
+        counts = is_array(before.get(name))  # and does not remember a network, say
+        if counts or any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(after[name])):
+            old = f" = {_short(after[name])}, which was {_short(before[name])}" if counts else ""
+            raise GraphError(
+                f"{what} assigns self.{name}{old}: it is traced once, so that happens once and not at every"
+                f" iteration: carry it in the state"
+            )
+    for package, one, other in zip(
+        ("Python", "NumPy"), drawn, (random.getstate(), _numpy_state()), strict=True
+    ):
+        if one != other:
+            warnings.warn(
+                f"{what} draws random numbers of {package}: drawn once, while tracing, they are constants of"
+                f" the program: use jax.random with a key from the state",
+                FdgWarning,
+                stacklevel=4,
+            )
+
+
+def _attributes(algorithm: Any) -> dict[str, Any]:
+    """What may not change; a cached property may be computed."""
+    own = getattr(algorithm, "__dict__", {})
+    kind = type(algorithm)
+    return {name: own[name] for name in own if not isinstance(getattr(kind, name, None), cached_property)}
+
+
+def _numpy_state() -> tuple[bytes, int]:
+    state: Any = np.random.get_state()  # noqa: NPY002 - the generator that others draw from
+    return state[1].tobytes(), state[2]
+
+
+def check_arrays(what: str, of: str, tree: Any, fix: str) -> None:
+    """Refuses a pytree with leaves that are no arrays.
+
+    Args:
+      what: made it, such as `Mine.init`.
+      of: what it is, `state` or `metrics`.
+      fix: what to do about it.
+
+    Raises:
+      GraphError: names the leaf, and what it is.
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        where = f"{what} returns {of}{jax.tree_util.keystr(path)}"
+        if not is_array(leaf):
+            kind = "an array of" if isinstance(leaf, np.ndarray) else "the"
+            described = leaf.dtype if isinstance(leaf, np.ndarray) else type(leaf).__name__
+            raise GraphError(f"{where} as {kind} {described} {_short(leaf)}, which is no array of JAX: {fix}")
+        if isinstance(leaf, int) and not isinstance(leaf, bool):
+            try:
+                jnp.asarray(leaf)
+            except OverflowError:
+                raise GraphError(
+                    f"{where} as {leaf}, which is beyond 32 bits: make it a smaller number, or a float"
+                ) from None
+
+
+def is_array(value: Any) -> bool:
+    """Whether a leaf is an array, or a Python number, which becomes one."""
+    if isinstance(value, bool | int | float | complex):
+        return True
+    dtype = getattr(value, "dtype", None)
+    if dtype is None or isinstance(value, type):
+        return False
+    return keys.is_key(dtype) or jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_)
+
+
+def _short(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 40 else text[:37] + "..."

@@ -1,0 +1,296 @@
+"""Learning curves: of one run, and of several runs side by side."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fdg.errors import FdgError
+from fdg.training.run_directory import RunDirectory, read_config, read_metrics, read_summary
+from fdg.training.statistics import STATISTICS, interval, intervals
+
+_POINTS = 200  # more than that is noise at the size of the picture
+# Okabe and Ito's colours, which the colour-blind can tell apart; then the same with other strokes.
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+_STROKES = ("-", "--", ":", "-.")
+_AXES = {"env_steps": "environment steps of each agent", "wall_s": "seconds of training"}
+_SIZE = (7.0, 4.4)
+
+
+@dataclasses.dataclass(frozen=True)
+class Curves:
+    """Agents that differ in nothing but their seed.
+
+    Attributes:
+      label: what they are.
+      x, y: one pair for each agent, `[points]` each, of a metric over steps or seconds.
+      final: `[agents]` float, what each was worth in the end: its evaluation, else the end of its curve.
+      evaluated: whether `final` is of evaluations.
+    """
+
+    label: str
+    x: Sequence[np.ndarray]
+    y: Sequence[np.ndarray]
+    final: np.ndarray
+    evaluated: bool
+
+
+def draw_learning_curve(run: RunDirectory, title: str, solved: float | None = None) -> None:
+    """Draws `learning_curve.png` of a run from its `metrics.jsonl`; arguments as for `draw_run`."""
+    rows = list(read_metrics(run.path / "metrics.jsonl"))
+    run.publish("learning_curve.png", lambda picture: draw_run(rows, title, solved, picture))
+
+
+def draw_run(
+    rows: Sequence[Mapping[str, Any]], title: str, solved: float | None, picture: Any, dpi: int = 150
+) -> None:
+    """Draws a run's episode returns over environment steps, as PNG: each agent faint, and their mean.
+
+    Args:
+      rows: of `metrics.jsonl`.
+      title: what was trained.
+      solved: a return to mark with a line.
+      picture: a file, open for bytes.
+      dpi: dots an inch of a picture 7 inches wide.
+    """
+    figure, axes = _figure()
+    steps, values, weights = _columns(rows, "env_steps", "episode_return")
+    if np.isfinite(values).any():
+        for column in values.T if values.shape[1] > 1 else ():
+            axes.plot(*_bins(steps, column, weights), color=_COLOURS[0], alpha=0.25, linewidth=0.8)
+        together = np.array([row.get("episode_return") for row in rows], float)
+        label = f"mean of {values.shape[1]} seeds" if values.shape[1] > 1 else "episode return"
+        axes.plot(*_bins(steps, together, weights), color=_COLOURS[0], label=label)
+        _draw_evaluations(axes, rows)
+    else:
+        axes.text(0.5, 0.5, "no episode ended", transform=axes.transAxes, ha="center", va="center")
+    if solved is not None:
+        _mark(axes, solved, f"solved: {solved:g}")
+    axes.set(title=title, xlabel="environment steps", ylabel="mean episode return", xlim=(0, None))
+    _finish(figure, axes, "env_steps")
+    figure.savefig(picture, format="png", dpi=dpi)
+
+
+def _draw_evaluations(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Evaluations during training, where there were any."""
+    kinds = (("eval_return", "o", "greedy evaluation"), ("eval_return_sampled", "s", "sampled evaluation"))
+    for (name, marker, label), colour in zip(kinds, _COLOURS[1:], strict=False):
+        there = [(row["env_steps"], row[name]) for row in rows if row.get(name) is not None]
+        if there:
+            axes.plot(
+                *zip(*there, strict=True), marker=marker, markersize=4, linewidth=1, color=colour, label=label
+            )
+
+
+def compare(
+    paths: Iterable[str | Path],
+    *,
+    metric: str = "episode_return",
+    x: str = "env_steps",
+    statistic: str = "mean",
+) -> tuple[Any, list[Curves]]:
+    """A figure of several runs: a statistic over seeds, and its 95% bootstrap interval.
+
+    Runs that differ only in their seeds are one curve; so are the agents of one run with `num_seeds`.
+
+    Args:
+      paths: run directories.
+      metric: what to draw, of `metrics.jsonl`.
+      x: over what: `env_steps` or `wall_s`.
+      statistic: `mean`, or `iqm` (the interquartile mean).
+
+    Returns:
+      A `matplotlib.figure.Figure`, which a notebook shows by itself, and what it shows.
+
+    Raises:
+      FdgError: there is no run, none has the metric, or `x` or `statistic` is something else.
+    """
+    if x not in _AXES:
+        raise FdgError(f"x={x}: it must be one of {', '.join(_AXES)}")
+    if statistic not in STATISTICS:
+        raise FdgError(f"statistic={statistic}: it must be one of {', '.join(STATISTICS)}")
+    curves = read_curves([Path(path) for path in paths], metric, x)
+    figure, axes = _figure()
+    styles = itertools.cycle(itertools.product(_STROKES, _COLOURS))
+    for curve, (stroke, colour) in zip(curves, styles, strict=False):
+        grid, values = _on_one_grid(curve)
+        together = STATISTICS[statistic](values, axis=0)
+        count = len(values)
+        label = f"{curve.label} ({count} {'seeds' if count > 1 else 'seed'})"
+        axes.plot(grid, together, stroke, color=colour, label=label)
+        if count > 1:
+            low, high = intervals(values, STATISTICS[statistic])
+            axes.fill_between(grid, low, high, color=colour, alpha=0.2, linewidth=0)
+    name = {"mean": "mean", "iqm": "interquartile mean"}[statistic]
+    over = (
+        f"{name} over seeds, 95% interval" if any(len(curve.y) > 1 for curve in curves) else "one seed each"
+    )
+    axes.set(title=over, xlabel=_AXES[x], ylabel=metric.replace("_", " "), xlim=(0, None))
+    _finish(figure, axes, x)
+    return figure, curves
+
+
+def table(curves: Sequence[Curves]) -> str:
+    """What runs were worth in the end, a line each: mean and interquartile mean, each with its interval."""
+    lines = []
+    for curve in curves:
+        final = curve.final[np.isfinite(curve.final)]
+        if not final.size:
+            lines.append(f"{curve.label}: no episode ended")
+            continue
+        parts = []
+        for name, statistic in STATISTICS.items():
+            text = f"{name} {float(statistic(final)):.1f}"
+            if len(final) > 1:
+                text += " ({:.1f} to {:.1f})".format(*interval(final, statistic))
+            parts.append(text)
+        what = "evaluation" if curve.evaluated else "last tenth of training"
+        count = f"{len(final)} {'seeds' if len(final) > 1 else 'seed'}"
+        lines.append(f"{curve.label}: {', '.join(parts)}; {count}, {what}")
+    return "\n".join(lines)
+
+
+def read_curves(paths: Sequence[Path], metric: str, x: str) -> list[Curves]:
+    """The curves of runs, those that differ only in seeds together.
+
+    Raises:
+      FdgError: there is no run, or none has the metric.
+    """
+    if not paths:
+        raise FdgError("no run to draw: give at least one run directory")
+    configs = [read_config(path, prefix="") for path in paths]
+    kinds = [_kind(config) for config in configs]
+    labels = _labels(list(dict.fromkeys(kinds)))
+    found: dict[Any, list[tuple[np.ndarray, np.ndarray, float, bool]]] = {kind: [] for kind in kinds}
+    for path, kind in zip(paths, kinds, strict=True):
+        rows = list(read_metrics(path / "metrics.jsonl"))
+        if not any(metric in row for row in rows):
+            known = sorted({name for row in rows for name in row} - {"iteration", *_AXES})
+            raise FdgError(f"{path} has no metric '{metric}': it has {', '.join(known) or 'none yet'}")
+        times, values, weights = _columns(rows, x, metric)
+        summary = read_summary(path) or {}
+        evaluated = summary.get("eval_returns") or [summary.get("eval_return")] * values.shape[1]
+        for column, value in zip(values.T, evaluated, strict=False):
+            grid, curve = _bins(times, column, weights)
+            late = curve[grid >= 0.9 * times[-1]]
+            in_the_end = float(late.mean()) if late.size else float("nan")
+            of_evaluation = value is not None and metric == "episode_return"
+            found[kind].append((grid, curve, value if of_evaluation else in_the_end, of_evaluation))
+    return [
+        Curves(
+            labels[kind],
+            [x for x, *_ in agents],
+            [y for _, y, *_ in agents],
+            np.array([value for *_, value, _ in agents], float),
+            all(evaluated for *_, evaluated in agents),
+        )
+        for kind, agents in found.items()
+    ]
+
+
+def _kind(config: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """All that makes a run's numbers but its seeds, as pairs that compare."""
+    parts = {"algo": config.get("algo"), "env": config.get("env"), "policy": config.get("policy")}
+    parts |= config.get("policy_fields", {})
+    parts |= {"staleness": config.get("staleness", 0)}
+    parts |= config.get("hyperparameters", {})
+    return tuple((name, str(value)) for name, value in parts.items())
+
+
+def _labels(kinds: Sequence[tuple[tuple[str, str], ...]]) -> dict[Any, str]:
+    """Names that tell kinds of runs apart: algorithm, environment, policy, and further values that differ."""
+    always = ("algo", "env", "policy")
+    asked = [dict(kind) for kind in kinds]
+    names = dict.fromkeys(name for one in asked for name in one)
+    differing = [name for name in names if len({one.get(name) for one in asked}) > 1 and name not in always]
+    labels = {}
+    for kind, one in zip(kinds, asked, strict=True):
+        own = "".join(f", {name}={one[name]}" for name in differing if name in one)
+        env = f" on {one['env']}" if one.get("env") not in (None, "None") else ""
+        labels[kind] = f"{one['algo'].rpartition(':')[2]}{env}, {one['policy']}{own}"
+    return labels
+
+
+def _columns(
+    rows: Sequence[Mapping[str, Any]], x: str, metric: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`[rows]` of steps or seconds, `[rows, agents]` of the metric, `[rows]` of how much each row counts."""
+    times = np.array([row[x] for row in rows], float)
+    each = f"{metric}_per_seed"
+    if rows and rows[0].get(each) is not None:
+        values = np.array([row[each] for row in rows], float)
+    else:
+        values = np.array([row.get(metric) for row in rows], float)[:, None]
+    of_episodes = metric in ("episode_return", "episode_length")
+    weights = np.array([row.get("episodes") or 1 if of_episodes else 1 for row in rows], float)
+    return times, values, weights
+
+
+def _bins(steps: np.ndarray, values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """At most `_POINTS` weighted means over stretches of equal length; empty ones are left out."""
+    points = min(_POINTS, len(steps))
+    edges = np.linspace(0, steps[-1], points + 1)
+    which = np.clip(np.searchsorted(edges, steps) - 1, 0, points - 1)
+    weights = np.where(np.isfinite(values), weights, 0)
+    total = np.bincount(which, weights, minlength=points)
+    mean = np.bincount(which, np.nan_to_num(values) * weights, minlength=points) / np.maximum(total, 1e-30)
+    return edges[1:][total > 0], mean[total > 0]
+
+
+def _on_one_grid(curve: Curves) -> tuple[np.ndarray, np.ndarray]:
+    """`[points]`, and `[agents, points]`: where all agents have a curve."""
+    there = [(x, y) for x, y in zip(curve.x, curve.y, strict=True) if len(x)]
+    if not there:
+        return np.zeros(0), np.zeros((1, 0))
+    low, high = max(x[0] for x, _ in there), min(x[-1] for x, _ in there)
+    grid = np.linspace(low, high, _POINTS) if high > low else np.array([low])
+    return grid, np.stack([np.interp(grid, x, y) for x, y in there])
+
+
+def _figure() -> tuple[Any, Any]:
+    # Not pyplot: it picks a window system, and keeps figures alive. Imported here because it takes 0.4 s.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=_SIZE, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots()
+
+
+def _mark(axes: Any, value: float, label: str) -> None:
+    """A line at a value; where it is far outside of what the curves span, an arrow at the edge says so."""
+    low, high = axes.get_ylim()
+    span = high - low
+    if low - 0.5 * span <= value <= high + 0.5 * span:
+        axes.axhline(value, color="#555555", linestyle="--", linewidth=1, label=label)
+        return
+    up = value > high
+    axes.set_ylim(low, high)
+    edge, inside = (1.0, 0.9) if up else (0.0, 0.1)
+    grey = {"color": "#555555"}
+    arrow = {"arrowstyle": "-|>", **grey}
+    axes.annotate("", xy=(0.02, edge), xytext=(0.02, inside), xycoords="axes fraction", arrowprops=arrow)
+    text = f"{label} {'above' if up else 'below'}"
+    axes.text(
+        0.035, (edge + inside) / 2, text, transform=axes.transAxes, va="center", fontsize="small", **grey
+    )
+
+
+def _finish(figure: Any, axes: Any, x: str) -> None:
+    """Grid, units, and a legend below the axes, where it hides no curve."""
+    from matplotlib.ticker import EngFormatter
+
+    if x == "env_steps":
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.title.set_fontsize("medium")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
+    handles, labels = axes.get_legend_handles_labels()
+    if labels:
+        columns = 1 if max(map(len, labels)) > 40 else min(3, len(labels))
+        figure.legend(
+            handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize="small"
+        )

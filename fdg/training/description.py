@@ -1,0 +1,149 @@
+"""What a run was of, as `config.json` says it, and the algorithm and the policy made from that again."""
+
+import dataclasses
+import importlib
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import algos
+import envs
+import policies
+from fdg.errors import FdgError, one_line
+from fdg.training.trust import check_trusted
+
+_KEPT_APART = ("env", "network", "actor_network", "critic_network", "staleness")
+
+
+def describe(algorithm: Any, policy: Any) -> dict[str, Any]:
+    """Names and fields of an algorithm and a policy, as the command line names them.
+
+    What a file cannot say (a network, an environment without a name) is left out, and `"rebuilds": false`
+    says so: such a run is loaded with its algorithm given.
+    """
+    env = getattr(algorithm, "env", None)
+    said = {
+        "algo": _name_of(type(algorithm), {name: algos.get(name) for name in algos.names()}),
+        "env": None if env is None else _env_name(env),
+        "policy": _name_of(type(policy), {name: policies.get(name) for name in policies.names()}),
+        "policy_fields": _fields(policy),
+        "staleness": getattr(policy, "staleness", 0),
+        "hyperparameters": _fields(algorithm),
+    }
+    try:
+        again, same_policy = rebuild(said, trust=True)
+        if again != algorithm or same_policy != policy:
+            said["rebuilds"] = False
+    except Exception:  # whatever a class of somebody's own raises when made from its fields
+        said["rebuilds"] = False
+    return said
+
+
+def rebuild(config: Mapping[str, Any], trust: bool = False, where: str = "this run") -> tuple[Any, Any]:
+    """The algorithm and the policy that a configuration describes.
+
+    Args:
+      config: of `describe`, or of a command line.
+      trust: whether modules of somebody's own, which it may name, are imported.
+      where: the run, for messages.
+
+    Raises:
+      FdgError: it was made from Python with what a file cannot say, names a module that is not trusted, or
+        does not fit the code that is here.
+    """
+    if config.get("rebuilds") is False and not trust:
+        raise FdgError(
+            f"{where} was trained from Python with an algorithm that config.json cannot describe"
+            f" ({config.get('algo')}, say with a network of its own): give it, with algorithm=..."
+        )
+    check_trusted(Path(where, "config.json"), {"env": config.get("env")}, trust=trust)
+    try:
+        algorithm_class = _class_of(config["algo"], algos.get, trust, where)
+        policy_class = _class_of(config["policy"], policies.get, trust, where)
+        values = _values(algorithm_class, config["hyperparameters"])
+        if config.get("env") is not None:
+            name, overrides = envs.parse(config["env"])
+            values["env"] = envs.make(name, **overrides)
+        policy_values = _values(policy_class, config["policy_fields"])
+        if any(field.name == "staleness" for field in _dataclass_fields(policy_class)):
+            policy_values["staleness"] = config.get("staleness", 0)
+        return algorithm_class(**values), policy_class(**policy_values)
+    except FdgError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FdgError(f"{where}: its config.json does not fit ({one_line(error)})") from error
+
+
+def _name_of(cls: type, known: Mapping[str, type]) -> str:
+    return next((name for name, one in known.items() if one is cls), f"{cls.__module__}:{cls.__qualname__}")
+
+
+def _class_of(name: str, known: Any, trust: bool, where: str) -> Any:
+    if ":" not in name:
+        return known(name)
+    module_name, _, qualified = name.partition(":")
+    if module_name not in sys.modules and not trust:
+        raise FdgError(
+            f"{where} is of {name}, a module of your own: import {module_name} first, or say that it can be"
+            " trusted (trust=True, or --trust)"
+        )
+    try:
+        found: Any = importlib.import_module(module_name)
+        for part in qualified.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise FdgError(
+            f"{where} is of {name}, which is not found from {Path.cwd()} ({one_line(error)}):"
+            " start where it can be imported"
+        ) from error
+    return found
+
+
+def _env_name(env: Any) -> str | None:
+    """The name that `envs.make` makes this very environment by; overrides included where it keeps them."""
+    name = getattr(env, "name", None)
+    overrides = dict(getattr(getattr(env, "single", env), "overrides", ()))
+    overrides |= dict(getattr(getattr(env, "source", None), "options", ()))
+    text = "&".join(f"{key}={value!r}" for key, value in overrides.items())
+    return None if name is None else f"{name}?{text}" if text else str(name)
+
+
+def _dataclass_fields(cls: Any) -> tuple[dataclasses.Field, ...]:
+    return dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """The fields that a file can say."""
+    fields = {f.name: getattr(value, f.name) for f in _dataclass_fields(type(value)) if f.init}
+    return {
+        name: to_json(item) for name, item in fields.items() if name not in _KEPT_APART and _is_plain(item)
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def to_json(value: Any) -> Any:
+    """A field's value as `config.json` has it; numbers that JSON lacks (infinity) become words."""
+    if isinstance(value, tuple):
+        return [to_json(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _values(cls: Any, said: Mapping[str, Any]) -> dict[str, Any]:
+    """What `to_json` made, as fields of a class; those that it does not have are an error of its own."""
+    kinds = {field.name: str(field.type) for field in _dataclass_fields(cls)}
+    return {name: _from_json(value, kinds.get(name, "")) for name, value in said.items()}
+
+
+def _from_json(value: Any, kind: str) -> Any:
+    if isinstance(value, list):
+        return tuple(_from_json(item, kind) for item in value)
+    if isinstance(value, str) and "float" in kind and "str" not in kind:
+        return float(value)
+    return value

@@ -1,0 +1,68 @@
+"""What agents are worth while they still train: evaluations now and then, and the best checkpoint."""
+
+from collections.abc import Callable
+from typing import Any
+
+import fdg
+from fdg.processes import distributed
+from fdg.training.checkpoint import Checkpoints
+from fdg.training.evaluation import evaluate, summarized
+from fdg.training.job import Job
+from fdg.training.run_directory import RunDirectory, read_metrics
+
+EPISODES = 16  # of each evaluation, and of each agent: a tenth of those at the end
+
+
+class During:
+    """Evaluates a run's agents in environments of their own, in a program of its own; keeps the best state.
+
+    Attributes:
+      stopped: why training has to end: an evaluation has reached what the job asks for. None else.
+    """
+
+    def __init__(self, job: Job, engine: fdg.Engine, run: RunDirectory, say: Callable[[str], None]):
+        self.stopped: str | None = None
+        self._job, self._engine, self._run, self._say = job, engine, run, say
+        self._best: tuple[float, int] | None = None
+        if job.eval_every and job.resumes:
+            rows = read_metrics(run.path / "metrics.jsonl")
+            known = [
+                (row["eval_return"], row["iteration"]) for row in rows if row.get("eval_return") is not None
+            ]
+            self._best = max(known, key=lambda pair: (pair[0], -pair[1]), default=None)
+        self._checkpoints: Checkpoints | None = Checkpoints(run.best) if job.eval_every else None
+
+    def evaluate(self, state: Any, iteration: int) -> dict[str, Any]:
+        """Plays greedily and with sampled actions; saves `state` if the greedy return is the best so far.
+
+        Of several processes all have to call it, and save together.
+
+        Returns:
+          What `metrics.jsonl` says of it; empty where the algorithm does not say how it acts.
+        """
+        job = self._job
+        episodes = min(EPISODES, job.eval_episodes or EPISODES)
+        evaluations = evaluate(job, self._engine, state, episodes, iteration, greedy=(True, False))
+        said = summarized(evaluations)
+        mine = evaluations[0].mean if evaluations and evaluations[0].greedy else None
+        value = next((other for other in distributed.exchange(mine) if other is not None), None)
+        if value is None or value != value:
+            return said
+        if self._best is None or value > self._best[0]:
+            self._best = value, iteration
+            assert self._checkpoints is not None
+            self._checkpoints.save(iteration, state)
+        if job.stop_at is not None and value >= job.stop_at and self.stopped is None:
+            self.stopped = f"its evaluation return, {value:.1f}, has reached {job.stop_at:g}"
+        return said
+
+    def best_summary(self) -> dict[str, Any]:
+        """What the run's summary says of the best evaluation; empty without one."""
+        if self._best is None:
+            return {}
+        return {"best_eval_return": self._best[0], "best_iteration": self._best[1]}
+
+    def close(self) -> None:
+        """Waits until the best checkpoint is written."""
+        if self._checkpoints is not None:
+            self._checkpoints.close()

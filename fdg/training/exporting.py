@@ -1,0 +1,249 @@
+"""A trained policy as a file that needs no code of its run: JAX's serialised functions, and ONNX.
+
+Either computes `(observation, mask, *memory, start) -> (action, *memory)`, with parameters, normalisers and
+the bounds of actions in it; there is a mask only where actions can be forbidden, and a start only where there
+is a memory to forget. How many environments `N` there are is left open.
+"""
+
+import dataclasses
+import io
+import json
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs import MaskedObservation, features_and_mask, num_agents
+from fdg.errors import FdgError, one_line
+from fdg.training.onnx import to_onnx
+
+FORMATS = ("jax", "onnx")
+_FUNCTION, _MEMORY, _FACTS = "policy.jax", "memory.npz", "policy.json"
+_PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+
+
+def export(algorithm: Any, state: Any, path: Path, format: str | None, greedy: bool = True) -> Path:
+    """Writes the policy of one agent.
+
+    Args:
+      algorithm: how it acts, and where.
+      state: its own, of one agent.
+      path: the file; `.onnx` makes ONNX of it unless `format` says otherwise.
+      format: `jax` or `onnx`; None: by the file's ending.
+      greedy: the most probable action; else one drawn from a seed, a further argument (`jax` only).
+
+    Raises:
+      FdgError: there is no such format, its package is missing, or it cannot express this network.
+    """
+    kind = format or ("onnx" if path.suffix == ".onnx" else "jax")
+    if kind not in FORMATS:
+        raise FdgError(f"format={format!r}: it must be one of {', '.join(FORMATS)}")
+    parts = _Parts.of(algorithm, state)
+    content = _jax_file(parts, greedy) if kind == "jax" else _onnx_file(parts, greedy)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    except OSError as error:
+        raise FdgError(f"{path} cannot be written: {error.strerror or error}") from error
+    return path
+
+
+@dataclasses.dataclass(frozen=True)
+class _Parts:
+    """An actor taken apart into what a file can hold: functions of arrays, without pytrees of our own."""
+
+    algorithm: Any
+    state: Any
+    observation: tuple[int, ...]  # shape of one
+    dtype: Any
+    mask: tuple[int, ...] | None  # shape of one, where the environment gives masks
+    memory: Sequence[np.ndarray]  # of one environment, [1, ...] each
+    structure: Any
+
+    @classmethod
+    def of(cls, algorithm: Any, state: Any) -> "_Parts":
+        env = algorithm.env
+        agents = () if num_agents(env) is None else (num_agents(env),)
+        space = env.observation_space
+        memory, structure = jax.tree.flatten(algorithm.actor(state).memory(1))
+        return cls(
+            algorithm,
+            jax.device_get(state),
+            (*agents, *space.shape),
+            jnp.dtype(space.dtype),
+            _mask_shape(env),
+            [np.asarray(leaf) for leaf in memory],
+            structure,
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the function's arguments, in order."""
+        held = tuple(f"memory_{i}" for i in range(len(self.memory)))
+        return (
+            "observation",
+            *(() if self.mask is None else ("mask",)),
+            *held,
+            *(("start",) if held else ()),
+        )
+
+    def arguments(self, count: Any) -> list[jax.ShapeDtypeStruct]:
+        """Shapes and dtypes of the arguments, for `count` environments."""
+        shapes = [(self.observation, self.dtype)]
+        if self.mask is not None:
+            shapes.append((self.mask, jnp.bool_))
+        if self.memory:
+            shapes += [(leaf.shape[1:], leaf.dtype) for leaf in self.memory]
+            shapes.append(((), jnp.bool_))
+        return [jax.ShapeDtypeStruct((count, *shape), dtype) for shape, dtype in shapes]
+
+    def act(self, arguments: Sequence[Any], keys: Any, greedy: bool) -> Any:
+        given = dict(zip(self.names, arguments, strict=True))
+        observation = given["observation"]
+        start = given.get("start", jnp.zeros(observation.shape[0], bool))
+        if self.mask is not None:
+            observation = MaskedObservation(observation, given["mask"])
+        held = jax.tree.unflatten(self.structure, [given[name] for name in self.names if "memory" in name])
+        action, held = self.algorithm.actor(self.state).act(held, observation, start, keys, greedy)
+        return action, *jax.tree.leaves(held)
+
+    def greedy(self, *arguments: Any) -> Any:
+        """The function of a file."""
+        # Greedy actions draw nothing: these keys are never looked at.
+        words = jnp.zeros((arguments[0].shape[0], 2), jnp.uint32)
+        return self.act(arguments, jax.random.wrap_key_data(words, impl="threefry2x32"), True)
+
+    def sampled(self, seed: Any, *arguments: Any) -> Any:
+        """The same with actions drawn from a seed, which has to be another at every step."""
+        key = jax.random.key(seed, impl="threefry2x32")
+        keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(arguments[0].shape[0]))
+        return self.act(arguments, keys, False)
+
+
+def _mask_shape(env: Any) -> tuple[int, ...] | None:
+    """Shape of the mask of one observation; None where the environment gives none. Nothing is run."""
+    _, observation = jax.eval_shape(lambda: env.reset(jax.random.split(jax.random.key(0), 1)))
+    _, mask = features_and_mask(observation)
+    return None if mask is None else tuple(mask.shape[1:])
+
+
+def _jax_file(parts: _Parts, greedy: bool) -> bytes:
+    """A zip of the serialised function, the empty memory, and what a reader should know."""
+    (batch,) = jax.export.symbolic_shape("N")
+    arguments = parts.arguments(batch)
+    if not greedy:
+        arguments.insert(0, jax.ShapeDtypeStruct((), jnp.uint32))
+    function = parts.greedy if greedy else parts.sampled
+    try:
+        exported = jax.export.export(jax.jit(function), platforms=_PLATFORMS)(*arguments)
+    except Exception as error:  # whatever in a network does not lower for an open number of environments
+        name = type(parts.algorithm).__name__
+        raise FdgError(f"the policy of {name} cannot be exported: {one_line(error)}") from error
+    facts = {
+        "what": "a policy of fdg: jax.export.deserialize(policy.jax).call(...)",
+        "arguments": [*([] if greedy else ["seed"]), *parts.names],
+        "results": ["action", *(name for name in parts.names if "memory" in name)],
+        "observation": {"shape": ["N", *parts.observation], "dtype": str(parts.dtype)},
+        "actions": "greedy" if greedy else "sampled",
+        "environment": parts.algorithm.env.name,
+        "algorithm": type(parts.algorithm).__name__,
+        "jax": jax.__version__,
+    }
+    file, memory = io.BytesIO(), io.BytesIO()
+    np.savez(memory, *parts.memory)
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as package:
+        package.writestr(_FUNCTION, exported.serialize())
+        package.writestr(_MEMORY, memory.getvalue())
+        package.writestr(_FACTS, json.dumps(facts, indent=2) + "\n")
+    return file.getvalue()
+
+
+class Exported:
+    """A policy read from a file: `policy(observation)`, as `run.policy` but for the algorithm's code.
+
+    Attributes:
+      facts: what the file says of itself: arguments, results, environment, actions.
+    """
+
+    def __init__(self, function: Callable[..., Any], memory: Sequence[np.ndarray], facts: dict[str, Any]):
+        self.facts = facts
+        self._function, self._empty = jax.jit(function), list(memory)
+        self._memory: list[Any] | None = None
+        self._calls = 0
+
+    def __call__(self, observation: Any, start: Any = None, seed: int | None = None) -> np.ndarray:
+        """An action for an observation `[*obs]`, or actions for a batch of them `[N, *obs]`.
+
+        Args:
+          observation: as the environment gives it.
+          start: bool, or `[N]`: an episode begins here. None: at the first call, or if `N` changes.
+          seed: of what is drawn; None for the number of calls so far.
+
+        Raises:
+          FdgError: the observation has another shape than the environment's.
+        """
+        shape = tuple(self.facts["observation"]["shape"][1:])
+        given, mask = features_and_mask(observation)
+        observation = np.asarray(given, self.facts["observation"]["dtype"])
+        single = observation.shape == shape
+        if not single and observation.shape[1:] != shape:
+            raise FdgError(
+                f"an observation of shape {list(observation.shape)}: those of this policy are {list(shape)}"
+            )
+        observation = observation[None] if single else observation
+        count = len(observation)
+        begins = np.zeros(count, bool)
+        if self._memory is None or (self._memory and len(self._memory[0]) != count):
+            self._memory = [np.repeat(leaf, count, axis=0) for leaf in self._empty]
+            begins[:] = True
+        if start is not None:
+            begins |= np.broadcast_to(np.asarray(start, bool), count)
+        arguments = [observation, *self._memory, *([begins] if self._empty else [])]
+        if "mask" in self.facts["arguments"]:
+            if mask is None:
+                raise FdgError("this policy asks which actions are allowed: give an envs.MaskedObservation")
+            arguments.insert(1, np.asarray(mask, bool)[None] if single else np.asarray(mask, bool))
+        if self.facts["actions"] == "sampled":
+            arguments.insert(0, np.uint32(self._calls if seed is None else seed))
+        self._calls += 1
+        action, *self._memory = self._function(*arguments)
+        found = np.asarray(action)
+        return found[0] if single else found
+
+    def reset(self) -> None:
+        """Forgets: the next observation begins an episode."""
+        self._memory = None
+
+
+def load_exported(path: str | Path) -> Exported:
+    """The policy that `run.export` wrote; needs nothing of what trained it.
+
+    Raises:
+      FdgError: the file is none of those.
+
+    Example::
+
+        policy = fdg.load_exported("policy.jax.zip")
+        action = policy(observation)
+    """
+    try:
+        with zipfile.ZipFile(path) as package:
+            function = jax.export.deserialize(bytearray(package.read(_FUNCTION)))
+            facts = json.loads(package.read(_FACTS))
+            with np.load(io.BytesIO(package.read(_MEMORY)), allow_pickle=False) as memory:
+                empty = [memory[name] for name in memory.files]
+    except FileNotFoundError:
+        raise FdgError(f"{path}: there is no such file") from None
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise FdgError(f"{path} is no exported policy ({one_line(error)})") from error
+    return Exported(function.call, empty, facts)
+
+
+def _onnx_file(parts: _Parts, greedy: bool) -> bytes:
+    if not greedy:
+        raise FdgError("ONNX has no random keys: export greedy actions, or to JAX's format")
+    return to_onnx(parts.greedy, parts.arguments("N"), f"{type(parts.algorithm).__name__}_policy")

@@ -1,0 +1,78 @@
+"""Losses that are infinite or not a number: noticed at once, before they reach a checkpoint."""
+
+import warnings
+from collections.abc import Mapping
+
+import numpy as np
+
+from fdg.errors import FdgWarning, RunError, listed
+from fdg.training.checkpoint import Checkpoints
+from fdg.training.job import Job
+
+_WORDS = ("loss", "grad")  # a metric with one of these in its name is one that training cannot do without
+
+
+class Finite:
+    """Looks at the metrics of a run as they arrive.
+
+    Of several agents, a run goes on, with a warning, as long as one of them is well.
+
+    Args:
+      job: the run's; `on_nan` says what to do.
+      checkpoints: the run's, the last good one of which is named, and kept where the run goes on.
+    """
+
+    def __init__(self, job: Job, checkpoints: Checkpoints):
+        self._job, self._checkpoints = job, checkpoints
+        self._warned: set[int] = set()  # agents
+        # Until it begins to learn, an algorithm has no losses.
+        starts = getattr(job.algorithm, "learning_starts", 0)
+        self._silent = -(-starts // job.steps_per_iteration) if isinstance(starts, int) else 0
+
+    def look(self, before: int, metrics: Mapping[str, np.ndarray]) -> None:
+        """Looks at the metrics of the iterations after `before`: `[n]`, or `[n, agents]`.
+
+        Raises:
+          RunError: a loss is infinite or not a number, and the run is to stop then; names the iteration, the
+            metric and the last good checkpoint.
+        """
+        found = {}
+        for name, values in metrics.items():
+            if not any(word in name for word in _WORDS) or not np.issubdtype(values.dtype, np.floating):
+                continue
+            bad = ~np.isfinite(values)
+            silent = max(0, self._silent - before)
+            bad[:silent] &= ~np.isnan(values[:silent])
+            if bad.any():
+                found[name] = bad
+        if found:
+            self._act(before, metrics, found)
+
+    def _act(self, before: int, metrics: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray]) -> None:
+        """Stops or warns, for metrics that are bad where `found` is true."""
+        rows = {name: int(np.argmax(bad.reshape(len(bad), -1).any(axis=1))) for name, bad in found.items()}
+        row = min(rows.values())
+        first = [name for name in found if rows[name] == row]
+        values, bad = metrics[first[0]], found[first[0]]
+        what = "infinite" if np.isinf(values[row][bad[row]]).any() else "not a number"
+        which = f"{listed(first, 'and')} {'is' if len(first) == 1 else 'are'} {what}"
+        said = f"iteration {before + row + 1}: {which}"
+        agents = {0} if bad.ndim == 1 else {int(i) for i in np.flatnonzero(bad.any(axis=0))}
+        if bad.ndim > 1:
+            seeds = ", ".join(str(self._job.seed + i) for i in sorted(agents))
+            said += f" for {len(agents)} of {bad.shape[1]} agents (seeds {seeds})"
+        stops = self._job.on_nan == "stop" and bool(np.all(bad.any(axis=0)))
+        if not stops and agents <= self._warned:
+            return
+        good = self._checkpoints.last_finite()
+        kept = "there is no checkpoint from before" if good is None else f"the last good checkpoint is {good}"
+        if stops:
+            raise RunError(
+                f"{said}: training stops, {kept}: try a smaller --learning-rate or --max-grad-norm, or"
+                f" --on-nan warn to go on regardless"
+            )
+        if not self._warned and good is not None:
+            self._checkpoints.protect(good)
+            kept += ", and is kept"
+        self._warned |= agents
+        warnings.warn(f"{said}: training goes on, {kept}", FdgWarning, stacklevel=2)

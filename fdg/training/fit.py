@@ -1,0 +1,249 @@
+"""`fdg.fit`: trains from Python, as `python -m fdg.train` does from a shell."""
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+import policies
+from fdg.errors import FdgError
+from fdg.training.description import describe
+from fdg.training.job import Job, check_run, lengths
+from fdg.training.live_plot import LivePlot, in_notebook
+from fdg.training.loading import load
+from fdg.training.loggers import MLFLOW, TENSORBOARD, WANDB
+from fdg.training.loop import Outcome, carry_out, say
+from fdg.training.opening import changes
+from fdg.training.recorder import Callback
+from fdg.training.run import Run
+from fdg.training.run_directory import check_free, read_config
+
+# What a run that goes on may change: how it is carried out, and how long it is.
+_FREE = {"policy", "devices", "devices_chosen", "eval_episodes", "checkpoint_every", "eval_every", "stop_at"}
+_FREE |= {"total_steps", "rebuilds"}
+
+
+def fit(
+    algorithm: Any,
+    policy: Any = None,
+    *,
+    total_steps: int | None = None,
+    devices: int | Sequence[jax.Device] | None = None,
+    seed: int = 0,
+    num_seeds: int | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    start_from: str | Path | None = None,
+    eval_every: int | None = None,
+    eval_episodes: int = 128,
+    checkpoint_every: int | None = None,
+    stop_at: float | None = None,
+    callbacks: Sequence[Callback] = (),
+    tensorboard: bool = False,
+    wandb: str | None = None,
+    mlflow: str | None = None,
+    progress: bool = True,
+    live_plot: bool | None = None,
+) -> Run:
+    """Trains an algorithm under a policy, and keeps what comes of it in a run directory.
+
+    Ctrl-C (a notebook's stop button) ends it after the call that runs, and saves: nothing is lost. In a
+    notebook the `Run` so far is returned; in a script, once all is saved, `KeyboardInterrupt` goes on. Either
+    way `fdg.fit(..., out=DIR, resume=True)` goes on exactly where it was.
+
+    Args:
+      algorithm: any object with `init`, `iterate` and `steps_per_iteration`, such as `algos.PPO(...)`.
+      policy: where its parts run; None for `policies.GPUOnly()`.
+      total_steps: environment steps of each agent; None for the algorithm's own `total_steps`.
+      devices: those to use, or how many; None for all.
+      seed: of all random numbers.
+      num_seeds: so many agents in one program, of seeds `seed`, `seed + 1`, ...; None for one.
+      out: the run directory; None for `runs/ENV-ALGO-SEED-TIME`.
+      resume: go on with the run in `out`, if there is one; more `total_steps` than it had make it longer.
+      start_from: an earlier run's directory, whose weights this new run begins with.
+      eval_every: iterations from one evaluation during training to the next; the best state is kept.
+      eval_episodes: of the evaluation after training; 0 for none.
+      checkpoint_every: iterations, at least; None for about twenty checkpoints.
+      stop_at: end as soon as an evaluation during training returns this much.
+      callbacks: each is called with a `Report` of the iterations just recorded; one that returns true ends
+        the run.
+      tensorboard: also write TensorBoard's event files, into the run directory.
+      wandb: also log to this project of Weights & Biases.
+      mlflow: also log to this experiment of MLflow.
+      progress: print how it goes.
+      live_plot: draw the learning curve as it grows; None: in notebooks.
+
+    Returns:
+      The run, ready to act: `run.policy(observation)`, `run.evaluate()`, `run.play("video.mp4")`.
+
+    Raises:
+      FdgError: it cannot be done as asked; nothing has been written then.
+      KeyboardInterrupt: in a script that was interrupted, after all was saved.
+
+    Example::
+
+        run = fdg.fit(algos.PPO(env=envs.make("CartPole-v1")), total_steps=100_000)
+    """
+    job = _job(
+        algorithm,
+        policies.GPUOnly() if policy is None else policy,
+        total_steps=total_steps,
+        seed=seed,
+        num_seeds=num_seeds,
+        out=out,
+        resume=resume,
+        start_from=start_from,
+        eval_every=eval_every,
+        eval_episodes=eval_episodes,
+        checkpoint_every=checkpoint_every,
+        stop_at=stop_at,
+        loggers=_loggers(tensorboard, wandb, mlflow),
+    )
+    used = _devices(devices)
+    plots = [LivePlot(job.num_iterations)] if (in_notebook() if live_plot is None else live_plot) else []
+    outcome = carry_out(job, used, (*plots, *callbacks), quiet=not progress, brief=True)
+    run = _run(job, outcome)
+    if outcome.caught is not None:
+        if not _interactive():
+            raise KeyboardInterrupt(f"saved at iteration {outcome.iteration}: fdg.load({str(run.path)!r})")
+        if progress:
+            say(f"from Python: fdg.fit(..., out={str(run.path)!r}, resume=True)")
+    return run
+
+
+def _job(
+    algorithm: Any,
+    policy: Any,
+    *,
+    total_steps: int | None,
+    seed: int,
+    num_seeds: int | None,
+    out: str | Path | None,
+    resume: bool,
+    start_from: str | Path | None,
+    eval_every: int | None,
+    eval_episodes: int,
+    checkpoint_every: int | None,
+    stop_at: float | None,
+    loggers: tuple[tuple[str, str | None], ...],
+) -> Job:
+    has_length = any(field.name == "total_steps" for field in _fields(algorithm))
+    if total_steps is not None and has_length:
+        algorithm = dataclasses.replace(algorithm, total_steps=total_steps)
+    if total_steps is None and not hasattr(algorithm, "total_steps"):
+        raise FdgError(
+            f"total_steps: {type(algorithm).__name__} does not say how long to train: give a number"
+        )
+    run = {
+        "devices": None,
+        "seed": seed,
+        "num_seeds": num_seeds,
+        "eval_episodes": eval_episodes,
+        "checkpoint_every": checkpoint_every,
+        "eval_every": eval_every,
+        "stop_at": stop_at,
+    }
+    if not has_length:
+        run["total_steps"] = total_steps
+    config = {**describe(algorithm, policy), **run}
+    check_run(config)
+    name = type(algorithm).__name__
+    num_iterations, steps = lengths(algorithm, name, None if has_length else total_steps)
+    record: dict[str, Any] = {"command": "fdg.fit"}
+    if start_from is not None:
+        before = read_config(Path(start_from), prefix="")
+        record["from"] = {"run": str(start_from), "changes": changes(before, config)}
+    path = None if out is None else Path(out)
+    resumes = resume and path is not None and (path / "config.json").exists()
+    if resume and path is None:
+        raise FdgError("resume=True: say which run, with out=")
+    if path is not None and not resumes:
+        check_free(path)
+    if resumes and path is not None:
+        _check_agrees(path, config)
+    return Job(
+        algorithm=algorithm,
+        policy=policy,
+        devices=None,
+        seed=seed,
+        num_seeds=num_seeds,
+        num_iterations=num_iterations,
+        steps_per_iteration=steps,
+        eval_episodes=eval_episodes,
+        checkpoint_every=checkpoint_every,
+        out=path,
+        resumes=resumes,
+        profiles=False,
+        config=config,
+        start_from=None if start_from is None or resumes else Path(start_from),
+        eval_every=eval_every,
+        stop_at=stop_at,
+        loggers=loggers,
+        record=record,
+    )
+
+
+def _check_agrees(path: Path, config: dict[str, Any]) -> None:
+    """A run that goes on computes what it would have computed.
+
+    Raises:
+      FdgError: names what was changed that must not be.
+    """
+    before = read_config(path, prefix="")
+    policy_fields = {**config.get("policy_fields", {}), **before.get("policy_fields", {})}
+    for name, (old, new) in changes(before, config).items():
+        if name not in _FREE and name not in policy_fields:
+            raise FdgError(
+                f"resume=True: {name}={new!r} contradicts the {old!r} of the run in {path}: keep it, or start"
+                " a new run (start_from= begins with the weights of this one)"
+            )
+
+
+def _run(job: Job, outcome: Outcome) -> Run:
+    if outcome.state is None:  # it was complete before
+        return load(outcome.run.path, algorithm=job.algorithm)
+    return Run(
+        job.algorithm,
+        outcome.engine.algorithm_state(outcome.state),
+        outcome.iteration,
+        path=outcome.run.path,
+        config=job.config,
+        seed=job.seed,
+        num_seeds=job.num_seeds,
+        finished=outcome.iteration == job.num_iterations,
+        stopped="interrupted" if outcome.caught is not None else outcome.stopped,
+        last_evaluation=outcome.evaluation,
+    )
+
+
+def _loggers(tensorboard: bool, wandb: str | None, mlflow: str | None) -> tuple[tuple[str, str | None], ...]:
+    asked = (
+        (TENSORBOARD, None, tensorboard),
+        (WANDB, wandb, wandb is not None),
+        (MLFLOW, mlflow, mlflow is not None),
+    )
+    return tuple((kind, target) for kind, target, wanted in asked if wanted)
+
+
+def _devices(devices: int | Sequence[jax.Device] | None) -> Sequence[jax.Device] | None:
+    if not isinstance(devices, int):
+        return devices
+    there = jax.devices()
+    if not 1 <= devices <= len(there):
+        raise FdgError(
+            f"devices={devices}: there are {len(there)}; on a CPU, fdg.host_devices({devices}) makes more,"
+            " if it is called before JAX starts"
+        )
+    return there[:devices]
+
+
+def _fields(algorithm: Any) -> tuple[dataclasses.Field, ...]:
+    return dataclasses.fields(algorithm) if dataclasses.is_dataclass(algorithm) else ()
+
+
+def _interactive() -> bool:
+    """Whether somebody types at a prompt or runs cells, and wants a value back rather than the end."""
+    return in_notebook() or hasattr(sys, "ps1")

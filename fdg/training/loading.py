@@ -1,0 +1,105 @@
+"""`fdg.load`: a run directory as a `Run`, whose agents act."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+
+import fdg
+from fdg.errors import FdgError
+from fdg.training.checkpoint import Checkpoints
+from fdg.training.description import rebuild
+from fdg.training.run import Run
+from fdg.training.run_directory import BEST, CHECKPOINTS, read_config, read_summary
+
+
+def load(
+    path: str | Path,
+    *,
+    algorithm: Any = None,
+    checkpoint: str | int = "last",
+    trust: bool = False,
+) -> Run:
+    """The run in a directory that `python -m fdg.train` or `fdg.fit` wrote, ready to act.
+
+    Works on any devices, whatever it was trained on; all of it is put on the first.
+
+    Args:
+      path: the run directory.
+      algorithm: what was trained, where `config.json` cannot say it (a network of your own).
+      checkpoint: "last", "best" (of the evaluations that `--eval-every` makes), or an iteration.
+      trust: import modules of your own that the run names; those that are imported already need no trust.
+
+    Raises:
+      FdgError: there is no run, or no such checkpoint, it is damaged, or of another algorithm.
+
+    Example::
+
+        run = fdg.load("runs/CartPole-v1-ppo-0")
+        action = run.policy(observation)
+        print(run.evaluate(episodes=100))
+    """
+    path = Path(path)
+    config = read_config(path, prefix="")
+    if not {"algo", "policy", "policy_fields", "hyperparameters"} <= config.keys():
+        raise FdgError(f"{path / 'config.json'} is no configuration of a run")
+    policy: Any = None
+    if algorithm is None:
+        algorithm, policy = rebuild(config, trust, str(path))
+    elif config.get("staleness"):
+        _, policy = rebuild({**config, "rebuilds": True}, trust, str(path))
+    checkpoints, iteration = _chosen(path, checkpoint)
+    graph = fdg.trace(algorithm)
+    num_seeds, target = config.get("num_seeds"), graph.state
+    delayed = None
+    if config.get("staleness"):  # what is kept then is more than the algorithm's own state
+        plan = fdg.place(graph, policy, _device_count(path, config), num_seeds)
+        delayed, target = plan.delayed, plan.graph.state
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    lead = () if num_seeds is None else (num_seeds,)
+    target = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(lead + leaf.shape, leaf.dtype, sharding=here), target
+    )
+    try:
+        state = checkpoints.restore(iteration, target)
+    finally:
+        checkpoints.close()
+    return Run(
+        algorithm,
+        state if delayed is None else state.state,
+        iteration,
+        path=path,
+        config=config,
+        seed=config.get("seed", 0),
+        num_seeds=num_seeds,
+        finished=read_summary(path) is not None,
+    )
+
+
+def _chosen(path: Path, checkpoint: str | int) -> tuple[Checkpoints, int]:
+    """Where the checkpoint is that was asked for, and its iteration."""
+    if checkpoint == "best":
+        checkpoints = Checkpoints(path / BEST)
+        iteration = checkpoints.latest()
+        if iteration is None:
+            raise FdgError(f"{path} has no best checkpoint: only runs with --eval-every N keep one")
+        return checkpoints, iteration
+    checkpoints = Checkpoints(path / CHECKPOINTS)
+    latest = checkpoints.latest()
+    if latest is None:
+        raise FdgError(f"{path} has no checkpoint yet: train until it has written one")
+    if checkpoint == "last":
+        return checkpoints, latest
+    kept = sorted(int(one.name) for one in (path / CHECKPOINTS).iterdir() if one.name.isdigit())
+    if checkpoint not in kept:
+        there = ", ".join(map(str, kept))
+        raise FdgError(
+            f"checkpoint={checkpoint!r}: {path} has those of iterations {there}, 'last' and 'best'"
+        )
+    return checkpoints, int(checkpoint)
+
+
+def _device_count(path: Path, config: dict[str, Any]) -> int:
+    """How many devices the run was planned for, or would be here."""
+    trained_on = (read_summary(path) or {}).get("devices") or ()
+    return config.get("devices") or config.get("devices_chosen") or len(trained_on) or len(jax.devices())

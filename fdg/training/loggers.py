@@ -1,0 +1,158 @@
+"""Metrics to trackers of experiments: TensorBoard, Weights & Biases, MLflow; each is an extra."""
+
+import importlib
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from fdg.errors import FdgError, one_line
+from fdg.training.job import Job
+
+TENSORBOARD, WANDB, MLFLOW = "tensorboard", "wandb", "mlflow"
+_PACKAGES = {TENSORBOARD: "tensorboardX", WANDB: "wandb", MLFLOW: "mlflow"}
+
+
+class Logger(Protocol):
+    """Where metrics go beside the run directory."""
+
+    def log(self, env_steps: int, metrics: Mapping[str, float]) -> None:
+        """Takes metrics that were reached after so many environment steps of one agent."""
+
+    def close(self) -> None:
+        """Writes all of it, and ends the connection."""
+
+
+def check_installed(job: Job) -> None:
+    """Refuses a tracker whose package is missing, before anything that takes long.
+
+    Raises:
+      FdgError: says what to install.
+    """
+    for kind, _ in job.loggers:
+        _package(kind)
+
+
+def open_loggers(job: Job, path: Path, start: int) -> list[Logger]:
+    """The trackers that a job asks for.
+
+    Args:
+      job: the run's; its configuration goes along.
+      path: the run directory, where what is local is kept.
+      start: iteration that the run begins, or goes on, at.
+
+    Raises:
+      FdgError: a tracker cannot be reached, or its package is missing.
+    """
+    makers: dict[str, Callable[..., Logger]] = {
+        TENSORBOARD: TensorBoard,
+        WANDB: WeightsAndBiases,
+        MLFLOW: MLflow,
+    }
+    loggers: list[Logger] = []
+    for kind, target in job.loggers:
+        package = _package(kind)
+        try:
+            loggers.append(makers[kind](package, job, path, target, start))
+        except Exception as error:  # of the network, of the service, of its settings
+            for other in loggers:
+                other.close()
+            raise FdgError(f"--{kind}: cannot log there: {one_line(error)}") from error
+    return loggers
+
+
+def close_all(loggers: Sequence[Logger]) -> None:
+    """Closes each, whatever another raises."""
+    for logger in loggers:
+        logger.close()
+
+
+class TensorBoard:
+    """Event files in `RUN/tensorboard`, by tensorboardX, which needs no TensorFlow."""
+
+    def __init__(self, package: Any, job: Job, path: Path, target: str | None, start: int):
+        steps = start * job.steps_per_iteration
+        where = str(path / TENSORBOARD)
+        # Of a resumed run, what an earlier sitting logged after its last checkpoint counts for nothing.
+        self._writer = package.SummaryWriter(where, purge_step=steps + 1 if start else None)
+
+    def log(self, env_steps: int, metrics: Mapping[str, float]) -> None:
+        """See `Logger`."""
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, env_steps)
+
+    def close(self) -> None:
+        """See `Logger`."""
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A run of Weights & Biases; `WANDB_MODE=offline` keeps it in `RUN/wandb` for `wandb sync`."""
+
+    def __init__(self, package: Any, job: Job, path: Path, target: str | None, start: int):
+        self._run = package.init(
+            project=target or "fdg",
+            name=path.name,
+            id=path.name,
+            resume="allow",
+            dir=str(path),
+            config={**job.config, **job.config.get("hyperparameters", {})},
+        )
+
+    def log(self, env_steps: int, metrics: Mapping[str, float]) -> None:
+        """See `Logger`."""
+        self._run.log(dict(metrics), step=env_steps)
+
+    def close(self) -> None:
+        """See `Logger`."""
+        self._run.finish()
+
+
+class MLflow:
+    """A run of an MLflow experiment; without `MLFLOW_TRACKING_URI`, in `RUN/mlruns`."""
+
+    def __init__(self, package: Any, job: Job, path: Path, target: str | None, start: int):
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        if not uri:
+            # Plain files, which need no database; MLflow has newer stores, and asks whether they are meant.
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+            uri = f"file:{path.absolute() / 'mlruns'}"
+        self._client = package.MlflowClient(tracking_uri=uri)
+        self._entities = package.entities
+        name = target or "fdg"
+        found = self._client.get_experiment_by_name(name)
+        experiment = found.experiment_id if found else self._client.create_experiment(name)
+        before = self._client.search_runs([experiment], f"tags.mlflow.runName = '{path.name}'", max_results=1)
+        self._id = (
+            before[0].info.run_id
+            if before and start
+            else self._client.create_run(experiment, run_name=path.name).info.run_id
+        )
+        if not start:
+            said = {**job.config, **job.config.get("hyperparameters", {})}
+            parameters = [
+                self._entities.Param(key, str(value))
+                for key, value in said.items()
+                if not isinstance(value, Mapping)
+            ]
+            self._client.log_batch(self._id, params=parameters)
+
+    def log(self, env_steps: int, metrics: Mapping[str, float]) -> None:
+        """See `Logger`."""
+        now = int(time.time() * 1000)
+        batch = [self._entities.Metric(name, value, now, env_steps) for name, value in metrics.items()]
+        self._client.log_batch(self._id, metrics=batch)
+
+    def close(self) -> None:
+        """See `Logger`."""
+        self._client.set_terminated(self._id)
+
+
+def _package(kind: str) -> Any:
+    try:
+        return importlib.import_module(_PACKAGES[kind])
+    except ImportError as error:
+        raise FdgError(
+            f"--{kind} needs {_PACKAGES[kind]}, which is not installed ({error}): pip install 'fdg[{kind}]'"
+        ) from error

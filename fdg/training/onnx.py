@@ -1,0 +1,101 @@
+"""A function of arrays as an ONNX model, by jax2onnx."""
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+from jax.interpreters import batching
+
+from fdg import jaxprs
+from fdg.errors import FdgError, one_line
+
+# Calls, and where each has its body: what is called with a gradient of its own, too.
+_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr"}
+_CALLS |= {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
+
+
+def to_onnx(function: Callable[..., Any], arguments: Sequence[jax.ShapeDtypeStruct], name: str) -> bytes:
+    """The model, serialised.
+
+    Args:
+      function: pure, of arrays to arrays.
+      arguments: shapes and dtypes; a first axis may be named "N".
+      name: the model's.
+
+    Raises:
+      FdgError: jax2onnx is not installed, or does not know an operation of the function.
+    """
+    try:
+        converter = importlib.import_module("jax2onnx")
+    except ImportError as error:
+        raise FdgError(
+            f"ONNX needs jax2onnx, which is not installed ({error}): pip install 'fdg[onnx]'"
+        ) from error
+    try:
+        with _what_the_converter_misses():
+            model = converter.to_onnx(_without_calls(function), list(arguments), model_name=name)
+    except Exception as error:  # whatever of a network the converter does not know
+        raise FdgError(f"{name} cannot be written as ONNX: {one_line(error)}") from error
+    return model.SerializeToString()
+
+
+def _without_calls(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, the bodies of its calls, and of its loops of one turn, in their places.
+
+    jax2onnx 0.13 knows no loops, and in a function with a gradient of its own only simple operations.
+    """
+
+    def inlined(*arguments: Any) -> Any:
+        closed = jax.make_jaxpr(function)(*arguments)
+        results = _evaluated(closed.jaxpr, closed.consts, arguments)
+        return tuple(results)
+
+    return inlined
+
+
+def _evaluated(jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+    values: dict[Any, Any] = dict(zip(jaxpr.constvars, constants, strict=True))
+    values |= zip(jaxpr.invars, arguments, strict=True)
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, core.Literal) else values[atom]
+
+    for eqn in jaxpr.eqns:
+        operands = [read(atom) for atom in eqn.invars]
+        body = eqn.params.get(_CALLS.get(eqn.primitive.name, ""))
+        if eqn.primitive.name == "scan" and eqn.params["length"] == 1:
+            results = _one_turn(eqn.params, operands)
+        elif body is not None:
+            results = _evaluated(body.jaxpr, body.consts, operands)
+        else:
+            results = eqn.primitive.bind(*operands, **eqn.params)
+            results = results if eqn.primitive.multiple_results else [results]
+        values |= zip(eqn.outvars, results, strict=True)
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _one_turn(parameters: Mapping[str, Any], operands: Sequence[Any]) -> list[Any]:
+    """A loop of one turn, such as a memory's over the one step of an actor: its body."""
+    body = parameters["jaxpr"]
+    constants, carried = jaxprs.scan_sizes(dict(parameters))
+    fixed = constants + carried
+    rows = [jnp.squeeze(rows, axis=0) for rows in operands[fixed:]]
+    results = _evaluated(body.jaxpr, body.consts, [*operands[:fixed], *rows])
+    return [*results[:carried], *(jnp.expand_dims(row, 0) for row in results[carried:])]
+
+
+@contextlib.contextmanager
+def _what_the_converter_misses() -> Iterator[None]:
+    """A name of JAX's that jax2onnx 0.13 asks for in its rules for `vmap`, and JAX 0.10 no longer has."""
+    missing = not hasattr(batching, "not_mapped")
+    if missing:
+        setattr(batching, "not_mapped", None)  # noqa: B010 - the type checker knows that it is not there
+    try:
+        yield
+    finally:
+        if missing:
+            delattr(batching, "not_mapped")

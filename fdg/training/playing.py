@@ -1,0 +1,233 @@
+"""Videos of trained agents: episodes played, drawn, put side by side and written."""
+
+import base64
+import contextlib
+import io
+import itertools
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs import features_and_mask
+from envs.rendering import Episode, frames, html, needed
+from fdg.errors import FdgError
+from fdg.training.acting import Acting
+
+FORMATS = (".mp4", ".gif", ".html")
+MAX_STEPS = 1_000  # of an episode that is shown, unless told otherwise
+_CAPTION = 18  # pixels above each picture
+_WIDEST = 1_600  # pixels of all pictures side by side
+
+
+def play(
+    algorithm: Any,
+    state: Any,
+    path: Path,
+    *,
+    episodes: int = 1,
+    greedy: bool = True,
+    seed: int = 0,
+    fps: int = 30,
+    max_steps: int = MAX_STEPS,
+) -> Path:
+    """Plays episodes at once, and writes them side by side as a video.
+
+    Args:
+      algorithm: how it acts, and where.
+      state: its own, of one agent.
+      path: `.mp4`, `.gif` or `.html`; a page is the library's own viewer where it has one (brax), else it
+        holds a gif.
+      episodes: how many.
+      greedy: with the most probable actions, else with actions drawn as in training.
+      seed: of the episodes.
+      fps: pictures a second.
+      max_steps: an episode that is longer is cut.
+
+    Raises:
+      FdgError: a number is below one, the ending is another, or the environment cannot be drawn here.
+    """
+    if path.suffix not in FORMATS:
+        raise FdgError(f"{path}: the ending of a video is one of {', '.join(FORMATS)}")
+    for name, value in (("episodes", episodes), ("fps", fps), ("max_steps", max_steps)):
+        if not isinstance(value, int) or value < 1:
+            raise FdgError(f"{name}={value!r}: give an integer of at least 1")
+    if path.suffix == ".mp4":
+        needed("imageio_ffmpeg", "an mp4")
+    played = record(algorithm, state, jax.random.key(seed), episodes, greedy, max_steps)
+    content: bytes
+    if path.suffix == ".html":
+        content = _page(algorithm.env, played, fps, greedy)
+    else:
+        pictures = _side_by_side(algorithm.env, played, greedy)
+        content = _gif(pictures, fps) if path.suffix == ".gif" else b""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".mp4":
+            _write_mp4(path, pictures, fps)
+        else:
+            path.write_bytes(content)
+    except OSError as error:
+        raise FdgError(f"{path} cannot be written: {error.strerror or error}") from error
+    return path
+
+
+def record(
+    algorithm: Any, state: Any, key: jax.Array, episodes: int, greedy: bool, max_steps: int
+) -> list[Episode]:
+    """Plays episodes to their first end, in one program, and keeps all that a picture may need."""
+    env = algorithm.env
+    limit = min(env.max_episode_steps or max_steps, max_steps)
+    on_host = not hasattr(env, "single")
+    if (rendered := getattr(getattr(env, "source", None), "record", None)) is not None:
+        seed = int(jax.random.randint(key, (), 0, 2**31 - 1))
+        return rendered(_actor_on_host(algorithm, state, seed, greedy), episodes, limit, seed)
+
+    @jax.jit
+    def run(state, key):
+        actor = algorithm.actor(state)
+        reset_key, run_key = jax.random.split(key)
+        env_state, observation = env.reset(jax.random.split(reset_key, episodes))
+
+        def one_step(carry, time):
+            env_state, observation, memory, begins = carry
+            keys = jax.random.split(jax.random.fold_in(run_key, time), (2, episodes))
+            action, memory = actor.act(memory, observation, begins, keys[0], greedy)
+            after, step = env.step(keys[1], env_state, action)
+            shown = () if on_host else env_state.inner
+            features, _ = features_and_mask(observation)
+            kept = shown, features, action, step.reward, step.done
+            return (after, step.observation, memory, step.done), kept
+
+        start = env_state, observation, actor.memory(episodes), jnp.ones(episodes, bool)
+        return jax.lax.scan(one_step, start, jnp.arange(limit))[1]
+
+    states, observations, actions, rewards, dones = jax.device_get(run(state, key))
+    played = []
+    for i in range(episodes):
+        ends = np.flatnonzero(dones[:, i])
+        length = int(ends[0]) + 1 if len(ends) else limit
+        reward = rewards[:length, i]
+        played.append(
+            Episode(
+                [jax.tree.map(lambda x, t=t, i=i: x[t, i], states) for t in range(length)]
+                if not on_host
+                else (),
+                observations[:length, i],
+                actions[:length, i],
+                reward if reward.ndim == 1 else reward.mean(axis=1),
+                bool(len(ends)),
+            )
+        )
+    return played
+
+
+def _actor_on_host(algorithm: Any, state: Any, seed: int, greedy: bool) -> Callable[..., np.ndarray]:
+    """Who acts in an environment that is stepped here, one observation after the other."""
+    acting = Acting(algorithm, state, greedy, seed)
+    return lambda observation, step: acting(observation, start=step == 0)
+
+
+def _side_by_side(env: Any, played: Sequence[Episode], greedy: bool) -> Iterator[np.ndarray]:
+    """One picture for each step of the longest episode; of one that has ended, its last picture stays."""
+    from PIL import Image, ImageDraw
+
+    sources = [frames(env, episode) for episode in played]
+    last: list[np.ndarray | None] = [None] * len(played)
+    size: tuple[int, int] | None = None
+    for step in range(max(len(episode.reward) for episode in played)):
+        row = []
+        for i, (source, episode) in enumerate(zip(sources, played, strict=True)):
+            frame = next(source, None)
+            last[i] = last[i] if frame is None else _captioned(frame, episode, step, greedy, Image, ImageDraw)
+            row.append(last[i])
+        height = max(one.shape[0] for one in row if one is not None)
+        padded = [
+            np.pad(one, ((0, height - one.shape[0]), (0, 0), (0, 0)), constant_values=255)
+            for one in row
+            if one is not None
+        ]
+        together = np.concatenate(padded, axis=1)
+        if size is None:
+            scale = min(1.0, _WIDEST / together.shape[1])
+            # Even numbers, which the usual encoders ask for.
+            size = tuple(max(2, int(side * scale) // 2 * 2) for side in together.shape[1::-1])  # type: ignore[assignment]
+        assert size is not None
+        yield (
+            np.asarray(Image.fromarray(together).resize(size)) if together.shape[1::-1] != size else together
+        )
+
+
+def _captioned(
+    frame: np.ndarray, episode: Episode, step: int, greedy: bool, image: Any, drawing: Any
+) -> np.ndarray:
+    """A picture with its step and its return so far above it."""
+    frame = _enlarged(frame)
+    canvas = image.new("RGB", (frame.shape[1], frame.shape[0] + _CAPTION), "white")
+    canvas.paste(image.fromarray(frame), (0, _CAPTION))
+    total = float(episode.reward[: step + 1].sum())
+    actions = "greedy" if greedy else "sampled"
+    drawing.Draw(canvas).text((4, 3), f"{actions}, step {step + 1}, return {total:.4g}", fill="black")
+    return np.asarray(canvas)
+
+
+def _enlarged(frame: np.ndarray) -> np.ndarray:
+    """A picture of few pixels with each of them larger."""
+    times = max(1, 160 // max(1, min(frame.shape[:2])))
+    return np.repeat(np.repeat(frame, times, axis=0), times, axis=1) if times > 1 else frame
+
+
+def _gif(pictures: Iterator[np.ndarray], fps: int) -> bytes:
+    from PIL import Image
+
+    images = [Image.fromarray(picture).quantize(128) for picture in pictures]
+    file = io.BytesIO()
+    # Not merged where two are alike: a frame is a step.
+    images[0].save(
+        file,
+        "GIF",
+        save_all=True,
+        append_images=images[1:],
+        duration=max(20, 1000 // fps),
+        loop=0,
+        optimize=False,
+    )
+    return file.getvalue()
+
+
+def _write_mp4(path: Path, pictures: Iterator[np.ndarray], fps: int) -> None:
+    first = next(pictures)
+    size = f"{first.shape[1]}x{first.shape[0]}"
+    given = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", size, "-r", str(fps), "-i", "-"]
+    made = ["-an", "-vcodec", "libx264", "-pix_fmt", "yuv420p", "-crf", "20", str(path)]
+    program = [needed("imageio_ffmpeg", "an mp4").get_ffmpeg_exe(), "-y", "-loglevel", "error", *given, *made]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as ffmpeg:
+        assert ffmpeg.stdin is not None and ffmpeg.stderr is not None
+        with contextlib.suppress(BrokenPipeError):  # it says why
+            for picture in itertools.chain([first], pictures):
+                ffmpeg.stdin.write(picture.tobytes())
+        ffmpeg.stdin.close()
+        said = ffmpeg.stderr.read().decode(errors="replace")
+    if ffmpeg.returncode:
+        raise FdgError(f"{path} cannot be written: {' '.join(said.split()) or 'ffmpeg failed'}")
+
+
+def _page(env: Any, played: Sequence[Episode], fps: int, greedy: bool) -> bytes:
+    viewers = [html(env, episode) for episode in played]
+    if all(viewer is not None for viewer in viewers):
+        if len(viewers) == 1:
+            return str(viewers[0]).encode()
+        inner = "".join(
+            f'<iframe style="width:{100 // len(viewers)}%;height:96vh;border:0"'
+            f' src="data:text/html;base64,{base64.b64encode(str(viewer).encode()).decode()}"></iframe>'
+            for viewer in viewers
+        )
+    else:
+        picture = base64.b64encode(_gif(_side_by_side(env, played, greedy), fps)).decode()
+        inner = f'<img alt="episodes of {env.name}" src="data:image/gif;base64,{picture}">'
+    title = f"{env.name}: {', '.join(f'{episode.total:.4g}' for episode in played)}"
+    return f"<!doctype html><meta charset=utf-8><title>{title}</title>{inner}\n".encode()

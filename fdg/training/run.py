@@ -1,0 +1,226 @@
+"""A training run as a value: its agents, ready to act, and what was recorded of them."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from algos.acting import Actor
+from envs import Box
+from fdg.errors import FdgError
+from fdg.training import evaluation, exporting, playing
+from fdg.training.acting import Acting
+from fdg.training.evaluation import Evaluation
+from fdg.training.run_directory import read_metrics, read_summary
+
+_DEFAULT_EPISODES = 128
+
+
+class Run:
+    """What `fdg.fit` and `fdg.load` return: trained agents, and the directory that they are kept in.
+
+    Attributes:
+      algorithm: with its hyperparameters and its environment.
+      state: the algorithm's own state, with a leading axis of agents if there are several.
+      iteration: how many were done when `state` was.
+      path: the run directory; None where nothing was written.
+      config: what `config.json` says.
+      seed: of the first agent; agent i has `seed + i`.
+      num_seeds: how many agents; None for one without an axis.
+      finished: whether all iterations of the run were done.
+      stopped: why a run that was not finished ended; None else.
+    """
+
+    def __init__(
+        self,
+        algorithm: Any,
+        state: Any,
+        iteration: int,
+        *,
+        path: Path | None = None,
+        config: Mapping[str, Any] | None = None,
+        seed: int = 0,
+        num_seeds: int | None = None,
+        finished: bool = True,
+        stopped: str | None = None,
+        last_evaluation: Evaluation | None = None,
+    ):
+        self.algorithm, self.state, self.iteration = algorithm, state, iteration
+        self.path, self.config = path, dict(config or {})
+        self.seed, self.num_seeds = seed, num_seeds
+        self.finished, self.stopped = finished, stopped
+        self.last_evaluation = last_evaluation  # that which ended training; None if there was none
+
+    # --- acting ---
+
+    def actor(self, agent: int = 0) -> Actor:
+        """An agent as pure functions, for programs of your own: see `algos.Actor`.
+
+        Raises:
+          FdgError: the algorithm does not say how it acts, or there is no such agent.
+        """
+        evaluation.require_actor(self.algorithm, "act")
+        return self.algorithm.actor(self._state_of(agent))
+
+    @functools.cached_property
+    def policy(self) -> Acting:
+        """The (first) agent: `run.policy(observation)` is its most probable action, `greedy=False` draws.
+
+        Compiled once, with the normalisers and the memory that it was trained with; see `Acting`.
+
+        Raises:
+          FdgError: the algorithm does not say how it acts.
+        """
+        return self.acting()
+
+    def acting(self, agent: int = 0, greedy: bool = True, seed: int = 0) -> Acting:
+        """An agent with a memory and random numbers of its own; `policy` is the first one, greedy.
+
+        Raises:
+          FdgError: the algorithm does not say how it acts, or there is no such agent.
+        """
+        evaluation.require_actor(self.algorithm, "act")
+        return Acting(self.algorithm, self._state_of(agent), greedy, seed)
+
+    def evaluate(
+        self,
+        episodes: int | None = None,
+        *,
+        greedy: bool = True,
+        seed: int | None = None,
+        env: Any = None,
+    ) -> Evaluation:
+        """Plays whole episodes with every agent.
+
+        Without arguments, these are the episodes that training ended with: `.mean` is the summary's
+        `eval_return`, to the last digit.
+
+        Args:
+          episodes: of each agent; None for as many as after training.
+          greedy: with the most probable actions, else with actions drawn as in training.
+          seed: of the episodes, those of agent i of `seed + i`; None for those after training.
+          env: another environment to play in, such as `envs.make("CartPole-v1", gravity=20.0)`.
+
+        Raises:
+          FdgError: `episodes` is below one, the algorithm does not say how it acts, `env` has other spaces.
+        """
+        episodes = self.eval_episodes if episodes is None else episodes
+        if not isinstance(episodes, int) or episodes < 1:
+            raise FdgError(f"episodes={episodes!r}: give an integer of at least 1")
+        algorithm = self.algorithm if env is None else _in_another(self.algorithm, env)
+        if not evaluation.can_evaluate(algorithm, greedy):
+            evaluation.require_actor(algorithm, "be evaluated")
+        keys = evaluation.evaluation_keys(self.seed if seed is None else seed, self.num_seeds)
+        several = self.num_seeds is not None
+        return evaluation.start(algorithm, self.state, keys, episodes, greedy, several)()
+
+    @property
+    def eval_episodes(self) -> int:
+        """How many episodes the evaluation after training had, or would have had."""
+        return self.config.get("eval_episodes") or _DEFAULT_EPISODES
+
+    def play(
+        self,
+        path: str | Path = "video.mp4",
+        *,
+        episodes: int = 1,
+        agent: int = 0,
+        greedy: bool = True,
+        seed: int = 0,
+        fps: int = 30,
+        max_steps: int = playing.MAX_STEPS,
+    ) -> Path:
+        """Plays episodes, and writes them side by side as a video.
+
+        Args:
+          path: `.mp4`, `.gif`, or `.html` (brax's viewer, which can be turned; of others a gif in a page).
+          episodes: how many.
+          agent: which, of several.
+          greedy: with the most probable actions, else with actions drawn as in training.
+          seed: of the episodes.
+          fps: pictures a second.
+          max_steps: an episode that is longer is cut.
+
+        Returns:
+          Where it was written.
+
+        Raises:
+          FdgError: the algorithm does not say how it acts, or its environment cannot be drawn here.
+        """
+        evaluation.require_actor(self.algorithm, "play")
+        return playing.play(
+            self.algorithm,
+            self._state_of(agent),
+            Path(path),
+            episodes=episodes,
+            greedy=greedy,
+            seed=seed,
+            fps=fps,
+            max_steps=max_steps,
+        )
+
+    def export(
+        self,
+        path: str | Path = "policy.jax",
+        *,
+        format: str | None = None,
+        agent: int = 0,
+        greedy: bool = True,
+    ) -> Path:
+        """Writes the policy to a file that needs no code of this run: see `fdg.load_exported`.
+
+        Args:
+          path: `.onnx` makes ONNX of it; any other ending, JAX's serialised function.
+          format: `jax` or `onnx`, whatever the ending.
+          agent: which, of several.
+          greedy: the most probable action, else one drawn from a seed (not in ONNX).
+
+        Returns:
+          Where it was written.
+
+        Raises:
+          FdgError: the algorithm does not say how it acts, or the format cannot express its network.
+        """
+        evaluation.require_actor(self.algorithm, "be exported")
+        return exporting.export(self.algorithm, self._state_of(agent), Path(path), format, greedy)
+
+    # --- what was recorded ---
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The rows of `metrics.jsonl`, one an iteration."""
+        return [] if self.path is None else list(read_metrics(self.path / "metrics.jsonl"))
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        """What `summary.json` says; None before the run has ended."""
+        return None if self.path is None else read_summary(self.path)
+
+    def _state_of(self, agent: int) -> Any:
+        if self.num_seeds is None:
+            if agent != 0:
+                raise FdgError(f"agent={agent}: this run has one agent, 0")
+            return self.state
+        if not 0 <= agent < self.num_seeds:
+            raise FdgError(f"agent={agent}: this run has {self.num_seeds} agents, 0 to {self.num_seeds - 1}")
+        return jax.tree.map(lambda x: x[agent], self.state)
+
+    def __repr__(self) -> str:
+        name = type(self.algorithm).__name__
+        env = getattr(getattr(self.algorithm, "env", None), "name", None)
+        agents = "" if self.num_seeds is None else f", {self.num_seeds} agents"
+        where = "" if self.path is None else f", {self.path}"
+        return f"<Run {name}{f' on {env}' if env else ''}, iteration {self.iteration:,}{agents}{where}>"
+
+
+def _in_another(algorithm: Any, env: Any) -> Any:
+    """The algorithm in another environment with the same spaces."""
+    for what in ("observation_space", "action_space"):
+        here, there = getattr(algorithm.env, what), getattr(env, what)
+        boxes = isinstance(here, Box) and isinstance(there, Box) and here.shape == there.shape
+        if not boxes and here != there:
+            raise FdgError(f"env {env.name}: its {what} is {there}, and these agents learned with {here}")
+    return dataclasses.replace(algorithm, env=env)

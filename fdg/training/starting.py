@@ -1,0 +1,100 @@
+"""A new run that begins with the weights of an earlier one."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import fdg
+from fdg.errors import FdgError
+from fdg.training.job import Job
+from fdg.training.loading import load
+from fdg.training.run import Run
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """What a new run begins with.
+
+    Attributes:
+      arrays: by the position of the leaf of the algorithm's state that each is of.
+      said: where they come from, as a line to print.
+    """
+
+    arrays: dict[int, jax.Array]
+    said: str
+
+
+def read_weights(job: Job, graph: fdg.FDG) -> Weights | None:
+    """The weights of the run `job.start_from`; None where the job names none.
+
+    Taken are numbers that are not of single environments (which have a batch axis) nor the optimiser's:
+    parameters, target networks, the statistics of normalisers. Random keys, counters, environments and
+    replayed experience begin anew.
+
+    Args:
+      job: the new run's.
+      graph: of its algorithm, which says what the batch axis of each leaf of the state is.
+
+    Raises:
+      FdgError: there is no such run, or what it learned has other shapes.
+    """
+    if job.start_from is None:
+        return None
+    earlier = load(job.start_from, trust=True)  # what it names, the new run names
+    theirs = _by_name(earlier.state)
+    leaves = zip(_by_name(graph.state).items(), graph.state_axes, _is_learned(graph.state), strict=True)
+    arrays = {
+        i: _fitted(job, earlier, name, theirs[name], leaf)
+        for i, ((name, leaf), axis, is_learned) in enumerate(leaves)
+        if axis is None and is_learned and jnp.issubdtype(leaf.dtype, jnp.inexact) and name in theirs
+    }
+    if not arrays:
+        raise FdgError(f"--from {job.start_from}: nothing that it learned is in the state of {graph.name}")
+    said = f"begins with {len(arrays)} arrays of weights from {job.start_from}"
+    return Weights(arrays, f"{said}, iteration {earlier.iteration:,}")
+
+
+def begin_with(weights: Weights, engine: fdg.Engine, state: Any) -> Any:
+    """The engine's fresh state, with weights in place of those that it was made with."""
+    leaves, structure = jax.tree.flatten(engine.algorithm_state(state))
+    for i, array in weights.arrays.items():
+        leaves[i] = jax.device_put(array, leaves[i].sharding)
+    own = jax.tree.unflatten(structure, leaves)
+    delayed = engine.plan.delayed
+    if delayed is None:
+        return own
+    # Actors begin with these weights too, not with those that the fresh state has.
+    return jax.jit(delayed.start if engine.plan.num_seeds is None else jax.vmap(delayed.start))(own)
+
+
+def _by_name(state: Any) -> dict[str, Any]:
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
+
+
+def _fitted(job: Job, earlier: Run, name: str, there: jax.Array, here: jax.ShapeDtypeStruct) -> jax.Array:
+    """An array of the earlier run, for as many agents as the new one has."""
+    of_one = there if earlier.num_seeds is None else there[0]
+    if of_one.shape != here.shape or of_one.dtype != here.dtype:
+        raise FdgError(
+            f"--from {job.start_from}: state{name} is {of_one.dtype}{list(of_one.shape)} there and"
+            f" {here.dtype}{list(here.shape)} here: keep the network as it was"
+        )
+    if job.num_seeds is None or earlier.num_seeds == job.num_seeds:
+        return of_one if job.num_seeds is None else there
+    return jnp.broadcast_to(of_one, (job.num_seeds, *of_one.shape))
+
+
+def _is_learned(state: Any) -> list[bool]:
+    """Of each leaf, whether it belongs to no state of optax."""
+
+    def is_optimizer(node: Any) -> bool:
+        return type(node).__module__.partition(".")[0] == "optax"
+
+    marked = jax.tree.map(
+        lambda node: jax.tree.map(lambda _: False, node) if is_optimizer(node) else True,
+        state,
+        is_leaf=is_optimizer,
+    )
+    return jax.tree.leaves(marked)

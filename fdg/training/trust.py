@@ -1,0 +1,62 @@
+"""Modules that a run's `config.json` names: imported only when somebody says so.
+
+Whoever resumes or loads a run that another made would otherwise run that other's code, or whatever lies under
+its name in the current folder. See docs/decisions/029-a-run-imports-nothing-unasked.md.
+"""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fdg.errors import FdgError
+
+_OURS = ("algos", "envs", "policies", "fdg")
+
+
+def check_trusted(
+    file: Path, config: Mapping[str, Any], named: Mapping[str, Any] | None = None, trust: bool = False
+) -> None:
+    """Refuses to import what only a configuration names. What is imported already runs no more.
+
+    Args:
+      file: of the configuration, for messages.
+      config: its configuration.
+      named: what the caller names itself: `algo`, `env` or `policy`, of the same values.
+      trust: the caller allows all of it.
+
+    Raises:
+      FdgError: a module that nobody but the configuration names; says what to say.
+    """
+    for name in ("algo", "env", "policy"):
+        value = config.get(name)
+        module = _module(name, value)
+        if trust or module is None or module in sys.modules or (named or {}).get(name) == value:
+            continue
+        raise FdgError(
+            f"{file} names the module '{module}' ({name} {value}), which would be imported"
+            f" and run: name it too, --{name} {value}, or say --trust (Python: trust=True)"
+        )
+
+
+def _module(name: str, value: Any) -> str | None:
+    """The module of somebody else's that a value names, None if it names none.
+
+    >>> _module("algo", "mine.deep:Walk"), _module("algo", "ppo"), _module("algo", "algos.ppo:PPO")
+    ('mine.deep', None, None)
+    >>> _module("env", "gymnasium:mine:Maze-v0"), _module("env", "gymnasium:Hopper-v5?frame_skip=8")
+    ('mine', None)
+    >>> _module("env", "brax:ant:spring"), _module("env", "mine:maze?size=3")
+    (None, 'mine')
+    """
+    import envs
+
+    if not isinstance(value, str):
+        return None
+    text = value.partition("?")[0]
+    if name == "env":
+        if text in envs.names() or text.startswith("envpool:"):
+            return None
+        text = text.removeprefix("gymnasium:")
+    module, colon, _ = text.partition(":")
+    return module if colon and module.partition(".")[0] not in _OURS else None

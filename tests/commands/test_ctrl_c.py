@@ -1,0 +1,56 @@
+"""Ctrl-C of a command, as a process: at once, with status 130, and a word on how to go on."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from fdg import ctrl_c
+
+WALK = ["--algo", "tests.tiny:Walk", "--devices", "1", "--num-envs", "4000", "--checkpoint-every", "50"]
+
+
+def start(*words):
+    command = [sys.executable, "-m", "fdg.train", *words]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, env=environment, text=True, **streams)
+
+
+def interrupt(process):
+    """Sends Ctrl-C; gives status, seconds until the end, and what is said on standard error."""
+    begun = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    try:
+        out, said = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    return process.returncode, time.monotonic() - begun, out + said
+
+
+def test_while_it_is_imported():
+    process = start()
+    time.sleep(0.4)
+    status, seconds, said = interrupt(process)
+    assert status == 130 and said == "interrupted: nothing was begun\n" and seconds < 2
+
+
+@pytest.mark.parametrize("after", ["compiling ...", "10%"])
+def test_while_it_compiles_and_while_it_trains(after, tmp_path):
+    run = tmp_path / "run"
+    process = start(*WALK, "--total-steps", "80000", "--out", str(run))
+    for line in process.stdout:
+        if after in line:
+            break
+    status, seconds, said = interrupt(process)
+    assert status == 130 and "Traceback" not in said and seconds < 3, said  # the tests share two cores
+    assert f"go on with --resume {run}" in said
+
+
+def test_in_a_program_of_somebody_elses_nothing_changes():
+    code = "import fdg, signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "True\n" and not ctrl_c.is_guarding()

@@ -1,0 +1,204 @@
+"""Algorithms with a mistake each; `Counter` has none."""
+
+import dataclasses
+import random
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+import fdg
+
+
+class Counter:
+    """Nothing marked, no base class."""
+
+    steps_per_iteration = 1
+
+    def init(self, key):
+        return {"count": jnp.int32(0), "xs": jnp.zeros(4)}
+
+    def iterate(self, state):
+        count = state["count"] + 1
+        return {**state, "count": count}, {"loss": count.astype(jnp.float32)}
+
+
+class Named(Counter):
+    def init(self, key):
+        return {**super().init(key), "name": "mine"}
+
+
+class HoldsAFunction(Counter):
+    def init(self, key):
+        return {**super().init(key), "act": jnp.tanh}
+
+
+class HoldsText(Counter):
+    def init(self, key):
+        return {**super().init(key), "words": np.array(["a", "b"])}
+
+
+class TooLarge(Counter):
+    def init(self, key):
+        return {**super().init(key), "steps": 2**40}
+
+
+class ForgetsMetrics(Counter):
+    def iterate(self, state):
+        return super().iterate(state)[0]
+
+
+class MetricsAsAList(Counter):
+    def iterate(self, state):
+        return state, [1.0]
+
+
+class MetricOfNone(Counter):
+    def iterate(self, state):
+        return state, {"loss": None}
+
+
+class MetricOfText(Counter):
+    def iterate(self, state):
+        return state, {"phase": "warm-up"}
+
+
+class MetricOfFour(Counter):
+    def iterate(self, state):
+        return state, {"xs": state["xs"]}
+
+
+class NumberedMetric(Counter):
+    def iterate(self, state):
+        return state, {0: state["count"]}
+
+
+class DropsAField(Counter):
+    def iterate(self, state):
+        return {"count": state["count"]}, {}
+
+
+class Widens(Counter):
+    def iterate(self, state):
+        return {**state, "count": state["count"] * 0.5}, {}
+
+
+class TextInTheNextState(Counter):
+    def iterate(self, state):
+        return {**state, "count": "one"}, {}
+
+
+class AsksIf(Counter):
+    def iterate(self, state):
+        if state["count"] > 3:
+            state = {**state, "count": jnp.int32(0)}
+        return state, {}
+
+
+class LoopsWhile(Counter):
+    def iterate(self, state):
+        while state["count"] < 3:
+            state = {**state, "count": state["count"] + 1}
+        return state, {}
+
+
+class TakesAFloat(Counter):
+    def iterate(self, state):
+        return state, {"loss": float(state["xs"].mean())}
+
+
+class AsksNumPy(Counter):
+    def iterate(self, state):
+        return state, {"loss": np.sort(state["xs"])[0]}
+
+
+class IndexesAList(Counter):
+    def iterate(self, state):
+        return state, {"loss": [0.1, 0.2][state["count"]]}
+
+
+class MasksAnArray(Counter):
+    def iterate(self, state):
+        return state, {"loss": state["xs"][state["xs"] > 0].mean()}
+
+
+class RangesOverATracer(Counter):
+    def iterate(self, state):
+        return state, {"loss": sum(range(state["count"]))}
+
+
+class CountsOnItself(Counter):
+    def __init__(self):
+        self.n = 0
+
+    def iterate(self, state):
+        self.n += 1
+        return super().iterate(state)
+
+
+class KeepsATracer(Counter):
+    def iterate(self, state):
+        self.last = state["count"]
+        return super().iterate(state)
+
+
+class DrawsWithNumPy(Counter):
+    def iterate(self, state):
+        return state, {"loss": jnp.float32(np.random.normal())}  # noqa: NPY002
+
+
+class DrawsWithPython(Counter):
+    def init(self, key):
+        return {**super().init(key), "start": jnp.float32(random.random())}
+
+
+@dataclasses.dataclass(frozen=True)
+class WithFragment:
+    """Its fragment is a method, so it has to hash."""
+
+    widths: Any = (1, 2)
+    role: str = "actor"
+
+    def init(self, key):
+        return jnp.zeros(8)
+
+    def iterate(self, state):
+        return self.act(state), {}
+
+    @fdg.fragment("actor")
+    def act(self, xs):
+        return xs + len(self.widths)
+
+
+class Thawed(WithFragment):
+    def __eq__(self, other):
+        return self is other
+
+
+class OfRole:
+    """One fragment, of any role."""
+
+    def __init__(self, role):
+        self.role = role
+
+    def init(self, key):
+        return jnp.zeros(8)
+
+    def iterate(self, state):
+        return fdg.fragment(self.role, name="work")(jnp.cos)(state), {}
+
+
+class AxisTooFar(OfRole):
+    def iterate(self, state):
+        return fdg.fragment("actor", in_axes=1, name="work")(jnp.cos)(state), {}
+
+
+class AxesThatDiffer(OfRole):
+    def iterate(self, state):
+        both = fdg.fragment("actor", in_axes=(0, 0), name="work")(lambda x, y: x)
+        return both(state, jnp.zeros(4)), {}
+
+
+class OneAxisTooMany(OfRole):
+    def iterate(self, state):
+        return fdg.fragment("actor", in_axes=(0, 0), name="work")(jnp.cos)(state), {}

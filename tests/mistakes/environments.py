@@ -1,0 +1,157 @@
+"""Environments with a mistake each; `Corridor` has none."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+import envs
+
+
+@dataclasses.dataclass(frozen=True)
+class Corridor:
+    """Walk right three times."""
+
+    name: ClassVar[Any] = "corridor"
+    observation_space: ClassVar[Any] = envs.Box(0.0, 3.0, (1,))
+    action_space: ClassVar[Any] = envs.Discrete(2)
+    max_episode_steps: ClassVar[Any] = 5
+
+    def reset(self, key):
+        return jnp.float32(0), jnp.zeros(1)
+
+    def step(self, key, state, action):
+        state = state + action
+        return state, state[None], 1.0, state >= 3, False
+
+
+class GivesFour(Corridor):
+    def step(self, key, state, action):
+        return super().step(key, state, action)[:4]
+
+
+class GivesSix(Corridor):
+    def step(self, key, state, action):
+        return *super().step(key, state, action), {}
+
+
+class GivesADict(Corridor):
+    def step(self, key, state, action):
+        return dict(enumerate(super().step(key, state, action)))
+
+
+class NoReward(Corridor):
+    def step(self, key, state, action):
+        state, observation, _, *flags = super().step(key, state, action)
+        return state, observation, None, *flags
+
+
+class ObservesAlone(Corridor):
+    def reset(self, key):
+        return super().reset(key)[1]
+
+
+class ObservationAndInfo(Corridor):
+    def reset(self, key):
+        return super().reset(key)[1], {}
+
+
+class Nameless:
+    observation_space = Corridor.observation_space
+    action_space = Corridor.action_space
+    max_episode_steps = None
+
+    def reset(self, key):
+        return Corridor().reset(key)
+
+    def step(self, key, state, action):
+        return Corridor().step(key, state, action)
+
+
+class Motionless:
+    name, max_episode_steps = "motionless", None
+    observation_space, action_space = Corridor.observation_space, Corridor.action_space
+
+    def reset(self, key):
+        return Corridor().reset(key)
+
+
+class SpaceOfAnotherPackage(Corridor):
+    @dataclasses.dataclass(frozen=True)
+    class Discrete:
+        n: int
+
+    action_space = Discrete(2)
+
+
+class SpaceAsANumber(Corridor):
+    action_space = 2
+
+
+class LimitOfHalfAStep(Corridor):
+    max_episode_steps = 2.5
+
+
+class NumberedName(Corridor):
+    name = 7
+
+
+@dataclasses.dataclass(frozen=True)
+class HoldsAList(Corridor):
+    """Does not hash."""
+
+    lengths: Any = dataclasses.field(default_factory=lambda: [3])
+
+
+class AsksTheState(Corridor):
+    def step(self, key, state, action):
+        if state > 3:
+            return super().reset(key)
+        return super().step(key, state, action)
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """A batched environment by hand."""
+
+    name: ClassVar[Any] = "batch"
+    observation_space: ClassVar[Any] = Corridor.observation_space
+    action_space: ClassVar[Any] = Corridor.action_space
+    max_episode_steps: ClassVar[Any] = 5
+
+    def reset(self, keys):
+        return envs.vectorize(Corridor()).reset(keys)
+
+    def step(self, keys, state, action):
+        return envs.vectorize(Corridor()).step(keys, state, action)
+
+
+class BatchOfPairs(Batch):
+    def step(self, keys, state, action):
+        state, step = super().step(keys, state, action)
+        return state, (step.observation, step.reward, step.done)
+
+
+class RewardsOfWholeNumbers(Batch):
+    def step(self, keys, state, action):
+        state, step = super().step(keys, state, action)
+        return state, step._replace(reward=step.reward.astype("int32"))
+
+
+class OneFlagForAll(Batch):
+    def step(self, keys, state, action):
+        state, step = super().step(keys, state, action)
+        return state, step._replace(terminated=jnp.any(step.terminated))
+
+
+class ForgetsTheBatch(Batch):
+    def reset(self, keys):
+        state, observation = super().reset(keys)
+        return state, observation[0]
+
+
+class StateWithoutBatch(Batch):
+    def reset(self, keys):
+        state, observation = super().reset(keys)
+        return (state, jax.random.key(0)), observation

@@ -1,0 +1,341 @@
+"""The table: mistakes in Python, and what each is told. Read the right-hand side aloud: cause, then fix."""
+
+import dataclasses
+import warnings
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import algos
+import envs
+import fdg
+import policies
+from algos.networks import Network
+from fdg.errors import FdgError, FdgWarning
+from tests.mistakes import algorithms as broken
+from tests.mistakes import environments as faulty
+
+ENV = envs.vectorize(faulty.Corridor())
+
+
+def ppo(**changed):
+    return algos.PPO(**{"env": ENV, "num_envs": 4, "num_steps": 2, "hidden": (4,), **changed})
+
+
+def trace_with(env):
+    """Traces PPO on a batched environment that `vectorize` may not take as it is."""
+    return fdg.trace(ppo(env=env))
+
+
+def on(single):
+    return lambda: trace_with(envs.vectorize(single))
+
+
+def network(policy, value):
+    """A network without parameters, whose results have these shapes for N observations."""
+
+    def apply(parameters, observation):
+        n = observation.shape[0]
+        return jnp.zeros((n, *policy)), jnp.zeros((n, *value))
+
+    return Network(lambda key, observation: {"w": jnp.zeros(1)}, apply)
+
+
+def place(algorithm=None, policy=None, devices=2, **more):
+    return fdg.place(algorithm or broken.WithFragment(), policy or policies.GPUOnly(), devices, **more)
+
+
+def several_at_once():
+    algorithm = ppo()
+    engine = fdg.compile(algorithm, policies.GPUOnly(), jax.devices()[:1], num_seeds=2)
+    return engine.run(engine.init(0), 0)
+
+
+class Roleless:
+    def place(self, devices):
+        return {"actor": 0}
+
+
+# What is done, and what of the error has to be there: the cause and the fix.
+MISTAKES = {
+    # environments
+    "a name as environment": (lambda: ppo(env="CartPole-v1"), "is a name", "envs.make('CartPole-v1')"),
+    "a class as environment": (lambda: ppo(env=faulty.Corridor), "is a class", "envs.vectorize(Corridor())"),
+    "one instance as environment": (
+        lambda: ppo(env=faulty.Corridor()),
+        "is one",
+        "envs.vectorize(Corridor())",
+    ),
+    "vectorize a class": (lambda: envs.vectorize(faulty.Corridor), "a class", "envs.vectorize(Corridor())"),
+    "vectorize a name": (lambda: envs.vectorize("CartPole-v1"), "is a name", "envs.make('CartPole-v1')"),
+    "vectorize twice": (lambda: envs.vectorize(ENV), "is a batch already", "leave out envs.vectorize"),
+    "make what is made": (lambda: envs.make(ENV), "give a name", "an environment is used as it is"),
+    "an unknown name": (
+        lambda: envs.make("CartPole-v2"),
+        "unknown environment",
+        "did you mean 'CartPole-v1'",
+    ),
+    "an unknown parameter": (
+        lambda: envs.make("CartPole-v1", lenght=3),
+        "unknown parameter 'lenght'",
+        "takes",
+    ),
+    "no name": (lambda: envs.vectorize(faulty.Nameless()), "has no name", "give its class name ="),
+    "no step": (lambda: envs.vectorize(faulty.Motionless()), "has no step", "def step(self, key"),
+    "does not hash": (lambda: envs.vectorize(faulty.HoldsAList()), "does not hash", "a frozen dataclass"),
+    "step gives four": (on(faulty.GivesFour()), "step gives 4 values: return five", "one flag `done`"),
+    "step gives six": (on(faulty.GivesSix()), "step gives 6 values: return five", "leave info out"),
+    "step gives a dict": (
+        on(faulty.GivesADict()),
+        "a value of type dict",
+        "return five, (state, observation",
+    ),
+    "reward is None": (on(faulty.NoReward()), "step gives None as reward", "return five"),
+    "reset gives one": (on(faulty.ObservesAlone()), "reset gives a value of type", "(state, observation)"),
+    "reset as in Gymnasium": (on(faulty.ObservationAndInfo()), "type dict as observation", "in that order"),
+    "somebody else's space": (on(faulty.SpaceOfAnotherPackage()), "its action_space is", "envs.Discrete"),
+    "a number as space": (on(faulty.SpaceAsANumber()), "its action_space is 2", "envs.Discrete"),
+    "half a step": (on(faulty.LimitOfHalfAStep()), "max_episode_steps is 2.5", "an integer of at least 1"),
+    "a number as name": (on(faulty.NumberedName()), "its name is 7", "give a string"),
+    "if in step": (on(faulty.AsksTheState()), "line", "use jnp.where"),
+    "a batch of pairs": (lambda: trace_with(faulty.BatchOfPairs()), "step gives", "envs.TimeStep"),
+    "rewards of integers": (
+        lambda: trace_with(faulty.RewardsOfWholeNumbers()),
+        "reward as int32[4]",
+        "it is float32[4]",
+    ),
+    "one flag for all": (lambda: trace_with(faulty.OneFlagForAll()), "terminated as bool[]", "it is bool[4]"),
+    "observation of one": (lambda: trace_with(faulty.ForgetsTheBatch()), "(1,)", "expected (4, 1)"),
+    "state without batch": (
+        lambda: trace_with(faulty.StateWithoutBatch()),
+        "reset gives state[1]",
+        "leading axis",
+    ),
+    # hyperparameters
+    "a list of widths": (lambda: ppo(hidden=[64, 64]), "hidden=[64, 64]", "write hidden=(64, 64)"),
+    "a number as widths": (lambda: ppo(hidden=64), "a tuple of integers", "write hidden=(64,)"),
+    "a word as number": (lambda: ppo(learning_rate="1e-3"), "it must be a number", "learning_rate=0.001"),
+    "a float as number": (lambda: ppo(num_envs=4.0), "it must be an integer", "write num_envs=4"),
+    "True as number": (lambda: ppo(num_steps=True), "num_steps=True", "it must be an integer"),
+    "not a number": (lambda: ppo(discount=float("nan")), "discount=nan", "it must be a number"),
+    "an unknown activation": (lambda: ppo(activation="Tanh"), "'tanh', 'relu'", "write activation='tanh'"),
+    "an unknown hyperparameter": (
+        lambda: ppo(learning_rte=1.0),
+        "unknown hyperparameter",
+        "'learning_rate'?",
+    ),
+    "zero environments": (lambda: ppo(num_envs=0), "num_envs=0", "it must be above zero"),
+    "infinitely many updates": (
+        lambda: algos.DQN(env=ENV, updates_per_step=float("inf")),
+        "updates_per_step=inf",
+        "a whole number",
+    ),
+    "an algorithm that cannot act there": (lambda: algos.SAC(env=ENV), "cannot act in", "Discrete(n=2)"),
+    # networks
+    "a pair of functions": (
+        lambda: ppo(network=(len, len)),
+        "algos.Network",
+        "write network=algos.Network(*network)",
+    ),
+    "a function as network": (lambda: ppo(network=len), "network=<built-in", "an algos.Network(init, apply)"),
+    "a head too wide": (lambda: fdg.trace(ppo(network=network((3,), ()))), "float32[4, 3]", "must be [4, 2]"),
+    "a head too narrow": (
+        lambda: fdg.trace(ppo(network=network((1,), ()))),
+        "2 numbers for",
+        "must be [4, 2]",
+    ),
+    "a value with an axis": (lambda: fdg.trace(ppo(network=network((2,), (1,)))), "[4, 1]", "value[..., 0]"),
+    "values too wide": (
+        lambda: fdg.trace(
+            algos.DQN(
+                env=ENV,
+                network=Network(lambda k, o: {"w": jnp.zeros(1)}, lambda p, o: jnp.zeros((o.shape[0], 3))),
+            )
+        ),
+        "[8, 3]",
+        "it must be [8, 2]",
+    ),
+    "no value at all": (
+        lambda: fdg.trace(
+            ppo(network=Network(lambda k, o: {"w": jnp.zeros(1)}, lambda p, o: jnp.zeros((o.shape[0], 2))))
+        ),
+        "the network gives float32[4, 2]",
+        "a pair, (policy [4, P], value [4])",
+    ),
+    # algorithms
+    "a class as algorithm": (lambda: fdg.trace(broken.Counter), "is a class", "write Counter(...)"),
+    "no algorithm": (lambda: fdg.trace("ppo"), "str has no method init", "init(key) -> state"),
+    "a word in the state": (
+        lambda: fdg.trace(broken.Named()),
+        "state['name'] as the str 'mine'",
+        "leave it out",
+    ),
+    "a function in the state": (lambda: fdg.trace(broken.HoldsAFunction()), "state['act']", "a field of the"),
+    "text in an array": (
+        lambda: fdg.trace(broken.HoldsText()),
+        "state['words'] as an array of <U1",
+        "leave it out",
+    ),
+    "beyond 32 bits": (lambda: fdg.trace(broken.TooLarge()), "state['steps'] as 1099511627776", "a smaller"),
+    "no metrics": (lambda: fdg.trace(broken.ForgetsMetrics()), "returned dict", "return (state, metrics)"),
+    "a list of metrics": (lambda: fdg.trace(broken.MetricsAsAList()), "type list", "return a flat dict"),
+    "a metric of None": (lambda: fdg.trace(broken.MetricOfNone()), "'loss' as None", "leave it out"),
+    "a metric of text": (lambda: fdg.trace(broken.MetricOfText()), "'phase' as 'warm-up'", "are numbers"),
+    "four metrics in one": (lambda: fdg.trace(broken.MetricOfFour()), "shape (4,)", "jnp.mean"),
+    "a numbered metric": (lambda: fdg.trace(broken.NumberedMetric()), "named 0", "names are strings"),
+    "a field that is lost": (
+        lambda: fdg.trace(broken.DropsAField()),
+        "another structure",
+        "keep every field",
+    ),
+    "another dtype": (
+        lambda: fdg.trace(broken.Widens()),
+        "from int32[] to float32[]",
+        "return the shape and",
+    ),
+    "a word as next state": (
+        lambda: fdg.trace(broken.TextInTheNextState()),
+        "iterate returns state['count']",
+        "leave",
+    ),
+    "if": (lambda: fdg.trace(broken.AsksIf()), "algorithms.py (`if state", "jnp.where, jax.lax.cond"),
+    "while": (lambda: fdg.trace(broken.LoopsWhile()), "(`while state", "jax.lax.while_loop"),
+    "float()": (lambda: fdg.trace(broken.TakesAFloat()), "needs the number", "keep it an array"),
+    "NumPy": (lambda: fdg.trace(broken.AsksNumPy()), "NumPy was given a traced", "use jax.numpy"),
+    "an index of a list": (lambda: fdg.trace(broken.IndexesAList()), "index a list", "jnp.stack"),
+    "a mask as index": (lambda: fdg.trace(broken.MasksAnArray()), "a traced mask", "jnp.where(mask"),
+    "range()": (
+        lambda: fdg.trace(broken.RangesOverATracer()),
+        "RangesOverATracer.iterate, line",
+        "lengths from",
+    ),
+    "self.n += 1": (
+        lambda: fdg.trace(broken.CountsOnItself()),
+        "assigns self.n = 1, which was 0",
+        "in the state",
+    ),
+    "a tracer that is kept": (lambda: fdg.trace(broken.KeepsATracer()), "assigns self.last", "in the state"),
+    "a list in a fragment's object": (
+        lambda: fdg.trace(broken.WithFragment([1])),
+        "its field widths is a list",
+        "make it a tuple",
+    ),
+    "a fragment of what does not hash": (
+        lambda: fdg.trace(broken.Thawed()),
+        "does not hash",
+        "make it a dataclass(frozen=True)",
+    ),
+    "an axis too far": (lambda: fdg.trace(broken.AxisTooFar("")), "batch axis 1 but shape (8,)", "below 1"),
+    "axes that differ": (lambda: fdg.trace(broken.AxesThatDiffer("")), "differ in size", "in_axes/out_axes"),
+    "one axis too many": (lambda: fdg.trace(broken.OneAxisTooMany("")), "names 2 arguments", "for each"),
+    # policies and devices
+    "a class as policy": (lambda: place(policy=policies.GPUOnly), "is a class", "write GPUOnly()"),
+    "a name as policy": (lambda: place(policy="gpu_only"), "the name of one", "policies.get('gpu_only')()"),
+    "no policy": (lambda: place(policy=3), "3 is no policy", "policies.GPUOnly()"),
+    "a policy that places numbers": (lambda: place(policy=Roleless()), "returns {'actor': 0}", "fdg.Group"),
+    "numbers as devices": (lambda: place(devices=[0, 1]), "devices[0] is 0", "jax.devices()[:2]"),
+    "a number as devices": (
+        lambda: fdg.compile(broken.Counter(), policies.GPUOnly(), 2),
+        "devices=2: give a list",
+        "jax.devices()[:2]",
+    ),
+    "a word as devices": (lambda: place(devices="cpu"), "devices='cpu'", "jax.devices()"),
+    "a device twice": (lambda: place(devices=jax.devices()[:1] * 2), "twice, at 0 and 1", "each device once"),
+    "no device": (lambda: place(devices=[]), "0 devices", "at least one"),
+    "half an agent": (lambda: place(num_seeds=0.5), "num_seeds=0.5", "a whole number of agents"),
+    "a role that nobody has": (
+        lambda: place(policy=policies.SingleLearnerFine()),
+        "has no fragment",
+        "mark one with fdg.fragment",
+    ),
+    "no iterations": (several_at_once, "iterations=0", "at least 1"),
+    "more host devices, too late": (
+        lambda: fdg.host_devices(3),
+        "JAX has started already, with 8",
+        "call it before",
+    ),
+    "no host device": (lambda: fdg.host_devices(0), "host_devices(0)", "from 1"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told_its_cause_and_its_fix(mistake, devices):
+    do, cause, fix = MISTAKES[mistake]
+    with pytest.raises(FdgError) as caught:
+        do()
+    text = str(caught.value)
+    assert cause in text and fix in text, text
+    assert "\n" not in text and len(text) < 400, text
+
+
+WARNINGS = {
+    "a role one letter off": (lambda: place(broken.OfRole("leaner")), "'leaner'", "did you mean 'learner'?"),
+    "a role in capitals": (lambda: place(broken.OfRole("Actor")), "'Actor'", "did you mean 'actor'?"),
+    "a role cut short": (lambda: place(broken.OfRole("env")), "'env'", "did you mean 'environment'?"),
+    "NumPy's random numbers": (lambda: fdg.trace(broken.DrawsWithNumPy()), "of NumPy", "use jax.random"),
+    "Python's random numbers": (lambda: fdg.trace(broken.DrawsWithPython()), "of Python", "use jax.random"),
+}
+
+
+@pytest.mark.parametrize("mistake", WARNINGS)
+def test_what_runs_and_is_hardly_meant_is_warned_of(mistake):
+    do, cause, fix = WARNINGS[mistake]
+    with pytest.warns(FdgWarning) as caught:
+        do()
+    (one,) = caught
+    assert cause in str(one.message) and fix in str(one.message)
+
+
+def test_nothing_is_said_of_what_is_right():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fdg.place(ppo(), policies.SingleLearnerCoarse(), 2)
+        fdg.place(broken.OfRole("dreamer"), policies.GPUOnly(), 2)
+        envs.check(ENV)
+        envs.check(faulty.Batch())
+
+
+def test_an_iteration_without_fragments_is_one(devices):
+    graph = fdg.trace(broken.Counter())
+    assert [(f.name, f.role) for f in graph.fragments] == [("iterate", "iteration")]
+    for policy in (policies.GPUOnly(), policies.SingleLearnerCoarse()):
+        engine = fdg.compile(broken.Counter(), policy, devices[:2])
+        state, metrics = engine.run(engine.init(0), 3)
+        assert state["count"] == 3 and metrics["loss"].tolist() == [1.0, 2.0, 3.0]
+
+
+def test_a_subclass_keeps_the_presets_of_what_it_is_based_on():
+    @dataclasses.dataclass(frozen=True)
+    class Mine(algos.PPO):
+        extra: float = 1.0
+
+    assert Mine.preset("Pendulum-v1") == algos.PPO.preset("Pendulum-v1") != {}
+    assert algos.MAPPO.preset("MPE_simple_spread_v3") != algos.IPPO.preset("MPE_simple_spread_v3")
+    assert algos.RecurrentPPO.preset("Pendulum-v1") == {}
+
+
+def test_training_past_its_end_is_warned_of_once(devices):
+    algorithm = ppo(total_steps=24)
+    engine = fdg.compile(algorithm, policies.GPUOnly(), devices[:1])
+    state = engine.run(engine.init(0), 3)[0]
+    with pytest.warns(FdgWarning, match="learns for 3 iterations .* anneal_learning_rate=False"):
+        state = engine.run(state, 1)[0]
+    engine.run(state, 1)
+
+
+@pytest.mark.parametrize("wrong", [*vars(faulty).values()])
+def test_check_finds_what_training_would(wrong):
+    """`envs.check` refuses every faulty environment of that file, and passes those without fault."""
+    if not (isinstance(wrong, type) and hasattr(wrong, "reset")):
+        return
+    batched = issubclass(wrong, faulty.Batch)
+
+    def check():
+        envs.check(wrong() if batched else envs.vectorize(wrong()))
+
+    if wrong in (faulty.Corridor, faulty.Batch):
+        check()
+    else:
+        with pytest.raises(FdgError):
+            check()

@@ -1,0 +1,122 @@
+"""Comparing runs: which belong together, what is drawn of them, and statistics against SciPy's."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+from scipy import stats
+
+from fdg.commands.using import plot_main
+from fdg.errors import FdgError
+from fdg.training import curves, statistics
+
+
+def written(path, returns, *, seed=0, summary=None, **hyperparameters):
+    """A run directory with a given curve: `[iterations]` or `[iterations, seeds]`."""
+    path.mkdir()
+    config = {"algo": "ppo", "env": "CartPole-v1", "policy": "gpu_only", "policy_fields": {}, "seed": seed}
+    (path / "config.json").write_text(json.dumps({**config, "hyperparameters": hyperparameters}))
+    lines = []
+    for i, value in enumerate(np.asarray(returns, float), 1):
+        row = {"iteration": i, "env_steps": 10 * i, "wall_s": 0.5 * i, "episodes": 2}
+        row["episode_return"] = float(np.mean(value))
+        if np.ndim(value):
+            row["episode_return_per_seed"] = value.tolist()
+        lines.append(json.dumps(row) + "\n")
+    (path / "metrics.jsonl").write_text("".join(lines))
+    if summary:
+        (path / "summary.json").write_text(json.dumps(summary))
+    return path
+
+
+def test_runs_that_differ_in_their_seed_are_one_curve(tmp_path):
+    one = written(tmp_path / "a", [1, 2, 3], seed=0, learning_rate=0.1, summary={"eval_return": 30.0})
+    two = written(tmp_path / "b", [3, 4, 5], seed=1, learning_rate=0.1, summary={"eval_return": 50.0})
+    other = written(tmp_path / "c", [9, 9, 9], learning_rate=0.2)
+    figure, found = curves.compare([one, two, other])
+    assert [curve.label for curve in found] == [
+        "ppo on CartPole-v1, gpu_only, learning_rate=0.1",
+        "ppo on CartPole-v1, gpu_only, learning_rate=0.2",
+    ]
+    assert found[0].final.tolist() == [30, 50] and found[0].evaluated
+    assert found[1].final.tolist() == [9] and not found[1].evaluated
+    lines = figure.axes[0].get_lines()
+    np.testing.assert_allclose(lines[0].get_ydata()[[0, -1]], [2, 4])
+    np.testing.assert_allclose(lines[0].get_xdata()[[0, -1]], [10, 30])
+    (legend,) = figure.legends
+    assert next(text.get_text() for text in legend.get_texts()).endswith("learning_rate=0.1 (2 seeds)")
+    # Below the axes, where it hides nothing.
+    figure.canvas.draw()
+    assert legend.get_window_extent().y1 <= figure.axes[0].get_window_extent().y0
+    assert "mean 40.0 (30.0 to 50.0), iqm 40.0" in curves.table(
+        found
+    ) and "2 seeds, evaluation" in curves.table(found)
+
+
+def test_agents_of_one_run_and_seconds(tmp_path):
+    run = written(tmp_path / "a", [[1, 3, 100], [2, 4, 200]])
+    figure, (found,) = curves.compare([run], x="wall_s", statistic="iqm")
+    assert len(found.y) == 3 and found.final.tolist() == [2, 4, 200]
+    middle = statistics.interquartile_mean(np.array([1.0, 3.0, 100.0]))
+    np.testing.assert_allclose(figure.axes[0].get_lines()[0].get_ydata()[0], middle)
+    np.testing.assert_allclose(figure.axes[0].get_lines()[0].get_xdata()[[0, -1]], [0.5, 1.0])
+
+
+def test_the_command(tmp_path, capsys):
+    run = written(tmp_path / "a", [1, 2, 3])
+    out = tmp_path / "comparison.png"
+    assert plot_main([str(run), str(run), "--out", str(out)]) == 0
+    assert capsys.readouterr().out.endswith(f"{out}\n")
+    with Image.open(out) as image:
+        assert image.size[0] == 1050
+    for words in (
+        [str(tmp_path)],
+        [str(run), "--metric", "loss"],
+        [str(run), "--x", "time"],
+        [str(run), "--statistic", "median"],
+        [str(run), "--out", str(tmp_path / "no" / "x.png")],
+        [],
+    ):
+        assert plot_main(words) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("error: ") and said.count("\n") == 1
+    assert "none yet" not in said
+
+
+def test_a_line_far_above_is_marked_at_the_edge(tmp_path):
+    rows = [{"env_steps": i, "episode_return": i % 3, "episodes": 1} for i in range(1, 50)]
+    made = []
+    original = curves._figure
+
+    def kept():
+        made.append(original())
+        return made[-1]
+
+    curves._figure = kept
+    try:
+        for solved in (475.0, 2.5):
+            with (tmp_path / "curve.png").open("wb") as picture:
+                curves.draw_run(rows, "what\nhow", solved, picture)
+    finally:
+        curves._figure = original
+    (_, far), (_, near) = made
+    assert [text.get_text() for text in far.texts] == ["", "solved: 475 above"] and far.get_ylim()[1] < 5
+    assert not near.texts and near.get_ylim()[1] >= 2.5
+
+
+def test_statistics_are_scipys():
+    values = np.random.default_rng(0).gamma(2.0, size=12)
+    assert statistics.interquartile_mean(values) == stats.trim_mean(values, 0.25)
+    for statistic in statistics.STATISTICS.values():
+        low, high = statistics.interval(values, statistic)
+        theirs = stats.bootstrap(
+            (values,), statistic, n_resamples=9_999, method="percentile", rng=np.random.default_rng(1)
+        ).confidence_interval
+        assert low == pytest.approx(theirs.low, abs=0.08) and high == pytest.approx(theirs.high, abs=0.08)
+        assert statistics.interval(values, statistic) == (low, high)
+    columns = np.stack([values, values + 1], axis=1)
+    low, high = statistics.intervals(columns)
+    np.testing.assert_allclose(low[1] - low[0], 1.0)
+    with pytest.raises(FdgError):
+        curves.compare([])

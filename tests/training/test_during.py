@@ -1,0 +1,138 @@
+"""Evaluation while training: its numbers, the best checkpoint, early stops, trackers, and repeated runs."""
+
+import importlib.util
+import json
+import re
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+import fdg
+from fdg.commands.cli import train_main
+from fdg.errors import FdgError
+from fdg.training.during import EPISODES
+from fdg.training.evaluation import evaluation_keys
+from tests.training.trained import fitted, small
+
+
+def rows(path):
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+def without_times(path):
+    return re.sub(r'"wall_s": [\d.]+', "", (path / "metrics.jsonl").read_text())
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    out, algorithm = tmp_path_factory.mktemp("runs") / "ppo", small(learning_rate=0.01)
+    return fitted(out, algorithm, iterations=9, eval_every=2, eval_episodes=64)
+
+
+def test_its_rows(run):
+    evaluated = {row["iteration"]: row for row in rows(run.path) if "eval_return" in row}
+    assert list(evaluated) == [2, 4, 6, 8]
+    assert all(row["eval_episodes"] == EPISODES for row in evaluated.values())
+    assert all(row["eval_return"] != row["eval_return_sampled"] for row in evaluated.values())
+
+
+def test_it_is_the_state_of_that_iteration(run):
+    """Trained anew to there, and evaluated with the same keys: the same number."""
+    stop = [lambda report: "eval_return" in report.evaluation]
+    out = run.path.parent / "cut"
+    cut = fitted(out, run.algorithm, total_steps=None, eval_every=4, eval_episodes=64, callbacks=stop)
+    row = rows(run.path)[3]
+    assert rows(cut.path)[3]["eval_return"] == row["eval_return"]
+    best = fdg.load(cut.path, checkpoint="best")
+    assert best.iteration == 4
+    algorithm, key = run.algorithm, evaluation_keys(0, None, 4)
+    for greedy, name in ((True, "eval_return"), (False, "eval_return_sampled")):
+        found = jax.jit(algorithm.evaluate, static_argnums=(2, 3))(best.state, key, EPISODES, greedy)
+        assert float(found["return"]) == row[name]
+
+
+def test_the_best_is_kept_beside_the_last(run):
+    values = {row["iteration"]: row["eval_return"] for row in rows(run.path) if "eval_return" in row}
+    iteration = max(values, key=lambda key: (values[key], -key))
+    summary = run.summary
+    assert summary["best_iteration"] == iteration and summary["best_eval_return"] == values[iteration]
+    assert fdg.load(run.path, checkpoint="best").iteration == iteration
+    assert fdg.load(run.path).iteration == 9
+
+
+def test_it_changes_no_number_and_repeats(run, tmp_path):
+    again = fitted(tmp_path / "again", run.algorithm, total_steps=None, eval_every=2, eval_episodes=64)
+    assert without_times(again.path) == without_times(run.path)
+    plain = fitted(tmp_path / "plain", run.algorithm, total_steps=None)
+    names = rows(plain.path)[0].keys() - {"wall_s"}
+    for ours, theirs in zip(rows(run.path), rows(plain.path), strict=True):
+        assert {name: ours[name] for name in names} == {name: theirs[name] for name in names}
+
+
+def test_a_return_that_is_enough_ends_it(tmp_path):
+    run = fitted(tmp_path / "run", small(), iterations=30, eval_every=3, stop_at=1.0)
+    assert run.iteration == 3 and run.stopped.endswith("has reached 1") and not run.finished
+    again = fitted(tmp_path / "run", small(), iterations=30, eval_every=3, resume=True)
+    assert again.finished and again.summary["best_iteration"] in range(3, 31, 3)
+
+
+def test_several_seeds_and_an_algorithm_that_cannot(tmp_path):
+    from tests.tiny import Silent, Walk
+
+    run = fitted(tmp_path / "run", small(), eval_every=2, num_seeds=3)
+    row = rows(run.path)[1]
+    assert len(row["eval_returns"]) == 3 and row["eval_return"] == pytest.approx(np.mean(row["eval_returns"]))
+    walk = fitted(tmp_path / "walk", Walk(), total_steps=32, eval_every=2)
+    assert "eval_return" in rows(walk.path)[1] and "eval_return_sampled" not in rows(walk.path)[1]
+    silent = fitted(tmp_path / "silent", Silent(), total_steps=4, eval_every=2)
+    assert silent.finished and not (silent.path / "best_checkpoint").exists()
+
+
+def test_tensorboard(tmp_path, capsys):
+    words = "--num-envs 4 --num-steps 8 --hidden 8 --num-minibatches 2 --total-steps 160 --eval-episodes 4"
+    words += f" --devices 1 --eval-every 2 --tensorboard --out {tmp_path / 'run'}"
+    assert train_main(words.split()) == 0
+    # Read without TensorFlow, as the file has it: each record is a length, a checksum, an event, a checksum.
+    from tensorboardX.proto.event_pb2 import Event
+
+    (file,) = (tmp_path / "run" / "tensorboard").iterdir()
+    data, found = file.read_bytes(), {}
+    while data:
+        length = int.from_bytes(data[:8], "little")
+        event = Event.FromString(data[12 : 12 + length])
+        for value in event.summary.value:
+            found.setdefault(value.tag, {})[event.step] = value.simple_value
+        data = data[16 + length :]
+    written = {row["env_steps"]: row for row in rows(tmp_path / "run")}
+    assert list(found["loss"]) == [32, 64, 96, 128, 160] and list(found["eval_return"]) == [64, 128]
+    for step, value in found["eval_return_sampled"].items():
+        assert value == np.float32(written[step]["eval_return_sampled"])
+    assert np.float32(written[96]["loss"]) == found["loss"][96]
+
+
+@pytest.mark.parametrize("kind", ["wandb", "mlflow"])
+def test_a_tracker_that_is_not_installed(tmp_path, kind, monkeypatch):
+    monkeypatch.setitem(sys.modules, kind, None)
+    with pytest.raises(FdgError, match=rf"--{kind} needs {kind}, .*: pip install 'fdg\[{kind}\]'"):
+        fitted(tmp_path / "run", small(), **{kind: "project"})
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="fdg[wandb] is not installed")
+def test_wandb_offline(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    run = fitted(tmp_path / "run", small(), wandb="project")
+    (file,) = run.path.glob("wandb/offline-run-*/run-*.wandb")
+    assert file.stat().st_size > 500 and b"episode_length" in file.read_bytes()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="fdg[mlflow] is not installed")
+def test_mlflow_in_a_file(tmp_path, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    run = fitted(tmp_path / "run", small(), mlflow="experiment")
+    (losses,) = run.path.glob("mlruns/*/*/metrics/loss")
+    steps = [int(line.split()[2]) for line in losses.read_text().splitlines()]
+    assert steps == [row["env_steps"] for row in rows(run.path)]

@@ -1,0 +1,137 @@
+"""Exported policies: the same actions, in a process that knows nothing of the run, and in ONNX."""
+
+import json
+import subprocess
+import sys
+import zipfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import envs
+import fdg
+from fdg.commands.using import export_main
+from fdg.errors import FdgError
+from tests.training.trained import fitted, small
+
+CASES = {
+    "ppo": small(normalize_observation=True),
+    "recurrent_ppo": small("recurrent_ppo", memory_size=8),
+    "sac": small("sac", "Pendulum-v1", hidden=(8,), buffer_size=64, batch_size=8, updates_per_step=0.25),
+    "dqn": small("dqn", hidden=(8,), buffer_size=64, batch_size=8, learning_starts=0, dueling=True),
+    "images": small(env="Breakout-MinAtar", num_envs=2, num_steps=2),
+    "gaussian": small(env="Pendulum-v1"),
+    "agents": small("ippo", "probe:agents"),
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def run(request):
+    algorithm = CASES[request.param]
+    state = jax.jit(algorithm.init)(jax.random.key(1))
+    return fdg.Run(algorithm, state, 0)
+
+
+def observations(run, count=1000):
+    env = run.algorithm.env
+    agents = () if envs.num_agents(env) is None else (envs.num_agents(env),)
+    key = jax.random.key(7)
+    return np.asarray(jax.random.normal(key, (count, *agents, *env.observation_space.shape)), np.float32)
+
+
+def test_a_thousand_actions(run, tmp_path):
+    policy = fdg.load_exported(run.export(tmp_path / "policy.jax"))
+    seen = observations(run)
+    for _ in range(2):  # with a memory the second time
+        np.testing.assert_allclose(policy(seen), run.policy(seen), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        policy(seen[3], start=True), run.policy(seen[3], start=True), rtol=1e-5, atol=1e-6
+    )
+    assert policy.facts["environment"] == run.algorithm.env.name and policy.facts["actions"] == "greedy"
+    with pytest.raises(FdgError, match="those of this policy are"):
+        policy(np.zeros(17))
+
+
+def test_a_thousand_actions_of_onnx(run, tmp_path):
+    pytest.importorskip("jax2onnx")
+    runtime = pytest.importorskip("onnxruntime")
+    session = runtime.InferenceSession(str(run.export(tmp_path / "policy.onnx")))
+    seen = observations(run)
+    memory = jax.tree.leaves(run.actor().memory(len(seen)))
+    start = np.ones(len(seen), bool)
+    for _ in range(2):
+        arguments = [seen, *map(np.asarray, memory), *([start] if memory else [])]
+        names = [one.name for one in session.get_inputs()]
+        action, *memory = session.run(None, dict(zip(names, arguments, strict=True)))
+        expected = run.policy(seen, start=start)
+        start = np.zeros(len(seen), bool)
+        np.testing.assert_allclose(action, expected, rtol=1e-4, atol=1e-5)
+        assert action.dtype == expected.dtype and action.shape == expected.shape
+
+
+def test_actions_that_are_drawn(tmp_path):
+    algorithm = CASES["ppo"]
+    run = fdg.Run(algorithm, jax.jit(algorithm.init)(jax.random.key(1)), 0)
+    policy = fdg.load_exported(run.export(tmp_path / "policy.jax", greedy=False))
+    seen = np.zeros((500, 4), np.float32)
+    drawn = np.stack([policy(seen, seed=i) for i in range(20)])
+    distribution, _ = algorithm._policy(run.state.parameters, jnp.zeros((1, 4)))
+    expected = float(jax.nn.softmax(distribution.logits)[0, 1])
+    assert drawn.mean() == pytest.approx(expected, abs=0.03)
+    assert (policy(seen, seed=3) == drawn[3]).all() and (drawn[0] != drawn[1]).any()
+    with pytest.raises(FdgError, match="ONNX has no random keys"):
+        run.export(tmp_path / "policy.onnx", greedy=False)
+
+
+def test_forbidden_actions_stay_so(tmp_path):
+    algorithm = small(env="probe:masked")
+    run = fdg.Run(algorithm, jax.jit(algorithm.init)(jax.random.key(1)), 0)
+    policy = fdg.load_exported(run.export(tmp_path / "policy.jax"))
+    assert policy.facts["arguments"] == ["observation", "mask"]
+    count = algorithm.env.action_space.n
+    seen = np.zeros((count, *algorithm.env.observation_space.shape), np.float32)
+    only = np.eye(count, dtype=bool)
+    assert policy(envs.MaskedObservation(seen, only)).tolist() == list(range(count))
+    assert run.policy(envs.MaskedObservation(seen, only)).tolist() == list(range(count))
+    with pytest.raises(FdgError, match=r"give an envs\.MaskedObservation"):
+        policy(seen)
+
+
+def test_it_needs_none_of_our_code(tmp_path, capsys):
+    """In another process, with JAX and NumPy alone."""
+    run = fitted(tmp_path / "run", iterations=1)
+    assert export_main([str(run.path)]) == 0
+    assert capsys.readouterr().out == f"{run.path / 'policy.jax'}\n"
+    code = f"""
+import sys, zipfile, jax, numpy
+with zipfile.ZipFile({str(run.path / "policy.jax")!r}) as file:
+    policy = jax.export.deserialize(bytearray(file.read("policy.jax")))
+print(numpy.asarray(policy.call(numpy.eye(4, dtype="float32"))[0]).tolist())
+assert not {{"fdg", "algos", "envs", "flax"}} & set(sys.modules)
+"""
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True
+    )
+    assert json.loads(said.stdout) == run.policy(np.eye(4)).tolist()
+    assert set(zipfile.ZipFile(run.path / "policy.jax").namelist()) == {
+        "policy.jax",
+        "policy.json",
+        "memory.npz",
+    }
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 no", None])
+def test_what_is_no_policy(tmp_path, content):
+    path = tmp_path / "policy.jax"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(FdgError, match=r"is no exported policy|there is no such file"):
+        fdg.load_exported(path)
+
+
+def test_formats_that_there_are(tmp_path, capsys):
+    run = fitted(tmp_path / "run", iterations=1)
+    assert export_main([str(run.path), "--format", "tflite"]) == 2
+    assert "it must be one of jax, onnx" in capsys.readouterr().err

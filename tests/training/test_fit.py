@@ -1,0 +1,272 @@
+"""Training from Python: the command's own numbers, callbacks, early stops, interruptions without loss."""
+
+import json
+import os
+import signal
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+import algos
+import envs
+import fdg
+import policies
+from fdg.commands.cli import train_main
+from fdg.errors import FdgError
+from fdg.training import fit as fit_module
+from fdg.training import live_plot
+from tests.tiny import Pupil, Walk
+from tests.training.trained import fitted, small
+
+
+def rows(path):
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+def without_times(path):
+    return [{name: value for name, value in row.items() if name != "wall_s"} for row in rows(path)]
+
+
+def assert_same(a, b):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_array_equal(_plain(x), _plain(y))
+
+
+def _plain(x):
+    return jax.random.key_data(x) if jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+
+
+def test_fit_is_the_command(tmp_path, capsys):
+    run = fitted(tmp_path / "python", small(), seed=3)
+    words = (
+        "--num-envs 4 --num-steps 8 --hidden 8 --num-minibatches 2 --num-epochs 1 --total-steps 128 --seed 3"
+    )
+    words += f" --eval-episodes 8 --devices 1 --out {tmp_path / 'shell'}"
+    assert train_main(words.split()) == 0
+    assert without_times(tmp_path / "python") == without_times(tmp_path / "shell")
+    theirs = fdg.load(tmp_path / "shell")
+    assert_same(run.state, theirs.state)
+    ours, shell = (json.loads((tmp_path / one / "config.json").read_text()) for one in ("python", "shell"))
+    for name in ("algo", "env", "policy", "hyperparameters", "seed", "eval_episodes", "versions"):
+        assert ours[name] == shell[name], name
+    assert "fdg.train --num-envs 4" in shell["command"] and ours["command"] == "fdg.fit"
+    assert shell["preset"] == {} and "git_commit" in shell
+    assert "100% iteration 4/4" in run.said and "evaluation return" in run.said
+    assert train_main(["--resume", str(tmp_path / "python"), "--total-steps", "256"]) == 0
+    assert "resuming at iteration 4 of 8" in capsys.readouterr().out
+
+
+def test_the_numbers_are_the_engines(tmp_path):
+    run = fitted(tmp_path / "run", small(), iterations=3, progress=False)
+    assert run.said == ""
+    engine = fdg.compile(run.algorithm, policies.GPUOnly(), jax.devices()[:1])
+    state, _ = engine.run(engine.init(0), 3)
+    assert_same(run.state, state)
+
+
+def test_callbacks_are_told_and_can_stop(tmp_path):
+    told = []
+
+    def callback(report):
+        told.append(report)
+        return report.iteration >= 4
+
+    run = fitted(tmp_path / "run", small(), iterations=20, callbacks=[callback])
+    seen = [row["iteration"] for report in told for row in report.rows]
+    assert seen == list(range(1, len(seen) + 1)) and told[0].num_iterations == 20
+    assert told[-1].env_steps == 32 * told[-1].iteration
+    assert not run.finished and run.stopped == "a callback ended it" and 4 <= run.iteration < 20
+    assert f"stopped at iteration {run.iteration} of 20: a callback ended it" in run.said
+    assert json.loads((run.path / "summary.json").read_text())["stopped"] == "a callback ended it"
+    assert len(rows(run.path)) == run.iteration
+    # It can go on, and is then the run that never stopped.
+    again = fitted(tmp_path / "run", small(), iterations=20, resume=True)
+    assert again.finished and again.iteration == 20
+    assert without_times(run.path) == without_times(fitted(tmp_path / "whole", small(), iterations=20).path)
+
+
+@pytest.mark.parametrize("name", ["ppo", "stepped"])
+def test_an_interruption_loses_nothing(tmp_path, name, monkeypatch):
+    """Ctrl-C while it trains: what is returned, and what a second call goes on to, is the run itself."""
+    settings = {} if name == "ppo" else {"policy": policies.SingleLearnerCoarse(), "devices": 2}
+    monkeypatch.setattr(fit_module, "_interactive", lambda: True)
+    whole = fitted(tmp_path / "whole", small(), iterations=12, **settings)
+    out = tmp_path / "cut"
+    cut = fitted(out, small(), iterations=12, callbacks=[once_at(3)], **settings)
+    assert cut.stopped == "interrupted" and 3 <= cut.iteration < 12
+    assert cut.policy([0.0] * 4) in (0, 1)
+    assert f"fdg.fit(..., out='{out}', resume=True)" in cut.said
+    again = fitted(out, small(), iterations=12, resume=True, **settings)
+    assert_same(again.state, whole.state)
+    assert without_times(out) == without_times(whole.path)
+
+
+def test_a_script_ends_once_all_is_saved(tmp_path, monkeypatch):
+    monkeypatch.setattr(fit_module, "_interactive", lambda: False)
+    with pytest.raises(KeyboardInterrupt, match="saved at iteration"):
+        fitted(tmp_path / "run", small(), iterations=12, callbacks=[once_at(3)])
+    assert 3 <= fdg.load(tmp_path / "run").iteration < 12
+
+
+def once_at(iteration):
+    """A callback that presses Ctrl-C, once."""
+    pressed: list[int] = []
+
+    def press(report):
+        if report.iteration >= iteration and not pressed:
+            pressed.append(report.iteration)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return press
+
+
+def test_in_a_thread_of_ones_own(tmp_path):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(fitted(tmp_path / "run", small(), iterations=2)))
+    thread.start()
+    thread.join()
+    assert found[0].finished
+
+
+def test_more_steps_go_on_from_a_finished_run(tmp_path):
+    fitted(tmp_path / "run", Walk(), total_steps=16)
+    run = fitted(tmp_path / "run", Walk(), total_steps=40, resume=True)
+    assert run.iteration == 5 and len(rows(run.path)) == 5
+    assert_same(run.state, fitted(tmp_path / "whole", Walk(), total_steps=40).state)
+    config = json.loads((run.path / "config.json").read_text())
+    assert config["total_steps"] == 40 and config["resumes"][0]["changes"]["total_steps"] == [16, 40]
+    assert fitted(tmp_path / "run", Walk(), total_steps=40, resume=True).iteration == 5
+    with pytest.raises(FdgError, match="has done 5 iterations, and --total-steps makes 2"):
+        fitted(tmp_path / "run", Walk(), total_steps=16, resume=True)
+
+
+def test_what_a_run_is_of_cannot_change(tmp_path):
+    fitted(tmp_path / "run", small(), iterations=1)
+    with pytest.raises(FdgError, match=r"resume=True: learning_rate=0.1 contradicts the 0.00025 of the run"):
+        fitted(tmp_path / "run", small(learning_rate=0.1), iterations=1, resume=True)
+    with pytest.raises(FdgError, match="holds a run already"):
+        fitted(tmp_path / "run", small(), iterations=1)
+
+
+def test_a_run_begins_with_the_weights_of_another(tmp_path):
+    first = fitted(tmp_path / "first", small(normalize_observation=True))
+    changed = small(normalize_observation=True, learning_rate=1e-9, num_envs=8)
+    second = fitted(tmp_path / "second", changed, seed=9, start_from=first.path, iterations=1)
+    assert f"arrays of weights from {first.path}, iteration 4" in second.said
+    parameters = (jax.tree.leaves(one.state.parameters) for one in (first, second))
+    for ours, theirs in zip(*parameters, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+    assert float(second.state.observation_statistics.count) == 4 * 32 + 64
+    assert int(second.state.iteration) == 1  # counters begin anew
+    config = json.loads((second.path / "config.json").read_text())
+    assert config["from"]["run"] == str(first.path)
+    assert config["from"]["changes"]["learning_rate"] == [2.5e-4, 1e-9]
+    with pytest.raises(FdgError, match=r"is float32\[8\] there and float32\[16\] here: keep the network"):
+        fitted(tmp_path / "third", small(hidden=(16,), normalize_observation=True), start_from=first.path)
+    assert not (tmp_path / "third").exists()
+    same = small(normalize_observation=True)
+    many = fitted(tmp_path / "many", same, start_from=first.path, num_seeds=2, iterations=1)
+    assert many.num_seeds == 2
+
+
+def test_from_the_command_line(tmp_path, capsys):
+    first = fitted(tmp_path / "first", small())
+    words = ["--from", str(first.path), "--learning-rate", "1e-4", "--total-steps", "64", "--seed", "1"]
+    assert train_main([*words, "--devices", "1", "--out", str(tmp_path / "second")]) == 0
+    config = json.loads((tmp_path / "second" / "config.json").read_text())
+    assert config["hyperparameters"]["num_envs"] == 4 and config["hyperparameters"]["learning_rate"] == 1e-4
+    assert config["from"]["run"] == str(first.path) and "learning_rate" in config["command"].replace("-", "_")
+    assert f"arrays of weights from {first.path}" in capsys.readouterr().out
+    file = str(first.path / "config.json")
+    assert train_main(["--config", file, "--devices", "1", "--out", str(tmp_path / "third")]) == 0
+    assert without_times(tmp_path / "third") == without_times(first.path)
+    assert train_main(["--config", file, "--resume", str(first.path)]) == 2
+    assert train_main(["--config", str(tmp_path)]) == 2
+    assert train_main(["--from", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 3 and "--config starts a new one" in said
+
+
+def test_a_signal_that_arrives_while_the_engine_runs(tmp_path):
+    """`engine.run` in a cell: the state that it had made is not lost with its result."""
+    for policy, devices in ((policies.GPUOnly(), 1), (policies.SingleLearnerCoarse(), 2)):
+        engine = fdg.compile(Pupil(), policy, jax.devices()[:devices])
+        state, _ = engine.run(engine.init(0), 1)
+        expected, _ = engine.run(engine.init(0), 6)
+        with pytest.raises(FdgError, match="no run was interrupted"):
+            engine.interrupted()
+        start = engine._execution.start
+
+        def interrupted(*arguments, start=start):
+            os.kill(os.getpid(), signal.SIGINT)
+            return start(*arguments)
+
+        engine._execution.start = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            engine.run(state, 5)
+        engine._execution.start = start
+        with pytest.raises(
+            FdgError, match=r"donated .*, or, since it was interrupted, from engine.interrupted\(\)"
+        ):
+            engine.run(state, 1)
+        state, metrics = engine.interrupted()
+        done = len(metrics["size"])
+        assert done == 5 if devices == 1 else 1 <= done <= 5
+        if done < 5:
+            state, _ = engine.run(state, 5 - done)
+        assert_same(state, expected)
+
+
+def test_two_signals_end_it_at_once():
+    from fdg.running.interrupts import Held
+
+    with pytest.raises(KeyboardInterrupt), Held() as held:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert held.caught()
+        os.kill(os.getpid(), signal.SIGINT)
+        raise AssertionError("not reached")
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"devices": 99}, "devices=99: there are"),
+        ({"total_steps": 3}, "total-steps 3 is less than one iteration"),
+        ({"eval_every": 0}, "eval-every 0: it must be at least 1"),
+        ({"resume": True, "out": None}, "resume=True: say which run"),
+        ({"start_from": "nowhere"}, "no run in nowhere"),
+    ],
+)
+def test_errors_of_one_line(tmp_path, settings, message):
+    with pytest.raises(FdgError, match=message) as caught:
+        fitted(**{"out": tmp_path / "run", "algorithm": small(), **settings})
+    assert "\n" not in str(caught.value)
+
+
+def test_the_curve_of_a_notebook(tmp_path, monkeypatch):
+    shown = []
+
+    class Handle:
+        def update(self, image):
+            shown.append(image)
+
+    def display(image, display_id):
+        shown.append(image)
+        return Handle()
+
+    import IPython.display
+
+    monkeypatch.setattr(IPython.display, "display", display)
+    monkeypatch.setattr(live_plot, "_SECONDS", 0.0)
+    fitted(tmp_path / "run", small(), iterations=6, live_plot=True)
+    assert len(shown) > 2 and all(image.data.startswith(b"\x89PNG") for image in shown)
+    assert not live_plot.in_notebook()
+
+
+def test_no_function_shares_its_name_with_a_command():
+    for name in ("train", "plan", "launch", "evaluate", "play", "export", "plot"):
+        assert name not in fdg.__all__
+    assert all(hasattr(fdg, name) for name in fdg.__all__)
+    assert isinstance(algos.PPO(env=envs.make("CartPole-v1")), algos.PPO)

@@ -1,0 +1,293 @@
+"""What a run is told of: losses that are not finite, foreign modules, damaged files, disks and folders."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from fdg import neighbours
+from fdg.commands.cli import plan_main, train_main
+from fdg.commands.parse import parse
+from fdg.errors import FdgError, FdgWarning, RunError
+from fdg.training import run_directory
+from fdg.training.finite import Finite
+from fdg.training.trust import check_trusted
+from tests.tiny import Walk
+
+WALK = ["--algo", "tests.tiny:Walk", "--devices", "1", "--total-steps", "64"]
+
+
+class Kept:
+    """Checkpoints at 10 and 20, the newer one of a state that is not finite."""
+
+    def __init__(self):
+        self.protected = []
+
+    def last_finite(self):
+        return 10
+
+    def protect(self, iteration):
+        self.protected.append(iteration)
+
+
+def finite(on_nan="stop", algorithm=None, steps=8):
+    job = SimpleNamespace(on_nan=on_nan, algorithm=algorithm, steps_per_iteration=steps, seed=5)
+    return Finite(job, Kept())
+
+
+GOOD = np.array([1.0, 2.0], np.float32)
+
+
+def test_a_loss_that_is_not_a_number_stops_the_run():
+    metrics = {
+        "episode_return": np.full(2, np.nan),  # no episode ended: nothing is wrong with that
+        "value_loss": np.array([1.0, np.nan], np.float32),
+        "policy_loss": np.array([1.0, np.nan], np.float32),
+        "updates": np.array([1, 2]),
+    }
+    with pytest.raises(RunError) as caught:
+        finite().look(20, metrics)
+    assert str(caught.value).startswith(
+        "iteration 22: value_loss and policy_loss are not a number: training stops, the last good checkpoint"
+    )
+    with pytest.raises(RunError, match="iteration 21: loss is infinite"):
+        finite().look(20, {"loss": np.array([np.inf, 0.0])})
+
+
+def test_a_run_may_go_on_regardless():
+    watch = finite("warn")
+    bad = {"loss": np.array([1.0, np.nan])}
+    with pytest.warns(
+        FdgWarning, match="iteration 2: loss is not a number: training goes on, .* 10, and is kept"
+    ):
+        watch.look(0, bad)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        watch.look(2, bad)  # it was said
+        watch.look(4, {"loss": GOOD})
+    assert watch._checkpoints.protected == [10]
+
+
+def test_of_several_agents_a_run_goes_on_while_one_is_well():
+    watch = finite()
+    one = np.array([[0.0, 1.0, 2.0], [0.0, np.nan, 2.0]])
+    with pytest.warns(FdgWarning, match=r"for 1 of 3 agents \(seeds 6\): training goes on"):
+        watch.look(0, {"loss": one})
+    with pytest.raises(RunError, match=r"for 3 of 3 agents \(seeds 5, 6, 7\): training stops"):
+        watch.look(2, {"loss": np.full((2, 3), np.nan)})
+
+
+def test_before_learning_starts_there_are_no_losses():
+    algorithm = SimpleNamespace(learning_starts=20)  # three iterations of eight steps
+    watch = finite(algorithm=algorithm)
+    watch.look(0, {"loss": np.array([np.nan, np.nan])})
+    watch.look(2, {"loss": np.array([np.nan, 1.0])})
+    with pytest.raises(RunError, match="iteration 4"):
+        finite(algorithm=algorithm).look(2, {"loss": np.array([np.nan, np.nan])})
+    with pytest.raises(RunError, match="iteration 1: loss is infinite"):
+        finite(algorithm=algorithm).look(0, {"loss": np.array([np.inf])})
+
+
+def test_a_run_that_diverges_ends_with_status_1(tmp_path, capsys):
+    words = "--devices 1 --num-steps 4 --hidden 4 --total-steps 3200 --lr 1e30 --eval-episodes 0".split()
+    assert train_main([*words, "--out", str(tmp_path / "run")]) == 1
+    line = capsys.readouterr().err
+    assert "not a number: training stops" in line and "--on-nan warn" in line and line.count("\n") == 1
+
+
+# --- modules of somebody else's ---
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    path = tmp_path_factory.mktemp("run") / "run"
+    assert train_main([*WALK, "--out", str(path)]) == 0
+    (path / "summary.json").unlink()
+    return path
+
+
+@pytest.fixture
+def copy(run, tmp_path):
+    return shutil.copytree(run, tmp_path / "run")
+
+
+def refused(words, capsys):
+    capsys.readouterr()
+    assert train_main(words) == 2
+    streams = capsys.readouterr()
+    assert streams.err.startswith("error: ") and streams.err.count("\n") == 1, streams.err
+    return streams.err
+
+
+def test_resuming_imports_nothing_unasked(copy, tmp_path, capsys, monkeypatch):
+    config = json.loads((copy / "config.json").read_text())
+    (tmp_path / "evil.py").write_text("open('was_here', 'w')")
+    (copy / "config.json").write_text(json.dumps({**config, "algo": "evil:Walk"}))
+    monkeypatch.chdir(tmp_path)
+    line = refused(["--resume", str(copy)], capsys)
+    assert "names the module 'evil'" in line and "--algo evil:Walk" in line and "--trust" in line
+    assert "evil" not in sys.modules and not (tmp_path / "was_here").exists()
+    (copy / "config.json").write_text(json.dumps({**config, "algo": "ppo", "env": "gymnasium:evil:Maze-v0"}))
+    assert "names the module 'evil' (env" in refused(["--resume", str(copy)], capsys)
+    assert "evil" not in sys.modules
+
+
+@pytest.mark.parametrize("says", [["--algo", "tests.tiny:Walk"], ["--trust"]])
+def test_a_module_that_is_named_again_or_trusted_is_imported(copy, says):
+    assert train_main(["--resume", str(copy), *says]) == 0
+
+
+def test_what_is_trusted_from_python(tmp_path):
+    config = {"algo": "mine:Walk", "env": "CartPole-v1"}
+    check_trusted(tmp_path, {"algo": "tests.tiny:Walk"})  # imported already
+    check_trusted(tmp_path, config, trust=True)
+    check_trusted(tmp_path, config, {"algo": "mine:Walk"})
+    check_trusted(tmp_path, {**config, "algo": "ppo", "env": "brax:ant:spring"})
+    for named in (None, {"algo": "mine:Other"}, {"env": "mine:Walk"}):
+        with pytest.raises(FdgError, match="trust=True"):
+            check_trusted(tmp_path, config, named)
+
+
+# --- files ---
+
+
+WRONG = {
+    "algo": [None, 3, "", [], {}, "pppo", "a:b:c"],
+    "policy": [None, 3, "gpu_onyl"],
+    "env": [3, []],
+    "seed": [None, "0", -1, 1.5, True, 2**32, 10**30, [1], {}],
+    "devices": ["two", 0, -1, 1.5, 2**32, True],
+    "num_seeds": [0, "2", 1.5],
+    "checkpoint_every": [0, "x"],
+    "staleness": [None, -1, "1"],
+    "on_nan": ["go", None, 1],
+    "devices_chosen": ["1", 0, 1.5],
+    "hyperparameters": [
+        None,
+        3,
+        [],
+        "x",
+        {"strange": 1},
+        {"num_envs": "8"},
+        {"scale": {}},
+        {"widths": [[1]]},
+    ],
+    "policy_fields": [None, 3, {"strange": 1}, {"model_parallel": None}, {"model_parallel": 0}],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name in WRONG for value in WRONG[name]])
+def test_a_configuration_edited_by_hand_is_one_line(copy, name, value, capsys):
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, name: value}))
+    refused(["--resume", str(copy), "--trust"], capsys)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "null", "3", "{}", "[" * 100_000, '{"algo": "ppo"', "\\ud800"])
+def test_a_configuration_that_is_none(copy, content, capsys):
+    (copy / "config.json").write_bytes(content.encode())
+    assert "config.json" in refused(["--resume", str(copy)], capsys)
+    (copy / "config.json").write_bytes(b"\xff\xfe")
+    assert "cannot be read" in refused(["--resume", str(copy)], capsys)
+
+
+def test_a_bad_line_of_metrics_takes_no_good_row_along(copy, capsys):
+    path = copy / "metrics.jsonl"
+    lines = path.read_text().splitlines()
+    bad = ["{broken", "3", '{"iteration": "x"}', "[" * 100_000]
+    path.write_text("\n".join([*lines[:3], *bad, *lines[3:], '{"iterat']))
+    assert len(list(run_directory.read_metrics(path))) == 8
+    shutil.rmtree(copy / "checkpoints" / "8")
+    assert train_main([*WALK, "--resume", str(copy)]) == 0
+    said = capsys.readouterr().err
+    assert "line 4, 5, 6 ... cannot be read" in said and said.count("\n") == 1
+    assert [row["iteration"] for row in run_directory.read_metrics(path)] == list(range(1, 9))
+    assert (copy / "metrics.unreadable").read_text().splitlines() == bad
+
+
+def test_a_summary_that_cannot_be_read_is_written_again(copy):
+    (copy / "summary.json").write_text("{")
+    assert train_main([*WALK, "--resume", str(copy)]) == 0
+    assert json.loads((copy / "summary.json").read_text())["iterations"] == 8
+
+
+def test_a_folder_that_is_removed_in_mid_run_is_an_error(tmp_path, monkeypatch, capsys):
+    run = tmp_path / "run"
+    usual = run_directory.RunDirectory.append_metrics
+
+    def removed(self, rows):
+        usual(self, rows)
+        shutil.rmtree(self.path)
+        monkeypatch.undo()
+
+    monkeypatch.setattr(run_directory.RunDirectory, "append_metrics", removed)
+    assert train_main([*WALK, "--out", str(run)]) == 1
+    line = capsys.readouterr().err
+    assert line.startswith("error: ") and line.count("\n") == 1 and "the folder is gone" in line, line
+
+
+def test_a_disk_that_is_full_is_an_error_that_says_how_to_go_on(copy, capsys, monkeypatch):
+    shutil.rmtree(copy / "checkpoints")
+
+    def full(self, iteration):
+        (copy / "metrics.jsonl").unlink()
+        os.symlink("/dev/full", copy / "metrics.jsonl")
+
+    monkeypatch.setattr(run_directory.RunDirectory, "truncate_metrics", full)
+    assert train_main([*WALK, "--resume", str(copy)]) == 1
+    line = capsys.readouterr().err
+    assert (
+        "No space left on device" in line and f"go on with --resume {copy}" in line and line.count("\n") == 1
+    )
+
+
+def test_steps_that_make_no_iteration_are_said(tmp_path, capsys):
+    assert parse(WALK, "", "").rounded is None
+    assert train_main([*WALK, "--total-steps", "70", "--out", str(tmp_path / "run")]) == 0
+    assert (
+        "70 steps are 8 iterations of 8, and 6 more, which are left out: 64 will be done"
+        in capsys.readouterr().out
+    )
+
+
+def test_what_fails_before_training_leaves_no_folder(tmp_path, capsys, monkeypatch):
+    def full(*_):
+        raise MemoryError
+
+    monkeypatch.setattr("fdg.engine.Engine.init", full)
+    assert "out of memory" in refused([*WALK, "--out", str(tmp_path / "some" / "run")], capsys)
+    assert not (tmp_path / "some" / "run").exists()
+
+
+# --- folders of one's own ---
+
+
+@pytest.mark.parametrize("own", ["envs/__init__.py", "algos.py"])
+def test_a_folder_that_hides_ours_is_named(own, tmp_path):
+    (tmp_path / own).parent.mkdir(exist_ok=True)
+    (tmp_path / own).write_text("")
+    name = own.partition("/")[0].removesuffix(".py")
+    code = "from fdg import neighbours; print(neighbours.hidden())"
+    environment = {**os.environ, "PYTHONPATH": os.getcwd(), "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert f"hides fdg's own package '{name}'" in done.stdout and str(tmp_path) in done.stdout, done.stderr
+    assert "rename it" in done.stdout
+
+
+def test_nothing_hides_ours_here(monkeypatch, capsys):
+    assert neighbours.hidden() is None
+    monkeypatch.setattr("fdg.commands.cli.hidden", lambda: "/home/me/envs hides ours")
+    assert plan_main([]) == 2
+    assert capsys.readouterr().err == "error: /home/me/envs hides ours\n"
+
+
+def test_walk_is_whose_it_is():
+    assert Walk.__module__ == "tests.tiny"

@@ -1,0 +1,213 @@
+"""What was trained, used: loaded, acting, evaluated, from Python and from the command line."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import envs
+import fdg
+import policies
+from fdg.commands.using import evaluate_main
+from fdg.errors import FdgError
+from fdg.training import description
+from tests.training.trained import fitted, small
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return fitted(tmp_path_factory.mktemp("runs") / "ppo")
+
+
+def summary(run):
+    return json.loads((run.path / "summary.json").read_text())
+
+
+def test_a_loaded_run_is_the_one_that_was_trained(run):
+    loaded = fdg.load(run.path)
+    assert loaded.algorithm == run.algorithm and loaded.iteration == run.iteration == 4 and loaded.finished
+    for ours, theirs in zip(jax.tree.leaves(run.state), jax.tree.leaves(loaded.state), strict=True):
+        if not jnp.issubdtype(ours.dtype, jax.dtypes.prng_key):
+            np.testing.assert_array_equal(ours, theirs)
+    assert len(loaded.metrics) == 4 and loaded.summary == summary(run)
+    assert "PPO on CartPole-v1, iteration 4" in repr(loaded)
+
+
+def test_evaluate_is_eval_return_to_the_last_digit(run):
+    value = summary(run)["eval_return"]
+    assert fdg.load(run.path).evaluate().mean == run.evaluate().mean == run.last_evaluation.mean == value
+    sampled = run.evaluate(greedy=False)
+    assert sampled.actions == "sampled" and str(sampled).startswith("sampled: return")
+    assert run.evaluate(seed=5).returns.tolist() != run.evaluate().returns.tolist()
+    more = run.evaluate(episodes=3)
+    assert more.returns.shape == more.lengths.shape == (1, 3)
+    low, high = more.interval
+    assert low <= more.mean <= high
+    assert [row["return"] for row in more.rows()] == more.returns[0].tolist()
+
+
+@pytest.mark.parametrize(
+    "name, env, fields, settings",
+    [
+        ("recurrent_ppo", "probe:memory", {"memory_size": 8}, {"num_seeds": 2}),
+        ("dqn", "probe:masked", {"buffer_size": 64, "batch_size": 8, "learning_starts": 0}, {}),
+        ("ippo", "probe:agents", {}, {}),
+        ("impala", "CartPole-v1", {}, {"policy": policies.SingleLearnerCoarse(staleness=2), "devices": 2}),
+    ],
+)
+def test_so_it_is_for_every_kind_of_run(tmp_path, name, env, fields, settings):
+    found = fitted(tmp_path / "run", small(name, env, **fields), **settings)
+    loaded = fdg.load(tmp_path / "run")
+    assert loaded.evaluate().mean == summary(found)["eval_return"]
+    if settings.get("num_seeds"):
+        assert loaded.evaluate().means.tolist() == pytest.approx(summary(found)["eval_returns"], abs=0)
+        assert loaded.acting(1)(np.zeros(loaded.algorithm.env.observation_space.shape)) is not None
+        with pytest.raises(FdgError, match="agent=2: this run has 2 agents, 0 to 1"):
+            loaded.policy  # noqa: B018
+            loaded.acting(2)
+
+
+def test_a_policy_answers_to_one_observation_and_to_many(run):
+    rows = np.asarray(jax.random.normal(jax.random.key(0), (7, 4)))
+    policy, _ = run.algorithm._policy(run.state.parameters, jnp.asarray(rows))
+    expected = np.asarray(policy.mode())
+    assert run.policy(rows).tolist() == expected.tolist()
+    one = run.policy(rows[0].tolist())
+    assert one.shape == () and one.dtype == np.int32 and int(one) == expected[0]
+    drawn = np.mean([run.policy(rows, greedy=False) for _ in range(200)], axis=0)
+    np.testing.assert_allclose(drawn, jnp.exp(policy.log_prob(jnp.ones(7, jnp.int32))), atol=0.12)
+
+
+def test_a_policy_compiles_once(run):
+    from tests.compilations import compilations
+
+    policy = run.acting()
+    policy(np.zeros(4))
+    with compilations() as compiled:
+        for _ in range(3):
+            policy(np.ones(4))
+    assert not compiled
+
+
+def test_a_policy_remembers_until_an_episode_begins(tmp_path):
+    run = fitted(tmp_path / "run", small("recurrent_ppo", memory_size=8), iterations=1)
+    memories = []
+    policy = run.acting()
+    for observation, start in ((0.5, None), (0.1, None), (0.5, True)):
+        policy(np.full(4, observation), start=start)
+        memories.append(jax.tree.leaves(policy.memory)[0].tolist())
+    assert memories[0] == memories[2] != memories[1]
+    policy.reset()
+    policy(np.full(4, 0.5))
+    assert jax.tree.leaves(policy.memory)[0].tolist() == memories[0]
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda run: run.policy(np.zeros(3)), r"shape \[3\]: those of CartPole-v1 are \[4\], and batches"),
+        (lambda run: run.policy("left"), "an observation of CartPole-v1 is an array"),
+        (lambda run: jax.jit(run.policy)(jnp.zeros(4)), r"inside jit, use run.actor\(\)"),
+        (lambda run: run.evaluate(0), "episodes=0: give an integer of at least 1"),
+        (
+            lambda run: run.evaluate(1, env=envs.make("Pendulum-v1")),
+            "env Pendulum-v1: its observation_space is",
+        ),
+        (lambda run: run.acting(1), "agent=1: this run has one agent, 0"),
+        (lambda run: fdg.load(run.path / "none"), r"no run in .*none \(it has no config.json\)$"),
+        (
+            lambda run: fdg.load(run.path, checkpoint="best"),
+            "no best checkpoint: only runs with --eval-every",
+        ),
+        (lambda run: fdg.load(run.path, checkpoint=99), "has those of iterations"),
+    ],
+)
+def test_errors_of_one_line(run, call, message):
+    with pytest.raises(FdgError, match=message) as caught:
+        call(run)
+    assert "\n" not in str(caught.value)
+
+
+def test_another_environment(run):
+    heavy = run.evaluate(env=envs.make("CartPole-v1", gravity=30.0))
+    assert heavy.returns.shape == (1, 8) and heavy.returns.tolist() != run.evaluate().returns.tolist()
+
+
+def test_an_algorithm_that_does_not_say_how_it_acts(tmp_path):
+    from tests.tiny import Pupil, Silent
+
+    run = fitted(tmp_path / "silent", Silent(), iterations=2, total_steps=2)
+    assert run.last_evaluation is None
+    for call in (lambda: run.policy, run.evaluate, lambda: run.play("x.gif"), lambda: run.export("x")):
+        with pytest.raises(FdgError, match=r"Silent cannot .*: .* give it a method actor\(state\)"):
+            call()
+    pupil = fitted(tmp_path / "pupil", Pupil(), iterations=2, total_steps=16)
+    assert pupil.evaluate().mean == summary(pupil)["eval_return"] and pupil.evaluate().returns is None
+    with pytest.raises(FdgError, match="Pupil cannot be evaluated"):
+        pupil.evaluate(greedy=False)
+
+
+def test_an_algorithm_of_somebody_elses(tmp_path):
+    """No base class: two methods, and `actor` where it is to act."""
+    from tests.training.own import Guesser
+
+    run = fitted(tmp_path / "run", Guesser(), iterations=2, total_steps=16)
+    loaded = fdg.load(tmp_path / "run")
+    assert loaded.evaluate().mean == summary(run)["eval_return"]
+    assert loaded.evaluate(greedy=False).returns.shape == (1, 8)
+    assert loaded.policy(np.zeros(4)) == 1
+
+
+def test_modules_of_ones_own_are_imported_only_when_trusted(tmp_path, monkeypatch):
+    from tests.training.own import Guesser
+
+    fitted(tmp_path / "run", Guesser(), iterations=1, total_steps=8)
+    config = tmp_path / "run" / "config.json"
+    config.write_text(config.read_text().replace("tests.training.own:", "tests.training.absent:"))
+    with pytest.raises(FdgError, match=r"a module of your own: import tests\.training\.absent first, or"):
+        fdg.load(tmp_path / "run")
+    with pytest.raises(FdgError, match="is not found from"):
+        fdg.load(tmp_path / "run", trust=True)
+    assert fdg.load(tmp_path / "run", algorithm=Guesser()).iteration == 1
+
+
+def test_what_a_file_cannot_say_is_given(tmp_path):
+    from algos import networks
+
+    env = envs.make("CartPole-v1")
+    network = networks.actor_critic(env.observation_space, env.action_space, (5,))
+    algorithm = small(network=network)
+    assert description.describe(algorithm, policies.GPUOnly())["rebuilds"] is False
+    run = fitted(tmp_path / "run", algorithm, iterations=1)
+    with pytest.raises(FdgError, match="give it, with algorithm="):
+        fdg.load(tmp_path / "run")
+    assert fdg.load(tmp_path / "run", algorithm=algorithm).evaluate().mean == run.evaluate().mean
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1?gravity=9.0", "probe:masked", "Reacher-misc?num_joints=3"])
+def test_environments_are_described_by_their_names(name):
+    env_name, overrides = envs.parse(name)
+    algorithm = small(env=env_name) if not overrides else None
+    if overrides:
+        import algos
+
+        algorithm = algos.PPO(env=envs.make(env_name, **overrides))
+    said = description.describe(algorithm, policies.GPUOnly())
+    assert "rebuilds" not in said and description.rebuild(said)[0] == algorithm
+
+
+def test_the_command(run, capsys):
+    assert evaluate_main([str(run.path), "--episodes", "8"]) == 0
+    said = capsys.readouterr().out
+    assert f"greedy: return {summary(run)['eval_return']:.1f} (95% interval" in said
+    assert "sampled: return" in said
+    rows = [json.loads(line) for line in (run.path / "evaluation.jsonl").read_text().splitlines()]
+    assert [row["actions"] for row in rows] == ["greedy"] * 8 + ["sampled"] * 8
+    assert np.mean([row["return"] for row in rows[:8]]) == pytest.approx(summary(run)["eval_return"])
+    assert evaluate_main([str(run.path), "--actions", "greedily"]) == 2
+    assert "it must be greedy, sampled or both" in capsys.readouterr().err
+    assert evaluate_main([]) == 2
+    assert evaluate_main([str(run.path / "none")]) == 2
+    assert capsys.readouterr().err.count("\n") == 2
