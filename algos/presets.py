@@ -1,5 +1,9 @@
-"""Hyperparameters found good, by algorithm and environment; what is not listed keeps its default."""
+"""Hyperparameters found good, by algorithm and environment; what is not listed keeps its default.
 
+An environment is named exactly, or by its family: a pattern as of a shell. What is named exactly wins.
+"""
+
+import fnmatch
 from typing import Any
 
 # As brax trains its ant (github.com/google/brax, notebooks/training.ipynb): as many environments, steps,
@@ -24,6 +28,29 @@ _BRAX_ANT: dict[str, Any] = {
     "normalize_observation": True,
     "normalize_reward": True,
 }
+
+# CleanRL's ppo_continuous_action.py, its one environment of 2,048 steps as eight of 256.
+_MUJOCO_SETTINGS: dict[str, Any] = {
+    "total_steps": 1_000_000,
+    "num_envs": 8,
+    "num_steps": 256,
+    "num_epochs": 10,
+    "num_minibatches": 32,
+    "learning_rate": 3e-4,
+    "entropy_coefficient": 0.0,
+    "normalize_observation": True,
+    "normalize_reward": True,
+}
+
+# MuJoCo's tasks, from the sources that have them.
+_MUJOCO = [
+    f"{source}:{task}-v[0-9]"
+    for source in ("envpool", "gymnasium")
+    for task in (
+        "Ant", "HalfCheetah", "Hopper", "Humanoid", "HumanoidStandup", "InvertedDoublePendulum",
+        "InvertedPendulum", "Pusher", "Reacher", "Swimmer", "Walker2d",
+    )
+]  # fmt: skip
 
 _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     # The layers of CleanRL's dqn.py, each normalised as in PQN. With plain layers, or returns of one step,
@@ -76,7 +103,7 @@ _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         },
         # PureJaxRL's settings for MinAtar, with half the step size and three times the entropy bonus: with
         # less, most agents clear a wall up to its last bricks, miss those for ever, and see no other wall.
-        "Breakout-MinAtar": {
+        "*-MinAtar": {
             "total_steps": 10_000_000,
             "num_envs": 64,
             "num_steps": 128,
@@ -97,18 +124,7 @@ _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "brax:ant": _BRAX_ANT,
         "brax:ant:spring": _BRAX_ANT,
-        # CleanRL's ppo_continuous_action.py, its one environment of 2,048 steps as eight of 256.
-        "envpool:HalfCheetah-v4": {
-            "total_steps": 1_000_000,
-            "num_envs": 8,
-            "num_steps": 256,
-            "num_epochs": 10,
-            "num_minibatches": 32,
-            "learning_rate": 3e-4,
-            "entropy_coefficient": 0.0,
-            "normalize_observation": True,
-            "normalize_reward": True,
-        },
+        **dict.fromkeys(_MUJOCO, _MUJOCO_SETTINGS),
     },
     "SAC": {
         "Pendulum-v1": {
@@ -128,7 +144,9 @@ _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
 def of(algorithm: str, env_name: str) -> dict[str, Any]:
     """The fields that an environment changes, by the name of the algorithm's class; empty for none.
 
-    >>> of("PPO", "Pendulum-v1")["discount"]
-    0.95
+    >>> of("PPO", "Pendulum-v1")["discount"], of("PPO", "Asterix-MinAtar")["num_envs"]
+    (0.95, 64)
     """
-    return dict(_PRESETS.get(algorithm, {}).get(env_name, {}))
+    known = _PRESETS.get(algorithm, {})
+    found = [env_name] if env_name in known else [name for name in known if fnmatch.fnmatch(env_name, name)]
+    return dict(known[found[0]]) if found else {}
