@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from algos import distributions
 from envs.spaces import Space
@@ -24,7 +25,7 @@ def actor_and_critic(output: Any, action_space: Space, leading: tuple[int, ...])
     policy, value = pair(output, leading)
     size = distributions.for_space(action_space).size
     _check("the network gives the policy as", policy, (*leading, size), f"{size} numbers for {action_space}")
-    fix = ": take its last axis away, value[..., 0]" if jnp.shape(value) == (*leading, 1) else ""
+    fix = ": take its last axis away, value[..., 0]" if np.shape(value) == (*leading, 1) else ""
     _check("the network gives values as", value, leading, f"one for each observation{fix}")
     return policy, value
 
@@ -49,7 +50,7 @@ def action_values(values: Any, actions: int | None, count: int) -> jax.Array:
     Raises:
       FdgError: values of another shape.
     """
-    width = jnp.shape(values)[-1] if actions is None and jnp.ndim(values) else actions
+    width = np.shape(values)[-1] if actions is None and np.ndim(values) else actions
     _check(
         "the network gives values of actions as", values, (count, width), f"one for each of {width} actions"
     )
@@ -76,7 +77,7 @@ def twins(output: Any, count: int) -> tuple[jax.Array, jax.Array]:
     if not isinstance(output, tuple | list) or len(output) != 2:
         raise FdgError(f"critic_network gives {_shapes(output)}: it gives two values, each {_text((count,))}")
     for value in output:
-        fix = ": take its last axis away, value[..., 0]" if jnp.shape(value) == (count, 1) else ""
+        fix = ": take its last axis away, value[..., 0]" if np.shape(value) == (count, 1) else ""
         _check("critic_network gives a value as", value, (count,), f"one for each sample{fix}")
     first, second = output
     return first, second

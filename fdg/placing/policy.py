@@ -184,9 +184,10 @@ def checked_devices(devices: Any) -> list[Any]:
             raise PlanError(
                 f"devices[{position}] is {device!r}, and no device: give a list such as jax.devices()[:2]"
             )
-        if device in found[:position]:
+        earlier = [i for i in range(position) if found[i] is device]
+        if earlier:
             raise PlanError(
-                f"devices has {device} twice, at {found.index(device)} and {position}: name each device once"
+                f"devices has {device} twice, at {earlier[0]} and {position}: name each device once"
             )
     return found
 

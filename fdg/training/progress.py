@@ -5,6 +5,7 @@ import time
 from typing import Any, TextIO
 
 LINES = 10  # about so many in the log of a whole run ...
+COLUMNS = 80
 SECONDS = 30.0  # ... and one at least this often
 
 
@@ -61,7 +62,8 @@ class Progress:
         if line > self._lines or now - self._shown_at >= SECONDS:
             self._lines, self._shown_at = line, now
             percent = 100 * iteration // self._num_iterations
-            print(f"{percent:3d}%", " | ".join(self._texts(iteration)), file=self._file, flush=True)
+            parts = " | ".join(self._texts(iteration)).split(" | ")
+            print(f"{percent:3d}%", _fitted(parts, COLUMNS - 5), file=self._file, flush=True)
 
     def _texts(self, iteration: int) -> tuple[str, str]:
         elapsed = time.monotonic() - self._begun
@@ -74,6 +76,18 @@ class Progress:
         if self._return is not None:
             what.append(f"return {self._return:,.1f}")
         return " | ".join(when), " | ".join(what)
+
+
+def _fitted(parts: list[str], width: int) -> str:
+    """Parts in a line of so many columns; where they do not fit, the least important ones are left out.
+
+    >>> _fitted(["iteration 10/100", "0:05 elapsed", "0:45 left", "500 steps/s"], 45)
+    'iteration 10/100 | 0:45 left | 500 steps/s'
+    """
+    for word in ("elapsed", "steps/s", "left", "iteration"):
+        if len(" | ".join(parts)) > width:
+            parts = [part for part in parts if word not in part]
+    return " | ".join(parts)
 
 
 def clock(seconds: float) -> str:

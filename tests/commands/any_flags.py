@@ -12,7 +12,7 @@ NUMBERS = (
 )
 WORDS = (
     *("", " ", "--", "-", "none", "None", "true", "no", "maybe", "ppo", "PPO", "all", "each", "fast", "{}"),
-    *("{{}}", "[1]", "a=b", "=", "?", "a?b=c", "../..", "/dev/null", "\x00", "\udcff", "ünï", "x" * 3000),
+    *("{{}}", "[1]", "a=b", "=", "?", "a?b=c", "/dev/null", "\x00", "\udcff", "ünï", "x" * 3000),
 )
 ENVIRONMENTS = (
     *(
@@ -55,7 +55,7 @@ NUMERIC = (
     ),
     *("sequence_length", "burn_in", "scale", "widths", "width", "num_updates", "learning_starts", "n_step"),
     *("devices", "seed", "num_seeds", "eval_episodes", "checkpoint_every", "staleness", "actors", "learners"),
-    *("workers", "servers", "model_parallel"),
+    *("workers", "servers", "model_parallel", "eval_every", "stop_at"),
 )
 OTHER = (
     *(
@@ -68,7 +68,20 @@ OTHER = (
         "label",
         "drifts",
     ),
-    *("parameters", "xla_options", "trust", "hel", "qqq", "num_env", "learning-rat", ""),
+    *(
+        "parameters",
+        "xla_options",
+        "trust",
+        "from",
+        "config",
+        "resume",
+        "out",
+        "hel",
+        "qqq",
+        "num_env",
+        "learning-rat",
+        "",
+    ),
 )
 
 

@@ -52,6 +52,17 @@ def several_at_once():
     return engine.run(engine.init(0), 0)
 
 
+def evaluate(many):
+    """Evaluates, without running it, a state of several agents or of another algorithm."""
+    algorithm, keys = ppo(), jax.random.split(jax.random.key(0), 2)
+
+    def value(keys):
+        state = jax.vmap(algorithm.init)(keys) if many else {"w": keys}
+        return algorithm.evaluate(state, keys[0], 1)
+
+    return jax.eval_shape(value, keys)
+
+
 class Roleless:
     def place(self, devices):
         return {"actor": 0}
@@ -229,6 +240,8 @@ MISTAKES = {
     "an axis too far": (lambda: fdg.trace(broken.AxisTooFar("")), "batch axis 1 but shape (8,)", "below 1"),
     "axes that differ": (lambda: fdg.trace(broken.AxesThatDiffer("")), "differ in size", "in_axes/out_axes"),
     "one axis too many": (lambda: fdg.trace(broken.OneAxisTooMany("")), "names 2 arguments", "for each"),
+    "a state of two agents": (lambda: evaluate(many=True), "of 2 agents (num_seeds)", "jax.vmap"),
+    "a state of something else": (lambda: evaluate(many=False), "dict is no state of it", "init or run"),
     # policies and devices
     "a class as policy": (lambda: place(policy=policies.GPUOnly), "is a class", "write GPUOnly()"),
     "a name as policy": (lambda: place(policy="gpu_only"), "the name of one", "policies.get('gpu_only')()"),
