@@ -65,16 +65,19 @@ def build(
     equations: Sequence[core.JaxprEqn],
     constvars: Sequence[Any] = (),
     constants: Sequence[Any] = (),
+    checked: bool = True,
 ) -> core.ClosedJaxpr:
-    """A closed jaxpr, checked; `constants` are the values of `constvars`."""
+    """A closed jaxpr, checked unless it is only read; `constants` are the values of `constvars`."""
     effects = frozenset().union(*(eqn.effects for eqn in equations))
     parts = (list(constvars), list(inputs), list(outputs), list(equations), effects)
     if _ONE_TYPE:
         jaxpr = core.Jaxpr(*parts, debug_info=_origin(), consts=list(constants))  # type: ignore[call-arg]
-        core.check_jaxpr(jaxpr)
+        if checked:
+            core.check_jaxpr(jaxpr)
         return jaxpr  # type: ignore[return-value]
     jaxpr = core.Jaxpr(*parts, debug_info=_origin())
-    core.check_jaxpr(jaxpr)
+    if checked:
+        core.check_jaxpr(jaxpr)
     return core.ClosedJaxpr(jaxpr, list(constants))
 
 

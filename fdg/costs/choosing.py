@@ -14,10 +14,13 @@ from fdg.costs.prediction import Prediction, predict
 from fdg.errors import FdgError, PlanError
 from fdg.placing.place import place
 from fdg.placing.plan import Plan
+from fdg.placing.recall import Recall
 from fdg.showing.words import clip, quantity, table
 from fdg.tracing.graph import FDG
 
 _SHOWN = 12  # rows of a printed table
+_TRIED, _FAR = 2, 1.5  # of each kind so many first; the others if one of these came so near to the best
+_LEFT_OUT = f"left out: no groups of its kind that were tried came within {_FAR} times of the best"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,9 +135,11 @@ class Choice:
         ]
         good = [row for row in self.rows if row.prediction is not None]
         shown = good[:most]
+        left = sum(row.refused == _LEFT_OUT for row in self.rows)
         lines = [
-            f"{len(self.rows)} candidates in {self.took:.1f} s,"
-            f" {len(self.rows) - len(good)} of them not feasible;"
+            f"{len(self.rows)} candidates in {self.took:.1f} s, {len(good)} of them predicted,"
+            f" {left} left out for their kind is far off,"
+            f" {len(self.rows) - len(good) - left} not feasible;"
             f" {self.cluster.note or 'rates: of ' + self.cluster.kind.name}"
         ]
         lines += table(
@@ -144,7 +149,7 @@ class Choice:
             lines.append(f"  ... and {len(good) - most} more, up to {_seconds(good[-1].seconds)}")
         reasons: dict[str, int] = {}
         for row in self.rows:
-            if row.refused:
+            if row.refused and row.refused != _LEFT_OUT:
                 reasons[row.refused] = reasons.get(row.refused, 0) + 1
         for reason, count in list(reasons.items())[:3]:
             lines.append(f"  not feasible ({count}): {clip(reason, 140)}")
@@ -204,10 +209,14 @@ def choose(
       PlanError: none is feasible; what the first one lacks.
     """
     begun = time.perf_counter()
-    rows = [_row(one, cluster, graph_of, num_seeds, platforms) for one in _different(candidates, cluster)]
+
+    def look(one: Candidate) -> Row:
+        return _row(one, cluster, graph_of, num_seeds, platforms)
+
+    rows = _search(_different(candidates, cluster), look)
     rows.sort(key=lambda row: row.seconds)
     if more is not None:
-        rows += [_row(one, cluster, graph_of, num_seeds, platforms) for one in more(_takeable(rows))]
+        rows += [look(one) for one in more(_takeable(rows))]
     rows.sort(key=lambda row: row.seconds)
     taken = _takeable(rows)
     if not taken:
@@ -227,6 +236,33 @@ def choose(
         took,
         cluster,
     )
+
+
+def _search(candidates: Iterable[Candidate], look: Callable[[Candidate], Row]) -> list[Row]:
+    """Looks at some of every kind (policy, staleness, devices), then at all of those that came near the best.
+
+    Of a kind whose smallest, largest and middle groups take more than `_FAR` times the best of all, the sizes
+    between do not win.
+    """
+    kinds: dict[Any, list[Candidate]] = {}
+    for one in candidates:
+        kind = type(one.policy), getattr(one.policy, "staleness", 0), one.devices, one.variant
+        kinds.setdefault(kind, []).append(one)
+    rows: list[Row] = []
+    later: list[tuple[float, list[Candidate]]] = []
+    for some in kinds.values():
+        order = dict.fromkeys([0, len(some) // 2, len(some) - 1, *range(len(some))])
+        found: list[Row] = []
+        for position in order:
+            if sum(row.prediction is not None for row in found) < _TRIED:
+                found.append(look(some[position]))
+        seen = [row.candidate for row in found]
+        rows += found
+        later.append((min(row.seconds for row in found), [one for one in some if one not in seen]))
+    best = min((row.seconds for row in _takeable(rows)), default=float("inf"))
+    for nearest, rest in later:
+        rows += [look(one) if nearest <= _FAR * best else Row(one, None, _LEFT_OUT) for one in rest]
+    return rows
 
 
 def _different(candidates: Iterable[Candidate], cluster: Cluster) -> list[Candidate]:
@@ -258,12 +294,22 @@ def _row(
 ) -> Row:
     try:
         _, graph = graph_of(candidate.variant)
-        plan = place(graph, candidate.policy, platforms(candidate.devices), num_seeds)
+        plan = _planned(graph, candidate.policy, platforms(candidate.devices), num_seeds)
         prediction = predict(plan, cluster)
         check_memory(plan, cluster, prediction.memory)
         return Row(candidate, prediction)
     except FdgError as error:
         return Row(candidate, None, str(error))
+
+
+_PLANS: Recall[Plan] = Recall(most=512)
+
+
+def _planned(graph: FDG, policy: Any, devices: Sequence[Any] | int, num_seeds: int | None) -> Plan:
+    """A plan; one that was made before serves again, for other rates (`sensitivity`)."""
+    if not isinstance(devices, int):
+        return place(graph, policy, devices, num_seeds)
+    return _PLANS(graph, (policy, devices, num_seeds), lambda: place(graph, policy, devices, num_seeds))
 
 
 def check_memory(plan: Plan, cluster: Cluster, memory: Mapping[str, int]) -> None:

@@ -95,6 +95,8 @@ def _size(v: Any, axis: int | None, devices: int) -> int:
 
 _MOST_KNOWN = 10_000
 _PLACED = 120
+# Of random bits: threefry makes two words for each, in a loop that XLA has two copies of, and counts both.
+_RANDOM = 5
 
 
 class _Span(NamedTuple):
@@ -160,6 +162,9 @@ class _Lives:
             # What is computed element by element is written over what it read.
             ends.update((v, now if over else now + length) for v in step.reads if v in made)
             for v, axis in step.makes:
+                if step.eqn.primitive.name == "random_bits":
+                    size = _size(v, axis, self.devices)
+                    found += [_Span(now, now + length, size)] * _RANDOM
                 if v in written and v not in given:
                     made[v] = now + (1 if over else 0), _size(v, axis, self.devices)
             now += length

@@ -8,13 +8,14 @@ from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
 
 Found = TypeVar("Found")
-_MOST = 16
 
 
 class Recall(Generic[Found]):
     """Results by what they are of, the latest few; errors are raised anew each time."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = 16) -> None:
+        """Of at most so many."""
+        self._most = most
         self._known: collections.OrderedDict[Hashable, tuple[Any, Found]] = collections.OrderedDict()
 
     def __call__(self, of: Any, how: Hashable, make: Callable[[], Found]) -> Found:
@@ -31,6 +32,6 @@ class Recall(Generic[Found]):
             return self._known[key][1]
         found = make()
         self._known[key] = of, found
-        if len(self._known) > _MOST:
+        if len(self._known) > self._most:
             self._known.popitem(last=False)
         return found

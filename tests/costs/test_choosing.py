@@ -103,7 +103,9 @@ def test_bad_requests(given, says):
 
 def test_each_rate_halved():
     where = cluster(4, inside=link("inside", latency=1e-4))
-    found = sensitivity(lambda one: policies.auto(Pupil(64), one), where)
+    classes = [policies.GPUOnly, policies.SingleLearnerCoarse]
+    graph = fdg.trace(Pupil(64))
+    found = sensitivity(lambda one: policies.auto(Pupil(64), one, graph=graph, policies=classes), where)
     assert {"memory", "product/float32", "inside/latency", "inside/bandwidth"} <= {one.rate for one in found}
     assert all(one.seconds >= found[0].seconds * (1 - 1e-9) for one in found)
     assert all(one.loses >= -1e-9 for one in found)
