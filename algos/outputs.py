@@ -1,14 +1,14 @@
 """What a network of a user's own gives, checked against the action space while it is traced.
 
 A network of another width than the action space would train all the same: three logits play `Discrete(2)`,
-the third action included. `check_when_traced` of each
-algorithm looks at shapes alone, once.
+the third action included. `check_when_traced` of each algorithm looks at shapes alone, once.
 """
 
 import math
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from algos import distributions
 from envs.spaces import Space
@@ -24,7 +24,7 @@ def actor_and_critic(output: Any, action_space: Space, leading: tuple[int, ...])
     policy, value = pair(output, leading)
     size = distributions.for_space(action_space).size
     _check("the network gives the policy as", policy, (*leading, size), f"{size} numbers for {action_space}")
-    fix = ": take its last axis away, value[..., 0]" if jnp.shape(value) == (*leading, 1) else ""
+    fix = ": take its last axis away, value[..., 0]" if np.shape(value) == (*leading, 1) else ""
     _check("the network gives values as", value, leading, f"one for each observation{fix}")
 
 
@@ -71,7 +71,7 @@ def twins(output: Any, count: int) -> None:
     if not isinstance(output, tuple | list) or len(output) != 2:
         raise FdgError(f"critic_network gives {_shapes(output)}: it gives two values, each {_text((count,))}")
     for value in output:
-        fix = ": take its last axis away, value[..., 0]" if jnp.shape(value) == (count, 1) else ""
+        fix = ": take its last axis away, value[..., 0]" if np.shape(value) == (count, 1) else ""
         _check("critic_network gives a value as", value, (count,), f"one for each sample{fix}")
 
 

@@ -106,7 +106,7 @@ def _seen(env: Environment, episode: Episode) -> Iterator[np.ndarray]:
         top.set_title(f"{env.name}, what is seen at step {i}", fontsize="small")
         for component in actions.T:
             below.plot(component, color="#cccccc", linewidth=1)
-            below.plot(component[: i + 1], color="#d55e00", linewidth=1)
+            below.plot(component[: i + 1], ".-", color="#d55e00", linewidth=1, markersize=4)
         below.set_ylabel("action", fontsize="small")
         below.set_xlim(0, max(1, steps - 1))
         yield captured(figure)

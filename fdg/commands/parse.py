@@ -166,6 +166,11 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     if stored:
         assert out is not None
         file = out / "config.json"
+    if stored.get("rebuilds") is False:
+        raise FdgError(
+            f"--resume {out} was trained from Python, with what a file cannot say: go on from there,"
+            f" with fdg.fit(..., out={str(out)!r}, resume=True)"
+        )
     base = stored or template  # what is not given is as it was there
     known = {**base, **early}
     # Before the imports below, which may start JAX's backends and compile.

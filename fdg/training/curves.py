@@ -269,16 +269,13 @@ def _mark(axes: Any, value: float, label: str) -> None:
         return
     up = value > high
     axes.set_ylim(low, high)
-    axes.annotate(
-        f"{label} {'above' if up else 'below'}",
-        xy=(0.985, 1.0 if up else 0.0),
-        xytext=(0.985, 0.88 if up else 0.12),
-        xycoords="axes fraction",
-        ha="right",
-        va="center",
-        color="#555555",
-        fontsize="small",
-        arrowprops={"arrowstyle": "-|>", "color": "#555555"},
+    edge, inside = (1.0, 0.9) if up else (0.0, 0.1)
+    grey = {"color": "#555555"}
+    arrow = {"arrowstyle": "-|>", **grey}
+    axes.annotate("", xy=(0.02, edge), xytext=(0.02, inside), xycoords="axes fraction", arrowprops=arrow)
+    text = f"{label} {'above' if up else 'below'}"
+    axes.text(
+        0.035, (edge + inside) / 2, text, transform=axes.transAxes, va="center", fontsize="small", **grey
     )
 
 

@@ -34,7 +34,7 @@ def describe(algorithm: Any, policy: Any) -> dict[str, Any]:
     }
     try:
         again, same_policy = rebuild(said, trust=True)
-        if again != algorithm or same_policy != policy:
+        if not (_alike(again, algorithm) and _alike(same_policy, policy)):
             said["rebuilds"] = False
     except Exception:  # whatever a class of somebody's own raises when made from its fields
         said["rebuilds"] = False
@@ -53,7 +53,7 @@ def rebuild(config: Mapping[str, Any], trust: bool = False, where: str = "this r
       FdgError: it was made from Python with what a file cannot say, names a module that is not trusted, or
         does not fit the code that is here.
     """
-    if config.get("rebuilds") is False and not trust:
+    if config.get("rebuilds") is False:
         raise FdgError(
             f"{where} was trained from Python with an algorithm that config.json cannot describe"
             f" ({config.get('algo')}, say with a network of its own): give it, with algorithm=..."
@@ -61,19 +61,35 @@ def rebuild(config: Mapping[str, Any], trust: bool = False, where: str = "this r
     check_trusted(Path(where, "config.json"), {"env": config.get("env")}, trust=trust)
     try:
         algorithm_class = _class_of(config["algo"], algos.get, trust, where)
-        policy_class = _class_of(config["policy"], policies.get, trust, where)
         values = _values(algorithm_class, config["hyperparameters"])
         if config.get("env") is not None:
             name, overrides = envs.parse(config["env"])
             values["env"] = envs.make(name, **overrides)
-        policy_values = _values(policy_class, config["policy_fields"])
-        if any(field.name == "staleness" for field in _dataclass_fields(policy_class)):
-            policy_values["staleness"] = config.get("staleness", 0)
-        return algorithm_class(**values), policy_class(**policy_values)
+        return algorithm_class(**values), rebuild_policy(config, trust, where)
     except FdgError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FdgError(f"{where}: its config.json does not fit ({one_line(error)})") from error
+
+
+def rebuild_policy(config: Mapping[str, Any], trust: bool = False, where: str = "this run") -> Any:
+    """The policy alone, whatever else a file cannot say; arguments and errors as for `rebuild`."""
+    policy_class = _class_of(config["policy"], policies.get, trust, where)
+    values = _values(policy_class, config["policy_fields"])
+    if any(field.name == "staleness" for field in _dataclass_fields(policy_class)):
+        values["staleness"] = config.get("staleness", 0)
+    try:
+        return policy_class(**values)
+    except TypeError as error:
+        raise FdgError(f"{where}: its config.json does not fit ({one_line(error)})") from error
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Equal, or without an equality of their own, of one class and with equal attributes."""
+    if one == other:
+        return True
+    plain = not dataclasses.is_dataclass(one) and hasattr(one, "__dict__")
+    return plain and type(one) is type(other) and vars(one) == vars(other)
 
 
 def _name_of(cls: type, known: Mapping[str, type]) -> str:

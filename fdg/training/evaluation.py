@@ -230,11 +230,12 @@ def summarized(evaluations: Sequence[Evaluation]) -> dict[str, Any]:
 
 def verdict(evaluation: Evaluation, env_name: str | None) -> str:
     """An evaluation as a line to print, and whether that counts as solved."""
-    text = f"evaluation return {evaluation.mean:.1f} over {evaluation.episodes:,} episodes"
+    text = (
+        f"{evaluation.actions} evaluation return {evaluation.mean:.1f} over {evaluation.episodes:,} episodes"
+    )
     if evaluation.several:
         means = evaluation.means
         text += f" of each of {len(means)} agents (from {means.min():.1f} to {means.max():.1f})"
-    text += f", {evaluation.actions} actions"
     solved = SOLVED.get(env_name or "")
     if solved is not None:
         text += f" (solved: >= {solved:g})" if evaluation.mean >= solved else f" (not solved: < {solved:g})"

@@ -8,7 +8,7 @@ import jax
 import fdg
 from fdg.errors import FdgError
 from fdg.training.checkpoint import Checkpoints
-from fdg.training.description import rebuild
+from fdg.training.description import rebuild, rebuild_policy
 from fdg.training.run import Run
 from fdg.training.run_directory import BEST, CHECKPOINTS, read_config, read_summary
 
@@ -47,7 +47,7 @@ def load(
     if algorithm is None:
         algorithm, policy = rebuild(config, trust, str(path))
     elif config.get("staleness"):
-        _, policy = rebuild({**config, "rebuilds": True}, trust, str(path))
+        policy = rebuild_policy(config, trust, str(path))
     checkpoints, iteration = _chosen(path, checkpoint)
     graph = fdg.trace(algorithm)
     num_seeds, target = config.get("num_seeds"), graph.state

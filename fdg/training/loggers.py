@@ -113,7 +113,11 @@ class MLflow:
     """A run of an MLflow experiment; without `MLFLOW_TRACKING_URI`, in `RUN/mlruns`."""
 
     def __init__(self, package: Any, job: Job, path: Path, target: str | None, start: int):
-        uri = os.environ.get("MLFLOW_TRACKING_URI") or f"file:{path.absolute() / 'mlruns'}"
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        if not uri:
+            # Plain files, which need no database; MLflow has newer stores, and asks whether they are meant.
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+            uri = f"file:{path.absolute() / 'mlruns'}"
         self._client = package.MlflowClient(tracking_uri=uri)
         self._entities = package.entities
         name = target or "fdg"

@@ -81,7 +81,7 @@ def _evaluated(jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Any]) -
 def _one_turn(parameters: Mapping[str, Any], operands: Sequence[Any]) -> list[Any]:
     """A loop of one turn, such as a memory's over the one step of an actor: its body."""
     body = parameters["jaxpr"]
-    constants, carried = jaxprs.scan_sizes(parameters)
+    constants, carried = jaxprs.scan_sizes(dict(parameters))
     fixed = constants + carried
     rows = [jnp.squeeze(rows, axis=0) for rows in operands[fixed:]]
     results = _evaluated(body.jaxpr, body.consts, [*operands[:fixed], *rows])

@@ -44,9 +44,10 @@ def test_an_actor(name):
     _, observation = env.reset(keys)
     memory, start = actor.memory(6), jnp.ones(6, bool)
     agents = () if envs.num_agents(env) is None else (envs.num_agents(env),)
+    act = jax.jit(actor.act, static_argnums=4)
     drawn = []
     for greedy in (True, False):
-        action, after = jax.jit(actor.act, static_argnums=4)(memory, observation, start, keys, greedy)
+        action, after = act(memory, observation, start, keys, greedy)
         assert (
             action.shape == (6, *agents, *env.action_space.shape) and action.dtype == env.action_space.dtype
         )
@@ -54,12 +55,12 @@ def test_an_actor(name):
         assert all(env.action_space.contains(one) for one in each)
         assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, memory)
         # Each environment draws from its own key and from nothing else.
-        half, _ = actor.act(
+        half, _ = act(
             actor.memory(3), jax.tree.map(lambda x: x[:3], observation), start[:3], keys[:3], greedy
         )
         np.testing.assert_allclose(half, action[:3], rtol=1e-5, atol=1e-6)
         drawn.append(action)
-    others, _ = actor.act(memory, observation, start, jax.random.split(jax.random.key(2), 6), True)
+    others, _ = act(memory, observation, start, jax.random.split(jax.random.key(2), 6), True)
     np.testing.assert_array_equal(others, drawn[0])  # greedy actions draw nothing
 
 

@@ -169,6 +169,9 @@ def test_a_resumed_run_may_not_change_what_it_computes(capsys, host_devices, run
     assert "--scale 0.5 contradicts the run's 0.1" in refuse(capsys, [*resume, "--scale", "0.5"])
     assert "--seed 1 contradicts the run's 0" in refuse(capsys, [*resume, "--seed", "1"])
     assert "--num-seeds 2 contradicts the run's None" in refuse(capsys, [*resume, "--num-seeds", "2"])
+    assert "has done 2 iterations, and --total-steps makes 1" in refuse(
+        capsys, [*resume, "--total-steps", "8"]
+    )
     assert "--algo ppo contradicts the run's tests.tiny:Walk" in refuse(capsys, [*resume, "--algo", "ppo"])
     assert train_main([*resume, "--scale", "0.1", "--devices", "2"]) == 0
 

@@ -101,7 +101,7 @@ def test_a_line_far_above_is_marked_at_the_edge(tmp_path):
     finally:
         curves._figure = original
     (_, far), (_, near) = made
-    assert [text.get_text() for text in far.texts] == ["solved: 475 above"] and far.get_ylim()[1] < 5
+    assert [text.get_text() for text in far.texts] == ["", "solved: 475 above"] and far.get_ylim()[1] < 5
     assert not near.texts and near.get_ylim()[1] >= 2.5
 
 

@@ -91,29 +91,35 @@ def test_callbacks_are_told_and_can_stop(tmp_path):
 def test_an_interruption_loses_nothing(tmp_path, name, monkeypatch):
     """Ctrl-C while it trains: what is returned, and what a second call goes on to, is the run itself."""
     settings = {} if name == "ppo" else {"policy": policies.SingleLearnerCoarse(), "devices": 2}
-    whole = fitted(tmp_path / "whole", small(), iterations=20, **settings)
+    monkeypatch.setattr(fit_module, "_interactive", lambda: True)
+    whole = fitted(tmp_path / "whole", small(), iterations=12, **settings)
+    out = tmp_path / "cut"
+    cut = fitted(out, small(), iterations=12, callbacks=[once_at(3)], **settings)
+    assert cut.stopped == "interrupted" and 3 <= cut.iteration < 12
+    assert cut.policy([0.0] * 4) in (0, 1)
+    assert f"fdg.fit(..., out='{out}', resume=True)" in cut.said
+    again = fitted(out, small(), iterations=12, resume=True, **settings)
+    assert_same(again.state, whole.state)
+    assert without_times(out) == without_times(whole.path)
 
-    def interrupt(report):
-        if report.iteration >= 3 and not interrupted:
-            interrupted.append(report.iteration)
+
+def test_a_script_ends_once_all_is_saved(tmp_path, monkeypatch):
+    monkeypatch.setattr(fit_module, "_interactive", lambda: False)
+    with pytest.raises(KeyboardInterrupt, match="saved at iteration"):
+        fitted(tmp_path / "run", small(), iterations=12, callbacks=[once_at(3)])
+    assert 3 <= fdg.load(tmp_path / "run").iteration < 12
+
+
+def once_at(iteration):
+    """A callback that presses Ctrl-C, once."""
+    pressed: list[int] = []
+
+    def press(report):
+        if report.iteration >= iteration and not pressed:
+            pressed.append(report.iteration)
             os.kill(os.getpid(), signal.SIGINT)
 
-    for interactive in (True, False):
-        interrupted: list[int] = []
-        monkeypatch.setattr(fit_module, "_interactive", lambda value=interactive: value)
-        out = tmp_path / f"cut-{interactive}"
-        if interactive:
-            cut = fitted(out, small(), iterations=20, callbacks=[interrupt], **settings)
-            assert cut.stopped == "interrupted" and 3 <= cut.iteration < 20
-            assert cut.evaluate(4).returns.shape == (1, 4)
-            assert f"fdg.fit(..., out='{out}', resume=True)" in cut.said
-        else:
-            with pytest.raises(KeyboardInterrupt, match="saved at iteration"):
-                fitted(out, small(), iterations=20, callbacks=[interrupt], **settings)
-        assert interrupted
-        again = fitted(out, small(), iterations=20, resume=True, **settings)
-        assert_same(again.state, whole.state)
-        assert without_times(out) == without_times(whole.path)
+    return press
 
 
 def test_in_a_thread_of_ones_own(tmp_path):

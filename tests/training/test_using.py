@@ -10,6 +10,7 @@ import pytest
 import envs
 import fdg
 import policies
+from fdg.commands.cli import train_main
 from fdg.commands.using import evaluate_main
 from fdg.errors import FdgError
 from fdg.training import description
@@ -182,7 +183,8 @@ def test_what_a_file_cannot_say_is_given(tmp_path):
     assert description.describe(algorithm, policies.GPUOnly())["rebuilds"] is False
     run = fitted(tmp_path / "run", algorithm, iterations=1)
     with pytest.raises(FdgError, match="give it, with algorithm="):
-        fdg.load(tmp_path / "run")
+        fdg.load(tmp_path / "run", trust=True)
+    assert train_main(["--resume", str(tmp_path / "run")]) == 2
     assert fdg.load(tmp_path / "run", algorithm=algorithm).evaluate().mean == run.evaluate().mean
 
 
