@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import networks, optimizers
+from algos import networks, optimizers, outputs
 from algos.acting import Actor, without_memory
 from algos.agent import Agent
 from algos.distributions import Distribution
@@ -143,6 +143,13 @@ class ActorCritic(Agent):
     def _check_common(self) -> None:
         super()._check_common()
         require_positive(self, "max_grad_norm")
+
+    def check_when_traced(self, state: Any) -> None:
+        """Refuses a network whose results do not fit the action space."""
+        dtype = features_and_mask(state.observation)[0].dtype
+        features = jax.ShapeDtypeStruct((self.num_envs, *self.env.observation_space.shape), dtype)
+        output = jax.eval_shape(self._network.apply, state.parameters, features)
+        outputs.actor_and_critic(output, self.env.action_space, features.shape[:1])
 
     @property
     def _network(self) -> Network:

@@ -96,6 +96,9 @@ class Agent:
         self._check_state(state)
         return evaluate(self.env, self.actor(state), key, episodes, greedy)
 
+    def check_when_traced(self, state: Any) -> None:
+        """Refuses what construction could not see, of a state of shapes; `fdg.trace` calls it once."""
+
     # --- fragments ---
 
     @fdg.fragment("environment")

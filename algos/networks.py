@@ -192,22 +192,15 @@ def policy_and_value(
         action_space: what the network was made for.
     """
     features, action_mask = features_and_mask(observation)
-    result = network.apply(parameters, features)
-    output, value = outputs.actor_and_critic(result, action_space, features.shape[:1])
+    output, value = outputs.pair(network.apply(parameters, features), features.shape[:1])
     policy = distributions.for_space(action_space).distribution(output)
     return distributions.masked(policy, action_mask), value
 
 
-def action_values(
-    network: Network, parameters: Any, observation: Observation, actions: int | None = None
-) -> jax.Array:
-    """Q of every action, `[N, n]` float32, for observations `[N, *obs]`; `-inf` where it is not allowed.
-
-    `actions` is the `n` that the network has to have; None: any.
-    """
+def action_values(network: Network, parameters: Any, observation: Observation) -> jax.Array:
+    """Q of every action, `[N, n]` float32, for observations `[N, *obs]`; `-inf` where it is not allowed."""
     features, action_mask = features_and_mask(observation)
-    values = outputs.action_values(network.apply(parameters, features), actions, features.shape[0])
-    return distributions.allowed_only(values, action_mask)
+    return distributions.allowed_only(network.apply(parameters, features), action_mask)
 
 
 def of_action(values: jax.Array, action: jax.Array) -> jax.Array:

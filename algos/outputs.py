@@ -1,13 +1,12 @@
 """What a network of a user's own gives, checked against the action space while it is traced.
 
 A network of another width than the action space would train all the same: three logits play `Discrete(2)`,
-the third action included. These checks look at shapes alone, once, when a program is made.
+the third action included. `check_when_traced` of each algorithm looks at shapes alone, once.
 """
 
 import math
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -16,8 +15,8 @@ from envs.spaces import Space
 from fdg.errors import FdgError
 
 
-def actor_and_critic(output: Any, action_space: Space, leading: tuple[int, ...]) -> tuple[Any, Any]:
-    """What an actor-critic gave for observations of leading axes `leading`: `(policy [..., P], value [...])`.
+def actor_and_critic(output: Any, action_space: Space, leading: tuple[int, ...]) -> None:
+    """Refuses an actor-critic that does not give `(policy [..., P], value [...])`, `...` being `leading`.
 
     Raises:
       FdgError: no pair, another number of results than the actions need, or a value with an axis too many.
@@ -27,7 +26,6 @@ def actor_and_critic(output: Any, action_space: Space, leading: tuple[int, ...])
     _check("the network gives the policy as", policy, (*leading, size), f"{size} numbers for {action_space}")
     fix = ": take its last axis away, value[..., 0]" if np.shape(value) == (*leading, 1) else ""
     _check("the network gives values as", value, leading, f"one for each observation{fix}")
-    return policy, value
 
 
 def pair(output: Any, leading: tuple[int, ...]) -> tuple[Any, Any]:
@@ -44,32 +42,28 @@ def pair(output: Any, leading: tuple[int, ...]) -> tuple[Any, Any]:
     return output[0], output[1]
 
 
-def action_values(values: Any, actions: int | None, count: int) -> jax.Array:
-    """What a network gave that values every action: `[N, n]`; any `n` where `actions` is None.
+def action_values(values: Any, actions: int, count: int) -> None:
+    """Refuses what is not `[N, n]`, a value for each action.
 
     Raises:
       FdgError: values of another shape.
     """
-    width = np.shape(values)[-1] if actions is None and np.ndim(values) else actions
-    _check(
-        "the network gives values of actions as", values, (count, width), f"one for each of {width} actions"
-    )
-    return values
+    what = "the network gives values of actions as"
+    _check(what, values, (count, actions), f"one for each of {actions} actions")
 
 
-def gaussian(output: Any, action_space: Space, count: int) -> jax.Array:
-    """What an actor gave: means, then logs of standard deviations, `[N, 2 * D]`.
+def gaussian(output: Any, action_space: Space, count: int) -> None:
+    """Refuses what is not means, then logs of standard deviations, `[N, 2 * D]`.
 
     Raises:
       FdgError: of another shape.
     """
     size = 2 * math.prod(action_space.shape)
     _check("actor_network gives", output, (count, size), f"means and logs of deviations for {action_space}")
-    return output
 
 
-def twins(output: Any, count: int) -> tuple[jax.Array, jax.Array]:
-    """What two critics gave: two values, each `[N]`.
+def twins(output: Any, count: int) -> None:
+    """Refuses what is not two values, each `[N]`.
 
     Raises:
       FdgError: something else.
@@ -79,8 +73,6 @@ def twins(output: Any, count: int) -> tuple[jax.Array, jax.Array]:
     for value in output:
         fix = ": take its last axis away, value[..., 0]" if np.shape(value) == (count, 1) else ""
         _check("critic_network gives a value as", value, (count,), f"one for each sample{fix}")
-    first, second = output
-    return first, second
 
 
 def _check(what: str, value: Any, shape: tuple[Any, ...], why: str) -> None:

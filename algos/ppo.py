@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 import fdg
-from algos import networks, normalize
+from algos import networks, normalize, outputs
 from algos.acting import Actor, without_memory
 from algos.losses import explained_variance
 from algos.networks import Network
@@ -175,6 +175,12 @@ class PPO(ProximalAgent):
     def _policy(self, parameters, observation):
         """Distribution over actions and value `[N]`, for observations `[N, *obs]`."""
         return networks.policy_and_value(self._network, parameters, observation, self.env.action_space)
+
+    def check_when_traced(self, state: Any) -> None:
+        """Refuses a network whose results do not fit the action space."""
+        features = features_and_mask(state.observation)[0]
+        output = jax.eval_shape(self._network.apply, state.parameters, features)
+        outputs.actor_and_critic(output, self.env.action_space, features.shape[:1])
 
     @property
     def _network(self) -> Network:

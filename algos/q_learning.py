@@ -8,14 +8,14 @@ from typing import Any, ClassVar
 import jax
 
 import fdg
-from algos import networks
+from algos import networks, outputs
 from algos.acting import Actor, empty_memory
 from algos.agent import Agent
 from algos.distributions import Categorical
 from algos.exploration import epsilon_greedy, linear
 from algos.hyperparameters import require_positive, require_within
 from algos.networks import Network
-from envs import Discrete, Observation
+from envs import Discrete, Observation, features_and_mask
 
 
 class QLearning(Agent):
@@ -62,9 +62,16 @@ class QLearning(Agent):
 
     def _values(self, parameters: Any, observation: Observation) -> jax.Array:
         """Q of every action `[N, n]`, for observations `[N, *obs]`."""
+        return networks.action_values(self._network, parameters, observation)
+
+    def check_when_traced(self, state: Any) -> None:
+        """Refuses a network that does not value each action."""
         space = self.env.action_space
         assert isinstance(space, Discrete)  # checked when constructed
-        return networks.action_values(self._network, parameters, observation, space.n)
+        features = features_and_mask(state.observation)[0]
+        parameters = getattr(state, "learned", state).parameters
+        values = jax.eval_shape(self._network.apply, parameters, features)
+        outputs.action_values(values, space.n, features.shape[0])
 
     def _check_common(self) -> None:
         super()._check_common()

@@ -245,6 +245,15 @@ class RecurrentPPO(ProximalAgent):
             metrics,
         )
 
+    def check_when_traced(self, state: State) -> None:
+        """Refuses a network whose results do not fit the action space."""
+        features, start = features_and_mask(state.observation)[0], state.recollection.start
+        first, begins = (jax.ShapeDtypeStruct((1, *x.shape), x.dtype) for x in (features, start))
+        memory = state.recollection.memory
+        output = jax.eval_shape(self._network.unroll, state.parameters, memory, first, begins)
+        each = (1, self.num_envs, *self._agents)
+        outputs.actor_and_critic((output.policy, output.value), self.env.action_space, each)
+
     # --- parts ---
 
     def _predict(self, parameters, minibatch):
@@ -262,10 +271,8 @@ class RecurrentPPO(ProximalAgent):
         """Distribution over actions and value `[T, B]`, and the memory after each step `[T, B, ...]`."""
         features, action_mask = features_and_mask(observation)
         output = self._network.unroll(parameters, memory, features, start)
-        each = (*start.shape, *self._agents)
-        policy, value = outputs.actor_and_critic(output[:2], self.env.action_space, each)
-        policy = distributions.for_space(self.env.action_space).distribution(policy)
-        return distributions.masked(policy, action_mask), value, output.memory
+        policy = distributions.for_space(self.env.action_space).distribution(output.policy)
+        return distributions.masked(policy, action_mask), output.value, output.memory
 
     def _one_step(self, parameters, observation, recollection: Recollection):
         """Distribution over actions, value, and memory after it, all `[B]`, for observations `[B, *obs]`."""

@@ -217,6 +217,15 @@ class SAC(Agent):
         )
         return Learned(parameters, target_critics, optimizer_state)
 
+    def check_when_traced(self, state: State) -> None:
+        """Refuses networks whose results do not fit the action space."""
+        parameters, count, space = state.learned.parameters, self.num_envs, self.env.action_space
+        action = jax.ShapeDtypeStruct((count, *space.shape), jnp.float32)
+        actor = jax.eval_shape(self._actor.apply, parameters.actor, state.observation)
+        outputs.gaussian(actor, space, count)
+        critics = jax.eval_shape(self._critics.apply, parameters.critics, state.observation, action)
+        outputs.twins(critics, count)
+
     # --- parts ---
 
     def _for_environment(self, action):
@@ -234,13 +243,13 @@ class SAC(Agent):
         next_policy = self._policy(constant.actor, transition.next_observation)
         next_drawn = next_policy.sample_with_log_prob(keys[0])
         target = self._target(target_critics, temperature, transition, *next_drawn)
-        first, second = self._both(parameters.critics, transition.observation, transition.action)
+        first, second = self._critics.apply(parameters.critics, transition.observation, transition.action)
         critic_loss = value_error(first, target) + value_error(second, target)
 
         # Actor: equations 7 and 9, with the lower of both critics (section 6).
         policy = self._policy(parameters.actor, transition.observation)
         action, log_prob = policy.sample_with_log_prob(keys[1])
-        value = jnp.minimum(*self._both(constant.critics, transition.observation, action))
+        value = jnp.minimum(*self._critics.apply(constant.critics, transition.observation, action))
         actor_loss = jnp.mean(temperature * log_prob - value)
 
         # Temperature: equation 18.
@@ -257,13 +266,9 @@ class SAC(Agent):
 
     def _target(self, target_critics, temperature, transition: Transition, next_action, next_log_prob):
         """What the critics are fitted to, `[N]`: equation 2, and for the value that follows equation 3."""
-        lower = jnp.minimum(*self._both(target_critics, transition.next_observation, next_action))
+        lower = jnp.minimum(*self._critics.apply(target_critics, transition.next_observation, next_action))
         # The discount is zero where the episode terminated, and not where it was truncated.
         return transition.reward + transition.discount * (lower - temperature * next_log_prob)
-
-    def _both(self, critics, observation, action) -> tuple[jax.Array, jax.Array]:
-        """Values `[N]` of both critics."""
-        return outputs.twins(self._critics.apply(critics, observation, action), action.shape[0])
 
     def _cut(self, x: jax.Array) -> jax.Array:
         """Samples `[U * N, ...]` into minibatches `[U, N, ...]`, both environment-major."""
@@ -274,10 +279,7 @@ class SAC(Agent):
 
     def _policy(self, actor, observation) -> TanhNormal:
         """Distribution over actions in [-1, 1], for observations `[N, *obs]`."""
-        output = outputs.gaussian(
-            self._actor.apply(actor, observation), self.env.action_space, observation.shape[0]
-        )
-        mean, log_std = jnp.split(output, 2, axis=-1)
+        mean, log_std = jnp.split(self._actor.apply(actor, observation), 2, axis=-1)
         return TanhNormal(mean, jnp.clip(log_std, *_LOG_STD_BOUNDS), self.env.action_space.shape)
 
     @property

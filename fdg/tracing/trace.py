@@ -26,7 +26,8 @@ def trace(algorithm: Any) -> FDG:
     An iteration in which nothing is marked is one fragment, of the role `iteration`.
 
     Args:
-      algorithm: any object with `init(key) -> state` and `iterate(state) -> (state, metrics)`.
+      algorithm: any object with `init(key) -> state` and `iterate(state) -> (state, metrics)`. If it has
+        `check_when_traced(state)`, that is called with the state's shapes, and may refuse them.
 
     Raises:
       GraphError: `iterate` changes the structure, a shape or a dtype of the state, state or metrics hold what
@@ -35,6 +36,8 @@ def trace(algorithm: Any) -> FDG:
     """
     name = _checked_name(algorithm)
     state = abstract_state(algorithm)
+    if hasattr(algorithm, "check_when_traced"):
+        algorithm.check_when_traced(state)
     leaves, structure = jax.tree.flatten(state)
     output: list[Any] = []
 
@@ -58,7 +61,11 @@ def trace(algorithm: Any) -> FDG:
     def traced(function: Any) -> FDG:
         with explained(f"{name}.iterate"), unchanged(algorithm, "iterate"):
             jaxpr = jax.make_jaxpr(function)(*leaves)
-        core.check_jaxpr(jaxprs.open_jaxpr(jaxpr))
+        try:
+            core.check_jaxpr(jaxprs.open_jaxpr(jaxpr))
+        except TypeError as error:
+            first = str(error).strip().splitlines()[0]
+            raise GraphError(f"{name}.iterate makes a program that JAX refuses: {first}") from error
         return read_graph(name, jaxpr, state, output[-1][1])
 
     graph = traced(iterate)
