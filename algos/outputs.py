@@ -1,8 +1,7 @@
 """What a network of a user's own gives, checked against the action space while it is traced.
 
 A network of another width than the action space would train all the same: three logits play `Discrete(2)`,
-the third action included. `check_when_traced` of each
-algorithm looks at shapes alone, once.
+the third action included. `check_when_traced` of each algorithm looks at shapes alone, once.
 """
 
 import math

@@ -220,10 +220,10 @@ def summarized(evaluations: Sequence[Evaluation]) -> dict[str, Any]:
     said: dict[str, Any] = {}
     for evaluation in evaluations:
         suffix = "" if evaluation.greedy else "_sampled"
-        # Of one agent a Python number, which keeps the digits of its float32.
-        said[f"eval_return{suffix}"] = evaluation.means.mean() if evaluation.several else evaluation.mean
+        # Python's numbers, which keep all digits of a float32: whoever evaluates again finds the same.
+        said[f"eval_return{suffix}"] = evaluation.mean
         if evaluation.several:
-            said[f"eval_returns{suffix}"] = evaluation.means
+            said[f"eval_returns{suffix}"] = evaluation.means.tolist()
         said["eval_episodes"] = evaluation.episodes
     return said
 
