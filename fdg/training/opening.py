@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fdg import ctrl_c
+from fdg.errors import FdgError
 from fdg.processes import distributed
+from fdg.training.checkpoint import Checkpoints
 from fdg.training.job import Job
 from fdg.training.run_directory import RunDirectory, Unwritten, read_config
 from fdg.training.summary import versions
@@ -26,6 +28,13 @@ def open_run(job: Job) -> RunDirectory:
         run = RunDirectory.create(path, {**job.config, **sitting})
     else:
         run = RunDirectory.reopen(path)
+        done = max(Checkpoints(run.checkpoints).iterations(), default=0)
+        if done > job.num_iterations:  # before anything is written
+            run.close()
+            raise FdgError(
+                f"{path} has done {done:,} iterations, and --total-steps makes {job.num_iterations:,}:"
+                f" give more"
+            )
         before = read_config(path)
         changed = changes(before, job.config)
         noted = {name: sitting[name] for name in _OF_A_SITTING if name in sitting}
