@@ -143,7 +143,10 @@ def applied(mutant: Mutant) -> str | None:
     """The module's text with the fault; None where that is no Python, or the same program."""
     source = (ROOT / mutant.module).read_text()
     operator = cosmic_ray.plugins.get_operator(mutant.operator)()
-    changed = mutate_code(source, operator, mutant.occurrence)
+    try:
+        changed = mutate_code(source, operator, mutant.occurrence)
+    except AttributeError:  # Cosmic Ray's: an exception that is named with a dot, in a tuple of several
+        return None
     try:
         same = changed is None or ast.dump(ast.parse(changed)) == ast.dump(ast.parse(source))
     except SyntaxError:
@@ -297,7 +300,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--only", default="*", help="modules, as in 'fdg/batch/*'")
     parser.add_argument("--jobs", type=int, default=2, help="at a time")
-    parser.add_argument("--limit", type=float, default=180.0, help="seconds for one")
+    parser.add_argument("--limit", type=float, default=180.0, help="seconds of CPU time for one (180)")
     parser.add_argument("--least", type=float, default=95.0, help="percent to be killed")
     parser.add_argument(
         "--results", type=Path, help="lines of JSON; what was killed there is not tried again"

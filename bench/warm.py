@@ -1,7 +1,8 @@
 """Runs tests in forks of a process that has imported the libraries they need, and nothing of what they test.
 
 `bench/mutants.py` starts one in a copy of the repository and sends it a line for each run: JSON with `tests`
-(lists of pytest's arguments, run one after the other until one fails) and `limit` (seconds). The answer is a
+(lists of pytest's arguments, run one after the other until one fails) and `limit` (seconds of CPU time, so
+that other work on the machine makes no difference, and as many on the clock without any). The answer is a
 line of JSON with `outcome` ("passed", "failed", "timed out") and `by`, the test that failed.
 """
 
@@ -12,9 +13,11 @@ import os
 import select
 import signal
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -72,7 +75,7 @@ def run_in_a_fork(tests: Sequence[Sequence[str]], limit: float) -> dict[str, str
         os._exit(0)
     os.close(writing)
     try:
-        ready, _, _ = select.select([reading], [], [], limit)
+        ready = _answered(reading, child, limit)
         said = os.read(reading, 1 << 16) if ready else b""
     finally:
         os.close(reading)
@@ -84,6 +87,31 @@ def run_in_a_fork(tests: Sequence[Sequence[str]], limit: float) -> dict[str, str
     if not ready:
         return {"outcome": "timed out", "by": ""}
     return {"outcome": "failed", "by": f"the process, which ended with status {status}"}
+
+
+def _answered(reading: int, session: int, limit: float) -> bool:
+    """Waits for something to read; False once a session has used that much CPU time, or rested that long."""
+    used, moved = 0.0, time.monotonic()
+    while True:
+        ready, _, _ = select.select([reading], [], [], 2.0)
+        if ready:
+            return True
+        now = _cpu_seconds(session)
+        if now > used + 0.01 * limit:
+            used, moved = now, time.monotonic()
+        if now > limit or time.monotonic() - moved > limit:
+            return False
+
+
+def _cpu_seconds(session: int) -> float:
+    """CPU time that the living processes of a session have used, with that of their dead children."""
+    ticks = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[3]) == session:
+                ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:

@@ -19,7 +19,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from fdg import jaxprs, keys
 from fdg.batch.rules.random import draws_from_the_batch
 from fdg.lowering import constraints as sharding
+from fdg.lowering.draws import draw_ahead
 from fdg.lowering.mesh import SEED, batch_sharding, group_mesh, layout_sharding, make_mesh
+from fdg.lowering.tiles import pays_on, tile
 from fdg.placing.layout import Layout, Spec
 from fdg.placing.plan import Plan
 from fdg.placing.policy import Group
@@ -70,7 +72,7 @@ def lower_seeds(graph: FDG, plan: Plan, devices: Sequence[jax.Device]) -> Traini
     """The program of independent agents: each device steps its own together, and none talks to another."""
     mesh = make_mesh([devices[i] for i in plan.groups[0].devices], SEED)
     agents, record, everywhere = PartitionSpec(SEED), PartitionSpec(None, SEED), PartitionSpec()
-    agent = core.jaxpr_as_fun(graph.jaxpr)
+    agent = core.jaxpr_as_fun(draw_ahead(graph.jaxpr))
     if draws_from_the_batch(jaxprs.open_jaxpr(graph.jaxpr)):  # mapped, agents would share their draws
         iterate: Callable = functools.partial(_in_turn, agent)
     else:
@@ -152,6 +154,9 @@ def _constrained(
     output_axes: Sequence[int | None],
     specs: Sequence[Spec | None] | None,
 ) -> core.ClosedJaxpr:
+    jaxpr = draw_ahead(jaxpr)
+    if specs is None and pays_on(mesh):
+        jaxpr = tile(jaxpr, input_axes, mesh.size)
     if mesh.size == 1:
         return jaxpr
     return sharding.constrain(jaxpr, mesh, input_axes, output_axes, specs)

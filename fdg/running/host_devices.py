@@ -7,12 +7,12 @@ the size of the pool: see `docs/decisions/009-two-threads-a-host-device.md`.
 """
 
 import contextlib
-import math
 import os
 import re
-from pathlib import Path
 
 import jax
+
+from fdg.cores import usable_cores
 
 THREADS_A_DEVICE = 2
 
@@ -42,16 +42,6 @@ def device_a_core() -> int | None:
         return None
     reserve_threads(count)
     return count
-
-
-def usable_cores() -> int:
-    """Cores that this process may use: of those there are, by its affinity and its control group's quota."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    with contextlib.suppress(OSError, ValueError):  # not Linux, no control groups, or "max"
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        cores = min(cores, math.ceil(int(quota) / int(period)))
-    return max(1, cores)
 
 
 def reserve_threads(count: int | None = None) -> None:

@@ -24,7 +24,7 @@ EXCHANGE_S = 300e-6  # a collective among two devices; more of them are taken to
 STEP_S = 150e-6  # a program or a transfer that the host starts by itself
 BYTES_PER_S = 2e9
 MARGIN = 2.0  # beside other processes, exchanges take longer than by themselves
-GAIN = 1.5  # what more devices have to promise: one too uses all cores, in its large products
+GAIN = 1.7  # what more devices have to promise: one too uses all cores, in its large products
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,16 @@
+"""How many cores this process has."""
+
+import contextlib
+import math
+import os
+from pathlib import Path
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: of those there are, by its affinity and its control group's quota."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):  # not Linux, no control groups, or "max"
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        cores = min(cores, math.ceil(int(quota) / int(period)))
+    return max(1, cores)

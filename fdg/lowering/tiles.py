@@ -1,0 +1,378 @@
+"""Sums over a large batch in tiles that stay in a core's cache: the gradient of a loss, above all.
+
+`loss = mean(square(x @ w - y))` with x [4096, 8] split along axis 0, and its gradient:
+
+    p = dot_general x w     [4096]  tiled
+    e = sub p y             [4096]  tiled
+    g = dot_general e x     [8]     tiled: each tile adds its share
+    d = mul g 0.000488      [8]     after the tiles
+
+Written out, `p` and `e` travel to memory and back. In tiles, `scan` takes 512 rows through all three lines
+at a time. What is tiled is what `batch.follow` would split over so many more devices: a tile is a device in
+time. So it is known without compiling which equations may be tiled, and only the order of sums changes.
+
+A gradient is tiled where it is added up over more rows than fit in `TILE_BYTES`, on CPU devices that have one
+core each (`pays_on`). A device of several cores spreads large operations over them, and tiles are too small.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+from jax.sharding import Mesh
+
+from fdg import jaxprs
+from fdg.batch.flow import EquationFlow, Flow, is_independent
+from fdg.batch.follow import follow
+from fdg.batch.rules.result import Axis
+from fdg.cores import usable_cores
+from fdg.fragment import FragmentMark
+from fdg.lowering.local import Local
+from fdg.lowering.mesh import BATCH
+
+TILE_BYTES = 3 << 20  # of all values of a tile that have a batch; XLA fuses most of them away
+TILE_FLOPS = 4 << 20  # operations of a tile below which the loop around it would cost too much
+_PREFIX = "fdg-tiles"
+
+# How the shares of tiles are brought together, by the operation that made them.
+_SUMS = frozenset(("reduce_sum", "dot_general", "conv_general_dilated"))
+_EXTREMES: dict[str, tuple[Callable, Callable]] = {
+    "reduce_max": (jnp.maximum, jax.lax.pmax),
+    "reduce_min": (jnp.minimum, jax.lax.pmin),
+}
+
+
+def pays_on(mesh: Mesh) -> bool:
+    """Whether the devices of a mesh are as many CPU devices as there are cores for them, or more."""
+    here = [d for d in mesh.devices.flat if d.process_index == jax.process_index()]
+    return bool(here) and here[0].platform == "cpu" and len(here) >= usable_cores()
+
+
+def tile(jaxpr: core.ClosedJaxpr, axes: Sequence[Axis], devices: int) -> core.ClosedJaxpr:
+    """A program whose large sums over the batch are calls of their own, marked with a number of tiles.
+
+    On one device the calls are loops over tiles already; on several, `constraints` makes them so.
+
+    Args:
+      jaxpr: a traced program, in the global view.
+      axes: the batch axes of its first inputs.
+      devices: over how many the batch is split.
+    """
+    lowered = _Tiler(devices).rewrite(follow(jaxpr, axes, devices))
+    return jaxpr if lowered is None else jaxprs.with_jaxpr(jaxpr, lowered)
+
+
+def tiles_of(eqn: Any) -> int | None:
+    """How many tiles a call that `tile` has made runs in; None for any other equation."""
+    if eqn.primitive.name not in ("jit", "pjit"):
+        return None
+    prefix, _, count = str(eqn.params["name"]).partition(":")
+    return int(count) if prefix == _PREFIX else None
+
+
+def run_tiles(called: Flow, devices: int, tiles: int) -> Callable[..., list[Any]]:
+    """A tiled call as a function of one device's parts of its inputs, for use inside a `shard_map`.
+
+    Args:
+      called: the flow of the call's body; outputs without an axis are sums over all rows.
+      devices: over how many the batch is split; with one, no exchange is written down.
+      tiles: in how many each device runs its part.
+    """
+    axes, output_axes = [axis for axis, _ in called.inputs], called.outputs
+    flow = follow(called.jaxpr, axes, devices * tiles, output_axes)
+    makers: dict[Any, str] = {}
+    for each in flow.equations:
+        name = each.eqn.primitive.name
+        turned = name == "transpose" and not each.reduced  # of a sum: as that is made
+        makers.update((v, makers.get(each.eqn.invars[0], name) if turned else name) for v in each.eqn.outvars)
+    outputs = list(zip(called.jaxpr.outvars, output_axes, strict=True))
+    how = [makers[v] if axis is None else "" for v, axis in outputs]
+
+    def run(*parts: Any) -> list[Any]:
+        first = jax.lax.axis_index(BATCH) * tiles if devices > 1 else 0
+
+        def one(sums: list[Any], i: jax.Array) -> tuple[list[Any], list[Any]]:
+            local = Local(devices * tiles, lambda: first + i)
+            rows = [_rows(x, axis, tiles, i) for x, axis in zip(parts, axes, strict=True)]
+            results = local.flow(flow, (), rows)
+            shares = [x for x, name in zip(results, how, strict=True) if name]
+            names = [name for name in how if name]
+            sums = [_together(name)(a, b) for name, a, b in zip(names, sums, shares, strict=True)]
+            return sums, [x for x, name in zip(results, how, strict=True) if not name]
+
+        start = [_nothing(name, v.aval) for (v, _), name in zip(outputs, how, strict=True) if name]
+        sums, stacked = jax.lax.scan(one, start, jnp.arange(tiles))
+        if devices > 1:
+            sums = _added_up(sums, [name for name in how if name])
+        ends, made = iter(sums), iter(stacked)
+        return [
+            next(ends) if name else _joined(next(made), axis)
+            for name, axis in zip(how, output_axes, strict=True)
+        ]
+
+    return run
+
+
+def _rows(x: Any, axis: Axis, tiles: int, i: jax.Array) -> Any:
+    if axis is None:
+        return x
+    size = x.shape[axis] // tiles
+    return jax.lax.dynamic_slice_in_dim(x, i * size, size, axis)
+
+
+def _joined(x: Any, axis: Axis) -> Any:
+    """Tiles `[tiles, ...]` side by side along `axis`."""
+    assert axis is not None
+    x = jnp.moveaxis(x, 0, axis)
+    return x.reshape(*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
+
+
+def _together(name: str) -> Callable:
+    return _EXTREMES[name][0] if name in _EXTREMES else jnp.add
+
+
+def _nothing(name: str, aval: Any) -> jax.Array:
+    """What a sum, or an extreme, begins with."""
+    if name not in _EXTREMES:
+        return jnp.zeros(aval.shape, aval.dtype)
+    lowest = name == "reduce_max"
+    if jnp.issubdtype(aval.dtype, jnp.floating):
+        return jnp.full(aval.shape, -jnp.inf if lowest else jnp.inf, aval.dtype)
+    limits = jnp.iinfo(aval.dtype)
+    return jnp.full(aval.shape, limits.min if lowest else limits.max, aval.dtype)
+
+
+def _added_up(sums: Sequence[Any], names: Sequence[str]) -> list[Any]:
+    """The sums of all devices; those that add go in one exchange."""
+    adding = [x for x, name in zip(sums, names, strict=True) if name not in _EXTREMES]
+    added = iter(jax.lax.psum(adding, BATCH))
+    return [
+        next(added) if name not in _EXTREMES else _EXTREMES[name][1](x, BATCH)
+        for x, name in zip(sums, names, strict=True)
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Region:
+    """Equations of a jaxpr that are tiled.
+
+    Attributes:
+      members: their positions.
+      jaxpr: they alone, closed; what they read from outside is its input, what is read of them its output.
+      flow: of this jaxpr.
+      tiles: into how many the part of a device is cut.
+    """
+
+    members: frozenset[int]
+    jaxpr: core.ClosedJaxpr
+    flow: Flow
+    tiles: int
+
+
+class _Tiler:
+    """Rewrites the jaxprs of flows; one that is called from several places is rewritten once."""
+
+    def __init__(self, devices: int):
+        self.devices = devices
+        self.known: dict[int, tuple[Flow, Any]] = {}
+
+    def rewrite(self, flow: Flow) -> Any:
+        """The jaxpr of a flow with its regions in tiles; None if it has none, at any depth."""
+        if id(flow) not in self.known:
+            self.known[id(flow)] = flow, self._rewrite(flow)
+        return self.known[id(flow)][1]
+
+    def _rewrite(self, flow: Flow) -> Any:
+        region = None
+        if any(
+            map(_adds_up_a_gradient, flow.equations)
+        ):  # calls in its way are opened, where they are no fragments
+            axes = [axis for axis, _ in flow.inputs]
+            opened = follow(_without_calls(flow.jaxpr), axes, self.devices, flow.outputs)
+            region = _find(opened, self.devices)
+            flow = flow if region is None else opened
+        equations, changed = [], region is not None
+        for each in flow.equations:
+            inner = [self.rewrite(body) for body in each.bodies]
+            if any(body is not None for body in inner):
+                changed = True
+                before = zip(jaxprs.closed_bodies(each.eqn), inner, strict=True)
+                bodies = [old if new is None else jaxprs.with_jaxpr(old, new) for old, new in before]
+                equations.append(jaxprs.with_bodies(each.eqn, bodies))
+            else:
+                equations.append(each.eqn)
+        if not changed:
+            return None
+        if region is not None:
+            equations = self._with_call(flow, equations, region)
+        return flow.jaxpr.replace(eqns=equations)
+
+    def _with_call(self, flow: Flow, equations: Sequence[Any], region: _Region) -> list[Any]:
+        """The equations, with those of a region as one call behind all that does not need it."""
+        function: Callable = core.jaxpr_as_fun(region.jaxpr)
+        if self.devices == 1:
+            function = run_tiles(region.flow, 1, region.tiles)
+
+        def call(*values: Any) -> list[Any]:
+            return function(*values)
+
+        call.__name__ = call.__qualname__ = f"{_PREFIX}:{region.tiles}"
+        inputs, outputs = region.flow.jaxpr.invars, region.flow.jaxpr.outvars
+        avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in inputs]
+        (model,) = jaxprs.open_jaxpr(jax.make_jaxpr(jax.jit(call))(*avals)).eqns
+        eqn = model.replace(invars=list(inputs), outvars=list(outputs))
+        made: set[Any] = set(outputs)
+        before: list[Any] = []
+        after: list[Any] = []
+        for i, each in enumerate(equations):
+            if i in region.members:
+                continue
+            late = any(not jaxprs.is_literal(v) and v in made for v in each.invars)
+            if late:
+                made.update(each.outvars)
+            (after if late else before).append(each)
+        return [*before, eqn, *after]
+
+
+def _find(flow: Flow, devices: int) -> _Region | None:
+    """The equations at the end of a jaxpr whose sums over the batch feed no other equation on the batch."""
+    members = _members(flow)
+    if not any(_adds_up_a_gradient(flow.equations[i]) for i in members):
+        return None
+    chosen = [flow.equations[i] for i in sorted(members)]
+    axis_of = {v: axis for v, (axis, _) in zip(flow.jaxpr.invars, flow.inputs, strict=True)}
+    for each in flow.equations:
+        axis_of.update(zip(each.eqn.outvars, each.results, strict=True))
+    inside = {v for each in chosen for v in each.eqn.outvars}
+    inputs = list(dict.fromkeys(v for each in chosen for v in _variables(each.eqn.invars) if v not in inside))
+    read = {v for i, e in enumerate(flow.equations) if i not in members for v in _variables(e.eqn.invars)}
+    read |= set(_variables(flow.jaxpr.outvars))
+    outputs = [v for each in chosen for v in each.eqn.outvars if v in read]
+    batched = [v for v in (*inputs, *inside) if axis_of.get(v) is not None]
+    tiles = _tiles(chosen, batched, axis_of, devices)
+    if tiles is None:
+        return None
+    jaxpr = jaxprs.build(inputs, outputs, [each.eqn for each in chosen])
+    axes, output_axes = ([axis_of.get(v) for v in side] for side in (inputs, outputs))
+    if not _fits(follow(jaxpr, axes, devices * tiles, output_axes), chosen):
+        return None
+    return _Region(members, jaxpr, follow(jaxpr, axes, devices, output_axes), tiles)
+
+
+def _members(flow: Flow) -> frozenset[int]:
+    """The equations that can be tiled: from the end backwards, each whose readers on the batch all are."""
+    readers: dict[Any, list[int]] = {}
+    for i, each in enumerate(flow.equations):
+        for v in _variables(each.eqn.invars):
+            readers.setdefault(v, []).append(i)
+    members: set[int] = set()
+    early: set[int] = set()  # equations that have to run before the tiles do
+    for i in range(len(flow.equations) - 1, -1, -1):
+        each = flow.equations[i]
+        after = [j for v in each.eqn.outvars for j in readers.get(v, ())]
+        on_batch = any(axis is not None for axis in (*each.operands, *each.results)) or each.gathered
+        if not on_batch:
+            if any(j in members or j in early for j in after) or each.eqn.effects:
+                early.add(i)
+            continue
+        split = [v for v, axis in zip(each.eqn.outvars, each.results, strict=True) if axis is not None]
+        shared = [v for v in each.eqn.outvars if v not in split]
+        fine = all(j in members for v in split for j in readers.get(v, ()))
+        fine &= not any(j in members or j in early for v in shared for j in readers.get(v, ()))
+        (members if fine and _can_be_tiled(each) else early).add(i)
+    return frozenset(members | _turned(flow, members))
+
+
+def _turned(flow: Flow, members: Collection[int]) -> set[int]:
+    """Where a sum is transposed at once: XLA has a product make it so, if it sees both together."""
+    sums = {v for i in members if flow.equations[i].reduced for v in flow.equations[i].eqn.outvars}
+    return {
+        i
+        for i, each in enumerate(flow.equations)
+        if each.eqn.primitive.name == "transpose" and each.eqn.invars[0] in sums
+    }
+
+
+def _can_be_tiled(each: EquationFlow) -> bool:
+    if each.gathered or each.agreed or each.eqn.effects:
+        return False
+    if each.reduced:
+        return each.eqn.primitive.name in _SUMS or each.eqn.primitive.name in _EXTREMES
+    return all(axis is not None for axis in each.results) and all(map(is_independent, each.bodies))
+
+
+def _adds_up_a_gradient(each: EquationFlow) -> bool:
+    return each.reduced and each.eqn.primitive.name in ("dot_general", "conv_general_dilated")
+
+
+def _tiles(
+    chosen: Sequence[EquationFlow], batched: Sequence[Any], axis_of: dict[Any, Axis], devices: int
+) -> int | None:
+    """How many tiles bring what a device holds of a batch below `TILE_BYTES`; None where none are needed."""
+    lengths = math.gcd(*(v.aval.shape[axis_of[v]] for v in batched))
+    size = sum(jaxprs.bytes_of(v.aval) for v in batched) // devices
+    work = sum(jaxprs.equation_flops(each.eqn) for each in chosen) // devices
+    if lengths % devices:
+        return None
+    large = [k for k in _divisors(lengths // devices) if work // k >= TILE_FLOPS]
+    enough = [k for k in large if size // k <= TILE_BYTES]
+    tiles = min(enough, default=max(large, default=1))
+    return tiles if tiles > 1 else None
+
+
+def _divisors(number: int) -> list[int]:
+    small = [k for k in range(1, math.isqrt(number) + 1) if number % k == 0]
+    return sorted({*small, *(number // k for k in small)})
+
+
+def _fits(flow: Flow, chosen: Sequence[EquationFlow]) -> bool:
+    """Whether tiles do with each equation what devices do."""
+    return not flow.gathered and all(
+        (now.results, now.reduced) == (then.results, then.reduced)
+        and not now.gathered
+        and all(map(is_independent, now.bodies))
+        for now, then in zip(flow.equations, chosen, strict=True)
+    )
+
+
+def _without_calls(jaxpr: Any) -> Any:
+    """An open jaxpr with what it calls in the place of the calls, but for fragments."""
+    equations: list[Any] = []
+
+    def walk(inner: Any, names: dict[Any, Any]) -> None:
+        def value(atom: Any) -> Any:
+            return atom if jaxprs.is_literal(atom) else names.get(atom, atom)
+
+        for eqn in inner.eqns:
+            operands = [value(v) for v in eqn.invars]
+            body = _called(eqn)
+            if body is not None:
+                called = dict(zip(body.invars, operands, strict=True))
+                walk(body, called)
+                results = [v if jaxprs.is_literal(v) else called[v] for v in body.outvars]
+                names.update(zip(eqn.outvars, results, strict=True))
+                continue
+            results = [v if isinstance(v, core.DropVar) else core.Var(v.aval) for v in eqn.outvars]
+            names.update(zip(eqn.outvars, results, strict=True))
+            equations.append(eqn.replace(invars=operands, outvars=results))
+
+    names: dict[Any, Any] = {}
+    walk(jaxpr, names)
+    outvars = [v if jaxprs.is_literal(v) else names.get(v, v) for v in jaxpr.outvars]
+    return jaxpr.replace(eqns=equations, outvars=outvars)
+
+
+def _called(eqn: Any) -> Any:
+    """The body of a plain call, open; None for any other equation, and for what has constants of its own."""
+    if eqn.primitive.name not in ("jit", "pjit") or FragmentMark.of(eqn) is not None or eqn.effects:
+        return None
+    (body,) = jaxprs.bodies(eqn)
+    return None if body.jaxpr.constvars or body.jaxpr.effects else body.jaxpr
+
+
+def _variables(atoms: Iterable[Any]) -> list[Any]:
+    return [v for v in atoms if not jaxprs.is_literal(v)]

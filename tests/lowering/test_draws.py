@@ -1,0 +1,148 @@
+"""Draws taken out of loops: the same numbers, and no random bits left in the loop."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend import core
+
+import algos
+import envs
+import fdg
+import policies
+from fdg import jaxprs
+from fdg.lowering import draws, programs
+
+KEYS = jax.random.split(jax.random.key(0), (5, 3))  # trips, batch
+
+
+def walk(x, keys):
+    """One trip of a random walk; the second draw has a scale that is carried."""
+    step = jax.vmap(jax.random.normal)(keys)
+    return x + step, jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, 1)))(keys) * x
+
+
+def loop(x, keys):
+    return jax.lax.scan(walk, x, keys)
+
+
+def backwards(x, keys):
+    return jax.lax.scan(walk, x, keys, reverse=True)
+
+
+def in_calls(x, keys):
+    """A fragment and a jitted function that draw, and do more than that."""
+
+    @fdg.fragment("actor", in_axes=(0, 0))
+    def act(x, keys):
+        return jax.jit(walk)(x, keys)[0]
+
+    return jax.lax.scan(lambda x, k: (act(x, k), x), x, keys)
+
+
+def nested(x, keys):
+    return jax.lax.scan(lambda x, k: jax.lax.scan(walk, x, jnp.stack([k, k])), x, keys)
+
+
+def several_from_one(x, keys):
+    """Keys that are split, and used again by what stays."""
+
+    def trip(x, keys):
+        first, second = jax.vmap(lambda k: jax.random.split(k), out_axes=1)(keys)
+        return x + jax.vmap(jax.random.uniform)(first), second
+
+    return jax.lax.scan(trip, x, keys)
+
+
+def handed_on(x, keys):
+    """Carried values and rows that come out as they went in, in a call and in the loop."""
+
+    def trip(carry, keys):
+        x, y, constant = carry
+        z, again, keys = jax.jit(lambda x, y, k: (x + jax.vmap(jax.random.uniform)(k), y, k))(x, y, keys)
+        return (z, again, constant), (keys, x, again)
+
+    carry, rows = jax.lax.scan(trip, (x, 2 * x, x), keys)
+    return *carry, *rows
+
+
+def with_constants(x, keys):
+    shift = jax.random.split(jax.random.key(7), 3)
+    return jax.lax.scan(lambda x, k: (x + jax.vmap(jax.random.uniform)(shift), k), x, keys)
+
+
+def drawn_in_loops(jaxpr, inside=False):
+    """How often random bits are drawn in the bodies of scans."""
+    count = 0
+    for eqn in jaxprs.open_jaxpr(jaxpr).eqns:
+        count += inside and eqn.primitive.name == "random_bits"
+        within = inside or eqn.primitive.name == "scan"
+        count += sum(drawn_in_loops(body.jaxpr, within) for body in jaxprs.bodies(eqn))
+    return count
+
+
+def values(results):
+    return [jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in results]
+
+
+@pytest.mark.parametrize(
+    ("function", "left"),
+    [
+        (loop, 0),
+        (backwards, 0),
+        (in_calls, 0),
+        (nested, 0),
+        (several_from_one, 0),
+        (handed_on, 0),
+        (with_constants, 1),
+    ],
+    ids=lambda f: getattr(f, "__name__", str(f)),
+)
+def test_draws_are_those_of_the_loop(function, left):
+    x = jnp.arange(3.0)
+    jaxpr = jax.make_jaxpr(function)(x, KEYS)
+    hoisted = draws.draw_ahead(jaxpr)
+    assert drawn_in_loops(jaxpr) > 0 and drawn_in_loops(hoisted) == left
+    made, expected = (values(core.jaxpr_as_fun(each)(x, KEYS)) for each in (hoisted, jaxpr))
+    for a, b in zip(made, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_a_draw_that_waits_for_what_is_carried_stays():
+    def trip(key, _):
+        return jax.random.split(key)[0], jax.random.uniform(key)
+
+    jaxpr = jax.make_jaxpr(lambda key: jax.lax.scan(trip, key, None, length=4))(jax.random.key(0))
+    assert draws.draw_ahead(jaxpr) is jaxpr
+
+
+def test_draws_that_depend_on_the_batch_stay():
+    keys = jax.random.split(jax.random.key(0, impl="rbg"), (5, 3))
+    jaxpr = jax.make_jaxpr(loop)(jnp.arange(3.0), keys)
+    assert draws.draw_ahead(jaxpr) is jaxpr
+
+
+def test_more_than_fits_stays(monkeypatch):
+    monkeypatch.setattr(draws, "MOST_BYTES", 8)
+    jaxpr = jax.make_jaxpr(loop)(jnp.arange(3.0), KEYS)
+    assert draws.draw_ahead(jaxpr) is jaxpr
+
+
+def test_fragments_keep_their_names():
+    hoisted = draws.draw_ahead(jax.make_jaxpr(in_calls)(jnp.arange(3.0), KEYS))
+    assert str(hoisted).count("name=fdg:actor:act") == 2  # what it draws, and the rest
+
+
+def test_training_is_what_it_was(monkeypatch):
+    """Draws ahead or not: but for what XLA rounds otherwise once operations are fused otherwise."""
+    algorithm = algos.PPO(env=envs.make("CartPole-v1"), num_envs=4, num_steps=8, hidden=(8,))
+
+    def trained(**options):
+        engine = fdg.compile(algorithm, policies.GPUOnly(), jax.devices()[:1], **options)
+        return jax.tree.leaves(engine.run(engine.init(0), 2)[1])
+
+    made = trained(), trained(num_seeds=2)
+    monkeypatch.setattr(programs, "draw_ahead", lambda jaxpr: jaxpr)
+    for now, before in zip(made, (trained(), trained(num_seeds=2)), strict=True):
+        for a, b in zip(now, before, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)

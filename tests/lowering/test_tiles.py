@@ -1,0 +1,158 @@
+"""Sums over a large batch in tiles: the numbers of the whole, and nothing of its size left in between."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend import core
+
+import algos
+import envs
+import fdg
+import policies
+from fdg import jaxprs
+from fdg.lowering import programs, tiles
+
+ROWS = 64
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Tiles of a few rows, whatever the sizes."""
+    monkeypatch.setattr(tiles, "TILE_BYTES", 4096)
+    monkeypatch.setattr(tiles, "TILE_FLOPS", 1)
+
+
+def normal(seed, *shape):
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+def squares(w, x, y):
+    return jnp.mean(jnp.square(jnp.tanh(x @ w) - y))
+
+
+def standardized(w, x, y):
+    """The mean and the deviation of `y` have to be there before the tiles."""
+    return jnp.mean(jnp.tanh(x @ w) * (y - y.mean()) / y.std())
+
+
+def standardized_output(w, x, y):
+    """Those of what the product makes: only what follows them can be tiled."""
+    out = x @ w
+    return jnp.mean(jnp.square((out - out.mean()) / out.std() - y))
+
+
+def in_a_call(w, x, y):
+    return jax.jit(squares)(w, x, y) + jnp.mean(jax.nn.log_softmax(x @ w)[:, 0])
+
+
+def two_products(w, x, y):
+    hidden = jax.nn.relu(x @ w)
+    return jnp.mean(jnp.square(hidden @ w.T - x)) + jnp.mean(hidden * y)
+
+
+def last_axis(w, x, y):
+    """The batch last: a sample a column."""
+    return jnp.mean(jnp.square(jnp.tanh(w.T @ x.T) - y.T))
+
+
+LOSSES = (squares, standardized, standardized_output, in_a_call, two_products, last_axis)
+
+
+def traced(function):
+    arguments = normal(0, 4, 3), normal(1, ROWS, 4), normal(2, ROWS, 3)
+    return jax.make_jaxpr(function)(*arguments), arguments
+
+
+def counts(jaxpr):
+    """Into how many tiles its calls run."""
+    return [int(n) for n in re.findall(r"fdg-tiles:(\d+)", str(jaxpr))]
+
+
+def assert_alike(made, expected):
+    for a, b in zip(made, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda f: f.__name__)
+def test_a_gradient_in_tiles_is_that_of_the_whole(loss):
+    jaxpr, arguments = traced(lambda *a: jax.tree.leaves(jax.value_and_grad(loss)(*a)))
+    tiled = tiles.tile(jaxpr, [None, 0, 0], 1)
+    assert counts(tiled) and max(counts(tiled)) > 1
+    assert_alike(core.jaxpr_as_fun(tiled)(*arguments), core.jaxpr_as_fun(jaxpr)(*arguments))
+
+
+def test_what_tiles_take_and_leave():
+    """Extremes, counts and what has a row for each sample come out of the tiles too."""
+
+    def function(w, x, y):
+        error = jnp.square(x @ w - y)
+        gradient = jax.grad(squares)(w, x, y)
+        return gradient, error.max(), error.min(), jnp.argmax(error, axis=1), error.sum(1), (error > 1).sum()
+
+    jaxpr, arguments = traced(function)
+    tiled = tiles.tile(jaxpr, [None, 0, 0], 1)
+    assert max(counts(tiled)) > 1
+    assert_alike(core.jaxpr_as_fun(tiled)(*arguments), core.jaxpr_as_fun(jaxpr)(*arguments))
+
+
+def test_nothing_between_the_layers_has_the_size_of_the_batch():
+    jaxpr, _ = traced(jax.grad(two_products))
+    tiled = jaxprs.open_jaxpr(tiles.tile(jaxpr, [None, 0, 0], 1))
+    large = [eqn.primitive.name for eqn in tiled.eqns if any(ROWS in v.aval.shape for v in eqn.outvars)]
+    assert set(large) <= {"broadcast_in_dim"}  # a number for all rows, which is never written out
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (lambda w, x, y: jnp.mean(jnp.tanh(x @ w)), "no product adds up over the batch"),
+        (lambda w, x, y: jnp.tanh(x[:3] @ w), "three rows"),
+        (lambda w, x, y: w @ w.T, "no batch"),
+    ],
+    ids=["no gradient", "few rows", "no batch"],
+)
+def test_left_alone(function, why):
+    jaxpr, _ = traced(function)
+    assert tiles.tile(jaxpr, [None, 0, 0], 1) is jaxpr, why
+
+
+def test_a_fitting_batch_is_left_alone(monkeypatch):
+    monkeypatch.setattr(tiles, "TILE_BYTES", 1 << 20)
+    jaxpr, _ = traced(jax.grad(squares))
+    assert tiles.tile(jaxpr, [None, 0, 0], 1) is jaxpr
+
+
+def test_sums_that_are_waited_for_stay_out():
+    """The mean of all rows feeds every row: what comes before it runs before the tiles, once."""
+    jaxpr, _ = traced(jax.grad(standardized_output))
+    tiled = jaxprs.open_jaxpr(tiles.tile(jaxpr, [None, 0, 0], 1))
+    before = [eqn.primitive.name for eqn in tiled.eqns]
+    assert before.index("dot_general") < before.index("reduce_sum") < len(before) - 1
+    assert counts(tiled)
+
+
+@pytest.mark.parametrize("make", ["ppo", "pqn", "a2c"])
+def test_algorithms_on_devices(make, monkeypatch):
+    """Tiles or not, on one device or four: the same numbers, and no exchange that the plan does not name."""
+    env = envs.make("CartPole-v1")
+    algorithm = {
+        "ppo": lambda: algos.PPO(env=env, num_envs=16, num_steps=8, hidden=(16,), num_epochs=1),
+        "pqn": lambda: algos.PQN(env=env, num_envs=16, num_steps=8, hidden=(16,), num_minibatches=2),
+        "a2c": lambda: algos.A2C(env=env, num_envs=16, num_steps=8, hidden=(16,)),
+    }[make]()
+
+    def trained(devices, tiled):
+        monkeypatch.setattr(programs, "pays_on", lambda mesh: tiled)
+        engine = fdg.compile(algorithm, policies.GPUOnly(), jax.devices()[:devices])
+        state, metrics = engine.run(engine.init(0), 2)
+        assert engine.unexplained() == ()
+        return jax.tree.leaves((state.parameters, metrics)), engine.programs[0].hlo().count(" while(")
+
+    plain, loops = trained(1, False)
+    for devices in (1, 4):
+        made, more = trained(devices, True)
+        assert_alike(made, plain)
+        assert more > loops
