@@ -15,11 +15,11 @@ from typing import Any
 
 import jax
 
+from fdg.cores import usable_cores
 from fdg.costs import published
 from fdg.costs.hardware import Cluster, DeviceKind, Figure, Link
 from fdg.errors import FdgError, UnknownNameError
 from fdg.running import program_cache
-from fdg.running.host_devices import usable_cores
 
 VERSION = 1
 FIX = "run python -m fdg.calibrate, which takes two minutes"
