@@ -10,12 +10,13 @@ import jax
 
 from fdg.commands.cli import guarded
 from fdg.commands.flags import Flag, Parser, add_flag, normalise
+from fdg.cores import usable_cores
 from fdg.costs import machine
 from fdg.costs.calibration import calibrate
 from fdg.costs.hardware import RATES, TIMES
 from fdg.costs.machine import Calibration
 from fdg.errors import FdgError
-from fdg.running.host_devices import host_devices, usable_cores
+from fdg.running.host_devices import host_devices
 from fdg.showing.words import quantity, table
 
 _FLAGS = (

@@ -20,6 +20,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from scipy.optimize import nnls
 
+from fdg.cores import usable_cores
 from fdg.costs import published
 from fdg.costs.hardware import DeviceKind, Figure, Link
 from fdg.costs.machine import REFERENCE, SHARED_MEMORY, SOCKETS, Calibration, fingerprint
@@ -27,7 +28,6 @@ from fdg.errors import FdgError, UnknownNameError
 from fdg.lowering.mesh import make_mesh
 from fdg.profiling.repeating import Repeated, compile_all
 from fdg.profiling.work import Product, Work, work_of
-from fdg.running.host_devices import usable_cores
 
 ROUNDS = 5
 _SMALL, _LARGE = 2**18, 2**26  # bytes of arrays: in the cache, and in memory

@@ -282,8 +282,13 @@ class Cluster:
         return [self.kind.platform] * devices
 
     def figures(self) -> Mapping[str, Figure]:
-        """All rates of devices and links, by name: of the links as "inside/latency" and so on."""
-        found: dict[str, Any] = dict(self.kind.figures)
+        """All rates by name, also those that are taken; of the links as "inside/latency" and so on."""
+        taken = {
+            name: Figure(self.kind.rate(name), 0.5, "taken: neither measured nor published")
+            for name in RATES
+            if not name.startswith("product/")
+        }
+        found: dict[str, Any] = {**taken, **self.kind.figures}
         for word, link in (("inside", self.inside), ("between", self.between)):
             for name in ("latency", "bandwidth", "call"):
                 found[f"{word}/{name}"] = getattr(link, name)

@@ -15,11 +15,11 @@ from typing import Any
 
 import jax
 
+from fdg.cores import usable_cores
 from fdg.costs import published
 from fdg.costs.hardware import Cluster, DeviceKind, Figure, Link
 from fdg.errors import FdgError, UnknownNameError
 from fdg.running import program_cache
-from fdg.running.host_devices import usable_cores
 
 VERSION = 1
 FIX = "run python -m fdg.calibrate, which takes two minutes"
@@ -32,34 +32,34 @@ REFERENCE = DeviceKind(
     {
         name: Figure(value, 0.5, _A_CORE)
         for name, value in {
-            "product/float32": 9e10,
-            "product/float64": 4e10,
-            "product_bytes": 8e9,
-            "product_call": 5e-7,
-            "memory": 1e10,
-            "cache": 3e10,
+            "product/float32": 1.1e11,
+            "product/float64": 5.5e10,
+            "product_bytes": 1e15,
+            "product_call": 2.2e-6,
+            "memory": 1.8e10,
+            "cache": 2.7e10,
             "cache_bytes": 2**21,
-            "elementwise": 2e10,
-            "transcendental": 4e9,
-            "reduction": 1e10,
-            "random": 1.2e9,
-            "sort": 1e8,
-            "movement": 4e9,
+            "elementwise": 2.9e10,
+            "transcendental": 5.9e9,
+            "reduction": 2e10,
+            "random": 2.75e8,
+            "sort": 2.6e7,
+            "movement": 2e10,
             "linear algebra": 1e9,
-            "host": 1e9,
+            "host": 3.4e9,
             "host_call": 3e-5,
-            "operation": 4e-7,
-            "trip": 5e-7,
-            "dispatch": 4e-5,
-            "argument": 5e-7,
-            "transfer": 4e-5,
-            "parallel": 0.7,
+            "operation": 2.5e-8,
+            "trip": 1e-8,
+            "dispatch": 5e-6,
+            "argument": 1e-6,
+            "transfer": 9e-5,
+            "parallel": 0.9,
             "parallel_bytes": 1e5,
         }.items()
     },
 )
 SHARED_MEMORY = Link(
-    "shared memory", Figure(3e-5, 0.5, _A_CORE), Figure(2e9, 0.5, _A_CORE), Figure(8e-5, 0.5, _A_CORE)
+    "shared memory", Figure(5e-6, 0.5, _A_CORE), Figure(4.5e9, 0.5, _A_CORE), Figure(2.5e-5, 0.5, _A_CORE)
 )
 SOCKETS = Link(
     "sockets of this host", Figure(2e-4, 0.5, _A_CORE), Figure(1e9, 0.5, _A_CORE), Figure(2e-4, 0.5, _A_CORE)

@@ -1,5 +1,8 @@
 """Cluster files: what they mean, and one clear line for each that is wrong."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from fdg.costs.cluster_file import read_cluster
@@ -86,3 +89,9 @@ def test_this_machine_without_a_calibration(file, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(FdgError, match=r"no calibration: run python -m fdg.calibrate"):
         read_cluster(file('hosts = 1\nkind = "this machine"'))
+
+
+def test_the_files_of_the_guide(file):
+    guide = (Path(__file__).parents[2] / "docs" / "scale.md").read_text()
+    blocks = re.findall(r"```toml\n(.*?)```", guide, re.DOTALL)
+    assert [read_cluster(file(block)).devices for block in blocks] == [4096, 8]
