@@ -37,6 +37,10 @@ def work(connection: Any, x64: bool, breakage: str | None, log: str) -> None:
 
     import jax
 
+    # Unpickling what this process is started with may have imported JAX, which reads these only once.
+    jax.config.update("jax_enable_x64", x64)
+    jax.config.update("jax_numpy_rank_promotion", "raise")
+
     from tests.oracle.breakage import BREAKAGES
     from tests.oracle.compare import Expected, Verdict, check
     from tests.oracle.generate import program_of
