@@ -53,9 +53,10 @@ def shuffled_rows(
     Returns:
       `[num_epochs * num_minibatches, blocks, count / num_minibatches]` int32.
     """
-    rows = permutations(key, count, num_epochs * blocks)
-    rows = rows.reshape(num_epochs, blocks, num_minibatches, -1).swapaxes(1, 2)
-    return rows.reshape(num_epochs * num_minibatches, blocks, -1)
+    # Blocks first: devices that have some of them draw those alone.
+    rows = permutations(key, count, blocks * num_epochs)
+    rows = rows.reshape(blocks, num_epochs * num_minibatches, -1)
+    return rows.swapaxes(0, 1)
 
 
 def own_blocks(num_envs: int, per_env: int, num_minibatches: int) -> int:

@@ -11,6 +11,7 @@ from scipy import stats
 from algos import minibatches
 from algos.minibatches import permutations, shuffled_rows, take, take_of_every_env
 from algos.rollout import environment_major, time_major
+from fdg.batch.follow import follow
 
 
 def test_environment_major_keeps_an_environment_together():
@@ -80,3 +81,10 @@ def test_taken_rows():
     assert take(samples, jnp.array([[4, 0]]))["t"].tolist() == [101, 0]
     assert take(samples, jnp.array([[2, 0], [1, 2]]))["t"].tolist() == [2, 0, 101, 102]
     assert take_of_every_env(samples, jnp.array([[2, 0]]), num_envs=2)["t"].tolist() == [2, 0, 102, 100]
+
+
+def test_devices_draw_the_orders_of_their_own_blocks_alone():
+    traced = jax.make_jaxpr(lambda key: shuffled_rows(key, 32, 4, 4, 16))(jax.random.key(0))
+    flow = follow(traced, [None], 4, [1])
+    rows = [each for each in flow.equations if each.eqn.outvars[0].aval.size >= 16 * 32]
+    assert rows and all(None not in each.results for each in rows)
