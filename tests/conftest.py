@@ -1,6 +1,7 @@
 """Eight host devices, strict shapes, a cache of programs: set here, before JAX starts its backends."""
 
 import os
+import signal
 import tempfile
 from importlib.metadata import version
 
@@ -27,6 +28,10 @@ import jax
 import pytest
 
 import fdg
+
+# Whoever starts the tests in the background of a shell has them, and what they start, ignore Ctrl-C.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 fdg.host_devices(8)
 jax.config.update("jax_numpy_rank_promotion", "raise")

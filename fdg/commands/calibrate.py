@@ -16,7 +16,7 @@ from fdg.costs.calibration import calibrate
 from fdg.costs.hardware import RATES, TIMES
 from fdg.costs.machine import Calibration
 from fdg.errors import FdgError
-from fdg.running.host_devices import host_devices
+from fdg.running.host_devices import make_host_devices
 from fdg.showing.words import quantity, table
 
 _FLAGS = (
@@ -39,7 +39,7 @@ def calibrate_main(argv: Sequence[str] | None = None) -> int:
         for flag in _FLAGS:
             add_flag(parser, flag)
         given = parser.parse_strictly(normalise(argv))
-        host_devices(max(2, usable_cores()))
+        make_host_devices(max(2, usable_cores()))
         devices = jax.local_devices()
         out = Path(given["out"]) if given.get("out") else machine.path_of(devices[0].device_kind)
         if out is None:

@@ -59,7 +59,7 @@ def daly(job: Failing) -> float:
     """The same to higher order.
 
     >>> daly(Failing(between=86_400, save=60, restart=300))
-    3180.1...
+    3180.06...
     """
     if math.isinf(job.between):
         return math.inf

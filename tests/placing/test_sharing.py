@@ -105,7 +105,7 @@ class Bare:
 def test_an_algorithm_without_fragments_is_one_program(devices, policy, group):
     plan = fdg.place(Bare(), policy, 2)
     (program,) = plan.programs
-    assert (program.group, program.fragments, plan.schedule) == (group, (), None)
+    assert (program.group, program.fragments, plan.schedule) == (group, ("iterate",), None)
     assert "nothing moves between devices" in str(plan) and plan.to_mermaid() and plan._repr_svg_()
     if group == "actors":
         engine = fdg.compile(Bare(), policy, devices[:2])

@@ -95,7 +95,7 @@ def test_a_run_keeps_to_its_choice(tmp_path):
     assert config["devices"] is None and f"devices: {config['devices_chosen']} of " in said
     (tmp_path / "run" / "config.json").write_text(json.dumps({**config, "devices_chosen": 1}))
     (tmp_path / "run" / "summary.json").unlink()
-    assert "on 1 device, 2 agents" in train("--resume", run)
+    assert "on 1 device, 2 agents" in train("--resume", run, "--trust")
 
 
 def test_a_plan_of_nothing_but_one_device_says_so():
