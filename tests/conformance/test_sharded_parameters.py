@@ -237,11 +237,14 @@ def test_a_rule_that_is_ignored_fails(devices, monkeypatch):
 
 
 def test_parameters_that_are_not_gathered_at_the_batch_move_more(devices, monkeypatch):
+    def moved():
+        engine = fdg.compile(Sequences(layers=1), SETUPS["fsdp 8"][0], devices)
+        engine.compile(1)
+        return sum(planned(engine.plan).values())
+
+    gathered = moved()
     monkeypatch.setattr(weights, "meeting", lambda step: [])
-    engine = fdg.compile(Sequences(layers=1), SETUPS["fsdp 8"][0], devices)
-    engine.compile(1)
-    size = sum(leaf.size * 4 for leaf in jax.tree.leaves(engine.plan.graph.state["params"]))
-    assert sum(planned(engine.plan).values()) > 6 * size
+    assert moved() > 1.1 * gathered
 
 
 # --- the rest of the engine with them ---

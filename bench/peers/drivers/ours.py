@@ -5,6 +5,7 @@ round is a whole training, from its first parameters on, or goes on where the la
 """
 
 import resource
+import warnings
 from typing import Any
 
 import jax
@@ -27,6 +28,8 @@ def prepare(config: dict[str, Any]):
         jax.block_until_ready(engine.init(0))
     steps = job.num_iterations * job.steps_per_iteration * (job.num_seeds or 1)
 
+    # Speed is measured for as long as it takes, beyond where the step size has fallen to zero.
+    warnings.simplefilter("ignore", fdg.FdgWarning)
     states = [engine.init(0)]
 
     def one_round(seed: int) -> dict[str, Any]:
