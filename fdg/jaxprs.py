@@ -200,6 +200,14 @@ def with_bodies(eqn: core.JaxprEqn, closed: Sequence[core.ClosedJaxpr]) -> core.
     return eqn.replace(params={**eqn.params, **changed})
 
 
+def with_new_bodies(eqn: core.JaxprEqn, new: Sequence[Any]) -> core.JaxprEqn:
+    """The equation with other bodies, in the order of `bodies(eqn)`: open jaxprs, None for one that stays."""
+    if all(body is None for body in new):
+        return eqn
+    pairs = zip(closed_bodies(eqn), new, strict=True)
+    return with_bodies(eqn, [old if body is None else with_jaxpr(old, body) for old, body in pairs])
+
+
 def _shapes(wired: Any) -> list[list[Any]]:
     return [[getattr(v.aval, "shape", None) for v in side] for side in (wired.invars, wired.outvars)]
 

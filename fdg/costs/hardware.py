@@ -108,7 +108,7 @@ class DeviceKind:
             return self._product_rate(name.removeprefix("product/"))
         if name not in RATES:
             raise unknown_name("rate", name, RATES)
-        if name in ("cache", "product_bytes", *_BY_BYTES):
+        if name in ("cache", "product_bytes", *BY_BYTES):
             return self.figures["memory"].value
         return _DEFAULTS[self.platform].get(name, _COMMON[name])
 
@@ -133,7 +133,7 @@ class DeviceKind:
 
 
 _WIDTHS = {"float8": 1, "int8": 1, "bfloat16": 2, "float16": 2, "float32": 4, "int32": 4, "float64": 8}
-_BY_BYTES = (
+BY_BYTES = (
     "elementwise",
     "transcendental",
     "reduction",

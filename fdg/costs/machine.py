@@ -24,8 +24,11 @@ from fdg.running import program_cache
 VERSION = 1
 FIX = "run python -m fdg.calibrate, which takes two minutes"
 
-# What a core does where nobody has measured it: one of a server's, of AVX-512, in 2026.
-_A_CORE = "measured on one core of a server with AVX-512; no calibration of this machine was found"
+# What a core does where nobody has measured it: about that of a server in 2026. Links, float64, and what it
+# takes to start something are assumed.
+_A_CORE = (
+    "rough: partly measured on a busy core with AVX-512, partly assumed; this machine has no calibration"
+)
 REFERENCE = DeviceKind(
     "cpu",
     "cpu",

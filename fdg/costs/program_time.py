@@ -11,23 +11,10 @@ import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from fdg.costs.hardware import DeviceKind
+from fdg.costs.hardware import BY_BYTES, DeviceKind
 from fdg.profiling.work import Operation, Product, Work
 
-CLASSES = (
-    "product",
-    "convolution",
-    "elementwise",
-    "transcendental",
-    "reduction",
-    "random",
-    "sort",
-    "movement",
-    "linear algebra",
-    "host",
-    "operation",
-    "trip",
-)
+CLASSES = ("product", "convolution", *BY_BYTES, "operation", "trip")
 
 _AS_IT_STANDS: Mapping[str, float] = dict.fromkeys(CLASSES, 1.0)
 JOINED: Mapping[str, Mapping[str, float]] = MappingProxyType(

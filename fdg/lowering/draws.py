@@ -24,9 +24,8 @@ from jax.extend import core
 from fdg import jaxprs
 from fdg.batch.rules.random import draws_from_the_batch
 
-MOST_BYTES = (
-    64 << 20
-)  # of what is drawn for all trips of a loop; of more, the loop's own trips are the better ones
+# Of what is drawn for all trips of a loop: of more, the loop's own trips are the better ones.
+MOST_BYTES = 64 << 20
 
 _DRAWS = frozenset(
     "random_bits random_split random_fold_in random_gamma random_seed threefry2x32 random_clone".split()
@@ -73,15 +72,10 @@ class _Hoister:
         equations: list[Any] = []
         changed = False
         for eqn in jaxpr.eqns:
-            inner = [self.rewrite(body.jaxpr) for body in jaxprs.bodies(eqn)]
-            if any(body is not None for body in inner):
-                changed = True
-                before = zip(jaxprs.closed_bodies(eqn), inner, strict=True)
-                bodies = [old if new is None else jaxprs.with_jaxpr(old, new) for old, new in before]
-                eqn = jaxprs.with_bodies(eqn, bodies)
-            made = _without_draws(eqn) if eqn.primitive.name == "scan" and not eqn.effects else None
-            changed = changed or made is not None
-            equations += [eqn] if made is None else made
+            now = jaxprs.with_new_bodies(eqn, [self.rewrite(body.jaxpr) for body in jaxprs.bodies(eqn)])
+            made = _without_draws(now) if eqn.primitive.name == "scan" and not eqn.effects else None
+            changed = changed or now is not eqn or made is not None
+            equations += [now] if made is None else made
         return jaxpr.replace(eqns=equations) if changed else None
 
 
@@ -198,8 +192,8 @@ def _scan(model: Any, late: Any, invars: Sequence[Any], outvars: Sequence[Any]) 
             results = _body_p.bind(*constants, *carry, *rows, avals=avals)
             return list(results[:count]), list(results[count:])
 
-        reverse = model.params["reverse"]
-        return jax.lax.scan(one, list(start), list(rows), length=body.trips, reverse=reverse)
+        how = {name: model.params[name] for name in ("reverse", "unroll")}
+        return jax.lax.scan(one, list(start), list(rows), length=body.trips, **how)
 
     return _with_body(jax.make_jaxpr(loop)(*_shapes(invars)), late, invars, outvars)
 

@@ -188,27 +188,20 @@ class _Tiler:
 
     def _rewrite(self, flow: Flow) -> Any:
         region = None
-        if any(
-            map(_adds_up_a_gradient, flow.equations)
-        ):  # calls in its way are opened, where they are no fragments
+        if any(map(_adds_up_a_gradient, flow.equations)):
+            # Calls in its way are opened, where they are no fragments.
             axes = [axis for axis, _ in flow.inputs]
             opened = follow(_without_calls(flow.jaxpr), axes, self.devices, flow.outputs)
             region = _find(opened, self.devices)
             flow = flow if region is None else opened
-        equations, changed = [], region is not None
-        for each in flow.equations:
-            inner = [self.rewrite(body) for body in each.bodies]
-            if any(body is not None for body in inner):
-                changed = True
-                before = zip(jaxprs.closed_bodies(each.eqn), inner, strict=True)
-                bodies = [old if new is None else jaxprs.with_jaxpr(old, new) for old, new in before]
-                equations.append(jaxprs.with_bodies(each.eqn, bodies))
-            else:
-                equations.append(each.eqn)
-        if not changed:
-            return None
+        equations = [
+            jaxprs.with_new_bodies(each.eqn, [self.rewrite(body) for body in each.bodies])
+            for each in flow.equations
+        ]
         if region is not None:
             equations = self._with_call(flow, equations, region)
+        elif all(now is each.eqn for now, each in zip(equations, flow.equations, strict=True)):
+            return None
         return flow.jaxpr.replace(eqns=equations)
 
     def _with_call(self, flow: Flow, equations: Sequence[Any], region: _Region) -> list[Any]:
@@ -301,7 +294,8 @@ def _can_be_tiled(each: EquationFlow) -> bool:
     if each.gathered or each.agreed or each.eqn.effects:
         return False
     if each.reduced:
-        return each.eqn.primitive.name in _SUMS or each.eqn.primitive.name in _EXTREMES
+        name, dtype = each.eqn.primitive.name, each.eqn.outvars[0].aval.dtype
+        return name in _SUMS or (name in _EXTREMES and jnp.issubdtype(dtype, jnp.number))
     return all(axis is not None for axis in each.results) and all(map(is_independent, each.bodies))
 
 

@@ -108,6 +108,12 @@ def test_draws_are_those_of_the_loop(function, left):
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
+def test_a_loop_stays_as_unrolled_as_it_was():
+    jaxpr = jax.make_jaxpr(lambda x, keys: jax.lax.scan(walk, x, keys, unroll=5))(jnp.arange(3.0), KEYS)
+    made = [eqn for eqn in jaxprs.open_jaxpr(draws.draw_ahead(jaxpr)).eqns if eqn.primitive.name == "scan"]
+    assert [eqn.params["unroll"] for eqn in made] == [5]
+
+
 def test_a_draw_that_waits_for_what_is_carried_stays():
     def trip(key, _):
         return jax.random.split(key)[0], jax.random.uniform(key)
