@@ -3,7 +3,7 @@
 What a data sheet says is a peak that no program reaches. `REACHED` of it is taken for products, and for
 memory: the fractions that large products and copies are usually seen to reach; the spread of every figure
 here says so. Sheets are quoted by name: the TPUs' pages and the H100's NVLink were looked up in 2026,
-and others not again. A calibration (`fdg.costs.calibration`) replaces all.
+the others were not checked again. A calibration (`fdg.costs.calibration`) replaces all.
 """
 
 from collections.abc import Mapping
