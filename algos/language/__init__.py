@@ -1,0 +1,22 @@
+"""Language models: a decoder of Llama's, Qwen2's and Qwen3's shape, and sampling from it.
+
+Nothing here knows of tasks, rewards or learning.
+"""
+
+from algos.language.config import DecoderConfig
+from algos.language.decoder import Cache, Decoder, positions_of
+from algos.language.generation import Prompts, Samples, check_tokens, generate, sample_keys
+from algos.language.sampling import Sampling
+
+__all__ = [
+    "Cache",
+    "Decoder",
+    "DecoderConfig",
+    "Prompts",
+    "Samples",
+    "Sampling",
+    "check_tokens",
+    "generate",
+    "positions_of",
+    "sample_keys",
+]

@@ -1,0 +1,270 @@
+"""The shape of a decoder: Llama, Qwen2 and Qwen3 as values of one dataclass, and `config.json`."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from fdg.errors import FdgError
+
+LINEAR = ("query", "key", "value", "output", "gate", "up", "down")
+"""The linear layers of a block, by the names that they have in the parameters."""
+
+_ROPE_TYPES = ("linear", "llama3", "yarn")
+_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderConfig:
+    """Sizes and options of a decoder-only transformer with rotary positions, RMSNorm and SwiGLU.
+
+    Attributes:
+      vocab_size: V, tokens that there are.
+      hidden_size: D, width of the residual stream.
+      intermediate_size: width inside a SwiGLU.
+      num_layers: blocks.
+      num_heads: query heads.
+      num_kv_heads: heads of keys and values, each shared by `num_heads / num_kv_heads` query heads (GQA,
+        arXiv 2305.13245).
+      head_dim: width of a head; None for `hidden_size / num_heads`.
+      rope_theta: base of the rotary frequencies (arXiv 2104.09864).
+      rope_scaling: how these are stretched for long contexts, as sorted pairs of what `config.json` says:
+        `rope_type` "linear", "llama3" or "yarn" (arXiv 2309.00071), and its factors.
+      rms_norm_eps: added to the mean square.
+      tie_embeddings: whether the head is the embedding's transpose.
+      qkv_bias: whether queries, keys and values have a bias (Qwen2); `output_bias`, `mlp_bias`: likewise.
+      qk_norm: whether each head of queries and keys is normalised (Qwen3).
+      sliding_window: how many tokens, its own included, a token of the layers from `first_sliding_layer` on
+        attends to; None for all.
+      max_positions: the longest context, in tokens.
+      dtype: of the computation, "float32" or "bfloat16"; "float32" computes in the parameters' own dtype,
+        which is float32 (with x64 enabled, float64).
+      remat: whether blocks are computed again for the gradient, and not kept.
+      lora_rank: r of low-rank adapters (arXiv 2106.09685); 0 for none.
+      lora_alpha: adapters are scaled by `lora_alpha / lora_rank`.
+      lora_targets: the linear layers that have adapters.
+      initializer_range: deviation of first weights.
+    """
+
+    vocab_size: int
+    hidden_size: int = 576
+    intermediate_size: int = 1536
+    num_layers: int = 30
+    num_heads: int = 9
+    num_kv_heads: int = 3
+    head_dim: int | None = None
+    rope_theta: float = 10_000.0
+    rope_scaling: tuple[tuple[str, Any], ...] | None = None
+    rms_norm_eps: float = 1e-6
+    tie_embeddings: bool = True
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    sliding_window: int | None = None
+    first_sliding_layer: int = 0
+    max_positions: int = 2048
+    dtype: str = "float32"
+    remat: bool = False
+    lora_rank: int = 0
+    lora_alpha: float = 16.0
+    lora_targets: tuple[str, ...] = LINEAR
+    initializer_range: float = 0.02
+
+    def __post_init__(self) -> None:
+        if self.head_dim is None:
+            self._require(
+                self.hidden_size % self.num_heads == 0,
+                f"hidden_size={self.hidden_size} does not divide by num_heads={self.num_heads}: say head_dim",
+            )
+            object.__setattr__(self, "head_dim", self.hidden_size // self.num_heads)
+        sizes = "vocab_size hidden_size intermediate_size num_layers num_heads num_kv_heads max_positions"
+        for name in (*sizes.split(), "head_dim"):
+            value = getattr(self, name)
+            ok = isinstance(value, int) and not isinstance(value, bool) and value > 0
+            self._require(ok, f"{name}={value!r}: it must be a whole number above zero")
+        self._require(
+            self.num_heads % self.num_kv_heads == 0,
+            f"num_heads={self.num_heads} does not divide by num_kv_heads={self.num_kv_heads}",
+        )
+        self._require(self.width % 2 == 0, f"head_dim={self.head_dim}: rotary positions need an even one")
+        self._require(
+            self.dtype in ("float32", "bfloat16"), f"dtype={self.dtype!r}: it must be 'float32' or 'bfloat16'"
+        )
+        self._require(self.lora_rank >= 0, f"lora_rank={self.lora_rank}: it must be zero or above")
+        unknown = [name for name in self.lora_targets if name not in LINEAR]
+        self._require(not unknown, f"lora_targets={unknown}: a block has {', '.join(LINEAR)}")
+        kind = self.rope_type
+        self._require(
+            kind in ("default", *_ROPE_TYPES), f"rope_type={kind!r}: known are {', '.join(_ROPE_TYPES)}"
+        )
+
+    def _require(self, condition: bool, message: str) -> None:
+        if not condition:
+            raise FdgError(f"DecoderConfig: {message}")
+
+    @property
+    def width(self) -> int:
+        """The width of a head."""
+        assert self.head_dim is not None
+        return self.head_dim
+
+    @property
+    def rope(self) -> dict[str, Any]:
+        """`rope_scaling` as a dict; empty for none."""
+        return dict(self.rope_scaling or ())
+
+    @property
+    def rope_type(self) -> str:
+        """How rotary frequencies are stretched; "default" for not at all."""
+        return self.rope.get("rope_type", self.rope.get("type", "default"))
+
+    @classmethod
+    def tiny(cls, vocab_size: int, **changes: Any) -> "DecoderConfig":
+        """A network for tests and small tasks: two layers of width 64, four heads on two of keys and values.
+
+        >>> DecoderConfig.tiny(17).head_dim
+        16
+        """
+        small = {
+            "hidden_size": 64, "intermediate_size": 128, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2,
+            "max_positions": 512,
+        }  # fmt: skip
+        return cls(vocab_size, **{**small, **changes})
+
+    @classmethod
+    def from_hugging_face(cls, config: Mapping[str, Any], **changes: Any) -> "DecoderConfig":
+        """Reads the contents of a `config.json`.
+
+        Args:
+          config: as parsed; of `model_type` llama (Llama, SmolLM2, ...), mistral, qwen2 or qwen3.
+          changes: fields that the file does not say (`dtype`, `remat`, `lora_rank`, ...), or otherwise.
+
+        Raises:
+          FdgError: another architecture, or an option that is not known here.
+        """
+        family = config.get("model_type")
+        if family not in _FAMILIES:
+            raise FdgError(
+                f"config.json: model_type={family!r} is no decoder that can be read: known are"
+                f" {', '.join(_FAMILIES)}"
+            )
+        missing = [name for name in _SIZES if name not in config]
+        if missing:
+            raise FdgError(f"config.json: {', '.join(missing)} missing, which a {family} has")
+        activation = config.get("hidden_act", "silu")
+        if activation != "silu":
+            raise FdgError(f"config.json: hidden_act={activation!r}: these decoders have 'silu'")
+        bias = bool(config.get("attention_bias", False))
+        rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+        theta = rope.pop("rope_theta", None)  # where transformers 5 keeps it
+        if rope.get("rope_type", rope.get("type", "default")) == "default":
+            rope = {}
+        window = config.get("sliding_window")
+        if family in ("qwen2", "qwen3") and not config.get("use_sliding_window", False):
+            window = None
+        heads = config["num_attention_heads"]
+        read = {
+            **{name: config[key] for key, name in _SIZES.items()},
+            "num_kv_heads": config.get("num_key_value_heads") or heads,
+            "head_dim": config.get("head_dim") or (128 if family == "qwen3" else None),
+            "rope_theta": float(config.get("rope_theta") or theta or 10_000.0),
+            "rope_scaling": tuple(sorted(rope.items())) or None,
+            "rms_norm_eps": float(config.get("rms_norm_eps", 1e-6)),
+            "tie_embeddings": bool(config.get("tie_word_embeddings", False)),
+            "qkv_bias": True if family == "qwen2" else bias,
+            "output_bias": False if family == "qwen2" else bias,
+            "mlp_bias": bool(config.get("mlp_bias", False)),
+            "qk_norm": family == "qwen3",
+            "sliding_window": window,
+            "first_sliding_layer": config.get("max_window_layers", 0)
+            if window and family != "mistral"
+            else 0,
+            "max_positions": config.get("max_position_embeddings", 2048),
+            "initializer_range": float(config.get("initializer_range", 0.02)),
+        }
+        return cls(**{**read, **changes})
+
+    @property
+    def family(self) -> str:
+        """Hugging Face's `model_type` that has these options.
+
+        Raises:
+          FdgError: none of them has.
+        """
+        plain = not (self.mlp_bias or self.qk_norm or self.sliding_window)
+        if self.qk_norm and not self.mlp_bias and self.qkv_bias == self.output_bias:
+            return "qwen3"
+        if self.qkv_bias and not (self.output_bias or self.mlp_bias or self.qk_norm):
+            return "qwen2"
+        if self.sliding_window and not self.first_sliding_layer:
+            if not (self.mlp_bias or self.qk_norm or self.qkv_bias or self.output_bias):
+                return "mistral"
+        elif (plain or self.mlp_bias) and not self.qk_norm and self.qkv_bias == self.output_bias:
+            return "llama"
+        raise FdgError(
+            f"DecoderConfig: no model of Hugging Face's has qkv_bias={self.qkv_bias},"
+            f" output_bias={self.output_bias}, mlp_bias={self.mlp_bias}, qk_norm={self.qk_norm} and"
+            f" sliding_window={self.sliding_window} together: export a llama, mistral, qwen2 or qwen3"
+        )
+
+    def to_hugging_face(self) -> dict[str, Any]:
+        """The contents of a `config.json`.
+
+        >>> config = DecoderConfig.tiny(17, qkv_bias=True)
+        >>> DecoderConfig.from_hugging_face(config.to_hugging_face()) == config
+        True
+        """
+        family = self.family
+        written = {
+            "architectures": [_ARCHITECTURES[family]],
+            "model_type": family,
+            **{key: getattr(self, name) for key, name in _SIZES.items()},
+            "num_key_value_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+            "hidden_act": "silu",
+            "rope_theta": self.rope_theta,
+            "rope_scaling": self.rope or None,
+            "rms_norm_eps": self.rms_norm_eps,
+            "tie_word_embeddings": self.tie_embeddings,
+            "max_position_embeddings": self.max_positions,
+            "initializer_range": self.initializer_range,
+            "attention_dropout": 0.0,
+            "torch_dtype": "float32",
+            "use_cache": True,
+        }
+        if family in ("llama", "qwen3"):
+            written["attention_bias"] = self.output_bias
+        if family == "llama":
+            written["mlp_bias"] = self.mlp_bias
+        if family != "llama":
+            written["sliding_window"] = self.sliding_window
+        if family in ("qwen2", "qwen3"):
+            written["use_sliding_window"] = self.sliding_window is not None
+            written["max_window_layers"] = self.first_sliding_layer
+        return written
+
+    @property
+    def num_parameters(self) -> int:
+        """How many numbers the network has, adapters not counted."""
+        d, heads, pairs = self.hidden_size, self.num_heads * self.width, self.num_kv_heads * self.width
+        attention = d * (2 * heads + 2 * pairs) + self.qkv_bias * (heads + 2 * pairs) + self.output_bias * d
+        mlp = 3 * d * self.intermediate_size + self.mlp_bias * (2 * self.intermediate_size + d)
+        norms = 2 * d + self.qk_norm * 2 * self.width
+        embeddings = self.vocab_size * d * (1 if self.tie_embeddings else 2)
+        return embeddings + d + self.num_layers * (attention + mlp + norms)
+
+
+_SIZES = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+}
+
+_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}

@@ -1,0 +1,381 @@
+"""A decoder-only transformer: parameters, logits of whole sequences, one token at a time from a cache.
+
+Parameters are a plain dict, float32:
+
+    {"embedding": [V, D], "norm": [D], "head": [D, V] (unless tied),
+     "layers": {"0": {"attention_norm": [D], "mlp_norm": [D],
+                      "attention": {"query": {"kernel": [D, H*h]}, "key", "value", "output", (norms)},
+                      "mlp": {"gate": {"kernel": [D, F]}, "up", "down"}}, "1": ...}}
+
+and with adapters `{"base": <that>, "adapters": {"layers": {"0": {"attention": {"query": {"a", "b"}}}}}}`.
+"""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from algos.language import layers, sharding
+from algos.language.config import DecoderConfig
+from algos.language.layers import Weights
+
+_FEW_TOKENS = (
+    1024  # of a vocabulary; rows of its table are then picked by a product, whose gradient is one too
+)
+_LOGITS_AT_ONCE = 1 << 20  # numbers [T, V] of a sequence that log_probs makes at a time
+
+
+class Cache(NamedTuple):
+    """What was read so far: keys and values of a prompt, and of up to `C` tokens after it.
+
+    All rows write their next token at one place, `step % C` after the prompt, whenever each began: a row that
+    starts over (another prompt takes it) starts there, and never has more than `C` tokens.
+
+    Attributes:
+      keys, values: of each layer, [N, K, P + C, h].
+      prompt: which tokens of the prompt are there [N, P] bool.
+      position: of the next token [N] int32.
+      generated: tokens after the prompt [N] int32.
+      step: how often `decode` was called [] int32.
+    """
+
+    keys: tuple[jax.Array, ...]
+    values: tuple[jax.Array, ...]
+    prompt: jax.Array
+    position: jax.Array
+    generated: jax.Array
+    step: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoder:
+    """A Llama, Qwen2 or Qwen3 of some size: pure functions of parameters.
+
+    `N` sequences, `T` tokens each, `V` in the vocabulary, `D` wide. `segments` [N, T] int32 say which tokens
+    belong together: a token attends to those before it with its own number; 0 is padding, wherever it is.
+
+    >>> decoder = Decoder(DecoderConfig.tiny(17))
+    >>> parameters = decoder.init(jax.random.key(0))
+    >>> decoder.apply(parameters, jnp.zeros((2, 5), jnp.int32), jnp.ones((2, 5), jnp.int32)).shape
+    (2, 5, 17)
+    """
+
+    config: DecoderConfig
+
+    def init(self, key: jax.Array) -> Weights:
+        """First parameters: normal of deviation `initializer_range`, biases zero; adapters change nothing."""
+        c = self.config
+        count = c.num_layers * 7 + 2
+        keys = iter(jax.random.split(key, count))
+
+        def normal(*shape: int) -> jax.Array:
+            return c.initializer_range * jax.random.normal(next(keys), shape)
+
+        def linear(rows: int, columns: int, bias: bool) -> Weights:
+            kernel = {"kernel": normal(rows, columns)}
+            return {**kernel, "bias": jnp.zeros(columns)} if bias else kernel
+
+        wide_heads, narrow = c.num_heads * c.width, c.num_kv_heads * c.width
+        blocks = {}
+        for i in range(c.num_layers):
+            attention: Weights = {
+                "query": linear(c.hidden_size, wide_heads, c.qkv_bias),
+                "key": linear(c.hidden_size, narrow, c.qkv_bias),
+                "value": linear(c.hidden_size, narrow, c.qkv_bias),
+                "output": linear(wide_heads, c.hidden_size, c.output_bias),
+            }
+            if c.qk_norm:
+                attention |= {"query_norm": jnp.ones(c.width), "key_norm": jnp.ones(c.width)}
+            mlp = {
+                "gate": linear(c.hidden_size, c.intermediate_size, c.mlp_bias),
+                "up": linear(c.hidden_size, c.intermediate_size, c.mlp_bias),
+                "down": linear(c.intermediate_size, c.hidden_size, c.mlp_bias),
+            }
+            norms = {"attention_norm": jnp.ones(c.hidden_size), "mlp_norm": jnp.ones(c.hidden_size)}
+            blocks[str(i)] = {"attention": attention, "mlp": mlp, **norms}
+        base: Weights = {
+            "embedding": normal(c.vocab_size, c.hidden_size),
+            "layers": blocks,
+            "norm": jnp.ones(c.hidden_size),
+        }
+        if not c.tie_embeddings:
+            base["head"] = normal(c.hidden_size, c.vocab_size)
+        return self.with_adapters(base, jax.random.fold_in(key, count)) if c.lora_rank else base
+
+    def with_adapters(self, base: Weights, key: jax.Array) -> Weights:
+        """Parameters without adapters, with new ones that change nothing yet (`b` is zero)."""
+        c = self.config
+        names = [(part, name) for part in ("attention", "mlp") for name in base["layers"]["0"][part]]
+        names = [(part, name) for part, name in names if name in c.lora_targets]
+        keys = iter(jax.random.split(key, c.num_layers * len(names)))
+
+        def adapter(kernel: jax.Array) -> Weights:
+            rows, columns = kernel.shape
+            bound = rows**-0.5  # He et al.'s with slope sqrt(5), as adapters commonly have
+            a = jax.random.uniform(next(keys), (rows, c.lora_rank), kernel.dtype, -bound, bound)
+            return {"a": a, "b": jnp.zeros((c.lora_rank, columns), kernel.dtype)}
+
+        blocks: dict[str, Any] = {}
+        for i in range(c.num_layers):
+            block: dict[str, Any] = {}
+            for part, name in names:
+                block.setdefault(part, {})[name] = adapter(base["layers"][str(i)][part][name]["kernel"])
+            blocks[str(i)] = block
+        return {"base": base, "adapters": {"layers": blocks}}
+
+    @property
+    def parameter_rules(self) -> tuple[tuple[str, Any], ...]:
+        """How a policy may split the parameters: see `algos.language.sharding`."""
+        return sharding.tensor_parallel()
+
+    def cast(self, parameters: Weights) -> Weights:
+        """Parameters in the dtype of the computation: once, in front of a loop that reads them many times."""
+        dtype = self._dtype(parameters)
+        return jax.tree.map(lambda x: x.astype(dtype), parameters)
+
+    def hidden(
+        self, parameters: Weights, tokens: jax.Array, segments: jax.Array, positions: jax.Array | None = None
+    ) -> jax.Array:
+        """What the head reads, after the last norm: [N, T, D], in the dtype of the computation.
+
+        Args:
+          parameters: as `init` makes them.
+          tokens: [N, T] int32.
+          segments: [N, T] int32; 0 is padding.
+          positions: [N, T] int32; None to count from the beginning of each run of equal segments.
+        """
+        return self._sequences(parameters, tokens, segments, positions)[0]
+
+    def apply(
+        self, parameters: Weights, tokens: jax.Array, segments: jax.Array, positions: jax.Array | None = None
+    ) -> jax.Array:
+        """Logits of the next token at each place: [N, T, V] float32."""
+        return self.logits(parameters, self.hidden(parameters, tokens, segments, positions))
+
+    def logits(self, parameters: Weights, hidden: jax.Array) -> jax.Array:
+        """The head: [..., D] to logits [..., V] float32."""
+        base = parameters.get("base", parameters)
+        head = base["embedding"].T if self.config.tie_embeddings else base["head"]
+        at_least = jnp.promote_types(hidden.dtype, jnp.float32)
+        return jnp.matmul(hidden, head.astype(hidden.dtype), preferred_element_type=at_least)
+
+    def log_probs(
+        self, parameters: Weights, tokens: jax.Array, segments: jax.Array, temperature: float = 1.0
+    ) -> jax.Array:
+        """Log-probability of each token given those before it in its segment: [N, T] float32, first 0.
+
+        Logits of all places are never there at once: a few places at a time, again for the gradient.
+        """
+        hidden = self.hidden(parameters, tokens, segments)
+        return self.token_log_probs(parameters, hidden, tokens, segments, temperature)[0]
+
+    def token_log_probs(
+        self,
+        parameters: Weights,
+        hidden: jax.Array,
+        tokens: jax.Array,
+        segments: jax.Array,
+        temperature: float = 1.0,
+    ) -> tuple[jax.Array, jax.Array]:
+        """`log_probs` from `hidden`, and the entropy of what each token is drawn from: [N, T] float32."""
+        n, t = tokens.shape
+        some = min(t, max(1, _LOGITS_AT_ONCE // self.config.vocab_size))
+        missing = -t % some
+        following = jnp.pad(tokens[:, 1:], ((0, 0), (0, 1 + missing)))
+        chunks = jnp.pad(hidden, ((0, 0), (0, missing), (0, 0))).reshape(n, -1, some, hidden.shape[-1])
+
+        @jax.checkpoint
+        def of_some(hidden: jax.Array, following: jax.Array) -> tuple[jax.Array, jax.Array]:
+            every = jax.nn.log_softmax(self.logits(parameters, hidden) / temperature)
+            chosen = jnp.arange(self.config.vocab_size)[None, None] == following[..., None]
+            entropy = -jnp.sum(jnp.exp(every) * every, axis=-1)
+            return jnp.sum(jnp.where(chosen, every, 0.0), axis=-1), entropy
+
+        if chunks.shape[1] == 1:
+            found = of_some(chunks[:, 0], following)
+        else:
+            stacked = jax.lax.map(
+                lambda each: of_some(*each),
+                (jnp.moveaxis(chunks, 1, 0), jnp.moveaxis(following.reshape(n, -1, some), 1, 0)),
+            )
+            found = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(n, -1), stacked)
+        goes_on = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
+        first, second = (
+            jnp.pad(jnp.where(goes_on, each[:, : t - 1], 0.0), ((0, 0), (1, 0))) for each in found
+        )
+        return first, second
+
+    def prefill(
+        self, parameters: Weights, tokens: jax.Array, segments: jax.Array, new_tokens: int
+    ) -> tuple[jax.Array, Cache]:
+        """Reads prompts, and makes a cache for so many tokens after them.
+
+        Args:
+          parameters: as `init` makes them.
+          tokens: [N, P] int32, left-padded: the last token of each row is there.
+          segments: [N, P] int32, 1 where there is a token and 0 where there is padding.
+          new_tokens: C, how often a row is decoded at most, before it starts over.
+
+        Returns:
+          Logits [N, V] float32 of the token after each prompt, and the cache.
+        """
+        hidden, keys, values = self._sequences(parameters, tokens, segments, None)
+        room = ((0, 0), (0, 0), (0, max(new_tokens, 1)), (0, 0))
+        prompt = segments > 0
+        length = jnp.sum(prompt, axis=1, dtype=jnp.int32)
+        cache = Cache(
+            tuple(jnp.pad(each, room) for each in keys),
+            tuple(jnp.pad(each, room) for each in values),
+            prompt, length, jnp.zeros_like(length), jnp.int32(0),
+        )  # fmt: skip
+        return self.logits(parameters, hidden[:, -1]), cache
+
+    def decode(self, parameters: Weights, cache: Cache, token: jax.Array) -> tuple[jax.Array, Cache]:
+        """Reads one more token [N] int32 of each row: logits [N, V] float32 of the next, and the cache."""
+        c, prompts = self.config, cache.prompt.shape[1]
+        base, adapters = _parts(parameters)
+        room = cache.keys[0].shape[2] - prompts
+        slot = cache.step % room
+        generated = jnp.minimum(cache.generated + 1, room)
+        # How long ago each place after the prompt was written; younger than the row, it is the row's.
+        age = (slot - jnp.arange(room)) % room
+        mask = jnp.concatenate([cache.prompt, age[None] < generated[:, None]], axis=1)
+        if c.sliding_window is not None:
+            start = cache.position - cache.generated - prompts  # of the row's first place, in positions
+            at = jnp.concatenate(
+                [start[:, None] + jnp.arange(prompts)[None], cache.position[:, None] - age[None]], axis=1
+            )
+            near = mask & (cache.position[:, None] - at < c.sliding_window)
+        x = self._embed(base, token[:, None])
+        turn = layers.rotary(c, cache.position[:, None], x.dtype)
+        keys, values = [], []
+        for i in range(c.num_layers):
+            slides = c.sliding_window is not None and i >= c.first_sliding_layer
+            x, k, v = _decode_block(
+                c, base["layers"][str(i)], adapters.get(str(i), {}), x, turn,
+                near if slides else mask, cache.keys[i], cache.values[i], prompts + slot,
+            )  # fmt: skip
+            keys.append(k)
+            values.append(v)
+        x = layers.rms_norm(base["norm"], x, c.rms_norm_eps)
+        new = cache._replace(
+            keys=tuple(keys), values=tuple(values), position=cache.position + 1, generated=generated,
+            step=cache.step + 1,
+        )  # fmt: skip
+        return self.logits(parameters, x[:, 0]), new
+
+    def _dtype(self, parameters: Weights) -> Any:
+        base = parameters.get("base", parameters)
+        return jnp.bfloat16 if self.config.dtype == "bfloat16" else base["embedding"].dtype
+
+    def _embed(self, base: Weights, tokens: jax.Array) -> jax.Array:
+        table = base["embedding"].astype(self._dtype(base))
+        if self.config.vocab_size <= _FEW_TOKENS and tokens.shape[1] > 1:
+            rows = jax.nn.one_hot(tokens, self.config.vocab_size, dtype=table.dtype)
+            return jnp.matmul(rows, table, precision=jax.lax.Precision.HIGHEST)
+        return table[tokens]
+
+    def _sequences(
+        self, parameters: Weights, tokens: jax.Array, segments: jax.Array, positions: jax.Array | None
+    ) -> tuple[jax.Array, list[jax.Array], list[jax.Array]]:
+        """Whole sequences: `hidden`, and each layer's keys and values [N, K, T, h]."""
+        c = self.config
+        base, adapters = _parts(parameters)
+        if positions is None:
+            positions = positions_of(segments)
+        t = tokens.shape[1]
+        before = jnp.arange(t)[:, None] - jnp.arange(t)[None]  # how far back each token is
+        together = (segments[:, :, None] == segments[:, None, :]) & (segments[:, None, :] > 0)
+        mask = together & (before >= 0)[None]
+        near = mask if c.sliding_window is None else mask & (before < c.sliding_window)[None]
+        x = self._embed(base, tokens)
+        turn = layers.rotary(c, positions, x.dtype)
+        block = jax.checkpoint(_block, static_argnums=0) if c.remat else _block
+        keys, values = [], []
+        for i in range(c.num_layers):
+            x, k, v = block(
+                c, base["layers"][str(i)], adapters.get(str(i), {}), x, turn,
+                near if i >= c.first_sliding_layer else mask,
+            )  # fmt: skip
+            keys.append(k)
+            values.append(v)
+        return layers.rms_norm(base["norm"], x, c.rms_norm_eps), keys, values
+
+
+def positions_of(segments: jax.Array) -> jax.Array:
+    """Places [N, T] int32 within each run of equal segments.
+
+    >>> positions_of(jnp.array([[0, 0, 1, 1, 1, 2, 2]])).tolist()
+    [[0, 1, 0, 1, 2, 0, 1]]
+    """
+    places = jnp.arange(segments.shape[1], dtype=jnp.int32)[None]
+    starts = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)))
+    return places - jax.lax.cummax(jnp.where(starts, places, 0), axis=1)
+
+
+def _parts(parameters: Weights) -> tuple[Weights, Weights]:
+    """The network, and the adapters of each layer."""
+    if "base" not in parameters:
+        return parameters, {}
+    return parameters["base"], parameters["adapters"]["layers"]
+
+
+def _merged(weights: Weights, adapters: Weights) -> Weights:
+    """A block's weights, each linear layer with its adapter."""
+    if not adapters:
+        return weights
+    merged = dict(weights)
+    for part, each in adapters.items():
+        merged[part] = {**weights[part], **{name: {**weights[part][name], **ab} for name, ab in each.items()}}
+    return merged
+
+
+def _scale(config: DecoderConfig) -> float:
+    return config.lora_alpha / config.lora_rank if config.lora_rank else 0.0
+
+
+# As calls of their own, blocks are traced once and not once a layer.
+@functools.partial(jax.jit, static_argnums=0)
+def _block(
+    config: DecoderConfig,
+    weights: Weights,
+    adapters: Weights,
+    x: jax.Array,
+    turn: tuple[jax.Array, jax.Array],
+    mask: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """One block on sequences [N, T, D]; also its keys and values [N, K, T, h]."""
+    weights, scale = _merged(weights, adapters), _scale(config)
+    normed = layers.rms_norm(weights["attention_norm"], x, config.rms_norm_eps)
+    q, k, v = layers.heads(config, weights["attention"], normed, turn, scale)
+    k, v = jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
+    x = x + layers.linear(weights["attention"]["output"], layers.attend(q, k, v, mask), scale)
+    normed = layers.rms_norm(weights["mlp_norm"], x, config.rms_norm_eps)
+    return x + layers.swiglu(weights["mlp"], normed, scale), k, v
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _decode_block(
+    config: DecoderConfig,
+    weights: Weights,
+    adapters: Weights,
+    x: jax.Array,
+    turn: tuple[jax.Array, jax.Array],
+    mask: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    slot: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """One block on one token of each row [N, 1, D], which is written to the cache at `slot`."""
+    weights, scale = _merged(weights, adapters), _scale(config)
+    normed = layers.rms_norm(weights["attention_norm"], x, config.rms_norm_eps)
+    q, k, v = layers.heads(config, weights["attention"], normed, turn, scale)
+    keys = jax.lax.dynamic_update_slice_in_dim(keys, jnp.swapaxes(k, 1, 2), slot, axis=2)
+    values = jax.lax.dynamic_update_slice_in_dim(values, jnp.swapaxes(v, 1, 2), slot, axis=2)
+    x = x + layers.linear(
+        weights["attention"]["output"], layers.attend(q, keys, values, mask[:, None]), scale
+    )
+    normed = layers.rms_norm(weights["mlp_norm"], x, config.rms_norm_eps)
+    return x + layers.swiglu(weights["mlp"], normed, scale), keys, values

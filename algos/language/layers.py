@@ -1,0 +1,140 @@
+"""The parts of a decoder's block, as functions of its weights: RMSNorm, rotary positions, attention, SwiGLU.
+
+Shapes: `N` sequences of `T` tokens, `D` width, `H` query heads on `K` heads of keys and values, `h` their
+width, `S` tokens that are attended to. A linear layer is `{"kernel": [in, out]}`, with `"bias": [out]` where
+it has one, and with `"a": [in, r]` and `"b": [r, out]` where it has an adapter.
+"""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from algos.language.config import DecoderConfig
+
+Weights = dict[str, Any]
+
+
+def wide(x: jax.Array) -> jax.Array:
+    """At least float32, in which norms, softmax and logits are computed."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def linear(weights: Weights, x: jax.Array, scale: float) -> jax.Array:
+    """[..., in] to [..., out]; an adapter adds `scale * x a b` (arXiv 2106.09685, eq. 3)."""
+    dtype = x.dtype
+    y = x @ weights["kernel"].astype(dtype)
+    if "a" in weights:
+        y = y + (x @ weights["a"].astype(dtype)) @ weights["b"].astype(dtype) * jnp.asarray(scale, dtype)
+    if "bias" in weights:
+        y = y + _along_last(weights["bias"].astype(dtype), y)
+    return y
+
+
+def rms_norm(scale: jax.Array, x: jax.Array, epsilon: float) -> jax.Array:
+    """`scale * x / sqrt(mean(x^2) + epsilon)` over the last axis (arXiv 1910.07467, eq. 4)."""
+    y = wide(x)
+    y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + epsilon)
+    return _along_last(scale.astype(x.dtype), x) * y.astype(x.dtype)
+
+
+def _along_last(vector: jax.Array, like: jax.Array) -> jax.Array:
+    return vector.reshape((1,) * (like.ndim - 1) + vector.shape)
+
+
+@functools.cache
+def rotary_frequencies(config: DecoderConfig) -> tuple[np.ndarray, float]:
+    """Radians a position turns each pair of a head [h / 2], and what cosines and sines are multiplied by.
+
+    Sources: arXiv 2104.09864, sec. 3.2.2; "linear" divides all; "llama3" those of wavelengths beyond what was
+    trained on, smoothly (Llama 3.1's release); "yarn": arXiv 2309.00071, eq. 17-23.
+    """
+    width, rope = config.width, config.rope
+    plain = config.rope_theta ** -(np.arange(0, width, 2, dtype=np.float64) / width)
+    kind = config.rope_type
+    if kind == "default":
+        return plain, 1.0
+    factor = float(rope["factor"])
+    if kind == "linear":
+        return plain / factor, 1.0
+    trained = float(rope.get("original_max_position_embeddings") or config.max_positions)
+    if kind == "llama3":
+        low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
+        turns = trained * plain / (2 * math.pi)  # over the context that was trained on
+        kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
+        return plain * (kept + (1 - kept) / factor), 1.0
+    first, last = (
+        width * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(config.rope_theta))
+        for turns in (float(rope.get("beta_fast") or 32), float(rope.get("beta_slow") or 1))
+    )
+    if rope.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, width - 1)
+    slope = (np.arange(width // 2) - first) / max(last - first, 1e-3)
+    kept = 1 - np.clip(slope, 0.0, 1.0)
+    attention = rope.get("attention_factor") or _yarn_attention(factor, rope)
+    return plain * (kept + (1 - kept) / factor), float(attention)
+
+
+def _yarn_attention(factor: float, rope: dict[str, Any]) -> float:
+    def magnitude(scale: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+    each, all_dims = rope.get("mscale"), rope.get("mscale_all_dim")
+    return magnitude(each) / magnitude(all_dims) if each and all_dims else magnitude(1.0)
+
+
+def rotary(config: DecoderConfig, positions: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    """Cosines and sines [..., h / 2] of positions [...]."""
+    frequencies, scale = rotary_frequencies(config)
+    at = jnp.promote_types(dtype, jnp.float32)
+    angles = positions.astype(at)[..., None] * _along_last(jnp.asarray(frequencies, at), positions[..., None])
+    return (jnp.cos(angles) * scale).astype(dtype), (jnp.sin(angles) * scale).astype(dtype)
+
+
+def rotate(x: jax.Array, turn: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Turns heads [..., heads, h], whose pairs are (i, i + h / 2), by cosines and sines [..., h / 2]."""
+    cos, sin = (part[..., None, :] for part in turn)
+    first, second = jnp.split(x, 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def heads(
+    config: DecoderConfig, weights: Weights, x: jax.Array, turn: tuple[jax.Array, jax.Array], scale: float
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Queries [..., H, h], keys and values [..., K, h] of [..., D], turned to their positions."""
+    q, k, v = (linear(weights[name], x, scale) for name in ("query", "key", "value"))
+    q = q.reshape(*x.shape[:-1], config.num_heads, config.width)
+    k, v = (each.reshape(*x.shape[:-1], config.num_kv_heads, config.width) for each in (k, v))
+    if config.qk_norm:
+        q = rms_norm(weights["query_norm"], q, config.rms_norm_eps)
+        k = rms_norm(weights["key_norm"], k, config.rms_norm_eps)
+    return rotate(q, turn), rotate(k, turn), v
+
+
+def attend(q: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array) -> jax.Array:
+    """Softmax attention, `H / K` query heads on each head of keys and values.
+
+    Args:
+      q: [N, T, H, h].
+      keys, values: [N, K, S, h].
+      mask: [N, T, S] bool, of what each token attends to.
+
+    Returns:
+      [N, T, H * h].
+    """
+    n, t, h, width = q.shape
+    grouped = q.reshape(n, t, keys.shape[1], -1, width)
+    scores = wide(jnp.einsum("ntkgd,nksd->nkgts", grouped, keys)) * width**-0.5
+    scores = jnp.where(mask[:, None, None], scores, jnp.finfo(scores.dtype).min)
+    weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
+    return jnp.einsum("nkgts,nksd->ntkgd", weights, values).reshape(n, t, h * width)
+
+
+def swiglu(weights: Weights, x: jax.Array, scale: float) -> jax.Array:
+    """`down(silu(gate x) * up x)` (arXiv 2002.05202, sec. 2)."""
+    gate, up = linear(weights["gate"], x, scale), linear(weights["up"], x, scale)
+    return linear(weights["down"], jax.nn.silu(gate) * up, scale)
