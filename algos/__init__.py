@@ -80,4 +80,4 @@ def make(name: str, env: Environment, **hyperparameters: Any) -> Any:
     1000000
     """
     algorithm = get(name)
-    return algorithm(env=env, **{**algorithm.preset(env.name), **hyperparameters})
+    return algorithm(env=env, **{**algorithm.preset(env.name, env), **hyperparameters})

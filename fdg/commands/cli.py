@@ -38,8 +38,14 @@ def train_main(argv: Sequence[str] | None = None) -> int:
         )
         if job.out is not None and not job.resumes and distributed.is_first():
             run_directory.check_free(job.out)  # before anything that takes long
+        from fdg.commands import presets
         from fdg.training import loop  # knows algorithms, whose import may start JAX: `parse` goes first
 
+        if job.config["env"] is not None and not job.resumes:
+            record = job.record
+            loop.say(
+                presets.line(record["preset_name"], record["preset"], job.config["algo"], job.config["env"])
+            )
         if job.rounded is not None:
             loop.say(job.rounded)
         return loop.train(job)

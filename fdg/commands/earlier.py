@@ -6,13 +6,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fdg.commands.flags import Flag
+from fdg.commands.flags import Flag, to_json
 from fdg.commands.stored import checked
 from fdg.errors import FdgError, one_line
 from fdg.training.loggers import MLFLOW, TENSORBOARD, WANDB
 from fdg.training.run_directory import read_config
 
-_NOT_TAKEN = ("devices_chosen", "command", "preset", "versions", "git_commit", "resumes", "from")
+_NOT_TAKEN = (
+    "devices_chosen",
+    "command",
+    "preset",
+    "preset_name",
+    "versions",
+    "git_commit",
+    "resumes",
+    "from",
+)
 
 
 def template_of(early: Mapping[str, Any], flags: Sequence[Flag]) -> tuple[dict[str, Any], Path]:
@@ -51,11 +60,16 @@ def record_of(
     program: str,
     argv: Sequence[str],
     preset: Mapping[str, Any],
+    preset_name: str | None,
     early: Mapping[str, Any],
     base: Mapping[str, Any],
 ) -> dict[str, Any]:
     """What `config.json` keeps beside values: the command, the preset, and the run that this began from."""
-    record: dict[str, Any] = {"command": shlex.join([*program.split(), *argv]), "preset": dict(preset)}
+    record: dict[str, Any] = {
+        "command": shlex.join([*program.split(), *argv]),
+        "preset": {name: to_json(value) for name, value in preset.items()},
+        "preset_name": preset_name,
+    }
     if early.get("start_from") is not None:
         hyperparameters = base.get("hyperparameters", {})
         before = {**base, **hyperparameters}

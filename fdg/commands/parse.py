@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from fdg.commands import presets
 from fdg.commands.construct import algorithm_class, construct, with_staleness
 from fdg.commands.earlier import loggers_of, record_of, template_of
 from fdg.commands.flags import (
@@ -163,7 +164,7 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     """
     words = normalise(argv)
     first = Parser(add_help=False, allow_abbrev=False)
-    _add_flags(first, (*_NAMES, *_RUN, *_MACHINE, *_PROCESSES))
+    _add_flags(first, (*_NAMES, *presets.FLAGS, *_RUN, *_MACHINE, *_PROCESSES))
     add_aliases(first, (*_NAMES, *_RUN))
     early = vars(first.parse_known_args(words)[0])
     distributed.check(early)
@@ -215,7 +216,9 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     if base and has_env and known.get("env") is None:
         raise FdgError(f"{file} names no environment, and {algo} needs one: say which by --env")
     env = {"env": _environment(registered_name, overrides)} if has_env else {}
-    preset = chosen.preset(registered_name) if has_env and hasattr(chosen, "preset") else {}
+    presets.check_allowed(early, bool(stored), base.get("algo") == algo)
+    found = presets.chosen(chosen, early.get("preset"), registered_name, env.get("env"))
+    preset = dict(found.values) if found else {}
 
     fields = fields_of(chosen)
     run_flags = _RUN if any(flag.name == "total_steps" for flag in fields) else (_TOTAL_STEPS, *_RUN)
@@ -224,7 +227,10 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
         for flag in fields_of(policy_class)
         if flag.name != "staleness" and not (is_auto and flag.name == "measure")
     ]
-    common = {flag.name for flag in (*_NAMES, _STALENESS, *run_flags, *policy_flags, *_MACHINE, *_PROCESSES)}
+    common = {
+        flag.name
+        for flag in (*_NAMES, *presets.FLAGS, _STALENESS, *run_flags, *policy_flags, *_MACHINE, *_PROCESSES)
+    }
     own_flags = [
         dataclasses.replace(flag, default=preset.get(flag.name, flag.default))
         for flag in fields
@@ -232,7 +238,10 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     ]
     parser = Parser(prog=program, description=description, usage="%(prog)s [flags]", allow_abbrev=False)
     what = f"hyperparameters of {algo}" + (f" for {env_name}" if has_env else "")
-    _add_flags(parser.add_argument_group("what to train, and where"), [*_NAMES, _STALENESS, *policy_flags])
+    _add_flags(
+        parser.add_argument_group("what to train, and where"),
+        [*_NAMES, *presets.FLAGS, _STALENESS, *policy_flags],
+    )
     _add_flags(parser.add_argument_group("the run"), run_flags)
     _add_flags(parser.add_argument_group("this machine"), _MACHINE)
     _add_flags(parser.add_argument_group("several processes"), _PROCESSES)
@@ -240,7 +249,14 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     add_aliases(parser, [*_NAMES, *policy_flags, *run_flags, *own_flags])
     _check_policy_flags(words, policy_name, policy_class, [*policy_flags, _STALENESS, *own_flags])
     given = parser.parse_strictly(words)
-    for flag in (*_MACHINE, *_PROCESSES):  # they say how it is carried out, and no run is bound to them
+    if given.get("show_preset"):
+        print(presets.table(found, algo, env_name, fields, presets.known(chosen)), flush=True)
+        raise SystemExit(0)
+    for flag in (
+        *presets.FLAGS,
+        *_MACHINE,
+        *_PROCESSES,
+    ):  # they say how it is carried out, and no run is bound to them
         given.pop(flag.name, None)
     start_from = given.pop("start_from", None)
     given.pop("config", None)
@@ -287,9 +303,7 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
         eval_every=run["eval_every"],
         stop_at=run["stop_at"],
         loggers=loggers_of(run),
-        record=record_of(
-            program, argv, {name: to_json(value) for name, value in preset.items()}, early, base
-        ),
+        record=record_of(program, argv, preset, found.name if found else None, early, base),
         config={
             "algo": algo,
             "env": env_name if has_env else None,

@@ -65,6 +65,13 @@ class Progress:
             parts = " | ".join(self._texts(iteration)).split(" | ")
             print(f"{percent:3d}%", _fitted(parts, COLUMNS - 5), file=self._file, flush=True)
 
+    def say(self, line: str) -> None:
+        """Prints a line, above the display where there is one."""
+        if self._bar is not None:
+            self._bar.console.print(line, markup=False, highlight=False)
+        else:
+            print(line, file=self._file, flush=True)
+
     def _texts(self, iteration: int) -> tuple[str, str]:
         elapsed = time.monotonic() - self._begun
         done, left = iteration - self._start, self._num_iterations - iteration

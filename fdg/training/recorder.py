@@ -11,6 +11,7 @@ import numpy as np
 from fdg.processes import distributed
 from fdg.running.metrics import PendingMetrics
 from fdg.training.finite import Finite
+from fdg.training.hints import Unchanged
 from fdg.training.job import Job
 from fdg.training.loggers import Logger
 from fdg.training.progress import Progress
@@ -65,6 +66,7 @@ class Recorder:
         self._job, self._run, self._progress, self._iteration = job, run, progress, iteration
         self._loggers, self._callbacks = loggers, callbacks
         self._finite = finite
+        self._unchanged = Unchanged(job.num_iterations, iteration)
         self._clock = time.perf_counter()
         self._latest: tuple[PendingMetrics, dict[str, Any]] | None = None
 
@@ -111,6 +113,9 @@ class Recorder:
             row["episode_return"] for row in rows if math.isfinite(row.get("episode_return", math.nan))
         ]
         self._progress.update(self._iteration, float(np.mean(returns)) if returns else None)
+        everyone = np.ravel(metrics.get("episode_return", ()))
+        if line := self._unchanged.look(self._iteration, rows[-1]["env_steps"], everyone.tolist()):
+            self._progress.say(line)
         self._tell(rows, evaluation)
 
     def _tell(self, rows: Sequence[Mapping[str, Any]], evaluation: Mapping[str, Any]) -> None:

@@ -1,0 +1,99 @@
+"""Settings found good, by algorithm and by family of environments; what is not listed keeps its default.
+
+`envs/families.py` says which family an environment belongs to. A file here has the presets of a few families;
+in its table a key is a family, or the name of an environment, or a pattern as of a shell, which refines the
+family that the environment belongs to. The most exact one wins. Every entry names its source.
+"""
+
+import dataclasses
+import fnmatch
+from collections.abc import Mapping
+from typing import Any
+
+from algos.presets import control, physics, pixels, teams, worlds
+from algos.presets.entry import Entry
+from envs import Environment
+from envs.families import family, family_by_spaces
+from fdg.errors import unknown_name
+
+__all__ = ["Entry", "Preset", "find", "named", "names", "of"]
+
+_FILES = (control, physics, pixels, teams, worlds)
+
+
+@dataclasses.dataclass(frozen=True)
+class Preset:
+    """The settings of an algorithm for an environment.
+
+    Attributes:
+      name: the family, or the environment, that they are for.
+      source: where they come from.
+      values: by field of the algorithm.
+    """
+
+    name: str
+    source: str
+    values: Mapping[str, Any]
+
+
+def of(algorithm: str, env_name: str, env: Environment | None = None) -> dict[str, Any]:
+    """The fields that an environment changes, by the name of the algorithm's class; empty for none.
+
+    The arguments are those of `find`.
+
+    >>> of("PPO", "Pendulum-v1")["discount"], of("PPO", "Asterix-MinAtar")["num_envs"]
+    (0.95, 64)
+    >>> of("PPO", "gymnasium:Pendulum-v1") == of("PPO", "Pendulum-v1")
+    True
+    """
+    found = find(algorithm, env_name, env)
+    return dict(found.values) if found else {}
+
+
+def find(algorithm: str, env_name: str, env: Environment | None = None) -> Preset | None:
+    """The preset of an algorithm for an environment; None if there is none.
+
+    Args:
+      algorithm: name of its class.
+      env_name: as `envs.make` knows it.
+      env: the environment itself: one whose name says nothing is known by its spaces.
+    """
+    table = _entries(algorithm)
+    kind = family(env_name)
+    if kind is None and env is not None:
+        kind = family_by_spaces(env.observation_space, env.action_space)
+    patterns = [key for key in table if key != env_name and fnmatch.fnmatchcase(env_name, key)]
+    key = next((key for key in (env_name, *patterns, kind) if key in table), None)
+    return None if key is None else _preset(key, table[key])
+
+
+def named(algorithm: str, name: str) -> Preset:
+    """The preset of a family, or of another environment than the one at hand.
+
+    Raises:
+      UnknownNameError: the algorithm has none of this name; says the nearest.
+    """
+    found = find(algorithm, name)
+    table = _entries(algorithm)
+    if found is None and name in table:
+        found = _preset(name, table[name])
+    if found is None:
+        raise unknown_name(f"preset of {algorithm}", name, ("none", *names(algorithm)))
+    return found
+
+
+def names(algorithm: str) -> tuple[str, ...]:
+    """What an algorithm has presets for: families, environments and patterns of them.
+
+    >>> "minatar" in names("PPO"), names("no-such-algorithm")
+    (True, ())
+    """
+    return tuple(_entries(algorithm))
+
+
+def _entries(algorithm: str) -> dict[str, Entry]:
+    return {key: entry for file in _FILES for key, entry in file.PRESETS.get(algorithm, {}).items()}
+
+
+def _preset(name: str, entry: Entry) -> Preset:
+    return Preset(name, entry.source, entry.here())

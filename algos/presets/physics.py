@@ -1,0 +1,122 @@
+"""Bodies that move: MuJoCo's tasks, brax, and the DeepMind Control Suite."""
+
+from algos.presets.control import PRESETS as _CONTROL
+from algos.presets.entry import Entry
+
+_CLEANRL = _CONTROL["PPO"]["continuous-control"]
+
+# In place of what PPO here has not (a fixed scale of rewards, a squashed Gaussian, layers of another width
+# for the critic) stand PureJaxRL's choices: rewards scaled by their running deviation, no entropy bonus, 256
+# units twice. An iteration is as long as brax's: `batch_size * num_minibatches * unroll_length` steps.
+_ON_CPU = {"num_envs": 64, "num_steps": 256, "num_minibatches": 32}
+
+_ANT = Entry(
+    "brax's notebooks/training.ipynb, with PureJaxRL's choices where PPO has not what it needs; not tuned",
+    {
+        "total_steps": 25_000_000,
+        "num_envs": 4096,
+        "num_steps": 80,
+        "num_epochs": 4,
+        "num_minibatches": 32,
+        "learning_rate": 3e-4,
+        "anneal_learning_rate": False,
+        "discount": 0.97,
+        "clip_ratio": 0.3,
+        "clip_value": False,
+        "entropy_coefficient": 0.0,
+        "max_grad_norm": 1.0,
+        "hidden": (256, 256),
+        "activation": "silu",
+        "normalize_observation": True,
+        "normalize_reward": True,
+    },
+)
+_BRAX = _ANT.but("2,048 environments", num_envs=2048, total_steps=50_000_000, on_cpu=_ON_CPU)
+_HALFCHEETAH = _BRAX.but("its halfcheetah", num_steps=160, num_epochs=8, discount=0.95)
+_HUMANOID = _BRAX.but("its humanoid", num_steps=160, num_epochs=8)
+_HUMANOIDSTANDUP = _BRAX.but(
+    "its humanoidstandup", num_steps=240, num_epochs=8, learning_rate=6e-4, total_steps=100_000_000
+)
+_REACHER = _BRAX.but("its reacher", num_steps=200, num_epochs=8, discount=0.95)
+_PUSHER = _BRAX.but("its pusher", num_steps=120, num_minibatches=16, num_epochs=8, discount=0.95)
+_INVERTED_DOUBLE_PENDULUM = _BRAX.but("its inverted_double_pendulum", total_steps=20_000_000)
+_INVERTED_PENDULUM = Entry(
+    "chosen on three seeds; docs/results.md",
+    {
+        "total_steps": 2_000_000,
+        "num_envs": 64,
+        "num_steps": 64,
+        "num_minibatches": 8,
+        "learning_rate": 1e-3,
+        "entropy_coefficient": 0.0,
+        "normalize_observation": True,
+    },
+)
+
+_CONTROL_SUITE = Entry(
+    "MuJoCo Playground's config/dm_control_suite_params.py, rewards scaled by their deviation in place of 10",
+    {
+        "total_steps": 60_000_000,
+        "num_envs": 2048,
+        "num_steps": 480,
+        "num_epochs": 16,
+        "num_minibatches": 32,
+        "learning_rate": 1e-3,
+        "anneal_learning_rate": False,
+        "discount": 0.995,
+        "clip_ratio": 0.3,
+        "clip_value": False,
+        "entropy_coefficient": 1e-2,
+        "max_grad_norm": 1.0,
+        "hidden": (256, 256),
+        "activation": "silu",
+        "normalize_observation": True,
+        "normalize_reward": True,
+    },
+    on_cpu={"num_envs": 64, "num_steps": 256, "num_epochs": 8},
+)
+
+
+def _of_brax(task: str, entry: Entry) -> dict[str, Entry]:
+    """An entry for a task of brax, on every physics."""
+    return {f"brax:{task}": entry, f"brax:{task}:*": entry}
+
+
+def _of_suite(task: str, entry: Entry) -> dict[str, Entry]:
+    """An entry for a task of the Control Suite, from both sources."""
+    return {f"playground:{task}": entry, f"envpool:{task}-v1": entry}
+
+
+# Playground repeats each action of PendulumSwingup four times: `playground:PendulumSwingup?action_repeat=4`.
+PRESETS: dict[str, dict[str, Entry]] = {
+    "PPO": {
+        "mujoco": _CLEANRL,
+        "brax": _BRAX,
+        **_of_brax("ant", _ANT),
+        **_of_brax("halfcheetah", _HALFCHEETAH),
+        **_of_brax("humanoid", _HUMANOID),
+        **_of_brax("humanoidstandup", _HUMANOIDSTANDUP),
+        **_of_brax("inverted_double_pendulum", _INVERTED_DOUBLE_PENDULUM),
+        **_of_brax("inverted_pendulum", _INVERTED_PENDULUM),
+        **_of_brax("pusher", _PUSHER),
+        **_of_brax("reacher", _REACHER),
+        "control-suite": _CONTROL_SUITE,
+        **_of_suite("BallInCup", _CONTROL_SUITE.but("its BallInCup", discount=0.95)),
+        **_of_suite("BallInCupCatch", _CONTROL_SUITE.but("its BallInCup", discount=0.95)),
+        **_of_suite("FingerSpin", _CONTROL_SUITE.but("its FingerSpin", discount=0.95)),
+        **_of_suite(
+            "PendulumSwingup",
+            _CONTROL_SUITE.but(
+                "its PendulumSwingup",
+                num_epochs=4,
+                on_cpu={
+                    **_CONTROL_SUITE.on_cpu,
+                    "num_epochs": 4,
+                },
+            ),
+        ),
+    },
+}
+for _task in ("AcrobotSwingup", "AcrobotSwingupSparse", "SwimmerSwimmer6", "WalkerRun"):
+    _longer = _CONTROL_SUITE.but("a longer run", total_steps=100_000_000)
+    PRESETS["PPO"].update(_of_suite(_task, _longer))

@@ -1,0 +1,112 @@
+"""Pictures: MinAtar's grids, Atari, arcades, and grids that nothing else is known of."""
+
+from algos.presets.entry import Entry
+
+# With less of an entropy bonus most agents clear a wall up to its last bricks, miss those for ever, and see
+# no other wall.
+_MINATAR = Entry(
+    "PureJaxRL's settings for MinAtar, half its step size, three times its entropy bonus; docs/results.md",
+    {
+        "total_steps": 10_000_000,
+        "num_envs": 64,
+        "num_steps": 128,
+        "num_minibatches": 8,
+        "learning_rate": 2.5e-3,
+        "entropy_coefficient": 0.03,
+        "activation": "relu",
+        "convolve": False,
+    },
+)
+_MINATAR_PQN = Entry(
+    "purejaxql's config/alg/pqn_minatar.yaml, its grids flattened",
+    {
+        "total_steps": 10_000_000,
+        "num_envs": 128,
+        "num_steps": 32,
+        "num_epochs": 2,
+        "num_minibatches": 32,
+        "learning_rate": 5e-4,
+        "q_lambda": 0.65,
+        "reward_scale": 1.0,
+        "epsilon_end": 0.05,
+        "exploration_fraction": 0.1,
+        "convolve": False,
+        "hidden": (256, 256),
+    },
+)
+_MINATAR_DQN = Entry(
+    "MinAtar's examples/dqn.py (Young and Tian 2019), with Adam, its grids flattened",
+    {
+        "total_steps": 5_000_000,
+        "buffer_size": 100_000,
+        "batch_size": 32,
+        "learning_starts": 5_000,
+        "updates_per_step": 1.0,
+        "target_period": 1_000,
+        "epsilon_end": 0.1,
+        "exploration_fraction": 0.02,
+        "convolve": False,
+    },
+)
+
+# Where CleanRL clips rewards to their sign, they are scaled here: an evaluation shows the game's own score.
+_ATARI = Entry(
+    "CleanRL's ppo_atari_envpool.py, with rewards scaled by their deviation in place of clipped ones",
+    {
+        "total_steps": 10_000_000,
+        "num_envs": 8,
+        "num_steps": 128,
+        "clip_ratio": 0.1,
+        "normalize_reward": True,
+        "activation": "relu",
+    },
+)
+_ATARI_PQN = Entry(
+    "purejaxql's config/alg/pqn_atari.yaml; give the environment ?reward_clip=True&episodic_life=True, as it",
+    {
+        "total_steps": 50_000_000,
+        "num_envs": 128,
+        "num_steps": 32,
+        "num_epochs": 2,
+        "num_minibatches": 32,
+        "learning_rate": 2.5e-4,
+        "anneal_learning_rate": False,
+        "q_lambda": 0.65,
+        "reward_scale": 1.0,
+        "epsilon_end": 0.001,
+        "exploration_fraction": 0.1,
+    },
+)
+_PROCGEN = Entry(
+    "Procgen's own PPO (Cobbe et al. 2020, arXiv 1912.01588, appendix D)",
+    {
+        "total_steps": 25_000_000,
+        "num_envs": 64,
+        "num_steps": 256,
+        "num_epochs": 3,
+        "num_minibatches": 8,
+        "learning_rate": 5e-4,
+        "anneal_learning_rate": False,
+        "discount": 0.999,
+        "normalize_reward": True,
+        "activation": "relu",
+    },
+)
+_GRID = Entry(
+    "small grids are quicker flattened than convolved, and learn as well: MinAtar in docs/results.md",
+    {"convolve": False, "activation": "relu"},
+)
+
+PRESETS: dict[str, dict[str, Entry]] = {
+    "PPO": {
+        "minatar": _MINATAR,
+        "atari": _ATARI,
+        "procgen": _PROCGEN,
+        "grid": _GRID,
+    },
+    "PQN": {"minatar": _MINATAR_PQN, "atari": _ATARI_PQN, "grid": Entry(_GRID.source, {"convolve": False})},
+    "DQN": {"minatar": _MINATAR_DQN, "grid": Entry(_GRID.source, {"convolve": False})},
+    "A2C": {"minatar": _GRID, "grid": _GRID},
+    "A3C": {"minatar": _GRID, "grid": _GRID},
+    "IMPALA": {"minatar": _GRID, "grid": _GRID},
+}

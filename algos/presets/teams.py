@@ -1,0 +1,102 @@
+"""Several agents: JaxMARL's environments, as its baselines train them."""
+
+from typing import Any
+
+from algos.presets.entry import Entry
+
+# An episode that is cut short is followed by a value here, so values of MPE become large, which a clipped
+# loss approaches by 0.2 an iteration: hence values of moderate size. See docs/results.md.
+_MODERATE: dict[str, Any] = {"clip_value": False, "activation": "relu", "normalize_reward": True}
+_MPE_IPPO = Entry(
+    "JaxMARL's ippo_ff_mpe.yaml with four times its step size, ReLU, and scaled rewards; docs/results.md",
+    {"total_steps": 10_000_000, "learning_rate": 1e-3, **_MODERATE},
+)
+_MPE_MAPPO = Entry(
+    "JaxMARL's mappo_homogenous_rnn_mpe.yaml with scaled rewards; docs/results.md",
+    {"total_steps": 600_000, "learning_rate": 2e-3, **_MODERATE},
+)
+
+_SMAX: dict[str, Any] = {
+    "total_steps": 10_000_000,
+    "num_envs": 128,
+    "num_steps": 128,
+    "max_grad_norm": 0.25,
+    "activation": "relu",
+    "recurrent": True,
+    "memory_size": 128,
+    "hidden": (128,),
+}
+_SMAX_IPPO = Entry("JaxMARL's ippo_rnn_smax.yaml", {**_SMAX, "learning_rate": 4e-3, "clip_ratio": 0.05})
+_SMAX_MAPPO = Entry(
+    "JaxMARL's mappo_homogenous_rnn_smax.yaml", {**_SMAX, "learning_rate": 2e-3, "entropy_coefficient": 0.0}
+)
+
+_OVERCOOKED = Entry(
+    "JaxMARL's ippo_ff_overcooked.yaml: grids are flattened",
+    {"total_steps": 5_000_000, "num_envs": 16, "num_steps": 128, "convolve": False},
+)
+_OVERCOOKED_V2 = Entry(
+    "JaxMARL's ippo_rnn_overcooked_v2.yaml",
+    {
+        "total_steps": 30_000_000,
+        "num_envs": 256,
+        "num_steps": 256,
+        "num_minibatches": 64,
+        "max_grad_norm": 0.25,
+        "activation": "relu",
+        "recurrent": True,
+        "memory_size": 128,
+        "hidden": (128,),
+    },
+    on_cpu={"num_envs": 64, "num_steps": 128, "num_minibatches": 16, "convolve": False},
+)
+_HANABI = Entry(
+    "JaxMARL's ippo_ff_hanabi.yaml, which is trained for 1e10 steps",
+    {
+        "total_steps": 1_000_000_000,
+        "num_envs": 1024,
+        "num_steps": 128,
+        "learning_rate": 5e-4,
+        "anneal_learning_rate": False,
+        "activation": "relu",
+        "hidden": (512, 512),
+    },
+    on_cpu={"num_envs": 64, "total_steps": 10_000_000},
+)
+_MABRAX = Entry(
+    "JaxMARL's ippo_ff_mabrax.yaml",
+    {
+        "total_steps": 10_000_000,
+        "num_envs": 64,
+        "num_steps": 300,
+        "learning_rate": 1e-3,
+        "entropy_coefficient": 2e-6,
+        "value_coefficient": 4.5,
+        "hidden": (128, 64),
+    },
+)
+_SWITCH_RIDDLE = Entry(
+    "JaxMARL's ippo_ff_switch_riddle.yaml",
+    {"total_steps": 1_000_000, "num_envs": 64, "num_steps": 128, "activation": "relu"},
+)
+
+PRESETS: dict[str, dict[str, Entry]] = {
+    "IPPO": {
+        "mpe": _MPE_IPPO,
+        "smax": _SMAX_IPPO,
+        "overcooked": _OVERCOOKED,
+        "overcooked_v2*": _OVERCOOKED_V2,
+        "hanabi": _HANABI,
+        "mabrax": _MABRAX,
+        "switch-riddle": _SWITCH_RIDDLE,
+    },
+    "MAPPO": {
+        "mpe": _MPE_MAPPO,
+        "smax": _SMAX_MAPPO,
+        "overcooked": _OVERCOOKED,
+        "overcooked_v2*": _OVERCOOKED_V2,
+        "hanabi": _HANABI,
+        "mabrax": _MABRAX,
+        "switch-riddle": _SWITCH_RIDDLE,
+    },
+}

@@ -1,0 +1,117 @@
+"""Which family an environment belongs to, by its name: those that are learned with the same settings.
+
+A family is a list of patterns as of a shell. The same task has the same family from whichever source it
+comes: `MountainCar-v0`, `gymnasium:MountainCar-v0` and `envpool:MountainCar-v0` are all sparse control.
+Nothing is imported and nothing made, so that asking costs nothing.
+"""
+
+import fnmatch
+from collections.abc import Iterable
+
+from envs.spaces import Box, Space
+
+_HOSTS = ("envpool:", "gymnasium:")
+
+
+def _hosted(*tasks: str) -> tuple[str, ...]:
+    """Tasks as the sources on the host name them."""
+    return tuple(f"{host}{task}" for host in _HOSTS for task in tasks)
+
+
+# MuJoCo's tasks as Gymnasium has them, of all versions.
+_MUJOCO = (
+    "Ant", "HalfCheetah", "Hopper", "Humanoid", "HumanoidStandup", "InvertedDoublePendulum",
+    "InvertedPendulum", "Pusher", "Reacher", "Swimmer", "Walker2d",
+)  # fmt: skip
+
+# Domains of the DeepMind Control Suite; a task is one of them and a word, `CheetahRun`.
+_CONTROL_SUITE = (
+    "Acrobot", "BallInCup", "Cartpole", "Cheetah", "Dog", "Finger", "Fish", "Hopper", "Humanoid",
+    "HumanoidCMU", "Lqr", "Manipulator", "Pendulum", "PointMass", "Quadruped", "Reacher", "Stacker",
+    "Swimmer", "Walker",
+)  # fmt: skip
+
+_PROCGEN = (
+    "Bigfish", "Bossfight", "Caveflyer", "Chaser", "Climber", "Coinrun", "Dodgeball", "Fruitbot", "Heist",
+    "Jumper", "Leaper", "Maze", "Miner", "Ninja", "Plunder", "Starpilot",
+)  # fmt: skip
+
+# In this order: the first that has a name is its family.
+_FAMILIES: dict[str, tuple[str, ...]] = {
+    "probe": ("probe:*",),
+    "classic-control": (
+        "CartPole-v*",
+        "Acrobot-v*",
+        *_hosted("CartPole-v*", "phys2d/CartPole-v*", "Acrobot-v*"),
+    ),
+    "sparse-control": ("MountainCar-v*", *_hosted("MountainCar-v*")),
+    "sparse-continuous-control": ("MountainCarContinuous-v*", *_hosted("MountainCarContinuous-v*")),
+    "pendulum": ("Pendulum-v*", *_hosted("Pendulum-v*", "phys2d/Pendulum-v*")),
+    "minatar": ("*-MinAtar", *_hosted("MinAtar/*")),
+    "bsuite": ("*-bsuite",),
+    "brax": ("brax:*",),
+    "control-suite": (
+        "playground:*",
+        *(f"envpool:{domain}*-v1" for domain in _CONTROL_SUITE),
+        *_hosted("dm_control/*"),
+    ),
+    "mujoco": _hosted(*(f"{task}-v[0-9]" for task in _MUJOCO)),
+    "box2d": _hosted("LunarLander*", "BipedalWalker*"),
+    "mpe": ("MPE_*",),
+    "smax": ("SMAX*", "HeuristicEnemySMAX*"),
+    "overcooked": ("overcooked*",),
+    "hanabi": ("hanabi*",),
+    "mabrax": ("ant_4x2", "halfcheetah_6x1", "hopper_3x1", "humanoid_9|8", "walker2d_2x3"),
+    "switch-riddle": ("switch_riddle*",),
+    "social-dilemma": ("storm*", "coin_game*"),
+    "jaxnav": ("jaxnav*",),
+    "craftax": ("Craftax-*",),
+    "octax": ("octax:*",),
+    "jumanji": ("jumanji:*",),
+    "minigrid": _hosted("MiniGrid-*", "BabyAI-*"),
+    "procgen": tuple(f"envpool:{game}*-v0" for game in _PROCGEN),
+    "atari": ("envpool:*-v5", "gymnasium:ALE/*", "gymnasium:*NoFrameskip-v4"),
+}
+
+# Families of environments that no name is known of, by their spaces.
+CONTINUOUS, GRID = "continuous-control", "grid"
+_LARGE_IMAGE = 36  # pixels: from here on convolutions pay, also on a CPU
+
+
+def names() -> tuple[str, ...]:
+    """All families.
+
+    >>> "minatar" in names()
+    True
+    """
+    return (*_FAMILIES, CONTINUOUS, GRID)
+
+
+def family(name: str) -> str | None:
+    """The family of the environment that `envs.make` knows by `name`; None where the name says nothing.
+
+    >>> family("envpool:HalfCheetah-v4"), family("envpool:Pong-v5"), family("envpool:CheetahRun-v1")
+    ('mujoco', 'atari', 'control-suite')
+    >>> family("MountainCar-v0"), family("my.module:factory")
+    ('sparse-control', None)
+    """
+    return next((kind for kind, patterns in _FAMILIES.items() if _matches(name, patterns)), None)
+
+
+def family_by_spaces(observation: Space, action: Space) -> str | None:
+    """The family of an environment of which only its spaces are known; None for one of vectors and choices.
+
+    >>> from envs.spaces import Discrete
+    >>> family_by_spaces(Box(-1.0, 1.0, (3,)), Box(-1.0, 1.0, (1,)))
+    'continuous-control'
+    >>> family_by_spaces(Box(0.0, 1.0, (10, 10, 4)), Discrete(3))
+    'grid'
+    """
+    shape = observation.shape if isinstance(observation, Box) else ()
+    if isinstance(action, Box):
+        return CONTINUOUS if len(shape) == 1 else None
+    return GRID if len(shape) == 3 and min(shape[:2]) < _LARGE_IMAGE else None
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)

@@ -1,0 +1,120 @@
+"""Which settings a command line begins with: those for its environment, those it names, or none.
+
+Algorithms are imported when they are asked for: their import may start JAX, for which it is too early when
+flags are read for the first time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from fdg.commands.flags import Flag, shown
+from fdg.errors import FdgError
+
+if TYPE_CHECKING:
+    from algos.presets import Preset
+
+FLAGS = (
+    Flag(
+        "preset",
+        str,  # "none" is a word here
+        None,
+        "settings to begin with: those for a family, or an environment, of this name; none: the algorithm's"
+        " defaults (None: those that were found good for the environment)",
+    ),
+    Flag("show_preset", bool, False, "say what is in the preset and where it comes from, and do no more"),
+)
+
+
+def chosen(cls: type, asked: str | None, env_name: str, env: Any) -> Preset | None:
+    """The preset that an algorithm begins with on an environment; None for its defaults.
+
+    Args:
+      cls: the algorithm's class.
+      asked: what `--preset` says.
+      env_name: the environment, without its parameters.
+      env: the environment itself; None where the algorithm has its own.
+
+    Raises:
+      UnknownNameError: there is no preset of the name that was asked for.
+    """
+    from algos import presets
+
+    if asked == "none" or env is None:
+        return None
+    based_on = _based_on(cls)
+    if based_on is not None:
+        if asked is not None:
+            return presets.named(based_on, asked)
+        return presets.find(based_on, env_name, env)
+    if asked is not None:
+        raise FdgError(f"--preset {asked}: {cls.__name__} has no presets by name: leave it out, or say none")
+    values = cls.preset(env_name) if hasattr(cls, "preset") else {}
+    return presets.Preset(env_name, f"{cls.__name__}.preset", values) if values else None
+
+
+def known(cls: type) -> tuple[str, ...]:
+    """What an algorithm's class has presets for."""
+    from algos import presets
+
+    based_on = _based_on(cls)
+    return () if based_on is None else presets.names(based_on)
+
+
+def check_allowed(asked: Mapping[str, Any], resumes: bool, keeps: bool) -> None:
+    """Refuses a preset where the settings are those of a run, or of a file.
+
+    Raises:
+      FdgError: says which.
+    """
+    name = asked.get("preset")
+    if name is not None and (resumes or keeps):
+        other = "--resume goes on with" if resumes else "--config and --from begin with"
+        raise FdgError(f"--preset {name}: {other} the settings of a run: leave it out")
+
+
+def line(name: str | None, values: Mapping[str, Any], algo: str, env_name: str | None) -> str:
+    """What a run says of its preset, in a line.
+
+    >>> line("minatar", {"num_envs": 64, "num_steps": 128}, "ppo", "Asterix-MinAtar")
+    'preset: minatar, 2 settings of ppo for Asterix-MinAtar (--show-preset: which; --preset none: without)'
+    """
+    if name is None:
+        return f"preset: none for {env_name}, the defaults of {algo}"
+    return (
+        f"preset: {name}, {len(values)} settings of {algo} for {env_name}"
+        " (--show-preset: which; --preset none: without)"
+    )
+
+
+def table(preset: Preset | None, algo: str, env_name: str, flags: list[Flag], known: tuple[str, ...]) -> str:
+    """What `--show-preset` prints: each setting, and what it would be without the preset.
+
+    Args:
+      preset: None for none.
+      algo: the algorithm, as the command line names it.
+      env_name: likewise.
+      flags: of the algorithm's hyperparameters, with the class's defaults.
+      known: names of all its presets.
+    """
+    if preset is None:
+        families = f"; there are presets for {', '.join(known)}" if known else ""
+        return f"no preset of {algo} for {env_name}: the algorithm's defaults{families}"
+    defaults = {flag.name: flag.default for flag in flags}
+    width = max(len(name) for name in preset.values)
+    lines = [
+        f"  {name:{width}}  {shown(value)}  (default: {shown(defaults.get(name))})"
+        for name, value in preset.values.items()
+    ]
+    return "\n".join([f"preset {preset.name} of {algo} for {env_name}", f"from {preset.source}", *lines])
+
+
+def _based_on(cls: type) -> str | None:
+    """The algorithm of ours whose presets a class has; None for one whose `preset` somebody else wrote."""
+    from algos.agent import Agent
+
+    if not issubclass(cls, Agent):
+        return None
+    written = next(vars(kind)["preset"] for kind in cls.__mro__ if "preset" in vars(kind))
+    return cls.based_on() if written is vars(Agent)["preset"] else None

@@ -1,0 +1,46 @@
+"""What a run can be told while it trains: that nothing has been found to learn from."""
+
+import math
+from collections.abc import Iterable
+
+_PART = 10  # of the run: so much has to have passed
+
+
+class Unchanged:
+    """Notices an environment whose episodes have all returned the same for a tenth of the run.
+
+    A car that never gets up its hill, a door that is never found: the return stays at its worst, gradients
+    are those of noise, and more of the same settings will not change it.
+
+    Args:
+      num_iterations: of the whole run.
+      start: iterations that were done before; a resumed run is not told again.
+    """
+
+    def __init__(self, num_iterations: int, start: int = 0):
+        self._after = math.ceil(num_iterations / _PART)
+        self._done = start >= self._after
+        self._lowest, self._highest = math.inf, -math.inf
+
+    def look(self, iteration: int, env_steps: int, returns: Iterable[float]) -> str | None:
+        """A line to print, once; None where there is nothing to say.
+
+        Args:
+          iteration: how many are done.
+          env_steps: environment steps until then.
+          returns: episode returns of the iterations since the last call; those that are no number are of
+            iterations in which no episode ended.
+        """
+        for value in returns:
+            if math.isfinite(value):
+                self._lowest, self._highest = min(self._lowest, value), max(self._highest, value)
+        if self._done or iteration < self._after:
+            return None
+        self._done = True
+        if self._lowest < self._highest or not math.isfinite(self._lowest):
+            return None
+        return (
+            f"hint: after {env_steps:,} steps every episode has returned {self._lowest:,.1f}, so there is"
+            " nothing to learn from yet: try another --algo or --preset, more --num-envs, or more exploration"
+            " (--entropy-coefficient, --epsilon-end)"
+        )

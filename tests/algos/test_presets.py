@@ -1,0 +1,160 @@
+"""Presets: each fits its algorithm, the most exact one wins, and the command line says what it took."""
+
+import dataclasses
+import json
+import typing
+
+import pytest
+
+import algos
+import envs
+from algos import presets
+from algos.presets import Entry
+from envs import probe
+from fdg.commands.cli import train_main
+from fdg.commands.parse import parse as parse_words
+from fdg.errors import FdgError
+from fdg.training.hints import Unchanged
+
+ENTRIES = [
+    (algorithm, key)
+    for algorithm in ("PPO", "RecurrentPPO", "IPPO", "MAPPO", "A2C", "A3C", "IMPALA", "DQN", "PQN", "SAC")
+    for key in presets.names(algorithm)
+]
+
+
+def parse(words):
+    return parse_words(words.split(), "train", "")
+
+
+@pytest.mark.parametrize(("algorithm", "key"), ENTRIES)
+def test_an_entry_makes_the_algorithm_here_and_on_an_accelerator(algorithm, key, monkeypatch):
+    """Every field exists and has its type, and the sizes divide, wherever it is used."""
+    cls = getattr(algos, algorithm)
+    agents = getattr(cls, "several_agents", False)
+    acts = typing.cast(tuple, cls.action_spaces)
+    env = envs.make("probe:agents" if agents else "probe:value")
+    if not agents and envs.Discrete not in acts:
+        env = envs.vectorize(_Continuous())
+    for platform in ("cpu", "gpu"):
+        monkeypatch.setattr("jax.default_backend", lambda platform=platform: platform)
+        preset = presets.named(algorithm, key)
+        made = cls(env=env, **preset.values)
+        assert preset.source and made.num_iterations > 1, "a run of one iteration learns nothing"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Continuous:
+    """A vector in, a vector out: no name, so its spaces say what family it is of."""
+
+    name: str = "continuous"
+    observation_space: typing.ClassVar = envs.Box(-1.0, 1.0, (3,))
+    action_space: typing.ClassVar = envs.Box(-1.0, 1.0, (2,))
+    max_episode_steps: typing.ClassVar[int] = 5
+
+    def reset(self, key):
+        raise NotImplementedError
+
+    step = reset
+
+
+def test_the_most_exact_entry_wins(monkeypatch):
+    family, pattern, exact = (Entry(name, {"discount": 0.1}) for name in ("family", "pattern", "exact"))
+    table = {"brax": family, "brax:ant:*": pattern, "brax:ant:spring": exact}
+    monkeypatch.setattr(presets.physics, "PRESETS", {"PPO": table})
+    names = ("brax:hopper", "brax:ant", "brax:ant:mjx", "brax:ant:spring")
+    found = [presets.find("PPO", name) for name in names]
+    assert [preset.source for preset in found] == ["family", "family", "pattern", "exact"]
+
+
+def test_observation_statistics_are_the_default_for_continuous_control():
+    for name in ("envpool:Hopper-v4", "gymnasium:Ant-v5", "brax:hopper", "playground:CheetahRun"):
+        assert presets.of("PPO", name)["normalize_observation"], name
+    env = envs.vectorize(_Continuous())
+    assert algos.make("ppo", env).normalize_observation
+    assert not algos.PPO(env=env).normalize_observation
+    assert presets.find("PPO", "probe:value", envs.make("probe:value")) is None
+
+
+def test_an_accelerator_gets_more_environments(monkeypatch):
+    on_cpu = presets.of("PPO", "playground:CartpoleBalance")
+    monkeypatch.setattr("jax.default_backend", lambda: "gpu")
+    there = presets.of("PPO", "playground:CartpoleBalance")
+    assert on_cpu["num_envs"] == 64 and there["num_envs"] == 2048
+    assert on_cpu["discount"] == there["discount"] == 0.995
+
+
+def test_a_preset_by_name_and_none():
+    named = parse("--env Pendulum-v1 --preset continuous-control --num-envs 16")
+    assert named.algorithm.num_steps == 256 and named.algorithm.num_envs == 16
+    assert named.record["preset_name"] == "continuous-control"
+    without = parse("--env Pendulum-v1 --preset none")
+    assert without.algorithm == algos.PPO(env=envs.make("Pendulum-v1"))
+    assert without.record["preset_name"] is None and without.record["preset"] == {}
+
+
+def test_what_the_command_line_says_of_it(capsys, tmp_path):
+    assert train_main("--env Pendulum-v1 --show-preset".split()) == 0
+    said = capsys.readouterr().out
+    assert "preset Pendulum-v1 of ppo" in said and "docs/results.md" in said
+    assert ["discount", "0.95", "(default:", "0.99)"] in [line.split() for line in said.splitlines()]
+    assert train_main("--env CartPole-v1 --show-preset".split()) == 0
+    assert "no preset of ppo for CartPole-v1" in capsys.readouterr().out
+    assert train_main(["--env", "Pendulum-v1", "--preset", "mujocco"]) == 2
+    assert "unknown preset of PPO 'mujocco': did you mean 'mujoco'" in capsys.readouterr().err
+
+
+def test_a_run_keeps_the_settings_that_it_began_with(tmp_path, capsys):
+    job = parse("--env Pendulum-v1 --preset none")
+    (tmp_path / "config.json").write_text(json.dumps(dict(job.config), allow_nan=False))
+    again = parse(f"--resume {tmp_path}")
+    assert again.algorithm == job.algorithm and again.algorithm.num_envs == 4
+    with pytest.raises(FdgError, match="--preset minatar: --resume goes on with the settings of a run"):
+        parse(f"--resume {tmp_path} --preset minatar")
+    with pytest.raises(FdgError, match="--preset minatar: --config and --from begin with the settings"):
+        parse(f"--config {tmp_path / 'config.json'} --preset minatar")
+
+
+class Written(algos.PPO):
+    """One whose presets somebody wrote."""
+
+    @classmethod
+    def preset(cls, env_name, env=None):
+        return {"discount": 0.5}
+
+
+def test_presets_that_a_subclass_has_written_are_its_own():
+    job = parse(f"--algo {__name__}:Written")
+    assert job.algorithm.discount == 0.5
+    with pytest.raises(FdgError, match="Written has no presets by name"):
+        parse(f"--algo {__name__}:Written --preset minatar")
+    assert parse(f"--algo {__name__}:Written --preset none").algorithm.discount == 0.99
+
+
+@pytest.mark.parametrize(
+    ("returns", "said"),
+    [
+        ([[-200.0], [-200.0]], True),
+        ([[-200.0], [-199.0]], False),
+        ([[float("nan")], [float("nan")]], False),  # no episode has ended
+        ([[float("nan"), 0.0], [0.0, 0.0]], True),
+    ],
+)
+def test_a_hint_where_every_episode_returned_the_same(returns, said):
+    unchanged = Unchanged(num_iterations=20)
+    assert unchanged.look(1, 500, returns[0]) is None
+    line = unchanged.look(2, 1000, returns[1])
+    assert (line is not None) == said
+    assert not said or "after 1,000 steps every episode has returned" in line
+    assert unchanged.look(3, 1500, [0.0]) is None, "said once"
+
+
+def test_a_resumed_run_is_not_told_again():
+    unchanged = Unchanged(num_iterations=20, start=2)
+    assert unchanged.look(3, 1500, [-1.0]) is None
+
+
+def test_probes_have_no_presets():
+    for name in ("value", "discount"):
+        assert presets.of("PPO", f"probe:{name}") == {}
+    assert probe.factories()

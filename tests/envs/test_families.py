@@ -1,0 +1,68 @@
+"""Families: the same task has the same one from every source, and none is left without a reason."""
+
+import pytest
+
+import envs
+from envs import families
+
+SAME = [
+    ("MountainCar-v0", "gymnasium:MountainCar-v0", "envpool:MountainCar-v0"),
+    ("Pendulum-v1", "gymnasium:Pendulum-v1", "envpool:Pendulum-v0"),
+    ("CartPole-v1", "envpool:CartPole-v0", "gymnasium:Acrobot-v1"),
+    ("envpool:Hopper-v4", "gymnasium:Walker2d-v5", "envpool:Humanoid-v3"),
+    ("envpool:WalkerWalk-v1", "playground:WalkerWalk", "gymnasium:dm_control/cheetah-run-v0"),
+    ("envpool:Pong-v5", "gymnasium:ALE/Breakout-v5", "gymnasium:PongNoFrameskip-v4"),
+    ("MPE_simple_tag_v3", "MPE_simple_spread_v3"),
+    ("HeuristicEnemySMAX", "SMAX", "HeuristicEnemySMAX:3m"),
+    ("brax:ant", "brax:hopper:mjx"),
+]
+
+
+@pytest.mark.parametrize("names", SAME)
+def test_the_same_kind_of_task_has_the_same_family(names):
+    assert len({families.family(name) for name in names}) == 1
+    assert families.family(names[0]) in families.names()
+
+
+def test_families_that_look_alike_are_told_apart():
+    kinds = {
+        families.family(name)
+        for name in (
+            "envpool:Hopper-v4",
+            "envpool:HopperHop-v1",
+            "envpool:Pong-v5",
+            "MountainCar-v0",
+            "MountainCarContinuous-v0",
+            "Pong-misc",
+            "envpool:MazeHard-v0",
+        )
+    }
+    assert kinds == {
+        "mujoco",
+        "control-suite",
+        "atari",
+        "sparse-control",
+        "sparse-continuous-control",
+        "procgen",
+        None,
+    }
+
+
+def test_every_built_in_environment_has_a_family_or_is_known_by_its_spaces():
+    without = {name for name in envs.names() if families.family(name) is None}
+    assert all(name.endswith("-misc") for name in without), without
+
+
+@pytest.mark.parametrize(
+    ("observation", "action", "expected"),
+    [
+        (envs.Box(-1.0, 1.0, (3,)), envs.Box(-1.0, 1.0, (1,)), families.CONTINUOUS),
+        (envs.Box(-1.0, 1.0, (3,)), envs.Discrete(2), None),
+        (envs.Box(0.0, 1.0, (10, 10, 4)), envs.Discrete(2), families.GRID),
+        (envs.Box(0.0, 255.0, (84, 84, 4), "uint8"), envs.Discrete(2), None),
+        (envs.Box(0.0, 255.0, (84, 84, 4), "uint8"), envs.Box(-1.0, 1.0, (1,)), None),
+        (envs.Discrete(5), envs.MultiDiscrete((2, 3)), None),
+    ],
+)
+def test_an_environment_without_a_name_is_known_by_its_spaces(observation, action, expected):
+    assert families.family_by_spaces(observation, action) == expected
