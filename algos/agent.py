@@ -144,7 +144,7 @@ class Agent:
         raise NotImplementedError
 
     @property
-    def _step_size(self) -> float | optax.Schedule:
+    def _step_size(self) -> optimizers.StepSize:
         """Of the optimiser, annealed where that is asked for."""
         if not self.anneal_learning_rate:
             return self.learning_rate

@@ -72,7 +72,9 @@ class DQN(QLearning):
     buffer_size: int = hyperparameter(10_000, "steps that are kept for replay, of all environments together")
     batch_size: int = hyperparameter(128, "samples of a gradient step, as many of each environment")
     learning_starts: int = hyperparameter(10_000, "environment steps before the first gradient step")
-    updates_per_step: float = hyperparameter(0.125, "gradient steps for each environment step")
+    updates_per_step: float = hyperparameter(
+        0.125, "gradient steps for each environment step", structural="how often a loop runs"
+    )
     learning_rate: float = hyperparameter(2.5e-4, "Adam's step size")
     anneal_learning_rate: bool = hyperparameter(False, "let the step size fall linearly to zero")
     max_grad_norm: float = hyperparameter(10.0, "global norm that gradients are clipped to")
@@ -90,7 +92,9 @@ class DQN(QLearning):
     double: bool = hyperparameter(False, "double Q-learning: one network chooses, the other values")
     dueling: bool = hyperparameter(False, "dueling network: a value, and advantages of actions")
     n_step: int = hyperparameter(1, "rewards summed up before a value follows")
-    priority_exponent: float = hyperparameter(0.0, "alpha of prioritised replay; 0: uniform")
+    priority_exponent: float = hyperparameter(
+        0.0, "alpha of prioritised replay; 0: uniform", structural="whether there are priorities"
+    )
     importance_exponent: float = hyperparameter(0.4, "beta of prioritised replay at first; 1 in the end")
     layer_norm: bool = hyperparameter(False, "normalise each layer before its activation")
     hidden: tuple[int, ...] | None = hyperparameter(None, "widths of the layers; None: chosen by observation")

@@ -27,11 +27,17 @@ def epsilon_greedy(values: jax.Array, epsilon: float | jax.Array) -> Categorical
     return Categorical(jnp.log((1.0 - epsilon) * best + epsilon * any_allowed))
 
 
-def linear(start: float, end: float, duration: float, time: jax.Array) -> jax.Array:
+def linear(
+    start: float | jax.Array, end: float | jax.Array, duration: float | jax.Array, time: jax.Array
+) -> jax.Array:
     """A number that goes from `start` to `end` in so much time, and stays there: `[]` float32.
 
     >>> [float(linear(1.0, 0.5, 10.0, jnp.int32(time))) for time in (0, 5, 10, 99)]
     [1.0, 0.75, 0.5, 0.5]
     """
-    progress = jnp.clip(time / duration, 0.0, 1.0) if duration > 0 else jnp.float32(1.0)
+    if isinstance(duration, jax.Array):  # it may be traced
+        lasts = duration > 0
+        progress = jnp.where(lasts, jnp.clip(time / jnp.where(lasts, duration, 1.0), 0.0, 1.0), 1.0)
+    else:
+        progress = jnp.clip(time / duration, 0.0, 1.0) if duration > 0 else jnp.float32(1.0)
     return start + (end - start) * progress

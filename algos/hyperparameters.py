@@ -15,15 +15,48 @@ import numpy as np
 from fdg.errors import FdgError, listed, nearest
 
 
-def hyperparameter(default: Any, description: str) -> Any:
-    """A dataclass field that the command line shows with this description."""
-    return dataclasses.field(default=default, metadata={"help": description})
+def hyperparameter(default: Any, description: str, structural: str | None = None) -> Any:
+    """A dataclass field that the command line shows with this description.
+
+    Args:
+      default: its value where none is given.
+      description: a phrase.
+      structural: of a float that decides what the program is, so that it cannot be a traced number (as a
+        sweep makes of floats): what it decides, a phrase. None for all others.
+    """
+    metadata = (
+        {"help": description} if structural is None else {"help": description, "structural": structural}
+    )
+    return dataclasses.field(default=default, metadata=metadata)
 
 
-def require(algorithm: Any, condition: bool, message: str) -> None:
-    """Raises an `FdgError` that names the algorithm, unless the condition holds."""
-    if not condition:
+def require(algorithm: Any, condition: bool | jax.Array, message: str) -> None:
+    """Raises an `FdgError` that names the algorithm, unless the condition holds.
+
+    One on traced numbers cannot be checked, and counts as holding: whoever traces them checks the numbers.
+    """
+    if not is_traced(condition) and not condition:
         raise FdgError(f"{type(algorithm).__name__}: {message}")
+
+
+def is_traced(value: Any) -> bool:
+    """Whether a value is traced, and has no number yet.
+
+    >>> is_traced(0.5), bool(jax.vmap(lambda x: x * is_traced(x))(jax.numpy.ones(1))[0])
+    (False, True)
+    """
+    return isinstance(value, jax.core.Tracer)
+
+
+def number(value: Any) -> Any:
+    """A float, or an array of one number as it is: it may be traced."""
+    return value if isinstance(value, jax.Array) else float(value)
+
+
+def structural(algorithm_class: Any) -> dict[str, str]:
+    """Fields that are floats and yet decide what the program is, and so cannot be traced: name to reason."""
+    fields = dataclasses.fields(algorithm_class) if dataclasses.is_dataclass(algorithm_class) else ()
+    return {field.name: field.metadata["structural"] for field in fields if "structural" in field.metadata}
 
 
 def require_types(algorithm: Any) -> None:
@@ -143,7 +176,11 @@ def require_within(algorithm: Any, low: float, high: float, *names: str) -> None
     """Requires that the fields lie in `[low, high]`."""
     for name in names:
         value = getattr(algorithm, name)
-        require(algorithm, low <= value <= high, f"{name}={value}: it must be from {low:g} to {high:g}")
+        require(
+            algorithm,
+            (low <= value) & (value <= high),
+            f"{name}={value}: it must be from {low:g} to {high:g}",
+        )
 
 
 def whole_updates(algorithm: Any) -> int:
@@ -152,6 +189,9 @@ def whole_updates(algorithm: Any) -> int:
     Raises:
       FdgError: they are no whole number above zero.
     """
+    require(
+        algorithm, not is_traced(algorithm.updates_per_step), "updates_per_step cannot be a traced number"
+    )
     require_positive(algorithm, "updates_per_step")
     rate, steps = algorithm.updates_per_step, algorithm.steps_per_iteration
     exact = rate * steps

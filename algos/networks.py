@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from algos import distributions, outputs
 from algos.distributions import Distribution
+from algos.hyperparameters import number
 from envs.environment import Observation, features_and_mask
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from fdg.errors import FdgError, unknown_name
@@ -54,7 +55,7 @@ def actor_critic(
     action_space: Space,
     hidden: Sequence[int] | None = None,
     activation: str = "tanh",
-    initial_log_std: float = 0.0,
+    initial_log_std: float | jax.Array = 0.0,
     convolve: bool = True,
 ) -> Network:
     """An actor and a critic that share nothing.
@@ -95,7 +96,7 @@ def actor_critic(
     widths = checked_widths(observation_space, hidden, activation, convolve)
     distributions.for_space(action_space)  # refuses a space without distribution here, before any tracing
     module = ActorCritic(
-        observation_space, action_space, widths, activation, float(initial_log_std), convolve
+        observation_space, action_space, widths, activation, number(initial_log_std), convolve
     )
     return Network(_Init(module), _Apply(module))
 

@@ -4,8 +4,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
+# A step size is a number, a traced one too, or a schedule of the number of steps so far.
+StepSize = float | jax.Array | optax.Schedule
 
-def annealed(learning_rate: float, num_iterations: int, updates_per_iteration: int = 1) -> optax.Schedule:
+
+def annealed(
+    learning_rate: float | jax.Array, num_iterations: int, updates_per_iteration: int = 1
+) -> optax.Schedule:
     """A step size that falls linearly to zero over a run, constant within an iteration (as in CleanRL).
 
     >>> step_size = annealed(1.0, num_iterations=4, updates_per_iteration=10)
@@ -20,21 +25,19 @@ def annealed(learning_rate: float, num_iterations: int, updates_per_iteration: i
 
 
 def clipped_adam(
-    learning_rate: float | optax.Schedule, max_grad_norm: float, eps: float = 1e-5
+    learning_rate: StepSize, max_grad_norm: float | jax.Array, eps: float = 1e-5
 ) -> optax.GradientTransformation:
     """Adam (Kingma and Ba 2015, arXiv 1412.6980) on gradients clipped to a global norm."""
     return optax.chain(optax.clip_by_global_norm(max_grad_norm), optax.adam(learning_rate, eps=eps))
 
 
-def clipped_radam(
-    learning_rate: float | optax.Schedule, max_grad_norm: float
-) -> optax.GradientTransformation:
+def clipped_radam(learning_rate: StepSize, max_grad_norm: float | jax.Array) -> optax.GradientTransformation:
     """Rectified Adam (Liu et al. 2020, arXiv 1908.03265) on gradients clipped to a global norm."""
     return optax.chain(optax.clip_by_global_norm(max_grad_norm), optax.radam(learning_rate))
 
 
 def clipped_rmsprop(
-    learning_rate: float | optax.Schedule, max_grad_norm: float, decay: float = 0.99, eps: float = 1e-5
+    learning_rate: StepSize, max_grad_norm: float | jax.Array, decay: float = 0.99, eps: float = 1e-5
 ) -> optax.GradientTransformation:
     """RMSProp (Tieleman and Hinton 2012) on gradients clipped to a global norm.
 

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from algos import distributions, gru, networks, outputs
+from algos.hyperparameters import number
 from algos.networks import Network
 from envs.spaces import Box, Space
 
@@ -51,7 +52,7 @@ def recurrent_actor_critic(
     hidden: Sequence[int] | None = None,
     memory_size: int | None = 128,
     activation: str = "tanh",
-    initial_log_std: float = 0.0,
+    initial_log_std: float | jax.Array = 0.0,
     num_agents: int | None = None,
     central: bool = False,
     convolve: bool = True,
@@ -90,7 +91,7 @@ def recurrent_actor_critic(
         networks.checked_widths(observation_space, hidden, activation, convolve),
         memory_size,
         activation,
-        float(initial_log_std),
+        number(initial_log_std),
         num_agents,
         central,
         convolve,

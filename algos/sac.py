@@ -89,7 +89,9 @@ class SAC(Agent):
     buffer_size: int = hyperparameter(1_000_000, "steps that are kept for replay")
     learning_starts: int = hyperparameter(5_000, "first steps, of random actions, that nothing is learned in")
     batch_size: int = hyperparameter(256, "samples of one gradient step")
-    updates_per_step: float = hyperparameter(1.0, "gradient steps for each environment step")
+    updates_per_step: float = hyperparameter(
+        1.0, "gradient steps for each environment step", structural="how often a loop runs"
+    )
     learning_rate: float = hyperparameter(3e-4, "Adam's step size, for actor, critics and temperature")
     anneal_learning_rate: bool = hyperparameter(False, "let the step size fall linearly to zero")
     discount: float = hyperparameter(0.99, "gamma")
@@ -142,7 +144,7 @@ class SAC(Agent):
         parameters = Parameters(
             actor=self._actor.init(actor_key, observation),
             critics=critics,
-            log_temperature=jnp.float32(math.log(self.initial_temperature)),
+            log_temperature=jnp.log(jnp.float32(self.initial_temperature)),
         )
         return State(
             learned=Learned(parameters, jax.tree.map(jnp.copy, critics), self._optimizer.init(parameters)),

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from fdg.training.fit import fit
     from fdg.training.loading import load
     from fdg.training.run import Run
+    from fdg.training.sweep import Sweep
+    from fdg.training.sweeping import sweep
 
 __all__ = [
     "FDG",
@@ -57,6 +59,7 @@ __all__ = [
     "Program",
     "Run",
     "RunError",
+    "Sweep",
     "UnknownNameError",
     "compile",
     "fit",
@@ -67,6 +70,7 @@ __all__ = [
     "load_exported",
     "place",
     "profile",
+    "sweep",
     "trace",
 ]
 __version__ = "0.1.0"
@@ -74,9 +78,11 @@ __version__ = "0.1.0"
 # What trains and loads knows algorithms and environments, which import this package: it comes when asked for.
 _LATER = {
     "Run": "fdg.training.run",
+    "Sweep": "fdg.training.sweep",
     "fit": "fdg.training.fit",
     "load": "fdg.training.loading",
     "load_exported": "fdg.training.exporting",
+    "sweep": "fdg.training.sweeping",
 }
 
 

@@ -68,15 +68,10 @@ class Engine:
     def init(self, seed: int = 0) -> Any:
         """The state that `algorithm.init(jax.random.key(seed))` gives, laid out on the devices.
 
-        With `num_seeds`, every leaf has a leading axis of that length; agent i starts from `seed + i`.
+        With `num_seeds`, every leaf has a leading axis of that length; agent i starts from `seed + i`, or, of
+        an algorithm with `starts(seed, num_seeds)`, from row i of what that returns, in place of a key.
         """
-        count = self.plan.num_seeds
-        key = (
-            jax.random.key(seed)
-            if count is None
-            else jnp.stack([jax.random.key(seed + i) for i in range(count)])
-        )
-        leaves = self._make(key)
+        leaves = self._make(self._starts(seed))
         if self.plan.schedule is not None:
             leaves = [put(x, shape) for x, shape in zip(leaves, self._shapes, strict=True)]
         return jax.tree.unflatten(self._structure, leaves)
@@ -229,7 +224,16 @@ class Engine:
         timeline = self._execution.timeline
         return {} if timeline is None else timeline.settle()
 
-    def _make(self, key: jax.Array) -> Sequence[jax.Array]:
+    def _starts(self, seed: int) -> Any:
+        """What `algorithm.init` takes; with `num_seeds` it has an axis of agents."""
+        count = self.plan.num_seeds
+        if count is None:
+            return jax.random.key(seed)
+        if callable(starts := getattr(self.algorithm, "starts", None)):  # of agents that differ in more
+            return starts(seed, count)
+        return jnp.stack([jax.random.key(seed + i) for i in range(count)])
+
+    def _make(self, key: Any) -> Sequence[jax.Array]:
         """The state's leaves; what `init` calls on the host runs in one process only."""
         traced = self._init.trace(key)
         if not host_calls.calls_host(jaxprs.open_jaxpr(traced.jaxpr).eqns):

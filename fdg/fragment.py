@@ -6,10 +6,11 @@ A marked function is traced as a *named jit* (the node), and each array at its b
 function, also from its derivative; and both cost nothing when the function runs on its own.
 """
 
+import copy
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -154,7 +155,7 @@ class FragmentFunction:
             if not part or ":" in part:
                 raise GraphError(f"fragment role and name are words without ':', not {part!r}")
 
-        def body(bound, args, kwargs):
+        def body(bound, numbers, args, kwargs):
             axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
             if isinstance(axes, tuple) and len(axes) != len(args):
                 raise GraphError(
@@ -163,6 +164,9 @@ class FragmentFunction:
                 )
             args, sizes = _at_boundary(self.mark, "in", axes, args)
             kwargs, more = _at_boundary(self.mark, "in", 0, kwargs)  # as in jax.vmap
+            numbers, _ = _at_boundary(self.mark, "in", None, numbers)
+            if numbers:
+                bound = (with_numbers(*bound, numbers),)
             results, out_sizes = _at_boundary(self.mark, "out", out_axes, function(*bound, *args, **kwargs))
             _check_batch(self.mark, {**sizes, **more, **out_sizes})
             return results
@@ -172,7 +176,7 @@ class FragmentFunction:
 
     def __call__(self, *args, **kwargs):
         """Runs the function."""
-        return self._call((), args, kwargs)
+        return self._call((), {}, args, kwargs)
 
     def __get__(self, instance, owner=None):
         """A fragment may be a method; its object is static, in_axes speaks of the arguments after it."""
@@ -181,6 +185,9 @@ class FragmentFunction:
         return functools.partial(self._call_on, instance)
 
     def _call_on(self, instance, *args, **kwargs):
+        numbers = _array_fields(instance)
+        if numbers:  # they go in as arguments, which the whole batch shares; what is static is the rest
+            instance = with_numbers(instance, dict.fromkeys(numbers, _GIVEN_APART))
         try:
             hash(instance)
         except TypeError:
@@ -188,10 +195,53 @@ class FragmentFunction:
                 f"fragment '{self.mark.name}' ({self.mark.role}) is a method of {type(instance).__name__}, "
                 f"which does not hash: {_why_unhashable(instance)}"
             ) from None
-        return self._call((instance,), args, kwargs)
+        return self._call((instance,), numbers, args, kwargs)
 
     def __repr__(self) -> str:
         return f"<fragment {self.mark.role}: {self.mark.name}{inspect.signature(self.__wrapped__)}>"
+
+
+def _array_fields(instance: Any) -> dict[str, jax.Array]:
+    """The fields of a dataclass that hold a floating number as an array, traced ones too."""
+    if not dataclasses.is_dataclass(instance):
+        return {}
+    values = {field.name: getattr(instance, field.name, None) for field in dataclasses.fields(instance)}
+    return {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, jax.Array)
+        and value.ndim == 0
+        and jax.numpy.issubdtype(value.dtype, jax.numpy.floating)
+    }
+
+
+class _GivenApart:
+    """In place of a number that a fragment gets as an argument."""
+
+    def __repr__(self) -> str:
+        return "given as an argument"
+
+
+_GIVEN_APART = _GivenApart()
+
+
+def with_numbers(instance: Any, numbers: Mapping[str, Any]) -> Any:
+    """A copy of a dataclass with other fields, made without its checks: they may be traced.
+
+    Args:
+      instance: a dataclass, frozen or not.
+      numbers: values by the name of their field.
+
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Mine:
+    ...     rate: float = 0.1
+    >>> with_numbers(Mine(), {"rate": 0.5})
+    Mine(rate=0.5)
+    """
+    copied = copy.copy(instance)
+    for name, value in numbers.items():
+        object.__setattr__(copied, name, value)
+    return copied
 
 
 def _why_unhashable(instance: Any) -> str:

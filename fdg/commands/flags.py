@@ -27,6 +27,7 @@ class Flag:
     kind: Any  # annotation of its value
     default: Any  # `dataclasses.MISSING`: there is none
     help: str  # "(None: ...)" in it says what a default of None means
+    words: bool = False  # whether several words make its value, a string
 
     @property
     def option(self) -> str:
@@ -131,7 +132,11 @@ def _add_argument(parser: Any, flag: Flag, option: str, text: str) -> None:
         except ValueError as error:
             raise argparse.ArgumentTypeError(f"'{word:.200}' is not {error}") from None
 
-    if flag.kind is bool:
+    if flag.words:
+        parser.add_argument(
+            option, dest=flag.name, nargs="+", action=_Joined, metavar="NAME=VALUES", help=text
+        )
+    elif flag.kind is bool:
         # A bare flag is true; --no-flag, or a word, says otherwise.
         parser.add_argument(
             option, dest=flag.name, nargs="?", const=True, type=checked, metavar="BOOL", help=text
@@ -145,6 +150,13 @@ def _add_argument(parser: Any, flag: Flag, option: str, text: str) -> None:
         )
     else:
         parser.add_argument(option, dest=flag.name, type=checked, metavar=_metavar(flag.kind), help=text)
+
+
+class _Joined(argparse.Action):
+    """`--sweep learning_rate=1e-3,3e-3 discount=0.9,0.99`, as one string; `--sweep none` is None."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        setattr(namespace, self.dest, None if values == ["none"] else " ".join(values))
 
 
 class _Tuple(argparse.Action):

@@ -23,6 +23,7 @@ from fdg.commands.flags import (
     to_json,
 )
 from fdg.commands.stored import check_agrees, earlier_run, part
+from fdg.commands.sweeping import spelled_sweep, with_sweep
 from fdg.errors import FdgError, UnknownNameError, one_line, unknown_name
 from fdg.processes import distributed
 from fdg.running.host_devices import device_a_core, make_host_devices
@@ -54,6 +55,15 @@ _RUN = (
     ),
     Flag("seed", int, 0, "of all random numbers"),
     Flag("num_seeds", int | None, None, "agents in one program, of seeds SEED, SEED+1, ... (None: one)"),
+    Flag(
+        "sweep",
+        str | None,
+        None,
+        "train with every combination of values of float hyperparameters, --num-seeds agents of each, in one"
+        " program: learning_rate=1e-4,3e-4,1e-3 entropy_coefficient=0,0.01; a range is log:1e-4..1e-2x8 or"
+        " lin:0.9..0.99x4 (None: no sweep)",
+        words=True,
+    ),
     Flag("eval_episodes", int, 128, "episodes of the evaluation after training; 0: none"),
     Flag(
         "checkpoint_every",
@@ -198,6 +208,7 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
         make_host_devices(chosen_before)
 
     import envs
+    from fdg.training.sweep import agent_count
 
     for flag in _NAMES:
         if known.get(flag.name) == "":
@@ -260,6 +271,8 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
         given.pop(flag.name, None)
     start_from = given.pop("start_from", None)
     given.pop("config", None)
+    if given.get("sweep") is not None:
+        given["sweep"] = spelled_sweep(given["sweep"], given)
     if stored:
         check_agrees(given, stored, _FREE_ON_RESUME | {flag.name for flag in policy_flags})
 
@@ -282,6 +295,7 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     if policy_name == "auto:measure":
         policy_values = {**policy_values, "measure": True}
     policy = construct(policy_class, policy_name, policy_values)
+    algorithm = with_sweep(algorithm, run)
     num_iterations, steps_per_iteration = lengths(algorithm, algo, run.get("total_steps"))
     return Job(
         algorithm=algorithm,
@@ -290,7 +304,7 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
         cores=cores,
         chosen=chosen_before,
         seed=run["seed"],
-        num_seeds=run["num_seeds"],
+        num_seeds=agent_count(algorithm, run["num_seeds"]),
         num_iterations=num_iterations,
         steps_per_iteration=steps_per_iteration,
         eval_episodes=run["eval_episodes"],

@@ -7,11 +7,18 @@ from typing import Any
 
 from fdg.commands.cli import guarded
 from fdg.commands.flags import Flag, Parser, add_flag, normalise
+from fdg.commands.sweeping import member_of
 from fdg.errors import FdgError
 from fdg.running.program_cache import keep_programs
 
 _CHECKPOINT = Flag("checkpoint", str, "last", "which: last, best (of --eval-every), or an iteration")
 _TRUST = Flag("trust", bool, False, "import modules of your own that the run names")
+_MEMBER = Flag(
+    "member",
+    str | None,
+    None,
+    "agents of a sweep: best, or a point's values, of all seeds or one (learning_rate=1e-3,seed=2) (None: all)",
+)
 _AGENT = Flag("agent", int, 0, "which, of several seeds")
 
 
@@ -33,6 +40,7 @@ def evaluate_main(argv: Sequence[str] | None = None) -> int:
                 Flag("actions", str, "both", "greedy (the most probable), sampled (as in training), or both"),
                 Flag("seed", int | None, None, "of the episodes (None: of those after training)"),
                 Flag("env", str | None, None, "another environment, such as CartPole-v1?gravity=20.0"),
+                _MEMBER,
                 _CHECKPOINT,
                 Flag("out", str | None, None, "a file, one line an episode (None: RUN/evaluation.jsonl)"),
                 _TRUST,
@@ -80,6 +88,7 @@ def play_main(argv: Sequence[str] | None = None) -> int:
                 Flag("fps", int, 30, "pictures a second"),
                 Flag("max_steps", int, 1_000, "an episode that is longer is cut"),
                 _AGENT,
+                _MEMBER,
                 _CHECKPOINT,
                 _TRUST,
             ],
@@ -114,6 +123,7 @@ def export_main(argv: Sequence[str] | None = None) -> int:
                 Flag("format", str | None, None, "jax or onnx (None: by the ending of --out; else jax)"),
                 Flag("sampled", bool, False, "actions drawn from a seed, in place of the most probable"),
                 _AGENT,
+                _MEMBER,
                 _CHECKPOINT,
                 _TRUST,
             ],
@@ -184,7 +194,8 @@ def _load(given: dict[str, Any]) -> Any:
     from fdg.training.loading import load
 
     chosen = given["checkpoint"]
-    return load(given["run"], checkpoint=int(chosen) if chosen.isdigit() else chosen, trust=given["trust"])
+    run = load(given["run"], checkpoint=int(chosen) if chosen.isdigit() else chosen, trust=given["trust"])
+    return run if given.get("member") is None else member_of(run, given["member"])
 
 
 def _write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:

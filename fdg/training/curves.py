@@ -1,7 +1,6 @@
 """Learning curves: of one run, and of several runs side by side."""
 
 import dataclasses
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fdg.errors import FdgError
+from fdg.training.grid import parse_grid, points_of
 from fdg.training.run_directory import RunDirectory, read_config, read_metrics, read_summary
 from fdg.training.statistics import STATISTICS, interval, intervals
 
@@ -114,8 +114,8 @@ def compare(
         raise FdgError(f"statistic={statistic}: it must be one of {', '.join(STATISTICS)}")
     curves = read_curves([Path(path) for path in paths], metric, x)
     figure, axes = _figure()
-    styles = itertools.cycle(itertools.product(_STROKES, _COLOURS))
-    for curve, (stroke, colour) in zip(curves, styles, strict=False):
+    for i, curve in enumerate(curves):
+        stroke, colour = style(i)
         grid, values = _on_one_grid(curve)
         together = STATISTICS[statistic](values, axis=0)
         count = len(values)
@@ -131,6 +131,12 @@ def compare(
     axes.set(title=over, xlabel=_AXES[x], ylabel=metric.replace("_", " "), xlim=(0, None))
     _finish(figure, axes, x)
     return figure, curves
+
+
+def style(position: int) -> tuple[str, str]:
+    """Stroke and colour of a line, as matplotlib has them."""
+    stroke, colour = divmod(position, len(_COLOURS))
+    return _STROKES[stroke % len(_STROKES)], _COLOURS[colour]
 
 
 def table(curves: Sequence[Curves]) -> str:
@@ -162,10 +168,11 @@ def read_curves(paths: Sequence[Path], metric: str, x: str) -> list[Curves]:
     if not paths:
         raise FdgError("no run to draw: give at least one run directory")
     configs = [read_config(path, prefix="") for path in paths]
-    kinds = [_kind(config) for config in configs]
-    labels = _labels(list(dict.fromkeys(kinds)))
+    of_agents = [_kinds(config) for config in configs]
+    kinds = list(dict.fromkeys(kind for one in of_agents for kind in one))
+    labels = _labels(kinds)
     found: dict[Any, list[tuple[np.ndarray, np.ndarray, float, bool]]] = {kind: [] for kind in kinds}
-    for path, kind in zip(paths, kinds, strict=True):
+    for path, own in zip(paths, of_agents, strict=True):
         rows = list(read_metrics(path / "metrics.jsonl"))
         if not any(metric in row for row in rows):
             known = sorted({name for row in rows for name in row} - {"iteration", *_AXES})
@@ -173,7 +180,11 @@ def read_curves(paths: Sequence[Path], metric: str, x: str) -> list[Curves]:
         times, values, weights = _columns(rows, x, metric)
         summary = read_summary(path) or {}
         evaluated = summary.get("eval_returns") or [summary.get("eval_return")] * values.shape[1]
-        for column, value in zip(values.T, evaluated, strict=False):
+        # What was recorded of all agents together is of none of a sweep's points.
+        if len(own) > 1 and values.shape[1] != len(own):
+            raise FdgError(f"{path} is a sweep, which has {metric} of all its agents together only")
+        own = own * values.shape[1] if len(own) == 1 else own
+        for kind, column, value in zip(own, values.T, evaluated, strict=False):
             grid, curve = _bins(times, column, weights)
             late = curve[grid >= 0.9 * times[-1]]
             in_the_end = float(late.mean()) if late.size else float("nan")
@@ -189,6 +200,15 @@ def read_curves(paths: Sequence[Path], metric: str, x: str) -> list[Curves]:
         )
         for kind, agents in found.items()
     ]
+
+
+def _kinds(config: Mapping[str, Any]) -> list[tuple[tuple[str, str], ...]]:
+    """The kind of each agent of a sweep; of another run, that of all its agents."""
+    if config.get("sweep") is None:
+        return [_kind(config)]
+    points = points_of(parse_grid(str(config["sweep"])))
+    changed = [{**config, "hyperparameters": {**config["hyperparameters"], **point}} for point in points]
+    return [_kind(one) for one in changed for _ in range(config.get("num_seeds") or 1)]
 
 
 def _kind(config: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

@@ -12,6 +12,7 @@ import algos
 import envs
 import policies
 from fdg.errors import FdgError, one_line
+from fdg.training.sweep import Sweep, swept
 from fdg.training.trust import check_trusted
 
 _KEPT_APART = ("env", "network", "actor_network", "critic_network", "staleness")
@@ -23,6 +24,8 @@ def describe(algorithm: Any, policy: Any) -> dict[str, Any]:
     What a file cannot say (a network, an environment without a name) is left out, and `"rebuilds": false`
     says so: such a run is loaded with its algorithm given.
     """
+    if isinstance(algorithm, Sweep):
+        return {**describe(algorithm.algorithm, policy), **algorithm.said()}
     env = getattr(algorithm, "env", None)
     said = {
         "algo": _name_of(type(algorithm), {name: algos.get(name) for name in algos.names()}),
@@ -65,7 +68,8 @@ def rebuild(config: Mapping[str, Any], trust: bool = False, where: str = "this r
         if config.get("env") is not None:
             name, overrides = envs.parse(config["env"])
             values["env"] = envs.make(name, **overrides)
-        return algorithm_class(**values), rebuild_policy(config, trust, where)
+        algorithm = swept(algorithm_class(**values), config)
+        return algorithm, rebuild_policy(config, trust, where)
     except FdgError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:

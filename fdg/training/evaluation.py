@@ -21,6 +21,7 @@ from fdg.errors import FdgError
 from fdg.processes import distributed
 from fdg.training.job import Job
 from fdg.training.statistics import interval
+from fdg.training.sweep import agent_seeds
 
 # Returns at which Gymnasium's registry calls an environment solved (`reward_threshold`).
 SOLVED = {
@@ -171,9 +172,15 @@ def start(
     return result
 
 
-def evaluation_keys(seed: int, num_seeds: int | None, iteration: int | None = None) -> jax.Array:
-    """One key, or one for each agent, of the episodes after training (None) or at an iteration during it."""
-    keys = [jax.random.fold_in(jax.random.key(seed + i), _STREAM) for i in range(num_seeds or 1)]
+def evaluation_keys(
+    seed: int, num_seeds: int | None, iteration: int | None = None, algorithm: Any = None
+) -> jax.Array:
+    """One key, or one for each agent, of the episodes after training (None) or at an iteration during it.
+
+    Agents of one seed (of a sweep, which `algorithm` is then) play the same episodes.
+    """
+    seeds = agent_seeds(algorithm, seed, num_seeds)
+    keys = [jax.random.fold_in(jax.random.key(own), _STREAM) for own in seeds]
     if iteration is not None:
         keys = [jax.random.fold_in(key, iteration) for key in keys]
     return keys[0] if num_seeds is None else jnp.stack(keys)
@@ -203,7 +210,7 @@ def evaluate(
     if not episodes or not kinds:
         return []
     state = engine.algorithm_state(state)
-    keys = evaluation_keys(job.seed, job.num_seeds, iteration)
+    keys = evaluation_keys(job.seed, job.num_seeds, iteration, job.algorithm)
     if distributed.count() > 1:
         state = distributed.gather(state)
         if state is None:

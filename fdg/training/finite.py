@@ -8,6 +8,7 @@ import numpy as np
 from fdg.errors import FdgWarning, RunError, listed
 from fdg.training.checkpoint import Checkpoints
 from fdg.training.job import Job
+from fdg.training.sweep import agent_names
 
 _WORDS = ("loss", "grad")  # a metric with one of these in its name is one that training cannot do without
 
@@ -59,8 +60,8 @@ class Finite:
         said = f"iteration {before + row + 1}: {which}"
         agents = {0} if bad.ndim == 1 else {int(i) for i in np.flatnonzero(bad.any(axis=0))}
         if bad.ndim > 1:
-            seeds = ", ".join(str(self._job.seed + i) for i in sorted(agents))
-            said += f" for {len(agents)} of {bad.shape[1]} agents (seeds {seeds})"
+            which = agent_names(self._job.algorithm, self._job.seed, sorted(agents))
+            said += f" for {len(agents)} of {bad.shape[1]} agents ({which})"
         stops = self._job.on_nan == "stop" and bool(np.all(bad.any(axis=0)))
         if not stops and agents <= self._warned:
             return

@@ -20,6 +20,7 @@ from fdg.training.opening import changes
 from fdg.training.recorder import Callback
 from fdg.training.run import Run
 from fdg.training.run_directory import check_free, read_config
+from fdg.training.sweep import Sweep, agent_count
 
 # What a run that goes on may change: how it is carried out, and how long it is.
 _FREE = {"policy", "devices", "devices_chosen", "eval_episodes", "checkpoint_every", "eval_every", "stop_at"}
@@ -130,13 +131,18 @@ def _job(
     stop_at: float | None,
     loggers: tuple[tuple[str, str | None], ...],
 ) -> Job:
-    has_length = any(field.name == "total_steps" for field in _fields(algorithm))
+    own = algorithm.algorithm if isinstance(algorithm, Sweep) else algorithm
+    name = type(own).__name__
+    has_length = any(field.name == "total_steps" for field in _fields(own))
     if total_steps is not None and has_length:
-        algorithm = dataclasses.replace(algorithm, total_steps=total_steps)
+        changed = dataclasses.replace(own, total_steps=total_steps)
+        algorithm = dataclasses.replace(algorithm, algorithm=changed) if own is not algorithm else changed
     if total_steps is None and not hasattr(algorithm, "total_steps"):
-        raise FdgError(
-            f"total_steps: {type(algorithm).__name__} does not say how long to train: give a number"
-        )
+        raise FdgError(f"total_steps: {name} does not say how long to train: give a number")
+    if isinstance(algorithm, Sweep):
+        if num_seeds not in (None, algorithm.num_seeds):
+            raise FdgError(f"num_seeds={num_seeds}: the sweep has {algorithm.num_seeds} of each point")
+        num_seeds = algorithm.num_seeds
     run = {
         "devices": None,
         "seed": seed,
@@ -150,7 +156,6 @@ def _job(
         run["total_steps"] = total_steps
     config = {**describe(algorithm, policy), **run}
     check_run(config)
-    name = type(algorithm).__name__
     num_iterations, steps = lengths(algorithm, name, None if has_length else total_steps)
     record: dict[str, Any] = {"command": "fdg.fit"}
     if start_from is not None:
@@ -169,7 +174,7 @@ def _job(
         policy=policy,
         devices=None,
         seed=seed,
-        num_seeds=num_seeds,
+        num_seeds=agent_count(algorithm, num_seeds),
         num_iterations=num_iterations,
         steps_per_iteration=steps,
         eval_episodes=eval_episodes,

@@ -11,6 +11,7 @@ from fdg.training.checkpoint import Checkpoints
 from fdg.training.description import rebuild, rebuild_policy
 from fdg.training.run import Run
 from fdg.training.run_directory import BEST, CHECKPOINTS, read_config, read_summary
+from fdg.training.sweep import Sweep, agent_count, swept
 
 
 def load(
@@ -48,9 +49,11 @@ def load(
         algorithm, policy = rebuild(config, trust, str(path))
     elif config.get("staleness"):
         policy = rebuild_policy(config, trust, str(path))
+    if not isinstance(algorithm, Sweep):  # one that was given may be what was swept
+        algorithm = swept(algorithm, config)
     checkpoints, iteration = _chosen(path, checkpoint)
     graph = fdg.trace(algorithm)
-    num_seeds, target = config.get("num_seeds"), graph.state
+    num_seeds, target = agent_count(algorithm, config.get("num_seeds")), graph.state
     delayed = None
     if config.get("staleness"):  # what is kept then is more than the algorithm's own state
         plan = fdg.place(graph, policy, _device_count(path, config), num_seeds)

@@ -33,6 +33,8 @@ from fdg.training.run_directory import RunDirectory
 from fdg.training.signals import Signals
 from fdg.training.starting import Weights, begin_with, read_weights
 from fdg.training.summary import groups_summary, summary, unexplained, versions
+from fdg.training.sweep import Sweep
+from fdg.training.sweep_results import report
 
 _STEPS_PER_CALL = 65_536  # of one agent: half a second at 130,000 steps/s
 _CALLS = 50  # at least, in a whole run
@@ -235,10 +237,17 @@ class _Sitting:
         say(f"trained {steps:,} steps in {clock(wall_s)} ({steps / max(wall_s, 1e-9):,.0f} steps/s)")
         if evaluation is not None:
             say(verdict(evaluation, job.config["env"]))
-        for line in profiled:
+        for line in [*profiled, *self._swept(evaluation)]:
             say(line)
         say(f"run directory {run.path}")
         return outcome
+
+    def _swept(self, evaluation: Evaluation | None) -> list[str]:
+        """What came of a sweep, as lines; it is written too."""
+        job, sweep = self.job, self.job.algorithm
+        if not isinstance(sweep, Sweep):
+            return []
+        return report(sweep, self.run, None if evaluation is None else evaluation.means, title(job))
 
     def _iterations(
         self, state: Any, start: int, recorder: Recorder, during: During, signals: Any

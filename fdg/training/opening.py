@@ -14,6 +14,7 @@ from fdg.training.checkpoint import Checkpoints
 from fdg.training.job import Job
 from fdg.training.run_directory import RunDirectory, Unwritten, read_config
 from fdg.training.summary import versions
+from fdg.training.sweep import Sweep
 
 _OF_A_SITTING = ("command", "versions", "git_commit")  # what is noted of each, beside the job itself
 
@@ -89,6 +90,9 @@ def title(job: Job) -> str:
     """What was trained, for the picture: algorithm and environment, policy and seeds."""
     what = " on ".join(filter(None, (job.config["algo"].rpartition(":")[2], job.config["env"])))
     seeds = f"seed {job.seed}"
-    if job.num_seeds is not None and job.num_seeds > 1:
+    if isinstance(job.algorithm, Sweep):
+        names = ", ".join(name for name, _ in job.algorithm.grid)
+        seeds = f"sweep of {names}, {job.num_seeds} agents"
+    elif job.num_seeds is not None and job.num_seeds > 1:
         seeds = f"seeds {job.seed} to {job.seed + job.num_seeds - 1}"
     return f"{what}\n{job.policy}, {seeds}"

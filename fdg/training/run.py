@@ -2,11 +2,12 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from algos.acting import Actor
 from envs import Box
@@ -15,6 +16,8 @@ from fdg.training import evaluation, exporting, playing
 from fdg.training.acting import Acting
 from fdg.training.evaluation import Evaluation
 from fdg.training.run_directory import read_metrics, read_summary
+from fdg.training.sweep import Sweep
+from fdg.training.sweep_results import read_results
 
 _DEFAULT_EPISODES = 128
 
@@ -113,7 +116,8 @@ class Run:
         algorithm = self.algorithm if env is None else _in_another(self.algorithm, env)
         if not evaluation.can_evaluate(algorithm, greedy):
             evaluation.require_actor(algorithm, "be evaluated")
-        keys = evaluation.evaluation_keys(self.seed if seed is None else seed, self.num_seeds)
+        first = self.seed if seed is None else seed
+        keys = evaluation.evaluation_keys(first, self.num_seeds, algorithm=algorithm)
         several = self.num_seeds is not None
         return evaluation.start(algorithm, self.state, keys, episodes, greedy, several)()
 
@@ -187,6 +191,60 @@ class Run:
         evaluation.require_actor(self.algorithm, "be exported")
         return exporting.export(self.algorithm, self._state_of(agent), Path(path), format, greedy)
 
+    # --- agents of a sweep ---
+
+    def member(self, agent: int | None = None, *, seed: int | None = None, **values: float) -> "Run":
+        """Agents of a sweep as a run of their own: its algorithm has the hyperparameters that they have.
+
+        Args:
+          agent: one, by its position in the run.
+          seed: the one of that seed, of the point that `values` name; None for those of all seeds.
+          values: of swept hyperparameters, as many as single out a point.
+
+        Raises:
+          FdgError: the run is no sweep, or there is no such agent or point, or more than one.
+
+        Example::
+
+            run.member(learning_rate=1e-3).evaluate()
+        """
+        agents = self._sweep.chosen(agent, None if seed is None else seed - self.seed, values)
+        return self._of_agents(agents)
+
+    @property
+    def best(self) -> "Run":
+        """The agents of the best point of a sweep: that which `sweep.json` names.
+
+        Raises:
+          FdgError: the run is no sweep, or has not ended.
+        """
+        if self.path is None:
+            raise FdgError("this run was not written, so it does not know which of its points is best")
+        _ = self._sweep
+        return self._of_agents(read_results(self.path)["best"]["agents"])
+
+    @property
+    def _sweep(self) -> Sweep:
+        if not isinstance(self.algorithm, Sweep):
+            raise FdgError(f"{self!r} is no sweep: its agents differ in nothing but their seeds")
+        return self.algorithm
+
+    def _of_agents(self, agents: Sequence[int]) -> "Run":
+        """Agents that have the same hyperparameters, as a run."""
+        sweep, rows = self._sweep, list(agents)
+        alone = len(rows) == 1
+        taken = jax.tree.map(lambda x: x[rows[0]] if alone else x[np.array(rows)], self.state)
+        return Run(
+            sweep.of(taken),
+            taken.state,
+            self.iteration,
+            config=self.config,
+            seed=sweep.seeds(self.seed)[rows[0]],
+            num_seeds=None if alone else len(rows),
+            finished=self.finished,
+            stopped=self.stopped,
+        )
+
     # --- what was recorded ---
 
     @property
@@ -223,4 +281,6 @@ def _in_another(algorithm: Any, env: Any) -> Any:
         boxes = isinstance(here, Box) and isinstance(there, Box) and here.shape == there.shape
         if not boxes and here != there:
             raise FdgError(f"env {env.name}: its {what} is {there}, and these agents learned with {here}")
+    if isinstance(algorithm, Sweep):
+        return algorithm.with_algorithm(env=env)
     return dataclasses.replace(algorithm, env=env)

@@ -12,6 +12,7 @@ from fdg.errors import FdgError
 from fdg.processes import distributed
 from fdg.showing.words import quantity
 from fdg.training.job import Job
+from fdg.training.sweep import agent_seeds
 
 
 def versions() -> dict[str, str]:
@@ -82,7 +83,7 @@ def summary(
         **seconds,
         "steps_per_s": steps * agents / seconds["wall_s"],
         **evaluation,
-        "seeds": [job.seed + i for i in range(agents)],
+        "seeds": agent_seeds(job.algorithm, job.seed, job.num_seeds),
         "policy": str(job.policy),
         "predicted_s": predicted_seconds(engine),
         "iteration_s": seconds["wall_s"] / iterations,

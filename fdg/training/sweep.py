@@ -1,0 +1,255 @@
+"""A sweep: agents that differ in numbers, beside their seeds, and are trained in one program.
+
+A float hyperparameter may be a traced array (`algos.hyperparameters`), so it may lie in the state, where each
+agent has its own. A `Sweep` is an algorithm like any other, whose state holds them:
+
+    point 0: learning_rate=0.001, entropy_coefficient=0.0    agents 0 to 15, of seeds 0 to 15
+    point 1: learning_rate=0.001, entropy_coefficient=0.01   agents 16 to 31, of seeds 0 to 15
+    ...
+
+so engine, checkpoints, evaluation and plans know nothing of it: they see as many agents as there are points,
+times seeds. Agent by agent, the numbers are those of runs of their own.
+"""
+
+import dataclasses
+import functools
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from algos.hyperparameters import structural
+from fdg.errors import FdgError, unknown_name
+from fdg.fragment import with_numbers
+from fdg.training.grid import Grid, grid_text, parse_grid, points_of, spelled
+
+_OF_A_STATE = ("actor", "evaluate")  # methods of an algorithm that take its state
+
+
+class SweptState(NamedTuple):
+    """One agent's state."""
+
+    hyperparameters: dict[str, jax.Array]  # [] float32 each, by name
+    state: Any  # the algorithm's own
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """An algorithm some of whose hyperparameters are numbers of its state: see the module's docstring.
+
+    What is asked of it and not defined here, it asks the algorithm.
+
+    Attributes:
+      algorithm: with what all agents have in common.
+      grid: names of float hyperparameters, and the values of each; every combination is a point.
+      num_seeds: agents of each point.
+
+    Raises:
+      FdgError: (construction) a name that is no float hyperparameter, or decides what the program is; a
+        combination that the algorithm refuses.
+    """
+
+    algorithm: Any
+    grid: Grid
+    num_seeds: int = 1
+
+    def __post_init__(self):
+        if not dataclasses.is_dataclass(self.algorithm) or isinstance(self.algorithm, type):
+            raise FdgError(
+                f"sweep: {self.algorithm!r:.60} has no fields: give an algorithm that is a dataclass"
+            )
+        if isinstance(self.num_seeds, bool) or not isinstance(self.num_seeds, int) or self.num_seeds < 1:
+            raise FdgError(f"num_seeds={self.num_seeds!r}: give a whole number of agents, at least one")
+        _check_names(self.algorithm, [name for name, _ in self.grid])
+        for point in self.points:
+            try:
+                dataclasses.replace(self.algorithm, **point)
+            except ValueError as error:  # an `FdgError`, or what a user's own class raises
+                raise FdgError(f"sweep: {spelled(point)}: {error}") from error
+
+    @property
+    def points(self) -> list[dict[str, float]]:
+        """Every combination of values, the last name's changing fastest."""
+        return points_of(self.grid)
+
+    @property
+    def agents(self) -> int:
+        """Points times seeds."""
+        return len(self.points) * self.num_seeds
+
+    def agents_of(self, point: int) -> range:
+        """The agents of a point, by their position."""
+        return range(point * self.num_seeds, (point + 1) * self.num_seeds)
+
+    def seeds(self, seed: int) -> list[int]:
+        """The seed of each agent: those of every point begin with `seed`."""
+        return [seed + i % self.num_seeds for i in range(self.agents)]
+
+    def of(self, state: SweptState) -> Any:
+        """The algorithm of agents that have the same hyperparameters, as a run of their own would have it.
+
+        Args:
+          state: of one agent, or with an axis of agents.
+        """
+        numbers = {name: np.ravel(np.asarray(x))[0] for name, x in state.hyperparameters.items()}
+        known = {name: {np.float32(value): value for value in values} for name, values in self.grid}
+        return dataclasses.replace(
+            self.algorithm, **{name: known[name].get(x, float(x)) for name, x in numbers.items()}
+        )
+
+    def chosen(self, agent: int | None, seed: int | None, values: Mapping[str, float]) -> list[int]:
+        """The agents that are asked for, which have the same hyperparameters.
+
+        Args:
+          agent: one, by its position; then nothing else.
+          seed: 0 for the first of a point; None for all.
+          values: of hyperparameters.
+
+        Raises:
+          FdgError: there are none, or points that differ.
+        """
+        if agent is not None:
+            if seed is not None or values:
+                raise FdgError(f"agent={agent}: a position says all; leave out seed and values")
+            if not 0 <= agent < self.agents:
+                raise FdgError(f"agent={agent}: this run has {self.agents} agents, 0 to {self.agents - 1}")
+            return [agent]
+        for name in values:
+            if name not in dict(self.grid):
+                raise unknown_name("hyperparameter of this sweep", name, dict(self.grid))
+        wanted = {name: np.float32(value) for name, value in values.items()}
+        points = [
+            i
+            for i, point in enumerate(self.points)
+            if all(np.float32(point[name]) == value for name, value in wanted.items())
+        ]
+        if len(points) != 1:
+            there = "; ".join(spelled(self.points[i]) for i in (points or range(len(self.points)))[:4])
+            few = f"{len(points)} points have" if points else "no point has"
+            raise FdgError(f"{few} {spelled(values) or 'those values'}: give those of one, such as {there}")
+        if seed is not None and not 0 <= seed < self.num_seeds:
+            raise FdgError(f"seed: each point has {self.num_seeds}, and there is none of position {seed}")
+        of_point = self.agents_of(points[0])
+        return list(of_point) if seed is None else [of_point[seed]]
+
+    # --- the two functions of every algorithm, and what the engine asks one whose agents differ ---
+
+    def starts(self, seed: int, count: int) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """What `init` of each agent takes: keys, and hyperparameters, `[agents]` each.
+
+        Raises:
+          FdgError: a number of agents that is not this sweep's.
+        """
+        if count != self.agents:
+            raise FdgError(
+                f"this sweep is of {self.agents} agents ({len(self.points)} points of {self.num_seeds}"
+                f" seeds), not {count}: give num_seeds={self.agents} to fdg.compile"
+            )
+        values = np.repeat(
+            np.array([list(point.values()) for point in self.points], np.float32), self.num_seeds, axis=0
+        )
+        keys = jnp.stack([jax.random.key(own) for own in self.seeds(seed)])
+        names = [name for name, _ in self.grid]
+        return keys, {name: jnp.asarray(column) for name, column in zip(names, values.T, strict=True)}
+
+    def init(self, start: Any) -> SweptState:
+        """The state of one agent, from what `starts` gave; from a key alone, that of the first point."""
+        if isinstance(start, tuple):
+            key, numbers = start
+        else:
+            key, numbers = start, {name: jnp.float32(value) for name, value in self.points[0].items()}
+        return SweptState(dict(numbers), self._with(numbers).init(key))
+
+    def iterate(self, state: SweptState) -> tuple[SweptState, dict[str, jax.Array]]:
+        """The algorithm's own, with the hyperparameters of this agent."""
+        after, metrics = self._with(state.hyperparameters).iterate(state.state)
+        return SweptState(state.hyperparameters, after), metrics
+
+    def said(self) -> dict[str, Any]:
+        """What a run's configuration says of it, beside the algorithm."""
+        return {"sweep": grid_text(self.grid), "num_seeds": self.num_seeds}
+
+    # --- parts ---
+
+    def with_algorithm(self, **fields: Any) -> "Sweep":
+        """The same sweep of an algorithm with other fields."""
+        return dataclasses.replace(self, algorithm=dataclasses.replace(self.algorithm, **fields))
+
+    def _with(self, numbers: Mapping[str, Any]) -> Any:
+        return with_numbers(self.algorithm, numbers)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in ("algorithm", "grid", "num_seeds"):
+            raise AttributeError(name)
+        found = getattr(self.algorithm, name)
+        if name == "check_when_traced":
+            return lambda state: found(state.state)
+        if name not in _OF_A_STATE:
+            return found
+
+        @functools.wraps(found)
+        def of_its_agent(state: SweptState, *rest: Any, **named: Any) -> Any:
+            return getattr(self._with(state.hyperparameters), name)(state.state, *rest, **named)
+
+        return of_its_agent
+
+
+def swept(algorithm: Any, config: Mapping[str, Any]) -> Any:
+    """The algorithm as a sweep, where a run's configuration says that it is one: what `Sweep.said` says."""
+    text = config.get("sweep")
+    return (
+        algorithm if text is None else Sweep(algorithm, parse_grid(str(text)), config.get("num_seeds") or 1)
+    )
+
+
+def agent_count(algorithm: Any, num_seeds: int | None) -> int | None:
+    """How many agents a run has, of as many seeds; None for one without an axis of agents."""
+    return algorithm.agents if isinstance(algorithm, Sweep) else num_seeds
+
+
+def agent_seeds(algorithm: Any, seed: int, num_seeds: int | None) -> list[int]:
+    """The seed of each agent of a run; of one without an axis of agents, its own."""
+    if isinstance(algorithm, Sweep):
+        return algorithm.seeds(seed)
+    return [seed + i for i in range(num_seeds or 1)]
+
+
+def agent_names(algorithm: Any, seed: int, agents: Sequence[int]) -> str:
+    """Agents of a run by what tells them apart, for messages: `seeds 0, 1`."""
+    if not isinstance(algorithm, Sweep):
+        return f"seeds {', '.join(str(seed + i) for i in agents)}"
+    points = list(dict.fromkeys(i // algorithm.num_seeds for i in agents))
+    shown = "; ".join(spelled(algorithm.points[i]) for i in points[:3])
+    return f"{shown}; ..." if points[3:] else shown
+
+
+def is_sweepable(algorithm_class: Any, name: str) -> bool:
+    """Whether a field is a float that may be traced."""
+    return name in _floats(algorithm_class) and name not in structural(algorithm_class)
+
+
+def _check_names(algorithm: Any, names: Sequence[str]) -> None:
+    cls = type(algorithm)
+    known = {field.name for field in dataclasses.fields(algorithm) if field.init}
+    floats, fixed = _floats(cls), structural(cls)
+    able = [name for name in floats if name not in fixed]
+    for name in names:
+        if name in able:
+            continue
+        if name not in known:
+            raise unknown_name(f"hyperparameter of {cls.__name__}", name, able)
+        why = f"decides {fixed[name]}" if name in fixed else "is no float, and decides what the program is"
+        option = name.replace("_", "-")
+        raise FdgError(
+            f"sweep: {name} of {cls.__name__} {why}: a sweep is of {', '.join(able)};"
+            f" try its values in programs of their own (--optuna TRIALS --search {option}=...)"
+        )
+
+
+def _floats(cls: Any) -> list[str]:
+    hints = typing.get_type_hints(cls)
+    fields = [field.name for field in dataclasses.fields(cls) if field.init]
+    return [name for name in fields if float in (hints[name], *typing.get_args(hints[name]))]

@@ -1,0 +1,265 @@
+"""What came of a sweep: the worth of each point and its interval; as a table, files and a picture."""
+
+import csv
+import dataclasses
+import io
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fdg.errors import FdgError
+from fdg.training.grid import spelled
+from fdg.training.run_directory import RunDirectory, plain, read_metrics
+from fdg.training.statistics import interquartile_mean, interval
+from fdg.training.sweep import Sweep
+
+FILES = ("sweep.json", "sweep.csv", "sweep.png")
+_LAST = 0.1  # of the training: what agents are worth where nothing was evaluated
+_ROWS = 20  # of the printed table; the files hold all
+
+
+@dataclasses.dataclass(frozen=True)
+class PointResult:
+    """One combination of values, and what its agents were worth in the end.
+
+    Attributes:
+      values: the hyperparameters.
+      agents: positions of its agents in the run.
+      returns: `[seeds]` float, of each agent; nan for one that has none.
+      training: mean return over the whole training, of all its agents: how quickly it learned.
+    """
+
+    values: Mapping[str, float]
+    agents: Sequence[int]
+    returns: np.ndarray
+    training: float
+
+    @property
+    def mean(self) -> float:
+        """Over agents; nan if one of them has no return: a point that loses agents is no good one."""
+        return float(np.mean(self.returns))
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """95% bootstrap interval of the mean over seeds; None where there is one, or an agent was lost."""
+        if len(self.returns) < 2 or not np.isfinite(self.returns).all():
+            return None
+        return interval(self.returns)
+
+    @property
+    def iqm(self) -> float:
+        """Interquartile mean over agents."""
+        return float(interquartile_mean(self.returns)) if np.isfinite(self.returns).all() else math.nan
+
+    def said(self) -> dict[str, Any]:
+        """As `sweep.json` has it."""
+        return {
+            "values": dict(self.values),
+            "mean": self.mean,
+            "interval": None if self.interval is None else list(self.interval),
+            "iqm": self.iqm,
+            "mean_while_training": self.training,
+            "returns": self.returns,
+            "agents": list(self.agents),
+        }
+
+
+def results(
+    sweep: Sweep, rows: Sequence[Mapping[str, Any]], evaluated: Sequence[float] | None
+) -> list[PointResult]:
+    """What each point was worth, in the order of the sweep's points.
+
+    Args:
+      sweep: the run's algorithm.
+      rows: of `metrics.jsonl`.
+      evaluated: `[agents]`, mean return of each in the evaluation after training; None where there was none:
+        then the mean of the last tenth of the training counts.
+    """
+    steps, curves = per_agent(rows, sweep.agents)
+    late = curves[steps > (1 - _LAST) * steps[-1]] if len(steps) else curves
+    final = _means(late) if evaluated is None else np.asarray(evaluated, float)
+    training = _means(curves)
+    return [
+        PointResult(
+            point,
+            sweep.agents_of(i),
+            final[list(sweep.agents_of(i))],
+            float(np.mean(training[list(sweep.agents_of(i))])),
+        )
+        for i, point in enumerate(sweep.points)
+    ]
+
+
+def per_agent(
+    rows: Sequence[Mapping[str, Any]], agents: int, metric: str = "episode_return"
+) -> tuple[np.ndarray, np.ndarray]:
+    """Environment steps `[rows]`, and a metric of each agent `[rows, agents]`; nan where it is not known."""
+    each = f"{metric}_per_seed"
+    there = [row for row in rows if len(row.get(each) or ()) == agents]
+    steps = np.array([row["env_steps"] for row in there], float)
+    return steps, np.array([row[each] for row in there], float).reshape(len(there), agents)
+
+
+def best_of(found: Sequence[PointResult]) -> int:
+    """The position of the point of the highest mean; one without a mean comes last, of equals the first."""
+    return max(range(len(found)), key=lambda i: (math.isfinite(found[i].mean), _ranked(found[i].mean), -i))
+
+
+def report(sweep: Sweep, run: RunDirectory, evaluated: Sequence[float] | None, title: str) -> list[str]:
+    """Writes `sweep.json`, `sweep.csv` and `sweep.png`; returns the table, and who was best, as lines.
+
+    Args:
+      sweep: the run's algorithm.
+      run: its directory.
+      evaluated: as for `results`.
+      title: of the picture.
+    """
+    found = results(sweep, list(read_metrics(run.path / "metrics.jsonl")), evaluated)
+    measure = "greedy evaluation after training" if evaluated is not None else "last tenth of the training"
+    best = best_of(found)
+    content = {
+        "sweep": {name: list(values) for name, values in sweep.grid},
+        "num_seeds": sweep.num_seeds,
+        "measure": measure,
+        "points": [one.said() for one in found],
+        "best": {
+            "point": best,
+            "values": dict(found[best].values),
+            "mean": found[best].mean,
+            "agents": list(found[best].agents),
+        },
+    }
+    _publish_json(run, "sweep.json", content)
+    run.publish("sweep.csv", lambda file: file.write(_csv(found).encode()))
+    run.publish("sweep.png", lambda file: draw(found, title, measure, file))
+    lines = [table(found, measure)]
+    if math.isfinite(found[best].mean):
+        flags = " ".join(
+            f"--{name.replace('_', '-')} {value!r}" for name, value in found[best].values.items()
+        )
+        lines += [f"best: {_worth(found[best])} with {spelled(found[best].values)}", f"by flags: {flags}"]
+    else:
+        lines.append("best: none, for no point has a return")
+    return [*lines, f"table: {run.path / 'sweep.csv'}; picture: {run.path / 'sweep.png'}"]
+
+
+def table(found: Sequence[PointResult], measure: str) -> str:
+    """The points, best first, as a table of at most twenty lines."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    names = list(found[0].values)
+    grid = Table(*names, "return", "95% interval", "IQM", "training", box=box.SIMPLE_HEAD, title=measure)
+    for column in grid.columns:
+        column.justify, column.no_wrap = "right", True
+    order = sorted(range(len(found)), key=lambda i: (-_ranked(found[i].mean), i))
+    for i in order[:_ROWS]:
+        one = found[i]
+        ends = "-" if one.interval is None else f"{one.interval[0]:.1f} to {one.interval[1]:.1f}"
+        numbers = (_shown(one.mean), ends, _shown(one.iqm), _shown(one.training))
+        grid.add_row(
+            *(f"{value:g}" for value in one.values.values()),
+            *numbers,
+            style="bold" if i == order[0] else None,
+        )
+    out = io.StringIO()
+    Console(file=out, width=max(80, 16 * (len(names) + 4))).print(grid)
+    left = f"... and {len(found) - _ROWS} more" if len(found) > _ROWS else ""
+    return "\n".join(line.rstrip() for line in [*out.getvalue().splitlines(), left]).strip("\n")
+
+
+def draw(found: Sequence[PointResult], title: str, measure: str, picture: Any) -> None:
+    """Draws each point's mean and interval over the hyperparameter of most values; the others make lines."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    from fdg.training.curves import style
+
+    names = list(found[0].values)
+    counts = {name: len({one.values[name] for one in found}) for name in names}
+    x = max(names, key=lambda name: counts[name])
+    lines: dict[str, list[PointResult]] = {}
+    for one in found:
+        rest = {name: value for name, value in one.values.items() if name != x and counts[name] > 1}
+        lines.setdefault(spelled(rest), []).append(one)
+    figure = Figure(figsize=(7.0, 4.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    for i, (label, points) in enumerate(lines.items()):
+        there = sorted((one for one in points if math.isfinite(one.mean)), key=lambda one: one.values[x])
+        places, means = [one.values[x] for one in there], [one.mean for one in there]
+        stroke, colour = style(i)
+        axes.plot(places, means, stroke, marker="o", markersize=4, color=colour, label=label or None)
+        ends = [one.interval or (one.mean, one.mean) for one in there]
+        if any(one.interval for one in there):
+            axes.fill_between(places, *zip(*ends, strict=True), color=colour, alpha=0.15, linewidth=0)
+        for one in there:
+            axes.scatter([one.values[x]] * len(one.returns), one.returns, s=6, color=colour, alpha=0.35)
+    values = sorted({one.values[x] for one in found})
+    if values[0] > 0 and values[-1] > 5 * values[0]:
+        axes.set_xscale("log")
+    axes.set(title=title, xlabel=x.replace("_", " "), ylabel=f"return: {measure}")
+    axes.title.set_fontsize("medium")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
+    if len(lines) > 1:
+        figure.legend(loc="outside lower center", ncols=min(3, len(lines)), frameon=False, fontsize="small")
+    figure.savefig(picture, format="png", dpi=150)
+
+
+def read_results(path: Path) -> dict[str, Any]:
+    """What `sweep.json` of a run says.
+
+    Raises:
+      FdgError: the run is no sweep, or has not ended.
+    """
+    import json
+
+    try:
+        return json.loads((path / "sweep.json").read_text())
+    except (OSError, ValueError) as error:
+        raise FdgError(f"{path} has no sweep.json: it is no sweep, or has not ended yet") from error
+
+
+def _means(values: np.ndarray) -> np.ndarray:
+    """Of each column the mean over the rows that have a number; nan where none has."""
+    counted = np.isfinite(values)
+    total = np.where(counted, values, 0.0).sum(axis=0)
+    return np.where(counted.any(axis=0), total / np.maximum(counted.sum(axis=0), 1), np.nan)
+
+
+def _ranked(value: float) -> float:
+    return value if math.isfinite(value) else -math.inf
+
+
+def _shown(value: float) -> str:
+    return f"{value:.1f}" if math.isfinite(value) else "-"
+
+
+def _worth(one: PointResult) -> str:
+    if one.interval is None:
+        return f"return {one.mean:.1f}"
+    return "return {:.1f} (95% interval {:.1f} to {:.1f})".format(one.mean, *one.interval)
+
+
+def _csv(found: Sequence[PointResult]) -> str:
+    out = io.StringIO()
+    seeds = [f"return_{i}" for i in range(len(found[0].returns))]
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([*found[0].values, "mean", "low", "high", "iqm", "mean_while_training", *seeds])
+    for one in found:
+        ends = one.interval or (None, None)
+        numbers = [*one.values.values(), one.mean, *ends, one.iqm, one.training, *one.returns.tolist()]
+        writer.writerow(["" if value is None else value for value in plain(numbers)])
+    return out.getvalue()
+
+
+def _publish_json(run: RunDirectory, name: str, content: Mapping[str, Any]) -> None:
+    import json
+
+    text = json.dumps(plain(content), indent=2, allow_nan=False) + "\n"
+    run.publish(name, lambda file: file.write(text.encode()))

@@ -1,0 +1,374 @@
+"""Sweeps: floats may be traced, agents have the numbers of runs of their own, and can be taken out."""
+
+import csv
+import dataclasses
+import json
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import algos
+import envs
+import fdg
+from algos.hyperparameters import structural
+from fdg.commands.cli import train_main
+from fdg.errors import FdgError
+from fdg.fragment import with_numbers
+from fdg.training import curves
+from fdg.training.grid import grid_text, make_grid, parse_grid
+from fdg.training.sweep import Sweep
+from fdg.training.sweep_results import best_of, results
+from tests.training.trained import small
+
+
+@dataclasses.dataclass(frozen=True)
+class Descent:
+    """Noisy gradient descent on squares, whose step size and pull are swept; compiles at once."""
+
+    rate: float = 0.1
+    pull: float = 1.0
+    offset: float | None = None
+    width: int = 3
+    total_steps: int = 64
+    steps_per_iteration: ClassVar[int] = 8
+
+    def __post_init__(self):
+        if self.rate < 0:
+            raise ValueError(f"rate={self.rate}: it must not be negative")
+
+    def init(self, key):
+        return {"x": jax.random.normal(key, (self.width,)), "key": key}
+
+    def iterate(self, state):
+        key, noise = jax.random.split(state["key"])
+        gradient = self.slope(state["x"], jax.random.normal(noise, (self.width,)))
+        x = state["x"] - self.rate * gradient
+        return {"x": x, "key": key}, {"episode_return": -jnp.sum(x**2), "loss": jnp.sum(gradient**2)}
+
+    @fdg.fragment("learner", in_axes=None, out_axes=None)
+    def slope(self, x, noise):
+        return self.pull * x + 0.1 * noise + (0.0 if self.offset is None else self.offset)
+
+
+def alone(algorithm, seed, iterations):
+    """The state and the metrics of a run of its own: plain calls of `iterate`."""
+
+    def one(state, _):
+        return algorithm.iterate(state)
+
+    state, metrics = jax.jit(lambda key: jax.lax.scan(one, algorithm.init(key), length=iterations))(
+        jax.random.key(seed)
+    )
+    return state, metrics
+
+
+def assert_close(a, b, rtol=1e-5):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            x, y = jax.random.key_data(x), jax.random.key_data(y)
+        np.testing.assert_allclose(x, y, rtol=rtol, atol=rtol)
+
+
+# --- the text of a grid ---
+
+
+def test_grid_there_and_back():
+    grid = parse_grid("learning_rate=1e-4,3e-4 discount=lin:0.9..0.99x4")
+    assert parse_grid(grid_text(grid)) == grid
+    assert [len(values) for _, values in grid] == [2, 4]
+    np.testing.assert_allclose(grid[1][1], [0.9, 0.93, 0.96, 0.99])
+    factors = make_grid({"learning_rate": "log:1e-4..1e-2x8"})[0][1]
+    np.testing.assert_allclose(np.diff(np.log(factors)), np.log(100) / 7, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "nothing to try"),
+        ("learning_rate", "names no values"),
+        ("=3", "names no values"),
+        ("rate=1,,2", "'' is not a number"),
+        ("rate=1,nan", "'nan' is not a number"),
+        ("rate=1e99", "float32"),
+        ("rate=1 rate=2", "rate is there twice"),
+        ("rate=0.1,0.10000000001", "twice (as float32)"),
+        ("rate=log:0..1x3", "begins above zero"),
+        ("rate=log:1..0.1x3", "from the lower number"),
+        ("rate=log:1e-4..1e-2", "log:LOW..HIGHxCOUNT"),
+        ("rate=lin:0..1x1", "2 values or more"),
+    ],
+)
+def test_grid_mistakes(text, said):
+    with pytest.raises(FdgError) as error:
+        parse_grid(text)
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("given", [{"rate": True}, {"rate": None}, {"rate": []}, {"rate": [[1.0]]}, {}])
+def test_grid_mistakes_in_python(given):
+    with pytest.raises(FdgError):
+        make_grid(given)
+
+
+# --- which hyperparameters can be swept ---
+
+_HOMES = {"sac": "Pendulum-v1", "ippo": "MPE_simple_spread_v3", "mappo": "MPE_simple_spread_v3"}
+
+
+@pytest.mark.parametrize("name", algos.names())
+def test_every_float_is_in_the_program(name):
+    """Each float that does not decide what the program is, all at once: traced, and used."""
+    env = envs.make(_HOMES.get(name, "Pendulum-v1" if name in ("a2c", "ppo") else "CartPole-v1"))
+    cls = algos.get(name)
+    sizes = {"num_minibatches": 1, "num_epochs": 1, "batch_size": 4, "max_error": 1.0}
+    fields = {field.name for field in dataclasses.fields(cls)}
+    algorithm = cls(
+        env=env, num_envs=4, num_steps=2, hidden=(4,), **{k: v for k, v in sizes.items() if k in fields}
+    )
+    floats = [
+        field.name
+        for field in dataclasses.fields(cls)
+        if "float" in str(field.type) and field.name not in structural(cls)
+    ]
+    values = {
+        field: 0.5 if getattr(algorithm, field) is None else getattr(algorithm, field) for field in floats
+    }
+    numbers = {field: jnp.float32(value) for field, value in values.items()}
+    assert Sweep(algorithm, make_grid(values)).points == [values]
+
+    def whole(numbers):
+        own = with_numbers(algorithm, numbers)
+        state = own.init(jax.random.key(0))
+        return own.iterate(state)
+
+    jaxpr = jax.make_jaxpr(whole)(numbers).jaxpr
+    assert len(numbers) >= 6
+    read = {id(v) for eqn in jaxpr.eqns for v in eqn.invars}
+    unread = [field for field, v in zip(sorted(numbers), jaxpr.invars, strict=True) if id(v) not in read]
+    only_where_continuous = ["initial_log_std"] if isinstance(env.action_space, envs.Discrete) else []
+    assert unread == only_where_continuous
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "values", "said"),
+    [
+        (small(), {"num_envs": [4, 8]}, "num_envs of PPO is no float"),
+        (small(), {"anneal_learning_rate": [0, 1]}, "is no float"),
+        (small(), {"learning_rat": [0.1]}, "did you mean 'learning_rate'?"),
+        (small("dqn"), {"priority_exponent": [0, 0.5]}, "decides whether there are priorities"),
+        (small("dqn"), {"updates_per_step": [0.125, 0.25]}, "decides how often a loop runs"),
+        (small(), {"learning_rate": [0.1, -0.1]}, "learning_rate=-0.1: it must be above"),
+        (small(), {"discount": [0.9, 1.5]}, "it must be from 0 to 1"),
+        (Descent(), {"rate": [-1.0]}, "rate=-1: rate=-1.0: it must not be negative"),
+        (Descent(), {"width": [3]}, "a sweep is of rate, pull, offset"),
+        (object(), {"rate": [1.0]}, "has no fields"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_swept(algorithm, values, said):
+    with pytest.raises(FdgError) as error:
+        Sweep(algorithm, make_grid(values))
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+# --- the numbers ---
+
+
+def test_agents_have_the_numbers_of_runs_of_their_own(devices):
+    sweep = Sweep(Descent(), make_grid({"rate": [0.05, 0.2, 0.5], "offset": [0.0, 1.0]}), num_seeds=4)
+    engine = fdg.compile(sweep, fdg_policy(), devices, num_seeds=sweep.agents)
+    assert len(engine.programs) == 1 and sweep.agents == 24 and len(engine.plan.groups[0].devices) == 8
+    state, metrics = engine.run(engine.init(seed=7), 5)
+    for point in (0, 3, 5):
+        for seed in (0, 3):
+            agent = sweep.agents_of(point)[seed]
+            own, its_metrics = alone(sweep.at(point), 7 + seed, 5)
+            assert_close(jax.tree.map(lambda x, agent=agent: x[agent], state.state), own)
+            assert_close({name: value[:, agent] for name, value in metrics.items()}, its_metrics)
+    returns = metrics["episode_return"][-1]
+    assert len(np.unique(returns)) == 24  # no two agents are alike, or the above would say little
+    with pytest.raises(FdgError, match="24 agents"):
+        fdg.compile(sweep, fdg_policy(), devices, num_seeds=8).init(0)
+
+
+def fdg_policy():
+    import policies
+
+    return policies.GPUOnly()
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """PPO on CartPole, two step sizes and two seeds."""
+    return fdg.sweep(
+        small(),
+        {"learning_rate": [1e-3, 3e-2], "entropy_coefficient": 0.0},
+        num_seeds=2,
+        seed=3,
+        total_steps=4 * 32,
+        devices=2,
+        eval_episodes=8,
+        out=tmp_path_factory.mktemp("sweep") / "run",
+        progress=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def separate(tmp_path_factory):
+    """One of those agents, in a run of its own."""
+    return fdg.fit(
+        small(learning_rate=3e-2, entropy_coefficient=0.0),
+        seed=4,
+        total_steps=4 * 32,
+        devices=1,
+        eval_episodes=8,
+        out=tmp_path_factory.mktemp("separate") / "run",
+        progress=False,
+    )
+
+
+def test_ppo_agent_by_agent(swept, separate):
+    member = swept.member(learning_rate=3e-2, seed=4)
+    assert member.algorithm == separate.algorithm and member.seed == 4 and member.num_seeds is None
+    assert_close(member.state, separate.state)
+    each = [row["episode_return_per_seed"][3] for row in swept.metrics]
+    assert each == [row["episode_return"] for row in separate.metrics]
+    assert member.evaluate().mean == separate.evaluate().mean == swept.evaluate().means[3]
+
+
+def test_files_and_best(swept):
+    said = json.loads((swept.path / "sweep.json").read_text())
+    assert said["measure"] == "greedy evaluation after training" and said["num_seeds"] == 2
+    means = [point["mean"] for point in said["points"]]
+    evaluated = swept.summary["eval_returns"]
+    np.testing.assert_allclose(means, np.reshape(evaluated, (2, 2)).mean(axis=1))
+    assert said["best"]["point"] == int(np.argmax(means))
+    assert swept.best.algorithm.learning_rate == said["best"]["values"]["learning_rate"]
+    assert swept.best.num_seeds == 2 and swept.best.seed == 3
+    with (swept.path / "sweep.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["learning_rate"]) for row in rows] == [1e-3, 3e-2]
+    assert float(rows[1]["return_1"]) == pytest.approx(evaluated[3])
+    assert (swept.path / "sweep.png").read_bytes().startswith(b"\x89PNG")
+    assert swept.summary["seeds"] == [3, 4, 3, 4]
+    config = json.loads((swept.path / "config.json").read_text())
+    assert config["sweep"] == "learning_rate=0.001,0.03 entropy_coefficient=0.0" and config["num_seeds"] == 2
+
+
+def test_loaded_and_plotted(swept):
+    loaded = fdg.load(swept.path)
+    assert loaded.algorithm == swept.algorithm and loaded.num_seeds == 4
+    assert loaded.best.algorithm == swept.best.algorithm
+    observation = np.zeros(4, np.float32)
+    assert loaded.member(agent=3).policy(observation) in (0, 1)
+    _, found = curves.compare([swept.path])
+    assert [len(curve.y) for curve in found] == [2, 2]
+    assert [curve.label.rpartition(", ")[2] for curve in found] == [
+        "learning_rate=0.001",
+        "learning_rate=0.03",
+    ]
+    with pytest.raises(FdgError, match="all its agents together"):
+        curves.compare([swept.path], metric="loss")
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"learning_rate": 0.5}, "no point has learning_rate=0.5"),
+        ({}, "2 points have those values"),
+        ({"learning_rat": 0.5}, "did you mean 'learning_rate'?"),
+        ({"agent": 4}, "4 agents, 0 to 3"),
+        ({"agent": 0, "seed": 3}, "leave out seed"),
+        ({"learning_rate": 1e-3, "seed": 5}, "seed"),
+    ],
+)
+def test_no_such_member(swept, asked, said):
+    with pytest.raises(FdgError) as error:
+        swept.member(**asked)
+    assert said in str(error.value)
+
+
+def test_a_run_that_is_no_sweep_has_no_members(separate):
+    with pytest.raises(FdgError, match="is no sweep"):
+        separate.member(agent=0)
+    with pytest.raises(FdgError, match="is no sweep"):
+        _ = separate.best
+
+
+def test_resumed_bit_for_bit(tmp_path):
+    def one(out, **settings):
+        return fdg.sweep(
+            Descent(), {"rate": [0.1, 0.3]}, num_seeds=2, total_steps=64, checkpoint_every=2, out=out,
+            devices=2, progress=False, **settings,
+        )  # fmt: skip
+
+    whole = one(tmp_path / "whole")
+    half = one(tmp_path / "half", callbacks=[lambda report: report.iteration >= 4])
+    assert 4 <= half.iteration < 8 and not half.finished
+    (tmp_path / "half" / "summary.json").unlink()
+    again = one(tmp_path / "half", resume=True)
+    assert again.iteration == 8
+    for x, y in zip(jax.tree.leaves(whole.state), jax.tree.leaves(again.state), strict=True):
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            x, y = jax.random.key_data(x), jax.random.key_data(y)
+        np.testing.assert_array_equal(x, y)
+    with pytest.raises(FdgError, match="sweep="):
+        fdg.sweep(
+            Descent(), {"rate": [0.1, 0.2]}, num_seeds=2, total_steps=64, out=tmp_path / "half", resume=True
+        )
+
+
+# --- what came of it, by hand ---
+
+
+def test_results_by_hand():
+    sweep = Sweep(Descent(), make_grid({"rate": [0.1, 0.2]}), num_seeds=2)
+    rows = [
+        {"env_steps": 10 * (i + 1), "episode_return_per_seed": [1.0 * i, 3.0 * i, None, 4.0]}
+        for i in range(10)
+    ]  # fmt: skip
+    found = results(sweep, rows, None)
+    assert found[0].returns.tolist() == [9.0, 27.0] and found[0].mean == 18.0
+    assert found[0].training == 9.0  # of 4.5 and 13.5
+    assert np.isnan(found[1].mean) and found[1].interval is None
+    assert best_of(found) == 0  # a point that lost an agent comes last
+    evaluated = results(sweep, rows, [1.0, 2.0, 3.0, 4.0])
+    assert [one.mean for one in evaluated] == [1.5, 3.5] and best_of(evaluated) == 1
+    low, high = evaluated[1].interval
+    assert 3.0 <= low <= 3.5 <= high <= 4.0
+
+
+# --- the command line ---
+
+
+def test_command(tmp_path, capsys, host_devices):
+    out = tmp_path / "run"
+    words = f"--algo {__name__}:Descent --total-steps 64 --out {out} --devices 2 --trust"
+    assert train_main([*words.split(), "--sweep", "rate=0.1,0.5", "pull=lin:1..2x2", "--num-seeds", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "8 agents" in said and "best: return" in said and "by flags: --rate" in said
+    assert max(map(len, said.splitlines())) <= 120
+    assert len(json.loads((out / "sweep.json").read_text())["points"]) == 4
+    assert train_main(["--resume", str(out), "--total-steps", "128", "--trust"]) == 0
+    assert json.loads((out / "summary.json").read_text())["iterations"] == 16
+    capsys.readouterr()
+    assert train_main(["--resume", str(out), "--sweep", "rate=0.1", "--trust"]) == 2
+    assert "contradicts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--sweep learning_rate=1e-3 --lr 1e-3", "leave one of them out"),
+        ("--sweep", "expected at least one argument"),
+        ("--sweep num_envs=4,8", "--optuna"),
+        ("--sweep lr=x", "not a number"),
+    ],
+)
+def test_command_mistakes(words, said, capsys, tmp_path):
+    assert train_main([*words.split(), "--out", str(tmp_path / "run")]) == 2
+    found = capsys.readouterr().err
+    assert said in found and found.count("\n") == 1
+    assert not (tmp_path / "run").exists()
