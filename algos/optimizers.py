@@ -1,11 +1,13 @@
 """Optimisers that several algorithms share: gradients clipped by global norm, step sizes that may fall."""
 
+from typing import TypeAlias
+
 import jax
 import jax.numpy as jnp
 import optax
 
 # A step size is a number, a traced one too, or a schedule of the number of steps so far.
-StepSize = float | jax.Array | optax.Schedule
+StepSize: TypeAlias = float | jax.Array | optax.Schedule
 
 
 def annealed(

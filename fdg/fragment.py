@@ -166,7 +166,7 @@ class FragmentFunction:
             kwargs, more = _at_boundary(self.mark, "in", 0, kwargs)  # as in jax.vmap
             numbers, _ = _at_boundary(self.mark, "in", None, numbers)
             if numbers:
-                bound = (with_numbers(*bound, numbers),)
+                bound = tuple(with_numbers(one, numbers) for one in bound)
             results, out_sizes = _at_boundary(self.mark, "out", out_axes, function(*bound, *args, **kwargs))
             _check_batch(self.mark, {**sizes, **more, **out_sizes})
             return results

@@ -18,6 +18,7 @@ from fdg.errors import FdgError
 Grid = tuple[tuple[str, tuple[float, ...]], ...]  # names, and the values of each
 
 _RANGE = re.compile(r"(log|lin):([^.\s][^\s]*?)\.\.([^\s]+?)x(\d+)")
+_LARGEST = float(np.finfo(np.float32).max)
 _MOST = 100_000  # values of one name
 
 
@@ -120,7 +121,7 @@ def _float(name: str, item: Any) -> float:
         value = math.nan if isinstance(item, bool) else float(item)
     except (TypeError, ValueError):
         value = math.nan
-    if math.isnan(value) or (math.isfinite(value) and abs(value) > np.finfo(np.float32).max):
+    if math.isnan(value) or _LARGEST < abs(value) < math.inf:
         raise FdgError(f"sweep: {name}: {item!r:.60} is not a number that float32 has")
     return value
 

@@ -88,6 +88,10 @@ class Sweep:
         """The seed of each agent: those of every point begin with `seed`."""
         return [seed + i % self.num_seeds for i in range(self.agents)]
 
+    def at(self, point: int) -> Any:
+        """The algorithm with the values of a point, as a run of its own would have it."""
+        return dataclasses.replace(self.algorithm, **self.points[point])
+
     def of(self, state: SweptState) -> Any:
         """The algorithm of agents that have the same hyperparameters, as a run of their own would have it.
 

@@ -68,7 +68,7 @@ class PointResult:
 
 
 def results(
-    sweep: Sweep, rows: Sequence[Mapping[str, Any]], evaluated: Sequence[float] | None
+    sweep: Sweep, rows: Sequence[Mapping[str, Any]], evaluated: Sequence[float] | np.ndarray | None
 ) -> list[PointResult]:
     """What each point was worth, in the order of the sweep's points.
 
@@ -108,7 +108,7 @@ def best_of(found: Sequence[PointResult]) -> int:
     return max(range(len(found)), key=lambda i: (math.isfinite(found[i].mean), _ranked(found[i].mean), -i))
 
 
-def report(sweep: Sweep, run: RunDirectory, evaluated: Sequence[float] | None, title: str) -> list[str]:
+def report(sweep: Sweep, run: RunDirectory, evaluated: Sequence[float] | np.ndarray | None, title: str) -> list[str]:
     """Writes `sweep.json`, `sweep.csv` and `sweep.png`; returns the table, and who was best, as lines.
 
     Args:
@@ -140,10 +140,11 @@ def report(sweep: Sweep, run: RunDirectory, evaluated: Sequence[float] | None, t
         flags = " ".join(
             f"--{name.replace('_', '-')} {value!r}" for name, value in found[best].values.items()
         )
-        lines += [f"best: {_worth(found[best])} with {spelled(found[best].values)}", f"by flags: {flags}"]
+        lines += [f"best: {_worth(found[best])} with {spelled(found[best].values)}", *_rivals(found, best)]
+        lines += [f"by flags: {flags}"]
     else:
         lines.append("best: none, for no point has a return")
-    return [*lines, f"table: {run.path / 'sweep.csv'}; picture: {run.path / 'sweep.png'}"]
+    return [*lines, f"table: {run.path / 'sweep.csv'}", f"picture: {run.path / 'sweep.png'}"]
 
 
 def table(found: Sequence[PointResult], measure: str) -> str:
@@ -196,7 +197,8 @@ def draw(found: Sequence[PointResult], title: str, measure: str, picture: Any) -
         axes.plot(places, means, stroke, marker="o", markersize=4, color=colour, label=label or None)
         ends = [one.interval or (one.mean, one.mean) for one in there]
         if any(one.interval for one in there):
-            axes.fill_between(places, *zip(*ends, strict=True), color=colour, alpha=0.15, linewidth=0)
+            low, high = zip(*ends, strict=True)
+            axes.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
         for one in there:
             axes.scatter([one.values[x]] * len(one.returns), one.returns, s=6, color=colour, alpha=0.35)
     values = sorted({one.values[x] for one in found})
@@ -244,6 +246,16 @@ def _worth(one: PointResult) -> str:
     if one.interval is None:
         return f"return {one.mean:.1f}"
     return "return {:.1f} (95% interval {:.1f} to {:.1f})".format(one.mean, *one.interval)
+
+
+def _rivals(found: Sequence[PointResult], best: int) -> list[str]:
+    """Says how many other points may be as good: those whose mean is within the interval of the best."""
+    interval = found[best].interval
+    if interval is None:
+        return []
+    others = sum(i != best and one.mean >= interval[0] for i, one in enumerate(found))
+    few = "1 other point is" if others == 1 else f"{others} other points are"
+    return [f"{few} within its interval: more seeds would tell them apart"] if others else []
 
 
 def _csv(found: Sequence[PointResult]) -> str:
