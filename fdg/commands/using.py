@@ -17,7 +17,7 @@ _MEMBER = Flag(
     "member",
     str | None,
     None,
-    "agents of a sweep: best, or a point's values, and its seed for one: learning_rate=1e-3,seed=2 (None: all)",
+    "agents of a sweep: best, or a point's values, with one's seed: learning_rate=1e-3,seed=2 (None: all)",
 )
 _AGENT = Flag("agent", int, 0, "which, of several seeds")
 

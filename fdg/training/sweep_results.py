@@ -108,7 +108,9 @@ def best_of(found: Sequence[PointResult]) -> int:
     return max(range(len(found)), key=lambda i: (math.isfinite(found[i].mean), _ranked(found[i].mean), -i))
 
 
-def report(sweep: Sweep, run: RunDirectory, evaluated: Sequence[float] | np.ndarray | None, title: str) -> list[str]:
+def report(
+    sweep: Sweep, run: RunDirectory, evaluated: Sequence[float] | np.ndarray | None, title: str
+) -> list[str]:
     """Writes `sweep.json`, `sweep.csv` and `sweep.png`; returns the table, and who was best, as lines.
 
     Args:
