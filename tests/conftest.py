@@ -1,5 +1,6 @@
 """Eight host devices, strict shapes, a cache of programs: set here, before JAX starts its backends."""
 
+import gc
 import os
 import signal
 import tempfile
@@ -23,6 +24,10 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     _programs = tempfile.TemporaryDirectory(prefix="fdg-programs-")
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _programs.name
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+
+# Traces are millions of small objects, most of which live: to look through them for garbage so often is a
+# seventh of the time.
+gc.set_threshold(200_000, 50, 100)
 
 import jax
 import pytest

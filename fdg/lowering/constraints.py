@@ -7,6 +7,7 @@ constraint can change the mathematics.
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -232,10 +233,15 @@ def _tiled_locally(step: EquationFlow) -> EquationFlow:
 
 def _constraint_to(sharding: NamedSharding, atom: Any) -> Any:
     """An equation that gives `atom` a sharding."""
-    traced = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, sharding))(
-        jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype)
-    )
-    return traced.eqns[0].replace(invars=[atom])
+    model = _constraint_of(sharding, atom.aval.shape, atom.aval.dtype)
+    return model.replace(invars=[atom], outvars=[core.Var(model.outvars[0].aval)])
+
+
+@functools.lru_cache(maxsize=4096)
+def _constraint_of(sharding: NamedSharding, shape: tuple[int, ...], dtype: Any) -> Any:
+    """Such an equation. There are thousands of a few kinds, and to trace one takes a millisecond."""
+    constrained = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, sharding))
+    return constrained(jax.ShapeDtypeStruct(shape, dtype)).eqns[0]
 
 
 def _with_bodies(eqn: Any, step: EquationFlow, rewritten: Sequence[Any]) -> Any:
