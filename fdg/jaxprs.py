@@ -236,6 +236,23 @@ def equation_flops(eqn: core.JaxprEqn) -> int:
     return _operation_flops(eqn)
 
 
+def largest_operation(jaxpr: core.Jaxpr) -> int:
+    """Floating-point operations of the largest single equation, counted as in `flops_of`, but a hundred for
+    an element: a tanh takes as long as some fifty multiply-adds of a matrix product.
+    """
+    largest = 0
+    for eqn in jaxpr.eqns:
+        inner = bodies(eqn)
+        if inner:
+            largest = max(largest, *(largest_operation(body.jaxpr) for body in inner))
+        else:
+            is_product = eqn.primitive.name in ("dot_general", "conv_general_dilated")
+            largest = max(largest, _operation_flops(eqn) * (1 if is_product else _ELEMENTWISE))
+    return largest
+
+
+_ELEMENTWISE = 100
+
 _MOVES = frozenset(
     """broadcast_in_dim reshape transpose squeeze slice dynamic_slice dynamic_update_slice gather scatter
     concatenate pad rev iota copy copy_p convert_element_type bitcast_convert_type stop_gradient

@@ -25,14 +25,14 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _programs.name
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
-# Traces are millions of small objects, most of which live: to look through them for garbage so often is a
-# seventh of the time.
-gc.set_threshold(200_000, 50, 100)
-
 import jax
 import pytest
 
 import fdg
+
+# Traces are millions of small objects, most of which live: to look through them for garbage so often is a
+# seventh of the time.
+gc.set_threshold(200_000, 50, 100)
 
 # Whoever starts the tests in the background of a shell has them, and what they start, ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

@@ -11,12 +11,17 @@ import os
 import re
 
 import jax
+from jax.extend.backend import clear_backends
 
 from fdg.cores import usable_cores
 from fdg.errors import FdgError
 
 THREADS_A_DEVICE = 2
 MOST_HOST_DEVICES = 1024
+
+_THREADS = "PJRT_NPROC"
+_reserved: dict[str, str] = {}  # what was set here
+_commands: list[int] = []  # how many devices a command configured, before the backend started
 
 
 def host_devices(count: int) -> None:
@@ -27,6 +32,11 @@ def host_devices(count: int) -> None:
     Raises:
       FdgError: the backend has started already, with another number of devices.
     """
+    _configure(count)
+
+
+def _configure(count: int) -> bool:
+    """Whether there was anything to configure; raises an `FdgError` where it is too late."""
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_HOST_DEVICES:
         raise FdgError(f"host_devices({count!r}): give an integer from 1 to {MOST_HOST_DEVICES}")
     try:
@@ -38,14 +48,16 @@ def host_devices(count: int) -> None:
                 f"host_devices({count}): JAX has started already, with {there} on the CPU: call it before"
                 f" anything runs on a device (in a notebook: restart the kernel)"
             ) from None
-        return
+        return False
     reserve_threads(count)
+    return True
 
 
 def make_host_devices(count: int) -> None:
     """`host_devices`, if it is not too late; who needs so many looks at how many there are."""
     with contextlib.suppress(FdgError):
-        host_devices(count)
+        if _configure(count):
+            _commands.append(count)
 
 
 def device_a_core() -> int | None:
@@ -62,14 +74,38 @@ def device_a_core() -> int | None:
     except RuntimeError:
         return None
     reserve_threads(count)
+    _commands.append(count)
     return count
+
+
+def begin_anew(count: int, threads: int) -> None:
+    """Has the CPU backend of a command start again, with `count` devices and a pool of so many threads.
+
+    How many are best is known when the job is traced, and importing environments has started the backend by
+    then. Nothing is done where anything would be lost: where arrays live on it, where it is not a command's
+    own, or of several processes, and where somebody else has set its threads.
+    """
+    wanted, there = str(threads), os.environ.get(_THREADS)
+    if not _commands or (count, wanted) == (_commands[-1], there) or there != _reserved.get(_THREADS):
+        return
+    if jax.default_backend() != "cpu" or jax.process_count() > 1 or jax.live_arrays():
+        return
+    clear_backends()
+    jax.config.update("jax_num_cpu_devices", count)
+    os.environ[_THREADS] = _reserved[_THREADS] = wanted
+    _commands.append(count)
 
 
 def reserve_threads(count: int | None = None) -> None:
     """Sizes the backend's thread pool for `count` host devices (None: those configured), unless it is set."""
     count = _configured() if count is None else count
-    if count > 1:
-        os.environ.setdefault("PJRT_NPROC", str(max(os.cpu_count() or 1, THREADS_A_DEVICE * count)))
+    if count > 1 and _THREADS not in os.environ:
+        os.environ[_THREADS] = _reserved[_THREADS] = str(threads_for(count))
+
+
+def threads_for(count: int) -> int:
+    """Threads with which `count` host devices cannot wait for each other for ever."""
+    return max(os.cpu_count() or 1, THREADS_A_DEVICE * count)
 
 
 def _configured() -> int:

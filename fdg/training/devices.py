@@ -8,8 +8,8 @@ import fdg
 from fdg.errors import FdgError
 from fdg.placing.policy import with_host
 from fdg.processes import distributed
-from fdg.running.host_devices import make_host_devices
-from fdg.training.default_devices import Choice, choose
+from fdg.running.host_devices import begin_anew, make_host_devices
+from fdg.training.default_devices import Choice, choose, threads_of
 from fdg.training.job import Job
 
 
@@ -20,14 +20,16 @@ def devices_of(job: Job, graph: fdg.FDG) -> tuple[list[jax.Device], Choice | Non
       FdgError: there are not so many as it asks for, or its policy cannot be carried out on those there are.
     """
     devices = available_devices(job.devices)
-    if job.chosen is not None:
-        return with_host(job.policy, devices[: job.chosen]), None
-    if job.devices is not None or devices[0].platform != "cpu":
-        return with_host(job.policy, devices), None
-    if job.cores is None:
-        return devices, None
-    choice = choose(graph, job.policy, min(job.cores, len(devices)), job.num_seeds)
-    return devices[: choice.devices], choice
+    choice = None
+    count = job.chosen or job.devices
+    if count is None and job.cores is not None and devices[0].platform == "cpu":
+        choice = choose(graph, job.policy, min(job.cores, len(devices)), job.num_seeds)
+        count = choice.devices
+    if count is not None and devices[0].platform == "cpu" and distributed.count() == 1:
+        if threads := threads_of(graph, count, job.num_seeds):
+            begin_anew(count, threads)
+        devices = available_devices(None)
+    return with_host(job.policy, devices[:count]), choice
 
 
 def available_devices(count: int | None) -> list[jax.Device]:

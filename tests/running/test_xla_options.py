@@ -12,7 +12,8 @@ from tests.tiny import Walk
 
 
 @pytest.fixture(autouse=True)
-def _as_before():
+def _as_before(monkeypatch):
+    monkeypatch.setattr(xla_options, "has_wide_vectors", lambda: False)
     yield
     choose_xla_options(None)
 
@@ -26,6 +27,19 @@ def test_a_preset_without_what_xla_does_not_know_and_what_the_user_set(monkeypat
     assert xla_options.xla_options("cpu") == {}
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_graph_min_graph_size=7")
     assert xla_options.xla_options("gpu") == {"xla_gpu_triton_gemm_any": True}
+
+
+def test_wide_vectors_unless_something_else_is_said(monkeypatch):
+    monkeypatch.setattr(xla_options, "has_wide_vectors", lambda: True)
+    wide = {"xla_cpu_prefer_vector_width": 512}
+    assert xla_options.xla_options("cpu") == wide and xla_options.xla_options("gpu") == {}
+    choose_xla_options("preset")
+    assert xla_options.xla_options("cpu") == wide
+    choose_xla_options("none")
+    assert xla_options.xla_options("cpu") == {}
+    choose_xla_options(None)
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_prefer_vector_width=256")
+    assert xla_options.xla_options("cpu") == {}
 
 
 def test_presets_are_known_to_the_installed_xla():

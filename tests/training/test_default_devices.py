@@ -2,19 +2,33 @@
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import algos
 import envs
 import fdg
 import policies
+from fdg import jaxprs
+from fdg.cores import usable_cores
 from fdg.errors import PlanError
+from fdg.running.host_devices import threads_for
 from fdg.training import default_devices
 from fdg.training.default_devices import choose, iteration_seconds
 from tests.tiny import Walk
+
+TRAIN_AND_TELL = """
+import os, sys, jax
+from fdg.train import main
+status = main(sys.argv[1:])
+print(f"threads {os.environ.get('PJRT_NPROC')}, devices {len(jax.devices())}")
+sys.exit(status)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -81,10 +95,28 @@ def test_of_many_cores_not_every_number_is_looked_at():
     assert list(default_devices._candidates(40)) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40]
 
 
+def test_one_thread_where_all_operations_are_small(ppo):
+    few, many = ppo(4), ppo(8192)
+    assert [default_devices.threads_of(few, n) for n in (1, 2, 8)] == [1, *map(threads_for, (2, 8))]
+    assert default_devices.threads_of(many, 1) == usable_cores()
+    assert default_devices.threads_of(few, 1, num_seeds=10_000) == usable_cores()
+
+
+def test_the_largest_operation_by_hand():
+    def program(x, w):  # a tanh of 6 x 20 counts as 12,000, a product of 6 x 20 x 30 as 7,200
+        y = jax.lax.scan(lambda c, _: (jnp.tanh(c), None), x, length=1000)[0]
+        return y @ w
+
+    traced = jax.make_jaxpr(jax.jit(program))
+    assert jaxprs.largest_operation(traced(jnp.zeros((6, 20)), jnp.zeros((20, 30))).jaxpr) == 12_000
+    assert jaxprs.largest_operation(traced(jnp.zeros((6, 20)), jnp.zeros((20, 80))).jaxpr) == 19_200
+
+
 def test_a_run_keeps_to_its_choice(tmp_path):
     def train(*words):
-        words = [sys.executable, "-m", "fdg.train", *words]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=600)
+        words = [sys.executable, "-c", TRAIN_AND_TELL, *words]
+        alone = {name: value for name, value in os.environ.items() if name != "PJRT_NPROC"}
+        done = subprocess.run(words, capture_output=True, text=True, timeout=600, env=alone)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -95,7 +127,9 @@ def test_a_run_keeps_to_its_choice(tmp_path):
     assert config["devices"] is None and f"devices: {config['devices_chosen']} of " in said
     (tmp_path / "run" / "config.json").write_text(json.dumps({**config, "devices_chosen": 1}))
     (tmp_path / "run" / "summary.json").unlink()
-    assert "on 1 device, 2 agents" in train("--resume", run, "--trust")
+    said = train("--resume", run, "--trust")
+    assert "on 1 device, 2 agents" in said
+    assert said.endswith("threads 1, devices 1\n")
 
 
 def test_a_plan_of_nothing_but_one_device_says_so():
