@@ -1,98 +1,144 @@
-"""`python -m fdg.launch --num-processes N`: `fdg.train` as several processes on this machine.
+"""`python -m fdg.launch`: `fdg.train` as several processes, on this machine or on a Ray cluster.
 
-A convenience. On a cluster, start `fdg.train` with its own launcher (`srun`, `mpirun`) and `--distributed`.
+Elsewhere, start `fdg.train` with the cluster's own launcher (`srun`, Kubernetes) and `--distributed`.
 """
 
-import os
-import secrets
-import signal
-import subprocess
+import json
 import sys
-import threading
-import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from fdg import ctrl_c
 from fdg.commands.flags import Flag, Parser, add_flag, normalise
-from fdg.errors import FdgError
-from fdg.processes import lines, ports
+from fdg.errors import FdgError, RunError
+from fdg.launching.here import Here
+from fdg.launching.restarting import carry_out
+from fdg.training.opening import free_directory
 
-STOP_SECONDS = 20.0  # within which the others end by themselves when one has failed
-
-_NUM_PROCESSES = Flag("num_processes", int, 2, "how many to start; the other flags are those of fdg.train")
+_MINE = (
+    Flag("num_processes", int, 2, "how many to start on this machine"),
+    Flag("ray", bool, False, "start one on each node of a Ray cluster instead"),
+    Flag("nodes", int | None, None, "with --ray: on how many (None: all that have room)"),
+    Flag(
+        "ray_address",
+        str | None,
+        None,
+        "with --ray: HOST:PORT of the cluster's head (None: RAY_ADDRESS, the cluster that this machine is in,"
+        " or one started here)",
+    ),
+    Flag("cpus_per_node", float, 1.0, "with --ray: what Ray counts for a process; the rest is for others"),
+    Flag(
+        "restarts",
+        int,
+        0,
+        "how often a run goes on from its last checkpoint, with what is left, once a process or node is lost",
+    ),
+)
+_OF_RAY = ("nodes", "ray_address", "cpus_per_node")
+_USAGE = "%(prog)s [flags] -- [flags of fdg.train]"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Starts the processes, and waits for them; gives the exit status of the first that failed, or 0."""
-    parser = Parser(prog="python -m fdg.launch", description=__doc__, allow_abbrev=False, add_help=False)
-    add_flag(parser, _NUM_PROCESSES)
+    """Starts the processes, and waits for them; gives the exit status of the one that failed, or 0."""
     try:
-        known, rest = parser.parse_known_args(normalise(sys.argv[1:] if argv is None else argv))
-        count = vars(known).get("num_processes", _NUM_PROCESSES.default)
-        if count < 1:
-            raise FdgError(f"--num-processes {count}: it must be at least 1")
+        given, words = _read(sys.argv[1:] if argv is None else argv)
+        if given is None:
+            return 0
+        plan = _Words(words, may_restart=given["restarts"] > 0)
+        engine: Any = Here(given["num_processes"])
+        if given["ray"]:
+            from fdg.launching.on_ray import OnRay
+
+            engine = OnRay(given["ray_address"], given["nodes"], given["cpus_per_node"])
+        try:
+            return carry_out(engine, plan.of, given["restarts"])
+        finally:
+            engine.close()
     except FdgError as error:
         print("error:", error, file=sys.stderr)
-        return 2
-    if "-h" in rest or "--help" in rest:
+        return 1 if isinstance(error, RunError) else 2
+
+
+def _read(argv: Sequence[str]) -> tuple[dict[str, Any] | None, list[str]]:
+    """The launcher's own flags, checked (None after `--help`), and those of `fdg.train`."""
+    parser = Parser(
+        prog="python -m fdg.launch", description=__doc__, usage=_USAGE, allow_abbrev=False, add_help=False
+    )
+    for flag in _MINE:
+        add_flag(parser, flag)
+    if "--" in argv:
+        mine, rest = normalise(argv[: argv.index("--")]), normalise(argv[argv.index("--") + 1 :])
+        helps = {"-h", "--help"} & {*mine}
+        given = {} if helps else parser.parse_strictly(mine)
+    else:
+        known, rest = parser.parse_known_args(normalise(argv))
+        given, helps = vars(known), {"-h", "--help"} & {*rest}
+    if helps:
         parser.print_help()
-        return 0
-    return _run(count, rest)
+        return None, []
+    if given.get("ray"):
+        if "num_processes" in given:
+            raise FdgError("--num-processes is of one machine: with --ray, say --nodes")
+    elif other := next((name for name in _OF_RAY if name in given), None):
+        raise FdgError(f"--{other.replace('_', '-')} is of a Ray cluster: say --ray too")
+    for name in ("num_processes", "nodes"):
+        if given.get(name) is not None and given[name] < 1:
+            raise FdgError(f"--{name.replace('_', '-')} {given[name]}: it must be at least 1")
+    if given.get("restarts", 0) < 0:
+        raise FdgError(f"--restarts {given['restarts']}: it must be 0 or more")
+    if not 0 <= given.get("cpus_per_node", 1.0) < float("inf"):
+        raise FdgError(f"--cpus-per-node {given['cpus_per_node']}: it must be 0 or more")
+    return {flag.name: given.get(flag.name, flag.default) for flag in _MINE}, rest
 
 
-def _run(count: int, words: Sequence[str]) -> int:
-    # Only who was started here can join: in the environment, for anybody can read a command line.
-    key = {lines.KEY_VARIABLE: secrets.token_hex(32)}
-    address = f"localhost:{ports.free_port('localhost')}"
-    processes: list[subprocess.Popen] = []
-    readers: list[threading.Thread] = []
+class _Words:
+    """The words of a run: as they were given, and as they are where it goes on."""
 
-    def forward(number: int, _: Any) -> None:
-        if number != signal.SIGINT:  # which a terminal sends to all of them
-            for process in processes:
-                process.send_signal(number)
+    def __init__(self, words: Sequence[str], may_restart: bool):
+        self._words = list(words)
+        parser = Parser(add_help=False, allow_abbrev=False)
+        for name in ("out", "config"):
+            parser.add_argument(f"--{name}", dest=name)
+        parser.add_argument("--from", dest="start_from")
+        parser.add_argument("--resume", nargs="?", const="")
+        add_flag(parser, Flag("devices", int | None, None, ""))
+        known, self._rest = parser.parse_known_args(self._words)
+        given = vars(known)
+        self._devices: int | None = given.get("devices")
+        where = given.get("resume") or given.get("out")
+        self._adds = may_restart and where is None  # else `fdg.train` finds a place
+        copies = "config" in given or "start_from" in given
+        self._directory = Path(where) if where else self._new_directory(copies)
 
-    ctrl_c.be_patient(None)  # the processes end by themselves, and this one after them
-    before = [signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)]
-    try:
-        for i in range(count):
-            mine = ["--coordinator-address", address, "--num-processes", str(count), "--process-id", str(i)]
-            # On a machine with GPUs, process i has the i-th; a CPU's devices do not heed this.
-            environment = {"JAX_LOCAL_DEVICE_IDS": str(i), **key, **os.environ}
-            process = subprocess.Popen(
-                [sys.executable, "-m", "fdg.train", *words, *mine],
-                env=environment,
-                stderr=subprocess.PIPE if i else None,
-                text=True,
-            )
-            processes.append(process)
-            if i:
-                readers.append(threading.Thread(target=_forward_lines, args=(i, process), daemon=True))
-                readers[-1].start()
-        return _wait(processes)
-    finally:
-        for process in processes:
-            process.kill()
-        for reader in readers:
-            reader.join(1)
-        for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
-            signal.signal(number, handler)
+    def of(self, first: int, count: int, again: bool) -> list[str]:
+        """What `fdg.train` gets.
+
+        Args:
+          first: how many processes there were at first.
+          count: how many there are now: each has as many devices as it had.
+          again: whether the run goes on; it begins anew if it had not come to its first file.
+        """
+        try:
+            config = json.loads((self._directory / "config.json").read_text()) if again else None
+        except (OSError, ValueError):
+            config = None
+        if config is None:
+            words = [*self._words, "--out", str(self._directory)] if self._adds else self._words
+            return words if count == first else [*words, *_fewer(self._devices, first, count)]
+        devices = config.get("devices")
+        return [*self._rest, "--resume", str(self._directory), *_fewer(devices, first, count)]
+
+    def _new_directory(self, copies: bool) -> Path:
+        """Where `fdg.train` would write; it must be known here to go on there."""
+        parser = Parser(add_help=False, allow_abbrev=False)
+        for name in ("env", "algo", "seed"):
+            parser.add_argument(f"--{name}")
+        said = vars(parser.parse_known_args(self._rest)[0])
+        if copies:  # of another run's configuration, which is not read here
+            return free_directory(said.get("env"), said.get("algo", "launched"), said.get("seed", ""))
+        return free_directory(said.get("env", "CartPole-v1"), said.get("algo", "ppo"), said.get("seed", 0))
 
 
-def _forward_lines(index: int, process: subprocess.Popen) -> None:
-    assert process.stderr is not None
-    with process.stderr as said:
-        for line in said:
-            print(f"[{index}] {line}", end="", file=sys.stderr, flush=True)
-
-
-def _wait(processes: Sequence[subprocess.Popen]) -> int:
-    failed, deadline = 0, float("inf")
-    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
-        time.sleep(0.05)
-        for process in processes:
-            if process.returncode and not failed:
-                failed, deadline = process.returncode, time.monotonic() + STOP_SECONDS
-    failed = failed or next((process.returncode for process in processes if process.returncode), 0)
-    return 128 - failed if failed < 0 else failed
+def _fewer(devices: Any, first: int, count: int) -> list[str]:
+    """`--devices` for another number of processes, where it was said before."""
+    return [] if not isinstance(devices, int) else ["--devices", str(max(1, devices // first) * count)]

@@ -75,12 +75,13 @@ def git_commit() -> str | None:
 def _directory(job: Job) -> Path:
     if job.out is not None:
         return job.out
-    parts = [
-        part
-        for part in (job.config["env"], job.config["algo"].rpartition(":")[2], job.seed)
-        if part is not None
-    ]
-    name = "-".join(re.sub(r"[^\w.-]+", "_", str(part)) for part in parts)
+    return free_directory(job.config["env"], job.config["algo"], job.seed)
+
+
+def free_directory(env: str | None, algo: str, seed: Any) -> Path:
+    """A run directory that is not there yet: `runs/ENV-ALGO-SEED-TIME`; None and empty parts are left out."""
+    parts = [str(part) for part in (env, algo.rpartition(":")[2], seed) if part not in (None, "")]
+    name = "-".join(re.sub(r"[^\w.-]+", "_", part) for part in parts)
     path = Path("runs", f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}")
     copies = (path.with_name(f"{path.name}-{i}") for i in range(2, 1000))
     return path if not path.exists() else next(copy for copy in copies if not copy.exists())

@@ -1,0 +1,79 @@
+"""How the processes of a run ended, and what can be said of it; for every engine that starts them."""
+
+import dataclasses
+import signal
+from collections.abc import Sequence
+
+STOP_SECONDS = 20.0  # within which the others end by themselves when one has failed
+
+_REFUSED = 2  # exit status of a request that cannot be met, however often it is made
+_ENDED_BY_USER = tuple(128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE))
+
+
+@dataclasses.dataclass(frozen=True)
+class Process:
+    """One process of a run that has ended.
+
+    Attributes:
+      who: as errors name it.
+      status: exit status, the negative number of the signal that killed it, or None if it is gone without a
+        word: its machine or what watched it.
+      how: what became of it, where `status` does not say.
+    """
+
+    who: str
+    status: int | None
+    how: str = ""
+
+    def reason(self) -> str:
+        """What became of it, in words; empty where it spoke for itself."""
+        if self.status is None:
+            return f"{self.who} is gone: {self.how}"
+        return f"{self.who} was killed by {_name(-self.status)}" if self.status < 0 else ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ending:
+    """The end of all processes of a run.
+
+    Attributes:
+      status: to exit with; 0 if all went well.
+      reason: which process failed first and how; empty where it has said so itself.
+      asked: whether the user ended it.
+    """
+
+    status: int
+    reason: str = ""
+    asked: bool = False
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether another start from the last checkpoint can help: not what was refused, or ended by hand."""
+        return not self.asked and self.status not in (0, _REFUSED, *_ENDED_BY_USER)
+
+
+def ending_of(processes: Sequence[Process], asked: bool = False) -> Ending:
+    """The end of all, from that of each, in the order in which they ended.
+
+    One that is gone or was killed is the cause, whoever was noticed first: the others end because of it.
+
+    >>> ending_of([Process("process 0", 1), Process("process 1", -9)])
+    Ending(status=137, reason='process 1 was killed by SIGKILL', asked=False)
+    """
+    failed = [process for process in processes if process.status != 0]
+    if not failed:
+        return Ending(0, asked=asked)
+    first = min(failed, key=_blamed)
+    status = 1 if first.status is None else 128 - first.status if first.status < 0 else first.status
+    return Ending(status, first.reason(), asked)
+
+
+def _blamed(process: Process) -> int:
+    return 0 if process.status is None else 1 if process.status < 0 else 2
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

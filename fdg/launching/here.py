@@ -1,0 +1,106 @@
+"""The processes of a run on this machine."""
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fdg import ctrl_c
+from fdg.launching.ending import STOP_SECONDS, Ending, Process, ending_of
+from fdg.processes import lines, ports
+
+
+class Here:
+    """An engine that starts processes on this machine.
+
+    Args:
+      count: how many.
+    """
+
+    def __init__(self, count: int):
+        self.count = count
+
+    def reserve(self, first: bool) -> int:
+        """How many processes the next `run` will have."""
+        return self.count
+
+    def run(self, words: Sequence[str]) -> Ending:
+        """Starts `fdg.train` in each, and waits for their end."""
+        # Only who was started here can join: in the environment, for anybody can read a command line.
+        key = {lines.KEY_VARIABLE: secrets.token_hex(32)}
+        address = f"localhost:{ports.free_port('localhost')}"
+        processes: list[subprocess.Popen] = []
+        readers: list[threading.Thread] = []
+        asked = threading.Event()
+
+        def forward(number: int, _: Any) -> None:
+            asked.set()
+            if number != signal.SIGINT:  # which a terminal sends to all of them
+                for process in processes:
+                    process.send_signal(number)
+
+        ctrl_c.be_patient(None)  # the processes end by themselves, and this one after them
+        before = [signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)]
+        try:
+            for i in range(self.count):
+                mine = triple(address, self.count, i)
+                # On a machine with GPUs, process i has the i-th; a CPU's devices do not heed this.
+                environment = {"JAX_LOCAL_DEVICE_IDS": str(i), **key, **os.environ}
+                process = _start([*words, *mine], environment, quiet=i > 0)
+                processes.append(process)
+                if i:
+                    readers.append(threading.Thread(target=_forward_lines, args=(i, process), daemon=True))
+                    readers[-1].start()
+            return ending_of(_wait(processes), asked.is_set())
+        finally:
+            for process in processes:
+                process.kill()
+            for reader in readers:
+                reader.join(1)
+            for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
+                signal.signal(number, handler)
+
+    def close(self) -> None:
+        """Nothing is left to let go of."""
+
+
+def triple(address: str, count: int, index: int) -> list[str]:
+    """The flags by which a process finds the others."""
+    return ["--coordinator-address", address, "--num-processes", str(count), "--process-id", str(index)]
+
+
+def _start(words: Sequence[str], environment: Mapping[str, str], quiet: bool) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "fdg.train", *words],
+        env=environment,
+        stderr=subprocess.PIPE if quiet else None,
+        text=True,
+    )
+
+
+def _forward_lines(index: int, process: subprocess.Popen) -> None:
+    assert process.stderr is not None
+    with process.stderr as said:
+        for line in said:
+            print(f"[{index}] {line}", end="", file=sys.stderr, flush=True)
+
+
+def _wait(processes: Sequence[subprocess.Popen]) -> list[Process]:
+    """How each ended, in that order; those that do not end within the time are killed, and not blamed."""
+    ended: dict[int, Process] = {}
+    deadline = float("inf")
+    while len(ended) < len(processes) and time.monotonic() < deadline:
+        time.sleep(0.05)
+        for i, process in enumerate(processes):
+            if i not in ended and process.poll() is not None:
+                who = f"process {i} (host {socket.gethostname()}, pid {process.pid})"
+                ended[i] = Process(who, process.returncode)
+                if process.returncode and deadline == float("inf"):
+                    deadline = time.monotonic() + STOP_SECONDS
+    return list(ended.values())

@@ -1,0 +1,305 @@
+"""The processes of a run on a Ray cluster: one a node, through a placement group."""
+
+import contextlib
+import dataclasses
+import math
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fdg import ctrl_c, ray_cluster
+from fdg.errors import FdgError, RunError
+from fdg.launching import ray_host
+from fdg.launching.ending import STOP_SECONDS, Ending, Process, ending_of
+from fdg.launching.here import triple
+from fdg.processes import lines, ports
+
+_FOLLOW_SECONDS = 1.0  # of one look at a host's output
+_SILENT_SECONDS = 40.0  # after which a host that does not answer counts as gone
+_RESERVE_SECONDS = 15.0  # until all nodes have made room; Ray may not know yet that one is gone
+_RETRY_SECONDS = 150.0  # in which a restart must find nodes
+_ACCELERATORS = ("GPU", "TPU")
+
+# Variables that belong to a machine or a session, not to a run: those of the hosts stay as they are there.
+_THEIRS = {
+    *(
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "SHELL",
+        "HOSTNAME",
+        "PWD",
+        "OLDPWD",
+        "SHLVL",
+        "TERM",
+        "TMPDIR",
+        "PATH",
+        "_",
+    ),
+    *("VIRTUAL_ENV", "DISPLAY", "LS_COLORS", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+    *("HIP_VISIBLE_DEVICES", "TPU_VISIBLE_CHIPS", "JAX_LOCAL_DEVICE_IDS", "PYTHONHOME", "PYTHONEXECUTABLE"),
+}
+_THEIR_PREFIXES = ("RAY_", "SSH_", "XDG_", "DBUS_", "SLURM_", "PMI", "OMPI_", "KUBERNETES_", "CONDA_")
+
+
+@dataclasses.dataclass
+class _Started:
+    """One process of a run, and the actor that watches it."""
+
+    index: int
+    actor: Any
+    node: str  # Ray's name of it
+    host: str
+    pid: int = 0
+    heard: float = 0.0  # when its actor answered last
+
+    @property
+    def who(self) -> str:
+        return f"process {self.index} (host {self.host}, pid {self.pid})"
+
+
+class OnRay:
+    """An engine that starts a process on each node of a Ray cluster.
+
+    Args:
+      address: of the cluster; see `ray_cluster.connect`.
+      nodes: how many to use; None: all that have room for a process.
+      cpus: CPUs that a process takes of its node, in Ray's account.
+
+    Raises:
+      FdgError: there is no cluster, or it has not so many nodes.
+    """
+
+    def __init__(self, address: str | None = None, nodes: int | None = None, cpus: float = 1.0):
+        self._ray = ray_cluster.connect(address)
+        self._cpus, self._group, self.count = cpus, None, 0
+        usable = self._usable()
+        if nodes is not None and nodes > len(usable):
+            there = ", ".join(_described(node, self._wanted()) for node in self._alive()) or "none"
+            raise FdgError(
+                f"--nodes {nodes}: {len(usable)} nodes of the Ray cluster at {self.address} have room"
+                f" ({there}): use --nodes {max(1, len(usable))}, or add nodes with"
+                f" `ray start --address {self.address}`"
+            )
+        if not usable:
+            raise FdgError(
+                f"no node of the Ray cluster at {self.address} has {cpus:g} CPUs: see `ray status`"
+            )
+        self._most = nodes or len(usable)
+
+    @property
+    def address(self) -> str:
+        """Of the cluster."""
+        return self._ray.get_runtime_context().gcs_address
+
+    def reserve(self, first: bool) -> int:
+        """Takes room for a process on each node; of those that are left, where it is not the first time.
+
+        Raises:
+          FdgError: the nodes have no room.
+          RunError: no node is left.
+        """
+        from ray.util.placement_group import placement_group, remove_placement_group
+
+        self._release()
+        deadline = time.monotonic() + (0.0 if first else _RETRY_SECONDS)
+        while True:
+            bundle = self._wanted()
+            count = min(self._most, len(self._usable()))
+            if count:
+                group = placement_group([bundle] * count, strategy="STRICT_SPREAD")
+                if group.wait(_RESERVE_SECONDS):
+                    self._group, self.count = group, count
+                    return count
+                remove_placement_group(group)
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(1)
+        wanted = " and ".join(f"{amount:g} {name}" for name, amount in bundle.items())
+        if first:
+            raise FdgError(
+                f"the nodes of the Ray cluster at {self.address} are busy: {count} of them with {wanted}"
+                f" free each are wanted: see `ray status`, or use fewer --nodes"
+            )
+        raise RunError(f"no node of the Ray cluster at {self.address} has {wanted} free to go on with")
+
+    def run(self, words: Sequence[str]) -> Ending:
+        """Starts `fdg.train` on each node reserved, and waits for their end, telling what they say."""
+        with _signals() as asked:
+            started = self._place()
+            try:
+                failed = self._start(started, words)
+                ended = [failed] if failed else self._follow(started, asked)
+            finally:
+                for one in started:
+                    self._ray.kill(one.actor)
+                self._release()
+            return ending_of(ended, bool(asked))
+
+    def close(self) -> None:
+        """Leaves the cluster."""
+        self._release()
+        self._ray.shutdown()
+
+    def _place(self) -> list[_Started]:
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        bundle = self._wanted()
+        actor_class = self._ray.remote(ray_host.Host)
+        self._ray.cloudpickle.register_pickle_by_value(ray_host)
+        actors = [
+            actor_class.options(
+                num_cpus=bundle["CPU"],
+                num_gpus=bundle.get("GPU", 0),
+                resources={"TPU": bundle["TPU"]} if "TPU" in bundle else None,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, i),
+                max_concurrency=4,
+                max_restarts=0,
+            ).remote()
+            for i in range(self.count)
+        ]
+        places = self._ray.get([actor.describe.remote() for actor in actors])
+        self._rendezvous = places[0]
+        return [
+            _Started(i, actor, place["node"], place["host"])
+            for i, (actor, place) in enumerate(zip(actors, places, strict=True))
+        ]
+
+    def _start(self, started: Sequence[_Started], words: Sequence[str]) -> Process | None:
+        """Starts all; the one that could not be."""
+        first = self._rendezvous
+        host = "localhost" if ports.is_local(first["ip"]) else first["ip"]
+        address = f"[{host}]:{first['port']}" if ":" in host else f"{host}:{first['port']}"
+        environment = {
+            **passed_on(os.environ),
+            lines.KEY_VARIABLE: secrets.token_hex(32),
+            "RAY_ADDRESS": first["address"],  # for fleets of environments
+        }
+        replies = []
+        for one in started:
+            mine = triple(address, len(started), one.index) if len(started) > 1 else []
+            command = ["-m", "fdg.launching.tied", "fdg.train", *words, *mine]
+            replies.append(one.actor.start.remote(command, environment, os.getcwd()))
+        for one, reply in zip(started, replies, strict=True):
+            one.pid, refusal = self._ray.get(reply)
+            if refusal:
+                return Process(f"process {one.index} (host {one.host})", None, refusal)
+        return None
+
+    def _follow(self, started: Sequence[_Started], asked: Sequence[int]) -> list[Process]:
+        """Tells what the processes say until all have ended; how each did, in that order."""
+        ended: list[Process] = []
+        waiting = {self._look(one): one for one in started}
+        deadline, sent = math.inf, 0
+        while waiting and time.monotonic() < deadline:
+            ready, _ = self._ray.wait(list(waiting), timeout=_FOLLOW_SECONDS)
+            for number in asked[sent:]:
+                sent += 1
+                for one in waiting.values():
+                    one.actor.signal.remote(number)
+            for look in ready:
+                one = waiting.pop(look)
+                process = self._told(one, look)
+                if process is None:
+                    waiting[self._look(one)] = one
+                else:
+                    ended.append(process)
+            silent = time.monotonic() - _SILENT_SECONDS
+            for look in [look for look, one in waiting.items() if one.heard < silent]:
+                one = waiting.pop(look)
+                ended.append(Process(one.who, None, f"its node has not answered for {_SILENT_SECONDS:.0f} s"))
+            if deadline == math.inf and any(process.status != 0 for process in ended):
+                deadline = time.monotonic() + STOP_SECONDS
+        # Who does not end in time is killed. One whose actor is silent as well is the likely cause.
+        for one in waiting.values():
+            if time.monotonic() - one.heard > STOP_SECONDS / 2:
+                ended.append(Process(one.who, None, "its node does not answer"))
+        return ended
+
+    def _look(self, one: _Started) -> Any:
+        one.heard = one.heard or time.monotonic()
+        return one.actor.follow.remote(_FOLLOW_SECONDS)
+
+    def _told(self, one: _Started, look: Any) -> Process | None:
+        """Prints what a process has said; how it ended, None if it goes on."""
+        try:
+            said, status = self._ray.get(look)
+        except self._ray.exceptions.RayError as error:
+            dead = one.node not in {node["NodeID"] for node in self._alive()} or "node" in str(error).lower()
+            how = "its node was lost" if dead else "its Ray actor died"
+            return Process(one.who, None, how)
+        one.heard = time.monotonic()
+        for stream, line in said:
+            out = sys.stdout if stream == "out" else sys.stderr
+            print(f"[{one.host} {one.index}] {line}", file=out, flush=True)
+        return None if status is None else Process(one.who, status)
+
+    def _alive(self) -> list[Mapping[str, Any]]:
+        return [node for node in self._ray.nodes() if node["Alive"]]
+
+    def _wanted(self) -> dict[str, float]:
+        """What a process takes of its node: all accelerators, of as many as each node has that has any."""
+        wanted = {"CPU": self._cpus}
+        for name in _ACCELERATORS:
+            amounts = [node["Resources"].get(name, 0) for node in self._alive()]
+            if any(amounts):
+                wanted[name] = min(amount for amount in amounts if amount)
+        return wanted
+
+    def _usable(self) -> list[Mapping[str, Any]]:
+        wanted = self._wanted()
+        return [
+            node
+            for node in self._alive()
+            if all(node["Resources"].get(name, 0) >= amount for name, amount in wanted.items())
+        ]
+
+    def _release(self) -> None:
+        from ray.util.placement_group import remove_placement_group
+
+        group, self._group = self._group, None
+        if group is not None:
+            with contextlib.suppress(Exception):  # it may have gone with its node
+                remove_placement_group(group)
+
+
+def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a driver that its processes get on other hosts.
+
+    >>> passed_on({"XLA_FLAGS": "--x", "HOME": "/home/me", "SLURM_JOB_ID": "3", "WANDB_MODE": "offline"})
+    {'XLA_FLAGS': '--x', 'WANDB_MODE': 'offline'}
+    """
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in _THEIRS and not name.startswith(_THEIR_PREFIXES)
+    }
+
+
+def _described(node: Mapping[str, Any], wanted: Mapping[str, float]) -> str:
+    has = ", ".join(f"{node['Resources'].get(name, 0):g} {name}" for name in wanted)
+    return f"{node.get('NodeManagerHostname') or node['NodeID'][:8]}: {has}"
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Which signals came; they go to the processes, which save first. A third one ends this one at once."""
+    asked: list[int] = []
+
+    def keep(number: int, _: Any) -> None:
+        asked.append(number)
+        if len(asked) > 2:
+            os._exit(128 + number)
+
+    ctrl_c.be_patient(None)
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, keep) for number in numbers]
+    try:
+        yield asked
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

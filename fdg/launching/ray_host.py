@@ -1,0 +1,105 @@
+"""What runs on each host of a Ray cluster: it starts one process of a run there, and tells how it goes.
+
+Ray sends this file's code to the hosts. It imports nothing of ours, so it costs them no start of JAX.
+"""
+
+import contextlib
+import os
+import queue
+import random
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_LINES = 1000  # of output in one answer
+_PORTS = range(20_000, 32_000)  # below those that systems give to outgoing connections
+
+
+class Host:
+    """A Ray actor. The process that it starts ends with it, however it ends (`fdg.launching.tied`)."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._said: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+        self._readers: list[threading.Thread] = []
+
+    def describe(self) -> dict[str, Any]:
+        """Where this is: `host`, `ip`, `node` (Ray's name), a free `port`, and the cluster's `address`."""
+        import ray
+
+        context, ip = ray.get_runtime_context(), ray.util.get_node_ip_address()
+        return {
+            "host": socket.gethostname(),
+            "ip": ip,
+            "node": context.get_node_id(),
+            "port": _free_port("127.0.0.1" if ip == "127.0.0.1" else ""),
+            "address": context.gcs_address,
+        }
+
+    def start(self, words: Sequence[str], environment: Mapping[str, str], folder: str) -> tuple[int, str]:
+        """Starts `python WORDS` in a folder, with more environment variables than this process has.
+
+        Returns:
+          Its process id, and nothing; or 0, and why it cannot be started.
+        """
+        if not os.path.isdir(folder):
+            return 0, f"there is no folder {folder} on that host: start from one that all hosts share"
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-u", *words],
+                env={**os.environ, **environment},
+                cwd=folder,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+        except OSError as error:
+            return 0, f"{error.filename}: {error.strerror}"
+        self._process = process
+        for name, pipe in (("out", process.stdout), ("err", process.stderr)):
+            reader = threading.Thread(target=self._read, args=(name, pipe), daemon=True)
+            reader.start()
+            self._readers.append(reader)
+        return process.pid, ""
+
+    def follow(self, seconds: float) -> tuple[list[tuple[str, str]], int | None]:
+        """Waits so long for output.
+
+        Returns:
+          Lines of it, each with the stream ("out", "err") that it is of; and the exit status, once the
+          process has ended and all of its output was told.
+        """
+        assert self._process is not None
+        lines: list[tuple[str, str]] = []
+        with contextlib.suppress(queue.Empty):
+            lines.append(self._said.get(timeout=seconds))
+            while len(lines) < _LINES:
+                lines.append(self._said.get_nowait())
+        if lines or self._process.poll() is None:
+            return lines, None
+        for reader in self._readers:
+            reader.join(1)  # a process of its own that still holds the pipe keeps nobody waiting
+        while not self._said.empty():
+            lines.append(self._said.get())
+        return lines, self._process.returncode
+
+    def signal(self, number: int) -> None:
+        """Sends the process a signal."""
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def _read(self, name: str, pipe: Any) -> None:
+        with pipe:
+            for line in pipe:
+                self._said.put((name, line.decode(errors="replace").rstrip("\r\n")))
+
+
+def _free_port(host: str) -> int:
+    for port in random.SystemRandom().sample(_PORTS, 100):
+        with contextlib.suppress(OSError), socket.create_server((host, port)):
+            return port
+    with socket.create_server((host, 0)) as server:
+        return server.getsockname()[1]

@@ -1,0 +1,117 @@
+"""Joining a Ray cluster (docs.ray.io): the one that is there, or one of this machine alone.
+
+Ray is imported when it is asked for, and speaks only of errors: what it has to say otherwise is for those who
+program with it.
+"""
+
+import contextlib
+import importlib.util
+import logging
+import os
+import signal
+import socket
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from fdg.errors import FdgError, one_line
+
+_ANSWER_SECONDS = 5.0  # within which somebody must listen at a cluster's address
+_LOCAL_STORE = 512 * 2**20  # bytes for the objects of a cluster that is started here
+
+
+def connect(address: str | None = None, local_cpus: int | None = None) -> Any:
+    """Joins a cluster, and gives the module `ray`.
+
+    Args:
+      address: HOST:PORT of the cluster's head; None: RAY_ADDRESS, a cluster that this machine is part of,
+        or else one that is started here and ends with this process.
+      local_cpus: how many CPUs one that is started here says it has; None: as many as there are.
+
+    Raises:
+      FdgError: Ray is not installed, or nobody is there.
+    """
+    ray = module()
+    if ray.is_initialized():
+        return ray
+    given = address or os.environ.get("RAY_ADDRESS") or None
+    named = f"--ray-address {address}" if address else f"RAY_ADDRESS={given}"
+    if given not in (None, "auto", "local"):
+        assert given is not None
+        _check_listens(given, named)
+    with _aside():
+        try:
+            if given != "local":
+                try:
+                    ray.init(address=given or "auto", log_to_driver=False, logging_level=logging.ERROR)
+                    return ray
+                except ConnectionError:
+                    if given is not None:
+                        raise
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            ray.init(
+                address="local",
+                num_cpus=local_cpus,
+                include_dashboard=False,
+                object_store_memory=_LOCAL_STORE,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+            return ray
+        except Exception as error:  # Ray raises many kinds
+            if given is None or given == "local":
+                raise FdgError(f"no Ray cluster can be started here: {one_line(error)}") from error
+            raise FdgError(
+                f"{named}: the Ray cluster there cannot be joined ({one_line(error)}): its Python and Ray"
+                f" must have the versions of this machine's"
+            ) from error
+
+
+def module() -> Any:
+    """The module `ray`.
+
+    Raises:
+      FdgError: it is not installed.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise FdgError("Ray is not installed: pip install 'fdg[ray]'")
+    # A process that asks for no accelerator sees those that it saw before.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    with _aside():
+        import ray
+
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    return ray
+
+
+def _check_listens(address: str, named: str) -> None:
+    host, _, port = address.rpartition(":")
+    if "://" in address:
+        raise FdgError(f"{named}: start this on a machine of the cluster, and give HOST:PORT of its head")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise FdgError(f"{named}: write HOST:PORT, such as 10.0.0.1:6379")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS).close()
+    except OSError as error:
+        raise FdgError(
+            f"{named}: nobody answers there ({error.strerror or error}): start a cluster with"
+            f" `ray start --head --port {port}`, or leave the address out"
+        ) from error
+
+
+@contextlib.contextmanager
+def _aside() -> Iterator[None]:
+    """Ray takes SIGTERM for itself, and forks a process in which JAX has threads: neither is noticed."""
+    main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        if main:
+            for number, handler in zip(numbers, before, strict=True):
+                if handler is not None:
+                    signal.signal(number, handler)
