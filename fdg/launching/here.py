@@ -61,6 +61,8 @@ class Here:
         finally:
             for process in processes:
                 process.kill()
+            for process in processes:
+                process.wait()  # who starts next needs the run directory, which they lock
             for reader in readers:
                 reader.join(1)
             for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):

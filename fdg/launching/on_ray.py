@@ -22,6 +22,7 @@ _FOLLOW_SECONDS = 1.0  # of one look at a host's output
 _SILENT_SECONDS = 40.0  # after which a host that does not answer counts as gone
 _RESERVE_SECONDS = 15.0  # until all nodes have made room; Ray may not know yet that one is gone
 _RETRY_SECONDS = 150.0  # in which a restart must find nodes
+_STOPPED_SECONDS = 10.0  # until what was killed is gone
 _ACCELERATORS = ("GPU", "TPU")
 
 # Variables that belong to a machine or a session, not to a run: those of the hosts stay as they are there.
@@ -135,8 +136,7 @@ class OnRay:
                 failed = self._start(started, words)
                 ended = [failed] if failed else self._follow(started, asked)
             finally:
-                for one in started:
-                    self._ray.kill(one.actor)
+                self._stop(started)
                 self._release()
             return ending_of(ended, bool(asked))
 
@@ -220,6 +220,13 @@ class OnRay:
                 ended.append(Process(one.who, None, "its node does not answer"))
         return ended
 
+    def _stop(self, started: Sequence[_Started]) -> None:
+        """Ends all that is left: who starts next needs the run directory, which a process locks."""
+        stopping = [one.actor.stop.remote() for one in started]
+        self._ray.wait(stopping, num_returns=len(stopping), timeout=_STOPPED_SECONDS)
+        for one in started:
+            self._ray.kill(one.actor)
+
     def _look(self, one: _Started) -> Any:
         one.heard = one.heard or time.monotonic()
         return one.actor.follow.remote(_FOLLOW_SECONDS)
@@ -229,8 +236,10 @@ class OnRay:
         try:
             said, status = self._ray.get(look)
         except self._ray.exceptions.RayError as error:
-            dead = one.node not in {node["NodeID"] for node in self._alive()} or "node" in str(error).lower()
-            how = "its node was lost" if dead else "its Ray actor died"
+            alive = {node["NodeID"] for node in self._alive()}
+            how = "its Ray actor was killed"
+            if one.node not in alive or "node has died" in str(error):
+                how = "its node was lost"
             return Process(one.who, None, how)
         one.heard = time.monotonic()
         for stream, line in said:

@@ -84,12 +84,21 @@ class Host:
             reader.join(1)  # a process of its own that still holds the pipe keeps nobody waiting
         while not self._said.empty():
             lines.append(self._said.get())
+        self.stop()
         return lines, self._process.returncode
 
     def signal(self, number: int) -> None:
         """Sends the process a signal."""
         if self._process is not None:
             self._process.send_signal(number)
+
+    def stop(self) -> None:
+        """Kills the process, if it is still there, and waits for its end."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            if self._process.stdin is not None:
+                self._process.stdin.close()
 
     def _read(self, name: str, pipe: Any) -> None:
         with pipe:

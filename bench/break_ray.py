@@ -1,0 +1,169 @@
+"""Kills parts of runs on a local Ray cluster of two nodes, and says what became of the numbers.
+
+    python -m bench.break_ray           # all cases; some minutes
+    python -m bench.break_ray actor     # one of them
+
+A case trains once in one process and once over two nodes (two raylets on this machine), kills something in
+the second run after its first checkpoint, and compares metrics and the last checkpoint of both.
+"""
+
+import argparse
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fdg.training.checkpoint import Checkpoints
+from fdg.training.run_directory import read_metrics, read_summary
+
+FLAGS = "--algo tests.tiny:Pupil --num-envs 12 --seed 2 --total-steps 4800 --checkpoint-every 50"
+NAMED_WITHIN = 60.0  # seconds
+_PATIENCE = 400.0  # seconds until a run has ended, on a machine with other work
+_CLUSTER = """
+import os, sys
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+from ray.cluster_utils import Cluster
+few = {"num_cpus": int(sys.argv[2]), "object_store_memory": int(80e6), "include_dashboard": False}
+cluster = Cluster(initialize_head=True, head_node_args=few)
+added = [cluster.add_node(**few) for _ in range(int(sys.argv[1]) - 1)]
+print(cluster.address, flush=True)
+for line in sys.stdin:
+    if line.strip() == "lose a node":
+        cluster.remove_node(added.pop(), allow_graceful=False)
+cluster.shutdown()
+"""
+
+
+@contextlib.contextmanager
+def cluster(nodes: int = 2, cpus: int = 2) -> Iterator[tuple[str, subprocess.Popen]]:
+    """A cluster of raylets on this machine: its address, and the process that takes "lose a node"."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _CLUSTER, str(nodes), str(cpus)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        yield process.stdout.readline().strip(), process
+    finally:
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def children(pid: int, word: str) -> list[int]:
+    """Processes below one, whose command line has a word."""
+    found, below = [], {pid}
+    parents = {}
+    for path in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+    while grown := {child for child, parent in parents.items() if parent in below} - below:
+        below |= grown
+    for child in sorted(below - {pid}):
+        with contextlib.suppress(OSError):
+            if word in Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode():
+                found.append(child)
+    return found
+
+
+def start(words: str, log: Path) -> subprocess.Popen:
+    """One of our commands, whose output goes to a file."""
+    with log.open("w") as file:
+        return subprocess.Popen([sys.executable, "-m", *words.split()], stdout=file, stderr=file)
+
+
+def wait_for_checkpoint(run: Path, process: subprocess.Popen) -> None:
+    """Until a run has its second checkpoint."""
+    end = time.monotonic() + _PATIENCE
+    while len(Checkpoints(run / "checkpoints").iterations()) < 2:
+        if process.poll() is not None or time.monotonic() > end:
+            raise SystemExit(f"the run in {run} has no checkpoint: see the log beside it")
+        time.sleep(0.1)
+
+
+def differences(one: Path, two: Path) -> tuple[int, float]:
+    """Rows that two runs have in common, and the largest relative difference of any number in them."""
+    rows = [list(read_metrics(run / "metrics.jsonl")) for run in (one, two)]
+    if len(rows[0]) != len(rows[1]):
+        return min(map(len, rows)), float("inf")
+    arrays = [Checkpoints(run / "checkpoints").arrays(len(rows[0])) for run in (one, two)]
+    pairs: list[tuple[Any, Any]] = [(arrays[0][name], arrays[1][name]) for name in arrays[0]]
+    for a, b in zip(*rows, strict=True):
+        pairs += [(a[name], b[name]) for name in a if name != "wall_s" and a[name] is not None]
+    return len(rows[0]), max(_relative(np.asarray(a, float), np.asarray(b, float)) for a, b in pairs)
+
+
+def _relative(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.max(np.abs(a - b) / np.maximum(np.abs(a), 1e-3), initial=0.0))
+
+
+def launched(case: str, folder: Path, alone: Path) -> str:
+    """A run over two nodes, of which something is lost; what came of it."""
+    run, log = folder / case, folder / f"{case}.log"
+    with cluster() as (address, raylets):
+        words = f"fdg.launch --ray --ray-address {address} --nodes 2 --restarts {int(case != 'named')}"
+        process = start(f"{words} -- {FLAGS} --out {run}", log)
+        began = time.monotonic()
+        if case != "whole":
+            wait_for_checkpoint(run, process)
+            if case in ("actor", "named"):
+                os.kill(children(raylets.pid, "ray::Host")[-1], signal.SIGKILL)
+            elif case == "process":
+                os.kill(children(raylets.pid, "fdg.launching.tied")[-1], signal.SIGKILL)
+            elif case == "node":
+                assert raylets.stdin is not None
+                raylets.stdin.write("lose a node\n")
+                raylets.stdin.flush()
+            began = time.monotonic()
+            while "error: process" not in log.read_text() and process.poll() is None:
+                time.sleep(0.1)
+        seconds = time.monotonic() - began
+        try:
+            status = process.wait(_PATIENCE)
+        finally:
+            process.kill()
+    said = [line for line in log.read_text().splitlines() if line.startswith(("error", "restart"))]
+    if case == "named":
+        return f"status {status}; after {seconds:.1f} s: {'; '.join(said)}"
+    rows, most = differences(alone, run)
+    after = f"; after {seconds:.1f} s: {'; '.join(said)}" if said else ""
+    return f"status {status}; {rows} iterations, largest relative difference {most:.1e}{after}"
+
+
+LAUNCHED = ("whole", "actor", "process", "node", "named")
+CASES = (*LAUNCHED,)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("cases", nargs="*", default=CASES, help=f"of {', '.join(CASES)}")
+    parser.add_argument("--keep", help="a folder for runs and logs, which then stay")
+    given = parser.parse_args()
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    with contextlib.ExitStack() as stack:
+        folder = Path(given.keep or stack.enter_context(tempfile.TemporaryDirectory()))
+        folder.mkdir(parents=True, exist_ok=True)
+        alone = folder / "alone"
+        words = f"fdg.train {FLAGS} --devices 1 --out {alone}"
+        if not read_summary(alone) and start(words, folder / "alone.log").wait(_PATIENCE):
+            raise SystemExit((folder / "alone.log").read_text())
+        for case in given.cases:
+            print(f"{case:8} {launched(case, folder, alone)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

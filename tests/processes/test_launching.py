@@ -1,0 +1,211 @@
+"""What the launcher starts, what it says of those that are lost, and what goes on after that."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from fdg import ray_cluster
+from fdg.commands import launch
+from fdg.launching import on_ray, ray_host, tied
+from fdg.launching.ending import Ending, Process, ending_of
+
+
+def who(index):
+    return f"process {index} (host a, pid {index})"
+
+
+@pytest.mark.parametrize(
+    ("processes", "ending"),
+    [
+        ([Process(who(0), 0), Process(who(1), 0)], Ending(0)),
+        ([Process(who(0), 1), Process(who(1), 0)], Ending(1)),
+        # Who was killed ends the others, and is noticed after them.
+        ([Process(who(0), 1), Process(who(1), -9)], Ending(137, f"{who(1)} was killed by SIGKILL")),
+        ([Process(who(0), -6), Process(who(1), None, "x")], Ending(1, f"{who(1)} is gone: x")),
+        ([Process(who(0), 2)], Ending(2)),
+    ],
+)
+def test_who_is_blamed(processes, ending):
+    assert ending_of(processes) == ending
+
+
+def test_what_may_go_on():
+    assert all(Ending(status).may_go_on for status in (1, 7, 134, 137))
+    assert not any(Ending(status).may_go_on for status in (0, 2, 130, 143))
+    assert not Ending(137, asked=True).may_go_on
+
+
+class Engine:
+    """Has two hosts at first, then one; the first run is lost."""
+
+    def __init__(self, *_):
+        self.counts, self.endings, self.words = (
+            [2, 1, 1],
+            [Ending(137, "process 1 was killed"), Ending(0)],
+            [],
+        )
+
+    def reserve(self, first):
+        return self.counts.pop(0)
+
+    def run(self, words):
+        self.words.append(words)
+        self.lost()
+        return self.endings.pop(0)
+
+    def lost(self):
+        """What the run has done until then."""
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def engine(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    engine = Engine()
+    monkeypatch.setattr(launch, "Here", lambda count: engine)
+    return engine
+
+
+def test_a_lost_run_goes_on_with_what_is_left(engine, tmp_path, capsys):
+    engine.lost = lambda: (
+        (tmp_path / "run").mkdir(exist_ok=True)
+        or (tmp_path / "run" / "config.json").write_text('{"devices": 8}')
+    )
+    words = "--env Pendulum-v1 --devices 8 --hidden 64 64 --config old.json --out run"
+    assert launch.main(["--restarts", "1", *words.split()]) == 0
+    assert engine.words == [
+        words.split(),
+        "--env Pendulum-v1 --hidden 64 64 --resume run --devices 4".split(),
+    ]
+    err = capsys.readouterr().err
+    assert err == "error: process 1 was killed\nrestart 1 of 1, with 1 process\n"
+
+
+def test_a_run_that_had_not_begun_begins_again(engine):
+    assert launch.main("--restarts 3 -- --env Pendulum-v1 --algo sac --seed 5 --devices 8".split()) == 0
+    first, second = engine.words
+    assert first[:-1] == "--env Pendulum-v1 --algo sac --seed 5 --devices 8 --out".split()
+    assert first[-1].startswith("runs/Pendulum-v1-sac-5-")
+    assert second == [*first, "--devices", "4"]
+
+
+def test_without_restarts_the_words_are_as_given(engine):
+    assert launch.main("--num-steps 4 --resume runs/old".split()) == 137
+    assert engine.words == ["--num-steps 4 --resume runs/old".split()]
+
+
+def test_processes_that_die_are_started_again(monkeypatch, tmp_path, capfd):
+    """With real processes, in place of trainings."""
+    monkeypatch.chdir(tmp_path)
+    python = tmp_path / "python"
+    # The second process is killed the first time; all say which words they got.
+    python.write_text(
+        '#!/bin/sh\nfor word; do last=$word; done\necho "$@" >> words$last\n'
+        "if [ $last = 1 ] && [ ! -e again ]; then touch again; kill -9 $$; fi\n[ -e again ] || exec sleep 9\n"
+    )
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr("fdg.launching.here.STOP_SECONDS", 0.5)
+    assert launch.main("--restarts 1 --out run".split()) == 0
+    assert len((tmp_path / "words1").read_text().splitlines()) == 2
+    err = capfd.readouterr().err
+    assert "error: process 1 (host " in err and "was killed by SIGKILL\nrestart 1 of 1, with 2 proc" in err
+
+
+ERRORS = {
+    "--restarts -1": "--restarts -1: it must be 0 or more",
+    "--num-processes 0": "--num-processes 0: it must be at least 1",
+    "--nodes 2": "--nodes is of a Ray cluster: say --ray too",
+    "--ray --nodes 0": "--nodes 0: it must be at least 1",
+    "--ray --nodes two": "--nodes: 'two' is not an integer or none",
+    "--ray --num-processes 2": "--num-processes is of one machine: with --ray, say --nodes",
+    "--ray --cpus-per-node=-1": "--cpus-per-node -1.0: it must be 0 or more",
+    "--nods 2 -- --seed 1": "unknown flag '--nods': did you mean '--nodes'?",
+    "--ray --ray-address ray://there:10001": "--ray-address ray://there:10001: start this on a machine of",
+    "--ray --ray-address there": "--ray-address there: write HOST:PORT, such as 10.0.0.1:6379",
+    "--ray --ray-address localhost:1": "--ray-address localhost:1: nobody answers there (Connection refused)",
+}
+
+
+@pytest.mark.parametrize("words", ERRORS)
+def test_bad_flags_get_one_line(words, capsys):
+    assert launch.main(words.split()) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: {ERRORS[words]}") and err.count("\n") == 1
+
+
+def test_ray_that_is_not_installed(monkeypatch, capsys):
+    monkeypatch.setattr(ray_cluster.importlib.util, "find_spec", lambda name: None)
+    assert launch.main(["--ray"]) == 2
+    assert capsys.readouterr().err == "error: Ray is not installed: pip install 'fdg[ray]'\n"
+
+
+def test_variables_of_the_driver():
+    given = {
+        "MINE": "1",
+        "JAX_PLATFORMS": "cpu",
+        "RAY_JOB_ID": "2",
+        "PATH": "/bin",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    assert on_ray.passed_on(given) == {"MINE": "1", "JAX_PLATFORMS": "cpu"}
+
+
+# --- what runs on a host ---
+
+
+def followed(host):
+    lines, status, end = [], None, time.monotonic() + 30
+    while status is None and time.monotonic() < end:
+        some, status = host.follow(0.2)
+        lines += some
+    return lines, status
+
+
+def test_a_host_tells_lines_and_the_exit_status(tmp_path):
+    host = ray_host.Host()
+    code = "import os, sys; print(os.environ['MINE'], os.getcwd()); print('x', file=sys.stderr); sys.exit(3)"
+    pid, refusal = host.start(["-c", code], {"MINE": "y"}, str(tmp_path))
+    assert pid > 0 and not refusal
+    lines, status = followed(host)
+    assert sorted(lines) == [("err", "x"), ("out", f"y {tmp_path}")] and status == 3
+
+
+def test_a_host_without_the_folder(tmp_path):
+    pid, refusal = ray_host.Host().start(["-c", ""], {}, str(tmp_path / "x"))
+    assert pid == 0 and "start from one that all hosts share" in refusal
+
+
+def test_what_is_tied_ends_with_who_started_it(tmp_path):
+    """Killed, and without a word."""
+    (tmp_path / "sleeper.py").write_text("import time\nprint('there', flush=True)\ntime.sleep(60)\n")
+    starter = (
+        "import subprocess, sys, time\n"
+        f"child = subprocess.Popen([sys.executable, {tied.__file__!r}, 'sleeper'], stdin=subprocess.PIPE)\n"
+        "print(child.pid, flush=True)\ntime.sleep(60)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", starter], stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        said = [process.stdout.readline().strip() for _ in range(2)]
+        child = int(next(line for line in said if line.isdecimal()))
+        process.send_signal(signal.SIGKILL)
+        end = time.monotonic() + 20
+        while alive(child) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert not alive(child)
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
