@@ -9,15 +9,16 @@ import ast
 from collections.abc import Callable
 from typing import Any
 
-from envs import from_brax, from_envpool, from_gymnasium, from_gymnax, from_jaxmarl, probe
+from envs import from_brax, from_envpool, from_gymnasium, from_gymnax, from_jaxmarl, probe, text
 from envs.environment import Environment
 from fdg.errors import FdgError, one_line, unknown_name
 
 _SOURCES = (from_gymnax, from_brax, from_jaxmarl, probe)
 
 # Optional packages with more names than can be told without them: `make(prefix + their name)`.
-_PREFIXES: dict[str, Callable[..., Environment]] = {
+_PREFIXES: dict[str, Callable[..., Any]] = {
     from_envpool.PREFIX: from_envpool.make,
+    text.PREFIX: text.make,  # whose tasks are no environments: algorithms of language models take them
     from_gymnasium.PREFIX: from_gymnasium.make,
 }
 
@@ -27,16 +28,18 @@ _BUILT_IN: dict[str, Callable[..., Environment]] = {
 _registered: dict[str, Callable[..., Environment]] = {}
 
 
-def make(name: str, **overrides: Any) -> Environment:
+def make(name: str, **overrides: Any) -> Any:
     """Make the environment called `name`.
 
     Args:
-      name: one of `names()`, or `envpool:` or `gymnasium:` and a name of that package's.
+      name: one of `names()`, or `envpool:` or `gymnasium:` and a name of that package's, or `text:` and one
+        of `envs.text.names()`.
       **overrides: parameters of the environment in place of its defaults, for instance
         `max_steps_in_episode=200`; Python numbers, strings and tuples.
 
     Returns:
-      A frozen, hashable value; the same arguments make equal values. No array is allocated.
+      An `Environment` (an `envs.text.TextTask` for `text:`): a frozen, hashable value; the same arguments
+      make equal values. No array is allocated.
 
     Raises:
       UnknownNameError: no environment has this name; says the nearest.

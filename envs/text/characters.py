@@ -1,0 +1,137 @@
+"""Text as arrays: building and reading it with operations that trace, row by row, at fixed widths.
+
+A `Text` has room for `W` characters and says how many of them it uses; behind these are zeros. Characters
+are ASCII codes, so that a problem knows nothing of the tokenizer that a model has.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fdg.errors import FdgError
+
+
+class Text(NamedTuple):
+    """One piece of text."""
+
+    codes: jax.Array  # [W] int32, ASCII; 0 from `length` on
+    length: jax.Array  # [] int32, characters in use
+
+
+def literal(text: str) -> Text:
+    """A text that is known while tracing, with room for just itself.
+
+    Raises:
+      FdgError: it has characters beyond ASCII.
+
+    >>> literal("ab").codes.tolist()
+    [97, 98]
+    """
+    if not text.isascii():
+        raise FdgError(f"text {text!r:.60}: problems are written in ASCII")
+    codes = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+    return Text(jnp.asarray(codes), jnp.int32(len(text)))
+
+
+def number(value: jax.Array, digits: int) -> Text:
+    """An integer in decimal, `-` in front of negative ones; room for a sign and so many digits, at most 9.
+
+    >>> to_string(number(jnp.int32(-305), 4)), to_string(number(jnp.int32(0), 2))
+    ('-305', '0')
+    """
+    if not 1 <= digits <= 9:
+        raise FdgError(f"a number of {digits} digits: 1 to 9 fit an int32")
+    size = jnp.abs(value)
+    powers = np.array([10**i for i in range(digits)], np.int32)
+    used = jnp.maximum(jnp.sum(size >= powers, dtype=jnp.int32), 1)
+    places = jnp.arange(digits)
+    power = jnp.take(jnp.asarray(powers), jnp.clip(used - 1 - places, 0, digits - 1))
+    codes = jnp.where(places < used, size // power % 10 + ord("0"), 0)
+    sign = Text(jnp.full(1, ord("-"), jnp.int32), (value < 0).astype(jnp.int32))
+    return concatenate(sign, Text(codes.astype(jnp.int32), used))
+
+
+def character(code: jax.Array) -> Text:
+    """A text of one character, from its code `[] int32`."""
+    return Text(jnp.asarray(code, jnp.int32)[None], jnp.int32(1))
+
+
+def when(condition: jax.Array, text: Text) -> Text:
+    """The text where the condition holds, an empty one of the same room elsewhere.
+
+    >>> to_string(when(jnp.bool_(False), literal("ab")))
+    ''
+    """
+    return Text(jnp.where(condition, text.codes, 0), jnp.where(condition, text.length, 0))
+
+
+def concatenate(*texts: Text) -> Text:
+    """One text after the other; there is room for all of them.
+
+    >>> to_string(concatenate(literal("a"), when(jnp.bool_(False), literal("b")), literal("c")))
+    'ac'
+    """
+    places = jnp.arange(sum(text.codes.shape[0] for text in texts))
+    codes, offset = jnp.zeros(places.shape, jnp.int32), jnp.int32(0)
+    for text in texts:
+        room = text.codes.shape[0]
+        if not room:
+            continue
+        own = jnp.take(text.codes, jnp.clip(places - offset, 0, room - 1))
+        codes = jnp.where((places >= offset) & (places < offset + text.length), own, codes)
+        offset = offset + text.length
+    return Text(codes, offset)
+
+
+def join(texts: Sequence[Text], separator: str) -> Text:
+    """Texts with something between each two.
+
+    >>> to_string(join([literal("1"), literal("23")], ", "))
+    '1, 23'
+    """
+    between = [literal(separator)] * len(texts)
+    return concatenate(*[part for pair in zip(texts, between, strict=True) for part in pair][:-1])
+
+
+def numbers(values: jax.Array, digits: int, separator: str = ",") -> Text:
+    """The integers of an array `[K]`, K known while tracing, with something between each two.
+
+    >>> to_string(numbers(jnp.array([3, 12]), 2))
+    '3,12'
+    """
+    return join([number(values[i], digits) for i in range(values.shape[0])], separator)
+
+
+def equal(a: Text, b: Text) -> jax.Array:
+    """Whether two texts of any room say the same, `[] bool`."""
+    width = max(a.codes.shape[0], b.codes.shape[0])
+    return (a.length == b.length) & jnp.all(_widened(a, width) == _widened(b, width))
+
+
+def _widened(text: Text, width: int) -> jax.Array:
+    return jnp.pad(text.codes, (0, width - text.codes.shape[0]))
+
+
+def stripped(text: Text) -> Text:
+    """Without blanks and line ends in front and behind.
+
+    >>> to_string(stripped(literal("  a b ")))
+    'a b'
+    """
+    width = text.codes.shape[0]
+    places = jnp.arange(width)
+    blank = (text.codes == ord(" ")) | (text.codes == ord("\n"))
+    visible = (places < text.length) & ~blank
+    first = jnp.min(jnp.where(visible, places, width))
+    end = jnp.max(jnp.where(visible, places + 1, 0))
+    length = jnp.maximum(end - first, 0).astype(jnp.int32)
+    moved = jnp.take(text.codes, jnp.clip(places + first, 0, max(width - 1, 0)))
+    return Text(jnp.where(places < length, moved, 0), length)
+
+
+def to_string(text: Text) -> str:
+    """A text that has been computed, as Python has it."""
+    return bytes(np.asarray(text.codes)[: int(text.length)].astype(np.uint8)).decode("ascii")

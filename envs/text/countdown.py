@@ -1,0 +1,119 @@
+"""Countdown: reach a target from a few numbers, each used once (the game of TinyZero's experiments)."""
+
+import dataclasses
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from envs.text.characters import Text, character, concatenate, literal, number, numbers, stripped, when
+from envs.text.expressions import evaluate
+from envs.text.problems import uniform, whole_number
+from fdg.errors import FdgError
+
+_SIGNS = "+-*/"
+
+
+class Content(NamedTuple):
+    """One problem, and the way that it was made: `((n0 op n1) op n2) ...`."""
+
+    shown: jax.Array  # [K] int32, the numbers as they are shown
+    target: jax.Array  # [] int32
+    steps: jax.Array  # [K] int32, the numbers in the order of a solution
+    signs: jax.Array  # [K - 1] int32, positions in "+-*/"
+
+
+@dataclasses.dataclass(frozen=True)
+class Countdown:
+    """`5,3,7=56?` asks for an expression such as `(5+3)*7`.
+
+    Every problem has a solution, in which each number goes on with what the ones before came to, in steps
+    that stay positive integers. An answer may be any expression that uses each number once and comes to the
+    target, fractions on the way included. `score` gives 1 for that, and 0.1 for one that uses the numbers
+    and comes to something else.
+
+    Attributes:
+      count: how many numbers.
+      largest: of the numbers.
+      target: the largest target.
+    """
+
+    count: int = 3
+    largest: int = 20
+    target: int = 100
+    name: ClassVar[str] = "countdown"
+    instruction: ClassVar[str] = (
+        "Make the number after = from the numbers before it. Use each once, with + - * / and parentheses."
+        " Answer with the expression alone."
+    )
+
+    def __post_init__(self) -> None:
+        whole_number(self, "count", 2, 6)
+        whole_number(self, "largest", 9, 999)
+        whole_number(self, "target", 10, 9999)
+        if self.target < 2 * self.largest:
+            raise FdgError(
+                f"task 'text:countdown': target={self.target} must be at least twice largest={self.largest}"
+            )
+
+    @property
+    def prompt_length(self) -> int:
+        """Numbers, each with a sign, what stands between them, and the target."""
+        return self.count * (self._digits + 2) + len(str(self.target)) + 2
+
+    @property
+    def response_length(self) -> int:
+        """The numbers, signs between them, and twice the parentheses that a solution can have."""
+        return self.count * self._digits + (self.count - 1) + 4 * max(1, self.count - 2)
+
+    @property
+    def _digits(self) -> int:
+        return len(str(self.largest))
+
+    def draw(self, key: jax.Array) -> Content:
+        """Numbers, and steps that reach a target with them."""
+        of_numbers, of_signs, of_order = jax.random.split(key, 3)
+        steps = uniform(of_numbers, (self.count,), 1, self.largest)
+        weights = jax.random.uniform(of_signs, (self.count - 1, 4))
+        value, signs = steps[0], []
+        for i in range(1, self.count):
+            n = steps[i]
+            possible = jnp.stack(
+                [value + n <= self.target, value > n, value * n <= self.target, value % n == 0]
+            )
+            sign = jnp.argmax(jnp.where(possible, weights[i - 1], -1.0)).astype(jnp.int32)
+            value = jnp.stack([value + n, value - n, value * n, value // n])[sign]
+            signs.append(sign)
+        order = jnp.argsort(jax.random.uniform(of_order, (self.count,)))
+        return Content(steps[order], value, steps, jnp.stack(signs))
+
+    def prompt(self, content: Content) -> Text:
+        """`5,3,7=56?`."""
+        given = numbers(content.shown, self._digits)
+        return concatenate(given, literal("="), number(content.target, len(str(self.target))), literal("?"))
+
+    def solution(self, content: Content) -> Text:
+        """The steps that it was made with, with the parentheses that they need."""
+        signs = jnp.array([ord(sign) for sign in _SIGNS], jnp.int32)
+        text = number(content.steps[0], self._digits)
+        is_sum = jnp.bool_(False)
+        for i in range(1, self.count):
+            sign = content.signs[i - 1]
+            wraps = is_sum & (sign >= 2)
+            text = concatenate(when(wraps, literal("(")), text, when(wraps, literal(")")))
+            text = concatenate(text, character(signs[sign]), number(content.steps[i], self._digits))
+            is_sum = sign < 2
+        return text
+
+    def identity(self, content: Content) -> jax.Array:
+        """The numbers in any order, and the target."""
+        return jnp.append(jnp.sort(content.shown), content.target)
+
+    def score(self, content: Content, response: Text) -> dict[str, jax.Array]:
+        """1 for reaching the target, 0.1 for an expression of the numbers that does not."""
+        value = evaluate(stripped(response), content.shown)
+        correct = value.uses_all & value.equals(content.target)
+        return {
+            "correct": jnp.where(correct, 1.0, 0.0),
+            "format": jnp.where(value.uses_all & ~correct, 0.1, 0.0),
+        }

@@ -1,0 +1,203 @@
+"""The value of an arithmetic expression of integers, `(3+5)*7`, in one pass over its characters.
+
+The pass keeps, for each open parenthesis, what a pocket calculator does: the sum so far, and the product
+that the next number goes into. Values are exact fractions; an expression in which one leaves 30 bits has no
+value.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from envs.text.characters import Text
+
+_DEPTH = 8  # parentheses in one another, at most 7
+_LIMIT = 2.0**30
+
+
+class Value(NamedTuple):
+    """What an expression comes to."""
+
+    valid: jax.Array  # [] bool: it is an expression, nothing was divided by zero, no number became too large
+    numerator: jax.Array  # [] int32
+    denominator: jax.Array  # [] int32, positive
+    uses_all: jax.Array  # [] bool: its numbers are the given ones, each as often as it was given
+
+    def equals(self, target: jax.Array) -> jax.Array:
+        """Whether it is valid and comes to an integer, `[] bool`."""
+        same = self.numerator.astype(jnp.float32) == target.astype(jnp.float32) * self.denominator
+        return self.valid & same & (self.numerator == target * self.denominator)
+
+
+class _Level(NamedTuple):
+    """What stands open within one pair of parentheses; in the pass every field is `[_DEPTH]`."""
+
+    sum_top: jax.Array  # the sum so far
+    sum_bottom: jax.Array
+    term_top: jax.Array  # the product so far, with its sign
+    term_bottom: jax.Array
+    divides: jax.Array  # bool: the next number divides the product
+
+
+class _Pass(NamedTuple):
+    levels: _Level
+    depth: jax.Array
+    operand_next: jax.Array  # bool: a number or "(" has to come, or a sign
+    digits: jax.Array  # bool: the character before was a digit
+    number: jax.Array  # of the digits so far
+    used: jax.Array  # [K] bool, of the given numbers
+    valid: jax.Array
+    uses_given: jax.Array
+
+
+def evaluate(text: Text, given: jax.Array | None = None) -> Value:
+    """The value of an expression of non-negative integers, `+ - * /` and parentheses; `-` may be a sign.
+
+    Args:
+      text: the expression, without blanks.
+      given: `[K] int32`, the numbers that it has to use, each once; None: any.
+
+    >>> from envs.text.characters import literal
+    >>> value = evaluate(literal("(1+5)*7/4"), jnp.array([7, 5, 4, 1]))
+    >>> bool(value.valid), int(value.numerator), int(value.denominator), bool(value.uses_all)
+    (True, 42, 4, True)
+    >>> [bool(evaluate(literal(text)).valid) for text in ("1+", "2)", "3/0", "1 1", "-2*3")]
+    [False, False, False, False, True]
+    """
+    numbers = jnp.zeros(0, jnp.int32) if given is None else given
+    start = _Pass(
+        _Level(
+            jnp.zeros(_DEPTH, jnp.int32),
+            jnp.ones(_DEPTH, jnp.int32),
+            jnp.ones(_DEPTH, jnp.int32),
+            jnp.ones(_DEPTH, jnp.int32),
+            jnp.zeros(_DEPTH, jnp.bool_),
+        ),
+        depth=jnp.int32(0),
+        operand_next=jnp.bool_(True),
+        digits=jnp.bool_(False),
+        number=jnp.int32(0),
+        used=jnp.zeros(numbers.shape, jnp.bool_),
+        valid=jnp.bool_(True),
+        uses_given=jnp.bool_(True),
+    )
+    # One more step, on an end that is no character, closes a number that is still open.
+    codes = jnp.concatenate([text.codes, jnp.zeros(1, jnp.int32)])
+    here = jnp.arange(codes.shape[0]) <= text.length
+
+    def step(state: _Pass, item: tuple[jax.Array, jax.Array]) -> tuple[_Pass, None]:
+        code, counts = item
+        new = _read(state, code, numbers)
+        return jax.tree.map(lambda a, b: jnp.where(counts, a, b), new, state), None
+
+    end, _ = jax.lax.scan(step, start, (codes, here))
+    top, bottom, fits = _add(_at(end.levels, jnp.int32(0)))
+    valid = end.valid & fits & ~end.operand_next & (end.depth == 0)
+    uses_all = end.uses_given & jnp.all(end.used)
+    return Value(valid, top, bottom, valid & uses_all)
+
+
+def _read(state: _Pass, code: jax.Array, given: jax.Array) -> _Pass:
+    """The state after one character; a number is over at the first character that is no digit."""
+    digit = (code >= ord("0")) & (code <= ord("9"))
+    closed = _closed(state, given)
+    ended = jax.tree.map(lambda a, b: jnp.where(state.digits & ~digit, a, b), closed, state)
+
+    grown = state.number * 10 + (code - ord("0"))
+    with_digit = state._replace(
+        number=jnp.where(state.digits, grown, code - ord("0")),
+        digits=jnp.bool_(True),
+        valid=state.valid & state.operand_next & (state.number < 10**8),
+    )
+    other = _operator(ended._replace(digits=jnp.bool_(False)), code)
+    return jax.tree.map(lambda a, b: jnp.where(digit, a, b), with_digit, other)
+
+
+def _closed(state: _Pass, given: jax.Array) -> _Pass:
+    """A number that is over goes into the open product, and counts as used."""
+    fitting = (given == state.number) & ~state.used
+    first = fitting & (jnp.cumsum(fitting) == 1)
+    levels, fits = _multiply(state.levels, state.depth, state.number, jnp.int32(1))
+    return state._replace(
+        levels=levels,
+        operand_next=jnp.bool_(False),
+        used=state.used | first,
+        valid=state.valid & fits,
+        uses_given=state.uses_given & jnp.any(fitting),
+    )
+
+
+def _operator(state: _Pass, code: jax.Array) -> _Pass:
+    """The state after a character that is no digit."""
+    is_code = {name: code == ord(name) for name in "+-*/()"}
+    level = _at(state.levels, state.depth)
+    add_top, add_bottom, add_fits = _add(level)
+    needs, has = state.operand_next, ~state.operand_next
+    sum_sign = (is_code["+"] | is_code["-"]) & has
+    negation = is_code["-"] & needs
+    product = (is_code["*"] | is_code["/"]) & has
+    opens = is_code["("] & needs & (state.depth < _DEPTH - 1)
+    closes = is_code[")"] & has & (state.depth > 0)
+    ends = code == 0
+
+    summed = _Level(
+        add_top, add_bottom, jnp.where(is_code["-"], -1, 1), jnp.ones_like(add_top), jnp.bool_(False)
+    )
+    negated = level._replace(term_top=-level.term_top)
+    multiplied = level._replace(divides=is_code["/"])
+    now = level
+    for condition, changed in ((sum_sign, summed), (negation, negated), (product, multiplied)):
+        now = jax.tree.map(lambda a, b, condition=condition: jnp.where(condition, a, b), changed, now)
+    levels = _with(state.levels, state.depth, now)
+    zero, one = jnp.int32(0), jnp.int32(1)
+    opened = _with(state.levels, state.depth + 1, _Level(zero, one, one, one, jnp.bool_(False)))
+    inner, inner_fits = _multiply(state.levels, state.depth - 1, add_top, add_bottom)
+    for condition, changed in ((opens, opened), (closes, inner)):
+        levels = jax.tree.map(lambda a, b, condition=condition: jnp.where(condition, a, b), changed, levels)
+    known = sum_sign | negation | product | opens | closes | ends
+    fits = jnp.where(sum_sign | closes, add_fits, True) & jnp.where(closes, inner_fits, True)
+    return state._replace(
+        levels=levels,
+        depth=state.depth + opens.astype(jnp.int32) - closes.astype(jnp.int32),
+        operand_next=jnp.where(ends | closes, state.operand_next, True),
+        valid=state.valid & known & fits,
+    )
+
+
+def _at(levels: _Level, depth: jax.Array) -> _Level:
+    return jax.tree.map(lambda x: jnp.take(x, jnp.clip(depth, 0, _DEPTH - 1)), levels)
+
+
+def _with(levels: _Level, depth: jax.Array, level: _Level) -> _Level:
+    here = jnp.arange(_DEPTH) == depth
+    return jax.tree.map(lambda x, new: jnp.where(here, new, x), levels, level)
+
+
+def _add(level: _Level) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Sum and product together, as a fraction, and whether it fits."""
+    left, left_fits = _times(level.sum_top, level.term_bottom)
+    right, right_fits = _times(level.term_top, level.sum_bottom)
+    bottom, bottom_fits = _times(level.sum_bottom, level.term_bottom)
+    fits = left_fits & right_fits & bottom_fits
+    return left + right, bottom, fits & (jnp.abs(left.astype(jnp.float32) + right) < _LIMIT)
+
+
+def _multiply(
+    levels: _Level, depth: jax.Array, top: jax.Array, bottom: jax.Array
+) -> tuple[_Level, jax.Array]:
+    """The product at a depth times a fraction, or over it, and whether that fits and is defined."""
+    level = _at(levels, depth)
+    sign = jnp.where(level.divides & (top < 0), -1, 1)
+    factor = jnp.where(level.divides, sign * bottom, top)
+    divisor = jnp.where(level.divides, sign * top, bottom)
+    new_top, top_fits = _times(level.term_top, factor)
+    new_bottom, bottom_fits = _times(level.term_bottom, divisor)
+    changed = level._replace(term_top=new_top, term_bottom=new_bottom, divides=jnp.bool_(False))
+    return _with(levels, depth, changed), top_fits & bottom_fits & (divisor != 0)
+
+
+def _times(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A product, and whether it is exact; 0 where it is not."""
+    fits = jnp.abs(a.astype(jnp.float32) * b.astype(jnp.float32)) < _LIMIT
+    return jnp.where(fits, a * b, 0), fits

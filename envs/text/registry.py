@@ -1,0 +1,63 @@
+"""Tasks by name, as `envs.make("text:addition", digits=3)` makes them."""
+
+import dataclasses
+from typing import Any
+
+from envs.text import countdown, problems
+from envs.text.task import TextTask
+from fdg.errors import FdgError, listed, unknown_name
+
+PREFIX = "text:"
+
+_PROBLEMS: dict[str, type] = {
+    problem.name: problem
+    for problem in (
+        problems.Addition,
+        problems.Subtraction,
+        problems.Multiplication,
+        problems.Division,
+        problems.Remainder,
+        problems.Divisor,
+        problems.Comparison,
+        problems.Arithmetic,
+        problems.Sorting,
+        problems.Maximum,
+        problems.Total,
+        problems.Copying,
+        problems.Reversal,
+        problems.Counting,
+        problems.Parity,
+        problems.Binary,
+        countdown.Countdown,
+    )
+}
+
+
+def names() -> tuple[str, ...]:
+    """The names of all tasks, without `text:`.
+
+    >>> "countdown" in names()
+    True
+    """
+    return tuple(_PROBLEMS)
+
+
+def make(name: str, /, **overrides: Any) -> TextTask:
+    """The task of a name, without `text:`, with parameters of its problem in place of their defaults.
+
+    Raises:
+      FdgError: no task has this name, or it has no such parameter, or does not take such a value.
+
+    >>> make("addition", digits=3).prompt_length
+    11
+    """
+    problem = _PROBLEMS.get(name)
+    if problem is None:
+        raise unknown_name("text task", name, names(), "envs.text.names()")
+    own = {"max_response": overrides.pop("max_response")} if "max_response" in overrides else {}
+    fields = [field.name for field in dataclasses.fields(problem)]
+    for field in overrides:
+        if field not in fields:
+            known = listed([*fields, "max_response"], "and")
+            raise FdgError(f"task 'text:{name}' has no parameter '{field}': it has {known}")
+    return TextTask(problem(**overrides), **own)

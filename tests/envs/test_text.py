@@ -1,0 +1,313 @@
+"""Tasks of text against Python: every problem that is drawn is read and solved again, from its words."""
+
+import collections
+import dataclasses
+import fractions
+import itertools
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import envs
+import fdg
+from envs.text import CharacterTokenizer, HostReward, TextTask
+from envs.text.characters import literal
+from envs.text.expressions import evaluate
+
+COUNT = 32
+COPYING = envs.make("text:copying")
+
+
+def keys(seed=0, count=COUNT):
+    return jax.random.split(jax.random.key(seed), count)
+
+
+def after(text):
+    return [int(n) for n in text[:-1].split(",")]
+
+
+SOLUTIONS = {
+    "addition": lambda text: str(eval(text[:-1])),
+    "subtraction": lambda text: str(eval(text[:-1])),
+    "multiplication": lambda text: str(eval(text[:-1])),
+    "division": lambda text: str(eval(text[:-1].replace("/", "//"))),
+    "remainder": lambda text: str(eval(text[:-1])),
+    "divisor": lambda text: str(math.gcd(*after(text))),
+    "comparison": lambda text: "<=>"[
+        np.sign(int(text[:-1].split("?")[0]) - int(text[:-1].split("?")[1])) + 1
+    ],
+    "arithmetic": lambda text: str(eval(text[:-1])),
+    "sorting": lambda text: ",".join(map(str, sorted(after(text)))),
+    "maximum": lambda text: str(max(after(text))),
+    "total": lambda text: str(sum(after(text))),
+    "copying": lambda text: text[:-1],
+    "reversal": lambda text: text[-2::-1],
+    "counting": lambda text: str(text[:-3].count(text[-2])),
+    "parity": lambda text: str(text.count("1") % 2),
+    "binary": lambda text: bin(int(text[:-1]))[2:],
+}
+OTHER = {
+    "addition": {"digits": 8},
+    "multiplication": {"digits": 4},
+    "division": {"digits": 4},
+    "divisor": {"digits": 4},
+    "arithmetic": {"terms": 4, "digits": 2},
+    "sorting": {"length": 4, "digits": 3},
+    "countdown": {"count": 4, "largest": 12},
+}
+
+
+def solved(task, prompt, response):
+    """Whether a response is right, by Python alone."""
+    if task.problem.name != "countdown":
+        return response == SOLUTIONS[task.problem.name](prompt)
+    given, target = re.fullmatch(r"([\d,]+)=(\d+)\?", prompt).groups()
+    return sorted(re.findall(r"\d+", response)) == sorted(given.split(",")) and value(response) == int(target)
+
+
+def value(expression):
+    return eval(re.sub(r"(\d+)", r"fractions.Fraction(\1)", expression), {"fractions": fractions})
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    """Each task with a batch of problems, held-out ones, and demonstrations, in words."""
+
+    def one(task):
+        @jax.jit
+        def run(keys):
+            content = task.draw(keys)
+            responses, mask = task.solutions(content)
+            cut = mask & (responses != task.tokenizer.eos)
+            several = [(responses, mask), (jnp.roll(responses, 1, 0), jnp.roll(mask, 1, 0)), (responses, cut)]
+            three = [jnp.concatenate(parts) for parts in zip(*several, strict=True)]
+            contents = jax.tree.map(lambda leaf: jnp.concatenate([leaf] * 3), content)
+            reward = jax.tree.map(lambda leaf: leaf.reshape(3, COUNT), task.reward(contents, *three))
+            return task.prompts(content), responses, mask, reward
+
+        return task, run(keys())
+
+    chosen = [(name, OTHER.get(name, {})) for name in envs.text.names()]
+    return {name: one(envs.make(f"text:{name}", **fields)) for name, fields in chosen}
+
+
+@pytest.mark.parametrize("name", envs.text.names())
+def test_a_problem_is_what_python_reads_in_it(drawn, name):
+    task, (asked, responses, mask, reward) = drawn[name]
+    assert asked.tokens.shape == asked.mask.shape == (COUNT, task.prompt_length)
+    assert responses.shape == mask.shape == (COUNT, task.response_length)
+    full, swapped, unfinished = reward.parts["correct"]
+    np.testing.assert_array_equal(reward.total[0], 1)
+    prompts, answers = task.texts(*asked), task.texts(responses, mask)
+    others = np.roll(np.array(answers, object), 1)
+    for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        assert solved(task, prompt, answer), (prompt, answer)
+        assert full[i] == 1 and unfinished[i] == 0
+        assert swapped[i] == solved(task, prompt, others[i]), (prompt, others[i])
+        row, shown = np.asarray(asked.tokens[i]), np.asarray(asked.mask[i])
+        assert (np.diff(shown.astype(int)) >= 0).all() and shown[-1]  # left-padded
+        assert (row[~shown] == 0).all() and list(row[shown]) == [1, *task.tokenizer.encode(prompt)]
+        said = np.asarray(responses[i])[np.asarray(mask[i])]
+        assert list(said) == [*task.tokenizer.encode(answer), 2]
+    assert len(set(prompts)) > 3
+    again = task.prompts_of(prompts)
+    np.testing.assert_array_equal(again.tokens, asked.tokens)
+    np.testing.assert_array_equal(again.mask, asked.mask)
+
+
+def test_held_out_problems_are_never_trained_on():
+    task = envs.make("text:addition", digits=1)
+    both = jax.jit(lambda keys: [task.sample(keys, split).prompts for split in ("train", "test")])(
+        keys(1, 2048)
+    )
+    train, test = (
+        collections.Counter(tuple(sorted(t[:-1].split("+"))) for t in task.texts(*p)) for p in both
+    )
+    assert not train.keys() & test.keys()
+    # All pairs in any order, an eighth of them or so apart; a + b and b + a are one, twice as likely as a + a.
+    assert len(train) + len(test) == 55 and 2 <= len(test) <= 12
+    unequal = [n for pair, n in train.items() if pair[0] != pair[1]]
+    assert max(unequal) < 2.5 * min(unequal)
+
+
+def test_a_row_depends_on_its_key_alone():
+    sample = jax.jit(COPYING.sample)
+    whole, part = sample(keys()), sample(keys()[5:9])
+    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(part), strict=True):
+        np.testing.assert_array_equal(a[5:9], b)
+    shown = jax.jit(COPYING.demonstration)(keys())
+    np.testing.assert_array_equal(shown.prompts.tokens, whole.prompts.tokens)
+    np.testing.assert_array_equal(shown.responses[:, :6], whole.prompts.tokens[:, 1:-1])
+
+
+EXPRESSIONS = [
+    "1", "12+30", "1-2-3", "2*3+4*5", "2+3*4-5", "8/4/2", "(1+2)*3", "2*(3+4)*(5-1)", "1/3+1/6", "7/(3-4)",
+    "((((1))))", "-3+5", "3*-2", "(2-5)/(1-7)", "10-(2-(3-4))", "3/0", "5/(2-2)", "", "+", "1+", "(1", "1)",
+    "()", "1(2)", "(1)2", "1 2", "2**3", "1//2", "a", "100*100*100*100*100*100", "1++2", "0/5", "99999999+1",
+    "1-(-2)",
+]  # fmt: skip
+
+
+def test_expressions_are_what_python_makes_of_them():
+    width = max(map(len, EXPRESSIONS))
+    codes = jnp.stack([jnp.pad(literal(t).codes, (0, width - len(t))) for t in EXPRESSIONS])
+    lengths = jnp.array([len(t) for t in EXPRESSIONS])
+    values = jax.jit(jax.vmap(lambda c, n: evaluate(envs.text.Text(c, n))))(codes, lengths)
+    for i, text in enumerate(EXPRESSIONS):
+        try:
+            assert (
+                re.fullmatch(r"[-+*/()\d]+", text)
+                and "**" not in text
+                and "//" not in text
+                and "++" not in text
+            )
+            expected = value(text)
+            assert abs(expected) < 2**30
+        except (AssertionError, SyntaxError, ZeroDivisionError, TypeError):
+            assert not values.valid[i], text
+        else:
+            assert values.valid[i], text
+            assert fractions.Fraction(int(values.numerator[i]), int(values.denominator[i])) == expected, text
+
+
+@pytest.mark.parametrize(
+    ("response", "total", "parts"),
+    [
+        ("(2+3)*4", 1.0, {"correct": 1.0, "format": 0.0}),
+        ("4*3+4*2", 0.0, {"correct": 0.0, "format": 0.0}),  # 4 is there once
+        ("2+3*4", 0.1, {"correct": 0.0, "format": 0.1}),
+        ("20", 0.0, {"correct": 0.0, "format": 0.0}),
+        ("4*5", 0.0, {"correct": 0.0, "format": 0.0}),
+        ("(2+3)*4=", 0.0, {"correct": 0.0, "format": 0.0}),
+        (" (2+3)*4 ", 1.0, {"correct": 1.0, "format": 0.0}),
+    ],
+)
+def test_countdown_by_hand(response, total, parts):
+    task = envs.make("text:countdown", count=3, largest=9)
+    content = type(task.sample(keys(0, 1)).answer)(
+        *map(jnp.array, ([[3, 2, 4]], [20], [[2, 3, 4]], [[0, 2]]))
+    )
+    ids = [*task.tokenizer.encode(response), 2]
+    tokens = jnp.array([ids + [0] * (task.response_length - len(ids))])
+    found = task.reward(content, tokens, tokens > 0)
+    assert float(found.total[0]) == pytest.approx(total)
+    assert {name: float(part[0]) for name, part in found.parts.items()} == pytest.approx(parts)
+
+
+# --- problems and rewards of one's own ---
+
+
+@dataclasses.dataclass(frozen=True)
+class Echo:
+    """Says `5!` for `5`; all but `draw` and `prompt` in a few words."""
+
+    name = "echo"
+    instruction = "Shout."
+    prompt_length = 2
+    response_length = 3
+
+    def draw(self, key):
+        return jax.random.randint(key, (1,), 0, 100)
+
+    def prompt(self, content):
+        return envs.text.characters.number(content[0], 2)
+
+    def solution(self, content):
+        return envs.text.characters.concatenate(self.prompt(content), literal("!"))
+
+    def identity(self, content):
+        return content
+
+    def score(self, content, response):
+        return envs.text.exact(self, content, response)
+
+
+def test_a_problem_of_ones_own_has_its_reward_from_the_host():
+    seen = []
+
+    def louder(prompts, responses, answers):
+        seen.append((prompts, responses, answers))
+        return [len(r) for r in responses]
+
+    task = TextTask(Echo()).with_reward(louder)
+
+    @jax.jit
+    def run(keys):
+        problem, shown = task.sample(keys), task.demonstration(keys)
+        return task.reward(problem.answer, shown.responses, shown.mask)
+
+    found = run(keys(0, 3))
+    (prompts, responses, answers) = seen[0]
+    assert len(seen) == 1 and responses == [p + "!" for p in prompts]
+    assert [str(answer[0]) for answer in answers] == prompts
+    assert found.total.tolist() == [len(r) for r in responses] and found.parts.keys() == {"louder"}
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda p, r, a: 1 / 0, "raised ZeroDivisionError: division by zero"),
+        (lambda p, r, a: [1.0, math.nan], "gave nan for '"),
+        (lambda p, r, a: [1.0], "gave 1 numbers for 2 responses"),
+        (lambda p, r, a: ["good", "bad"], "raised ValueError: could not convert string to float: 'good'"),
+    ],
+)
+def test_a_reward_that_fails_says_which_and_why(function, message):
+    task = envs.make("text:copying").with_reward(function)
+    problem, shown = task.sample(keys(0, 2)), task.demonstration(keys(0, 2))
+    with pytest.raises(Exception) as error:
+        jax.block_until_ready(task.reward(problem.answer, shown.responses, shown.mask))
+    found = fdg.errors.host_error(error.value)
+    assert found is not None and f"reward 'lambda' of task 'text:copying' {message}" in str(found)
+
+
+# --- values, and mistakes ---
+
+
+def test_tasks_are_values_that_allocate_nothing():
+    a, b = (envs.make("text:addition", digits=3) for _ in range(2))
+    assert a == b and hash(a) == hash(b) and a != envs.make("text:subtraction", digits=3)
+    assert len({envs.make(f"text:{name}") for name in envs.text.names()}) == len(envs.text.names())
+    assert a.name == "text:addition" and a.stop_tokens == (2,) and a.response_length == 6
+    assert jax.eval_shape(a.sample, keys()).prompts.tokens.shape == (COUNT, a.prompt_length)
+    assert envs.make("text:addition", max_response=3).response_length == 3
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: envs.make("text:adition"), "unknown text task 'adition': did you mean 'addition'?"),
+        (lambda: envs.make("text:addition", digit=3), "no parameter 'digit': it has digits and max_response"),
+        (lambda: envs.make("text:addition", digits=9), "digits=9 must be an integer from 1 to 8"),
+        (
+            lambda: envs.make("text:parity", length=4),
+            "16 such problems, too few to hold some out: use length=6",
+        ),
+        (lambda: envs.make("text:countdown", target=30), "target=30 must be at least twice largest=20"),
+        (lambda: envs.make("text:arithmetic", terms=8, digits=2), "may have more than 9 digits"),
+        (lambda: envs.make("text:copying", max_response=0), "max_response=0 must be at least 1"),
+        (lambda: COPYING.sample(keys(), "tset"), "split='tset' must be 'train' or 'test'"),
+        (lambda: COPYING.sample(jax.random.key(0)), "one typed PRNG key per environment"),
+        (lambda: COPYING.prompts_of(["abcdefgh="]), "prompt 0 'abcdefgh=' has 10 tokens"),
+        (lambda: COPYING.prompts_of(["A="]), "text 'A=': 'A' at 0 is not in the alphabet"),
+        (lambda: COPYING.with_tokenizer(CharacterTokenizer("012")), "just the character '3'"),
+        (lambda: CharacterTokenizer("aba"), "'a' is twice in its alphabet 'aba'"),
+        (lambda: CharacterTokenizer("ab").decode([7]), "token 7 at 0 is not in the vocabulary"),
+        (lambda: HostReward(3), "HostReward(3): give a function"),
+    ],
+)
+def test_mistakes_are_one_line(make, words):
+    with pytest.raises(fdg.FdgError) as error:
+        make()
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_the_alphabet_is_common():
+    """One tokenizer serves all tasks; its size divides over 8 devices."""
+    assert {envs.make(f"text:{name}").tokenizer for name in envs.text.names()} == {CharacterTokenizer()}
+    assert CharacterTokenizer().vocab_size % 8 == 0
+    assert all(len(c) == 1 for c in itertools.chain(CharacterTokenizer().alphabet))
