@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import fractions
+import functools
 import itertools
 import math
 import re
@@ -16,10 +17,13 @@ import envs
 import fdg
 from envs.text import CharacterTokenizer, HostReward, TextTask
 from envs.text.characters import literal
+from envs.text.countdown import Content
 from envs.text.expressions import evaluate
 
 COUNT = 32
 COPYING = envs.make("text:copying")
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+jit = functools.partial(jax.jit, compiler_options=QUICK)  # there are many programs, each runs once
 
 
 def keys(seed=0, count=COUNT):
@@ -78,7 +82,7 @@ def drawn():
     """Each task with a batch of problems, held-out ones, and demonstrations, in words."""
 
     def one(task):
-        @jax.jit
+        @jit
         def run(keys):
             content = task.draw(keys)
             responses, mask = task.solutions(content)
@@ -121,25 +125,23 @@ def test_a_problem_is_what_python_reads_in_it(drawn, name):
 
 def test_held_out_problems_are_never_trained_on():
     task = envs.make("text:addition", digits=1)
-    both = jax.jit(lambda keys: [task.sample(keys, split).prompts for split in ("train", "test")])(
-        keys(1, 2048)
-    )
+    both = jit(lambda keys: [task.sample(keys, split).prompts for split in ("train", "test")])(keys(1, 2048))
     train, test = (
         collections.Counter(tuple(sorted(t[:-1].split("+"))) for t in task.texts(*p)) for p in both
     )
     assert not train.keys() & test.keys()
-    # All pairs in any order, an eighth of them or so apart; a + b and b + a are one, twice as likely as a + a.
+    # All pairs in any order, an eighth of them apart; a + b and b + a are one, twice as likely as a+a.
     assert len(train) + len(test) == 55 and 2 <= len(test) <= 12
     unequal = [n for pair, n in train.items() if pair[0] != pair[1]]
     assert max(unequal) < 2.5 * min(unequal)
 
 
 def test_a_row_depends_on_its_key_alone():
-    sample = jax.jit(COPYING.sample)
+    sample = jit(COPYING.sample)
     whole, part = sample(keys()), sample(keys()[5:9])
     for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(part), strict=True):
         np.testing.assert_array_equal(a[5:9], b)
-    shown = jax.jit(COPYING.demonstration)(keys())
+    shown = jit(COPYING.demonstration)(keys())
     np.testing.assert_array_equal(shown.prompts.tokens, whole.prompts.tokens)
     np.testing.assert_array_equal(shown.responses[:, :6], whole.prompts.tokens[:, 1:-1])
 
@@ -156,7 +158,7 @@ def test_expressions_are_what_python_makes_of_them():
     width = max(map(len, EXPRESSIONS))
     codes = jnp.stack([jnp.pad(literal(t).codes, (0, width - len(t))) for t in EXPRESSIONS])
     lengths = jnp.array([len(t) for t in EXPRESSIONS])
-    values = jax.jit(jax.vmap(lambda c, n: evaluate(envs.text.Text(c, n))))(codes, lengths)
+    values = jit(jax.vmap(lambda c, n: evaluate(envs.text.Text(c, n))))(codes, lengths)
     for i, text in enumerate(EXPRESSIONS):
         try:
             assert (
@@ -174,6 +176,14 @@ def test_expressions_are_what_python_makes_of_them():
             assert fractions.Fraction(int(values.numerator[i]), int(values.denominator[i])) == expected, text
 
 
+@pytest.fixture(scope="module")
+def countdown():
+    """The problem `3,2,4=20?`, and the reward of answers to it."""
+    task = envs.make("text:countdown", count=3, largest=9)
+    content = Content(*map(jnp.array, ([[3, 2, 4]], [20], [[2, 3, 4]], [[0, 2]])))
+    return task, jit(lambda tokens, mask: task.reward(content, tokens, mask))
+
+
 @pytest.mark.parametrize(
     ("response", "total", "parts"),
     [
@@ -186,14 +196,11 @@ def test_expressions_are_what_python_makes_of_them():
         (" (2+3)*4 ", 1.0, {"correct": 1.0, "format": 0.0}),
     ],
 )
-def test_countdown_by_hand(response, total, parts):
-    task = envs.make("text:countdown", count=3, largest=9)
-    content = type(task.sample(keys(0, 1)).answer)(
-        *map(jnp.array, ([[3, 2, 4]], [20], [[2, 3, 4]], [[0, 2]]))
-    )
+def test_countdown_by_hand(response, total, parts, countdown):
+    task, reward = countdown
     ids = [*task.tokenizer.encode(response), 2]
     tokens = jnp.array([ids + [0] * (task.response_length - len(ids))])
-    found = task.reward(content, tokens, tokens > 0)
+    found = reward(tokens, tokens > 0)
     assert float(found.total[0]) == pytest.approx(total)
     assert {name: float(part[0]) for name, part in found.parts.items()} == pytest.approx(parts)
 
@@ -235,7 +242,7 @@ def test_a_problem_of_ones_own_has_its_reward_from_the_host():
 
     task = TextTask(Echo()).with_reward(louder)
 
-    @jax.jit
+    @jit
     def run(keys):
         problem, shown = task.sample(keys), task.demonstration(keys)
         return task.reward(problem.answer, shown.responses, shown.mask)
@@ -257,10 +264,11 @@ def test_a_problem_of_ones_own_has_its_reward_from_the_host():
     ],
 )
 def test_a_reward_that_fails_says_which_and_why(function, message):
-    task = envs.make("text:copying").with_reward(function)
-    problem, shown = task.sample(keys(0, 2)), task.demonstration(keys(0, 2))
+    task = COPYING.with_reward(function)
+    prompts = task.prompts_of(["ab=", "cd="])
+    answer = {"content": jnp.zeros((2, 6)), "prompt": prompts.tokens, "prompt_mask": prompts.mask}
     with pytest.raises(Exception) as error:
-        jax.block_until_ready(task.reward(problem.answer, shown.responses, shown.mask))
+        jax.block_until_ready(task.reward(answer, prompts.tokens, prompts.mask))
     found = fdg.errors.host_error(error.value)
     assert found is not None and f"reward 'lambda' of task 'text:copying' {message}" in str(found)
 
