@@ -21,7 +21,7 @@ from algos.distributions import Distribution
 from algos.hyperparameters import require_positive
 from algos.networks import Network
 from algos.rollout import environment_major, episode_metrics, rollout, time_major
-from envs import Box, Discrete, MultiDiscrete, Observation, TimeStep, features_and_mask
+from envs import Box, Discrete, MultiDiscrete, Observation, TimeStep, composite, features_and_mask
 
 
 class State(NamedTuple):
@@ -56,6 +56,7 @@ class ActorCritic(Agent):
     activation: str  # of the layers
     initial_log_std: float  # of continuous actions
     convolve: bool  # convolve images; else flatten them
+    layer_norm: bool  # normalise each layer before its activation
     network: Network | None  # any (init, apply) pair, in place of the default actor-critic
 
     def init(self, key: jax.Array) -> Any:
@@ -146,10 +147,9 @@ class ActorCritic(Agent):
 
     def check_when_traced(self, state: Any) -> None:
         """Refuses a network whose results do not fit the action space."""
-        dtype = features_and_mask(state.observation)[0].dtype
-        features = jax.ShapeDtypeStruct((self.num_envs, *self.env.observation_space.shape), dtype)
+        features = composite.types(self.env.observation_space, (self.num_envs,))
         output = jax.eval_shape(self._network.apply, state.parameters, features)
-        outputs.actor_and_critic(output, self.env.action_space, features.shape[:1])
+        outputs.actor_and_critic(output, self.env.action_space, (self.num_envs,))
 
     @property
     def _network(self) -> Network:
@@ -160,6 +160,7 @@ class ActorCritic(Agent):
             self.activation,
             self.initial_log_std,
             self.convolve,
+            self.layer_norm,
         )
 
     @property

@@ -55,6 +55,7 @@ class IMPALA(ActorCritic):
     activation: Literal["tanh", "relu", "silu", "gelu", "elu"] = hyperparameter("tanh", "of the layers")
     initial_log_std: float = hyperparameter(0.0, "log of the first standard deviation (continuous actions)")
     convolve: bool = hyperparameter(True, "convolve images; else flatten them")
+    layer_norm: bool = hyperparameter(False, "normalise each layer before its activation")
     network: Network | None = None  # any (init, apply) pair, in place of the default actor-critic
 
     def __post_init__(self):

@@ -75,6 +75,7 @@ class MultiAgentPPO(RecurrentPPO):
             num_agents(self.env),
             self.central_value,
             self.convolve,
+            self.layer_norm,
         )
 
 

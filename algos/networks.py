@@ -16,23 +16,12 @@ import jax.numpy as jnp
 from algos import distributions, outputs
 from algos.distributions import Distribution
 from algos.hyperparameters import number
+from algos.layers import Trunk, checked_widths, features
+from envs import composite
+from envs.composite import ObservationSpace
 from envs.environment import Observation, features_and_mask
-from envs.spaces import Box, Discrete, MultiDiscrete, Space
-from fdg.errors import FdgError, unknown_name
-
-_ACTIVATIONS = {"tanh": nn.tanh, "relu": nn.relu, "silu": nn.silu, "gelu": nn.gelu, "elu": nn.elu}
-
-_VECTOR_HIDDEN = (64, 64)
-
-# Convolutions: filters, their size, their stride.
-# For small images, the torso of MinAtar's own agents (Young and Tian 2019, arXiv 1903.03176).
-_SMALL_IMAGE = ((16, 3, 1),)
-_SMALL_IMAGE_HIDDEN = (128,)
-# For large ones, that of DQN (Mnih et al. 2015, "Human-level control through deep reinforcement learning",
-# Nature 518, Methods, "Model architecture"), which takes 84 x 84 and leaves one position of 36 x 36.
-_LARGE_IMAGE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
-_LARGE_IMAGE_HIDDEN = (512,)
-_LARGE_FROM = 36
+from envs.spaces import Box, Discrete, Space
+from fdg.errors import FdgError
 
 
 class Network(NamedTuple):
@@ -51,12 +40,13 @@ class Network(NamedTuple):
 
 
 def actor_critic(
-    observation_space: Space,
+    observation_space: ObservationSpace,
     action_space: Space,
     hidden: Sequence[int] | None = None,
     activation: str = "tanh",
     initial_log_std: float | jax.Array = 0.0,
     convolve: bool = True,
+    layer_norm: bool = False,
 ) -> Network:
     """An actor and a critic that share nothing.
 
@@ -77,7 +67,8 @@ def actor_critic(
         observation_space: `Box`: boolean and uint8 become float32 (uint8 divided by 255);
             three axes `[height, width, channels]` are an image, with stacked frames along its channels, and
             get convolutions first: one of 3 x 3, or from 36 x 36 on the three of DQN; all other shapes are
-            flattened. `Discrete` and `MultiDiscrete`: one-hot.
+            flattened. `Discrete` and `MultiDiscrete`: one-hot. `Dict` and `Tuple`: every part so, and what
+            comes of it side by side. The actor does not see what is `privileged`.
         action_space: any that `distributions.for_space` knows.
         hidden: widths of the dense layers, the same for actor and critic. Default: `(64, 64)`; after the
             convolutions of a small image `(128,)`, of a large one `(512,)`.
@@ -85,6 +76,7 @@ def actor_critic(
         initial_log_std: for a `Box` action space.
         convolve: images are convolved; else they are flattened as all other shapes are, which is quicker, and
             enough where they are small.
+        layer_norm: normalise each layer but the heads before its activation.
 
     >>> network = actor_critic(Box(-1.0, 1.0, (4,)), Discrete(2))
     >>> observation = jnp.zeros((8, 4))
@@ -96,17 +88,18 @@ def actor_critic(
     widths = checked_widths(observation_space, hidden, activation, convolve)
     distributions.for_space(action_space)  # refuses a space without distribution here, before any tracing
     module = ActorCritic(
-        observation_space, action_space, widths, activation, number(initial_log_std), convolve
+        observation_space, action_space, widths, activation, number(initial_log_std), convolve, layer_norm
     )
     return Network(_Init(module), _Apply(module))
 
 
 def gaussian_actor(
-    observation_space: Space,
+    observation_space: ObservationSpace,
     action_space: Space,
     hidden: Sequence[int] | None = None,
     activation: str = "relu",
     convolve: bool = True,
+    layer_norm: bool = False,
 ) -> Network:
     """An actor whose standard deviations depend on the observation, as its means do.
 
@@ -119,15 +112,17 @@ def gaussian_actor(
     (8, 6)
     """
     widths = checked_widths(observation_space, hidden, activation, convolve)
-    module = GaussianActor(observation_space, 2 * math.prod(action_space.shape), widths, activation, convolve)
+    outputs = 2 * math.prod(action_space.shape)
+    module = GaussianActor(observation_space, outputs, widths, activation, convolve, layer_norm)
     return Network(_Init(module), _Apply(module))
 
 
 def twin_critics(
-    observation_space: Space,
+    observation_space: ObservationSpace,
     hidden: Sequence[int] | None = None,
     activation: str = "relu",
     convolve: bool = True,
+    layer_norm: bool = False,
 ) -> Network:
     """Two independent critics of an observation and an action together.
 
@@ -142,12 +137,12 @@ def twin_critics(
     ((8,), False)
     """
     widths = checked_widths(observation_space, hidden, activation, convolve)
-    module = TwinCritics(observation_space, widths, activation, convolve)
+    module = TwinCritics(observation_space, widths, activation, convolve, layer_norm)
     return Network(_Init(module), _Apply(module))
 
 
 def q_network(
-    observation_space: Space,
+    observation_space: ObservationSpace,
     action_space: Space,
     hidden: Sequence[int] | None = None,
     activation: str = "relu",
@@ -160,7 +155,8 @@ def q_network(
     Initialised as the critic of `actor_critic`, and with the same layers.
 
     Args:
-        observation_space: any that `actor_critic` knows.
+        observation_space: any that `actor_critic` knows. What is `privileged` is not seen, for who acts by
+            these values has not got it.
         action_space: `Discrete(n)`.
         hidden: widths of the dense layers. Default: as in `actor_critic`.
         activation: as in `actor_critic`.
@@ -193,7 +189,8 @@ def policy_and_value(
         action_space: what the network was made for.
     """
     features, action_mask = features_and_mask(observation)
-    output, value = outputs.pair(network.apply(parameters, features), features.shape[:1])
+    count = jax.tree.leaves(features)[0].shape[:1]
+    output, value = outputs.pair(network.apply(parameters, features), count)
     policy = distributions.for_space(action_space).distribution(output)
     return distributions.masked(policy, action_mask), value
 
@@ -218,21 +215,22 @@ def of_action(values: jax.Array, action: jax.Array) -> jax.Array:
 class ActorCritic(nn.Module):
     """Two separate trunks on one input: `[N, *obs]` to `([N, P], [N])` float32 (see `actor_critic`)."""
 
-    observation_space: Space
+    observation_space: ObservationSpace
     action_space: Space
     hidden: tuple[int, ...]
     activation: str
     initial_log_std: float
     convolve: bool
+    layer_norm: bool = False
 
     @nn.compact
-    def __call__(self, observation: jax.Array) -> tuple[jax.Array, jax.Array]:  # noqa: D102
-        inputs = features(observation, self.observation_space, self.convolve)
+    def __call__(self, observation: Any) -> tuple[jax.Array, jax.Array]:  # noqa: D102
+        seen, all_of_it = actor_and_critic_features(observation, self.observation_space, self.convolve)
         outputs = distributions.for_space(self.action_space).size
         if isinstance(self.action_space, Box):
             outputs //= 2  # the means; the logs of the standard deviations follow below
-        actor = Trunk(self.hidden, outputs, 0.01, self.activation, name="actor")(inputs)
-        critic = Trunk(self.hidden, 1, 1.0, self.activation, name="critic")(inputs)
+        actor = Trunk(self.hidden, outputs, 0.01, self.activation, self.layer_norm, name="actor")(seen)
+        critic = Trunk(self.hidden, 1, 1.0, self.activation, self.layer_norm, name="critic")(all_of_it)
         if isinstance(self.action_space, Box):
             log_std = self.param("log_std", nn.initializers.constant(self.initial_log_std), (outputs,))
             actor = jnp.concatenate([actor, jnp.broadcast_to(log_std, actor.shape)], axis=-1)
@@ -242,32 +240,34 @@ class ActorCritic(nn.Module):
 class GaussianActor(nn.Module):
     """One trunk: `[N, *obs]` to `[N, outputs]` float32 (see `gaussian_actor`)."""
 
-    observation_space: Space
+    observation_space: ObservationSpace
     outputs: int
     hidden: tuple[int, ...]
     activation: str
     convolve: bool
+    layer_norm: bool = False
 
     @nn.compact
-    def __call__(self, observation: jax.Array) -> jax.Array:  # noqa: D102
-        inputs = features(observation, self.observation_space, self.convolve)
-        return Trunk(self.hidden, self.outputs, 0.01, self.activation, name="actor")(inputs)
+    def __call__(self, observation: Any) -> jax.Array:  # noqa: D102
+        seen = actor_features(observation, self.observation_space, self.convolve)
+        return Trunk(self.hidden, self.outputs, 0.01, self.activation, self.layer_norm, name="actor")(seen)
 
 
 class TwinCritics(nn.Module):
     """Two trunks on the same inputs: `[N, *obs]`, `[N, *action]` to `[N]`, `[N]` (see `twin_critics`)."""
 
-    observation_space: Space
+    observation_space: ObservationSpace
     hidden: tuple[int, ...]
     activation: str
     convolve: bool
+    layer_norm: bool = False
 
     @nn.compact
-    def __call__(self, observation: jax.Array, action: jax.Array) -> tuple[jax.Array, jax.Array]:  # noqa: D102
+    def __call__(self, observation: Any, action: jax.Array) -> tuple[jax.Array, jax.Array]:  # noqa: D102
         inputs = features(observation, self.observation_space, self.convolve)
         action = action.reshape(action.shape[0], -1)
         names = ("critic_1", "critic_2")
-        critics = [Trunk(self.hidden, 1, 1.0, self.activation, name=name) for name in names]
+        critics = [Trunk(self.hidden, 1, 1.0, self.activation, self.layer_norm, name=name) for name in names]
         first, second = (critic(inputs, action)[:, 0] for critic in critics)
         return first, second
 
@@ -275,7 +275,7 @@ class TwinCritics(nn.Module):
 class QNetwork(nn.Module):
     """One trunk whose head has a value for every action: `[N, *obs]` to `[N, actions]` (see `q_network`)."""
 
-    observation_space: Space
+    observation_space: ObservationSpace
     actions: int
     hidden: tuple[int, ...]
     activation: str
@@ -284,98 +284,29 @@ class QNetwork(nn.Module):
     convolve: bool
 
     @nn.compact
-    def __call__(self, observation: jax.Array) -> jax.Array:  # noqa: D102
-        inputs = features(observation, self.observation_space, self.convolve)
+    def __call__(self, observation: Any) -> jax.Array:  # noqa: D102
+        seen = actor_features(observation, self.observation_space, self.convolve)
         outputs = self.actions + 1 if self.dueling else self.actions
-        head = Trunk(self.hidden, outputs, 1.0, self.activation, self.layer_norm, name="q")(inputs)
+        head = Trunk(self.hidden, outputs, 1.0, self.activation, self.layer_norm, name="q")(seen)
         if not self.dueling:
             return head
         value, advantage = head[:, :1], head[:, 1:]
         return value + advantage - jnp.mean(advantage, axis=-1, keepdims=True)
 
 
-class Trunk(nn.Module):
-    """Dense layers and a head: `[N, F]` to `[N, outputs]`; an image `[N, H, W, C]` is convolved first.
+def actor_features(observation: Any, space: ObservationSpace, convolve: bool) -> Any:
+    """Observations `[N, *obs]` as an actor sees them: `features` without what is privileged.
 
-    With `layer_norm` each layer but the head is normalised before its activation (Ba et al. 2016, arXiv
-    1607.06450). `more [N, G]`, if given, joins the features that the dense layers see.
+    Observations that lack it already will do as well.
     """
-
-    hidden: tuple[int, ...]
-    outputs: int
-    head_scale: float
-    activation: str
-    layer_norm: bool = False
-
-    @nn.compact
-    def __call__(self, inputs: jax.Array, more: jax.Array | None = None) -> jax.Array:  # noqa: D102
-        x = hidden_layers(inputs, self.hidden, self.activation, self.layer_norm, more)
-        return head(x, self.outputs, self.head_scale)
+    return features(composite.public_part(space, observation), composite.public(space), convolve)
 
 
-class Convolution(nn.Module):
-    """`flax.linen.Conv` of images `[N, H, W, C]` without padding, as one product of matrices.
-
-    In a compiled loop XLA on a CPU takes 31 times as long over the gradient of a convolution of MinAtar's
-    images, 18 times over Atari's (`make bench ARGS="-k convolution -s"`). `size` is a multiple of `stride`.
-    """
-
-    filters: int
-    size: int
-    stride: int
-
-    @nn.compact
-    def __call__(self, images: jax.Array) -> jax.Array:  # noqa: D102
-        count, stride, channels = images.shape[0], self.stride, images.shape[-1]
-        per_side = self.size // stride
-        # Blocks of `stride` x `stride` pixels become channels; a filter sees `per_side` x `per_side` blocks.
-        rows, columns = ((length - self.size) // stride + per_side for length in images.shape[1:3])
-        blocks = images[:, : rows * stride, : columns * stride].reshape(
-            count, rows, stride, columns, stride, channels
-        )
-        blocks = blocks.swapaxes(2, 3).reshape(count, rows, columns, -1)
-        rows, columns = rows - per_side + 1, columns - per_side + 1  # positions of a filter
-        patches = jnp.concatenate(
-            [blocks[:, i : i + rows, j : j + columns] for i in range(per_side) for j in range(per_side)], -1
-        )
-        shape = (self.size, self.size, channels, self.filters)
-        kernel = self.param("kernel", nn.initializers.orthogonal(math.sqrt(2.0)), shape)
-        kernel = kernel.reshape(per_side, stride, per_side, stride, channels, self.filters).swapaxes(1, 2)
-        bias = self.param("bias", nn.initializers.zeros_init(), (self.filters,))
-        outputs = patches.reshape(-1, patches.shape[-1]) @ kernel.reshape(-1, self.filters) + bias[None]
-        return outputs.reshape(count, rows, columns, self.filters)
-
-
-# The two below are called inside a module's `__call__`; their layers belong to that module.
-def hidden_layers(
-    inputs: jax.Array,
-    hidden: Sequence[int],
-    activation: str,
-    layer_norm: bool = False,
-    more: jax.Array | None = None,
-) -> jax.Array:
-    """All layers of a `Trunk` but the head: `[N, F]`, or images `[N, H, W, C]`, to `[N, hidden[-1]]`."""
-    kernel_init = nn.initializers.orthogonal(math.sqrt(2.0))
-
-    def activate(x):
-        return _ACTIVATIONS[activation](nn.LayerNorm()(x) if layer_norm else x)
-
-    x = inputs
-    if x.ndim == 4:
-        for layer in _LARGE_IMAGE if _is_large(x.shape[1:]) else _SMALL_IMAGE:
-            x = activate(Convolution(*layer)(x))
-        x = x.reshape(x.shape[0], -1)
-    if more is not None:
-        x = jnp.concatenate([x, more], axis=-1)
-    # From here on [N, features]: products of two matrices are what XLA on a CPU is quick at.
-    for width in hidden:
-        x = activate(nn.Dense(width, kernel_init=kernel_init)(x))
-    return x
-
-
-def head(x: jax.Array, outputs: int, scale: float) -> jax.Array:
-    """The last layer, `[N, F]` to `[N, outputs]`."""
-    return nn.Dense(outputs, kernel_init=nn.initializers.orthogonal(scale), name="head")(x)
+def actor_and_critic_features(observation: Any, space: ObservationSpace, convolve: bool) -> tuple[Any, Any]:
+    """Observations `[N, *obs]` as an actor sees them, and as a critic does."""
+    all_of_it = features(observation, space, convolve)
+    hidden = composite.public(space) != space
+    return actor_features(observation, space, convolve) if hidden else all_of_it, all_of_it
 
 
 # Two values and not two closures, so that equal modules make equal networks.
@@ -393,45 +324,3 @@ class _Apply:
 
     def __call__(self, parameters: Any, *inputs: jax.Array) -> Any:
         return self.module.apply({"params": parameters}, *inputs)
-
-
-def checked_widths(
-    space: Space, hidden: Sequence[int] | None, activation: str, convolve: bool = True
-) -> tuple[int, ...]:
-    """Widths of the dense layers, chosen by the observations where none are given."""
-    if activation not in _ACTIVATIONS:
-        raise unknown_name("activation", activation, _ACTIVATIONS)
-    if hidden is not None:
-        return tuple(hidden)
-    if not (convolve and _is_image(space)):
-        return _VECTOR_HIDDEN
-    return _LARGE_IMAGE_HIDDEN if _is_large(space.shape) else _SMALL_IMAGE_HIDDEN
-
-
-def _is_image(space: Space) -> bool:
-    """Three axes, large enough for the 3 x 3 convolution."""
-    return isinstance(space, Box) and len(space.shape) == 3 and min(space.shape[:2]) >= 3
-
-
-def _is_large(image_shape: tuple[int, ...]) -> bool:
-    """Whether an image `[H, W, C]` is large enough for the convolutions of DQN."""
-    return min(image_shape[:2]) >= _LARGE_FROM
-
-
-def features(observation: jax.Array, space: Space, convolve: bool = True) -> jax.Array:
-    """Observations `[N, *obs]` as float32: `[N, H, W, C]` for an image to convolve, `[N, F]` for all else."""
-    if observation.shape[1:] != space.shape:
-        raise FdgError(
-            f"the network was made for observations [N, {', '.join(map(str, space.shape))}] of {space},"
-            f" but was given {list(observation.shape)}: flatten all leading axes into one"
-        )
-    count = observation.shape[0]
-    match space:
-        case Discrete(n):
-            return jax.nn.one_hot(observation, n, dtype=jnp.float32)
-        case MultiDiscrete(nvec):
-            columns = [jax.nn.one_hot(observation[:, i], n, dtype=jnp.float32) for i, n in enumerate(nvec)]
-            return jnp.concatenate(columns, axis=-1)
-    scale = 1.0 / 255.0 if observation.dtype == jnp.uint8 else 1.0
-    inputs = observation.astype(jnp.float32) * scale
-    return inputs if convolve and _is_image(space) else inputs.reshape(count, math.prod(space.shape))

@@ -9,10 +9,14 @@ Rewards are divided by the standard deviation of a running discounted return (En
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from envs import composite
+from envs.composite import ObservationSpace
+from envs.spaces import Box, Space
 from fdg.errors import FdgError
 
 _EPSILON = 1e-8
@@ -35,6 +39,53 @@ def init(shape: tuple[int, ...]) -> RunningStatistics:
     [1.0, 1.0, 1.0]
     """
     return RunningStatistics(jnp.zeros(shape), jnp.ones(shape), jnp.zeros(()))
+
+
+# --- of observations, which may be in parts ---
+
+
+def has_statistics(space: ObservationSpace) -> bool:
+    """Whether there is something in observations that has a mean and a variance.
+
+    >>> from envs.spaces import Discrete
+    >>> has_statistics(Discrete(3)), has_statistics(composite.Tuple((Discrete(3), Box(0.0, 1.0, ()))))
+    (False, True)
+    """
+    return any(_is_normalised(space, part) for _, part in composite.parts(space))
+
+
+def init_observations(space: ObservationSpace) -> Any:
+    """Statistics of no observations: one for each part that is normalised, None for the others.
+
+    Of parts, those that are numbers are: not categories, nor images of bytes, which networks scale by 255.
+    An observation that is one array has statistics in any case.
+    """
+    if not composite.is_composite(space):
+        return init(composite.parts(space)[0][1].shape)
+    return composite.map_parts(lambda part: init(part.shape) if _is_normalised(space, part) else None, space)
+
+
+def _is_normalised(space: ObservationSpace, part: Space) -> bool:
+    return isinstance(part, Box) and (part is space or part.dtype != "uint8")
+
+
+def normalize_observations(stats: Any, observation: Any) -> Any:
+    """Observations `[..., *obs]` with each part that has statistics normalised by them (`normalize`)."""
+    return _each(normalize, stats, observation)
+
+
+def update_observations(stats: Any, observation: Any) -> Any:
+    """Statistics that have also seen the observations `[..., *obs]`, whose leading axes count samples."""
+    return _each(update, stats, observation, lambda stats, _: stats)
+
+
+def _each(function: Any, stats: Any, observation: Any, otherwise: Any = lambda _, part: part) -> Any:
+    return jax.tree.map(
+        lambda one, part: otherwise(one, part) if one is None else function(one, part),
+        stats,
+        observation,
+        is_leaf=lambda one: one is None or isinstance(one, RunningStatistics),
+    )
 
 
 def update(

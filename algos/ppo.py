@@ -30,7 +30,7 @@ class State(NamedTuple):
 
     parameters: Any
     optimizer_state: Any
-    observation_statistics: RunningStatistics  # of [*obs]
+    observation_statistics: Any  # RunningStatistics of [*obs], or of each part of it
     return_statistics: RunningStatistics  # of the discounted return that rewards are scaled by
     running_return: jax.Array  # [B] float32, that return so far
     env_state: Any  # leading axis B
@@ -76,7 +76,7 @@ class PPO(ProximalAgent):
         return State(
             parameters=parameters,
             optimizer_state=self._optimizer.init(parameters),
-            observation_statistics=normalize.init(self.env.observation_space.shape),
+            observation_statistics=normalize.init_observations(self.env.observation_space),
             return_statistics=normalize.init(()),
             running_return=jnp.zeros(self.num_envs),
             env_state=env_state,
@@ -180,7 +180,7 @@ class PPO(ProximalAgent):
         """Refuses a network whose results do not fit the action space."""
         features = features_and_mask(state.observation)[0]
         output = jax.eval_shape(self._network.apply, state.parameters, features)
-        outputs.actor_and_critic(output, self.env.action_space, features.shape[:1])
+        outputs.actor_and_critic(output, self.env.action_space, (self.num_envs,))
 
     @property
     def _network(self) -> Network:
@@ -191,4 +191,5 @@ class PPO(ProximalAgent):
             self.activation,
             self.initial_log_std,
             self.convolve,
+            self.layer_norm,
         )

@@ -77,6 +77,7 @@ class ProximalAgent(Agent):
     activation: Literal["tanh", "relu", "silu", "gelu", "elu"] = hyperparameter("tanh", "of the layers")
     initial_log_std: float = hyperparameter(0.0, "log of the first standard deviation (continuous actions)")
     convolve: bool = hyperparameter(True, "convolve images; else flatten them")
+    layer_norm: bool = hyperparameter(False, "normalise each layer before its activation")
 
     def __post_init__(self):
         self._check_common()
@@ -96,7 +97,7 @@ class ProximalAgent(Agent):
         seen = self.env.observation_space
         require(
             self,
-            isinstance(seen, Box) or not self.normalize_observation,
+            normalize.has_statistics(seen) or not self.normalize_observation,
             f"normalize_observation=True: {seen} has no mean or variance; leave it False",
         )
 
@@ -191,13 +192,13 @@ class ProximalAgent(Agent):
         """Observations `[..., *obs]` as the networks see them."""
         if not self.normalize_observation:
             return observation
-        return map_features(lambda features: normalize.normalize(statistics, features), observation)
+        return map_features(lambda seen: normalize.normalize_observations(statistics, seen), observation)
 
     def _with_observed(self, statistics, observation):
         """The statistics after the observations `[T, B, *obs]` too."""
         if not self.normalize_observation:
             return statistics
-        return normalize.update(statistics, features_and_mask(observation)[0])
+        return normalize.update_observations(statistics, features_and_mask(observation)[0])
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:

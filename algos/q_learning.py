@@ -71,7 +71,7 @@ class QLearning(Agent):
         features = features_and_mask(state.observation)[0]
         parameters = getattr(state, "learned", state).parameters
         values = jax.eval_shape(self._network.apply, parameters, features)
-        outputs.action_values(values, space.n, features.shape[0])
+        outputs.action_values(values, space.n, self.num_envs)
 
     def _check_common(self) -> None:
         super()._check_common()

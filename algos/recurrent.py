@@ -16,9 +16,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from algos import distributions, gru, networks, outputs
+from algos import distributions, gru, layers, outputs
 from algos.hyperparameters import number
-from algos.networks import Network
+from algos.networks import Network, actor_and_critic_features
+from envs.composite import ObservationSpace
 from envs.spaces import Box, Space
 
 
@@ -47,7 +48,7 @@ class RecurrentNetwork(NamedTuple):
 
 
 def recurrent_actor_critic(
-    observation_space: Space,
+    observation_space: ObservationSpace,
     action_space: Space,
     hidden: Sequence[int] | None = None,
     memory_size: int | None = 128,
@@ -56,6 +57,7 @@ def recurrent_actor_critic(
     num_agents: int | None = None,
     central: bool = False,
     convolve: bool = True,
+    layer_norm: bool = False,
 ) -> RecurrentNetwork:
     """An actor and a critic that share nothing, each with a memory of its own.
 
@@ -73,7 +75,7 @@ def recurrent_actor_critic(
         num_agents: `A`. Observations are then `[T, B, A, *obs]` and results `[T, B, A, ...]`; all agents have
             the same parameters, and each a memory of its own. Default: one agent, and no axis `A`.
         central: one critic sees the observations of all agents side by side, and gives a value for each.
-        convolve: as for `networks.actor_critic`.
+        convolve, layer_norm: as for `networks.actor_critic`.
 
     >>> network = recurrent_actor_critic(Box(-1.0, 1.0, (4,)), distributions.Discrete(2), memory_size=16)
     >>> observation = jnp.zeros((5, 8, 4))
@@ -88,13 +90,14 @@ def recurrent_actor_critic(
     module = RecurrentActorCritic(
         observation_space,
         action_space,
-        networks.checked_widths(observation_space, hidden, activation, convolve),
+        layers.checked_widths(observation_space, hidden, activation, convolve),
         memory_size,
         activation,
         number(initial_log_std),
         num_agents,
         central,
         convolve,
+        layer_norm,
     )
     return RecurrentNetwork(_Init(module), _NothingYet(module), _Unroll(module))
 
@@ -135,7 +138,7 @@ class Memory(NamedTuple):
 class RecurrentActorCritic(nn.Module):
     """Two separate trunks, each with a memory (see `recurrent_actor_critic`)."""
 
-    observation_space: Space
+    observation_space: ObservationSpace
     action_space: Space
     hidden: tuple[int, ...]
     memory_size: int | None
@@ -144,35 +147,44 @@ class RecurrentActorCritic(nn.Module):
     num_agents: int | None
     central: bool
     convolve: bool
+    layer_norm: bool = False
 
     @nn.compact
-    def __call__(self, memory: Memory, observation: jax.Array, start: jax.Array) -> Output:  # noqa: D102
+    def __call__(self, memory: Memory, observation: Any, start: jax.Array) -> Output:  # noqa: D102
         steps, num_envs = start.shape
         agents = self.num_agents or 1
         each = (steps, num_envs) if self.num_agents is None else (steps, num_envs, agents)
         # All samples in one row, as the network's first layers take them; environment-major, as everywhere.
-        flat = observation.reshape(math.prod(each), *observation.shape[len(each) :])
-        inputs = networks.features(flat, self.observation_space, self.convolve)
-        of_agents = inputs.reshape(steps, num_envs * agents, *inputs.shape[1:])
+        flat = jax.tree.map(lambda x: x.reshape(math.prod(each), *x.shape[len(each) :]), observation)
+        seen, all_of_it = actor_and_critic_features(flat, self.observation_space, self.convolve)
+
+        def by_agent(inputs: Any) -> Any:
+            return jax.tree.map(lambda x: x.reshape(steps, num_envs * agents, *x.shape[1:]), inputs)
+
         start_of_agents = jnp.repeat(start, agents, axis=1)
 
         outputs = distributions.for_space(self.action_space).size
         if isinstance(self.action_space, Box):
             outputs //= 2  # the means; the logs of the standard deviations follow below
-        trunk = functools.partial(MemoryTrunk, self.hidden, self.memory_size, self.activation)
-        actor, actor_memory = trunk(outputs, 0.01, name="actor")(
-            _merge(memory.actor, num_envs * agents), of_agents, start_of_agents
+        trunk = functools.partial(
+            MemoryTrunk, self.hidden, self.memory_size, self.activation, layer_norm=self.layer_norm
+        )
+        actor, actor_memory = trunk(outputs=outputs, head_scale=0.01, name="actor")(
+            _merge(memory.actor, num_envs * agents), by_agent(seen), start_of_agents
         )
         if isinstance(self.action_space, Box):
             log_std = self.param("log_std", nn.initializers.constant(self.initial_log_std), (outputs,))
             actor = jnp.concatenate([actor, jnp.broadcast_to(log_std, actor.shape)], axis=-1)
         if self.central:
-            by_agent = inputs.reshape(steps, num_envs, agents, *inputs.shape[1:])
-            side_by_side = jnp.concatenate([by_agent[:, :, a] for a in range(agents)], axis=-1)
-            value, critic_memory = trunk(agents, 1.0, name="critic")(memory.critic, side_by_side, start)
+            team = jax.tree.map(
+                lambda x: _side_by_side(x.reshape(steps, num_envs, agents, *x.shape[1:])), all_of_it
+            )
+            value, critic_memory = trunk(outputs=agents, head_scale=1.0, name="critic")(
+                memory.critic, team, start
+            )
         else:
-            value, critic_memory = trunk(1, 1.0, name="critic")(
-                _merge(memory.critic, num_envs * agents), of_agents, start_of_agents
+            value, critic_memory = trunk(outputs=1, head_scale=1.0, name="critic")(
+                _merge(memory.critic, num_envs * agents), by_agent(all_of_it), start_of_agents
             )
             critic_memory = _split(critic_memory, each)
         return Output(
@@ -193,8 +205,8 @@ class RecurrentActorCritic(nn.Module):
 class MemoryTrunk(nn.Module):
     """Dense layers, a GRU, a dense layer and a head, over a sequence.
 
-    `memory [N, H]`, `inputs [T, N, F]` (or images, `[T, N, H, W, C]`) and `start [T, N]` to results
-    `[T, N, outputs]` and the memory after each step, `[T, N, H]`.
+    `memory [N, H]`, `inputs [T, N, F]` (or images, `[T, N, H, W, C]`, or several) and `start [T, N]` to
+    results `[T, N, outputs]` and the memory after each step, `[T, N, H]`.
     """
 
     hidden: tuple[int, ...]
@@ -202,18 +214,20 @@ class MemoryTrunk(nn.Module):
     activation: str
     outputs: int
     head_scale: float
+    layer_norm: bool = False
 
     @nn.compact
-    def __call__(self, memory: Any, inputs: jax.Array, start: jax.Array) -> tuple[jax.Array, Any]:  # noqa: D102
+    def __call__(self, memory: Any, inputs: Any, start: jax.Array) -> tuple[jax.Array, Any]:  # noqa: D102
         sequence = start.shape
         # Only the GRU goes step by step; all layers before and after it take the whole sequence at once.
-        x = networks.hidden_layers(inputs.reshape(-1, *inputs.shape[2:]), self.hidden, self.activation)
+        rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), inputs)
+        x = layers.hidden_layers(rows, self.hidden, self.activation, self.layer_norm)
         if self.memory_size is not None:
             memory = ForgetfulGRU(self.memory_size, name="memory")(memory, x.reshape(*sequence, -1), start)
-            x = networks.hidden_layers(
-                memory.reshape(-1, self.memory_size), (self.memory_size,), self.activation
+            x = layers.hidden_layers(
+                memory.reshape(-1, self.memory_size), (self.memory_size,), self.activation, self.layer_norm
             )
-        x = networks.head(x, self.outputs, self.head_scale)
+        x = layers.head(x, self.outputs, self.head_scale)
         return x.reshape(*sequence, self.outputs), memory
 
 
@@ -234,6 +248,11 @@ class ForgetfulGRU(nn.Module):
         return gru.unroll(cell.variables["params"], memory, inputs, start)
 
 
+def _side_by_side(inputs: jax.Array) -> jax.Array:
+    """`[T, B, A, ..., F]` to `[T, B, ..., A * F]`: along the channels of images."""
+    return jnp.concatenate([inputs[:, :, a] for a in range(inputs.shape[2])], axis=-1)
+
+
 def _merge(memory: Any, count: int) -> Any:
     """`[B, A, H]` to `[B * A, H]`; `[B, H]` as it is."""
     return jax.tree.map(lambda x: x.reshape(count, -1), memory)
@@ -249,9 +268,10 @@ def _split(memories: Any, each: tuple[int, ...]) -> Any:
 class _Init:
     module: RecurrentActorCritic
 
-    def __call__(self, key: jax.Array, observation: jax.Array) -> Any:
-        start = jnp.zeros(observation.shape[:2], bool)
-        memory = self.module.nothing_yet(observation.shape[1])
+    def __call__(self, key: jax.Array, observation: Any) -> Any:
+        steps, num_envs = jax.tree.leaves(observation)[0].shape[:2]
+        start = jnp.zeros((steps, num_envs), bool)
+        memory = self.module.nothing_yet(num_envs)
         return self.module.init(key, memory, observation, start)["params"]
 
 
@@ -267,7 +287,7 @@ class _NothingYet:
 class _Unroll:
     module: RecurrentActorCritic
 
-    def __call__(self, parameters: Any, memory: Memory, observation: jax.Array, start: jax.Array) -> Output:
+    def __call__(self, parameters: Any, memory: Memory, observation: Any, start: jax.Array) -> Output:
         return self.module.apply({"params": parameters}, memory, observation, start)
 
 
@@ -276,8 +296,9 @@ class _InitOfSteps:
     network: Network
     leading_axes: int
 
-    def __call__(self, key: jax.Array, observation: jax.Array) -> Any:
-        return self.network.init(key, observation.reshape(-1, *observation.shape[self.leading_axes :]))
+    def __call__(self, key: jax.Array, observation: Any) -> Any:
+        rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[self.leading_axes :]), observation)
+        return self.network.init(key, rows)
 
 
 def _no_memory(num_envs: int) -> Any:
@@ -289,11 +310,11 @@ class _UnrollSteps:
     network: Network
     leading_axes: int
 
-    def __call__(self, parameters: Any, memory: Any, observation: jax.Array, start: jax.Array) -> Output:
+    def __call__(self, parameters: Any, memory: Any, observation: Any, start: jax.Array) -> Output:
         # Environment-major, as everywhere: a split of the environments stays a split of the rows.
-        by_env = observation.swapaxes(0, 1)
-        leading, each = by_env.shape[: self.leading_axes], by_env.shape[self.leading_axes :]
-        rows = by_env.reshape(-1, *each)
-        of_rows = outputs.pair(self.network.apply(parameters, rows), rows.shape[:1])
+        by_env = jax.tree.map(lambda x: x.swapaxes(0, 1), observation)
+        leading = jax.tree.leaves(by_env)[0].shape[: self.leading_axes]
+        rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[self.leading_axes :]), by_env)
+        of_rows = outputs.pair(self.network.apply(parameters, rows), (math.prod(leading),))
         policy, value = (x.reshape(*leading, *x.shape[1:]).swapaxes(0, 1) for x in of_rows)
         return Output(policy, value, memory=())

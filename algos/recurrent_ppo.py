@@ -50,7 +50,7 @@ class State(NamedTuple):
 
     parameters: Any
     optimizer_state: Any
-    observation_statistics: RunningStatistics  # of [*obs]
+    observation_statistics: Any  # RunningStatistics of [*obs], or of each part of it
     return_statistics: RunningStatistics  # of the discounted return that rewards are scaled by
     running_return: jax.Array  # [B] float32, that return so far
     env_state: Any  # leading axis B
@@ -122,7 +122,7 @@ class RecurrentPPO(ProximalAgent):
         parameter_key, env_key, key = jax.random.split(key, 3)
         env_state, observation = self._reset(env_key)
         features, _ = features_and_mask(observation)
-        parameters = self._network.init(parameter_key, features[None])
+        parameters = self._network.init(parameter_key, jax.tree.map(lambda x: x[None], features))
         memory = self._network.memory(self.num_envs)
         past = None
         if self.burn_in:  # nothing has passed: episodes start now, and what is before them is forgotten
@@ -134,7 +134,7 @@ class RecurrentPPO(ProximalAgent):
         return State(
             parameters=parameters,
             optimizer_state=self._optimizer.init(parameters),
-            observation_statistics=normalize.init(self.env.observation_space.shape),
+            observation_statistics=normalize.init_observations(self.env.observation_space),
             return_statistics=normalize.init(()),
             running_return=jnp.zeros((self.num_envs, *self._agents)),
             env_state=env_state,
@@ -248,7 +248,9 @@ class RecurrentPPO(ProximalAgent):
     def check_when_traced(self, state: State) -> None:
         """Refuses a network whose results do not fit the action space."""
         features, start = features_and_mask(state.observation)[0], state.recollection.start
-        first, begins = (jax.ShapeDtypeStruct((1, *x.shape), x.dtype) for x in (features, start))
+        first, begins = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), (features, start)
+        )
         memory = state.recollection.memory
         output = jax.eval_shape(self._network.unroll, state.parameters, memory, first, begins)
         each = (1, self.num_envs, *self._agents)
@@ -346,6 +348,7 @@ class RecurrentPPO(ProximalAgent):
             self.activation,
             self.initial_log_std,
             convolve=self.convolve,
+            layer_norm=self.layer_norm,
         )
 
 

@@ -103,6 +103,7 @@ class SAC(Agent):
     hidden: tuple[int, ...] | None = hyperparameter((256, 256), "widths of the layers; None: by observation")
     activation: Literal["tanh", "relu", "silu", "gelu", "elu"] = hyperparameter("relu", "of the layers")
     convolve: bool = hyperparameter(True, "convolve images; else flatten them")
+    layer_norm: bool = hyperparameter(False, "normalise each layer before its activation")
     # Any (init, apply) pairs in place of the defaults. The actor's results are means and logs of standard
     # deviations, [N, 2 * size]; the critics take observations and actions, and give two values, each [N].
     actor_network: Network | None = None
@@ -304,13 +305,14 @@ class SAC(Agent):
     @property
     def _actor(self) -> Network:
         return self.actor_network or networks.gaussian_actor(
-            self.env.observation_space, self.env.action_space, self.hidden, self.activation, self.convolve
-        )
+            self.env.observation_space, self.env.action_space,
+            self.hidden, self.activation, self.convolve, self.layer_norm,
+        )  # fmt: skip
 
     @property
     def _critics(self) -> Network:
         return self.critic_network or networks.twin_critics(
-            self.env.observation_space, self.hidden, self.activation, self.convolve
+            self.env.observation_space, self.hidden, self.activation, self.convolve, self.layer_norm
         )
 
     @property

@@ -1,4 +1,4 @@
-"""A convolution as a product of matrices (`algos.networks.Convolution`) against `flax.linen.Conv`.
+"""A convolution as a product of matrices (`algos.layers.Convolution`) against `flax.linen.Conv`.
 
 Both layers, of the same parameters, in the gradients of a few minibatches one after the other, as in a
 compiled training loop; alternating in one process.
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algos.networks import Convolution
+from algos.layers import Convolution
 from bench.test_engine_cost import paired
 
 UPDATES = 4  # in one call

@@ -5,6 +5,7 @@ your own, and `register` gives it a name.
 """
 
 from envs.checking import check, check_spec
+from envs.composite import Dict, ObservationSpace, Tuple
 from envs.environment import (
     Environment,
     EnvironmentSpec,
@@ -23,6 +24,7 @@ from envs.spaces import Box, Discrete, MultiDiscrete, Space
 
 __all__ = [
     "Box",
+    "Dict",
     "Discrete",
     "Environment",
     "EnvironmentSpec",
@@ -30,9 +32,11 @@ __all__ = [
     "MaskedObservation",
     "MultiDiscrete",
     "Observation",
+    "ObservationSpace",
     "SingleEnvironment",
     "Space",
     "TimeStep",
+    "Tuple",
     "check",
     "check_spec",
     "features_and_mask",

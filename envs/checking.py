@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from envs import composite
 from envs.spaces import Box, Discrete, MultiDiscrete
 from fdg.errors import FdgError, listed, one_line
 
@@ -79,12 +80,13 @@ def _check_kinds(env: Any) -> None:
     if not isinstance(name, str):
         raise FdgError(f"environment {_given(env)}: its name is {name!r}: give a string")
     for attribute in ("observation_space", "action_space"):
-        space = getattr(env, attribute)
-        if not isinstance(space, Box | Discrete | MultiDiscrete):
+        space, observed = getattr(env, attribute), attribute == "observation_space"
+        if not isinstance(space, composite.KINDS if observed else Box | Discrete | MultiDiscrete):
             kind = space if isinstance(space, type) else type(space)
+            more = ", or of envs.Dict or envs.Tuple of them" if observed else ""
             raise FdgError(
                 f"environment '{name}': its {attribute} is {space!r:.60} ({kind.__module__}.{kind.__name__}):"
-                f" give a value of envs.Box, envs.Discrete or envs.MultiDiscrete"
+                f" give a value of envs.Box, envs.Discrete or envs.MultiDiscrete{more}"
             )
     for attribute in ("max_episode_steps", "num_agents"):
         number = getattr(env, attribute, None)
@@ -121,7 +123,7 @@ def unpacked_step(name: str, result: Any) -> tuple[Any, Any, Any, Any, Any]:
         hint = hints.get(len(result), "") if isinstance(result, tuple) else ""
         raise FdgError(f"environment '{name}': step gives {_described(result)}: return five, {_FIVE}{hint}")
     for value, what in zip(result[1:], ("observation", "reward", "terminated", "truncated"), strict=True):
-        if value is None or isinstance(value, str | dict):
+        if value is None or isinstance(value, str) or (isinstance(value, dict) and what != "observation"):
             raise FdgError(
                 f"environment '{name}': step gives {_described(value)} as {what}: return five, {_FIVE}"
             )
@@ -172,17 +174,25 @@ def check_batch_step(env: Any, result: Any, count: int) -> tuple[Any, Any]:
 def _check_observation(env: Any, method: str, observation: Any, count: int) -> None:
     agents = () if getattr(env, "num_agents", None) is None else (env.num_agents,)
     features = getattr(observation, "observation", observation)  # without its mask
-    expected = (count, *agents, *env.observation_space.shape)
-    if not hasattr(features, "dtype") or jnp.shape(features) != expected:
+    in_parts = composite.is_composite(env.observation_space)
+    if in_parts and not composite.has_parts_of(env.observation_space, features):
         raise FdgError(
-            f"environment '{env.name}': {method} gives {_described(features)} as observation, of shape"
-            f" {getattr(features, 'shape', None)}, expected {expected} of {env.observation_space}"
+            f"environment '{env.name}': {method} gives {_described(features)} as observation, and its parts"
+            f" are others than those of {env.observation_space!r:.200}"
         )
-    if features.dtype != env.observation_space.dtype:
-        raise FdgError(
-            f"environment '{env.name}': {method} gives observations of {features.dtype}, expected"
-            f" {env.observation_space.dtype} of {env.observation_space}"
-        )
+    given = jax.tree.leaves(features) if in_parts else [features]
+    for (path, space), part in zip(composite.parts(env.observation_space), given, strict=True):
+        expected = (count, *agents, *space.shape)
+        if not hasattr(part, "dtype") or jnp.shape(part) != expected:
+            raise FdgError(
+                f"environment '{env.name}': {method} gives {_described(part)} as observation{path}, of shape"
+                f" {getattr(part, 'shape', None)}, expected {expected} of {space}"
+            )
+        if part.dtype != space.dtype:
+            raise FdgError(
+                f"environment '{env.name}': {method} gives observations{path} of {part.dtype}, expected"
+                f" {space.dtype} of {space}"
+            )
 
 
 def check(env: Any, num_envs: int = 2) -> None:

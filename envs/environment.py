@@ -11,7 +11,9 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from envs import composite
 from envs.checking import check_spec, unpacked_reset, unpacked_step
+from envs.composite import ObservationSpace
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from fdg.errors import FdgError
 
@@ -24,15 +26,18 @@ class MaskedObservation(NamedTuple):
     `observation_space` is the space of `observation`; see `features_and_mask` for taking it apart.
     """
 
-    observation: jax.Array  # [..., *observation_space.shape]
+    observation: (
+        Any  # [..., *observation_space.shape]; in parts, where the space is (`envs.Dict`, `envs.Tuple`)
+    )
     action_mask: jax.Array  # [..., n] bool, True = allowed: an entry for each of the `n` actions of a
     # Discrete space; for a MultiDiscrete one the entries of its choices one after the other, sum(nvec) in all
 
 
-Observation: TypeAlias = "jax.Array | MaskedObservation"
+# An array, or a dictionary or tuple of them, nested as the observation space is; or either with a mask.
+Observation: TypeAlias = "jax.Array | dict[str, Any] | tuple[Any, ...] | MaskedObservation"
 
 
-def features_and_mask(observation: Observation) -> tuple[jax.Array, jax.Array | None]:
+def features_and_mask(observation: Observation) -> tuple[Any, jax.Array | None]:
     """What a network sees of an observation, and which actions are allowed: `None` where all always are.
 
     >>> features_and_mask(MaskedObservation("features", "mask"))
@@ -45,7 +50,7 @@ def features_and_mask(observation: Observation) -> tuple[jax.Array, jax.Array | 
     return observation, None
 
 
-def map_features(function: Callable[[jax.Array], jax.Array], observation: Observation) -> Observation:
+def map_features(function: Callable[[Any], Any], observation: Observation) -> Observation:
     """The observation with `function` applied to its features; a mask stays as it is.
 
     >>> map_features(str.upper, MaskedObservation("features", "mask"))
@@ -88,7 +93,7 @@ class EnvironmentSpec(Protocol):
         """Name in messages and logs, and that `envs.make` knows it by, if it does."""
 
     @property
-    def observation_space(self) -> Space:
+    def observation_space(self) -> ObservationSpace:
         """Space of one observation (of one agent, without `B`)."""
 
     @property
@@ -184,7 +189,7 @@ class Vectorized:
         return num_agents(self.single)
 
     @property
-    def observation_space(self) -> Space:
+    def observation_space(self) -> ObservationSpace:
         """Space of one observation."""
         return self.single.observation_space
 
@@ -271,18 +276,8 @@ class Vectorized:
     def _observation(self, observation: Any, method: str) -> Observation:
         space = self.observation_space
         features, mask = features_and_mask(observation)
-        if not jax.tree_util.treedef_is_leaf(jax.tree.structure(features)):
-            raise FdgError(
-                f"environment '{self.name}': {method} gives a {type(features).__name__} as observation,"
-                " expected one array (or a MaskedObservation); join its parts"
-            )
-        if jnp.shape(features) != self._agents + space.shape:
-            of_agents = f" of {self.num_agents} agents" if self._agents else ""
-            raise FdgError(
-                f"environment '{self.name}': {method} gives an observation of shape {jnp.shape(features)},"
-                f" but its observation_space{of_agents} has {self._agents + space.shape}; make the two agree"
-            )
-        features = jnp.asarray(features, space.dtype)
+        whose = f"environment '{self.name}': {method} gives"
+        features = composite.fitting(space, features, self._agents, whose)
         if mask is None:
             return features
         if isinstance(self.action_space, Box):

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from envs.environment import Environment
@@ -24,7 +25,7 @@ class Episode(NamedTuple):
 
     states: Sequence[Any]  # T of the single environment's states, each before its step; of an environment on
     # the host its pictures, or nothing
-    observation: np.ndarray  # [T, (A,) *obs]
+    observation: Any  # [T, (A,) *obs], an array, or parts
     action: np.ndarray  # [T, (A,) *action]
     reward: np.ndarray  # [T] float32, the mean over agents
     finished: bool  # whether it ended by itself
@@ -83,7 +84,7 @@ def _picture(frame: Any) -> np.ndarray:
 
 def _seen(env: Environment, episode: Episode) -> Iterator[np.ndarray]:
     """Observations: images as images, numbers as bars, and actions below."""
-    observations = np.asarray(episode.observation, np.float32)
+    observations = _array(episode.observation)
     steps = len(observations)
     is_image = observations.ndim >= 4 or (observations.ndim == 3 and min(observations.shape[1:]) > 3)
     figure, (top, below) = drawing(rows=2)
@@ -110,6 +111,15 @@ def _seen(env: Environment, episode: Episode) -> Iterator[np.ndarray]:
         below.set_ylabel("action", fontsize="small")
         below.set_xlim(0, max(1, steps - 1))
         yield captured(figure)
+
+
+def _array(observation: Any) -> np.ndarray:
+    """An observation `[T, ...]` in parts as one array: its first image, or all numbers side by side."""
+    parts = [np.asarray(part, np.float32) for part in jax.tree.leaves(observation)]
+    images = [part for part in parts if part.ndim >= 4 or (part.ndim == 3 and min(part.shape[1:]) > 3)]
+    if images or len(parts) == 1:
+        return (images or parts)[0]
+    return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
 
 
 def _image(observations: np.ndarray) -> np.ndarray:

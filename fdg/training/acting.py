@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs import MaskedObservation, features_and_mask, num_agents
+from envs import MaskedObservation, composite, features_and_mask, num_agents
 from fdg.errors import FdgError
 
 
@@ -37,8 +37,9 @@ class Acting:
 
         Args:
           observation: `[*obs]` of one environment, or `[N, *obs]`; of several agents `[A, *obs]` or
-            `[N, A, *obs]`. Where actions can be forbidden, an `envs.MaskedObservation`; one without a mask
-            allows all.
+            `[N, A, *obs]`. In parts, where the environment's are (`envs.Dict`, `envs.Tuple`); what only
+            critics see may be left out. Where actions can be forbidden, an `envs.MaskedObservation`; one
+            without a mask allows all.
           greedy: None for what was said when this was made.
           start: bool, or `[N]` of them: an episode begins with this observation, so nothing of the last one
             is remembered. None: only if this is the first call (or the number of environments is another).
@@ -89,18 +90,49 @@ class Acting:
                 " act(memory, observation, start, keys, greedy) is a pure function"
             )
         agents = () if num_agents(env) is None else (num_agents(env),)
-        expected = (*agents, *space.shape)
         try:
-            features = np.asarray(given, space.dtype)
-        except (TypeError, ValueError) as error:
-            raise FdgError(f"an observation of {env.name} is an array {list(expected)}: {error}") from error
-        if features.shape[features.ndim - len(expected) :] != expected or features.ndim > len(expected) + 1:
+            given = composite.public_part(space, given)
+        except (KeyError, IndexError, TypeError, ValueError):
+            given = None
+        seen_space = composite.public(space)
+        if composite.is_composite(space) and not composite.has_parts_of(seen_space, given):
             raise FdgError(
-                f"an observation of shape {list(features.shape)}: those of {env.name} are {list(expected)},"
-                f" and batches of them {['N', *expected]}".replace("'", "")
+                f"an observation of {env.name} has the parts of {seen_space!r:.300}: give all of them"
             )
-        single = features.ndim == len(expected)
-        seen = jnp.asarray(features[None] if single else features)
+
+        def batch(part: Any, value: Any) -> tuple[np.ndarray, bool]:
+            expected = (*agents, *part.shape)
+            try:
+                features = np.asarray(value, part.dtype)
+            except (TypeError, ValueError) as error:
+                raise FdgError(
+                    f"an observation of {env.name} is an array {list(expected)}: {error}"
+                ) from error
+            if (
+                features.shape[features.ndim - len(expected) :] != expected
+                or features.ndim > len(expected) + 1
+            ):
+                raise FdgError(
+                    f"an observation of shape {list(features.shape)}: those of {env.name} are"
+                    f" {list(expected)}, and batches of them {['N', *expected]}".replace("'", "")
+                )
+            single = features.ndim == len(expected)
+            return (features[None] if single else features), single
+
+        if not composite.is_composite(space):
+            array, single = batch(space, given)
+            seen: Any = jnp.asarray(array)
+        else:
+            spaces = composite.tree(seen_space)
+            both = [
+                batch(part, value)
+                for part, value in zip(jax.tree.leaves(spaces), jax.tree.leaves(given), strict=True)
+            ]
+            if len({(array.shape[0], single) for array, single in both}) != 1:
+                raise FdgError(f"the parts of an observation of {env.name} are of different numbers of them")
+            single = both[0][1]
+            seen = jax.tree.unflatten(jax.tree.structure(spaces), [jnp.asarray(array) for array, _ in both])
+            seen = composite.with_zeros(space, seen, (both[0][0].shape[0], *agents))
         if mask is None:
             return seen, single
         mask = jnp.asarray(mask, bool)

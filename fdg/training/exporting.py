@@ -2,14 +2,15 @@
 
 Either computes `(observation, mask, *memory, start) -> (action, *memory)`, with parameters, normalisers and
 the bounds of actions in it; there is a mask only where actions can be forbidden, and a start only where there
-is a memory to forget. How many environments `N` there are is left open.
+is a memory to forget. An observation in parts is as many arguments, in the order of their names; what only
+critics see is none of them. How many environments `N` there are is left open.
 """
 
 import dataclasses
 import io
 import json
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs import MaskedObservation, features_and_mask, num_agents
+from envs import MaskedObservation, composite, features_and_mask, num_agents
 from fdg.errors import FdgError, one_line
 from fdg.training.onnx import to_onnx
 
@@ -58,8 +59,8 @@ class _Parts:
 
     algorithm: Any
     state: Any
-    observation: tuple[int, ...]  # shape of one
-    dtype: Any
+    parts: Sequence[tuple[str, tuple[int, ...], Any]]  # of what actors see: where, shape of one, and dtype
+    agents: tuple[int, ...]  # axis of agents, if there is one
     mask: tuple[int, ...] | None  # shape of one, where the environment gives masks
     memory: Sequence[np.ndarray]  # of one environment, [1, ...] each
     structure: Any
@@ -67,14 +68,18 @@ class _Parts:
     @classmethod
     def of(cls, algorithm: Any, state: Any) -> "_Parts":
         env = algorithm.env
-        agents = () if num_agents(env) is None else (num_agents(env),)
-        space = env.observation_space
+        count = num_agents(env)
+        agents = () if count is None else (count,)
+        space = composite.public(env.observation_space)
         memory, structure = jax.tree.flatten(algorithm.actor(state).memory(1))
         return cls(
             algorithm,
             jax.device_get(state),
-            (*agents, *space.shape),
-            jnp.dtype(space.dtype),
+            [
+                (where, (*agents, *part.shape), jnp.dtype(part.dtype))
+                for where, part in composite.parts(space)
+            ],
+            agents,
             _mask_shape(env),
             [np.asarray(leaf) for leaf in memory],
             structure,
@@ -85,15 +90,20 @@ class _Parts:
         """Of the function's arguments, in order."""
         held = tuple(f"memory_{i}" for i in range(len(self.memory)))
         return (
-            "observation",
+            *self.observed,
             *(() if self.mask is None else ("mask",)),
             *held,
             *(("start",) if held else ()),
         )
 
+    @property
+    def observed(self) -> tuple[str, ...]:
+        """Names of the observation's parts, `observation` if it is one array."""
+        return tuple(f"observation{where}" for where, _, _ in self.parts)
+
     def arguments(self, count: Any) -> list[jax.ShapeDtypeStruct]:
         """Shapes and dtypes of the arguments, for `count` environments."""
-        shapes = [(self.observation, self.dtype)]
+        shapes = [(shape, dtype) for _, shape, dtype in self.parts]
         if self.mask is not None:
             shapes.append((self.mask, jnp.bool_))
         if self.memory:
@@ -103,8 +113,12 @@ class _Parts:
 
     def act(self, arguments: Sequence[Any], keys: Any, greedy: bool) -> Any:
         given = dict(zip(self.names, arguments, strict=True))
-        observation = given["observation"]
-        start = given.get("start", jnp.zeros(observation.shape[0], bool))
+        space = self.algorithm.env.observation_space
+        count = arguments[0].shape[0]
+        structure = jax.tree.structure(composite.tree(composite.public(space)))
+        seen = jax.tree.unflatten(structure, [given[name] for name in self.observed])
+        observation = composite.with_zeros(space, seen, (count, *self.agents))
+        start = given.get("start", jnp.zeros(count, bool))
         if self.mask is not None:
             observation = MaskedObservation(observation, given["mask"])
         held = jax.tree.unflatten(self.structure, [given[name] for name in self.names if "memory" in name])
@@ -147,7 +161,7 @@ def _jax_file(parts: _Parts, greedy: bool) -> bytes:
         "what": "a policy of fdg: jax.export.deserialize(policy.jax).call(...)",
         "arguments": [*([] if greedy else ["seed"]), *parts.names],
         "results": ["action", *(name for name in parts.names if "memory" in name)],
-        "observation": {"shape": ["N", *parts.observation], "dtype": str(parts.dtype)},
+        "observation": _facts_of(composite.public(parts.algorithm.env.observation_space), parts.agents),
         "actions": "greedy" if greedy else "sampled",
         "environment": parts.algorithm.env.name,
         "algorithm": type(parts.algorithm).__name__,
@@ -160,6 +174,51 @@ def _jax_file(parts: _Parts, greedy: bool) -> bytes:
         package.writestr(_MEMORY, memory.getvalue())
         package.writestr(_FACTS, json.dumps(facts, indent=2) + "\n")
     return file.getvalue()
+
+
+def _facts_of(space: Any, agents: tuple[int, ...]) -> dict[str, Any]:
+    """A space as a file describes it: shape and dtype, or parts by name or position."""
+    match composite.tree(space):
+        case dict(spaces):
+            return {"parts": {name: _facts_of(part, agents) for name, part in spaces.items()}}
+        case tuple(spaces):
+            return {"parts": [_facts_of(part, agents) for part in spaces]}
+    return {"shape": ["N", *agents, *space.shape], "dtype": str(jnp.dtype(space.dtype))}
+
+
+def _arrays(facts: Mapping[str, Any], observation: Any, where: str = "") -> list[np.ndarray]:
+    """The parts of an observation as arrays, in the order of a file's arguments.
+
+    Raises:
+      FdgError: a part is missing, or has another shape.
+    """
+    if "parts" not in facts:
+        array, shape = np.asarray(observation, facts["dtype"]), tuple(facts["shape"][1:])
+        if array.shape != shape and array.shape[1:] != shape:
+            raise FdgError(
+                f"an observation{where} of shape {list(array.shape)}: those of this policy are {list(shape)}"
+            )
+        return [array[None] if array.shape == shape else array]
+    inner = facts["parts"]
+    parts = inner.items() if isinstance(inner, dict) else enumerate(inner)
+    arrays = []
+    for name, part in parts:
+        try:
+            value = observation[name]
+        except (KeyError, IndexError, TypeError):
+            raise FdgError(
+                f"an observation{where} has no part {name!r}: this policy sees {list(inner)}"
+            ) from None
+        arrays += _arrays(part, value, f"{where}[{name!r}]")
+    return arrays
+
+
+def _is_single(facts: Mapping[str, Any], observation: Any) -> bool:
+    """Whether an observation is of one environment, without an axis of them; by its first part."""
+    while "parts" in facts:
+        name = next(iter(facts["parts"])) if isinstance(facts["parts"], dict) else 0
+        facts, observation = facts["parts"][name], observation[name]
+    return np.ndim(observation) == len(facts["shape"]) - 1
 
 
 class Exported:
@@ -186,27 +245,21 @@ class Exported:
         Raises:
           FdgError: the observation has another shape than the environment's.
         """
-        shape = tuple(self.facts["observation"]["shape"][1:])
         given, mask = features_and_mask(observation)
-        observation = np.asarray(given, self.facts["observation"]["dtype"])
-        single = observation.shape == shape
-        if not single and observation.shape[1:] != shape:
-            raise FdgError(
-                f"an observation of shape {list(observation.shape)}: those of this policy are {list(shape)}"
-            )
-        observation = observation[None] if single else observation
-        count = len(observation)
+        seen = _arrays(self.facts["observation"], given)
+        single = _is_single(self.facts["observation"], given)
+        count = len(seen[0])
         begins = np.zeros(count, bool)
         if self._memory is None or (self._memory and len(self._memory[0]) != count):
             self._memory = [np.repeat(leaf, count, axis=0) for leaf in self._empty]
             begins[:] = True
         if start is not None:
             begins |= np.broadcast_to(np.asarray(start, bool), count)
-        arguments = [observation, *self._memory, *([begins] if self._empty else [])]
+        arguments = [*seen, *self._memory, *([begins] if self._empty else [])]
         if "mask" in self.facts["arguments"]:
             if mask is None:
                 raise FdgError("this policy asks which actions are allowed: give an envs.MaskedObservation")
-            arguments.insert(1, np.asarray(mask, bool)[None] if single else np.asarray(mask, bool))
+            arguments.insert(len(seen), np.asarray(mask, bool)[None] if single else np.asarray(mask, bool))
         if self.facts["actions"] == "sampled":
             arguments.insert(0, np.uint32(self._calls if seed is None else seed))
         self._calls += 1

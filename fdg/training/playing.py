@@ -117,7 +117,7 @@ def record(
                 [jax.tree.map(lambda x, t=t, i=i: x[t, i], states) for t in range(length)]
                 if not on_host
                 else (),
-                observations[:length, i],
+                jax.tree.map(lambda x, n=length, i=i: x[:n, i], observations),
                 actions[:length, i],
                 reward if reward.ndim == 1 else reward.mean(axis=1),
                 bool(len(ends)),

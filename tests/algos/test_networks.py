@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from algos import distributions
+from algos.layers import Convolution
 from algos.networks import (
-    Convolution,
     Network,
     action_values,
     actor_critic,

@@ -1,0 +1,270 @@
+"""Observations in parts: spaces of dictionaries and tuples, nested as one likes, and what is done with both.
+
+A part is an array of a space of its own (`envs.spaces`). Parts of a dictionary may be `privileged`: critics
+see them while they learn, actors never, so what was trained acts without them.
+
+Letters in shapes: `[...]` any leading axes, the same for all parts.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from envs.spaces import Box, Discrete, MultiDiscrete, Space
+from fdg.errors import FdgError, listed
+
+
+@dataclasses.dataclass(frozen=True, init=False, repr=False)
+class Dict:
+    """Parts by name: an observation is a dictionary with these names.
+
+    >>> Dict({"camera": Box(0.0, 1.0, (8, 8, 3)), "walls": Box(0.0, 1.0, (4,))}, privileged=("walls",))
+    Dict({'camera': Box(low=0.0, high=1.0, shape=(8, 8, 3), dtype='float32'), \
+'walls': Box(low=0.0, high=1.0, shape=(4,), dtype='float32')}, privileged=('walls',))
+    """
+
+    spaces: tuple[tuple[str, Any], ...]  # by name
+    privileged: tuple[str, ...]
+
+    def __init__(self, spaces: Mapping[str, Any], privileged: Iterable[str] = ()) -> None:
+        """The parts, and the names of those that only critics see.
+
+        Raises:
+          FdgError: no parts, a name that is no string, a part that is no space, or nothing left to act on.
+        """
+        if not isinstance(spaces, Mapping) or not spaces or not all(isinstance(name, str) for name in spaces):
+            raise FdgError(
+                f"Dict({spaces!r:.60}): give parts by name, such as envs.Dict({{'position': envs.Box(...)}})"
+            )
+        names = (privileged,) if isinstance(privileged, str) else tuple(privileged)
+        object.__setattr__(self, "spaces", tuple(sorted(spaces.items())))
+        object.__setattr__(self, "privileged", tuple(sorted(names)))
+        for name, part in self.spaces:
+            _check_part(f"Dict(...), part '{name}'", part)
+        if unknown := [name for name in self.privileged if name not in spaces]:
+            raise FdgError(f"Dict(...): privileged part '{unknown[0]}' is none of {listed(spaces, 'and')}")
+        if len(set(self.privileged)) == len(self.spaces):
+            raise FdgError("Dict(...): all parts are privileged: leave one that the actor sees")
+
+    def __getitem__(self, name: str) -> Any:
+        """The space of a part."""
+        return dict(self.spaces)[name]
+
+    def __repr__(self) -> str:
+        hidden = f", privileged={self.privileged}" if self.privileged else ""
+        return f"Dict({dict(self.spaces)}{hidden})"
+
+    def sample(self, key: jax.Array) -> dict[str, Any]:
+        """Draw one element."""
+        return sample(self, key)
+
+    def contains(self, x: Any) -> jax.Array:
+        """Whether `x` is one element of the space. Returns `[] bool`; works on traced values."""
+        return contains(self, x)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuple:
+    """Parts by position: an observation is a tuple of so many.
+
+    >>> Tuple((Discrete(2), Discrete(3))).spaces[1]
+    Discrete(n=3)
+    """
+
+    spaces: tuple[Any, ...]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.spaces, tuple | list) or not self.spaces:
+            raise FdgError(f"Tuple({self.spaces!r:.60}): give a tuple of spaces, such as envs.Tuple((a, b))")
+        object.__setattr__(self, "spaces", tuple(self.spaces))
+        for position, part in enumerate(self.spaces):
+            _check_part(f"Tuple(...), part {position}", part)
+
+    def sample(self, key: jax.Array) -> tuple[Any, ...]:
+        """Draw one element."""
+        return sample(self, key)
+
+    def contains(self, x: Any) -> jax.Array:
+        """Whether `x` is one element of the space. Returns `[] bool`; works on traced values."""
+        return contains(self, x)
+
+
+ObservationSpace: TypeAlias = Space | Dict | Tuple
+
+KINDS = (Box, Discrete, MultiDiscrete, Dict, Tuple)
+
+
+def _check_part(where: str, part: Any) -> None:
+    if not isinstance(part, KINDS):
+        kind = part if isinstance(part, type) else type(part)
+        raise FdgError(
+            f"{where} is a {kind.__module__}.{kind.__name__}: give an envs.Box, Discrete, MultiDiscrete,"
+            " Dict or Tuple"
+        )
+
+
+def tree(space: ObservationSpace) -> Any:
+    """The spaces of the parts as a pytree of the structure of an observation: `jax.tree.map` takes both.
+
+    >>> tree(Dict({"b": Discrete(2), "a": Tuple((Discrete(3), Discrete(4)))}))
+    {'a': (Discrete(n=3), Discrete(n=4)), 'b': Discrete(n=2)}
+    """
+    match space:
+        case Dict(spaces=spaces):
+            return {name: tree(part) for name, part in spaces}
+        case Tuple(spaces=parts):
+            return tuple(map(tree, parts))
+    return space
+
+
+def map_parts(function: Callable[..., Any], space: ObservationSpace, *trees: Any) -> Any:
+    """`function(space of a part, its array of each tree)`, for every part, as a pytree of observations."""
+    return jax.tree.map(function, tree(space), *trees)
+
+
+def parts(space: ObservationSpace) -> list[tuple[str, Space]]:
+    """The arrays that an observation is made of, by where they are: `[('.camera', Box(...)), ...]`.
+
+    >>> parts(Dict({"a": Tuple((Discrete(3),))})), parts(Discrete(2))
+    ([("['a'][0]", Discrete(n=3))], [('', Discrete(n=2))])
+    """
+    return [
+        (jax.tree_util.keystr(path), part) for path, part in jax.tree_util.tree_leaves_with_path(tree(space))
+    ]
+
+
+def is_composite(space: Any) -> bool:
+    """Whether observations are in parts."""
+    return isinstance(space, Dict | Tuple)
+
+
+def has_parts_of(space: ObservationSpace, observation: Any) -> bool:
+    """Whether an observation is in the same parts as the space."""
+    expected: Any = jax.tree.structure(tree(space))
+    return expected == jax.tree.structure(observation)
+
+
+def zeros(space: ObservationSpace, leading: tuple[int, ...] = ()) -> Any:
+    """An observation of zeros, `[*leading, ...]` each part."""
+    return map_parts(lambda part: jnp.zeros((*leading, *part.shape), part.dtype), space)
+
+
+def types(space: ObservationSpace, leading: tuple[int, ...] = ()) -> Any:
+    """Shape and dtype of each part of observations `[*leading, ...]`: `jax.ShapeDtypeStruct`s."""
+    return map_parts(lambda part: jax.ShapeDtypeStruct((*leading, *part.shape), part.dtype), space)
+
+
+def sample(space: ObservationSpace, key: jax.Array) -> Any:
+    """Draw one element, each part by a key of its own."""
+    leaves, structure = jax.tree.flatten(tree(space))
+    if not is_composite(space):
+        return leaves[0].sample(key)
+    keys = jax.random.split(key, len(leaves))
+    return jax.tree.unflatten(structure, [part.sample(keys[i]) for i, part in enumerate(leaves)])
+
+
+def contains(space: ObservationSpace, x: Any) -> jax.Array:
+    """Whether `x` is one element of the space. Returns `[] bool`; works on traced values."""
+    if not has_parts_of(space, x):
+        return jnp.asarray(False)
+    inside = jax.tree.leaves(map_parts(lambda part, value: part.contains(value), space, x))
+    return jnp.all(jnp.stack(inside))
+
+
+def fitting(space: ObservationSpace, observation: Any, leading: tuple[int, ...], whose: str) -> Any:
+    """The observation in the dtypes of its space.
+
+    Args:
+      space: of one observation.
+      observation: each part `[*leading, *part.shape]`.
+      leading: axes before those of the space.
+      whose: how a message begins: "environment 'maze': reset gives".
+
+    Raises:
+      FdgError: it has other parts than the space, or one of another shape; says which.
+    """
+    expected = tree(space)
+    if not has_parts_of(space, observation):
+        if not is_composite(space):
+            raise FdgError(
+                f"{whose} a {type(observation).__name__} as observation, expected one array (or a"
+                " MaskedObservation); join its parts, or say envs.Dict or envs.Tuple as observation_space"
+            )
+        raise FdgError(
+            f"{whose} an observation of {_structure(observation)}, but its observation_space has"
+            f" {_structure(expected)}; make the two agree"
+        )
+
+    def fit(path: Any, part: Space, value: Any) -> jax.Array:
+        if jnp.shape(value) != (*leading, *part.shape):
+            of = f"{'' if not path else f'observation{jax.tree_util.keystr(path)}'}"
+            raise FdgError(
+                f"{whose} {of or 'an observation'} of shape {jnp.shape(value)},"
+                f" but its observation_space{f' of {leading[-1]} agents' if leading else ''} has"
+                f" {(*leading, *part.shape)}; make the two agree"
+            )
+        return jnp.asarray(value, part.dtype)
+
+    return jax.tree_util.tree_map_with_path(fit, expected, observation)
+
+
+def _structure(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"parts {', '.join(map(repr, sorted(value, key=str)))}"
+    return f"{len(value)} parts" if isinstance(value, tuple | list) else f"a {type(value).__name__}"
+
+
+# --- what actors do not see ---
+
+
+def public(space: ObservationSpace) -> ObservationSpace:
+    """The space without its privileged parts: what actors see.
+
+    >>> public(Dict({"a": Discrete(2), "b": Discrete(3)}, privileged=("b",)))
+    Dict({'a': Discrete(n=2)})
+    """
+    match space:
+        case Dict(spaces=spaces, privileged=privileged):
+            return Dict({name: public(part) for name, part in spaces if name not in privileged})
+        case Tuple(spaces=inner):
+            return Tuple(tuple(map(public, inner)))
+    return space
+
+
+def public_part(space: ObservationSpace, observation: Any) -> Any:
+    """An observation of `space`, any leading axes, as one of `public(space)`; one of that stays."""
+    match space:
+        case Dict(spaces=spaces, privileged=privileged):
+            return {
+                name: public_part(part, observation[name]) for name, part in spaces if name not in privileged
+            }
+        case Tuple(spaces=inner):
+            return tuple(public_part(part, one) for part, one in zip(inner, observation, strict=True))
+    return observation
+
+
+def with_zeros(space: ObservationSpace, observation: Any, leading: tuple[int, ...]) -> Any:
+    """An observation of `public(space)`, or of `space`, as one of `space`: zeros for what actors do not see.
+
+    Args:
+      space: of the result.
+      observation: each part `[*leading, ...]`.
+      leading: axes before those of the space.
+
+    >>> with_zeros(Dict({"a": Discrete(2), "b": Discrete(3)}, privileged=("b",)), {"a": 1}, ())
+    {'a': 1, 'b': Array(0, dtype=int32)}
+    """
+    match space:
+        case Dict(spaces=spaces, privileged=privileged):
+            return {
+                name: zeros(part, leading)
+                if name in privileged
+                else with_zeros(part, observation[name], leading)
+                for name, part in spaces
+            }
+        case Tuple(spaces=inner):
+            return tuple(with_zeros(part, one, leading) for part, one in zip(inner, observation, strict=True))
+    return observation
