@@ -4,7 +4,7 @@
 your own, and `register` gives it a name.
 """
 
-from envs.checking import check, check_spec
+from envs.checking import check_spec
 from envs.composite import Dict, ObservationSpace, Tuple
 from envs.environment import (
     Environment,
@@ -19,8 +19,9 @@ from envs.environment import (
     num_agents,
     vectorize,
 )
-from envs.registry import make, names, parse, register
+from envs.registry import make, module_of, names, parse, register, spelled
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
+from envs.trying import check
 
 __all__ = [
     "Box",
@@ -42,9 +43,11 @@ __all__ = [
     "features_and_mask",
     "make",
     "map_features",
+    "module_of",
     "names",
     "num_agents",
     "parse",
     "register",
+    "spelled",
     "vectorize",
 ]

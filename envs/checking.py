@@ -1,7 +1,8 @@
 """Mistakes in environments, found when one is made or traced, and said in one line.
 
-`check` looks at everything without running a step. `check_spec` is what making an algorithm costs: a look at
-attributes. What `reset` and `step` give is checked while they are traced, once.
+`check_traced` looks at everything without running a step; `envs.check` runs some, too. `check_spec` is what
+making an algorithm costs: a look at attributes. What `reset` and `step` give is checked while they are
+traced, once.
 """
 
 import inspect
@@ -195,8 +196,8 @@ def _check_observation(env: Any, method: str, observation: Any, count: int) -> N
             )
 
 
-def check(env: Any, num_envs: int = 2) -> None:
-    """Checks an environment as an algorithm will use it, without running a step or allocating an array.
+def check_traced(env: Any, num_envs: int = 2) -> None:
+    """Checks an environment without running a step or allocating an array.
 
     Args:
       env: an `Environment`, such as `vectorize(...)` of your own.
@@ -206,7 +207,7 @@ def check(env: Any, num_envs: int = 2) -> None:
       FdgError: anything about it that does not fit `envs.Environment`, and how to mend it.
 
     >>> import envs
-    >>> check(envs.make("CartPole-v1"))
+    >>> check_traced(envs.make("CartPole-v1"))
     """
     check_spec(env)
 

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from envs.environment import MaskedObservation, Observation, Vectorized, vectorize
+from envs.probe_parts import Parts
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from fdg.errors import FdgError
 
@@ -408,6 +409,7 @@ PROBES: tuple[type[Any], ...] = (
     Truncation,
     Agents,
     Team,
+    Parts,
 )
 
 

@@ -1,4 +1,4 @@
-"""Environments by name: `make`, `names`, `register`.
+"""Environments by name: `make`, `names`, `register`; and of modules and packages of one's own.
 
 A source of environments is one file with a function `factories() -> {name: factory}`; adding one here is
 one import and one entry of `_SOURCES`. The file loads the source's package at first use, not when it is
@@ -9,7 +9,7 @@ import ast
 from collections.abc import Callable
 from typing import Any
 
-from envs import from_brax, from_envpool, from_gymnasium, from_gymnax, from_jaxmarl, probe, text
+from envs import from_brax, from_envpool, from_gymnasium, from_gymnax, from_jaxmarl, own, probe, text
 from envs.environment import Environment
 from fdg.errors import FdgError, one_line, unknown_name
 
@@ -26,6 +26,7 @@ _BUILT_IN: dict[str, Callable[..., Environment]] = {
     name: factory for source in _SOURCES for name, factory in source.factories().items()
 }
 _registered: dict[str, Callable[..., Environment]] = {}
+_spelled: dict[Any, str] = {}  # environments of modules of somebody's own, and how they were named
 
 
 def make(name: str, **overrides: Any) -> Any:
@@ -33,7 +34,8 @@ def make(name: str, **overrides: Any) -> Any:
 
     Args:
       name: one of `names()`, or `envpool:` or `gymnasium:` and a name of that package's, or `text:` and one
-        of `envs.text.names()`.
+        of `envs.text.names()`; or `module:factory` of your own, which is imported: a function or a class whose
+        call gives an `Environment` or a `SingleEnvironment`, which is vectorized.
       **overrides: parameters of the environment in place of its defaults, for instance
         `max_steps_in_episode=200`; Python numbers, strings and tuples.
 
@@ -43,7 +45,8 @@ def make(name: str, **overrides: Any) -> Any:
 
     Raises:
       UnknownNameError: no environment has this name; says the nearest.
-      FdgError: an override that the environment does not take; says which it takes.
+      FdgError: an override that the environment does not take; says which it takes. A module of your own that
+        cannot be imported, or has no such factory.
 
     >>> make("CartPole-v1") == make("CartPole-v1")
     True
@@ -60,6 +63,13 @@ def make(name: str, **overrides: Any) -> Any:
         if name.startswith(prefix) and name not in _registered:
             return make_one(name.removeprefix(prefix), **overrides)
     factory = _registered.get(name) or _BUILT_IN.get(name)
+    if factory is None and name in own.of_packages():
+        return own.make_of_package(name, overrides)
+    if factory is None and module_of(name) is not None:
+        made = own.make(name, overrides)
+        options = "&".join(f"{parameter}={value!r}" for parameter, value in overrides.items())
+        _spelled[made] = f"{name}?{options}" if options else name
+        return made
     if factory is None:
         raise unknown_name("environment", name, names(), "envs.names()")
     try:
@@ -108,7 +118,29 @@ def names() -> tuple[str, ...]:
     >>> "CartPole-v1" in names()
     True
     """
-    return (*_BUILT_IN, *_registered)
+    return (*_BUILT_IN, *(name for name in own.of_packages() if name not in _BUILT_IN), *_registered)
+
+
+def module_of(name: str) -> str | None:
+    """The module of somebody's own that `make(name)` would import; None if it would import none.
+
+    >>> module_of("mine:maze"), module_of("gymnasium:mine:Maze-v0"), module_of("brax:ant")
+    ('mine', 'mine', None)
+    """
+    if name in _registered or name in _BUILT_IN or name in own.of_packages():
+        return None
+    for prefix in _PREFIXES:
+        if name.startswith(prefix):
+            return None if prefix == from_envpool.PREFIX else own.module_of(name.removeprefix(prefix), ())
+    return own.module_of(name, (*_BUILT_IN, *own.of_packages()))
+
+
+def spelled(env: Any) -> str | None:
+    """The `module:factory?name=value` that `make` made an environment from; None if it made it otherwise."""
+    try:
+        return _spelled.get(env)
+    except TypeError:  # it does not hash
+        return None
 
 
 def register(name: str, factory: Callable[..., Environment]) -> None:

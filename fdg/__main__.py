@@ -1,6 +1,7 @@
 """`fdg train ...`, or `python -m fdg train ...`: every command by its name."""
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -29,6 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[0] not in known:
         print("error:", unknown_name("command", words[0], known), file=sys.stderr)
         return 2
+    if (
+        "" not in sys.path and os.getcwd() not in sys.path
+    ):  # as `python -m fdg.train` has it: modules of one's own
+        sys.path.append(os.getcwd())
     return importlib.import_module(known[words[0]]).main(words[1:])
 
 

@@ -34,7 +34,12 @@ from fdg.training.trust import check_trusted
 
 _NAMES = (
     Flag("algo", str, "ppo", "an algorithm, or path.to.module:Class for one of your own"),
-    Flag("env", str, "CartPole-v1", "an environment, with parameters as in CartPole-v1?gravity=9.0"),
+    Flag(
+        "env",
+        str,
+        "CartPole-v1",
+        "an environment, with parameters as in CartPole-v1?gravity=9.0; path.to.module:factory for your own",
+    ),
     Flag(
         "policy",
         str,
@@ -335,10 +340,10 @@ def _environment(name: str, overrides: Mapping[str, Any]) -> Any:
 
     made = envs.make(name, **overrides)
     on_the_host = name.startswith(("gymnasium:", "envpool:"))  # which look at their parameters themselves
-    if overrides and not on_the_host:
+    if (overrides or envs.module_of(name) is not None) and not on_the_host:
         given = "&".join(f"{key}={value}" for key, value in overrides.items())
         try:
-            envs.check(made)
+            envs.check(made, steps=0)
         except FdgError:
             raise
         except Exception as error:

@@ -123,6 +123,8 @@ def _class_of(name: str, known: Any, trust: bool, where: str) -> Any:
 
 def _env_name(env: Any) -> str | None:
     """The name that `envs.make` makes this very environment by; overrides included where it keeps them."""
+    if (spelled := envs.spelled(env)) is not None:
+        return spelled
     name = getattr(env, "name", None)
     overrides = dict(getattr(getattr(env, "single", env), "overrides", ()))
     overrides |= dict(getattr(getattr(env, "source", None), "options", ()))

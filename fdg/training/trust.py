@@ -54,9 +54,7 @@ def _module(name: str, value: Any) -> str | None:
     if not isinstance(value, str):
         return None
     text = value.partition("?")[0]
-    if name == "env":
-        if text in envs.names() or text.startswith("envpool:"):
-            return None
-        text = text.removeprefix("gymnasium:")
     module, colon, _ = text.partition(":")
+    if name == "env":
+        module = colon = envs.module_of(text) or ""
     return module if colon and module.partition(".")[0] not in _OURS else None

@@ -1,0 +1,147 @@
+"""What a user names as `module:name`: environments, and other values, of modules of their own."""
+
+import functools
+import importlib
+import importlib.metadata
+import inspect
+import traceback
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from envs.checking import check_spec
+from envs.environment import Environment, Vectorized, vectorize
+from envs.host import HostEnvironment
+from fdg.errors import FdgError, one_line, unknown_name
+
+ENTRY_POINTS = "fdg.environments"  # the group that installed packages register theirs in
+
+
+def module_of(name: str, known: Iterable[str]) -> str | None:
+    """The module that `module:name` is in; None where the word before the colon begins known names.
+
+    >>> module_of("mine.deep:maze", ["brax:ant"]), module_of("brax:antt", ["brax:ant"]), module_of("Maze", [])
+    ('mine.deep', None, None)
+    """
+    module, colon, _ = name.partition(":")
+    sources = {one.partition(":")[0] for one in known if ":" in one}
+    return module if colon and module not in sources else None
+
+
+def found(what: str, name: str) -> Any:
+    """What `module:name` names, `name` with dots for what is inside of something. Imports the module.
+
+    Args:
+      what: how a message begins: "environment", "--network".
+      name: such as `mine.deep:maze`.
+
+    Raises:
+      FdgError: there is no such module, importing it fails, or it has no such thing; one line.
+    """
+    module_name, _, attribute = name.partition(":")
+    if not attribute:
+        raise FdgError(f"{what} '{name}': name something of the module: {module_name}:NAME")
+    try:
+        value = importlib.import_module(module_name)
+    except Exception as error:
+        missing = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
+        is_absent = missing is not None and (module_name + ".").startswith(f"{missing}.")
+        if not is_absent and not isinstance(error, ValueError | TypeError):
+            raise FdgError(
+                f"{what} '{name}': importing {module_name} fails: {type(error).__name__}: {one_line(error)}"
+                f"{_line_of(error)}"
+            ) from error
+        is_path = module_name.endswith(".py") or "/" in module_name
+        suggestion = module_name.removesuffix(".py").strip("./").replace("/", ".")
+        fix = f"write {suggestion}:{attribute}" if is_path else "run from the folder that holds it"
+        raise FdgError(f"{what} '{name}': there is no module '{module_name}': {fix}") from None
+    for part in attribute.split("."):
+        if not hasattr(value, part):
+            there = [key for key, one in vars(value).items() if callable(one) and not key.startswith("_")]
+            raise unknown_name(f"{what} in {module_name}", attribute, there) from None
+        value = getattr(value, part)
+    return value
+
+
+def make(name: str, overrides: Mapping[str, Any]) -> Environment:
+    """The environment that `module:factory` makes, or is.
+
+    Args:
+      name: of a function or a class, called with `overrides`, or of an environment.
+      overrides: of its parameters.
+
+    Raises:
+      FdgError: as `found`; the factory fails; what it makes is no environment.
+    """
+    return built(name, found("environment", name), overrides)
+
+
+def built(name: str, factory: Any, overrides: Mapping[str, Any]) -> Environment:
+    """An environment from what makes one, a `SingleEnvironment` vectorized.
+
+    Raises:
+      FdgError: the factory fails, or what it makes is no environment.
+    """
+    given = ", ".join(f"{parameter}={value!r}" for parameter, value in overrides.items())
+    is_value = not isinstance(factory, type) and hasattr(factory, "reset") and hasattr(factory, "step")
+    if not is_value and not callable(factory):
+        raise FdgError(
+            f"environment '{name}' is a {type(factory).__name__}: name a class, a function or an environment"
+        )
+    if is_value and overrides:
+        raise FdgError(f"environment '{name}' is a value, which takes no {given}: name what makes it")
+    try:
+        made = factory if is_value else factory(**overrides)
+    except FdgError:
+        raise
+    except Exception as error:  # whatever the code of somebody's own raises
+        does = f"does not take {given}" if overrides else "cannot be made"
+        raise FdgError(f"environment '{name}' {does}: {one_line(error)}{_line_of(error)}") from error
+    if made is None:
+        raise FdgError(
+            f"environment '{name}': {name.rpartition(':')[2]} returned None: return the environment"
+        )
+    if not isinstance(made, Vectorized | HostEnvironment) and _takes_one_key(made):
+        made = vectorize(made)
+    check_spec(made)
+    return made
+
+
+@functools.cache
+def of_packages() -> dict[str, importlib.metadata.EntryPoint]:
+    """The environments that installed packages register, by name; nothing of them is imported."""
+    return {point.name: point for point in importlib.metadata.entry_points(group=ENTRY_POINTS)}
+
+
+def make_of_package(name: str, overrides: Mapping[str, Any]) -> Environment:
+    """The environment that an installed package registers.
+
+    Raises:
+      FdgError: it cannot be imported, or as `built`.
+    """
+    point = of_packages()[name]
+    try:
+        factory = point.load()
+    except Exception as error:
+        package = point.dist.name if point.dist is not None else point.value
+        raise FdgError(
+            f"environment '{name}': {package} registers it as {point.value}, which cannot be imported:"
+            f" {type(error).__name__}: {one_line(error)}"
+        ) from error
+    return built(name, factory, overrides)
+
+
+def _takes_one_key(env: Any) -> bool:
+    """Whether it is one instance: what its `reset` takes is not called `keys`."""
+    try:
+        return next(iter(inspect.signature(env.reset).parameters), None) != "keys"
+    except (AttributeError, TypeError, ValueError):
+        return False
+
+
+def _line_of(error: BaseException) -> str:
+    """Where in somebody's own file an error came from: ` (maze.py, line 3)`; nothing if in none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [f for f in frames if f.filename != __file__ and "importlib" not in f.filename]
+    if not theirs:
+        return ""
+    return f" ({theirs[-1].filename.rpartition('/')[2]}, line {theirs[-1].lineno})"

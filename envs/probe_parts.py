@@ -1,0 +1,62 @@
+"""A probe whose observations are in parts, one of which only critics see; see `envs/probe.py`."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from envs.composite import Dict, ObservationSpace, Tuple
+from envs.spaces import Box, Discrete, Space
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """Two actions, one step. A picture is lit on its left or right, and a category says which way to go.
+
+    `side = ±1` is where the picture is lit, `flip` 0 or 1, and `target = side * (1 - 2 flip)`. The reward is
+    `target * (2 action - 1) + bonus`, or `bonus - (action - target)^2` of continuous actions, where `bonus =
+    ±1` at random is seen by critics alone. Fails where a part of the observation gets lost, or where the
+    actor sees what it should not; where the critic does not see it, the value is `optimal_return`, and else
+    that and `bonus`.
+    """
+
+    continuous: bool = False
+    name: ClassVar[str] = "probe:parts"
+    observation_space: ClassVar[ObservationSpace] = Dict(
+        {
+            "picture": Box(0.0, 255.0, (4, 4, 1), "uint8"),
+            "told": Tuple((Discrete(2), Box(-1.0, 1.0, (1,)))),  # flip; and noise
+            "bonus": Box(-1.0, 1.0, (1,)),
+        },
+        privileged=("bonus",),
+    )
+    max_episode_steps: ClassVar[int | None] = None
+
+    @property
+    def action_space(self) -> Space:
+        """`[1]` in `[-1, 1]`, or one of two."""
+        return Box(-1.0, 1.0, (1,)) if self.continuous else Discrete(2)
+
+    @property
+    def optimal_return(self) -> float:
+        """0 for continuous actions, else 1."""
+        return 0.0 if self.continuous else 1.0
+
+    def reset(self, key: jax.Array) -> tuple[dict[str, jax.Array], dict[str, Any]]:
+        """Observation: `picture [4, 4, 1]`, `told ([], [1])`, `bonus [1]`."""
+        side, flip, bonus = jax.random.bernoulli(key, shape=(3,))
+        noise = jax.random.uniform(jax.random.fold_in(key, 1), (1,), minval=-1.0, maxval=1.0)
+        state = {"side": 2.0 * side - 1.0, "flip": flip, "bonus": 2.0 * bonus - 1.0, "noise": noise}
+        return state, self._observe(state)
+
+    def step(self, key: jax.Array, state: dict[str, jax.Array], action: jax.Array) -> Any:
+        """Reward for this action, terminated."""
+        target = state["side"] * jnp.where(state["flip"], -1.0, 1.0)
+        gain = -jnp.square(action[0] - target) if self.continuous else target * (2.0 * action - 1.0)
+        return state, self._observe(state), gain + state["bonus"], jnp.bool_(True), jnp.bool_(False)
+
+    def _observe(self, state: dict[str, jax.Array]) -> dict[str, Any]:
+        lit = (jnp.arange(4) >= 2) == (state["side"] > 0)
+        picture = jnp.where(jnp.broadcast_to(lit[None, :, None], (4, 4, 1)), 255, 0)
+        return {"picture": picture, "told": (state["flip"], state["noise"]), "bonus": state["bonus"][None]}

@@ -1,0 +1,247 @@
+"""What every environment must keep, tried out on random steps: `check`.
+
+Letters in shapes: `T` steps, `B` environments, `A` agents (only where an environment has several).
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs import composite
+from envs.checking import check_traced
+from envs.environment import TimeStep, features_and_mask, num_agents
+from fdg.errors import FdgError, one_line
+
+STEPS = 24
+NUM_ENVS = 3
+
+# The programs run for milliseconds and compile for seconds: spend less on optimizing them.
+COMPILE_FAST: Any = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
+class Rollout(NamedTuple):
+    """Random steps of a batch, NumPy arrays."""
+
+    first_observation: Any  # [B, ...]
+    action: np.ndarray  # [T, B, ...]
+    step: TimeStep  # [T, B, ...]
+    beside: Any  # [T, B, ...] what the environment beside it gave for the same keys and actions
+
+
+def check(env: Any, num_envs: int = NUM_ENVS, steps: int = STEPS) -> None:
+    """Checks an environment as an algorithm will use it; first what can be told without running a step.
+
+    That is: attributes and spaces; shapes and dtypes of all that `reset` and `step` give; a state that keeps
+    its structure; that it traces, under `jit` and `vmap`, and twice alike (nothing drawn from NumPy, nothing
+    counted in an attribute). Then on random steps: observations within their space; rewards that are numbers;
+    terminations apart from truncations; the time limit; the auto-reset, returns and lengths of episodes; and
+    that each element of the batch depends on its own key, state and action alone.
+
+    Args:
+      env: an `Environment`, such as `vectorize(...)` of your own.
+      num_envs: B.
+      steps: T; 0 runs nothing.
+
+    Raises:
+      FdgError: the first thing that is wrong, and how to mend it.
+
+    >>> import envs
+    >>> check(envs.make("probe:discount"))
+    """
+    check_traced(env, min(num_envs, 2))
+    if not steps:
+        return
+    _check_traces_alike(env)
+    try:
+        both = random_rollouts(env, None, num_envs, steps)
+    except FdgError:
+        raise
+    except Exception as error:  # whatever the code of somebody's own raises
+        raise FdgError(f"environment '{env.name}' does not run: {one_line(error)}") from error
+    for problem in problems(env, *both):
+        raise FdgError(f"environment '{env.name}': {problem}")
+
+
+def _check_traces_alike(env: Any) -> None:
+    keys = jax.random.split(jax.random.key(0), 2)
+    state, _ = jax.eval_shape(env.reset, keys)
+    agents = () if num_agents(env) is None else (env.num_agents,)
+    action = jnp.zeros((2, *agents, *env.action_space.shape), env.action_space.dtype)
+
+    def traced() -> tuple[str, list[Any]]:
+        both = [jax.make_jaxpr(env.reset)(keys), jax.make_jaxpr(env.step)(keys, state, action)]
+        held = [np.asarray(x) for one in both for x in one.consts if not _is_key(x)]
+        return "".join(str(one) for one in both), held
+
+    (text, held), (text_again, held_again) = traced(), traced()
+    same = text == text_again and len(held) == len(held_again)
+    if not same or not all(
+        np.array_equal(a, b, equal_nan=_may_be_nan(a)) for a, b in zip(held, held_again, strict=True)
+    ):
+        raise FdgError(
+            f"environment '{env.name}': reset and step are another program each time that they are traced:"
+            " take what is random from `key` (not NumPy or random), and what changes from `state` (not self)"
+        )
+
+
+def _is_key(x: Any) -> bool:
+    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _may_be_nan(x: np.ndarray) -> bool:
+    return bool(np.issubdtype(x.dtype, np.inexact))
+
+
+def random_actions(env: Any, keys: jax.Array, observation: Any) -> jax.Array:
+    """An action for every environment (and agent), of those that are allowed: `[B, (A,) *action]`."""
+    if num_agents(env) is not None:
+        keys = jax.vmap(lambda key: jax.random.split(key, env.num_agents))(keys)
+    draw = env.action_space.sample
+    for _ in range(keys.ndim):
+        draw = jax.vmap(draw)
+    action = draw(keys)
+    _, mask = features_and_mask(observation)
+    if mask is None or action.ndim >= mask.ndim:  # of several choices at once, all may be drawn
+        return action
+    allowed = jnp.take_along_axis(mask, action[..., None], -1)[..., 0]
+    return jnp.where(allowed, action, jnp.argmax(mask, -1)).astype(action.dtype)
+
+
+def random_rollouts(
+    env: Any, beside: Any = None, num_envs: int = NUM_ENVS, steps: int = STEPS
+) -> tuple[Rollout, Rollout]:
+    """A rollout, and one with the same keys handed to the environments in another order (`[::-1]`).
+
+    `beside` is another environment for the same keys and actions; only its `step` may give what it likes. In
+    one program with `env`, because compiling is what takes the time, and what the two share compiles once.
+
+    Raises:
+      FdgError: a step changes a shape, dtype or weak type of the state.
+    """
+    types = {}
+
+    def program(reset_keys, step_keys, action_keys):
+        state, observation = env.reset(reset_keys)
+        types["reset"] = jax.tree.map(jax.typeof, state)
+        beside_state = beside.reset(reset_keys)[0] if beside else None
+
+        def body(states, keys):
+            state, beside_state, observation = states
+            action = random_actions(env, keys[1], observation)
+            state, step = env.step(keys[0], state, action)
+            types["step"] = jax.tree.map(jax.typeof, state)
+            beside_state, beside_step = beside.step(keys[0], beside_state, action) if beside else (None, None)
+            return (state, beside_state, step.observation), (action, step, beside_step)
+
+        _, steps = jax.lax.scan(body, (state, beside_state, observation), (step_keys, action_keys))
+        return observation, *steps
+
+    program = jax.jit(program, compiler_options=COMPILE_FAST)
+    reset_keys = jax.random.split(jax.random.key(1), num_envs)
+    step_keys = jax.random.split(jax.random.key(2), (steps, num_envs))
+    action_keys = jax.random.split(jax.random.key(3), (steps, num_envs))
+    forward = program(reset_keys, step_keys, action_keys)
+    backward = program(reset_keys[::-1], step_keys[:, ::-1], action_keys[:, ::-1])
+    if types["reset"] != types["step"]:
+        raise FdgError(f"environment '{env.name}': step changes a shape, dtype or weak type of the state")
+    return Rollout(*jax.tree.map(np.asarray, forward)), Rollout(*jax.tree.map(np.asarray, backward))
+
+
+def problems(env: Any, rollout: Rollout, backward: Rollout) -> Iterator[str]:
+    """What of the contract of `envs.Environment` random steps do not keep, one after the other."""
+    step = rollout.step
+    steps, num_envs = step.terminated.shape
+    agents = () if num_agents(env) is None else (env.num_agents,)
+    seen = {
+        "the first observation": (rollout.first_observation, (num_envs, *agents)),
+        "an observation": (step.observation, (steps, num_envs, *agents)),
+        "a final observation": (step.final_observation, (steps, num_envs, *agents)),
+    }
+    yield from _spaces_left(env, seen)
+    yield from _masks_lost(env, [value for value, _ in seen.values()])
+    if rollout.action.shape != (steps, num_envs, *agents, *env.action_space.shape):
+        yield f"its action space draws actions of shape {rollout.action.shape[2 + len(agents) :]}"
+    dtypes = {"reward": "float32", "terminated": "bool", "truncated": "bool"}
+    dtypes |= {"episode_return": "float32", "episode_length": "int32"}
+    for field, dtype in dtypes.items():
+        shape = (steps, num_envs, *agents) if field == "reward" else (steps, num_envs)
+        value = getattr(step, field)
+        if value.shape != shape or value.dtype != dtype:
+            yield f"{field} is {value.dtype}{list(value.shape)}, expected {dtype}{list(shape)}"
+    if not np.isfinite(step.reward).all():
+        yield "a reward is infinite or not a number"
+    if (step.terminated & step.truncated).any():
+        yield "truncated where terminated: termination wins"
+    yield from _episodes_miscounted(env, step)
+    if not _alike(rollout, backward):
+        yield "an environment depends on more than its own key, state and action"
+
+
+def _spaces_left(env: Any, seen: Any) -> Iterator[str]:
+    for what, (value, leading) in seen.items():
+        features = jax.tree.leaves(features_and_mask(value)[0])
+        for (path, space), part in zip(composite.parts(env.observation_space), features, strict=True):
+            if part.shape != (*leading, *space.shape) or part.dtype != space.dtype:
+                yield f"{what}{path} is {part.dtype}{list(part.shape)}, and its space {space}"
+            elif not _inside(space, part):
+                low, high = np.min(part, initial=np.inf), np.max(part, initial=-np.inf)
+                yield f"{what}{path} is outside its space: from {low:g} to {high:g} in {space!r:.200}"
+
+
+def _inside(space: Any, part: np.ndarray) -> bool:
+    if hasattr(space, "low_array"):
+        return bool(((part >= space.low_array) & (part <= space.high_array)).all())
+    most = space.n if hasattr(space, "n") else np.asarray(space.nvec)
+    return bool(((part >= 0) & (part < most)).all())
+
+
+def _masks_lost(env: Any, seen: list[Any]) -> Iterator[str]:
+    masks = [features_and_mask(value)[1] for value in seen]
+    given = [mask for mask in masks if mask is not None]
+    if not given:
+        return
+    if len(given) < len(masks):
+        yield "a mask at some steps only"
+    elif len({mask.shape[-1] for mask in given}) > 1 or any(mask.dtype != bool for mask in given):
+        yield "masks of different lengths, or not of bools"
+    elif not all(mask.any(-1).all() for mask in given[:2]):
+        yield "no action is allowed"
+
+
+def _episodes_miscounted(env: Any, step: TimeStep) -> Iterator[str]:
+    """Episodes, summed here once more."""
+    steps, num_envs = step.terminated.shape
+    done = step.terminated | step.truncated
+    observation, final = (
+        jax.tree.leaves(features_and_mask(value)[0]) for value in (step.observation, step.final_observation)
+    )
+    for b in range(num_envs):
+        total, length = 0.0, 0
+        for t in range(steps):
+            total, length = total + float(step.reward[t, b].mean()), length + 1
+            if done[t, b]:
+                if not np.isclose(step.episode_return[t, b], total, rtol=1e-5, atol=1e-5):
+                    yield f"return is not the sum of rewards: {step.episode_return[t, b]:g}, not {total:g}"
+                if step.episode_length[t, b] != length:
+                    yield f"length is not the number of steps: {step.episode_length[t, b]}, and that {length}"
+                total, length = 0.0, 0
+                continue
+            if step.episode_return[t, b] != 0 or step.episode_length[t, b] != 0:
+                yield "statistics before the end: return and length are 0 where the episode goes on"
+            if not all((new[t, b] == old[t, b]).all() for new, old in zip(observation, final, strict=True)):
+                yield "the observation changed where the episode goes on"
+            if env.max_episode_steps is not None and length >= env.max_episode_steps:
+                yield f"the episode goes on after its limit of {env.max_episode_steps} steps"
+
+
+def _alike(rollout: Rollout, backward: Rollout) -> bool:
+    """Whether the batch the other way round gave the same the other way round."""
+    first = {id(leaf) for leaf in jax.tree.leaves(rollout.first_observation)}
+    pairs = zip(jax.tree.leaves(rollout), jax.tree.leaves(backward), strict=True)
+    return all(
+        np.allclose(one, np.flip(other, 0 if id(one) in first else 1), rtol=1e-6, atol=1e-6)
+        for one, other in pairs
+    )

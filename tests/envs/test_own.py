@@ -1,0 +1,116 @@
+"""Environments of a user's own: by module, by entry point, and what is said where that fails."""
+
+import importlib.metadata
+import itertools
+import textwrap
+
+import pytest
+
+import envs
+from envs import own, probe, registry
+from fdg.errors import FdgError, UnknownNameError
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """Writes a module of a user's own into the current folder; gives its name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(text):
+        name = f"own_{next(_numbers)}"
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
+        return name
+
+    return write
+
+
+MEMORY = "import envs\nfrom envs import probe\n"
+
+
+def test_a_factory_a_class_and_a_value(module):
+    name = module(
+        MEMORY + "def make(size=3): return probe.Memory(size)\nready = envs.vectorize(probe.Value())"
+    )
+    assert envs.make(f"{name}:make", size=2) == envs.make("probe:memory", delay=2)
+    assert envs.make(f"{name}:probe.Memory", delay=2) == envs.make("probe:memory", delay=2)
+    assert envs.make(f"{name}:ready") == envs.make("probe:value")
+    assert envs.spelled(envs.make(f"{name}:make", size=5)) == f"{name}:make?size=5"
+    assert envs.parse(f"{name}:make?size=5") == (f"{name}:make", {"size": 5})
+    assert envs.spelled(envs.make("CartPole-v1")) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "overrides", "message"),
+    [
+        ("", "MODULE:maze", {}, "unknown environment in MODULE 'maze'"),
+        ("def mace(): pass", "MODULE:maze", {}, "did you mean 'mace'"),
+        (
+            "import nowhere_at_all",
+            "MODULE:maze",
+            {},
+            r"importing MODULE fails: .*nowhere_at_all.*\(MODULE.py, line 1\)",
+        ),
+        ("x = 1\nx.y", "MODULE:maze", {}, r"importing MODULE fails: AttributeError: .*\(MODULE.py, line 2\)"),
+        ("def maze(): pass", "MODULE:maze", {}, "returned None: return the environment"),
+        ("def maze(): return 3", "MODULE:maze", {}, "environment int.* has no name"),
+        (
+            "def maze(): return 1 / 0",
+            "MODULE:maze",
+            {},
+            r"cannot be made: ZeroDivisionError: division by zero \(MODULE.py, line 1\)",
+        ),
+        ("def maze(): pass", "MODULE:maze", {"n": 3}, "does not take n=3: .*unexpected keyword"),
+        ("maze = 3", "MODULE:maze", {}, "is a int: name a class, a function or an environment"),
+        ("", "MODULE.py:maze", {}, "there is no module 'MODULE.py': write MODULE:maze"),
+        ("", "no_such_module:maze", {}, "there is no module 'no_such_module': run from the folder"),
+        ("", "MODULE:", {}, "name something of the module"),
+    ],
+)
+def test_what_cannot_be_made_is_said_in_one_line(module, text, name, overrides, message):
+    mine = module(text)
+    with pytest.raises(FdgError, match=message.replace("MODULE", mine)) as caught:
+        envs.make(name.replace("MODULE", mine), **overrides)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_source_of_ours_is_no_module():
+    with pytest.raises(UnknownNameError, match="did you mean 'brax:ant'"):
+        envs.make("brax:antt")
+    assert envs.module_of("brax:antt") is None and envs.module_of("envpool:Pong-v5") is None
+
+
+class _Point:
+    def __init__(self, name, value):
+        self.name, self.value, self.dist = name, "mazes:make", None
+        self._value = value
+
+    def load(self):
+        if isinstance(self._value, Exception):
+            raise self._value
+        return self._value
+
+
+def test_installed_packages_register_theirs(monkeypatch):
+    points = [
+        _Point("Maze-v0", probe.Memory),
+        _Point("Broken-v0", ImportError("no numbers")),
+        _Point("CartPole-v1", 3),
+    ]
+    monkeypatch.setattr(
+        importlib.metadata, "entry_points", lambda group: points if group == own.ENTRY_POINTS else []
+    )
+    own.of_packages.cache_clear()
+    try:
+        assert "Maze-v0" in envs.names() and envs.module_of("Maze-v0") is None
+        assert envs.make("Maze-v0", delay=2) == envs.make("probe:memory", delay=2)
+        assert envs.make("CartPole-v1") == registry._BUILT_IN["CartPole-v1"]()
+        with pytest.raises(FdgError, match="mazes:make registers it as mazes:make, which cannot be imported"):
+            envs.make("Broken-v0")
+        with pytest.raises(UnknownNameError, match="did you mean 'Maze-v0'"):
+            envs.make("Maze-v1")
+    finally:
+        monkeypatch.undo()
+        own.of_packages.cache_clear()
