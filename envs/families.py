@@ -8,6 +8,7 @@ Nothing is imported and nothing made, so that asking costs nothing.
 import fnmatch
 from collections.abc import Iterable
 
+from envs.composite import ObservationSpace
 from envs.spaces import Box, Space
 
 _HOSTS = ("envpool:", "gymnasium:")
@@ -98,7 +99,7 @@ def family(name: str) -> str | None:
     return next((kind for kind, patterns in _FAMILIES.items() if _matches(name, patterns)), None)
 
 
-def family_by_spaces(observation: Space, action: Space) -> str | None:
+def family_by_spaces(observation: ObservationSpace, action: Space) -> str | None:
     """The family of an environment of which only its spaces are known; None for one of vectors and choices.
 
     >>> from envs.spaces import Discrete
