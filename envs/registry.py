@@ -131,7 +131,7 @@ def module_of(name: str) -> str | None:
         return None
     for prefix in _PREFIXES:
         if name.startswith(prefix):
-            return None if prefix == from_envpool.PREFIX else own.module_of(name.removeprefix(prefix), ())
+            return None if prefix == from_envpool.PREFIX else module_of(name.removeprefix(prefix))
     return own.module_of(name, (*_BUILT_IN, *own.of_packages()))
 
 
