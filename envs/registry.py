@@ -34,7 +34,7 @@ def make(name: str, **overrides: Any) -> Any:
 
     Args:
       name: one of `names()`, or `envpool:` or `gymnasium:` and a name of that package's, or `text:` and one
-        of `envs.text.names()`; or `module:factory` of your own, which is imported: a function or a class whose
+        of `envs.text.names()`; or `module:factory` of your own, which is imported: a function or class whose
         call gives an `Environment` or a `SingleEnvironment`, which is vectorized.
       **overrides: parameters of the environment in place of its defaults, for instance
         `max_steps_in_episode=200`; Python numbers, strings and tuples.
