@@ -69,6 +69,13 @@ _RUN = (
         " lin:0.9..0.99x4 (None: no sweep)",
         words=True,
     ),
+    Flag(
+        "exploit_every",
+        int | None,
+        None,
+        "population-based training: the agents of --sweep begin with its values, and after so many iterations"
+        " the worst take over what the best have learned, with hyperparameters a little changed (None: none do)",
+    ),
     Flag("eval_episodes", int, 128, "episodes of the evaluation after training; 0: none"),
     Flag(
         "checkpoint_every",

@@ -21,6 +21,7 @@ from fdg.batch.rules.random import draws_from_the_batch
 from fdg.lowering import constraints as sharding
 from fdg.lowering.draws import draw_ahead
 from fdg.lowering.mesh import SEED, batch_sharding, group_mesh, layout_sharding, make_mesh
+from fdg.lowering.population import exchanging
 from fdg.lowering.tiles import pays_on, tile
 from fdg.placing.layout import Layout, Spec
 from fdg.placing.plan import Plan
@@ -69,7 +70,10 @@ def lower_shared(graph: FDG, plan: Plan, devices: Sequence[jax.Device]) -> Train
 
 
 def lower_seeds(graph: FDG, plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
-    """The program of independent agents: each device steps its own together, and none talks to another."""
+    """The program of several agents: each device steps its own together.
+
+    None talks to another, but in a population (`graph.between_agents`), and there now and then.
+    """
     mesh = make_mesh([devices[i] for i in plan.groups[0].devices], SEED)
     agents, record, everywhere = PartitionSpec(SEED), PartitionSpec(None, SEED), PartitionSpec()
     agent = core.jaxpr_as_fun(draw_ahead(graph.jaxpr))
@@ -77,6 +81,8 @@ def lower_seeds(graph: FDG, plan: Plan, devices: Sequence[jax.Device]) -> Traini
         iterate: Callable = functools.partial(_in_turn, agent)
     else:
         iterate = jax.vmap(agent)
+    if graph.between_agents is not None:
+        iterate = exchanging(iterate, graph)
     assert plan.num_seeds is not None
     here = plan.num_seeds // mesh.size
     metrics = [

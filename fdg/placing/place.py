@@ -32,6 +32,7 @@ from fdg.placing.assignment import (
 from fdg.placing.memory import peak_by_group, peak_bytes
 from fdg.placing.plan import Plan, PlannedProgram
 from fdg.placing.policy import Group, Policy, check_policy, checked_devices, with_host
+from fdg.placing.population import exchanged_by_agents
 from fdg.placing.recall import Recall
 from fdg.placing.regions.effects import check_one_agent, check_one_device, check_one_process
 from fdg.placing.regions.opening import open_iteration
@@ -157,7 +158,7 @@ def _check_effects(schedule: Schedule, plan: Plan, devices: Sequence[Any]) -> No
 
 
 def _plan_seeds(graph: FDG, policy: Policy, count: int, num_seeds: int, delayed: Delay | None) -> Plan:
-    """Agents never talk to each other, so whole agents go to devices and no fragment is split."""
+    """Agents do not talk to each other while they train, so whole ones go to devices; none is split."""
     if num_seeds < 1:
         raise PlanError(f"num_seeds={num_seeds}: at least one agent is needed")
     if any(group.parameters or group.model > 1 for group in policy.place(["cpu"] * count).values()):
@@ -167,6 +168,7 @@ def _plan_seeds(graph: FDG, policy: Policy, count: int, num_seeds: int, delayed:
     check_one_agent(jaxprs.open_jaxpr(graph.jaxpr).eqns, num_seeds)
     width = largest_divisor(num_seeds, count)
     group = Group("agents", tuple(range(width)))
+    collectives, notes = exchanged_by_agents(graph, num_seeds, width, delayed)
     return Plan(
         graph,
         policy,
@@ -175,9 +177,12 @@ def _plan_seeds(graph: FDG, policy: Policy, count: int, num_seeds: int, delayed:
         (group,),
         idle=tuple(range(width, count)),
         assignment=tuple((f.name, group.name) for f in graph.fragments),
-        programs=(PlannedProgram("train", group.name, tuple(f.name for f in graph.fragments), 1),),
+        programs=(
+            PlannedProgram("train", group.name, tuple(f.name for f in graph.fragments), 1, collectives),
+        ),
         memory=((group.name, peak_bytes(graph.jaxpr, (), 1) * (num_seeds // width)),),
         delayed=delayed,
+        notes=notes,
     )
 
 

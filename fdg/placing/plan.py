@@ -24,7 +24,7 @@ class Plan(Drawn):
       graph: the graph that was placed (with the policy's staleness written into it).
       policy: the policy that placed it.
       num_devices: how many devices there were to use.
-      num_seeds: independent agents, None for one without a seed axis.
+      num_seeds: agents, None for one without a seed axis.
       groups: the groups in use, idle devices left out; groups on the same devices are one.
       idle: devices that nothing runs on.
       assignment: the group of each fragment, by names, in the graph's order.

@@ -12,6 +12,7 @@ import jax
 
 from fdg.drawn import Drawn
 from fdg.errors import GraphError
+from fdg.tracing.between_agents import BetweenAgents
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +101,7 @@ class FDG(Drawn):
       state: the state's pytree, of `jax.ShapeDtypeStruct`.
       metrics: the metrics' pytree, of `jax.ShapeDtypeStruct`.
       parameter_rules: of an algorithm (or its network) that declares how parameters may be split.
+      between_agents: what agents of one program take over from each other (`BetweenAgents`), or None.
     """
 
     name: str
@@ -110,6 +112,7 @@ class FDG(Drawn):
     state: Any = dataclasses.field(default=None, repr=False, compare=False)
     metrics: Any = dataclasses.field(default=None, repr=False, compare=False)
     parameter_rules: Any = dataclasses.field(default=None, repr=False, compare=False)
+    between_agents: BetweenAgents | None = dataclasses.field(default=None, repr=False, compare=False)
 
     @property
     def output_axes(self) -> tuple[int | None, ...]:

@@ -71,7 +71,11 @@ def trace(algorithm: Any) -> FDG:
     graph = traced(iterate)
     if not graph.fragments:
         graph = traced(fragment(WHOLE, in_axes=None, out_axes=None, name="iterate")(iterate))
-    return dataclasses.replace(graph, parameter_rules=_declared_rules(algorithm))
+    return dataclasses.replace(
+        graph,
+        parameter_rules=_declared_rules(algorithm),
+        between_agents=getattr(algorithm, "between_agents", None),
+    )
 
 
 def _checked_name(algorithm: Any) -> str:

@@ -204,7 +204,7 @@ def read_curves(paths: Sequence[Path], metric: str, x: str) -> list[Curves]:
 
 def _kinds(config: Mapping[str, Any]) -> list[tuple[tuple[str, str], ...]]:
     """The kind of each agent of a sweep; of another run, that of all its agents."""
-    if config.get("sweep") is None:
+    if config.get("sweep") is None or config.get("exploit_every") is not None:  # one population
         return [_kind(config)]
     points = points_of(parse_grid(str(config["sweep"])))
     changed = [{**config, "hyperparameters": {**config["hyperparameters"], **point}} for point in points]

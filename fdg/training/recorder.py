@@ -66,6 +66,7 @@ class Recorder:
         self._job, self._run, self._progress, self._iteration = job, run, progress, iteration
         self._loggers, self._callbacks = loggers, callbacks
         self._finite = finite
+        self._per_agent = getattr(job.algorithm, "recorded_per_agent", ())
         self._unchanged = Unchanged(job.num_iterations, iteration)
         self._clock = time.perf_counter()
         self._latest: tuple[PendingMetrics, dict[str, Any]] | None = None
@@ -99,7 +100,7 @@ class Recorder:
                     "iteration": iteration,
                     "env_steps": iteration * self._job.steps_per_iteration,
                     "wall_s": round(self.wall_s + seconds * (i + 1) / iterations, 4),
-                    **_row({name: values[i] for name, values in metrics.items()}),
+                    **_row({name: values[i] for name, values in metrics.items()}, self._per_agent),
                 }
             )
         rows[-1].update(evaluation)
@@ -135,11 +136,12 @@ class Recorder:
             self.wants_to_stop |= bool(callback(report))
 
 
-def _row(metrics: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Metrics of one iteration, scalars or `[seeds]`: means over the seeds, and the returns one by one."""
+def _row(metrics: Mapping[str, np.ndarray], per_agent: Sequence[str]) -> dict[str, Any]:
+    """Metrics of one iteration, scalars or `[agents]`: means over the agents, and some one by one."""
     row: dict[str, Any] = {name: _mean(values) for name, values in metrics.items()}
-    if np.ndim(metrics.get("episode_return", 0.0)):
-        row["episode_return_per_seed"] = metrics["episode_return"]
+    for name in ("episode_return", *per_agent):
+        if np.ndim(metrics.get(name, 0.0)):
+            row[f"{name}_per_seed"] = metrics[name]
     return row
 
 
@@ -157,7 +159,7 @@ def _merged(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Rows as one: the mean of each metric over those in which it is a number."""
     merged = {}
     for name in rows[-1]:
-        if name in ("env_steps", "episode_return_per_seed") or name.startswith("eval_"):
+        if name == "env_steps" or name.endswith("_per_seed") or name.startswith("eval_"):
             continue
         values = [float(row[name]) for row in rows if name in row and math.isfinite(row[name])]
         if values:

@@ -25,6 +25,7 @@ from algos.hyperparameters import structural
 from fdg.errors import FdgError, unknown_name
 from fdg.fragment import with_numbers
 from fdg.training.grid import Grid, grid_text, parse_grid, points_of, spelled
+from fdg.training.population import Population
 
 _OF_A_STATE = ("actor", "evaluate")  # methods of an algorithm that take its state
 
@@ -34,6 +35,7 @@ class SweptState(NamedTuple):
 
     hyperparameters: dict[str, jax.Array]  # [] float32 each, by name
     state: Any  # the algorithm's own
+    membership: Any = ()  # in a population, its part of that (`population.Membership`)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +48,8 @@ class Sweep:
       algorithm: with what all agents have in common.
       grid: names of float hyperparameters, and the values of each; every combination is a point.
       num_seeds: agents of each point.
+      exploit_every: None: each agent keeps its hyperparameters. Else the agents are a population, which begins
+        with the points, and in which after so many iterations the worst take over from the best.
 
     Raises:
       FdgError: (construction) a name that is no float hyperparameter, or decides what the program is; a
@@ -55,6 +59,7 @@ class Sweep:
     algorithm: Any
     grid: Grid
     num_seeds: int = 1
+    exploit_every: int | None = None
 
     def __post_init__(self):
         if not dataclasses.is_dataclass(self.algorithm) or isinstance(self.algorithm, type):
@@ -69,6 +74,24 @@ class Sweep:
                 dataclasses.replace(self.algorithm, **point)
             except ValueError as error:  # an `FdgError`, or what a user's own class raises
                 raise FdgError(f"sweep: {spelled(point)}: {error}") from error
+
+        if self.exploit_every is not None:
+            _ = self.between_agents  # refuse what it refuses
+            if self.agents < 2:
+                raise FdgError("exploit_every: there is one agent: give more values, or num_seeds")
+
+    @functools.cached_property
+    def between_agents(self) -> Population | None:
+        """What agents take over from each other: of a grid nothing."""
+        if self.exploit_every is None:
+            return None
+        bounds = tuple((name, min(values), max(values)) for name, values in self.grid)
+        return Population(self.exploit_every, bounds)
+
+    @property
+    def recorded_per_agent(self) -> tuple[str, ...]:
+        """Metrics that are recorded of each agent: hyperparameters, where they change."""
+        return () if self.between_agents is None else tuple(name for name, _ in self.grid)
 
     @property
     def points(self) -> list[dict[str, float]]:
@@ -165,16 +188,21 @@ class Sweep:
             key, numbers = start
         else:
             key, numbers = start, {name: jnp.float32(value) for name, value in self.points[0].items()}
-        return SweptState(dict(numbers), self._with(numbers).init(key))
+        membership = () if self.between_agents is None else self.between_agents.joined(key)
+        return SweptState(dict(numbers), self._with(numbers).init(key), membership)
 
     def iterate(self, state: SweptState) -> tuple[SweptState, dict[str, jax.Array]]:
         """The algorithm's own, with the hyperparameters of this agent."""
         after, metrics = self._with(state.hyperparameters).iterate(state.state)
-        return SweptState(state.hyperparameters, after), metrics
+        if self.between_agents is None:
+            return SweptState(state.hyperparameters, after), metrics
+        membership = self.between_agents.counted(state.membership, metrics)
+        return SweptState(state.hyperparameters, after, membership), {**metrics, **state.hyperparameters}
 
     def said(self) -> dict[str, Any]:
         """What a run's configuration says of it, beside the algorithm."""
-        return {"sweep": grid_text(self.grid), "num_seeds": self.num_seeds}
+        often = {} if self.exploit_every is None else {"exploit_every": self.exploit_every}
+        return {"sweep": grid_text(self.grid), "num_seeds": self.num_seeds, **often}
 
     # --- parts ---
 
@@ -186,7 +214,7 @@ class Sweep:
         return with_numbers(self.algorithm, numbers)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in ("algorithm", "grid", "num_seeds"):
+        if name.startswith("__") or name in ("algorithm", "grid", "num_seeds", "exploit_every"):
             raise AttributeError(name)
         found = getattr(self.algorithm, name)
         if name == "check_when_traced":
@@ -203,10 +231,14 @@ class Sweep:
 
 def swept(algorithm: Any, config: Mapping[str, Any]) -> Any:
     """The algorithm as a sweep, where a run's configuration says that it is one: what `Sweep.said` says."""
-    text = config.get("sweep")
-    return (
-        algorithm if text is None else Sweep(algorithm, parse_grid(str(text)), config.get("num_seeds") or 1)
-    )
+    text, often = config.get("sweep"), config.get("exploit_every")
+    if text is None and often is not None:
+        raise FdgError(
+            f"--exploit-every {often}: a population begins with values to try: give them by --sweep"
+        )
+    if text is None:
+        return algorithm
+    return Sweep(algorithm, parse_grid(str(text)), config.get("num_seeds") or 1, often)
 
 
 def agent_count(algorithm: Any, num_seeds: int | None) -> int | None:

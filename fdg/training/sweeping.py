@@ -15,6 +15,7 @@ def sweep(
     policy: Any = None,
     *,
     num_seeds: int = 1,
+    exploit_every: int | None = None,
     **settings: Any,
 ) -> Run:
     """Trains an algorithm with every combination of some values, each from several seeds, in one program.
@@ -27,6 +28,8 @@ def sweep(
       values: of float hyperparameters by name: numbers, or a range such as `"log:1e-4..1e-2x8"`.
       policy: as for `fdg.fit`.
       num_seeds: agents of each combination, of seeds `seed`, `seed + 1`, ...
+      exploit_every: None, or population-based training: the agents begin with these values, and after every so
+        many iterations the worst take over from the best, with hyperparameters a little changed.
       settings: whatever `fdg.fit` takes.
 
     Returns:
@@ -42,4 +45,4 @@ def sweep(
         )
         print(run.best.algorithm.learning_rate, run.best.evaluate())
     """
-    return fit(Sweep(algorithm, make_grid(values), num_seeds), policy, **settings)
+    return fit(Sweep(algorithm, make_grid(values), num_seeds, exploit_every), policy, **settings)

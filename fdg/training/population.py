@@ -1,0 +1,131 @@
+"""Population-based training (Jaderberg et al. 2017, arXiv 1711.09846), inside the program that trains.
+
+Every so many iterations each of the worst agents takes over weights and hyperparameters of one of the best
+(*exploit*, by truncation selection: section 4.1.1), and goes on with hyperparameters a little off those that
+it took over (*explore*, by a factor). Environments, replayed experience and random keys stay an agent's own.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fdg.errors import FdgError
+from fdg.keys import is_key
+
+FACTORS = (0.8, 1.2)  # of section 4.1.1, by one of which a hyperparameter is multiplied
+
+
+class Membership(NamedTuple):
+    """What an agent of a population carries along."""
+
+    key: jax.Array  # its own, of its choices
+    iterations: jax.Array  # [] int32, since the last exchange
+    total: jax.Array  # [] float32, of the returns of episodes since then
+    episodes: jax.Array  # [] float32, how many
+    score: jax.Array  # [] float32, mean return before the last exchange; nan where nothing is known
+
+
+@dataclasses.dataclass(frozen=True)
+class Population:
+    """When and how agents take over from each other: `fdg.tracing.between_agents.BetweenAgents`.
+
+    States are those of `fdg.training.sweep.Sweep`: `hyperparameters`, `state`, `membership`.
+
+    Attributes:
+      every: iterations from one exchange to the next.
+      bounds: of each hyperparameter, `(name, lowest, highest)`, which it never leaves.
+      share: of the agents, which are the worst that are replaced, and the best that they are replaced by.
+
+    Raises:
+      FdgError: (construction) a number out of range.
+    """
+
+    every: int
+    bounds: tuple[tuple[str, float, float], ...]
+    share: float = 0.2
+
+    def __post_init__(self):
+        if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
+            raise FdgError(f"exploit_every={self.every!r}: give a whole number of iterations, at least 1")
+        if not 0 < self.share <= 0.5:
+            raise FdgError(f"share={self.share!r}: give a part of the agents, above 0 and at most 0.5")
+
+    @property
+    def note(self) -> str:
+        """When agents exchange what."""
+        often = "iteration" if self.every == 1 else f"{self.every} iterations"
+        return (
+            f"every {often}, the worst {self.share:.0%} of the agents take over what the best have learned;"
+            " bytes within the group are those of such an iteration"
+        )
+
+    def joined(self, key: jax.Array) -> Membership:
+        """An agent's at first, from the key that it is initialised with."""
+        own = jax.random.fold_in(key, 0x504254)  # another stream than the algorithm's
+        return Membership(own, jnp.int32(0), jnp.float32(0), jnp.float32(0), jnp.float32(jnp.nan))
+
+    def counted(self, member: Membership, metrics: Mapping[str, jax.Array]) -> Membership:
+        """After one more iteration, whose `episode_return` is the mean of so many `episodes`."""
+        if "episode_return" not in metrics:
+            raise FdgError(
+                "exploit_every: the algorithm's metrics have no episode_return, by which to compare"
+            )
+        episodes = jnp.asarray(metrics.get("episodes", 1.0), jnp.float32)
+        value = jnp.asarray(metrics["episode_return"], jnp.float32)
+        counts = jnp.isfinite(value) & (episodes > 0)
+        return member._replace(
+            iterations=member.iterations + 1,
+            total=member.total + jnp.where(counts, value * episodes, 0.0),
+            episodes=member.episodes + jnp.where(counts, episodes, 0.0),
+        )
+
+    # --- what the engine asks ---
+
+    def due(self, state: Any) -> jax.Array:
+        """Whether so many iterations have gone by."""
+        return state.membership.iterations >= self.every
+
+    def known(self, state: Any) -> jax.Array:
+        """The mean return since the last exchange; where no episode ended, that before it."""
+        member = state.membership
+        return jnp.where(member.episodes > 0, member.total / jnp.maximum(member.episodes, 1.0), member.score)
+
+    def source(self, everyone: jax.Array, agent: jax.Array, state: Any) -> jax.Array:
+        """For one of the worst, any of the best that is better; for all others themselves."""
+        count = max(1, int(self.share * everyone.shape[0]))
+        ranked = jnp.where(jnp.isfinite(everyone), everyone, -jnp.inf)
+        order = jnp.argsort(-ranked)  # stable: of equals the first is the better
+        is_bad = jnp.any(order[-count:] == agent)
+        chosen = order[jax.random.randint(jax.random.fold_in(state.membership.key, 0), (), 0, count)]
+        return jnp.where(is_bad & (ranked[chosen] > ranked[agent]), chosen, agent).astype(jnp.int32)
+
+    def taken(self, state: Any, axes: Sequence[int | None]) -> list[bool]:
+        """Hyperparameters, and of the algorithm's state what is no key and not of single environments."""
+        marked = state._replace(
+            hyperparameters=jax.tree.map(lambda _: True, state.hyperparameters),
+            state=jax.tree.map(lambda leaf: not is_key(leaf.dtype), state.state),
+            membership=jax.tree.map(lambda _: False, state.membership),
+        )
+        return [may and axis is None for may, axis in zip(jax.tree.leaves(marked), axes, strict=True)]
+
+    def after(self, state: Any, source: jax.Array, agent: jax.Array) -> Any:
+        """Explores, if it has taken over, and begins to count anew."""
+        replaced, key = source != agent, state.membership.key
+        explored = {}
+        for i, (name, low, high) in enumerate(self.bounds):
+            up = jax.random.bernoulli(jax.random.fold_in(key, i + 1))
+            value = state.hyperparameters[name]
+            moved = jnp.clip(value * jnp.where(up, FACTORS[1], FACTORS[0]), low, high)
+            explored[name] = jnp.where(replaced, moved, value)
+        score = self.known(state)
+        member = Membership(
+            jax.random.fold_in(key, len(self.bounds) + 1),
+            jnp.int32(0),
+            jnp.float32(0),
+            jnp.float32(0),
+            jnp.where(replaced, jnp.nan, score),  # it is somebody else's now
+        )
+        return state._replace(hyperparameters=explored, membership=member)
