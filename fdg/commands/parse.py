@@ -73,8 +73,8 @@ _RUN = (
         "exploit_every",
         int | None,
         None,
-        "population-based training: the agents of --sweep begin with its values, and after so many iterations"
-        " the worst take over what the best have learned, with hyperparameters a little changed (None: none do)",
+        "population-based training: the agents of --sweep begin with its values, and every so many iterations"
+        " the worst take over what the best have learned, hyperparameters a little changed (None: none do)",
     ),
     Flag("eval_episodes", int, 128, "episodes of the evaluation after training; 0: none"),
     Flag(

@@ -8,19 +8,21 @@ import jax.numpy as jnp
 
 from fdg import keys
 from fdg.lowering.mesh import SEED
+from fdg.tracing.between_agents import BetweenAgents
 from fdg.tracing.graph import FDG
 
 
-def exchanging(iterate: Callable, graph: FDG) -> Callable:
+def exchanging(iterate: Callable, graph: FDG, between: BetweenAgents) -> Callable:
     """An iteration of the agents of a device, and what follows it where an exchange is due.
 
-    Under `shard_map` over the agents; what is taken over is gathered from all devices, and only when it is due.
+    Under `shard_map` over the agents. What is taken over is gathered from all devices, only when it is due.
 
     Args:
       iterate: from leaves `[agents here, ...]` to such leaves, and metrics.
-      graph: whose `between_agents` says when and what.
+      graph: of one agent.
+      between: its `between_agents`, which says when and what.
     """
-    between, structure = graph.between_agents, jax.tree.structure(graph.state)
+    structure = jax.tree.structure(graph.state)
     taken = between.taken(graph.state, graph.state_axes)
 
     def exchanged(leaves: list) -> list:

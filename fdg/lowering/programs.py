@@ -82,7 +82,7 @@ def lower_seeds(graph: FDG, plan: Plan, devices: Sequence[jax.Device]) -> Traini
     else:
         iterate = jax.vmap(agent)
     if graph.between_agents is not None:
-        iterate = exchanging(iterate, graph)
+        iterate = exchanging(iterate, graph, graph.between_agents)
     assert plan.num_seeds is not None
     here = plan.num_seeds // mesh.size
     metrics = [

@@ -48,8 +48,8 @@ class Sweep:
       algorithm: with what all agents have in common.
       grid: names of float hyperparameters, and the values of each; every combination is a point.
       num_seeds: agents of each point.
-      exploit_every: None: each agent keeps its hyperparameters. Else the agents are a population, which begins
-        with the points, and in which after so many iterations the worst take over from the best.
+      exploit_every: None: each agent keeps its hyperparameters. Else the agents are a population that begins
+        with the points, and in which, every so many iterations, the worst take over from the best.
 
     Raises:
       FdgError: (construction) a name that is no float hyperparameter, or decides what the program is; a
@@ -108,7 +108,12 @@ class Sweep:
         return range(point * self.num_seeds, (point + 1) * self.num_seeds)
 
     def seeds(self, seed: int) -> list[int]:
-        """The seed of each agent: those of every point begin with `seed`."""
+        """The seed of each agent: those of every point begin with `seed`; in a population all differ.
+
+        For there, agents that take over from one of their own seed would draw what it draws.
+        """
+        if self.exploit_every is not None:
+            return [seed + i for i in range(self.agents)]
         return [seed + i % self.num_seeds for i in range(self.agents)]
 
     def at(self, point: int) -> Any:
@@ -144,6 +149,10 @@ class Sweep:
             if not 0 <= agent < self.agents:
                 raise FdgError(f"agent={agent}: this run has {self.agents} agents, 0 to {self.agents - 1}")
             return [agent]
+        if self.exploit_every is not None:
+            raise FdgError(
+                f"hyperparameters of a population change: give agent=, 0 to {self.agents - 1}, or best"
+            )
         for name in values:
             if name not in dict(self.grid):
                 raise unknown_name("hyperparameter of this sweep", name, dict(self.grid))

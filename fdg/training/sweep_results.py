@@ -72,6 +72,8 @@ def results(
 ) -> list[PointResult]:
     """What each point was worth, in the order of the sweep's points.
 
+    Of a population, in which hyperparameters change, each agent is a point, with those that it ended with.
+
     Args:
       sweep: the run's algorithm.
       rows: of `metrics.jsonl`.
@@ -82,6 +84,12 @@ def results(
     late = curves[steps > (1 - _LAST) * steps[-1]] if len(steps) else curves
     final = _means(late) if evaluated is None else np.asarray(evaluated, float)
     training = _means(curves)
+    if sweep.exploit_every is not None:
+        ended = [
+            {name: float(rows[-1][f"{name}_per_seed"][i]) for name, _ in sweep.grid}
+            for i in range(sweep.agents)
+        ]
+        return [PointResult(ended[i], [i], final[[i]], float(training[i])) for i in range(sweep.agents)]
     return [
         PointResult(
             point,
@@ -119,12 +127,14 @@ def report(
       evaluated: as for `results`.
       title: of the picture.
     """
-    found = results(sweep, list(read_metrics(run.path / "metrics.jsonl")), evaluated)
+    rows = list(read_metrics(run.path / "metrics.jsonl"))
+    found = results(sweep, rows, evaluated)
     measure = "greedy evaluation after training" if evaluated is not None else "last tenth of the training"
     best = best_of(found)
     content = {
         "sweep": {name: list(values) for name, values in sweep.grid},
         "num_seeds": sweep.num_seeds,
+        "exploit_every": sweep.exploit_every,
         "measure": measure,
         "points": [one.said() for one in found],
         "best": {
@@ -136,7 +146,10 @@ def report(
     }
     _publish_json(run, "sweep.json", content)
     run.publish("sweep.csv", lambda file: file.write(_csv(found).encode()))
-    run.publish("sweep.png", lambda file: draw(found, title, measure, file))
+    if sweep.exploit_every is None:
+        run.publish("sweep.png", lambda file: draw(found, title, measure, file))
+    else:
+        run.publish("sweep.png", lambda file: draw_schedules(rows, sweep, best, title, file))
     lines = [table(found, measure)]
     if math.isfinite(found[best].mean):
         flags = " ".join(
@@ -212,6 +225,36 @@ def draw(found: Sequence[PointResult], title: str, measure: str, picture: Any) -
     axes.grid(alpha=0.25)
     if len(lines) > 1:
         figure.legend(loc="outside lower center", ncols=min(3, len(lines)), frameon=False, fontsize="small")
+    figure.savefig(picture, format="png", dpi=150)
+
+
+def draw_schedules(
+    rows: Sequence[Mapping[str, Any]], sweep: Sweep, best: int, title: str, picture: Any
+) -> None:
+    """Draws the hyperparameters of a population's agents over the training, the best agent's on top."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    from fdg.training.curves import style
+
+    names = [name for name, values in sweep.grid if len(values) > 1] or [sweep.grid[0][0]]
+    figure = Figure(figsize=(7.0, 1.0 + 2.4 * len(names)), layout="constrained")
+    FigureCanvasAgg(figure)
+    (_, faint), (_, strong) = style(0), style(1)
+    for name, axes in zip(names, np.ravel(figure.subplots(len(names), 1, sharex=True)), strict=True):
+        steps, values = per_agent(rows, sweep.agents, name)
+        axes.plot(steps, values, color=faint, alpha=0.3, linewidth=0.8)
+        axes.plot(steps, values[:, best], color=strong, label=f"agent {best}, the best in the end")
+        if np.nanmin(values) > 0 and np.nanmax(values) > 5 * np.nanmin(values):
+            axes.set_yscale("log")
+        axes.set_ylabel(name.replace("_", " "))
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25)
+    axes.set_xlabel("environment steps of each agent")
+    figure.suptitle(title, fontsize="medium")
+    figure.legend(
+        *axes.get_legend_handles_labels(), loc="outside lower center", frameon=False, fontsize="small"
+    )
     figure.savefig(picture, format="png", dpi=150)
 
 

@@ -28,8 +28,8 @@ def sweep(
       values: of float hyperparameters by name: numbers, or a range such as `"log:1e-4..1e-2x8"`.
       policy: as for `fdg.fit`.
       num_seeds: agents of each combination, of seeds `seed`, `seed + 1`, ...
-      exploit_every: None, or population-based training: the agents begin with these values, and after every so
-        many iterations the worst take over from the best, with hyperparameters a little changed.
+      exploit_every: None, or population-based training: the agents begin with these values, and every so many
+        iterations the worst take over from the best, with hyperparameters a little changed.
       settings: whatever `fdg.fit` takes.
 
     Returns:
