@@ -13,14 +13,15 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 p
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(EXTRAS)
 
-.PHONY: help train plan test lint check bench bench-peers performance fuzz mutants lock clean
+.PHONY: help train plan test lint docs check bench bench-peers performance fuzz mutants lock clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make train   train PPO on CartPole-v1; flags: make train ARGS="--env Pendulum-v1 --num-seeds 10"'
 	@echo 'make plan    print the dataflow graph and the plan for the same flags, and run nothing'
 	@echo 'make test    run the tests, JOBS=2 at a time; some, one at a time: make test ARGS="-k checkpoint -x"'
-	@echo 'make lint    formatting, lint, types, who imports whom, and no distribution code in algos/ or envs/'
+	@echo 'make lint    formatting, lint, types, who imports whom, no distribution code in algos/ or envs/, the site'
+	@echo 'make docs    the documentation site, into build/site; while one writes: make docs ARGS=serve'
 	@echo 'make check   lint, then the tests: what CI runs'
 	@echo 'make bench   run the benchmarks; every size: make bench ARGS="--thorough"'
 	@echo 'make bench-peers  speed beside other trainers, each in an environment of its own under build/'
@@ -58,6 +59,13 @@ lint: $(STAMP)
 	PYTHONPATH=. "$(BIN)/lint-imports" --no-logo --no-cache
 	@! grep -rnwE '$(DISTRIBUTION)' --include='*.py' algos envs \
 		|| { echo 'error: distribution code in algos/ or envs/ (lines above): let a policy place the fragment' >&2; exit 1; }
+	@"$(BIN)/mkdocs" build --strict --quiet
+
+# Material for MkDocs says at every start that it will be followed by another program: docs/decisions/045.
+export NO_MKDOCS_2_WARNING := 1
+
+docs: $(STAMP)
+	"$(BIN)/mkdocs" $(or $(ARGS),build --strict)
 
 check: lint test
 

@@ -73,6 +73,13 @@ EXPERIMENTS = (
     Experiment("ppo", "Breakout-MinAtar", 10_000_000, 40, of="interquartile mean", num_seeds=10),
     Experiment("ippo", "MPE_simple_spread_v3", 10_000_000, -20.0),
     Experiment("mappo", "MPE_simple_spread_v3", 600_000, -17.3),
+    Experiment(
+        "recurrent_ppo",
+        "probe:memory",
+        100_000,
+        0.95,
+        flags=("--learning-rate", "1e-3", "--memory-size", "32"),
+    ),
     Experiment("ppo", "brax:inverted_pendulum", 2_000_000, 950),
     Experiment("ppo", "envpool:HalfCheetah-v4", 1_000_000, 1_440, num_seeds=5, together=False),
 )

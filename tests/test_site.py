@@ -1,0 +1,86 @@
+"""The documentation site: the code of its pages runs and prints what they say; commands are commands."""
+
+import re
+import shlex
+
+import pytest
+from latex2mathml.converter import convert
+
+import fdg
+from docs import pages, site_hooks
+from fdg.commands.parse import parse
+
+DOCUMENTS = sorted(path for path in pages.DOCS.rglob("*.md"))
+
+
+@pytest.mark.parametrize("page", pages.pages(), ids=lambda path: path.stem)
+def test_the_code_of_a_page_runs_and_prints_what_it_says(page):
+    assert pages.differences(page, train=pages.trains(page)) == []
+
+
+def test_a_page_that_prints_something_else_is_found(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("```python\nprint(1 + 1)\n```\n\n```text\n3\n```\n\n```python\nprint(4)\n```\n")
+    assert pages.differences(page, train=False) == ["page.md:2 prints\n2\n"]
+
+
+def test_the_commands_of_the_pages_are_commands():
+    """Those of `train` and `plan` that need no earlier run: every flag is one, and takes its value."""
+    lines = {
+        line.strip()
+        for document in DOCUMENTS
+        for block in pages.blocks(document.read_text(), "sh")
+        for line in block.code.replace("\\\n", " ").splitlines()
+    }
+    seen = 0
+    for line in lines:
+        command = re.match(r"\S*python -m (fdg\.train|fdg\.plan)\b", line)
+        words = shlex.split(line[command.end() :], comments=True) if command else []
+        if command is None or _needs_more_than_the_words(words):
+            continue
+        parse(words if "--devices" in words else [*words, "--devices", "1"], command[1], "")
+        seen += 1
+    assert seen > 20
+
+
+def _needs_more_than_the_words(words: list[str]) -> bool:
+    elsewhere = {"--resume", "--from", "--config", "--help", "--cluster", "--distributed", "--policy=auto"}
+    modules = any(":" in word and word.partition(":")[0] in ("my.module", "mine") for word in words)
+    host = any(word.startswith(("envpool:", "gymnasium:", "ray:", "brax:")) for word in words)
+    return (
+        bool(elsewhere & set(words)) or modules or host or "auto" in words or "--coordinator-address" in words
+    )
+
+
+def test_every_formula_can_be_drawn():
+    """No command is left as text in the MathML, which is how an unknown one shows."""
+    formulas = []
+    for document in DOCUMENTS:
+        text = re.sub(r"^```.*?^```|`[^`\n]*`", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
+        formulas += re.findall(r"\$\$(.+?)\$\$", text, re.DOTALL)
+        formulas += re.findall(r"(?<!\$)\$(?!\$)([^$\n]+)\$(?!\$)", text)
+    assert len(formulas) > 40
+    for formula in formulas:
+        assert "\\" not in convert(formula), formula
+
+
+def test_links_out_of_the_folder_lead_to_pages_of_the_site():
+    assert site_hooks._page_of("CONTRIBUTING.md") == "contributing.md"
+    assert site_hooks._outside("decisions/001-x.md", "../../fdg/engine.py") == "fdg/engine.py"
+    assert site_hooks._outside("how-to/policy.md", "../policies.md#staleness") is None
+    assert site_hooks._outside("index.md", "https://arxiv.org/abs/2210.00882") is None
+
+
+def test_every_algorithm_has_a_page_with_formulas_a_curve_and_its_source():
+    import algos
+
+    for name in algos.names():
+        text = (pages.DOCS / "algorithms" / f"{name}.md").read_text()
+        assert "$$" in text and f"algos/{name}.py" in text, name
+        curve = re.search(r"!\[Learning curve[^\]]*\]\(([^)]+)\)", text)
+        assert curve and (pages.DOCS / "algorithms" / curve[1]).is_file(), name
+
+
+def test_the_citation_is_of_this_version():
+    text = (pages.DOCS.parent / "CITATION.cff").read_text()
+    assert f"\nversion: {fdg.__version__}\n" in text
