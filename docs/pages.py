@@ -26,6 +26,7 @@ import jax.numpy as jnp
 
 import fdg
 import policies
+from fdg.processes import distributed
 from fdg.training.fit import fit as train_and_keep
 from fdg.training.run import Run
 
@@ -37,7 +38,7 @@ _LENGTH = re.compile(r"(?<=\btotal_steps=)[\d_]+")
 # Run by `docs/draw_policies.py`, which draws as well.
 _ELSEWHERE = {"policies.md"}
 # What these show needs a run directory.
-_TRAINED = {"using.md", "how-to/notebooks.md"}
+_TRAINED = {"using.md"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,10 +113,12 @@ def _untrained(*arguments: Any, **named: Any) -> Run:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """No progress on the screen, and no change of the number of devices."""
+    """No progress on the screen, a user's own rules for shapes, and nothing that concerns the whole process."""
     with (
         contextlib.redirect_stderr(io.StringIO()),
-        mock.patch.object(fdg, "host_devices", lambda count: None),
+        jax.numpy_rank_promotion("allow"),
+        mock.patch.object(fdg, "host_devices"),
+        mock.patch.object(distributed, "initialize"),
     ):
         yield
 
@@ -134,10 +137,10 @@ def differences(path: Path, train: bool) -> list[str]:
     ]
 
 
-def write(path: Path) -> None:
+def write(path: Path, train: bool) -> None:
     """Writes what the blocks of a page print below them, where there is a block of text for it."""
     text = path.read_text()
-    for block, printed in run(path):
+    for block, printed in run(path, train):
         if block.printed is not None:
             old = f"```python\n{block.code}```\n\n```text\n{block.printed}```"
             assert text.count(old) == 1, f"{path}:{block.line}"
@@ -156,11 +159,11 @@ def main() -> None:
     for page in arguments.pages or pages():
         start = time.process_time()
         path = page.resolve()
+        train = not arguments.quick or trains(path)
         if arguments.write:
-            write(path)
-        else:
-            for wrong in differences(path, train=not arguments.quick or trains(path)):
-                print(wrong)
+            write(path, train)
+        for wrong in differences(path, train) if not arguments.write else ():
+            print(wrong)
         print(f"{page}: {time.process_time() - start:.1f} s of CPU", flush=True)
 
 
