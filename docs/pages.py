@@ -113,7 +113,7 @@ def _untrained(*arguments: Any, **named: Any) -> Run:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """No progress on the screen, a user's own rules for shapes, and nothing that concerns the whole process."""
+    """No progress on the screen, no strict rules for shapes, nothing that concerns the whole process."""
     with (
         contextlib.redirect_stderr(io.StringIO()),
         jax.numpy_rank_promotion("allow"),
