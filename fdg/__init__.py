@@ -30,6 +30,7 @@ from fdg.placing.plan import Plan
 from fdg.placing.policy import Group, Policy
 from fdg.profiling.measuring import profile
 from fdg.profiling.report import Profile
+from fdg.rowwise import rowwise
 from fdg.running.host_devices import host_devices, reserve_threads
 from fdg.running.program import Program
 from fdg.running.program_cache import keep_programs
@@ -70,6 +71,7 @@ __all__ = [
     "load_exported",
     "place",
     "profile",
+    "rowwise",
     "sweep",
     "trace",
 ]

@@ -7,15 +7,17 @@ its turn came.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from algos.language.decoder import Cache, Decoder
 from algos.language.layers import Weights
 from algos.language.sampling import Sampling, draw
 from fdg.errors import FdgError
+from fdg.rowwise import rowwise
 
 _REFILLED_AT_ONCE = 8  # a part of the slots: so many wait for each other at most
 
@@ -80,8 +82,8 @@ def generate(
       prompts: N of them.
       key: one, or one of each sample [N]: the latter in a fragment whose batch is split over devices.
       sampling: how tokens are drawn and when a sample ends.
-      slots: how many are answered at a time; None for all. Fewer need less memory, and less time where
-        lengths differ much: a slot that is free takes the next prompt.
+      slots: how many are answered at a time (on each device, where rows are split); None for all. Fewer need
+        less memory, and less time where lengths differ much: a slot that is free takes the next prompt.
 
     Returns:
       R = `sampling.max_new_tokens` columns.
@@ -91,9 +93,9 @@ def generate(
         not in its vocabulary (where prompts are known, and not traced).
     """
     _check(decoder, prompts, sampling, slots)
-    count = prompts.tokens.shape[0]
-    keys = key if key.ndim else sample_keys(key, count)
-    return _rows(decoder, sampling, min(slots or count, count), parameters, prompts, keys)
+    keys = key if key.ndim else sample_keys(key, prompts.tokens.shape[0])
+    rows = functools.partial(_rows, decoder, sampling, slots)
+    return rowwise(rows, in_axes=(None, 0, 0))(parameters, prompts, keys)
 
 
 def sample_keys(key: jax.Array, count: int) -> jax.Array:
@@ -119,19 +121,20 @@ def _check(decoder: Decoder, prompts: Prompts, sampling: Sampling, slots: int | 
     wrong = [token for token in sampling.stop_tokens if not 0 <= token < c.vocab_size]
     if wrong:
         raise FdgError(f"generate: stop_tokens={wrong}: the vocabulary has 0 to {c.vocab_size - 1}")
-    if not isinstance(prompts.tokens, jax.core.Tracer):
+    if not any(isinstance(each, jax.core.Tracer) for each in prompts):
         check_tokens(c.vocab_size, prompts.tokens, prompts.mask)
 
 
-def check_tokens(vocab_size: int, tokens: jax.Array, mask: jax.Array, what: str = "prompt") -> None:
-    """Requires that tokens [N, P] where `mask` [N, P] is set are in the vocabulary.
+def check_tokens(vocab_size: int, tokens: Any, mask: Any, what: str = "prompt") -> None:
+    """On the host, requires that tokens [N, P] where `mask` [N, P] is set are in the vocabulary.
 
     Raises:
       FdgError: names the first that is not, its row and its column.
     """
-    outside = mask & ((tokens < 0) | (tokens >= vocab_size))
+    tokens = np.asarray(tokens)
+    outside = np.asarray(mask) & ((tokens < 0) | (tokens >= vocab_size))
     if outside.any():
-        row, column = (int(each[0]) for each in jnp.nonzero(outside))
+        row, column = (int(each[0]) for each in np.nonzero(outside))
         raise FdgError(
             f"{what} {row} has token {int(tokens[row, column])} at {column}, and the vocabulary has 0 to"
             f" {vocab_size - 1}: is it of another tokenizer?"
@@ -139,10 +142,16 @@ def check_tokens(vocab_size: int, tokens: jax.Array, mask: jax.Array, what: str 
 
 
 def _rows(
-    decoder: Decoder, sampling: Sampling, slots: int, parameters: Weights, prompts: Prompts, keys: jax.Array
+    decoder: Decoder,
+    sampling: Sampling,
+    most: int | None,
+    parameters: Weights,
+    prompts: Prompts,
+    keys: jax.Array,
 ) -> Samples:
-    """`generate`, with a key of each sample."""
+    """`generate`, with a key of each sample and `most` slots."""
     n = prompts.tokens.shape[0]
+    slots = min(most or n, n)
     width = sampling.max_new_tokens
     parameters = decoder.cast(parameters)
     at_once = min(max(1, slots // _REFILLED_AT_ONCE), slots)

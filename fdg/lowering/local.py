@@ -12,6 +12,7 @@ from fdg import jaxprs
 from fdg.batch.flow import EquationFlow, Flow
 from fdg.batch.rules.result import Axis
 from fdg.fragment import boundary_p
+from fdg.rowwise import trace_rows
 
 _GROUPS = ("feature_group_count", "batch_group_count")  # of convolutions
 
@@ -138,6 +139,10 @@ class Local:
                 return {**params, **{k: max(params[k] // self.count, 1) for k in _GROUPS}}
             case "gather" if axis not in params["dimension_numbers"].operand_batching_dims:
                 return {**params, "slice_sizes": self._shape(params["slice_sizes"], axis)}
+            case "rowwise":
+                atoms = zip(step.eqn.invars, step.operands, strict=True)
+                parts = [jax.ShapeDtypeStruct(self._shape(v.aval.shape, a), v.aval.dtype) for v, a in atoms]
+                return {**params, "jaxpr": trace_rows(params["function"], parts)}
         return params
 
 

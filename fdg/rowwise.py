@@ -1,0 +1,128 @@
+"""`rowwise`: a function whose rows do not depend on each other, which a device may call for its own alone.
+
+What an operation does with a batch is known by rules (`fdg.batch`), which guess nothing. A loop that ends
+when its last row has, or a queue of rows, mixes them in ways that no rule can see through, though each row's
+numbers are its own. A function that says so is traced again for the rows of one device, and runs there to its
+own end.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.extend import core
+from jax.interpreters import ad, batching, mlir
+
+from fdg.errors import GraphError
+
+Axes = tuple[int | None, ...]
+Splits = tuple[tuple[Axes, Axes], ...]
+"""Ways to split: the axis of each operand (None: whole) and of each result. `vmap` adds one."""
+
+rowwise_p = core.Primitive("rowwise")
+rowwise_p.multiple_results = True
+
+
+def trace_rows(function: Callable[..., Any], operands: Any) -> core.ClosedJaxpr:
+    """The jaxpr of a flat function for operands of these shapes and dtypes."""
+    return jax.make_jaxpr(function)(*[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands])
+
+
+def _run(*operands: Any, jaxpr: Any, function: Any, splits: Splits) -> list[Any]:
+    return core.jaxpr_as_fun(jaxpr)(*operands)
+
+
+def _batched(operands: Any, dims: Any, *, jaxpr: Any, function: Any, splits: Splits) -> Any:
+    def agents(*operands: Any) -> Any:
+        return jax.vmap(function, in_axes=tuple(dims))(*operands)
+
+    def moved(axes: Axes) -> Axes:
+        return tuple(
+            axis if axis is None or dim is None or dim > axis else axis + 1
+            for axis, dim in zip(axes, dims, strict=True)
+        )
+
+    inner = tuple((moved(i), tuple(None if axis is None else axis + 1 for axis in o)) for i, o in splits)
+    count = len(splits[0][1])
+    all_splits = (*inner, (tuple(dims), (0,) * count))
+    jaxpr = trace_rows(agents, operands)
+    return rowwise_p.bind(*operands, jaxpr=jaxpr, function=agents, splits=all_splits), (0,) * count
+
+
+def _jvp(primals: Any, tangents: Any, *, jaxpr: Any, function: Any, splits: Splits) -> Any:
+    known = tuple(ad.instantiate_zeros(tangent) for tangent in tangents)
+    return jax.jvp(core.jaxpr_as_fun(jaxpr), tuple(primals), known)
+
+
+rowwise_p.def_impl(lambda *operands, jaxpr, **_: jax.jit(core.jaxpr_as_fun(jaxpr))(*operands))
+rowwise_p.def_abstract_eval(lambda *_, jaxpr, **__: jaxpr.out_avals)
+batching.primitive_batchers[rowwise_p] = _batched
+ad.primitive_jvps[rowwise_p] = _jvp
+mlir.register_lowering(rowwise_p, mlir.lower_fun(_run, multiple_results=True))
+
+
+def rowwise(function: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callable[..., Any]:
+    """A function whose rows are independent, so that each device may call it for its own.
+
+    Its result for a row must depend on that row of its arguments only, whatever other rows there are and how
+    many; nothing checks it but the guarantee's own tests. It is called with whole arrays, and on several
+    devices also with each one's part of them. It may use nothing that is traced but its arguments.
+
+    Args:
+      function: of arrays (pytrees); takes any number of rows.
+      in_axes, out_axes: which axis of each argument and result the rows are, as in `jax.vmap`: pytree
+        prefixes, None for what all rows share; a result has rows.
+
+    Returns:
+      The same function. It composes with `jit` and `vmap`.
+
+    Raises:
+      GraphError: (a call) axes that do not fit, or an effect inside.
+
+    >>> def halve(x):  # until all are below 1
+    ...     smaller = lambda x: jax.numpy.where(x < 1, x, x / 2)
+    ...     return jax.lax.while_loop(lambda x: (x >= 1).any(), smaller, x)
+    >>> rowwise(halve)(jax.numpy.array([3.0, 0.5, 8.0])).tolist()
+    [0.75, 0.5, 0.5]
+    """
+
+    @functools.wraps(function)
+    def call(*arguments: Any) -> Any:
+        operands, tree = jax.tree.flatten(arguments)
+        operands = [jax.numpy.asarray(x) if not isinstance(x, jax.Array) else x for x in operands]
+        shapes: list[Any] = []
+
+        def flat(*operands: Any) -> list[Any]:
+            results, out_tree = jax.tree.flatten(function(*jax.tree.unflatten(tree, operands)))
+            shapes[:] = [out_tree]
+            return results
+
+        jaxpr = trace_rows(flat, operands)
+        name = getattr(function, "__name__", "function")
+        if jaxpr.effects:
+            raise GraphError(
+                f"rowwise '{name}' has an effect (a print, a call to the host), which each device would have:"
+                f" take it out"
+            )
+        out_tree = shapes[0]
+        given = in_axes if isinstance(in_axes, list | tuple) else (in_axes,) * len(arguments)
+        own = _per_leaf(name, "in", tuple(given), tree)
+        results = _per_leaf(name, "out", out_axes, out_tree)
+        found = rowwise_p.bind(*operands, jaxpr=jaxpr, function=flat, splits=((own, results),))
+        return jax.tree.unflatten(out_tree, found)
+
+    return call
+
+
+def _per_leaf(name: str, side: str, axes: Any, tree: Any) -> Axes:
+    """The axis of each leaf, of a pytree prefix."""
+    prefix = jax.tree.map(lambda axis: -1 if axis is None else axis, axes, is_leaf=lambda axis: axis is None)
+    try:
+        full = jax.tree.broadcast(prefix, jax.tree.unflatten(tree, range(tree.num_leaves)))
+    except ValueError:
+        raise GraphError(
+            f"rowwise '{name}': {side}_axes={axes} is no pytree prefix of its"
+            f" {'arguments' if side == 'in' else 'results'}: give one axis (or None) for each, or one for all"
+        ) from None
+    return tuple(None if axis < 0 else axis for axis in jax.tree.leaves(full))

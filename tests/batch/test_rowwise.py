@@ -1,0 +1,86 @@
+"""Functions that say that their rows are independent: each device runs its own, to its own end."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+import fdg
+from fdg.batch.follow import follow
+from fdg.errors import GraphError
+from fdg.lowering.constraints import BATCH, constrain
+
+
+def tally(weight, x):
+    """Rows [B, 3] are made smaller until their sums are all below 1; and how often each was."""
+
+    def step(carry):
+        x, count = carry
+        large = jnp.sum(x, axis=1) >= 1
+        order = jnp.argsort(~large)  # mixes rows, and puts them back
+        halved = jnp.where(large[order][:, None], x[order] * weight, x[order])
+        return halved[jnp.argsort(order)], count + large
+
+    return jax.lax.while_loop(
+        lambda c: jnp.any(jnp.sum(c[0], axis=1) >= 1), step, (x, jnp.zeros(len(x), int))
+    )
+
+
+X = jnp.asarray(np.random.default_rng(0).uniform(0, 40, (16, 3)), jnp.float32)
+
+
+def marked(weight, x):
+    return fdg.rowwise(tally, in_axes=(None, 0))(weight, x)
+
+
+def split(function, arguments, axes, devices):
+    """`function` on eight devices, and its text for XLA."""
+    traced = jax.make_jaxpr(function)(*arguments)
+    mesh = Mesh(np.array(devices), (BATCH,))
+    lowered = jax.jit(jax.extend.core.jaxpr_as_fun(constrain(traced, mesh, axes)))
+    return lowered(*arguments), lowered.lower(*arguments).compile().as_text()
+
+
+def test_each_device_runs_its_rows_alone(devices):
+    expected = tally(0.5, X)
+    found, text = split(marked, (jnp.float32(0.5), X), (None, 0), devices)
+    for want, have in zip(expected, found, strict=True):
+        np.testing.assert_array_equal(want, have)
+    assert not any(word in text for word in ("all-gather", "all-reduce", "collective-permute"))
+
+
+def test_under_vmap_it_is_split_by_agents_or_by_rows(devices):
+    weights = jnp.array([0.5, 0.25, 0.7, 0.9, 0.5, 0.5, 0.6, 0.1])
+    many = jax.vmap(marked, in_axes=(0, None))
+    expected = [tally(weight, X) for weight in weights[:3]]
+    for axes in ((0, None), (None, 0)):
+        found, text = split(many, (weights, X), axes, devices)
+        for i, want in enumerate(expected):
+            np.testing.assert_allclose(found[0][i], want[0])
+            np.testing.assert_array_equal(found[1][i], want[1])
+        assert not any(word in text for word in ("all-gather", "all-reduce", "collective-permute"))
+
+
+def test_what_is_not_split_along_its_rows_is_gathered():
+    jaxpr = jax.make_jaxpr(marked)(jnp.float32(0.5), X[:12])
+    (step,) = follow(jaxpr, (None, 1), 3).equations
+    assert (step.gathered, step.results, step.local) == ((1,), (None, None), False)
+
+
+def test_forward_derivatives_pass():
+    slope = jax.jvp(lambda w: marked(w, X)[0].sum(), (0.5,), (1.0,))[1]
+    other = jax.jvp(lambda w: tally(w, X)[0].sum(), (0.5,), (1.0,))[1]
+    np.testing.assert_allclose(slope, other)
+
+
+def test_errors():
+    with pytest.raises(GraphError, match=r"'tally': in_axes=\(None, 0, 0\) is no pytree prefix"):
+        fdg.rowwise(tally, in_axes=(None, 0, 0))(0.5, X)
+
+    def speaks(x):
+        jax.debug.print("{}", x)
+        return x
+
+    with pytest.raises(GraphError, match="'speaks' has an effect"):
+        fdg.rowwise(speaks)(X)

@@ -1,0 +1,134 @@
+"""The decoder against transformers' numbers, and itself.
+
+`golden.npz` is made by `python -m bench.language_oracle logits`.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algos.language import Decoder, DecoderConfig, lora
+from algos.language import decoder as module
+from algos.language.layers import rotary_frequencies
+from bench import language_oracle as oracle
+from fdg.errors import FdgError
+from tests.language.test_generation import TINY
+
+V = 11
+
+
+@pytest.fixture(scope="module")
+def decoder():
+    return Decoder(DecoderConfig.tiny(V, **TINY, initializer_range=0.3))
+
+
+@pytest.fixture(scope="module")
+def parameters(decoder):
+    return jax.jit(decoder.init)(jax.random.key(0))
+
+
+TOKENS = jax.random.randint(jax.random.key(1), (2, 8), 0, V)
+SEGMENTS = jnp.array([[0, 0, 1, 1, 1, 2, 2, 2], [1, 1, 1, 1, 1, 1, 0, 0]])
+
+FAMILIES = ["llama kv=2 seed=0", "qwen2 kv=2 seed=0", "qwen3 kv=2 tied seed=0", "qwen2 window=4 seed=0"]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_and_gradients_are_those_of_transformers(name):
+    config, seed = next((config, seed) for each, config, seed in oracle.cases(golden=True) if each == name)
+    with np.load(oracle.GOLDEN) as golden:
+        found = oracle.compare(golden, name, config, seed)
+    assert max(found.values()) < 1e-4, found
+
+
+@pytest.mark.parametrize("kind", ["linear", "llama3", "yarn"])
+def test_stretched_positions_are_those_of_transformers(kind):
+    name = f"llama rope={kind} seed=0"
+    config, seed = next((config, seed) for each, config, seed in oracle.cases() if each == name)
+    tokens, mask = oracle.REFERENCE["inputs"](config.vocab_size, seed, False)
+    parameters = oracle.parameters_of(config, seed)
+    # The frequencies are all that differs: one program, with those of each kind as its turn.
+    found = jax.jit(Decoder(config).apply)(parameters, jnp.asarray(tokens), jnp.asarray(mask, jnp.int32))
+    with np.load(oracle.GOLDEN) as golden:
+        np.testing.assert_allclose(found, golden[name], atol=1e-4)
+    plain = dataclasses.replace(config, rope_scaling=None)
+    assert np.abs(rotary_frequencies(config)[0] - rotary_frequencies(plain)[0]).max() > 1e-3
+
+
+def test_packed_segments_do_not_see_each_other(decoder, parameters):
+    apply = jax.jit(decoder.apply)
+    packed = apply(parameters, TOKENS, SEGMENTS)
+    alone = jnp.stack([jnp.pad(TOKENS[0, 2:5], (0, 5)), jnp.pad(TOKENS[0, 5:], (5, 0))])
+    segments = jnp.array([[1, 1, 1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 1, 1, 1]])
+    apart = apply(parameters, alone, segments)
+    np.testing.assert_allclose(packed[0, 2:5], apart[0, :3], atol=1e-5)
+    np.testing.assert_allclose(packed[0, 5:], apart[1, 5:], atol=1e-5)
+
+
+def test_log_probs_are_of_each_token_given_those_before_it(decoder, parameters, monkeypatch):
+    every = jax.nn.log_softmax(jax.jit(decoder.apply)(parameters, TOKENS, SEGMENTS))
+    expected = np.zeros((2, 8))
+    for n, t in [(0, 3), (0, 4), (0, 6), (0, 7), (1, 1), (1, 2), (1, 3), (1, 4), (1, 5)]:
+        expected[n, t] = every[n, t - 1, TOKENS[n, t]]
+    for numbers in (1 << 20, 3 * V):  # all places at once, and three
+        monkeypatch.setattr(module, "_LOGITS_AT_ONCE", numbers)
+        found = jax.jit(lambda p: decoder.log_probs(p, TOKENS, SEGMENTS))(parameters)
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+    hidden = jax.jit(decoder.hidden)(parameters, TOKENS, SEGMENTS)
+    tempered, entropy = decoder.token_log_probs(parameters, hidden, TOKENS, SEGMENTS, temperature=2.0)
+    chances = jax.nn.softmax(decoder.logits(parameters, hidden)[1, 2] / 2)
+    np.testing.assert_allclose(tempered[1, 3], jnp.log(chances[TOKENS[1, 3]]), rtol=1e-5)
+    np.testing.assert_allclose(entropy[1, 3], -jnp.sum(chances * jnp.log(chances)), rtol=1e-5)
+
+
+def test_rematerialised_blocks_have_the_same_gradient_and_bfloat16_is_near(decoder, parameters):
+    def slope(**changes):
+        other = Decoder(dataclasses.replace(decoder.config, **changes))
+        return jax.jit(jax.grad(lambda p: jnp.sum(other.log_probs(p, TOKENS, SEGMENTS))))(parameters)
+
+    plain = slope()
+    for one, two in zip(jax.tree.leaves(plain), jax.tree.leaves(slope(remat=True)), strict=True):
+        np.testing.assert_allclose(one, two, atol=1e-4)
+    rough = slope(dtype="bfloat16")
+    for one, two in zip(jax.tree.leaves(plain), jax.tree.leaves(rough), strict=True):
+        assert two.dtype == jnp.float32
+        np.testing.assert_allclose(one, two, atol=0.1 * float(jnp.abs(one).max()) + 1e-3)
+
+
+def test_adapters_change_nothing_at_first_and_can_be_merged(decoder, parameters):
+    config = dataclasses.replace(decoder.config, lora_rank=2, lora_alpha=6.0)
+    adapted = Decoder(config)
+    fresh = adapted.with_adapters(parameters, jax.random.key(3))
+    apply, plain = jax.jit(adapted.apply), jax.jit(decoder.apply)
+    expected = plain(parameters, TOKENS, SEGMENTS)
+    np.testing.assert_allclose(apply(fresh, TOKENS, SEGMENTS), expected, atol=1e-6)
+    adapters, base = lora.split(fresh)
+    moved = lora.join(jax.tree.map(lambda x: x + 0.1, adapters), base)
+    found = apply(moved, TOKENS, SEGMENTS)
+    assert jnp.abs(found - expected).max() > 0.1
+    merged = lora.merged(config, moved)
+    np.testing.assert_allclose(plain(merged, TOKENS, SEGMENTS), found, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_kv_heads": 3}, "num_heads=4 does not divide by num_kv_heads=3"),
+        ({"hidden_size": 62}, "hidden_size=62 does not divide by num_heads=4: say head_dim"),
+        ({"head_dim": 7}, "head_dim=7: rotary positions need an even one"),
+        ({"dtype": "float16"}, "dtype='float16': it must be 'float32' or 'bfloat16'"),
+        ({"lora_targets": ("query", "keys")}, r"lora_targets=['keys']: a block has query, key"),
+        (
+            {"rope_scaling": (("rope_type", "dynamic"),)},
+            "rope_type='dynamic': known are linear, llama3",
+        ),
+        ({"num_layers": 0}, "num_layers=0: it must be a whole number above zero"),
+    ],
+)
+def test_errors_of_configs(fields, message):
+    with pytest.raises(FdgError) as error:
+        DecoderConfig.tiny(V, **fields)
+    assert message in str(error.value)

@@ -1,0 +1,91 @@
+"""Sampling under policies: each device fills its own slots, and tokens are those of one device."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import fdg
+import policies
+from algos.language import Decoder, DecoderConfig, Prompts, Sampling, generate, lora, sample_keys
+from tests.conformance.comparison import assert_same, plain
+from tests.language.test_generation import TINY, prompts
+
+
+@dataclasses.dataclass(frozen=True)
+class Imitator:
+    """Learns its own samples: an actor that generates, a learner that fits log-probabilities."""
+
+    decoder: Decoder
+    batch: int = 16
+    slots: int | None = 1
+
+    @property
+    def parameter_rules(self):
+        return self.decoder.parameter_rules
+
+    def init(self, key):
+        trained, frozen = lora.split(self.decoder.init(key))
+        return {"trained": trained, "frozen": frozen, "adam": self._adam.init(trained), "key": key}
+
+    @property
+    def _adam(self):
+        return optax.adam(1e-2)
+
+    def iterate(self, state):
+        key, own = jax.random.split(state["key"])
+        asked = prompts(self.batch)
+        samples = self.act(state["trained"], state["frozen"], asked, sample_keys(own, self.batch))
+        trained, adam, loss = self.learn(state["trained"], state["adam"], state["frozen"], asked, samples)
+        state = {"trained": trained, "frozen": state["frozen"], "adam": adam, "key": key}
+        return state, {"loss": loss, "tokens": jnp.sum(samples.tokens * jnp.arange(1, 6)[None])}
+
+    @fdg.fragment("actor", in_axes=(None, None, 0, 0))
+    def act(self, trained, frozen, asked, keys):
+        sampling = Sampling(5, stop_tokens=(3,))
+        return generate(self.decoder, lora.join(trained, frozen), asked, keys, sampling, self.slots)
+
+    @fdg.fragment("learner", in_axes=(None, None, None, 0, 0), out_axes=None)
+    def learn(self, trained, adam, frozen, asked: Prompts, samples):
+        tokens = jnp.concatenate([asked.tokens, samples.tokens], axis=1)
+        segments = jnp.concatenate([asked.mask, samples.mask], axis=1).astype(jnp.int32)
+
+        def loss(trained):
+            log_probs = self.decoder.log_probs(lora.join(trained, frozen), tokens, segments)[:, -5:]
+            return -jnp.sum(log_probs * samples.mask) / jnp.sum(samples.mask)
+
+        value, slope = jax.value_and_grad(loss)(trained)
+        updates, adam = self._adam.update(slope, adam)
+        return optax.apply_updates(trained, updates), adam, value
+
+
+def imitator(**changes):
+    return Imitator(
+        Decoder(DecoderConfig.tiny(11, **TINY, initializer_range=0.3, max_positions=32, **changes))
+    )
+
+
+def test_policies_give_the_plain_numbers_and_sampling_exchanges_nothing(devices):
+    algorithm = imitator()
+    start = jax.jit(algorithm.init)(jax.random.key(0))
+    expected, metrics = plain(algorithm, start, 2)
+    for policy in (policies.GPUOnly(), policies.SingleLearnerCoarse(actors=4, learners=2, model_parallel=2)):
+        engine = fdg.compile(algorithm, policy, devices=devices)
+        state, found = engine.run(engine.init(0), 2)
+        assert_same(expected, state, 1e-4)
+        np.testing.assert_array_equal(found["tokens"], metrics["tokens"])
+        (acting,) = [each for each in engine.programs if "act" in each.fragments]
+        for each in acting.collectives():
+            assert "act" not in each.fragments, each
+
+
+def test_of_a_network_with_adapters_only_these_cross_between_groups():
+    algorithm = imitator(lora_rank=2)
+    plan = fdg.place(algorithm, policies.SingleLearnerCoarse(actors=2, learners=2), 4)
+    trained, frozen = jax.eval_shape(lambda: lora.split(algorithm.decoder.init(jax.random.key(0))))
+    sizes = [sum(4 * leaf.size for leaf in jax.tree.leaves(each)) for each in (trained, frozen)]
+    assert sizes[0] < sizes[1] / 2
+    moved = [each for each in plan.movements if each.where == "learners -> actors"]
+    assert sum(each.bytes_per_crossing for each in moved) == 2 * sizes[0]  # two actors

@@ -1,0 +1,136 @@
+"""Directories of Hugging Face's: read, written, and what is wrong with them."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from algos.language import Decoder, DecoderConfig, weights
+from fdg.errors import FdgError
+from tests.language.test_generation import TINY
+
+FAMILIES = {
+    "llama": {},
+    "mistral": {"sliding_window": 8},
+    "qwen2": {"qkv_bias": True},
+    "qwen3": {"qk_norm": True, "tie_embeddings": False},
+}
+
+
+def made(**options):
+    config = DecoderConfig.tiny(11, **TINY, **options)
+    shapes = jax.eval_shape(Decoder(config).init, jax.random.key(0))
+    draw = np.random.default_rng(0)
+    parameters = jax.tree.map(lambda x: draw.normal(size=x.shape).astype(np.float32), shapes)
+    return Decoder(config), parameters
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_written_is_read_again(tmp_path, family):
+    decoder, parameters = made(**FAMILIES[family])
+    for shard_bytes, files in ((1 << 30, 1), (4000, 4)):
+        weights.save(tmp_path / "model", decoder, parameters, shard_bytes=shard_bytes)
+        assert len(list((tmp_path / "model").glob("*.safetensors"))) >= files
+        assert json.loads((tmp_path / "model/config.json").read_text())["model_type"] == family
+        again, found = weights.load(tmp_path / "model")
+        assert again == decoder
+        jax.tree.map(np.testing.assert_array_equal, found, parameters)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_half_precision_files_are_read_as_float32(tmp_path):
+    decoder, parameters = made()
+    for dtype in ("bfloat16", "float16"):
+        weights.save(tmp_path, decoder, parameters, dtype=dtype)
+        found = weights.load(tmp_path)[1]
+        assert found["embedding"].dtype == np.float32
+        np.testing.assert_allclose(found["embedding"], parameters["embedding"], rtol=1e-2)
+
+
+def test_adapters_begin_on_what_was_read(tmp_path):
+    decoder, parameters = made()
+    weights.save(tmp_path, decoder, parameters)
+    adapted, found = weights.load(tmp_path, lora_rank=2, remat=True)
+    assert adapted.config.remat and found["adapters"]["layers"]["1"]["mlp"]["up"]["a"].shape == (16, 2)
+    jax.tree.map(np.testing.assert_array_equal, found["base"], parameters)
+    weights.save(tmp_path / "merged", adapted, found)  # which change nothing yet
+    jax.tree.map(np.testing.assert_array_equal, weights.load(tmp_path / "merged")[1], parameters)
+
+
+def test_what_transformers_5_writes_is_read_too():
+    config = DecoderConfig.tiny(11, rope_theta=5e5)
+    written = config.to_hugging_face()
+    del written["rope_scaling"]
+    written["rope_parameters"] = {"rope_type": "default", "rope_theta": written.pop("rope_theta")}
+    assert DecoderConfig.from_hugging_face(written) == config
+
+
+def broken(folder, how):
+    """Something wrong with a directory; returns what the error says."""
+    config = json.loads((folder / "config.json").read_text())
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    match how:
+        case "no directory":
+            return folder / "none", "no such directory: give a directory with config.json and *.safetensors"
+        case "no config":
+            (folder / "config.json").unlink()
+            return folder, "it has no config.json"
+        case "config is no JSON":
+            (folder / "config.json").write_text("{")
+            return folder, "config.json: is no JSON"
+        case "another kind":
+            (folder / "config.json").write_text(json.dumps({**config, "model_type": "gpt2"}))
+            return folder, "model_type='gpt2' is no decoder that can be read: known are llama, mistral"
+        case "another activation":
+            (folder / "config.json").write_text(json.dumps({**config, "hidden_act": "gelu"}))
+            return folder, "hidden_act='gelu'"
+        case "another architecture":
+            (folder / "config.json").write_text(json.dumps({**config, "model_type": "qwen3"}))
+            return folder, "holds 'model.layers.0.self_attn.k_proj.bias', which a qwen3 of its"
+        case "more that it should have":
+            more = {**config, "model_type": "llama", "attention_bias": True}
+            (folder / "config.json").write_text(json.dumps(more))
+            return folder, "'model.layers.0.self_attn.o_proj.bias' is missing, and 1 more, which a llama"
+        case "another size":
+            (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 12}))
+            return (
+                folder,
+                "'model.embed_tokens.weight' is [11, 16], and by its config.json it",
+            )
+        case "a shard is missing":
+            shard = sorted(folder.glob("*.safetensors"))[1]
+            shard.unlink()
+            count = sum(file == shard.name for file in index["weight_map"].values())
+            return folder, f"shard {shard.name} is missing, which holds {count} of 26"
+        case "a shard is cut":
+            shard = sorted(folder.glob("*.safetensors"))[0]
+            shard.write_bytes(shard.read_bytes()[:-10])
+            return folder, f"{shard.name}: cannot be read, is it whole?"
+    (folder / "model.safetensors.index.json").unlink()
+    return folder, "it has neither model.safetensors nor model.safetensors.index.json"
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "no directory", "no config", "config is no JSON", "another kind", "another activation",
+        "another architecture", "more that it should have", "another size", "a shard is missing",
+        "a shard is cut", "no weights",
+    ],
+)  # fmt: skip
+def test_errors(tmp_path, how):
+    weights.save(tmp_path, *made(qkv_bias=True), shard_bytes=4000)
+    folder, message = broken(tmp_path, how)
+    with pytest.raises(FdgError) as error:
+        weights.load(folder)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_what_hugging_face_has_no_name_for_is_not_written(tmp_path):
+    decoder, parameters = made()
+    odd = Decoder(dataclasses.replace(decoder.config, qk_norm=True, mlp_bias=True))
+    with pytest.raises(FdgError, match="no model of Hugging Face's has"):
+        weights.save(tmp_path / "odd", odd, parameters)
+    assert not (tmp_path / "odd").exists()
