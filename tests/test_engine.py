@@ -41,6 +41,12 @@ def test_init_holds_the_algorithms_own_values(walker):
         np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=1e-6)
 
 
+@pytest.mark.parametrize("seed", [jax.random.key(0), 1.5, None])
+def test_a_seed_is_an_integer(seed, walker):
+    with pytest.raises(FdgError, match=r"^init\(.*: give an integer, such as init\(0\)"):
+        walker.init(seed)
+
+
 def test_the_state_is_laid_out_by_batch_axis(walker):
     state = walker.init(0)
     assert state.position.sharding.spec == jax.sharding.PartitionSpec("batch")

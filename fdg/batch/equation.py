@@ -55,22 +55,25 @@ def slice_shared(each: EquationFlow, unit: int) -> EquationFlow:
     """Has devices take parts of shared operands, where these do as well as the whole."""
     if all(axis is None for axis in (*each.operands, *each.results)):
         return each
-    sliced = {}
+    operands, sliced = list(each.operands), {}
     for i, atom in enumerate(each.eqn.invars):
-        if each.operands[i] is None:
-            axis = _axis_for_part(each, i, shape_of(atom), unit)
-            if axis is not None:
-                sliced[i] = axis
-    operands = tuple(sliced.get(i, axis) for i, axis in enumerate(each.operands))
-    return dataclasses.replace(each, operands=operands, sliced=tuple(sliced.items()))
+        if operands[i] is None:
+            operands[i] = _axis_for_part(each, operands, i, shape_of(atom), unit)
+            if operands[i] is not None:
+                sliced[i] = operands[i]
+    # Of shared operands alone, it may be that only their parts make it one whose devices do not wait.
+    local = each.local or (bool(sliced) and apply_rule(each.eqn, operands, unit).local)
+    return dataclasses.replace(each, operands=tuple(operands), sliced=tuple(sliced.items()), local=local)
 
 
-def _axis_for_part(each: EquationFlow, position: int, shape: tuple[int, ...], unit: int) -> Axis:
+def _axis_for_part(
+    each: EquationFlow, operands: Sequence[Axis], position: int, shape: tuple[int, ...], unit: int
+) -> Axis:
     """The axis along which an operand could be split without a change to anything else."""
     for axis, size in enumerate(shape):
         if size % unit == 0:
-            operands = [axis if i == position else a for i, a in enumerate(each.operands)]
-            trial = apply_rule(each.eqn, operands, unit)
+            trial_operands = [axis if i == position else a for i, a in enumerate(operands)]
+            trial = apply_rule(each.eqn, trial_operands, unit)
             if not trial.gathered and trial.axes == each.results and trial.reduced == each.reduced:
                 return axis
     return None

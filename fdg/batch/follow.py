@@ -174,10 +174,13 @@ class _Follower:
 
         equations = []
         for eqn in jaxpr.eqns:
-            each = self.equation(eqn, tuple(map(value_of, eqn.invars)), depth, split)
+            operands = tuple(map(value_of, eqn.invars))
+            each = self.equation(eqn, operands, depth, split)
             if not each.bodies and any(v in split for v in eqn.outvars):
+                # What it reads is shared, or made split for it too: nothing is to be gathered.
                 results = tuple(split.get(v, a) for v, a in zip(eqn.outvars, each.results, strict=True))
-                each = dataclasses.replace(each, results=results, sliced=())
+                axes = tuple(axis for axis, _ in operands)
+                each = dataclasses.replace(each, operands=axes, results=results, gathered=(), sliced=())
             if not each.bodies:
                 each = slice_shared(each, self.unit)
             equations.append(each)

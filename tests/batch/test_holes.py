@@ -13,7 +13,7 @@ import policies
 from fdg.batch import follow as batch_flow
 from tests.batch import sweep
 from tests.batch.compared import assert_as_predicted, numbers
-from tests.batch.draws import WHOLE
+from tests.batch.draws import DRAWS, WHOLE
 from tests.batch.rows import B, F
 
 
@@ -54,6 +54,18 @@ def test_rows_that_each_device_computes_alone(operation, devices):
 def test_draws_for_a_batch_from_one_key(name, devices):
     """Read both whole and split, and in loops of loops whose test reads what they change."""
     assert_as_predicted(WHOLE[name], [None, 0], devices[:4], jax.random.key(3), numbers(B, F))
+
+
+@pytest.mark.parametrize("name", ["random.gamma scalar", "random.dirichlet"])
+def test_draws_from_shared_keys_for_readers_of_a_part(name, devices):
+    """Each device draws its rows by itself; XLA had them wait for each other's draws to be accepted."""
+    rows = numbers(B, F)
+
+    def function(keys, x):
+        return x + jnp.reshape(jax.vmap(DRAWS[name])(keys, rows), (B, -1))[:, :1]
+
+    keys = jax.random.split(jax.random.key(3), B)
+    assert not assert_as_predicted(function, [None, 0], devices[:4], keys, numbers(B, F))
 
 
 def test_dirichlet_over_a_batch_exchanges_what_the_plan_names(devices):
