@@ -71,7 +71,12 @@ class Engine:
 
         With `num_seeds`, every leaf has a leading axis of that length; agent i starts from `seed + i`, or, of
         an algorithm with `starts(seed, num_seeds)`, from row i of what that returns, in place of a key.
+
+        Raises:
+          FdgError: a seed that is no integer, such as a key.
         """
+        if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
+            raise FdgError(f"init({seed!r:.60}): give an integer, such as init(0); the key is made of it")
         leaves = self._make(self._starts(seed))
         if self.plan.schedule is not None:
             leaves = [put(x, shape) for x, shape in zip(leaves, self._shapes, strict=True)]

@@ -11,6 +11,7 @@ import algos
 import envs
 import fdg
 import policies
+from fdg.errors import FdgError
 from fdg.running.hlo import read_collectives
 from tests.user_algorithm import Walker
 

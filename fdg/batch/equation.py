@@ -58,9 +58,9 @@ def slice_shared(each: EquationFlow, unit: int) -> EquationFlow:
     operands, sliced = list(each.operands), {}
     for i, atom in enumerate(each.eqn.invars):
         if operands[i] is None:
-            operands[i] = _axis_for_part(each, operands, i, shape_of(atom), unit)
-            if operands[i] is not None:
-                sliced[i] = operands[i]
+            axis = _axis_for_part(each, operands, i, shape_of(atom), unit)
+            if axis is not None:
+                operands[i] = sliced[i] = axis
     # Of shared operands alone, it may be that only their parts make it one whose devices do not wait.
     local = each.local or (bool(sliced) and apply_rule(each.eqn, operands, unit).local)
     return dataclasses.replace(each, operands=tuple(operands), sliced=tuple(sliced.items()), local=local)
