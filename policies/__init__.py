@@ -6,28 +6,44 @@ import re
 from fdg.errors import unknown_name
 from policies.auto import Auto, auto
 from policies.central import Central
+from policies.colocated import Colocated
 from policies.environments import Environments
 from policies.gpu_only import GPUOnly
 from policies.multi_learner import MultiLearner
 from policies.parameters import fsdp
 from policies.single_learner_coarse import SingleLearnerCoarse
 from policies.single_learner_fine import SingleLearnerFine
+from policies.split import Split
+from policies.standalone import Standalone
 
 __all__ = [
     "Auto",
     "Central",
+    "Colocated",
     "Environments",
     "GPUOnly",
     "MultiLearner",
     "SingleLearnerCoarse",
     "SingleLearnerFine",
+    "Split",
+    "Standalone",
     "auto",
     "fsdp",
     "get",
     "names",
 ]
 
-_POLICIES = (GPUOnly, MultiLearner, SingleLearnerCoarse, SingleLearnerFine, Environments, Central)
+_POLICIES = (
+    GPUOnly,
+    MultiLearner,
+    SingleLearnerCoarse,
+    SingleLearnerFine,
+    Environments,
+    Central,
+    Colocated,
+    Split,
+    Standalone,
+)
 
 
 def _snake_case(name: str) -> str:
@@ -41,7 +57,8 @@ def names() -> tuple[str, ...]:
     """Names of all policies.
 
     >>> names()
-    ('gpu_only', 'multi_learner', 'single_learner_coarse', 'single_learner_fine', 'environments', 'central')
+    ('gpu_only', 'multi_learner', 'single_learner_coarse', 'single_learner_fine', 'environments', 'central',
+     'colocated', 'split', 'standalone')
     """
     return tuple(_BY_NAME)
 

@@ -70,3 +70,32 @@ class ShardsParameters:
         if rules is None:
             rules = DECLARED if self.model_parallel > 1 else ()
         return dataclasses.replace(group, model=self.model_parallel, parameters=parameter_rules(rules))
+
+
+def generating(group: Group, name: str, width: int) -> Group:
+    """The group's devices as they generate: in rows of fewer devices that split parameters, more rows a
+    batch.
+
+    Within each row of the group, the devices whose parts to train make up one part to generate are
+    neighbours, and each device's part to train lies within its part to generate (Sheng et al., arXiv
+    2409.19256, section 5.3).
+
+    Args:
+      width: devices that split parameters to generate.
+
+    >>> generating(Group("all", tuple(range(8)), model=4), "generation", 2).devices
+    (0, 2, 1, 3, 4, 6, 5, 7)
+    """
+    parts = max(group.model // width, 1)  # of a row to train: so many rows to generate
+    row, order = parts * width, []
+    for first in range(0, len(group.devices) - row + 1, row):
+        order += [first + g * parts + j for j in range(parts) for g in range(width)]
+    order += range(len(order), len(group.devices))
+    return dataclasses.replace(
+        group,
+        name=name,
+        devices=tuple(group.devices[i] for i in order),
+        model=width,
+        whole_along_batch=True,
+        apart=True,
+    )

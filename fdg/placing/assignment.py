@@ -68,7 +68,7 @@ def check_placement(graph: FDG, policy: Policy, placement: Mapping[str, Group], 
                 f" {namesake.devices} and of '{role}' on {group.devices}: give each a name of its own"
             )
     for group, named in groups.items():
-        if roles and len(groups) > 1 and roles.isdisjoint(named):
+        if roles and len(groups) > 1 and roles.isdisjoint(named) and not group.optional:
             raise PlanError(
                 f"{policy} has its {group.name} for {listed(map(repr, named))}, and {graph.name} has no"
                 f" fragment of {'that role' if len(named) == 1 else 'those roles'} (it has"
@@ -149,14 +149,15 @@ def _largest_producer(graph: FDG, fragment: Fragment) -> str | None:
 def merge_shared(assignment: Mapping[str, Group], policy: Policy) -> dict[str, Group]:
     """Groups on the same devices become one, which shards parameters if one of them does.
 
-    (Two that share only some devices stay two, in turn there.)
+    (Two that share only some devices stay two, in turn there; so does one that is to stay `apart`.)
 
     Raises:
       PlanError: two of them shard parameters in different ways.
     """
     by_devices: dict[tuple[int, ...], dict[str, Group]] = {}
     for group in assignment.values():
-        by_devices.setdefault(group.devices, {})[group.name] = group
+        if not group.apart:
+            by_devices.setdefault(group.devices, {})[group.name] = group
     for groups in by_devices.values():
         ways = {(group.model, group.parameters): group.name for group in groups.values() if group.parameters}
         if len(ways) > 1:
@@ -174,7 +175,9 @@ def merge_shared(assignment: Mapping[str, Group], policy: Policy) -> dict[str, G
         )
         for devices, groups in by_devices.items()
     }
-    return {fragment: merged[group.devices] for fragment, group in assignment.items()}
+    return {
+        fragment: group if group.apart else merged[group.devices] for fragment, group in assignment.items()
+    }
 
 
 def fitted(group: Group, fragments: Sequence[Fragment], policy: Policy) -> Group:

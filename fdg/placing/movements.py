@@ -81,7 +81,11 @@ def transfers(schedule: Schedule) -> list[Movement]:
 
 
 def _transfer(move: Move, times: int) -> Movement:
-    size = sum(moved_bytes(b.bytes, b.laid_out) for _, b in move.pairs)
+    changes = move.changes or [None] * len(move.pairs)
+    size = sum(
+        moved_bytes(b.bytes, b.laid_out) if change is None else change.arriving(b.bytes)
+        for (_, b), change in zip(move.pairs, changes, strict=True)
+    )
     source, target = ", ".join(move.sources) or BETWEEN, ", ".join(move.targets) or BETWEEN
     return Movement(source, target, "transfer", size, times, move.delay, f"{move.source} -> {move.target}")
 

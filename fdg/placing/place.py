@@ -37,6 +37,7 @@ from fdg.placing.recall import Recall
 from fdg.placing.regions.effects import check_one_agent, check_one_device, check_one_process
 from fdg.placing.regions.opening import open_iteration
 from fdg.placing.regions.region import Opened
+from fdg.placing.scheduling.lending import reshard, resharding_notes
 from fdg.placing.scheduling.partition import partition
 from fdg.placing.scheduling.schedule import Schedule
 from fdg.placing.sharded import by_position, lay_out, sharded_leaves, unused_rules, with_rules
@@ -118,6 +119,7 @@ def place(
     sizes = {group.name: group.rows for group in groups}
     where = {group.name: platforms[group.devices[0]] for group in groups}
     schedule = lay_out(partition(opened, graph.state_axes, sizes, where), groups, plan.sharded)
+    schedule = reshard(schedule, groups, lends=delayed is None)
     _check_effects(schedule, plan, [] if isinstance(devices, int) else devices)
     return _plan_steps(dataclasses.replace(plan, schedule=schedule, constants=opened.constants))
 
@@ -202,7 +204,7 @@ def _plan_steps(plan: Plan) -> Plan:
     assert plan.schedule is not None
     groups = {group.name: group for group in plan.groups}
     programs: list[PlannedProgram] = []
-    notes: list[str] = []
+    notes: list[str] = list(resharding_notes(plan.schedule))
     for call, times in plan.schedule.calls():
         exchanged: tuple[Collective, ...] = ()
         if _is_predicted(groups[call.group]):

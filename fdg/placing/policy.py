@@ -36,6 +36,9 @@ class Group:
       model: along the mesh's `model` axis, the devices that share one part of the batch.
       parameters: rules for leaves of the state that are split (`parameter_rules`); `DECLARED` for those of
         the algorithm.
+      whole_along_batch: of these rules, only what splits over `model` counts: for devices that generate.
+      apart: stays a group of its own beside others on the same devices, whose parameters lie otherwise.
+      optional: left out, devices idle, where the algorithm has no fragment for it; else that is an error.
     """
 
     name: str
@@ -43,9 +46,15 @@ class Group:
     exact: bool = False
     model: int = dataclasses.field(default=1, repr=False)
     parameters: Rules | str = dataclasses.field(default=(), repr=False)
+    whole_along_batch: bool = dataclasses.field(default=False, repr=False)
+    apart: bool = dataclasses.field(default=False, repr=False)
+    optional: bool = dataclasses.field(default=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "parameters", parameter_rules(self.parameters))
+        rules = parameter_rules(self.parameters)
+        if self.whole_along_batch and not isinstance(rules, str):
+            rules = over_model_alone(rules)
+        object.__setattr__(self, "parameters", rules)
 
     def __len__(self) -> int:
         return len(self.devices)
@@ -105,6 +114,25 @@ def parameter_rules(given: Any) -> Rules | str:
             raise PlanError(f"parameters: {pattern!r} is no regular expression: {error}") from None
         rules.append((pattern, _checked(pattern, spec)))
     return tuple(rules)
+
+
+def over_model_alone(rules: Rules) -> Rules:
+    """The rules without what they split over `batch`.
+
+    >>> over_model_alone((("a", "batch+model"), ("b", ("batch", "model")), ("c", "batch")))
+    (('a', 'model'), ('b', (None, 'model')), ('c', ()))
+    """
+
+    def along(entry: Any) -> Any:
+        names = [name for name in (entry if isinstance(entry, tuple) else (entry,)) if name != BATCH]
+        return None if not names else names[0] if len(names) == 1 else tuple(names)
+
+    def of(spec: Any) -> Any:
+        if isinstance(spec, str):
+            return "+".join(name for name in spec.split("+") if name != BATCH) or ()
+        return tuple(map(along, spec))
+
+    return tuple((pattern, of(spec)) for pattern, spec in rules)
 
 
 def _checked(pattern: str, spec: Any) -> str | tuple[Any, ...]:

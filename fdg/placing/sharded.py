@@ -147,7 +147,7 @@ def lay_out(schedule: Schedule, groups: Sequence[Group], leaves: Sequence[Sharde
 
     Values of a leaf that a group splits lie as it does there, and so does what is handed on as such a
     leaf. Of values that would be two leaves that lie differently, each device has the whole. Of a leaf that
-    several groups keep, the place of record is one that splits it.
+    several groups keep, the place of record is the one that splits it most.
     """
     meshes = {group.name: group.mesh for group in groups}
     specs = _specs(schedule, leaves) if leaves else {}
@@ -165,8 +165,8 @@ def lay_out(schedule: Schedule, groups: Sequence[Group], leaves: Sequence[Sharde
             known[value] = dataclasses.replace(value, layout=layout)
         return known[value]
 
-    def is_whole(value: Value) -> bool:
-        return (value.variable, value.group) not in specs
+    def parts(value: Value) -> int:
+        return -of(value).laid_out.number if (value.variable, value.group) in specs else 0
 
     def several(values: Iterable[Value]) -> tuple[Value, ...]:
         return tuple(map(of, values))
@@ -191,7 +191,7 @@ def lay_out(schedule: Schedule, groups: Sequence[Group], leaves: Sequence[Sharde
     return dataclasses.replace(
         schedule,
         steps=tuple(map(step, schedule.steps)),
-        leaves=tuple(several(sorted(places, key=is_whole)) for places in schedule.leaves),
+        leaves=tuple(several(sorted(places, key=parts)) for places in schedule.leaves),
         constants=tuple((i, of(value)) for i, value in schedule.constants),
         carry=pairs(schedule.carry),
         metrics=several(schedule.metrics),

@@ -18,9 +18,11 @@ from jax.sharding import Mesh
 
 from fdg.lowering.programs import lower_call, value_shape
 from fdg.placing.policy import Group
+from fdg.placing.resharding import Change
 from fdg.placing.scheduling.schedule import Call, Move, Repeat, Step, Value
 from fdg.running.exchange import Crossings, Exchange
 from fdg.running.program import Program, is_here, spans_processes
+from fdg.running.resharder import Resharder
 from fdg.running.timeline import ProgramRun, Timeline
 from fdg.running.transfers import Mover, Transfer
 
@@ -94,22 +96,34 @@ class Interpreter:
                 built.append(self._repeat(step, times))
         return built
 
-    def transfer(self, pairs: Sequence[tuple[Value, Value]], times: int) -> Transfer | None:
+    def transfer(
+        self,
+        pairs: Sequence[tuple[Value, Value]],
+        times: int,
+        changes: Sequence[Change] = (),
+        lends: bool = False,
+    ) -> Transfer | None:
         """Moves values from one group to another, the first of each pair to the second.
 
         Copies within a process, a collective between processes; None in a process that has no part in it.
+        Where both groups are on the same devices, values are resharded there, as `changes` say.
         """
         source, target = meshes = [self.meshes[value.group] for value in pairs[0]]
         layouts = [(a.laid_out, b.laid_out) for a, b in pairs]
         crosses = spans_processes(*meshes)
-        transfer: Transfer = (
-            Exchange(source, target, layouts, self.crossings) if crosses else Mover(source, target, layouts)
-        )
+        transfer: Transfer
+        if crosses:
+            transfer = Exchange(source, target, layouts, self.crossings)
+        elif changes:
+            transfer = Resharder(source, target, layouts, changes, lends)
+        else:
+            transfer = Mover(source, target, layouts)
         between = f"{pairs[0][0].group} -> {pairs[0][1].group}"
         for name, function, arguments in transfer.functions([self.shape(a) for a, _ in pairs]):
             where = tuple(transfer.mesh_of(name).devices.flat)
             program = Program(f"{name} {between}", (), where, times, function, (arguments,))
-            program.exchanges, program.roams = name == "exchange", name == "fetch"
+            program.exchanges = name == "exchange" or name.startswith("reshard")
+            program.roams = name == "fetch"
             self.programs.append(program)
             transfer.programs[name] = program
         return transfer if any(map(is_here, meshes)) else None
@@ -149,7 +163,7 @@ class Interpreter:
         return run
 
     def _move(self, move: Move, times: int) -> RunStep:
-        transfer = self.transfer(move.pairs, times)
+        transfer = self.transfer(move.pairs, times, move.changes, move.lends)
         inputs = [self.slot(a) for a, _ in move.pairs]
         outputs = [self.slot(b) for _, b in move.pairs]
         freed = [inputs[i] for i in move.freed]

@@ -20,6 +20,7 @@ from jax.extend import core
 from fdg import jaxprs
 from fdg.placing.layout import Layout
 from fdg.placing.regions.region import Names
+from fdg.placing.resharding import Change
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -93,6 +94,8 @@ class Move:
       targets: of those that use them.
       delay: "" for values of the same trip, "step" or "iteration" for the next trip's.
       freed: positions of the values that their source does not need any more.
+      changes: of each pair, where both groups are on the same devices and values are resharded; else empty.
+      lends: whether each value is given up as soon as the other group has it.
     """
 
     source: str
@@ -102,6 +105,8 @@ class Move:
     targets: tuple[str, ...]
     delay: str = ""
     freed: frozenset[int] = frozenset()
+    changes: tuple[Change, ...] = ()
+    lends: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -172,7 +177,8 @@ def _lines(steps: Sequence[Step], names: Names) -> Iterable[str]:
         elif isinstance(step, Move):
             later = f", for the next {step.delay}" if step.delay else ""
             moved = names.listed(a.variable for a, _ in step.pairs)
-            yield f"{step.source} -> {step.target}: {moved}{later}"
+            verb = " lends " if step.lends else " -> "
+            yield f"{step.source}{verb}{step.target}: {moved}{later}"
         else:
             entering = (f"{names(b.variable)}={names(a.variable)}" for a, b in step.enter)
             yield f"{step.trips} trips of ({', '.join(dict.fromkeys(entering))}):"

@@ -1,0 +1,191 @@
+"""Values that change how they lie on the same devices, as parameters do between training and generating.
+
+    training    batch 2, model 4    kernel [64, 32] as (model): each device an eighth... of a row's four
+    generation  batch 4, model 2    the same devices, rows of two; kernel as (model)
+    both        batch 2, g 2, j 2   one mesh in which training splits over (g, j), generation over (g)
+    change      all-gather along j, in groups of 2; back again a slice, which moves nothing
+
+Where each device's part before lies within its part afterwards (along each dimension, the axes that split it
+afterwards are the first of those that split it before), parts are gathered among neighbours and nothing else
+moves: zero redundancy (Sheng et al., arXiv 2409.19256, section 5.3). Then a group *lends* its parameters:
+they are gathered leaf by leaf, each leaf's parts given up as soon as it is, and cut back after their last
+use.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+
+from fdg.placing.layout import Layout, Spec
+from fdg.placing.policy import Group
+
+STAYS, GATHER, SLICE, EXCHANGE = "stays", "all-gather", "slice", "exchange"
+
+
+@dataclasses.dataclass(frozen=True)
+class CommonMesh:
+    """A mesh in which the meshes of two groups on the same devices are both written.
+
+    Attributes:
+      axes: name and size of each, the slowest first.
+      devices: positions in the list of all devices, in the mesh's order, which is that of the source.
+      source: for each axis of the source's mesh, the axes here that it is made of, the slowest first.
+      target: likewise of the target's.
+    """
+
+    axes: tuple[tuple[str, int], ...]
+    devices: tuple[int, ...]
+    source: tuple[tuple[str, tuple[str, ...]], ...]
+    target: tuple[tuple[str, tuple[str, ...]], ...]
+
+
+def common_mesh(source: Group, target: Group) -> CommonMesh | None:
+    """The mesh of two groups; None where they are on different devices, or in an order that no mesh has.
+
+    >>> from fdg.placing.policy import Group
+    >>> common_mesh(
+    ...     Group("a", (0, 1, 2, 3), model=4, parameters="fsdp"),
+    ...     Group("b", (0, 2, 1, 3), model=2, parameters="fsdp"),
+    ... ).target
+    (('batch', ('m1',)), ('model', ('m0',)))
+    """
+    if set(source.devices) != set(target.devices) or len(source) < 2:
+        return None
+    place = {device: i for i, device in enumerate(source.devices)}
+    positions = [place[device] for device in target.devices]
+    digits: dict[str, list[tuple[int, int]]] = {}  # of each target axis, the slowest first: (size, stride)
+    sizes = [size for _, size in target.mesh]
+    for k, (name, size) in enumerate(target.mesh):
+        step = math.prod(sizes[k + 1 :])
+        found = _digits([positions[i * step] for i in range(size)])
+        if found is None:
+            return None
+        digits[name] = found
+    cuts = {1, len(source)}
+    for k in range(len(source.mesh)):
+        cuts.add(math.prod(size for _, size in source.mesh[k:]))
+    cuts |= {edge for found in digits.values() for n, stride in found for edge in (stride, n * stride)}
+    edges = sorted(cuts)
+    if any(b % a for a, b in itertools.pairwise(edges)):
+        return None
+    ranges = list(itertools.pairwise(edges))[::-1]  # the slowest first
+    names = {span: f"m{i}" for i, span in enumerate(ranges)}
+
+    def between(low: int, high: int) -> tuple[str, ...]:
+        return tuple(names[a, b] for a, b in ranges if low <= a and b <= high)
+
+    ends = [math.prod(size for _, size in source.mesh[k:]) for k in range(len(source.mesh) + 1)]
+    of_source = tuple((name, between(ends[k + 1], ends[k])) for k, (name, _) in enumerate(source.mesh))
+    of_target = tuple(
+        (name, tuple(axis for n, stride in digits[name] for axis in between(stride, n * stride)))
+        for name, _ in target.mesh
+    )
+    axes = tuple((names[a, b], b // a) for a, b in ranges)
+    made = CommonMesh(axes, source.devices, of_source, of_target)
+    return made if _order(made) == list(target.devices) else None
+
+
+def _digits(positions: Sequence[int]) -> list[tuple[int, int]] | None:
+    """Sizes and strides of the digits that a row of positions counts with, the slowest first."""
+    found: list[tuple[int, int]] = []
+    count = 1
+    while count < len(positions):
+        stride, size = positions[count] - positions[0], 1
+        while size * count < len(positions) and positions[size * count] - positions[0] == size * stride:
+            size += 1
+        if stride < 1 or len(positions) % (size * count):
+            return None
+        found.insert(0, (size, stride))
+        count *= size
+    return found
+
+
+def _order(mesh: CommonMesh) -> list[int]:
+    """The devices in the target's order, as the mesh says."""
+    sizes = dict(mesh.axes)
+    names = [axis for _, axes in mesh.target for axis in axes]
+    if sorted(names) != sorted(sizes):
+        return []
+    strides = {name: math.prod(n for _, n in mesh.axes[i + 1 :]) for i, (name, _) in enumerate(mesh.axes)}
+    places = itertools.product(*(range(sizes[name]) for name in names))
+    return [
+        mesh.devices[sum(at * strides[name] for at, name in zip(place, names, strict=True))]
+        for place in places
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """How one value gets from one layout to another on the same devices.
+
+    Attributes:
+      mesh: in which both layouts are written.
+      source: layout before.
+      target: layout afterwards.
+      kind: `STAYS`, `GATHER` (each device's part grows), `SLICE` (it shrinks), or `EXCHANGE` (anything else).
+    """
+
+    mesh: CommonMesh
+    source: Layout
+    target: Layout
+    kind: str
+
+    @property
+    def neighbours(self) -> int:
+        """Devices that gather parts from each other; 1 where nothing is gathered."""
+        return self.source.number // self.target.number if self.kind == GATHER else 1
+
+    def arriving(self, size: int) -> int:
+        """Bytes that arrive at all devices together, of an array of so many bytes: what each has not yet."""
+        part = size // self.target.number
+        kept = {STAYS: part, SLICE: part, GATHER: size // self.source.number, EXCHANGE: 0}[self.kind]
+        return (part - kept) * self.target.devices
+
+    def temporary(self, size: int) -> int:
+        """Bytes that a device needs for a moment beside both parts, at most.
+
+        None where parts are cut, or gathered along the first dimension, where they lie one behind the other
+        in memory. Along another one, the result before its parts are put in order; along several, what was
+        gathered along the others. XLA exchanges anything else by way of the whole array, at worst.
+        """
+        if self.kind == EXCHANGE:
+            return size
+        pairs = zip(self.source.parts, self.target.parts, strict=True)
+        grown = [i for i, (a, b) in enumerate(pairs) if a > b]
+        if self.kind != GATHER:
+            return 0
+        part = size // self.target.number
+        if len(grown) > 1:
+            return part // max(self.source.parts[i] // self.target.parts[i] for i in grown)
+        before = math.prod(self.target.shape[: grown[0]]) // math.prod(self.target.parts[: grown[0]])
+        return part if before > 1 else 0
+
+
+def change(mesh: CommonMesh, source: Layout, target: Layout) -> Change:
+    """How a value gets from a layout on the source's mesh to one on the target's."""
+    before, after = _written(source, mesh, mesh.source), _written(target, mesh, mesh.target)
+    rank = len(source.shape)
+    old, new = (
+        [tuple(axes) for axes in (*layout.spec, *[()] * (rank - len(layout.spec)))]
+        for layout in (before, after)
+    )
+    pairs = list(zip(old, new, strict=True))
+    if all(a == b for a, b in pairs):
+        kind = STAYS
+    elif all(a[: len(b)] == b for a, b in pairs):
+        kind = GATHER
+    elif all(b[: len(a)] == a for a, b in pairs):
+        kind = SLICE
+    else:
+        kind = EXCHANGE
+    return Change(mesh, before, after, kind)
+
+
+def _written(layout: Layout, mesh: CommonMesh, axes: Sequence[tuple[str, tuple[str, ...]]]) -> Layout:
+    made: Mapping[str, tuple[str, ...]] = dict(axes)
+    sizes = dict(mesh.axes)
+    spec: Spec = tuple(
+        tuple(axis for name in names for axis in made[name] if sizes[axis] > 1) for names in layout.spec
+    )
+    return Layout(layout.shape, spec, mesh.axes)

@@ -1,0 +1,84 @@
+"""Resharding: values get another layout on the devices where they are, one after the other."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from fdg.lowering.mesh import layout_sharding
+from fdg.lowering.resharding import common_device_mesh, resharding, shardings
+from fdg.placing.layout import Layout
+from fdg.placing.resharding import Change
+
+
+class Resharder:
+    """Reshards arrays between two meshes of the same devices: a `Transfer`.
+
+    Values of one shape and change share a program. Where they are lent, each is given up as soon as its
+    program has been started, so that at most one is there in both layouts.
+
+    Args:
+      layouts: (at the source, at the target) of each array.
+      changes: the same, on the mesh that both have in common.
+      lends: whether the arrays are given up.
+
+    Attributes:
+      programs: the compiled ones of `functions`.
+      bytes: that arrive on all devices together.
+    """
+
+    def __init__(
+        self,
+        source: Mesh,
+        target: Mesh,
+        layouts: Sequence[tuple[Layout, Layout]],
+        changes: Sequence[Change],
+        lends: bool = False,
+    ):
+        self._changes, self._lends = list(changes), lends
+        self._mesh = common_device_mesh(changes[0].mesh, source)
+        self._ends = [layout_sharding(target, after) for _, after in layouts]
+        self._names: list[str] = []
+        self.programs: dict[str, Any] = {}
+        self.bytes = 0
+
+    def functions(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[tuple[str, Any, Any]]:
+        """A program for each kind of array: (name, function, its argument)."""
+        known: dict[Any, str] = {}
+        found = []
+        self._names = []
+        for shape, change in zip(shapes, self._changes, strict=True):
+            kind = shape.shape, shape.dtype, change.source, change.target
+            if kind not in known:
+                known[kind] = f"reshard {len(known)}"
+                before, _ = shardings(change, self._mesh)
+                argument = jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=before)
+                found.append((known[kind], resharding(change, self._mesh), argument))
+            self._names.append(known[kind])
+        self.bytes = sum(
+            change.arriving(int(np.prod(shape.shape)) * shape.dtype.itemsize)
+            for shape, change in zip(shapes, self._changes, strict=True)
+        )
+        return found
+
+    def mesh_of(self, program: str) -> Mesh:
+        """What the programs run on."""
+        return self._mesh
+
+    def __call__(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
+        """The arrays as they lie on the target; returns before they are there."""
+        moved = []
+        for array, change, name, end in zip(arrays, self._changes, self._names, self._ends, strict=True):
+            before, _ = shardings(change, self._mesh)
+            moved.append(_seen_as(self.programs[name].compiled(_seen_as(array, before)), end))
+            if self._lends:
+                array.delete()
+        return moved
+
+
+def _seen_as(array: jax.Array, sharding: NamedSharding) -> jax.Array:
+    """The same buffers, under the name of an equivalent sharding."""
+    parts = [shard.data for shard in array.addressable_shards]
+    return jax.make_array_from_single_device_arrays(array.shape, sharding, parts)

@@ -1,0 +1,73 @@
+"""`Standalone`: devices of its own for each model of RLHF."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from fdg.errors import PlanError
+from fdg.placing.policy import Group
+from policies.groups import divide
+from policies.parameters import ShardsParameters, generating
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Standalone(ShardsParameters):
+    """Actors, reference, critic, reward and learner each on devices of their own.
+
+    The layout of OpenRLHF (Hu et al., arXiv 2405.11143). A group whose role the algorithm does not have is
+    left out, and its devices are idle: the plan names them.
+
+    Attributes:
+      actors: devices that generate, None for all that remain.
+      learners: devices that train.
+      references: devices of the role `reference`; 0: the learners'.
+      critics: devices of the role `critic`; 0: the learners'.
+      rewards: devices of the role `reward`; 0: the actors'.
+      generation_parallel: actors that split parameters among them, rows of so many devices.
+      staleness: how many iterations old the actors' parameters are; 0 is synchronous.
+
+    `model_parallel` and `parameters` (`ShardsParameters`) are of the learners.
+    """
+
+    actors: int | None = dataclasses.field(
+        default=None, metadata={"devices": True, "help": "devices that generate; None: the rest"}
+    )
+    learners: int = dataclasses.field(default=1, metadata={"devices": True, "help": "devices that train"})
+    references: int = dataclasses.field(
+        default=1, metadata={"help": "devices of the reference; 0: those that train"}
+    )
+    critics: int = dataclasses.field(
+        default=0, metadata={"help": "devices of the critic; 0: those that train"}
+    )
+    rewards: int = dataclasses.field(
+        default=0, metadata={"help": "devices of the reward; 0: those that generate"}
+    )
+    generation_parallel: int = dataclasses.field(
+        default=1, metadata={"help": "devices that split parameters to generate"}
+    )
+    staleness: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("references", "critics", "rewards"):
+            number = getattr(self, name)
+            if not isinstance(number, int) or number < 0:
+                raise PlanError(f"Standalone: {name}={number!r}: give a number of devices, 0 for none")
+
+    def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
+        """A group for each role that has devices of its own."""
+        names = ("rewards", "references", "critics")
+        own = {name: getattr(self, name) for name in names if getattr(self, name)}
+        actors, *others, learners = divide(self, devices, actors=self.actors, **own, learners=self.learners)
+        learners = self.sharded(learners)
+        if self.generation_parallel > 1:
+            actors = generating(self.sharded(actors), "actors", self.generation_parallel)
+        apart = {g.name: dataclasses.replace(g, optional=True) for g in others}
+        return {
+            "environment": actors,
+            "actor": actors,
+            "reward": apart.get("rewards", actors),
+            "reference": apart.get("references", learners),
+            "critic": apart.get("critics", learners),
+            "buffer": learners,
+            "learner": learners,
+        }

@@ -1,0 +1,158 @@
+"""Values that change their layout on the same devices: what is gathered, read from XLA's programs."""
+
+import re
+
+import jax
+import numpy as np
+import pytest
+
+import fdg
+import policies
+from fdg.lowering.resharding import common_device_mesh, resharding, shardings
+from fdg.placing.layout import Layout
+from fdg.placing.policy import Group
+from fdg.placing.resharding import CommonMesh, change, common_mesh
+from policies.parameters import generating
+from tests.conformance.dialogue import Dialogue
+from tests.placing.schedules import assert_valid, described
+
+SHAPE = (512, 256)
+M = 4 * SHAPE[0] * SHAPE[1]  # bytes
+MESH = (("dp", 2), ("tg", 2), ("mdp", 2))
+COMMON = CommonMesh(MESH, tuple(range(8)), *[tuple((name, (name,)) for name, _ in MESH)] * 2)
+CASES = {  # before, afterwards; then the kind, temporary bytes / M as predicted, the groups that gather
+    "1-D to fewer": ((("tg", "mdp"),), (("tg",),), "all-gather", 0, [2]),
+    "and back": ((("tg",),), (("tg", "mdp"),), "slice", 0, []),
+    "2-D to tensor parallel": ((("dp", "mdp"), ("tg",)), ((), ("tg",)), "all-gather", 0, [4]),
+    "to whole": ((("dp", "tg", "mdp"),), (), "all-gather", 0, [8]),
+    "two dimensions": ((("dp",), ("tg", "mdp")), ((), ("tg",)), "all-gather", 0.25, [2, 2]),
+    "not contained": ((("tg", "mdp"),), (("mdp",),), "exchange", 1.0, None),
+    "another dimension": ((("tg",),), ((), ("tg",)), "exchange", 1.0, None),
+    "the same": ((("tg",),), (("tg",),), "stays", 0, []),
+}
+
+
+COLLECTIVE = re.compile(r" = .*? (all-gather|all-reduce|all-to-all|collective-permute)(?:-start)?\(")
+
+
+def compiled(way, devices):
+    mesh = common_device_mesh(way.mesh, jax.sharding.Mesh(np.array(devices), ("all",)))
+    before, _ = shardings(way, mesh)
+    argument = jax.ShapeDtypeStruct(way.source.shape, np.float32, sharding=before)
+    return resharding(way, mesh).lower(argument).compile()
+
+
+def gathering(text):
+    """How many devices gather from each other, for each all-gather of an HLO text; other names."""
+    found = []
+    for line in text.splitlines():
+        if kind := COLLECTIVE.search(line):
+            count = re.search(r"replica_groups=\[\d+,(\d+)\]", line)
+            named = re.findall(r"'axis_\d'=(\d+)", line)
+            width = int(count[1]) if count else int(np.prod([int(n) for n in named], dtype=int))
+            found.append(width if kind[1] == "all-gather" else kind[1])
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_predicted_is_what_xla_does(case, devices):
+    before, after, kind, temporary, groups = CASES[case]
+    way = change(COMMON, Layout(SHAPE, before, MESH), Layout(SHAPE, after, MESH))
+    assert way.kind == kind and way.temporary(M) == temporary * M
+    program = compiled(way, devices)
+    read = program.memory_analysis().temp_size_in_bytes
+    assert read <= way.temporary(M) + 64  # a few words for indices
+    if groups is None:
+        assert gathering(program.as_text())
+        return
+    assert gathering(program.as_text()) == groups
+    assert read >= way.temporary(M)
+    assert way.neighbours == (np.prod(groups) if groups else 1)
+
+
+def parts(group, spec, length=64):
+    """For each device, the elements of an array that it has: worked out without meshes."""
+    layout = Layout((length,), spec, group.mesh)
+    size = length // layout.parts[0]
+    return {
+        device: range(part * size, (part + 1) * size)
+        for device, (part,) in zip(group.devices, layout.part_of, strict=True)
+    }
+
+
+@pytest.mark.parametrize(
+    ("count", "wide", "narrow"), [(8, 4, 2), (8, 8, 2), (8, 2, 1), (12, 6, 3), (16, 8, 2)]
+)
+def test_each_part_to_train_lies_within_the_part_to_generate(count, wide, narrow):
+    train = Group("training", tuple(range(count)), model=wide, parameters="declared")
+    generate = generating(train, "generation", narrow)
+    assert sorted(generate.devices) == list(train.devices) and generate.rows == count // narrow
+    small, large = (parts(group, (("model",),), 48) for group in (train, generate))
+    assert all(set(small[device]) <= set(large[device]) for device in train.devices)
+    batch = [parts(group, (("batch",),), 48) for group in (generate, train)]  # what is sampled comes back
+    assert all(set(batch[0][device]) <= set(batch[1][device]) for device in train.devices)
+    mesh = common_mesh(train, generate)
+    way = change(mesh, *(Layout((48,), (("model",),), group.mesh) for group in (train, generate)))
+    assert way.kind == "all-gather" and way.neighbours == wide // narrow
+    assert way.arriving(48) == sum(len(large[d]) - len(small[d]) for d in train.devices)
+    back = common_mesh(generate, train)
+    assert (
+        change(
+            back, Layout((48,), (("model",),), generate.mesh), Layout((48,), (("model",),), train.mesh)
+        ).kind
+        == "slice"
+    )
+
+
+def test_neighbours_in_the_order_of_devices_are_not_contained():
+    """Generation over consecutive devices, as engines without this grouping have it: parts move."""
+    train = Group("training", tuple(range(8)), model=4, parameters="declared")
+    naive = Group("generation", tuple(range(8)), model=2, parameters="declared")
+    way = change(common_mesh(train, naive), *(Layout((64,), (("model",),), g.mesh) for g in (train, naive)))
+    assert way.kind == "exchange" and way.temporary(256) == 256
+    small, large = (parts(group, (("model",),)) for group in (train, naive))
+    assert not all(set(small[device]) <= set(large[device]) for device in train.devices)
+
+
+def test_devices_in_no_order_of_a_mesh_have_none_in_common():
+    group = Group("a", tuple(range(8)), model=2, parameters="declared")
+    assert common_mesh(group, Group("b", (0, 1, 2, 3, 4, 5, 7, 6), model=2, parameters="declared")) is None
+    assert common_mesh(group, Group("b", tuple(range(4)), model=2, parameters="declared")) is None
+
+
+HYBRID = policies.Colocated(model_parallel=4, generation_parallel=2)
+
+
+def test_parameters_are_lent_and_come_back():
+    plan = fdg.place(Dialogue(), HYBRID, 8)
+    assert_valid(plan.schedule)
+    steps = described(plan.schedule)
+    lent, *_ = steps
+    assert lent.startswith("training -> generation: ") and lent.count("f32") == 3  # the actor's three leaves
+    assert steps[1] == "generation: ask+generate+judge" and steps[-1] == "training: refer+criticise+learn"
+    assert steps[2].startswith("generation -> training: ") and steps[2].count("f32") == 3
+    # Nothing of the models stays with the generation, so that training has all the memory.
+    kept = [value for places in plan.schedule.leaves for value in places if value.group == "generation"]
+    assert [value.shape for value in kept] == [()]  # the key
+    text = str(plan)
+    assert "resharding training lends to generation, x1: 1 array gathered among 2 neighbours, 0 B" in text
+    assert "resharding generation lends to training, x1: 3 arrays cut, which moves nothing, 0 B" in text
+
+
+def test_what_arrives_is_what_devices_do_not_have_yet():
+    """HybridFlow's Table 2 (arXiv 2409.19256): (tp - tg) / (tg tp) of parameters arrive at each device."""
+    plan = fdg.place(
+        Dialogue(),
+        policies.Colocated(model_parallel=4, generation_parallel=2, parameters=[(".*", "model")]),
+        4,
+    )
+    lent = next(m for m in plan.movements if m.how == "transfer" and m.where == "training -> generation")
+    size = sum(x.size * 4 for x in jax.tree.leaves(plan.graph.state["params"]["actor"]))
+    assert lent.bytes_per_crossing == 4 * size * (4 - 2) // (2 * 4)
+
+
+def test_a_policy_that_cannot_be_is_refused():
+    with pytest.raises(fdg.PlanError, match="generation_parallel=3 is no divisor of model_parallel=4"):
+        policies.Colocated(model_parallel=4, generation_parallel=3)
+    with pytest.raises(fdg.PlanError, match="references=-1: give a number of devices"):
+        policies.Standalone(references=-1)

@@ -1,0 +1,71 @@
+"""The policies of RLHF: their groups, and that a model learns the same under each."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+import algos
+import envs
+import fdg
+import policies
+from policies import Colocated, Split, Standalone
+from tests.conformance import dialogue
+from tests.conformance.comparison import assert_same, copied, plain
+from tests.conformance.dialogue import Dialogue
+
+ITERATIONS = 3
+SETUPS = {  # policy, devices
+    "colocated": (Colocated(), 8),
+    "hybrid": (Colocated(model_parallel=4, generation_parallel=2), 8),
+    "fsdp": (Colocated(parameters="fsdp", generation_parallel=1), 4),
+    "split": (Split(actors=4, learners=2), 6),
+    "split, both sharded": (Split(actors=4, learners=4, model_parallel=2, generation_parallel=2), 8),
+    "standalone": (Standalone(actors=2, learners=2, references=1, critics=1, rewards=1), 7),
+}
+
+
+@functools.cache
+def reference():
+    """First state, and what plain JAX makes of it."""
+    algorithm = Dialogue()
+    state = jax.jit(algorithm.init)(jax.random.key(3))
+    return state, plain(algorithm, copied(state), ITERATIONS)
+
+
+def test_every_policy_for_such_algorithms_is_here():
+    assert {type(policy) for policy, _ in SETUPS.values()} == {
+        policies.get(name) for name in dialogue.POLICIES
+    }
+
+
+@pytest.mark.parametrize("setup", SETUPS)
+def test_a_placement_never_changes_the_numbers(setup, devices):
+    policy, count = SETUPS[setup]
+    engine = fdg.compile(Dialogue(), policy, devices[:count])
+    state, expected = reference()
+    actual = engine.run(copied(state), ITERATIONS)
+    assert_same(expected, actual)
+    np.testing.assert_array_equal(actual[1]["tokens"], expected[1]["tokens"])
+    assert not engine.unexplained()
+
+
+def test_a_stale_actor_reads_the_same_on_any_devices(devices):
+    """One iteration late: on one device, and on two sides."""
+    policy, algorithm = Split(actors=4, learners=2, staleness=1), Dialogue()
+    several = fdg.compile(algorithm, policy, devices[:6])
+    one = fdg.compile(algorithm, policy, devices[:1])
+    results = []
+    for engine in (several, one):
+        state, metrics = engine.run(engine.init(0), ITERATIONS)
+        results.append((engine.algorithm_state(state), metrics))
+    assert_same(*results)
+    np.testing.assert_array_equal(results[0][1]["tokens"], results[1][1]["tokens"])
+
+
+def test_groups_without_a_fragment_are_idle():
+    """PPO has no reference: its device is named, and nothing is refused."""
+    plan = fdg.place(algos.PPO(env=envs.make("CartPole-v1"), num_envs=12), Standalone(), 4)
+    assert plan.idle == (2,) and [group.devices for group in plan.groups] == [(0, 1), (3,)]
+    assert "idle: 2 (Standalone places nothing there)" in str(plan)
