@@ -96,6 +96,7 @@ def family(name: str) -> str | None:
     >>> family("MountainCar-v0"), family("my.module:factory")
     ('sparse-control', None)
     """
+    name = name.removeprefix("ray:")  # which says where it runs
     return next((kind for kind, patterns in _FAMILIES.items() if _matches(name, patterns)), None)
 
 

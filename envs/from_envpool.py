@@ -93,6 +93,11 @@ class EnvPoolSource:
         """EnvPool's time limit."""
         return _facts(self).max_episode_steps
 
+    def within(self, cores: int) -> "EnvPoolSource":
+        """The same instances, with at most so many threads unless `num_threads` was said."""
+        options = {"num_threads": cores, **dict(self.options)}
+        return EnvPoolSource(self.name, tuple(sorted(options.items())))
+
     def start(self, size: int) -> "EnvPoolPool":
         """A pool for so many instances."""
         return EnvPoolPool(self, size)

@@ -95,6 +95,10 @@ class GymnasiumSource:
         name = self.name.removeprefix(PREFIX)
         return gymnasium_frames.record(name, dict(self.options), self.facts, act, episodes, max_steps, seed)
 
+    def within(self, cores: int) -> "GymnasiumSource":
+        """The same instances, in at most so many processes unless `workers` was said."""
+        return dataclasses.replace(self, workers=self.workers or cores)
+
     def start(self, size: int) -> "WorkerPool":
         """A pool for so many instances."""
         return WorkerPool(self, size)

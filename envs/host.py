@@ -284,6 +284,21 @@ class _HostCall:
             raise HostError(f"environment '{self.environment.name}': {one_line(error)}") from error
 
 
+class Losses(NamedTuple):
+    """What failures of workers have cost this process, of all its pools."""
+
+    failures: int
+    episodes: int  # that were running, and count as truncated
+
+
+_losses = Losses(0, 0)
+
+
+def losses() -> Losses:
+    """What failures have cost so far."""
+    return _losses
+
+
 class _Running:
     """A pool that programs hold tickets of."""
 
@@ -314,6 +329,8 @@ class _Running:
             fix = f"all {limit} restarts are used up" if limit else "restarts=N of envs.make would survive it"
             raise HostError(f"environment '{name}': {reason} ({fix})")
         self.restarted += 1
+        global _losses
+        _losses = Losses(_losses.failures + 1, _losses.episodes + len(rows))
         _log.warning(
             "environment '%s': %s; %d of its %d instances start anew (restart %d of %d)",
             name, reason, len(rows), self.size, self.restarted, limit,

@@ -9,7 +9,17 @@ import ast
 from collections.abc import Callable
 from typing import Any
 
-from envs import from_brax, from_envpool, from_gymnasium, from_gymnax, from_jaxmarl, own, probe, text
+from envs import (
+    from_brax,
+    from_envpool,
+    from_gymnasium,
+    from_gymnax,
+    from_jaxmarl,
+    from_ray,
+    own,
+    probe,
+    text,
+)
 from envs.environment import Environment
 from fdg.errors import FdgError, one_line, unknown_name
 
@@ -20,6 +30,7 @@ _PREFIXES: dict[str, Callable[..., Any]] = {
     from_envpool.PREFIX: from_envpool.make,
     text.PREFIX: text.make,  # whose tasks are no environments: algorithms of language models take them
     from_gymnasium.PREFIX: from_gymnasium.make,
+    from_ray.PREFIX: lambda name, **overrides: from_ray.make(name, make, **overrides),
 }
 
 _BUILT_IN: dict[str, Callable[..., Environment]] = {
@@ -35,7 +46,8 @@ def make(name: str, **overrides: Any) -> Any:
     Args:
       name: one of `names()`, or `envpool:` or `gymnasium:` and a name of that package's, or `text:` and one
         of `envs.text.names()`; or `module:factory` of your own, which is imported: a function or class whose
-        call gives an `Environment` or a `SingleEnvironment`, which is vectorized.
+        call gives an `Environment` or a `SingleEnvironment`, which is vectorized. `ray:` before one of the
+        host spreads its instances over the hosts of a Ray cluster.
       **overrides: parameters of the environment in place of its defaults, for instance
         `max_steps_in_episode=200`; Python numbers, strings and tuples.
 

@@ -12,13 +12,34 @@ import signal
 import socket
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fdg.errors import FdgError, one_line
 
 _ANSWER_SECONDS = 5.0  # within which somebody must listen at a cluster's address
 _LOCAL_STORE = 512 * 2**20  # bytes for the objects of a cluster that is started here
+
+# Variables that belong to a machine or a session, not to a run: those of the hosts stay as they are there.
+_THEIRS = {
+    *(
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "SHELL",
+        "HOSTNAME",
+        "PWD",
+        "OLDPWD",
+        "SHLVL",
+        "TERM",
+        "TMPDIR",
+        "PATH",
+        "_",
+    ),
+    *("VIRTUAL_ENV", "DISPLAY", "LS_COLORS", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+    *("HIP_VISIBLE_DEVICES", "TPU_VISIBLE_CHIPS", "JAX_LOCAL_DEVICE_IDS", "PYTHONHOME", "PYTHONEXECUTABLE"),
+}
+_THEIR_PREFIXES = ("RAY_", "SSH_", "XDG_", "DBUS_", "SLURM_", "PMI", "OMPI_", "KUBERNETES_", "CONDA_")
 
 
 def connect(address: str | None = None, local_cpus: int | None = None) -> Any:
@@ -83,6 +104,19 @@ def module() -> Any:
 
     logging.getLogger("ray").setLevel(logging.ERROR)
     return ray
+
+
+def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment variables of a driver that its processes get on other hosts.
+
+    >>> passed_on({"XLA_FLAGS": "--x", "HOME": "/home/me", "SLURM_JOB_ID": "3", "WANDB_MODE": "offline"})
+    {'XLA_FLAGS': '--x', 'WANDB_MODE': 'offline'}
+    """
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in _THEIRS and not name.startswith(_THEIR_PREFIXES)
+    }
 
 
 def _check_listens(address: str, named: str) -> None:

@@ -59,6 +59,7 @@ def find(algorithm: str, env_name: str, env: Environment | None = None) -> Prese
       env: the environment itself: one whose name says nothing is known by its spaces.
     """
     table = _entries(algorithm)
+    env_name = env_name.removeprefix("ray:")  # which says where it runs
     kind = family(env_name)
     if kind is None and env is not None:
         kind = family_by_spaces(env.observation_space, env.action_space)

@@ -58,6 +58,12 @@ _RUN = (
         "how many to use, in all processes (None: all; one process on a CPU: as many, up to its cores, as are"
         " predicted to be fastest); on a CPU, so many host devices are made",
     ),
+    Flag(
+        "env_workers",
+        int | None,
+        None,
+        "workers of an environment of ray: or gymnasium: (None: as many as there are cores for)",
+    ),
     Flag("seed", int, 0, "of all random numbers"),
     Flag("num_seeds", int | None, None, "agents in one program, of seeds SEED, SEED+1, ... (None: one)"),
     Flag(
@@ -145,7 +151,17 @@ _DEVICES_CHOSEN = Flag("devices_chosen", int | None, None, "how many an earlier 
 _TOTAL_STEPS = Flag("total_steps", int, 500_000, "environment steps of each agent")
 # Those that change how a run is carried out, not what it computes: a resumed run may change them.
 _FREE_ON_RESUME = {
-    *("policy", "devices", "eval_episodes", "checkpoint_every", "on_nan", "profile", "out", "resume"),
+    *(
+        "policy",
+        "devices",
+        "env_workers",
+        "eval_episodes",
+        "checkpoint_every",
+        "on_nan",
+        "profile",
+        "out",
+        "resume",
+    ),
     # Or what it does beside that, and how long it is.
     *("eval_every", "stop_at", "tensorboard", "wandb", "mlflow", "total_steps"),
 }
@@ -233,12 +249,18 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     is_auto = policy_name in _AUTO
     chosen, policy_class = algorithm_class(algo), _policy_class(policy_name)
     has_env = any(field.name == "env" for field in dataclass_fields(chosen))
+    if early.get("env_workers") is not None and not has_env:
+        raise FdgError(f"--env-workers {early['env_workers']}: {algo} has its own environment")
     if "env" in early and not has_env:
         raise FdgError(f"--env {env_name}: {algo} has its own environment (no field 'env')")
     registered_name, overrides = envs.parse(env_name)
     if base and has_env and known.get("env") is None:
         raise FdgError(f"{file} names no environment, and {algo} needs one: say which by --env")
-    env = {"env": _environment(registered_name, overrides)} if has_env else {}
+    env = (
+        {"env": _environment(registered_name, overrides, _workers(registered_name, early, base))}
+        if has_env
+        else {}
+    )
     presets.check_allowed(early, bool(stored), base.get("algo") == algo)
     found = presets.chosen(chosen, early.get("preset"), registered_name, env.get("env"))
     preset = dict(found.values) if found else {}
@@ -341,12 +363,28 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     )
 
 
-def _environment(name: str, overrides: Mapping[str, Any]) -> Any:
+def _workers(name: str, early: Mapping[str, Any], base: Mapping[str, Any]) -> int | None:
+    """How many workers an environment was asked to have; None where it has none, or chooses itself."""
+    asked = early.get("env_workers")
+    at_least(1, env_workers=asked)
+    if name.startswith(("ray:", "gymnasium:")):
+        return asked if "env_workers" in early else base.get("env_workers")
+    if asked is not None:
+        what = "has threads: write ?num_threads=N" if name.startswith("envpool:") else "runs in the program"
+        raise FdgError(
+            f"--env-workers {asked}: environments of ray: and gymnasium: have workers; '{name}' {what}"
+        )
+    return None
+
+
+def _environment(name: str, overrides: Mapping[str, Any], workers: int | None) -> Any:
     """An environment; parameters that are not its defaults are tried out on it, without running a step."""
     import envs
 
+    if workers is not None:
+        overrides = {**overrides, "workers": workers}
     made = envs.make(name, **overrides)
-    on_the_host = name.startswith(("gymnasium:", "envpool:"))  # which look at their parameters themselves
+    on_the_host = name.startswith(("gymnasium:", "envpool:", "ray:"))  # which look at them themselves
     if (overrides or envs.module_of(name) is not None) and not on_the_host:
         given = "&".join(f"{key}={value}" for key, value in overrides.items())
         try:

@@ -25,27 +25,6 @@ _RETRY_SECONDS = 150.0  # in which a restart must find nodes
 _STOPPED_SECONDS = 10.0  # until what was killed is gone
 _ACCELERATORS = ("GPU", "TPU")
 
-# Variables that belong to a machine or a session, not to a run: those of the hosts stay as they are there.
-_THEIRS = {
-    *(
-        "HOME",
-        "USER",
-        "LOGNAME",
-        "SHELL",
-        "HOSTNAME",
-        "PWD",
-        "OLDPWD",
-        "SHLVL",
-        "TERM",
-        "TMPDIR",
-        "PATH",
-        "_",
-    ),
-    *("VIRTUAL_ENV", "DISPLAY", "LS_COLORS", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
-    *("HIP_VISIBLE_DEVICES", "TPU_VISIBLE_CHIPS", "JAX_LOCAL_DEVICE_IDS", "PYTHONHOME", "PYTHONEXECUTABLE"),
-}
-_THEIR_PREFIXES = ("RAY_", "SSH_", "XDG_", "DBUS_", "SLURM_", "PMI", "OMPI_", "KUBERNETES_", "CONDA_")
-
 
 @dataclasses.dataclass
 class _Started:
@@ -175,7 +154,7 @@ class OnRay:
         host = "localhost" if ports.is_local(first["ip"]) else first["ip"]
         address = f"[{host}]:{first['port']}" if ":" in host else f"{host}:{first['port']}"
         environment = {
-            **passed_on(os.environ),
+            **ray_cluster.passed_on(os.environ),
             lines.KEY_VARIABLE: secrets.token_hex(32),
             "RAY_ADDRESS": first["address"],  # for fleets of environments
         }
@@ -274,19 +253,6 @@ class OnRay:
         if group is not None:
             with contextlib.suppress(Exception):  # it may have gone with its node
                 remove_placement_group(group)
-
-
-def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a driver that its processes get on other hosts.
-
-    >>> passed_on({"XLA_FLAGS": "--x", "HOME": "/home/me", "SLURM_JOB_ID": "3", "WANDB_MODE": "offline"})
-    {'XLA_FLAGS': '--x', 'WANDB_MODE': 'offline'}
-    """
-    return {
-        name: value
-        for name, value in environment.items()
-        if name not in _THEIRS and not name.startswith(_THEIR_PREFIXES)
-    }
 
 
 def _described(node: Mapping[str, Any], wanted: Mapping[str, float]) -> str:

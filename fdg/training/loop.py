@@ -26,6 +26,7 @@ from fdg.training.during import During
 from fdg.training.evaluation import SOLVED, Evaluation, evaluate, summarized, verdict
 from fdg.training.finite import Finite
 from fdg.training.job import Job
+from fdg.training.losses import LostEpisodes
 from fdg.training.opening import open_run, title
 from fdg.training.progress import Progress, clock
 from fdg.training.recorder import Callback, Recorder
@@ -180,6 +181,8 @@ class _Sitting:
         state, compile_s = self._start(latest)
         start = latest or 0
         last = run.truncate_metrics(start) if job.resumes else None
+        lost = LostEpisodes(job)
+        lost.go_on(last)
         wall_before = last["wall_s"] if last else 0.0
         if job.resumes:
             say(f"resuming at iteration {start:,} of {total:,}")
@@ -203,6 +206,7 @@ class _Sitting:
                     trackers,
                     self.callbacks,
                     Finite(job, self.checkpoints),
+                    lost,
                 )
                 state, iteration, caught = self._iterations(state, start, recorder, during, signals)
                 wall_s = recorder.wall_s
@@ -231,10 +235,12 @@ class _Sitting:
         seconds = {"wall_s": wall_s, "compile_s": compile_s}
         best = during.best_summary()
         ended = {"stopped": stopped} if stopped else {}
-        said = {**summarized(evaluations), **best, **ended}
+        said = {**summarized(evaluations), **best, **ended, **lost.summary()}
         run.write_summary(summary(job, engine, iteration, seconds, said, groups))
         steps = iteration * job.steps_per_iteration * agents
         say(f"trained {steps:,} steps in {clock(wall_s)} ({steps / max(wall_s, 1e-9):,.0f} steps/s)")
+        if lost.line():
+            say(lost.line())
         if evaluation is not None:
             say(verdict(evaluation, job.config["env"]))
         for line in [*profiled, *self._swept(evaluation)]:

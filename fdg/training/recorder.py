@@ -14,6 +14,7 @@ from fdg.training.finite import Finite
 from fdg.training.hints import Unchanged
 from fdg.training.job import Job
 from fdg.training.loggers import Logger
+from fdg.training.losses import LostEpisodes
 from fdg.training.progress import Progress
 from fdg.training.run_directory import RunDirectory
 
@@ -61,11 +62,12 @@ class Recorder:
         loggers: Sequence[Logger] = (),
         callbacks: Sequence[Callback] = (),
         finite: Finite | None = None,
+        lost: LostEpisodes | None = None,
     ):
         self.wall_s, self.wants_to_stop = wall_s, False
         self._job, self._run, self._progress, self._iteration = job, run, progress, iteration
         self._loggers, self._callbacks = loggers, callbacks
-        self._finite = finite
+        self._finite, self._lost = finite, lost
         self._per_agent = getattr(job.algorithm, "recorded_per_agent", ())
         self._unchanged = Unchanged(job.num_iterations, iteration)
         self._clock = time.perf_counter()
@@ -87,6 +89,7 @@ class Recorder:
             return
         (pending, evaluation), self._latest = self._latest, None
         metrics = distributed.fetch(pending.result())
+        lost = self._lost.row() if self._lost is not None else {}
         if metrics is None:
             return
         now = time.perf_counter()
@@ -101,6 +104,7 @@ class Recorder:
                     "env_steps": iteration * self._job.steps_per_iteration,
                     "wall_s": round(self.wall_s + seconds * (i + 1) / iterations, 4),
                     **_row({name: values[i] for name, values in metrics.items()}, self._per_agent),
+                    **lost,
                 }
             )
         rows[-1].update(evaluation)

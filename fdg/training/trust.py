@@ -48,6 +48,8 @@ def _module(name: str, value: Any) -> str | None:
     ('mine', None)
     >>> _module("env", "brax:ant:spring"), _module("env", "mine:maze?size=3")
     (None, 'mine')
+    >>> _module("env", "ray:gymnasium:mine:Maze-v0"), _module("env", "ray:envpool:Pong-v5")
+    ('mine', None)
     """
     import envs
 

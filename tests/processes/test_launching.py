@@ -10,7 +10,7 @@ import pytest
 
 from fdg import ray_cluster
 from fdg.commands import launch
-from fdg.launching import on_ray, ray_host, tied
+from fdg.launching import ray_host, tied
 from fdg.launching.ending import Ending, Process, ending_of
 
 
@@ -154,7 +154,7 @@ def test_variables_of_the_driver():
         "PATH": "/bin",
         "CUDA_VISIBLE_DEVICES": "",
     }
-    assert on_ray.passed_on(given) == {"MINE": "1", "JAX_PLATFORMS": "cpu"}
+    assert ray_cluster.passed_on(given) == {"MINE": "1", "JAX_PLATFORMS": "cpu"}
 
 
 # --- what runs on a host ---

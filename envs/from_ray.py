@@ -1,0 +1,328 @@
+"""Fleets: environments of the host in workers on the hosts of a Ray cluster (docs.ray.io).
+
+`envs.make("ray:envpool:HalfCheetah-v4", workers=8)`, and so every name that makes a `HostEnvironment`. Each
+worker is a Ray actor with an equal share of the instances; Ray spreads them over the hosts. Seeds belong to
+instances, so the numbers are those of the same environment without a fleet, whatever the workers.
+
+A worker that dies, hangs or raises costs its instances their running episodes, no more: they are truncated
+there, and the worker is started again, or its share goes to another one where no host has room for it.
+"""
+
+import dataclasses
+import itertools
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from envs.host import Failure, HostEnvironment, Pool, Source, Transition
+from envs.spaces import Space
+from fdg import ray_cluster
+from fdg.errors import FdgError, HostError, one_line
+
+PREFIX = "ray:"
+RESTARTS = 100  # failures that a fleet survives, unless told otherwise
+
+_START_SECONDS = 300.0  # until all workers of a fleet are there; each imports this package
+_ROOM_SECONDS = 20.0  # in which Ray must have room for a worker that is started again
+_LATE_SECONDS = 10.0  # beyond its own time limit, within which a worker must answer
+
+
+Key = tuple[int, int]  # of a share: the number of its pool, and which it is there
+
+
+def make(name: str, make_one: Callable[..., Any], **overrides: Any) -> HostEnvironment:
+    """A fleet of the environment called `name`.
+
+    Args:
+      name: of an environment of the host, as `envs.make` takes it.
+      make_one: makes that.
+      **overrides: `workers`, how many (None: as many as the cluster has CPUs free); `cpus` of each (1);
+        `timeout` and `restarts` (100) of `HostEnvironment`; the rest are the environment's own.
+
+    Raises:
+      FdgError: Ray is not installed, the environment is none of the host, or a number is out of range.
+    """
+    ray_cluster.module()
+    workers, cpus = overrides.pop("workers", None), overrides.pop("cpus", 1)
+    own = {"restarts": RESTARTS, **{k: overrides.pop(k) for k in HostEnvironment.FIELDS & overrides.keys()}}
+    if workers is not None and (not isinstance(workers, int) or workers < 1):
+        raise FdgError(f"environment '{PREFIX}{name}': workers={workers!r} must be an integer of at least 1")
+    if not isinstance(cpus, int | float) or not 0 < cpus < float("inf"):
+        raise FdgError(f"environment '{PREFIX}{name}': cpus={cpus!r} must be above 0")
+    inner = make_one(name, **overrides)
+    if not isinstance(inner, HostEnvironment):
+        raise FdgError(
+            f"environment '{PREFIX}{name}': '{name}' is compiled into the program and needs no workers: leave"
+            f" out {PREFIX}, or name one of the host, such as {PREFIX}gymnasium:CartPole-v1"
+        )
+    if isinstance(inner.source, FleetSource):
+        raise FdgError(f"environment '{PREFIX}{name}': say {PREFIX} once")
+    return HostEnvironment(FleetSource(inner.source, workers, float(cpus)), **own)
+
+
+@dataclasses.dataclass(frozen=True)
+class FleetSource:
+    """A `host.Source`: another one, whose instances are divided among workers."""
+
+    source: Any  # a Source
+    workers: int | None = None
+    cpus: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """Name that `envs.make` knows it by."""
+        return PREFIX + self.source.name
+
+    @property
+    def observation_space(self) -> Space:
+        """As of one instance."""
+        return self.source.observation_space
+
+    @property
+    def action_space(self) -> Space:
+        """As of one instance."""
+        return self.source.action_space
+
+    @property
+    def max_episode_steps(self) -> int | None:
+        """As of one instance."""
+        return self.source.max_episode_steps
+
+    @property
+    def record(self) -> Any:
+        """Plays episodes in this process, where the source can; else None."""
+        return getattr(self.source, "record", None)
+
+    def start(self, size: int) -> "FleetPool":
+        """A pool for so many instances; those of one source share the workers of this process."""
+        return FleetPool(self, size, fleet(self))
+
+
+class Worker:
+    """A Ray actor: pools of shares of the instances."""
+
+    def __init__(self, environment: Mapping[str, str]):
+        os.environ.update(environment)
+        self._pools: dict[Key, Pool] = {}
+
+    def where(self) -> str:
+        """Host and process, as errors name them."""
+        return f"host {socket.gethostname()}, process {os.getpid()}"
+
+    def reset(
+        self, key: Key, start: tuple[Source, int] | None, rows: np.ndarray, seeds: np.ndarray, timeout: float
+    ) -> np.ndarray:
+        """Makes instances anew: all in a pool of this source and size, or some of one that is there."""
+        if start is not None:
+            self.close(key)
+            source, size = start
+            self._pools[key] = source.start(size)
+        return self._pools[key].reset(rows, seeds, timeout)
+
+    def step(self, key: Key, action: np.ndarray, timeout: float) -> Transition | None:
+        """Steps a pool; None if it is not here: this worker has replaced the one that had it."""
+        pool = self._pools.get(key)
+        return None if pool is None else pool.step(action, timeout)
+
+    def close(self, key: Key) -> None:
+        """Ends a pool."""
+        if (pool := self._pools.pop(key, None)) is not None:
+            pool.close()
+
+
+class Fleet:
+    """The workers of one source in this process, which all its pools share.
+
+    Raises:
+      HostError: the cluster has no room for them.
+    """
+
+    def __init__(self, source: FleetSource):
+        self._source, self._lock = source, threading.Lock()
+        wanted = source.workers or 0
+        self._ray = ray = ray_cluster.connect(
+            local_cpus=max(os.cpu_count() or 1, int(wanted * source.cpus + 1))
+        )
+        total = ray.cluster_resources().get("CPU", 0)
+        free = ray.available_resources().get("CPU", 0)
+        count = source.workers or max(1, int(free / source.cpus))
+        if count * source.cpus > total:
+            most = max(1, int(free / source.cpus))
+            raise HostError(
+                f"{count} workers of {source.cpus:g} CPUs: the Ray cluster has {total:g} CPUs,"
+                f" {free:g} of them free: use --env-workers {most}, or ?cpus={total / count:.2g}"
+            )
+        self._workers = [self._start() for _ in range(count)]
+        self._where: dict[Any, str] = {}
+        asked = {worker.where.remote(): worker for worker in self._workers}
+        there, missing = ray.wait(list(asked), num_returns=count, timeout=_START_SECONDS)
+        if missing:
+            for worker in self._workers:
+                ray.kill(worker)
+            raise HostError(
+                f"{len(missing)} of {count} workers have not started in {_START_SECONDS:g} s: the Ray cluster"
+                f" has {total:g} CPUs, {free:g} of them were free: use --env-workers {max(1, len(there))}"
+            )
+        self._where = {asked[ref]: where for ref, where in zip(there, ray.get(there), strict=True)}
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def worker(self, i: int) -> Any:
+        """The actor at place `i`; another one after `replace`."""
+        return self._workers[i]
+
+    def where(self, i: int) -> str:
+        """Worker `i` as errors name it."""
+        return f"worker {i} ({self._where.get(self._workers[i], 'its host')})"
+
+    def replace(self, i: int, dead: Any) -> None:
+        """Puts another actor in the place of one that is dead or hangs, unless that has been done.
+
+        It starts anew where there is room for it; else one of the others does its work too.
+        """
+        with self._lock:
+            if self._workers[i] is not dead:
+                return
+            self._ray.kill(dead)
+            end = time.monotonic() + _ROOM_SECONDS
+            others = [worker for worker in self._workers if worker is not dead]
+            # Its CPU comes free a moment after it ended; never, where its host is gone.
+            while others and self._free() < self._source.cpus and time.monotonic() < end:
+                time.sleep(0.2)
+            if others and self._free() < self._source.cpus:
+                self._workers[i] = others[i % len(others)]
+                return
+            worker = self._start()
+            self._workers = [worker if one is dead else one for one in self._workers]
+        try:
+            self._where[worker] = self._ray.get(worker.where.remote(), timeout=_START_SECONDS)
+        except self._ray.exceptions.RayError as error:
+            raise HostError(f"worker {i} cannot be started again: {one_line(error)}") from error
+
+    def _free(self) -> float:
+        return self._ray.available_resources().get("CPU", 0)
+
+    def _start(self) -> Any:
+        return (
+            self._ray.remote(Worker)
+            .options(num_cpus=self._source.cpus, max_restarts=0, scheduling_strategy="SPREAD")
+            .remote(ray_cluster.passed_on(os.environ))
+        )
+
+
+class FleetPool:
+    """A `host.Pool` whose instances are in the workers of a fleet."""
+
+    def __init__(self, source: FleetSource, size: int, fleet: Fleet):
+        self._size, self._fleet, self._number = size, fleet, next(_numbers)
+        cores = max(1, int(source.cpus))
+        within = getattr(source.source, "within", None)
+        self._source: Source = source.source if within is None else within(cores)
+        self._space = source.observation_space
+        self._shares = np.array_split(np.arange(size), min(size, len(fleet)))
+        self._at: list[Any] = [None] * len(self._shares)  # the actor that has each share
+        import ray
+
+        self._ray = ray
+
+    def reset(self, rows: np.ndarray, seeds: np.ndarray, timeout: float) -> np.ndarray:
+        """Makes instances anew: a share as a whole where its worker is new or gone."""
+        asked = []
+        for i, share in enumerate(self._shares):
+            chosen = np.isin(share, rows)
+            if not chosen.any():
+                continue
+            start = (self._source, len(share)) if chosen.all() else None
+            if start is not None:
+                self._at[i] = self._fleet.worker(i)
+            theirs = seeds[np.isin(rows, share)]
+            actor = self._at[i]
+            asked.append(
+                (i, actor.reset.remote(self._key(i), start, np.flatnonzero(chosen), theirs, timeout))
+            )
+        observations = []
+        for i, (observation, reason) in zip(
+            [i for i, _ in asked], self._answers(asked, timeout), strict=True
+        ):
+            if observation is None:
+                raise HostError(f"{self._fleet.where(i)}, at its start: {reason}")
+            observations.append(observation)
+        return np.concatenate(observations)
+
+    def step(self, action: np.ndarray, timeout: float) -> Transition:
+        """One step of every share, all at once."""
+        asked = [
+            (i, self._at[i].step.remote(self._key(i), action[share], timeout))
+            for i, share in enumerate(self._shares)
+        ]
+        made = Transition.empty(self._size, self._space)
+        failures: list[Failure] = []
+        for i, (part, reason) in enumerate(self._answers(asked, timeout)):
+            share = self._shares[i]
+            if part is None:
+                failures.append(Failure(share, reason or f"{self._fleet.where(i)} is new"))
+                continue
+            for whole, one in zip(made[:5], part[:5], strict=True):
+                whole[share] = one
+            failures += [
+                Failure(share[failure.rows], f"{self._fleet.where(i)}: {failure.reason}")
+                for failure in part.failures
+            ]
+        return made._replace(failures=failures)
+
+    def close(self) -> None:
+        """Has the workers end their share; they stay for other pools, and end with this process."""
+        if self._ray.is_initialized():
+            for i, actor in enumerate(self._at):
+                if actor is not None:
+                    actor.close.remote(self._key(i))
+
+    def _key(self, i: int) -> Key:
+        """What a worker knows a share by: it may have two of one pool, once another worker is gone."""
+        return self._number, i
+
+    def _answers(self, asked: Sequence[tuple[int, Any]], timeout: float) -> list[tuple[Any, str]]:
+        """What each share's worker says; None and why, where it does not. Those that failed are replaced."""
+        end = time.monotonic() + timeout + _LATE_SECONDS
+        answers: list[tuple[Any, str]] = []
+        for i, ref in asked:
+            actor, what = self._at[i], self._fleet.where(i)
+            try:
+                answers.append((self._ray.get(ref, timeout=max(0.1, end - time.monotonic())), ""))
+                continue
+            except self._ray.exceptions.GetTimeoutError:
+                reason = f"{what} was not done in {timeout:g} s"
+            except self._ray.exceptions.RayTaskError as error:  # it raised, and lives
+                cause = error.cause if isinstance(error.cause, Exception) else error
+                text = str(cause) if isinstance(cause, HostError) else one_line(cause)
+                answers.append((None, f"{what}: {text}"))
+                continue
+            except self._ray.exceptions.RayError:
+                reason = f"{what} died"
+            self._fleet.replace(i, actor)
+            answers.append((None, reason))
+        return answers
+
+
+def fleet(source: FleetSource) -> Fleet:
+    """The workers of a source in this process; they start at the first call."""
+    with _starting:
+        if source not in _fleets:
+            _fleets[source] = Fleet(source)
+        return _fleets[source]
+
+
+def forget() -> None:
+    """Lets go of all workers: Ray ends those that nobody holds."""
+    _fleets.clear()
+
+
+_fleets: dict[FleetSource, Fleet] = {}
+_starting = threading.Lock()
+_numbers = itertools.count()

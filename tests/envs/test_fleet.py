@@ -1,0 +1,93 @@
+"""Environments in workers on a Ray cluster: the numbers of those without, and what a dead worker costs."""
+
+import os
+import re
+import signal
+
+import jax
+import numpy as np
+import pytest
+
+import envs
+from envs import from_ray, host
+from fdg import ray_cluster
+from fdg.commands.cli import train_main
+from fdg.errors import FdgError
+from tests.envs.test_host import COUNTING, keys, stepped
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    ray = ray_cluster.connect("local", local_cpus=2)
+    yield ray
+    host.close()
+    from_ray.forget()
+    ray.shutdown()
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_costs_its_running_episodes_and_no_more(cluster):
+    alone = envs.make(COUNTING, workers=1)
+    env = envs.make(f"ray:{COUNTING}", workers=2)
+    assert env.observation_space == alone.observation_space and env.action_space == alone.action_space
+    (state, first), (other, begun) = (jax.jit(one.reset)(keys(3)) for one in (env, alone))
+    np.testing.assert_array_equal(first, begun)
+    state, step = stepped(env, state, 7)
+    other, without = stepped(alone, other, 7)
+    jax.tree.map(np.testing.assert_array_equal, step, without)  # across the ends of episodes
+
+    before = host.losses()
+    fleet = from_ray.fleet(env.source)
+    pid = int(re.search(r"process (\d+)", fleet.where(0))[1])
+    os.kill(pid, signal.SIGKILL)
+    # Two of the three instances were in that worker. A time limit of five ends the third one's episodes.
+    state, step = stepped(env, state, 4)
+    np.testing.assert_array_equal(step.truncated, [[1, 1, 0], [0, 0, 0], [0, 0, 1], [0, 0, 0]])
+    np.testing.assert_array_equal(step.observation[..., 1], [[0, 0, 3], [1, 1, 4], [2, 2, 0], [3, 3, 1]])
+    np.testing.assert_array_equal(step.final_observation[0, :2], without.observation[-1, :2])
+    np.testing.assert_array_equal(step.reward[0], [0, 0, 1])
+    _, without = stepped(alone, other, 4)
+    np.testing.assert_array_equal(step.observation[:, 2], without.observation[:, 2])
+    assert host.losses() == (before.failures + 1, before.episodes + 2)
+    assert f"process {pid}" not in fleet.where(0)
+
+
+ERRORS = {
+    "ray:CartPole-v1": "'CartPole-v1' is compiled into the program and needs no workers",
+    "ray:ray:gymnasium:CartPole-v1": "say ray: once",
+    "ray:envpool:CartPol-v1": "unknown environment of EnvPool 'CartPol-v1'",
+    "ray:gymnasium:CartPole-v1?workers=0": "workers=0 must be an integer of at least 1",
+    "ray:gymnasium:CartPole-v1?cpus=0": "cpus=0 must be above 0",
+    "ray:gymnasium:CartPole-v1?restarts=-1": "restarts=-1 must be 0 or more",
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_fleets_that_cannot_be(name):
+    with pytest.raises(FdgError, match=re.escape(ERRORS[name])):
+        made, overrides = envs.parse(name)
+        envs.make(made, **overrides)
+
+
+FLAGS = {
+    "--env envpool:CartPole-v1 --env-workers 2": "'envpool:CartPole-v1' has threads: write ?num_threads=N",
+    "--env-workers 2": "'CartPole-v1' runs in the program",
+    "--env ray:gymnasium:CartPole-v1 --env-workers 0": "--env-workers 0: it must be at least 1",
+    "--algo tests.tiny:Pupil --env-workers 2": "--env-workers 2: tests.tiny:Pupil has its own environment",
+}
+
+
+@pytest.mark.parametrize("words", FLAGS)
+def test_bad_flags_get_one_line(words, capsys):
+    assert train_main(words.split()) == 2
+    err = capsys.readouterr().err
+    assert FLAGS[words] in err and err.startswith("error: ") and err.count("\n") == 1
+
+
+def test_a_fleet_is_a_value_that_says_what_it_is_of():
+    one, two = (envs.make("ray:gymnasium:CartPole-v1", workers=2, timeout=5.0) for _ in range(2))
+    assert one == two and hash(one) == hash(two)
+    assert (one.name, one.max_episode_steps, one.timeout) == ("ray:gymnasium:CartPole-v1", 500, 5.0)
+    assert one.restarts == from_ray.RESTARTS
+    pool = envs.make("ray:envpool:CartPole-v1").source.source.within(3)
+    assert dict(pool.options) == {"num_threads": 3}
