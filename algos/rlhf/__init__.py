@@ -1,0 +1,1 @@
+"""Language models that learn from demonstrations, preferences and rewards."""

@@ -1,0 +1,139 @@
+"""How much better a response, or each of its tokens, was than expected.
+
+Letters in shapes: `N` responses, those to one prompt (a group of `G`) next to each other; `R` tokens.
+"""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from algos.rlhf.losses import masked_mean
+
+Baseline = Literal["group", "leave_one_out", "none"]
+Scale = Literal["group", "batch", "tokens", "none"]
+
+
+def overlong_penalty(lengths: jax.Array, longest: int, buffer: int) -> jax.Array:
+    """DAPO's soft punishment of long responses (arXiv 2503.14476, equation 13): `[N]` float32, from 0 to -1.
+
+    Args:
+      lengths: `[N]` int32, tokens of each response.
+      longest: tokens that a response can have.
+      buffer: over so many last tokens it grows; 0 for none at all.
+
+    >>> overlong_penalty(jnp.array([6, 8, 10]), longest=10, buffer=4).tolist()
+    [0.0, -0.5, -1.0]
+    """
+    if not buffer:
+        return jnp.zeros(lengths.shape, jnp.float32)
+    return jnp.clip((longest - buffer - lengths) / buffer, -1.0, 0.0).astype(jnp.float32)
+
+
+def group_advantage(
+    reward: jax.Array, group: int, baseline: Baseline, scale: Scale, guard: float, unbiased: bool
+) -> jax.Array:
+    """Rewards `[N]` less what the other responses to the same prompt were worth: `[N]` float32.
+
+    Args:
+      reward: `[N]` float32.
+      group: `G`, responses to each prompt.
+      baseline: the group's mean (GRPO), that of the others alone (RLOO, arXiv 2402.14740, equation 2), or none.
+      scale: divide by the deviation of the rewards within the group (GRPO, arXiv 2402.03300, section 4.1.2), or
+        within the batch; otherwise not at all (Dr. GRPO), or later (`tokens`).
+      guard: added to that deviation.
+      unbiased: the deviation is over `n - 1`, not `n`.
+
+    >>> group_advantage(jnp.array([1.0, 0.0, 0.0, 5.0]), 2, "leave_one_out", "none", 0.0, True).tolist()
+    [1.0, -1.0, -5.0, 5.0]
+    """
+    grouped = reward.reshape(-1, group)
+    mean = jnp.mean(grouped, axis=1, keepdims=True)
+    if baseline == "group":
+        advantage = grouped - mean
+    elif baseline == "leave_one_out":
+        advantage = (grouped - mean) * (group / (group - 1))
+    else:
+        advantage = grouped
+    if scale == "group":
+        advantage = advantage / (jnp.std(grouped, axis=1, keepdims=True, ddof=int(unbiased)) + guard)
+    elif scale == "batch":
+        advantage = advantage / (jnp.std(reward, ddof=int(unbiased)) + guard)
+    return advantage.reshape(-1)
+
+
+def informative(reward: jax.Array, group: int) -> jax.Array:
+    """Whether the responses to a prompt differ in reward, `[N / G]` bool: others teach nothing (DAPO, equation 11).
+
+    >>> informative(jnp.array([1.0, 0.0, 1.0, 1.0]), 2).tolist()
+    [True, False]
+    """
+    grouped = reward.reshape(-1, group)
+    return jnp.max(grouped, axis=1) > jnp.min(grouped, axis=1)
+
+
+def whiten(x: jax.Array, mask: jax.Array) -> jax.Array:
+    """Mean zero and variance one (over `n - 1`) of `x [N, R]` over the tokens of the mask; zero elsewhere.
+
+    >>> whiten(jnp.array([[1.0, 3.0, 9.0]]), jnp.array([[True, True, False]])).round(3).tolist()
+    [[-0.707..., 0.707..., 0.0]]
+    """
+    count = jnp.sum(mask, dtype=jnp.float32)
+    centred = jnp.where(mask, x - masked_mean(x, mask), 0.0)
+    variance = jnp.sum(jnp.square(centred)) / jnp.maximum(count - 1, 1)
+    return centred * jax.lax.rsqrt(variance + 1e-8)
+
+
+def still_to_come(x: jax.Array, mask: jax.Array) -> jax.Array:
+    """The sum of `x [N, R]` over each token of the mask and all that follow it.
+
+    >>> still_to_come(jnp.array([[1.0, 2.0, 4.0]]), jnp.array([[True, True, False]])).tolist()
+    [[3.0, 2.0, 0.0]]
+    """
+    return jnp.flip(jnp.cumsum(jnp.flip(jnp.where(mask, x, 0.0), 1), axis=1), 1)
+
+
+def reward_at_end(reward: jax.Array, mask: jax.Array) -> jax.Array:
+    """Rewards `[N]`, each at the last token of the mask of its response: `[N, R]` float32.
+
+    >>> reward_at_end(jnp.array([5.0]), jnp.array([[True, True, False]])).tolist()
+    [[0.0, 5.0, 0.0]]
+    """
+    last = mask & (still_to_come(mask.astype(jnp.float32), mask) == 1)
+    return jnp.where(last, reward[:, None], 0.0)
+
+
+def token_advantages(
+    reward: jax.Array, value: jax.Array, mask: jax.Array, discount: float, gae_lambda: float
+) -> tuple[jax.Array, jax.Array]:
+    """Generalised advantage estimation over the tokens of responses (Schulman et al. 2016, arXiv 1506.02438).
+
+    A response ends in nothing: after its last token the value is zero. Tokens outside the mask are stepped over,
+    as if they were not there: what a tool says is no action.
+
+    Args:
+      reward: `[N, R]` float32.
+      value: `[N, R]` float32, before each token.
+      mask: `[N, R]` bool.
+      discount: gamma, a token.
+      gae_lambda: lambda.
+
+    Returns:
+      Advantage and target of the value, both `[N, R]` float32, zero outside the mask.
+
+    >>> one, mask = jnp.ones((1, 3)), jnp.array([[True, False, True]])
+    >>> advantage, target = token_advantages(one, 0.5 * one, mask, 1.0, 1.0)
+    >>> advantage.tolist(), target.tolist()
+    ([[1.5, 0.0, 0.5]], [[2.0, 0.0, 1.0]])
+    """
+
+    def one(carry, step):
+        later, next_value = carry
+        reward, value, mask = step
+        advantage = reward + discount * next_value - value + discount * gae_lambda * later
+        carry = jnp.where(mask, advantage, later), jnp.where(mask, value, next_value)
+        return carry, jnp.where(mask, advantage, 0.0)
+
+    zeros = jnp.zeros(reward.shape[:1], reward.dtype)
+    _, advantage = jax.lax.scan(one, (zeros, zeros), (reward.T, value.T, mask.T), reverse=True)
+    return advantage.T, jnp.where(mask, advantage.T + value, 0.0)

@@ -1,0 +1,36 @@
+"""Which problem comes when: fresh ones for ever, or a fixed set in another order each epoch.
+
+Both follow from a run's key and its iteration alone: who goes on from a checkpoint meets the same problems in the same
+order, at the border of an epoch too.
+"""
+
+import jax
+import jax.numpy as jnp
+
+
+def problem_keys(key: jax.Array, iteration: jax.Array, count: int, size: int | None) -> jax.Array:
+    """Keys `[count]` of an iteration's problems.
+
+    Args:
+      key: of the run's data.
+      iteration: `[]` int32.
+      count: problems of an iteration.
+      size: problems that there are, each met once an epoch; None for fresh ones.
+
+    >>> key = jax.random.key(0)
+    >>> words = lambda i: {tuple(w) for w in jax.random.key_data(problem_keys(key, i, 2, 4)).tolist()}
+    >>> words(0) | words(1) == words(2) | words(3), len(words(0) | words(1))
+    (True, 4)
+    """
+    if size is None:
+        return jax.random.split(jax.random.fold_in(key, iteration), count)
+    first = iteration * count
+    epoch, within = first // size, first % size + jnp.arange(count)
+
+    def order(epoch: jax.Array) -> jax.Array:
+        return jax.random.permutation(jax.random.fold_in(key, epoch), size)
+
+    # A batch ends at most in the epoch after the one that it begins in.
+    two = jnp.concatenate([order(epoch), order(epoch + 1)])
+    of_problems = jax.random.split(key)[0]
+    return jax.vmap(jax.random.fold_in, (None, 0))(of_problems, two[within])

@@ -1,0 +1,343 @@
+"""The group-relative family: GRPO, and Dr. GRPO, DAPO, GSPO, RLOO and REINFORCE++ as values of it.
+
+Several responses to each prompt are compared with each other, in place of a critic. What the algorithms differ in is
+an `Objective` (`algos/rlhf/objective.py`): `GRPO(env, variant="dapo", convention="verl", clip_high=0.3)`.
+
+Letters in shapes: `B` prompts, `G` responses to each, `N = B * G`; `R` tokens of a response; `n` responses of a
+minibatch or a micro-batch of it.
+"""
+
+import dataclasses
+import functools
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import fdg
+from algos.hyperparameters import hyperparameter, require, require_within
+from algos.rlhf import losses, updates
+from algos.rlhf.advantages import Baseline, Scale, informative
+from algos.rlhf.language_agent import LanguageAgent
+from algos.rlhf.losses import Aggregation, Correction, Estimator, RatioLevel
+from algos.rlhf.objective import Convention, Objective, Penalised, Variant, objective
+from algos.rlhf.responses import Responses, finished, scores
+from envs.text import Reward
+
+
+class State(NamedTuple):
+    """All that the next iteration needs."""
+
+    parameters: Any
+    reference: Any  # parameters that the policy is kept near to; () where there are none, or adapters
+    optimizer_state: Any
+    key: jax.Array  # of the whole run
+    iteration: jax.Array  # int32
+
+
+class Batch(NamedTuple):
+    """Responses to learn from."""
+
+    responses: Responses  # [N]
+    weight_mask: jax.Array  # [N, R] bool: the tokens that the loss is over
+    sampled_log_prob: jax.Array  # [N, R] float32, when they were drawn
+    version: jax.Array  # [N] int32, iteration of the parameters that drew them
+    reference_log_prob: jax.Array  # [N, R] float32
+    reward: Reward  # [N]
+
+
+class Minibatch(NamedTuple):
+    """Rows of a batch, with what follows from all of it, and from all of the minibatch."""
+
+    batch: Batch
+    old_log_prob: jax.Array  # [n, R] float32, of the learner before its first update
+    advantage: jax.Array  # [n, R] float32
+    weight: jax.Array  # [n, R] float32, of each token in the loss
+    share: jax.Array  # [n, R] float32, of each token in means over the minibatch's tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class GRPO(LanguageAgent):
+    """Group-relative policy optimisation (Shao et al. 2024, arXiv 2402.03300), and its relatives.
+
+    `variant` says which paper's, `convention` whose habits where papers leave room; any value may be given on top,
+    and is what they say where it is None: `algorithm.objective` has all of them. Frozen and hashable.
+
+    Raises:
+      FdgError: (construction) a field out of range, or sizes that do not divide.
+
+    >>> import envs
+    >>> GRPO(env=envs.make("text:addition"), variant="dapo").objective.clip_high
+    0.28
+    """
+
+    num_prompts: int = hyperparameter(16, "prompts of an iteration")
+    group_size: int = hyperparameter(8, "responses to each prompt, compared with each other")
+    variant: Variant = hyperparameter("grpo", "which algorithm of the family")
+    convention: Convention = hyperparameter("paper", "whose habits where papers leave room")
+    old_log_prob: Literal["learner", "actor"] = hyperparameter(
+        "learner", "whose log-probabilities ratios are over: the learner's before its updates, or those at sampling"
+    )
+    entropy_coefficient: float = hyperparameter(0.0, "weight of an entropy bonus")
+    baseline: Baseline | None = hyperparameter(None, "what a reward is compared with (None: the variant's)")
+    scale: Scale | None = hyperparameter(None, "what an advantage is divided by (None: the variant's)")
+    guard: float | None = hyperparameter(None, "added to a deviation (None: the convention's)")
+    ratio_level: RatioLevel | None = hyperparameter(None, "of what ratios are (None: the variant's)")
+    aggregation: Aggregation | None = hyperparameter(None, "how tokens make a loss (None: the variant's)")
+    clip_low: float | None = hyperparameter(None, "ratios count down to 1 less this (None: the variant's)")
+    clip_high: float | None = hyperparameter(None, "ratios count up to 1 and this (None: the variant's)")
+    dual_clip: float | None = hyperparameter(
+        None, "most that a token of negative advantage costs, times it (None: the convention's)"
+    )
+    kl_coefficient: float | None = hyperparameter(
+        None, "beta: how strongly the reference holds; 0: there is none (None: the variant's)"
+    )
+    kl_estimator: Estimator | None = hyperparameter(None, "how KL is estimated (None: the variant's)")
+    kl_in: Penalised | None = hyperparameter(None, "where KL is counted (None: the variant's)")
+    overlong_buffer: float | None = hyperparameter(
+        None, "share of the longest response over which a penalty grows (None: the variant's)"
+    )
+    mask_truncated: bool | None = hyperparameter(
+        None, "responses without an end have no loss (None: the variant's)"
+    )
+    dynamic_sampling: int | None = hyperparameter(
+        None,
+        "times as many prompts are responded to, and those kept that teach; 0: take what comes (None: the"
+        " variant's)",
+    )
+    correction: Correction | None = hyperparameter(
+        None, "importance weights of actor against learner (None: the variant's)"
+    )
+    correction_cap: float | None = hyperparameter(None, "their bound (None: the variant's)")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self,
+            self.group_size >= 2,
+            f"group_size={self.group_size}: responses are compared with each other, so it is at least 2",
+        )
+        wanted = self.objective  # whose own checks are these
+        for name in ("clip_low", "clip_high", "kl_coefficient", "guard"):
+            value = getattr(wanted, name)
+            require(self, value >= 0, f"{name}={value}: it must be zero or above")
+        require_within(wanted, 0, 1, "overlong_buffer")
+        cap, times = wanted.correction_cap, wanted.dynamic_sampling
+        require(self, cap >= 1, f"correction_cap={cap}: it must be one or above")
+        require(self, times >= 0, f"dynamic_sampling={times}: it must be zero or above")
+        bound = wanted.dual_clip
+        require(self, bound is None or bound > 1, f"dual_clip={bound}: it must be above one")
+        size = self.dataset_size
+        require(
+            self,
+            size is None or size >= self._candidates,
+            f"dataset_size={size} is less than the {self._candidates} prompts that an iteration draws",
+        )
+
+    @property
+    def objective(self) -> Objective:
+        """What is maximised: variant and convention, and the values given on top of them."""
+        names = [field.name for field in dataclasses.fields(Objective)]
+        given = {name: getattr(self, name, None) for name in names}
+        return objective(
+            self.variant, self.convention, **{name: x for name, x in given.items() if x is not None}
+        )
+
+    @property
+    def responses_per_prompt(self) -> int:
+        """`G`."""
+        return self.group_size
+
+    # --- the two functions of every algorithm ---
+
+    def init(self, key: jax.Array) -> State:
+        """The state before the first iteration."""
+        parameter_key, key = jax.random.split(key)
+        parameters = self._first_parameters(parameter_key)
+        return State(
+            parameters=parameters,
+            reference=jax.tree.map(jnp.copy, self._frozen(parameters)) if self._has_reference else (),
+            optimizer_state=self._optimizer.init(self._trained(parameters)),
+            key=key,
+            iteration=jnp.int32(0),
+        )
+
+    def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
+        """Responses to new prompts, and all updates on them."""
+        responses, samples, version, reward = self._rollout(state, self._candidates)
+        reference_log_prob = jnp.zeros(samples.log_probs.shape)
+        if self._has_reference:
+            reference_log_prob = self.refer(self._reference_parameters(state), responses)
+        batch = Batch(responses, responses.mask, samples.log_probs, version, reference_log_prob, reward)
+        trained, optimizer_state, metrics = self.learn(
+            state.parameters, state.optimizer_state, state.iteration, batch, self._iteration_key(state, 2)
+        )
+        state = state._replace(
+            parameters=self._with_trained(state.parameters, trained),
+            optimizer_state=optimizer_state,
+            iteration=state.iteration + 1,
+        )
+        return state, metrics
+
+    def with_start(self, state: State) -> State:
+        """See `LanguageAgent`; without a reference there is nothing to do."""
+        return super().with_start(state) if self._has_reference else state
+
+    # --- fragments; `problems`, `respond`, `score` and `update` are those of every `LanguageAgent` ---
+
+    @fdg.fragment("reference", in_axes=(None, 0))
+    def refer(self, parameters, responses):
+        """Log-probabilities `[N, R]` of `Responses [N]` under the reference."""
+        score = lambda some: scores(self.network, parameters, some, self.temperature)[0]  # noqa: E731
+        return updates.mapped(score, responses, self.micro_batch)
+
+    @fdg.fragment("learner", in_axes=(None, None, None, 0, None), out_axes=None)
+    def learn(self, parameters, optimizer_state, iteration, batch, key):
+        """All updates on a `Batch [N]`: what is trained, the optimiser's state, metrics."""
+        metrics = self._measured(batch, iteration)
+        samples = self._samples(parameters, self._chosen(batch))
+
+        def step(carry, minibatch, is_first):
+            trained, optimizer_state = carry
+            mask = minibatch.batch.weight_mask
+            minibatch = minibatch._replace(weight=self._weights(mask), share=self._shares(mask))
+            slope = functools.partial(self.gradient, self._with_trained(parameters, trained), is_first)
+            gradient, measures = updates.accumulated(slope, minibatch, self.micro_batch)
+            trained, optimizer_state = self.update(gradient, optimizer_state, trained)
+            return (trained, optimizer_state), {**measures, "gradient_norm": optax.global_norm(gradient)}
+
+        (trained, optimizer_state), measures = updates.epochs(
+            step,
+            (self._trained(parameters), optimizer_state),
+            samples,
+            key,
+            self.num_epochs,
+            self.num_minibatches,
+            self.num_prompts,
+        )
+        return trained, optimizer_state, {**metrics, **self._mismatch(samples), **measures}
+
+    @fdg.fragment("gradient", in_axes=(None, None, 0), out_axes=None)
+    def gradient(self, parameters, is_first, minibatch):
+        """Share of the gradient, and of the measures, that these responses `[n]` of a minibatch have."""
+
+        def loss(trained):
+            return self._loss(self._with_trained(parameters, trained), is_first, minibatch)
+
+        return jax.grad(loss, has_aux=True)(self._trained(parameters))
+
+    # --- parts ---
+
+    def _loss(self, parameters, is_first, minibatch):
+        """Share of the loss, a sum with weights; and measures of it, which add up (`_max`: the largest counts)."""
+        wanted, batch, mask = self.objective, minibatch.batch, minibatch.batch.weight_mask
+        log_prob, entropy = scores(self.network, parameters, batch.responses, self.temperature)
+        # Before the first update the policy is the one that ratios are over: they are 1, whatever was rounded how.
+        now = jax.lax.stop_gradient(log_prob)
+        old = jnp.where(is_first, now, minibatch.old_log_prob)
+        behind = batch.sampled_log_prob if self.old_log_prob == "actor" else old
+        log_ratio = losses.log_ratio(log_prob, behind, mask, wanted.ratio_level)
+        low, high, advantage = wanted.clip_low, wanted.clip_high, minibatch.advantage
+        cost = losses.surrogate(log_ratio, advantage, low, high, wanted.dual_clip)
+        cost = cost * losses.correction(
+            batch.sampled_log_prob, old, mask, wanted.correction, wanted.correction_cap
+        )
+        loss = policy_loss = jnp.sum(minibatch.weight * cost)
+        if self.entropy_coefficient:
+            loss = loss - self.entropy_coefficient * jnp.sum(minibatch.weight * entropy)
+        ratio = jnp.where(mask, jnp.exp(jax.lax.stop_gradient(log_ratio)), 1.0)
+        means = {
+            "entropy": entropy,
+            "approx_kl": losses.divergence(log_prob, behind, "k3"),
+            "clip_fraction": losses.clipped(log_ratio, advantage, low, high),
+        }
+        largest = {"ratio_max": ratio, "first_ratio_error_max": jnp.where(is_first, jnp.abs(ratio - 1.0), 0.0)}
+        if not self._needs_old:  # else it is measured on all of the batch, before the updates
+            away = jnp.where(mask, jnp.abs(now - batch.sampled_log_prob), 0.0)
+            means["log_prob_difference"] = largest["log_prob_difference_max"] = away
+        if self._has_reference:
+            means["kl"] = losses.divergence(log_prob, batch.reference_log_prob, "k3")
+            if wanted.kl_in == "loss":
+                kl = losses.divergence(log_prob, batch.reference_log_prob, wanted.kl_estimator)
+                loss = loss + wanted.kl_coefficient * jnp.sum(minibatch.weight * kl)
+        return loss, {
+            "loss": loss,
+            "policy_loss": policy_loss,
+            **{name: jnp.sum(minibatch.share * x) for name, x in means.items()},
+            **{name: jnp.max(x) for name, x in largest.items()},
+        }
+
+    def _samples(self, parameters: Any, batch: Batch) -> Minibatch:
+        """All of a batch, with log-probabilities before the first update and with advantages."""
+        wanted, mask = self.objective, batch.weight_mask
+        old = batch.sampled_log_prob  # not looked at where there is one update
+        if self._needs_old:
+            score = lambda some: scores(self.network, parameters, some, self.temperature)[0]  # noqa: E731
+            old = updates.mapped(score, batch.responses, self.micro_batch)
+        lengths = jnp.sum(batch.responses.mask, axis=1, dtype=jnp.int32)
+        reward = wanted.reward(batch.reward.total, lengths, self.env.response_length)
+        advantage = wanted.advantage(reward, old, batch.reference_log_prob, mask, self.group_size)
+        nothing = jnp.zeros_like(advantage)
+        return Minibatch(batch, old, advantage, nothing, nothing)
+
+    def _chosen(self, batch: Batch) -> Batch:
+        """The prompts that are learned from, and of their tokens those that count."""
+        mask = batch.responses.mask
+        if self.objective.mask_truncated:
+            mask = mask & finished(batch.responses, self.env.stop_tokens)[:, None]
+        if not self.objective.dynamic_sampling:
+            return batch._replace(weight_mask=mask)
+        teaches = informative(batch.reward.total, self.group_size)
+        mask = mask & jnp.repeat(teaches, self.group_size)[:, None]
+        batch = batch._replace(weight_mask=mask)
+        if self._candidates == self.num_prompts:
+            return batch
+        first = jnp.argsort(~teaches, stable=True)[: self.num_prompts]
+        rows = (first[:, None] * self.group_size + jnp.arange(self.group_size)[None]).reshape(-1)
+        return jax.tree.map(lambda x: x[rows], batch)
+
+    def _measured(self, batch: Batch, iteration: jax.Array) -> dict[str, jax.Array]:
+        """Metrics of a rollout, before anything is learned from it."""
+        reward = batch.reward
+        return {
+            "episode_return": jnp.mean(reward.total),
+            **{f"reward_{name}": jnp.mean(part) for name, part in reward.parts.items()},
+            **self._lengths(batch.responses),
+            "informative": jnp.mean(informative(reward.total, self.group_size), dtype=jnp.float32),
+            "staleness": jnp.mean((iteration - batch.version).astype(jnp.float32)),
+        }
+
+    def _mismatch(self, samples: Minibatch) -> dict[str, jax.Array]:
+        """How far the log-probabilities at sampling are from the learner's own, before its updates."""
+        if not self._needs_old:
+            return {}
+        mask = samples.batch.responses.mask
+        away = jnp.where(mask, jnp.abs(samples.old_log_prob - samples.batch.sampled_log_prob), 0.0)
+        return {
+            "log_prob_difference": losses.masked_mean(away, mask),
+            "log_prob_difference_max": jnp.max(away),
+        }
+
+    def _weights(self, mask: jax.Array) -> jax.Array:
+        wanted = self.objective
+        return losses.token_weights(mask, wanted.aggregation, self.env.response_length, wanted.count_empty)
+
+    def _shares(self, mask: jax.Array) -> jax.Array:
+        return losses.token_weights(mask, "token_mean", self.env.response_length)
+
+    @property
+    def _has_reference(self) -> bool:
+        return self.objective.kl_coefficient > 0
+
+    @property
+    def _needs_old(self) -> bool:
+        """Whether log-probabilities before the first update are wanted by others than the first update."""
+        wanted = self.objective
+        in_reward = wanted.kl_coefficient > 0 and wanted.kl_in != "loss"
+        return self.updates_per_iteration > 1 or in_reward
+
+    @property
+    def _candidates(self) -> int:
+        """Prompts that an iteration draws."""
+        return self.num_prompts * max(1, self.objective.dynamic_sampling)

@@ -1,0 +1,391 @@
+"""What all learners of language models have: the network, prompts, responses, evaluation, the optimiser.
+
+Letters in shapes: `B` prompts of an iteration, `G` responses to each, `N = B * G`; `P` tokens of a prompt, `R` of a
+response.
+"""
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import fdg
+from algos.hyperparameters import hyperparameter, require, require_positive, require_types
+from algos.language import weights
+from algos.language.config import DecoderConfig
+from algos.language.decoder import Decoder
+from algos.language.generation import Samples, generate
+from algos.language.sampling import Sampling
+from algos.rlhf import data, updates
+from algos.rlhf.responses import Responses, finished
+from envs.text import HuggingFaceTokenizer, Problem, Prompts, Reward, TextTask
+from fdg.errors import FdgError, unknown_name
+
+
+@dataclasses.dataclass(frozen=True)
+class LanguageAgent:
+    """Base of the algorithms that train a decoder on a text task; a user's own needs none.
+
+    A subclass is a frozen dataclass with more fields, and with `init` and `iterate`. What it learns is a decoder: one
+    of the task's vocabulary and the sizes here, the checkpoint in `model`, or any `decoder`.
+
+    Raises:
+      FdgError: (construction) a field out of range, a task that does not fit the network, a checkpoint that cannot
+        be read.
+    """
+
+    default_env: ClassVar[str] = "text:addition"  # of the command line, where it names none
+
+    env: TextTask
+    decoder: Decoder | None = hyperparameter(None, "the network; None for one made of the fields below")
+    model: str | None = hyperparameter(
+        None, "folder with a checkpoint in Hugging Face's format to begin with (None: begin from nothing)"
+    )
+    hidden_size: int = hyperparameter(128, "width of the network")
+    num_layers: int = hyperparameter(2, "its blocks")
+    num_heads: int = hyperparameter(4, "its heads of queries")
+    num_kv_heads: int | None = hyperparameter(None, "its heads of keys and values (None: as many)")
+    intermediate_size: int | None = hyperparameter(None, "width inside its blocks (None: three times its own)")
+    dtype: Literal["float32", "bfloat16"] = hyperparameter("float32", "what it computes in")
+    remat: bool = hyperparameter(False, "compute blocks again for the gradient, in place of keeping them")
+    lora_rank: int = hyperparameter(0, "rank of the adapters that learn in place of the network; 0: none")
+    lora_alpha: float = hyperparameter(16.0, "adapters are scaled by this over their rank")
+    num_prompts: int = hyperparameter(32, "prompts of an iteration")
+    total_steps: int = hyperparameter(64_000, "responses of the whole run")
+    dataset_size: int | None = hyperparameter(
+        None, "problems that there are, each met once an epoch (None: fresh ones without end)"
+    )
+    num_epochs: int = hyperparameter(1, "times that each response is learned from")
+    num_minibatches: int = hyperparameter(1, "updates of an epoch")
+    micro_batch: int | None = hyperparameter(
+        None, "responses at once in a network, gradients added up; changes no number (None: all of a minibatch)"
+    )
+    learning_rate: float = hyperparameter(1e-3, "AdamW's step size")
+    anneal_learning_rate: bool = hyperparameter(False, "let the step size fall linearly to zero")
+    warmup: int = hyperparameter(0, "updates over which the step size grows linearly at first")
+    weight_decay: float = hyperparameter(0.0, "AdamW's, decoupled")
+    max_grad_norm: float = hyperparameter(1.0, "gradients are clipped to this global norm")
+    temperature: float = hyperparameter(1.0, "logits are divided by it, in sampling and in learning")
+    top_k: int = hyperparameter(0, "sample from so many tokens, the most likely; 0: all")
+    top_p: float = hyperparameter(1.0, "sample from the most likely tokens that have this probability together")
+    slots: int | None = hyperparameter(
+        None, "responses in the making at once, each place taken again when one ends (None: all)"
+    )
+
+    def __new__(cls, *_: Any, **given: Any) -> Any:
+        """Refuses a name that is no field, with the nearest that is."""
+        fields = [field.name for field in dataclasses.fields(cls) if field.init]
+        for name in given:
+            if name not in fields:
+                raise unknown_name(
+                    f"hyperparameter of {cls.__name__}", name, fields, f"help(algos.{cls.__name__})"
+                )
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.env, TextTask):
+            raise FdgError(
+                f"{type(self).__name__}: '{getattr(self.env, 'name', self.env)}' is no text task: use"
+                f" envs.make({self.default_env!r}) or another text:NAME"
+            )
+        require_types(self)
+        require_positive(self, "num_prompts", "total_steps", "learning_rate", "num_epochs", "num_minibatches")
+        require_positive(self, "temperature", "max_grad_norm")
+        for name in ("dataset_size", "micro_batch", "slots"):
+            if getattr(self, name) is not None:
+                require_positive(self, name)
+        require(self, self.warmup >= 0, f"warmup={self.warmup}: it must be zero or above")
+        self._check_network()
+        self._sampling(greedy=False)  # whose own checks are these
+        size = self.dataset_size
+        require(
+            self,
+            size is None or size >= self.num_prompts,
+            f"dataset_size={size} is less than the num_prompts={self.num_prompts} of an iteration",
+        )
+        count = self.steps_per_iteration
+        require(
+            self,
+            count % self.num_minibatches == 0
+            and updates.divides(count, self.num_prompts, self.num_minibatches),
+            f"num_minibatches={self.num_minibatches} does not divide the {count} responses of an iteration"
+            f" ({self.num_prompts} prompts) evenly",
+        )
+        micro = self.micro_batch
+        size_of_one = count // self.num_minibatches
+        require(
+            self,
+            micro is None or size_of_one % micro == 0,
+            f"micro_batch={micro} does not divide the {size_of_one} responses of a minibatch",
+        )
+
+    # --- lengths ---
+
+    @property
+    def responses_per_prompt(self) -> int:
+        """`G`."""
+        return 1
+
+    @property
+    def steps_per_iteration(self) -> int:
+        """`N`, responses of an iteration."""
+        return self.num_prompts * self.responses_per_prompt
+
+    @property
+    def num_iterations(self) -> int:
+        """Iterations of the whole run: all that fit in `total_steps`, and at least one."""
+        return max(1, self.total_steps // self.steps_per_iteration)
+
+    @property
+    def updates_per_iteration(self) -> int:
+        """Gradient steps in one iteration."""
+        return self.num_epochs * self.num_minibatches
+
+    # --- what was learned, at work ---
+
+    def evaluate(
+        self, state: Any, key: jax.Array, episodes: int, greedy: bool = True
+    ) -> dict[str, jax.Array]:
+        """Responds to held-out problems, by default with the most likely tokens.
+
+        Returns:
+          `return` `[]`, the mean reward; `returns` and `lengths` (in tokens) `[episodes]`.
+        """
+        _, responses, reward = self._held_out(state, key, episodes, greedy)
+        return {
+            "return": jnp.mean(reward.total),
+            "returns": reward.total,
+            "lengths": jnp.sum(responses.mask, axis=1, dtype=jnp.int32),
+        }
+
+    def examples(self, state: Any, key: jax.Array, count: int) -> dict[str, jax.Array]:
+        """Held-out problems and sampled responses, for `example_rows`: arrays with leading axis `count`."""
+        _, responses, reward = self._held_out(state, key, count, greedy=False)
+        parts = {f"reward_{name}": part for name, part in reward.parts.items()}
+        return {
+            "prompt": responses.prompts.tokens,
+            "prompt_mask": responses.prompts.mask,
+            "response": responses.tokens,
+            "response_mask": responses.mask,
+            "reward": reward.total,
+            **parts,
+        }
+
+    def example_rows(self, examples: dict[str, Any]) -> list[dict[str, Any]]:
+        """What `examples` gave, as rows of a table: `prompt` and `response` as text, rewards as numbers."""
+        prompts = self.env.texts(examples["prompt"], examples["prompt_mask"])
+        responses = self.env.texts(examples["response"], examples["response_mask"])
+        numbers = {name: examples[name] for name in examples if name.startswith("reward")}
+        return [
+            {
+                "prompt": prompts[i],
+                "response": responses[i],
+                "tokens": int(examples["response_mask"][i].sum()),
+                **{name: float(values[i]) for name, values in numbers.items()},
+            }
+            for i in range(len(prompts))
+        ]
+
+    def answer(self, state: Any, prompts: list[str], seed: int = 0, greedy: bool = True) -> list[str]:
+        """What the network says to prompts of one's own.
+
+        Raises:
+          FdgError: a prompt is too long, or has a character that the vocabulary lacks.
+        """
+        asked = self.env.prompts_of(list(prompts))
+        keys = jax.random.split(jax.random.key(seed), len(prompts))
+        said = generate(self.network, state.parameters, asked, keys, self._sampling(greedy), self.slots)
+        return self.env.texts(said.tokens, said.mask)
+
+    def with_start(self, state: Any) -> Any:
+        """A fresh state whose parameters were replaced by those of another run, with all that follows from them.
+
+        The reference, where there is one, is where learning starts.
+        """
+        if getattr(state, "reference", None) is None:
+            return state
+        return state._replace(reference=jax.tree.map(jnp.copy, self._frozen(state.parameters)))
+
+    # --- fragments ---
+
+    @fdg.fragment("environment")
+    def problems(self, keys):
+        """`keys [B]` -> a `Problem [B]` of those to train on."""
+        return self.env.sample(keys, "train")
+
+    @fdg.fragment("actor", in_axes=(None, None, 0, 0))
+    def respond(self, parameters, version, prompts, keys):
+        """`prompts [N]`, `keys [N]` -> `Samples [N]`, and the `version [N]` of the parameters that made them."""
+        said = generate(self.network, parameters, prompts, keys, self._sampling(greedy=False), self.slots)
+        return said, jnp.full(keys.shape, version, jnp.int32)
+
+    @fdg.fragment("reward")
+    def score(self, answer, tokens, mask):
+        """What responses `tokens [N, R]` to problems with these answers are worth: a `Reward [N]`."""
+        return self.env.reward(answer, tokens, mask)
+
+    @fdg.fragment("update", in_axes=None, out_axes=None)
+    def update(self, gradient, optimizer_state, trained):
+        """One step of the optimiser: what is trained after it, and the optimiser's state."""
+        steps, optimizer_state = self._optimizer.update(gradient, optimizer_state, trained)
+        return optax.apply_updates(trained, steps), optimizer_state
+
+    # --- parts ---
+
+    @property
+    def network(self) -> Decoder:
+        """The decoder that learns."""
+        if self.decoder is not None:
+            return self.decoder
+        options = {
+            "dtype": self.dtype,
+            "remat": self.remat,
+            "lora_rank": self.lora_rank,
+            "lora_alpha": self.lora_alpha,
+        }
+        if self.model is not None:
+            return Decoder(dataclasses.replace(_config(self.model), **options))
+        return Decoder(
+            DecoderConfig(
+                vocab_size=self.env.tokenizer.vocab_size,
+                hidden_size=self.hidden_size,
+                intermediate_size=self.intermediate_size or 3 * self.hidden_size,
+                num_layers=self.num_layers,
+                num_heads=self.num_heads,
+                num_kv_heads=self.num_kv_heads or self.num_heads,
+                max_positions=self.env.prompt_length + self.env.response_length,
+                **options,
+            )
+        )
+
+    @property
+    def parameter_rules(self) -> Any:
+        """How a policy may split the network's parameters."""
+        return self.network.parameter_rules
+
+    def _first_parameters(self, key: jax.Array) -> Any:
+        """Of a fresh network, or of the checkpoint."""
+        if self.model is None:
+            return self.network.init(key)
+        plain = Decoder(dataclasses.replace(self.network.config, lora_rank=0))
+        shape = jax.eval_shape(plain.init, key)
+        path = self.model
+        base = jax.pure_callback(lambda: weights.load(path)[1], shape)
+        return self.network.with_adapters(base, key) if self.lora_rank else base
+
+    def _trained(self, parameters: Any) -> Any:
+        """The part of the parameters that learns: all, or the adapters."""
+        return parameters["adapters"] if "base" in parameters else parameters
+
+    def _with_trained(self, parameters: Any, trained: Any) -> Any:
+        """The parameters with that part."""
+        return {"base": parameters["base"], "adapters": trained} if "base" in parameters else trained
+
+    def _frozen(self, parameters: Any) -> Any:
+        """What the state keeps of a reference: a copy; nothing where the network has adapters, which it is without."""
+        return () if "base" in parameters else parameters
+
+    def _reference_parameters(self, state: Any) -> Any:
+        return state.parameters["base"] if "base" in state.parameters else state.reference
+
+    @property
+    def _optimizer(self) -> optax.GradientTransformation:
+        total = self.num_iterations * self.updates_per_iteration
+        return updates.adamw(
+            self.learning_rate,
+            self.warmup,
+            total if self.anneal_learning_rate else None,
+            self.weight_decay,
+            self.max_grad_norm,
+        )
+
+    def _sampling(self, greedy: bool) -> Sampling:
+        return Sampling(
+            max_new_tokens=self.env.response_length,
+            temperature=0.0 if greedy else self.temperature,
+            top_k=0 if greedy else self.top_k,
+            top_p=1.0 if greedy else self.top_p,
+            stop_tokens=self.env.stop_tokens,
+            pad_token=self.env.tokenizer.pad,
+        )
+
+    def _problem_keys(self, state: Any, count: int) -> jax.Array:
+        return data.problem_keys(
+            jax.random.fold_in(state.key, 0), state.iteration, count, self.dataset_size
+        )
+
+    def _iteration_key(self, state: Any, stream: int) -> jax.Array:
+        """A key of this iteration, other than those of its problems; `stream` from 1."""
+        return jax.random.fold_in(jax.random.fold_in(state.key, stream), state.iteration)
+
+    def _rollout(self, state: Any, count: int) -> tuple[Responses, Samples, jax.Array, Reward]:
+        """`count` prompts and `G` responses to each, next to each other: responses, samples, versions, rewards."""
+        problem = self.problems(self._problem_keys(state, count))
+        problem = jax.tree.map(lambda x: _repeated(x, self.responses_per_prompt), problem)
+        keys = jax.random.split(self._iteration_key(state, 1), count * self.responses_per_prompt)
+        samples, version = self.respond(state.parameters, state.iteration, problem.prompts, keys)
+        reward = self.score(problem.answer, samples.tokens, samples.mask)
+        return Responses(problem.prompts, samples.tokens, samples.mask), samples, version, reward
+
+    def _held_out(
+        self, state: Any, key: jax.Array, count: int, greedy: bool
+    ) -> tuple[Problem, Responses, Reward]:
+        problem_key, key = jax.random.split(key)
+        problem = self.env.sample(jax.random.split(problem_key, count), "test")
+        keys = jax.random.split(key, count)
+        said = generate(
+            self.network, state.parameters, problem.prompts, keys, self._sampling(greedy), self.slots
+        )
+        reward = self.env.reward(problem.answer, said.tokens, said.mask)
+        return problem, Responses(Prompts(*problem.prompts), said.tokens, said.mask), reward
+
+    def _lengths(self, responses: Responses) -> dict[str, jax.Array]:
+        """Metrics of responses as such; `tokens` counts all that are no padding, of prompts too."""
+        own = jnp.sum(responses.mask, axis=1, dtype=jnp.int32)
+        ended = finished(responses, self.env.stop_tokens)
+        return {
+            "tokens": jnp.sum(own) + jnp.sum(responses.prompts.mask, dtype=jnp.int32),
+            "response_length": jnp.mean(own.astype(jnp.float32)),
+            "response_length_max": jnp.max(own).astype(jnp.float32),
+            "truncation_rate": jnp.mean(~ended, dtype=jnp.float32),
+        }
+
+    def _check_network(self) -> None:
+        if self.model is not None:
+            require(self, self.decoder is None, "model= and decoder= both say what the network is: give one")
+            _config(self.model)  # is there, and can be read
+            own = not isinstance(self.env.tokenizer, HuggingFaceTokenizer)
+            if own and (Path(self.model) / "tokenizer.json").exists():
+                env = self.env.with_tokenizer(HuggingFaceTokenizer(self.model))
+                object.__setattr__(self, "env", env)
+        config, env = self.network.config, self.env
+        require(
+            self,
+            env.tokenizer.vocab_size <= config.vocab_size,
+            f"task '{env.name}' has a vocabulary of {env.tokenizer.vocab_size} tokens, and the network one of"
+            f" {config.vocab_size}: give the task the network's tokenizer (env.with_tokenizer)",
+        )
+        longest = env.prompt_length + env.response_length
+        require(
+            self,
+            longest <= config.max_positions,
+            f"task '{env.name}' has prompts of up to {env.prompt_length} tokens and responses of"
+            f" {env.response_length}, and the network's context is {config.max_positions}: shorten the task",
+        )
+
+
+def _repeated(x: jax.Array, times: int) -> jax.Array:
+    """`[B, ...]` to `[B * times, ...]`, the copies of each next to each other."""
+    if times == 1:
+        return x
+    return jnp.broadcast_to(x[:, None], (x.shape[0], times, *x.shape[1:])).reshape(-1, *x.shape[1:])
+
+
+@functools.lru_cache(maxsize=16)
+def _config(path: str) -> DecoderConfig:
+    """Of a checkpoint on disk."""
+    return weights.read_config(path)

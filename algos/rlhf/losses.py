@@ -1,0 +1,218 @@
+"""Losses on tokens, as pure functions of log-probabilities, masks and advantages.
+
+Every mean over tokens or responses is a sum with weights (`token_weights`) that are made once for a whole
+minibatch: so a minibatch that is taken in micro-batches has the loss, and the gradient, of the whole.
+
+Letters in shapes: `N` responses, `R` tokens of a response; `mask` is true at tokens that the policy chose, false
+at padding and at what a tool or the user said in between.
+"""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+RatioLevel = Literal["token", "sequence", "sequence_token", "trajectory"]
+Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "constant"]
+Estimator = Literal["k1", "k2", "k3"]
+Correction = Literal["none", "truncate_token", "mask_token", "truncate_sequence", "mask_sequence"]
+Preference = Literal["sigmoid", "hinge", "ipo", "robust"]
+
+_LARGEST = 20.0  # of a logarithm before it is raised: exp(20) is half a billion, and its square still a float32
+
+
+def token_weights(
+    mask: jax.Array, aggregation: Aggregation, length: int, count_empty: bool = True
+) -> jax.Array:
+    """What each token counts for in the loss of a minibatch, `[N, R]` float32; zero outside the mask.
+
+    - `token_mean`: every token alike (DAPO, arXiv 2503.14476, equation 8).
+    - `sequence_mean`: every response alike, its tokens alike within it (GRPO, arXiv 2402.03300, equation 3).
+    - `sequence_sum`: the tokens of a response are summed, responses averaged (RLOO, REINFORCE).
+    - `constant`: the sum of all over `N * length`, whatever the responses' own lengths (Dr. GRPO, arXiv
+      2503.20783, section 3.2).
+
+    Args:
+      mask: `[N, R]` bool.
+      aggregation: which of these.
+      length: most tokens that a response can have.
+      count_empty: whether responses without a token count in the number of responses (TRL), or do not (verl).
+
+    >>> mask = jnp.array([[True, False, False], [True, True, True]])
+    >>> token_weights(mask, "token_mean", 3)[1].tolist()
+    [0.25, 0.25, 0.25]
+    >>> token_weights(mask, "sequence_mean", 3)[0].tolist()
+    [0.5, 0.0, 0.0]
+    """
+    tokens = mask.astype(jnp.float32)
+    lengths = jnp.sum(tokens, axis=1, keepdims=True)
+    count = jnp.float32(len(mask)) if count_empty else jnp.maximum(jnp.sum(lengths > 0, dtype=jnp.float32), 1)
+    if aggregation == "token_mean":
+        return tokens / jnp.maximum(jnp.sum(tokens), 1)
+    if aggregation == "sequence_mean":
+        return tokens / jnp.maximum(lengths, 1) / count
+    if aggregation == "sequence_sum":
+        return tokens / count
+    return tokens / (count * length)
+
+
+def masked_mean(x: jax.Array, mask: jax.Array) -> jax.Array:
+    """The mean of `x [...]` where the mask is true; zero where it is nowhere.
+
+    >>> float(masked_mean(jnp.array([1.0, 3.0, jnp.nan]), jnp.array([True, True, False])))
+    2.0
+    """
+    total = jnp.sum(jnp.where(mask, x, 0.0))
+    return total / jnp.maximum(jnp.sum(mask, dtype=jnp.float32), 1)
+
+
+def log_ratio(log_prob: jax.Array, old_log_prob: jax.Array, mask: jax.Array, level: RatioLevel) -> jax.Array:
+    """Log of the policy's probability now over that of the policy that responded, `[N, R]` float32.
+
+    - `token`: each token's own.
+    - `sequence`: the mean over the response, at each of its tokens (GSPO, arXiv 2507.18071, equation 7).
+    - `sequence_token`: the same value, whose gradient is that of the token alone (GSPO-token, equation 14).
+    - `trajectory`: the sum over the response: of the probability of all of it (RLOO, arXiv 2402.14740).
+
+    Zero outside the mask.
+
+    >>> now, old, mask = jnp.log(jnp.array([[0.4, 0.2]])), jnp.log(jnp.array([[0.1, 0.2]])), jnp.ones((1, 2), bool)
+    >>> [f"{x:.2f}" for x in jnp.exp(log_ratio(now, old, mask, "sequence"))[0]]
+    ['2.00', '2.00']
+    """
+    change = jnp.where(mask, log_prob - old_log_prob, 0.0)
+    if level == "token":
+        found = change
+    else:
+        whole = jnp.sum(change, axis=1, keepdims=True)
+        if level != "trajectory":
+            whole = whole / jnp.maximum(jnp.sum(mask, axis=1, keepdims=True, dtype=jnp.float32), 1)
+        found = jnp.broadcast_to(whole, change.shape)
+        if level == "sequence_token":
+            # The value of the response's ratio; the derivative passes through the token's own log-probability.
+            own = log_prob - jax.lax.stop_gradient(log_prob)
+            found = jax.lax.stop_gradient(found) + own
+    return jnp.where(mask, jnp.clip(found, -_LARGEST, _LARGEST), 0.0)
+
+
+def surrogate(
+    log_ratio: jax.Array,
+    advantage: jax.Array,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
+) -> jax.Array:
+    """PPO's clipped objective (arXiv 1707.06347, equation 7), negated, of each token: `[N, R]` float32.
+
+    Args:
+      log_ratio: `[N, R]` float32.
+      advantage: `[N, R]` float32.
+      clip_low: ratios count down to `1 - clip_low` ...
+      clip_high: ... and up to `1 + clip_high`; DAPO's is the larger one ("clip-higher", equation 10).
+      dual_clip: where an advantage is negative, a token costs at most this many times as much (Ye et al. 2020,
+        arXiv 1912.09729, equation 5); None for no such bound.
+
+    >>> costs = surrogate(jnp.log(jnp.array([[2.0, 2.0]])), jnp.array([[1.0, -1.0]]), 0.2, 0.28)
+    >>> [f"{cost:.2f}" for cost in costs[0]]
+    ['-1.28', '2.00']
+    """
+    ratio = jnp.exp(log_ratio)
+    kept = jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high)
+    cost = -jnp.minimum(ratio * advantage, kept * advantage)
+    if dual_clip is None:
+        return cost
+    return jnp.where(advantage < 0, jnp.minimum(cost, -dual_clip * advantage), cost)
+
+
+def clipped(log_ratio: jax.Array, advantage: jax.Array, clip_low: float, clip_high: float) -> jax.Array:
+    """Where the clipped objective has no gradient, for the ratio has left its range: `[N, R]` bool."""
+    ratio = jnp.exp(log_ratio)
+    return ((ratio < 1.0 - clip_low) & (advantage < 0)) | ((ratio > 1.0 + clip_high) & (advantage > 0))
+
+
+def divergence(log_prob: jax.Array, reference_log_prob: jax.Array, estimator: Estimator) -> jax.Array:
+    """KL of the policy from its reference, estimated at each token that the policy chose: `[N, R]` float32.
+
+    With `d` the log-probability now less that of the reference: `k1` is d, `k2` is d^2 / 2 and `k3` is
+    exp(-d) - 1 + d (Schulman 2020, joschu.net/blog/kl-approx.html; `k3` is GRPO's, arXiv 2402.03300, equation 4).
+    k1 and k3 have no bias as values. In a loss, k2 has the gradient of the KL, and k1 none on average.
+
+    >>> now, reference = jnp.log(jnp.array([[0.5]])), jnp.log(jnp.array([[0.25]]))
+    >>> [f"{divergence(now, reference, kind)[0, 0]:.4f}" for kind in ("k1", "k2", "k3")]
+    ['0.6931', '0.2402', '0.1931']
+    """
+    difference = log_prob - reference_log_prob
+    if estimator == "k1":
+        return difference
+    if estimator == "k2":
+        return 0.5 * jnp.square(difference)
+    back = jnp.clip(-difference, -_LARGEST, _LARGEST)
+    return jnp.exp(back) - 1.0 - back
+
+
+def correction(
+    sampled_log_prob: jax.Array, log_prob: jax.Array, mask: jax.Array, kind: Correction, cap: float
+) -> jax.Array:
+    """Weights for responses of another policy than the one that learns: `[N, R]` float32, without gradient.
+
+    The ratio of the probability that the learner gives a token (or a whole response) to the one that it was drawn
+    with, by older parameters or by other arithmetic. `truncate_*` bounds it by `cap` (truncated importance
+    sampling, Yao et al. 2025); `mask_*` leaves out what is above `cap` or below its inverse.
+
+    >>> drawn, now = jnp.log(jnp.array([[0.1, 0.5]])), jnp.log(jnp.array([[0.4, 0.5]]))
+    >>> [f"{w:.2f}" for w in correction(drawn, now, jnp.ones((1, 2), bool), "truncate_token", 2.0)[0]]
+    ['2.00', '1.00']
+    >>> [f"{w:.2f}" for w in correction(drawn, now, jnp.ones((1, 2), bool), "mask_token", 2.0)[0]]
+    ['0.00', '1.00']
+    """
+    if kind == "none":
+        return jnp.ones_like(log_prob)
+    level: RatioLevel = "token" if kind.endswith("token") else "trajectory"
+    weight = jnp.exp(log_ratio(log_prob, sampled_log_prob, mask, level))
+    if kind.startswith("truncate"):
+        weight = jnp.minimum(weight, cap)
+    else:
+        weight = jnp.where((weight <= cap) & (weight >= 1.0 / cap), weight, 0.0)
+    return jax.lax.stop_gradient(weight)
+
+
+def value_error(
+    value: jax.Array, old_value: jax.Array, target: jax.Array, clip: float | None
+) -> jax.Array:
+    """Half the squared error of each token's value, `[N, R]`; with `clip`, no gain from moving further than that.
+
+    >>> one = jnp.ones((1, 1))
+    >>> float(value_error(one, 0.0 * one, 2.0 * one, clip=0.5)[0, 0])  # 0.5 * (2 - 0.5)^2
+    1.125
+    """
+    error = jnp.square(value - target)
+    if clip is not None:
+        kept = old_value + jnp.clip(value - old_value, -clip, clip)
+        error = jnp.maximum(error, jnp.square(kept - target))
+    return 0.5 * error
+
+
+def preference_loss(
+    margin: jax.Array, beta: float, kind: Preference = "sigmoid", label_smoothing: float = 0.0
+) -> jax.Array:
+    """Direct preference optimisation, of each pair: `[N]` float32.
+
+    Args:
+      margin: `[N]` float32, by how much the log-probability of the chosen response has grown over that of the
+        reference, less the same of the rejected one; for `ipo`, means over tokens in place of sums.
+      beta: how strongly the reference holds.
+      kind: `sigmoid` (DPO, arXiv 2305.18290, equation 7), `hinge` (SLiC, arXiv 2305.10425), `ipo` (arXiv
+        2310.12036, equation 17, beta its tau), or `robust` to labels of which some are wrong (arXiv 2403.00409).
+      label_smoothing: of `sigmoid` and `robust`: the share of labels that are wrong, below a half.
+
+    >>> [f"{x:.4f}" for x in preference_loss(jnp.array([0.0, 10.0]), beta=0.1)]
+    ['0.6931', '0.3133']
+    """
+    if kind == "hinge":
+        return jax.nn.relu(1.0 - beta * margin)
+    if kind == "ipo":
+        return jnp.square(margin - 1.0 / (2.0 * beta))
+    right, wrong = -jax.nn.log_sigmoid(beta * margin), -jax.nn.log_sigmoid(-beta * margin)
+    if kind == "robust":
+        return ((1 - label_smoothing) * right - label_smoothing * wrong) / (1 - 2 * label_smoothing)
+    return (1 - label_smoothing) * right + label_smoothing * wrong

@@ -1,0 +1,212 @@
+"""What the group-relative algorithms differ in, as one value; each algorithm, and each library's habits, by name.
+
+An `Objective` is made of three layers, the later ones going first: a variant (what a paper says), a convention (what
+a library does where papers say nothing, or otherwise than they say), and single values.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import jax
+
+from algos.rlhf.advantages import (
+    Baseline,
+    Scale,
+    group_advantage,
+    overlong_penalty,
+    still_to_come,
+    whiten,
+)
+from algos.rlhf.losses import Aggregation, Correction, Estimator, RatioLevel, divergence
+from fdg.errors import FdgError, nearest
+
+Penalised = Literal["loss", "reward", "reward_to_go"]
+Variant = Literal[
+    "grpo", "dr_grpo", "dapo", "gspo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"
+]
+Convention = Literal["paper", "trl", "verl", "tunix"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    """What is maximised; the values that are here are those of GRPO's paper (arXiv 2402.03300, equations 3, 4).
+
+    Attributes:
+      baseline: what a response's reward is compared with: `group` mean, `leave_one_out` mean, or `none`.
+      scale: what the difference is divided by: the deviation within the `group` or the `batch`; `tokens`: mean and
+        deviation of all tokens' advantages; `none`.
+      guard: added to a deviation, which may be zero.
+      unbiased_deviation: whether it is over `n - 1` rather than `n`.
+      ratio_level: of what the ratio of probabilities is: see `losses.log_ratio`.
+      aggregation: how tokens make a loss: see `losses.token_weights`.
+      count_empty: whether responses without a token that counts are among those that a mean is over.
+      clip_low, clip_high: how far ratios count, below and above one.
+      dual_clip: the most that a token of negative advantage costs, times its advantage; None for no bound.
+      kl_coefficient: beta, how strongly the reference holds; 0 and there is none.
+      kl_estimator: k1, k2 or k3.
+      kl_in: where it is counted: in the `loss` of each token; in the `reward` of a response, summed; or in that of
+        each token, summed over what is still to come (`reward_to_go`). In rewards it has no gradient.
+      overlong_buffer: share of the longest response over which a penalty of length grows; 0 for none.
+      overlong_coefficient: that penalty, in full.
+      mask_truncated: responses that did not come to an end have no loss.
+      dynamic_sampling: so many times as many prompts are responded to, and those preferred whose responses differ in
+        reward; of the others, tokens do not count. 0: take what comes.
+      correction: weights against the difference between the policy that responded and the one that learns.
+      correction_cap: the bound of these weights.
+    """
+
+    baseline: Baseline = "group"
+    scale: Scale = "group"
+    guard: float = 1e-6
+    unbiased_deviation: bool = True
+    ratio_level: RatioLevel = "token"
+    aggregation: Aggregation = "sequence_mean"
+    count_empty: bool = True
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float | None = None
+    kl_coefficient: float = 0.04
+    kl_estimator: Estimator = "k3"
+    kl_in: Penalised = "loss"
+    overlong_buffer: float = 0.0
+    overlong_coefficient: float = 1.0
+    mask_truncated: bool = False
+    dynamic_sampling: int = 0
+    correction: Correction = "none"
+    correction_cap: float = 2.0
+
+    def reward(self, reward: jax.Array, lengths: jax.Array, longest: int) -> jax.Array:
+        """Rewards `[N]` with the penalty of responses of `lengths [N]` that come near the longest."""
+        buffer = round(self.overlong_buffer * longest)
+        return reward + self.overlong_coefficient * overlong_penalty(lengths, longest, buffer)
+
+    def advantage(
+        self,
+        reward: jax.Array,
+        log_prob: jax.Array,
+        reference_log_prob: jax.Array,
+        mask: jax.Array,
+        group: int,
+    ) -> jax.Array:
+        """Of each token, `[N, R]` float32, without gradient; zero outside the mask.
+
+        Args:
+          reward: `[N]` float32.
+          log_prob, reference_log_prob: `[N, R]` float32, of the policy that responded and of the reference; looked
+            at where the divergence is counted in rewards.
+          mask: `[N, R]` bool.
+          group: responses to each prompt.
+        """
+        penalty = None
+        if self.kl_coefficient and self.kl_in != "loss":
+            kl = divergence(log_prob, reference_log_prob, self.kl_estimator)
+            penalty = self.kl_coefficient * jax.numpy.where(mask, kl, 0.0)
+        if penalty is not None and self.kl_in == "reward":
+            reward = reward - penalty.sum(axis=1)
+        whole = group_advantage(
+            reward, group, self.baseline, self.scale, self.guard, self.unbiased_deviation
+        )
+        advantage = jax.numpy.where(mask, whole[:, None], 0.0)
+        if penalty is not None and self.kl_in == "reward_to_go":
+            advantage = advantage - still_to_come(penalty, mask)
+        if self.scale == "tokens":
+            advantage = whiten(advantage, mask)
+        return jax.lax.stop_gradient(advantage)
+
+
+VARIANTS: dict[str, Mapping[str, Any]] = {
+    # Shao et al. 2024, arXiv 2402.03300, equations 3 and 4.
+    "grpo": {},
+    # Liu et al. 2025, arXiv 2503.20783: neither lengths nor deviations divide; no reference.
+    "dr_grpo": {"scale": "none", "aggregation": "constant", "kl_coefficient": 0.0},
+    # Yu et al. 2025, arXiv 2503.14476, equations 8 to 13.
+    "dapo": {
+        "aggregation": "token_mean",
+        "clip_high": 0.28,
+        "kl_coefficient": 0.0,
+        "overlong_buffer": 0.2,
+        "dynamic_sampling": 2,
+    },
+    # Zheng et al. 2025, arXiv 2507.18071, equations 5 to 7; the range of its section 5.1.
+    "gspo": {
+        "ratio_level": "sequence",
+        "clip_low": 3e-4,
+        "clip_high": 4e-4,
+        "kl_coefficient": 0.0,
+    },
+    # Ahmadian et al. 2024, arXiv 2402.14740, equations 2, 3 and 7: whole responses are the actions.
+    "rloo": {
+        "baseline": "leave_one_out",
+        "scale": "none",
+        "ratio_level": "trajectory",
+        "kl_coefficient": 0.05,
+        "kl_estimator": "k1",
+        "kl_in": "reward",
+    },
+    # Hu et al. 2025, arXiv 2501.03262: PPO without a critic, advantages normalised over the whole batch.
+    "reinforce_plus_plus": {
+        "baseline": "none",
+        "scale": "tokens",
+        "aggregation": "token_mean",
+        "kl_coefficient": 0.01,
+        "kl_estimator": "k1",
+        "kl_in": "reward_to_go",
+    },
+    # The same with the mean of the group, for rewards that are right or wrong; its KL is in the loss, as k2.
+    "reinforce_plus_plus_baseline": {
+        "baseline": "group",
+        "scale": "tokens",
+        "aggregation": "token_mean",
+        "kl_coefficient": 0.01,
+        "kl_estimator": "k2",
+    },
+}
+
+# Read off trl 1.16.0, verl 0.8 and google-tunix 0.1.7: what each does where a user says nothing.
+CONVENTIONS: dict[str, Mapping[str, Any]] = {
+    "paper": {},
+    "trl": {"guard": 1e-4},
+    "verl": {"count_empty": False, "dual_clip": 3.0},
+    "tunix": {"count_empty": False, "kl_estimator": "k1"},
+}
+# What of these a variant has for a reason of its own.
+_OWN = {"rloo": ("kl_estimator",)} | dict.fromkeys(
+    ("reinforce_plus_plus", "reinforce_plus_plus_baseline"), ("kl_estimator",)
+)
+
+
+def objective(variant: Variant = "grpo", convention: Convention = "paper", **values: Any) -> Objective:
+    """The objective of a variant, as a library has it, with single values in place of its own.
+
+    Raises:
+      FdgError: there is no such variant, convention or value; says the nearest.
+
+    >>> objective("dapo").clip_high, objective("dapo", clip_high=0.3).clip_high
+    (0.28, 0.3)
+    >>> objective("grpo", "trl").guard, objective("grpo", "tunix").kl_estimator
+    (0.0001, 'k1')
+    """
+    for what, name, known in (("variant", variant, VARIANTS), ("convention", convention, CONVENTIONS)):
+        if name not in known:
+            raise FdgError(f"{what}={name!r}: it is one of {', '.join(known)}")
+    fields = [field.name for field in dataclasses.fields(Objective)]
+    for name in values:
+        if name not in fields:
+            near = nearest(name, fields, 1)
+            hint = f": did you mean {near[0]!r}?" if near else f": there are {', '.join(fields)}"
+            raise FdgError(f"an objective has no value {name!r}{hint}")
+    own = VARIANTS[variant]
+    habits = {
+        name: value for name, value in CONVENTIONS[convention].items() if name not in _OWN.get(variant, ())
+    }
+    return Objective(**{**own, **habits, **values})
+
+
+GRPO = objective("grpo")
+DR_GRPO = objective("dr_grpo")
+DAPO = objective("dapo")
+GSPO = objective("gspo")
+RLOO = objective("rloo")
+REINFORCE_PLUS_PLUS = objective("reinforce_plus_plus")
+REINFORCE_PLUS_PLUS_BASELINE = objective("reinforce_plus_plus_baseline")

@@ -1,0 +1,299 @@
+"""PPO on tokens with a critic and a reference (Ouyang et al. 2022, arXiv 2203.02155; Ziegler et al. 2019, 1909.08593).
+
+Every token is an action. The reward of a response comes at its last token; at each, the policy pays for leaving the
+reference. A critic, a decoder of its own with a head of one value, says what is to be expected before each token.
+
+Letters in shapes: `B` prompts, `G` responses to each, `N = B * G`; `R` tokens of a response; `n` responses of a
+minibatch or a micro-batch of it.
+"""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import fdg
+from algos.hyperparameters import hyperparameter, require, require_positive, require_within
+from algos.language.decoder import Decoder
+from algos.rlhf import losses, updates
+from algos.rlhf.advantages import reward_at_end, token_advantages, whiten
+from algos.rlhf.language_agent import LanguageAgent
+from algos.rlhf.losses import Estimator
+from algos.rlhf.responses import Responses, hidden_before, scores
+
+
+class State(NamedTuple):
+    """All that the next iteration needs."""
+
+    parameters: Any
+    reference: Any  # parameters that the policy is kept near to; () where it has adapters
+    critic: Any  # {"network": parameters of a decoder, "value": [D]}
+    optimizer_state: Any
+    critic_optimizer_state: Any
+    key: jax.Array  # of the whole run
+    iteration: jax.Array  # int32
+
+
+class Judgement(NamedTuple):
+    """What the critic makes of responses, `[N, R]` float32 each."""
+
+    value: jax.Array  # before each token
+    advantage: jax.Array
+    target: jax.Array  # of the value
+
+
+class Minibatch(NamedTuple):
+    """Responses to learn from, the policy or the values."""
+
+    responses: Responses  # [n]
+    old_log_prob: jax.Array  # [n, R] float32, of the learner before its first update
+    reference_log_prob: jax.Array  # [n, R] float32
+    judgement: Judgement  # [n]; advantages whitened, for the policy
+    share: jax.Array  # [n, R] float32, of each token in means over the minibatch's tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class PPORLHF(LanguageAgent):
+    """PPO for language models, KL in the reward. Frozen and hashable.
+
+    Raises:
+      FdgError: (construction) a field out of range, or sizes that do not divide.
+    """
+
+    num_prompts: int = hyperparameter(64, "prompts of an iteration")
+    group_size: int = hyperparameter(1, "responses to each prompt")
+    num_epochs: int = hyperparameter(2, "times that each response is learned from")
+    num_minibatches: int = hyperparameter(2, "updates of an epoch")
+    critic_learning_rate: float = hyperparameter(1e-3, "the critic's step size; annealed and warmed up as the other")
+    clip_low: float = hyperparameter(0.2, "ratios count down to 1 less this")
+    clip_high: float = hyperparameter(0.2, "ratios count up to 1 and this")
+    clip_value: float | None = hyperparameter(0.2, "values gain nothing by moving further (None: they do)")
+    kl_coefficient: float = hyperparameter(0.05, "beta: what leaving the reference costs, a token")
+    kl_estimator: Estimator = hyperparameter("k1", "how that is estimated")
+    discount: float = hyperparameter(1.0, "gamma, a token")
+    gae_lambda: float = hyperparameter(0.95, "lambda of the advantages")
+    entropy_coefficient: float = hyperparameter(0.0, "weight of an entropy bonus")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(self, "group_size", "critic_learning_rate")
+        require_within(self, 0, 1, "discount", "gae_lambda")
+        for name in ("clip_low", "clip_high", "kl_coefficient", "entropy_coefficient"):
+            value = getattr(self, name)
+            require(self, value >= 0, f"{name}={value}: it must be zero or above")
+        clip = self.clip_value
+        require(self, clip is None or clip > 0, f"clip_value={clip}: it must be above zero, or None")
+
+    @property
+    def responses_per_prompt(self) -> int:
+        """`G`."""
+        return self.group_size
+
+    # --- the two functions of every algorithm ---
+
+    def init(self, key: jax.Array) -> State:
+        """The state before the first iteration; the critic begins as the policy, with a value of zero."""
+        parameter_key, key = jax.random.split(key)
+        parameters = self._first_parameters(parameter_key)
+        critic = self._first_critic(parameters)
+        return State(
+            parameters=parameters,
+            reference=jax.tree.map(jnp.copy, self._frozen(parameters)),
+            critic=critic,
+            optimizer_state=self._optimizer.init(self._trained(parameters)),
+            critic_optimizer_state=self._critic_optimizer.init(critic),
+            key=key,
+            iteration=jnp.int32(0),
+        )
+
+    def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
+        """Responses to new prompts, what they are worth, and all updates of policy and critic."""
+        responses, samples, version, reward = self._rollout(state, self.num_prompts)
+        old = self.assess(state.parameters, responses)
+        reference = self.refer(self._reference_parameters(state), responses)
+        judgement = self.judge(state.critic, responses, old, reference, reward.total)
+        trained, optimizer_state, metrics = self.learn(
+            state.parameters,
+            state.optimizer_state,
+            (responses, old, reference, judgement),
+            self._iteration_key(state, 2),
+        )
+        critic, critic_optimizer_state, critic_metrics = self.fit(
+            state.critic, state.critic_optimizer_state, (responses, judgement), self._iteration_key(state, 3)
+        )
+        away = jnp.where(samples.mask, jnp.abs(old - samples.log_probs), 0.0)
+        metrics = {
+            "episode_return": jnp.mean(reward.total),
+            **{f"reward_{name}": jnp.mean(part) for name, part in reward.parts.items()},
+            **self._lengths(responses),
+            "staleness": jnp.mean((state.iteration - version).astype(jnp.float32)),
+            "log_prob_difference": losses.masked_mean(away, samples.mask),
+            "log_prob_difference_max": jnp.max(away),
+            **metrics,
+            **critic_metrics,
+        }
+        state = state._replace(
+            parameters=self._with_trained(state.parameters, trained),
+            critic=critic,
+            optimizer_state=optimizer_state,
+            critic_optimizer_state=critic_optimizer_state,
+            iteration=state.iteration + 1,
+        )
+        return state, metrics
+
+    def with_start(self, state: State) -> State:
+        """See `LanguageAgent`; the critic begins as the policy, too."""
+        return super().with_start(state)._replace(critic=self._first_critic(state.parameters))
+
+    # --- fragments; `problems`, `respond`, `score` and `update` are those of every `LanguageAgent` ---
+
+    @fdg.fragment("reference", in_axes=(None, 0))
+    def refer(self, parameters, responses):
+        """Log-probabilities `[N, R]` of `Responses [N]` under the reference."""
+        return self._log_probs(parameters, responses)
+
+    @fdg.fragment("learner", in_axes=(None, 0))
+    def assess(self, parameters, responses):
+        """Log-probabilities `[N, R]` of `Responses [N]` under the policy, before it is updated."""
+        return self._log_probs(parameters, responses)
+
+    @fdg.fragment("critic", in_axes=(None, 0, 0, 0, 0))
+    def judge(self, critic, responses, log_prob, reference_log_prob, reward):
+        """What responses were worth `[N]`, as a `Judgement [N]` of their tokens."""
+        mask = responses.mask
+        kl = losses.divergence(log_prob, reference_log_prob, self.kl_estimator)
+        rewards = reward_at_end(reward, mask) - self.kl_coefficient * jnp.where(mask, kl, 0.0)
+        values = lambda some: self._values(critic, some)  # noqa: E731
+        value = jnp.where(mask, updates.mapped(values, responses, self.micro_batch), 0.0)
+        advantage, target = token_advantages(rewards, value, mask, self.discount, self.gae_lambda)
+        return Judgement(value, advantage, target)
+
+    @fdg.fragment("learner", in_axes=(None, None, 0, None), out_axes=None)
+    def learn(self, parameters, optimizer_state, batch, key):
+        """All updates of the policy: what is trained, the optimiser's state, metrics."""
+        responses, old, reference, judgement = batch
+        advantage = whiten(judgement.advantage, responses.mask)
+        samples = Minibatch(
+            responses, old, reference, judgement._replace(advantage=advantage), jnp.zeros_like(old)
+        )
+
+        def step(carry, minibatch, is_first):
+            trained, optimizer_state = carry
+            minibatch = minibatch._replace(share=self._shares(minibatch.responses.mask))
+            slope = functools.partial(self.gradient, self._with_trained(parameters, trained), is_first)
+            gradient, measures = updates.accumulated(slope, minibatch, self.micro_batch)
+            trained, optimizer_state = self.update(gradient, optimizer_state, trained)
+            return (trained, optimizer_state), {**measures, "gradient_norm": optax.global_norm(gradient)}
+
+        carry = self._trained(parameters), optimizer_state
+        (trained, optimizer_state), measures = self._epochs(step, carry, samples, key)
+        return trained, optimizer_state, measures
+
+    @fdg.fragment("critic", in_axes=(None, None, 0, None), out_axes=None)
+    def fit(self, critic, optimizer_state, batch, key):
+        """All updates of the critic: its parameters, its optimiser's state, metrics."""
+        responses, judgement = batch
+        mask = responses.mask
+        nothing = jnp.zeros(mask.shape)
+
+        def step(carry, minibatch, is_first):
+            critic, optimizer_state = carry
+            minibatch = minibatch._replace(share=self._shares(minibatch.responses.mask))
+            slope = functools.partial(self.value_gradient, critic)
+            gradient, measures = updates.accumulated(slope, minibatch, self.micro_batch)
+            return self.value_update(gradient, optimizer_state, critic), measures
+
+        samples = Minibatch(responses, nothing, nothing, judgement, nothing)
+        (critic, optimizer_state), measures = self._epochs(step, (critic, optimizer_state), samples, key)
+        target, error = judgement.target, judgement.target - judgement.value
+        spread = losses.masked_mean(jnp.square(target - losses.masked_mean(target, mask)), mask)
+        left = losses.masked_mean(jnp.square(error - losses.masked_mean(error, mask)), mask)
+        measures["explained_variance"] = 1.0 - left / (spread + 1e-8)
+        return critic, optimizer_state, measures
+
+    @fdg.fragment("gradient", in_axes=(None, None, 0), out_axes=None)
+    def gradient(self, parameters, is_first, minibatch):
+        """Share of the policy's gradient, and of the measures, that these responses `[n]` of a minibatch have."""
+
+        def loss(trained):
+            return self._loss(self._with_trained(parameters, trained), is_first, minibatch)
+
+        return jax.grad(loss, has_aux=True)(self._trained(parameters))
+
+    @fdg.fragment("gradient", in_axes=(None, 0), out_axes=None)
+    def value_gradient(self, critic, minibatch):
+        """Share of the critic's gradient, and of its loss, that these responses `[n]` of a minibatch have."""
+
+        def loss(critic):
+            value, known = self._values(critic, minibatch.responses), minibatch.judgement
+            error = losses.value_error(value, known.value, known.target, self.clip_value)
+            loss = jnp.sum(minibatch.share * error)
+            return loss, {"value_loss": loss}
+
+        return jax.grad(loss, has_aux=True)(critic)
+
+    @fdg.fragment("update", in_axes=None, out_axes=None)
+    def value_update(self, gradient, optimizer_state, critic):
+        """One step of the critic's optimiser: the critic after it, and the optimiser's state."""
+        steps, optimizer_state = self._critic_optimizer.update(gradient, optimizer_state, critic)
+        return optax.apply_updates(critic, steps), optimizer_state
+
+    # --- parts ---
+
+    def _loss(self, parameters, is_first, minibatch):
+        mask, share = minibatch.responses.mask, minibatch.share
+        log_prob, entropy = scores(self.network, parameters, minibatch.responses, self.temperature)
+        # Before the first update the policy is the one that ratios are over: they are 1, whatever was rounded how.
+        old = jnp.where(is_first, jax.lax.stop_gradient(log_prob), minibatch.old_log_prob)
+        log_ratio = losses.log_ratio(log_prob, old, mask, "token")
+        advantage = minibatch.judgement.advantage
+        cost = losses.surrogate(log_ratio, advantage, self.clip_low, self.clip_high)
+        loss = policy_loss = jnp.sum(share * cost)
+        if self.entropy_coefficient:
+            loss = loss - self.entropy_coefficient * jnp.sum(share * entropy)
+        ratio = jnp.where(mask, jnp.exp(jax.lax.stop_gradient(log_ratio)), 1.0)
+        means = {
+            "entropy": entropy,
+            "approx_kl": losses.divergence(log_prob, old, "k3"),
+            "kl": losses.divergence(log_prob, minibatch.reference_log_prob, "k3"),
+            "clip_fraction": losses.clipped(log_ratio, advantage, self.clip_low, self.clip_high),
+        }
+        return loss, {
+            "loss": loss,
+            "policy_loss": policy_loss,
+            **{name: jnp.sum(share * x) for name, x in means.items()},
+            "ratio_max": jnp.max(ratio),
+            "first_ratio_error_max": jnp.max(jnp.where(is_first, jnp.abs(ratio - 1.0), 0.0)),
+        }
+
+    def _epochs(self, step, carry, samples, key):
+        return updates.epochs(
+            step, carry, samples, key, self.num_epochs, self.num_minibatches, self.num_prompts
+        )
+
+    def _log_probs(self, parameters, responses):
+        score = lambda some: scores(self.network, parameters, some, self.temperature)[0]  # noqa: E731
+        return updates.mapped(score, responses, self.micro_batch)
+
+    def _shares(self, mask: jax.Array) -> jax.Array:
+        return losses.token_weights(mask, "token_mean", self.env.response_length)
+
+    def _values(self, critic, responses):
+        """Value before each token of the responses, `[n, R]` float32."""
+        hidden = hidden_before(self._critic_network, critic["network"], responses).astype(jnp.float32)
+        return hidden @ critic["value"]
+
+    def _first_critic(self, parameters: Any) -> Any:
+        network = jax.tree.map(jnp.copy, parameters["base"] if "base" in parameters else parameters)
+        return {"network": network, "value": jnp.zeros(self.network.config.hidden_size)}
+
+    @property
+    def _critic_network(self) -> Decoder:
+        return Decoder(dataclasses.replace(self.network.config, lora_rank=0))
+
+    @property
+    def _critic_optimizer(self) -> optax.GradientTransformation:
+        return dataclasses.replace(self, learning_rate=self.critic_learning_rate)._optimizer

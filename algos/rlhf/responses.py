@@ -1,0 +1,55 @@
+"""Prompts with their responses, and what a network says of them.
+
+Letters in shapes: `N` responses, `P` tokens of a prompt (left-padded), `R` of a response (right-padded).
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from algos.language.decoder import Decoder
+from envs.text import Prompts
+
+
+class Responses(NamedTuple):
+    """Responses, and the prompts that they follow."""
+
+    prompts: Prompts  # tokens [N, P] int32, mask [N, P] bool
+    tokens: jax.Array  # [N, R] int32
+    mask: jax.Array  # [N, R] bool: tokens that are there; the first of a row to the last without a gap
+
+
+def sequences(responses: Responses) -> tuple[jax.Array, jax.Array]:
+    """Tokens `[N, P + R]` int32 of prompts and responses, and segments of the same shape: 0 for padding, 1 else."""
+    tokens = jnp.concatenate([responses.prompts.tokens, responses.tokens], axis=1)
+    there = jnp.concatenate([responses.prompts.mask, responses.mask], axis=1)
+    return tokens, there.astype(jnp.int32)
+
+
+def scores(
+    decoder: Decoder, parameters: Any, responses: Responses, temperature: float
+) -> tuple[jax.Array, jax.Array]:
+    """Log-probability of each token of the responses, and the entropy of what it was drawn from.
+
+    Both `[N, R]` float32, zero outside the mask, of the distribution at this temperature.
+    """
+    tokens, segments = sequences(responses)
+    last = responses.prompts.tokens.shape[1] - 1  # of a prompt: the first that something is said after
+    hidden = decoder.hidden(parameters, tokens, segments)[:, last:]
+    found = decoder.token_log_probs(parameters, hidden, tokens[:, last:], segments[:, last:], temperature)
+    log_prob, entropy = (jnp.where(responses.mask, x[:, 1:], 0.0) for x in found)
+    return log_prob, entropy
+
+
+def hidden_before(decoder: Decoder, parameters: Any, responses: Responses) -> jax.Array:
+    """What the network holds before it says each token of a response: `[N, R, D]`, for heads of values."""
+    tokens, segments = sequences(responses)
+    last = responses.prompts.tokens.shape[1] - 1
+    return decoder.hidden(parameters, tokens, segments)[:, last:-1]
+
+
+def finished(responses: Responses, stop_tokens: tuple[int, ...]) -> jax.Array:
+    """Whether each response ends with a stop token, rather than because it is too long: `[N]` bool."""
+    stops = jnp.isin(responses.tokens, jnp.asarray(stop_tokens, jnp.int32)) if stop_tokens else False
+    return jnp.any(responses.mask & stops, axis=1)

@@ -1,0 +1,153 @@
+"""Updates of a language model: micro-batches, epochs, and the optimiser.
+
+A loss here is a sum over tokens with weights made for its whole minibatch (`losses.token_weights`), so that gradients
+and losses of micro-batches add up to those of the minibatch.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from algos.minibatches import own_blocks, shuffled_rows, take
+
+
+def parts_of(samples: Any, size: int) -> Any:
+    """Samples `[n, ...]` as micro-batches `[n / size, size, ...]`, every one with rows of every part of the batch.
+
+    So a batch that is split over devices stays split: each has its share of each micro-batch.
+
+    >>> parts_of(jnp.arange(6), 2).tolist()
+    [[0, 3], [1, 4], [2, 5]]
+    """
+    return jax.tree.map(lambda x: jnp.moveaxis(x.reshape(size, -1, *x.shape[1:]), 1, 0), samples)
+
+
+def whole_of(parts: Any) -> Any:
+    """The inverse of `parts_of`, of results `[n / size, size, ...]`."""
+    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(-1, *x.shape[2:]), parts)
+
+
+def mapped(function: Callable[[Any], Any], samples: Any, size: int | None) -> Any:
+    """`function` of samples `[n, ...]`, a micro-batch at a time; results `[n, ...]`."""
+    count = len(jax.tree.leaves(samples)[0])
+    if size is None or size >= count:
+        return function(samples)
+    return whole_of(jax.lax.map(function, parts_of(samples, size)))
+
+
+def accumulated(
+    gradient: Callable[[Any], tuple[Any, dict[str, jax.Array]]], samples: Any, size: int | None
+) -> tuple[Any, dict[str, jax.Array]]:
+    """Gradient and measures of a minibatch `[n, ...]`, added up over its micro-batches.
+
+    Args:
+      gradient: `samples -> (gradient, measures)`, both shares of those of the minibatch. Of a measure whose name
+        ends in `_max` the largest is taken.
+      samples: `[n, ...]`.
+      size: samples of a micro-batch; None for all at once.
+
+    >>> samples = jnp.arange(6.0)
+    >>> total, measures = accumulated(lambda x: (x.sum(), {"x": x.sum(), "x_max": x.max()}), samples, 2)
+    >>> float(total), float(measures["x"]), float(measures["x_max"])
+    (15.0, 15.0, 5.0)
+    """
+    count = len(jax.tree.leaves(samples)[0])
+    if size is None or size >= count:
+        return gradient(samples)
+    parts = parts_of(samples, size)
+    shape = jax.eval_shape(gradient, jax.tree.map(lambda x: x[0], parts))[0]
+
+    def one(total: Any, part: Any) -> tuple[Any, dict[str, jax.Array]]:
+        found, measures = gradient(part)
+        return jax.tree.map(jnp.add, total, found), measures
+
+    total, measures = jax.lax.scan(one, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shape), parts)
+    return total, {
+        name: jnp.max(x, axis=0) if name.endswith("_max") else jnp.sum(x, axis=0)
+        for name, x in measures.items()
+    }
+
+
+def epochs(
+    step: Callable[[Any, Any, jax.Array], tuple[Any, dict[str, jax.Array]]],
+    carry: Any,
+    samples: Any,
+    key: jax.Array,
+    num_epochs: int,
+    num_minibatches: int,
+    groups: int,
+) -> tuple[Any, dict[str, jax.Array]]:
+    """All updates on some samples, each on its own minibatch.
+
+    Args:
+      step: `(carry, minibatch, is_first) -> (carry, measures)`.
+      carry: parameters and optimiser state.
+      samples: `[n, ...]`, `n / groups` in a row of each group.
+      key: of the order.
+      num_epochs: times that every sample is used.
+      num_minibatches: updates of an epoch.
+      groups: prompts; each, or as few as it takes, gives every minibatch equally many of its samples.
+
+    Returns:
+      The carry after the last update, and the measures' means over them; of `_max`, the largest.
+    """
+    count = len(jax.tree.leaves(samples)[0])
+    if num_minibatches == 1:
+
+        def one_epoch(carry: Any, index: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
+            return step(carry, samples, index == 0)
+
+        carry, measures = jax.lax.scan(one_epoch, carry, jnp.arange(num_epochs))
+    else:
+        blocks = own_blocks(groups, count // groups, num_minibatches)
+        rows = shuffled_rows(key, count // blocks, num_epochs, num_minibatches, blocks)
+
+        def one(carry: Any, some: tuple[jax.Array, jax.Array]) -> tuple[Any, dict[str, jax.Array]]:
+            rows, index = some
+            return step(carry, take(samples, rows), index == 0)
+
+        carry, measures = jax.lax.scan(one, carry, (rows, jnp.arange(len(rows))))
+    return carry, {
+        name: jnp.max(x) if name.endswith("_max") else jnp.mean(x) for name, x in measures.items()
+    }
+
+
+def adamw(
+    learning_rate: float,
+    warmup: int,
+    updates: int | None,
+    weight_decay: float,
+    max_grad_norm: float,
+) -> optax.GradientTransformation:
+    """AdamW (arXiv 1711.05101) on gradients clipped to a global norm; betas 0.9 and 0.999, as in verl and TRL.
+
+    Args:
+      learning_rate: at its largest.
+      warmup: updates over which it grows linearly; the first one is already above zero.
+      updates: of the whole run, over which it falls linearly to zero; None: it stays.
+      weight_decay: decoupled.
+      max_grad_norm: of the gradient, at most.
+    """
+
+    def step_size(count: jax.Array) -> jax.Array:
+        rate = jnp.float32(learning_rate)
+        if warmup:
+            rate = rate * jnp.minimum((count + 1) / warmup, 1.0)
+        if updates is not None:
+            rate = rate * jnp.maximum(1.0 - count / updates, 0.0)
+        return rate
+
+    return optax.chain(
+        optax.clip_by_global_norm(max_grad_norm),
+        optax.adamw(step_size, weight_decay=weight_decay),
+    )
+
+
+def divides(count: int, groups: int, num_minibatches: int) -> bool:
+    """Whether `count` samples of `groups` prompts make so many minibatches of equally many of each block."""
+    blocks = groups * math.gcd(count // groups, num_minibatches) / num_minibatches
+    return blocks >= 1 and blocks.is_integer()
