@@ -38,9 +38,10 @@ def group_advantage(
     Args:
       reward: `[N]` float32.
       group: `G`, responses to each prompt.
-      baseline: the group's mean (GRPO), that of the others alone (RLOO, arXiv 2402.14740, equation 2), or none.
-      scale: divide by the deviation of the rewards within the group (GRPO, arXiv 2402.03300, section 4.1.2), or
-        within the batch; otherwise not at all (Dr. GRPO), or later (`tokens`).
+      baseline: the group's mean (GRPO), that of the others alone (RLOO, arXiv 2402.14740, equation 2), or
+        none.
+      scale: divide by the deviation of the rewards within the group (GRPO, arXiv 2402.03300, section 4.1.2),
+        or within the batch; otherwise not at all (Dr. GRPO), or later (`tokens`).
       guard: added to that deviation.
       unbiased: the deviation is over `n - 1`, not `n`.
 
@@ -63,7 +64,7 @@ def group_advantage(
 
 
 def informative(reward: jax.Array, group: int) -> jax.Array:
-    """Whether the responses to a prompt differ in reward, `[N / G]` bool: others teach nothing (DAPO, equation 11).
+    """Whether responses to a prompt differ in reward, `[N / G]` bool: others teach nothing (DAPO, eq. 11).
 
     >>> informative(jnp.array([1.0, 0.0, 1.0, 1.0]), 2).tolist()
     [True, False]
@@ -108,7 +109,8 @@ def token_advantages(
 ) -> tuple[jax.Array, jax.Array]:
     """Generalised advantage estimation over the tokens of responses (Schulman et al. 2016, arXiv 1506.02438).
 
-    A response ends in nothing: after its last token the value is zero. Tokens outside the mask are stepped over,
+    A response ends in nothing: after its last token the value is zero. Tokens outside the mask are stepped
+    over,
     as if they were not there: what a tool says is no action.
 
     Args:

@@ -1,7 +1,7 @@
 """Which problem comes when: fresh ones for ever, or a fixed set in another order each epoch.
 
-Both follow from a run's key and its iteration alone: who goes on from a checkpoint meets the same problems in the same
-order, at the border of an epoch too.
+Both follow from a run's key and its iteration alone: who goes on from a checkpoint meets the same problems in
+the same order, at the border of an epoch too.
 """
 
 import jax

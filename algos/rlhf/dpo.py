@@ -1,7 +1,7 @@
-"""Direct preference optimisation (Rafailov et al. 2023, arXiv 2305.18290): from pairs, without a critic or a reward model.
+"""Direct preference optimisation from pairs (DPO; Rafailov et al. 2023, arXiv 2305.18290).
 
-Letters in shapes: `B` prompts, and pairs; `G` responses to each prompt, of which the best and the worst are a pair;
-`N = B * G`; `R` tokens of a response; `n` pairs of a micro-batch.
+Letters in shapes: `B` prompts, and pairs; `G` responses to each prompt, of which the best and the worst are a
+pair; `N = B * G`; `R` tokens of a response; `n` pairs of a micro-batch.
 """
 
 import dataclasses
@@ -50,16 +50,18 @@ class Minibatch(NamedTuple):
 class DPO(LanguageAgent):
     """DPO on pairs of the network's own responses, ranked by the task's reward.
 
-    The best and the worst of `group_size` responses are a pair; prompts whose responses are all worth the same do not
-    count. As in the paper the reference responds; with `respondent="policy"` the network that learns does (online DPO,
-    arXiv 2402.04792). Frozen and hashable.
+    The best and the worst of `group_size` responses are a pair; prompts whose responses are all worth the
+    same do not count. As in the paper the reference responds; with `respondent="policy"` the network that
+    learns does (online DPO, arXiv 2402.04792). Frozen and hashable.
 
     Raises:
       FdgError: (construction) a field out of range, or sizes that do not divide.
     """
 
     learning_rate: float = hyperparameter(3e-4, "AdamW's step size")
-    group_size: int = hyperparameter(4, "responses to each prompt, the best and the worst of which are a pair")
+    group_size: int = hyperparameter(
+        4, "responses to each prompt, the best and the worst of which are a pair"
+    )
     respondent: Literal["reference", "policy"] = hyperparameter("reference", "who responds")
     beta: float = hyperparameter(0.1, "how strongly the reference holds")
     preference: Preference = hyperparameter("sigmoid", "the loss of a pair")
@@ -68,7 +70,9 @@ class DPO(LanguageAgent):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive(self, "beta")
-        require(self, self.group_size >= 2, f"group_size={self.group_size}: a pair takes at least 2 responses")
+        require(
+            self, self.group_size >= 2, f"group_size={self.group_size}: a pair takes at least 2 responses"
+        )
         require(
             self,
             0 <= self.label_smoothing < 0.5,
@@ -78,8 +82,8 @@ class DPO(LanguageAgent):
         require(
             self,
             self.num_prompts % self.num_minibatches == 0 and count % (self.micro_batch or count) == 0,
-            f"num_prompts={self.num_prompts} pairs do not divide into num_minibatches={self.num_minibatches} of"
-            f" micro_batch={self.micro_batch}",
+            f"num_prompts={self.num_prompts} pairs do not divide into num_minibatches={self.num_minibatches}"
+            f" of micro_batch={self.micro_batch}",
         )
 
     @property
@@ -105,9 +109,7 @@ class DPO(LanguageAgent):
         """Responses to new prompts, pairs of them, and all updates on these."""
         reference = self._reference_parameters(state)
         respondent = reference if self.respondent == "reference" else state.parameters
-        responses, _, _, reward = self._rollout(
-            state._replace(parameters=respondent), self.num_prompts
-        )
+        responses, _, _, reward = self._rollout(state._replace(parameters=respondent), self.num_prompts)
         pairs = self._paired(responses, reward.total)
         trained, optimizer_state, metrics = self.learn(
             state.parameters,
@@ -132,7 +134,7 @@ class DPO(LanguageAgent):
 
     @fdg.fragment("learner", in_axes=(None, None, 0, None), out_axes=None)
     def learn(self, parameters, optimizer_state, batch, key):
-        """All updates on `Pairs [B]` and the reference's scores: what is trained, the optimiser's state, metrics."""
+        """All updates on pairs `[B]` and the reference's scores: what is trained, metrics."""
         pairs, reference = batch
 
         def step(carry, minibatch, is_first):
@@ -153,7 +155,11 @@ class DPO(LanguageAgent):
             self.num_minibatches,
             self.num_prompts,
         )
-        return trained, optimizer_state, {**measures, "informative": jnp.mean(pairs.differ, dtype=jnp.float32)}
+        return (
+            trained,
+            optimizer_state,
+            {**measures, "informative": jnp.mean(pairs.differ, dtype=jnp.float32)},
+        )
 
     @fdg.fragment("gradient", in_axes=(None, 0), out_axes=None)
     def gradient(self, parameters, minibatch):
@@ -168,8 +174,10 @@ class DPO(LanguageAgent):
 
     def _loss(self, parameters, minibatch):
         pairs, weight = minibatch.pairs, minibatch.weight
-        grown = []  # log-probability of the chosen and of the rejected response, over that of the reference: [n]
-        both = zip((pairs.chosen, pairs.rejected), self._scores(parameters, pairs), minibatch.reference, strict=True)
+        grown = []  # log-probability of the chosen, and of the rejected response, less the reference's: [n]
+        both = zip(
+            (pairs.chosen, pairs.rejected), self._scores(parameters, pairs), minibatch.reference, strict=True
+        )
         for responses, log_prob, reference in both:
             change = jnp.sum(jnp.where(responses.mask, log_prob - reference, 0.0), axis=1)
             if self.preference == "ipo":  # over means, as its authors say that they had it

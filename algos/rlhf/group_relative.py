@@ -1,10 +1,11 @@
 """The group-relative family: GRPO, and Dr. GRPO, DAPO, GSPO, RLOO and REINFORCE++ as values of it.
 
-Several responses to each prompt are compared with each other, in place of a critic. What the algorithms differ in is
-an `Objective` (`algos/rlhf/objective.py`): `GRPO(env, variant="dapo", convention="verl", clip_high=0.3)`.
+Several responses to each prompt are compared with each other, in place of a critic. What the algorithms
+differ in is an `Objective` (`algos/rlhf/objective.py`): `GRPO(env, variant="dapo", convention="verl",
+clip_high=0.3)`.
 
-Letters in shapes: `B` prompts, `G` responses to each, `N = B * G`; `R` tokens of a response; `n` responses of a
-minibatch or a micro-batch of it.
+Letters in shapes: `B` prompts, `G` responses to each, `N = B * G`; `R` tokens of a response; `n` responses of
+a minibatch or a micro-batch of it.
 """
 
 import dataclasses
@@ -61,8 +62,8 @@ class Minibatch(NamedTuple):
 class GRPO(LanguageAgent):
     """Group-relative policy optimisation (Shao et al. 2024, arXiv 2402.03300), and its relatives.
 
-    `variant` says which paper's, `convention` whose habits where papers leave room; any value may be given on top,
-    and is what they say where it is None: `algorithm.objective` has all of them. Frozen and hashable.
+    `variant` says which paper's, `convention` whose habits where papers leave room; any value may be given on
+    top, and is what they say where it is None: `algorithm.objective` has all of them. Frozen and hashable.
 
     Raises:
       FdgError: (construction) a field out of range, or sizes that do not divide.
@@ -77,7 +78,8 @@ class GRPO(LanguageAgent):
     variant: Variant = hyperparameter("grpo", "which algorithm of the family")
     convention: Convention = hyperparameter("paper", "whose habits where papers leave room")
     old_log_prob: Literal["learner", "actor"] = hyperparameter(
-        "learner", "whose log-probabilities ratios are over: the learner's before its updates, or those at sampling"
+        "learner",
+        "whose log-probabilities ratios are over: the learner's before its updates, or those at sampling",
     )
     entropy_coefficient: float = hyperparameter(0.0, "weight of an entropy bonus")
     baseline: Baseline | None = hyperparameter(None, "what a reward is compared with (None: the variant's)")
@@ -230,10 +232,11 @@ class GRPO(LanguageAgent):
     # --- parts ---
 
     def _loss(self, parameters, is_first, minibatch):
-        """Share of the loss, a sum with weights; and measures of it, which add up (`_max`: the largest counts)."""
+        """Share of the loss, and of measures, which add up too (of `_max`, the largest counts)."""
         wanted, batch, mask = self.objective, minibatch.batch, minibatch.batch.weight_mask
         log_prob, entropy = scores(self.network, parameters, batch.responses, self.temperature)
-        # Before the first update the policy is the one that ratios are over: they are 1, whatever was rounded how.
+        # Before the first update the policy is the one that ratios are over: they are 1, whatever was rounded
+        # how.
         now = jax.lax.stop_gradient(log_prob)
         old = jnp.where(is_first, now, minibatch.old_log_prob)
         behind = batch.sampled_log_prob if self.old_log_prob == "actor" else old
@@ -252,7 +255,10 @@ class GRPO(LanguageAgent):
             "approx_kl": losses.divergence(log_prob, behind, "k3"),
             "clip_fraction": losses.clipped(log_ratio, advantage, low, high),
         }
-        largest = {"ratio_max": ratio, "first_ratio_error_max": jnp.where(is_first, jnp.abs(ratio - 1.0), 0.0)}
+        largest = {
+            "ratio_max": ratio,
+            "first_ratio_error_max": jnp.where(is_first, jnp.abs(ratio - 1.0), 0.0),
+        }
         if not self._needs_old:  # else it is measured on all of the batch, before the updates
             away = jnp.where(mask, jnp.abs(now - batch.sampled_log_prob), 0.0)
             means["log_prob_difference"] = largest["log_prob_difference_max"] = away

@@ -1,7 +1,7 @@
 """What all learners of language models have: the network, prompts, responses, evaluation, the optimiser.
 
-Letters in shapes: `B` prompts of an iteration, `G` responses to each, `N = B * G`; `P` tokens of a prompt, `R` of a
-response.
+Letters in shapes: `B` prompts of an iteration, `G` responses to each, `N = B * G`; `P` tokens of a prompt,
+`R` of a response.
 """
 
 import dataclasses
@@ -25,16 +25,19 @@ from algos.rlhf.responses import Responses, finished
 from envs.text import HuggingFaceTokenizer, Problem, Prompts, Reward, TextTask
 from fdg.errors import FdgError, unknown_name
 
+_LONGEST = 64  # tokens of a response, where a checkpoint's tokenizer has no one token for each character
+
 
 @dataclasses.dataclass(frozen=True)
 class LanguageAgent:
     """Base of the algorithms that train a decoder on a text task; a user's own needs none.
 
-    A subclass is a frozen dataclass with more fields, and with `init` and `iterate`. What it learns is a decoder: one
-    of the task's vocabulary and the sizes here, the checkpoint in `model`, or any `decoder`.
+    A subclass is a frozen dataclass with more fields, and with `init` and `iterate`. What it learns is a
+    decoder: one of the task's vocabulary and the sizes here, the checkpoint in `model`, or any `decoder`.
 
     Raises:
-      FdgError: (construction) a field out of range, a task that does not fit the network, a checkpoint that cannot
+      FdgError: (construction) a field out of range, a task that does not fit the network, a checkpoint that
+      cannot
         be read.
     """
 
@@ -49,11 +52,17 @@ class LanguageAgent:
     num_layers: int = hyperparameter(2, "its blocks")
     num_heads: int = hyperparameter(4, "its heads of queries")
     num_kv_heads: int | None = hyperparameter(None, "its heads of keys and values (None: as many)")
-    intermediate_size: int | None = hyperparameter(None, "width inside its blocks (None: three times its own)")
+    intermediate_size: int | None = hyperparameter(
+        None, "width inside its blocks (None: three times its own)"
+    )
     dtype: Literal["float32", "bfloat16"] = hyperparameter("float32", "what it computes in")
     remat: bool = hyperparameter(False, "compute blocks again for the gradient, in place of keeping them")
     lora_rank: int = hyperparameter(0, "rank of the adapters that learn in place of the network; 0: none")
     lora_alpha: float = hyperparameter(16.0, "adapters are scaled by this over their rank")
+    max_response: int | None = hyperparameter(
+        None,
+        "tokens of a response (None: what the task's longest answer takes; 64 for a checkpoint's tokenizer)",
+    )
     num_prompts: int = hyperparameter(32, "prompts of an iteration")
     total_steps: int = hyperparameter(64_000, "responses of the whole run")
     dataset_size: int | None = hyperparameter(
@@ -62,7 +71,8 @@ class LanguageAgent:
     num_epochs: int = hyperparameter(1, "times that each response is learned from")
     num_minibatches: int = hyperparameter(1, "updates of an epoch")
     micro_batch: int | None = hyperparameter(
-        None, "responses at once in a network, gradients added up; changes no number (None: all of a minibatch)"
+        None,
+        "responses at once in a network, gradients added up; changes no number (None: all of a minibatch)",
     )
     learning_rate: float = hyperparameter(1e-3, "AdamW's step size")
     anneal_learning_rate: bool = hyperparameter(False, "let the step size fall linearly to zero")
@@ -71,7 +81,9 @@ class LanguageAgent:
     max_grad_norm: float = hyperparameter(1.0, "gradients are clipped to this global norm")
     temperature: float = hyperparameter(1.0, "logits are divided by it, in sampling and in learning")
     top_k: int = hyperparameter(0, "sample from so many tokens, the most likely; 0: all")
-    top_p: float = hyperparameter(1.0, "sample from the most likely tokens that have this probability together")
+    top_p: float = hyperparameter(
+        1.0, "sample from the most likely tokens that have this probability together"
+    )
     slots: int | None = hyperparameter(
         None, "responses in the making at once, each place taken again when one ends (None: all)"
     )
@@ -202,7 +214,7 @@ class LanguageAgent:
         return self.env.texts(said.tokens, said.mask)
 
     def with_start(self, state: Any) -> Any:
-        """A fresh state whose parameters were replaced by those of another run, with all that follows from them.
+        """A fresh state with parameters of another run, and all that follows from them.
 
         The reference, where there is one, is where learning starts.
         """
@@ -219,7 +231,7 @@ class LanguageAgent:
 
     @fdg.fragment("actor", in_axes=(None, None, 0, 0))
     def respond(self, parameters, version, prompts, keys):
-        """`prompts [N]`, `keys [N]` -> `Samples [N]`, and the `version [N]` of the parameters that made them."""
+        """`prompts [N]`, `keys [N]` -> `Samples [N]`, and the `version [N]` of the parameters."""
         said = generate(self.network, parameters, prompts, keys, self._sampling(greedy=False), self.slots)
         return said, jnp.full(keys.shape, version, jnp.int32)
 
@@ -286,11 +298,11 @@ class LanguageAgent:
         return {"base": parameters["base"], "adapters": trained} if "base" in parameters else trained
 
     def _frozen(self, parameters: Any) -> Any:
-        """What the state keeps of a reference: a copy; nothing where the network has adapters, which it is without."""
+        """What the state keeps of a reference: all, or nothing where it is the network without adapters."""
         return () if "base" in parameters else parameters
 
     def _reference_parameters(self, state: Any) -> Any:
-        return state.parameters["base"] if "base" in state.parameters else state.reference
+        return state.parameters.get("base", state.reference)
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:
@@ -314,16 +326,14 @@ class LanguageAgent:
         )
 
     def _problem_keys(self, state: Any, count: int) -> jax.Array:
-        return data.problem_keys(
-            jax.random.fold_in(state.key, 0), state.iteration, count, self.dataset_size
-        )
+        return data.problem_keys(jax.random.fold_in(state.key, 0), state.iteration, count, self.dataset_size)
 
     def _iteration_key(self, state: Any, stream: int) -> jax.Array:
         """A key of this iteration, other than those of its problems; `stream` from 1."""
         return jax.random.fold_in(jax.random.fold_in(state.key, stream), state.iteration)
 
     def _rollout(self, state: Any, count: int) -> tuple[Responses, Samples, jax.Array, Reward]:
-        """`count` prompts and `G` responses to each, next to each other: responses, samples, versions, rewards."""
+        """`count` prompts, and `G` responses next to each other to each, with their rewards."""
         problem = self.problems(self._problem_keys(state, count))
         problem = jax.tree.map(lambda x: _repeated(x, self.responses_per_prompt), problem)
         keys = jax.random.split(self._iteration_key(state, 1), count * self.responses_per_prompt)
@@ -358,10 +368,13 @@ class LanguageAgent:
         if self.model is not None:
             require(self, self.decoder is None, "model= and decoder= both say what the network is: give one")
             _config(self.model)  # is there, and can be read
-            own = not isinstance(self.env.tokenizer, HuggingFaceTokenizer)
-            if own and (Path(self.model) / "tokenizer.json").exists():
-                env = self.env.with_tokenizer(HuggingFaceTokenizer(self.model))
+            plain = not isinstance(self.env.tokenizer, HuggingFaceTokenizer)
+            if plain and (Path(self.model) / "tokenizer.json").exists():
+                longest = self.max_response or _LONGEST
+                env = self.env.with_tokenizer(HuggingFaceTokenizer(self.model), max_response=longest)
                 object.__setattr__(self, "env", env)
+        elif self.max_response is not None and self.max_response != self.env.max_response:
+            object.__setattr__(self, "env", dataclasses.replace(self.env, max_response=self.max_response))
         config, env = self.network.config, self.env
         require(
             self,

@@ -3,8 +3,8 @@
 Every mean over tokens or responses is a sum with weights (`token_weights`) that are made once for a whole
 minibatch: so a minibatch that is taken in micro-batches has the loss, and the gradient, of the whole.
 
-Letters in shapes: `N` responses, `R` tokens of a response; `mask` is true at tokens that the policy chose, false
-at padding and at what a tool or the user said in between.
+Letters in shapes: `N` responses, `R` tokens of a response; `mask` is true at tokens that the policy chose,
+false at padding and at what a tool or the user said in between.
 """
 
 from typing import Literal
@@ -18,7 +18,9 @@ Estimator = Literal["k1", "k2", "k3"]
 Correction = Literal["none", "truncate_token", "mask_token", "truncate_sequence", "mask_sequence"]
 Preference = Literal["sigmoid", "hinge", "ipo", "robust"]
 
-_LARGEST = 20.0  # of a logarithm before it is raised: exp(20) is half a billion, and its square still a float32
+_LARGEST = (
+    20.0  # of a logarithm before it is raised: exp(20) is half a billion, and its square still a float32
+)
 
 
 def token_weights(
@@ -76,7 +78,8 @@ def log_ratio(log_prob: jax.Array, old_log_prob: jax.Array, mask: jax.Array, lev
 
     Zero outside the mask.
 
-    >>> now, old, mask = jnp.log(jnp.array([[0.4, 0.2]])), jnp.log(jnp.array([[0.1, 0.2]])), jnp.ones((1, 2), bool)
+    >>> now, old, mask = jnp.log(jnp.array([[0.4, 0.2]])), jnp.log(jnp.array([[0.1, 0.2]])), jnp.ones((1, 2),
+    bool)
     >>> [f"{x:.2f}" for x in jnp.exp(log_ratio(now, old, mask, "sequence"))[0]]
     ['2.00', '2.00']
     """
@@ -89,7 +92,8 @@ def log_ratio(log_prob: jax.Array, old_log_prob: jax.Array, mask: jax.Array, lev
             whole = whole / jnp.maximum(jnp.sum(mask, axis=1, keepdims=True, dtype=jnp.float32), 1)
         found = jnp.broadcast_to(whole, change.shape)
         if level == "sequence_token":
-            # The value of the response's ratio; the derivative passes through the token's own log-probability.
+            # The value of the response's ratio; the derivative passes through the token's own
+            # log-probability.
             own = log_prob - jax.lax.stop_gradient(log_prob)
             found = jax.lax.stop_gradient(found) + own
     return jnp.where(mask, jnp.clip(found, -_LARGEST, _LARGEST), 0.0)
@@ -109,8 +113,8 @@ def surrogate(
       advantage: `[N, R]` float32.
       clip_low: ratios count down to `1 - clip_low` ...
       clip_high: ... and up to `1 + clip_high`; DAPO's is the larger one ("clip-higher", equation 10).
-      dual_clip: where an advantage is negative, a token costs at most this many times as much (Ye et al. 2020,
-        arXiv 1912.09729, equation 5); None for no such bound.
+      dual_clip: where an advantage is negative, a token costs at most this many times as much (Ye et al.
+        2020, arXiv 1912.09729, equation 5); None for no such bound.
 
     >>> costs = surrogate(jnp.log(jnp.array([[2.0, 2.0]])), jnp.array([[1.0, -1.0]]), 0.2, 0.28)
     >>> [f"{cost:.2f}" for cost in costs[0]]
@@ -134,8 +138,8 @@ def divergence(log_prob: jax.Array, reference_log_prob: jax.Array, estimator: Es
     """KL of the policy from its reference, estimated at each token that the policy chose: `[N, R]` float32.
 
     With `d` the log-probability now less that of the reference: `k1` is d, `k2` is d^2 / 2 and `k3` is
-    exp(-d) - 1 + d (Schulman 2020, joschu.net/blog/kl-approx.html; `k3` is GRPO's, arXiv 2402.03300, equation 4).
-    k1 and k3 have no bias as values. In a loss, k2 has the gradient of the KL, and k1 none on average.
+    exp(-d) - 1 + d (Schulman 2020, joschu.net/blog/kl-approx.html; `k3` is GRPO's, arXiv 2402.03300, equation
+    4). k1 and k3 have no bias as values. In a loss, k2 has the gradient of the KL, and k1 none on average.
 
     >>> now, reference = jnp.log(jnp.array([[0.5]])), jnp.log(jnp.array([[0.25]]))
     >>> [f"{divergence(now, reference, kind)[0, 0]:.4f}" for kind in ("k1", "k2", "k3")]
@@ -155,9 +159,9 @@ def correction(
 ) -> jax.Array:
     """Weights for responses of another policy than the one that learns: `[N, R]` float32, without gradient.
 
-    The ratio of the probability that the learner gives a token (or a whole response) to the one that it was drawn
-    with, by older parameters or by other arithmetic. `truncate_*` bounds it by `cap` (truncated importance
-    sampling, Yao et al. 2025); `mask_*` leaves out what is above `cap` or below its inverse.
+    The ratio of the probability that the learner gives a token (or a whole response) to the one that it was
+    drawn with, by older parameters or by other arithmetic. `truncate_*` bounds it by `cap` (truncated
+    importance sampling, Yao et al. 2025); `mask_*` leaves out what is above `cap` or below its inverse.
 
     >>> drawn, now = jnp.log(jnp.array([[0.1, 0.5]])), jnp.log(jnp.array([[0.4, 0.5]]))
     >>> [f"{w:.2f}" for w in correction(drawn, now, jnp.ones((1, 2), bool), "truncate_token", 2.0)[0]]
@@ -176,10 +180,8 @@ def correction(
     return jax.lax.stop_gradient(weight)
 
 
-def value_error(
-    value: jax.Array, old_value: jax.Array, target: jax.Array, clip: float | None
-) -> jax.Array:
-    """Half the squared error of each token's value, `[N, R]`; with `clip`, no gain from moving further than that.
+def value_error(value: jax.Array, old_value: jax.Array, target: jax.Array, clip: float | None) -> jax.Array:
+    """Half the squared error of each token's value, `[N, R]`; none gains by moving beyond `clip`.
 
     >>> one = jnp.ones((1, 1))
     >>> float(value_error(one, 0.0 * one, 2.0 * one, clip=0.5)[0, 0])  # 0.5 * (2 - 0.5)^2
@@ -202,7 +204,8 @@ def preference_loss(
         reference, less the same of the rejected one; for `ipo`, means over tokens in place of sums.
       beta: how strongly the reference holds.
       kind: `sigmoid` (DPO, arXiv 2305.18290, equation 7), `hinge` (SLiC, arXiv 2305.10425), `ipo` (arXiv
-        2310.12036, equation 17, beta its tau), or `robust` to labels of which some are wrong (arXiv 2403.00409).
+        2310.12036, equation 17, beta its tau), or `robust` to labels of which some are wrong (arXiv
+        2403.00409).
       label_smoothing: of `sigmoid` and `robust`: the share of labels that are wrong, below a half.
 
     >>> [f"{x:.4f}" for x in preference_loss(jnp.array([0.0, 10.0]), beta=0.1)]

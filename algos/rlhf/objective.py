@@ -1,7 +1,7 @@
-"""What the group-relative algorithms differ in, as one value; each algorithm, and each library's habits, by name.
+"""What the group-relative algorithms differ in, as one value; algorithms and libraries' habits by name.
 
-An `Objective` is made of three layers, the later ones going first: a variant (what a paper says), a convention (what
-a library does where papers say nothing, or otherwise than they say), and single values.
+An `Objective` is made of three layers, the later ones going first: a variant (what a paper says), a
+convention (what a library does where papers say nothing, or otherwise than they say), and single values.
 """
 
 import dataclasses
@@ -30,12 +30,12 @@ Convention = Literal["paper", "trl", "verl", "tunix"]
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """What is maximised; the values that are here are those of GRPO's paper (arXiv 2402.03300, equations 3, 4).
+    """What is maximised; by default as in GRPO's paper (arXiv 2402.03300, equations 3 and 4).
 
     Attributes:
       baseline: what a response's reward is compared with: `group` mean, `leave_one_out` mean, or `none`.
-      scale: what the difference is divided by: the deviation within the `group` or the `batch`; `tokens`: mean and
-        deviation of all tokens' advantages; `none`.
+      scale: what the difference is divided by: the deviation within the `group` or the `batch`; `tokens`:
+        mean and deviation of all tokens' advantages; `none`.
       guard: added to a deviation, which may be zero.
       unbiased_deviation: whether it is over `n - 1` rather than `n`.
       ratio_level: of what the ratio of probabilities is: see `losses.log_ratio`.
@@ -45,13 +45,13 @@ class Objective:
       dual_clip: the most that a token of negative advantage costs, times its advantage; None for no bound.
       kl_coefficient: beta, how strongly the reference holds; 0 and there is none.
       kl_estimator: k1, k2 or k3.
-      kl_in: where it is counted: in the `loss` of each token; in the `reward` of a response, summed; or in that of
-        each token, summed over what is still to come (`reward_to_go`). In rewards it has no gradient.
+      kl_in: where it is counted: in the `loss` of each token; in the `reward` of a response, summed; or in
+        that of each token, summed over what is still to come (`reward_to_go`). In rewards it has no gradient.
       overlong_buffer: share of the longest response over which a penalty of length grows; 0 for none.
       overlong_coefficient: that penalty, in full.
       mask_truncated: responses that did not come to an end have no loss.
-      dynamic_sampling: so many times as many prompts are responded to, and those preferred whose responses differ in
-        reward; of the others, tokens do not count. 0: take what comes.
+      dynamic_sampling: so many times as many prompts are responded to, and those preferred whose responses
+        differ in reward; of the others, tokens do not count. 0: take what comes.
       correction: weights against the difference between the policy that responded and the one that learns.
       correction_cap: the bound of these weights.
     """
@@ -93,8 +93,8 @@ class Objective:
 
         Args:
           reward: `[N]` float32.
-          log_prob, reference_log_prob: `[N, R]` float32, of the policy that responded and of the reference; looked
-            at where the divergence is counted in rewards.
+          log_prob, reference_log_prob: `[N, R]` float32, of the policy that responded and of the reference;
+            looked at where the divergence is counted in rewards.
           mask: `[N, R]` bool.
           group: responses to each prompt.
         """
@@ -104,9 +104,7 @@ class Objective:
             penalty = self.kl_coefficient * jax.numpy.where(mask, kl, 0.0)
         if penalty is not None and self.kl_in == "reward":
             reward = reward - penalty.sum(axis=1)
-        whole = group_advantage(
-            reward, group, self.baseline, self.scale, self.guard, self.unbiased_deviation
-        )
+        whole = group_advantage(reward, group, self.baseline, self.scale, self.guard, self.unbiased_deviation)
         advantage = jax.numpy.where(mask, whole[:, None], 0.0)
         if penalty is not None and self.kl_in == "reward_to_go":
             advantage = advantage - still_to_come(penalty, mask)

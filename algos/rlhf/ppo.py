@@ -1,10 +1,11 @@
-"""PPO on tokens with a critic and a reference (Ouyang et al. 2022, arXiv 2203.02155; Ziegler et al. 2019, 1909.08593).
+"""PPO on tokens with a critic and a reference (Ziegler et al. 2019, arXiv 1909.08593; Ouyang et al. 2022).
 
-Every token is an action. The reward of a response comes at its last token; at each, the policy pays for leaving the
-reference. A critic, a decoder of its own with a head of one value, says what is to be expected before each token.
+Every token is an action. The reward of a response comes at its last token; at each, the policy pays for
+leaving the reference. A critic, a decoder of its own with a head of one value, says what is to be expected
+before each token.
 
-Letters in shapes: `B` prompts, `G` responses to each, `N = B * G`; `R` tokens of a response; `n` responses of a
-minibatch or a micro-batch of it.
+Letters in shapes: `B` prompts, `G` responses to each, `N = B * G`; `R` tokens of a response; `n` responses of
+a minibatch or a micro-batch of it.
 """
 
 import dataclasses
@@ -67,7 +68,9 @@ class PPORLHF(LanguageAgent):
     group_size: int = hyperparameter(1, "responses to each prompt")
     num_epochs: int = hyperparameter(2, "times that each response is learned from")
     num_minibatches: int = hyperparameter(2, "updates of an epoch")
-    critic_learning_rate: float = hyperparameter(1e-3, "the critic's step size; annealed and warmed up as the other")
+    critic_learning_rate: float = hyperparameter(
+        1e-3, "the critic's step size; annealed and warmed up as the other"
+    )
     clip_low: float = hyperparameter(0.2, "ratios count down to 1 less this")
     clip_high: float = hyperparameter(0.2, "ratios count up to 1 and this")
     clip_value: float | None = hyperparameter(0.2, "values gain nothing by moving further (None: they do)")
@@ -216,7 +219,7 @@ class PPORLHF(LanguageAgent):
 
     @fdg.fragment("gradient", in_axes=(None, None, 0), out_axes=None)
     def gradient(self, parameters, is_first, minibatch):
-        """Share of the policy's gradient, and of the measures, that these responses `[n]` of a minibatch have."""
+        """Share of the policy's gradient and of the measures that these responses `[n]` have."""
 
         def loss(trained):
             return self._loss(self._with_trained(parameters, trained), is_first, minibatch)
@@ -246,7 +249,8 @@ class PPORLHF(LanguageAgent):
     def _loss(self, parameters, is_first, minibatch):
         mask, share = minibatch.responses.mask, minibatch.share
         log_prob, entropy = scores(self.network, parameters, minibatch.responses, self.temperature)
-        # Before the first update the policy is the one that ratios are over: they are 1, whatever was rounded how.
+        # Before the first update the policy is the one that ratios are over: they are 1, whatever was rounded
+        # how.
         old = jnp.where(is_first, jax.lax.stop_gradient(log_prob), minibatch.old_log_prob)
         log_ratio = losses.log_ratio(log_prob, old, mask, "token")
         advantage = minibatch.judgement.advantage
@@ -287,7 +291,7 @@ class PPORLHF(LanguageAgent):
         return hidden @ critic["value"]
 
     def _first_critic(self, parameters: Any) -> Any:
-        network = jax.tree.map(jnp.copy, parameters["base"] if "base" in parameters else parameters)
+        network = jax.tree.map(jnp.copy, parameters.get("base", parameters))
         return {"network": network, "value": jnp.zeros(self.network.config.hidden_size)}
 
     @property

@@ -21,7 +21,7 @@ class Responses(NamedTuple):
 
 
 def sequences(responses: Responses) -> tuple[jax.Array, jax.Array]:
-    """Tokens `[N, P + R]` int32 of prompts and responses, and segments of the same shape: 0 for padding, 1 else."""
+    """Tokens `[N, P + R]` int32 of prompts and responses, and their segments: 0 for padding, 1 else."""
     tokens = jnp.concatenate([responses.prompts.tokens, responses.tokens], axis=1)
     there = jnp.concatenate([responses.prompts.mask, responses.mask], axis=1)
     return tokens, there.astype(jnp.int32)

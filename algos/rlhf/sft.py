@@ -1,6 +1,7 @@
 """Supervised fine-tuning: a decoder imitates demonstrations.
 
-Letters in shapes: `B` demonstrations of an iteration, `R` tokens of a response, `n` demonstrations of a micro-batch.
+Letters in shapes: `B` demonstrations of an iteration, `R` tokens of a response, `n` demonstrations of a
+micro-batch.
 """
 
 import dataclasses

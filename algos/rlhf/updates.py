@@ -1,7 +1,7 @@
 """Updates of a language model: micro-batches, epochs, and the optimiser.
 
-A loss here is a sum over tokens with weights made for its whole minibatch (`losses.token_weights`), so that gradients
-and losses of micro-batches add up to those of the minibatch.
+A loss here is a sum over tokens with weights made for its whole minibatch (`losses.token_weights`), so that
+gradients and losses of micro-batches add up to those of the minibatch.
 """
 
 import math
@@ -16,7 +16,7 @@ from algos.minibatches import own_blocks, shuffled_rows, take
 
 
 def parts_of(samples: Any, size: int) -> Any:
-    """Samples `[n, ...]` as micro-batches `[n / size, size, ...]`, every one with rows of every part of the batch.
+    """Samples `[n, ...]` as micro-batches `[n / size, size, ...]`, each with rows of all parts.
 
     So a batch that is split over devices stays split: each has its share of each micro-batch.
 
@@ -45,8 +45,8 @@ def accumulated(
     """Gradient and measures of a minibatch `[n, ...]`, added up over its micro-batches.
 
     Args:
-      gradient: `samples -> (gradient, measures)`, both shares of those of the minibatch. Of a measure whose name
-        ends in `_max` the largest is taken.
+      gradient: `samples -> (gradient, measures)`, both shares of those of the minibatch. Of a measure whose
+        name ends in `_max` the largest is taken.
       samples: `[n, ...]`.
       size: samples of a micro-batch; None for all at once.
 
@@ -111,9 +111,7 @@ def epochs(
             return step(carry, take(samples, rows), index == 0)
 
         carry, measures = jax.lax.scan(one, carry, (rows, jnp.arange(len(rows))))
-    return carry, {
-        name: jnp.max(x) if name.endswith("_max") else jnp.mean(x) for name, x in measures.items()
-    }
+    return carry, {name: jnp.max(x) if name.endswith("_max") else jnp.mean(x) for name, x in measures.items()}
 
 
 def adamw(
@@ -123,7 +121,7 @@ def adamw(
     weight_decay: float,
     max_grad_norm: float,
 ) -> optax.GradientTransformation:
-    """AdamW (arXiv 1711.05101) on gradients clipped to a global norm; betas 0.9 and 0.999, as in verl and TRL.
+    """AdamW (arXiv 1711.05101) on gradients clipped to a global norm; its betas are 0.9 and 0.999.
 
     Args:
       learning_rate: at its largest.

@@ -1,0 +1,202 @@
+"""TRL's losses on tensors: `tests/rlhf/trl_losses.json`, which the tests compare with.
+
+Runs in an environment of its own, with torch, transformers and trl 1.16.0 (nothing of fdg is imported):
+
+    build/venvs/language/bin/python bench/rlhf_oracle.py
+
+Each case is one call of the very method that TRL's trainers compute their loss by, on a stand-in for the
+trainer that has only its settings, and on a model that answers with given log-probabilities. Kept are the
+loss and its gradient with respect to these.
+"""
+
+import collections
+import json
+import pathlib
+import types
+
+import numpy as np
+import torch
+import trl
+from transformers.loss.loss_utils import ForCausalLMLoss
+from trl.trainer.dpo_trainer import DPOTrainer
+from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.rloo_trainer import RLOOTrainer
+
+OUT = pathlib.Path(__file__).parents[1] / "tests" / "rlhf" / "trl_losses.json"
+N, R = 6, 5  # responses, tokens
+LENGTHS = (5, 3, 1, 4, 5, 2)
+
+
+def tensors() -> dict[str, np.ndarray]:
+    """Log-probabilities of four policies; advantages; a mask."""
+    rng = np.random.default_rng(0)
+    log_prob = -rng.exponential(1.0, (N, R))
+    found = {
+        "log_prob": log_prob,
+        "old": log_prob + rng.normal(0, 0.3, (N, R)),
+        "sampled": log_prob + rng.normal(0, 0.5, (N, R)),
+        "reference": log_prob + rng.normal(0, 0.4, (N, R)),
+        "advantage": rng.normal(0, 1, N),
+        "mask": np.arange(R)[None] < np.array(LENGTHS)[:, None],
+        "logits": rng.normal(0, 1, (2, 4, 7)),
+    }
+    return {
+        name: x if x.dtype == bool else x.astype(np.float32).astype(np.float64) for name, x in found.items()
+    }
+
+
+class Accelerator:
+    num_processes = 1
+    sync_gradients = True
+
+    def reduce(self, x, reduction):
+        return x
+
+    def gather(self, x):
+        return x
+
+    gather_for_metrics = gather
+
+    def unwrap_model(self, model):
+        return model
+
+
+def trainer(log_prob, **settings):
+    """What `_compute_loss` of a trainer looks at."""
+    args = {"delta": None, "use_bias_correction_kl": False, "steps_per_generation": 1}
+    args |= {name: settings.pop(name) for name in tuple(settings) if name in args}
+    defaults = {
+        "top_entropy_quantile": 1.0, "off_policy_mask_threshold": None, "importance_sampling_level": "token",
+        "beta": 0.0, "epsilon_low": 0.2, "epsilon_high": 0.28, "use_vllm": False,
+        "vllm_importance_sampling_correction": False, "current_gradient_accumulation_steps": 1,
+        "max_completion_length": R, "_entropy_bonus_enabled": False, "aux_loss_enabled": False,
+    }  # fmt: skip
+    return types.SimpleNamespace(
+        **{**defaults, **settings},
+        args=types.SimpleNamespace(**args),
+        model=types.SimpleNamespace(training=True),
+        accelerator=Accelerator(),
+        _metrics={"train": collections.defaultdict(list)},
+        _get_per_token_logps_and_entropies=lambda *_, **__: (log_prob, torch.zeros_like(log_prob), None),
+    )
+
+
+def inputs(given) -> dict:
+    mask = torch.tensor(given["mask"]).double()
+    return {
+        "prompt_ids": torch.ones((N, 2), dtype=torch.long),
+        "prompt_mask": torch.ones((N, 2)),
+        "completion_ids": torch.ones((N, R), dtype=torch.long),
+        "completion_mask": mask,
+        "advantages": torch.tensor(given["advantage"]),
+        "old_per_token_logps": torch.tensor(given["old"]),
+        "ref_per_token_logps": torch.tensor(given["reference"]),
+        "num_items_in_batch": mask.sum(),
+    }
+
+
+def one(compute, log_prob) -> dict:
+    loss = compute(log_prob)
+    loss.backward()
+    return {"loss": float(loss), "gradient": log_prob.grad.tolist()}
+
+
+def grpo(given, importance=None, **settings):
+    def compute(log_prob):
+        more = {} if importance is None else {"importance_sampling_ratio": torch.tensor(importance)}
+        return GRPOTrainer._compute_loss(trainer(log_prob, **settings), None, {**inputs(given), **more})
+
+    return one(compute, torch.tensor(given["log_prob"], requires_grad=True))
+
+
+def rloo(given):
+    mask = torch.tensor(given["mask"]).double()
+
+    def compute(log_prob):
+        old = (torch.tensor(given["old"]) * mask).sum(1)
+        return RLOOTrainer._compute_loss(trainer(log_prob), None, {**inputs(given), "old_logps": old})
+
+    return one(compute, torch.tensor(given["log_prob"], requires_grad=True))
+
+
+def dpo(given, **settings):
+    """The first half of the responses is chosen, the second rejected."""
+    mask = np.concatenate([np.zeros((N, 1), bool), given["mask"]], axis=1)
+    reference = torch.tensor(np.where(given["mask"], given["reference"], 0.0))
+
+    def compute(log_prob):
+        shown = torch.where(torch.tensor(given["mask"]), log_prob, 0.0)
+
+        class Model:
+            training = True
+
+            def __call__(self, **_):
+                zeros = torch.zeros((N, R))
+                return types.SimpleNamespace(
+                    log_probs=shown, entropy=zeros, mean_logits=zeros, is_top1=zeros.bool()
+                )
+
+        sums = reference.sum(1).chunk(2)
+        defaults = {
+            "ld_alpha": None, "precompute_ref_logps": True, "f_divergence_type": "reverse_kl",
+            "loss_types": ["sigmoid"], "loss_weights": [1.0], "beta": 0.1, "label_smoothing": 0.0,
+            "use_weighting": False, "aux_loss_enabled": False, "use_liger_kernel": False,
+        }  # fmt: skip
+        fake = types.SimpleNamespace(
+            **{**defaults, **settings},
+            accelerator=Accelerator(),
+            model=Model(),
+            _metrics={"train": collections.defaultdict(list)},
+            _total_train_tokens=0,
+            _tp_size=1,
+            args=types.SimpleNamespace(gradient_checkpointing_kwargs=None, use_liger_kernel=False),
+        )
+        batch = {
+            "input_ids": torch.ones((N, R + 1), dtype=torch.long),
+            "attention_mask": torch.ones((N, R + 1), dtype=torch.long),
+            "completion_mask": torch.tensor(mask).long(),
+            "ref_chosen_logps": sums[0],
+            "ref_rejected_logps": sums[1],
+        }
+        return DPOTrainer._compute_loss(fake, Model(), batch, return_outputs=False)
+
+    return one(compute, torch.tensor(given["log_prob"], requires_grad=True))
+
+
+def sft(given):
+    labels = np.array([[1, 2, 3, -100], [-100, 0, 6, 5]])
+    logits = torch.tensor(given["logits"], requires_grad=True)
+    loss = ForCausalLMLoss(logits, torch.tensor(labels), vocab_size=7)
+    loss.backward()
+    return {"loss": float(loss), "gradient": logits.grad.tolist(), "labels": labels.tolist()}
+
+
+def main() -> None:
+    given = tensors()
+    mask = given["mask"]
+    ratio = np.exp(np.where(mask, given["old"] - given["sampled"], 0.0))
+    vllm = {"use_vllm": True, "vllm_importance_sampling_correction": True}
+    cases = {
+        **{kind: grpo(given, loss_type=kind) for kind in ("grpo", "bnpo", "dr_grpo", "dapo")},
+        "grpo with kl": grpo(given, loss_type="grpo", beta=0.04),
+        "dapo with kl": grpo(given, loss_type="dapo", beta=0.1),
+        "grpo with delta": grpo(given, loss_type="grpo", delta=1.4),
+        "gspo": grpo(
+            given, loss_type="grpo", importance_sampling_level="sequence", epsilon_low=0.03, epsilon_high=0.04
+        ),
+        "grpo, truncated weights": grpo(given, np.minimum(ratio, 1.5), loss_type="grpo", beta=0.04, **vllm),
+        "grpo, masked weights": grpo(
+            given, np.where((ratio > 1.5) | (ratio < 1 / 1.5), 0.0, ratio), loss_type="grpo", **vllm
+        ),
+        "rloo": rloo(given),
+        **{f"dpo {kind}": dpo(given, loss_types=[kind]) for kind in ("sigmoid", "hinge", "ipo")},
+        "dpo robust": dpo(given, loss_types=["robust"], label_smoothing=0.1),
+        "sft": sft(given),
+    }
+    lists = {name: x.tolist() for name, x in given.items()}
+    OUT.write_text(json.dumps({"trl": trl.__version__, "given": lists, "cases": cases}) + "\n")
+    print(f"{len(cases)} cases to {OUT}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""Losses, and their gradients, are those that TRL 1.16's trainers compute on the same tensors.
+
+`trl_losses.json` is made by `bench/rlhf_oracle.py`, which calls TRL itself.
+"""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algos.rlhf import losses
+from algos.rlhf.objective import objective
+
+_FILE = json.loads((Path(__file__).parent / "trl_losses.json").read_text())
+_GIVEN = {name: np.array(x) for name, x in _FILE["given"].items()}
+_MASK = _GIVEN["mask"]
+_LONGEST = _MASK.shape[1]
+
+
+def _group_relative(values, log_prob, advantage=None):
+    """The loss of an objective, put together as in `algos.rlhf.group_relative`."""
+    wanted = objective(**{"clip_high": 0.28, "kl_coefficient": 0.0, **values})
+    mask = jnp.asarray(_MASK)
+    old, sampled, reference = (jnp.asarray(_GIVEN[n], jnp.float32) for n in ("old", "sampled", "reference"))
+    advantage = jnp.asarray(_GIVEN["advantage"], jnp.float32)[:, None] * mask
+    ratio = losses.log_ratio(log_prob, old, mask, wanted.ratio_level)
+    cost = losses.surrogate(ratio, advantage, wanted.clip_low, wanted.clip_high, wanted.dual_clip)
+    cost = cost * losses.correction(sampled, old, mask, wanted.correction, wanted.correction_cap)
+    kl = losses.divergence(log_prob, reference, wanted.kl_estimator)
+    weight = losses.token_weights(mask, wanted.aggregation, _LONGEST, wanted.count_empty)
+    return jnp.sum(weight * (cost + wanted.kl_coefficient * kl))
+
+
+def _dpo(preference, log_prob, label_smoothing=0.0):
+    mask, reference = jnp.asarray(_MASK), jnp.asarray(_GIVEN["reference"], jnp.float32)
+    grown = jnp.sum(jnp.where(mask, log_prob - reference, 0.0), axis=1)
+    if preference == "ipo":
+        grown = grown / jnp.sum(mask, axis=1)
+    chosen, rejected = jnp.split(grown, 2)
+    return jnp.mean(losses.preference_loss(chosen - rejected, 0.1, preference, label_smoothing))
+
+
+_GROUP_RELATIVE = {
+    "grpo": {},
+    "bnpo": {"aggregation": "token_mean"},
+    "dapo": {"aggregation": "token_mean"},
+    "dr_grpo": {"aggregation": "constant"},
+    "grpo with kl": {"kl_coefficient": 0.04},
+    "dapo with kl": {"kl_coefficient": 0.1, "aggregation": "token_mean"},
+    "grpo with delta": {"dual_clip": 1.4},
+    "gspo": {"ratio_level": "sequence", "clip_low": 0.03, "clip_high": 0.04},
+    "grpo, truncated weights": {
+        "correction": "truncate_token",
+        "correction_cap": 1.5,
+        "kl_coefficient": 0.04,
+    },
+    "grpo, masked weights": {"correction": "mask_token", "correction_cap": 1.5},
+    "rloo": {"ratio_level": "trajectory"},
+}
+_DPO = {
+    "dpo sigmoid": ("sigmoid", 0.0),
+    "dpo hinge": ("hinge", 0.0),
+    "dpo ipo": ("ipo", 0.0),
+    "dpo robust": ("robust", 0.1),
+}
+
+
+def _loss(case):
+    if case in _DPO:
+        kind, smoothing = _DPO[case]
+        return lambda log_prob: _dpo(kind, log_prob, smoothing)
+    return lambda log_prob: _group_relative(_GROUP_RELATIVE[case], log_prob)
+
+
+def _agrees(case, loss):
+    """Whether a loss has the value and the gradient of TRL's, to 1e-5."""
+    value, gradient = jax.value_and_grad(loss)(jnp.asarray(_GIVEN["log_prob"], jnp.float32))
+    want = _FILE["cases"][case]
+    inside = np.where(_MASK, gradient, 0.0)
+    assert np.all(np.isfinite(gradient))
+    return np.isclose(value, want["loss"], rtol=0, atol=1e-5) and np.allclose(
+        inside, np.where(_MASK, want["gradient"], 0.0), rtol=0, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("case", [*_GROUP_RELATIVE, *_DPO])
+def test_loss_and_gradient_are_those_of_trl(case):
+    assert _agrees(case, _loss(case))
+
+
+def test_every_case_of_the_file_is_compared():
+    assert set(_FILE["cases"]) == {*_GROUP_RELATIVE, *_DPO, "sft"}
+
+
+def test_cross_entropy_of_demonstrations_is_that_of_trl():
+    labels = np.array(_FILE["cases"]["sft"]["labels"])
+    tokens, mask = labels[:, 1:], labels[:, 1:] >= 0
+
+    def loss(logits):
+        every = jax.nn.log_softmax(logits[:, :-1])
+        log_prob = jnp.take_along_axis(every, jnp.maximum(tokens, 0)[..., None], axis=-1)[..., 0]
+        return -jnp.sum(losses.token_weights(jnp.asarray(mask), "token_mean", 3) * log_prob)
+
+    value, gradient = jax.value_and_grad(loss)(jnp.asarray(_GIVEN["logits"], jnp.float32))
+    np.testing.assert_allclose(value, _FILE["cases"]["sft"]["loss"], atol=1e-5)
+    np.testing.assert_allclose(gradient, _FILE["cases"]["sft"]["gradient"], atol=1e-5)
+
+
+_BROKEN = {
+    "mean over the other axis": lambda x: _with(token_weights=lambda m, *_: m / jnp.sum(m, 0) / m.shape[1]),
+    "no mask": lambda x: _with(token_weights=lambda m, *_: jnp.full(m.shape, 1.0 / m.size)),
+    "tokens shifted by one": lambda x: _with(shift=1),
+    "sign of the divergence": lambda x: _with(divergence=lambda *a: -losses.divergence(*a)),
+    "divergence of the reference from the policy": lambda x: _with(
+        divergence=lambda now, reference, kind: losses.divergence(reference, now, kind)
+    ),
+    "ratio the other way round": lambda x: _with(
+        log_ratio=lambda now, old, *more: losses.log_ratio(old, now, *more)
+    ),
+    "sign of the advantage": lambda x: _with(surrogate=lambda r, a, *more: losses.surrogate(r, -a, *more)),
+    "larger of the two, not the smaller": lambda x: _with(
+        surrogate=lambda r, a, low, high, _: (
+            -jnp.maximum(jnp.exp(r) * a, jnp.clip(jnp.exp(r), 1 - low, 1 + high) * a)
+        )
+    ),
+    "bounds swapped": lambda x: _with(
+        surrogate=lambda r, a, low, high, dual: losses.surrogate(r, a, high, low, dual)
+    ),
+    "weights of the policy now": lambda x: _with(
+        correction=lambda sampled, old, *more: losses.correction(old, sampled, *more)
+    ),
+}
+
+
+def _with(shift=0, **replaced):
+    """The loss with one part replaced, or with the log-probabilities a token late."""
+
+    def loss(log_prob):
+        patch = pytest.MonkeyPatch()
+        with patch.context() as changed:
+            originals = {name: getattr(losses, name) for name in replaced}
+            for name, function in replaced.items():
+                changed.setattr(losses, name, _calling(originals, name, function))
+            return _group_relative(
+                _GROUP_RELATIVE["grpo, truncated weights"], jnp.roll(log_prob, shift, axis=1)
+            )
+
+    return loss
+
+
+def _calling(originals, name, function):
+    """The replacement, which reaches the original function while it stands in its place."""
+
+    def call(*arguments):
+        setattr(losses, name, originals[name])
+        try:
+            return function(*arguments)
+        finally:
+            setattr(losses, name, call)
+
+    return call
+
+
+@pytest.mark.parametrize("fault", _BROKEN)
+def test_a_broken_loss_is_not_that_of_trl(fault):
+    assert not _agrees("grpo, truncated weights", _BROKEN[fault](None))
+
+
+def test_a_broken_preference_is_not_that_of_trl():
+    for fault in (
+        lambda x: _dpo("sigmoid", -x),
+        lambda x: _dpo("sigmoid", jnp.roll(x, 1, axis=1)),
+        lambda x: _dpo("hinge", x),
+        lambda x: _dpo("sigmoid", x, label_smoothing=0.1),
+    ):
+        assert not _agrees("dpo sigmoid", fault)

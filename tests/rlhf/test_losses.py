@@ -1,0 +1,245 @@
+"""Losses and advantages against numbers worked by hand; where each comes from stands in `algos/rlhf/`."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algos.rlhf import advantages, losses
+from algos.rlhf.objective import CONVENTIONS, VARIANTS, Objective, objective
+from fdg.errors import FdgError
+
+MASK = jnp.array([[True, True, False], [True, True, True]])
+LOG = jnp.log
+
+
+def same(found, wanted):
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
+
+
+def test_weights_of_tokens():
+    same(losses.token_weights(MASK, "token_mean", 4), [[0.2, 0.2, 0], [0.2, 0.2, 0.2]])
+    same(losses.token_weights(MASK, "sequence_mean", 4), [[1 / 4, 1 / 4, 0], [1 / 6, 1 / 6, 1 / 6]])
+    same(losses.token_weights(MASK, "sequence_sum", 4), [[0.5, 0.5, 0], [0.5, 0.5, 0.5]])
+    same(losses.token_weights(MASK, "constant", 4), [[1 / 8, 1 / 8, 0], [1 / 8, 1 / 8, 1 / 8]])
+
+
+def test_a_response_without_tokens_counts_or_does_not():
+    mask = MASK.at[0].set(False)
+    same(losses.token_weights(mask, "sequence_mean", 3)[1], [1 / 6] * 3)
+    same(losses.token_weights(mask, "sequence_mean", 3, count_empty=False)[1], [1 / 3] * 3)
+    for aggregation in ("token_mean", "sequence_mean", "sequence_sum", "constant"):
+        empty = losses.token_weights(jnp.zeros((2, 3), bool), aggregation, 3, count_empty=False)
+        assert float(jnp.sum(empty)) == 0.0
+
+
+def test_ratios_of_tokens_of_responses_and_of_trajectories():
+    # Probabilities doubled and halved, then quadrupled; what lies outside the mask is garbage.
+    now = LOG(jnp.array([[0.4, 0.1, 0.9], [0.4, 0.5, 0.5]]))
+    old = LOG(jnp.array([[0.2, 0.2, 0.1], [0.1, 0.5, 0.5]]))
+    ratio = {level: jnp.exp(losses.log_ratio(now, old, MASK, level)) for level in _LEVELS}
+    same(ratio["token"], [[2, 0.5, 1], [4, 1, 1]])
+    same(ratio["sequence"], [[1, 1, 1], [4 ** (1 / 3)] * 3])  # GSPO, equation 7: the geometric mean
+    same(ratio["sequence_token"], ratio["sequence"])
+    same(ratio["trajectory"], [[1, 1, 1], [4, 4, 4]])
+
+
+_LEVELS = ("token", "sequence", "sequence_token", "trajectory")
+
+
+def test_the_gradient_of_gspo_is_the_means_and_that_of_gspo_token_the_tokens():
+    now, old = LOG(jnp.array([[0.4, 0.2]])), LOG(jnp.array([[0.1, 0.2]]))
+    mask = jnp.ones((1, 2), bool)
+
+    def slope(level):
+        return jax.jacobian(lambda x: jnp.exp(losses.log_ratio(x, old, mask, level))[0])(now)[:, 0]
+
+    # s = sqrt(4) = 2. Equation 10: each token of the response moves s by s / 2; equation 17: only its own.
+    same(slope("sequence"), [[1, 1], [1, 1]])
+    same(slope("sequence_token"), [[2, 0], [0, 2]])
+
+
+def test_the_clipped_objective():
+    ratio = jnp.array([[0.5, 0.9, 1.5, 0.5, 1.1, 5.0]])
+    advantage = jnp.array([[2.0, 2.0, 2.0, -2.0, -2.0, -2.0]])
+    # Above: min(rA, clip(r)A) = 1, 1.8, 1.28 * 2; below: -1.6 (clipped), -2.2, -10, which a dual clip of 3
+    # makes -6.
+    same(losses.surrogate(LOG(ratio), advantage, 0.2, 0.28), [[-1, -1.8, -2.56, 1.6, 2.2, 10]])
+    same(losses.surrogate(LOG(ratio), advantage, 0.2, 0.28, 3.0), [[-1, -1.8, -2.56, 1.6, 2.2, 6]])
+    assert losses.clipped(LOG(ratio), advantage, 0.2, 0.28).tolist() == [
+        [False, False, True, True, False, False]
+    ]
+
+
+def test_divergences():
+    now, reference = LOG(jnp.array([[0.5, 0.1]])), LOG(jnp.array([[0.25, 0.2]]))
+    two = math.log(2)
+    same(losses.divergence(now, reference, "k1"), [[two, -two]])
+    same(losses.divergence(now, reference, "k2"), [[two**2 / 2] * 2])
+    same(losses.divergence(now, reference, "k3"), [[0.5 - 1 + two, 2 - 1 - two]])
+
+
+def test_the_estimators_have_the_divergence_as_their_mean():
+    policy, reference = np.array([0.7, 0.2, 0.1]), np.array([0.5, 0.3, 0.2])
+    exact = np.sum(policy * np.log(policy / reference))
+    now, then = LOG(jnp.asarray(policy))[None], LOG(jnp.asarray(reference))[None]
+    for kind in ("k1", "k3"):
+        same(np.sum(policy * np.asarray(losses.divergence(now, then, kind))[0]), exact)
+
+
+def test_importance_weights():
+    drawn, now = (
+        LOG(jnp.array([[0.1, 0.4, 0.9], [0.2, 0.2, 0.2]])),
+        LOG(jnp.array([[0.4, 0.2, 0.1], [0.2] * 3])),
+    )
+    weights = {kind: losses.correction(drawn, now, MASK, kind, 1.5) for kind in _CORRECTIONS}
+    same(weights["none"], jnp.ones((2, 3)))
+    same(weights["truncate_token"][0, :2], [1.5, 0.5])
+    same(weights["mask_token"][0, :2], [0.0, 0.0])
+    same(weights["truncate_sequence"][:, 0], [1.5, 1.0])  # 4 * 0.5 = 2, and 1
+    same(weights["mask_sequence"][:, 0], [0.0, 1.0])
+    assert (
+        float(
+            jnp.sum(
+                jnp.abs(
+                    jax.grad(lambda x: losses.correction(drawn, x, MASK, "truncate_token", 9.0).sum())(now)
+                )
+            )
+        )
+        == 0
+    )
+
+
+_CORRECTIONS = ("none", "truncate_token", "mask_token", "truncate_sequence", "mask_sequence")
+
+
+def test_values_gain_nothing_beyond_the_clip():
+    value, old, target = (jnp.array([[x]]) for x in (1.0, 0.0, 2.0))
+    same(losses.value_error(value, old, target, None), [[0.5]])
+    same(losses.value_error(value, old, target, 0.2), [[0.5 * 1.8**2]])
+
+
+def test_preferences():
+    margin = jnp.array([2.0, -1.0])
+    sigmoid = [math.log(1 + math.exp(-0.2)), math.log(1 + math.exp(0.1))]
+    other = [math.log(1 + math.exp(0.2)), math.log(1 + math.exp(-0.1))]
+    same(losses.preference_loss(margin, 0.1), sigmoid)
+    same(
+        losses.preference_loss(margin, 0.1, label_smoothing=0.25),
+        [0.75 * a + 0.25 * b for a, b in zip(sigmoid, other, strict=True)],
+    )
+    same(losses.preference_loss(margin, 0.1, "hinge"), [0.8, 1.1])
+    same(losses.preference_loss(margin, 0.1, "ipo"), [9.0, 36.0])
+    same(
+        losses.preference_loss(margin, 0.1, "robust", 0.25),
+        [(0.75 * a - 0.25 * b) / 0.5 for a, b in zip(sigmoid, other, strict=True)],
+    )
+
+
+REWARD = jnp.array([1.0, 0.0, 0.0, 3.0, 5.0, 1.0])  # two groups of three
+
+
+def test_advantages_of_groups():
+    of = lambda *how: advantages.group_advantage(REWARD, 3, *how)  # noqa: E731
+    same(of("group", "none", 0.0, True), [2 / 3, -1 / 3, -1 / 3, 0, 2, -2])
+    same(of("leave_one_out", "none", 0.0, True), [1, -0.5, -0.5, 0, 3, -3])
+    same(of("none", "none", 0.0, True), REWARD)
+    small, large = math.sqrt(1 / 3) + 0.1, 2 + 0.1  # deviations over n - 1, and the guard
+    same(
+        of("group", "group", 0.1, True),
+        [2 / 3 / small, -1 / 3 / small, -1 / 3 / small, 0, 2 / large, -2 / large],
+    )
+    same(of("group", "group", 0.0, False)[4], 2 / math.sqrt(8 / 3))
+    same(of("group", "batch", 0.0, True)[4], 2 / np.std(np.asarray(REWARD), ddof=1))
+
+
+def test_a_group_of_equal_rewards_has_no_advantage():
+    for variant in VARIANTS:
+        wanted = objective(variant, kl_coefficient=0.0)
+        if wanted.baseline != "none":
+            none = jnp.zeros((4, 2))
+            found = wanted.advantage(jnp.full(4, 0.3), none, none, jnp.ones((4, 2), bool), 4)
+            assert jnp.max(jnp.abs(found)) < 1e-3
+
+
+def test_long_responses_are_punished():
+    same(advantages.overlong_penalty(jnp.array([70, 80, 90, 99, 100]), 100, 20), [0, 0, -0.5, -0.95, -1])
+
+
+def test_returns_of_tokens_and_whitening():
+    x = jnp.array([[1.0, 2.0, 9.0], [3.0, 4.0, 5.0]])
+    same(advantages.still_to_come(x, MASK), [[3, 2, 0], [12, 9, 5]])
+    same(advantages.reward_at_end(jnp.array([7.0, 8.0]), MASK), [[0, 7, 0], [0, 0, 8]])
+    white = advantages.whiten(x, MASK)
+    deviation = math.sqrt(2.5)
+    same(white, [[-2 / deviation, -1 / deviation, 0], [0, 1 / deviation, 2 / deviation]])
+
+
+def test_advantages_of_tokens_step_over_what_a_tool_said():
+    reward = jnp.array([[0.0, 9.0, 0.0, 1.0]])
+    value = jnp.array([[0.5, 7.0, 0.25, 0.75]])
+    mask = jnp.array([[True, False, True, True]])
+    advantage, target = advantages.token_advantages(reward, value, mask, 1.0, 0.5)
+    # Errors 0.25 - 0.5, 0.75 - 0.25, 1 - 0.75; each with half of the one after it.
+    last, middle = 0.25, 0.5 + 0.125
+    first = -0.25 + 0.5 * middle
+    same(advantage, [[first, 0, middle, last]])
+    same(target, [[first + 0.5, 0, middle + 0.25, last + 0.75]])
+
+
+def test_reinforce_plus_plus_pays_for_the_divergence_still_to_come():
+    wanted = objective("reinforce_plus_plus", kl_coefficient=0.5)
+    log_prob, reference = jnp.array([[1.0, 2.0, 0.0], [0.0, 0.0, 3.0]]), jnp.zeros((2, 3))
+    found = wanted.advantage(jnp.array([1.0, 0.0]), log_prob, reference, MASK, 2)
+    same(found, advantages.whiten(jnp.array([[1 - 1.5, 1 - 1.0, 0], [-1.5, -1.5, -1.5]]), MASK))
+
+
+def test_rloo_pays_for_the_divergence_of_a_response():
+    wanted = objective("rloo", kl_coefficient=0.5)
+    log_prob, reference = jnp.array([[1.0, 1.0, 5.0], [0.0, 0.0, 0.0]]), jnp.zeros((2, 3))
+    found = wanted.advantage(jnp.array([1.0, 2.0]), log_prob, reference, MASK, 2)
+    same(found, [[-2, -2, 0], [2, 2, 2]])  # 1 - 0.5 * 2 = 0 against 2
+
+
+def test_variants_are_what_their_papers_say():
+    said = {
+        "grpo": ("group", "group", "token", "sequence_mean", "loss"),
+        "dr_grpo": ("group", "none", "token", "constant", "loss"),
+        "dapo": ("group", "group", "token", "token_mean", "loss"),
+        "gspo": ("group", "group", "sequence", "sequence_mean", "loss"),
+        "rloo": ("leave_one_out", "none", "trajectory", "sequence_mean", "reward"),
+        "reinforce_plus_plus": ("none", "tokens", "token", "token_mean", "reward_to_go"),
+        "reinforce_plus_plus_baseline": ("group", "tokens", "token", "token_mean", "loss"),
+    }
+    for name, values in said.items():
+        found = objective(name)
+        assert (found.baseline, found.scale, found.ratio_level, found.aggregation, found.kl_in) == values, (
+            name
+        )
+    assert set(said) == set(VARIANTS)
+    assert objective("grpo") == Objective()
+
+
+def test_conventions_go_over_variants_and_values_over_both():
+    assert (objective("grpo", "trl").guard, objective("grpo", "verl").dual_clip) == (1e-4, 3.0)
+    assert not objective("dapo", "tunix").count_empty
+    assert objective("rloo", "tunix").kl_estimator == "k1"
+    assert objective("grpo", "verl", dual_clip=5.0, guard=0.5) == objective("grpo", "verl").__class__(
+        dual_clip=5.0, guard=0.5, count_empty=False
+    )
+    assert set(CONVENTIONS) == {"paper", "trl", "verl", "tunix"}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"variant": "gropo"}, "variant='gropo': it is one of grpo"),
+        ({"convention": "openrlhf"}, "it is one of paper, trl, verl, tunix"),
+        ({"clip_hihg": 0.3}, "did you mean 'clip_high'?"),
+    ],
+)
+def test_what_there_is_not_is_refused(given, said):
+    with pytest.raises(FdgError, match=said.replace("?", r"\?")):
+        objective(**given)
