@@ -1,6 +1,6 @@
 """Algorithms: one file each, written once as pure functions that know nothing of devices."""
 
-from typing import Any
+from typing import Any, Literal
 
 from algos.a2c import A2C
 from algos.a3c import A3C
@@ -14,6 +14,10 @@ from algos.ppo import PPO
 from algos.pqn import PQN
 from algos.recurrent import RecurrentNetwork
 from algos.recurrent_ppo import RecurrentPPO
+from algos.rlhf.dpo import DPO
+from algos.rlhf.group_relative import GRPO
+from algos.rlhf.ppo import PPORLHF
+from algos.rlhf.sft import SFT
 from algos.sac import SAC
 from envs import Environment
 from fdg.errors import unknown_name
@@ -21,13 +25,17 @@ from fdg.errors import unknown_name
 __all__ = [
     "A2C",
     "A3C",
+    "DPO",
     "DQN",
+    "GRPO",
     "IMPALA",
     "IPPO",
     "MAPPO",
     "PPO",
+    "PPORLHF",
     "PQN",
     "SAC",
+    "SFT",
     "Actor",
     "Network",
     "RecurrentNetwork",
@@ -49,15 +57,20 @@ _ALGORITHMS = {
     "pqn": PQN,
     "sac": SAC,
 }
+# Of language models, on text tasks.
+_OF_TEXT = {"sft": SFT, "dpo": DPO, "ppo_rlhf": PPORLHF, "grpo": GRPO}
 
 
-def names() -> tuple[str, ...]:
-    """Names of all algorithms.
+def names(of: Literal["environments", "text"] | None = None) -> tuple[str, ...]:
+    """Names of all algorithms, or of those that act in environments, or that learn to answer in text.
 
-    >>> names()
+    >>> names("environments")
     ('ppo', 'recurrent_ppo', 'ippo', 'mappo', 'a2c', 'a3c', 'impala', 'dqn', 'pqn', 'sac')
+    >>> names("text")
+    ('sft', 'dpo', 'ppo_rlhf', 'grpo')
     """
-    return tuple(_ALGORITHMS)
+    known = {"environments": _ALGORITHMS, "text": _OF_TEXT, None: {**_ALGORITHMS, **_OF_TEXT}}
+    return tuple(known[of])
 
 
 def get(name: str) -> Any:
@@ -66,9 +79,10 @@ def get(name: str) -> Any:
     Raises:
       UnknownNameError: no algorithm has this name; says the nearest.
     """
-    found = _ALGORITHMS.get(name.lower())
+    known = {**_ALGORITHMS, **_OF_TEXT}
+    found = known.get(name.lower())
     if found is None:
-        raise unknown_name("algorithm", name, _ALGORITHMS)
+        raise unknown_name("algorithm", name, known)
     return found
 
 

@@ -36,7 +36,7 @@ def test_the_map_of_the_engine_names_its_rooms():
     assert rooms <= named | {"algos/", "envs/"}, rooms - named
 
 
-@pytest.mark.parametrize("name", algos.names())
+@pytest.mark.parametrize("name", algos.names("environments"))
 def test_the_tests_of_an_algorithm_say_where_its_loss_comes_from(name):
     tests = (ROOT / "tests" / "algos" / f"test_{name}.py").read_text()
     docstring = ast.get_docstring(ast.parse(tests))

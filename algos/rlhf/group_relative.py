@@ -182,10 +182,6 @@ class GRPO(LanguageAgent):
         )
         return state, metrics
 
-    def with_start(self, state: State) -> State:
-        """See `LanguageAgent`; without a reference there is nothing to do."""
-        return super().with_start(state) if self._has_reference else state
-
     # --- fragments; `problems`, `respond`, `score` and `update` are those of every `LanguageAgent` ---
 
     @fdg.fragment("reference", in_axes=(None, 0))

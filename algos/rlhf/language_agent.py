@@ -42,6 +42,13 @@ class LanguageAgent:
     """
 
     default_env: ClassVar[str] = "text:addition"  # of the command line, where it names none
+    # What leaves of the state begin with in a run that begins with the weights of another: the reference is
+    # where learning starts, the critic what it was or else the policy, a network with adapters one without.
+    begins_as: ClassVar[dict[str, tuple[str, ...]]] = {
+        ".reference": (".parameters",),
+        ".critic['network']": (".critic['network']", ".parameters"),
+        ".parameters['base']": (".parameters['base']", ".parameters"),
+    }
 
     env: TextTask
     decoder: Decoder | None = hyperparameter(None, "the network; None for one made of the fields below")
@@ -212,15 +219,6 @@ class LanguageAgent:
         keys = jax.random.split(jax.random.key(seed), len(prompts))
         said = generate(self.network, state.parameters, asked, keys, self._sampling(greedy), self.slots)
         return self.env.texts(said.tokens, said.mask)
-
-    def with_start(self, state: Any) -> Any:
-        """A fresh state with parameters of another run, and all that follows from them.
-
-        The reference, where there is one, is where learning starts.
-        """
-        if getattr(state, "reference", None) is None:
-            return state
-        return state._replace(reference=jax.tree.map(jnp.copy, self._frozen(state.parameters)))
 
     # --- fragments ---
 

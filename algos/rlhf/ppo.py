@@ -147,10 +147,6 @@ class PPORLHF(LanguageAgent):
         )
         return state, metrics
 
-    def with_start(self, state: State) -> State:
-        """See `LanguageAgent`; the critic begins as the policy, too."""
-        return super().with_start(state)._replace(critic=self._first_critic(state.parameters))
-
     # --- fragments; `problems`, `respond`, `score` and `update` are those of every `LanguageAgent` ---
 
     @fdg.fragment("reference", in_axes=(None, 0))

@@ -47,6 +47,22 @@ def _is_algorithm(value: Any) -> bool:
     )
 
 
+def check_kind(cls: type, name: str, env: Any) -> None:
+    """Refuses a task in text for an algorithm that acts in environments.
+
+    Raises:
+      FdgError: names the algorithms that take one.
+    """
+    import algos
+    from envs.text import TextTask
+
+    if isinstance(env, TextTask) and hasattr(cls, "action_spaces"):
+        able = ", ".join(algos.names("text"))
+        raise FdgError(
+            f"--algo {name} acts in environments, and {env.name} is a task in text: use --algo {able}"
+        )
+
+
 def with_staleness(
     policy_class: type, name: str, values: Mapping[str, Any], run: Mapping[str, Any]
 ) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fdg.commands import presets
-from fdg.commands.construct import algorithm_class, construct, with_staleness
+from fdg.commands.construct import algorithm_class, check_kind, construct, with_staleness
 from fdg.commands.earlier import loggers_of, record_of, template_of
 from fdg.commands.flags import (
     Flag,
@@ -248,6 +248,7 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     algo, env_name, policy_name = (known.get(flag.name) or flag.default for flag in _NAMES)
     is_auto = policy_name in _AUTO
     chosen, policy_class = algorithm_class(algo), _policy_class(policy_name)
+    env_name = known.get("env") or getattr(chosen, "default_env", env_name)
     has_env = any(field.name == "env" for field in dataclass_fields(chosen))
     if early.get("env_workers") is not None and not has_env:
         raise FdgError(f"--env-workers {early['env_workers']}: {algo} has its own environment")
@@ -261,6 +262,7 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
         if has_env
         else {}
     )
+    check_kind(chosen, algo, env.get("env"))
     presets.check_allowed(early, bool(stored), base.get("algo") == algo)
     found = presets.chosen(chosen, early.get("preset"), registered_name, env.get("env"))
     preset = dict(found.values) if found else {}
@@ -384,8 +386,8 @@ def _environment(name: str, overrides: Mapping[str, Any], workers: int | None) -
     if workers is not None:
         overrides = {**overrides, "workers": workers}
     made = envs.make(name, **overrides)
-    on_the_host = name.startswith(("gymnasium:", "envpool:", "ray:"))  # which look at them themselves
-    if (overrides or envs.module_of(name) is not None) and not on_the_host:
+    by_itself = name.startswith(("gymnasium:", "envpool:", "ray:", "text:"))  # looks at its parameters itself
+    if (overrides or envs.module_of(name) is not None) and not by_itself:
         given = "&".join(f"{key}={value}" for key, value in overrides.items())
         try:
             envs.check(made, steps=0)

@@ -6,7 +6,7 @@ import io
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TextIO
 
@@ -31,6 +31,7 @@ from fdg.training.opening import open_run, title
 from fdg.training.progress import Progress, clock
 from fdg.training.recorder import Callback, Recorder
 from fdg.training.run_directory import RunDirectory
+from fdg.training.samples import sample_lines, write_samples
 from fdg.training.signals import Signals
 from fdg.training.starting import Weights, begin_with, read_weights
 from fdg.training.summary import groups_summary, summary, unexplained, versions
@@ -152,6 +153,7 @@ class _Sitting:
     checkpoints: Checkpoints
     callbacks: Sequence[Callback]
     say: Callable[[Any], None]
+    samples: Sequence[Mapping[str, Any]] = ()  # the last table of them, of an algorithm that answers in text
 
     def train(self, candidates: str, choice: Choice | None, brief: bool, file: TextIO | None) -> Outcome:
         """Trains, and says and writes what came of it."""
@@ -243,7 +245,7 @@ class _Sitting:
             say(lost.line())
         if evaluation is not None:
             say(verdict(evaluation, job.config["env"]))
-        for line in [*profiled, *self._swept(evaluation)]:
+        for line in [*sample_lines(self.samples), *profiled, *self._swept(evaluation)]:
             say(line)
         say(f"run directory {run.path}")
         return outcome
@@ -277,6 +279,7 @@ class _Sitting:
             if iteration % checkpoint_every == 0 or iteration == total or caught is not None or ended:
                 recorder.flush()  # first, for a checkpoint is never ahead of the metrics
                 self.checkpoints.save(iteration, state)
+                self.samples = write_samples(job, self.engine, state, self.run.path, iteration)
         return state, iteration, caught
 
     def _start(self, latest: int | None) -> tuple[Any, float]:

@@ -105,6 +105,7 @@ class Recorder:
                     "wall_s": round(self.wall_s + seconds * (i + 1) / iterations, 4),
                     **_row({name: values[i] for name, values in metrics.items()}, self._per_agent),
                     **lost,
+                    **_rate(metrics, i, seconds / iterations),
                 }
             )
         rows[-1].update(evaluation)
@@ -147,6 +148,13 @@ def _row(metrics: Mapping[str, np.ndarray], per_agent: Sequence[str]) -> dict[st
         if np.ndim(metrics.get(name, 0.0)):
             row[f"{name}_per_seed"] = metrics[name]
     return row
+
+
+def _rate(metrics: Mapping[str, np.ndarray], i: int, seconds: float) -> dict[str, float]:
+    """Tokens a second of an iteration, all agents together, where an algorithm counts its tokens."""
+    if "tokens" not in metrics or seconds <= 0:
+        return {}
+    return {"tokens_per_s": round(float(np.sum(metrics["tokens"][i])) / seconds, 1)}
 
 
 def _mean(values: np.ndarray) -> Any:

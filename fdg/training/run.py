@@ -275,7 +275,12 @@ class Run:
 
 
 def _in_another(algorithm: Any, env: Any) -> Any:
-    """The algorithm in another environment with the same spaces."""
+    """The algorithm in another environment with the same spaces, or on a task with the same tokenizer."""
+    here, there = (getattr(task, "tokenizer", None) for task in (algorithm.env, env))
+    if here is not None or there is not None:
+        if here != there:
+            raise FdgError(f"env {env.name}: it has not the tokenizer of {algorithm.env.name}, learned with")
+        return dataclasses.replace(algorithm, env=env)
     for what in ("observation_space", "action_space"):
         here, there = getattr(algorithm.env, what), getattr(env, what)
         boxes = isinstance(here, Box) and isinstance(there, Box) and here.shape == there.shape

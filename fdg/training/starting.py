@@ -1,6 +1,7 @@
 """A new run that begins with the weights of an earlier one."""
 
 import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -45,10 +46,11 @@ def read_weights(job: Job, graph: fdg.FDG) -> Weights | None:
     earlier = load(job.start_from, trust=True)  # what it names, the new run names
     theirs = _by_name(earlier.state)
     leaves = zip(_by_name(graph.state).items(), graph.state_axes, _is_learned(graph.state), strict=True)
+    source = _sources(job.algorithm, theirs)
     arrays = {
-        i: _fitted(job, earlier, name, theirs[name], leaf)
+        i: _fitted(job, earlier, name, theirs[source(name)], leaf)
         for i, ((name, leaf), axis, is_learned) in enumerate(leaves)
-        if axis is None and is_learned and jnp.issubdtype(leaf.dtype, jnp.inexact) and name in theirs
+        if axis is None and is_learned and jnp.issubdtype(leaf.dtype, jnp.inexact) and source(name) in theirs
     }
     if not arrays:
         raise FdgError(f"--from {job.start_from}: nothing that it learned is in the state of {graph.name}")
@@ -71,6 +73,24 @@ def begin_with(weights: Weights, engine: fdg.Engine, state: Any) -> Any:
 
 def _by_name(state: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
+
+
+def _sources(algorithm: Any, theirs: Mapping[str, Any]) -> Callable[[str], str]:
+    """Which leaf of an earlier run's state each leaf of the new one begins with.
+
+    That of the same name; or what the algorithm's `begins_as` says: by the beginning of a leaf's name, the
+    beginnings that may stand in its place.
+    """
+    begins_as: Mapping[str, Sequence[str]] = getattr(algorithm, "begins_as", {})
+
+    def source(name: str) -> str:
+        for beginning, others in begins_as.items():
+            if name.startswith(beginning):
+                found = [other + name.removeprefix(beginning) for other in others]
+                return next((other for other in found if other in theirs), name)
+        return name
+
+    return source
 
 
 def _fitted(job: Job, earlier: Run, name: str, there: jax.Array, here: jax.ShapeDtypeStruct) -> jax.Array:

@@ -34,7 +34,7 @@ def made(name):
 
 
 def test_all_algorithms_are_here():
-    assert set(CASES) == set(algos.names())
+    assert set(CASES) == set(algos.names("environments"))
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -9,7 +9,7 @@ import algos
 from tests.conformance.test_algorithms import SMALL
 
 
-@pytest.mark.parametrize("name", algos.names())
+@pytest.mark.parametrize("name", algos.names("environments"))
 def test_nothing_in_the_state_stands_still(name):
     """Read from the traced iteration, which is not compiled."""
     algorithm = SMALL[name]()

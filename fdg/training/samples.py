@@ -1,0 +1,83 @@
+"""Sample tables: what an algorithm that answers in text says to held-out problems, while it learns.
+
+Such an algorithm has `examples(state, key, count) -> arrays`, traced, and `example_rows(arrays) -> rows` of
+what they say. At each checkpoint its rows go into `RUN/samples/ITERATION.jsonl`; who trains the same again
+writes the same.
+"""
+
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import fdg
+from fdg.processes import distributed
+from fdg.training.evaluation import evaluation_keys
+from fdg.training.job import Job
+
+COUNT = 8  # of each table
+_SHOWN = 3  # of the last one, at the end of a run
+_WIDTH = 60  # characters of a prompt, or of a response, in a line
+
+
+def write_samples(
+    job: Job, engine: fdg.Engine, state: Any, path: Path, iteration: int
+) -> list[dict[str, Any]]:
+    """Writes the table of one iteration, of the first agent if there are several.
+
+    Of several processes all have to call it, and the first one writes.
+
+    Args:
+      job: the run's.
+      engine: what runs it.
+      state: the engine's.
+      path: the run directory.
+      iteration: that `state` is after.
+
+    Returns:
+      The rows; none where the algorithm has no examples, or another process writes them.
+    """
+    if not callable(getattr(job.algorithm, "examples", None)):
+        return []
+    state = engine.algorithm_state(state)
+    key = evaluation_keys(job.seed, job.num_seeds, iteration)
+    if distributed.count() > 1:
+        state = distributed.gather(state)
+        if state is None:
+            return []
+    if job.num_seeds is not None:
+        state, key = jax.tree.map(lambda x: x[0], (state, key))
+    if distributed.count() == 1:
+        state = jax.device_put(state, engine.devices[0])
+    found = jax.tree.map(np.asarray, _program(job.algorithm)(state, key))
+    rows = [{"iteration": iteration, **row} for row in job.algorithm.example_rows(found)]
+    folder = path / "samples"
+    folder.mkdir(exist_ok=True)
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    (folder / f"{iteration:08d}.jsonl").write_text(text, encoding="utf-8")
+    return rows
+
+
+def sample_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Some rows of a table as lines to print.
+
+    >>> sample_lines([{"iteration": 1, "prompt": "1+1=", "response": "2", "reward": 1.0}])
+    ["sample: '1+1=' -> '2' (reward 1)"]
+    """
+    return [
+        f"sample: {_short(row['prompt'])} -> {_short(row['response'])} (reward {row['reward']:g})"
+        for row in rows[:_SHOWN]
+    ]
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= _WIDTH else f"{text[: _WIDTH // 2]} ... {text[-_WIDTH // 2 :]}")
+
+
+@functools.lru_cache(maxsize=4)
+def _program(algorithm: Any) -> Callable[[Any, jax.Array], Any]:
+    return jax.jit(lambda state, key: algorithm.examples(state, key, COUNT))
