@@ -185,9 +185,10 @@ def objective(variant: Variant = "grpo", convention: Convention = "paper", **val
     >>> objective("grpo", "trl").guard, objective("grpo", "tunix").kl_estimator
     (0.0001, 'k1')
     """
-    for what, name, known in (("variant", variant, VARIANTS), ("convention", convention, CONVENTIONS)):
-        if name not in known:
-            raise FdgError(f"{what}={name!r}: it is one of {', '.join(known)}")
+    if variant not in VARIANTS:
+        raise FdgError(f"variant={variant!r}: it is one of {', '.join(VARIANTS)}")
+    if convention not in CONVENTIONS:
+        raise FdgError(f"convention={convention!r}: it is one of {', '.join(CONVENTIONS)}")
     fields = [field.name for field in dataclasses.fields(Objective)]
     for name in values:
         if name not in fields:
