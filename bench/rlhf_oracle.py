@@ -48,6 +48,7 @@ def tensors() -> dict[str, np.ndarray]:
 class Accelerator:
     num_processes = 1
     sync_gradients = True
+    device = "cpu"
 
     def reduce(self, x, reduction):
         return x
@@ -98,7 +99,7 @@ def inputs(given) -> dict:
 def one(compute, log_prob) -> dict:
     loss = compute(log_prob)
     loss.backward()
-    return {"loss": float(loss), "gradient": log_prob.grad.tolist()}
+    return {"loss": float(loss.detach()), "gradient": log_prob.grad.tolist()}
 
 
 def grpo(given, importance=None, **settings):
@@ -168,7 +169,7 @@ def sft(given):
     logits = torch.tensor(given["logits"], requires_grad=True)
     loss = ForCausalLMLoss(logits, torch.tensor(labels), vocab_size=7)
     loss.backward()
-    return {"loss": float(loss), "gradient": logits.grad.tolist(), "labels": labels.tolist()}
+    return {"loss": float(loss.detach()), "gradient": logits.grad.tolist(), "labels": labels.tolist()}
 
 
 def main() -> None:

@@ -185,7 +185,7 @@ class PPORLHF(LanguageAgent):
             slope = functools.partial(self.gradient, self._with_trained(parameters, trained), is_first)
             gradient, measures = updates.accumulated(slope, minibatch, self.micro_batch)
             trained, optimizer_state = self.update(gradient, optimizer_state, trained)
-            return (trained, optimizer_state), {**measures, "gradient_norm": optax.global_norm(gradient)}
+            return (trained, optimizer_state), {**measures, "gradient_norm": optax.tree.norm(gradient)}
 
         carry = self._trained(parameters), optimizer_state
         (trained, optimizer_state), measures = self._epochs(step, carry, samples, key)

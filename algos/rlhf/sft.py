@@ -93,7 +93,7 @@ class SFT(LanguageAgent):
             slope = functools.partial(self.gradient, self._with_trained(parameters, trained))
             gradient, measures = updates.accumulated(slope, minibatch, self.micro_batch)
             trained, optimizer_state = self.update(gradient, optimizer_state, trained)
-            return (trained, optimizer_state), {**measures, "gradient_norm": optax.global_norm(gradient)}
+            return (trained, optimizer_state), {**measures, "gradient_norm": optax.tree.norm(gradient)}
 
         (trained, optimizer_state), measures = updates.epochs(
             step,

@@ -110,7 +110,9 @@ def test_cross_entropy_of_demonstrations_is_that_of_trl():
 
 
 _BROKEN = {
-    "mean over the other axis": lambda x: _with(token_weights=lambda m, *_: m / jnp.sum(m, 0) / m.shape[1]),
+    "mean over the other axis": lambda x: _with(
+        token_weights=lambda m, *_: m / jnp.sum(m, 0, keepdims=True) / m.shape[1]
+    ),
     "no mask": lambda x: _with(token_weights=lambda m, *_: jnp.full(m.shape, 1.0 / m.size)),
     "tokens shifted by one": lambda x: _with(shift=1),
     "sign of the divergence": lambda x: _with(divergence=lambda *a: -losses.divergence(*a)),

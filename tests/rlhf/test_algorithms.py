@@ -1,0 +1,224 @@
+"""SFT, DPO, PPO and GRPO put together; what their losses are made of is in `test_losses.py`.
+
+DPO: arXiv 2305.18290, equation 7; GRPO: arXiv 2402.03300, equation 3; DAPO: arXiv 2503.14476, equation 11;
+PPO with
+the divergence in the reward: arXiv 1909.08593, equation 2.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import algos
+import envs
+from algos.language import Decoder, DecoderConfig
+from algos.rlhf import data, updates
+from algos.rlhf.group_relative import Batch
+from algos.rlhf.responses import Responses, finished, scores
+from envs.text import Prompts, Reward
+from fdg.errors import FdgError
+
+TASK = "text:addition"
+SMALL = {"num_prompts": 4, "hidden_size": 8, "num_layers": 1, "num_heads": 2}
+
+
+def made(name, **fields):
+    return algos.get(name)(env=envs.make(TASK), **{**SMALL, **fields})
+
+
+CASES = {
+    "sft": {"num_minibatches": 2, "micro_batch": 1},
+    "grpo": {"group_size": 4},
+    "grpo dapo": {"group_size": 2, "variant": "dapo", "convention": "verl", "num_minibatches": 2},
+    "grpo reinforce": {"group_size": 2, "variant": "reinforce_plus_plus", "num_epochs": 2, "micro_batch": 4},
+    "grpo adapters": {"group_size": 2, "lora_rank": 2},
+    "dpo": {"micro_batch": 2},
+    "ppo_rlhf": {"micro_batch": 2},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_iteration_keeps_the_state_and_hands_on_new_values(case):
+    """Read from the traced iteration; references, the run's key and what adapters adapt stay as they are."""
+    algorithm = made(case.split()[0], **CASES[case])
+    state = jax.eval_shape(algorithm.init, jax.random.key(0))
+    traced, (after, metrics) = jax.make_jaxpr(algorithm.iterate, return_shape=True)(state)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), state) == jax.tree.map(
+        lambda x: (x.shape, x.dtype), after
+    )
+    assert all(metric.shape == () for metric in metrics.values())
+    assert {"tokens", "response_length", "truncation_rate", "loss"} <= set(metrics)
+    if case.startswith(("grpo", "ppo")):
+        said = {"entropy", "clip_fraction", "approx_kl", "log_prob_difference", "log_prob_difference_max"}
+        assert {*said, "episode_return", "reward_correct", "kl"} - set(metrics) <= {"kl"}
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    same = zip(leaves, traced.jaxpr.invars, traced.jaxpr.outvars[: len(leaves)], strict=True)
+    standing = {jax.tree_util.keystr(path) for (path, _), old, new in same if old is new}
+    assert all(name.startswith((".reference", ".key", ".parameters['base']")) for name in standing)
+    assert ("adapters" in case) == any(".parameters['base']" in name for name in standing)
+
+
+RESPONSES = Responses(
+    Prompts(jnp.array([[0, 1, 4], [1, 5, 6]]), jnp.array([[False, True, True], [True, True, True]])),
+    jnp.array([[7, 2, 0], [8, 9, 2]]),
+    jnp.array([[True, True, False], [True, True, True]]),
+)
+
+
+def test_scores_are_those_of_each_response_alone():
+    decoder = Decoder(DecoderConfig.tiny(12, hidden_size=8, num_layers=1, num_heads=2, num_kv_heads=1))
+    parameters = jax.jit(decoder.init)(jax.random.key(0))
+    log_prob, entropy = jax.jit(lambda p: scores(decoder, p, RESPONSES, 0.5))(parameters)
+    row, last = jnp.array([[1, 4, 7, 2]]), jnp.array([[1, 5, 6, 8, 9, 2]])
+    logits = jax.jit(lambda p, x: decoder.apply(p, x, jnp.ones_like(x)))
+    for i, (tokens, prompt, count) in enumerate(((row, 2, 2), (last, 3, 3))):
+        every = jax.nn.log_softmax(logits(parameters, tokens)[0] / 0.5)
+        for t in range(count):
+            want = every[prompt + t - 1]
+            np.testing.assert_allclose(log_prob[i, t], want[tokens[0, prompt + t]], atol=1e-6)
+            np.testing.assert_allclose(entropy[i, t], -jnp.sum(jnp.exp(want) * want), atol=1e-5)
+    assert log_prob[0, 2] == entropy[0, 2] == 0
+    assert finished(RESPONSES, (2,)).tolist() == [True, True]
+    assert finished(RESPONSES._replace(tokens=RESPONSES.tokens.at[1, 2].set(5)), (2,)).tolist() == [
+        True,
+        False,
+    ]
+
+
+def _batch(algorithm, count):
+    keys = jax.random.split(jax.random.key(1), 4)
+    env = algorithm.env
+    lengths = jax.random.randint(keys[0], (count,), 1, env.response_length + 1)
+    mask = jnp.arange(env.response_length)[None] < lengths[:, None]
+    prompts = Prompts(
+        jax.random.randint(keys[1], (count, env.prompt_length), 3, 50),
+        jnp.ones((count, env.prompt_length), bool),
+    )
+    tokens = jax.random.randint(keys[2], mask.shape, 3, 50)
+    drawn = -jnp.ones(mask.shape)
+    total = jax.random.normal(keys[3], (count,))
+    version = jnp.zeros(count, jnp.int32)
+    return Batch(
+        Responses(prompts, tokens, mask), mask, drawn, version, drawn, Reward(total, {"correct": total})
+    )
+
+
+def test_micro_batches_add_up_and_the_first_ratio_is_exactly_one():
+    algorithm = made("grpo", group_size=2, variant="dapo", dynamic_sampling=0, kl_coefficient=0.1)
+    parameters = jax.jit(algorithm.network.init)(jax.random.key(0))
+    samples = algorithm._samples(parameters, _batch(algorithm, 8))
+    mask = samples.batch.weight_mask
+    minibatch = samples._replace(weight=algorithm._weights(mask), share=algorithm._shares(mask))
+    found = {}
+    for size in (8, 4, 2):
+        of = jax.jit(
+            lambda p, m, size=size: updates.accumulated(
+                functools.partial(algorithm.gradient, p, True), m, size
+            )
+        )
+        gradient, measures = found[size] = of(parameters, minibatch)
+        assert measures["ratio_max"] == 1.0 and measures["first_ratio_error_max"] == 0.0
+        assert measures["clip_fraction"] == measures["approx_kl"] == 0.0
+        for one, other in zip(jax.tree.leaves((gradient, measures)), jax.tree.leaves(found[8]), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    # Every weight is divided by the tokens of the minibatch, not by those of a micro-batch.
+    np.testing.assert_allclose(jnp.sum(minibatch.weight), 1.0, rtol=1e-6)
+
+
+def test_dynamic_sampling_takes_the_prompts_whose_responses_differ():
+    algorithm = made("grpo", num_prompts=2, group_size=2, variant="dapo", micro_batch=2)
+    batch = _batch(algorithm, 8)
+    reward = jnp.array([1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 2.0, 1.0])  # the second and the fourth prompt
+    chosen = algorithm._chosen(batch._replace(reward=Reward(reward, {})))
+    assert chosen.reward.total.tolist() == [0.0, 1.0, 2.0, 1.0]
+    np.testing.assert_array_equal(chosen.weight_mask, batch.responses.mask[jnp.array([2, 3, 6, 7])])
+    only = algorithm._chosen(batch._replace(reward=Reward(reward.at[2].set(1.0), {})))
+    assert only.reward.total.tolist() == [2.0, 1.0, 1.0, 1.0]
+    assert jnp.any(only.weight_mask, axis=1).tolist() == [True, True, False, False]
+
+
+def test_responses_that_did_not_end_may_have_no_loss():
+    algorithm = made("grpo", mask_truncated=True)
+    batch = _batch(algorithm, 8)
+    stop, tokens = algorithm.env.stop_tokens[0], batch.responses.tokens
+    ended = batch._replace(responses=batch.responses._replace(tokens=tokens.at[:4, 0].set(stop)))
+    counted = jnp.any(algorithm._chosen(ended).weight_mask, axis=1)
+    assert counted.tolist() == [True] * 4 + [False] * 4
+
+
+def test_pairs_are_the_best_and_the_worst_response_to_a_prompt():
+    algorithm = made("dpo", group_size=3, num_prompts=2)
+    responses = _batch(algorithm, 6).responses
+    pairs = algorithm._paired(responses, jnp.array([0.5, 1.0, 0.0, 2.0, 2.0, 2.0]))
+    assert pairs.differ.tolist() == [True, False]
+    np.testing.assert_array_equal(pairs.chosen.tokens[0], responses.tokens[1])
+    np.testing.assert_array_equal(pairs.rejected.tokens[0], responses.tokens[2])
+
+
+def test_the_order_of_problems_follows_from_key_and_iteration_alone():
+    """Also where a batch begins in one epoch and ends in the next."""
+    key = jax.random.key(5)
+    words = lambda i: jax.random.key_data(data.problem_keys(key, jnp.int32(i), 4, 6)).tolist()  # noqa: E731
+    met = [tuple(word) for i in range(6) for word in words(i)]  # 24: four epochs of 6
+    epochs = [met[start : start + 6] for start in range(0, 24, 6)]
+    assert all(set(epoch) == set(epochs[0]) and len(set(epoch)) == 6 for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert words(1) == words(1)
+    fresh = [
+        tuple(w) for i in range(3) for w in jax.random.key_data(data.problem_keys(key, i, 4, None)).tolist()
+    ]
+    assert len(set(fresh)) == 12
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "said"),
+    [
+        ("grpo", {"group_size": 1}, "group_size=1: responses are compared with each other"),
+        ("grpo", {"num_minibatches": 3}, "num_minibatches=3 does not divide the 32 responses"),
+        ("grpo", {"micro_batch": 5}, "micro_batch=5 does not divide the 32 responses of a minibatch"),
+        ("grpo", {"clip_low": -1.0}, "clip_low=-1.0: it must be zero or above"),
+        ("grpo", {"variant": "gropo"}, "variant='gropo': it must be 'grpo'"),
+        ("grpo", {"dual_clip": 0.5}, "dual_clip=0.5: it must be above one"),
+        ("grpo", {"clip": 0.5}, "no hyperparameter of GRPO 'clip'|unknown hyperparameter of GRPO 'clip'"),
+        ("dpo", {"label_smoothing": 0.5}, "label_smoothing=0.5: it must be from 0 to below 0.5"),
+        ("ppo_rlhf", {"gae_lambda": 1.5}, "gae_lambda=1.5: it must be from 0 to 1"),
+        ("sft", {"dataset_size": 2}, "dataset_size=2 is less than the num_prompts=4"),
+        ("sft", {"top_p": 0.0}, "top_p=0.0"),
+        ("sft", {"temperature": 0.0}, "temperature=0.0: it must be above zero"),
+        (
+            "sft",
+            {"decoder": Decoder(DecoderConfig.tiny(20))},
+            "vocabulary of 56 tokens, and the network one of 20",
+        ),
+        ("sft", {"decoder": Decoder(DecoderConfig.tiny(56, max_positions=9))}, "the network's context is 9"),
+        ("sft", {"model": "/no/such/folder"}, "/no/such/folder"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(name, fields, said):
+    with pytest.raises(FdgError, match=said) as caught:
+        made(name, **fields)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_environment_is_no_text_task():
+    with pytest.raises(FdgError, match=r"'CartPole-v1' is no text task: use envs.make\('text:addition'\)"):
+        algos.GRPO(env=envs.make("CartPole-v1"))
+
+
+def test_prompts_of_somebody_are_answered_or_refused():
+    algorithm = made("sft")
+    state = algorithm.init(jax.random.key(0))
+    with pytest.raises(FdgError, match="'Ω' at 0 is not in the alphabet"):
+        algorithm.answer(state, ["1+1=", "Ω"])
+    with pytest.raises(FdgError, match="prompt 0"):
+        algorithm.answer(state, ["1" * 50])
+
+
+def test_equal_algorithms_hash_alike():
+    one, other = made("grpo", clip_high=0.3), made("grpo", clip_high=0.3)
+    assert one == other and hash(one) == hash(other)
+    assert dataclasses.replace(one, variant="gspo").objective.ratio_level == "sequence"
