@@ -195,7 +195,6 @@ def test_the_order_of_problems_follows_from_key_and_iteration_alone():
             "vocabulary of 56 tokens, and the network one of 20",
         ),
         ("sft", {"decoder": Decoder(DecoderConfig.tiny(56, max_positions=9))}, "the network's context is 9"),
-        ("sft", {"model": "/no/such/folder"}, "/no/such/folder"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(name, fields, said):
