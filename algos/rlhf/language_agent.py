@@ -31,7 +31,7 @@ class LanguageAgent:
     decoder: one of the task's vocabulary and the sizes here, or any `decoder`.
 
     Raises:
-      FdgError: (construction) a field out of range, a task that does not fit the network, a checkpoint that cannot be read.
+      FdgError: (construction) a field out of range, a task that does not fit the network.
     """
 
     default_env: ClassVar[str] = "text:addition"  # of the command line, where it names none

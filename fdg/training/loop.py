@@ -186,6 +186,7 @@ class _Sitting:
         lost = LostEpisodes(job)
         lost.go_on(last)
         wall_before = last["wall_s"] if last else 0.0
+        self.samples = write_samples(job, engine, state, run.path, start)  # compiles it before time is taken
         if job.resumes:
             say(f"resuming at iteration {start:,} of {total:,}")
         say(f"compiled in {compile_s:.1f} s; run directory {run.path}")
