@@ -39,9 +39,9 @@ class MultiAgentPPO(RecurrentPPO):
         self._check_types()
         require(
             self,
-            self.recurrent or (self.sequence_length is None and self.burn_in == 0),
+            self._has_memory or (self.sequence_length is None and self.burn_in == 0),
             f"sequence_length={self.sequence_length}, burn_in={self.burn_in}: without a memory there are no"
-            " sequences; set recurrent=True, or leave them out",
+            " sequences; set recurrent=True or memory, or leave them out",
         )
         super().__post_init__()
 
@@ -55,7 +55,11 @@ class MultiAgentPPO(RecurrentPPO):
 
     @property
     def _length(self) -> int:
-        return super()._length if self.recurrent else 1
+        return super()._length if self._has_memory else 1
+
+    @property
+    def _has_memory(self) -> bool:
+        return self.recurrent or self.memory is not None
 
     @property
     def _agents(self) -> tuple[int, ...]:
@@ -69,13 +73,14 @@ class MultiAgentPPO(RecurrentPPO):
             self.env.observation_space,
             self.env.action_space,
             self.hidden,
-            self.memory_size if self.recurrent else None,
+            self.memory_size if self._has_memory else None,
             self.activation,
             self.initial_log_std,
             num_agents(self.env),
             self.central_value,
             self.convolve,
             self.layer_norm,
+            self._remembers,
         )
 
 

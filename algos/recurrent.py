@@ -1,4 +1,4 @@
-"""Networks with a memory, and the default ones: actor-critics on a GRU, of one agent or of several.
+"""Networks with a memory, and the default ones: actor-critics of one agent or of several (`algos.memories`).
 
 The memory is given and returned, never hidden: whoever acts carries it from step to step, and whoever learns
 unrolls it over a sequence. Where an episode starts, the network forgets by itself.
@@ -6,6 +6,7 @@ unrolls it over a sequence. Where an episode starts, the network forgets by itse
 Letters in shapes: `T` steps, `B` environments, `A` agents, `N` memories.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -16,8 +17,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from algos import distributions, gru, layers, outputs
+from algos import distributions, layers, outputs
 from algos.hyperparameters import number
+from algos.memories import MemoryKind
 from algos.networks import Network, actor_and_critic_features
 from envs.composite import ObservationSpace
 from envs.spaces import Box, Space
@@ -58,17 +60,18 @@ def recurrent_actor_critic(
     central: bool = False,
     convolve: bool = True,
     layer_norm: bool = False,
+    memory: MemoryKind | None = None,
 ) -> RecurrentNetwork:
     """An actor and a critic that share nothing, each with a memory of its own.
 
-    Dense layers (after a convolution, of an image), a gated recurrent unit (GRU; Cho et al. 2014, arXiv
-    1406.1078), one more dense layer, and a head: the architecture of JaxMARL's and PureJaxRL's recurrent
-    agents. Scales of the kernels as in `networks.actor_critic`.
+    Dense layers (after a convolution, of an image), a memory, one more dense layer, and a head: with a gated
+    recurrent unit (GRU; Cho et al. 2014, arXiv 1406.1078) the architecture of JaxMARL's and PureJaxRL's
+    recurrent agents. Scales of the kernels as in `networks.actor_critic`.
 
     Args:
         observation_space, action_space: of one agent, as for `networks.actor_critic`.
         hidden: widths of the dense layers before the memory. Default: `(memory_size,)`.
-        memory_size: width of the GRU, and of the layer after it. None: no memory and no layer after it, so
+        memory_size: width of the memory, and of the layer after it. None: no memory and no layer after it, so
             that the rest is `networks.actor_critic`, with the same default for `hidden`.
         activation: "tanh", "relu", "silu", "gelu" or "elu"; after every layer but the heads.
         initial_log_std: for a `Box` action space.
@@ -76,6 +79,7 @@ def recurrent_actor_critic(
             the same parameters, and each a memory of its own. Default: one agent, and no axis `A`.
         central: one critic sees the observations of all agents side by side, and gives a value for each.
         convolve, layer_norm: as for `networks.actor_critic`.
+        memory: another kind than a GRU, whose `size` is then `memory_size`.
 
     >>> network = recurrent_actor_critic(Box(-1.0, 1.0, (4,)), distributions.Discrete(2), memory_size=16)
     >>> observation = jnp.zeros((5, 8, 4))
@@ -85,13 +89,16 @@ def recurrent_actor_critic(
     ((5, 8, 2), (5, 8), (5, 8, 16))
     """
     distributions.for_space(action_space)  # refuses a space without distribution here, before any tracing
-    if memory_size is not None:
+    if memory_size is None:
+        memory = None
+    else:
+        memory = dataclasses.replace(memory or MemoryKind(), size=memory_size)
         hidden = (memory_size,) if hidden is None else hidden
     module = RecurrentActorCritic(
         observation_space,
         action_space,
         layers.checked_widths(observation_space, hidden, activation, convolve),
-        memory_size,
+        memory,
         activation,
         number(initial_log_std),
         num_agents,
@@ -131,8 +138,8 @@ def with_memory(network: RecurrentNetwork | Network | None, leading_axes: int = 
 class Memory(NamedTuple):
     """What actor and critic remember; of a network without memory, two empty tuples."""
 
-    actor: Any  # [B, H] or [B, A, H] float32
-    critic: Any  # the same; a central critic has one memory for all agents, [B, H]
+    actor: Any  # [B, ...] or [B, A, ...], of a GRU `[..., H]` float32
+    critic: Any  # the same; a central critic has one memory for all agents, [B, ...]
 
 
 class RecurrentActorCritic(nn.Module):
@@ -141,7 +148,7 @@ class RecurrentActorCritic(nn.Module):
     observation_space: ObservationSpace
     action_space: Space
     hidden: tuple[int, ...]
-    memory_size: int | None
+    remembers: MemoryKind | None
     activation: str
     initial_log_std: float
     num_agents: int | None
@@ -167,10 +174,10 @@ class RecurrentActorCritic(nn.Module):
         if isinstance(self.action_space, Box):
             outputs //= 2  # the means; the logs of the standard deviations follow below
         trunk = functools.partial(
-            MemoryTrunk, self.hidden, self.memory_size, self.activation, layer_norm=self.layer_norm
+            MemoryTrunk, self.hidden, self.remembers, self.activation, layer_norm=self.layer_norm
         )
         actor, actor_memory = trunk(outputs=outputs, head_scale=0.01, name="actor")(
-            _merge(memory.actor, num_envs * agents), by_agent(seen), start_of_agents
+            _merge(memory.actor, each[1:]), by_agent(seen), start_of_agents
         )
         if isinstance(self.action_space, Box):
             log_std = self.param("log_std", nn.initializers.constant(self.initial_log_std), (outputs,))
@@ -184,7 +191,7 @@ class RecurrentActorCritic(nn.Module):
             )
         else:
             value, critic_memory = trunk(outputs=1, head_scale=1.0, name="critic")(
-                _merge(memory.critic, num_envs * agents), by_agent(all_of_it), start_of_agents
+                _merge(memory.critic, each[1:]), by_agent(all_of_it), start_of_agents
             )
             critic_memory = _split(critic_memory, each)
         return Output(
@@ -195,22 +202,24 @@ class RecurrentActorCritic(nn.Module):
 
     def nothing_yet(self, num_envs: int) -> Memory:
         """The memory before anything was seen."""
-        if self.memory_size is None:
+        if self.remembers is None:
             return Memory((), ())
-        of_all = (num_envs, self.memory_size)
-        of_each = of_all if self.num_agents is None else (num_envs, self.num_agents, self.memory_size)
-        return Memory(jnp.zeros(of_each), jnp.zeros(of_all if self.central else of_each))
+        of_all = (num_envs,)
+        of_each = of_all if self.num_agents is None else (num_envs, self.num_agents)
+        return Memory(
+            self.remembers.empty(of_each), self.remembers.empty(of_all if self.central else of_each)
+        )
 
 
 class MemoryTrunk(nn.Module):
-    """Dense layers, a GRU, a dense layer and a head, over a sequence.
+    """Dense layers, a memory, a dense layer and a head, over a sequence.
 
-    `memory [N, H]`, `inputs [T, N, F]` (or images, `[T, N, H, W, C]`, or several) and `start [T, N]` to
-    results `[T, N, outputs]` and the memory after each step, `[T, N, H]`.
+    `memory [N, ...]`, `inputs [T, N, F]` (or images, `[T, N, H, W, C]`, or several) and `start [T, N]` to
+    results `[T, N, outputs]` and the memory after each step, `[T, N, ...]`.
     """
 
     hidden: tuple[int, ...]
-    memory_size: int | None
+    remembers: MemoryKind | None
     activation: str
     outputs: int
     head_scale: float
@@ -219,33 +228,15 @@ class MemoryTrunk(nn.Module):
     @nn.compact
     def __call__(self, memory: Any, inputs: Any, start: jax.Array) -> tuple[jax.Array, Any]:  # noqa: D102
         sequence = start.shape
-        # Only the GRU goes step by step; all layers before and after it take the whole sequence at once.
+        # Only the memory may go step by step; all layers before and after it take the whole sequence at once.
         rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), inputs)
         x = layers.hidden_layers(rows, self.hidden, self.activation, self.layer_norm)
-        if self.memory_size is not None:
-            memory = ForgetfulGRU(self.memory_size, name="memory")(memory, x.reshape(*sequence, -1), start)
-            x = layers.hidden_layers(
-                memory.reshape(-1, self.memory_size), (self.memory_size,), self.activation, self.layer_norm
-            )
+        if self.remembers is not None:
+            size = self.remembers.size
+            out, memory = self.remembers.module()(memory, x.reshape(*sequence, -1), start)
+            x = layers.hidden_layers(out.reshape(-1, size), (size,), self.activation, self.layer_norm)
         x = layers.head(x, self.outputs, self.head_scale)
         return x.reshape(*sequence, self.outputs), memory
-
-
-class ForgetfulGRU(nn.Module):
-    """A GRU over a sequence, afresh where an episode starts.
-
-    `memory [N, H]`, `inputs [T, N, F]` and `start [T, N]` to the memory after each step, `[T, N, H]`.
-    Parameters are those of `flax.linen.GRUCell`; equations and gradients, of `algos.gru`.
-    """
-
-    size: int
-
-    @nn.compact
-    def __call__(self, memory: jax.Array, inputs: jax.Array, start: jax.Array) -> jax.Array:  # noqa: D102
-        cell = nn.GRUCell(self.size, name="gru")
-        if self.is_initializing():
-            cell(memory, inputs[0])
-        return gru.unroll(cell.variables["params"], memory, inputs, start)
 
 
 def _side_by_side(inputs: jax.Array) -> jax.Array:
@@ -253,14 +244,14 @@ def _side_by_side(inputs: jax.Array) -> jax.Array:
     return jnp.concatenate([inputs[:, :, a] for a in range(inputs.shape[2])], axis=-1)
 
 
-def _merge(memory: Any, count: int) -> Any:
-    """`[B, A, H]` to `[B * A, H]`; `[B, H]` as it is."""
-    return jax.tree.map(lambda x: x.reshape(count, -1), memory)
+def _merge(memory: Any, leading: tuple[int, ...]) -> Any:
+    """`[B, A, ...]` to `[B * A, ...]`; `[B, ...]` as it is."""
+    return jax.tree.map(lambda x: x.reshape(math.prod(leading), *x.shape[len(leading) :]), memory)
 
 
 def _split(memories: Any, each: tuple[int, ...]) -> Any:
-    """`[T, B * A, H]` to `[T, B, A, H]`."""
-    return jax.tree.map(lambda x: x.reshape(*each, -1), memories)
+    """`[T, B * A, ...]` to `[T, B, A, ...]`."""
+    return jax.tree.map(lambda x: x.reshape(*each, *x.shape[2:]), memories)
 
 
 # Values and not closures, so that equal modules make equal networks.

@@ -13,7 +13,7 @@ sequences.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from algos import distributions, normalize, outputs
 from algos.acting import Actor
 from algos.hyperparameters import hyperparameter, require, require_positive
 from algos.losses import explained_variance
+from algos.memories import MemoryKind
 from algos.networks import Network
 from algos.normalize import RunningStatistics
 from algos.proximal import Decision, ProximalAgent
@@ -76,7 +77,7 @@ class Minibatch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class RecurrentPPO(ProximalAgent):
-    """PPO with a gated recurrent unit (GRU) in the actor and one in the critic.
+    """PPO with a memory in the actor and one in the critic: a GRU, or what `memory` says.
 
     Minibatches are made of whole sequences, never of single steps. Defaults are those of `PPO`, with the 8
     environments of CleanRL's `ppo_atari_lstm.py`, and the network is that of PureJaxRL's `ppo_rnn.py`.
@@ -91,7 +92,13 @@ class RecurrentPPO(ProximalAgent):
 
     num_envs: int = hyperparameter(8, "environments stepped together")
     network: RecurrentNetwork | Network | None = None  # with a memory or without, in place of the default
-    memory_size: int = hyperparameter(128, "width of the GRU, and of the layer after it")
+    memory: Literal["gru", "lstm", "mingru", "transformer"] | None = hyperparameter(
+        None, "what remembers: an LSTM, a minGRU, or a causal transformer with a window (None: a GRU)"
+    )
+    memory_size: int = hyperparameter(128, "width of the memory, and of the layer after it")
+    memory_window: int = hyperparameter(32, "steps that a transformer looks back over, its own among them")
+    memory_layers: int = hyperparameter(1, "layers of a transformer")
+    memory_heads: int = hyperparameter(4, "heads of a transformer's attention")
     sequence_length: int | None = hyperparameter(
         None, "steps that a gradient flows back through; None: the whole rollout"
     )
@@ -102,6 +109,7 @@ class RecurrentPPO(ProximalAgent):
     def __post_init__(self):
         self._check_types()
         require_positive(self, "memory_size")
+        _ = self._remembers  # refuses sizes that do not fit
         require(
             self,
             self._length > 0 and self.num_steps % self._length == 0,
@@ -349,6 +357,17 @@ class RecurrentPPO(ProximalAgent):
             self.initial_log_std,
             convolve=self.convolve,
             layer_norm=self.layer_norm,
+            memory=self._remembers,
+        )
+
+    @property
+    def _remembers(self) -> MemoryKind:
+        return MemoryKind(
+            self.memory or "gru",
+            self.memory_size,
+            self.memory_window,
+            self.memory_layers,
+            self.memory_heads,
         )
 
 

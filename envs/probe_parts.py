@@ -8,12 +8,14 @@ import jax.numpy as jnp
 
 from envs.composite import Dict, ObservationSpace, Tuple
 from envs.spaces import Box, Discrete, Space
+from fdg.errors import FdgError
 
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """Two actions, one step. A picture is lit on its left or right, and a category says which way to go.
+    """Two actions, one step (or `length` of them, all alike), observations in parts.
 
+    A picture is lit on its left or right, and a category says which way to go.
     `side = ±1` is where the picture is lit, `flip` 0 or 1, and `target = side * (1 - 2 flip)`. The reward is
     `target * (2 action - 1) + bonus`, or `bonus - (action - target)^2` of continuous actions, where `bonus =
     ±1` at random is seen by critics alone. Fails where a part of the observation gets lost, or where the
@@ -22,6 +24,7 @@ class Parts:
     """
 
     continuous: bool = False
+    length: int = 1
     name: ClassVar[str] = "probe:parts"
     observation_space: ClassVar[ObservationSpace] = Dict(
         {
@@ -33,6 +36,12 @@ class Parts:
     )
     max_episode_steps: ClassVar[int | None] = None
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.length, int) or self.length < 1:
+            raise FdgError(
+                f"environment '{self.name}': length={self.length!r} must be an integer of at least 1"
+            )
+
     @property
     def action_space(self) -> Space:
         """`[1]` in `[-1, 1]`, or one of two."""
@@ -40,21 +49,24 @@ class Parts:
 
     @property
     def optimal_return(self) -> float:
-        """0 for continuous actions, else 1."""
-        return 0.0 if self.continuous else 1.0
+        """0 for continuous actions, else 1 for each step."""
+        return 0.0 if self.continuous else float(self.length)
 
     def reset(self, key: jax.Array) -> tuple[dict[str, jax.Array], dict[str, Any]]:
         """Observation: `picture [4, 4, 1]`, `told ([], [1])`, `bonus [1]`."""
         side, flip, bonus = jax.random.bernoulli(key, shape=(3,))
         noise = jax.random.uniform(jax.random.fold_in(key, 1), (1,), minval=-1.0, maxval=1.0)
         state = {"side": 2.0 * side - 1.0, "flip": flip, "bonus": 2.0 * bonus - 1.0, "noise": noise}
+        state["time"] = jnp.int32(0)
         return state, self._observe(state)
 
     def step(self, key: jax.Array, state: dict[str, jax.Array], action: jax.Array) -> Any:
-        """Reward for this action, terminated."""
+        """Reward for this action, terminated after the last step."""
         target = state["side"] * jnp.where(state["flip"], -1.0, 1.0)
         gain = -jnp.square(action[0] - target) if self.continuous else target * (2.0 * action - 1.0)
-        return state, self._observe(state), gain + state["bonus"], jnp.bool_(True), jnp.bool_(False)
+        state = {**state, "time": state["time"] + 1}
+        over = state["time"] >= self.length
+        return state, self._observe(state), gain + state["bonus"], over, jnp.bool_(False)
 
     def _observe(self, state: dict[str, jax.Array]) -> dict[str, Any]:
         lit = (jnp.arange(4) >= 2) == (state["side"] > 0)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fdg.commands import presets
+from fdg.commands.aliases import with_memory
 from fdg.commands.construct import algorithm_class, check_kind, construct, with_staleness
 from fdg.commands.earlier import loggers_of, record_of, template_of
 from fdg.commands.flags import (
@@ -204,7 +205,7 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     first = Parser(add_help=False, allow_abbrev=False)
     _add_flags(first, (*_NAMES, *presets.FLAGS, *_RUN, *_MACHINE, *_PROCESSES))
     add_aliases(first, (*_NAMES, *_RUN))
-    early = vars(first.parse_known_args(words)[0])
+    words, early = with_memory(words, vars(first.parse_known_args(words)[0]))
     distributed.check(early)
     stored_flags = (*_NAMES, *_RUN, _STALENESS, _TOTAL_STEPS, _DEVICES_CHOSEN)
     out, stored = earlier_run(early, stored_flags)

@@ -62,13 +62,19 @@ SMALL = {
     "pqn": lambda: algos.PQN(
         env=envs.make("CartPole-v1"), num_envs=8, num_steps=4, num_epochs=1, num_minibatches=2, hidden=(8,)
     ),
+    # Observations in parts, one of them for the critic alone; a transformer that looks back over three steps.
     "recurrent_ppo": lambda: algos.RecurrentPPO(
-        env=envs.make("probe:memory", delay=1),
+        env=envs.make("probe:parts", length=3),
         num_envs=8,
         num_steps=4,
         num_epochs=1,
         num_minibatches=2,
-        memory_size=8,
+        memory="transformer",
+        memory_size=4,
+        memory_window=3,
+        memory_heads=2,
+        layer_norm=True,
+        normalize_observation=True,
         sequence_length=2,
         burn_in=1,
     ),

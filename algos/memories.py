@@ -1,0 +1,275 @@
+"""What a network may remember by, over a sequence: GRU, LSTM, minGRU, and a transformer with a window.
+
+Each is a module that takes a memory, inputs and where episodes start, and gives an output and the memory
+after each step. Where an episode starts it is as new: nothing of what was before reaches the output. Step by
+step or all steps at once, the numbers are the same, up to the order of sums.
+
+Letters in shapes: `T` steps, `N` memories, `H` units, `F` features of an input, `W` steps of a window, `L`
+layers, `M = W - 1` steps before the present one, `S = M + T`.
+"""
+
+import dataclasses
+import math
+from typing import Any, Literal, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from algos import gru
+from fdg.errors import FdgError, unknown_name
+
+Kind = Literal["gru", "lstm", "mingru", "transformer"]
+KINDS = ("gru", "lstm", "mingru", "transformer")
+
+
+class Cells(NamedTuple):
+    """What an LSTM remembers."""
+
+    cell: jax.Array  # [N, H] float32
+    hidden: jax.Array  # [N, H] float32
+
+
+class Window(NamedTuple):
+    """What a transformer remembers: what each of its layers was given in the last steps."""
+
+    inputs: jax.Array  # [N, L, M, H] float32, the newest last
+    valid: jax.Array  # [N, M] bool, the step was one of this episode
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryKind:
+    """A kind of memory and its sizes; a value.
+
+    Attributes:
+      kind: "gru" (Cho et al. 2014, arXiv 1406.1078), "lstm" (Hochreiter and Schmidhuber 1997), "mingru" (Feng
+        et al. 2024, arXiv 2410.01201), "transformer" (causal, with gates; Parisotto et al. 2019,
+        arXiv 1910.06764).
+      size: H, of the output.
+      window: W, steps that each layer of a transformer looks back over, the present one among them.
+      layers: of a transformer.
+      heads: of a transformer's attention.
+
+    Raises:
+      FdgError: (construction) no such kind, or sizes that do not fit.
+    """
+
+    kind: Kind = "gru"
+    size: int = 128
+    window: int = 32
+    layers: int = 1
+    heads: int = 4
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise unknown_name("memory", self.kind, KINDS)
+        if self.kind != "transformer":
+            return
+        if self.window < 2 or self.layers < 1 or self.heads < 1:
+            raise FdgError(
+                f"memory_window={self.window}, memory_layers={self.layers}, memory_heads={self.heads}: a"
+                " transformer has a window of two steps at least, a layer and a head"
+            )
+        if self.size % self.heads:
+            raise FdgError(
+                f"memory_heads={self.heads} does not divide memory_size={self.size}: choose a divisor"
+            )
+
+    def empty(self, leading: tuple[int, ...]) -> Any:
+        """The memory before anything was seen, with these leading axes in place of `N`.
+
+        >>> MemoryKind("transformer", size=8, window=4).empty((3,)).inputs.shape
+        (3, 1, 3, 8)
+        """
+        unit = jnp.zeros((*leading, self.size))
+        match self.kind:
+            case "lstm":
+                return Cells(unit, unit)
+            case "transformer":
+                before = self.window - 1
+                shape = (*leading, self.layers, before, self.size)
+                return Window(jnp.zeros(shape), jnp.zeros((*leading, before), bool))
+        return unit
+
+    def module(self) -> nn.Module:
+        """A module `(memory, inputs [T, N, F], start [T, N]) -> (output [T, N, H], memories [T, N, ...])`."""
+        match self.kind:
+            case "lstm":
+                return ForgetfulLSTM(self.size, name="memory")
+            case "mingru":
+                return MinGRU(self.size, name="memory")
+            case "transformer":
+                return WindowedTransformer(self.size, self.window, self.layers, self.heads, name="memory")
+        return ForgetfulGRU(self.size, name="memory")
+
+
+class ForgetfulGRU(nn.Module):
+    """A GRU; parameters are those of `flax.linen.GRUCell`, equations and gradients of `algos.gru`."""
+
+    size: int
+
+    @nn.compact
+    def __call__(self, memory: jax.Array, inputs: jax.Array, start: jax.Array) -> tuple[jax.Array, jax.Array]:  # noqa: D102
+        cell = nn.GRUCell(self.size, name="gru")
+        if self.is_initializing():
+            cell(memory, inputs[0])
+        memories = gru.unroll(cell.variables["params"], memory, inputs, start)
+        return memories, memories
+
+
+class ForgetfulLSTM(nn.Module):
+    """`c' = f * c + i * tanh(g)`, `h' = o * tanh(c')`; `i`, `f`, `o` are sigmoids, all four of `x` and `h`.
+
+    The forget gate's bias starts at one (Jozefowicz et al. 2015, "An Empirical Exploration of Recurrent
+    Network Architectures", section 2.2). Only the product with `h` goes step by step.
+    """
+
+    size: int
+
+    @nn.compact
+    def __call__(self, memory: Cells, inputs: jax.Array, start: jax.Array) -> tuple[jax.Array, Cells]:  # noqa: D102
+        steps, count = start.shape
+        by_input = nn.Dense(4 * self.size, use_bias=False, name="inputs")
+        seen = by_input(inputs.reshape(steps * count, -1)).reshape(steps, count, -1)
+        kernel = self.param("kernel", nn.initializers.orthogonal(), (self.size, 4 * self.size))
+        bias = self.param("bias", nn.initializers.zeros_init(), (4 * self.size,))
+        one = np.repeat(np.array([0, 1, 0, 0], np.float32), self.size)
+
+        def step(memory: Cells, row: tuple[jax.Array, jax.Array]) -> tuple[Cells, Cells]:
+            seen, start = row
+            cell, hidden = (jnp.where(start[:, None], 0.0, x) for x in memory)
+            i, f, g, o = jnp.split(seen + hidden @ kernel + (bias + one)[None], 4, axis=-1)
+            cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
+            after = Cells(cell, jax.nn.sigmoid(o) * jnp.tanh(cell))
+            return after, after
+
+        memories = jax.lax.scan(step, memory, (seen, start))[1]
+        return memories.hidden, memories
+
+
+class MinGRU(nn.Module):
+    """`h' = (1 - z) * h + z * n`, with `z = sigmoid(x W_z + b_z)` and `n = x W_n + b_n`: no gate sees `h`.
+
+    So all steps are worked out together, by a parallel scan (Feng et al. 2024, section 3.1).
+    """
+
+    size: int
+
+    @nn.compact
+    def __call__(self, memory: jax.Array, inputs: jax.Array, start: jax.Array) -> tuple[jax.Array, jax.Array]:  # noqa: D102
+        steps, count = start.shape
+        flat = inputs.reshape(steps * count, -1)
+        update, new = (
+            nn.Dense(self.size, name=name)(flat).reshape(steps, count, self.size) for name in ("z", "n")
+        )
+        z = jax.nn.sigmoid(update)
+        kept = jnp.where(start[..., None], 0.0, 1.0 - z)
+
+        def join(earlier: tuple, later: tuple) -> tuple[jax.Array, jax.Array]:
+            return earlier[0] * later[0], later[0] * earlier[1] + later[1]
+
+        of_first, added = jax.lax.associative_scan(join, (kept, z * new))
+        memories = of_first * memory[None] + added
+        return memories, memories
+
+
+class WindowedTransformer(nn.Module):
+    """Causal attention over the last `window` steps of the episode, in layers with gates (GTrXL).
+
+    Each layer sees what it was given in those steps, so `layers` of them look back further than one. What it
+    was given before this sequence is remembered without gradient, as in Transformer-XL (Dai et al. 2019,
+    arXiv 1901.02860, section 3.2). Positions are a bias of each head for each distance.
+    """
+
+    size: int
+    window: int
+    layers: int
+    heads: int
+
+    @nn.compact
+    def __call__(self, memory: Window, inputs: jax.Array, start: jax.Array) -> tuple[jax.Array, Window]:  # noqa: D102
+        steps, count = start.shape
+        before = self.window - 1
+        x = nn.Dense(self.size, name="embedding")(inputs.reshape(steps * count, -1))
+        x = x.reshape(steps, count, self.size)
+        # Which episode each step is of: 0 for the one that goes on from the memory, -1 for none.
+        episode = jnp.cumsum(start.astype(jnp.int32), axis=0)  # [T, N]
+        remembered = jnp.where(memory.valid, 0, -1).T  # [M, N]
+        source = jnp.concatenate([remembered, episode])  # [S, N]
+        # Step t is at position M + t; it sees those that are less than W before it.
+        distance = before + np.arange(steps)[:, None] - np.arange(before + steps)[None]  # [T, S]
+        near = (distance >= 0) & (distance < self.window)
+        visible = near[:, :, None] & (source[None] == episode[:, None])  # [T, S, N]
+        given = []
+        for layer in range(self.layers):
+            past = jax.lax.stop_gradient(jnp.moveaxis(memory.inputs[:, layer], 1, 0))
+            history = jnp.concatenate([past, x])  # [S, N, H]
+            given.append(history)
+            block = GatedBlock(self.size, self.heads, name=f"layer_{layer}")
+            x = block(x, history, visible, np.clip(distance, 0, before), self.window)
+        # The memory after step t is what stands at t + 1 to t + M.
+        rows = np.arange(steps)[:, None] + np.arange(1, self.window)[None]  # [T, M]
+        inputs_after = jnp.stack([history[rows] for history in given], axis=2)  # [T, M, L, N, H]
+        valid = source[rows] == episode[:, None]  # [T, M, N]
+        inputs_after = jnp.where(valid[:, :, None, :, None], inputs_after, 0.0)
+        memories = Window(jnp.transpose(inputs_after, (0, 3, 2, 1, 4)), jnp.moveaxis(valid, 1, 2))
+        return nn.LayerNorm(name="norm")(x), memories
+
+
+class GatedBlock(nn.Module):
+    """Attention and a dense layer, each behind a norm and a gate (Parisotto et al. 2019, section 3.2).
+
+    `x [T, N, H]`, `history [S, N, H]`, which of it is `visible [T, S, N]` to `[T, N, H]`.
+    """
+
+    size: int
+    heads: int
+
+    @nn.compact
+    def __call__(  # noqa: D102
+        self, x: jax.Array, history: jax.Array, visible: jax.Array, distance: np.ndarray, window: int
+    ) -> jax.Array:
+        norm = nn.LayerNorm(name="norm_1")
+        query = self._heads(self._dense(norm(x), "query"))
+        seen = self._dense(norm(history), "key_and_value", 2)
+        key, value = (self._heads(part) for part in jnp.split(seen, 2, axis=-1))
+        bias = self.param("distance", nn.initializers.zeros_init(), (self.heads, window))
+        scores = jnp.einsum("tnhd,snhd->nhts", query, key) / math.sqrt(self.size // self.heads)
+        scores = scores + bias[:, distance][None]
+        scores = jnp.where(jnp.moveaxis(visible, 2, 0)[:, None], scores, -1e9)
+        attended = jnp.einsum("nhts,snhd->tnhd", jax.nn.softmax(scores), value).reshape(x.shape)
+        x = Gate(self.size, name="gate_1")(x, nn.relu(self._dense(attended, "attended")))
+        y = nn.relu(self._dense(nn.LayerNorm(name="norm_2")(x), "dense_1"))
+        return Gate(self.size, name="gate_2")(x, nn.relu(self._dense(y, "dense_2")))
+
+    def _dense(self, x: jax.Array, name: str, parts: int = 1) -> jax.Array:
+        rows = nn.Dense(parts * self.size, name=name)(x.reshape(-1, x.shape[-1]))
+        return rows.reshape(*x.shape[:-1], -1)
+
+    def _heads(self, x: jax.Array) -> jax.Array:
+        return x.reshape(*x.shape[:2], self.heads, -1)
+
+
+class Gate(nn.Module):
+    """A GRU's gate between a layer's input `x` and its result `y`: at first, mostly `x`.
+
+    `r = sigmoid(y W_r + x U_r)`, `z = sigmoid(y W_z + x U_z - 2)`, `n = tanh(y W_n + (r * x) U_n)`, and
+    `(1 - z) * x + z * n` (Parisotto et al. 2019, section 3.2, "Gated-Recurrent-Unit-type gating").
+    """
+
+    size: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array, y: jax.Array) -> jax.Array:  # noqa: D102
+        shape, x, y = x.shape, x.reshape(-1, self.size), y.reshape(-1, self.size)
+
+        def dense(value: jax.Array, gates: int, name: str) -> list[jax.Array]:
+            wide = nn.Dense(gates * self.size, use_bias=False, name=name)(value)
+            return jnp.split(wide, gates, axis=-1)
+
+        (yr, yz, yn), (xr, xz) = dense(y, 3, "of_y"), dense(x, 2, "of_x")
+        bias = self.param("bias", nn.initializers.constant(2.0), (self.size,))
+        r, z = jax.nn.sigmoid(yr + xr), jax.nn.sigmoid(yz + xz - bias[None])
+        n = jnp.tanh(yn + dense(r * x, 1, "of_reset")[0])
+        return ((1.0 - z) * x + z * n).reshape(shape)
