@@ -76,7 +76,8 @@ class Engine:
           FdgError: a seed that is no integer, such as a key.
         """
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
-            raise FdgError(f"init({seed!r:.60}): give an integer, such as init(0); the key is made of it")
+            given = " ".join(repr(seed).split())
+            raise FdgError(f"init({given:.60}): give an integer, such as init(0); the key is made of it")
         leaves = self._make(self._starts(seed))
         if self.plan.schedule is not None:
             leaves = [put(x, shape) for x, shape in zip(leaves, self._shapes, strict=True)]
