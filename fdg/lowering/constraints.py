@@ -178,6 +178,8 @@ class _Rewriter:
             positions = {*step.gathered, *dict(step.sliced)}
             if isinstance(step, EquationFlow) and not step.local:
                 positions |= set(self._constrained_inside(step))
+                if step.eqn.primitive.name == "erf" and step.operands[0] is not None:
+                    positions.add(0)  # of an erf of an erf, XLA gathers the inner one
                 if step.reduced:  # or it may be the operand that is exchanged, where that is small
                     positions |= {i for i, axis in enumerate(step.operands) if axis is not None}
             found |= {atoms[i] for i in positions if not hasattr(atoms[i], "val")}

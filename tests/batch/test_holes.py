@@ -56,6 +56,13 @@ def test_draws_for_a_batch_from_one_key(name, devices):
     assert_as_predicted(WHOLE[name], [None, 0], devices[:4], jax.random.key(3), numbers(B, F))
 
 
+def test_an_erf_of_an_erf_is_not_gathered(devices):
+    def function(x):
+        return lax.erf(jnp.sin(lax.erf(x)))
+
+    assert not assert_as_predicted(function, [0], devices[:4], numbers(B, F))
+
+
 @pytest.mark.parametrize("name", ["random.gamma scalar", "random.dirichlet"])
 def test_draws_from_shared_keys_for_readers_of_a_part(name, devices):
     """Each device draws its rows by itself; XLA had them wait for each other's draws to be accepted."""
