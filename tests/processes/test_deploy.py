@@ -1,0 +1,239 @@
+"""The templates in `deploy/`: whole, alike with what JAX detects, and right about where a run goes on."""
+
+import os
+import re
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fdg.errors import FdgError
+from fdg.processes import distributed, peers
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+
+
+def documents(name):
+    return {one["kind"]: one for one in yaml.safe_load_all((DEPLOY / f"kubernetes-{name}.yaml").read_text())}
+
+
+def job_spec(name):
+    """The spec of the Job, be it by itself or in a JobSet."""
+    found = documents(name)
+    if "Job" in found:
+        return found["Job"]["spec"]
+    (hosts,) = found["JobSet"]["spec"]["replicatedJobs"]
+    assert NAME.fullmatch(hosts["name"]) and hosts["replicas"] == 1
+    return hosts["template"]["spec"]
+
+
+@pytest.fixture
+def joined(monkeypatch):
+    """What this process would join as, instead of waiting for the others."""
+    seen = []
+
+    def peer(address, count, index, notes=None):
+        seen.append((address, count, index))
+        raise FdgError("far enough")
+
+    monkeypatch.setattr(peers, "Peers", peer)
+    monkeypatch.setattr(distributed.ports, "free_port", lambda host: 1)
+    monkeypatch.delenv("JAX_COORDINATOR_ADDRESS", raising=False)
+
+    def join():
+        with pytest.raises(FdgError, match="far enough"):
+            distributed.initialize()
+        return seen.pop()
+
+    return join
+
+
+# --- SLURM ---
+
+
+@pytest.mark.parametrize("nodes", ["node[07-08]", "node07,node08", "node[07,11-12],other1"])
+def test_a_process_of_slurm_finds_the_others(joined, monkeypatch, nodes):
+    variables = {"JOB_ID": "70001", "STEP_NODELIST": nodes, "NTASKS": "16", "PROCID": "9", "LOCALID": "1"}
+    for name, value in variables.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    assert joined() == (f"node07:{70001 % 4096 + 61440}", 16, 9)
+
+
+def sbatch(folder, status, **more):
+    """Runs the script as SLURM would: its exit status, what `srun` was told, whether it queues again."""
+    tools = folder / "tools"
+    tools.mkdir(exist_ok=True)
+    (tools / "srun").write_text(f'#!/bin/sh\necho "$@" > srun\necho $FDG_AUTHKEY > key\nexit {status}\n')
+    (tools / "scontrol").write_text('#!/bin/sh\necho "$@" > scontrol\n')
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
+    environment = {"PATH": f"{tools}:/usr/bin:/bin", "SLURM_JOB_ID": "7", **more}
+    (folder / "scontrol").unlink(missing_ok=True)
+    words = ["bash", str(DEPLOY / "slurm.sbatch"), "--env", "ant", "--seed", "3"]
+    ended = subprocess.run(words, env=environment, cwd=folder, capture_output=True, text=True)
+    assert not ended.stderr
+    return ended.returncode, (folder / "srun").read_text().split(), (folder / "scontrol").exists()
+
+
+def test_the_script_of_slurm(tmp_path):
+    start = "--kill-on-bad-exit=1 .venv/bin/python -m fdg.train --distributed".split()
+    flags = "--env ant --seed 3".split()
+    new, old = [*start, "--out", "runs/slurm-7", *flags], [*start, "--resume", "runs/slurm-7", *flags]
+    assert sbatch(tmp_path, 0) == (0, new, False)
+    assert re.fullmatch(r"[0-9a-f]{64}\n", (tmp_path / "key").read_text())
+    assert sbatch(tmp_path, 2) == (2, new, False)  # refused: it would be again
+    (tmp_path / "runs/slurm-7").mkdir(parents=True)
+    (tmp_path / "runs/slurm-7/config.json").write_text("{}")
+    assert sbatch(tmp_path, 143) == (143, old, True)
+    assert sbatch(tmp_path, 1, SLURM_RESTART_COUNT="20") == (1, old, False)
+    options = re.findall(r"^#SBATCH --([a-z-]+)(?:=(\S+))?$", (DEPLOY / "slurm.sbatch").read_text(), re.M)
+    assert {"nodes", "ntasks-per-node", "gpus-per-node", "requeue", "signal"} <= dict(options).keys()
+    assert dict(options)["ntasks-per-node"] == dict(options)["gpus-per-node"]  # JAX: a device a process
+
+
+# --- Kubernetes ---
+
+# Fields of each part, by the references of kubernetes.io and jobset.sigs.k8s.io: those it must and may have.
+FIELDS = {
+    "Job spec": ({"template"}, {"completionMode", "parallelism", "completions", "backoffLimit"}),
+    "Pod spec": (
+        {"containers", "restartPolicy"},
+        {"subdomain", "serviceAccountName", "terminationGracePeriodSeconds", "volumes"},
+    ),
+    "Container": ({"name", "image"}, {"command", "args", "env", "ports", "resources", "volumeMounts"}),
+    "JobSet spec": ({"replicatedJobs"}, {"failurePolicy", "network"}),
+    "Network": (set(), {"enableDNSHostnames", "publishNotReadyAddresses"}),
+    "Service spec": ({"clusterIP", "selector"}, {"publishNotReadyAddresses"}),
+    "Role": ({"apiVersion", "kind", "metadata", "rules"}, set()),
+    "RoleBinding": ({"apiVersion", "kind", "metadata", "roleRef", "subjects"}, set()),
+    "Claim spec": ({"accessModes", "resources"}, set()),
+}
+
+
+def check_fields(kind, part):
+    required, others = FIELDS[kind]
+    assert required <= part.keys() <= required | others, (kind, part.keys())
+
+
+@pytest.mark.parametrize("name", ["jobset", "indexed-job"])
+def test_the_jobs_of_kubernetes_are_whole(name):
+    spec, found = job_spec(name), documents(name)
+    check_fields("Job spec", spec)
+    assert spec["completionMode"] == "Indexed" and spec["completions"] == spec["parallelism"] > 1
+    pod = spec["template"]["spec"]
+    check_fields("Pod spec", pod)
+    assert pod["restartPolicy"] == "Never"  # what is left of a run is ended, and all pods are made again
+    (container,) = pod["containers"]
+    check_fields("Container", container)
+    claims = {one["name"]: one["persistentVolumeClaim"]["claimName"] for one in pod["volumes"]}
+    assert {one["name"] for one in container["volumeMounts"]} == claims.keys()
+    access = documents("access")
+    assert [access["PersistentVolumeClaim"]["metadata"]["name"]] == list(claims.values())
+    assert pod["serviceAccountName"] == access["ServiceAccount"]["metadata"]["name"]
+    assert all(NAME.fullmatch(one["metadata"]["name"]) for one in [*found.values(), *access.values()])
+    if name == "jobset":
+        assert found["JobSet"]["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
+        check_fields("JobSet spec", found["JobSet"]["spec"])
+        check_fields("Network", found["JobSet"]["spec"]["network"])
+        assert "subdomain" not in pod  # JAX takes the set's name, which is JobSet's own default
+    else:
+        assert found["Job"]["apiVersion"] == "batch/v1"
+        check_fields("Service spec", found["Service"]["spec"])
+        assert found["Service"]["spec"]["clusterIP"] == "None"  # without it pods have no names
+        assert found["Service"]["metadata"]["name"] == pod["subdomain"]
+        assert found["Service"]["spec"]["selector"] == {"job-name": found["Job"]["metadata"]["name"]}
+
+
+def test_access():
+    access = documents("access")
+    check_fields("Role", access["Role"])
+    check_fields("RoleBinding", access["RoleBinding"])
+    check_fields("Claim spec", access["PersistentVolumeClaim"]["spec"])
+    assert access["PersistentVolumeClaim"]["spec"]["accessModes"] == ["ReadWriteMany"]
+    assert access["RoleBinding"]["roleRef"]["name"] == access["Role"]["metadata"]["name"]
+    allowed = {
+        (resource, verb)
+        for rule in access["Role"]["rules"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    assert allowed >= {("pods", "list"), ("jobs", "get"), ("services", "list")}  # what JAX asks
+
+
+@pytest.mark.parametrize("name", ["jobset", "indexed-job"])
+def test_a_pod_of_kubernetes_finds_the_others(joined, monkeypatch, name):
+    """JAX's own detection, over an API that answers what the template would make of a cluster."""
+    from jax._src.clusters import k8s_cluster
+
+    spec = job_spec(name)
+    pod_spec = spec["template"]["spec"]
+    owner = types.SimpleNamespace(controller=True, kind="Job")
+    job_name, labels = "fdg", {}
+    if name == "jobset":
+        jobset = documents(name)["JobSet"]
+        job_name = f"{jobset['metadata']['name']}-{jobset['spec']['replicatedJobs'][0]['name']}-0"
+        labels = {"jobset.sigs.k8s.io/jobset-name": jobset["metadata"]["name"]}
+    pod = types.SimpleNamespace(
+        metadata=types.SimpleNamespace(name="p", labels={"job-name": job_name}, owner_references=[owner]),
+        spec=types.SimpleNamespace(subdomain=pod_spec.get("subdomain")),
+    )
+    job = types.SimpleNamespace(
+        metadata=types.SimpleNamespace(name=job_name, labels=labels),
+        spec=types.SimpleNamespace(parallelism=spec["parallelism"]),
+    )
+    core = types.SimpleNamespace(
+        list_namespaced_pod=lambda namespace, field_selector: types.SimpleNamespace(items=[pod])
+    )
+    batch = types.SimpleNamespace(read_namespaced_job=lambda name, namespace: {job_name: job}[name])
+    module = types.ModuleType("kubernetes")
+    module.config = types.SimpleNamespace(load_incluster_config=lambda: None)
+    module.client = types.SimpleNamespace(
+        CoreV1Api=lambda: core,
+        BatchV1Api=lambda: batch,
+        exceptions=types.SimpleNamespace(ApiException=KeyError),
+    )
+    monkeypatch.setitem(sys.modules, "kubernetes", module)
+    cluster = k8s_cluster.K8sCluster
+    for method in (cluster._pod, cluster._job, cluster._controller, cluster._headless_svc):
+        method.cache_clear()
+    monkeypatch.setattr(cluster, "_namespace", lambda: "default")
+    asked = []
+    lookup = types.SimpleNamespace(gethostbyname=asked.append, gaierror=OSError)
+    monkeypatch.setattr(k8s_cluster, "socket", lookup)
+    monkeypatch.setattr(k8s_cluster, "time", types.SimpleNamespace(sleep=lambda seconds: None))
+    for variable, value in {
+        "KUBERNETES_SERVICE_HOST": "10.0.0.1",
+        "HOSTNAME": "p",
+        "JOB_COMPLETION_INDEX": "1",
+    }.items():
+        monkeypatch.setenv(variable, value)
+    first = "fdg-hosts-0-0.fdg" if name == "jobset" else "fdg-0.fdg-pods"
+    (port,) = pod_spec["containers"][0]["ports"]
+    assert joined() == (f"{first}:{port['containerPort']}", 2, 1)
+
+
+@pytest.mark.parametrize("name", ["jobset", "indexed-job"])
+def test_the_command_of_a_pod(tmp_path, name):
+    """Goes on with the run that is there, and else starts it."""
+    (container,) = job_spec(name)["template"]["spec"]["containers"]
+    (script,) = container["args"]
+    (mount,) = container["volumeMounts"]
+    assert script.startswith(f"run={mount['mountPath']}/")
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "$@"\n')
+    python.chmod(0o755)
+
+    def said():
+        words = [*container["command"], script.replace(mount["mountPath"], str(tmp_path))]
+        environment = {**os.environ, "PATH": f"{tmp_path}:/usr/bin:/bin"}
+        return subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout
+
+    flags = "--env ant --num-envs 4096 --total-steps 5e8\n"
+    assert said() == f"-m fdg.train --distributed --out {tmp_path}/ant {flags}"
+    (tmp_path / "ant").mkdir()
+    (tmp_path / "ant" / "config.json").touch()
+    assert said() == f"-m fdg.train --distributed --resume {tmp_path}/ant {flags}"
