@@ -31,7 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs.environment import Vectorized, vectorize
-from envs.quiet import quietly
+from envs.quiet import mujoco_quietly, quietly
 from envs.spaces import Box, Space
 from fdg.errors import FdgError, one_line
 
@@ -113,7 +113,7 @@ class BraxEnvironment:
             return None
         from brax.io import image
 
-        with _tolerance(), _mujoco_quietly():
+        with _tolerance(), mujoco_quietly():
             try:
                 return image.render_array(system, _poses(states), height=_HEIGHT, width=_WIDTH)
             except Exception as error:  # MuJoCo raises many types where there is no OpenGL
@@ -129,7 +129,7 @@ class BraxEnvironment:
             return None
         from brax.io import html
 
-        with _tolerance(), _mujoco_quietly():
+        with _tolerance(), mujoco_quietly():
             return html.render(system.tree_replace({"opt.timestep": _template(self).dt}), _poses(states))
 
 
@@ -209,19 +209,6 @@ def _tolerance() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def _mujoco_quietly() -> Iterator[None]:
-    """Without MuJoCo's own warnings, which it would print, and write to a file in the working directory."""
-    import mujoco
-
-    before = mujoco.get_mju_user_warning()
-    mujoco.set_mju_user_warning(lambda message: None)
-    try:
-        yield
-    finally:
-        mujoco.set_mju_user_warning(before)
-
-
 @functools.cache
 def _registry() -> dict[str, Callable[..., Any]]:
     """brax's constructors by name; imports brax, possibly while a program is being traced."""
@@ -262,7 +249,7 @@ def _template(single: BraxEnvironment) -> Any:
     if single.environment != "fast":
         arguments["backend"] = single.backend
     # Each model that is loaded warns that brax is no longer developed, and some of what MuJoCo deprecates.
-    with jax.ensure_compile_time_eval(), quietly(), _mujoco_quietly():
+    with jax.ensure_compile_time_eval(), quietly(), mujoco_quietly():
         try:
             env = _registry()[single.environment](**arguments)
         except (AssertionError, TypeError, ValueError) as error:

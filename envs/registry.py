@@ -11,10 +11,14 @@ from typing import Any
 
 from envs import (
     from_brax,
+    from_craftax,
     from_envpool,
     from_gymnasium,
     from_gymnax,
     from_jaxmarl,
+    from_jumanji,
+    from_octax,
+    from_playground,
     from_ray,
     own,
     probe,
@@ -23,7 +27,16 @@ from envs import (
 from envs.environment import Environment
 from fdg.errors import FdgError, one_line, unknown_name
 
-_SOURCES = (from_gymnax, from_brax, from_jaxmarl, probe)
+_SOURCES = (
+    from_gymnax,
+    from_brax,
+    from_jaxmarl,
+    from_craftax,
+    from_playground,
+    from_octax,
+    from_jumanji,
+    probe,
+)
 
 # Optional packages with more names than can be told without them: `make(prefix + their name)`.
 _PREFIXES: dict[str, Callable[..., Any]] = {

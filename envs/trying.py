@@ -13,6 +13,7 @@ import numpy as np
 from envs import composite
 from envs.checking import check_traced
 from envs.environment import TimeStep, features_and_mask, num_agents
+from envs.spaces import MultiDiscrete
 from fdg.errors import FdgError, one_line
 
 STEPS = 24
@@ -104,8 +105,17 @@ def random_actions(env: Any, keys: jax.Array, observation: Any) -> jax.Array:
         draw = jax.vmap(draw)
     action = draw(keys)
     _, mask = features_and_mask(observation)
-    if mask is None or action.ndim >= mask.ndim:  # of several choices at once, all may be drawn
+    if mask is None:
         return action
+    space = env.action_space
+    if isinstance(space, MultiDiscrete):  # the entries of its choices one after the other
+        parts = jnp.split(mask, np.cumsum(space.nvec)[:-1].tolist(), axis=-1)
+        return jnp.stack([_allowed(action[..., i], part) for i, part in enumerate(parts)], axis=-1)
+    return _allowed(action, mask)
+
+
+def _allowed(action: jax.Array, mask: jax.Array) -> jax.Array:
+    """The action where it is allowed, elsewhere the first that is."""
     allowed = jnp.take_along_axis(mask, action[..., None], -1)[..., 0]
     return jnp.where(allowed, action, jnp.argmax(mask, -1)).astype(action.dtype)
 

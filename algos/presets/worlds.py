@@ -45,7 +45,7 @@ _OCTAX = Entry(
         "normalize_reward": True,
         "activation": "relu",
     },
-    on_cpu={"num_envs": 32, "num_steps": 128, "num_minibatches": 8},
+    on_cpu={"num_envs": 32, "num_steps": 128, "num_minibatches": 8, "convolve": False},
 )
 _JUMANJI = Entry(
     "Jumanji gives actor-critics of its own for each environment; here PPO, observations by their statistics",

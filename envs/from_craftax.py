@@ -1,0 +1,202 @@
+"""Craftax 1.6 (Matthews et al. 2024, arXiv 2402.16801), behind our interface.
+
+`Craftax-Symbolic-v1`, `Craftax-Classic-Symbolic-v1`, and both as pictures (`Pixels`). What is made uniform:
+
+- Craftax says no more than `done`: here dying, or winning, is a termination, and its `max_timesteps` a
+  truncation.
+- A world takes many times as long to make as a step of it. As with the `OptimisticResetVecEnvWrapper` of its
+  baselines, 16 environments share one new world a step (`reset_ratio`; see `envs/optimistic.py`).
+- The package's arrays are held on the host, as literals: nothing is allocated when an environment is made.
+
+The keys of one step are split as Craftax splits them (step, then reset), so for equal keys, and while no two
+of those that share a world end at the same step, the numbers are those of its own `step`.
+"""
+
+import dataclasses
+import functools
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs.environment import Vectorized
+from envs.literals import hold, hold_modules
+from envs.optimistic import vectorize_optimistically
+from envs.quiet import quietly, tolerantly
+from envs.spaces import Box, Discrete
+from fdg.errors import FdgError
+
+# Name: whether it is Classic, and whether it is shown as a picture.
+NAMES = {
+    "Craftax-Symbolic-v1": (False, False),
+    "Craftax-Pixels-v1": (False, True),
+    "Craftax-Classic-Symbolic-v1": (True, False),
+    "Craftax-Classic-Pixels-v1": (True, True),
+}
+RESET_RATIO = 16
+_NEVER = 2**30  # steps
+
+Scalar: TypeAlias = "bool | int | float | tuple[Any, ...]"
+
+
+@dataclasses.dataclass(frozen=True)
+class CraftaxEnvironment:
+    """A `SingleEnvironment` of Craftax: its name, and what differs from its defaults.
+
+    Overrides are fields of its `EnvParams` and its `StaticEnvParams`.
+    """
+
+    name: str
+    overrides: tuple[tuple[str, Scalar], ...] = ()
+
+    @property
+    def observation_space(self) -> Box:
+        """Numbers from 0 to 1: one long vector, or `[H, W, 3]`."""
+        return _facts(self).observation_space
+
+    @property
+    def action_space(self) -> Discrete:
+        """17 actions in Classic, 43 in Craftax."""
+        return _facts(self).action_space
+
+    @property
+    def max_episode_steps(self) -> int:
+        """Craftax's `max_timesteps`."""
+        return _facts(self).max_episode_steps
+
+    def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
+        """Make a world."""
+        env, params = _make_theirs(self)
+        with tolerantly():
+            observation, state = env.reset_env(key, params)
+        return state, observation
+
+    def step(
+        self, key: jax.Array, state: Any, action: jax.Array
+    ) -> tuple[Any, jax.Array, jax.Array, jax.Array, jax.Array]:
+        """Take one step, without reset."""
+        env, params = _make_theirs(self)
+        with tolerantly():
+            # Without a limit of its own `done` is death or victory alone; `vectorize` keeps the limit.
+            observation, state, reward, done, _ = env.step_env(
+                key, state, action, params.replace(max_timesteps=_NEVER)
+            )
+        return state, observation, reward, done, jnp.bool_(False)
+
+    def frames(self, states: Sequence[Any]) -> Any:
+        """Pictures of states, `[H, W, 3]` uint8 each, by Craftax's renderer."""
+        classic, _ = NAMES[self.name]
+        _load_textures(classic)
+        package = _package(classic)
+        renderer = importlib.import_module(f"{package}.renderer")
+        size = importlib.import_module(f"{package}.constants").BLOCK_PIXEL_SIZE_IMG
+        draw = jax.jit(functools.partial(renderer.render_craftax_pixels, block_pixel_size=size))
+        with tolerantly():
+            for state in states:
+                yield np.clip(np.asarray(draw(state)), 0, 255).astype(np.uint8)
+
+
+def factories() -> dict[str, Callable[..., Vectorized]]:
+    """Factory of every environment by name, for the registry."""
+    return {name: functools.partial(_make, name) for name in NAMES}
+
+
+def _make(name: str, *, reset_ratio: int = RESET_RATIO, **overrides: Any) -> Vectorized:
+    # Without overrides nothing is asked of Craftax, and so it is not imported yet.
+    checked = _checked(name, overrides) if overrides else {}
+    return vectorize_optimistically(CraftaxEnvironment(name, tuple(sorted(checked.items()))), reset_ratio)
+
+
+def _checked(name: str, overrides: dict[str, Any]) -> dict[str, Scalar]:
+    """The overrides, with lists as tuples; raises where they are no parameters, or of another type."""
+    known = {**_fields(_theirs(name).default_params), **_fields(_theirs(name).default_static_params())}
+    checked = {}
+    for field, value in overrides.items():
+        if field not in known:
+            takes = ", ".join(sorted((*known, "reset_ratio")))
+            raise FdgError(f"environment '{name}': unknown parameter '{field}': takes {takes}")
+        value = tuple(value) if isinstance(value, list) else value
+        expected = type(known[field])
+        if expected is float and type(value) is int:
+            value = float(value)
+        if type(value) is not expected:
+            raise FdgError(f"environment '{name}': {field}={value!r} must be of type {expected.__name__}")
+        checked[field] = value
+    if checked.get("max_timesteps", 1) < 1:
+        raise FdgError(f"environment '{name}': max_timesteps={checked['max_timesteps']} must be at least 1")
+    return checked
+
+
+def _fields(params: Any) -> dict[str, Any]:
+    """Parameters by name, with their defaults; without those that are not plain values."""
+    values = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
+    return {name: value for name, value in values.items() if not _has_none(value)}
+
+
+def _has_none(value: Any) -> bool:
+    return value is None or (isinstance(value, tuple) and None in value)
+
+
+def _package(classic: bool) -> str:
+    return "craftax.craftax_classic" if classic else "craftax.craftax"
+
+
+@functools.cache
+def _load_textures(classic: bool) -> None:
+    """Loads Craftax's pictures, which it makes and keeps in a file the first time, onto the host."""
+    constants = importlib.import_module(f"{_package(classic)}.constants")
+    with jax.ensure_compile_time_eval(), quietly(), tolerantly():
+        hold(constants.load_all_textures(), "craftax")
+
+
+@functools.cache
+def _theirs(name: str, static: tuple[tuple[str, Scalar], ...] = ()) -> Any:
+    """Craftax's environment without auto-reset; imports Craftax, possibly while a program is being traced."""
+    classic, pixels = NAMES[name]
+    kind = "Pixels" if pixels else "Symbolic"
+    try:
+        with jax.ensure_compile_time_eval(), quietly():
+            module = importlib.import_module(f"{_package(classic)}.envs.craftax_{kind.lower()}_env")
+            hold_modules("craftax")
+            if pixels:
+                _load_textures(classic)
+    except ModuleNotFoundError as error:
+        raise FdgError(
+            f"environment '{name}' needs Craftax, and {error.name} is not installed:"
+            " pip install 'fdg[craftax]'"
+        ) from error
+    env = getattr(module, f"Craftax{'Classic' if classic else ''}{kind}EnvNoAutoReset")
+    with jax.ensure_compile_time_eval():
+        params = env.default_static_params().replace(**dict(static))
+        return env(params)
+
+
+def _make_theirs(single: CraftaxEnvironment) -> tuple[Any, Any]:
+    """Craftax's environment and its parameters."""
+    overrides = dict(single.overrides)
+    static = _fields(_theirs(single.name).default_static_params())
+    env = _theirs(single.name, tuple(item for item in single.overrides if item[0] in static))
+    return env, env.default_params.replace(
+        **{name: value for name, value in overrides.items() if name not in static}
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Facts:
+    """What is known about an environment before it runs."""
+
+    observation_space: Box
+    action_space: Discrete
+    max_episode_steps: int
+
+
+@functools.cache
+def _facts(single: CraftaxEnvironment) -> _Facts:
+    env, params = _make_theirs(single)
+    with jax.ensure_compile_time_eval():
+        shape = tuple(env.observation_space(params).shape)
+        actions = int(env.action_space(params).n)
+    return _Facts(Box(0.0, 1.0, shape), Discrete(actions), int(params.max_timesteps))

@@ -1,0 +1,236 @@
+"""Jumanji 1.1 (Bonnet et al. 2024, arXiv 2306.09884): puzzles, packing, routing, behind our interface.
+
+`jumanji:Snake-v1`, and so all that Jumanji registers. What is made uniform:
+
+- An observation of parts is one vector, `[sum of sizes]` float32, the parts in Jumanji's order; one that is a
+  single array stays as it is, float32.
+- `action_mask` becomes the mask of our actions. Where it says which *combinations* of choices are allowed
+  (Tetris: turn and column), these become one choice among all of them; where it says so for each choice by
+  itself, they stay several. In a state that allows nothing, everything is allowed: it is the last one.
+- Several agents that Jumanji moves together (Cleaner, Connector) are one agent of several choices; rewards of
+  each are added up.
+- An episode that ends with a discount of zero is terminated, else truncated. Where Jumanji ends one at its
+  `time_limit` with a discount of zero, it shows the clock, and that is how it stays.
+"""
+
+import dataclasses
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs.environment import MaskedObservation, Observation, Vectorized, vectorize
+from envs.literals import hold, hold_modules
+from envs.quiet import quietly, tolerantly
+from envs.spaces import Box, Discrete, MultiDiscrete, Space, bound
+from fdg.errors import FdgError, one_line
+
+PREFIX = "jumanji:"
+
+# Written out, and compared with Jumanji's registry in a test, because importing it takes seconds.
+NAMES = (
+    "Game2048-v1", "GraphColoring-v1", "Minesweeper-v0", "RubiksCube-v0", "RubiksCube-partly-scrambled-v0",
+    "Sudoku-v0", "Sudoku-very-easy-v0", "BinPack-v2", "FlatPack-v0", "JobShop-v0", "Knapsack-v1", "Tetris-v0",
+    "Cleaner-v0", "Connector-v3", "MMST-v0", "CVRP-v1", "MultiCVRP-v0", "Maze-v0", "RobotWarehouse-v0",
+    "Snake-v1", "TSP-v1", "Sokoban-v0", "PacMan-v1", "SlidingTilePuzzle-v0", "LevelBasedForaging-v0",
+    "SearchAndRescue-v0",
+)  # fmt: skip
+
+_MOST_COMBINATIONS = 2**16
+
+Scalar: TypeAlias = "bool | int | float | str"
+
+
+@dataclasses.dataclass(frozen=True)
+class JumanjiEnvironment:
+    """A `SingleEnvironment` of Jumanji: its registered name, and arguments that differ from the defaults."""
+
+    registered: str
+    overrides: tuple[tuple[str, Scalar], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """`jumanji:NAME`."""
+        return PREFIX + self.registered
+
+    @property
+    def observation_space(self) -> Box:
+        """Without bounds, float32."""
+        return Box(float("-inf"), float("inf"), _facts(self).observation_shape)
+
+    @property
+    def action_space(self) -> Space:
+        """`Discrete`, `MultiDiscrete`, or a `Box` of one axis."""
+        return _facts(self).action_space
+
+    @property
+    def max_episode_steps(self) -> None:
+        """Jumanji's environments end by themselves."""
+        return None
+
+    def reset(self, key: jax.Array) -> tuple[Any, Observation]:
+        """Start an episode."""
+        with tolerantly():
+            state, time_step = _theirs(self).reset(key)
+        return state, self._observe(time_step.observation)
+
+    def step(
+        self, key: jax.Array, state: Any, action: jax.Array
+    ) -> tuple[Any, Observation, jax.Array, jax.Array, jax.Array]:
+        """Take one step, without reset; what is random comes from the key that the episode started with."""
+        facts = _facts(self)
+        if facts.combined is not None:
+            action = jnp.stack(jnp.unravel_index(action, facts.combined))
+        elif isinstance(facts.action_space, Box):
+            action = action.reshape(facts.action_shape)
+        with tolerantly():
+            new, time_step = _theirs(self).step(state, action.astype(facts.action_dtype))
+        new = jax.tree.map(
+            lambda new, old: new if new.dtype == old.dtype else new.astype(old.dtype),
+            jax.tree.map(jnp.asarray, new),
+            jax.tree.map(jnp.asarray, state),
+        )
+        last = time_step.last()
+        ended = jnp.all(jnp.asarray(time_step.discount) == 0)
+        reward = jnp.sum(jnp.asarray(time_step.reward, jnp.float32))
+        return new, self._observe(time_step.observation), reward, last & ended, last & ~ended
+
+    def _observe(self, observation: Any) -> Observation:
+        facts = _facts(self)
+        parts = [jnp.asarray(part, jnp.float32) for part in _parts(observation, facts.masked)]
+        features = parts[0] if len(parts) == 1 else jnp.concatenate([part.reshape(-1) for part in parts])
+        if not facts.masked:
+            return features
+        mask = jnp.asarray(observation.action_mask, bool)
+        if not isinstance(facts.action_space, MultiDiscrete):
+            mask = mask.reshape(-1)
+        mask |= ~mask.any(-1, keepdims=True)
+        return MaskedObservation(features, mask.reshape(-1))
+
+
+def factories() -> dict[str, Callable[..., Vectorized]]:
+    """Factory of every environment by name, for the registry."""
+    return {PREFIX + name: functools.partial(_make, name) for name in NAMES}
+
+
+def _make(name: str, **overrides: Any) -> Vectorized:
+    # Without overrides nothing is asked of Jumanji, and so it is not imported yet.
+    known = _arguments(name) if overrides else ()
+    for argument, value in overrides.items():
+        if argument not in known:
+            takes = ", ".join(sorted(known)) or "none"
+            raise FdgError(f"environment '{PREFIX}{name}': unknown parameter '{argument}': takes {takes}")
+        if not isinstance(value, bool | int | float | str):
+            raise FdgError(f"environment '{PREFIX}{name}': {argument}={value!r} must be a number or a string")
+    return vectorize(JumanjiEnvironment(name, tuple(sorted(overrides.items()))))
+
+
+@functools.cache
+def _arguments(name: str) -> tuple[str, ...]:
+    """What a user may override: arguments whose defaults are numbers, or none."""
+    spec = _jumanji().registration._REGISTRY[name]
+    parameters = inspect.signature(_jumanji().registration.load(spec.entry_point)).parameters.values()
+    plain = bool | int | float
+    return tuple(
+        parameter.name
+        for parameter in parameters
+        if isinstance(parameter.default, plain) or "int" in str(parameter.annotation)
+    )
+
+
+@functools.cache
+def _jumanji() -> Any:
+    """Jumanji; imports it, possibly while a program is being traced."""
+    try:
+        with jax.ensure_compile_time_eval(), quietly(), tolerantly():
+            import jumanji
+            import jumanji.environments
+    except ModuleNotFoundError as error:
+        raise FdgError(
+            f"environments '{PREFIX}...' need Jumanji, and {error.name} is not installed:"
+            " pip install 'fdg[jumanji]'"
+        ) from error
+    hold_modules("jumanji")
+    return jumanji
+
+
+@functools.cache
+def _theirs(single: JumanjiEnvironment) -> Any:
+    """Jumanji's environment, its arrays on the host."""
+    where, jumanji = f"environment '{single.name}'", _jumanji()
+    with jax.ensure_compile_time_eval(), quietly(), tolerantly():
+        try:
+            env = jumanji.make(single.registered, **dict(single.overrides))
+        except OSError as error:  # Sokoban and Sudoku read their levels from a file or the network
+            raise FdgError(f"{where}: its levels could not be loaded ({one_line(error)})") from error
+        except (AssertionError, TypeError, ValueError) as error:
+            given = ", ".join(f"{argument}={value!r}" for argument, value in single.overrides)
+            raise FdgError(f"{where}: Jumanji does not accept {given}: {one_line(error)}") from error
+        hold(env, "jumanji")
+    return env
+
+
+@dataclasses.dataclass(frozen=True)
+class _Facts:
+    """What is known about an environment before it runs."""
+
+    observation_shape: tuple[int, ...]
+    action_space: Space
+    action_shape: tuple[int, ...]  # as Jumanji takes it
+    action_dtype: str
+    combined: tuple[int, ...] | None  # the choices that one choice among all combinations stands for
+    masked: bool
+
+
+@functools.cache
+def _facts(single: JumanjiEnvironment) -> _Facts:
+    env = _theirs(single)
+    with jax.ensure_compile_time_eval(), tolerantly():
+        spec = env.action_spec
+        hold(env, "jumanji")  # it keeps what it was asked for
+    with tolerantly():
+        observation = jax.eval_shape(lambda: env.reset(jax.random.key(0)))[1].observation
+    mask = getattr(observation, "action_mask", None)
+    space, combined = _action_space(spec, None if mask is None else mask.shape)
+    masked = mask is not None and _fits(space, mask.shape)
+    parts = _parts(observation, masked)
+    shape = parts[0].shape if len(parts) == 1 else (sum(math.prod(part.shape) for part in parts),)
+    return _Facts(tuple(shape), space, tuple(spec.shape), np.dtype(spec.dtype).name, combined, masked)
+
+
+def _action_space(spec: Any, mask: tuple[int, ...] | None) -> tuple[Space, tuple[int, ...] | None]:
+    """Our space of actions; and the numbers of choices that it combines, if it does."""
+    values = getattr(spec, "num_values", None)
+    if values is None:
+        low, high = (
+            np.broadcast_to(np.asarray(b, float), spec.shape).reshape(-1)
+            for b in (spec.minimum, spec.maximum)
+        )
+        return Box(bound(low), bound(high), (low.size,)), None
+    choices = tuple(int(n) for n in np.asarray(values).reshape(-1))
+    if len(spec.shape) == 0:
+        return Discrete(choices[0]), None
+    if mask == choices and math.prod(choices) <= _MOST_COMBINATIONS:
+        return Discrete(math.prod(choices)), choices
+    return MultiDiscrete(choices), None
+
+
+def _fits(space: Space, mask: tuple[int, ...]) -> bool:
+    """Whether a mask says of each of our actions whether it is allowed."""
+    if isinstance(space, Discrete):
+        return math.prod(mask) == space.n
+    if not isinstance(space, MultiDiscrete):
+        return False
+    return len(mask) == 2 and mask[0] == len(space.nvec) and {mask[1]} == set(space.nvec)
+
+
+def _parts(observation: Any, masked: bool) -> list[Any]:
+    """The arrays of an observation, without the mask of actions."""
+    if masked:
+        observation = observation._replace(action_mask=None)
+    return jax.tree.leaves(observation)

@@ -1,0 +1,163 @@
+"""Octax 0.1 (Radji et al. 2025, arXiv 2510.01764): arcade games of a CHIP-8, behind our interface.
+
+`octax:brix`, `octax:cavern3` and the like. What is made uniform:
+
+- An observation is a picture of what the screen showed in the last frames, `[32, 64, frame_skip]` uint8, lit
+  points 255; Octax has the frames first and the width before the height.
+- `terminated` and `truncated` are those of Octax: what the game says, and `max_num_steps_per_episodes`.
+- The start of a game, some hundred instructions, is computed once, as Octax does, and held on the host.
+
+Randomness of the machine (its instruction CXNN) comes from the key that an episode starts with.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import importlib.util
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs.environment import Vectorized, vectorize
+from envs.literals import hold, hold_modules
+from envs.quiet import quietly, tolerantly
+from envs.spaces import Box, Discrete
+from fdg.errors import FdgError, one_line
+
+PREFIX = "octax:"
+
+# Written out, and compared with Octax's modules in a test; a number is a level.
+GAMES = (
+    "airplane", "blinky", "brix", "cavern1", "cavern2", "cavern3", "cavern5", "cavern6", "deep", "filter",
+    "flight_runner", "missile", "pong", "rocket", "shooting_stars",
+    *(f"space_flight{level}" for level in range(1, 11)),
+    "spacejam", "squash", "submarine", "tank", "target_shooter1", "target_shooter2", "target_shooter3",
+    "tetris", "ufo", "vertical_brix", "wipe_off", "worm",
+)  # fmt: skip
+
+# Parameters of the emulator, with Octax's defaults.
+_DEFAULTS = {"max_num_steps_per_episodes": 4500, "frame_skip": 4, "instruction_frequency": 700, "fps": 60}
+_WIDTH, _HEIGHT = 64, 32
+
+Scalar: TypeAlias = int
+
+
+@dataclasses.dataclass(frozen=True)
+class OctaxEnvironment:
+    """A `SingleEnvironment` of Octax: its game, and what differs from the emulator's defaults."""
+
+    game: str
+    overrides: tuple[tuple[str, Scalar], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """`octax:GAME`."""
+        return PREFIX + self.game
+
+    @property
+    def observation_space(self) -> Box:
+        """`[32, 64, frame_skip]` uint8."""
+        return Box(0.0, 255.0, (_HEIGHT, _WIDTH, self._value("frame_skip")), "uint8")
+
+    @property
+    def action_space(self) -> Discrete:
+        """The keys that the game knows, and none of them."""
+        return Discrete(int(_theirs(self).num_actions))
+
+    @property
+    def max_episode_steps(self) -> int:
+        """Octax's `max_num_steps_per_episodes`."""
+        return self._value("max_num_steps_per_episodes")
+
+    def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
+        """Start a game."""
+        with tolerantly():
+            state, frames, _ = _theirs(self).reset.__wrapped__(_theirs(self), key)
+        return jax.tree.map(jnp.asarray, state), _picture(frames)
+
+    def step(
+        self, key: jax.Array, state: Any, action: jax.Array
+    ) -> tuple[Any, jax.Array, jax.Array, jax.Array, jax.Array]:
+        """Hold a key for `frame_skip` frames, without reset."""
+        with tolerantly():
+            new, frames, reward, terminated, truncated, _ = _theirs(self).step.__wrapped__(
+                _theirs(self), state, action
+            )
+        return _like(new, state), _picture(frames), reward, jnp.asarray(terminated, bool), truncated
+
+    def frames(self, states: Sequence[Any]) -> Iterator[np.ndarray]:
+        """Pictures of states, `[H, W, 3]` uint8 each."""
+        for state in states:
+            lit = np.asarray(state.display).T.astype(np.uint8) * 255
+            yield np.repeat(np.repeat(lit, 6, axis=0), 6, axis=1)[..., None].repeat(3, axis=2)
+
+    def _value(self, name: str) -> int:
+        return dict(self.overrides).get(name, _DEFAULTS[name])
+
+
+def _picture(frames: Any) -> jax.Array:
+    """Frames `[T, W, H]` bool as `[H, W, T]` uint8."""
+    return jnp.asarray(jnp.transpose(jnp.asarray(frames), (2, 1, 0)), jnp.uint8) * jnp.uint8(255)
+
+
+def _like(new: Any, old: Any) -> Any:
+    """A state with the types of the one before: numbers of Python are of other types than their sums."""
+    return jax.tree.map(
+        lambda new, old: new if jnp.issubdtype(old.dtype, jax.dtypes.prng_key) else new.astype(old.dtype),
+        jax.tree.map(jnp.asarray, new),
+        jax.tree.map(jnp.asarray, old),
+    )
+
+
+def factories() -> dict[str, Callable[..., Vectorized]]:
+    """Factory of every game by name, for the registry."""
+    return {PREFIX + game: functools.partial(_make, game) for game in GAMES}
+
+
+def _make(game: str, **overrides: Any) -> Vectorized:
+    for name, value in overrides.items():
+        where = f"environment '{PREFIX}{game}'"
+        if name not in _DEFAULTS:
+            raise FdgError(f"{where}: unknown parameter '{name}': takes {', '.join(sorted(_DEFAULTS))}")
+        if type(value) is not int or value < 1:
+            raise FdgError(f"{where}: {name}={value!r} must be an integer of at least 1")
+    return vectorize(OctaxEnvironment(game, tuple(sorted(overrides.items()))))
+
+
+@contextlib.contextmanager
+def _emulator() -> Iterator[None]:
+    """For Octax's own code, and its import: it draws with OpenCV, which is not needed for anything else."""
+    absent = importlib.util.find_spec("cv2") is None
+    if absent:
+        sys.modules["cv2"] = types.ModuleType("cv2")
+    try:
+        with jax.ensure_compile_time_eval(), quietly(), tolerantly():
+            yield
+    finally:
+        if absent:
+            del sys.modules["cv2"]
+
+
+@functools.cache
+def _theirs(single: OctaxEnvironment) -> Any:
+    """Octax's environment, its arrays on the host; imports Octax, possibly under a trace."""
+    try:
+        with _emulator():
+            from octax.environments import create_environment
+
+            hold_modules("octax")
+            env, _ = create_environment(single.game, render_mode=None, **dict(single.overrides))
+            hold(env, "octax")
+    except ModuleNotFoundError as error:
+        raise FdgError(
+            f"environment '{single.name}' needs Octax, and {error.name} is not installed:"
+            " pip install 'fdg[octax]'"
+        ) from error
+    except OSError as error:
+        raise FdgError(f"environment '{single.name}': its game is not there ({one_line(error)})") from error
+    return env

@@ -1,0 +1,207 @@
+"""The DeepMind Control Suite of MuJoCo Playground 0.2 (Zakka et al. 2025, arXiv 2502.08844).
+
+`playground:CheetahRun` and the like, on MJX in JAX (`impl="jax"`, which
+version 1.0 no longer has). What is made uniform:
+
+- `done` is a termination: in these tasks a state that is no number any more. The time limit,
+  `episode_length`, is a truncation, and `vectorize` keeps it, with the batch, the reset and the statistics:
+  none of Playground's wrappers is used.
+- Every episode of an environment starts where its first one did (`repeat_start`), as with the wrapper that
+  Playground trains with: a reset takes as long as a step.
+- `action_repeat` takes each action so many times and adds up the rewards; a step is one action.
+- Observations have no bounds; actions are within -1 and 1.
+
+Its robots (locomotion, manipulation) need models that Playground downloads, and give the critic more than the
+actor: they are not here.
+"""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from envs.environment import Vectorized, vectorize
+from envs.literals import as_arrays, hold_pytrees
+from envs.quiet import mujoco_quietly, quietly, tolerantly
+from envs.spaces import Box
+from fdg.errors import FdgError, one_line
+
+PREFIX = "playground:"
+
+# Written out, and compared with Playground's registry in a test, because importing it takes seconds.
+TASKS = (
+    "AcrobotSwingup", "AcrobotSwingupSparse", "BallInCup", "CartpoleBalance", "CartpoleBalanceSparse",
+    "CartpoleSwingup", "CartpoleSwingupSparse", "CheetahRun", "FingerSpin", "FingerTurnEasy",
+    "FingerTurnHard", "FishSwim", "HopperHop", "HopperStand", "HumanoidStand", "HumanoidWalk", "HumanoidRun",
+    "PendulumSwingup", "PointMass", "ReacherEasy", "ReacherHard", "SwimmerSwimmer6", "WalkerRun",
+    "WalkerStand", "WalkerWalk",
+)  # fmt: skip
+
+_HEIGHT, _WIDTH = 240, 320  # of a picture
+
+Scalar: TypeAlias = "bool | int | float | str"
+
+
+@dataclasses.dataclass(frozen=True)
+class PlaygroundEnvironment:
+    """A `SingleEnvironment` of Playground: its task, and what differs from its configuration."""
+
+    task: str
+    overrides: tuple[tuple[str, Scalar], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """`playground:TASK`."""
+        return PREFIX + self.task
+
+    @property
+    def observation_space(self) -> Box:
+        """Unbounded vectors."""
+        return Box(float("-inf"), float("inf"), _facts(self).observation_shape)
+
+    @property
+    def action_space(self) -> Box:
+        """From -1 to 1, one component an actuator."""
+        return Box(-1.0, 1.0, (_facts(self).action_size,))
+
+    @property
+    def max_episode_steps(self) -> int:
+        """Actions in an episode: `episode_length` over `action_repeat`."""
+        return _facts(self).max_episode_steps
+
+    def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
+        """Start an episode."""
+        env = _theirs(self)
+        with _tolerance(), as_arrays(env):
+            state = env.reset(key)
+        return state, state.obs
+
+    def step(
+        self, key: jax.Array, state: Any, action: jax.Array
+    ) -> tuple[Any, jax.Array, jax.Array, jax.Array, jax.Array]:
+        """Take one action, `action_repeat` times, without reset."""
+        env, repeat = _theirs(self), _facts(self).action_repeat
+
+        def once(state: Any, _: None) -> tuple[Any, tuple[jax.Array, jax.Array]]:
+            new = jax.tree.map(jnp.asarray, env.step(state, action))
+            new = jax.tree.map(lambda new, old: new.astype(old.dtype), new, state)
+            return new, (new.reward, new.done)
+
+        state = jax.tree.map(jnp.asarray, state)
+        with _tolerance(), as_arrays(env):
+            if repeat == 1:
+                state, (reward, done) = once(state, None)
+            else:
+                state, (rewards, dones) = jax.lax.scan(once, state, None, repeat)
+                reward, done = rewards.sum(), dones.max()
+        return state, state.obs, reward, done, jnp.bool_(False)
+
+    def frames(self, states: Sequence[Any]) -> Any:
+        """Pictures of states, `[H, W, 3]` uint8 each, by MuJoCo's renderer, which needs OpenGL.
+
+        Raises:
+          FdgError: there is no OpenGL.
+        """
+        try:
+            return _theirs(self).render(list(states), height=_HEIGHT, width=_WIDTH)
+        except Exception as error:  # MuJoCo raises many types where there is no OpenGL
+            raise FdgError(
+                f"{self.name} cannot be drawn without OpenGL ({one_line(error)}): set MUJOCO_GL=egl or osmesa"
+            ) from error
+
+
+def factories() -> dict[str, Callable[..., Vectorized]]:
+    """Factory of every task by name, for the registry."""
+    return {PREFIX + task: functools.partial(_make, task) for task in TASKS}
+
+
+def _make(task: str, *, repeat_start: bool = True, **overrides: Any) -> Vectorized:
+    # Without overrides nothing is asked of Playground, and so it is not imported yet.
+    if overrides:
+        _check(task, overrides)
+    return vectorize(PlaygroundEnvironment(task, tuple(sorted(overrides.items()))), repeat_start)
+
+
+def _check(task: str, overrides: dict[str, Any]) -> None:
+    """Raise where an override is none of the configuration, or of another type."""
+    where = f"environment '{PREFIX}{task}'"
+    config = _suite().get_default_config(task)
+    plain = {name: value for name, value in config.items() if isinstance(value, bool | int | float | str)}
+    for unused in ("vision", "naconmax", "njmax"):  # pictures, and sizes of another implementation
+        plain.pop(unused, None)
+    for name, value in overrides.items():
+        if name not in plain:
+            takes = ", ".join(sorted((*plain, "repeat_start")))
+            raise FdgError(f"{where}: unknown parameter '{name}': takes {takes}")
+        expected = type(plain[name])
+        if not (type(value) is expected or (expected is float and type(value) is int)):
+            raise FdgError(f"{where}: {name}={value!r} must be of type {expected.__name__}")
+    for name in ("episode_length", "action_repeat"):
+        if overrides.get(name, 1) < 1:
+            raise FdgError(f"{where}: {name}={overrides[name]} must be at least 1")
+
+
+@contextlib.contextmanager
+def _tolerance() -> Iterator[None]:
+    """For Playground's own code, and MuJoCo's warnings."""
+    with tolerantly(), mujoco_quietly():
+        yield
+
+
+@functools.cache
+def _suite() -> Any:
+    """Playground's module; imports it, possibly while a program is being traced."""
+    try:
+        with jax.ensure_compile_time_eval(), quietly():
+            from mujoco_playground._src import dm_control_suite
+    except ModuleNotFoundError as error:
+        raise FdgError(
+            f"environments '{PREFIX}...' need MuJoCo Playground, and {error.name} is not installed:"
+            " pip install 'fdg[playground]'"
+        ) from error
+    return dm_control_suite
+
+
+@functools.cache
+def _theirs(single: PlaygroundEnvironment) -> Any:
+    """Playground's environment, its arrays on the host."""
+    overrides = {"impl": "jax", **dict(single.overrides)}
+    with jax.ensure_compile_time_eval(), quietly(), _tolerance():
+        try:
+            env = _suite().load(single.task, config_overrides=overrides)
+        except (AssertionError, KeyError, TypeError, ValueError) as error:
+            given = ", ".join(f"{name}={value!r}" for name, value in single.overrides)
+            raise FdgError(
+                f"environment '{single.name}': Playground does not accept {given}: {one_line(error)}"
+            ) from error
+        hold_pytrees(env)
+    return env
+
+
+@dataclasses.dataclass(frozen=True)
+class _Facts:
+    """What is known about an environment before it runs."""
+
+    observation_shape: tuple[int, ...]
+    action_size: int
+    max_episode_steps: int
+    action_repeat: int
+
+
+@functools.cache
+def _facts(single: PlaygroundEnvironment) -> _Facts:
+    env = _theirs(single)
+    config = {**_suite().get_default_config(single.task), **dict(single.overrides)}
+    with _tolerance(), as_arrays(env):
+        state = jax.eval_shape(lambda: env.reset(jax.random.key(0)))
+    repeat = int(config["action_repeat"])
+    return _Facts(
+        tuple(state.obs.shape),
+        int(env.action_size),
+        max(1, int(config["episode_length"]) // repeat),
+        repeat,
+    )

@@ -1,0 +1,180 @@
+"""Arrays of other packages' environments, held on the host: they enter a program as literals.
+
+Environments written for JAX keep arrays in their modules, and in themselves. Made once and closed over, such
+an array stays allocated on the first device for as long as the process lives, and is copied into every
+program from there; and `fdg.trace` allocates none. So they are taken to the host when a package is imported
+or an environment made (under `jax.ensure_compile_time_eval`), in an array type that behaves as JAX's do.
+"""
+
+import contextlib
+import dataclasses
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+class Literal(np.ndarray):
+    """A constant on the host that enters a program as a literal, also where traced values index it."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return jnp.asarray(np.asarray(self))[index] if _is_traced(index) else super().__getitem__(index)
+
+    @property
+    def at(self) -> Any:
+        """What JAX's arrays are updated by: `x.at[i].set(y)`."""
+        return jnp.asarray(np.asarray(self)).at
+
+    def take(self, indices: Any, axis: int | None = None, *more: Any, **named: Any) -> Any:
+        """As JAX's; see NumPy's."""
+        if _is_traced(indices):
+            return jnp.take(np.asarray(self), indices, axis)
+        return super().take(indices, axis, *more, **named)
+
+    def dot(self, other: Any, *more: Any) -> Any:
+        """As JAX's; see NumPy's."""
+        return jnp.dot(np.asarray(self), other) if _is_traced(other) else super().dot(other, *more)
+
+    def repeat(self, repeats: Any, axis: int | None = None) -> Any:
+        """As JAX's; see NumPy's."""
+        return (
+            jnp.repeat(np.asarray(self), repeats, axis)
+            if _is_traced(repeats)
+            else super().repeat(repeats, axis)
+        )
+
+
+def _is_traced(index: Any) -> bool:
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(index))
+
+
+def literals(value: Any) -> Any:
+    """A pytree whose arrays of JAX are literals.
+
+    >>> type(literals({"a": jnp.arange(3)})["a"]).__name__
+    'Literal'
+    """
+    return jax.tree.map(lambda x: _literal(x) if _is_array(x) else x, value)
+
+
+def hold(value: Any, *packages: str) -> None:
+    """Replaces the arrays in an object, a dictionary or a list by literals, in place, at any depth.
+
+    Args:
+      value: an environment of another package, say.
+      *packages: names of packages, whose objects are looked into.
+    """
+    holder = _Holder(packages)
+    if isinstance(value, dict | list):
+        holder.held(value)
+    else:
+        holder.into(value)
+
+
+def hold_pytrees(value: Any) -> None:
+    """Replaces arrays in the attributes of an object that are pytrees by literals, in place."""
+    for attribute, item in list(vars(value).items()):
+        if any(_is_array(leaf) for leaf in jax.tree.leaves(item)):
+            vars(value)[attribute] = literals(item)
+
+
+@contextlib.contextmanager
+def as_arrays(value: Any) -> Iterator[None]:
+    """Within, what `hold_pytrees` made literals are arrays of the trace that is going on.
+
+    For code that takes NumPy's arrays for static ones. Another thread that traces waits.
+    """
+    with _TRACING:
+        before = dict(vars(value))
+        for attribute, item in before.items():
+            if any(isinstance(leaf, Literal) for leaf in jax.tree.leaves(item)):
+                vars(value)[attribute] = jax.tree.map(
+                    lambda x: jnp.asarray(np.asarray(x)) if isinstance(x, Literal) else x, item
+                )
+        try:
+            yield
+        finally:
+            vars(value).update(before)
+
+
+_TRACING = threading.RLock()
+
+
+def hold_modules(*packages: str) -> None:
+    """Replaces the arrays in the modules of packages by literals, wherever they were imported to."""
+    holder = _Holder(packages)
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in packages and isinstance(module, types.ModuleType):
+            for attribute, value in list(vars(module).items()):
+                if not attribute.startswith("__"):
+                    vars(module)[attribute] = holder.held(value)
+
+
+class _Holder:
+    """Goes through values once each, so that what several share stays shared."""
+
+    def __init__(self, packages: tuple[str, ...]):
+        self._packages = packages
+        self._seen: dict[int, tuple[Any, Any]] = {}  # what was held, by identity; the first keeps it alive
+
+    def held(self, value: Any) -> Any:
+        """The value to have in the place of this one."""
+        if id(value) in self._seen:
+            return self._seen[id(value)][1]
+        if isinstance(value, (type, types.ModuleType, types.FunctionType)):
+            return value
+        instead = value
+        if _is_array(value):
+            instead = _literal(value)
+        elif isinstance(value, dict):
+            self._seen[id(value)] = value, value
+            for key, item in list(value.items()):
+                value[key] = self.held(item)
+        elif isinstance(value, list):
+            self._seen[id(value)] = value, value
+            value[:] = [self.held(item) for item in value]
+        elif isinstance(value, tuple):
+            items = [self.held(item) for item in value]
+            if any(new is not old for new, old in zip(items, value, strict=True)):
+                instead = type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        elif self._is_theirs(value):
+            instead = self._object(value)
+        self._seen[id(value)] = value, instead
+        return instead
+
+    def into(self, value: Any) -> None:
+        """Holds the attributes of an object."""
+        for attribute, item in list(getattr(value, "__dict__", {}).items()):
+            held = self.held(item)
+            if held is not item:
+                vars(value)[attribute] = held
+
+    def _object(self, value: Any) -> Any:
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = [field.name for field in dataclasses.fields(value) if field.init]
+            old = {name: getattr(value, name) for name in fields}
+            new = {name: self.held(item) for name, item in old.items()}
+            if any(new[name] is not old[name] for name in fields):
+                return dataclasses.replace(value, **new)
+            return value
+        self._seen[id(value)] = value, value
+        self.into(value)
+        return value
+
+    def _is_theirs(self, value: Any) -> bool:
+        return (getattr(type(value), "__module__", None) or "").partition(".")[0] in self._packages
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
+
+
+def _literal(value: jax.Array) -> Any:
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return value
+    return np.array(value).view(Literal)  # a copy: a view would keep the array alive

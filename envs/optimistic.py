@@ -1,0 +1,78 @@
+"""Optimistic resets: a few environments share one new start a step, where starts are expensive.
+
+All environments of a batch step together, and one that may end at any step computes a reset at every step.
+Where a world takes many times as long to make as a step of it, that is nearly all the time there is. Episodes
+are long, though, and of a few environments hardly two end at the same step: one new start a step for all of
+them is enough (Matthews et al. 2024, arXiv 2402.16801, appendix, of their `OptimisticResetVecEnvWrapper`).
+
+Theirs draws at random which environments get which start, of the whole batch. Here neighbours share, and the
+start comes from the key of the first of them that has ended. So an environment that ends alone among its
+neighbours starts where it would without any of this, and a batch that is split between devices, neighbours
+together, keeps its numbers.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from envs.checking import check_spec
+from envs.environment import EpisodeState, TimeStep, Vectorized
+from fdg.errors import FdgError
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimisticallyReset(Vectorized):
+    """A batch of one `SingleEnvironment`, in which `reset_ratio` neighbours share a start a step."""
+
+    reset_ratio: int = 1
+
+    def step(self, keys: jax.Array, state: EpisodeState, action: jax.Array) -> tuple[EpisodeState, TimeStep]:
+        """Take one step in every environment; see `Environment.step`.
+
+        Of a batch that `reset_ratio` does not divide, as many share as divide both.
+        """
+        ratio = math.gcd(self.reset_ratio, keys.shape[0])
+        if ratio == 1:
+            return super().step(keys, state, action)
+        # What has ended "begins" where it ended, so that no start is computed in this step ...
+        _, like = jax.eval_shape(self._start, jax.eval_shape(lambda keys: keys[0], keys))
+        nothing = jax.tree.map(lambda x: jnp.zeros((keys.shape[0], *x.shape), x.dtype), like)
+        stayed, time_step = super().step(keys, state._replace(start=(state.inner, nothing)), action)
+
+        # ... and one start is computed for all neighbours, from the key of the first that has ended.
+        def among_neighbours(x: jax.Array) -> jax.Array:
+            return x.reshape(x.shape[0] // ratio, ratio, *x.shape[1:])
+
+        first = jnp.argmax(among_neighbours(time_step.done), axis=1)
+        chosen = jax.vmap(lambda keys, i: keys[i])(among_neighbours(keys), first)
+        starts = jax.vmap(lambda key: self._start(jax.random.split(key)[1]))(chosen)
+        inner, observation = jax.tree.map(lambda x: jnp.repeat(x, ratio, axis=0), starts)
+
+        def where_ended(new: jax.Array, old: jax.Array) -> jax.Array:
+            done = time_step.done.reshape(-1, *[1] * (new.ndim - 1))
+            return jnp.where(done, new, old)
+
+        return stayed._replace(
+            inner=jax.tree.map(where_ended, inner, stayed.inner), start=None
+        ), time_step._replace(observation=jax.tree.map(where_ended, observation, time_step.final_observation))
+
+
+def vectorize_optimistically(single: Any, reset_ratio: int) -> Vectorized:
+    """`vectorize`, with a new start a step for `reset_ratio` environments together.
+
+    Args:
+      single: a `SingleEnvironment`.
+      reset_ratio: neighbours that share a start; 1 for none.
+
+    Raises:
+      FdgError: `single` is no environment, or `reset_ratio` is no number of at least 1.
+    """
+    check_spec(single, single=True)
+    if not isinstance(reset_ratio, int) or isinstance(reset_ratio, bool) or reset_ratio < 1:
+        raise FdgError(
+            f"environment '{single.name}': reset_ratio={reset_ratio!r} must be an integer of at least 1"
+        )
+    return OptimisticallyReset(single, reset_ratio=reset_ratio)

@@ -1,0 +1,262 @@
+"""Worlds of other packages: their registries, what tracing says of them, and numbers beside their own.
+
+All of them compiled and trained: `python -m bench.every_environment`, which takes minutes.
+"""
+
+import dataclasses
+import sys
+import typing
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import envs
+from envs import from_craftax, from_jumanji, from_octax, from_playground
+from envs.environment import vectorize
+from envs.literals import Literal, as_arrays, hold, hold_pytrees
+from envs.optimistic import vectorize_optimistically
+from envs.quiet import quietly, tolerantly
+from envs.trying import random_actions
+from fdg.errors import FdgError
+from tests.envs.conformance import assert_conforms
+
+
+def traced(name, count=2, **overrides):
+    """Shapes of a first step, without compiling anything."""
+
+    def first_step(key):
+        env = envs.make(name, **overrides)
+        keys = jax.random.split(key, count)
+        state, observation = env.reset(keys)
+        return env.step(keys, state, random_actions(env, keys, observation))
+
+    return jax.eval_shape(first_step, jax.eval_shape(lambda: jax.random.key(0)))
+
+
+_BRIX = from_octax.OctaxEnvironment("brix")
+
+# --- what all have in common ---
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "shape", "actions", "limit"),
+    [
+        (
+            "Craftax-Classic-Symbolic-v1",
+            {"max_timesteps": 50, "reset_ratio": 2},
+            (1345,),
+            envs.Discrete(17),
+            50,
+        ),
+        ("playground:CartpoleBalance", {"action_repeat": 4}, (5,), envs.Box(-1.0, 1.0, (1,)), 250),
+        ("jumanji:Snake-v1", {"num_rows": 6, "num_cols": 6}, (181,), envs.Discrete(4), None),
+        ("jumanji:Connector-v3", {}, None, envs.MultiDiscrete((5,) * 10), None),
+    ],
+)
+def test_an_environment_fits_its_spaces_and_leaves_nothing_behind(name, overrides, shape, actions, limit):
+    if name.startswith("playground:"):
+        pytest.importorskip("mujoco_playground")
+    env = envs.make(name, **overrides)
+    assert env.action_space == actions and env.max_episode_steps == limit
+    assert shape is None or env.observation_space.shape == shape
+    before = {id(array) for array in jax.live_arrays()}
+    _, time_step = traced(name, **overrides)
+    assert time_step.reward.shape == time_step.terminated.shape == (2,)
+    left = [array for array in jax.live_arrays() if array.ndim and id(array) not in before]
+    assert not left, left
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "message"),
+    [
+        ("Craftax-Symbolic-v1", {"lives": 3}, "unknown parameter 'lives': takes .*reset_ratio"),
+        ("Craftax-Symbolic-v1", {"max_timesteps": 0}, "max_timesteps=0 must be at least 1"),
+        ("Craftax-Symbolic-v1", {"day_length": "long"}, "day_length='long' must be of type int"),
+        ("Craftax-Symbolic-v1", {"reset_ratio": 0}, "reset_ratio=0 must be an integer of at least 1"),
+        ("playground:CheetahRun", {"steps": 3}, "unknown parameter 'steps': takes action_repeat, .*sim_dt"),
+        ("playground:CheetahRun", {"action_repeat": 0}, "action_repeat=0 must be at least 1"),
+        ("playground:CheetahRun", {"episode_length": 1.5}, "episode_length=1.5 must be of type int"),
+        ("octax:brix", {"lives": 3}, "unknown parameter 'lives': takes fps, frame_skip"),
+        ("octax:brix", {"fps": 0}, "fps=0 must be an integer of at least 1"),
+        ("jumanji:Snake-v1", {"lives": 3}, "unknown parameter 'lives': takes num_cols, num_rows, time_limit"),
+        ("jumanji:Snake-v1", {"num_rows": (3,)}, r"num_rows=\(3,\) must be a number or a string"),
+    ],
+)  # fmt: skip
+def test_an_override_that_does_not_fit(name, overrides, message):
+    if name.startswith("playground:"):
+        pytest.importorskip("mujoco_playground")
+    with pytest.raises(FdgError, match=f"environment '{name}'.*{message}"):
+        envs.make(name, **overrides)
+
+
+@pytest.mark.parametrize(
+    ("module", "load", "extra"),
+    [
+        ("craftax.craftax.envs", lambda: from_craftax._theirs.__wrapped__("Craftax-Symbolic-v1"), "craftax"),
+        ("mujoco_playground._src", from_playground._suite.__wrapped__, "playground"),
+        ("octax.environments", lambda: from_octax._theirs.__wrapped__(_BRIX), "octax"),
+        ("jumanji", from_jumanji._jumanji.__wrapped__, "jumanji"),
+    ],
+)  # fmt: skip
+def test_without_the_package_the_error_says_what_to_install(module, load, extra, monkeypatch):
+    for name in list(sys.modules):
+        if name.startswith(module.partition(".")[0]):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(FdgError, match=rf"is not installed: pip install 'fdg\[{extra}\]'"):
+        load()
+
+
+def test_the_names_are_those_that_the_packages_have():
+    pytest.importorskip("mujoco_playground")
+    with quietly():
+        import jumanji
+        from mujoco_playground._src import dm_control_suite
+    assert set(from_playground.TASKS) == set(dm_control_suite.ALL_ENVS)
+    assert set(from_jumanji.NAMES) == set(jumanji.registered_environments())
+
+
+# --- Jumanji: numbers, masks, ends ---
+
+
+def test_a_game_of_jumanji_conforms_and_gives_its_numbers():
+    """Tetris: a choice among all turns and columns; the mask is Jumanji's, in one row."""
+    name = "Tetris-v0"
+    env = envs.make(f"jumanji:{name}", num_rows=6, num_cols=5, time_limit=9)
+    rollout = assert_conforms(env)
+    assert env.action_space == envs.Discrete(4 * 5)
+    observation, mask = envs.features_and_mask(rollout.first_observation)
+    import jumanji
+
+    theirs = jumanji.make(name, num_rows=6, num_cols=5, time_limit=9)
+    with tolerantly():
+        keys = jax.random.split(jax.random.key(1), 3)
+        state, first = jax.jit(theirs.reset)(keys[0])
+        turn, column = divmod(int(rollout.action[0, 0]), 5)
+        _, second = jax.jit(theirs.step)(state, jnp.array([turn, column]))
+    np.testing.assert_array_equal(mask[0], np.asarray(first.observation.action_mask).reshape(-1))
+    np.testing.assert_array_equal(observation[0, :30], np.asarray(first.observation.grid).reshape(-1))
+    assert rollout.step.reward[0, 0] == np.asarray(second.reward)
+    assert rollout.step.terminated.any(), "the clock runs out, which Jumanji shows"
+
+
+# --- optimistic resets ---
+
+
+@dataclasses.dataclass(frozen=True)
+class Countdown:
+    """Ends after as many steps as its key says, 1 to 9; the observation names the episode."""
+
+    name: typing.ClassVar[str] = "countdown"
+    observation_space: typing.ClassVar = envs.Box(0.0, 1.0, (2,))
+    action_space: typing.ClassVar = envs.Discrete(2)
+    max_episode_steps: typing.ClassVar[int] = 7
+
+    def reset(self, key):
+        state = jax.random.randint(key, (), 1, 10), jax.random.uniform(key)
+        return state, self._shown(state)
+
+    def step(self, key, state, action):
+        state = state[0] - 1, state[1]
+        return state, self._shown(state), jnp.float32(1), state[0] <= 0, jnp.bool_(False)
+
+    def _shown(self, state):
+        return jnp.stack([state[0] / 10, state[1]])
+
+
+def rolled(env, count, steps=40):
+    """States and steps of environments that do nothing, `[T, B]`."""
+
+    @jax.jit
+    def run(key):
+        keys = jax.random.split(key, (steps + 1, count))
+        state, _ = env.reset(keys[0])
+
+        def body(state, keys):
+            return env.step(keys, state, jnp.zeros(count, jnp.int32))
+
+        return jax.lax.scan(body, state, keys[1:])[1]
+
+    return jax.tree.map(np.asarray, run(jax.random.key(3)))
+
+
+def test_an_environment_that_ends_alone_starts_where_it_would_anyway():
+    plain, shared = rolled(vectorize(Countdown()), 8), rolled(vectorize_optimistically(Countdown(), 4), 8)
+    done = shared.terminated | shared.truncated
+    first = done.reshape(-1, 2, 4).cumsum(-1) == 1  # of the neighbours that end at this step the first one
+    first = first.reshape(done.shape) & done
+    assert done.any() and not first[done].all(), "some end together, and share a start"
+    # Until two have ended together the two agree; so follow each environment up to there.
+    for b in range(8):
+        group = slice(b // 4 * 4, b // 4 * 4 + 4)
+        together = np.flatnonzero(done[:, group].sum(-1) > 1)
+        until = together[0] if len(together) else len(done)
+        for ours, theirs in zip(jax.tree.leaves(shared), jax.tree.leaves(plain), strict=True):
+            np.testing.assert_array_equal(ours[:until, b], theirs[:until, b])
+
+
+def test_neighbours_that_end_together_start_together_and_others_do_not():
+    step = rolled(vectorize_optimistically(Countdown(), 4), 8)
+    done = (step.terminated | step.truncated).reshape(-1, 2, 4)
+    episodes = step.observation[..., 1].reshape(-1, 2, 4)
+    shared = 0
+    for t, group in np.argwhere(done.sum(-1) > 1):
+        assert len(set(episodes[t, group, done[t, group]])) == 1
+        shared += 1
+    assert shared and step.episode_length.max() == 7
+    assert (step.final_observation[step.terminated][:, 0] <= 0).all(), "what was seen last, before the reset"
+
+
+def test_what_the_ratio_does_not_divide_shares_less():
+    one, other = rolled(vectorize_optimistically(Countdown(), 16), 3), rolled(vectorize(Countdown()), 3)
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+# --- literals ---
+
+
+def test_literals_behave_as_arrays_do_under_a_trace():
+    class Game:
+        __module__ = "game"
+
+        def __init__(self):
+            self.table = jnp.arange(6).reshape(2, 3)
+            self.parts = {"a": [jnp.ones(2)], "b": (jnp.zeros(1), 3)}
+            self.myself = self
+
+    game = Game()
+    hold(game, "game")
+    assert isinstance(game.table, Literal) and isinstance(game.parts["a"][0], Literal)
+    assert isinstance(game.parts["b"][0], Literal) and game.parts["b"][1] == 3
+
+    @jax.jit
+    def use(i):
+        return (
+            game.table[i],
+            game.table.take(i, axis=1),
+            game.table.at[i].set(9),
+            game.table[0].dot(i + game.table[1]),
+        )
+
+    row, column, changed, product = use(1)
+    assert (
+        row.tolist() == [3, 4, 5] and column.tolist() == [1, 4] and changed.tolist() == [[0, 1, 2], [9, 9, 9]]
+    )
+    assert product == 0 * 4 + 1 * 5 + 2 * 6
+
+
+def test_arrays_come_back_where_code_tells_them_from_numpys():
+    class Model:
+        pass
+
+    model = Model()
+    model.mass, model.name = {"x": jnp.ones(2)}, "m"
+    hold_pytrees(model)
+    held = model.mass["x"]
+    assert isinstance(held, Literal)
+    with pytest.raises(ZeroDivisionError), as_arrays(model):
+        assert isinstance(model.mass["x"], jax.Array)
+        raise ZeroDivisionError
+    assert model.mass["x"] is held
