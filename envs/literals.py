@@ -11,7 +11,7 @@ import dataclasses
 import sys
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -30,23 +30,20 @@ class Literal(np.ndarray):
         """What JAX's arrays are updated by: `x.at[i].set(y)`."""
         return jnp.asarray(np.asarray(self)).at
 
-    def take(self, indices: Any, axis: int | None = None, *more: Any, **named: Any) -> Any:
-        """As JAX's; see NumPy's."""
-        if _is_traced(indices):
-            return jnp.take(np.asarray(self), indices, axis)
-        return super().take(indices, axis, *more, **named)
 
-    def dot(self, other: Any, *more: Any) -> Any:
-        """As JAX's; see NumPy's."""
-        return jnp.dot(np.asarray(self), other) if _is_traced(other) else super().dot(other, *more)
+def _method(name: str) -> Callable[..., Any]:
+    """A method of arrays that is JAX's where it is given a traced value, and NumPy's elsewhere."""
 
-    def repeat(self, repeats: Any, axis: int | None = None) -> Any:
-        """As JAX's; see NumPy's."""
-        return (
-            jnp.repeat(np.asarray(self), repeats, axis)
-            if _is_traced(repeats)
-            else super().repeat(repeats, axis)
-        )
+    def call(self: Literal, *given: Any, **named: Any) -> Any:
+        if _is_traced((given, named)):
+            return getattr(jnp.asarray(np.asarray(self)), name)(*given, **named)
+        return getattr(np.ndarray, name)(self, *given, **named)
+
+    return call
+
+
+for _name in ("take", "dot", "repeat", "searchsorted"):
+    setattr(Literal, _name, _method(_name))
 
 
 def _is_traced(index: Any) -> bool:
