@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from algos.language import Decoder, DecoderConfig, weights
+from algos.language.packing import pack
 from fdg.errors import FdgError
 from tests.language.test_generation import TINY
 
@@ -134,3 +135,20 @@ def test_what_hugging_face_has_no_name_for_is_not_written(tmp_path):
     with pytest.raises(FdgError, match="no model of Hugging Face's has"):
         weights.save(tmp_path / "odd", odd, parameters)
     assert not (tmp_path / "odd").exists()
+
+
+def test_sequences_are_packed_whole_and_apart():
+    words = np.random.default_rng(0)
+    sequences = [list(words.integers(1, 9, words.integers(1, 7))) for _ in range(40)]
+    packed = pack(sequences, 8, rows=30)
+    for sequence, row, start in zip(sequences, packed.row, packed.start, strict=True):
+        place = slice(start, start + len(sequence))
+        assert packed.tokens[row, place].tolist() == sequence
+        (number,) = set(packed.segments[row, place].tolist())
+        assert (packed.segments[row] == number).sum() == len(sequence)
+    assert (packed.segments > 0).sum() == sum(map(len, sequences))
+    assert packed.row.max() < 1.25 * sum(map(len, sequences)) / 8
+    with pytest.raises(FdgError, match="sequence 1 has 9 tokens: rows hold 1 to length=8"):
+        pack([[1], [2] * 9], 8)
+    with pytest.raises(FdgError, match="3 sequences take 3 rows of 8, and rows=2"):
+        pack([[1] * 8] * 3, 8, rows=2)

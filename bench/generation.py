@@ -1,0 +1,137 @@
+"""Speed of sampling: beside a hand-written loop, and slots that are refilled beside static batches.
+
+    python -m bench.generation                 # 76k parameters, 64 prompts
+    python -m bench.generation --prompts 16 --tokens 32 --repeats 1   # seconds
+    python -m bench.generation --hidden 576 --layers 30 --vocabulary 49152 --dtype bfloat16  # on a GPU
+
+Everything in one process, in turns, the median of the repeats. Lengths are those of a network without
+training, whose stop tokens come at random. Steps are counted too, which no load of the machine changes: a static
+batch takes as many as its longest row, slots at best all tokens divided by the slots.
+"""
+
+import argparse
+import statistics
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from algos.language import Decoder, DecoderConfig, Prompts, Sampling, generate, sample_keys
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    for name, default in {
+        "prompts": 64, "slots": 8, "prompt-length": 16, "tokens": 128, "hidden": 64, "layers": 2,
+        "vocabulary": 48, "stops": 2, "repeats": 5,
+    }.items():  # fmt: skip
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--dtype", default="float32")
+    return parser.parse_args()
+
+
+def by_hand(decoder, parameters, prompts, keys, sampling):
+    """What one would write: prefill, then a loop of decode and draw, that ends when all rows have."""
+    width = sampling.max_new_tokens
+    parameters = decoder.cast(parameters)
+    logits, cache = decoder.prefill(parameters, prompts.tokens, prompts.mask.astype(jnp.int32), width - 1)
+
+    def drawn(logits, t):
+        noise = jax.vmap(lambda k: jax.random.gumbel(jax.random.fold_in(k, t), logits.shape[1:]))(keys)
+        token = jnp.argmax(logits + noise, axis=-1).astype(jnp.int32)
+        own = jnp.take_along_axis(jax.nn.log_softmax(logits), token[:, None], axis=1)[:, 0]
+        return token, own
+
+    token, own = drawn(logits, 0)
+    tokens = jnp.zeros((len(keys), width), jnp.int32).at[:, 0].set(token)
+    log_probs = jnp.zeros((len(keys), width)).at[:, 0].set(own)
+    stops = jnp.asarray(sampling.stop_tokens)
+    done = jnp.any(token[:, None] == stops[None], axis=1)
+
+    def step(carry):
+        t, cache, token, done, tokens, log_probs = carry
+        logits, cache = decoder.decode(parameters, cache, token)
+        token, own = drawn(logits, t)
+        tokens = tokens.at[:, t].set(jnp.where(done, 0, token))
+        log_probs = log_probs.at[:, t].set(jnp.where(done, 0.0, own))
+        return t + 1, cache, token, done | jnp.any(token[:, None] == stops[None], axis=1), tokens, log_probs
+
+    carry = (1, cache, token, done, tokens, log_probs)
+    return jax.lax.while_loop(lambda c: (c[0] < width) & ~jnp.all(c[3]), step, carry)[4:]
+
+
+def main():
+    """Measures and prints."""
+    chosen = arguments()
+    decoder = Decoder(
+        DecoderConfig.tiny(
+            chosen.vocabulary, hidden_size=chosen.hidden, intermediate_size=2 * chosen.hidden,
+            num_layers=chosen.layers, max_positions=4096, dtype=chosen.dtype,
+        )
+    )  # fmt: skip
+    parameters = jax.jit(decoder.init)(jax.random.key(0))
+    n, slots = chosen.prompts, chosen.slots
+    words = np.random.default_rng(0).integers(0, chosen.vocabulary, (n, chosen.prompt_length))
+    prompts = Prompts(jnp.asarray(words, jnp.int32), jnp.ones(words.shape, bool))
+    keys = sample_keys(jax.random.key(1), n)
+    sampling = Sampling(chosen.tokens, stop_tokens=tuple(range(chosen.stops)))
+    first = jax.tree.map(lambda x: x[:slots], (prompts, keys))
+
+    def static(parameters):
+        return [
+            generating(parameters, *jax.tree.map(lambda x, i=i: x[i : i + slots], (prompts, keys)))
+            for i in range(0, n, slots)
+        ]
+
+    generating = jax.jit(lambda p, prompts, keys: generate(decoder, p, prompts, keys, sampling))
+    hand = jax.jit(lambda p, prompts, keys: by_hand(decoder, p, prompts, keys, sampling))
+    refilled = jax.jit(lambda p: generate(decoder, p, prompts, keys, sampling, slots))
+    programs = {
+        "by hand": lambda: hand(parameters, *first),
+        "generate": lambda: generating(parameters, *first),
+        "static batches": lambda: static(parameters),
+        "slots, refilled": lambda: refilled(parameters),
+    }
+    found = {name: jax.block_until_ready(run()) for name, run in programs.items()}
+    np.testing.assert_array_equal(found["by hand"][0], found["generate"].tokens)
+    seconds = {name: [] for name in programs}
+    for _ in range(chosen.repeats):
+        for name, run in programs.items():
+            begun = time.perf_counter()
+            jax.block_until_ready(run())
+            seconds[name].append(time.perf_counter() - begun)
+    medians = {name: statistics.median(each) for name, each in seconds.items()}
+    lengths = np.asarray(found["slots, refilled"].mask.sum(axis=1))
+    waves = sum(int(lengths[i : i + slots].max()) for i in range(0, n, slots))
+    taken, bound = steps_of(lengths, slots), lengths.sum() / slots
+    print(f"{decoder.config.num_parameters:,} parameters, {n} prompts, {slots} slots; on {jax.devices()[0]}")
+    print(f"lengths: mean {lengths.mean():.1f}, longest / mean {lengths.max() / lengths.mean():.1f}")
+    for name, each in medians.items():
+        print(f"{name:<16} {1e3 * each:10.1f} ms")
+    print(f"generate / by hand: {medians['by hand'] / medians['generate']:.2f} of its speed")
+    print(
+        f"refilled / static: {medians['static batches'] / medians['slots, refilled']:.2f} in time; in steps"
+        f" {waves / taken:.2f} ({waves} and {taken}); of its bound ({bound:.0f} steps) {bound / taken:.0%}"
+    )
+
+
+def steps_of(lengths, slots):
+    """Steps that `generate` takes: a part of the slots is refilled at once, with its first tokens."""
+    at_once = max(1, slots // 8)
+    left, queue, steps = list(lengths[:slots] - 1), list(lengths[slots:]), 0
+    while True:
+        free = [i for i, each in enumerate(left) if each == 0]
+        while queue and len(free) >= min(at_once, len(queue)):
+            for i in free[:at_once]:
+                if queue:
+                    left[i] = queue.pop(0) - 1
+            free = [i for i, each in enumerate(left) if each == 0]
+        if not any(left):
+            return steps
+        left = [max(each - 1, 0) for each in left]
+        steps += 1
+
+
+if __name__ == "__main__":
+    main()
