@@ -5,8 +5,8 @@
     python -m bench.generation --hidden 576 --layers 30 --vocabulary 49152 --dtype bfloat16  # on a GPU
 
 Everything in one process, in turns, the median of the repeats. Lengths are those of a network without
-training, whose stop tokens come at random. Steps are counted too, which no load of the machine changes: a static
-batch takes as many as its longest row, slots at best all tokens divided by the slots.
+training, whose stop tokens come at random. Steps are counted too, which no load of the machine changes: a
+static batch takes as many as its longest row, slots at best all tokens divided by the slots.
 """
 
 import argparse

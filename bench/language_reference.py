@@ -89,7 +89,7 @@ def greedy(directory: str) -> dict[str, np.ndarray]:
 
 def gguf(file: str) -> dict[str, np.ndarray]:
     path = pathlib.Path(file)
-    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name).float()
+    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
     tokens = np.random.default_rng(0).integers(0, model.config.vocab_size, (1, 32))
     with torch.no_grad():
         out = model.generate(

@@ -6,6 +6,7 @@ its own, of sample and position, so that a sample does not depend on the slot, o
 its turn came.
 """
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -62,7 +63,8 @@ class _Slots(NamedTuple):
     done: jax.Array  # [S] bool
     next: jax.Array  # [] int32, the first prompt that nobody has taken
     column: jax.Array  # [] int32, where the last tokens were written
-    written: Samples  # [S, C] each, a ring of columns
+    # Tokens, their log-probabilities, and those without temperature where they differ.
+    written: tuple[jax.Array, ...]  # [S, C] each, a ring of columns
     finished: Samples | None  # [N, C] each, of samples that have left their slots, if others took these
 
 
@@ -152,121 +154,173 @@ def _rows(
     """`generate`, with a key of each sample and `most` slots."""
     n = prompts.tokens.shape[0]
     slots = min(most or n, n)
-    width = sampling.max_new_tokens
-    parameters = decoder.cast(parameters)
-    at_once = min(max(1, slots // _REFILLED_AT_ONCE), slots)
-    stops = jnp.asarray(sampling.stop_tokens, jnp.int32)
+    loop = _Loop(decoder, sampling, decoder.cast(parameters), prompts, keys, slots)
+    state = loop.start()
+    if slots < n:
+        state = jax.lax.while_loop(loop.refills, loop.refill, state)
+    if sampling.max_new_tokens > 1:
+        state = jax.lax.while_loop(lambda state: ~jnp.all(state.done), loop.step, state)
+    return loop.end(state)
 
-    def ended(token: jax.Array, count: jax.Array) -> jax.Array:
-        return jnp.any(token[:, None] == stops[None], axis=1) | (count >= width)
 
-    def drawn(logits: jax.Array, keys: jax.Array, count: jax.Array) -> tuple[jax.Array, ...]:
-        return draw(logits, jax.vmap(jax.random.fold_in)(keys, count), sampling)
+@dataclasses.dataclass(frozen=True)
+class _Loop:
+    """The parts of the loop, over prompts with a key each."""
 
-    def begun(rows: Prompts, keys: jax.Array) -> tuple[Cache, tuple[jax.Array, ...]]:
-        """Caches of prompts, and their first tokens with log-probabilities."""
-        logits, cache = decoder.prefill(
-            parameters, rows.tokens, rows.mask.astype(jnp.int32), max(width - 1, 1)
+    decoder: Decoder
+    sampling: Sampling
+    parameters: Weights
+    prompts: Prompts
+    keys: jax.Array
+    slots: int
+
+    @property
+    def count(self) -> int:
+        return self.prompts.tokens.shape[0]
+
+    @property
+    def width(self) -> int:
+        return self.sampling.max_new_tokens
+
+    @property
+    def at_once(self) -> int:
+        return max(1, self.slots // _REFILLED_AT_ONCE)
+
+    def start(self) -> _Slots:
+        """The first prompts in the slots, with their first tokens."""
+        keys = self.keys[: self.slots]
+        cache, made = self.begin(jax.tree.map(lambda x: x[: self.slots], self.prompts), keys)
+        one, none = jnp.ones_like(made[0]), jnp.zeros_like(made[0])
+        written = tuple(jnp.pad(x[:, None], ((0, 0), (0, self.width - 1))) for x in made)
+        sample = jnp.arange(self.slots, dtype=jnp.int32)
+        finished = None
+        if self.slots < self.count:
+            finished = jax.tree.map(
+                lambda x: jnp.zeros((self.count, self.width), x.dtype), self.samples(written, none, none)
+            )
+        done = self.ended(made[0], one)
+        return _Slots(
+            cache,
+            made[0],
+            keys,
+            sample,
+            one,
+            none,
+            done,
+            jnp.int32(self.slots),
+            jnp.int32(0),
+            written,
+            finished,
         )
-        return cache, drawn(logits, keys, jnp.zeros(keys.shape, jnp.int32))
 
-    def columns(state: _Slots) -> Samples:
-        """What was written of each slot's sample, its first token first."""
-        places = jnp.arange(width)[None]
-        there = places < state.length[:, None]
-        if slots == n:  # all began at column 0
-            rows = state.written
-        else:
-            at = (state.first[:, None] + places) % width
-            rows = jax.tree.map(lambda x: jnp.take_along_axis(x, at, axis=1), state.written)
-        return Samples(
-            jnp.where(there, rows.tokens, sampling.pad_token), there,
-            jnp.where(there, rows.log_probs, 0), jnp.where(there, rows.policy_log_probs, 0),
-        )  # fmt: skip
+    def step(self, state: _Slots) -> _Slots:
+        """One more token of each slot; then the slots that are free take the next prompts."""
+        logits, cache = self.decoder.decode(self.parameters, state.cache, state.token)
+        made = self.draw(logits, state.keys, state.length)
+        column = (state.column + 1) % self.width
+        length = state.length + ~state.done
 
-    def waiting(state: _Slots) -> jax.Array:
-        free = jnp.sum(state.done, dtype=jnp.int32)
-        left = n - state.next
-        return (left > 0) & (free >= jnp.minimum(at_once, left))
+        def write(x: jax.Array, y: jax.Array) -> jax.Array:
+            if self.slots < self.count:  # what a slot that is done has written stays until it is handed in
+                y = jnp.where(state.done, jax.lax.dynamic_slice_in_dim(x, column, 1, axis=1)[:, 0], y)
+            return jax.lax.dynamic_update_slice_in_dim(x, y[:, None], column, axis=1)
 
-    def refill(state: _Slots) -> _Slots:
+        written = tuple(write(x, y) for x, y in zip(state.written, made, strict=True))
+        done = state.done | self.ended(made[0], length)
+        state = state._replace(
+            cache=cache, token=made[0], length=length, done=done, column=column, written=written
+        )
+        return state if self.slots == self.count else jax.lax.while_loop(self.refills, self.refill, state)
+
+    def refills(self, state: _Slots) -> jax.Array:
+        """Whether enough slots are free to take prompts, or as many as there are prompts."""
+        left = self.count - state.next
+        return (left > 0) & (jnp.sum(state.done, dtype=jnp.int32) >= jnp.minimum(self.at_once, left))
+
+    def refill(self, state: _Slots) -> _Slots:
         """The first free slots hand in what they have, and take the next prompts."""
-        order = jnp.argsort(~state.done, stable=True)[:at_once].astype(jnp.int32)
-        prompt = state.next + jnp.arange(at_once, dtype=jnp.int32)
-        taken = state.done[order] & (prompt < n)
-        slot = jnp.where(taken, order, slots)  # where there is none, nothing is written
-        leaving = jnp.where(taken, state.sample[order], n)
-        ready = jax.tree.map(lambda x: x[order], columns(state))
-        finished = jax.tree.map(lambda x, y: x.at[leaving].set(y, mode="drop"), state.finished, ready)
-        which = jnp.minimum(prompt, n - 1)
-        new_keys = keys[which]
-        fresh, (token, *log_probs) = begun(jax.tree.map(lambda x: x[which], prompts), new_keys)
-        old = state.cache
+        order = jnp.argsort(~state.done, stable=True)[: self.at_once].astype(jnp.int32)
+        prompt = state.next + jnp.arange(self.at_once, dtype=jnp.int32)
+        taken = state.done[order] & (prompt < self.count)
+        # Where none is taken, what is written goes beyond the last row, and is dropped.
+        slot = jnp.where(taken, order, self.slots)
+        leaving = jnp.where(taken, state.sample[order], self.count)
+        ready = self.samples(tuple(x[order] for x in state.written), state.first[order], state.length[order])
+        which = jnp.minimum(prompt, self.count - 1)
+        keys = self.keys[which]
+        fresh, made = self.begin(jax.tree.map(lambda x: x[which], self.prompts), keys)
+        one = jnp.ones_like(made[0])
 
         def put(x: jax.Array, y: jax.Array) -> jax.Array:
             return x.at[slot].set(y, mode="drop")
 
-        width_read = prompts.tokens.shape[1]
-
-        def put_prompt(x: jax.Array, y: jax.Array) -> jax.Array:
-            return x.at[slot, :, :width_read].set(y[:, :, :width_read], mode="drop")
-
-        cache = old._replace(
-            keys=jax.tree.map(put_prompt, old.keys, fresh.keys),
-            values=jax.tree.map(put_prompt, old.values, fresh.values),
-            prompt=put(old.prompt, fresh.prompt), position=put(old.position, fresh.position),
-            generated=put(old.generated, fresh.generated),
-        )  # fmt: skip
-        one = jnp.ones_like(token)
-        at = state.column
-
-        def write(x: jax.Array, y: jax.Array) -> jax.Array:
-            return x.at[slot, at].set(y, mode="drop")
-
         return state._replace(
-            cache=cache, token=put(state.token, token), keys=put(state.keys, new_keys),
-            sample=put(state.sample, prompt), length=put(state.length, one),
-            first=put(state.first, jnp.full_like(token, at)), done=put(state.done, ended(token, one)),
-            next=jnp.minimum(state.next + jnp.sum(taken, dtype=jnp.int32), n),
-            written=jax.tree.map(write, state.written, Samples(token, one > 0, *log_probs)),
-            finished=finished,
-        )  # fmt: skip
+            cache=_with_prompts(state.cache, fresh, slot),
+            token=put(state.token, made[0]),
+            keys=put(state.keys, keys),
+            sample=put(state.sample, prompt),
+            length=put(state.length, one),
+            first=put(state.first, jnp.full_like(one, state.column)),
+            done=put(state.done, self.ended(made[0], one)),
+            next=jnp.minimum(state.next + jnp.sum(taken, dtype=jnp.int32), self.count),
+            written=tuple(
+                x.at[slot, state.column].set(y, mode="drop") for x, y in zip(state.written, made, strict=True)
+            ),
+            finished=self.hand_in(state.finished, leaving, ready),
+        )
 
-    def step(state: _Slots) -> _Slots:
-        logits, cache = decoder.decode(parameters, state.cache, state.token)
-        token, *log_probs = drawn(logits, state.keys, state.length)
-        column = (state.column + 1) % width
-        length = state.length + ~state.done
+    def end(self, state: _Slots) -> Samples:
+        """All samples, of which the last are still in their slots."""
+        last = self.samples(state.written, state.first, state.length)
+        return last if state.finished is None else self.hand_in(state.finished, state.sample, last)
 
-        def write(x: jax.Array, y: jax.Array) -> jax.Array:
-            # What a slot that is done has written stays, until it is handed in.
-            kept = jnp.where(state.done, jax.lax.dynamic_slice_in_dim(x, column, 1, axis=1)[:, 0], y)
-            return jax.lax.dynamic_update_slice_in_dim(x, kept[:, None], column, axis=1)
+    def begin(self, prompts: Prompts, keys: jax.Array) -> tuple[Cache, tuple[jax.Array, ...]]:
+        """Caches of prompts, and their first tokens with log-probabilities."""
+        logits, cache = self.decoder.prefill(
+            self.parameters, prompts.tokens, prompts.mask.astype(jnp.int32), max(self.width - 1, 1)
+        )
+        return cache, self.draw(logits, keys, jnp.zeros(keys.shape, jnp.int32))
 
-        state = state._replace(
-            cache=cache, token=token, length=length, done=state.done | ended(token, length), column=column,
-            written=jax.tree.map(write, state.written, Samples(token, token >= 0, *log_probs)),
-        )  # fmt: skip
-        return state if slots == n else jax.lax.while_loop(waiting, refill, state)
+    def draw(self, logits: jax.Array, keys: jax.Array, position: jax.Array) -> tuple[jax.Array, ...]:
+        """Tokens [S] at these positions of their samples, with log-probabilities."""
+        found = draw(logits, jax.vmap(jax.random.fold_in)(keys, position), self.sampling)
+        return found[:2] if self.sampling.is_plain else found
 
-    cache, (token, *log_probs) = begun(jax.tree.map(lambda x: x[:slots], prompts), keys[:slots])
+    def ended(self, token: jax.Array, length: jax.Array) -> jax.Array:
+        """Whether samples [S] end with these tokens, which make them so long."""
+        stops = jnp.asarray(self.sampling.stop_tokens, jnp.int32)
+        return jnp.any(token[:, None] == stops[None], axis=1) | (length >= self.width)
 
-    def ring(first: jax.Array) -> jax.Array:
-        return jnp.pad(first[:, None], ((0, 0), (0, width - 1)))
+    def samples(self, written: tuple[jax.Array, ...], first: jax.Array, length: jax.Array) -> Samples:
+        """What was written of some slots' samples, the first token first."""
+        places = jnp.arange(self.width)[None]
+        if self.slots < self.count:  # else all began at column 0
+            at = (first[:, None] + places) % self.width
+            written = tuple(jnp.take_along_axis(x, at, axis=1) for x in written)
+        there = places < length[:, None]
+        log_probs = [jnp.where(there, each, 0) for each in written[1:]]
+        tokens = jnp.where(there, written[0], self.sampling.pad_token)
+        return Samples(tokens, there, log_probs[0], log_probs[-1])
 
-    count = jnp.ones_like(token)
-    nothing = None
-    if slots < n:
-        nothing = Samples(*(jnp.zeros((n, width), x.dtype) for x in (token, token > 0, *log_probs)))
-    state = _Slots(
-        cache, token, keys[:slots], jnp.arange(slots, dtype=jnp.int32), count, jnp.zeros_like(token),
-        ended(token, count), jnp.int32(slots), jnp.int32(0),
-        jax.tree.map(ring, Samples(token, token >= 0, *log_probs)), nothing,
-    )  # fmt: skip
-    if slots < n:
-        state = jax.lax.while_loop(waiting, refill, state)
-    if width > 1 or slots < n:
-        state = jax.lax.while_loop(lambda state: ~jnp.all(state.done), step, state)
-    if slots == n:
-        return columns(state)
-    return jax.tree.map(lambda x, y: x.at[state.sample].set(y, mode="drop"), state.finished, columns(state))
+    def hand_in(self, finished: Samples | None, sample: jax.Array, ready: Samples) -> Samples:
+        """Samples [N, C] with those of these numbers."""
+        return jax.tree.map(lambda x, y: x.at[sample].set(y, mode="drop"), finished, ready)
+
+
+def _with_prompts(cache: Cache, fresh: Cache, slot: jax.Array) -> Cache:
+    """A cache whose rows `slot` start over with other prompts."""
+    read = cache.prompt.shape[1]
+
+    def put(x: jax.Array, y: jax.Array) -> jax.Array:
+        return x.at[slot].set(y, mode="drop")
+
+    def put_prompts(x: jax.Array, y: jax.Array) -> jax.Array:
+        return x.at[slot, :, :read].set(y[:, :, :read], mode="drop")
+
+    return cache._replace(
+        keys=jax.tree.map(put_prompts, cache.keys, fresh.keys),
+        values=jax.tree.map(put_prompts, cache.values, fresh.values),
+        prompt=put(cache.prompt, fresh.prompt),
+        position=put(cache.position, fresh.position),
+        generated=put(cache.generated, fresh.generated),
+    )

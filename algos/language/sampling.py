@@ -40,6 +40,11 @@ class Sampling:
             if not holds:
                 raise FdgError(f"Sampling: {message}")
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether tokens are drawn from the softmax of the logits themselves."""
+        return self.temperature == 1 and self.top_k == 0 and self.top_p >= 1
+
 
 def filtered(logits: jax.Array, sampling: Sampling) -> jax.Array:
     """Logits [..., V] of the distribution that is drawn from at a temperature above 0, with minus infinities.
@@ -85,7 +90,7 @@ def draw(logits: jax.Array, keys: jax.Array, sampling: Sampling) -> tuple[jax.Ar
     noise = jax.vmap(functools.partial(jax.random.gumbel, shape=logits.shape[1:], dtype=logits.dtype))(keys)
     tokens = jnp.argmax(left + noise, axis=-1).astype(jnp.int32)
     own = _of(plain, tokens)
-    if sampling.temperature == 1 and sampling.top_k == 0 and sampling.top_p >= 1:
+    if sampling.is_plain:
         return tokens, own, own
     return tokens, _of(jax.nn.log_softmax(left, axis=-1), tokens), own
 
