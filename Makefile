@@ -61,7 +61,7 @@ lint: $(STAMP)
 		|| { echo 'error: distribution code in algos/ or envs/ (lines above): let a policy place the fragment' >&2; exit 1; }
 	@"$(BIN)/mkdocs" build --strict --quiet
 
-# Material for MkDocs says at every start that it will be followed by another program: docs/decisions/045.
+# Material for MkDocs says at every start that it will be followed by another program: docs/decisions/046.
 export NO_MKDOCS_2_WARNING := 1
 
 docs: $(STAMP)

@@ -1,0 +1,51 @@
+"""What mkdocstrings does not read of our docstrings by itself, for `mkdocs.yml`.
+
+Examples (`>>>`) that stand in the text become blocks of code, and the hyperparameters of an algorithm, those that
+it inherits too, a list with their defaults and what they are.
+"""
+
+import ast
+import re
+from typing import Any
+
+import griffe
+
+_EXAMPLE = re.compile(r"^>>> .*(?:\n(?!\s*$).*)*", re.MULTILINE)
+
+
+class Docstrings(griffe.Extension):
+    """See the module's docstring."""
+
+    def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Examples as blocks of code."""
+        if obj.docstring is not None:
+            obj.docstring.value = _EXAMPLE.sub(r"```pycon\n\g<0>\n```", obj.docstring.value)
+
+    def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
+        """Hyperparameters in the docstrings of their classes."""
+        if pkg.name == "algos":
+            for module in pkg.modules.values():
+                for found in module.classes.values():
+                    _list_hyperparameters(found)
+
+
+def _list_hyperparameters(found: Any) -> None:
+    if found.is_alias or found.docstring is None:
+        return
+    lines = []
+    for name, attribute in found.all_members.items():
+        value = str(getattr(attribute, "value", None) or "")
+        if not value.startswith("hyperparameter("):
+            continue
+        default, text = _arguments(value)
+        lines.append(f"- **`{name}`** (`{attribute.annotation}`, default `{default}`): {text}")
+    if lines:
+        found.docstring.value += "\n\n**Hyperparameters**\n\n" + "\n".join(lines) + "\n"
+
+
+def _arguments(call: str) -> tuple[str, str]:
+    """Default and description of `hyperparameter(default, description)`, as text."""
+    parsed = ast.parse(call, mode="eval").body
+    assert isinstance(parsed, ast.Call)
+    given = [*parsed.args, *(keyword.value for keyword in parsed.keywords)]
+    return ast.unparse(given[0]), ast.literal_eval(given[1])
