@@ -1,4 +1,4 @@
-"""A built wheel in an empty environment: installs it with all that it needs, and trains, outside the checkout.
+"""A built wheel in an empty environment: installs it with all that it needs, and trains, away from here.
 
     python -m bench.empty_environment            # some minutes: every library is installed
     python -m bench.empty_environment --extras gymnasium,onnx

@@ -5,8 +5,8 @@
     python -m bench.look_at_site --only tutorial --dark # of pages whose address has this in it
 
 Needs Chromium, its driver, and Selenium: on Debian `apt install chromium chromium-driver`, and `pip install
-selenium` in an environment with fdg (or in one of its own; `--python` then runs the code that is copied). Exit
-status 1 where anything is wrong.
+selenium` in an environment with fdg, or in one of its own; `--python` then runs the code that is copied.
+The exit status is 1 where anything is wrong.
 """
 
 import argparse
