@@ -1,7 +1,7 @@
 """What mkdocstrings does not read of our docstrings by itself, for `mkdocs.yml`.
 
-Examples (`>>>`) that stand in the text become blocks of code, and the hyperparameters of an algorithm, inherited
-ones too, a list with their defaults and what they are.
+Examples (`>>>`) that stand in the text become blocks of code, and an algorithm's hyperparameters,
+inherited ones too, a list with their defaults and what they are.
 """
 
 import ast
