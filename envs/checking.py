@@ -49,6 +49,11 @@ def check_spec(env: Any, single: bool = False) -> None:
     if isinstance(env, type):
         made = f"envs.vectorize({env.__name__}())"
         raise FdgError(f"env={given} is a class, and an environment is a value: write {made}")
+    if hasattr(env, "demonstration"):
+        raise FdgError(
+            f"env={_name(env)} is a task of text, for algorithms of language models: use --algo grpo, say, or"
+            f" sft, dpo, ppo_rlhf"
+        )
     package = type(env).__module__.partition(".")[0]
     if package in ("gymnasium", "gym") or hasattr(env, "unwrapped"):
         raise FdgError(f"env={given} is an environment of Gymnasium: write envs.make('gymnasium:NAME')")

@@ -4,6 +4,8 @@
 """
 
 from envs.text.characters import Text
+from envs.text.game import Reply, Said, TextGame, Transcript, play
+from envs.text.games import Calculator, Guess
 from envs.text.host_reward import HostReward
 from envs.text.registry import PREFIX, make, names
 from envs.text.task import (
@@ -19,18 +21,25 @@ from envs.text.tokenizers import CharacterTokenizer, HuggingFaceTokenizer, Token
 
 __all__ = [
     "PREFIX",
+    "Calculator",
     "CharacterTokenizer",
     "Demonstration",
+    "Guess",
     "HostReward",
     "HuggingFaceTokenizer",
     "Problem",
     "Prompts",
+    "Reply",
     "Reward",
+    "Said",
     "Text",
+    "TextGame",
     "TextProblem",
     "TextTask",
     "Tokenizer",
+    "Transcript",
     "exact",
     "make",
     "names",
+    "play",
 ]

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs.environment import check_keys
+from envs.text import codec
 from envs.text.characters import Text, equal, stripped
 from envs.text.host_reward import HostReward
 from envs.text.tokenizers import COMMON, CharacterTokenizer, Tokenizer
@@ -123,6 +124,16 @@ class TextTask:
     def name(self) -> str:
         """Name that `envs.make` knows it by."""
         return f"text:{self.problem.name}"
+
+    @property
+    def overrides(self) -> tuple[tuple[str, Any], ...]:
+        """What `envs.make` takes beside the name to make this task: the parameters that are not the usual
+        ones.
+        """
+        fields = dataclasses.fields(self.problem) if dataclasses.is_dataclass(self.problem) else ()
+        given = [(field.name, getattr(self.problem, field.name), field.default) for field in fields]
+        given.append(("max_response", self.max_response, None))
+        return tuple((name, value) for name, value, usual in given if value != usual)
 
     @property
     def prompt_length(self) -> int:
@@ -262,62 +273,21 @@ class TextTask:
         return _frame(self.tokenizer, self.problem.instruction)
 
     def _prompt(self, content: Any) -> tuple[jax.Array, jax.Array]:
-        text = self.problem.prompt(content)
-        ids, length = _encoded(self.tokenizer, text), text.length
-        before, after = (jnp.asarray(part, jnp.int32) for part in self._frame)
-        places = jnp.arange(self.prompt_length)
-        total = len(before) + length + len(after)
-        place = places - (self.prompt_length - total)  # from the first token on
-        tokens = _pieces(place, [(before, len(before)), (ids, length), (after, len(after))])
-        return jnp.where(place >= 0, tokens, self.tokenizer.pad), place >= 0
+        text, (before, after) = self.problem.prompt(content), self._frame
+        return codec.written(self.tokenizer, text, self.prompt_length, before, after, left_padded=True)
 
     def _response(self, content: Any) -> tuple[jax.Array, jax.Array]:
-        text = self.problem.solution(content)
-        stop = jnp.asarray(self.stop_tokens[:1], jnp.int32)
-        place = jnp.arange(self.response_length)
-        tokens = _pieces(place, [(_encoded(self.tokenizer, text), text.length), (stop, 1)])
-        mask = place <= text.length
-        return jnp.where(mask, tokens, self.tokenizer.pad), mask
+        text, stop = self.problem.solution(content), self.stop_tokens[:1]
+        return codec.written(self.tokenizer, text, self.response_length, after=stop)
 
     def _score(self, content: Any, tokens: jax.Array, mask: jax.Array) -> dict[str, jax.Array]:
-        response, finished = self._read(tokens, mask)
+        response, finished = codec.read(self.tokenizer, tokens, mask)
         scores = self.problem.score(content, response)
         return {name: jnp.where(finished, part, 0).astype(jnp.float32) for name, part in scores.items()}
-
-    def _read(self, tokens: jax.Array, mask: jax.Array) -> tuple[Text, jax.Array]:
-        """The text up to the stop token, and whether there is one."""
-        codes, counts = (jnp.asarray(table) for table in _tables(self.tokenizer))
-        stop = functools.reduce(jnp.logical_or, [tokens == s for s in self.stop_tokens]) & mask
-        said = mask & (jnp.cumsum(stop) == 0)
-        tokens = jnp.clip(tokens, 0, codes.shape[0] - 1)  # a model may have more rows than the tokenizer
-        sizes = jnp.where(said, counts[tokens], 0)
-        ends = jnp.cumsum(sizes)
-        width = tokens.shape[0] * codes.shape[1]
-        place = jnp.arange(width)
-        token = jnp.sum(place[:, None] >= ends[None, :], axis=1)  # the first whose text ends behind the place
-        token = jnp.clip(token, 0, tokens.shape[0] - 1)
-        within = jnp.clip(place - (ends - sizes)[token], 0, codes.shape[1] - 1)
-        read = codes[tokens[token], within].astype(jnp.int32)
-        return Text(jnp.where(place < ends[-1], read, 0), ends[-1].astype(jnp.int32)), jnp.any(stop)
 
     def _judged(self, answer: Any, tokens: jax.Array, mask: jax.Array, judge: HostReward) -> Reward:
         total = judge.call(self, (answer["prompt"], answer["prompt_mask"]), (tokens, mask), answer["content"])
         return Reward(total, {judge.name: total})
-
-
-def _pieces(place: jax.Array, pieces: list[tuple[jax.Array, Any]]) -> jax.Array:
-    """What stands at each place, of pieces of so many tokens one after the other; 0 where nothing does."""
-    found, offset = jnp.zeros(place.shape, jnp.int32), jnp.int32(0)
-    for tokens, length in pieces:
-        if tokens.shape[0]:
-            own = jnp.take(tokens, jnp.clip(place - offset, 0, tokens.shape[0] - 1))
-            found = jnp.where((place >= offset) & (place < offset + length), own, found)
-        offset = offset + length
-    return found
-
-
-def _encoded(tokenizer: Any, text: Text) -> jax.Array:
-    return jnp.take(jnp.asarray(_token_of_code(tokenizer)), jnp.clip(text.codes, 0, 127))
 
 
 def _is_held_out(identity: jax.Array) -> jax.Array:
@@ -338,13 +308,3 @@ def _mix(x: jax.Array) -> jax.Array:
 def _frame(tokenizer: Any, instruction: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     before, after = tokenizer.frame(instruction)
     return tuple(before), tuple(after)
-
-
-@functools.cache
-def _tables(tokenizer: Any) -> tuple[np.ndarray, np.ndarray]:
-    return tokenizer.codes_of_tokens()
-
-
-@functools.cache
-def _token_of_code(tokenizer: Any) -> np.ndarray:
-    return np.maximum(tokenizer.token_of_code(), 0)

@@ -1,0 +1,140 @@
+"""Two games of several turns: guessing a number, and arithmetic with a calculator as a tool."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from envs.text import codec
+from envs.text.characters import Text, concatenate, equal, literal, number, stripped, when
+from envs.text.expressions import evaluate
+from envs.text.game import Reply
+from envs.text.problems import Arithmetic, uniform, whole_number
+from envs.text.task import Problem, Prompts, Split, TextTask
+from envs.text.tokenizers import CharacterTokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class Guess:
+    """`0-99?` asks for a number that it thinks of, and says `more,` or `less,` to each guess.
+
+    The reward is 1 for the number, within so many turns.
+
+    Attributes:
+      largest: of the numbers, from 0.
+      turns: guesses.
+    """
+
+    largest: int = 99
+    turns: int = 7
+    name: ClassVar[str] = "guess"
+    tokenizer: ClassVar[CharacterTokenizer] = CharacterTokenizer()
+    reply_length: ClassVar[int] = 5
+
+    def __post_init__(self) -> None:
+        whole_number(self, "largest", 1, 9999)
+        whole_number(self, "turns", 1, 32)
+
+    @property
+    def prompt_length(self) -> int:
+        """A beginning, and `0-99?`."""
+        return len(str(self.largest)) + 4
+
+    @property
+    def response_length(self) -> int:
+        """A number, and an end."""
+        return len(str(self.largest)) + 1
+
+    def sample(self, keys: jax.Array, split: Split = "train") -> Problem:
+        """Numbers to guess. Every number is asked for; the splits differ in what is drawn for a key."""
+        salt = {"train": 0, "test": 1}[split]
+        targets = jax.vmap(lambda key: uniform(jax.random.fold_in(key, salt), (), 0, self.largest))(keys)
+        row = codec.written(
+            self.tokenizer,
+            literal(f"0-{self.largest}?"),
+            self.prompt_length,
+            before=(self.tokenizer.bos,),
+            left_padded=True,
+        )
+        prompts = Prompts(*[jnp.broadcast_to(part, (keys.shape[0], self.prompt_length)) for part in row])
+        return Problem(prompts, targets)
+
+    def reply(self, state: jax.Array, tokens: jax.Array, mask: jax.Array) -> Reply:
+        """`more,`, `less,` or the end."""
+
+        def one(target: jax.Array, tokens: jax.Array, mask: jax.Array) -> tuple[Any, ...]:
+            said, _ = codec.read(self.tokenizer, tokens, mask)
+            guess = evaluate(said)
+            high = guess.valid & (guess.numerator > target * guess.denominator)
+            hint = concatenate(when(high, literal("less,")), when(~high, literal("more,")))
+            right = guess.equals(target)
+            return *codec.written(self.tokenizer, hint, self.reply_length), right
+
+        words, shown, right = jax.vmap(one)(state, tokens, mask)
+        return Reply(state, words, shown, right.astype(jnp.float32), right)
+
+
+@dataclasses.dataclass(frozen=True)
+class Calculator:
+    """`17*23-5=` with a tool: `?17*23` is answered with `391,`, or `?,` where that is no expression.
+
+    Whatever does not begin with a question mark is the answer, and ends the conversation; the reward is 1 if
+    it is right.
+
+    Attributes:
+      terms: how many numbers.
+      digits: of each.
+      turns: how often the model may speak, the answer included.
+    """
+
+    terms: int = 3
+    digits: int = 2
+    turns: int = 3
+    name: ClassVar[str] = "calculator"
+    tokenizer: ClassVar[CharacterTokenizer] = CharacterTokenizer()
+
+    def __post_init__(self) -> None:
+        whole_number(self, "turns", 1, 16)
+        Arithmetic(self.terms, self.digits)
+
+    @property
+    def task(self) -> TextTask:
+        """The problems, without the tool."""
+        return TextTask(Arithmetic(self.terms, self.digits), self.tokenizer)
+
+    @property
+    def prompt_length(self) -> int:
+        """That of the problems."""
+        return self.task.prompt_length
+
+    @property
+    def response_length(self) -> int:
+        """A question mark, the whole expression, and an end."""
+        return self.task.problem.prompt_length + 1
+
+    @property
+    def reply_length(self) -> int:
+        """A number, a sign and a comma."""
+        return self.task.problem.response_length + 1
+
+    def sample(self, keys: jax.Array, split: Split = "train") -> Problem:
+        """Problems, and what solves them."""
+        return self.task.sample(keys, split)
+
+    def reply(self, state: Any, tokens: jax.Array, mask: jax.Array) -> Reply:
+        """What the tool says, or the end."""
+        problem = self.task.problem
+
+        def one(content: Any, tokens: jax.Array, mask: jax.Array) -> tuple[Any, ...]:
+            said, ended = codec.read(self.tokenizer, tokens, mask)
+            asks = said.codes[0] == ord("?")
+            value = evaluate(Text(jnp.roll(said.codes, -1).at[-1].set(0), said.length - 1))
+            whole = value.valid & (value.numerator % value.denominator == 0)
+            shown = number(value.numerator // value.denominator, self.reply_length - 2)
+            answer = concatenate(when(whole, shown), when(~whole, literal("?")), literal(","))
+            right = ended & ~asks & equal(stripped(said), problem.solution(content))
+            return *codec.written(self.tokenizer, answer, self.reply_length), right, ~asks
+
+        words, shown, right, done = jax.vmap(one)(state, tokens, mask)
+        return Reply(state, words, shown, right.astype(jnp.float32), done)

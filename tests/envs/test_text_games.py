@@ -1,0 +1,182 @@
+"""Conversations in turns, played by models that are written by hand; and the tokenizers of checkpoints."""
+
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tokenizers
+
+import envs
+import fdg
+from envs.text import Calculator, CharacterTokenizer, Guess, HuggingFaceTokenizer, Said, play
+
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+jit = functools.partial(jax.jit, compiler_options=QUICK)
+
+
+def speaking(texts, game):
+    """What a model says that says these words, each with its end: tokens, mask, and a number of each
+    token.
+    """
+    rows = np.zeros((len(texts), game.response_length), np.int32)
+    for row, text in zip(rows, texts, strict=True):
+        ids = [*game.tokenizer.encode(text), game.tokenizer.eos]
+        row[: len(ids)] = ids
+    return Said(jnp.asarray(rows), jnp.asarray(rows > 0), jnp.asarray(rows) * 0.5)
+
+
+def played(game, problem, said):
+    """The transcript of a model that says these words, and what it had heard at each turn."""
+
+    @jit
+    def run(problem):
+        contexts = []
+
+        def speak(context, turn):
+            contexts.append(context)
+            return speaking(said[turn], game)
+
+        return play(game, problem, speak), contexts
+
+    return run(problem)
+
+
+def words(tokenizer, tokens, mask):
+    return [
+        tokenizer.decode(row[shown]) for row, shown in zip(np.asarray(tokens), np.asarray(mask), strict=True)
+    ]
+
+
+def test_a_conversation_worked_by_hand():
+    """Three numbers to guess: found at the second guess, at the first, and never."""
+    game = Guess(largest=99, turns=3)
+    problem = jit(game.sample)(jax.random.split(jax.random.key(0), 3))._replace(answer=jnp.array([7, 50, 99]))
+    said = [["50", "50", "50"], ["7", "1", "x"], ["7", "1", "98"]]
+    script, contexts = played(game, problem, said)
+    seen = [words(game.tokenizer, *context) for context in contexts]
+    assert seen[1] == ["0-99?50less,", "0-99?50", "0-99?50more,"]
+    assert seen[2] == ["0-99?50less,7", "0-99?50", "0-99?50more,xmore,"]
+    assert words(game.tokenizer, script.tokens, script.mask) == [
+        "0-99?50less,7", "0-99?50", "0-99?50more,xmore,98more,"
+    ]  # fmt: skip
+    # A loss counts what the model said, its ends included, and nothing of the game.
+    assert words(game.tokenizer, script.tokens, script.said) == ["507", "50", "50x98"]
+    assert np.sum(script.said, axis=1).tolist() == [5, 3, 8]
+    np.testing.assert_array_equal(script.about, np.where(script.said, np.asarray(script.tokens) * 0.5, 0))
+    assert (np.diff(np.asarray(script.mask).astype(int), axis=1) >= 0).all() and script.mask[:, -1].all()
+    assert script.reward.total.tolist() == [1, 1, 0] and script.turns.tolist() == [2, 1, 3]
+    assert {name: part.tolist() for name, part in script.reward.parts.items()} == {
+        "turn 1": [0, 1, 0], "turn 2": [1, 0, 0], "turn 3": [0, 0, 0]
+    }  # fmt: skip
+
+
+def test_a_tool_is_asked_and_answers():
+    game = Calculator(terms=3, digits=2, turns=3)
+    contents = jnp.array([[17, 23, 5]] * 3), jnp.array([[2, 1]] * 3)  # 17*23-5
+    problem = envs.text.Problem(jit(game.task.prompts)(contents), contents)
+    said = [["?17*23", "386", "?17*"], ["386", "386", "?391-5"], ["", "", "385"]]
+    script, _ = played(game, problem, said)
+    assert words(game.tokenizer, script.tokens, script.mask) == [
+        "17*23-5=?17*23391,386", "17*23-5=386", "17*23-5=?17*?,?391-5386,385"
+    ]  # fmt: skip
+    assert script.reward.total.tolist() == [1, 1, 0] and script.turns.tolist() == [2, 1, 3]
+    shapes = jax.eval_shape(game.sample, jax.random.split(jax.random.key(1), 2))
+    assert shapes.prompts.tokens.shape == (2, game.prompt_length)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A directory as Hugging Face's, with a byte-level tokenizer that joins some digits."""
+    path = tmp_path_factory.mktemp("checkpoint")
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<|end|>", "<|user|>", "<|model|>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    made.train_from_iterator(["12 12 123 1234 46 46 46 the number alone", "Ünïcode"], trainer)
+    made.save(str(path / "tokenizer.json"))
+    template = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}<|model|>"
+    config = {"eos_token": "<|end|>", "chat_template": template}
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    return path
+
+
+def test_a_task_in_the_words_of_a_checkpoint(checkpoint):
+    tokenizer = HuggingFaceTokenizer(str(checkpoint))
+    assert tokenizer == HuggingFaceTokenizer(str(checkpoint))
+    assert tokenizer.stops == (tokenizer.encode("<|end|>")[0],)
+    task = envs.make("text:addition").with_tokenizer(tokenizer, max_response=6)
+    keys = jax.random.split(jax.random.key(0), 4)
+
+    def run(keys):
+        problem = task.sample(keys)
+        shown = task.demonstration(keys)
+        return problem, shown, task.reward(problem.answer, shown.responses, shown.mask)
+
+    problem, shown, reward = jit(run)(keys)
+    plain = envs.make("text:addition").texts(*jit(envs.make("text:addition").sample)(keys).prompts)
+    raw = tokenizers.Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    for tokens, mask, text in zip(*map(np.asarray, problem.prompts), plain, strict=True):
+        said = raw.decode(tokens[mask].tolist(), skip_special_tokens=False)
+        assert said == f"<|user|>Work this out. Answer with the number alone.\n{text}<|end|><|model|>"
+    assert reward.total.tolist() == [1] * 4
+    assert task.texts(shown.responses, shown.mask) == [str(eval(text[:-1])) for text in plain]
+    # An answer in the tokenizer's own way, digits joined, is as good; so is one with a blank in front.
+    answer = jnp.array([[12, 34]] * 4)
+    rows = np.full((4, 6), tokenizer.pad)
+    for row, text in zip(rows, ("46", " 46", "4 6", "Ü46"), strict=True):
+        ids = [*tokenizer.encode(text), *tokenizer.stops]
+        row[: len(ids)] = ids
+    assert len(tokenizer.encode("46")) == 1
+    ended = np.cumsum(np.cumsum(rows == tokenizer.eos, axis=1), axis=1) <= 1
+    assert jit(task.reward)(answer, jnp.asarray(rows), jnp.asarray(ended)).total.tolist() == [1, 1, 0, 0]
+
+
+def test_the_tables_are_what_the_tokenizer_decodes(checkpoint):
+    tokenizer = HuggingFaceTokenizer(str(checkpoint))
+    codes, counts = tokenizer.codes_of_tokens()
+    assert len(counts) == tokenizer.vocab_size
+    for token in range(3, tokenizer.vocab_size):
+        text = tokenizer.decode([token])
+        read = bytes(codes[token, : counts[token]]).decode()
+        assert read == (text if text.isascii() and len(text) <= 12 else "\x7f"), (token, text)
+    assert (counts[:3] == 0).all()
+    table = tokenizer.token_of_code()
+    assert all(tokenizer.decode([table[ord(c)]]) == c for c in CharacterTokenizer().alphabet)
+
+
+def test_broken_checkpoints_are_one_line(tmp_path, checkpoint):
+    def refused(make, *names):
+        with pytest.raises(fdg.FdgError) as error:
+            make()
+        assert "\n" not in str(error.value) and all(name in str(error.value) for name in names), error.value
+
+    refused(lambda: HuggingFaceTokenizer(str(tmp_path / "none")), "there is no file tokenizer.json")
+    (tmp_path / "tokenizer.json").write_text("{")
+    refused(lambda: HuggingFaceTokenizer(str(tmp_path)), "tokenizer.json", "cannot be read")
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "tokenizer.json").write_text((checkpoint / "tokenizer.json").read_text())
+    bare = HuggingFaceTokenizer(str(tmp_path / "bare"))
+    refused(lambda: bare.stops, "eos token")
+    refused(lambda: bare.chat([]), "no chat_template")
+    (tmp_path / "bare" / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": "<|end|>", "chat_template": "{{ raise_exception('no system') }}"})
+    )
+    other = tmp_path / "other"
+    (tmp_path / "bare").rename(other)
+    refused(lambda: HuggingFaceTokenizer(str(other)).chat([]), "its chat template raised", "no system")
+    refused(lambda: HuggingFaceTokenizer(str(checkpoint)).decode([10**6]), "token 1000000 at 0")
+
+
+def test_a_task_of_text_is_no_environment():
+    with pytest.raises(fdg.FdgError, match="env=text:addition is a task of text"):
+        envs.check_spec(envs.make("text:addition"))
+    assert envs.make("text:addition", digits=3).overrides == (("digits", 3),)
+    assert envs.make("text:addition", digits=2, max_response=9).overrides == (("max_response", 9),)
