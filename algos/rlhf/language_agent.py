@@ -5,6 +5,8 @@ Letters in shapes: `B` prompts of an iteration, `G` responses to each, `N = B * 
 """
 
 import dataclasses
+import functools
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -13,14 +15,17 @@ import optax
 
 import fdg
 from algos.hyperparameters import hyperparameter, require, require_positive, require_types
+from algos.language import lora, weights
 from algos.language.config import DecoderConfig
 from algos.language.decoder import Decoder
 from algos.language.generation import Samples, generate
 from algos.language.sampling import Sampling
 from algos.rlhf import data, updates
 from algos.rlhf.responses import Responses, finished
-from envs.text import Problem, Prompts, Reward, TextTask
-from fdg.errors import FdgError, unknown_name
+from envs.text import HuggingFaceTokenizer, Problem, Prompts, Reward, TextTask
+from fdg.errors import FdgError, HostError, unknown_name
+
+_LONGEST = 64  # tokens of a response, where a checkpoint's tokenizer has no one token for each character
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,10 +33,11 @@ class LanguageAgent:
     """Base of the algorithms that train a decoder on a text task; a user's own needs none.
 
     A subclass is a frozen dataclass with more fields, and with `init` and `iterate`. What it learns is a
-    decoder: one of the task's vocabulary and the sizes here, or any `decoder`.
+    decoder: one of the task's vocabulary and the sizes here, the checkpoint in `model`, or any `decoder`.
 
     Raises:
-      FdgError: (construction) a field out of range, a task that does not fit the network.
+      FdgError: (construction) a field out of range, a task that does not fit the network,
+        a checkpoint that cannot be read.
     """
 
     default_env: ClassVar[str] = "text:addition"  # of the command line, where it names none
@@ -45,6 +51,9 @@ class LanguageAgent:
 
     env: TextTask
     decoder: Decoder | None = hyperparameter(None, "the network; None for one made of the fields below")
+    model: str | None = hyperparameter(
+        None, "folder with a checkpoint in Hugging Face's format to begin with (None: begin from nothing)"
+    )
     hidden_size: int = hyperparameter(128, "width of the network")
     num_layers: int = hyperparameter(2, "its blocks")
     num_heads: int = hyperparameter(4, "its heads of queries")
@@ -58,7 +67,7 @@ class LanguageAgent:
     lora_alpha: float = hyperparameter(16.0, "adapters are scaled by this over their rank")
     max_response: int | None = hyperparameter(
         None,
-        "tokens of a response (None: what the task's longest answer takes",
+        "tokens of a response (None: what the task's longest answer takes; 64 for a checkpoint's tokenizer",
     )
     num_prompts: int = hyperparameter(32, "prompts of an iteration")
     total_steps: int = hyperparameter(64_000, "responses of the whole run")
@@ -247,6 +256,8 @@ class LanguageAgent:
             "lora_rank": self.lora_rank,
             "lora_alpha": self.lora_alpha,
         }
+        if self.model is not None:
+            return Decoder(dataclasses.replace(_config(self.model), **options))
         return Decoder(
             DecoderConfig(
                 vocab_size=self.env.tokenizer.vocab_size,
@@ -267,11 +278,16 @@ class LanguageAgent:
 
     def _first_parameters(self, key: jax.Array) -> Any:
         """Of a fresh network, or of the checkpoint."""
-        return self.network.init(key)
+        if self.model is None:
+            return self.network.init(key)
+        plain = Decoder(dataclasses.replace(self.network.config, lora_rank=0))
+        # A call to the host, not constants of the program: the files are read as it runs.
+        base = jax.pure_callback(functools.partial(_weights, self.model), jax.eval_shape(plain.init, key))
+        return self.network.with_adapters(base, key) if self.lora_rank else base
 
     def _trained(self, parameters: Any) -> Any:
         """The part of the parameters that learns: all, or the adapters."""
-        return parameters["adapters"] if "base" in parameters else parameters
+        return lora.split(parameters)[0]
 
     def _with_trained(self, parameters: Any, trained: Any) -> Any:
         """The parameters with that part."""
@@ -345,7 +361,15 @@ class LanguageAgent:
         }
 
     def _check_network(self) -> None:
-        if self.max_response is not None and self.max_response != self.env.max_response:
+        if self.model is not None:
+            require(self, self.decoder is None, "model= and decoder= both say what the network is: give one")
+            _config(self.model)  # is there, and can be read
+            plain = not isinstance(self.env.tokenizer, HuggingFaceTokenizer)
+            if plain and (Path(self.model) / "tokenizer.json").exists():
+                longest = self.max_response or _LONGEST
+                env = self.env.with_tokenizer(HuggingFaceTokenizer(self.model), max_response=longest)
+                object.__setattr__(self, "env", env)
+        elif self.max_response is not None and self.max_response != self.env.max_response:
             object.__setattr__(self, "env", dataclasses.replace(self.env, max_response=self.max_response))
         config, env = self.network.config, self.env
         require(
@@ -368,3 +392,17 @@ def _repeated(x: jax.Array, times: int) -> jax.Array:
     if times == 1:
         return x
     return jnp.broadcast_to(x[:, None], (x.shape[0], times, *x.shape[1:])).reshape(-1, *x.shape[1:])
+
+
+def _weights(path: str) -> Any:
+    """Of a checkpoint on disk; called as a program runs."""
+    try:
+        return weights.load(path)[1]
+    except FdgError as error:
+        raise HostError(str(error)) from error
+
+
+@functools.lru_cache(maxsize=16)
+def _config(path: str) -> DecoderConfig:
+    """Of a checkpoint on disk."""
+    return weights.read_config(path)

@@ -15,12 +15,13 @@ import pytest
 
 import algos
 import envs
-from algos.language import Decoder, DecoderConfig
+from algos.language import Decoder, DecoderConfig, weights
 from algos.rlhf import data, updates
 from algos.rlhf.group_relative import Batch
 from algos.rlhf.responses import Responses, finished, scores
 from envs.text import Prompts, Reward
 from fdg.errors import FdgError
+from tests.conformance.comparison import assert_same
 
 TASK = "text:addition"
 SMALL = {"num_prompts": 4, "hidden_size": 8, "num_layers": 1, "num_heads": 2}
@@ -188,6 +189,7 @@ def test_the_order_of_problems_follows_from_key_and_iteration_alone():
         ("ppo_rlhf", {"gae_lambda": 1.5}, "gae_lambda=1.5: it must be from 0 to 1"),
         ("sft", {"dataset_size": 2}, "dataset_size=2 is less than the num_prompts=4"),
         ("sft", {"top_p": 0.0}, "top_p=0.0"),
+        ("sft", {"model": "/no/such/folder"}, "/no/such/folder"),
         ("sft", {"temperature": 0.0}, "temperature=0.0: it must be above zero"),
         (
             "sft",
@@ -201,6 +203,20 @@ def test_what_cannot_be_is_refused_in_one_line(name, fields, said):
     with pytest.raises(FdgError, match=said) as caught:
         made(name, **fields)
     assert "\n" not in str(caught.value)
+
+
+def test_a_checkpoint_on_disk_is_what_learning_begins_with(tmp_path):
+    decoder = Decoder(DecoderConfig.tiny(56, hidden_size=8, num_layers=1, num_heads=2, num_kv_heads=1))
+    parameters = jax.jit(decoder.init)(jax.random.key(3))
+    weights.save(tmp_path, decoder, parameters)
+    algorithm = made("sft", model=str(tmp_path))
+    assert algorithm.network == decoder
+    assert_same(parameters, algorithm._first_parameters(jax.random.key(0)), 0)
+    with pytest.raises(FdgError, match="give one"):
+        made("sft", model=str(tmp_path), decoder=decoder)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"HostError: {tmp_path}: it has neither"):
+        jax.block_until_ready(algorithm._first_parameters(jax.random.key(0)))
 
 
 def test_an_environment_is_no_text_task():

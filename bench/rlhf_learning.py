@@ -1,0 +1,133 @@
+"""How far GRPO gets beyond imitation: curves and samples of `docs/results.md`.
+
+    python -m bench.rlhf_learning addition                       # 5 seeds, one after the other, into runs/rlhf/
+    python -m bench.rlhf_learning addition --reward random       # the same with a reward that knows nothing
+    python -m bench.rlhf_learning sorting --seeds 1 --scale 0.1  # a tenth of the steps, to try it
+
+Each seed first imitates right answers until `start` of the held-out problems (greedily) are right, and goes on from
+there by rewards alone. What is written: `runs/rlhf/TASK-REWARD.json`, with the return on 512 held-out problems at the
+start, at the end, and what was asked of it.
+"""
+
+import argparse
+import dataclasses
+import json
+import shutil
+import zlib
+from pathlib import Path
+from typing import Any
+
+import algos
+import envs
+import fdg
+
+RUNS = Path("runs/rlhf")
+EPISODES = 512
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """One task.
+
+    Attributes:
+      env: with its parameters.
+      start: the share of right answers at which imitation ends.
+      sft, grpo: hyperparameters.
+      at_least: what is asked of the return at the end; or of its ratio to that at the start.
+    """
+
+    env: str
+    start: float
+    sft: dict[str, Any]
+    grpo: dict[str, Any]
+    at_least: float
+    as_ratio: bool = False
+
+
+_NETWORK = {"hidden_size": 96, "num_layers": 3, "num_heads": 4}
+_SFT = {"num_prompts": 128, "learning_rate": 1e-3, "warmup": 20}
+_GRPO = {
+    "num_prompts": 32, "group_size": 8, "variant": "dr_grpo", "learning_rate": 3e-4, "warmup": 5,
+}  # fmt: skip
+
+EXPERIMENTS = {
+    "sorting": Experiment(
+        "text:sorting", 0.3, {**_SFT, "total_steps": 256_000}, {**_GRPO, "total_steps": 256_000}, 0.95
+    ),
+    "addition": Experiment(
+        "text:addition", 0.3, {**_SFT, "total_steps": 640_000}, {**_GRPO, "total_steps": 384_000}, 0.98
+    ),
+    "countdown": Experiment(
+        "text:countdown", 0.2, {**_SFT, "total_steps": 640_000}, {**_GRPO, "total_steps": 384_000}, 2.0, True
+    ),
+    # Small enough to see it learn within a minute.
+    "small": Experiment(
+        "text:addition?digits=1",
+        0.3,
+        {**_SFT, "num_prompts": 64, "total_steps": 64_000, "hidden_size": 48, "num_layers": 2},
+        {**_GRPO, "num_prompts": 16, "total_steps": 25_600, "hidden_size": 48, "num_layers": 2},
+        0.95,
+    ),
+}
+
+
+def at_random(prompts: list[str], responses: list[str], answers: list[Any]) -> list[float]:
+    """A reward that has nothing to do with the answer: a bit of a hash of the text."""
+    texts = (f"{prompt}|{response}" for prompt, response in zip(prompts, responses, strict=True))
+    return [float(zlib.crc32(text.encode()) >> 7 & 1) for text in texts]
+
+
+def one_seed(name: str, seed: int, reward: str, scale: float) -> dict[str, Any]:
+    """Trains one seed, and says what its held-out returns are before and after."""
+    chosen = EXPERIMENTS[name]
+    task, parameters = envs.parse(chosen.env)
+    env = envs.make(task, **parameters)
+    folder = RUNS / f"{name}-{reward}-{seed}"
+    shutil.rmtree(folder, ignore_errors=True)
+    imitation = fdg.fit(
+        algos.SFT(env=env, **{**_NETWORK, **_scaled(chosen.sft, scale)}),
+        seed=seed,
+        devices=1,
+        out=folder / "sft",
+        eval_every=10,
+        stop_at=chosen.start,
+        eval_episodes=EPISODES,
+    )
+    judged = env if reward == "task" else env.with_reward(at_random)
+    learned = fdg.fit(
+        algos.GRPO(env=judged, **{**_NETWORK, **_scaled(chosen.grpo, scale)}),
+        seed=seed,
+        devices=1,
+        out=folder / "grpo",
+        start_from=folder / "sft",
+        eval_every=50 if reward == "task" else None,
+        eval_episodes=0,
+    )
+    before = imitation.evaluate(EPISODES).mean
+    after = learned.evaluate(EPISODES, env=env).mean  # judged by the task, whatever it learned from
+    return {"seed": seed, "start": before, "end": after}
+
+
+def _scaled(fields: dict[str, Any], scale: float) -> dict[str, Any]:
+    return {**fields, "total_steps": int(fields["total_steps"] * scale)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("task", choices=EXPERIMENTS)
+    parser.add_argument("--reward", choices=("task", "random"), default="task")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--scale", type=float, default=1.0, help="of all numbers of steps")
+    given = parser.parse_args()
+    chosen = EXPERIMENTS[given.task]
+    rows = []
+    for seed in range(given.seeds):
+        rows.append(one_seed(given.task, seed, given.reward, given.scale))
+        print(rows[-1], flush=True)
+    asked = f"{'ratio' if chosen.as_ratio else 'return'} >= {chosen.at_least:g}"
+    text = json.dumps({"task": chosen.env, "reward": given.reward, "asked": asked, "seeds": rows}, indent=1)
+    (RUNS / f"{given.task}-{given.reward}.json").write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
