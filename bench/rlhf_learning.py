@@ -1,12 +1,12 @@
 """How far GRPO gets beyond imitation: curves and samples of `docs/results.md`.
 
-    python -m bench.rlhf_learning addition                       # 5 seeds, one after the other, into runs/rlhf/
-    python -m bench.rlhf_learning addition --reward random       # the same with a reward that knows nothing
+    python -m bench.rlhf_learning addition                       # 5 seeds, one after the other
+    python -m bench.rlhf_learning addition --reward random       # a reward that knows nothing
     python -m bench.rlhf_learning sorting --seeds 1 --scale 0.1  # a tenth of the steps, to try it
 
-Each seed first imitates right answers until `start` of the held-out problems (greedily) are right, and goes on from
-there by rewards alone. What is written: `runs/rlhf/TASK-REWARD.json`, with the return on 512 held-out problems at the
-start, at the end, and what was asked of it.
+Each seed first imitates right answers until `start` of the held-out problems (greedily) are right, and goes
+on from there by rewards alone. `runs/rlhf/TASK-REWARD.json` has the return on 512 held-out problems at the start
+and at the end, and what was asked of it.
 """
 
 import argparse
