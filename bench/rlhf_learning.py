@@ -5,8 +5,8 @@
     python -m bench.rlhf_learning sorting --seeds 1 --scale 0.1  # a tenth of the steps, to try it
 
 Each seed first imitates right answers until `start` of the held-out problems (greedily) are right, and goes
-on from there by rewards alone. `runs/rlhf/TASK-REWARD.json` has the return on 512 held-out problems at the start
-and at the end, and what was asked of it.
+on from there by rewards alone. `runs/rlhf/TASK-REWARD.json` has the return on 512 held-out problems at the
+start and at the end, and what was asked of it.
 """
 
 import argparse

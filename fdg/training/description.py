@@ -166,6 +166,6 @@ def _values(cls: Any, said: Mapping[str, Any]) -> dict[str, Any]:
 def _from_json(value: Any, kind: str) -> Any:
     if isinstance(value, list):
         return tuple(_from_json(item, kind) for item in value)
-    if isinstance(value, str) and "float" in kind and "str" not in kind:
+    if isinstance(value, str) and "float" in kind and "str" not in kind and "Literal" not in kind:
         return float(value)
     return value

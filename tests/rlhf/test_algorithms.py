@@ -7,6 +7,7 @@ the divergence in the reward: arXiv 1909.08593, equation 2.
 
 import dataclasses
 import functools
+import json
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +16,14 @@ import pytest
 
 import algos
 import envs
+import policies
 from algos.language import Decoder, DecoderConfig, weights
 from algos.rlhf import data, updates
 from algos.rlhf.group_relative import Batch
 from algos.rlhf.responses import Responses, finished, scores
 from envs.text import Prompts, Reward
 from fdg.errors import FdgError
+from fdg.training.description import describe, rebuild
 from tests.conformance.comparison import assert_same
 
 TASK = "text:addition"
@@ -231,6 +234,17 @@ def test_prompts_of_somebody_are_answered_or_refused():
         algorithm.answer(state, ["1+1=", "Ω"])
     with pytest.raises(FdgError, match="prompt 0"):
         algorithm.answer(state, ["1" * 50])
+
+
+@pytest.mark.parametrize(
+    "env", ["text:addition", "text:addition?digits=1&max_response=7", "text:countdown?count=4"]
+)
+def test_a_run_from_python_can_be_made_again_from_its_file(env):
+    name, parameters = envs.parse(env)
+    algorithm = algos.GRPO(env=envs.make(name, **parameters), **SMALL, variant="dapo", clip_low=0.1)
+    said = json.loads(json.dumps(describe(algorithm, policies.GPUOnly())))
+    assert "rebuilds" not in said
+    assert rebuild(said)[0] == algorithm
 
 
 def test_equal_algorithms_hash_alike():
