@@ -144,8 +144,46 @@ def launched(case: str, folder: Path, alone: Path) -> str:
     return f"status {status}; {rows} iterations, largest relative difference {most:.1e}{after}"
 
 
+FLEET = (
+    "--env ray:gymnasium:CartPole-v1 --env-workers 2 --num-envs 5 --num-steps 16 --hidden 8 --num-minibatches 1"
+    " --total-steps 24000 --eval-episodes 0"
+)
+KILLS = 3
+
+
+def fleet(folder: Path, seed: int = 0) -> str:
+    """A run whose environment's workers are killed at random moments: what it lost, and what it says."""
+    run, log = folder / "worker", folder / "worker.log"
+    random = np.random.default_rng(seed)
+    with cluster(1, cpus=3) as (address, raylets):
+        os.environ["RAY_ADDRESS"] = address
+        process = start(f"fdg.train {FLEET} --out {run}", log)
+        wait_for_checkpoint(run, process)
+        for _ in range(KILLS):
+            time.sleep(random.uniform(0, 5))
+            before = log.read_text().count("start anew")
+            victims = children(raylets.pid, "ray::Worker")
+            os.kill(int(random.choice(victims)), signal.SIGKILL)
+            while log.read_text().count("start anew") == before and process.poll() is None:
+                time.sleep(0.1)
+        try:
+            status = process.wait(_PATIENCE)
+        finally:
+            process.kill()
+            del os.environ["RAY_ADDRESS"]
+    said = [line for line in log.read_text().splitlines() if "start anew" in line]
+    expected = sum(int(line.split("; ")[1].split()[0]) for line in said)
+    last = next(line for line in reversed(log.read_text().splitlines()) if line.startswith("lost "))
+    rows, summary = list(read_metrics(run / "metrics.jsonl")), read_summary(run) or {}
+    counted = rows[-1]["lost_episodes"], summary.get("lost_episodes")
+    return (
+        f"status {status}; {len(rows)} of 300 iterations; {len(said)} of {KILLS} kills cost {expected} episodes,"
+        f" counted {counted[0]} and {counted[1]}: {last}"
+    )
+
+
 LAUNCHED = ("whole", "actor", "process", "node", "named")
-CASES = (*LAUNCHED,)
+CASES = (*LAUNCHED, "worker")
 
 
 def main() -> None:
@@ -162,7 +200,8 @@ def main() -> None:
         if not read_summary(alone) and start(words, folder / "alone.log").wait(_PATIENCE):
             raise SystemExit((folder / "alone.log").read_text())
         for case in given.cases:
-            print(f"{case:8} {launched(case, folder, alone)}", flush=True)
+            said = fleet(folder) if case == "worker" else launched(case, folder, alone)
+            print(f"{case:8} {said}", flush=True)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ _SILENT_SECONDS = 40.0  # after which a host that does not answer counts as gone
 _RESERVE_SECONDS = 15.0  # until all nodes have made room; Ray may not know yet that one is gone
 _RETRY_SECONDS = 150.0  # in which a restart must find nodes
 _STOPPED_SECONDS = 10.0  # until what was killed is gone
+_NODE_LOST = "its node was lost"
 _ACCELERATORS = ("GPU", "TPU")
 
 
@@ -197,7 +198,10 @@ class OnRay:
         for one in waiting.values():
             if time.monotonic() - one.heard > STOP_SECONDS / 2:
                 ended.append(Process(one.who, None, "its node does not answer"))
-        return ended
+        # Ray notices that an actor is gone a moment before it knows that the node is.
+        alive = {node["NodeID"] for node in self._alive()}
+        lost = {one.who for one in started if one.node not in alive}
+        return [dataclasses.replace(one, how=_NODE_LOST) if one.who in lost else one for one in ended]
 
     def _stop(self, started: Sequence[_Started]) -> None:
         """Ends all that is left: who starts next needs the run directory, which a process locks."""
@@ -215,10 +219,7 @@ class OnRay:
         try:
             said, status = self._ray.get(look)
         except self._ray.exceptions.RayError as error:
-            alive = {node["NodeID"] for node in self._alive()}
-            how = "its Ray actor was killed"
-            if one.node not in alive or "node has died" in str(error):
-                how = "its node was lost"
+            how = _NODE_LOST if "node has died" in str(error) else "its Ray actor was killed"
             return Process(one.who, None, how)
         one.heard = time.monotonic()
         for stream, line in said:
