@@ -145,8 +145,8 @@ def launched(case: str, folder: Path, alone: Path) -> str:
 
 
 FLEET = (
-    "--env ray:gymnasium:CartPole-v1 --env-workers 2 --num-envs 5 --num-steps 16 --hidden 8 --num-minibatches 1"
-    " --total-steps 24000 --eval-episodes 0"
+    "--env ray:gymnasium:CartPole-v1 --env-workers 2 --num-envs 5 --num-steps 16 --hidden 8"
+    " --num-minibatches 1 --total-steps 24000 --eval-episodes 0"
 )
 KILLS = 3
 
@@ -177,8 +177,8 @@ def fleet(folder: Path, seed: int = 0) -> str:
     rows, summary = list(read_metrics(run / "metrics.jsonl")), read_summary(run) or {}
     counted = rows[-1]["lost_episodes"], summary.get("lost_episodes")
     return (
-        f"status {status}; {len(rows)} of 300 iterations; {len(said)} of {KILLS} kills cost {expected} episodes,"
-        f" counted {counted[0]} and {counted[1]}: {last}"
+        f"status {status}; {len(rows)} of 300 iterations; {len(said)} of {KILLS} kills cost {expected}"
+        f" episodes, counted {counted[0]} and {counted[1]}: {last}"
     )
 
 
