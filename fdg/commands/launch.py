@@ -86,8 +86,8 @@ def _read(argv: Sequence[str]) -> tuple[dict[str, Any] | None, list[str]]:
             raise FdgError(f"--{name.replace('_', '-')} {given[name]}: it must be at least 1")
     if given.get("restarts", 0) < 0:
         raise FdgError(f"--restarts {given['restarts']}: it must be 0 or more")
-    if not 0 <= given.get("cpus_per_node", 1.0) < float("inf"):
-        raise FdgError(f"--cpus-per-node {given['cpus_per_node']}: it must be 0 or more")
+    if not 0 < given.get("cpus_per_node", 1.0) < float("inf"):
+        raise FdgError(f"--cpus-per-node {given['cpus_per_node']}: it must be above 0")
     return {flag.name: given.get(flag.name, flag.default) for flag in _MINE}, rest
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 STOP_SECONDS = 20.0  # within which the others end by themselves when one has failed
 
-_REFUSED = 2  # exit status of a request that cannot be met, however often it is made
+REFUSED = 2  # exit status of a request that cannot be met, however often it is made
 _ENDED_BY_USER = tuple(128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE))
 
 
@@ -29,7 +29,9 @@ class Process:
         """What became of it, in words; empty where it spoke for itself."""
         if self.status is None:
             return f"{self.who} is gone: {self.how}"
-        return f"{self.who} was killed by {_name(-self.status)}" if self.status < 0 else ""
+        if self.status < 0:
+            return f"{self.who} was killed by {_name(-self.status)}"
+        return f"{self.who}: {self.how}" if self.how else ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Ending:
     @property
     def may_go_on(self) -> bool:
         """Whether another start from the last checkpoint can help: not what was refused, or ended by hand."""
-        return not self.asked and self.status not in (0, _REFUSED, *_ENDED_BY_USER)
+        return not self.asked and self.status not in (0, REFUSED, *_ENDED_BY_USER)
 
 
 def ending_of(processes: Sequence[Process], asked: bool = False) -> Ending:

@@ -67,6 +67,7 @@ class Here:
                 reader.join(1)
             for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
                 signal.signal(number, handler)
+            ctrl_c.be_patient(0)
 
     def close(self) -> None:
         """Nothing is left to let go of."""

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fdg import ctrl_c, ray_cluster
-from fdg.errors import FdgError, RunError
+from fdg.errors import FdgError, RunError, one_line
 from fdg.launching import ray_host
-from fdg.launching.ending import STOP_SECONDS, Ending, Process, ending_of
+from fdg.launching.ending import REFUSED, STOP_SECONDS, Ending, Process, ending_of
 from fdg.launching.here import triple
 from fdg.processes import lines, ports
 
@@ -36,7 +36,7 @@ class _Started:
     node: str  # Ray's name of it
     host: str
     pid: int = 0
-    heard: float = 0.0  # when its actor answered last
+    silent: float = 0.0  # seconds since its actor answered last, of those in which this process was awake
 
     @property
     def who(self) -> str:
@@ -58,6 +58,7 @@ class OnRay:
     def __init__(self, address: str | None = None, nodes: int | None = None, cpus: float = 1.0):
         self._ray = ray_cluster.connect(address)
         self._cpus, self._group, self.count = cpus, None, 0
+        self._bundle: dict[str, float] = {}
         usable = self._usable()
         if nodes is not None and nodes > len(usable):
             there = ", ".join(_described(node, self._wanted()) for node in self._alive()) or "none"
@@ -89,7 +90,7 @@ class OnRay:
         self._release()
         deadline = time.monotonic() + (0.0 if first else _RETRY_SECONDS)
         while True:
-            bundle = self._wanted()
+            bundle = self._bundle = self._wanted()
             count = min(self._most, len(self._usable()))
             if count:
                 group = placement_group([bundle] * count, strategy="STRICT_SPREAD")
@@ -111,10 +112,13 @@ class OnRay:
     def run(self, words: Sequence[str]) -> Ending:
         """Starts `fdg.train` on each node reserved, and waits for their end, telling what they say."""
         with _signals() as asked:
-            started = self._place()
+            started: list[_Started] = []
             try:
-                failed = self._start(started, words)
+                started, meeting = self._place()
+                failed = self._start(started, meeting, words)
                 ended = [failed] if failed else self._follow(started, asked)
+            except self._ray.exceptions.RayError as error:
+                ended = [Process("the Ray cluster", None, one_line(error))]
             finally:
                 self._stop(started)
                 self._release()
@@ -125,10 +129,11 @@ class OnRay:
         self._release()
         self._ray.shutdown()
 
-    def _place(self) -> list[_Started]:
+    def _place(self) -> tuple[list[_Started], Mapping[str, Any]]:
+        """An actor on each node reserved, and where the first one is: there the processes meet."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        bundle = self._wanted()
+        bundle = self._bundle
         actor_class = self._ray.remote(ray_host.Host)
         self._ray.cloudpickle.register_pickle_by_value(ray_host)
         actors = [
@@ -143,15 +148,16 @@ class OnRay:
             for i in range(self.count)
         ]
         places = self._ray.get([actor.describe.remote() for actor in actors])
-        self._rendezvous = places[0]
-        return [
+        started = [
             _Started(i, actor, place["node"], place["host"])
             for i, (actor, place) in enumerate(zip(actors, places, strict=True))
         ]
+        return started, places[0]
 
-    def _start(self, started: Sequence[_Started], words: Sequence[str]) -> Process | None:
+    def _start(
+        self, started: Sequence[_Started], first: Mapping[str, Any], words: Sequence[str]
+    ) -> Process | None:
         """Starts all; the one that could not be."""
-        first = self._rendezvous
         host = "localhost" if ports.is_local(first["ip"]) else first["ip"]
         address = f"[{host}]:{first['port']}" if ":" in host else f"{host}:{first['port']}"
         environment = {
@@ -167,16 +173,17 @@ class OnRay:
         for one, reply in zip(started, replies, strict=True):
             one.pid, refusal = self._ray.get(reply)
             if refusal:
-                return Process(f"process {one.index} (host {one.host})", None, refusal)
+                return Process(f"process {one.index} (host {one.host})", REFUSED, refusal)
         return None
 
     def _follow(self, started: Sequence[_Started], asked: Sequence[int]) -> list[Process]:
         """Tells what the processes say until all have ended; how each did, in that order."""
         ended: list[Process] = []
         waiting = {self._look(one): one for one in started}
-        deadline, sent = math.inf, 0
+        deadline, sent, before = math.inf, 0, time.monotonic()
         while waiting and time.monotonic() < deadline:
             ready, _ = self._ray.wait(list(waiting), timeout=_FOLLOW_SECONDS)
+            before, passed = time.monotonic(), time.monotonic() - before
             for number in asked[sent:]:
                 sent += 1
                 for one in waiting.values():
@@ -188,15 +195,17 @@ class OnRay:
                     waiting[self._look(one)] = one
                 else:
                     ended.append(process)
-            silent = time.monotonic() - _SILENT_SECONDS
-            for look in [look for look, one in waiting.items() if one.heard < silent]:
-                one = waiting.pop(look)
+            for look, one in list(waiting.items()):
+                one.silent += min(passed, 2 * _FOLLOW_SECONDS)  # a process that was stopped has not listened
+                if one.silent < _SILENT_SECONDS:
+                    continue
+                del waiting[look]
                 ended.append(Process(one.who, None, f"its node has not answered for {_SILENT_SECONDS:.0f} s"))
             if deadline == math.inf and any(process.status != 0 for process in ended):
                 deadline = time.monotonic() + STOP_SECONDS
         # Who does not end in time is killed. One whose actor is silent as well is the likely cause.
         for one in waiting.values():
-            if time.monotonic() - one.heard > STOP_SECONDS / 2:
+            if one.silent > STOP_SECONDS / 2:
                 ended.append(Process(one.who, None, "its node does not answer"))
         # Ray notices that an actor is gone a moment before it knows that the node is.
         alive = {node["NodeID"] for node in self._alive()}
@@ -211,7 +220,6 @@ class OnRay:
             self._ray.kill(one.actor)
 
     def _look(self, one: _Started) -> Any:
-        one.heard = one.heard or time.monotonic()
         return one.actor.follow.remote(_FOLLOW_SECONDS)
 
     def _told(self, one: _Started, look: Any) -> Process | None:
@@ -221,7 +229,7 @@ class OnRay:
         except self._ray.exceptions.RayError as error:
             how = _NODE_LOST if "node has died" in str(error) else "its Ray actor was killed"
             return Process(one.who, None, how)
-        one.heard = time.monotonic()
+        one.silent = 0.0
         for stream, line in said:
             out = sys.stdout if stream == "out" else sys.stderr
             print(f"[{one.host} {one.index}] {line}", file=out, flush=True)
@@ -279,3 +287,4 @@ def _signals() -> Iterator[list[int]]:
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
+        ctrl_c.be_patient(0)

@@ -27,6 +27,7 @@ def who(index):
         ([Process(who(0), 1), Process(who(1), -9)], Ending(137, f"{who(1)} was killed by SIGKILL")),
         ([Process(who(0), -6), Process(who(1), None, "x")], Ending(1, f"{who(1)} is gone: x")),
         ([Process(who(0), 2)], Ending(2)),
+        ([Process(who(0), 2, "no folder")], Ending(2, f"{who(0)}: no folder")),
     ],
 )
 def test_who_is_blamed(processes, ending):
@@ -125,7 +126,7 @@ ERRORS = {
     "--ray --nodes 0": "--nodes 0: it must be at least 1",
     "--ray --nodes two": "--nodes: 'two' is not an integer or none",
     "--ray --num-processes 2": "--num-processes is of one machine: with --ray, say --nodes",
-    "--ray --cpus-per-node=-1": "--cpus-per-node -1.0: it must be 0 or more",
+    "--ray --cpus-per-node=-1": "--cpus-per-node -1.0: it must be above 0",
     "--nods 2 -- --seed 1": "unknown flag '--nods': did you mean '--nodes'?",
     "--ray --ray-address ray://there:10001": "--ray-address ray://there:10001: start this on a machine of",
     "--ray --ray-address there": "--ray-address there: write HOST:PORT, such as 10.0.0.1:6379",
