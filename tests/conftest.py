@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import sys
 import tempfile
 from importlib.metadata import version
 
@@ -48,6 +49,18 @@ def _forget_programs():
     """Compiled programs of one module would otherwise stay in memory until the last."""
     yield
     jax.clear_caches()
+
+
+@pytest.fixture
+def curves() -> None:
+    """Who asks for it has its runs draw their learning curves."""
+
+
+@pytest.fixture(autouse=True)
+def _no_curves(request, monkeypatch):
+    """The picture of a run takes longer than the run, in most tests."""
+    if "curves" not in request.fixturenames and (loop := sys.modules.get("fdg.training.loop")):
+        monkeypatch.setattr(loop, "draw_learning_curve", lambda *_: None)
 
 
 @pytest.fixture(scope="session")

@@ -36,7 +36,7 @@ def strict_json(text):
     return json.loads(text, parse_constant=refuse)
 
 
-def test_a_run_directory(tmp_path, capsys):
+def test_a_run_directory(tmp_path, curves, capsys):
     run = tmp_path / "some" / "where"
     words = [*WALK, "--total-steps", "167", "--seed", "3", "--eval-episodes", "2", "--out", str(run)]
     assert train_main(words) == 0
