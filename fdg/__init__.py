@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from fdg.training.loading import load
     from fdg.training.run import Run
     from fdg.training.sweep import Sweep
-    from fdg.training.sweeping import sweep
+    from fdg.training.sweeping import search, sweep
 
 __all__ = [
     "FDG",
@@ -72,6 +72,7 @@ __all__ = [
     "place",
     "profile",
     "rowwise",
+    "search",
     "sweep",
     "trace",
 ]
@@ -84,6 +85,7 @@ _LATER = {
     "fit": "fdg.training.fit",
     "load": "fdg.training.loading",
     "load_exported": "fdg.training.exporting",
+    "search": "fdg.training.sweeping",
     "sweep": "fdg.training.sweeping",
 }
 

@@ -48,6 +48,12 @@ def train_main(argv: Sequence[str] | None = None) -> int:
             )
         if job.rounded is not None:
             loop.say(job.rounded)
+        if job.config.get("optuna") is not None:
+            from fdg.commands.sweeping import search_of
+            from fdg.training.search import carry_out_search
+
+            _, _, caught = carry_out_search(job, search_of(job))
+            return 0 if caught is None else 128 + caught
         return loop.train(job)
 
     return guarded(run, argv)

@@ -124,7 +124,7 @@ def add_aliases(parser: Any, flags: Iterable[Flag]) -> None:
 
 
 def _add_argument(parser: Any, flag: Flag, option: str, text: str) -> None:
-    read = _reader(flag.kind)
+    read = reader(flag.kind)
 
     def checked(word: str) -> Any:
         try:
@@ -144,7 +144,7 @@ def _add_argument(parser: Any, flag: Flag, option: str, text: str) -> None:
         parser.add_argument(
             "--no-" + option[2:], dest=flag.name, action="store_const", const=False, help=argparse.SUPPRESS
         )
-    elif _is_tuple(flag.kind):
+    elif is_tuple(flag.kind):
         parser.add_argument(
             option, dest=flag.name, nargs="+", action=_Tuple, type=checked, metavar="N", help=text
         )
@@ -182,16 +182,16 @@ def _mentions(kind: Any, plain: type) -> bool:
 
 def _is_writable(kind: Any) -> bool:
     try:
-        _reader(kind)
+        reader(kind)
     except TypeError:
         return False
     return True
 
 
-def _reader(kind: Any) -> Callable[[str], Any]:
+def reader(kind: Any) -> Callable[[str], Any]:
     """A function from a word to a value of the annotation `kind`; its ValueError says what was expected.
 
-    >>> _reader(int)("5e5"), _reader(float | None)("none"), _reader(tuple[int, ...])("64,64")
+    >>> reader(int)("5e5"), reader(float | None)("none"), reader(tuple[int, ...])("64,64")
     (500000, None, (64, 64))
     """
     if kind is type(None):
@@ -204,10 +204,10 @@ def _reader(kind: Any) -> Callable[[str], Any]:
         return lambda word: _read_choice(word, choices)
     if origin in (typing.Union, types.UnionType):
         # None first: "none" is also a string.
-        readers = [_reader(one) for one in sorted(arguments, key=lambda one: one is not type(None))]
+        readers = [reader(one) for one in sorted(arguments, key=lambda one: one is not type(None))]
         return lambda word: _read_first(word, readers)
     if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
-        one = _reader(arguments[0])
+        one = reader(arguments[0])
         return lambda word: tuple(one(part) for part in word.split(",") if part)
     raise TypeError(f"no flag can have a value of type {kind}")
 
@@ -272,7 +272,8 @@ def _read_first(word: str, readers: Sequence[Callable[[str], Any]]) -> Any:
 _READERS: dict[Any, Callable[[str], Any]] = {int: _read_int, float: _read_float, bool: _read_bool, str: str}
 
 
-def _is_tuple(kind: Any) -> bool:
+def is_tuple(kind: Any) -> bool:
+    """Whether values of an annotation are, or may be, tuples."""
     return typing.get_origin(kind) is tuple or any(
         typing.get_origin(one) is tuple for one in typing.get_args(kind)
     )
@@ -300,7 +301,7 @@ def from_json(flag: Flag, value: Any) -> Any:
             raise ValueError(expected)
         if not is_word and part is not None and flag.kind is str:
             raise ValueError(expected)
-    if isinstance(value, list) and not _is_tuple(flag.kind):
+    if isinstance(value, list) and not is_tuple(flag.kind):
         raise ValueError(expected)
     if isinstance(value, str) and _mentions(flag.kind, str):
         return value
@@ -308,7 +309,7 @@ def from_json(flag: Flag, value: Any) -> Any:
     try:
         if isinstance(value, list) and not value:
             return ()
-        return _reader(flag.kind)(",".join(words))
+        return reader(flag.kind)(",".join(words))
     except ValueError:
         raise ValueError(expected) from None
 
@@ -321,7 +322,7 @@ def _takes_words(kind: Any) -> bool:
 def _expected(kind: Any) -> str:
     """What the reader of an annotation says of a word that it cannot take."""
     try:
-        _reader(kind)("\0")
+        reader(kind)("\0")
     except ValueError as error:
         return str(error)
     return "a string"

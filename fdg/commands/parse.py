@@ -24,7 +24,7 @@ from fdg.commands.flags import (
     to_json,
 )
 from fdg.commands.stored import check_agrees, earlier_run, part
-from fdg.commands.sweeping import spelled_sweep, with_sweep
+from fdg.commands.sweeping import check_searched, spelled_search, spelled_sweep, with_sweep
 from fdg.errors import FdgError, UnknownNameError, one_line, unknown_name
 from fdg.processes import distributed
 from fdg.running.host_devices import device_a_core, make_host_devices
@@ -83,6 +83,22 @@ _RUN = (
         "population-based training: the agents of --sweep begin with its values, and every so many iterations"
         " the worst take over what the best have learned, hyperparameters a little changed (None: none do)",
     ),
+    Flag(
+        "optuna",
+        int | None,
+        None,
+        "search: so many trials of hyperparameters that Optuna proposes, each a run and a program of its own"
+        " (None: one run)",
+    ),
+    Flag(
+        "search",
+        str | None,
+        None,
+        "what --optuna chooses from: hidden=64,64|128,128 num_steps=64,128 learning_rate=log:1e-4..1e-2"
+        " (None: nothing)",
+        words=True,
+    ),
+    Flag("halving", bool, True, "end trials of a search that are behind the others (successive halving)"),
     Flag("eval_episodes", int, 128, "episodes of the evaluation after training; 0: none"),
     Flag(
         "checkpoint_every",
@@ -165,6 +181,7 @@ _FREE_ON_RESUME = {
     ),
     # Or what it does beside that, and how long it is.
     *("eval_every", "stop_at", "tensorboard", "wandb", "mlflow", "total_steps"),
+    *("optuna", "halving"),
 }
 
 
@@ -310,6 +327,8 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     given.pop("config", None)
     if given.get("sweep") is not None:
         given["sweep"] = spelled_sweep(given["sweep"], given)
+    if given.get("search") is not None:
+        given["search"] = spelled_search(given["search"], own_flags, given)
     if stored:
         check_agrees(given, stored, _FREE_ON_RESUME | {flag.name for flag in policy_flags})
 
@@ -333,6 +352,7 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
         policy_values = {**policy_values, "measure": True}
     policy = construct(policy_class, policy_name, policy_values)
     algorithm = with_sweep(algorithm, run)
+    check_searched(algorithm, run, own_flags)
     num_iterations, steps_per_iteration = lengths(algorithm, algo, run.get("total_steps"))
     return Job(
         algorithm=algorithm,

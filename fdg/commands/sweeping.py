@@ -1,10 +1,11 @@
-"""`--sweep`: from its words to an algorithm."""
+"""`--sweep`, `--search` and `--member`: from their words to values."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fdg.commands.aliases import ALIASES
-from fdg.errors import FdgError
+from fdg.commands.flags import Flag, is_tuple, reader
+from fdg.errors import FdgError, unknown_name
 
 
 def spelled_sweep(text: str, given: Mapping[str, Any]) -> str:
@@ -37,6 +38,78 @@ def with_sweep(algorithm: Any, run: Mapping[str, Any]) -> Any:
     from fdg.training.sweep import swept
 
     return swept(algorithm, run)
+
+
+def spelled_search(text: str, flags: Sequence[Flag], given: Mapping[str, Any]) -> str:
+    """What was given to `--search`, as `config.json` has it.
+
+    Raises:
+      FdgError: it is no space of these hyperparameters, or one has a flag too.
+    """
+    from fdg.training.space import space_text
+
+    space = space_of(text, flags)
+    for one in space:
+        if one.name in given:
+            raise FdgError(f"--search {one.name} and its own flag: leave one of them out")
+    return space_text(space)
+
+
+def space_of(text: str, flags: Sequence[Flag]) -> Any:
+    """The space that `--search` names, its values read as the flags of an algorithm read theirs.
+
+    Raises:
+      FdgError: it is none.
+    """
+    from fdg.training.space import parse_space
+
+    kinds = {flag.name: flag.kind for flag in flags}
+
+    def read(name: str) -> tuple[Callable[[str], Any], bool, bool]:
+        if name not in kinds:
+            raise unknown_name("hyperparameter to search", name, kinds)
+        kind = kinds[name]
+        return reader(kind), is_tuple(kind), kind in (int, int | None)
+
+    words = [word.partition("=") for word in text.split()]
+    return parse_space(" ".join(_full_name(name) + equals + v for name, equals, v in words), read)
+
+
+def check_searched(algorithm: Any, run: Mapping[str, Any], flags: Sequence[Flag]) -> None:
+    """Refuses a search that cannot be.
+
+    Raises:
+      FdgError: trials without values to choose from, or the other way round; of what cannot be searched.
+    """
+    from fdg.training.job import at_least
+
+    trials, text = run["optuna"], run["search"]
+    at_least(1, optuna=trials)
+    if (trials is None) != (text is None):
+        lacks = (
+            "--search: say how many trials, by --optuna"
+            if trials is None
+            else "--optuna: say what from, by --search"
+        )
+        raise FdgError(f"{lacks}, such as --optuna 20 --search hidden=64,64|128,128 num_steps=64,128")
+    if text is not None:
+        from fdg.training.search import check_search, require_optuna
+
+        check_search(algorithm, space_of(text, flags))
+        require_optuna()
+
+
+def search_of(job: Any) -> Any:
+    """The space of a job that is a search.
+
+    Raises:
+      FdgError: its configuration is damaged.
+    """
+    from fdg.commands.flags import fields_of
+    from fdg.training.sweep import Sweep
+
+    own = job.algorithm.algorithm if isinstance(job.algorithm, Sweep) else job.algorithm
+    return space_of(job.config["search"], fields_of(type(own)))
 
 
 def member_of(run: Any, text: str) -> Any:

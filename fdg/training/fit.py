@@ -2,7 +2,7 @@
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from fdg.training.sweep import Sweep, agent_count
 
 # What a run that goes on may change: how it is carried out, and how long it is.
 _FREE = {"policy", "devices", "devices_chosen", "eval_episodes", "checkpoint_every", "eval_every", "stop_at"}
-_FREE |= {"total_steps", "rebuilds"}
+_FREE |= {"total_steps", "rebuilds", "optuna", "halving"}
 
 
 def fit(
@@ -88,7 +88,7 @@ def fit(
 
         run = fdg.fit(algos.PPO(env=envs.make("CartPole-v1")), total_steps=100_000)
     """
-    job = _job(
+    job = make_job(
         algorithm,
         policies.GPUOnly() if policy is None else policy,
         total_steps=total_steps,
@@ -103,7 +103,7 @@ def fit(
         stop_at=stop_at,
         loggers=_loggers(tensorboard, wandb, mlflow),
     )
-    used = _devices(devices)
+    used = devices_given(devices)
     plots = [LivePlot(job.num_iterations)] if (in_notebook() if live_plot is None else live_plot) else []
     outcome = carry_out(job, used, (*plots, *callbacks), quiet=not progress, brief=True)
     run = _run(job, outcome)
@@ -115,22 +115,28 @@ def fit(
     return run
 
 
-def _job(
+def make_job(
     algorithm: Any,
     policy: Any,
     *,
-    total_steps: int | None,
-    seed: int,
-    num_seeds: int | None,
-    out: str | Path | None,
-    resume: bool,
-    start_from: str | Path | None,
-    eval_every: int | None,
-    eval_episodes: int,
-    checkpoint_every: int | None,
-    stop_at: float | None,
-    loggers: tuple[tuple[str, str | None], ...],
+    total_steps: int | None = None,
+    seed: int = 0,
+    num_seeds: int | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    start_from: str | Path | None = None,
+    eval_every: int | None = None,
+    eval_episodes: int = 128,
+    checkpoint_every: int | None = None,
+    stop_at: float | None = None,
+    loggers: tuple[tuple[str, str | None], ...] = (),
+    more: Mapping[str, Any] | None = None,
 ) -> Job:
+    """The job that `fit` carries out; arguments as for it, and `more` for its configuration.
+
+    Raises:
+      FdgError: it cannot be done as asked.
+    """
     own = algorithm.algorithm if isinstance(algorithm, Sweep) else algorithm
     name = type(own).__name__
     has_length = any(field.name == "total_steps" for field in _fields(own))
@@ -154,7 +160,7 @@ def _job(
     }
     if not has_length:
         run["total_steps"] = total_steps
-    config = {**describe(algorithm, policy), **run}
+    config = {**describe(algorithm, policy), **run, **(more or {})}
     check_run(config)
     num_iterations, steps = lengths(algorithm, name, None if has_length else total_steps)
     record: dict[str, Any] = {"command": "fdg.fit"}
@@ -233,7 +239,12 @@ def _loggers(tensorboard: bool, wandb: str | None, mlflow: str | None) -> tuple[
     return tuple((kind, target) for kind, target, wanted in asked if wanted)
 
 
-def _devices(devices: int | Sequence[jax.Device] | None) -> Sequence[jax.Device] | None:
+def devices_given(devices: int | Sequence[jax.Device] | None) -> Sequence[jax.Device] | None:
+    """Devices themselves, of which a number takes the first; None for all.
+
+    Raises:
+      FdgError: there are not so many.
+    """
     if not isinstance(devices, int):
         return devices
     there = jax.devices()

@@ -1,11 +1,19 @@
-"""`fdg.sweep`: many values of hyperparameters, and many seeds of each, in one program and one call."""
+"""`fdg.sweep` and `fdg.search`: many values of hyperparameters, in one program, or in trials one by one."""
 
+import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from fdg.training.fit import fit
+import policies
+from fdg.errors import FdgError
+from fdg.training.fit import devices_given, fit, make_job
 from fdg.training.grid import make_grid
+from fdg.training.loading import load
 from fdg.training.run import Run
+from fdg.training.search import carry_out_search, is_whole
+from fdg.training.search_results import Trial, best_trial
+from fdg.training.space import make_space, space_text
 from fdg.training.sweep import Sweep
 
 
@@ -46,3 +54,74 @@ def sweep(
         print(run.best.algorithm.learning_rate, run.best.evaluate())
     """
     return fit(Sweep(algorithm, make_grid(values), num_seeds, exploit_every), policy, **settings)
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """What `fdg.search` returns.
+
+    Attributes:
+      path: its directory.
+      trials: in the order in which they were made.
+      interrupted: whether Ctrl-C ended it early; the same call goes on, with `resume=True`.
+    """
+
+    path: Path
+    trials: tuple[Trial, ...]
+    interrupted: bool = False
+
+    @property
+    def best(self) -> Run:
+        """The run of the best trial.
+
+        Raises:
+          FdgError: no trial is done.
+        """
+        best = best_trial(self.trials)
+        if best is None:
+            raise FdgError(f"no trial of {self.path} is done: give more trials, or a longer training")
+        return load(self.path / "trials" / best.run)
+
+
+def search(
+    algorithm: Any,
+    values: Mapping[str, Any],
+    policy: Any = None,
+    *,
+    trials: int,
+    halving: bool = True,
+    devices: Any = None,
+    progress: bool = True,
+    **settings: Any,
+) -> Search:
+    """Trains with hyperparameters that Optuna proposes, each trial in a run and a program of its own.
+
+    For what decides the program, such as sizes; floats are quicker in a sweep, and `algorithm` may be one
+    (`fdg.Sweep`), whose best point a trial is then worth.
+
+    Args:
+      algorithm: as for `fdg.fit`.
+      values: by name, a list of choices, or a range as a text: `"log:1e-4..1e-2"`, `"lin:16..256"`.
+      policy: as for `fdg.fit`.
+      trials: how many.
+      halving: end trials that are behind at 1/27, 1/9 and 1/3 of their training.
+      devices: as for `fdg.fit`.
+      progress: print how it goes.
+      settings: of a run, as `fdg.fit` takes them: `total_steps`, `seed`, `num_seeds`, `out`, `resume`,
+        `eval_every`, `eval_episodes`, `checkpoint_every`, `stop_at`.
+
+    Raises:
+      FdgError: it cannot be done as asked, or Optuna is not installed.
+
+    Example::
+
+        found = fdg.search(algorithm, {"hidden": [(64, 64), (256,)], "num_steps": [64, 128]}, trials=12)
+        print(found.best.evaluate())
+    """
+    if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
+        raise FdgError(f"trials={trials!r}: give a whole number, at least 1")
+    space = make_space(values, lambda name: is_whole(algorithm, name))
+    more = {"optuna": trials, "search": space_text(space), "halving": halving}
+    job = make_job(algorithm, policies.GPUOnly() if policy is None else policy, **settings, more=more)
+    path, made, caught = carry_out_search(job, space, devices_given(devices), quiet=not progress)
+    return Search(path, tuple(made), caught is not None)

@@ -1,0 +1,294 @@
+"""A search: trials with hyperparameters that Optuna proposes, each a program and a run of its own.
+
+For what decides the program (sizes, switches, networks); floats are quicker in a sweep, which may be inside
+of each trial. Trials that are behind are ended early, by asynchronous successive halving (Li et al. 2020, "A
+System for Massively Parallel Hyperparameter Tuning", arXiv 1810.05934, algorithm 2).
+
+    OUT/config.json     what is searched, as in any run directory
+    OUT/study.journal   Optuna's record, from which a search goes on
+    OUT/trials/0000     a run directory for each trial
+    OUT/search.json     what came of it
+"""
+
+import dataclasses
+import importlib.util
+import math
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fdg.errors import FdgError, RunError, one_line
+from fdg.processes import distributed
+from fdg.training.job import Job, lengths
+from fdg.training.loop import Outcome, carry_out, say
+from fdg.training.opening import open_run
+from fdg.training.recorder import Report
+from fdg.training.run_directory import RunDirectory, read_metrics
+from fdg.training.search_results import Trial, write_results
+from fdg.training.space import Space, space_text, written
+from fdg.training.sweep import Sweep, agent_count
+from fdg.training.sweep_results import best_of, results
+
+REDUCTION = 3  # of the trials that reach a rung, one in so many goes on
+RUNGS = 3  # at 1/27, 1/9 and 1/3 of the training
+
+
+def is_search(job: Job) -> bool:
+    """Whether a job is a search, and not one run."""
+    return job.config.get("optuna") is not None
+
+
+def check_search(algorithm: Any, space: Space) -> None:
+    """Refuses a space that names what is no hyperparameter, or is swept.
+
+    Raises:
+      FdgError: says which.
+    """
+    own = algorithm.algorithm if isinstance(algorithm, Sweep) else algorithm
+    if not dataclasses.is_dataclass(own):
+        raise FdgError(f"search: {type(own).__name__} has no fields: give an algorithm that is a dataclass")
+    known = [field.name for field in dataclasses.fields(own) if field.init]
+    swept = [name for name, _ in algorithm.grid] if isinstance(algorithm, Sweep) else []
+    for one in space:
+        if one.name not in known or one.name in ("env", "total_steps"):
+            raise FdgError(f"search: {one.name} is no hyperparameter of {type(own).__name__} to be searched")
+        if one.name in swept:
+            raise FdgError(f"search: {one.name} is swept already: leave one of them out")
+
+
+def require_optuna() -> None:
+    """Refuses where Optuna is not installed.
+
+    Raises:
+      FdgError: says how to install it.
+    """
+    if importlib.util.find_spec("optuna") is None:
+        raise FdgError("--optuna needs Optuna, which is not installed: pip install 'fdg[optuna]'")
+
+
+def carry_out_search(
+    job: Job, space: Space, devices: Any = None, quiet: bool = False
+) -> tuple[Path, list[Trial], int | None]:
+    """Carries out as many trials as the job asks for, those of earlier sittings counted.
+
+    Args:
+      job: the base of every trial; `config["optuna"]` says how many there are.
+      space: what is searched.
+      devices: as for `carry_out`.
+      quiet: nothing is printed.
+
+    Returns:
+      The search's directory, its trials, and the signal that ended it early (None if none did).
+
+    Raises:
+      FdgError: it cannot be done as asked; nothing has been written then.
+    """
+    require_optuna()
+    check_search(job.algorithm, space)
+    if distributed.count() > 1:
+        raise FdgError(
+            "--optuna: a search is of one process: start one for each machine, with seeds of its own"
+        )
+    run = open_run(dataclasses.replace(job, config={**job.config, "search": space_text(space)}))
+    try:
+        return _Search(job, space, run, devices, _nothing if quiet else say).carry_out()
+    finally:
+        run.close()
+
+
+@dataclasses.dataclass
+class _Search:
+    job: Job
+    space: Space
+    run: RunDirectory
+    devices: Any
+    say: Callable[[Any], None]
+
+    def carry_out(self) -> tuple[Path, list[Trial], int | None]:
+        study, total, caught = self._study(), self.job.config["optuna"], None
+        self._take_up(study)
+        while caught is None and (number := len(self._done(study))) < total:
+            study.sampler = _sampler(
+                self.job.seed + number
+            )  # so that a search that goes on proposes the same
+            caught = self._trial(study, number, total)
+        trials = self._trials(study)
+        if caught is not None:
+            self.say(f"interrupted, and saved: go on with --resume {self.run.path}")
+        for line in write_results(self.run, self.space, trials, self.job.num_seeds):
+            self.say(line)
+        self.say(f"run directory {self.run.path}")
+        return self.run.path, trials, caught
+
+    def _study(self) -> Any:
+        import optuna
+        from optuna.storages import JournalStorage
+        from optuna.storages.journal import JournalFileBackend
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        pruner: Any = optuna.pruners.NopPruner()
+        if self.job.config.get("halving", True):
+            pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=REDUCTION)
+        return optuna.create_study(
+            storage=JournalStorage(JournalFileBackend(str(self.run.path / "study.journal"))),
+            study_name="search",
+            direction="maximize",
+            load_if_exists=True,
+            pruner=pruner,
+        )
+
+    def _take_up(self, study: Any) -> None:
+        """Trials that an earlier sitting was at are proposed again, and go on from their checkpoints."""
+        for old in study.get_trials():
+            if not old.state.is_finished() and old.params:
+                study.tell(old.number, state=_state("FAIL"))
+                study.enqueue_trial(old.params, user_attrs={"run": _run_of(old)})
+
+    def _done(self, study: Any) -> list[Any]:
+        """Trials that came to an end of their own."""
+        return [
+            one
+            for one in study.get_trials()
+            if one.state.name in ("COMPLETE", "PRUNED") or "refused" in one.user_attrs
+        ]
+
+    def _trials(self, study: Any) -> list[Trial]:
+        return [
+            Trial(
+                _run_of(one),
+                one.params,
+                {"COMPLETE": "done", "PRUNED": "ended early"}.get(one.state.name, "refused"),
+                one.value if one.value is not None else math.nan,
+                tuple(one.user_attrs.get("returns", ())),
+                one.user_attrs.get("refused"),
+            )
+            for one in self._done(study)
+        ]
+
+    def _trial(self, study: Any, number: int, total: int) -> int | None:
+        """One trial; the signal that ended it early, None if none did."""
+        trial = study.ask()
+        values = {one.name: one.suggested(trial) for one in self.space}
+        name = trial.user_attrs.get("run") or f"{trial.number:04d}"
+        shown = ", ".join(f"{key}={written(value)}" for key, value in values.items())
+        self.say(f"trial {number + 1} of {total}: {shown}")
+        watch = _Watch(trial, self.job.num_iterations) if self.job.config.get("halving", True) else None
+        try:
+            job = self._job_of(values, self.run.path / "trials" / name)
+            if watch is not None:
+                watch.num_iterations = job.num_iterations
+            outcome = carry_out(job, self.devices, [watch] if watch else [], quiet=True)
+        except (FdgError, ValueError) as error:  # sizes that do not fit, or losses that became infinite
+            said = str(error) if isinstance(error, FdgError) else one_line(error)
+            trial.set_user_attr("refused", said)
+            study.tell(trial, state=_state("FAIL"))
+            self.say(f"  {'failed' if isinstance(error, RunError) else 'refused'}: {said}")
+            return None
+        if outcome.caught is not None:
+            return outcome.caught
+        value, returns = _worth(job, outcome)
+        trial.set_user_attr("returns", returns)
+        if watch is not None and watch.is_behind:
+            study.tell(trial, state=_state("PRUNED"))
+            self.say(f"  ended early, at iteration {outcome.iteration:,} of {job.num_iterations:,}")
+        elif math.isfinite(value):
+            study.tell(trial, value)
+            self.say(f"  return {value:.1f}")
+        else:
+            trial.set_user_attr("refused", "no episode ended")
+            study.tell(trial, state=_state("FAIL"))
+        return None
+
+    def _job_of(self, values: dict[str, Any], path: Path) -> Job:
+        job, swept = self.job, self.job.algorithm
+        if isinstance(swept, Sweep):
+            algorithm: Any = swept.with_algorithm(**values)
+        else:
+            algorithm = dataclasses.replace(swept, **values)
+        kept = ("optuna", "search", "halving")
+        config = {name: value for name, value in job.config.items() if name not in kept}
+        said = {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
+        config["hyperparameters"] = {**config["hyperparameters"], **said}
+        iterations, steps = lengths(algorithm, type(algorithm).__name__, job.config.get("total_steps"))
+        return dataclasses.replace(
+            job,
+            algorithm=algorithm,
+            num_seeds=agent_count(algorithm, job.num_seeds),
+            num_iterations=iterations,
+            steps_per_iteration=steps,
+            out=path,
+            resumes=(path / "config.json").exists(),
+            config=config,
+        )
+
+
+class _Watch:
+    """A callback that ends a trial which is behind the others at a rung."""
+
+    def __init__(self, trial: Any, num_iterations: int):
+        self.is_behind = False
+        self.num_iterations = num_iterations
+        self._trial, self._rung = trial, 0
+        self._returns: list[float] = []
+
+    def __call__(self, report: Report) -> bool:
+        self._returns += [
+            row["episode_return"] for row in report.rows if math.isfinite(row.get("episode_return", math.nan))
+        ]
+        share = report.iteration / self.num_iterations
+        reached = sum(share >= REDUCTION ** (i - RUNGS) for i in range(RUNGS))
+        if reached > self._rung and self._returns and share < 1:
+            self._rung = reached
+            self._trial.report(float(np.mean(self._returns)), REDUCTION ** (reached - 1))
+            self._returns = []
+            self.is_behind = bool(self._trial.should_prune())
+        return self.is_behind
+
+
+def _worth(job: Job, outcome: Outcome) -> tuple[float, list[float]]:
+    """What a trial is worth, and each of its agents: the evaluation after training, or the end of it."""
+    means = None if outcome.evaluation is None else outcome.evaluation.means
+    rows = list(read_metrics(outcome.run.path / "metrics.jsonl"))
+    if isinstance(job.algorithm, Sweep):
+        found = results(job.algorithm, rows, means)
+        best = found[best_of(found)]
+        return best.mean, [float(value) for value in best.returns]
+    if means is not None:
+        return float(np.mean(means)), [float(value) for value in means]
+    late = [
+        row["episode_return"]
+        for row in rows[-max(1, len(rows) // 10) :]
+        if row.get("episode_return") is not None
+    ]
+    value = float(np.mean(late)) if late else math.nan
+    return value, [value]
+
+
+def _nothing(line: Any) -> None:
+    pass
+
+
+def _run_of(trial: Any) -> str:
+    return trial.user_attrs.get("run") or f"{trial.number:04d}"
+
+
+def _sampler(seed: int) -> Any:
+    from optuna.samplers import TPESampler
+
+    return TPESampler(seed=seed)
+
+
+def _state(name: str) -> Any:
+    from optuna.trial import TrialState
+
+    return TrialState[name]
+
+
+def is_whole(algorithm: Any, name: str) -> bool:
+    """Whether a hyperparameter is an integer."""
+    own = algorithm.algorithm if isinstance(algorithm, Sweep) else algorithm
+    kind = typing.get_type_hints(type(own)).get(name)
+    return kind is int or int in typing.get_args(kind)

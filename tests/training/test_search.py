@@ -1,0 +1,184 @@
+"""Searches: what Optuna chooses from, trials that are runs, going on, and ending what is behind."""
+
+import json
+import math
+
+import pytest
+
+import fdg
+from fdg.commands.cli import train_main
+from fdg.errors import FdgError
+from fdg.training.search import carry_out_search
+from fdg.training.search_results import Trial, best_trial, table
+from fdg.training.space import Choices, Range, make_space, parse_space, space_text
+from tests.training.test_sweep import Descent
+
+pytest.importorskip("optuna")
+
+
+def read(name):
+    def whole(word):
+        if not word.isdigit():
+            raise ValueError("an integer")
+        return int(word)
+
+    kinds = {
+        "hidden": (lambda word: tuple(map(whole, word.split(","))), True, False),
+        "width": (whole, False, True),
+        "rate": (float, False, False),
+    }
+    return kinds[name]
+
+
+def test_space_there_and_back():
+    space = parse_space("hidden=64,64|128 width=1,2,3 rate=log:1e-4..1e-2", read)
+    assert [one.name for one in space] == ["hidden", "width", "rate"]
+    assert space[0] == Choices("hidden", ((64, 64), (128,))) and space[1].values == (1, 2, 3)
+    assert space[2] == Range("rate", 1e-4, 1e-2, True)
+    assert parse_space(space_text(space), read) == space
+    values = {"hidden": [(64, 64), (128,)], "width": [1, 2, 3], "rate": "log:1e-4..1e-2"}
+    assert make_space(values, lambda name: name == "width") == space
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "nothing to try"),
+        ("hidden", "names no values"),
+        ("width=1,x", "is not an integer"),
+        ("width=1,1", "twice"),
+        ("width=1 width=2", "width is there twice"),
+        ("rate=log:0..1", "above zero"),
+        ("rate=lin:2..1", "from the lower"),
+        ("width=lin:a..b", "from one number to another"),
+    ],
+)
+def test_space_mistakes(text, said):
+    with pytest.raises(FdgError) as error:
+        parse_space(text, read)
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def search(out, trials=3, **settings):
+    return fdg.search(
+        Descent(), {"width": [1, 2, 3], "pull": "lin:0.5..1.5"}, trials=trials, out=out, seed=1, devices=1,
+        progress=False, **settings,
+    )  # fmt: skip
+
+
+def test_trials_are_runs_and_a_search_goes_on(tmp_path):
+    whole = search(tmp_path / "whole", trials=4, halving=False)
+    assert [trial.run for trial in whole.trials] == ["0000", "0001", "0002", "0003"]
+    assert all(trial.state == "done" for trial in whole.trials)
+    best = max(whole.trials, key=lambda trial: trial.value)
+    found = whole.best
+    assert found.algorithm.width == int(best.values["width"]) and found.algorithm.pull == best.values["pull"]
+    said = json.loads((tmp_path / "whole" / "search.json").read_text())
+    assert said["best"]["run"] == best.run and len(said["trials"]) == 4
+    assert (tmp_path / "whole" / "search.png").read_bytes().startswith(b"\x89PNG")
+    # In two sittings: the same proposals, and so the same trials.
+    search(tmp_path / "half", trials=2, halving=False)
+    again = search(tmp_path / "half", trials=4, halving=False, resume=True)
+    assert [(t.values, t.value) for t in again.trials] == [(t.values, t.value) for t in whole.trials]
+
+
+def test_an_interrupted_trial_goes_on(tmp_path, monkeypatch):
+    """Killed in the middle of the second trial: that is taken up again, with what was proposed for it."""
+    from fdg.training import search as module
+
+    real, calls = module.carry_out, []
+
+    def dies(job, *rest, **named):
+        calls.append(job)
+        if len(calls) == 2:
+            raise MemoryError
+        return real(job, *rest, **named)
+
+    monkeypatch.setattr(module, "carry_out", dies)
+    with pytest.raises(MemoryError):
+        search(tmp_path / "run")
+    asked = calls[1].algorithm
+    found = search(tmp_path / "run", resume=True)
+    assert [trial.run for trial in found.trials] == ["0000", "0001", "0003"]
+    assert calls[2].algorithm == asked and calls[2].out == calls[1].out
+    assert len(found.trials) == 3
+
+
+def test_what_is_behind_is_ended(tmp_path):
+    """One trial in three passes a rung, once three have reached it."""
+    found = fdg.search(
+        Descent(total_steps=54 * 8), {"rate": [0.0, 0.01, 0.5]}, trials=8, seed=3, devices=1,
+        out=tmp_path / "run", progress=False,
+    )  # fmt: skip
+    states = {trial.state for trial in found.trials}
+    assert states == {"done", "ended early"}
+    assert found.best.algorithm.rate == 0.5
+    early = next(trial for trial in found.trials if trial.state == "ended early")
+    assert fdg.load(found.path / "trials" / early.run).iteration < 54
+
+
+def test_what_does_not_fit_is_refused_and_the_search_goes_on(tmp_path):
+    found = fdg.search(
+        Descent(), {"rate": [-1.0, 0.5]}, trials=4, seed=0, devices=1, out=tmp_path / "run", progress=False
+    )
+    refused = [trial for trial in found.trials if trial.state == "refused"]
+    assert refused and all("must not be negative" in trial.refused for trial in refused)
+    assert len(found.trials) == 4 and found.best.algorithm.rate == 0.5
+
+
+def test_a_trial_may_be_a_sweep(tmp_path):
+    sweep = fdg.Sweep(Descent(), (("rate", (0.1, 0.5)),), num_seeds=2)
+    found = fdg.search(sweep, {"width": [2]}, trials=1, devices=1, out=tmp_path / "run", progress=False)
+    points = json.loads((found.path / "trials" / "0000" / "sweep.json").read_text())
+    assert found.trials[0].value == pytest.approx(points["best"]["mean"])
+    with pytest.raises(FdgError, match="swept already"):
+        carry_out_search(None_job(sweep), (Range("rate", 0.1, 0.2, False),))
+
+
+def None_job(algorithm):
+    from fdg.training.fit import make_job
+
+    return make_job(algorithm, __import__("policies").GPUOnly(), more={"optuna": 1})
+
+
+def test_best_by_hand():
+    made = [
+        Trial("0000", {"width": "1"}, "done", 3.0, (2.0, 4.0)),
+        Trial("0001", {"width": "2"}, "ended early", math.nan),
+        Trial("0002", {"width": "3"}, "done", 5.0, (5.0,)),
+    ]
+    assert best_trial(made).run == "0002" and best_trial(made[1:2]) is None
+    low, high = made[0].interval
+    assert 2.0 <= low < high <= 4.0 and made[2].interval is None
+    first = next(line for line in table(made, ["width"]).splitlines() if "000" in line)
+    assert "0002" in first and "5.0" in first
+
+
+def test_command(tmp_path, capsys, host_devices):
+    out = tmp_path / "run"
+    words = "--algo tests.training.test_sweep:Descent --total-steps 64 --devices 1".split()
+    words += ["--optuna", "2", "--search", "width=1,2", "--out", str(out)]
+    assert train_main(words) == 0
+    said = capsys.readouterr().out
+    assert "trial 2 of 2" in said and "best: return" in said and "by flags: --width" in said
+    assert train_main(["--resume", str(out), "--optuna", "3", "--trust"]) == 0
+    assert len(json.loads((out / "search.json").read_text())["trials"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--optuna 3", "--search"),
+        ("--search hidden=64", "--optuna"),
+        ("--optuna 0 --search num_steps=64,128", "at least 1"),
+        ("--optuna 3 --search widht=3", "unknown hyperparameter"),
+        ("--optuna 3 --search num_steps=a", "is not an integer"),
+        ("--optuna 3 --search num_steps=64 --num-steps 3", "leave one of them out"),
+        ("--optuna 3 --search lr=1e-3,1e-2 --sweep lr=1e-3", "swept already"),
+    ],
+)
+def test_command_mistakes(words, said, capsys, tmp_path):
+    assert train_main([*words.split(), "--out", str(tmp_path / "run")]) == 2
+    found = capsys.readouterr().err
+    assert said in found and found.count("\n") == 1
+    assert not (tmp_path / "run").exists()
