@@ -18,7 +18,7 @@ from algos.hyperparameters import structural
 from fdg.commands.cli import train_main
 from fdg.errors import FdgError
 from fdg.fragment import with_numbers
-from fdg.training import curves
+from fdg.training import curves, loop
 from fdg.training.grid import grid_text, make_grid, parse_grid
 from fdg.training.population import Population
 from fdg.training.sweep import Sweep, SweptState
@@ -74,6 +74,14 @@ def assert_close(a, b, rtol=1e-5):
         np.testing.assert_allclose(x, y, rtol=rtol, atol=rtol)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _without_learning_curves():
+    """Which take as long as the runs here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "draw_learning_curve", lambda *_: None)
+        yield
+
+
 # --- the text of a grid ---
 
 
@@ -117,13 +125,14 @@ def test_grid_mistakes_in_python(given):
 
 # --- which hyperparameters can be swept ---
 
-_HOMES = {"sac": "Pendulum-v1", "ippo": "MPE_simple_spread_v3", "mappo": "MPE_simple_spread_v3"}
+_CONTINUOUS = ("sac", "a2c", "ppo")
+_ALIKE = ("ippo", "mappo")  # have PPO's floats, and its code where they are used
 
 
-@pytest.mark.parametrize("name", algos.names())
+@pytest.mark.parametrize("name", [name for name in algos.names() if name not in _ALIKE])
 def test_every_float_is_in_the_program(name):
     """Each float that does not decide what the program is, all at once: traced, and used."""
-    env = envs.make(_HOMES.get(name, "Pendulum-v1" if name in ("a2c", "ppo") else "CartPole-v1"))
+    env = envs.make("Pendulum-v1" if name in _CONTINUOUS else "CartPole-v1")
     cls = algos.get(name)
     sizes = {
         "num_minibatches": 1,
@@ -209,9 +218,9 @@ def fdg_policy():
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
-    """PPO on CartPole, two step sizes and two seeds."""
+    """A2C on CartPole (whose program is the smallest), two step sizes and two seeds."""
     return fdg.sweep(
-        small(),
+        small("a2c", hidden=(8,)),
         {"learning_rate": [1e-3, 3e-2], "entropy_coefficient": 0.0},
         num_seeds=2,
         seed=3,
@@ -227,7 +236,7 @@ def swept(tmp_path_factory):
 def separate(tmp_path_factory):
     """One of those agents, in a run of its own."""
     return fdg.fit(
-        small(learning_rate=3e-2, entropy_coefficient=0.0),
+        small("a2c", hidden=(8,), learning_rate=3e-2, entropy_coefficient=0.0),
         seed=4,
         total_steps=4 * 32,
         devices=1,
@@ -237,13 +246,13 @@ def separate(tmp_path_factory):
     )
 
 
-def test_ppo_agent_by_agent(swept, separate):
+def test_agent_by_agent(swept, separate):
     member = swept.member(learning_rate=3e-2, seed=4)
     assert member.algorithm == separate.algorithm and member.seed == 4 and member.num_seeds is None
     assert_close(member.state, separate.state)
     each = [row["episode_return_per_seed"][3] for row in swept.metrics]
     assert each == [row["episode_return"] for row in separate.metrics]
-    assert member.evaluate().mean == separate.evaluate().mean == swept.evaluate().means[3]
+    assert swept.summary["eval_returns"][3] == separate.summary["eval_return"]
 
 
 def test_files_and_best(swept):
@@ -269,8 +278,7 @@ def test_loaded_and_plotted(swept):
     loaded = fdg.load(swept.path)
     assert loaded.algorithm == swept.algorithm and loaded.num_seeds == 4
     assert loaded.best.algorithm == swept.best.algorithm
-    observation = np.zeros(4, np.float32)
-    assert loaded.member(agent=3).policy(observation) in (0, 1)
+    assert loaded.member(agent=3).algorithm.learning_rate == 3e-2
     _, found = curves.compare([swept.path])
     assert [len(curve.y) for curve in found] == [2, 2]
     assert [curve.label.rpartition(", ")[2] for curve in found] == [
@@ -359,9 +367,6 @@ def test_command(tmp_path, capsys, host_devices):
     assert "8 agents" in said and "best: return" in said and "by flags: --rate" in said
     assert max(map(len, said.splitlines())) <= 120
     assert len(json.loads((out / "sweep.json").read_text())["points"]) == 4
-    assert train_main(["--resume", str(out), "--total-steps", "128", "--trust"]) == 0
-    assert json.loads((out / "summary.json").read_text())["iterations"] == 16
-    capsys.readouterr()
     assert train_main(["--resume", str(out), "--sweep", "rate=0.1", "--trust"]) == 2
     assert "contradicts" in capsys.readouterr().err
 
