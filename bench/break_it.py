@@ -33,6 +33,8 @@ KILLED = {
     "recurrent": "--algo recurrent_ppo --total-steps 12800 --num-steps 16 --memory-size 16 --hidden 16",
     "stale": "--policy single_learner_coarse --devices 2 --staleness 1 --total-steps 12800 --num-steps 16",
     "agents": "--num-seeds 3 --total-steps 12800 --num-steps 16",
+    "sweep": "--sweep lr=1e-3,1e-2 --num-seeds 2 --total-steps 12800 --num-steps 16",
+    "population": "--sweep lr=log:1e-4..1e-2x4 --exploit-every 20 --total-steps 12800 --num-steps 16",
     "processes": "--total-steps 12800 --num-steps 16",
 }
 SECONDS = 120

@@ -11,10 +11,11 @@ so engine, checkpoints, evaluation and plans know nothing of it: they see as man
 times seeds. Agent by agent, the numbers are those of runs of their own.
 """
 
+import contextlib
 import dataclasses
 import functools
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -198,11 +199,13 @@ class Sweep:
         else:
             key, numbers = start, {name: jnp.float32(value) for name, value in self.points[0].items()}
         membership = () if self.between_agents is None else self.between_agents.joined(key)
-        return SweptState(dict(numbers), self._with(numbers).init(key), membership)
+        with self._explained(lambda own: own.init(key)):
+            return SweptState(dict(numbers), self._with(numbers).init(key), membership)
 
     def iterate(self, state: SweptState) -> tuple[SweptState, dict[str, jax.Array]]:
         """The algorithm's own, with the hyperparameters of this agent."""
-        after, metrics = self._with(state.hyperparameters).iterate(state.state)
+        with self._explained(lambda own: own.iterate(state.state)):
+            after, metrics = self._with(state.hyperparameters).iterate(state.state)
         if self.between_agents is None:
             return SweptState(state.hyperparameters, after), metrics
         membership = self.between_agents.counted(state.membership, metrics)
@@ -218,6 +221,34 @@ class Sweep:
     def with_algorithm(self, **fields: Any) -> "Sweep":
         """The same sweep of an algorithm with other fields."""
         return dataclasses.replace(self, algorithm=dataclasses.replace(self.algorithm, **fields))
+
+    @contextlib.contextmanager
+    def _explained(self, call: Callable[[Any], Any]) -> Iterator[None]:
+        """Where an algorithm asks Python for the number of a hyperparameter: an error that names it.
+
+        Args:
+          call: what is being traced, of the algorithm with any fields.
+        """
+        try:
+            yield
+        except jax.errors.JAXTypeError:
+            numbers = {name: jnp.float32(value) for name, value in self.points[0].items()}
+            bad = [name for name, number in numbers.items() if not self._is_traceable(name, number, call)]
+            if not bad:
+                raise
+            options = " ".join(f"{name}=..." for name in bad)
+            raise FdgError(
+                f"sweep: {type(self.algorithm).__name__} decides in Python by {', '.join(bad)},"
+                f" which a sweep traces: use jnp.where there, or try values in programs of their own"
+                f" (--optuna TRIALS --search {options})"
+            ) from None
+
+    def _is_traceable(self, name: str, number: jax.Array, call: Callable[[Any], Any]) -> bool:
+        try:
+            jax.eval_shape(lambda traced: call(with_numbers(self.at(0), {name: traced})), number)
+        except jax.errors.JAXTypeError:
+            return False
+        return True
 
     def _with(self, numbers: Mapping[str, Any]) -> Any:
         return with_numbers(self.algorithm, numbers)

@@ -193,6 +193,22 @@ def test_what_cannot_be_swept(algorithm, values, said):
     assert said in str(error.value) and "\n" not in str(error.value)
 
 
+@dataclasses.dataclass(frozen=True)
+class Undecided(Descent):
+    """Decides in Python by one of its floats."""
+
+    def iterate(self, state):
+        state, metrics = super().iterate(state)
+        return state, metrics if self.pull > 1.0 else {**metrics, "small": jnp.float32(1.0)}
+
+
+def test_an_algorithm_that_asks_for_the_number():
+    sweep = Sweep(Undecided(), make_grid({"rate": [0.1, 0.2], "pull": [1.0, 2.0]}))
+    with pytest.raises(FdgError, match=r"Undecided decides in Python by pull, .*--search pull=") as error:
+        fdg.trace(sweep)
+    assert "\n" not in str(error.value)
+
+
 # --- the numbers ---
 
 
