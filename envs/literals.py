@@ -110,6 +110,7 @@ def hold_modules(*packages: str) -> None:
             for attribute, value in list(vars(module).items()):
                 if not attribute.startswith("__"):
                     vars(module)[attribute] = holder.held(value)
+                    holder.defaults_of(value)
 
 
 class _Holder:
@@ -150,6 +151,13 @@ class _Holder:
             held = self.held(item)
             if held is not item:
                 vars(value)[attribute] = held
+
+    def defaults_of(self, value: Any) -> None:
+        """Holds the defaults of the arguments of a class's methods."""
+        if isinstance(value, type) and value.__module__.partition(".")[0] in self._packages:
+            for method in vars(value).values():
+                if isinstance(method, types.FunctionType) and method.__defaults__:
+                    method.__defaults__ = self.held(method.__defaults__)
 
     def _object(self, value: Any) -> Any:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):

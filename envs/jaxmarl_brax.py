@@ -1,0 +1,117 @@
+"""MABrax: the bodies of brax, each moved by several agents, as JaxMARL 0.2 divides them (`ant_4x2`, ...).
+
+The bodies are those of `envs/from_brax.py`; which numbers of the observation an agent sees, and which joints
+it moves, are JaxMARL's mappings. Observations and actions are padded to the longest, and each agent's number
+is in front of its observation, as with JaxMARL's `homogenisation_method="max"`. All get the body's reward.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs.environment import Vectorized, vectorize
+from envs.from_brax import BraxEnvironment
+from envs.quiet import quietly, tolerantly
+from envs.spaces import Box
+from fdg.errors import FdgError
+
+# JaxMARL's name: brax's.
+BODIES = {
+    "ant_4x2": "ant",
+    "halfcheetah_6x1": "halfcheetah",
+    "hopper_3x1": "hopper",
+    "humanoid_9|8": "humanoid",
+    "walker2d_2x3": "walker2d",
+}
+_BACKENDS = ("positional", "generalized", "spring", "mjx")  # the first is JaxMARL's
+
+
+@dataclasses.dataclass(frozen=True)
+class BraxTeam:
+    """A `SingleEnvironment` of several agents that move one body."""
+
+    name: str
+    body: BraxEnvironment
+
+    @property
+    def num_agents(self) -> int:
+        """Agents that move a part of it each."""
+        return len(_mappings(self.name)[0])
+
+    @property
+    def observation_space(self) -> Box:
+        """Unbounded vectors."""
+        longest = max(len(numbers) for numbers in _mappings(self.name)[0])
+        return Box(float("-inf"), float("inf"), (self.num_agents + longest,))
+
+    @property
+    def action_space(self) -> Box:
+        """From -1 to 1, one component a joint, of the agent that has most of them."""
+        return Box(-1.0, 1.0, (max(len(joints) for joints in _mappings(self.name)[1]),))
+
+    @property
+    def max_episode_steps(self) -> int:
+        """As brax's."""
+        return self.body.max_episode_steps
+
+    def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
+        """Start an episode."""
+        state, observation = self.body.reset(key)
+        return state, self._observe(observation)
+
+    def step(
+        self, key: jax.Array, state: Any, action: jax.Array
+    ) -> tuple[Any, jax.Array, jax.Array, jax.Array, jax.Array]:
+        """Take one step, without reset; `action [A, n]`."""
+        joints = _mappings(self.name)[1]
+        whole = jnp.zeros(self.body.action_space.shape)
+        for i, mine in enumerate(joints):
+            whole = whole.at[np.array(mine)].set(action[i, : len(mine)])
+        state, observation, reward, terminated, truncated = self.body.step(key, state, whole)
+        rewards = jnp.full(self.num_agents, reward)
+        return state, self._observe(observation), rewards, terminated, truncated
+
+    def _observe(self, observation: jax.Array) -> jax.Array:
+        seen = _mappings(self.name)[0]
+        longest = max(len(numbers) for numbers in seen)
+        rows = [jnp.pad(observation[np.array(mine)], (0, longest - len(mine))) for mine in seen]
+        return jnp.concatenate([jnp.eye(self.num_agents), jnp.stack(rows)], axis=1)
+
+
+def factories() -> dict[str, Callable[..., Vectorized]]:
+    """Factory of every team by name, for the registry."""
+    return {name: functools.partial(_make, name) for name in BODIES}
+
+
+def _make(name: str, *, backend: str = _BACKENDS[0], episode_length: int = 1000) -> Vectorized:
+    where = f"environment '{name}'"
+    if backend not in _BACKENDS:
+        raise FdgError(f"{where}: backend={backend!r} must be one of {', '.join(_BACKENDS)}")
+    if type(episode_length) is not int or episode_length < 1:
+        raise FdgError(f"{where}: episode_length={episode_length!r} must be an integer of at least 1")
+    team = BraxTeam(name, BraxEnvironment(BODIES[name], backend, episode_length))
+    return vectorize(team, repeat_start=True)
+
+
+@functools.cache
+def _mappings(name: str) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
+    """Numbers of the observation that each agent sees, and joints that it moves."""
+    try:
+        with jax.ensure_compile_time_eval(), quietly(), tolerantly():
+            from jaxmarl.environments.mabrax import mappings
+    except ModuleNotFoundError as error:
+        raise FdgError(
+            f"environment '{name}' needs JaxMARL, and {error.name} is not installed:"
+            " pip install 'fdg[jaxmarl]'"
+        ) from error
+    seen, moved = mappings._agent_observation_mapping[name], mappings._agent_action_mapping[name]
+    return tuple(_numbers(seen[agent]) for agent in seen), tuple(_numbers(moved[agent]) for agent in seen)
+
+
+def _numbers(indices: Any) -> tuple[int, ...]:
+    return tuple(int(i) for i in np.asarray(indices))

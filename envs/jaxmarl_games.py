@@ -1,0 +1,338 @@
+"""JaxMARL 0.2's other environments (Rutherford et al. 2024, arXiv 2311.10090): games of several agents.
+
+SMAX (`HeuristicEnemySMAX?map=3m`), Overcooked and its second version (`overcooked?layout=coord_ring`),
+Hanabi, Storm, the coin game, JaxNav and the switch riddle. `envs/from_jaxmarl.py` has the particles (MPE),
+`envs/jaxmarl_brax.py` the bodies (MABrax). What is made uniform:
+
+- Mappings from agent to array become arrays with an axis of agents. Observations that are all pictures of one
+  size stay pictures; all others are vectors, padded with zeros to the longest, of parts one after the other.
+- Actions that JaxMARL does not allow are masked, in SMAX and Hanabi. Where an agent may do nothing at all
+  (it is dead, or the game is over) it may do anything.
+- `agent_identity` puts each agent's number, one-hot, behind its observation: in SMAX unless told otherwise.
+- A game that ends at its `max_steps` is truncated, unless it ended by itself before. SMAX is told of no
+  limit, and `vectorize` keeps it: a battle that is won in the last step is terminated.
+- Overcooked rewards a soup alone, which is found too seldom to learn from: `shaping` (1) is the weight of the
+  rewards for the way there, which JaxMARL trains with as `shaped_reward`. They are in the episode's return;
+  `overcooked?shaping=0` is the game itself.
+"""
+
+import dataclasses
+import functools
+import importlib
+import inspect
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs.environment import MaskedObservation, Observation, Vectorized, vectorize
+from envs.literals import hold, hold_modules
+from envs.quiet import quietly, tolerantly
+from envs.spaces import Box, Discrete, Space
+from fdg.errors import FdgError, one_line, unknown_name
+
+Scalar: TypeAlias = "bool | int | float | str"
+
+_NEVER = 2**30  # steps
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What differs between JaxMARL's games.
+
+    Attributes:
+      module, constructor: where the class is, below `jaxmarl.environments`.
+      limit: attributes whose product is the number of steps after which it ends; none for no limit.
+      told_of_limit: False: it is made without one, and `vectorize` keeps it.
+      masks: the method that says which actions are allowed.
+      identity: whether agents see their number by default.
+      choices: an argument that is chosen by name, and where the names are.
+      as_array: actions are given as one array, not as a mapping.
+    """
+
+    module: str
+    constructor: str
+    limit: tuple[str, ...] = ()
+    told_of_limit: bool = True
+    masks: str | None = None
+    identity: bool = False
+    choices: tuple[str, str, str] | None = None
+    as_array: bool = False
+
+
+_STORM = ("num_inner_steps", "num_outer_steps")
+_SMAX_MAPS = ("map", "smax.smax_env", "MAP_NAME_TO_SCENARIO")
+KINDS: dict[str, Kind] = {
+    "HeuristicEnemySMAX": Kind(
+        "smax.heuristic_enemy_smax_env", "HeuristicEnemySMAX", ("max_steps",), False,
+        "get_avail_actions", True, _SMAX_MAPS,
+    ),
+    "SMAX": Kind("smax.smax_env", "SMAX", ("max_steps",), False, "get_avail_actions", True, _SMAX_MAPS),
+    "overcooked": Kind(
+        "overcooked.overcooked", "Overcooked", ("max_steps",),
+        choices=("layout", "overcooked.layouts", "overcooked_layouts"),
+    ),
+    "overcooked_v2": Kind(
+        "overcooked_v2.overcooked", "OvercookedV2", ("max_steps",),
+        choices=("layout", "overcooked_v2.layouts", "overcooked_v2_layouts"),
+    ),
+    "hanabi": Kind("hanabi.hanabi", "HanabiEnv", masks="get_legal_moves"),
+    "storm": Kind("storm.storm_env", "InTheGrid", _STORM, as_array=True),
+    "storm_2p": Kind("storm.storm_2p", "InTheGrid_2p", _STORM, as_array=True),
+    "storm_np": Kind("storm.storm", "InTheMatrix", _STORM, as_array=True),
+    "coin_game": Kind("coin_game.coin_game", "CoinGame", _STORM),
+    "jaxnav": Kind("jaxnav.jaxnav_env", "JaxNav", ("max_steps",)),
+    "switch_riddle": Kind("switch_riddle.switch_riddle", "SwitchRiddle"),
+}  # fmt: skip
+
+_SHAPED = ("overcooked", "overcooked_v2")
+
+
+@dataclasses.dataclass(frozen=True)
+class JaxmarlGame:
+    """A `SingleEnvironment` of several agents: JaxMARL's name for it, and what differs from its defaults."""
+
+    game: str
+    agent_identity: bool
+    shaping: float = 0.0
+    overrides: tuple[tuple[str, Scalar], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """JaxMARL's name."""
+        return self.game
+
+    @property
+    def num_agents(self) -> int:
+        """Agents that are played."""
+        return len(_facts(self).agents)
+
+    @property
+    def observation_space(self) -> Box:
+        """Unbounded, of the longest observation, and the agent's number where that is given."""
+        return Box(float("-inf"), float("inf"), _facts(self).shape)
+
+    @property
+    def action_space(self) -> Space:
+        """`Discrete` of the agent that has most actions, or a bounded `Box`."""
+        return _facts(self).action_space
+
+    @property
+    def max_episode_steps(self) -> int | None:
+        """JaxMARL's limit, if it has one."""
+        return _facts(self).limit
+
+    def reset(self, key: jax.Array) -> tuple[Any, Observation]:
+        """Start an episode."""
+        env = _theirs(self)
+        with tolerantly():
+            observation, state = env.reset(key)
+            return _strong(state), self._observe(env, state, observation)
+
+    def step(
+        self, key: jax.Array, state: Any, action: jax.Array
+    ) -> tuple[Any, Observation, jax.Array, jax.Array, jax.Array]:
+        """Take one step, without reset; `action [A]` or `[A, n]`."""
+        env, facts, kind = _theirs(self), _facts(self), KINDS[self.game]
+        actions: Any = action
+        if not kind.as_array:
+            actions = {agent: action[i] for i, agent in enumerate(facts.agents)}
+        with tolerantly():
+            observation, new, reward, done, info = env.step_env(key, state, actions)
+            rewards = jnp.stack(_of_agents(reward, facts.agents)).astype(jnp.float32).reshape(-1)
+            if self.shaping:
+                shaped = jnp.stack(_of_agents(info["shaped_reward"], facts.agents))
+                rewards += self.shaping * shaped.reshape(-1)
+            new = jax.tree.map(lambda new, old: new.astype(old.dtype), _strong(new), _strong(state))
+            seen = self._observe(env, new, observation)
+        ended = jnp.asarray(done["__all__"], bool).reshape(())
+        # `vectorize` cuts off at the limit; what ends there is truncated, what ends sooner is terminated.
+        at_limit = jnp.bool_(False)
+        if kind.told_of_limit and kind.limit:  # games in games end by the clock alone
+            at_limit = new.step >= facts.limit if len(kind.limit) == 1 else ended
+        return new, seen, rewards, ended & ~at_limit, ended & at_limit
+
+    def _observe(self, env: Any, state: Any, observation: Any) -> Observation:
+        facts, kind = _facts(self), KINDS[self.game]
+        rows = [_joined(part, facts.picture) for part in _of_agents(observation, facts.agents)]
+        if not facts.picture:
+            length = facts.shape[0] - (len(rows) if self.agent_identity else 0)
+            rows = [jnp.pad(row, (0, length - row.size)) for row in rows]
+        features = jnp.stack(rows)
+        if self.agent_identity:
+            features = jnp.concatenate([features, jnp.eye(len(rows))], axis=1)
+        if kind.masks is None:
+            return features
+        allowed = getattr(env, kind.masks)(state)
+        mask = jnp.stack([jnp.asarray(allowed[agent], bool) for agent in facts.agents])
+        return MaskedObservation(features, mask | ~mask.any(-1, keepdims=True))
+
+
+def _strong(state: Any) -> Any:
+    return jax.tree.map(jnp.asarray, state)
+
+
+def _of_agents(value: Any, agents: tuple[Any, ...]) -> list[Any]:
+    """What each agent gets, of a mapping, a tuple, or arrays with an axis of agents."""
+    if isinstance(value, dict) and all(agent in value for agent in agents):
+        return [value[agent] for agent in agents]
+    if isinstance(value, tuple | list) and len(value) == len(agents):
+        return list(value)
+    return [jax.tree.map(functools.partial(_row, i, len(agents)), value) for i in range(len(agents))]
+
+
+def _row(agent: int, agents: int, x: jax.Array) -> jax.Array:
+    """An agent's part of an array, whose axis of agents is the first, or (Storm's inventories) the last."""
+    return x[agent] if x.shape[0] == agents else x[..., agent]
+
+
+def _joined(observation: Any, picture: bool) -> jax.Array:
+    """The parts of an observation as one vector; a picture as it is."""
+    parts = [jnp.asarray(part, jnp.float32) for part in jax.tree.leaves(observation)]
+    return parts[0] if picture else jnp.concatenate([part.reshape(-1) for part in parts])
+
+
+def factories() -> dict[str, Callable[..., Vectorized]]:
+    """Factory of every game by name, for the registry."""
+    return {game: functools.partial(_make, game) for game in KINDS}
+
+
+def _make(
+    game: str, *, agent_identity: bool | None = None, shaping: float | None = None, **overrides: Any
+) -> Vectorized:
+    where, kind = f"environment '{game}'", KINDS[game]
+    if shaping is not None and (game not in _SHAPED or not isinstance(shaping, int | float)):
+        raise FdgError(f"{where}: shaping={shaping!r}: it is a number, of {' and '.join(_SHAPED)}")
+    known = _arguments(game) if overrides else {}
+    for argument, value in overrides.items():
+        if argument not in known:
+            takes = ", ".join(sorted((*known, "agent_identity", *(["shaping"] if game in _SHAPED else []))))
+            raise FdgError(f"{where}: unknown parameter '{argument}': takes {takes}")
+        if not isinstance(value, bool | int | float | str):
+            raise FdgError(f"{where}: {argument}={value!r} must be a Python number or string")
+        if kind.choices and argument == kind.choices[0] and value not in (names := _choices(game)):
+            raise unknown_name(f"{argument} of {game}", str(value), names)
+        if argument in kind.limit and (not isinstance(value, int) or value < 1):
+            raise FdgError(f"{where}: {argument}={value!r} must be an integer of at least 1")
+    weight = (1.0 if game in _SHAPED else 0.0) if shaping is None else float(shaping)
+    identity = kind.identity if agent_identity is None else bool(agent_identity)
+    return vectorize(JaxmarlGame(game, identity, weight, tuple(sorted(overrides.items()))))
+
+
+@functools.cache
+def _arguments(game: str) -> dict[str, Any]:
+    """What a user may override, with the defaults: numbers, strings, and a choice by name."""
+    constructor = _constructor(game)
+    found: dict[str, Any] = {}
+    for kind in constructor.__mro__:
+        if "__init__" in vars(kind):
+            for parameter in inspect.signature(kind.__init__).parameters.values():
+                if isinstance(parameter.default, bool | int | float | str):
+                    found.setdefault(parameter.name, parameter.default)
+    if game == "HeuristicEnemySMAX":
+        found = {**_arguments("SMAX"), **found}
+    choices = KINDS[game].choices
+    if choices:
+        found[choices[0]] = None
+    return found
+
+
+@functools.cache
+def _choices(game: str) -> dict[str, Any]:
+    """What an argument is chosen from, by name."""
+    choices = KINDS[game].choices
+    assert choices is not None
+    return dict(getattr(_module(choices[1], game), choices[2]))
+
+
+def _constructor(game: str) -> Any:
+    return getattr(_module(KINDS[game].module, game), KINDS[game].constructor)
+
+
+@functools.cache
+def _module(name: str, game: str) -> Any:
+    """A module of JaxMARL's environments; imports it, possibly while a program is being traced."""
+    try:
+        with jax.ensure_compile_time_eval(), quietly(), tolerantly():
+            module = importlib.import_module(f"jaxmarl.environments.{name}")
+    except ModuleNotFoundError as error:
+        raise FdgError(
+            f"environment '{game}' needs JaxMARL, and {error.name} is not installed:"
+            " pip install 'fdg[jaxmarl]'"
+        ) from error
+    hold_modules("jaxmarl")
+    return module
+
+
+@functools.cache
+def _theirs(single: JaxmarlGame) -> Any:
+    """JaxMARL's environment, its arrays on the host."""
+    kind, constructor = KINDS[single.game], _constructor(single.game)
+    arguments: dict[str, Any] = dict(single.overrides)
+    if kind.choices and kind.choices[0] in arguments:
+        argument = "scenario" if kind.choices[0] == "map" else kind.choices[0]
+        arguments[argument] = _choices(single.game)[arguments.pop(kind.choices[0])]
+    if not kind.told_of_limit:
+        arguments["max_steps"] = _NEVER
+    if single.game == "jaxnav" and "act_type" not in arguments:
+        arguments["act_type"] = "Continuous"
+    with jax.ensure_compile_time_eval(), quietly(), tolerantly(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            env = constructor(**arguments)
+        except (AssertionError, KeyError, TypeError, ValueError) as error:
+            given = ", ".join(f"{argument}={value!r}" for argument, value in single.overrides)
+            raise FdgError(
+                f"environment '{single.game}': JaxMARL does not accept {given}: {one_line(error)}"
+            ) from error
+        hold(env, "jaxmarl")
+    return env
+
+
+@dataclasses.dataclass(frozen=True)
+class _Facts:
+    """What is known about an environment before it runs."""
+
+    agents: tuple[Any, ...]
+    picture: bool
+    shape: tuple[int, ...]
+    action_space: Space
+    limit: int | None
+
+
+@functools.cache
+def _facts(single: JaxmarlGame) -> _Facts:
+    env, kind = _theirs(single), KINDS[single.game]
+    agents = tuple(env.agents)
+    with tolerantly():
+        parts = jax.eval_shape(
+            lambda: [jax.tree.leaves(row) for row in _of_agents(env.reset(jax.random.key(0))[0], agents)]
+        )
+    rows = [tuple(part.shape for part in row) for row in parts]
+    picture = not single.agent_identity and all(len(row) == 1 and len(row[0]) == 3 for row in rows)
+    picture &= len({row[0] for row in rows}) == 1
+    length = max(sum(math.prod(shape) for shape in row) for row in rows)
+    shape = rows[0][0] if picture else (length + (len(agents) if single.agent_identity else 0),)
+    spaces = [_space_of(env, agent) for agent in agents]
+    space = spaces[0]
+    actions: Space
+    if hasattr(space, "n"):
+        actions = Discrete(max(int(space.n) for space in spaces))
+    else:
+        low, high = (
+            np.broadcast_to(np.asarray(side, float), space.shape) for side in (space.low, space.high)
+        )
+        actions = Box(tuple(low.tolist()), tuple(high.tolist()), tuple(space.shape))
+    defaults = _arguments(single.game)
+    given = {**defaults, **dict(single.overrides)}
+    limit = math.prod(int(given[name]) for name in kind.limit) if kind.limit else None
+    return _Facts(agents, picture, tuple(shape), actions, limit)
+
+
+def _space_of(env: Any, agent: Any) -> Any:
+    """The actions of an agent, as JaxMARL has them: some environments keep them in a mapping, some do not."""
+    return env.action_spaces[agent] if agent in env.action_spaces else env.action_space(agent)

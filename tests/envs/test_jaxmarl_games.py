@@ -1,0 +1,103 @@
+"""JaxMARL's games beside the particles: shapes and spaces of all, numbers of one, and what is refused."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import envs
+from envs import jaxmarl_brax, jaxmarl_games
+from envs.quiet import quietly, tolerantly
+from envs.trying import random_actions
+from fdg.errors import FdgError
+from tests.envs.conformance import assert_conforms
+
+with quietly():
+    import jaxmarl
+
+
+def test_the_names_are_those_that_jaxmarl_registers():
+    ours = {*jaxmarl_games.KINDS, *jaxmarl_brax.BODIES}
+    theirs = {name for name in jaxmarl.registered_envs if not name.startswith(("MPE_", "JaxRobotarium"))}
+    assert theirs - ours == {"LearnedPolicyEnemySMAX"}, "which needs a policy, and is made in Python"
+    assert not ours - theirs
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "agents", "shape", "actions", "limit"),
+    [
+        ("HeuristicEnemySMAX", {"map": "3m"}, 3, (50 + 3,), 8, 100),
+        ("overcooked", {"layout": "coord_ring"}, 2, (5, 5, 26), 6, 400),
+        ("switch_riddle", {"num_agents": 4, "agent_identity": True}, 4, (2 + 4,), 3, None),
+        ("coin_game", {"num_inner_steps": 3, "num_outer_steps": 4}, 2, (36,), 5, 12),
+        ("hanabi", {}, 2, (658,), 21, None),
+    ],
+)
+def test_an_environment_fits_its_spaces(name, overrides, agents, shape, actions, limit):
+    env = envs.make(name, **overrides)
+    assert env.num_agents == agents and env.max_episode_steps == limit
+    assert env.observation_space.shape[1:] == shape[1:] and env.action_space == envs.Discrete(actions)
+    assert name == "HeuristicEnemySMAX" or env.observation_space.shape == shape
+
+    def first_step(key):
+        keys = jax.random.split(key, 2)
+        state, observation = env.reset(keys)
+        return env.step(keys, state, random_actions(env, keys, observation))
+
+    _, time_step = jax.eval_shape(first_step, jax.eval_shape(lambda: jax.random.key(0)))
+    assert time_step.reward.shape == (2, agents) and time_step.terminated.shape == (2,)
+    seen, mask = envs.features_and_mask(time_step.observation)
+    assert seen.shape == (2, agents, *env.observation_space.shape)
+    assert (mask is not None) == (name in ("HeuristicEnemySMAX", "hanabi"))
+
+
+def test_the_riddle_conforms_and_gives_the_numbers_of_jaxmarl():
+    env = envs.make("switch_riddle", agent_identity=True)
+    rollout = assert_conforms(env)
+    step, theirs = rollout.step, jaxmarl.make("switch_riddle")
+    assert step.terminated.any() and not step.truncated.any()
+    np.testing.assert_array_equal(
+        step.observation[..., 2:], np.broadcast_to(np.eye(3), (*step.reward.shape, 3))
+    )
+
+    keys = jax.random.split(jax.random.key(1), 3)
+    with tolerantly():
+        observation, state = theirs.reset(keys[0])
+        step_key, _ = jax.random.split(jax.random.split(jax.random.key(2), (24, 3))[0, 0])
+        actions = {agent: jnp.int32(rollout.action[0, 0, i]) for i, agent in enumerate(theirs.agents)}
+        after, _, reward, _, _ = theirs.step_env(step_key, state, actions)
+    for i, agent in enumerate(theirs.agents):
+        np.testing.assert_array_equal(rollout.first_observation[0, i, :2], observation[agent])
+        np.testing.assert_array_equal(step.final_observation[0, 0, i, :2], after[agent])
+        assert step.reward[0, 0, i] == reward[agent]
+
+
+def test_a_body_is_moved_by_its_parts():
+    """Each agent's actions reach its own joints, and it sees its own numbers."""
+    env = envs.make("hopper_3x1", episode_length=5)
+    assert (env.num_agents, env.max_episode_steps) == (3, 5)
+    seen, moved = jaxmarl_brax._mappings("hopper_3x1")
+    assert sorted(joint for mine in moved for joint in mine) == [0, 1, 2]
+    numbers = jnp.arange(11.0) * 10
+    rows = env.single._observe(numbers)
+    for i, mine in enumerate(seen):
+        assert rows[i, :3].tolist() == np.eye(3)[i].tolist()
+        assert rows[i, 3 : 3 + len(mine)].tolist() == [10.0 * number for number in mine]
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "message"),
+    [
+        ("HeuristicEnemySMAX", {"map": "3n"}, "unknown map of HeuristicEnemySMAX '3n': did you mean '3m'"),
+        ("HeuristicEnemySMAX", {"steps": 3}, "unknown parameter 'steps': takes .*agent_identity, .*map, "),
+        ("HeuristicEnemySMAX", {"max_steps": 0}, "max_steps=0 must be an integer of at least 1"),
+        ("overcooked", {"layout": "ring"}, "unknown layout of overcooked 'ring'"),
+        ("hanabi", {"shaping": 1}, "shaping=1: it is a number, of overcooked and overcooked_v2"),
+        ("storm", {"num_agents": (3,)}, "must be a Python number or string"),
+        ("ant_4x2", {"backend": "rigid"}, "backend='rigid' must be one of positional"),
+        ("ant_4x2", {"episode_length": 0}, "episode_length=0 must be an integer of at least 1"),
+    ],
+)  # fmt: skip
+def test_an_override_that_does_not_fit(name, overrides, message):
+    with pytest.raises(FdgError, match=message):
+        envs.make(name, **overrides)
