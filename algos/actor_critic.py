@@ -153,7 +153,7 @@ class ActorCritic(Agent):
 
     @property
     def _network(self) -> Network:
-        return self.network or networks.actor_critic(
+        return self._own("network") or networks.actor_critic(
             self.env.observation_space,
             self.env.action_space,
             self.hidden,

@@ -7,7 +7,7 @@ import jax
 import optax
 
 import fdg
-from algos import distributions, optimizers, presets
+from algos import distributions, foreign, modules, optimizers, presets
 from algos.acting import Actor, Policy, chosen
 from algos.hyperparameters import require, require_positive, require_types, require_within
 from algos.rollout import evaluate
@@ -122,6 +122,11 @@ class Agent:
 
     # --- parts ---
 
+    def _own(self, field: str, sees: modules.Sees = "both") -> Any:
+        """The network that a user has given in a field, as functions; None if none (see `algos.modules`)."""
+        spaces = self.env.observation_space, self.env.action_space
+        return modules.resolved(getattr(self, field), *spaces, field, sees)
+
     def _reset(self, key: jax.Array) -> tuple[Any, Observation]:
         """State and first observation of all environments, from one key."""
         keys = jax.random.split(key, self.num_envs)
@@ -191,4 +196,11 @@ class Agent:
     def _check_types(self) -> None:
         """Raises an `FdgError` where a field is of another type than it says."""
         check_spec(self.env)
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if field.metadata.get("holds") == "network" and foreign.hashable(value) is not value:
+                object.__setattr__(self, field.name, foreign.hashable(value))
         require_types(self)
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            if field.metadata.get("holds") == "network" and isinstance(getattr(self, field.name), str):
+                self._own(field.name)  # refuses a name that names nothing

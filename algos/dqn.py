@@ -20,7 +20,14 @@ import fdg
 from algos import optimizers
 from algos.acting import Actor
 from algos.exploration import linear
-from algos.hyperparameters import hyperparameter, require, require_positive, require_within, whole_updates
+from algos.hyperparameters import (
+    NETWORK,
+    hyperparameter,
+    require,
+    require_positive,
+    require_within,
+    whole_updates,
+)
 from algos.networks import Network, of_action
 from algos.q_learning import QLearning
 from algos.replay import Replay, ReplayState, Step, Transition
@@ -100,7 +107,7 @@ class DQN(QLearning):
     hidden: tuple[int, ...] | None = hyperparameter(None, "widths of the layers; None: chosen by observation")
     activation: Literal["tanh", "relu", "silu", "gelu", "elu"] = hyperparameter("relu", "of the layers")
     convolve: bool = hyperparameter(True, "convolve images; else flatten them")
-    network: Network | None = None  # any (init, apply) pair that values every action, in place of the default
+    network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
 
     def __post_init__(self):
         self._check_common()

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from algos import foreign
 from fdg.errors import FdgError, listed, nearest
 
 
@@ -28,6 +29,14 @@ def hyperparameter(default: Any, description: str, structural: str | None = None
         {"help": description} if structural is None else {"help": description, "structural": structural}
     )
     return dataclasses.field(default=default, metadata=metadata)
+
+
+# Of fields that hold a network of a user's own: the command line takes its name.
+NETWORK: dict[str, Any] = {
+    "help": "module:name of a network, or of a function of the spaces that returns one (None: the default)",
+    "flag": str | None,
+    "holds": "network",
+}
 
 
 def require(algorithm: Any, condition: bool | jax.Array, message: str) -> None:
@@ -107,6 +116,8 @@ def _fits(value: Any, kind: Any) -> bool:
     if kind is str:
         return isinstance(value, str)
     parts = _PARTS.get(getattr(kind, "__name__", ""))
+    if getattr(kind, "__name__", "") == "Network" and foreign.is_network(value):
+        return True
     return parts is None or all(callable(getattr(value, part, None)) for part in parts)
 
 

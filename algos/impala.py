@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 import fdg
 from algos.actor_critic import ActorCritic, Trajectory
-from algos.hyperparameters import hyperparameter, require, require_positive, require_within
+from algos.hyperparameters import NETWORK, hyperparameter, require, require_positive, require_within
 from algos.losses import approximate_kl, value_error, weighted_sum
 from algos.networks import Network
 from algos.returns import v_trace
@@ -56,7 +56,7 @@ class IMPALA(ActorCritic):
     initial_log_std: float = hyperparameter(0.0, "log of the first standard deviation (continuous actions)")
     convolve: bool = hyperparameter(True, "convolve images; else flatten them")
     layer_norm: bool = hyperparameter(False, "normalise each layer before its activation")
-    network: Network | None = None  # any (init, apply) pair, in place of the default actor-critic
+    network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
 
     def __post_init__(self):
         self._check_common()

@@ -69,7 +69,7 @@ class MultiAgentPPO(RecurrentPPO):
 
     @property
     def _network(self) -> RecurrentNetwork:
-        return with_memory(self.network, leading_axes=3) or recurrent_actor_critic(
+        return with_memory(self._own("network"), leading_axes=3) or recurrent_actor_critic(
             self.env.observation_space,
             self.env.action_space,
             self.hidden,

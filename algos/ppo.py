@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import fdg
 from algos import networks, normalize, outputs
 from algos.acting import Actor, without_memory
+from algos.hyperparameters import NETWORK
 from algos.losses import explained_variance
 from algos.networks import Network
 from algos.normalize import RunningStatistics
@@ -64,7 +65,7 @@ class PPO(ProximalAgent):
     976
     """
 
-    network: Network | None = None  # any (init, apply) pair, in place of the default actor-critic
+    network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
 
     # --- the two functions of every algorithm ---
 
@@ -184,7 +185,7 @@ class PPO(ProximalAgent):
 
     @property
     def _network(self) -> Network:
-        return self.network or networks.actor_critic(
+        return self._own("network") or networks.actor_critic(
             self.env.observation_space,
             self.env.action_space,
             self.hidden,

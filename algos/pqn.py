@@ -20,7 +20,7 @@ import optax
 import fdg
 from algos import optimizers
 from algos.acting import Actor
-from algos.hyperparameters import hyperparameter, require, require_positive, require_within
+from algos.hyperparameters import NETWORK, hyperparameter, require, require_positive, require_within
 from algos.minibatches import own_blocks, shuffled_rows, take, updated
 from algos.networks import Network, of_action
 from algos.q_learning import QLearning
@@ -87,7 +87,7 @@ class PQN(QLearning):
     hidden: tuple[int, ...] | None = hyperparameter(None, "widths of the layers; None: chosen by observation")
     activation: Literal["tanh", "relu", "silu", "gelu", "elu"] = hyperparameter("relu", "of the layers")
     convolve: bool = hyperparameter(True, "convolve images; else flatten them")
-    network: Network | None = None  # any (init, apply) pair that values every action, in place of the default
+    network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
 
     def __post_init__(self):
         self._check_common()

@@ -80,7 +80,7 @@ class QLearning(Agent):
 
     @property
     def _network(self) -> Network:
-        return self.network or networks.q_network(
+        return self._own("network", "actor") or networks.q_network(
             self.env.observation_space, self.env.action_space,
             self.hidden, self.activation, self.dueling, self.layer_norm, self.convolve,
         )  # fmt: skip

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import fdg
 from algos import distributions, normalize, outputs
 from algos.acting import Actor
-from algos.hyperparameters import hyperparameter, require, require_positive
+from algos.hyperparameters import NETWORK, hyperparameter, require, require_positive
 from algos.losses import explained_variance
 from algos.memories import MemoryKind
 from algos.networks import Network
@@ -91,7 +91,7 @@ class RecurrentPPO(ProximalAgent):
     """
 
     num_envs: int = hyperparameter(8, "environments stepped together")
-    network: RecurrentNetwork | Network | None = None  # with a memory or without, in place of the default
+    network: RecurrentNetwork | Network | None = dataclasses.field(default=None, metadata=NETWORK)
     memory: Literal["gru", "lstm", "mingru", "transformer"] | None = hyperparameter(
         None, "what remembers: an LSTM, a minGRU, or a causal transformer with a window (None: a GRU)"
     )
@@ -348,7 +348,7 @@ class RecurrentPPO(ProximalAgent):
 
     @property
     def _network(self) -> RecurrentNetwork:
-        return with_memory(self.network) or recurrent_actor_critic(
+        return with_memory(self._own("network")) or recurrent_actor_critic(
             self.env.observation_space,
             self.env.action_space,
             self.hidden,

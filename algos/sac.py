@@ -25,7 +25,14 @@ from algos import distributions, networks, outputs
 from algos.acting import Actor, without_memory
 from algos.agent import Agent
 from algos.distributions import TanhNormal
-from algos.hyperparameters import hyperparameter, require, require_positive, require_within, whole_updates
+from algos.hyperparameters import (
+    NETWORK,
+    hyperparameter,
+    require,
+    require_positive,
+    require_within,
+    whole_updates,
+)
 from algos.losses import value_error
 from algos.networks import Network
 from algos.replay import Replay, ReplayState, Step, Transition
@@ -106,8 +113,8 @@ class SAC(Agent):
     layer_norm: bool = hyperparameter(False, "normalise each layer before its activation")
     # Any (init, apply) pairs in place of the defaults. The actor's results are means and logs of standard
     # deviations, [N, 2 * size]; the critics take observations and actions, and give two values, each [N].
-    actor_network: Network | None = None
-    critic_network: Network | None = None
+    actor_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
+    critic_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
 
     def __post_init__(self):
         self._check_common()
@@ -304,14 +311,14 @@ class SAC(Agent):
 
     @property
     def _actor(self) -> Network:
-        return self.actor_network or networks.gaussian_actor(
+        return self._own("actor_network", "actor") or networks.gaussian_actor(
             self.env.observation_space, self.env.action_space,
             self.hidden, self.activation, self.convolve, self.layer_norm,
         )  # fmt: skip
 
     @property
     def _critics(self) -> Network:
-        return self.critic_network or networks.twin_critics(
+        return self._own("critic_network", "critic") or networks.twin_critics(
             self.env.observation_space, self.hidden, self.activation, self.convolve, self.layer_norm
         )
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, NoReturn
 from fdg.commands.aliases import ALIASES
 from fdg.errors import FdgError, nearest
 
-_NOT_FLAGS = ("env", "network")  # fields of an algorithm that a command line cannot write down
+_NOT_FLAGS = ("env",)  # fields of an algorithm that a command line cannot write down
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,7 +31,7 @@ from fdg.running.host_devices import device_a_core, make_host_devices
 from fdg.running.program_cache import keep_programs
 from fdg.running.xla_options import choose_xla_options
 from fdg.training.job import MOST_DEVICES, Job, at_least, check_divides, check_run, lengths
-from fdg.training.trust import check_trusted
+from fdg.training.trust import NETWORKS, check_trusted
 
 _NAMES = (
     Flag("algo", str, "ppo", "an algorithm, or path.to.module:Class for one of your own"),
@@ -51,6 +51,8 @@ _NAMES = (
 )
 _AUTO = ("auto", "auto:measure")
 _STALENESS = Flag("staleness", int, 0, "iterations by which the actors' parameters lag; 0: synchronous")
+# Hyperparameters that name modules of a user's own, which are imported only where they are named.
+_NETWORKS = tuple(Flag(name, str | None, None, "") for name in NETWORKS)
 _RUN = (
     Flag(
         "devices",
@@ -220,7 +222,7 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     """
     words = normalise(argv)
     first = Parser(add_help=False, allow_abbrev=False)
-    _add_flags(first, (*_NAMES, *presets.FLAGS, *_RUN, *_MACHINE, *_PROCESSES))
+    _add_flags(first, (*_NAMES, *presets.FLAGS, *_NETWORKS, *_RUN, *_MACHINE, *_PROCESSES))
     add_aliases(first, (*_NAMES, *_RUN))
     words, early = with_memory(words, vars(first.parse_known_args(words)[0]))
     distributed.check(early)
@@ -262,7 +264,8 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     named = {flag.name: early[flag.name] for flag in _NAMES if flag.name in early}
     if stored:
         check_agrees(named, stored, _FREE_ON_RESUME)
-    check_trusted(file, {**base, **named}, named, early.get("trust", False))
+    own = {name: early[name] for name in NETWORKS if name in early}
+    check_trusted(file, {**base, **named, **own}, {**named, **own}, early.get("trust", False))
     algo, env_name, policy_name = (known.get(flag.name) or flag.default for flag in _NAMES)
     is_auto = policy_name in _AUTO
     chosen, policy_class = algorithm_class(algo), _policy_class(policy_name)

@@ -15,7 +15,7 @@ from fdg.errors import FdgError, one_line
 from fdg.training.sweep import Sweep, swept
 from fdg.training.trust import check_trusted
 
-_KEPT_APART = ("env", "network", "actor_network", "critic_network", "staleness")
+_KEPT_APART = ("env", "staleness")
 
 
 def describe(algorithm: Any, policy: Any) -> dict[str, Any]:
@@ -61,7 +61,11 @@ def rebuild(config: Mapping[str, Any], trust: bool = False, where: str = "this r
             f"{where} was trained from Python with an algorithm that config.json cannot describe"
             f" ({config.get('algo')}, say with a network of its own): give it, with algorithm=..."
         )
-    check_trusted(Path(where, "config.json"), {"env": config.get("env")}, trust=trust)
+    check_trusted(
+        Path(where, "config.json"),
+        {"env": config.get("env"), "hyperparameters": config.get("hyperparameters")},
+        trust=trust,
+    )
     try:
         algorithm_class = _class_of(config["algo"], algos.get, trust, where)
         values = _values(algorithm_class, config["hyperparameters"])

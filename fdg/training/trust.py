@@ -11,6 +11,8 @@ from typing import Any
 
 from fdg.errors import FdgError
 
+NETWORKS = ("network", "actor_network", "critic_network")  # hyperparameters that may name a module
+
 _OURS = ("algos", "envs", "policies", "fdg")
 
 
@@ -22,20 +24,22 @@ def check_trusted(
     Args:
       file: of the configuration, for messages.
       config: its configuration.
-      named: what the caller names itself: `algo`, `env` or `policy`, of the same values.
+      named: what the caller names itself: `algo`, `env`, `policy` or a network, of the same values.
       trust: the caller allows all of it.
 
     Raises:
       FdgError: a module that nobody but the configuration names; says what to say.
     """
-    for name in ("algo", "env", "policy"):
-        value = config.get(name)
+    hyperparameters = config.get("hyperparameters")
+    inner = hyperparameters if isinstance(hyperparameters, Mapping) else {}
+    for name in ("algo", "env", "policy", *NETWORKS):
+        value = config.get(name) or inner.get(name)
         module = _module(name, value)
         if trust or module is None or module in sys.modules or (named or {}).get(name) == value:
             continue
         raise FdgError(
             f"{file} names the module '{module}' ({name} {value}), which would be imported"
-            f" and run: name it too, --{name} {value}, or say --trust (Python: trust=True)"
+            f" and run: name it too, --{name.replace('_', '-')} {value}, or say --trust (Python: trust=True)"
         )
 
 

@@ -1,4 +1,4 @@
-"""An environment of a user's own, in parts, from the command line: trained, resumed, used."""
+"""An environment and networks of a user's own from the command line: trained, resumed, used."""
 
 import json
 import sys
@@ -12,16 +12,49 @@ from fdg.errors import FdgError
 
 OWN = """
 import dataclasses
+import functools
+import equinox
+import jax
+import jax.numpy as jnp
+from flax import nnx
 from envs import probe
 
 @dataclasses.dataclass(frozen=True)
 class Maze(probe.Parts):
     size: int = 1
+
+class InParts(equinox.Module):  # an Equinox network, of one observation
+    policy: equinox.nn.Linear
+    value: equinox.nn.Linear
+
+    def __init__(self, actions, *, key):
+        one, two = jax.random.split(key)
+        self.policy = equinox.nn.Linear(19, actions, key=one)
+        self.value = equinox.nn.Linear(19, 1, key=two)
+
+    def __call__(self, seen):
+        parts = [jnp.ravel(part).astype(jnp.float32) / 255.0 for part in jax.tree.leaves(seen)]
+        x = jnp.concatenate(parts)
+        return self.policy(x), self.value(x)[0]
+
+def in_parts(observation_space, action_space):
+    return functools.partial(InParts, action_space.n)
+
+class Rows(nnx.Module):  # an NNX network, of a batch
+    def __init__(self, size, actions, *, rngs):
+        self.policy = nnx.Linear(size, actions, rngs=rngs)
+        self.value = nnx.Linear(size, 1, rngs=rngs)
+
+    def __call__(self, x):
+        return self.policy(x), self.value(x)[:, 0]
+
+def rows(observation_space, action_space):
+    return functools.partial(Rows, observation_space.shape[0], action_space.n)
 """
 FLAGS = (
     "--num-envs 4 --num-steps 4 --hidden 4 --num-minibatches 2 --num-epochs 1 --devices 1 --eval-episodes 4"
 )
-ENV = "a_maze_of_mine:Maze?size=4"
+ENV, NETWORK = "a_maze_of_mine:Maze?size=4", "a_maze_of_mine:in_parts"
 
 
 @pytest.fixture(scope="module")
@@ -31,30 +64,25 @@ def trained(tmp_path_factory):
     (path / "a_maze_of_mine.py").write_text(OWN)
     sys.path.insert(0, str(path))
     out = path / "run"
-    words = [
-        *FLAGS.split(),
-        "--env",
-        ENV,
-        "--normalize-observation",
-        "--total-steps",
-        "32",
-        "--out",
-        str(out),
-    ]
-    assert train_main(words) == 0
+    words = [*FLAGS.split(), "--env", ENV, "--network", NETWORK, "--normalize-observation"]
+    assert train_main([*words, "--total-steps", "32", "--out", str(out)]) == 0
     yield out
     sys.path.remove(str(path))
 
 
 def test_it_is_kept_and_imported_only_when_named_or_trusted(trained, capsys, monkeypatch):
-    assert json.loads((trained / "config.json").read_text())["env"] == ENV
+    config = json.loads((trained / "config.json").read_text())
+    assert config["env"] == ENV and config["hyperparameters"]["network"] == NETWORK
     monkeypatch.delitem(sys.modules, "a_maze_of_mine")
     assert train_main(["--resume", str(trained)]) == 2
     assert f"name it too, --env {ENV}, or say --trust" in capsys.readouterr().err
+    assert train_main(["--resume", str(trained), "--env", ENV]) == 2
+    assert f"name it too, --network {NETWORK}, or say --trust" in capsys.readouterr().err
     with pytest.raises(FdgError, match="trust=True"):
         fdg.load(trained)
     assert "a_maze_of_mine" not in sys.modules
-    assert train_main(["--resume", str(trained), "--env", ENV, "--total-steps", "48"]) == 0
+    words = ["--resume", str(trained), "--env", ENV, "--network", NETWORK, "--total-steps", "48"]
+    assert train_main(words) == 0
     assert fdg.load(trained, trust=True).iteration == 3
 
 
@@ -87,3 +115,13 @@ def test_it_acts_and_is_exported_without_what_critics_see(trained, tmp_path):
             policy(wrong)
         with pytest.raises(FdgError):
             run.policy(wrong)
+
+
+def test_an_nnx_network_trains_from_the_command_line(trained, tmp_path, capsys):
+    words = "--algo a2c --env CartPole-v1 --num-envs 4 --num-steps 4 --total-steps 16 --eval-episodes 0"
+    out = ["--out", str(tmp_path / "run")]
+    assert train_main([*words.split(), "--devices", "1", "--network", "a_maze_of_mine:rows", *out]) == 0
+    run = fdg.load(tmp_path / "run")
+    assert run.state.parameters["policy"]["kernel"].shape == (4, 2)
+    assert train_main([*words.split(), "--devices", "1", "--network", "a_maze_of_mine:row"]) == 2
+    assert "did you mean 'rows'" in capsys.readouterr().err
