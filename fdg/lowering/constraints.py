@@ -25,6 +25,7 @@ from fdg.lowering.local import Local
 from fdg.lowering.mesh import SEED, batch_sharding, make_mesh
 from fdg.lowering.tiles import run_tiles, tiles_of
 from fdg.placing.layout import BATCH, Spec
+from fdg.rowwise import rowwise_p
 
 __all__ = ["BATCH", "SEED", "batch_sharding", "constrain", "make_mesh"]
 
@@ -217,11 +218,14 @@ class _Rewriter:
             return Local(count, lambda: jax.lax.axis_index(BATCH)).step(step, list(parts))
 
         tiles = tiles_of(step.eqn)
+        # Parameters that a whole function of rows reads stay split: all but the rows is left to XLA.
+        stays_split = self.sharded and step.eqn.primitive is rowwise_p
         run = jax.shard_map(
             whole if tiles is None else run_tiles(step.bodies[0], count, tiles),
             mesh=self.mesh,
             in_specs=tuple(map(_spec, step.operands)),
             out_specs=list(map(_spec, step.results)),
+            axis_names={BATCH} if stays_split else set(self.mesh.axis_names),
             check_vma=False,
         )
         avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]

@@ -17,13 +17,15 @@ from fdg import jaxprs
 from fdg.batch.flow import EquationFlow
 from fdg.fragment import boundary_p
 from fdg.placing.layout import BATCH, Spec
+from fdg.rowwise import rowwise_p
 
 Specs = Mapping[Any, Spec | None]  # of variables; None, and of what is not in it: not known
 
 
 def meeting(step: EquationFlow) -> list[int]:
     """The operands of an operation that the batch shares, and that meet it there."""
-    if step.bodies or step.local or step.eqn.primitive is boundary_p:
+    alone = step.local and step.eqn.primitive is not rowwise_p
+    if step.bodies or alone or step.eqn.primitive is boundary_p:
         return []
     if all(axis is None for axis in step.operands):
         return []

@@ -85,9 +85,11 @@ def test_log_probs_are_of_each_token_given_those_before_it(decoder, parameters, 
 
 
 def test_rematerialised_blocks_have_the_same_gradient_and_bfloat16_is_near(decoder, parameters):
+    few, segments = TOKENS[:1, :6], SEGMENTS[1:, :6]
+
     def slope(**changes):
         other = Decoder(dataclasses.replace(decoder.config, **changes))
-        return jax.jit(jax.grad(lambda p: jnp.sum(other.log_probs(p, TOKENS, SEGMENTS))))(parameters)
+        return jax.jit(jax.grad(lambda p: jnp.sum(other.log_probs(p, few, segments))))(parameters)
 
     plain = slope()
     for one, two in zip(jax.tree.leaves(plain), jax.tree.leaves(slope(remat=True)), strict=True):

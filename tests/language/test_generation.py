@@ -15,7 +15,8 @@ TINY = {"hidden_size": 16, "intermediate_size": 24, "num_layers": 2, "num_heads"
 
 @pytest.fixture(scope="module")
 def decoder():
-    return Decoder(DecoderConfig.tiny(VOCABULARY, **TINY, initializer_range=0.3, max_positions=32))
+    options = {"qk_norm": True, "qkv_bias": True, "sliding_window": 4, "first_sliding_layer": 1}
+    return Decoder(DecoderConfig.tiny(VOCABULARY, **TINY, **options, initializer_range=0.3, max_positions=32))
 
 
 @pytest.fixture(scope="module")

@@ -63,7 +63,11 @@ class Imitator:
 
 def imitator(**changes):
     return Imitator(
-        Decoder(DecoderConfig.tiny(11, **TINY, initializer_range=0.3, max_positions=32, **changes))
+        Decoder(
+            DecoderConfig.tiny(
+                11, **TINY | {"num_layers": 1}, initializer_range=0.3, max_positions=32, **changes
+            )
+        )
     )
 
 
@@ -71,16 +75,17 @@ def test_policies_give_the_plain_numbers_and_sampling_exchanges_nothing(devices)
     algorithm = imitator()
     start = jax.jit(algorithm.init)(jax.random.key(0))
     expected, metrics = plain(algorithm, start, 2)
-    split = policies.GPUOnly(model_parallel=2)  # of heads and hidden units, gathered where sampling begins
+    split = policies.GPUOnly(model_parallel=2)  # heads and hidden units, while sampling too
     for policy in (split, policies.SingleLearnerCoarse(actors=4, learners=2)):
         engine = fdg.compile(algorithm, policy, devices=devices)
         state, found = engine.run(engine.init(0), 2)
         assert_same(expected, state, 1e-4)
         np.testing.assert_array_equal(found["tokens"], metrics["tokens"])
         (acting,) = [each for each in engine.programs if "act" in each.fragments]
-        for each in acting.collectives():
-            assert "act" not in each.fragments or (policy is split and each.kind == "all-gather"), each
-            assert "while" not in each.op_name.partition(":act")[2], each  # no token waits for one
+        exchanged = [each for each in acting.collectives() if "act" in each.fragments]
+        assert bool(exchanged) == (policy is split)
+        # Activations of a prompt of 5 tokens, and no parameters: the smallest that is split has 16 x 16.
+        assert all(each.bytes <= 4 * 5 * 16 for each in exchanged)
 
 
 def test_of_a_network_with_adapters_only_these_cross_between_groups():
