@@ -95,9 +95,9 @@ def test_rematerialised_blocks_have_the_same_gradient_and_bfloat16_is_near(decod
     for one, two in zip(jax.tree.leaves(plain), jax.tree.leaves(slope(remat=True)), strict=True):
         np.testing.assert_allclose(one, two, atol=1e-4)
     rough = slope(dtype="bfloat16")
-    for one, two in zip(jax.tree.leaves(plain), jax.tree.leaves(rough), strict=True):
-        assert two.dtype == jnp.float32
-        np.testing.assert_allclose(one, two, atol=0.1 * float(jnp.abs(one).max()) + 1e-3)
+    assert {leaf.dtype for leaf in jax.tree.leaves(rough)} == {jnp.float32.dtype}
+    one, two = (jnp.concatenate([x.ravel() for x in jax.tree.leaves(each)]) for each in (plain, rough))
+    assert jnp.linalg.norm(one - two) < 0.05 * jnp.linalg.norm(one)
 
 
 def test_adapters_change_nothing_at_first_and_can_be_merged(decoder, parameters):
