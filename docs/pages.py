@@ -13,9 +13,11 @@ import dataclasses
 import inspect
 import io
 import itertools
+import json
 import re
 import tempfile
 import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,11 @@ import fdg
 import policies
 from fdg.processes import distributed
 from fdg.training.fit import fit as train_and_keep
+from fdg.training.grid import make_grid
 from fdg.training.run import Run
+from fdg.training.search import check_search, is_whole
+from fdg.training.space import make_space
+from fdg.training.sweep import Sweep
 
 DOCS = Path(__file__).parent
 STEPS = 1_024
@@ -85,8 +91,15 @@ def run(path: Path, train: bool = True) -> list[tuple[Block, str]]:
     """
     names: dict = {"__name__": "page"}
     done = []
-    fit = contextlib.nullcontext() if train else mock.patch.object(fdg, "fit", _untrained)
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), _quiet(), fit:
+    instead = {} if train else {"fit": _untrained, "sweep": _untrained_sweep, "search": _no_search}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.chdir(folder),
+        _quiet(),
+        contextlib.ExitStack() as stack,
+    ):
+        for name, function in instead.items():
+            stack.enter_context(mock.patch.object(fdg, name, function))
         for block in blocks(path.read_text(), "python"):
             code = "\n" * (block.line - 1) + _LENGTH.sub(str(STEPS), block.code)
             with contextlib.redirect_stdout(io.StringIO()) as output:
@@ -109,6 +122,25 @@ def _untrained(*arguments: Any, **named: Any) -> Run:
         return jnp.zeros(agents + x.shape, x.dtype)
 
     return Run(algorithm, jax.tree.map(nothing, shapes), 0, num_seeds=num_seeds, finished=False)
+
+
+def _untrained_sweep(
+    algorithm: Any, values: Any, *, num_seeds: int = 1, out: str = "sweep", **named: Any
+) -> Run:
+    """The same of `fdg.sweep`: each agent has its hyperparameters, and the first point is called the best."""
+    sweep = Sweep(algorithm, make_grid(values), num_seeds, named.get("exploit_every"))
+    run = _untrained(sweep, num_seeds=sweep.agents)
+    run.state = run.state._replace(hyperparameters=sweep.starts(0, sweep.agents)[1])
+    run.path = Path(out)
+    run.path.mkdir(parents=True)
+    (run.path / "sweep.json").write_text(json.dumps({"best": {"agents": list(sweep.agents_of(0))}}))
+    return run
+
+
+def _no_search(algorithm: Any, values: Any, *, trials: int, **named: Any) -> types.SimpleNamespace:
+    """What `fdg.search` checks; its best is an untrained run of the algorithm as it is."""
+    check_search(algorithm, make_space(values, lambda name: is_whole(algorithm, name)))
+    return types.SimpleNamespace(best=_untrained(algorithm), trials=())
 
 
 @contextlib.contextmanager

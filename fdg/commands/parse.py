@@ -96,7 +96,7 @@ _RUN = (
         "search",
         str | None,
         None,
-        "what --optuna chooses from: hidden=64,64|128,128 num_steps=64,128 learning_rate=log:1e-4..1e-2"
+        "what --optuna chooses from: hidden=64,64/128,128 num_steps=64,128 learning_rate=log:1e-4..1e-2"
         " (None: nothing)",
         words=True,
     ),

@@ -91,7 +91,7 @@ def check_searched(algorithm: Any, run: Mapping[str, Any], flags: Sequence[Flag]
             if trials is None
             else "--optuna: say what from, by --search"
         )
-        raise FdgError(f"{lacks}, such as --optuna 20 --search hidden=64,64|128,128 num_steps=64,128")
+        raise FdgError(f"{lacks}, such as --optuna 20 --search hidden=64,64/128,128 num_steps=64,128")
     if text is not None:
         from fdg.training.search import check_search, require_optuna
 

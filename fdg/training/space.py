@@ -1,6 +1,6 @@
 """What a search looks through: choices and ranges of hyperparameters, as texts and as values.
 
-hidden=64,64|128,128|256      choices of a tuple
+hidden=64,64/128,128/256      choices of a tuple, with / or |
 num_steps=64,128              choices of anything else, with , or |
 learning_rate=log:1e-4..1e-2  a range; of an integer, of its whole numbers
 """
@@ -104,14 +104,12 @@ def parse_space(text: str, read: Callable[[str], tuple[Callable[[str], Any], boo
         raw_name, equals, values = word.partition("=")
         name = raw_name.replace("-", "_")
         if not (name and equals):
-            raise FdgError(
-                f"search: '{word:.60}' names no values: write NAME=VALUE|VALUE (hidden=64,64|128,128)"
-            )
+            raise FdgError(f"search: '{word:.60}' names no values: write NAME=VALUES (hidden=64,64/128,128)")
         value_of, is_tuple, whole = read(name)
         if match := _RANGE.fullmatch(values):
             found.append(_range(name, match, value_of, whole))
             continue
-        parts = values.split("|") if "|" in values or is_tuple else values.split(",")
+        parts = re.split(r"[|/]", values) if is_tuple else values.split("|" if "|" in values else ",")
         try:
             found.append(Choices(name, tuple(value_of(part) for part in parts)))
         except ValueError as error:

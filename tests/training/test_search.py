@@ -47,6 +47,7 @@ def test_space_there_and_back():
     assert space[0] == Choices("hidden", ((64, 64), (128,))) and space[1].values == (1, 2, 3)
     assert space[2] == Range("rate", 1e-4, 1e-2, True)
     assert parse_space(space_text(space), read) == space
+    assert parse_space("hidden=64,64/128", read) == space[:1]  # which no shell takes for a pipe
     values = {"hidden": [(64, 64), (128,)], "width": [1, 2, 3], "rate": "log:1e-4..1e-2"}
     assert make_space(values, lambda name: name == "width") == space
 
