@@ -12,7 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import algos
 import envs
+import fdg
+import policies
 from envs import from_craftax, from_jumanji, from_octax, from_playground
 from envs.environment import vectorize
 from envs.literals import Literal, as_arrays, hold, hold_pytrees
@@ -20,6 +23,7 @@ from envs.optimistic import vectorize_optimistically
 from envs.quiet import quietly, tolerantly
 from envs.trying import random_actions
 from fdg.errors import FdgError
+from tests.conformance.comparison import ITERATIONS, assert_same, plain
 from tests.envs.conformance import assert_conforms
 
 
@@ -260,3 +264,14 @@ def test_arrays_come_back_where_code_tells_them_from_numpys():
         assert isinstance(model.mass["x"], jax.Array)
         raise ZeroDivisionError
     assert model.mass["x"] is held
+
+
+def test_neighbours_that_share_starts_keep_their_numbers_on_every_device():
+    """Split between devices with neighbours together, and where a split parts them."""
+    env = vectorize_optimistically(Countdown(), 2)
+    algorithm = algos.PPO(env=env, num_envs=8, num_steps=8, num_epochs=1, num_minibatches=2, hidden=(4,))
+    expected, _ = plain(algorithm, jax.jit(algorithm.init)(jax.random.key(0)), ITERATIONS)
+    for devices in (2, 8):
+        engine = fdg.compile(algorithm, policies.GPUOnly(), jax.devices()[:devices])
+        state, _ = engine.run(engine.init(0), ITERATIONS)
+        assert_same(expected, engine.algorithm_state(state))
