@@ -71,19 +71,34 @@ def _peak_inside(
     return peak
 
 
-def peak_by_group(schedule: Schedule, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Of one device of each group, for a schedule; `sizes`: over how many devices each splits a batch."""
+def peak_by_group(
+    schedule: Schedule, sizes: Mapping[str, int], together: Mapping[str, str] | None = None
+) -> dict[str, int]:
+    """Of one device of each group, for a schedule.
+
+    Args:
+      sizes: over how many devices each group splits a batch.
+      together: what groups are to be counted together, which are on the same devices: by their names, a name
+        for all of them; None: each for itself.
+    """
+    names = together or {group: group for group in sizes}
     state: collections.Counter[str] = collections.Counter()
     for places in schedule.leaves:
         for value in places:
-            state[value.group] += _share(value.variable, value.axis, sizes[value.group], value.layout)
+            state[names[value.group]] += _share_of(value, sizes)
     for _, value in schedule.constants:
-        state[value.group] += _share(value.variable, value.axis, sizes[value.group], value.layout)
-    peak = _peak_steps(schedule.steps, sizes)
-    return {group: state[group] + peak[group] for group in sizes}
+        state[names[value.group]] += _share_of(value, sizes)
+    peak = _peak_steps(schedule.steps, sizes, names)
+    return {group: state[group] + peak[group] for group in dict.fromkeys(names.values())}
 
 
-def _peak_steps(steps: Sequence[Step], sizes: Mapping[str, int]) -> collections.Counter[str]:
+def _share_of(value: Value, sizes: Mapping[str, int]) -> int:
+    return _share(value.variable, value.axis, sizes[value.group], value.layout)
+
+
+def _peak_steps(
+    steps: Sequence[Step], sizes: Mapping[str, int], names: Mapping[str, str]
+) -> collections.Counter[str]:
     def reads(step: Step) -> list[Value]:
         if isinstance(step, Call):
             return list(step.inputs)
@@ -98,22 +113,40 @@ def _peak_steps(steps: Sequence[Step], sizes: Mapping[str, int]) -> collections.
     alive: dict[Value, int] = {}
     peak: collections.Counter[str] = collections.Counter()
     for i, step in enumerate(steps):
+        back: list[Value] = []
         for value in makes(step):
-            alive[value] = _share(value.variable, value.axis, sizes[value.group], value.layout)
+            if alive.get(value, 0) < 0:
+                back.append(value)  # it was lent, and is there again
+            else:
+                alive[value] = _share_of(value, sizes)
         now: collections.Counter[str] = collections.Counter()
         for value, size in alive.items():
-            now[value.group] += size
+            now[names[value.group]] += size
         if isinstance(step, Call):
             axes = {v.variable: v.axis for v in step.inputs}
             outputs = {v.variable for v in step.outputs}
             layouts = {v.variable: v.layout for v in step.outputs if v.layout is not None}
             inside = _peak_inside(step.equations, axes, sizes[step.group], outputs, layouts)
             made = sum(alive[value] for value in step.outputs)
-            now[step.group] += max(0, inside - made)
-        elif not isinstance(step, Move):
-            now.update(_peak_steps(step.steps, sizes))
+            now[names[step.group]] += max(0, inside - made)
+        elif isinstance(step, Move):
+            if step.lends:  # leaf by leaf: of one alone both layouts are there
+                now[names[step.source]] += _lending(step, alive, back, sizes)
+        else:
+            now.update(_peak_steps(step.steps, sizes, names))
         peak |= now
         for value in list(alive):
-            if last.get(value, len(steps)) <= i:
+            if last.get(value, len(steps)) <= i and alive[value] >= 0:
                 del alive[value]
+        for value in back:
+            del alive[value]
     return peak
+
+
+def _lending(move: Move, alive: dict[Value, int], back: Sequence[Value], sizes: Mapping[str, int]) -> int:
+    """Marks what is lent away, and says how much is counted once too often or too rarely during the move."""
+    owned = [a for a, _ in move.pairs if a not in alive]
+    for value in owned:
+        alive[value] = -_share_of(value, sizes)
+    largest = max(_share_of(value, sizes) for value in owned or back)
+    return largest - sum(_share_of(value, sizes) for value in owned)

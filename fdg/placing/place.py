@@ -213,10 +213,23 @@ def _plan_steps(plan: Plan) -> Plan:
             exchanged, more = _exchanged(jaxpr, *axes, groups[call.group])
             notes += more
         programs.append(PlannedProgram(call.name, call.group, call.fragments, times, exchanged))
-    memory = tuple(peak_by_group(plan.schedule, {group.name: group.rows for group in plan.groups}).items())
+    sizes = {group.name: group.rows for group in plan.groups}
+    memory = tuple(peak_by_group(plan.schedule, sizes).items())
+    shared = _on_the_same_devices(plan.groups)
+    if set(shared.values()) != set(shared):
+        both = peak_by_group(plan.schedule, sizes, shared)
+        notes += [f"on the same devices: {name}, together {size:,} B at least" for name, size in both.items()]
     return dataclasses.replace(
         plan, programs=tuple(programs), memory=memory, notes=tuple(dict.fromkeys(notes))
     )
+
+
+def _on_the_same_devices(groups: Sequence[Group]) -> dict[str, str]:
+    """For each group, the names of all that have its devices, joined."""
+    names: dict[frozenset[int], list[str]] = {}
+    for group in groups:
+        names.setdefault(frozenset(group.devices), []).append(group.name)
+    return {group.name: " and ".join(names[frozenset(group.devices)]) for group in groups}
 
 
 def _exchanged(

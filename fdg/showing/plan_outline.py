@@ -198,9 +198,12 @@ def _sharded(plan: Plan) -> list[str]:
     """How parameters are split, what that leaves whole, and what is not known before compiling."""
     found = []
     for group in plan.groups:
-        leaves = [leaf for leaf in plan.sharded if leaf.group == group.name]
         if not group.shards:
             continue
+        held = _held(plan, group.name)
+        leaves = [leaf for leaf in plan.sharded if leaf.group == group.name and leaf.position in held]
+        assert not isinstance(group.parameters, str)  # "declared" is resolved in plans
+        splitting = {rule for rule, spec in group.parameters if any(spec)}
         split = [leaf for leaf in leaves if leaf.layout.number > 1]
         size = sum(_bytes_of_leaf(plan, leaf.position) for leaf in split)
         mine = sum(_bytes_of_leaf(plan, leaf.position) // leaf.layout.number for leaf in split)
@@ -213,12 +216,25 @@ def _sharded(plan: Plan) -> list[str]:
             rows.setdefault((leaf.rule, spec_text(leaf.layout.spec)), []).append(leaf.path)
         for (rule, spec), paths in rows.items():
             found.append(f"  '{rule}' as ({spec}): {listed(paths, 60)}")
-        if whole := [leaf.path for leaf in leaves if leaf.layout.number == 1]:
+        if whole := [leaf.path for leaf in leaves if leaf.layout.number == 1 and leaf.rule in splitting]:
             found.append(f"  whole, for no dimension divides: {listed(whole, 60)}")
     found += [f"rule '{rule}' of {group} takes no leaf" for group, rule in plan.unused_rules]
     found += [f"collectives of group {group}: known after compiling" for group in plan.unpredicted]
     read = dict.fromkeys(m.where for m in plan.movements if m.read)
     return found + [f"collectives of group {group}: read from its compiled programs" for group in read]
+
+
+def _held(plan: Plan, group: str) -> set[int]:
+    """Positions of the state's leaves that a group keeps, or is handed in an iteration."""
+    if plan.schedule is None:
+        return {leaf.position for leaf in plan.sharded}
+    leaves = plan.schedule.leaves
+    arriving = {b.variable for move, _ in plan.schedule.moves() for _, b in move.pairs if b.group == group}
+    return {
+        i
+        for i, places in enumerate(leaves)
+        if any(value.group == group or value.variable in arriving for value in places)
+    }
 
 
 def _bytes_of_leaf(plan: Plan, position: int) -> int:

@@ -8,6 +8,7 @@ import pytest
 
 import fdg
 import policies
+from bench.resharding import ENGINES, neighbours, value
 from fdg.lowering.resharding import common_device_mesh, resharding, shardings
 from fdg.placing.layout import Layout
 from fdg.placing.policy import Group
@@ -47,10 +48,7 @@ def gathering(text):
     found = []
     for line in text.splitlines():
         if kind := COLLECTIVE.search(line):
-            count = re.search(r"replica_groups=\[\d+,(\d+)\]", line)
-            named = re.findall(r"'axis_\d'=(\d+)", line)
-            width = int(count[1]) if count else int(np.prod([int(n) for n in named], dtype=int))
-            found.append(width if kind[1] == "all-gather" else kind[1])
+            found.append(neighbours(line) if kind[1] == "all-gather" else kind[1])
     return found
 
 
@@ -137,6 +135,23 @@ def test_parameters_are_lent_and_come_back():
     text = str(plan)
     assert "resharding training lends to generation, x1: 1 array gathered among 2 neighbours, 0 B" in text
     assert "resharding generation lends to training, x1: 3 arrays cut, which moves nothing, 0 B" in text
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_table_of_hybridflow(engine):
+    """Its Table 2 with tp = 4, tg = 2, d = 2, worked by hand; ours are the formulas' figures."""
+    before, after, arrives, peak, twice = ENGINES[engine]
+    figures = {"DeepSpeed-Chat": (7 / 8, 1, 1 / 8), "HybridFlow-V": (3 / 4, 1, 1 / 4)}.get(
+        engine, (1 / 4, 1 / 2, 0)
+    )
+    sizes = {"t": 4, "p": 1, "tg": 2, "d": 2}
+    assert tuple(value(formula, sizes) for formula in (arrives, peak, twice)) == figures
+    mesh = (("d", 2), ("g", 2), ("j", 2))
+    common = CommonMesh(mesh, tuple(range(8)), *[tuple((name, (name,)) for name, _ in mesh)] * 2)
+    way = change(common, Layout(SHAPE, before, mesh), Layout(SHAPE, after, mesh))
+    assert (
+        way.arriving(M) == 8 * M * figures[0] and M // way.target.number + way.temporary(M) == M * figures[1]
+    )
 
 
 def test_what_arrives_is_what_devices_do_not_have_yet():

@@ -72,20 +72,22 @@ def _lent(schedule: Schedule, changed: Changed) -> Schedule:
     if not loans:
         return schedule
     ends = {start: end for end, start in schedule.carry}
-    dropped = {ends[b] for _, b in loans} - borrowed
+    dropped = {ends[b] for _, b in loans if b in ends} - borrowed
     inside = [_keeping(step, borrowed) for step in schedule.steps[first : last + 1]]
-    users = tuple(
-        dict.fromkeys(
-            name
-            for step in inside
-            if isinstance(step, Call) and _reads(step) & borrowed
-            for name in step.fragments
-        )
-    )
+    makers = [
+        move.sources
+        for move in schedule.steps
+        if isinstance(move, Move)
+        for _, b in move.pairs
+        if b in dropped
+    ]
+    sources = tuple(dict.fromkeys(name for names in makers for name in names))
     a, b = loans[0]
     everything = frozenset(range(len(loans)))
-    lend = Move(a.group, b.group, tuple(loans), (), users, freed=everything, lends=True)
-    back = Move(b.group, a.group, tuple((b, a) for a, b in loans), users, (), freed=everything, lends=True)
+    borrowers, owners = _readers(schedule.steps, borrowed), _readers(schedule.steps, owned)
+    lend = Move(a.group, b.group, tuple(loans), sources, borrowers, freed=everything, lends=True)
+    returned = tuple((b, a) for a, b in loans)
+    back = Move(b.group, a.group, returned, borrowers, owners, freed=everything, lends=True)
     steps = [*schedule.steps[:first], lend, *inside, back, *schedule.steps[last + 1 :]]
     return dataclasses.replace(
         schedule,
@@ -112,9 +114,9 @@ def _loans(schedule: Schedule, changed: Changed) -> list[tuple[Value, Value]]:
     for own, *others in schedule.leaves:
         for other in others:
             way = changed(own, other)
-            end = ends.get(other)
-            unchanged = end is other and ends.get(own) is own
-            renewed = end is not None and end in brought and brought[end] is ends.get(own) and end not in read
+            end, renewal = ends.get(other, other), ends.get(own, own)
+            unchanged = end is other and renewal is own
+            renewed = end in brought and brought[end] is renewal and end not in read
             if (
                 way is not None
                 and way.kind == GATHER
@@ -126,6 +128,12 @@ def _loans(schedule: Schedule, changed: Changed) -> list[tuple[Value, Value]]:
                 found.append((own, other))
     lenders = {(a.group, b.group) for a, b in found}
     return [(a, b) for a, b in found if (a.group, b.group) == next(iter(lenders))] if lenders else []
+
+
+def _readers(steps: Sequence[Step], values: set[Value]) -> tuple[str, ...]:
+    """Names of the fragments whose programs read some of the values."""
+    calls = [step for step in steps if isinstance(step, Call) and values & _reads(step)]
+    return tuple(dict.fromkeys(name for call in calls for name in call.fragments))
 
 
 def _reads(step: Step) -> set[Value]:

@@ -1,0 +1,129 @@
+"""What changing the layout of parameters costs, as planned and as XLA does it, on 8 host devices.
+
+    python -m bench.resharding
+
+First the engines of HybridFlow's Table 2 (Sheng et al., arXiv 2409.19256): DeepSpeed-Chat's, HybridFlow's
+with generation on consecutive devices ("-V"), and its own; then single leaves. All figures are a device's, in
+units of the leaf (or model) M: what arrives, the most that is held at once for it, and what it keeps twice.
+"""
+
+import math
+import os
+import re
+import sys
+
+TRAIN, GENERATE, DATA = 4, 2, 2  # devices that share a model to train and to generate, and replicas of it
+MESH = (("d", DATA), ("g", GENERATE), ("j", TRAIN // GENERATE))
+SHAPE = (1024, 1024)
+
+ENGINES = {  # before, while generating (None: the whole), and the formulas of the paper
+    "DeepSpeed-Chat": ((("d", "g", "j"),), (), "(tpd-1)/tpd", "1", "1/tpd"),
+    "HybridFlow-V": ((("g", "j"),), (), "(tp-1)/tp", "1", "1/tp"),
+    "HybridFlow, and here": ((("g", "j"),), (("g",),), "(tp-tg)/(tg tp)", "1/tg", "0"),
+}
+LEAVES = {
+    "rows, to fewer devices": ((("g", "j"),), (("g",),)),
+    "and back": ((("g",),), (("g", "j"),)),
+    "columns, to fewer": (((), ("g", "j")), ((), ("g",))),
+    "FSDP x tensor parallel to tensor parallel": ((("d", "j"), ("g",)), ((), ("g",))),
+    "both dimensions": ((("d",), ("g", "j")), ((), ("g",))),
+    "FSDP to whole": ((("d", "g", "j"),), ()),
+    "not contained: to the other axis": ((("g", "j"),), (("j",),)),
+    "not contained: to another dimension": ((("g",),), ((), ("g",))),
+}
+
+
+def main() -> int:
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+    print(f"t = {TRAIN}, tg = {GENERATE}, d = {DATA}, p = 1; per device, in units of the model M\n")
+    print("| engine | arrives: paper | read | peak: paper | read | kept twice: paper | here |")
+    print("|---|---|---|---|---|---|---|")
+    sizes = {"t": TRAIN, "tg": GENERATE, "p": 1, "d": DATA}
+    for name, (before, after, *formulas) in ENGINES.items():
+        way, program = compiled(before, after)
+        arrives, temporary, _ = read(program)
+        part = 1 / way.target.number
+        # What it trains with lies within what it generates with, or stays beside it.
+        twice = 0.0 if way.kind == "all-gather" and after else 1 / way.source.number
+        cells = [value(formula, sizes) for formula in formulas]
+        row = [f"{cells[0]:.3g}", f"{arrives:.3g}", f"{cells[1]:.3g}", f"{part + temporary:.3g}"]
+        print(f"| {name} | {' | '.join(row)} | {cells[2]:.3g} | {twice:.3g} |")
+    print("\n| leaf | change | arrives: plan | read | aside: plan, at most | read | collectives |")
+    print("|---|---|---|---|---|---|---|")
+    for name, (before, after) in LEAVES.items():
+        way, program = compiled(before, after)
+        arrives, temporary, kinds = read(program)
+        size = 4 * SHAPE[0] * SHAPE[1]
+        plan = way.arriving(size) / size / 8, way.temporary(size) / size
+        print(
+            f"| {name} | {way.kind} | {plan[0]:.3g} | {arrives:.3g} | {plan[1]:.3g} | {temporary:.3g}"
+            f" | {', '.join(kinds) or 'none'} |"
+        )
+    return 0
+
+
+def value(formula: str, sizes: dict[str, int]) -> float:
+    """A formula of the paper's with sizes put in: products are written without a sign."""
+    top, _, bottom = formula.partition("/")
+
+    def product(text: str) -> int:
+        found = 1
+        for factor in re.findall(r"tg|[tpd]|\d+", text):
+            found *= sizes[factor] if factor in sizes else int(factor)
+        return found
+
+    terms = re.split("-", top.strip("()"))
+    upper = product(terms[0]) - sum(product(term) for term in terms[1:])
+    return (0 if top == "0" else upper) / product(bottom or "1")
+
+
+def compiled(before, after):
+    """The change of a leaf, and its program on this machine's devices."""
+    import jax
+    import numpy as np
+
+    from fdg.lowering.resharding import common_device_mesh, resharding, shardings
+    from fdg.placing.layout import Layout
+    from fdg.placing.resharding import CommonMesh, change
+
+    names = tuple((name, (name,)) for name, _ in MESH)
+    common = CommonMesh(MESH, tuple(range(8)), names, names)
+    way = change(common, Layout(SHAPE, before, MESH), Layout(SHAPE, after, MESH))
+    mesh = common_device_mesh(common, jax.sharding.Mesh(np.array(jax.devices()[:8]), ("all",)))
+    source, _ = shardings(way, mesh)
+    argument = jax.ShapeDtypeStruct(SHAPE, np.float32, sharding=source)
+    return way, resharding(way, mesh).lower(argument).compile()
+
+
+def read(program):
+    """What arrives at a device and what it needs aside, in units of the leaf; the kinds of collectives."""
+    from fdg.running.hlo import read_collectives
+
+    size = 4 * SHAPE[0] * SHAPE[1]
+    text = program.as_text()
+    arrives, kinds = 0.0, []
+    for collective, line in zip(read_collectives(text), lines(text), strict=True):
+        width = neighbours(line)
+        share = (width - 1) / width if collective.kind in ("all-gather", "all-to-all") else 1.0
+        arrives += collective.bytes * share / size
+        kinds.append(collective.kind + (f" of {width}" if collective.kind == "all-gather" else ""))
+    return arrives, program.memory_analysis().temp_size_in_bytes / size, kinds
+
+
+def neighbours(line: str) -> int:
+    """How many devices take part in a collective together: `[4,2]<=...`, or `mesh['a'=4,'b'=2]... {'a'}`."""
+    if count := re.search(r"replica_groups=\[\d+,(\d+)\]", line):
+        return int(count[1])
+    sizes = {name: int(n) for name, n in re.findall(r"'(axis_\d+)'=(\d+)", line)}
+    named = re.search(r"replica_groups=mesh.*?\{([^}]*)\}", line)
+    return math.prod(sizes[name] for name in re.findall(r"axis_\d+", named[1])) if named else 1
+
+
+def lines(text: str) -> list[str]:
+    kinds = r"(all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
+    return [line for line in text.splitlines() if re.search(rf" = .*? {kinds}", line)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
