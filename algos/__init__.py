@@ -12,6 +12,7 @@ from algos.mappo import MAPPO
 from algos.networks import Network
 from algos.ppo import PPO
 from algos.pqn import PQN
+from algos.qr_dqn import QRDQN
 from algos.recurrent import RecurrentNetwork
 from algos.recurrent_ppo import RecurrentPPO
 from algos.rlhf.dpo import DPO
@@ -19,6 +20,7 @@ from algos.rlhf.group_relative import GRPO
 from algos.rlhf.ppo import PPORLHF
 from algos.rlhf.sft import SFT
 from algos.sac import SAC
+from algos.td3 import TD3
 from envs import Environment
 from fdg.errors import unknown_name
 
@@ -34,8 +36,10 @@ __all__ = [
     "PPO",
     "PPORLHF",
     "PQN",
+    "QRDQN",
     "SAC",
     "SFT",
+    "TD3",
     "Actor",
     "Network",
     "RecurrentNetwork",
@@ -56,6 +60,8 @@ _ALGORITHMS = {
     "dqn": DQN,
     "pqn": PQN,
     "sac": SAC,
+    "td3": TD3,
+    "qr_dqn": QRDQN,
 }
 # Of language models, on text tasks.
 _OF_TEXT = {"sft": SFT, "dpo": DPO, "ppo_rlhf": PPORLHF, "grpo": GRPO}
@@ -65,7 +71,8 @@ def names(of: Literal["environments", "text"] | None = None) -> tuple[str, ...]:
     """Names of all algorithms, or of those that act in environments, or that learn to answer in text.
 
     >>> names("environments")
-    ('ppo', 'recurrent_ppo', 'ippo', 'mappo', 'a2c', 'a3c', 'impala', 'dqn', 'pqn', 'sac')
+    ('ppo', 'recurrent_ppo', 'ippo', 'mappo', 'a2c', 'a3c', 'impala', 'dqn', 'pqn', 'sac', 'td3',
+    'qr_dqn')
     >>> names("text")
     ('sft', 'dpo', 'ppo_rlhf', 'grpo')
     """

@@ -117,6 +117,24 @@ def gaussian_actor(
     return Network(_Init(module), _Apply(module))
 
 
+def deterministic_actor(
+    observation_space: ObservationSpace,
+    action_space: Space,
+    hidden: Sequence[int] | None = None,
+    activation: str = "relu",
+    convolve: bool = True,
+    layer_norm: bool = False,
+) -> Network:
+    """An actor that gives actions themselves, before what bounds them: `[N, D]` float32 for `D` components.
+
+    Arguments as for `actor_critic`.
+    """
+    widths = checked_widths(observation_space, hidden, activation, convolve)
+    outputs = math.prod(action_space.shape)
+    module = GaussianActor(observation_space, outputs, widths, activation, convolve, layer_norm)
+    return Network(_Init(module), _Apply(module))
+
+
 def twin_critics(
     observation_space: ObservationSpace,
     hidden: Sequence[int] | None = None,

@@ -62,6 +62,16 @@ def gaussian(output: Any, action_space: Space, count: int) -> None:
     _check("actor_network gives", output, (count, size), f"means and logs of deviations for {action_space}")
 
 
+def actions(output: Any, action_space: Space, count: int) -> None:
+    """Refuses what is not a number for each component of an action, `[N, D]`.
+
+    Raises:
+      FdgError: of another shape.
+    """
+    size = math.prod(action_space.shape)
+    _check("actor_network gives", output, (count, size), f"a number for each component of {action_space}")
+
+
 def twins(output: Any, count: int) -> None:
     """Refuses what is not two values, each `[N]`.
 

@@ -1,14 +1,10 @@
 """Soft actor-critic (Haarnoja et al. 2018, arXiv 1812.05905), with a learned temperature.
 
 Two critics of observation and action, a squashed Gaussian actor, and a temperature that weighs its entropy
-against reward. Equations below are numbered as in the paper. An iteration steps all environments, adds the
-steps to the replay buffer, and takes gradient steps on minibatches drawn from all that it holds.
+against reward. Equations below are numbered as in the paper. How it acts, stores and draws minibatches is
+`algos/off_policy.py`.
 
-Between the fragments actions are in [-1, 1]; `step` stretches them to the environment's bounds, so that its
-units count for nothing.
-
-Letters in shapes: `T` steps of a rollout, `B` environments, `U` updates of an iteration, `N` samples of a
-minibatch.
+Letters in shapes: `N` samples of a minibatch.
 """
 
 import dataclasses
@@ -17,27 +13,17 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 import fdg
-from algos import distributions, networks, outputs
-from algos.acting import Actor, without_memory
-from algos.agent import Agent
+from algos import networks, outputs
 from algos.distributions import TanhNormal
-from algos.hyperparameters import (
-    NETWORK,
-    hyperparameter,
-    require,
-    require_positive,
-    require_within,
-    whole_updates,
-)
+from algos.hyperparameters import NETWORK, hyperparameter, require_positive
 from algos.losses import value_error
 from algos.networks import Network
-from algos.replay import Replay, ReplayState, Step, Transition
-from algos.rollout import episode_metrics, rollout
-from envs import Box, Environment, Observation
+from algos.off_policy import OffPolicy, State
+from algos.replay import Transition
+from envs import Environment
 
 _LOG_STD_BOUNDS = (-20.0, 2.0)  # as in the authors' code, github.com/rail-berkeley/softlearning
 
@@ -58,19 +44,8 @@ class Learned(NamedTuple):
     optimizer_state: Any
 
 
-class State(NamedTuple):
-    """All that the next iteration needs."""
-
-    learned: Learned
-    replay: ReplayState  # rows of B
-    env_state: Any  # leading axis B
-    observation: Observation  # [B, *obs]
-    key: jax.Array
-    iteration: jax.Array  # int32
-
-
 @dataclasses.dataclass(frozen=True)
-class SAC(Agent):
+class SAC(OffPolicy):
     """SAC for continuous actions within bounds.
 
     Defaults are those of the paper (table 1), but for four environments that are stepped together and a start
@@ -87,7 +62,7 @@ class SAC(Agent):
     (8, 125000)
     """
 
-    action_spaces: ClassVar[tuple[type, ...]] = (Box,)
+    keys_a_sample: ClassVar[int] = 2
 
     env: Environment
     num_envs: int = hyperparameter(4, "environments stepped together")
@@ -118,99 +93,9 @@ class SAC(Agent):
 
     def __post_init__(self):
         self._check_common()
-        require_positive(self, "batch_size", "initial_temperature")
-        require_within(self, 0, 1, "target_rate")
-        space = self.env.action_space
-        require(
-            self,
-            isinstance(space, Box) and space.is_bounded and np.issubdtype(np.dtype(space.dtype), np.floating),
-            f"cannot act in the action space {space}: give it finite bounds and a floating dtype",
-        )
-        require(
-            self,
-            self.batch_size % self.num_envs == 0,
-            f"num_envs={self.num_envs} does not divide batch_size={self.batch_size}: choose a divisor",
-        )
-        require(self, self.learning_starts >= 0, f"learning_starts={self.learning_starts}: it is below zero")
-        # Refuse sizes that do not fit.
-        _ = self.updates_per_iteration
-        _ = self._replay
+        require_positive(self, "initial_temperature")
 
-    @property
-    def updates_per_iteration(self) -> int:
-        """U, gradient steps in one iteration."""
-        return whole_updates(self)
-
-    # --- the two functions of every algorithm ---
-
-    def init(self, key: jax.Array) -> State:
-        """The state before the first iteration."""
-        actor_key, critics_key, env_key, key = jax.random.split(key, 4)
-        env_state, observation = self._reset(env_key)
-        action = jnp.zeros((self.num_envs, *self.env.action_space.shape))
-        critics = self._critics.init(critics_key, observation, action)
-        parameters = Parameters(
-            actor=self._actor.init(actor_key, observation),
-            critics=critics,
-            log_temperature=jnp.log(jnp.float32(self.initial_temperature)),
-        )
-        return State(
-            learned=Learned(parameters, jax.tree.map(jnp.copy, critics), self._optimizer.init(parameters)),
-            replay=self._replay.init(observation, action),
-            env_state=env_state,
-            observation=observation,
-            key=key,
-            iteration=jnp.int32(0),
-        )
-
-    def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
-        """Some steps of all environments, and all updates that they are due."""
-        key, rollout_key, sample_key, learn_key = jax.random.split(state.key, 4)
-        actor = state.learned.parameters.actor
-        learning = state.iteration >= math.ceil(self.learning_starts / self.steps_per_iteration)
-        env_state, observation, ((observations, actions), _, time_steps) = rollout(
-            act=lambda observation, keys: (self.act(actor, learning, observation, keys), None),
-            step=self.step,
-            key=rollout_key,
-            env_state=state.env_state,
-            observation=state.observation,
-            num_steps=self.num_steps,
-        )
-        replay = self._replay.add(state.replay, Step.of(observations, actions, time_steps))
-        minibatches = jax.tree.map(self._cut, self._replay.sample(replay, sample_key).transition)
-        learned, losses = self.learn(state.learned, minibatches, learn_key, learning)
-        state = State(learned, replay, env_state, observation, key, state.iteration + 1)
-        return state, {**episode_metrics(time_steps), **losses}
-
-    def actor(self, state: State) -> Actor:
-        """How it acts with these parameters; its most probable action is the median."""
-        actor = state.learned.parameters.actor
-        return without_memory(lambda observation: self._policy(actor, observation), self._for_environment)
-
-    # --- fragments; `step` is that of every agent ---
-
-    @fdg.fragment("actor", in_axes=(None, None, 0, 0))
-    def act(self, actor, learning, observation, keys):
-        """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`: uniform until learning begins."""
-        # One key for both, of which only one is used.
-        uniform = jax.vmap(Box(-1.0, 1.0, self.env.action_space.shape).sample)(keys)
-        return jnp.where(learning, self._policy(actor, observation).sample(keys), uniform)
-
-    @fdg.fragment("learner", in_axes=(None, 1, None, None), out_axes=None)
-    def learn(self, learned, minibatches, key, learning):
-        """One update for each of the minibatches `[U, N]`."""
-
-        def one_update(learned, minibatch):
-            transition, keys = minibatch
-            gradient, losses = self.gradient(learned.parameters, learned.target_critics, transition, keys)
-            return self.update(gradient, learned), losses
-
-        keys = jax.random.split(key, (self.updates_per_iteration, 2, self.batch_size))
-        updated, losses = jax.lax.scan(one_update, learned, (minibatches, keys))
-        # Before learning begins updates are made too, and thrown away: fragments in a branch could not be
-        # placed apart.
-        learned = jax.tree.map(lambda new, old: jnp.where(learning, new, old), updated, learned)
-        return learned, jax.tree.map(lambda x: jnp.where(learning, jnp.mean(x), jnp.nan), losses)
+    # --- fragments; `act` and `learn` are those of `OffPolicy`, `step` is that of every agent ---
 
     @fdg.fragment("gradient", in_axes=(None, None, 0, 1), out_axes=None)
     def gradient(self, parameters, target_critics, transition, keys):
@@ -229,17 +114,19 @@ class SAC(Agent):
 
     def check_when_traced(self, state: State) -> None:
         """Refuses networks whose results do not fit the action space."""
-        parameters, count, space = state.learned.parameters, self.num_envs, self.env.action_space
-        action = jax.ShapeDtypeStruct((count, *space.shape), jnp.float32)
-        actor = jax.eval_shape(self._actor.apply, parameters.actor, state.observation)
-        outputs.gaussian(actor, space, count)
-        critics = jax.eval_shape(self._critics.apply, parameters.critics, state.observation, action)
-        outputs.twins(critics, count)
+        actor = jax.eval_shape(self._actor.apply, state.learned.parameters.actor, state.observation)
+        outputs.gaussian(actor, self.env.action_space, self.num_envs)
+        super().check_when_traced(state)
 
     # --- parts ---
 
-    def _for_environment(self, action):
-        return distributions.stretched(action, self.env.action_space)
+    def _begin(self, actor: Any, critics: Any) -> Learned:
+        parameters = Parameters(actor, critics, jnp.log(jnp.float32(self.initial_temperature)))
+        return Learned(parameters, jax.tree.map(jnp.copy, critics), self._optimizer.init(parameters))
+
+    def _learn_from(self, learned: Learned, transition: Transition, keys: jax.Array) -> tuple[Learned, Any]:
+        gradient, losses = self.gradient(learned.parameters, learned.target_critics, transition, keys)
+        return self.update(gradient, learned), losses
 
     def _loss(self, parameters: Parameters, target_critics, transition: Transition, keys):
         """The sum of three losses, each of which has a gradient by its own part of the parameters only.
@@ -280,13 +167,6 @@ class SAC(Agent):
         # The discount is zero where the episode terminated, and not where it was truncated.
         return transition.reward + transition.discount * (lower - temperature * next_log_prob)
 
-    def _cut(self, x: jax.Array) -> jax.Array:
-        """Samples `[U * N, ...]` into minibatches `[U, N, ...]`, both environment-major."""
-        by_environment = x.reshape(self.num_envs, self.updates_per_iteration, -1, *x.shape[1:])
-        return by_environment.swapaxes(0, 1).reshape(
-            self.updates_per_iteration, self.batch_size, *x.shape[1:]
-        )
-
     def _policy(self, actor, observation) -> TanhNormal:
         """Distribution over actions in [-1, 1], for observations `[N, *obs]`."""
         mean, log_std = jnp.split(self._actor.apply(actor, observation), 2, axis=-1)
@@ -300,27 +180,11 @@ class SAC(Agent):
         return -float(math.prod(self.env.action_space.shape))
 
     @property
-    def _replay(self) -> Replay:
-        """Draws the minibatches of all updates at once; no longer than the run fills it."""
-        return Replay(
-            num_envs=self.num_envs,
-            buffer_size=min(self.buffer_size, self.num_iterations * self.steps_per_iteration),
-            batch_size=self.updates_per_iteration * self.batch_size,
-            discount=self.discount,
-        )
-
-    @property
     def _actor(self) -> Network:
         return self._own("actor_network", "actor") or networks.gaussian_actor(
             self.env.observation_space, self.env.action_space,
             self.hidden, self.activation, self.convolve, self.layer_norm,
         )  # fmt: skip
-
-    @property
-    def _critics(self) -> Network:
-        return self._own("critic_network", "critic") or networks.twin_critics(
-            self.env.observation_space, self.hidden, self.activation, self.convolve, self.layer_norm
-        )
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:

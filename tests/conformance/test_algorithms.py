@@ -87,6 +87,27 @@ SMALL = {
         buffer_size=64,
         hidden=(8,),
     ),
+    "td3": lambda: algos.TD3(
+        env=envs.make("probe:continuous"),
+        num_envs=8,
+        updates_per_step=0.25,
+        learning_starts=16,
+        batch_size=8,
+        buffer_size=64,
+        hidden=(8,),
+    ),
+    "qr_dqn": lambda: algos.QRDQN(
+        env=envs.make("probe:masked"),
+        num_envs=8,
+        num_steps=2,
+        updates_per_step=0.125,
+        learning_starts=16,
+        batch_size=8,
+        buffer_size=64,
+        quantiles=3,
+        double=True,
+        hidden=(8,),
+    ),
 }
 
 # Policy and devices: groups of unequal sizes, several learners, several servers.

@@ -1,0 +1,197 @@
+"""What off-policy actor-critics share, `SAC` and `TD3`: acting, storing, and minibatches for all updates.
+
+An iteration steps all environments, adds the steps to the replay buffer, and takes gradient steps on
+minibatches drawn from all that it holds. Between the fragments actions are in [-1, 1]; `step` stretches them
+to the environment's bounds, so that its units count for nothing.
+
+Letters in shapes: `B` environments, `U` updates of an iteration, `N` samples of a minibatch.
+"""
+
+import math
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fdg
+from algos import distributions, networks, outputs
+from algos.acting import Actor, Policy, without_memory
+from algos.agent import Agent
+from algos.hyperparameters import require, require_positive, require_within, whole_updates
+from algos.networks import Network
+from algos.replay import Replay, ReplayState, Step, Transition
+from algos.rollout import episode_metrics, rollout
+from envs import Box, Observation
+
+
+class State(NamedTuple):
+    """All that the next iteration needs."""
+
+    learned: Any  # all that an update changes; its `parameters.actor` acts
+    replay: ReplayState  # rows of B
+    env_state: Any  # leading axis B
+    observation: Observation  # [B, *obs]
+    key: jax.Array
+    iteration: jax.Array  # int32
+
+
+class OffPolicy(Agent):
+    """Base of algorithms with an actor and two critics that learn from replay, for bounded actions.
+
+    A subclass has also the fields annotated here, a `_begin`, a `_policy`, an `_actor`, a `_learn_from`, and
+    says how many keys a sample of a minibatch gets: `keys_a_sample`.
+    """
+
+    action_spaces: ClassVar[tuple[type, ...]] = (Box,)
+    keys_a_sample: ClassVar[int]
+
+    buffer_size: int  # steps that are kept for replay
+    learning_starts: int  # first steps, of random actions, that nothing is learned in
+    batch_size: int  # samples of one gradient step
+    updates_per_step: float  # gradient steps for each environment step
+    target_rate: float  # tau: the part of the way that targets go at an update
+    activation: str  # of the layers
+    convolve: bool  # convolve images; else flatten them
+    layer_norm: bool  # normalise each layer before its activation
+    critic_network: Network | None  # of observations and actions, two values, each [N]
+
+    @property
+    def updates_per_iteration(self) -> int:
+        """U, gradient steps in one iteration."""
+        return whole_updates(self)
+
+    # --- the two functions of every algorithm ---
+
+    def init(self, key: jax.Array) -> State:
+        """The state before the first iteration."""
+        actor_key, critics_key, env_key, key = jax.random.split(key, 4)
+        env_state, observation = self._reset(env_key)
+        action = jnp.zeros((self.num_envs, *self.env.action_space.shape))
+        critics = self._critics.init(critics_key, observation, action)
+        return State(
+            learned=self._begin(self._actor.init(actor_key, observation), critics),
+            replay=self._replay.init(observation, action),
+            env_state=env_state,
+            observation=observation,
+            key=key,
+            iteration=jnp.int32(0),
+        )
+
+    def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
+        """Some steps of all environments, and all updates that they are due."""
+        key, rollout_key, sample_key, learn_key = jax.random.split(state.key, 4)
+        actor = state.learned.parameters.actor
+        learning = state.iteration >= math.ceil(self.learning_starts / self.steps_per_iteration)
+        env_state, observation, ((observations, actions), _, time_steps) = rollout(
+            act=lambda observation, keys: (self.act(actor, learning, observation, keys), None),
+            step=self.step,
+            key=rollout_key,
+            env_state=state.env_state,
+            observation=state.observation,
+            num_steps=self.num_steps,
+        )
+        replay = self._replay.add(state.replay, Step.of(observations, actions, time_steps))
+        minibatches = jax.tree.map(self._cut, self._replay.sample(replay, sample_key).transition)
+        learned, losses = self.learn(state.learned, minibatches, learn_key, learning)
+        state = State(learned, replay, env_state, observation, key, state.iteration + 1)
+        return state, {**episode_metrics(time_steps), **losses}
+
+    def actor(self, state: State) -> Actor:
+        """How it acts with these parameters; `greedy` is without noise."""
+        actor = state.learned.parameters.actor
+        return without_memory(lambda observation: self._policy(actor, observation), self._for_environment)
+
+    # --- fragments; `step` is that of every agent ---
+
+    @fdg.fragment("actor", in_axes=(None, None, 0, 0))
+    def act(self, actor, learning, observation, keys):
+        """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`: uniform until learning begins."""
+        # One key for both, of which only one is used.
+        uniform = jax.vmap(Box(-1.0, 1.0, self.env.action_space.shape).sample)(keys)
+        return jnp.where(learning, self._policy(actor, observation).sample(keys), uniform)
+
+    @fdg.fragment("learner", in_axes=(None, 1, None, None), out_axes=None)
+    def learn(self, learned, minibatches, key, learning):
+        """One update for each of the minibatches `[U, N]`."""
+        keys = jax.random.split(key, (self.updates_per_iteration, self.keys_a_sample, self.batch_size))
+        updated, losses = jax.lax.scan(
+            lambda learned, minibatch: self._learn_from(learned, *minibatch), learned, (minibatches, keys)
+        )
+        # Before learning begins updates are made too, and thrown away: fragments in a branch could not be
+        # placed apart.
+        learned = jax.tree.map(lambda new, old: jnp.where(learning, new, old), updated, learned)
+        return learned, jax.tree.map(lambda x: jnp.where(learning, jnp.mean(x), jnp.nan), losses)
+
+    def check_when_traced(self, state: State) -> None:
+        """Refuses critics that do not give two values; a subclass also looks at its actor."""
+        parameters, count, space = state.learned.parameters, self.num_envs, self.env.action_space
+        action = jax.ShapeDtypeStruct((count, *space.shape), jnp.float32)
+        critics = jax.eval_shape(self._critics.apply, parameters.critics, state.observation, action)
+        outputs.twins(critics, count)
+
+    # --- what a subclass says ---
+
+    def _begin(self, actor: Any, critics: Any) -> Any:
+        """All that an update changes, from the first parameters."""
+        raise NotImplementedError
+
+    def _learn_from(self, learned: Any, transition: Transition, keys: jax.Array) -> tuple[Any, Any]:
+        """One update on a minibatch `[N]`, `keys [keys_a_sample, N]`; its losses."""
+        raise NotImplementedError
+
+    def _policy(self, actor: Any, observation: Observation) -> Policy:
+        """Distribution over actions in [-1, 1], for observations `[N, *obs]`."""
+        raise NotImplementedError
+
+    @property
+    def _actor(self) -> Network:
+        raise NotImplementedError
+
+    # --- parts ---
+
+    def _check_common(self) -> None:
+        super()._check_common()
+        require_positive(self, "batch_size")
+        require_within(self, 0, 1, "target_rate")
+        space = self.env.action_space
+        require(
+            self,
+            isinstance(space, Box) and space.is_bounded and np.issubdtype(np.dtype(space.dtype), np.floating),
+            f"cannot act in the action space {space}: give it finite bounds and a floating dtype",
+        )
+        require(
+            self,
+            self.batch_size % self.num_envs == 0,
+            f"num_envs={self.num_envs} does not divide batch_size={self.batch_size}: choose a divisor",
+        )
+        require(self, self.learning_starts >= 0, f"learning_starts={self.learning_starts}: it is below zero")
+        # Refuse sizes that do not fit.
+        _ = self.updates_per_iteration
+        _ = self._replay
+
+    def _for_environment(self, action):
+        return distributions.stretched(action, self.env.action_space)
+
+    def _cut(self, x: jax.Array) -> jax.Array:
+        """Samples `[U * N, ...]` into minibatches `[U, N, ...]`, both environment-major."""
+        by_environment = x.reshape(self.num_envs, self.updates_per_iteration, -1, *x.shape[1:])
+        return by_environment.swapaxes(0, 1).reshape(
+            self.updates_per_iteration, self.batch_size, *x.shape[1:]
+        )
+
+    @property
+    def _replay(self) -> Replay:
+        """Draws the minibatches of all updates at once; no longer than the run fills it."""
+        return Replay(
+            num_envs=self.num_envs,
+            buffer_size=min(self.buffer_size, self.num_iterations * self.steps_per_iteration),
+            batch_size=self.updates_per_iteration * self.batch_size,
+            discount=self.discount,
+        )
+
+    @property
+    def _critics(self) -> Network:
+        return self._own("critic_network", "critic") or networks.twin_critics(
+            self.env.observation_space, self.hidden, self.activation, self.convolve, self.layer_norm
+        )

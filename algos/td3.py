@@ -1,0 +1,201 @@
+"""Twin delayed deep deterministic policy gradient (TD3; Fujimoto, van Hoof and Meger 2018, arXiv 1802.09477).
+
+A deterministic actor that explores with noise, two critics fitted to the lower of two targets, whose actions
+are smoothed by noise, and an actor that is updated less often than they are. How it acts, stores and draws
+minibatches is `algos/off_policy.py`.
+
+Letters in shapes: `D` components of an action, `N` samples of a minibatch.
+"""
+
+import dataclasses
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import fdg
+from algos import networks, outputs
+from algos.distributions import Normal
+from algos.hyperparameters import NETWORK, hyperparameter, require, require_positive
+from algos.losses import value_error
+from algos.networks import Network
+from algos.off_policy import OffPolicy, State
+from algos.replay import Transition
+from envs import Environment
+
+
+class Parameters(NamedTuple):
+    """Of the networks that act and value, or of those that follow them slowly."""
+
+    actor: Any
+    critics: Any  # of both
+
+
+class Learned(NamedTuple):
+    """All that an update changes."""
+
+    parameters: Parameters
+    targets: Parameters  # follow `parameters` slowly
+    optimizer_state: Parameters  # of each part by itself, for they are updated at different times
+    updates: jax.Array  # int32, gradient steps of the critics so far
+
+
+class NoisyAction(NamedTuple):
+    """An action in [-1, 1], and Gaussian noise about it, cut off at these bounds."""
+
+    action: jax.Array  # [..., D] float32
+    noise: Any  # [] float32, standard deviation
+    shape: tuple[int, ...]
+
+    def sample(self, keys: jax.Array) -> jax.Array:
+        """Random actions `[..., *shape]`; `keys` is one, or one per element of the leading axes."""
+        log_std = jnp.broadcast_to(jnp.log(self.noise), self.action.shape)
+        return jnp.clip(Normal(self.action, log_std, self.shape).sample(keys), -1.0, 1.0)
+
+    def mode(self) -> jax.Array:
+        """The action without noise, `[..., *shape]`."""
+        return self.action.reshape(*self.action.shape[:-1], *self.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class TD3(OffPolicy):
+    """TD3 for continuous actions within bounds.
+
+    Defaults are those of the paper (section 6.1 and its supplement C) as CleanRL has them, but for four
+    environments that are stepped together. Frozen and hashable; equal values are equal algorithms.
+
+    Raises:
+      FdgError: (construction) a field out of range, or actions without bounds.
+
+    >>> import envs
+    >>> TD3(env=envs.make("Pendulum-v1"), num_envs=4, num_steps=2).updates_per_iteration
+    8
+    """
+
+    keys_a_sample: ClassVar[int] = 1
+
+    env: Environment
+    num_envs: int = hyperparameter(4, "environments stepped together")
+    num_steps: int = hyperparameter(1, "steps of each environment in one iteration")
+    total_steps: int = hyperparameter(1_000_000, "environment steps of the whole run")
+    buffer_size: int = hyperparameter(1_000_000, "steps that are kept for replay")
+    learning_starts: int = hyperparameter(
+        25_000, "first steps, of random actions, that nothing is learned in"
+    )
+    batch_size: int = hyperparameter(256, "samples of one gradient step")
+    updates_per_step: float = hyperparameter(
+        1.0, "gradient steps for each environment step", structural="how often a loop runs"
+    )
+    learning_rate: float = hyperparameter(3e-4, "Adam's step size, for actor and critics")
+    anneal_learning_rate: bool = hyperparameter(False, "let the step size fall linearly to zero")
+    discount: float = hyperparameter(0.99, "gamma")
+    target_rate: float = hyperparameter(0.005, "tau: the part of the way that targets go at an update")
+    exploration_noise: float = hyperparameter(0.1, "standard deviation of actions in [-1, 1], in training")
+    target_noise: float = hyperparameter(0.2, "standard deviation of the targets' actions")
+    target_noise_clip: float = hyperparameter(0.5, "what that noise is cut off at")
+    policy_delay: int = hyperparameter(2, "updates of the critics for each of the actor and the targets")
+    hidden: tuple[int, ...] | None = hyperparameter((256, 256), "widths of the layers; None: by observation")
+    activation: Literal["tanh", "relu", "silu", "gelu", "elu"] = hyperparameter("relu", "of the layers")
+    convolve: bool = hyperparameter(True, "convolve images; else flatten them")
+    layer_norm: bool = hyperparameter(False, "normalise each layer before its activation")
+    # Any (init, apply) pairs in place of the defaults. The actor's results are actions before their tanh,
+    # [N, D]; the critics take observations and actions, and give two values, each [N].
+    actor_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
+    critic_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
+
+    def __post_init__(self):
+        self._check_common()
+        require_positive(self, "exploration_noise", "policy_delay")
+        for name in ("target_noise", "target_noise_clip"):
+            value = getattr(self, name)
+            require(self, value >= 0, f"{name}={value}: it is below zero")
+
+    # --- fragments; `act` and `learn` are those of `OffPolicy`, `step` is that of every agent ---
+
+    @fdg.fragment("gradient", in_axes=(None, None, None, 0, 1), out_axes=None)
+    def gradient(self, parameters, targets, is_due, transition, keys):
+        """Gradients of the losses over a minibatch `[N]`, `keys [1, N]`; the actor's is zero unless due."""
+        critics, losses = jax.grad(self._critic_loss, has_aux=True)(
+            parameters.critics, targets, transition, keys[0]
+        )
+        actor = jax.lax.cond(
+            is_due,
+            lambda actor: jax.grad(self._actor_loss)(actor, parameters.critics, transition),
+            lambda actor: jax.tree.map(jnp.zeros_like, actor),
+            parameters.actor,
+        )
+        return Parameters(actor, critics), losses
+
+    @fdg.fragment("update", in_axes=None, out_axes=None)
+    def update(self, gradient, learned, is_due):
+        """One step of Adam; actor and targets move only where they are due (algorithm 1)."""
+        parameters, targets, optimizer_state, updates = learned
+        critics, critics_state = self._one_update(
+            gradient.critics, optimizer_state.critics, parameters.critics
+        )
+        actor, actor_state = self._one_update(gradient.actor, optimizer_state.actor, parameters.actor)
+        actor, actor_state = jax.tree.map(
+            lambda new, old: jnp.where(is_due, new, old),
+            (actor, actor_state), (parameters.actor, optimizer_state.actor),
+        )  # fmt: skip
+        parameters = Parameters(actor, critics)
+        rate = jnp.where(is_due, self.target_rate, 0.0)
+        targets = optax.incremental_update(parameters, targets, rate)
+        return Learned(parameters, targets, Parameters(actor_state, critics_state), updates + 1)
+
+    def check_when_traced(self, state: State) -> None:
+        """Refuses networks whose results do not fit the action space."""
+        actor = jax.eval_shape(self._actor.apply, state.learned.parameters.actor, state.observation)
+        outputs.actions(actor, self.env.action_space, self.num_envs)
+        super().check_when_traced(state)
+
+    # --- parts ---
+
+    def _begin(self, actor: Any, critics: Any) -> Learned:
+        parameters = Parameters(actor, critics)
+        optimizer_state = Parameters(self._optimizer.init(actor), self._optimizer.init(critics))
+        return Learned(parameters, jax.tree.map(jnp.copy, parameters), optimizer_state, jnp.int32(0))
+
+    def _learn_from(self, learned: Learned, transition: Transition, keys: jax.Array) -> tuple[Learned, Any]:
+        is_due = (learned.updates + 1) % self.policy_delay == 0
+        gradient, losses = self.gradient(learned.parameters, learned.targets, is_due, transition, keys)
+        return self.update(gradient, learned, is_due), losses
+
+    def _critic_loss(self, critics: Any, targets: Parameters, transition: Transition, keys: jax.Array):
+        """The squared errors of both critics, and what is told of them."""
+        target = jax.lax.stop_gradient(self._target(targets, transition, keys))
+        first, second = self._critics.apply(critics, transition.observation, transition.action)
+        loss = value_error(first, target) + value_error(second, target)
+        return loss, {"critic_loss": loss, "value": jnp.mean(jnp.minimum(first, second))}
+
+    def _target(self, targets: Parameters, transition: Transition, keys: jax.Array) -> jax.Array:
+        """What the critics are fitted to, `[N]`: equation 14, with the clipped noise of target smoothing."""
+        action = self._policy(targets.actor, transition.next_observation).mode()
+        drawn = jax.vmap(lambda key, one: jax.random.normal(key, one.shape))(keys, action)
+        noise = jnp.clip(self.target_noise * drawn, -self.target_noise_clip, self.target_noise_clip)
+        smoothed = jnp.clip(action + noise, -1.0, 1.0)
+        lower = jnp.minimum(*self._critics.apply(targets.critics, transition.next_observation, smoothed))
+        # The discount is zero where the episode terminated, and not where it was truncated.
+        return transition.reward + transition.discount * lower
+
+    def _actor_loss(self, actor: Any, critics: Any, transition: Transition) -> jax.Array:
+        """Minus the first critic's value of what the actor does: the deterministic policy gradient."""
+        action = self._policy(actor, transition.observation).mode()
+        return -jnp.mean(self._critics.apply(critics, transition.observation, action)[0])
+
+    def _policy(self, actor, observation) -> NoisyAction:
+        """Actions in [-1, 1] with noise about them, for observations `[N, *obs]`."""
+        action = jnp.tanh(self._actor.apply(actor, observation))
+        return NoisyAction(action, self.exploration_noise, self.env.action_space.shape)
+
+    @property
+    def _actor(self) -> Network:
+        return self._own("actor_network", "actor") or networks.deterministic_actor(
+            self.env.observation_space, self.env.action_space,
+            self.hidden, self.activation, self.convolve, self.layer_norm,
+        )  # fmt: skip
+
+    @property
+    def _optimizer(self) -> optax.GradientTransformation:
+        return optax.adam(self._step_size)

@@ -1,0 +1,80 @@
+"""QR-DQN: the quantile loss by hand, its values, and what it refuses.
+
+Equations of Dabney et al. 2017 (arXiv 1710.10044): 9 and 10 are the loss, algorithm 1 the targets.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import algos
+import envs
+from algos.replay import Transition
+from fdg.errors import FdgError
+from tests.algos.probes import trained
+
+# Two actions of two quantiles each, the same for every observation: the parameters are what it gives.
+TABLE = algos.Network(
+    init=lambda key, observation: jnp.zeros(4),
+    apply=lambda table, observation: jnp.broadcast_to(table[None], (len(observation), 4)),
+)
+
+
+def algorithm(**fields):
+    env = envs.make("probe:policy_of_observation")
+    return algos.QRDQN(env=env, num_envs=2, batch_size=2, quantiles=2, network=TABLE, **fields)
+
+
+def test_the_value_is_the_mean_of_the_quantiles():
+    values = algorithm()._values(jnp.array([1.0, 3.0, -2.0, 0.0]), jnp.zeros((3, 1)))
+    np.testing.assert_allclose(values, [[2.0, -1.0]] * 3)
+
+
+def transition(action, reward, discount):
+    zeros = jnp.zeros((len(action), 1))
+    return Transition(zeros, jnp.array(action), jnp.array(reward), jnp.array(discount), zeros)
+
+
+def test_targets_by_hand():
+    """The target's best action in the mean is the second (2 above 1); its quantiles are 0 and 4."""
+    online, target = jnp.array([9.0, 9.0, 0.0, 0.0]), jnp.array([1.0, 1.0, 0.0, 4.0])
+    step = transition([0, 0], [1.0, 1.0], [0.5, 0.0])
+    np.testing.assert_allclose(algorithm()._target(online, target, step), [[1.0, 1.0], [3.0, 1.0]])
+    # Double: the online network's best is the first.
+    np.testing.assert_allclose(algorithm(double=True)._target(online, target, step), [[1.5, 1.0], [1.5, 1.0]])
+
+
+def test_the_loss_by_hand():
+    """Quantiles 0 and 2 of what was done, at 1/4 and 3/4; the target is 1 and 4 (reward 1, next 0 and 3)."""
+    online, target = jnp.array([0.0, 2.0, 0.0, 0.0]), jnp.array([0.0, 3.0, -9.0, -9.0])
+    loss, (error, _) = algorithm()._loss(
+        online, target, transition([0, 0], [1.0, 1.0], [1.0, 1.0]), jnp.ones(2)
+    )
+    # Errors of quantile 0: 1 and 4, Huber 0.5 and 3.5, both above: 1/4 of each; in the mean 0.5.
+    # Of quantile 2: -1 and 2, Huber 0.5 and 1.5: |3/4 - 1| * 0.5 + 3/4 * 1.5, halved: 0.625.
+    assert float(loss) == pytest.approx(0.5 + 0.625, rel=1e-6)
+    np.testing.assert_allclose(error, [2.5 - 1.0] * 2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"dueling": True}, "dueling=True"),
+        ({"huber_threshold": 0.0}, "huber_threshold=0.0: it must be above"),
+    ],
+)
+def test_refused(fields, says):
+    with pytest.raises(FdgError, match=says):
+        algorithm(**fields)
+
+
+def test_it_learns_how_returns_are_distributed():
+    """A termination's reward of 1 after a step of 0, at a discount of 1/2: 1/2 before the first, surely."""
+    algorithm = algos.QRDQN(
+        env=envs.make("probe:discount"), num_envs=4, num_steps=2, updates_per_step=0.25, batch_size=32,
+        learning_starts=32, buffer_size=512, learning_rate=1e-2, target_period=5, discount=0.5, quantiles=5,
+        hidden=(16,),
+    )  # fmt: skip
+    state = trained(algorithm, 150)
+    quantiles = algorithm._quantiles(state.learned.parameters, jnp.array([[0.0], [1.0]]))
+    np.testing.assert_allclose(quantiles, np.broadcast_to([[[0.5]], [[1.0]]], quantiles.shape), atol=0.1)

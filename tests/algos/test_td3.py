@@ -1,0 +1,138 @@
+"""TD3: targets, losses and the delayed update by hand, its noise, and a probe environment.
+
+Equations of Fujimoto et al. 2018 (arXiv 1802.09477): targets are 14, an update is algorithm 1.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import algos
+import envs
+from algos.replay import Transition
+from algos.td3 import Learned, Parameters
+from fdg.errors import FdgError
+from tests.algos.probes import trained
+
+
+class OneNumber(algos.TD3):
+    """The actor's number is its parameter, before the tanh; critic i has the value `c_i * action`."""
+
+    _actor = algos.Network(
+        init=lambda key, observation: jnp.float32(0.0),
+        apply=lambda number, observation: jnp.full((len(observation), 1), number),
+    )
+    _critics = algos.Network(
+        init=lambda key, observation, action: jnp.zeros(2),
+        apply=lambda c, observation, action: (c[0] * action[:, 0], c[1] * action[:, 0]),
+    )
+
+
+def one_number(**fields):
+    return OneNumber(env=envs.make("probe:continuous"), **fields)
+
+
+def transitions(action, reward, discount):
+    zeros = jnp.zeros((len(action), 1))
+    return Transition(zeros, jnp.array(action)[:, None], jnp.array(reward), jnp.array(discount), zeros)
+
+
+def keys(count):
+    return jax.random.split(jax.random.key(0), (1, count))
+
+
+HALF = jnp.float32(math.atanh(0.5))  # an actor that does one half
+
+
+def test_targets_by_hand():
+    """Without noise the next action is 1/2. The second episode terminated; the lower critic counts."""
+    target = one_number(target_noise=0.0)._target(
+        Parameters(HALF, jnp.array([8.0, 20.0])), transitions([0.0] * 2, [1.0, 1.0], [0.5, 0.0]), keys(2)[0]
+    )
+    np.testing.assert_allclose(target, [1.0 + 0.5 * 4.0, 1.0], rtol=1e-6)
+
+
+def test_the_noise_of_targets_is_cut_off_and_actions_stay_within_their_bounds():
+    same = transitions([0.0] * 512, [0.0] * 512, [1.0] * 512)
+    of = lambda **fields: one_number(**fields)._target(  # noqa: E731
+        Parameters(HALF, jnp.array([1.0, 1.0])), same, keys(512)[0]
+    )
+    action = np.asarray(of(target_noise=0.2, target_noise_clip=0.3))
+    assert action.min() == pytest.approx(0.2, abs=1e-6) and action.max() == pytest.approx(0.8, abs=1e-6)
+    inside = action[(action > 0.201) & (action < 0.799)]
+    assert 0.8 < len(inside) / 512 < 0.93  # within 1.5 deviations: 87%
+    assert np.asarray(of(target_noise=9.0, target_noise_clip=9.0)).max() == 1.0
+
+
+def test_gradients_by_hand():
+    parameters = Parameters(HALF, jnp.array([3.0, 2.0]))
+    algorithm = one_number(target_noise=0.0)
+    transition = transitions(action=[1.0, -0.5], reward=[1.0, 2.0], discount=[0.5, 0.0])
+    targets = Parameters(HALF, jnp.array([4.0, 6.0]))
+    for is_due in (True, False):
+        gradient, losses = algorithm.gradient(parameters, targets, is_due, transition, keys(2))
+        # Targets 1 + 1/2 * min(4, 6) * 1/2 = 2, and 2, as in the test of SAC.
+        np.testing.assert_allclose(gradient.critics, [1.375, 0.75], rtol=1e-5)
+        assert float(losses["critic_loss"]) == pytest.approx(0.25 * (1.0 + 3.5**2 + 0.0 + 3.0**2), rel=1e-5)
+        # The first critic alone: -3 * tanh(number), whose slope is -3 * (1 - 1/4).
+        assert float(gradient.actor) == pytest.approx(-2.25 if is_due else 0.0, rel=1e-5)
+
+
+def test_actor_and_targets_move_at_every_second_update():
+    """Adam's first step is the learning rate, against the gradient's sign; the targets go 1/4 of the way."""
+    algorithm = one_number(learning_rate=0.5, target_rate=0.25)
+    first = algorithm._begin(jnp.float32(0.0), jnp.array([8.0, 8.0]))
+    gradient = Parameters(jnp.float32(-2.0), jnp.array([3.0, 0.0]))
+    once = algorithm.update(gradient, first, False)
+    assert float(once.parameters.actor) == 0.0 and int(once.updates) == 1
+    np.testing.assert_allclose(once.parameters.critics, [7.5, 8.0], rtol=1e-5)
+    np.testing.assert_allclose(once.targets.critics, [8.0, 8.0])
+    twice = algorithm.update(gradient, once, True)
+    np.testing.assert_allclose(twice.parameters.actor, 0.5, rtol=1e-5)  # its first step: its state waited
+    np.testing.assert_allclose(twice.targets.actor, 0.125, rtol=1e-5)
+    np.testing.assert_allclose(twice.targets.critics, [8.0 - 0.25 * 1.0, 8.0], rtol=1e-5)
+
+
+def test_every_so_many_updates_the_actor_is_due():
+    algorithm = one_number(policy_delay=3)
+    learned = algorithm._begin(HALF, jnp.ones(2))
+    moved = []
+    for _ in range(6):
+        after, _ = algorithm._learn_from(learned, transitions([0.5], [1.0], [0.5]), keys(1))
+        moved.append(bool(after.parameters.actor != learned.parameters.actor))
+        learned = after
+    assert moved == [False, False, True] * 2 and isinstance(learned, Learned)
+
+
+def test_exploration_has_the_deviation_it_is_told():
+    policy = one_number(exploration_noise=0.1)._policy(HALF, jnp.zeros((4096, 1)))
+    drawn = policy.sample(jax.random.split(jax.random.key(0), 4096))
+    assert drawn.shape == (4096, 1) and float(jnp.std(drawn)) == pytest.approx(0.1, rel=0.05)
+    assert float(jnp.mean(drawn)) == pytest.approx(0.5, abs=0.01)
+    np.testing.assert_allclose(policy.mode(), 0.5, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"policy_delay": 0}, "policy_delay=0: it must be above zero"),
+        ({"target_noise": -0.1}, "target_noise=-0.1: it is below zero"),
+        ({"batch_size": 3}, "num_envs=4 does not divide batch_size=3"),
+    ],
+)
+def test_refused(fields, says):
+    with pytest.raises(FdgError, match=says):
+        one_number(**fields)
+
+
+def test_it_finds_the_action_that_is_rewarded():
+    algorithm = algos.TD3(
+        env=envs.make("probe:continuous"), num_envs=8, batch_size=64, learning_starts=64, buffer_size=4096,
+        learning_rate=3e-3, target_rate=0.05, updates_per_step=0.25, hidden=(16,),
+    )  # fmt: skip
+    state = trained(algorithm, 150)
+    score = jax.jit(algorithm.evaluate, static_argnums=2)(state, jax.random.key(1), 32)["return"]
+    assert float(score) == pytest.approx(algorithm.env.single.optimal_return, abs=0.05)
