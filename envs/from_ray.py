@@ -144,17 +144,19 @@ class Fleet:
 
     def __init__(self, source: FleetSource):
         self._source, self._lock = source, threading.Lock()
-        wanted = source.workers or 0
-        self._ray = ray = ray_cluster.connect(
-            local_cpus=max(os.cpu_count() or 1, int(wanted * source.cpus + 1))
-        )
+        name, wanted = f"environment '{source.name}'", source.workers or 0
+        try:
+            here = max(os.cpu_count() or 1, int(wanted * source.cpus + 1))
+            self._ray = ray = ray_cluster.connect(local_cpus=here)
+        except FdgError as error:
+            raise HostError(f"{name}: {error}") from error
         total = ray.cluster_resources().get("CPU", 0)
         free = ray.available_resources().get("CPU", 0)
         count = source.workers or max(1, int(free / source.cpus))
         if count * source.cpus > total:
             most = max(1, int(free / source.cpus))
             raise HostError(
-                f"{count} workers of {source.cpus:g} CPUs: the Ray cluster has {total:g} CPUs,"
+                f"{name}: {count} workers of {source.cpus:g} CPUs: the Ray cluster has {total:g} CPUs,"
                 f" {free:g} of them free: use --env-workers {most}, or ?cpus={total / count:.2g}"
             )
         self._workers = [self._start() for _ in range(count)]
@@ -165,7 +167,7 @@ class Fleet:
             for worker in self._workers:
                 ray.kill(worker)
             raise HostError(
-                f"{len(missing)} of {count} workers have not started in {_START_SECONDS:g} s: the Ray cluster"
+                f"{name}: {len(missing)} of {count} workers have not started in {_START_SECONDS:g} s: the Ray cluster"
                 f" has {total:g} CPUs, {free:g} of them were free: use --env-workers {max(1, len(there))}"
             )
         self._where = {asked[ref]: where for ref, where in zip(there, ray.get(there), strict=True)}
@@ -203,7 +205,9 @@ class Fleet:
         try:
             self._where[worker] = self._ray.get(worker.where.remote(), timeout=_START_SECONDS)
         except self._ray.exceptions.RayError as error:
-            raise HostError(f"worker {i} cannot be started again: {one_line(error)}") from error
+            raise HostError(
+                f"environment '{self._source.name}': worker {i} cannot be started again: {one_line(error)}"
+            ) from error
 
     def _free(self) -> float:
         return self._ray.available_resources().get("CPU", 0)
@@ -224,7 +228,7 @@ class FleetPool:
         cores = max(1, int(source.cpus))
         within = getattr(source.source, "within", None)
         self._source: Source = source.source if within is None else within(cores)
-        self._space = source.observation_space
+        self._name, self._space = source.name, source.observation_space
         self._shares = np.array_split(np.arange(size), min(size, len(fleet)))
         self._at: list[Any] = [None] * len(self._shares)  # the actor that has each share
         import ray
@@ -251,7 +255,7 @@ class FleetPool:
             [i for i, _ in asked], self._answers(asked, timeout), strict=True
         ):
             if observation is None:
-                raise HostError(f"{self._fleet.where(i)}, at its start: {reason}")
+                raise HostError(f"environment '{self._name}': {self._fleet.where(i)}, at its start: {reason}")
             observations.append(observation)
         return np.concatenate(observations)
 

@@ -12,7 +12,7 @@ import envs
 from envs import from_ray, host
 from fdg import ray_cluster
 from fdg.commands.cli import train_main
-from fdg.errors import FdgError
+from fdg.errors import FdgError, HostError
 from tests.envs.test_host import COUNTING, keys, stepped
 
 
@@ -50,6 +50,25 @@ def test_a_worker_that_is_killed_costs_its_running_episodes_and_no_more(cluster)
     np.testing.assert_array_equal(step.observation[:, 2], without.observation[:, 2])
     assert host.losses() == (before.failures + 1, before.episodes + 2)
     assert f"process {pid}" not in fleet.where(0)
+
+
+@pytest.mark.slow
+def test_more_workers_than_the_cluster_has_room_for(cluster):
+    many = envs.make("ray:gymnasium:CartPole-v1", workers=8).source
+    with pytest.raises(
+        HostError, match=r"8 workers of 1 CPUs: the Ray cluster has 2 CPUs, .* use --env-workers"
+    ):
+        from_ray.fleet(many)
+
+
+def test_a_cluster_that_is_not_there(monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "localhost:1")
+    monkeypatch.setattr(ray_cluster.module(), "is_initialized", lambda: False)
+    source = envs.make("ray:gymnasium:CartPole-v1").source
+    with pytest.raises(
+        HostError, match="environment 'ray:gymnasium:CartPole-v1': RAY_ADDRESS=localhost:1: nobody"
+    ):
+        from_ray.fleet(source)
 
 
 ERRORS = {

@@ -1,5 +1,6 @@
 """Environments on the host: their order, their failures, and what becomes of pools."""
 
+import json
 import logging
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import policies
 from envs import from_envpool, from_gymnasium, host
 from fdg.commands.cli import train_main
 from fdg.errors import FdgError, PlanError
+from fdg.training.run_directory import read_metrics
 from tests.conformance.comparison import assert_same, plain
 from tests.envs.conformance import COMPILE_FAST
 
@@ -372,15 +374,21 @@ def test_a_call_between_fragments_is_made_once_whoever_uses_it(devices):
 
 
 def test_training_from_the_command_line(tmp_path, capsys, caplog, host_devices):
+    """Where a worker dies once, which costs the episode that it was at."""
     out = tmp_path / "run"
     flags = "--num-envs 2 --num-steps 8 --num-minibatches 1 --num-epochs 1 --hidden 4 --devices 1"
     command = [
-        *f"--env gymnasium:CartPole-v1 {flags} --total-steps 64 --eval-episodes 2".split(),
+        *f"--env {COUNTING}?fault=die&restarts=2 {flags} --total-steps 64 --eval-episodes 2".split(),
+        *"--env-workers 2".split(),
         "--out",
         str(out),
     ]
     assert train_main(command) == 0
-    assert "evaluation return" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "evaluation return" in said
+    assert "lost 1 running episode to 1 failure of the environment's workers: they count as" in said
+    assert json.loads((out / "summary.json").read_text())["lost_episodes"] == 1
+    assert [row["lost_episodes"] for row in read_metrics(out / "metrics.jsonl")][-1] == 1
     # The same run, as if it had been killed before its last checkpoint.
     host.close()
     (out / "summary.json").unlink()
@@ -392,7 +400,8 @@ def test_training_from_the_command_line(tmp_path, capsys, caplog, host_devices):
     assert train_main(["--resume", str(out), "--trust", "--eval-episodes", "0"]) == 0
     (note,) = (record.getMessage() for record in caplog.records if record.name == "envs.host")
     assert "2 new episodes start here" in note
-    assert (out / "summary.json").exists()
+    assert json.loads((out / "summary.json").read_text())["lost_episodes"] == 1  # of both sittings
+    assert "lost 1" not in capsys.readouterr().out
 
 
 def test_a_run_whose_environment_dies_ends_with_one_line(tmp_path):
