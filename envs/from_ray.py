@@ -167,8 +167,8 @@ class Fleet:
             for worker in self._workers:
                 ray.kill(worker)
             raise HostError(
-                f"{name}: {len(missing)} of {count} workers have not started in {_START_SECONDS:g} s: the Ray cluster"
-                f" has {total:g} CPUs, {free:g} of them were free: use --env-workers {max(1, len(there))}"
+                f"{name}: {len(missing)} of {count} workers have not started in {_START_SECONDS:g} s: the Ray"
+                f" cluster has {total:g} CPUs, {free:g} of them free: use --env-workers {max(1, len(there))}"
             )
         self._where = {asked[ref]: where for ref, where in zip(there, ray.get(there), strict=True)}
 
