@@ -206,6 +206,8 @@ def _facts(single: JumanjiEnvironment) -> _Facts:
 def _action_space(spec: Any, mask: tuple[int, ...] | None) -> tuple[Space, tuple[int, ...] | None]:
     """Our space of actions; and the numbers of choices that it combines, if it does."""
     values = getattr(spec, "num_values", None)
+    if values is None and np.issubdtype(spec.dtype, np.integer) and mask is not None:
+        values = np.full(spec.shape, mask[-1])  # MultiCVRP: integers from zero, as many as its mask has
     if values is None:
         low, high = (
             np.broadcast_to(np.asarray(b, float), spec.shape).reshape(-1)

@@ -57,6 +57,7 @@ _BRIX = from_octax.OctaxEnvironment("brix")
         ("playground:CartpoleBalance", {"action_repeat": 4}, (5,), envs.Box(-1.0, 1.0, (1,)), 250),
         ("jumanji:Snake-v1", {"num_rows": 6, "num_cols": 6}, (181,), envs.Discrete(4), None),
         ("jumanji:Connector-v3", {}, None, envs.MultiDiscrete((5,) * 10), None),
+        ("jumanji:MultiCVRP-v0", {}, None, envs.MultiDiscrete((21, 21)), None),
     ],
 )
 def test_an_environment_fits_its_spaces_and_leaves_nothing_behind(name, overrides, shape, actions, limit):
