@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable
 
 _PART = 10  # of the run: so much has to have passed
+_VALUES = 3  # mean returns of iterations: one alone is always the same as itself
 
 
 class Unchanged:
@@ -20,7 +21,7 @@ class Unchanged:
     def __init__(self, num_iterations: int, start: int = 0):
         self._after = math.ceil(num_iterations / _PART)
         self._done = start >= self._after
-        self._lowest, self._highest = math.inf, -math.inf
+        self._count, self._lowest, self._highest = 0, math.inf, -math.inf
 
     def look(self, iteration: int, env_steps: int, returns: Iterable[float]) -> str | None:
         """A line to print, once; None where there is nothing to say.
@@ -33,11 +34,12 @@ class Unchanged:
         """
         for value in returns:
             if math.isfinite(value):
+                self._count += 1
                 self._lowest, self._highest = min(self._lowest, value), max(self._highest, value)
-        if self._done or iteration < self._after:
+        if self._done or iteration < self._after or self._count < _VALUES:
             return None
         self._done = True
-        if self._lowest < self._highest or not math.isfinite(self._lowest):
+        if self._lowest < self._highest:
             return None
         return (
             f"hint: after {env_steps:,} steps every episode has returned {self._lowest:,.1f}, so there is"

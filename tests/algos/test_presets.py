@@ -134,8 +134,9 @@ def test_presets_that_a_subclass_has_written_are_its_own():
 @pytest.mark.parametrize(
     ("returns", "said"),
     [
-        ([[-200.0], [-200.0]], True),
-        ([[-200.0], [-199.0]], False),
+        ([[-200.0, -200.0], [-200.0]], True),
+        ([[-200.0, -200.0], [-199.0]], False),
+        ([[-200.0], [-200.0]], False),  # too few to say
         ([[float("nan")], [float("nan")]], False),  # no episode has ended
         ([[float("nan"), 0.0], [0.0, 0.0]], True),
     ],
@@ -146,7 +147,14 @@ def test_a_hint_where_every_episode_returned_the_same(returns, said):
     line = unchanged.look(2, 1000, returns[1])
     assert (line is not None) == said
     assert not said or "after 1,000 steps every episode has returned" in line
-    assert unchanged.look(3, 1500, [0.0]) is None, "said once"
+    assert not said or unchanged.look(3, 1500, [returns[0][0]]) is None, "said once"
+
+
+def test_a_hint_waits_for_episodes_to_end():
+    unchanged = Unchanged(num_iterations=20)
+    assert all(unchanged.look(i, 500 * i, [float("nan")]) is None for i in range(1, 9))
+    assert unchanged.look(9, 4500, [-200.0, -200.0]) is None
+    assert "after 5,000 steps" in unchanged.look(10, 5000, [-200.0])
 
 
 def test_a_resumed_run_is_not_told_again():
