@@ -13,6 +13,8 @@ import argparse
 import contextlib
 import functools
 import http.server
+import os
+import re
 import shutil
 import socketserver
 import subprocess
@@ -25,6 +27,7 @@ from pathlib import Path
 from urllib.parse import urldefrag, urljoin
 
 from selenium import webdriver
+from selenium.webdriver import ActionChains
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 
@@ -115,12 +118,13 @@ def search(driver: webdriver.Chrome, start: str, words: str) -> list[str]:
 def copied(driver: webdriver.Chrome, page: str) -> str:
     """All Python of a page as its copy buttons give it, one block after the other."""
     driver.get(page)
-    keep = "window.copied = [];"
-    keep += "navigator.clipboard.writeText = text => {window.copied.push(text); return Promise.resolve()}"
+    keep = "window.copied = []; document.addEventListener('copy', event =>"
+    keep += " window.copied.push(event.target.value || window.getSelection().toString()), true)"
     driver.execute_script(keep)
-    for button in driver.find_elements(By.CSS_SELECTOR, ".language-python button"):
-        if "Copy" in (button.get_attribute("title") or ""):
-            driver.execute_script("arguments[0].click()", button)
+    for button in driver.find_elements(By.CSS_SELECTOR, ".language-python button[data-md-type=copy]"):
+        # A real click: browsers let nothing else write to the clipboard.
+        ActionChains(driver).scroll_to_element(button).move_to_element(button).click().perform()
+        time.sleep(0.2)
     time.sleep(0.5)
     return "\n".join(driver.execute_script("return window.copied"))
 
@@ -151,8 +155,9 @@ def main() -> int:
                     wrong.append(f"search for {words!r} does not find {expected}: {hits}")
             code = copied(driver, start + "tutorial/")
             with tempfile.TemporaryDirectory() as folder:
-                words = [given.python, "-c", code.replace("_000", "0")]
-                done = subprocess.run(words, cwd=folder, capture_output=True, text=True)
+                words = [given.python, "-c", re.sub(r"(?<=total_steps=)[\d_]+", "1024", code)]
+                environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+                done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
             print(
                 f"copied out of the tutorial: {len(code.splitlines())} lines, exit status {done.returncode}"
             )
