@@ -82,11 +82,10 @@ def pages(driver: webdriver.Chrome, start: str) -> tuple[list[str], list[str]]:
         seen[page] = set(names)
         if "404" in title or "Error" in title:
             wrong.append(f"{page}: {title}")
-        for message in driver.get_log("browser"):
-            wrong.append(f"{page}: {message['message']}")
+        wrong += [f"{page}: {message['message']}" for message in driver.get_log("browser")]
         for target in targets:
             address, name = urldefrag(urljoin(page, target))
-            if address.startswith(start) and not address.endswith((".png", ".svg")):
+            if address.startswith(start) and not address.endswith((".png", ".svg", ".json")):
                 links.append((page, address, name))
                 if address not in seen and address not in todo:
                     todo.append(address)
