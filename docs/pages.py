@@ -43,8 +43,6 @@ _BLOCK = re.compile(r"^```(?P<language>python|sh|text)\n(?P<code>.*?)^```$", re.
 _LENGTH = re.compile(r"(?<=\btotal_steps=)[\d_]+")
 # Run by `docs/draw_policies.py`, which draws as well.
 _ELSEWHERE = {"policies.md"}
-# Trainings of many agents; their numbers are compared in `tests/training/test_sweep.py`.
-_LONG = {"sweeps.md"}
 # What these show needs a run directory.
 _TRAINED = {"using.md"}
 
@@ -76,10 +74,9 @@ def blocks(page: str, language: str) -> Iterator[Block]:
         yield Block(block["code"], line, following["code"] if below else None)
 
 
-def pages(quick: bool = False) -> list[Path]:
-    """Those with Python in them that `run` takes; `quick` leaves out what takes long."""
-    others = _ELSEWHERE | (_LONG if quick else set())
-    found = sorted(path for path in DOCS.rglob("*.md") if str(path.relative_to(DOCS)) not in others)
+def pages() -> list[Path]:
+    """Those with Python in them that `run` takes."""
+    found = sorted(path for path in DOCS.rglob("*.md") if str(path.relative_to(DOCS)) not in _ELSEWHERE)
     return [path for path in found if any(blocks(path.read_text(), "python"))]
 
 
@@ -191,7 +188,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="as in the suite: only some of the pages train")
     arguments = parser.parse_args()
     fdg.host_devices(8)
-    for page in arguments.pages or pages(arguments.quick):
+    for page in arguments.pages or pages():
         start = time.process_time()
         path = page.resolve()
         train = not arguments.quick or trains(path)

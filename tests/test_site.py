@@ -13,7 +13,7 @@ from fdg.commands.parse import parse
 DOCUMENTS = sorted(path for path in pages.DOCS.rglob("*.md"))
 
 
-@pytest.mark.parametrize("page", pages.pages(quick=True), ids=lambda path: path.stem)
+@pytest.mark.parametrize("page", pages.pages(), ids=lambda path: path.stem)
 def test_the_code_of_a_page_runs_and_prints_what_it_says(page):
     assert pages.differences(page, train=pages.trains(page)) == []
 
