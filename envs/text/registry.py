@@ -3,8 +3,9 @@
 import dataclasses
 from typing import Any
 
-from envs.text import countdown, problems
+from envs.text import countdown, problems, tables
 from envs.text.task import TextTask
+from envs.text.tokenizers import COMMON, CharacterTokenizer
 from fdg.errors import FdgError, listed, unknown_name
 
 PREFIX = "text:"
@@ -32,9 +33,12 @@ _PROBLEMS: dict[str, type] = {
     )
 }
 
+# Those that need a file or a package: not among `names()`, all of which can be made as they are.
+_OTHERS: dict[str, type] = {problem.name: problem for problem in (tables.File, tables.ReasoningGym)}
+
 
 def names() -> tuple[str, ...]:
-    """The names of all tasks, without `text:`.
+    """The names of all tasks, without `text:`; beside them there are `file` and `reasoning_gym`.
 
     >>> "countdown" in names()
     True
@@ -51,13 +55,20 @@ def make(name: str, /, **overrides: Any) -> TextTask:
     >>> make("addition", digits=3).prompt_length
     11
     """
-    problem = _PROBLEMS.get(name)
+    problem = _PROBLEMS.get(name) or _OTHERS.get(name)
     if problem is None:
-        raise unknown_name("text task", name, names(), "envs.text.names()")
+        raise unknown_name("text task", name, (*names(), *_OTHERS), "envs.text.names()")
     own = {"max_response": overrides.pop("max_response")} if "max_response" in overrides else {}
     fields = [field.name for field in dataclasses.fields(problem)]
     for field in overrides:
         if field not in fields:
             known = listed([*fields, "max_response"], "and")
             raise FdgError(f"task 'text:{name}' has no parameter '{field}': it has {known}")
-    return TextTask(problem(**overrides), **own)
+    made = problem(**overrides)
+    return TextTask(made, host_reward=getattr(made, "host_reward", None), tokenizer=_tokenizer(made), **own)
+
+
+def _tokenizer(problem: Any) -> CharacterTokenizer:
+    """That of all tasks, with the characters that a problem has beyond it."""
+    more = [c for c in getattr(problem, "alphabet", "") if c not in COMMON]
+    return CharacterTokenizer(COMMON + "".join(more))

@@ -180,3 +180,43 @@ def test_a_task_of_text_is_no_environment():
         envs.check_spec(envs.make("text:addition"))
     assert envs.make("text:addition", digits=3).overrides == (("digits", 3),)
     assert envs.make("text:addition", digits=2, max_response=9).overrides == (("max_response", 9),)
+
+
+def test_problems_of_a_file(tmp_path):
+    file = tmp_path / "sums.jsonl"
+    lines = [{"question": f"{i} & {i}?", "answer": 2 * i} for i in range(80)]
+    file.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    task = envs.make("text:file", path=str(file))
+    assert task.name == "text:file" and task.overrides == (("path", str(file)),)
+    assert task.tokenizer.alphabet == CharacterTokenizer().alphabet + "&"
+
+    @jit
+    def run(keys):
+        shown = task.demonstration(keys)
+        answer = task.draw(keys)
+        return shown, task.reward(answer, shown.responses, shown.mask), task.sample(keys, "test").prompts
+
+    shown, reward, held_out = run(jax.random.split(jax.random.key(0), 64))
+    asked, said = task.texts(*shown.prompts), task.texts(shown.responses, shown.mask)
+    assert all(int(s) == 2 * int(a.split()[0]) for a, s in zip(asked, said, strict=True))
+    assert reward.total.tolist() == [1] * 64 and not set(asked) & set(task.texts(*held_out))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"problem": "1", "answer": "1"}\n' * 3, ["only 3 such problems", "give more"]),
+        ('{"problem": "1"}\n', ["line 1 of", "no 'answer'"]),
+        ("[1]\n", ["line 1 of", "no 'problem'"]),
+        ("x\n", ["line 1 of", "is no JSON"]),
+        ('{"problem": "é", "answer": "1"}\n' * 64, ["row 0 has 'é'", "ASCII"]),
+        (None, ["cannot be read", "FileNotFoundError"]),
+    ],
+)
+def test_files_that_cannot_be_are_one_line(content, words, tmp_path):
+    file = tmp_path / "problems.jsonl"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(fdg.FdgError) as error:
+        envs.make("text:file", path=str(file))
+    assert "\n" not in str(error.value) and all(word in str(error.value) for word in words), error.value
