@@ -47,7 +47,7 @@ class Experiment:
 _NETWORK = {"hidden_size": 96, "num_layers": 3, "num_heads": 4}
 _SFT = {"num_prompts": 128, "learning_rate": 1e-3, "warmup": 20}
 _GRPO = {
-    "num_prompts": 32, "group_size": 8, "variant": "dr_grpo", "learning_rate": 3e-4, "warmup": 5,
+    "num_prompts": 32, "group_size": 8, "variant": "dr_grpo", "learning_rate": 1e-3, "warmup": 5,
 }  # fmt: skip
 
 EXPERIMENTS = {
