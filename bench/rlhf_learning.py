@@ -47,7 +47,8 @@ class Experiment:
 _NETWORK = {"hidden_size": 96, "num_layers": 3, "num_heads": 4}
 _SFT = {"num_prompts": 128, "learning_rate": 1e-3, "warmup": 20}
 _GRPO = {
-    "num_prompts": 32, "group_size": 8, "variant": "dr_grpo", "learning_rate": 1e-3, "warmup": 5,
+    "num_prompts": 32, "group_size": 8, "variant": "dr_grpo", "learning_rate": 3e-4, "warmup": 5,
+    "entropy_coefficient": 0.01,
 }  # fmt: skip
 
 EXPERIMENTS = {
@@ -63,9 +64,9 @@ EXPERIMENTS = {
     # Small enough to see it learn within a minute.
     "small": Experiment(
         "text:addition?digits=1",
-        0.3,
+        0.45,
         {**_SFT, "num_prompts": 64, "total_steps": 64_000, "hidden_size": 48, "num_layers": 2},
-        {**_GRPO, "num_prompts": 16, "total_steps": 25_600, "hidden_size": 48, "num_layers": 2},
+        {**_GRPO, "total_steps": 64_000, "hidden_size": 48, "num_layers": 2},
         0.95,
     ),
 }

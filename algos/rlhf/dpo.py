@@ -179,9 +179,9 @@ class DPO(LanguageAgent):
             (pairs.chosen, pairs.rejected), self._scores(parameters, pairs), minibatch.reference, strict=True
         )
         for responses, log_prob, reference in both:
-            change = jnp.sum(jnp.where(responses.mask, log_prob - reference, 0.0), axis=1)
+            change = jnp.sum(jnp.where(responses.own, log_prob - reference, 0.0), axis=1)
             if self.preference == "ipo":  # over means, as its authors say that they had it
-                change = change / jnp.maximum(jnp.sum(responses.mask, axis=1, dtype=jnp.float32), 1)
+                change = change / jnp.maximum(jnp.sum(responses.own, axis=1, dtype=jnp.float32), 1)
             grown.append(change)
         margin = grown[0] - grown[1]
         each = losses.preference_loss(margin, self.beta, self.preference, self.label_smoothing)

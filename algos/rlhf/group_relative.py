@@ -167,11 +167,11 @@ class GRPO(LanguageAgent):
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
         """Responses to new prompts, and all updates on them."""
-        responses, samples, version, reward = self._rollout(state, self._candidates)
-        reference_log_prob = jnp.zeros(samples.log_probs.shape)
+        responses, sampled, version, reward = self._rollout(state, self._candidates)
+        reference_log_prob = jnp.zeros(sampled.shape)
         if self._has_reference:
             reference_log_prob = self.refer(self._reference_parameters(state), responses)
-        batch = Batch(responses, responses.mask, samples.log_probs, version, reference_log_prob, reward)
+        batch = Batch(responses, responses.own, sampled, version, reference_log_prob, reward)
         trained, optimizer_state, metrics = self.learn(
             state.parameters, state.optimizer_state, state.iteration, batch, self._iteration_key(state, 2)
         )
@@ -277,17 +277,17 @@ class GRPO(LanguageAgent):
         if self._needs_old:
             score = lambda some: scores(self.network, parameters, some, self.temperature)[0]  # noqa: E731
             old = updates.mapped(score, batch.responses, self.micro_batch)
-        lengths = jnp.sum(batch.responses.mask, axis=1, dtype=jnp.int32)
-        reward = wanted.reward(batch.reward.total, lengths, self.env.response_length)
+        lengths = jnp.sum(batch.responses.own, axis=1, dtype=jnp.int32)
+        reward = wanted.reward(batch.reward.total, lengths, self.longest)
         advantage = wanted.advantage(reward, old, batch.reference_log_prob, mask, self.group_size)
         nothing = jnp.zeros_like(advantage)
         return Minibatch(batch, old, advantage, nothing, nothing)
 
     def _chosen(self, batch: Batch) -> Batch:
         """The prompts that are learned from, and of their tokens those that count."""
-        mask = batch.responses.mask
+        mask = batch.responses.own
         if self.objective.mask_truncated:
-            mask = mask & finished(batch.responses, self.env.stop_tokens)[:, None]
+            mask = mask & finished(batch.responses, self._stops)[:, None]
         if not self.objective.dynamic_sampling:
             return batch._replace(weight_mask=mask)
         teaches = informative(batch.reward.total, self.group_size)
@@ -314,7 +314,7 @@ class GRPO(LanguageAgent):
         """How far the log-probabilities at sampling are from the learner's own, before its updates."""
         if not self._needs_old:
             return {}
-        mask = samples.batch.responses.mask
+        mask = samples.batch.responses.own
         away = jnp.where(mask, jnp.abs(samples.old_log_prob - samples.batch.sampled_log_prob), 0.0)
         return {
             "log_prob_difference": losses.masked_mean(away, mask),
@@ -323,10 +323,10 @@ class GRPO(LanguageAgent):
 
     def _weights(self, mask: jax.Array) -> jax.Array:
         wanted = self.objective
-        return losses.token_weights(mask, wanted.aggregation, self.env.response_length, wanted.count_empty)
+        return losses.token_weights(mask, wanted.aggregation, self.longest, wanted.count_empty)
 
     def _shares(self, mask: jax.Array) -> jax.Array:
-        return losses.token_weights(mask, "token_mean", self.env.response_length)
+        return losses.token_weights(mask, "token_mean", self.longest)
 
     @property
     def _has_reference(self) -> bool:

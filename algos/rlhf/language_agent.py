@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 import fdg
@@ -21,8 +22,8 @@ from algos.language.decoder import Decoder
 from algos.language.generation import Samples, generate
 from algos.language.sampling import Sampling
 from algos.rlhf import data, updates
-from algos.rlhf.responses import Responses, finished
-from envs.text import HuggingFaceTokenizer, Problem, Prompts, Reward, TextTask
+from algos.rlhf.responses import Responses, finished, of_transcript
+from envs.text import HuggingFaceTokenizer, Problem, Prompts, Reward, Said, TextTask, play
 from fdg.errors import FdgError, HostError, unknown_name
 
 _LONGEST = 64  # tokens of a response, where a checkpoint's tokenizer has no one token for each character
@@ -49,7 +50,7 @@ class LanguageAgent:
         ".parameters['base']": (".parameters['base']", ".parameters"),
     }
 
-    env: TextTask
+    env: Any  # a TextTask, or a TextGame
     decoder: Decoder | None = hyperparameter(None, "the network; None for one made of the fields below")
     model: str | None = hyperparameter(
         None, "folder with a checkpoint in Hugging Face's format to begin with (None: begin from nothing)"
@@ -105,7 +106,7 @@ class LanguageAgent:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.env, TextTask):
+        if not (isinstance(self.env, TextTask) or self._is_game):
             raise FdgError(
                 f"{type(self).__name__}: '{getattr(self.env, 'name', self.env)}' is no text task: use"
                 f" envs.make({self.default_env!r}) or another text:NAME"
@@ -154,6 +155,11 @@ class LanguageAgent:
         return self.num_prompts * self.responses_per_prompt
 
     @property
+    def longest(self) -> int:
+        """Tokens that a response can have, in all turns of a game together."""
+        return self.env.response_length * getattr(self.env, "turns", 1)
+
+    @property
     def num_iterations(self) -> int:
         """Iterations of the whole run: all that fit in `total_steps`, and at least one."""
         return max(1, self.total_steps // self.steps_per_iteration)
@@ -177,7 +183,7 @@ class LanguageAgent:
         return {
             "return": jnp.mean(reward.total),
             "returns": reward.total,
-            "lengths": jnp.sum(responses.mask, axis=1, dtype=jnp.int32),
+            "lengths": jnp.sum(responses.own, axis=1, dtype=jnp.int32),
         }
 
     def examples(self, state: Any, key: jax.Array, count: int) -> dict[str, jax.Array]:
@@ -195,8 +201,8 @@ class LanguageAgent:
 
     def example_rows(self, examples: dict[str, Any]) -> list[dict[str, Any]]:
         """What `examples` gave, as rows of a table: `prompt` and `response` as text, rewards as numbers."""
-        prompts = self.env.texts(examples["prompt"], examples["prompt_mask"])
-        responses = self.env.texts(examples["response"], examples["response_mask"])
+        prompts = self._texts(examples["prompt"], examples["prompt_mask"])
+        responses = self._texts(examples["response"], examples["response_mask"])
         numbers = {name: examples[name] for name in examples if name.startswith("reward")}
         return [
             {
@@ -237,6 +243,11 @@ class LanguageAgent:
         """What responses `tokens [N, R]` to problems with these answers are worth: a `Reward [N]`."""
         return self.env.reward(answer, tokens, mask)
 
+    @fdg.fragment("environment")
+    def hear(self, state, tokens, mask):
+        """What a game replies to `tokens [N, R]` of its turn: a `Reply [N]`."""
+        return self.env.reply(state, tokens, mask)
+
     @fdg.fragment("update", in_axes=None, out_axes=None)
     def update(self, gradient, optimizer_state, trained):
         """One step of the optimiser: what is trained after it, and the optimiser's state."""
@@ -266,7 +277,7 @@ class LanguageAgent:
                 num_layers=self.num_layers,
                 num_heads=self.num_heads,
                 num_kv_heads=self.num_kv_heads or self.num_heads,
-                max_positions=self.env.prompt_length + self.env.response_length,
+                max_positions=self._context,
                 **options,
             )
         )
@@ -317,7 +328,7 @@ class LanguageAgent:
             temperature=0.0 if greedy else self.temperature,
             top_k=0 if greedy else self.top_k,
             top_p=1.0 if greedy else self.top_p,
-            stop_tokens=self.env.stop_tokens,
+            stop_tokens=self._stops,
             pad_token=self.env.tokenizer.pad,
         )
 
@@ -328,14 +339,30 @@ class LanguageAgent:
         """A key of this iteration, other than those of its problems; `stream` from 1."""
         return jax.random.fold_in(jax.random.fold_in(state.key, stream), state.iteration)
 
-    def _rollout(self, state: Any, count: int) -> tuple[Responses, Samples, jax.Array, Reward]:
-        """`count` prompts, and `G` responses next to each other to each, with their rewards."""
+    def _rollout(self, state: Any, count: int) -> tuple[Responses, jax.Array, jax.Array, Reward]:
+        """`count` prompts, and `G` responses next to each other to each.
+
+        Returns:
+          Responses; log-probabilities `[N, R]` of their tokens at sampling; the version `[N]` of the
+          parameters; rewards.
+        """
         problem = self.problems(self._problem_keys(state, count))
         problem = jax.tree.map(lambda x: _repeated(x, self.responses_per_prompt), problem)
         keys = jax.random.split(self._iteration_key(state, 1), count * self.responses_per_prompt)
-        samples, version = self.respond(state.parameters, state.iteration, problem.prompts, keys)
-        reward = self.score(problem.answer, samples.tokens, samples.mask)
-        return Responses(problem.prompts, samples.tokens, samples.mask), samples, version, reward
+        if not self._is_game:
+            samples, version = self.respond(state.parameters, state.iteration, problem.prompts, keys)
+            reward = self.score(problem.answer, samples.tokens, samples.mask)
+            return _single(problem.prompts, samples), samples.log_probs, version, reward
+        versions = []
+
+        def speak(prompts: Prompts, turn: int) -> Said:
+            own = jax.vmap(jax.random.fold_in, (0, None))(keys, turn)
+            said, version = self.respond(state.parameters, state.iteration, prompts, own)
+            versions.append(version)
+            return Said(said.tokens, said.mask, said.log_probs)
+
+        transcript = play(_Heard(self), problem, speak)
+        return (*of_transcript(transcript), versions[0], _named(transcript.reward))
 
     def _held_out(
         self, state: Any, key: jax.Array, count: int, greedy: bool
@@ -343,18 +370,49 @@ class LanguageAgent:
         problem_key, key = jax.random.split(key)
         problem = self.env.sample(jax.random.split(problem_key, count), "test")
         keys = jax.random.split(key, count)
-        said = generate(
-            self.network, state.parameters, problem.prompts, keys, self._sampling(greedy), self.slots
-        )
-        reward = self.env.reward(problem.answer, said.tokens, said.mask)
-        return problem, Responses(Prompts(*problem.prompts), said.tokens, said.mask), reward
+
+        def say(prompts: Any, keys: jax.Array) -> Samples:
+            how = self._sampling(greedy)
+            return generate(self.network, state.parameters, prompts, keys, how, self.slots)
+
+        if not self._is_game:
+            said = say(problem.prompts, keys)
+            reward = self.env.reward(problem.answer, said.tokens, said.mask)
+            return problem, _single(problem.prompts, said), reward
+
+        def speak(prompts: Prompts, turn: int) -> Said:
+            said = say(prompts, jax.vmap(jax.random.fold_in, (0, None))(keys, turn))
+            return Said(said.tokens, said.mask, said.log_probs)
+
+        transcript = play(self.env, problem, speak)
+        return problem, of_transcript(transcript)[0], _named(transcript.reward)
+
+    @property
+    def _is_game(self) -> bool:
+        """Whether the task answers what is said (`envs.text.TextGame`), and not only judges it."""
+        return callable(getattr(self.env, "reply", None))
+
+    @property
+    def _stops(self) -> tuple[int, ...]:
+        return tuple(self.env.tokenizer.stops)
+
+    @property
+    def _context(self) -> int:
+        """Tokens of the longest prompt with all that may follow it."""
+        turns, reply = getattr(self.env, "turns", 1), getattr(self.env, "reply_length", 0)
+        return self.env.prompt_length + turns * (self.env.response_length + reply)
+
+    def _texts(self, tokens: Any, mask: Any) -> list[str]:
+        rows = zip(np.asarray(tokens), np.asarray(mask), strict=True)
+        return [self.env.tokenizer.decode(row[shown].tolist()) for row, shown in rows]
 
     def _lengths(self, responses: Responses) -> dict[str, jax.Array]:
         """Metrics of responses as such; `tokens` counts all that are no padding, of prompts too."""
-        own = jnp.sum(responses.mask, axis=1, dtype=jnp.int32)
-        ended = finished(responses, self.env.stop_tokens)
+        own = jnp.sum(responses.own, axis=1, dtype=jnp.int32)
+        there = jnp.sum(responses.mask, dtype=jnp.int32) + jnp.sum(responses.prompts.mask, dtype=jnp.int32)
+        ended = finished(responses, self._stops)
         return {
-            "tokens": jnp.sum(own) + jnp.sum(responses.prompts.mask, dtype=jnp.int32),
+            "tokens": there,
             "response_length": jnp.mean(own.astype(jnp.float32)),
             "response_length_max": jnp.max(own).astype(jnp.float32),
             "truncation_rate": jnp.mean(~ended, dtype=jnp.float32),
@@ -369,7 +427,9 @@ class LanguageAgent:
                 longest = self.max_response or _LONGEST
                 env = self.env.with_tokenizer(HuggingFaceTokenizer(self.model), max_response=longest)
                 object.__setattr__(self, "env", env)
-        elif self.max_response is not None and self.max_response != self.env.max_response:
+        elif (
+            not self._is_game and self.max_response is not None and self.max_response != self.env.max_response
+        ):
             object.__setattr__(self, "env", dataclasses.replace(self.env, max_response=self.max_response))
         config, env = self.network.config, self.env
         require(
@@ -378,13 +438,28 @@ class LanguageAgent:
             f"task '{env.name}' has a vocabulary of {env.tokenizer.vocab_size} tokens, and the network one of"
             f" {config.vocab_size}: give the task the network's tokenizer (env.with_tokenizer)",
         )
-        longest = env.prompt_length + env.response_length
         require(
             self,
-            longest <= config.max_positions,
+            self._context <= config.max_positions,
             f"task '{env.name}' has prompts of up to {env.prompt_length} tokens and responses of"
             f" {env.response_length}, and the network's context is {config.max_positions}: shorten the task",
         )
+
+
+class _Heard:
+    """A game whose replies are a fragment of an algorithm."""
+
+    def __init__(self, algorithm: LanguageAgent):
+        self.tokenizer, self.turns, self.reply = algorithm.env.tokenizer, algorithm.env.turns, algorithm.hear
+
+
+def _single(prompts: Any, samples: Samples) -> Responses:
+    return Responses(Prompts(*prompts), samples.tokens, samples.mask, samples.mask)
+
+
+def _named(reward: Reward) -> Reward:
+    """With parts that make names of metrics."""
+    return reward._replace(parts={name.replace(" ", "_"): part for name, part in reward.parts.items()})
 
 
 def _repeated(x: jax.Array, times: int) -> jax.Array:

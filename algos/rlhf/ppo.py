@@ -114,7 +114,7 @@ class PPORLHF(LanguageAgent):
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
         """Responses to new prompts, what they are worth, and all updates of policy and critic."""
-        responses, samples, version, reward = self._rollout(state, self.num_prompts)
+        responses, sampled, version, reward = self._rollout(state, self.num_prompts)
         old = self.assess(state.parameters, responses)
         reference = self.refer(self._reference_parameters(state), responses)
         judgement = self.judge(state.critic, responses, old, reference, reward.total)
@@ -127,13 +127,13 @@ class PPORLHF(LanguageAgent):
         critic, critic_optimizer_state, critic_metrics = self.fit(
             state.critic, state.critic_optimizer_state, (responses, judgement), self._iteration_key(state, 3)
         )
-        away = jnp.where(samples.mask, jnp.abs(old - samples.log_probs), 0.0)
+        away = jnp.where(responses.own, jnp.abs(old - sampled), 0.0)
         metrics = {
             "episode_return": jnp.mean(reward.total),
             **{f"reward_{name}": jnp.mean(part) for name, part in reward.parts.items()},
             **self._lengths(responses),
             "staleness": jnp.mean((state.iteration - version).astype(jnp.float32)),
-            "log_prob_difference": losses.masked_mean(away, samples.mask),
+            "log_prob_difference": losses.masked_mean(away, responses.own),
             "log_prob_difference_max": jnp.max(away),
             **metrics,
             **critic_metrics,
@@ -162,7 +162,7 @@ class PPORLHF(LanguageAgent):
     @fdg.fragment("critic", in_axes=(None, 0, 0, 0, 0))
     def judge(self, critic, responses, log_prob, reference_log_prob, reward):
         """What responses were worth `[N]`, as a `Judgement [N]` of their tokens."""
-        mask = responses.mask
+        mask = responses.own
         kl = losses.divergence(log_prob, reference_log_prob, self.kl_estimator)
         rewards = reward_at_end(reward, mask) - self.kl_coefficient * jnp.where(mask, kl, 0.0)
         values = lambda some: self._values(critic, some)  # noqa: E731
@@ -174,14 +174,14 @@ class PPORLHF(LanguageAgent):
     def learn(self, parameters, optimizer_state, batch, key):
         """All updates of the policy: what is trained, the optimiser's state, metrics."""
         responses, old, reference, judgement = batch
-        advantage = whiten(judgement.advantage, responses.mask)
+        advantage = whiten(judgement.advantage, responses.own)
         samples = Minibatch(
             responses, old, reference, judgement._replace(advantage=advantage), jnp.zeros_like(old)
         )
 
         def step(carry, minibatch, is_first):
             trained, optimizer_state = carry
-            minibatch = minibatch._replace(share=self._shares(minibatch.responses.mask))
+            minibatch = minibatch._replace(share=self._shares(minibatch.responses.own))
             slope = functools.partial(self.gradient, self._with_trained(parameters, trained), is_first)
             gradient, measures = updates.accumulated(slope, minibatch, self.micro_batch)
             trained, optimizer_state = self.update(gradient, optimizer_state, trained)
@@ -195,12 +195,12 @@ class PPORLHF(LanguageAgent):
     def fit(self, critic, optimizer_state, batch, key):
         """All updates of the critic: its parameters, its optimiser's state, metrics."""
         responses, judgement = batch
-        mask = responses.mask
+        mask = responses.own
         nothing = jnp.zeros(mask.shape)
 
         def step(carry, minibatch, is_first):
             critic, optimizer_state = carry
-            minibatch = minibatch._replace(share=self._shares(minibatch.responses.mask))
+            minibatch = minibatch._replace(share=self._shares(minibatch.responses.own))
             slope = functools.partial(self.value_gradient, critic)
             gradient, measures = updates.accumulated(slope, minibatch, self.micro_batch)
             return self.value_update(gradient, optimizer_state, critic), measures
@@ -243,7 +243,7 @@ class PPORLHF(LanguageAgent):
     # --- parts ---
 
     def _loss(self, parameters, is_first, minibatch):
-        mask, share = minibatch.responses.mask, minibatch.share
+        mask, share = minibatch.responses.own, minibatch.share
         log_prob, entropy = scores(self.network, parameters, minibatch.responses, self.temperature)
         # Before the first update the policy is the one that ratios are over: they are 1, whatever was rounded
         # how.
@@ -279,7 +279,7 @@ class PPORLHF(LanguageAgent):
         return updates.mapped(score, responses, self.micro_batch)
 
     def _shares(self, mask: jax.Array) -> jax.Array:
-        return losses.token_weights(mask, "token_mean", self.env.response_length)
+        return losses.token_weights(mask, "token_mean", self.longest)
 
     def _values(self, critic, responses):
         """Value before each token of the responses, `[n, R]` float32."""

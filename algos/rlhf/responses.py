@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from algos.language.decoder import Decoder
-from envs.text import Prompts
+from envs.text import Prompts, Transcript
 
 
 class Responses(NamedTuple):
@@ -17,7 +17,16 @@ class Responses(NamedTuple):
 
     prompts: Prompts  # tokens [N, P] int32, mask [N, P] bool
     tokens: jax.Array  # [N, R] int32
-    mask: jax.Array  # [N, R] bool: tokens that are there; the first of a row to the last without a gap
+    mask: jax.Array  # [N, R] bool: tokens that are there
+    own: jax.Array  # [N, R] bool: those of them that the policy chose; others are a tool's, or a game's
+
+
+def of_transcript(transcript: Transcript) -> tuple[Responses, jax.Array]:
+    """A conversation as a response to its first place, with log-probabilities `[N, T - 1]` of its tokens."""
+    tokens, mask, own = transcript.tokens, transcript.mask, transcript.said
+    first = Prompts(tokens[:, :1], mask[:, :1])
+    log_prob = jnp.where(own, transcript.about, 0.0)
+    return Responses(first, tokens[:, 1:], mask[:, 1:], own[:, 1:]), log_prob[:, 1:]
 
 
 def sequences(responses: Responses) -> tuple[jax.Array, jax.Array]:
@@ -52,4 +61,4 @@ def hidden_before(decoder: Decoder, parameters: Any, responses: Responses) -> ja
 def finished(responses: Responses, stop_tokens: tuple[int, ...]) -> jax.Array:
     """Whether each response ends with a stop token, rather than because it is too long: `[N]` bool."""
     stops = jnp.isin(responses.tokens, jnp.asarray(stop_tokens, jnp.int32)) if stop_tokens else False
-    return jnp.any(responses.mask & stops, axis=1)
+    return jnp.any(responses.own & stops, axis=1)

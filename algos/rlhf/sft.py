@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos.hyperparameters import hyperparameter
+from algos.hyperparameters import hyperparameter, require
 from algos.rlhf import losses, updates
 from algos.rlhf.language_agent import LanguageAgent
 from algos.rlhf.losses import Aggregation
@@ -55,6 +55,11 @@ class SFT(LanguageAgent):
     temperature: float = hyperparameter(1.0, "logits are divided by it, in sampling; learning has none")
     aggregation: Aggregation = hyperparameter("token_mean", "how tokens make a loss")
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        shown = callable(getattr(self.env, "demonstration", None))
+        require(self, shown, f"'{self.env.name}' has no demonstrations: use GRPO or PPORLHF")
+
     def init(self, key: jax.Array) -> State:
         """The state before the first iteration."""
         parameter_key, key = jax.random.split(key)
@@ -76,7 +81,8 @@ class SFT(LanguageAgent):
     @fdg.fragment("environment")
     def demonstrations(self, keys):
         """`keys [B]` -> `Responses [B]`: problems to train on with a right answer each."""
-        return Responses(*self.env.demonstration(keys))
+        prompts, tokens, mask = self.env.demonstration(keys)
+        return Responses(prompts, tokens, mask, mask)
 
     @fdg.fragment("learner", in_axes=(None, None, 0, None), out_axes=None)
     def learn(self, parameters, optimizer_state, responses, key):
@@ -85,7 +91,7 @@ class SFT(LanguageAgent):
 
         def step(carry, minibatch, is_first):
             trained, optimizer_state = carry
-            mask, longest = minibatch.responses.mask, self.env.response_length
+            mask, longest = minibatch.responses.own, self.env.response_length
             minibatch = minibatch._replace(
                 weight=losses.token_weights(mask, self.aggregation, longest),
                 share=losses.token_weights(mask, "token_mean", longest),

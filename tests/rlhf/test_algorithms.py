@@ -8,6 +8,7 @@ the divergence in the reward: arXiv 1909.08593, equation 2.
 import dataclasses
 import functools
 import json
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ from algos.language import Decoder, DecoderConfig, weights
 from algos.rlhf import data, updates
 from algos.rlhf.group_relative import Batch
 from algos.rlhf.responses import Responses, finished, scores
-from envs.text import Prompts, Reward
+from envs.text import CharacterTokenizer, Problem, Prompts, Reply, Reward
 from fdg.errors import FdgError
 from fdg.training.description import describe, rebuild
 from tests.conformance.comparison import assert_same
@@ -66,10 +67,53 @@ def test_an_iteration_keeps_the_state_and_hands_on_new_values(case):
     assert ("adapters" in case) == any(".parameters['base']" in name for name in standing)
 
 
+@dataclasses.dataclass(frozen=True)
+class Echo:
+    """Twice, the model is told what it said; a token 5 in the second turn is worth 1."""
+
+    name: ClassVar[str] = "echo"
+    tokenizer: ClassVar = CharacterTokenizer()
+    prompt_length: ClassVar[int] = 2
+    response_length: ClassVar[int] = 3
+    reply_length: ClassVar[int] = 3
+    turns: ClassVar[int] = 2
+
+    def sample(self, keys, split="train"):
+        tokens = jax.vmap(lambda key: jax.random.randint(key, (2,), 3, 9))(keys)
+        return Problem(Prompts(tokens, tokens > 0), jnp.zeros(len(keys), jnp.int32))
+
+    def reply(self, state, tokens, mask):
+        last = state == 1
+        reward = jnp.where(last, jnp.any(mask & (tokens == 5), axis=1), 0).astype(jnp.float32)
+        return Reply(state + 1, tokens, mask, reward, last)
+
+
+@pytest.mark.parametrize("name", ["grpo", "ppo_rlhf"])
+def test_in_a_game_only_what_the_model_said_is_learned_from(name):
+    algorithm = algos.get(name)(env=Echo(), group_size=2, **SMALL)
+    assert (algorithm.longest, algorithm.network.config.max_positions) == (6, 14)
+    state = jax.eval_shape(algorithm.init, jax.random.key(0))
+    after, metrics = jax.eval_shape(algorithm.iterate, state)
+    assert jax.tree.map(lambda x: x.shape, state) == jax.tree.map(lambda x: x.shape, after)
+    assert {"reward_turn_1", "reward_turn_2"} <= set(metrics)
+    if name == "grpo":
+        state = jax.jit(algorithm.init)(jax.random.key(0))
+        responses, log_prob, _, reward = jax.jit(lambda state: algorithm._rollout(state, 4))(state)
+        assert responses.tokens.shape == (8, 13) and reward.total.shape == (8,)
+        own, there = np.asarray(responses.own), np.asarray(responses.mask)
+        # What is said is said again by the game after the first turn: half is the model's.
+        assert np.all(own <= there) and np.all((log_prob < 0) == own)
+        echoed = there.sum(1) - own.sum(1)
+        first = there.shape[1] - there.argmax(1)
+        assert np.all(echoed >= 1) and np.all(first >= 3)
+    with pytest.raises(FdgError, match="'echo' has no demonstrations: use GRPO or PPORLHF"):
+        algos.SFT(env=Echo(), **SMALL)
+
+
 RESPONSES = Responses(
     Prompts(jnp.array([[0, 1, 4], [1, 5, 6]]), jnp.array([[False, True, True], [True, True, True]])),
     jnp.array([[7, 2, 0], [8, 9, 2]]),
-    jnp.array([[True, True, False], [True, True, True]]),
+    *[jnp.array([[True, True, False], [True, True, True]])] * 2,
 )
 
 
@@ -107,7 +151,7 @@ def _batch(algorithm, count):
     total = jax.random.normal(keys[3], (count,))
     version = jnp.zeros(count, jnp.int32)
     return Batch(
-        Responses(prompts, tokens, mask), mask, drawn, version, drawn, Reward(total, {"correct": total})
+        Responses(prompts, tokens, mask, mask), mask, drawn, version, drawn, Reward(total, {"correct": total})
     )
 
 
