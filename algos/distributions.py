@@ -151,6 +151,7 @@ class Normal:
     mean: jax.Array  # [..., D] float32
     log_std: jax.Array  # [..., D] float32
     shape: tuple[int, ...] | None = field(default=None, metadata={"static": True})
+    counts: jax.Array | None = None  # [..., D] bool: components that the agent has; None for all
 
     def sample(self, keys: jax.Array) -> jax.Array:
         """Random actions `[..., *shape]` float32, unbounded.
@@ -163,11 +164,15 @@ class Normal:
     def log_prob(self, action: jax.Array) -> jax.Array:
         """Log-density `[...]` float32 of `action [..., *shape]`."""
         deviation = (action.reshape(self.mean.shape) - self.mean) * jnp.exp(-self.log_std)
-        return jnp.sum(-0.5 * jnp.square(deviation) - self.log_std - 0.5 * math.log(2.0 * math.pi), axis=-1)
+        density = -0.5 * jnp.square(deviation) - self.log_std - 0.5 * math.log(2.0 * math.pi)
+        return jnp.sum(self._counted(density), axis=-1)
 
     def entropy(self) -> jax.Array:
         """Differential entropy in nats, `[...]` float32."""
-        return jnp.sum(self.log_std + 0.5 * math.log(2.0 * math.pi * math.e), axis=-1)
+        return jnp.sum(self._counted(self.log_std + 0.5 * math.log(2.0 * math.pi * math.e)), axis=-1)
+
+    def _counted(self, components: jax.Array) -> jax.Array:
+        return components if self.counts is None else jnp.where(self.counts, components, 0.0)
 
     def mode(self) -> jax.Array:
         """The mean, `[..., *shape]` float32."""
@@ -236,7 +241,7 @@ def masked(distribution: Distribution, action_mask: jax.Array | None) -> Distrib
     """The distribution with the actions that are not allowed ruled out; without a mask, itself.
 
     Args:
-      distribution: `Categorical` or `MultiCategorical`.
+      distribution: `Categorical`, `MultiCategorical`, or `Normal`, of which single components are ruled out.
       action_mask: `[..., n]` bool as the logits, True = allowed (see `envs.MaskedObservation`), or None.
 
     An action ruled out has probability zero: it is never sampled, nor the mode, adds nothing to the entropy,
@@ -254,6 +259,8 @@ def masked(distribution: Distribution, action_mask: jax.Array | None) -> Distrib
             ends = [sum(nvec[: m + 1]) for m in range(len(nvec) - 1)]
             choices = zip(jnp.split(logits, ends, -1), jnp.split(action_mask, ends, -1), strict=True)
             return MultiCategorical(jnp.concatenate([allowed_only(*one) for one in choices], -1), nvec)
+        case Normal(mean, log_std, shape):  # of a team of unlike agents: components that this one has
+            return Normal(mean, log_std, shape, action_mask)
     raise FdgError(
         f"a {type(distribution).__name__} cannot be masked: only actions that can be counted can be"
     )

@@ -10,20 +10,19 @@ from envs.environment import (
     Environment,
     EnvironmentSpec,
     EpisodeState,
-    MaskedObservation,
-    Observation,
     SingleEnvironment,
     TimeStep,
-    features_and_mask,
-    map_features,
     num_agents,
     vectorize,
 )
+from envs.observations import MaskedObservation, Observation, features_and_mask, map_features
 from envs.registry import make, module_of, names, parse, register, spelled
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from envs.trying import check
+from envs.unlike import Alike
 
 __all__ = [
+    "Alike",
     "Box",
     "Dict",
     "Discrete",

@@ -5,7 +5,7 @@ whose `num_agents` is a number; in all others (`num_agents` None, or not there) 
 """
 
 import dataclasses
-from collections.abc import Callable
+import math
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
@@ -13,52 +13,13 @@ import jax.numpy as jnp
 
 from envs import composite
 from envs.checking import check_spec, unpacked_reset, unpacked_step
-from envs.composite import ObservationSpace
+from envs.composite import ObservationSpace, Tuple
+from envs.observations import MaskedObservation, Observation, features_and_mask
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
+from envs.unlike import Alike
 from fdg.errors import FdgError
 
 State: TypeAlias = Any
-
-
-class MaskedObservation(NamedTuple):
-    """What an environment gives as observation where not every action is allowed at every time.
-
-    `observation_space` is the space of `observation`; see `features_and_mask` for taking it apart.
-    """
-
-    observation: (
-        Any  # [..., *observation_space.shape]; in parts, where the space is (`envs.Dict`, `envs.Tuple`)
-    )
-    action_mask: jax.Array  # [..., n] bool, True = allowed: an entry for each of the `n` actions of a
-    # Discrete space; for a MultiDiscrete one the entries of its choices one after the other, sum(nvec) in all
-
-
-# An array, or a dictionary or tuple of them, nested as the observation space is; or either with a mask.
-Observation: TypeAlias = "jax.Array | dict[str, Any] | tuple[Any, ...] | MaskedObservation"
-
-
-def features_and_mask(observation: Observation) -> tuple[Any, jax.Array | None]:
-    """What a network sees of an observation, and which actions are allowed: `None` where all always are.
-
-    >>> features_and_mask(MaskedObservation("features", "mask"))
-    ('features', 'mask')
-    >>> features_and_mask("features")
-    ('features', None)
-    """
-    if isinstance(observation, MaskedObservation):
-        return observation.observation, observation.action_mask
-    return observation, None
-
-
-def map_features(function: Callable[[Any], Any], observation: Observation) -> Observation:
-    """The observation with `function` applied to its features; a mask stays as it is.
-
-    >>> map_features(str.upper, MaskedObservation("features", "mask"))
-    MaskedObservation(observation='FEATURES', action_mask='mask')
-    """
-    features, mask = features_and_mask(observation)
-    changed = function(features)
-    return changed if mask is None else MaskedObservation(changed, mask)
 
 
 class TimeStep(NamedTuple):
@@ -150,7 +111,9 @@ class SingleEnvironment(EnvironmentSpec, Protocol):
     keeps. `vectorize` enforces its `max_episode_steps` as truncation.
 
     One of several agents has an attribute `num_agents`. Its spaces are those of one agent, the same for all;
-    observations, actions and rewards have a leading axis `A`; the two flags stay scalars.
+    observations, actions and rewards have a leading axis `A`; the two flags stay scalars. Where agents are
+    not alike, both spaces are an `envs.Tuple` of one for each, and observations and actions are tuples:
+    `envs.Alike`.
     """
 
     def reset(self, key: jax.Array) -> tuple[State, Observation]:
@@ -280,7 +243,7 @@ class Vectorized:
         features = composite.fitting(space, features, self._agents, whose)
         if mask is None:
             return features
-        if isinstance(self.action_space, Box):
+        if isinstance(self.action_space, Box) and not getattr(self.single, "masks_components", False):
             raise FdgError(
                 f"environment '{self.name}': {method} gives an action_mask, but its action space is"
                 f" {self.action_space}; only actions that can be counted can be masked"
@@ -341,6 +304,10 @@ def vectorize(single: Any, repeat_start: bool = False) -> Vectorized:
     if isinstance(single, Vectorized):
         raise FdgError(f"environment '{single.name}' is a batch already: leave out envs.vectorize")
     check_spec(single, single=True)
+    # Of the sources of this package the spaces are not asked for here: that may load a library.
+    of_a_source = type(single).__module__.partition(".")[0] == __name__.partition(".")[0]
+    if not of_a_source and isinstance(single.action_space, Tuple) and not isinstance(single, Alike):
+        single = Alike(single)
     return Vectorized(single, repeat_start)
 
 
@@ -354,8 +321,13 @@ def num_agents(env: Any) -> int | None:
     return getattr(env, "num_agents", None)
 
 
-def _mask_shape(action_space: Discrete | MultiDiscrete) -> tuple[int]:
-    return (action_space.n if isinstance(action_space, Discrete) else sum(action_space.nvec),)
+def _mask_shape(action_space: Space) -> tuple[int]:
+    match action_space:
+        case Discrete(n=n):
+            return (n,)
+        case MultiDiscrete(nvec=nvec):
+            return (sum(nvec),)
+    return (math.prod(action_space.shape),)  # which of its components an agent has
 
 
 def _is_key(x: jax.Array) -> bool:

@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 
 from envs.environment import MaskedObservation, Observation, Vectorized, vectorize
-from envs.probe_parts import Parts
+from envs.probe_parts import Parts, Unlike
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
+from envs.unlike import Alike
 from fdg.errors import FdgError
 
 # What `step` of a single environment returns: state, observation, reward, terminated, truncated.
@@ -410,6 +411,7 @@ PROBES: tuple[type[Any], ...] = (
     Agents,
     Team,
     Parts,
+    Unlike,
 )
 
 
@@ -424,7 +426,8 @@ def _make(probe: type[Any], **overrides: Any) -> Vectorized:
         if field not in known:
             takes = f"takes {', '.join(known)}" if known else "takes no parameters"
             raise FdgError(f"environment '{probe().name}': unknown parameter '{field}': {takes}")
-    return vectorize(probe(**overrides))
+    made = probe(**overrides)
+    return vectorize(Alike(made) if isinstance(made, Unlike) else made)
 
 
 def _check_positive(probe: Any, field: str) -> None:

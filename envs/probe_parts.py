@@ -1,4 +1,4 @@
-"""A probe whose observations are in parts, one of which only critics see; see `envs/probe.py`."""
+"""Probes whose observations are in parts, or whose agents are unlike; see `envs/probe.py`."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -72,3 +72,48 @@ class Parts:
         lit = (jnp.arange(4) >= 2) == (state["side"] > 0)
         picture = jnp.where(jnp.broadcast_to(lit[None, :, None], (4, 4, 1)), 255, 0)
         return {"picture": picture, "told": (state["flip"], state["noise"]), "bonus": state["bonus"][None]}
+
+
+@dataclasses.dataclass(frozen=True)
+class Unlike:
+    """Two agents that are not alike, one step. Each is paid for what it does itself.
+
+    The first sees a category of three, and names it: 1 if it is right (or, of continuous actions in [0, 2],
+    minus the squared distance). The second sees two numbers, and says whether the first of them is positive:
+    1 if it is right (or, of two components in [-1, 1], minus the mean squared distance to both). Fails where
+    an agent does not know which one it is, or gets another's actions.
+    """
+
+    continuous: bool = False
+    name: ClassVar[str] = "probe:unlike"
+    num_agents: ClassVar[int] = 2
+    observation_space: ClassVar[Tuple] = Tuple((Discrete(3), Box(-1.0, 1.0, (2,))))
+    max_episode_steps: ClassVar[int | None] = None
+
+    @property
+    def action_space(self) -> Tuple:
+        """Choices of three and of two, or one component and two."""
+        if self.continuous:
+            return Tuple((Box(0.0, 2.0, (1,)), Box(-1.0, 1.0, (2,))))
+        return Tuple((Discrete(3), Discrete(2)))
+
+    @property
+    def optimal_return(self) -> float:
+        """0 for continuous actions, else 1."""
+        return 0.0 if self.continuous else 1.0
+
+    def reset(self, key: jax.Array) -> tuple[Any, Any]:
+        """Observations: `[]` int32 and `[2]` float32."""
+        keys = jax.random.split(key)
+        state = jax.random.randint(keys[0], (), 0, 3), jax.random.uniform(keys[1], (2,), minval=-1.0)
+        return state, state
+
+    def step(self, key: jax.Array, state: Any, action: Any) -> Any:
+        """Rewards of both, terminated."""
+        category, numbers = state
+        if self.continuous:
+            first = -jnp.square(action[0][0] - category)
+            second = -jnp.mean(jnp.square(action[1] - numbers))
+        else:
+            first, second = action[0] == category, action[1] == (numbers[0] > 0)
+        return state, state, (first, second), jnp.bool_(True), jnp.bool_(False)

@@ -19,7 +19,7 @@ from tests.conformance.comparison import ITERATIONS, assert_same, copied, plain
 # Small enough to compile in seconds; 8 environments, which the groups below divide.
 SMALL = {
     "ippo": lambda: algos.IPPO(
-        env=envs.make("probe:agents", continuous=True),
+        env=envs.make("probe:unlike", continuous=True),
         num_envs=8,
         num_steps=4,
         num_epochs=1,

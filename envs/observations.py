@@ -1,0 +1,47 @@
+"""What an environment shows: arrays, parts of them, and which actions are allowed."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+
+
+class MaskedObservation(NamedTuple):
+    """What an environment gives as observation where not every action is allowed at every time.
+
+    `observation_space` is the space of `observation`; see `features_and_mask` for taking it apart.
+    """
+
+    observation: (
+        Any  # [..., *observation_space.shape]; in parts, where the space is (`envs.Dict`, `envs.Tuple`)
+    )
+    action_mask: jax.Array  # [..., n] bool, True = allowed: an entry for each of the `n` actions of a
+    # Discrete space; for a MultiDiscrete one the entries of its choices one after the other, sum(nvec) in all
+
+
+# An array, or a dictionary or tuple of them, nested as the observation space is; or either with a mask.
+Observation: TypeAlias = "jax.Array | dict[str, Any] | tuple[Any, ...] | MaskedObservation"
+
+
+def features_and_mask(observation: Observation) -> tuple[Any, jax.Array | None]:
+    """What a network sees of an observation, and which actions are allowed: `None` where all always are.
+
+    >>> features_and_mask(MaskedObservation("features", "mask"))
+    ('features', 'mask')
+    >>> features_and_mask("features")
+    ('features', None)
+    """
+    if isinstance(observation, MaskedObservation):
+        return observation.observation, observation.action_mask
+    return observation, None
+
+
+def map_features(function: Callable[[Any], Any], observation: Observation) -> Observation:
+    """The observation with `function` applied to its features; a mask stays as it is.
+
+    >>> map_features(str.upper, MaskedObservation("features", "mask"))
+    MaskedObservation(observation='FEATURES', action_mask='mask')
+    """
+    features, mask = features_and_mask(observation)
+    changed = function(features)
+    return changed if mask is None else MaskedObservation(changed, mask)

@@ -1,0 +1,219 @@
+"""Teams of unlike agents as teams whose agents are alike, so that all can have the same parameters.
+
+An agent sees who it is, and what it sees itself; in the places of what other kinds of agents see stand zeros.
+Actions that an agent has not are masked. That is parameter sharing with agent indication (Terry et al. 2020,
+"Revisiting Parameter Sharing in Multi-Agent Deep Reinforcement Learning", arXiv 2005.13625, section 4), with
+a place of its own for each kind of observation instead of padding, so that no number has two meanings.
+
+Letters in shapes: `A` agents.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs import composite
+from envs.composite import Dict, ObservationSpace, Tuple
+from envs.observations import MaskedObservation, features_and_mask
+from envs.spaces import Box, Discrete, MultiDiscrete, Space
+from fdg.errors import FdgError
+
+
+@dataclasses.dataclass(frozen=True)
+class Alike:
+    """A team of unlike agents as a `SingleEnvironment` of agents that are alike.
+
+    `envs.vectorize` makes one by itself where `action_space` is an `envs.Tuple`.
+
+    Attributes:
+      single: a `SingleEnvironment` with `num_agents`, whose two spaces are `envs.Tuple`s of `A` spaces. Its
+        observations are tuples, one of each agent (with masks or without); its `step` takes a tuple of
+        actions; rewards are `[A]`, or a tuple of them.
+
+    An observation has the parts `agent [A, A]`, who it is; and `seen`, or where agents see unlike things
+    `seen_0`, `seen_1`, ..., one for each kind. Actions are `Discrete` or `MultiDiscrete` with as many choices
+    as any agent has; or a `Box` of as many components, in [-1, 1] from bound to bound of the agent's own.
+
+    Raises:
+      FdgError: (when a space is asked for) there are not `A` of each; some act by choices, some by numbers.
+    """
+
+    masks_components: ClassVar[bool] = True  # of a Box: which of them the agent has
+
+    single: Any
+
+    @property
+    def name(self) -> str:
+        """Name of the environment."""
+        return self.single.name
+
+    @property
+    def num_agents(self) -> int:
+        """`A`."""
+        return self.single.num_agents
+
+    @property
+    def max_episode_steps(self) -> int | None:
+        """Steps after which an episode is truncated."""
+        return self.single.max_episode_steps
+
+    @property
+    def observation_space(self) -> ObservationSpace:
+        """Of one agent: who it is, and what each kind of agent sees."""
+        kinds = self._team.kinds
+        return Dict({"agent": Box(0.0, 1.0, (self.num_agents,)), **self._named(kinds)})
+
+    @property
+    def action_space(self) -> Space:
+        """With as many choices, or components, as the agent that has most."""
+        return self._team.action_space
+
+    def reset(self, key: jax.Array) -> tuple[Any, Any]:
+        """Start an episode."""
+        state, observations = self.single.reset(key)
+        return state, self.together(observations, "reset")
+
+    def step(self, key: jax.Array, state: Any, action: jax.Array) -> tuple[Any, Any, Any, Any, Any]:
+        """Take one step; `action [A, *action_space.shape]`."""
+        state, observations, reward, *ended = self.single.step(key, state, self.apart(action))
+        if isinstance(reward, tuple | list):
+            reward = jnp.stack([jnp.asarray(one, jnp.float32) for one in reward])
+        return state, self.together(observations, "step"), reward, *ended
+
+    def together(self, observations: Any, method: str = "together") -> Any:
+        """Observations, a tuple of one for each agent, as those of agents that are alike: parts `[A, ...]`.
+
+        Raises:
+          FdgError: not `A` of them, or one that is not of the agent's space.
+        """
+        whose = f"environment '{self.name}': {method} gives"
+        if not isinstance(observations, tuple | list) or len(observations) != self.num_agents:
+            raise FdgError(
+                f"{whose} a {type(observations).__name__}: give a tuple of {self.num_agents} observations"
+            )
+        team = self._team
+        features, masks = zip(*map(features_and_mask, observations), strict=True)
+        fitted = [
+            composite.fitting(space, one, (), f"{whose} agent {a}")
+            for a, (space, one) in enumerate(zip(team.observed, features, strict=True))
+        ]
+        seen = {
+            name: jax.tree.map(
+                lambda *rows: jnp.stack(rows),
+                *(one if team.observed[a] == kind else composite.zeros(kind) for a, one in enumerate(fitted)),
+            )
+            for name, kind in self._named(team.kinds).items()
+        }
+        together = {"agent": jnp.eye(self.num_agents), **seen}
+        if team.all_alike and all(mask is None for mask in masks):
+            return together
+        return MaskedObservation(together, jnp.stack([self._mask(a, mask) for a, mask in enumerate(masks)]))
+
+    def apart(self, action: jax.Array) -> tuple[jax.Array, ...]:
+        """Actions `[A, ...]` of agents that are alike, as each agent's own."""
+        return tuple(_own_action(space, action[a]) for a, space in enumerate(self._team.acting))
+
+    def _mask(self, agent: int, own: Any) -> jax.Array:
+        """Which actions an agent has, and is allowed: `[n]` bool."""
+        there = self._team.masks[agent]
+        if own is None:
+            return jnp.asarray(there)
+        # Choices that the agent has not come after its own, each with one answer, which stays.
+        space = self._team.acting[agent]
+        size = space.n if isinstance(space, Discrete) else sum(getattr(space, "nvec", ()))
+        if jnp.shape(own) != (size,):
+            raise FdgError(
+                f"environment '{self.name}': agent {agent} has an action_mask of shape {jnp.shape(own)}, but"
+                f" for {space} it is {(size,)}"
+            )
+        return jnp.asarray(there).at[np.flatnonzero(there)[:size]].set(jnp.asarray(own, bool))
+
+    def _named(self, kinds: tuple[Any, ...]) -> dict[str, Any]:
+        return {"seen": kinds[0]} if len(kinds) == 1 else {f"seen_{i}": kind for i, kind in enumerate(kinds)}
+
+    @property
+    def _team(self) -> "_Team":
+        return _team(self.name, self.num_agents, self.single.observation_space, self.single.action_space)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "single":
+            raise AttributeError(name)
+        return getattr(self.single, name)  # how it is drawn, say
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Team:
+    """What is known of unlike agents before they act."""
+
+    observed: tuple[Any, ...]  # spaces, by agent
+    acting: tuple[Any, ...]  # likewise
+    kinds: tuple[Any, ...]  # of observations, each once
+    action_space: Space
+    masks: tuple[np.ndarray, ...]  # by agent: [n] bool, which actions (or components) of all it has
+
+    @property
+    def all_alike(self) -> bool:
+        """Whether every agent has all actions."""
+        return all(mask.all() for mask in self.masks)
+
+
+@functools.lru_cache(maxsize=256)
+def _team(name: str, agents: int, observed: Any, acting: Any) -> _Team:
+    for what, space in (("observation_space", observed), ("action_space", acting)):
+        if not isinstance(space, Tuple) or len(space.spaces) != agents:
+            raise FdgError(
+                f"environment '{name}': of {agents} unlike agents, its {what} is an envs.Tuple of as many"
+                f" spaces, and not {space!r:.100}"
+            )
+    kinds = tuple(dict.fromkeys(observed.spaces))
+    spaces = acting.spaces
+    if all(isinstance(space, Box) for space in spaces):
+        most = max(math.prod(space.shape) for space in spaces)
+        common: Space = Box(*_common_bounds(spaces, most), (most,))
+        masks = [np.arange(most) < math.prod(space.shape) for space in spaces]
+    elif all(isinstance(space, Discrete) for space in spaces):
+        most = max(space.n for space in spaces)
+        common, masks = Discrete(most), [np.arange(most) < space.n for space in spaces]
+    elif all(isinstance(space, Discrete | MultiDiscrete) for space in spaces):
+        choices = [(s.n,) if isinstance(s, Discrete) else s.nvec for s in spaces]
+        most = max(map(len, choices))
+        full = [(*one, *(1,) * (most - len(one))) for one in choices]
+        nvec = tuple(max(one[m] for one in full) for m in range(most))
+        common = MultiDiscrete(nvec)
+        masks = [np.concatenate([np.arange(n) < m for n, m in zip(nvec, one, strict=True)]) for one in full]
+    else:
+        raise FdgError(
+            f"environment '{name}': some of its agents act by choices, others by numbers"
+            f" ({acting!r:.200}): one network cannot do both; give all of them one kind"
+        )
+    return _Team(observed.spaces, spaces, kinds, common, tuple(masks))
+
+
+def _common_bounds(spaces: tuple[Box, ...], most: int) -> tuple[Any, Any]:
+    """Of each component [-1, 1], or none where an agent's own has none."""
+    bounded = np.ones(most, bool)
+    for space in spaces:
+        finite = np.isfinite(space.low_array) & np.isfinite(space.high_array)
+        bounded[: finite.size] &= finite.reshape(-1)
+    high = tuple(np.where(bounded, 1.0, np.inf).tolist())
+    return tuple(-bound for bound in high), high
+
+
+def _own_action(space: Space, action: jax.Array) -> jax.Array:
+    match space:
+        case Discrete():
+            return action if action.ndim == 0 else action[0]
+        case MultiDiscrete(nvec=nvec):
+            return action[: len(nvec)]
+    low, high = space.low_array, space.high_array
+    finite = np.isfinite(low) & np.isfinite(high)
+    inside = action[: math.prod(space.shape)].reshape(space.shape)
+    half = np.where(finite, high / 2.0 - low / 2.0, 1.0).astype(np.float32)
+    middle = np.where(finite, high / 2.0 + low / 2.0, 0.0).astype(np.float32)
+    stretched = jnp.where(finite, jnp.clip(inside, -1.0, 1.0), inside) * half + middle
+    return jnp.clip(stretched, low, high).astype(space.dtype)
