@@ -1,7 +1,7 @@
 """Networks, memories and observations in parts under every policy, against plain calls of `iterate`.
 
-`python -m bench.network_conformance [WORD ...]`: those whose name has one of the words; all take an hour. What
-the test suite runs of this is in `tests/conformance/`.
+`python -m bench.network_conformance [WORD ...]`: those whose name has one of the words; all take an hour.
+What the test suite runs of this is in `tests/conformance/`.
 """
 
 import functools

@@ -102,9 +102,9 @@ def test_what_cannot_be_a_team(make, message):
 
 
 def test_unlike_agents_with_lstms_train_from_the_command_line(tmp_path):
-    flags = "--algo mappo --env probe:unlike --memory lstm --memory-size 4 --num-envs 4 --num-steps 4 --num-epochs 1"
-    words = [*flags.split(), "--num-minibatches", "2", "--total-steps", "16", "--eval-episodes", "0"]
-    assert train_main([*words, "--devices", "1", "--out", str(tmp_path / "run")]) == 0
+    flags = "--algo mappo --env probe:unlike --memory lstm --memory-size 4 --num-envs 4 --num-steps 4"
+    more = "--num-epochs 1 --num-minibatches 2 --total-steps 16 --eval-episodes 0 --devices 1"
+    assert train_main([*flags.split(), *more.split(), "--out", str(tmp_path / "run")]) == 0
     run = fdg.load(tmp_path / "run")
     assert isinstance(run.algorithm, algos.MAPPO) and run.state.recollection.memory.actor.cell.shape == (
         4,
