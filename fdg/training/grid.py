@@ -17,9 +17,9 @@ from fdg.errors import FdgError
 
 Grid = tuple[tuple[str, tuple[float, ...]], ...]  # names, and the values of each
 
-_RANGE = re.compile(r"(log|lin):([^.\s][^\s]*?)\.\.([^\s]+?)x(\d+)")
+_RANGE = re.compile(r"(log|lin):([^.\s][^\s]*?)\.\.([^\s]+?)x(\d{1,6})")
 _LARGEST = float(np.finfo(np.float32).max)
-_MOST = 100_000  # values of one name
+_MOST = 10_000  # values of one name, and points of a grid
 
 
 def parse_grid(text: str) -> Grid:
@@ -54,6 +54,8 @@ def make_grid(values: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> Grid:
         if name in grid:
             raise FdgError(f"sweep: {name} is there twice: give all of its values at once")
         grid[name] = _values(name, given)
+    if math.prod(map(len, grid.values())) > _MOST:
+        raise FdgError(f"sweep: more than {_MOST:,} points: give fewer values")
     return tuple(grid.items())
 
 

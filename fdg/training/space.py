@@ -173,7 +173,10 @@ def written(value: Any) -> str:
 
 def _range(name: str, match: re.Match, value_of: Callable[[str], Any], whole: bool) -> Range:
     try:
-        low, high = float(value_of(match[2])), float(value_of(match[3]))
-    except (TypeError, ValueError):
+        ends = value_of(match[2]), value_of(match[3])
+        if not all(isinstance(end, int | float) and not isinstance(end, bool) for end in ends):
+            raise ValueError(f"{ends} are no numbers")
+        low, high = map(float, ends)
+    except (TypeError, ValueError, OverflowError):
         raise FdgError(f"search: {name}={match[0]}: a range goes from one number to another") from None
     return Range(name, low, high, match[1] == "log", whole)

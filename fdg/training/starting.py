@@ -12,6 +12,9 @@ from fdg.errors import FdgError
 from fdg.training.job import Job
 from fdg.training.loading import load
 from fdg.training.run import Run
+from fdg.training.sweep import Sweep, SweptState
+
+_OF_THE_SWEEP = "sweep"  # begins the names of what is no state of the algorithm's own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +35,8 @@ def read_weights(job: Job, graph: fdg.FDG) -> Weights | None:
 
     Taken are numbers that are not of single environments (which have a batch axis) nor the optimiser's:
     parameters, target networks, the statistics of normalisers. Random keys, counters, environments and
-    replayed experience begin anew.
+    replayed experience begin anew. Of a sweep, the best point's agents give theirs, unless the new run has as
+    many agents: then each goes on from its own.
 
     Args:
       job: the new run's.
@@ -44,7 +48,9 @@ def read_weights(job: Job, graph: fdg.FDG) -> Weights | None:
     if job.start_from is None:
         return None
     earlier = load(job.start_from, trust=True)  # what it names, the new run names
-    theirs = _by_name(earlier.state)
+    if isinstance(earlier.algorithm, Sweep) and earlier.num_seeds != job.num_seeds:
+        earlier = earlier.best
+    theirs = {n: x for n, x in _by_name(earlier.state).items() if not n.startswith(_OF_THE_SWEEP)}
     leaves = zip(_by_name(graph.state).items(), graph.state_axes, _is_learned(graph.state), strict=True)
     source = _sources(job.algorithm, theirs)
     arrays = {
@@ -72,7 +78,15 @@ def begin_with(weights: Weights, engine: fdg.Engine, state: Any) -> Any:
 
 
 def _by_name(state: Any) -> dict[str, Any]:
-    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
+    """Leaves by where they are in the algorithm's own state; those of a sweep itself have names apart."""
+    named = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
+    if not isinstance(state, SweptState):
+        return named
+    own = ".state"
+    return {
+        name.removeprefix(own) if name.startswith(own) else f"{_OF_THE_SWEEP}{name}": leaf
+        for name, leaf in named.items()
+    }
 
 
 def _sources(algorithm: Any, theirs: Mapping[str, Any]) -> Callable[[str], str]:

@@ -28,6 +28,8 @@ from fdg.fragment import with_numbers
 from fdg.training.grid import Grid, grid_text, parse_grid, points_of, spelled
 from fdg.training.population import Population
 
+_MOST_AGENTS = 1_000_000
+_MOST_CHECKED = 256  # points, one by one
 _OF_A_STATE = ("actor", "evaluate")  # methods of an algorithm that take its state
 
 
@@ -70,7 +72,9 @@ class Sweep:
         if isinstance(self.num_seeds, bool) or not isinstance(self.num_seeds, int) or self.num_seeds < 1:
             raise FdgError(f"num_seeds={self.num_seeds!r}: give a whole number of agents, at least one")
         _check_names(self.algorithm, [name for name, _ in self.grid])
-        for point in self.points:
+        if self.agents > _MOST_AGENTS:
+            raise FdgError(f"sweep: {self.agents:,} agents are more than {_MOST_AGENTS:,}: give fewer seeds")
+        for point in self._to_be_checked():
             try:
                 dataclasses.replace(self.algorithm, **point)
             except ValueError as error:  # an `FdgError`, or what a user's own class raises
@@ -80,6 +84,15 @@ class Sweep:
             _ = self.between_agents  # refuse what it refuses
             if self.agents < 2:
                 raise FdgError("exploit_every: there is one agent: give more values, or num_seeds")
+
+    def _to_be_checked(self) -> list[dict[str, float]]:
+        """All points; of very many each value by itself, and the corners: what is allowed has no holes."""
+        if len(self.points) <= _MOST_CHECKED:
+            return self.points
+        first = self.points[0]
+        alone = [{**first, name: value} for name, values in self.grid for value in values]
+        corners = points_of(tuple((name, (min(values), max(values))) for name, values in self.grid[:8]))
+        return [*alone, *({**first, **corner} for corner in corners)]
 
     @functools.cached_property
     def between_agents(self) -> Population | None:
