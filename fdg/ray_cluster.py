@@ -13,6 +13,7 @@ import socket
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from fdg.errors import FdgError, one_line
@@ -58,34 +59,29 @@ def connect(address: str | None = None, local_cpus: int | None = None) -> Any:
         return ray
     given = address or os.environ.get("RAY_ADDRESS") or None
     named = f"--ray-address {address}" if address else f"RAY_ADDRESS={given}"
-    if given not in (None, "auto", "local"):
-        assert given is not None
+    if given in (None, "auto"):
+        found = _of_this_machine()
+        if found is None and given == "auto":
+            raise FdgError(f"{named}: this machine is in no Ray cluster: join one with `ray start`")
+        given = found or "local"
+    elif given != "local":
         _check_listens(given, named)
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     with _aside():
         try:
             if given != "local":
-                try:
-                    ray.init(address=given or "auto", log_to_driver=False, logging_level=logging.ERROR)
-                    return ray
-                except ConnectionError:
-                    if given is not None:
-                        raise
+                ray.init(address=given, **quiet)
+                return ray
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            ray.init(
-                address="local",
-                num_cpus=local_cpus,
-                include_dashboard=False,
-                object_store_memory=_LOCAL_STORE,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-            )
+            here = {"include_dashboard": False, "object_store_memory": _LOCAL_STORE}
+            ray.init(address="local", num_cpus=local_cpus, **here, **quiet)
             return ray
         except Exception as error:  # Ray raises many kinds
-            if given is None or given == "local":
+            if given == "local":
                 raise FdgError(f"no Ray cluster can be started here: {one_line(error)}") from error
             raise FdgError(
-                f"{named}: the Ray cluster there cannot be joined ({one_line(error)}): its Python and Ray"
-                f" must have the versions of this machine's"
+                f"the Ray cluster at {given} cannot be joined ({one_line(error)}): its Python and Ray must"
+                f" have the versions of this machine's"
             ) from error
 
 
@@ -117,6 +113,26 @@ def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in environment.items()
         if name not in _THEIRS and not name.startswith(_THEIR_PREFIXES)
     }
+
+
+def _of_this_machine() -> str | None:
+    """Address of the cluster that this machine is part of, None if there is none.
+
+    Ray looks for it too, but waits for minutes for one that was killed: here only one counts that listens.
+    """
+    candidates = []
+    with contextlib.suppress(OSError):
+        folder = os.environ.get("RAY_TMPDIR", "/tmp")
+        candidates.append(Path(folder, "ray", "ray_current_cluster").read_text().strip())
+    with contextlib.suppress(Exception):  # those that run, by their command lines; Ray's own, and not public
+        from ray._private.services import find_gcs_addresses
+
+        candidates += sorted(find_gcs_addresses())
+    for address in candidates:
+        with contextlib.suppress(FdgError):
+            _check_listens(address, "")
+            return address
+    return None
 
 
 def _check_listens(address: str, named: str) -> None:

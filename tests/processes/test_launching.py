@@ -147,6 +147,17 @@ def test_ray_that_is_not_installed(monkeypatch, capsys):
     assert capsys.readouterr().err == "error: Ray is not installed: pip install 'fdg[ray]'\n"
 
 
+def test_a_cluster_that_was_killed_is_not_waited_for(monkeypatch, tmp_path, capsys):
+    """Ray leaves its address in a file."""
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("localhost:1")
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    monkeypatch.setattr("ray._private.services.find_gcs_addresses", lambda: {"localhost:2"})
+    assert launch.main(["--ray"]) == 2
+    assert capsys.readouterr().err.startswith("error: RAY_ADDRESS=auto: this machine is in no Ray cluster")
+
+
 def test_variables_of_the_driver():
     given = {
         "MINE": "1",
