@@ -42,12 +42,14 @@ def with_memory(words: Sequence[str], early: Mapping[str, Any]) -> tuple[list[st
 
     >>> with_memory(["--memory", "lstm"], {})
     (['--memory', 'lstm', '--algo', 'recurrent_ppo'], {'algo': 'recurrent_ppo'})
+    >>> with_memory([], {})
+    ([], {})
     >>> with_memory(["--memory=lstm"], {"algo": "ippo"})
     (['--memory=lstm'], {'algo': 'ippo'})
     """
     remembers = any(
         word.partition("=")[0] == "--memory" and (word.partition("=")[2] or after).lower() != "none"
-        for word, after in zip(words, [*words[1:], ""], strict=True)
+        for word, after in zip(words, (*words[1:], ""), strict=False)  # of no words, none
     )
     goes_on = any(name in early for name in ("resume", "config", "start_from"))
     named = early.get("algo", None if goes_on else "ppo")
