@@ -1,6 +1,6 @@
 """Learning from language under every placement beside plain `iterate`, in float64 and token by token.
 
-    python -m bench.language_placements                # GRPO and PPO-RLHF, three iterations, six placements
+    python -m bench.language_placements                # GRPO and PPO-RLHF, three iterations, all placements
     python -m bench.language_placements --only grpo --placement hybrid
 
 Every line says how far any number of the state is from plain `iterate`, relative to the largest of its leaf,
@@ -13,7 +13,7 @@ import os
 import sys
 import time
 
-PLACEMENTS = ("colocated", "hybrid", "split", "split sharded", "standalone", "stale")
+PLACEMENTS = ("colocated", "hybrid", "fsdp", "split", "split sharded", "standalone", "stale")
 
 
 def arguments() -> argparse.Namespace:
@@ -109,6 +109,7 @@ def policy_of(placement):
     return {
         "colocated": (Colocated(), 8),
         "hybrid": (Colocated(model_parallel=4, generation_parallel=2), 8),
+        "fsdp": (Colocated(parameters="fsdp", generation_parallel=1), 8),
         "split": (Split(actors=4, learners=2), 6),
         "split sharded": (Split(actors=4, learners=4, model_parallel=2, generation_parallel=2), 8),
         "standalone": (Standalone(actors=4, learners=2, references=1, critics=1), 8),
