@@ -261,7 +261,7 @@ class LanguageAgent:
         """The decoder that learns."""
         if self.decoder is not None:
             return self.decoder
-        options = {
+        options: dict[str, Any] = {
             "dtype": self.dtype,
             "remat": self.remat,
             "lora_rank": self.lora_rank,
@@ -361,7 +361,8 @@ class LanguageAgent:
             versions.append(version)
             return Said(said.tokens, said.mask, said.log_probs)
 
-        transcript = play(_Heard(self), problem, speak)
+        heard: Any = _Heard(self)
+        transcript = play(heard, problem, speak)
         return (*of_transcript(transcript), versions[0], _named(transcript.reward))
 
     def _held_out(
