@@ -34,6 +34,9 @@ class QRDQN(DQN):
 
     quantiles: int = hyperparameter(51, "K, of each action's return")
     huber_threshold: float = hyperparameter(1.0, "kappa: error from which on the quantile loss is a line")
+    max_error: float | None = hyperparameter(
+        None, "not used here: huber_threshold is", structural="nothing here (huber_threshold is what counts)"
+    )
 
     def __post_init__(self):
         super().__post_init__()

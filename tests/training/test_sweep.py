@@ -128,7 +128,6 @@ def test_grid_mistakes_in_python(given):
 
 # --- which hyperparameters can be swept ---
 
-_CONTINUOUS = ("sac", "a2c", "ppo")
 _ALIKE = ("ippo", "mappo")  # have PPO's floats, and its code where they are used
 
 
@@ -137,8 +136,8 @@ _ALIKE = ("ippo", "mappo")  # have PPO's floats, and its code where they are use
 )
 def test_every_float_is_in_the_program(name):
     """Each float that does not decide what the program is, all at once: traced, and used."""
-    env = envs.make("Pendulum-v1" if name in _CONTINUOUS else "CartPole-v1")
     cls = algos.get(name)
+    env = envs.make("Pendulum-v1" if envs.Box in cls.action_spaces else "CartPole-v1")
     sizes = {
         "num_minibatches": 1,
         "num_epochs": 1,
