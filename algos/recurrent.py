@@ -118,7 +118,9 @@ def without_memory(network: Network, leading_axes: int = 2) -> RecurrentNetwork:
         network: whose `apply` gives `(policy [N, P], value [N])`, as that of `networks.actor_critic` does.
         leading_axes: of observations `[T, B, *obs]`; 3 for those of several agents, `[T, B, A, *obs]`.
 
-    >>> network = without_memory(networks.actor_critic(Box(-1.0, 1.0, (4,)), distributions.Discrete(2)))
+    >>> import algos.networks, envs
+    >>> feed_forward = algos.networks.actor_critic(Box(-1.0, 1.0, (4,)), envs.Discrete(2))
+    >>> network = without_memory(feed_forward)
     >>> observation = jnp.zeros((5, 8, 4))
     >>> parameters = network.init(jax.random.key(0), observation)
     >>> output = network.unroll(parameters, network.memory(8), observation, jnp.zeros((5, 8), bool))

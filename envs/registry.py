@@ -1,7 +1,7 @@
 """Environments by name: `make`, `names`, `register`; and of modules and packages of one's own.
 
 A source of environments is one file with a function `factories() -> {name: factory}`; adding one here is
-one import and one entry of `_SOURCES`. The file loads the source's package at first use, not when it is
+one import and one entry of `SOURCES`. The file loads the source's package at first use, not when it is
 imported, so that a missing or slow package costs only those who use it.
 """
 
@@ -29,7 +29,7 @@ from envs import (
 from envs.environment import Environment
 from fdg.errors import FdgError, one_line, unknown_name
 
-_SOURCES = (
+SOURCES = (
     from_gymnax,
     from_brax,
     from_jaxmarl,
@@ -51,7 +51,7 @@ _PREFIXES: dict[str, Callable[..., Any]] = {
 }
 
 _BUILT_IN: dict[str, Callable[..., Environment]] = {
-    name: factory for source in _SOURCES for name, factory in source.factories().items()
+    name: factory for source in SOURCES for name, factory in source.factories().items()
 }
 _registered: dict[str, Callable[..., Environment]] = {}
 _spelled: dict[Any, str] = {}  # environments of modules of somebody's own, and how they were named

@@ -51,8 +51,9 @@ def filtered(logits: jax.Array, sampling: Sampling) -> jax.Array:
 
     In this order: temperature, top-k, top-p; tokens as likely as the last that is kept are kept.
 
-    >>> filtered(jnp.log(jnp.array([0.1, 0.2, 0.3, 0.4])), Sampling(1, top_k=3, top_p=0.7)).round(2).tolist()
-    [-inf, -inf, -1.2..., -0.9...]
+    >>> logits = jnp.log(jnp.array([0.1, 0.2, 0.3, 0.4]))
+    >>> [f"{x:.2f}" for x in filtered(logits, Sampling(1, top_k=3, top_p=0.7))]
+    ['-inf', '-inf', '-1.20', '-0.92']
     """
     logits = logits / sampling.temperature
     vocabulary = logits.shape[-1]

@@ -78,8 +78,8 @@ def log_ratio(log_prob: jax.Array, old_log_prob: jax.Array, mask: jax.Array, lev
 
     Zero outside the mask.
 
-    >>> now, old, mask = jnp.log(jnp.array([[0.4, 0.2]])), jnp.log(jnp.array([[0.1, 0.2]])), jnp.ones((1, 2),
-    bool)
+    >>> now, old = jnp.log(jnp.array([[0.4, 0.2]])), jnp.log(jnp.array([[0.1, 0.2]]))
+    >>> mask = jnp.ones((1, 2), bool)
     >>> [f"{x:.2f}" for x in jnp.exp(log_ratio(now, old, mask, "sequence"))[0]]
     ['2.00', '2.00']
     """

@@ -22,8 +22,9 @@ def test_making_is_naming_a_value(name):
 
 
 def test_names_are_those_of_all_sources():
-    sources = (from_gymnax, from_brax, from_jaxmarl, probe)
-    assert set(envs.names()) == {name for source in sources for name in source.factories()}
+    of_sources = [name for source in registry.SOURCES for name in source.factories()]
+    assert sorted(envs.names()) == sorted(of_sources) and len(set(of_sources)) == len(of_sources)
+    assert {from_gymnax, from_brax, from_jaxmarl, probe} < set(registry.SOURCES)
     assert len(from_gymnax.NAMES) == 26
 
 
