@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from envs.text.characters import Text, character, concatenate, literal, number, numbers, stripped, when
+from envs.text.drawing import uniform, whole_number
 from envs.text.expressions import evaluate
-from envs.text.problems import uniform, whole_number
 from fdg.errors import FdgError
 
 _SIGNS = "+-*/"

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 
 from envs.text import codec
 from envs.text.characters import Text, concatenate, equal, literal, number, stripped, when
+from envs.text.drawing import uniform, whole_number
 from envs.text.expressions import evaluate
 from envs.text.game import Reply
-from envs.text.problems import Arithmetic, uniform, whole_number
+from envs.text.problems import Arithmetic
 from envs.text.task import Problem, Prompts, Split, TextTask
 from envs.text.tokenizers import CharacterTokenizer
 

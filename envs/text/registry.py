@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from envs.text import countdown, problems, tables
+from envs.text import countdown, problems, tables, words
 from envs.text.task import TextTask
 from envs.text.tokenizers import COMMON, CharacterTokenizer
 from fdg.errors import FdgError, listed, unknown_name
@@ -24,11 +24,11 @@ _PROBLEMS: dict[str, type] = {
         problems.Sorting,
         problems.Maximum,
         problems.Total,
-        problems.Copying,
-        problems.Reversal,
-        problems.Counting,
-        problems.Parity,
-        problems.Binary,
+        words.Copying,
+        words.Reversal,
+        words.Counting,
+        words.Parity,
+        words.Binary,
         countdown.Countdown,
     )
 }

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs.text.characters import Text
+from envs.text.drawing import enough, uniform, whole_number
 from envs.text.host_reward import HostReward
-from envs.text.problems import enough, uniform, whole_number
 from envs.text.task import exact
 from fdg.errors import FdgError, one_line
 

@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 import json
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -21,58 +20,10 @@ from fdg.errors import FdgError
 from fdg.fragment import with_numbers
 from fdg.training import curves, loop
 from fdg.training.grid import grid_text, make_grid, parse_grid
-from fdg.training.population import Population
-from fdg.training.sweep import Sweep, SweptState
+from fdg.training.sweep import Sweep
 from fdg.training.sweep_results import best_of, results
+from tests.training.descent import Descent, alone, assert_close, fdg_policy
 from tests.training.trained import small
-
-
-@dataclasses.dataclass(frozen=True)
-class Descent:
-    """Noisy gradient descent on squares, whose step size and pull are swept; compiles at once."""
-
-    rate: float = 0.1
-    pull: float = 1.0
-    offset: float | None = None
-    width: int = 3
-    total_steps: int = 64
-    steps_per_iteration: ClassVar[int] = 8
-
-    def __post_init__(self):
-        if self.rate < 0:
-            raise ValueError(f"rate={self.rate}: it must not be negative")
-
-    def init(self, key):
-        return {"x": jax.random.normal(key, (self.width,)), "key": key}
-
-    def iterate(self, state):
-        key, noise = jax.random.split(state["key"])
-        gradient = self.slope(state["x"], jax.random.normal(noise, (self.width,)))
-        x = state["x"] - self.rate * gradient
-        return {"x": x, "key": key}, {"episode_return": -jnp.sum(x**2), "loss": jnp.sum(gradient**2)}
-
-    @fdg.fragment("learner", in_axes=None, out_axes=None)
-    def slope(self, x, noise):
-        return self.pull * x + 0.1 * noise + (0.0 if self.offset is None else self.offset)
-
-
-def alone(algorithm, seed, iterations):
-    """The state and the metrics of a run of its own: plain calls of `iterate`."""
-
-    def one(state, _):
-        return algorithm.iterate(state)
-
-    state, metrics = jax.jit(lambda key: jax.lax.scan(one, algorithm.init(key), length=iterations))(
-        jax.random.key(seed)
-    )
-    return state, metrics
-
-
-def assert_close(a, b, rtol=1e-5):
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            x, y = jax.random.key_data(x), jax.random.key_data(y)
-        np.testing.assert_allclose(x, y, rtol=rtol, atol=rtol)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -228,12 +179,6 @@ def test_agents_have_the_numbers_of_runs_of_their_own(devices):
     assert len(np.unique(returns)) == 24  # no two agents are alike, or the above would say little
     with pytest.raises(FdgError, match="24 agents"):
         fdg.compile(sweep, fdg_policy(), devices, num_seeds=8).init(0)
-
-
-def fdg_policy():
-    import policies
-
-    return policies.GPUOnly()
 
 
 @pytest.fixture(scope="module")
@@ -422,114 +367,3 @@ def test_a_sweep_begins_with_weights(tmp_path):
         sources = sources or [json.loads((first.path / "sweep.json").read_text())["best"]["agents"][0]] * 3
         assert_close(second.state.state["x"], first.state.state["x"][np.array(sources)])
         assert second.state.hyperparameters["rate"].tolist() == [np.float32(value) for value in values]
-
-
-# --- populations ---
-
-
-def population(**fields):
-    return Population(**{"every": 2, "bounds": (("rate", 0.01, 1.0),), "share": 0.25, **fields})
-
-
-def member_of(number, score, rate=0.1):
-    member = population().joined(jax.random.key(number))
-    member = member._replace(total=jnp.float32(score), episodes=jnp.float32(1.0))
-    return SweptState({"rate": jnp.float32(rate)}, {}, member)
-
-
-def test_the_worst_take_over_from_the_best():
-    """Of eight agents, a quarter: the two worst, one of which is not-a-number, from the two best."""
-    scores = jnp.array([5.0, 1.0, 8.0, jnp.nan, 3.0, 9.0, 4.0, 6.0])
-    for key in range(5):
-        sources = [int(population().source(scores, jnp.int32(i), member_of(key, 0.0))) for i in range(8)]
-        assert [sources[i] for i in (0, 2, 4, 5, 6, 7)] == [0, 2, 4, 5, 6, 7]
-        assert sources[1] in (2, 5) and sources[3] in (2, 5)
-    # Nothing is known yet, or all are as good: everybody goes on.
-    for scores in (jnp.full(8, jnp.nan), jnp.zeros(8)):
-        assert all(int(population().source(scores, jnp.int32(i), member_of(i, 0.0))) == i for i in range(8))
-
-
-def test_exploring_stays_within_bounds():
-    """Times 0.8 or 1.2, both of which happen, but never past what was given; others keep theirs."""
-    one, other = jnp.int32(1), jnp.int32(0)
-    after = [population().after(member_of(key, 1.0, rate=0.5), one, other) for key in range(20)]
-    assert {round(float(state.hyperparameters["rate"]), 5) for state in after} == {0.4, 0.6}
-    edge = population().after(member_of(0, 1.0, rate=0.9), jnp.int32(1), jnp.int32(0))
-    assert float(edge.hyperparameters["rate"]) in (pytest.approx(0.72), 1.0)
-    stays = population().after(member_of(0, 7.0, rate=0.9), jnp.int32(0), jnp.int32(0))
-    assert float(stays.hyperparameters["rate"]) == pytest.approx(0.9) and float(stays.membership.score) == 7.0
-    assert int(stays.membership.iterations) == 0 and float(stays.membership.episodes) == 0.0
-
-
-def test_scores_are_means_over_episodes():
-    member = population().joined(jax.random.key(0))
-    for value, episodes in ((10.0, 1.0), (jnp.nan, 0.0), (4.0, 3.0)):
-        member = population().counted(member, {"episode_return": value, "episodes": episodes})
-    assert int(member.iterations) == 3
-    assert float(population().known(SweptState({}, {}, member))) == pytest.approx(22.0 / 4.0)
-
-
-def a_population(**fields):
-    return Sweep(Descent(**fields), make_grid({"rate": [0.01, 0.02, 0.5, 0.6]}), num_seeds=2, exploit_every=3)
-
-
-def test_population_in_one_program_whatever_the_devices(devices):
-    sweep = a_population()
-    plans, states = [], []
-    for count in (1, 4):
-        engine = fdg.compile(sweep, fdg_policy(), devices[:count], num_seeds=8)
-        state, metrics = engine.run(engine.init(0), 10)
-        plans.append(engine)
-        states.append(state)
-    assert_close(*states)
-    rates = metrics["rate"]
-    assert (rates[2] == rates[0]).all() and (rates[3] != rates[0]).any()  # after three iterations, not before
-    changed = np.flatnonzero(rates[3] != rates[0])
-    assert len(changed) == 1  # a fifth of eight
-    assert rates.min() >= np.float32(0.01) and rates.max() <= np.float32(0.6)
-    # Who took over has the weights of the one that it took over from, by that one's next step.
-    one = fdg.compile(sweep, fdg_policy(), devices[:4], num_seeds=8)
-    before, _ = one.run(one.init(0), 2)
-    kept = np.asarray(before.state["x"])
-    after, _ = one.run(before, 1)
-    moved = np.asarray(after.state["x"])[changed[0]]
-    others = np.delete(np.asarray(after.state["x"]), changed[0], axis=0)
-    assert (np.abs(others - moved).max(axis=1) == 0).any() and not np.array_equal(moved, kept[changed[0]])
-    keys = jax.random.key_data(after.state["key"])
-    assert len(np.unique(np.asarray(keys), axis=0)) == 8  # random numbers stay everybody's own
-    text = str(plans[1].plan)
-    assert "all-gather" in text and "every 3 iterations" in text and plans[1].unexplained() == ()
-    assert "all-gather" not in str(plans[0].plan) and "every 3 iterations" in str(plans[0].plan)
-
-
-def test_population_run(tmp_path):
-    run = fdg.sweep(
-        Descent(), {"rate": [0.01, 0.5]}, num_seeds=3, exploit_every=2, total_steps=64, devices=2,
-        out=tmp_path / "run", progress=False,
-    )  # fmt: skip
-    said = json.loads((run.path / "sweep.json").read_text())
-    assert said["exploit_every"] == 2 and len(said["points"]) == 6
-    assert run.best.algorithm.rate == pytest.approx(said["best"]["values"]["rate"])
-    assert run.metrics[-1]["rate_per_seed"] == [pytest.approx(p["values"]["rate"]) for p in said["points"]]
-    assert fdg.load(run.path, trust=True).algorithm == run.algorithm
-    assert (run.path / "sweep.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"exploit_every": 0}, "exploit_every=0"),
-        ({"exploit_every": 1.5}, "whole number"),
-        ({"exploit_every": 2, "num_seeds": 1}, "there is one agent"),
-    ],
-)
-def test_population_mistakes(settings, said):
-    with pytest.raises(FdgError, match=said):
-        Sweep(Descent(), make_grid({"rate": 0.1}), **{"num_seeds": 2, **settings})
-
-
-def test_population_and_staleness_do_not_go_together():
-    import policies
-
-    with pytest.raises(FdgError, match="staleness"):
-        fdg.place(a_population(), policies.SingleLearnerCoarse(staleness=1), 2, num_seeds=8)
