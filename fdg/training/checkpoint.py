@@ -229,10 +229,11 @@ class Checkpoints:
             with contextlib.suppress(OSError):
                 shutil.rmtree(temporary, ignore_errors=True)
             why = error.strerror if isinstance(error, OSError) and error.strerror else _first_line(error)
-            raise RunError(
-                f"cannot write a checkpoint in {self._directory} ({why}): make room there, and go on from the"
-                f" last one with --resume {self._directory.parent}"
-            ) from error
+            run = self._directory.parent
+            fix = f"make room there, and go on from the last one with --resume {run}"
+            if isinstance(error, FileNotFoundError) and not (run / "config.json").exists():
+                fix = "the folder is gone, and what was saved in it"
+            raise RunError(f"cannot write a checkpoint in {self._directory} ({why}): {fix}") from error
 
     def _tidy(self) -> None:
         """Removes what a killed process left half written or half removed, and damage of long ago.
