@@ -4,8 +4,15 @@ import pytest
 
 from bench.results import RESULTS, keep
 
-# Not tests, and not to be imported for doctests: one sets XLA's flags, others need a peer's environment.
-collect_ignore_glob = ["overlap.py", "peers/drivers/*"]
+# Not tests, and not to be imported for doctests: one sets XLA's flags, others need a peer's environment, torch
+# or a browser.
+collect_ignore_glob = [
+    "overlap.py",
+    "peers/drivers/*",
+    "language_reference.py",
+    "rlhf_oracle.py",
+    "look_at_site.py",
+]
 
 
 def pytest_addoption(parser):
