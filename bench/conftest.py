@@ -4,8 +4,8 @@ import pytest
 
 from bench.results import RESULTS, keep
 
-# Not tests, and not to be imported for doctests: one sets XLA's flags, others need a peer's environment, torch
-# or a browser.
+# Not tests, and not to be imported for doctests: one sets XLA's flags, others need a peer's environment,
+# torch or a browser.
 collect_ignore_glob = [
     "overlap.py",
     "peers/drivers/*",
