@@ -41,6 +41,11 @@ class QRDQN(DQN):
     def __post_init__(self):
         super().__post_init__()
         require_positive(self, "quantiles", "huber_threshold")
+        require(
+            self,
+            self.max_error is None,
+            f"max_error={self.max_error}: quantiles have a loss of their own, bent at huber_threshold",
+        )
         require(self, not self.dueling, "dueling=True: quantiles have no head of values and advantages here")
 
     def check_when_traced(self, state) -> None:

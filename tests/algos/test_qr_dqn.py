@@ -60,6 +60,7 @@ def test_the_loss_by_hand():
     ("fields", "says"),
     [
         ({"dueling": True}, "dueling=True"),
+        ({"max_error": 1.0}, "max_error=1.0: quantiles have a loss of their own"),
         ({"huber_threshold": 0.0}, "huber_threshold=0.0: it must be above"),
     ],
 )
