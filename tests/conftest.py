@@ -30,6 +30,7 @@ import jax
 import pytest
 
 import fdg
+from envs import registry
 
 # Traces are millions of small objects, most of which live: to look through them for garbage so often is a
 # seventh of the time.
@@ -49,6 +50,15 @@ def _forget_programs():
     """Compiled programs of one module would otherwise stay in memory until the last."""
     yield
     jax.clear_caches()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_environments():
+    """What one module registers under a name, pages of the documents among it, no other module finds."""
+    before = dict(registry._registered)
+    yield
+    registry._registered.clear()
+    registry._registered.update(before)
 
 
 @pytest.fixture
