@@ -88,34 +88,37 @@ class _Streams:
 
 
 def flags(number: int) -> str | None:
-    """One random command line: planned, or where it is short, run."""
-    from fdg.commands import cli
-    from tests.commands.any_flags import draw_words, outcome
+    """One random command line: planned, or where it is short, run; or one that uses a finished run."""
+    from tests.commands.any_flags import draw_line, lay_out, outcome
 
-    draw = random.Random(number)
-    words = draw_words(draw)
-    tiny = any("tests.tiny:" in word for word in words)
+    command, words = draw_line(random.Random(number))
     streams = _Streams()
+    finished = _finished().absolute()
     with tempfile.TemporaryDirectory() as folder, _inside(folder):
+        if any(word in str(words) for word in ("run", "damaged")):
+            lay_out(Path(folder), finished)
         with contextlib.redirect_stdout(streams.out), contextlib.redirect_stderr(streams.err):
             signal.signal(signal.SIGALRM, _hangs)
             signal.alarm(SECONDS)
             try:
-                command = cli.train_main if tiny else cli.plan_main
-                small = ["--total-steps", "64"] if tiny else []
-                wrong = outcome(command, [*small, *words], streams)
+                wrong = outcome(_main_of(command), words, streams)
             except TimeoutError:
                 wrong = f"it was not done in {SECONDS} s"
             finally:
                 signal.alarm(0)
-        left = [
-            str(path)
-            for path in Path(folder).rglob("config.json")
-            if not (path.parent / "summary.json").exists()
-        ]
+        configs = [path for path in Path(folder).rglob("config.json") if path.parent.name != "damaged"]
+        left = [str(path) for path in configs if not (path.parent / "summary.json").exists()]
         if wrong is None and left:
             wrong = f"half a run is left: {left}"
-    return None if wrong is None else f"{words}: {wrong}"[:2000]
+    return None if wrong is None else f"{command} {words}: {wrong}"[:2000]
+
+
+def _main_of(command: str) -> Callable[[list[str]], int]:
+    from fdg.commands import cli, using
+
+    mains = {"train": cli.train_main, "plan": cli.plan_main, "evaluate": using.evaluate_main}
+    mains |= {"play": using.play_main, "export": using.export_main, "plot": using.plot_main}
+    return mains[command]
 
 
 def _hangs(*_: Any) -> None:

@@ -89,12 +89,14 @@ class Parser(argparse.ArgumentParser):
         known, rest = self.parse_known_args(words)
         unknown = [word for word in rest if word.startswith("-")]
         if unknown:
-            name = unknown[0].partition("=")[0]
-            options = [option for action in self._actions for option in action.option_strings]
-            raise _unknown_flag(name, options)
+            raise _unknown_flag(unknown[0].partition("=")[0], self.options())
         if rest:
             raise FdgError(f"'{rest[0]}' belongs to no flag: see --help")
         return vars(known)
+
+    def options(self) -> dict[str, str]:
+        """The flag's name by every way in which it may be written: `--seed`, `--random-seed`, ..."""
+        return {option: action.dest for action in self._actions for option in action.option_strings}
 
 
 def _unknown_flag(name: str, options: Iterable[str]) -> FdgError:

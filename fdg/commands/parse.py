@@ -4,24 +4,26 @@ Most flags are not written here: each hyperparameter of the chosen algorithm, an
 policy, is one. So a command line is read twice, the first time for the names alone.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fdg.commands import presets
 from fdg.commands.aliases import with_memory
 from fdg.commands.construct import algorithm_class, check_kind, construct, with_staleness
 from fdg.commands.earlier import loggers_of, record_of, template_of
-from fdg.commands.flags import (
-    Flag,
-    Parser,
-    add_aliases,
-    add_flag,
-    dataclass_fields,
-    fields_of,
-    normalise,
-    to_json,
+from fdg.commands.flags import Flag, Parser, add_aliases, dataclass_fields, fields_of, normalise, to_json
+from fdg.commands.run_flags import (
+    DEVICES_CHOSEN,
+    FREE_ON_RESUME,
+    MACHINE,
+    NAMES,
+    PROCESSES,
+    RUN,
+    STALENESS,
+    TOTAL_STEPS,
+    JobFlags,
+    add_flags,
 )
 from fdg.commands.stored import check_agrees, earlier_run, part
 from fdg.commands.sweeping import check_searched, spelled_search, spelled_sweep, with_sweep
@@ -33,158 +35,9 @@ from fdg.running.xla_options import choose_xla_options
 from fdg.training.job import MOST_DEVICES, Job, at_least, check_divides, check_run, lengths
 from fdg.training.trust import NETWORKS, check_trusted
 
-_NAMES = (
-    Flag("algo", str, "ppo", "an algorithm, or path.to.module:Class for one of your own"),
-    Flag(
-        "env",
-        str,
-        "CartPole-v1",
-        "an environment, with parameters as in CartPole-v1?gravity=9.0; path.to.module:factory for your own",
-    ),
-    Flag(
-        "policy",
-        str,
-        "gpu_only",
-        "a distribution policy: which devices each fragment runs on; auto: the one that is"
-        " predicted to be quickest; auto:measure: of the best three, the one that is",
-    ),
-)
 _AUTO = ("auto", "auto:measure")
-_STALENESS = Flag("staleness", int, 0, "iterations by which the actors' parameters lag; 0: synchronous")
 # Hyperparameters that name modules of a user's own, which are imported only where they are named.
 _NETWORKS = tuple(Flag(name, str | None, None, "") for name in NETWORKS)
-_RUN = (
-    Flag(
-        "devices",
-        int | None,
-        None,
-        "how many to use, in all processes (None: all; one process on a CPU: as many, up to its cores, as are"
-        " predicted to be fastest); on a CPU, so many host devices are made",
-    ),
-    Flag(
-        "env_workers",
-        int | None,
-        None,
-        "workers of an environment of ray: or gymnasium: (None: as many as there are cores for)",
-    ),
-    Flag("seed", int, 0, "of all random numbers"),
-    Flag("num_seeds", int | None, None, "agents in one program, of seeds SEED, SEED+1, ... (None: one)"),
-    Flag(
-        "sweep",
-        str | None,
-        None,
-        "train with every combination of values of float hyperparameters, --num-seeds agents of each, in one"
-        " program: learning_rate=1e-4,3e-4,1e-3 entropy_coefficient=0,0.01; a range is log:1e-4..1e-2x8 or"
-        " lin:0.9..0.99x4 (None: no sweep)",
-        words=True,
-    ),
-    Flag(
-        "exploit_every",
-        int | None,
-        None,
-        "population-based training: the agents of --sweep begin with its values, and every so many iterations"
-        " the worst take over what the best have learned, hyperparameters a little changed (None: none do)",
-    ),
-    Flag(
-        "optuna",
-        int | None,
-        None,
-        "search: so many trials of hyperparameters that Optuna proposes, each a run and a program of its own"
-        " (None: one run)",
-    ),
-    Flag(
-        "search",
-        str | None,
-        None,
-        "what --optuna chooses from: hidden=64,64/128,128 num_steps=64,128 learning_rate=log:1e-4..1e-2"
-        " (None: nothing)",
-        words=True,
-    ),
-    Flag("halving", bool, True, "end trials of a search that are behind the others (successive halving)"),
-    Flag("eval_episodes", int, 128, "episodes of the evaluation after training; 0: none"),
-    Flag(
-        "checkpoint_every",
-        int | None,
-        None,
-        "iterations from checkpoint to checkpoint, at least (None: a twentieth of all)",
-    ),
-    Flag(
-        "on_nan",
-        Literal["stop", "warn"],
-        "stop",
-        "what to do once a loss is infinite or not a number: end the run, or say so and go on",
-    ),
-    Flag(
-        "eval_every",
-        int | None,
-        None,
-        "iterations from one evaluation during training to the next, greedy and sampled; the best state is"
-        " kept beside the last (None: none)",
-    ),
-    Flag("stop_at", float | None, None, "end once such an evaluation returns this much (None: never)"),
-    Flag("tensorboard", bool, False, "also write TensorBoard's event files, into the run directory"),
-    Flag("wandb", str | None, None, "also log to this project of Weights & Biases (None: do not)"),
-    Flag("mlflow", str | None, None, "also log to this experiment of MLflow (None: do not)"),
-    Flag(
-        "profile",
-        bool,
-        False,
-        "say after training where the time of an iteration goes, and trace one (in the run directory)",
-    ),
-    Flag("out", str | None, None, "the run directory (None: runs/ENV-ALGO-SEED-TIME)"),
-)
-_MACHINE = (
-    Flag(
-        "trust",
-        bool,
-        False,
-        "import the modules that only the config.json of a resumed run names: they are code, and are run",
-    ),
-    Flag(
-        "program_cache",
-        str | None,
-        None,
-        "where compiled programs are kept for the next start; off: nowhere (None: JAX_COMPILATION_CACHE_DIR,"
-        " or fdg/ in the user's cache directory)",
-    ),
-    Flag(
-        "xla_options",
-        str | None,
-        None,
-        "for XLA's compiler: 'preset' for those in fdg/running/xla_options.py, or NAME=VALUE,NAME=VALUE"
-        " (None: none)",
-    ),
-)
-_PROCESSES = (
-    Flag(
-        "coordinator_address",
-        str | None,
-        None,
-        "HOST:PORT at which process 0 can be reached (None: one process)",
-    ),
-    Flag("num_processes", int | None, None, "how many processes there are (None: one)"),
-    Flag("process_id", int | None, None, "which of them this is, from 0 (None: 0)"),
-    Flag("distributed", bool, False, "take these three from the cluster: SLURM, MPI, Kubernetes, TPU pod"),
-)
-_DEVICES_CHOSEN = Flag("devices_chosen", int | None, None, "how many an earlier sitting of the run chose")
-_TOTAL_STEPS = Flag("total_steps", int, 500_000, "environment steps of each agent")
-# Those that change how a run is carried out, not what it computes: a resumed run may change them.
-_FREE_ON_RESUME = {
-    *(
-        "policy",
-        "devices",
-        "env_workers",
-        "eval_episodes",
-        "checkpoint_every",
-        "on_nan",
-        "profile",
-        "out",
-        "resume",
-    ),
-    # Or what it does beside that, and how long it is.
-    *("eval_every", "stop_at", "tensorboard", "wandb", "mlflow", "total_steps"),
-    *("optuna", "halving"),
-}
 
 
 def join(argv: Sequence[str]) -> None:
@@ -194,13 +47,13 @@ def join(argv: Sequence[str]) -> None:
       FdgError: as `distributed.initialize`, or the flags do not fit together.
     """
     first = Parser(add_help=False, allow_abbrev=False)
-    _add_flags(first, (*_RUN, *_PROCESSES))
-    add_aliases(first, _RUN)
+    add_flags(first, (*RUN, *PROCESSES))
+    add_aliases(first, RUN)
     given = vars(first.parse_known_args(normalise(argv))[0])
     distributed.check(given)
     triple = {
         flag.name: given[flag.name]
-        for flag in _PROCESSES
+        for flag in PROCESSES
         if given.get(flag.name) is not None and flag.kind is not bool
     }
     if triple or given.get("distributed"):
@@ -222,11 +75,11 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     """
     words = normalise(argv)
     first = Parser(add_help=False, allow_abbrev=False)
-    _add_flags(first, (*_NAMES, *presets.FLAGS, *_NETWORKS, *_RUN, *_MACHINE, *_PROCESSES))
-    add_aliases(first, (*_NAMES, *_RUN))
+    add_flags(first, (*NAMES, *presets.FLAGS, *_NETWORKS, *RUN, *MACHINE, *PROCESSES))
+    add_aliases(first, (*NAMES, *RUN))
     words, early = with_memory(words, vars(first.parse_known_args(words)[0]))
     distributed.check(early)
-    stored_flags = (*_NAMES, *_RUN, _STALENESS, _TOTAL_STEPS, _DEVICES_CHOSEN)
+    stored_flags = (*NAMES, *RUN, STALENESS, TOTAL_STEPS, DEVICES_CHOSEN)
     out, stored = earlier_run(early, stored_flags)
     template, file = template_of(early, stored_flags)
     if stored:
@@ -258,15 +111,15 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     import envs
     from fdg.training.sweep import agent_count
 
-    for flag in _NAMES:
+    for flag in NAMES:
         if known.get(flag.name) == "":
             raise FdgError(f"{flag.option}: give a name")
-    named = {flag.name: early[flag.name] for flag in _NAMES if flag.name in early}
+    named = {flag.name: early[flag.name] for flag in NAMES if flag.name in early}
     if stored:
-        check_agrees(named, stored, _FREE_ON_RESUME)
+        check_agrees(named, stored, FREE_ON_RESUME)
     own = {name: early[name] for name in NETWORKS if name in early}
     check_trusted(file, {**base, **named, **own}, {**named, **own}, early.get("trust", False))
-    algo, env_name, policy_name = (known.get(flag.name) or flag.default for flag in _NAMES)
+    algo, env_name, policy_name = (known.get(flag.name) or flag.default for flag in NAMES)
     is_auto = policy_name in _AUTO
     chosen, policy_class = algorithm_class(algo), _policy_class(policy_name)
     env_name = known.get("env") or getattr(chosen, "default_env", env_name)
@@ -288,42 +141,19 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     found = presets.chosen(chosen, early.get("preset"), registered_name, env.get("env"))
     preset = dict(found.values) if found else {}
 
-    fields = fields_of(chosen)
-    run_flags = _RUN if any(flag.name == "total_steps" for flag in fields) else (_TOTAL_STEPS, *_RUN)
-    policy_flags = [
-        flag
-        for flag in fields_of(policy_class)
-        if flag.name != "staleness" and not (is_auto and flag.name == "measure")
-    ]
-    common = {
-        flag.name
-        for flag in (*_NAMES, *presets.FLAGS, _STALENESS, *run_flags, *policy_flags, *_MACHINE, *_PROCESSES)
-    }
-    own_flags = [
-        dataclasses.replace(flag, default=preset.get(flag.name, flag.default))
-        for flag in fields
-        if flag.name not in common
-    ]
-    parser = Parser(prog=program, description=description, usage="%(prog)s [flags]", allow_abbrev=False)
+    flags = JobFlags.of(chosen, policy_class, is_auto, preset)
+    own_flags, policy_flags, run_flags = flags.own, flags.policy, flags.run
     what = f"hyperparameters of {algo}" + (f" for {env_name}" if has_env else "")
-    _add_flags(
-        parser.add_argument_group("what to train, and where"),
-        [*_NAMES, *presets.FLAGS, _STALENESS, *policy_flags],
-    )
-    _add_flags(parser.add_argument_group("the run"), run_flags)
-    _add_flags(parser.add_argument_group("this machine"), _MACHINE)
-    _add_flags(parser.add_argument_group("several processes"), _PROCESSES)
-    _add_flags(parser.add_argument_group(what), own_flags)
-    add_aliases(parser, [*_NAMES, *policy_flags, *run_flags, *own_flags])
-    _check_policy_flags(words, policy_name, policy_class, [*policy_flags, _STALENESS, *own_flags])
+    parser = flags.parser(what, prog=program, description=description)
+    _check_policy_flags(words, policy_name, policy_class, [*policy_flags, STALENESS, *own_flags])
     given = parser.parse_strictly(words)
     if given.get("show_preset"):
-        print(presets.table(found, algo, env_name, fields, presets.known(chosen)), flush=True)
+        print(presets.table(found, algo, env_name, fields_of(chosen), presets.known(chosen)), flush=True)
         raise SystemExit(0)
     for flag in (
         *presets.FLAGS,
-        *_MACHINE,
-        *_PROCESSES,
+        *MACHINE,
+        *PROCESSES,
     ):  # they say how it is carried out, and no run is bound to them
         given.pop(flag.name, None)
     start_from = given.pop("start_from", None)
@@ -333,7 +163,7 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     if given.get("search") is not None:
         given["search"] = spelled_search(given["search"], own_flags, given)
     if stored:
-        check_agrees(given, stored, _FREE_ON_RESUME | {flag.name for flag in policy_flags})
+        check_agrees(given, stored, FREE_ON_RESUME | {flag.name for flag in policy_flags})
 
     earlier = part(file, "hyperparameters", base, own_flags, algo) if base.get("algo") == algo else {}
     now = {flag.name: given[flag.name] for flag in own_flags if flag.name in given}
@@ -347,7 +177,7 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
             f" chosen: use --max-staleness {given['staleness']}"
         )
     policy_fields = {flag.name: {**kept, **given}.get(flag.name, flag.default) for flag in policy_flags}
-    run = {flag.name: {**base, **given}.get(flag.name, flag.default) for flag in (_STALENESS, *run_flags)}
+    run = {flag.name: {**base, **given}.get(flag.name, flag.default) for flag in (STALENESS, *run_flags)}
     run.pop("out")
     check_run(run)
     policy_values = with_staleness(policy_class, policy_name, policy_fields, run)
@@ -420,18 +250,6 @@ def _environment(name: str, overrides: Mapping[str, Any], workers: int | None) -
         except Exception as error:
             raise FdgError(f"environment '{name}' does not work with {given}: {one_line(error)}") from error
     return made
-
-
-def _add_flags(parser: Any, flags: Sequence[Flag]) -> None:
-    for flag in flags:
-        add_flag(parser, flag)
-        if flag.name == "out":
-            text = "go on with the run in DIR (or in --out), exactly where it was; needs no other flag"
-            parser.add_argument("--resume", nargs="?", const="", metavar="DIR", help=text)
-            text = "begin a new run with the weights of the run in DIR, and its flags but for those given"
-            parser.add_argument("--from", dest="start_from", metavar="DIR", help=text)
-            text = "take the flags of a run's config.json, but for those given"
-            parser.add_argument("--config", metavar="FILE", help=text)
 
 
 def _policy_class(name: str) -> type:

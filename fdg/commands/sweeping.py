@@ -7,6 +7,41 @@ from fdg.commands.aliases import ALIASES
 from fdg.commands.flags import Flag, is_tuple, reader
 from fdg.errors import FdgError, unknown_name
 
+FLAGS = (
+    Flag(
+        "sweep",
+        str | None,
+        None,
+        "train with every combination of values of float hyperparameters, --num-seeds agents of each, in one"
+        " program: learning_rate=1e-4,3e-4,1e-3 entropy_coefficient=0,0.01; a range is log:1e-4..1e-2x8 or"
+        " lin:0.9..0.99x4 (None: no sweep)",
+        words=True,
+    ),
+    Flag(
+        "exploit_every",
+        int | None,
+        None,
+        "population-based training: the agents of --sweep begin with its values, and every so many iterations"
+        " the worst take over what the best have learned, hyperparameters a little changed (None: none do)",
+    ),
+    Flag(
+        "optuna",
+        int | None,
+        None,
+        "search: so many trials of hyperparameters that Optuna proposes, each a run and a program of its own"
+        " (None: one run)",
+    ),
+    Flag(
+        "search",
+        str | None,
+        None,
+        "what --optuna chooses from: hidden=64,64/128,128 num_steps=64,128 learning_rate=log:1e-4..1e-2"
+        " (None: nothing)",
+        words=True,
+    ),
+    Flag("halving", bool, True, "end trials of a search that are behind the others (successive halving)"),
+)
+
 
 def spelled_sweep(text: str, given: Mapping[str, Any]) -> str:
     """What was given to `--sweep`, as `config.json` has it: full names, ranges as their values.

@@ -1,7 +1,7 @@
 """The commands that use what was trained: `python -m fdg.evaluate`, `play`, `export` and `plot`."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,47 @@ _MEMBER = Flag(
 )
 _AGENT = Flag("agent", int, 0, "which, of several seeds")
 
+# Of each command, by its name; each takes run directories beside them.
+FLAGS: Mapping[str, Sequence[Flag]] = {
+    "evaluate": (
+        Flag("episodes", int | None, None, "of each agent (None: as many as after training)"),
+        Flag("actions", str, "both", "greedy (the most probable), sampled (as in training), or both"),
+        Flag("seed", int | None, None, "of the episodes (None: of those after training)"),
+        Flag("env", str | None, None, "another environment, such as CartPole-v1?gravity=20.0"),
+        _MEMBER,
+        _CHECKPOINT,
+        Flag("out", str | None, None, "a file, one line an episode (None: RUN/evaluation.jsonl)"),
+        _TRUST,
+    ),
+    "play": (
+        Flag("out", str | None, None, ".mp4, .gif or .html (None: RUN/video.gif)"),
+        Flag("episodes", int, 1, "how many, side by side"),
+        Flag("sampled", bool, False, "actions drawn as in training, in place of the most probable"),
+        Flag("seed", int, 0, "of the episodes"),
+        Flag("fps", int, 30, "pictures a second"),
+        Flag("max_steps", int, 1_000, "an episode that is longer is cut"),
+        _AGENT,
+        _MEMBER,
+        _CHECKPOINT,
+        _TRUST,
+    ),
+    "export": (
+        Flag("out", str | None, None, "the file (None: RUN/policy.jax, or RUN/policy.onnx)"),
+        Flag("format", str | None, None, "jax or onnx (None: by the ending of --out; else jax)"),
+        Flag("sampled", bool, False, "actions drawn from a seed, in place of the most probable"),
+        _AGENT,
+        _MEMBER,
+        _CHECKPOINT,
+        _TRUST,
+    ),
+    "plot": (
+        Flag("out", str, "comparison.png", "the picture: .png, .svg or .pdf"),
+        Flag("metric", str, "episode_return", "of metrics.jsonl"),
+        Flag("x", str, "env_steps", "over env_steps or wall_s"),
+        Flag("statistic", str, "mean", "over seeds: mean, or iqm (the interquartile mean)"),
+    ),
+}
+
 
 def evaluate_main(argv: Sequence[str] | None = None) -> int:
     """`python -m fdg.evaluate RUN_DIR`: plays whole episodes, and says what they return.
@@ -35,16 +76,7 @@ def evaluate_main(argv: Sequence[str] | None = None) -> int:
             "python -m fdg.evaluate",
             "Plays whole episodes with trained agents. Without flags, the greedy ones are those that training"
             " ended with, and give the eval_return of summary.json to the last digit.",
-            [
-                Flag("episodes", int | None, None, "of each agent (None: as many as after training)"),
-                Flag("actions", str, "both", "greedy (the most probable), sampled (as in training), or both"),
-                Flag("seed", int | None, None, "of the episodes (None: of those after training)"),
-                Flag("env", str | None, None, "another environment, such as CartPole-v1?gravity=20.0"),
-                _MEMBER,
-                _CHECKPOINT,
-                Flag("out", str | None, None, "a file, one line an episode (None: RUN/evaluation.jsonl)"),
-                _TRUST,
-            ],
+            FLAGS["evaluate"],
             "run",
         )
         if given["actions"] not in ("greedy", "sampled", "both"):
@@ -80,18 +112,7 @@ def play_main(argv: Sequence[str] | None = None) -> int:
             argv,
             "python -m fdg.play",
             "Plays episodes with a trained agent, and writes them side by side as a video.",
-            [
-                Flag("out", str | None, None, ".mp4, .gif or .html (None: RUN/video.gif)"),
-                Flag("episodes", int, 1, "how many, side by side"),
-                Flag("sampled", bool, False, "actions drawn as in training, in place of the most probable"),
-                Flag("seed", int, 0, "of the episodes"),
-                Flag("fps", int, 30, "pictures a second"),
-                Flag("max_steps", int, 1_000, "an episode that is longer is cut"),
-                _AGENT,
-                _MEMBER,
-                _CHECKPOINT,
-                _TRUST,
-            ],
+            FLAGS["play"],
             "run",
         )
         loaded = _load(given)
@@ -118,15 +139,7 @@ def export_main(argv: Sequence[str] | None = None) -> int:
             argv,
             "python -m fdg.export",
             "Writes a trained policy to a file: a serialised function of JAX's, or ONNX.",
-            [
-                Flag("out", str | None, None, "the file (None: RUN/policy.jax, or RUN/policy.onnx)"),
-                Flag("format", str | None, None, "jax or onnx (None: by the ending of --out; else jax)"),
-                Flag("sampled", bool, False, "actions drawn from a seed, in place of the most probable"),
-                _AGENT,
-                _MEMBER,
-                _CHECKPOINT,
-                _TRUST,
-            ],
+            FLAGS["export"],
             "run",
         )
         loaded = _load(given)
@@ -152,12 +165,7 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
             "python -m fdg.plot",
             "Compares runs: a statistic over seeds and its 95% interval. Runs that differ only in their seeds"
             " are one curve.",
-            [
-                Flag("out", str, "comparison.png", "the picture: .png, .svg or .pdf"),
-                Flag("metric", str, "episode_return", "of metrics.jsonl"),
-                Flag("x", str, "env_steps", "over env_steps or wall_s"),
-                Flag("statistic", str, "mean", "over seeds: mean, or iqm (the interquartile mean)"),
-            ],
+            FLAGS["plot"],
             "runs",
         )
         from fdg.training import curves

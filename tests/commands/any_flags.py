@@ -1,10 +1,20 @@
-"""Random command lines: flags that there are and that there are not, with values good, bad and absurd."""
+"""Random command lines: flags that there are and that there are not, with values good, bad and absurd.
 
+The tables that commands make their parsers of say which flags there are: a new one is drawn at once.
+"""
+
+import functools
 import random
-from collections.abc import Callable
-from typing import Any
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
 
-from fdg.commands.aliases import ALIASES
+import algos
+import policies
+from fdg.commands import run_flags, scale, using
+from fdg.commands.flags import Flag, is_tuple
+from tests import tiny
 
 NUMBERS = (
     *("0", "1", "2", "3", "7", "8", "16", "64", "-1", "1.5", "1e3", "1e-3", "-1e-3", ".5", "0x10", "1_000"),
@@ -15,105 +25,194 @@ WORDS = (
     *("{{}}", "[1]", "a=b", "=", "?", "a?b=c", "/dev/null", "\x00", "\udcff", "ünï", "x" * 3000),
 )
 ENVIRONMENTS = (
-    *(
-        "CartPole-v1",
-        "Pendulum-v1",
-        "probe:value",
-        "probe:memory",
-        "Breakout-MinAtar",
-        "CartPole-v2",
-        "cartpole",
-    ),
-    *("CartPole-v1?gravity=9.0", "CartPole-v1?gravity=", "CartPole-v1?max_steps_in_episode=0"),
+    *("CartPole-v1", "Pendulum-v1", "probe:value", "probe:memory", "Breakout-MinAtar", "CartPole-v2"),
+    *("cartpole", "CartPole-v1?gravity=9.0", "CartPole-v1?gravity=", "CartPole-v1?max_steps_in_episode=0"),
     *("CartPole-v1?max_steps_in_episode=1e400", "CartPole-v1?max_steps_in_episode=99999999999999999999"),
     *("CartPole-v1?gravity={{}}", "CartPole-v1?gravity=[1]", "CartPole-v1?gravity=(1,", "CartPole-v1?=3"),
     *("CartPole-v1?{{}}", "probe:memory?delay=0", "probe:memory?delay=-1", "probe:memory?delay={{}}"),
     *("gymnasium:", "gymnasium:Nothing-v0", "envpool:", "brax:", "brax:nothing", "nowhere:maze"),
+    *("text:addition", "text:sorting?length=3", "text:nothing", "text:", "text:addition?digits=0"),
+    *("MPE_simple_spread_v3", "MPE_simple_spread_v3?num_agents=1", "tests.tiny:Walk", "tests.tiny:nothing"),
+    *("json:loads", "gymnasium:CartPole-v1", "ray:CartPole-v1", "tests.mistakes:none"),
 )
-ALGORITHMS = (
-    *("ppo", "PPO", "dqn", "sac", "a2c", "recurrent_ppo", "ippo", "pppo", "nowhere:Mine", "tests.tiny:", ":"),
+NO_ALGORITHMS = (
+    *("PPO", "pppo", "nowhere:Mine", "tests.tiny:", ":", "tests.tiny:Endless", "tests.tiny:Continuous"),
+    *("json:loads", "a:b:c", ""),
+)
+# What there is to search and to sweep, right and wrong.
+GRIDS = (
+    *("learning_rate=1e-3,1e-2", "lr=log:1e-4..1e-2x3", "discount=lin:0.9..0.99x2", "scale=0.1,0.2"),
+    *("learning_rate=1e-3 discount=0.9,0.99", "num_envs=2,4", "learning_rate=", "learning_rate", "a=1"),
+    *("learning_rate=nan", "learning_rate=1e400", "learning_rate=1,1", "learning_rate=log:0..1x3"),
+    *("learning_rate=log:1..0x3", "learning_rate=lin:0..1x1", "learning_rate=log:1e-4..1e-2x999999"),
     *(
-        "tests.tiny:Walk",
-        "tests.tiny:Pupil",
-        "tests.tiny:Silent",
-        "tests.tiny:Endless",
-        "json:loads",
-        "a:b:c",
+        "learning_rate=-1,1",
+        "clip_ratio=0.1,0.2 clip_ratio=0.3",
+        "entropy_coefficient=0,0.01",
+        "lambda=0.9,1",
     ),
 )
-POLICIES = ("gpu_only", "GPUOnly", "multi_learner", "single_learner_coarse", "central", "gpu_onyl", "Group")
-NUMERIC = (
-    *("num_envs", "num_steps", "total_steps", "learning_rate", "discount", "num_epochs", "num_minibatches"),
+SPACES = (
     *(
-        "hidden",
-        "clip_ratio",
-        "max_grad_norm",
-        "batch_size",
-        "buffer_size",
-        "updates_per_step",
-        "memory_size",
+        "hidden=8/8,8 num_envs=2,4",
+        "num_steps=8,16",
+        "widths=2,3/4",
+        "width=1,2",
+        "label=a,b",
+        "scale=0.1,0.2",
     ),
-    *("sequence_length", "burn_in", "scale", "widths", "width", "num_updates", "learning_starts", "n_step"),
-    *("devices", "seed", "num_seeds", "eval_episodes", "checkpoint_every", "staleness", "actors", "learners"),
-    *("workers", "servers", "model_parallel", "eval_every", "stop_at"),
+    *("learning_rate=log:1e-4..1e-2", "num_envs=lin:2..4", "num_envs=0,1", "hidden=a", "nothing=1,2", "="),
+    *(
+        "num_steps=log:0..2",
+        "num_steps=",
+        "num_steps",
+        "drifts=true,false",
+        "activation=relu,tanh",
+        "env=a,b",
+    ),
 )
-OTHER = (
-    *(
-        "activation",
-        "shuffle",
-        "clip_value",
-        "no-clip-value",
-        "normalize_reward",
-        "on_nan",
-        "label",
-        "drifts",
-    ),
-    *(
-        "parameters",
-        "xla_options",
-        "trust",
-        "from",
-        "config",
-        "resume",
-        "out",
-        "hel",
-        "qqq",
-        "num_env",
-        "learning-rat",
+# Values that decide how long a run takes are small where they are right.
+BY_NAME: dict[str, Sequence[str]] = {
+    "env": ENVIRONMENTS,
+    "sweep": GRIDS,
+    "search": SPACES,
+    "optuna": ("1", "2", "0", "-1", "1.5", "x", "1e400"),
+    "preset": ("none", "minatar", "CartPole-v1", "brax", "nothing", ""),
+    "memory": ("gru", "lstm", "mingru", "transformer", "none", "gruu", ""),
+    "resume": ("", "run", "damaged", "nowhere", "/dev/null", "x" * 3000),
+    "start_from": ("", "run", "damaged", "nowhere", "/dev/null", "x" * 3000),
+    "config": (
         "",
+        "run",
+        "run/config.json",
+        "damaged/config.json",
+        "nowhere",
+        "/dev/null",
+        "run/metrics.jsonl",
     ),
-)
+    "out": ("", "new", "new/below", "run", "/dev/null", "/dev/null/below", "x" * 3000, "\x00", "video.mp4"),
+    "checkpoint": ("last", "best", "1", "0", "99", "-1", "x", ""),
+    "member": ("best", "learning_rate=1e-3", "agent=1", "seed=1", "=", ""),
+    "format": ("jax", "onnx", "pdf", ""),
+    "actions": ("greedy", "sampled", "both", "none", ""),
+    "metric": ("episode_return", "loss", "nothing", ""),
+    "statistic": ("mean", "iqm", "median", ""),
+    "x": ("env_steps", "wall_s", "iteration", ""),
+    "cluster": ("nowhere.toml", "run/config.json", "/dev/null", ""),
+    "xla_options": ("preset", "none", "xla_x=1", "a=b", "", "xla_cpu_prefer_vector_width=256"),
+}
+# One process cannot become one of several, and back, ten thousand times.
+PROCESSES = {
+    flag.name for flag in run_flags.PROCESSES
+}  # one process cannot become several ten thousand times
+OWN: Mapping[str, type] = {
+    f"tests.tiny:{kind.__name__}": kind for kind in (tiny.Walk, tiny.Pupil, tiny.Silent)
+}
+UNKNOWN = ("hel", "qqq", "num_env", "learning-rat", "", "no-such", "no-halving", "lr-", "algo.name", "-", "é")
+_NO_TABLE = ("resume", "start_from", "config", "help")  # of parsers, and no `Flag`
+
+
+@functools.cache
+def of_job(algorithm: type, policy: type) -> dict[str, Flag]:
+    """All flags of an algorithm under a policy, by every way in which they may be written."""
+    flags = run_flags.JobFlags.of(algorithm, policy, policy is policies.Auto, {})
+    known = {name: Flag(name, str, None, "") for name in _NO_TABLE}
+    known |= {flag.name: flag for group in flags.groups.values() for flag in group}
+    return {option.lstrip("-"): known[name] for option, name in flags.parser("own").options().items()}
+
+
+@functools.cache
+def every_flag() -> dict[str, Flag]:
+    """Those of all algorithms and policies, and of plans for clusters."""
+    known = {flag.option.lstrip("-"): flag for flag in scale.FLAGS}
+    for algorithm in (*map(algos.get, algos.names()), *OWN.values()):
+        known |= of_job(algorithm, policies.GPUOnly)
+    for policy in (*map(policies.get, policies.names()), policies.Auto):
+        known |= of_job(algos.PPO, policy)
+    return known
+
+
+def draw_line(draw: random.Random) -> tuple[str, list[str]]:
+    """A command and its words; it trains, if at all, what is trained at once."""
+    if draw.random() < 0.08:
+        command = draw.choice(tuple(using.FLAGS))
+        small = ["--max-steps", "4"] if command == "play" else []
+        return command, [*small, *draw_using(draw, command)]
+    words = draw_words(draw)
+    names = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in words}
+    if any("tests.tiny:" in word for word in words) and not names & PROCESSES:
+        return "train", ["--total-steps", "64", *words]
+    return "plan", words
 
 
 def draw_words(draw: random.Random) -> list[str]:
-    """A command line of up to seven flags, most of them right and some not."""
-    words: list[str] = []
-    for _ in range(draw.randrange(7)):
-        name, values = draw.choice(
-            [
-                ("env", ENVIRONMENTS),
-                ("algo", ALGORITHMS),
-                ("policy", POLICIES),
-                *[(draw.choice(NUMERIC), NUMBERS)] * 6,
-                (draw.choice(OTHER), (*WORDS, *NUMBERS)),
-            ]
-        )
-        if draw.random() < 0.1:
-            name = draw.choice(ALIASES.get(name, (name,)))
-        if draw.random() < 0.15:
-            values = WORDS
-        option = f"--{name}" if draw.random() < 0.5 else f"--{name.replace('_', '-')}"
-        value = draw.choice(values)
-        shape = draw.random()
-        if shape < 0.45:
-            words += [option, value]
-        elif shape < 0.9:
-            words.append(f"{option}={value}")
-        elif shape < 0.95:
-            words.append(option)
-        else:
-            words.append(value)
+    """A command line of a job, of up to eight flags, most of them right and some not."""
+    algorithm, policy, words = algos.PPO, policies.GPUOnly, []
+    if draw.random() < 0.7:
+        name = draw.choice([*algos.names(), *OWN, *OWN])
+        algorithm = OWN[name] if name in OWN else algos.get(name)
+        words += _spelled(draw, "algo", name)
+        if name in algos.names("text") and draw.random() < 0.8:
+            words += _spelled(draw, "env", draw.choice(ENVIRONMENTS[-14:]))
+    elif draw.random() < 0.3:
+        words += _spelled(draw, "algo", draw.choice(NO_ALGORITHMS))
+    if draw.random() < 0.4:
+        name = draw.choice([*policies.names(), "auto"])
+        policy = policies.Auto if name == "auto" else policies.get(name)
+        words += _spelled(draw, "policy", name)
+    for _ in range(draw.randrange(6)):
+        words += _drawn(draw, of_job(algorithm, policy) if draw.random() < 0.8 else every_flag())
     return words
+
+
+def draw_using(draw: random.Random, command: str) -> list[str]:
+    """A run directory, and flags of a command that uses what was trained."""
+    known = {flag.option.lstrip("-"): flag for flag in using.FLAGS[command]}
+    words = [] if draw.random() < 0.05 else [draw.choice(("run", "run", "run", "damaged", "nowhere", ""))]
+    for _ in range(draw.randrange(4)):
+        words += _drawn(draw, known)
+    return words
+
+
+def values_of(flag: Flag) -> Sequence[str]:
+    """Words for the values of a flag, right and wrong."""
+    if flag.name in BY_NAME:
+        return BY_NAME[flag.name]
+    kinds = (flag.kind, *get_args(flag.kind))
+    choices = [str(one) for kind in kinds if get_origin(kind) is Literal for one in get_args(kind)]
+    if choices:
+        return (*choices, *choices, *WORDS[:12])
+    if bool in kinds:
+        return ("true", "false", "yes", "0", "1", "maybe", "", "none")
+    if is_tuple(flag.kind):
+        return (*NUMBERS, "8,8", "8,", ",", "0,8", "-1,8", "none", "8,x")
+    return NUMBERS if int in kinds or float in kinds else (*WORDS, *NUMBERS)
+
+
+def _drawn(draw: random.Random, known: Mapping[str, Flag]) -> list[str]:
+    """One flag and a value of it; rarely one that there is not."""
+    if draw.random() < 0.05:
+        return _spelled(draw, draw.choice(UNKNOWN), draw.choice((*WORDS, *NUMBERS)))
+    name = draw.choice([*known])
+    return _spelled(draw, name, draw.choice(WORDS if draw.random() < 0.1 else values_of(known[name])))
+
+
+def _spelled(draw: random.Random, name: str, value: str) -> list[str]:
+    """`--name value` or `--name=value`, with dashes or underscores; rarely one of the two alone."""
+    option = f"--{name.replace('-', '_')}" if draw.random() < 0.5 else f"--{name}"
+    shape = draw.random()
+    if shape < 0.45:
+        return [option, *value.split(" ")] if name in ("sweep", "search") else [option, value]
+    if shape < 0.95:
+        return [f"{option}={value}"]
+    return [option] if shape < 0.98 else [value]
+
+
+def lay_out(folder: Path, run: Path) -> None:
+    """Puts into a folder what command lines speak of: a finished run, and a damaged one."""
+    shutil.copytree(run, folder / "run")
+    shutil.copytree(run, folder / "damaged")
+    (folder / "damaged" / "config.json").write_text('{"algo": "ppo"')
 
 
 def outcome(command: Callable[[list[str]], int], words: list[str], capsys: Any) -> str | None:

@@ -1,4 +1,4 @@
-"""Any command line is a run, or one clear line and status 2: a small sample of `bench/break_flags.py`."""
+"""Any command line is a run, or one clear line and status 2: a small sample of `bench/break_it.py`."""
 
 import dataclasses
 import random
