@@ -5,6 +5,7 @@ from typing import Any, Literal
 from algos.a2c import A2C
 from algos.a3c import A3C
 from algos.acting import Actor
+from algos.c51 import C51
 from algos.dqn import DQN
 from algos.impala import IMPALA
 from algos.ippo import IPPO
@@ -27,6 +28,7 @@ from fdg.errors import unknown_name
 __all__ = [
     "A2C",
     "A3C",
+    "C51",
     "DPO",
     "DQN",
     "GRPO",
@@ -62,6 +64,7 @@ _ALGORITHMS = {
     "sac": SAC,
     "td3": TD3,
     "qr_dqn": QRDQN,
+    "c51": C51,
 }
 # Of language models, on text tasks.
 _OF_TEXT = {"sft": SFT, "dpo": DPO, "ppo_rlhf": PPORLHF, "grpo": GRPO}
@@ -72,7 +75,7 @@ def names(of: Literal["environments", "text"] | None = None) -> tuple[str, ...]:
 
     >>> names("environments")
     ('ppo', 'recurrent_ppo', 'ippo', 'mappo', 'a2c', 'a3c', 'impala', 'dqn', 'pqn', 'sac', 'td3',
-    'qr_dqn')
+    'qr_dqn', 'c51')
     >>> names("text")
     ('sft', 'dpo', 'ppo_rlhf', 'grpo')
     """

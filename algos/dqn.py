@@ -2,9 +2,9 @@
 
 With what was added to it as options: double Q-learning, dueling networks, n-step returns, prioritised replay.
 
-How it stores, samples and fits, top to bottom; `algos/q_learning.py` has how it acts. Nothing here knows of
-devices: the `fdg.fragment`s, those of `algos.replay` among them, say what the parts are, and which axis of
-their arrays is the batch.
+How it stores, samples and what it fits, top to bottom; `algos/q_learning.py` has how it acts, and
+`algos/replayed_q.py` how it learns. Nothing here knows of devices: the `fdg.fragment`s in those files, and in
+`algos/replay.py`, say what the parts are, and which axis of their arrays is the batch.
 
 Letters in shapes: `T` steps of a rollout, `B` environments, `N` samples of a minibatch.
 """
@@ -16,32 +16,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-import fdg
-from algos import optimizers
 from algos.acting import Actor
-from algos.exploration import linear
-from algos.hyperparameters import (
-    NETWORK,
-    hyperparameter,
-    require,
-    require_positive,
-    require_within,
-    whole_updates,
-)
+from algos.hyperparameters import NETWORK, hyperparameter, require
 from algos.networks import Network, of_action
-from algos.q_learning import QLearning
 from algos.replay import Replay, ReplayState, Step, Transition
+from algos.replayed_q import Learned, ReplayedQLearning
 from algos.rollout import episode_metrics, rollout
 from envs import Environment, Observation, features_and_mask
-
-
-class Learned(NamedTuple):
-    """What gradient steps change."""
-
-    parameters: Any
-    target_parameters: Any  # older ones, that targets are computed with
-    optimizer_state: Any
-    updates: jax.Array  # int32, gradient steps so far
 
 
 class State(NamedTuple):
@@ -56,7 +37,7 @@ class State(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class DQN(QLearning):
+class DQN(ReplayedQLearning):
     """Deep Q-learning for discrete actions.
 
     Defaults are close to those of CleanRL's `dqn.py` (Huang et al. 2022, JMLR 23(274)), with eight
@@ -111,21 +92,11 @@ class DQN(QLearning):
 
     def __post_init__(self):
         self._check_common()
-        require_positive(self, "target_period")
         require(
             self,
             self.max_error is None or self.max_error > 0,
             f"max_error={self.max_error}: it must be above zero, or None",
         )
-        require_within(self, 0, 1, "target_rate", "importance_exponent")
-        # Refuse sizes that do not fit.
-        _ = self.updates_per_iteration
-        _ = self._replay
-
-    @property
-    def updates_per_iteration(self) -> int:
-        """Gradient steps in one iteration."""
-        return whole_updates(self)
 
     # --- the two functions of every algorithm ---
 
@@ -135,12 +106,7 @@ class DQN(QLearning):
         env_state, observation = self._reset(env_key)
         parameters = self._network.init(parameter_key, features_and_mask(observation)[0])
         return State(
-            learned=Learned(
-                parameters=parameters,
-                target_parameters=jax.tree.map(jnp.copy, parameters),
-                optimizer_state=self._optimizer.init(parameters),
-                updates=jnp.int32(0),
-            ),
+            learned=self._begin(parameters),
             replay=self._replay.init(observation, jnp.zeros(self.num_envs, jnp.int32)),
             env_state=env_state,
             observation=observation,
@@ -162,26 +128,11 @@ class DQN(QLearning):
             observation=state.observation,
             num_steps=self.num_steps,
         )  # fmt: skip
-        buffer = self._replay
-        replay = buffer.add(state.replay, Step.of(observations, actions, time_steps))
-        ready = buffer.is_ready(replay)
-        beta = linear(self.importance_exponent, 1.0, self.num_iterations, state.iteration)
-        keys = jax.random.split(replay_key, self.updates_per_iteration)
-
-        def one_update(carry, drawn):
-            learned, replay = carry
-            sample = buffer.sample(replay, drawn) if self.priority_exponent else drawn
-            weight = buffer.weight(sample, beta)
-            learned, error, losses = self.learn(learned, sample.transition, weight, ready)
-            # Proportional prioritisation, equation 1 of Schaul et al.; no priority is zero.
-            return (learned, buffer.prioritize(replay, sample.indices, jnp.abs(error) + 1e-6)), losses
-
-        # Where no update changes what the next one draws, all minibatches are drawn at once.
-        draws = keys if self.priority_exponent else buffer.samples(replay, keys)
-        (learned, replay), losses = jax.lax.scan(one_update, (state.learned, replay), draws)
+        replay = self._replay.add(state.replay, Step.of(observations, actions, time_steps))
+        learned, replay, losses = self._improved(state.learned, replay, replay_key, state.iteration)
         metrics = {
             **episode_metrics(time_steps),
-            **jax.tree.map(jnp.mean, losses),
+            **losses,
             "epsilon": epsilon,
             "updates": learned.updates,
         }
@@ -190,33 +141,6 @@ class DQN(QLearning):
     def actor(self, state: State) -> Actor:
         """How it acts with these values of actions."""
         return self._acting(state.learned.parameters, state.iteration)
-
-    # --- fragments; `act` is that of `QLearning`, `step` that of every agent ---
-
-    @fdg.fragment("learner", in_axes=(None, 0, 0, None), out_axes=(None, 0, None))
-    def learn(self, learned, transition, weight, ready):
-        """One gradient step on a minibatch `[N]`, unless the buffer is not `ready`; errors `[N]`, losses."""
-        parameters, target_parameters, optimizer_state, updates = learned
-        gradient, error, losses = self.gradient(parameters, target_parameters, transition, weight)
-        parameters, optimizer_state = self.update(gradient, optimizer_state, parameters, ready)
-        updates += ready
-        rate = jnp.where(ready & (updates % self.target_period == 0), self.target_rate, 0.0)
-        target_parameters = optax.incremental_update(parameters, target_parameters, rate)
-        return Learned(parameters, target_parameters, optimizer_state, updates), error, losses
-
-    @fdg.fragment("gradient", in_axes=(None, None, 0, 0), out_axes=(None, 0, None))
-    def gradient(self, parameters, target_parameters, transition, weight):
-        """Gradient of the loss over a minibatch `[N]`, the errors `[N]`, and what the loss is made of."""
-        gradient, (error, losses) = jax.grad(self._loss, has_aux=True)(
-            parameters, target_parameters, transition, weight
-        )
-        return gradient, error, losses
-
-    @fdg.fragment("update", in_axes=None, out_axes=None)
-    def update(self, gradient, optimizer_state, parameters, ready):
-        """One step of Adam on a gradient whose global norm is clipped; nothing before it is time."""
-        new = self._one_update(gradient, optimizer_state, parameters)
-        return jax.tree.map(lambda a, b: jnp.where(ready, a, b), new, (parameters, optimizer_state))
 
     # --- parts ---
 
@@ -254,7 +178,3 @@ class DQN(QLearning):
             discount=self.discount,
             priority_exponent=self.priority_exponent,
         )
-
-    @property
-    def _optimizer(self) -> optax.GradientTransformation:
-        return optimizers.clipped_adam(self._step_size, self.max_grad_norm)

@@ -1,4 +1,4 @@
-"""What algorithms share that learn the value of each action, `DQN` and `PQN`: how they act and explore.
+"""What algorithms share that learn the value of each action (`DQN`, `PQN`, ...): how they act and explore.
 
 Letters in shapes: `B` environments, `N` rows of any origin.
 """

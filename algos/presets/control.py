@@ -81,21 +81,22 @@ _LUNAR_LANDER = Entry(
     },
 )
 
-PRESETS: dict[str, dict[str, Entry]] = {
-    # The layers of CleanRL's dqn.py, each normalised as in PQN. With plain layers, or returns of one step,
-    # some seeds still waver when the run ends.
-    "DQN": {
-        "CartPole-v1": Entry(
-            "CleanRL's dqn.py with normalised layers and three-step returns; docs/results.md",
-            {
-                "learning_rate": 1e-3,
-                "anneal_learning_rate": True,
-                "n_step": 3,
-                "layer_norm": True,
-                "hidden": (120, 84),
-            },
-        ),
+# The layers of CleanRL's dqn.py, each normalised as in PQN. With plain layers, or returns of one step, some
+# seeds still waver when the run ends.
+_CARTPOLE_DQN = Entry(
+    "CleanRL's dqn.py with normalised layers and three-step returns; docs/results.md",
+    {
+        "learning_rate": 1e-3,
+        "anneal_learning_rate": True,
+        "n_step": 3,
+        "layer_norm": True,
+        "hidden": (120, 84),
     },
+)
+
+PRESETS: dict[str, dict[str, Entry]] = {
+    "DQN": {"CartPole-v1": _CARTPOLE_DQN},
+    "C51": {"CartPole-v1": _CARTPOLE_DQN.but("here for C51")},
     "PPO": {
         "Pendulum-v1": Entry(
             "chosen among eight settings; docs/results.md",

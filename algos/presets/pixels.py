@@ -1,5 +1,7 @@
 """Pictures: MinAtar's grids, Atari, arcades, and grids that nothing else is known of."""
 
+from typing import Any
+
 from algos.presets.entry import Entry
 
 # With less of an entropy bonus most agents clear a wall up to its last bricks, miss those for ever, and see
@@ -97,6 +99,8 @@ _GRID = Entry(
     {"convolve": False, "activation": "relu"},
 )
 
+_ATOMS: dict[str, Any] = {"atoms": 51, "value_min": -10.0, "value_max": 10.0}
+
 PRESETS: dict[str, dict[str, Entry]] = {
     "PPO": {
         "minatar": _MINATAR,
@@ -106,6 +110,14 @@ PRESETS: dict[str, dict[str, Entry]] = {
     },
     "PQN": {"minatar": _MINATAR_PQN, "atari": _ATARI_PQN, "grid": Entry(_GRID.source, {"convolve": False})},
     "DQN": {"minatar": _MINATAR_DQN, "grid": Entry(_GRID.source, {"convolve": False})},
+    "QRDQN": {"minatar": _MINATAR_DQN, "grid": Entry(_GRID.source, {"convolve": False})},
+    "C51": {
+        "minatar": _MINATAR_DQN.but(
+            "the paper's 51 atoms, to 50 for rewards that nobody clips", **{**_ATOMS, "value_max": 50.0}
+        ),
+        "atari": Entry("the paper's grid (Bellemare et al. 2017, section 5), for clipped rewards", _ATOMS),
+        "grid": Entry(_GRID.source, {"convolve": False}),
+    },
     "A2C": {"minatar": _GRID, "grid": _GRID},
     "A3C": {"minatar": _GRID, "grid": _GRID},
     "IMPALA": {"minatar": _GRID, "grid": _GRID},

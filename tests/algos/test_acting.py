@@ -29,6 +29,10 @@ CASES = {
         "probe:masked",
         {"updates_per_step": 0.25, "batch_size": 8, "buffer_size": 64, "learning_starts": 0, "quantiles": 3},
     ),
+    "c51": (
+        "probe:masked",
+        {"updates_per_step": 0.25, "batch_size": 8, "buffer_size": 64, "learning_starts": 0, "atoms": 3},
+    ),
 }
 
 

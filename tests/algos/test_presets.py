@@ -16,9 +16,22 @@ from fdg.commands.parse import parse as parse_words
 from fdg.errors import FdgError
 from fdg.training.hints import Unchanged
 
+_SINCE = ("QRDQN", "C51")
 ENTRIES = [
     (algorithm, key)
-    for algorithm in ("PPO", "RecurrentPPO", "IPPO", "MAPPO", "A2C", "A3C", "IMPALA", "DQN", "PQN", "SAC")
+    for algorithm in (
+        "PPO",
+        "RecurrentPPO",
+        "IPPO",
+        "MAPPO",
+        "A2C",
+        "A3C",
+        "IMPALA",
+        "DQN",
+        "PQN",
+        "SAC",
+        *_SINCE,
+    )
     for key in presets.names(algorithm)
 ]
 

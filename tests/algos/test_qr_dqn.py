@@ -39,9 +39,9 @@ def test_targets_by_hand():
     """The target's best action in the mean is the second (2 above 1); its quantiles are 0 and 4."""
     online, target = jnp.array([9.0, 9.0, 0.0, 0.0]), jnp.array([1.0, 1.0, 0.0, 4.0])
     step = transition([0, 0], [1.0, 1.0], [0.5, 0.0])
-    np.testing.assert_allclose(algorithm()._target(online, target, step), [[1.0, 1.0], [3.0, 1.0]])
+    np.testing.assert_allclose(algorithm()._target(online, target, step), [[1.0, 3.0], [1.0, 1.0]])
     # Double: the online network's best is the first.
-    np.testing.assert_allclose(algorithm(double=True)._target(online, target, step), [[1.5, 1.0], [1.5, 1.0]])
+    np.testing.assert_allclose(algorithm(double=True)._target(online, target, step), [[1.5, 1.5], [1.0, 1.0]])
 
 
 def test_the_loss_by_hand():
@@ -60,7 +60,7 @@ def test_the_loss_by_hand():
     ("fields", "says"),
     [
         ({"dueling": True}, "dueling=True"),
-        ({"max_error": 1.0}, "max_error=1.0: quantiles have a loss of their own"),
+        ({"max_error": 1.0}, "max_error=1.0: distributions of returns have a loss of their own"),
         ({"huber_threshold": 0.0}, "huber_threshold=0.0: it must be above"),
     ],
 )
@@ -77,5 +77,5 @@ def test_it_learns_how_returns_are_distributed():
         hidden=(16,),
     )  # fmt: skip
     state = trained(algorithm, 150)
-    quantiles = algorithm._quantiles(state.learned.parameters, jnp.array([[0.0], [1.0]]))
+    quantiles = algorithm._numbers(state.learned.parameters, jnp.array([[0.0], [1.0]]))
     np.testing.assert_allclose(quantiles, np.broadcast_to([[[0.5]], [[1.0]]], quantiles.shape), atol=0.1)

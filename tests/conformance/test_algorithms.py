@@ -108,6 +108,19 @@ SMALL = {
         double=True,
         hidden=(8,),
     ),
+    "c51": lambda: algos.C51(
+        env=envs.make("probe:masked"),
+        num_envs=8,
+        num_steps=2,
+        updates_per_step=0.0625,
+        learning_starts=16,
+        batch_size=8,
+        buffer_size=64,
+        atoms=3,
+        value_min=-1.0,
+        value_max=1.0,
+        hidden=(8,),
+    ),
 }
 
 # Policy and devices: groups of unequal sizes, several learners, several servers.

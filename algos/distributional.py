@@ -1,0 +1,93 @@
+"""DQN that learns how each action's return is distributed: what `QRDQN` and `C51` share.
+
+The network gives `K` numbers for each action, which a subclass reads as quantiles, or as probabilities of
+fixed returns. Acting takes the mean for the value, so all of `DQN`, its options included, stays as it is.
+
+Letters in shapes: `N` samples of a minibatch, `n` actions, `K` numbers of each.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from algos import networks, outputs
+from algos.distributions import allowed_only
+from algos.dqn import DQN
+from algos.hyperparameters import hyperparameter, require
+from algos.networks import Network
+from algos.replay import Transition
+from envs import Discrete, Observation, features_and_mask
+
+
+@dataclasses.dataclass(frozen=True)
+class DistributionalDQN(DQN):
+    """Base of `QRDQN` and `C51`; a subclass adds `numbers_of_an_action`, `_mean` and `_loss`."""
+
+    max_error: float | None = hyperparameter(
+        None, "not used here: the loss is another", structural="nothing here (the loss is another)"
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        require(
+            self,
+            self.max_error is None,
+            f"max_error={self.max_error}: distributions of returns have a loss of their own; leave it None",
+        )
+        require(
+            self, not self.dueling, "dueling=True: distributions have no head of values and advantages here"
+        )
+
+    @property
+    def numbers_of_an_action(self) -> int:
+        """K."""
+        raise NotImplementedError
+
+    def check_when_traced(self, state: Any) -> None:
+        """Refuses a network that does not give K numbers for each action."""
+        features = features_and_mask(state.observation)[0]
+        found = jax.eval_shape(self._network.apply, state.learned.parameters, features)
+        outputs.action_values(found, self._outputs.n, self.num_envs)
+
+    # --- parts ---
+
+    def _mean(self, numbers: jax.Array) -> jax.Array:
+        """Means `[..., n]` of the returns that `numbers [..., n, K]` tell of."""
+        raise NotImplementedError
+
+    def _numbers(self, parameters: Any, observation: Observation) -> jax.Array:
+        """What the network gives for every action, allowed or not: `[N, n, K]`."""
+        found = self._network.apply(parameters, features_and_mask(observation)[0])
+        return found.reshape(*found.shape[:-1], -1, self.numbers_of_an_action)
+
+    def _values(self, parameters: Any, observation: Observation) -> jax.Array:
+        """Q of every action `[N, n]`: the mean of its returns; `-inf` where it is not allowed."""
+        _, action_mask = features_and_mask(observation)
+        return allowed_only(self._mean(self._numbers(parameters, observation)), action_mask)
+
+    def _following(self, parameters: Any, target_parameters: Any, transition: Transition) -> jax.Array:
+        """Of the observations that follow, the target's numbers for the action that is best in the mean:
+        `[N, K]`. Which one that is, says the target, or with `double` the network that learns."""
+        choosing = parameters if self.double else target_parameters
+        best = jnp.argmax(self._values(choosing, transition.next_observation), axis=-1)
+        return of_action(self._numbers(target_parameters, transition.next_observation), best)
+
+    @property
+    def _outputs(self) -> Discrete:
+        space = self.env.action_space
+        assert isinstance(space, Discrete)  # checked when constructed
+        return Discrete(space.n * self.numbers_of_an_action)
+
+    @property
+    def _network(self) -> Network:
+        return self._own("network", "actor") or networks.q_network(
+            self.env.observation_space, self._outputs,
+            self.hidden, self.activation, self.dueling, self.layer_norm, self.convolve,
+        )  # fmt: skip
+
+
+def of_action(numbers: jax.Array, action: jax.Array) -> jax.Array:
+    """Of numbers `[N, n, K]` those of the actions `[N]`: `[N, K]`."""
+    return jax.vmap(networks.of_action, in_axes=(-1, None), out_axes=-1)(numbers, action)

@@ -1,0 +1,115 @@
+"""C51: projections and the loss by hand, its values, and what it refuses.
+
+Of Bellemare et al. 2017 (arXiv 1707.06887): equation 7 is the projection, algorithm 1 the loss.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import algos
+import envs
+from algos.replay import Transition
+from fdg.errors import FdgError
+from tests.algos.probes import trained
+
+# Two actions, three atoms (-1, 0 and 1), the same for every observation: the parameters are the logits.
+TABLE = algos.Network(
+    init=lambda key, observation: jnp.zeros(6),
+    apply=lambda table, observation: jnp.broadcast_to(table[None], (len(observation), 6)),
+)
+
+
+def algorithm(kind=algos.C51, **fields):
+    fields = {"atoms": 3, "value_min": -1.0, "value_max": 1.0, "network": TABLE, **fields}
+    return kind(env=envs.make("probe:policy_of_observation"), num_envs=1, batch_size=3, **fields)
+
+
+def logits(*probabilities):
+    return jnp.log(jnp.array(probabilities)).reshape(-1)
+
+
+def transition(action, reward, discount):
+    zeros = jnp.zeros((len(action), 1))
+    return Transition(zeros, jnp.array(action), jnp.array(reward), jnp.array(discount), zeros)
+
+
+ONLINE = logits([0.25, 0.25, 0.5], [0.5, 0.25, 0.25])  # values 1/4 and -1/4
+TARGET = logits([0.5, 0.5, 1e-30], [0.25, 0.25, 0.5])  # values -1/2 and 1/4
+STEPS = transition([0, 1, 0], [0.0, 1.0, 0.25], [1.0, 0.5, 0.0])
+
+
+def test_the_value_is_the_mean_over_the_atoms():
+    values = algorithm()._values(ONLINE, jnp.zeros((2, 1)))
+    np.testing.assert_allclose(values, [[0.25, -0.25]] * 2, rtol=1e-6)
+
+
+def test_targets_by_hand():
+    """The target's best action in the mean is the second, of probabilities 1/4, 1/4, 1/2.
+
+    Reward 0, discount 1: as they are. Reward 1, discount 1/2: the atoms lead to 1/2, 1 and 3/2, which is held
+    at 1: 1/8 for 0, the rest for 1, and 1/2 lay outside. Terminated with 1/4: 3/4 for 0, 1/4 for 1.
+    """
+    target, outside = algorithm()._projected(ONLINE, TARGET, STEPS)
+    np.testing.assert_allclose(target, [[0.25, 0.25, 0.5], [0, 0.125, 0.875], [0, 0.75, 0.25]], atol=1e-6)
+    np.testing.assert_allclose(outside, [0.0, 0.5, 0.0], atol=1e-6)
+    # Double: the online network's best is the first, of which the target says 1/2, 1/2, 0: 1/2 and 1.
+    target, _ = algorithm(double=True)._projected(ONLINE, TARGET, STEPS)
+    np.testing.assert_allclose(target[:2], [[0.5, 0.5, 0.0], [0.0, 0.25, 0.75]], atol=1e-6)
+
+
+class Rounded(algos.C51):
+    """Gives all of a return to the atom below it: a projection that keeps no mean."""
+
+    def _projected(self, parameters, target_parameters, transition):
+        target, outside = super()._projected(parameters, target_parameters, transition)
+        return jax.nn.one_hot(jnp.argmax(target, axis=-1), self.atoms), outside
+
+
+@pytest.mark.parametrize(("kind", "keeps"), [(algos.C51, True), (Rounded, False)])
+def test_a_projection_keeps_the_mean(kind, keeps):
+    """Of what lies within the grid: rewards up to 1/2 and a discount of 1/2."""
+    reward = np.linspace(-0.5, 0.5, 7)
+    steps = transition(np.zeros(7, int), reward, np.full(7, 0.5))
+    target, outside = algorithm(kind)._projected(ONLINE, TARGET, steps)
+    assert np.allclose(target @ jnp.array([-1.0, 0.0, 1.0]), reward + 0.5 * 0.25, atol=1e-6) == keeps
+    assert not np.any(outside)
+
+
+def test_the_loss_by_hand():
+    """Of what was done: 1/4, 1/4, 1/2, then 1/2, 1/4, 1/4, then the first again; weights 1, 1 and 2."""
+    loss, (error, parts) = algorithm()._loss(ONLINE, TARGET, STEPS, jnp.array([1.0, 1.0, 2.0]))
+    log = np.log(2.0)
+    crossed = np.array([1.5 * log, 2 * log, 0.75 * 2 * log + 0.25 * log])
+    assert float(loss) == pytest.approx(float(crossed @ [1, 1, 2]) / 3, rel=1e-5)
+    # The divergence is nothing where the target is what was predicted.
+    entropy = [1.5 * log, -(np.log(0.125) / 8 + 7 / 8 * np.log(0.875)), 2 * log - 0.75 * np.log(3.0)]
+    np.testing.assert_allclose(error, crossed - entropy, atol=1e-5)
+    assert float(parts["value"]) == pytest.approx((0.25 - 0.25 + 0.25) / 3, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"dueling": True}, "dueling=True"),
+        ({"max_error": 1.0}, "max_error=1.0: distributions of returns have a loss of their own"),
+        ({"atoms": 1}, "atoms=1: a grid has two at least"),
+        ({"value_min": 1.0}, "value_min=1.0, value_max=1.0: the first must be below the second"),
+    ],
+)
+def test_refused(fields, says):
+    with pytest.raises(FdgError, match=says):
+        algorithm(**fields)
+
+
+def test_it_learns_how_returns_are_distributed():
+    """A reward of 1 or -1 by what was seen, told before: the last atom, or the first."""
+    algorithm = algos.C51(
+        env=envs.make("probe:value_of_observation"), num_envs=4, num_steps=2, updates_per_step=0.25,
+        batch_size=32, learning_starts=32, buffer_size=512, learning_rate=1e-2, atoms=3, value_min=-1.0,
+        value_max=1.0, hidden=(16,),
+    )  # fmt: skip
+    state = trained(algorithm, 100)
+    numbers = algorithm._numbers(state.learned.parameters, jnp.array([[-1.0], [1.0]]))
+    np.testing.assert_allclose(jax.nn.softmax(numbers)[:, 0], [[1, 0, 0], [0, 0, 1]], atol=0.05)
