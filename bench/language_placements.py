@@ -1,10 +1,11 @@
 """Learning from language under every placement beside plain `iterate`, in float64 and token by token.
 
-    python -m bench.language_placements                # GRPO and PPO-RLHF, three iterations, all placements
+    python -m bench.language_placements                # all algorithms, three iterations, all placements
     python -m bench.language_placements --only grpo --placement hybrid
 
 Every line says how far any number of the state is from plain `iterate`, relative to the largest of its leaf,
-and whether all tokens were the same. With `--float32` the bound is 1e-5 in place of 1e-12.
+and whether all tokens were the same. With `--float32` the bound is 1e-5 in place of 1e-12. `grpo equal` and
+`ppo equal` have the same reward for all responses: they move nowhere, and not by rounding either.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import os
 import sys
 import time
 
+ALGORITHMS = ("grpo", "ppo_rlhf", "lora", "grpo equal", "ppo equal")
 PLACEMENTS = ("colocated", "hybrid", "fsdp", "split", "split sharded", "standalone", "stale")
 
 
@@ -20,7 +22,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench.language_placements", description=__doc__.split("\n")[0]
     )
-    parser.add_argument("--only", choices=("grpo", "ppo_rlhf", "lora"), action="append")
+    parser.add_argument("--only", choices=ALGORITHMS, action="append")
     parser.add_argument("--placement", choices=PLACEMENTS, action="append")
     parser.add_argument("--iterations", type=int, default=3)
     parser.add_argument("--float32", action="store_true")
@@ -35,14 +37,14 @@ def main() -> int:
 
     jax.config.update("jax_enable_x64", not given.float32)
     bound, worst = (1e-5 if given.float32 else 1e-12), 0.0
-    for name in given.only or ("grpo", "ppo_rlhf", "lora"):
+    for name in given.only or ALGORITHMS:
         for placement in given.placement or PLACEMENTS:
             start = time.perf_counter()
             largest, tokens = compare(name, placement, given.iterations)
             worst = max(worst, largest if tokens else float("inf"))
             same = "all tokens equal" if tokens else "TOKENS DIFFER"
             print(
-                f"{name:9} {placement:14} {largest:9.1e} {same}  {time.perf_counter() - start:5.0f} s",
+                f"{name:10} {placement:14} {largest:9.1e} {same}  {time.perf_counter() - start:5.0f} s",
                 flush=True,
             )
     print(f"largest difference {worst:.1e}, bound {bound:.0e}")
@@ -52,8 +54,7 @@ def main() -> int:
 def algorithms():
     """Small ones, which say a checksum of all tokens among their metrics.
 
-    Their reward differs from response to response: with the same for all, gradients would be rounding alone,
-    and Adam makes steps of any gradient.
+    Rewards differ from response to response, and are no sums of halves; those of `equal` are all the same.
     """
     import dataclasses
 
@@ -65,8 +66,13 @@ def algorithms():
 
     class Counted(envs.text.TextTask):
         def reward(self, answer, tokens, mask):
-            total = jnp.sum(jnp.where(mask, tokens % 5, 0), axis=1) / 4.0
+            total = (jnp.sum(jnp.where(mask, tokens % 5, 0), axis=1) / 7.0).astype(jnp.float32)
             return envs.text.Reward(total, {"counted": total})
+
+    class Equal(envs.text.TextTask):
+        def reward(self, answer, tokens, mask):
+            total = jnp.full(len(tokens), 0.1, jnp.float32)
+            return envs.text.Reward(total, {"equal": total})
 
     def checked(base):
         def _lengths(self, responses):
@@ -78,12 +84,17 @@ def algorithms():
         return dataclasses.dataclass(frozen=True)(type(base.__name__, (base,), {"_lengths": _lengths}))
 
     sizes = {"hidden_size": 16, "num_layers": 1, "num_heads": 4, "learning_rate": 1e-2}
-    env = Counted(envs.make("text:addition", digits=1).problem)
+    problem = envs.make("text:addition", digits=1).problem
+    env, equal = Counted(problem), Equal(problem)
     group = {"env": env, "num_prompts": 8, "group_size": 2, **sizes}
     return {
         "grpo": lambda: checked(GRPO)(**group, kl_coefficient=0.04, num_minibatches=2),
         "lora": lambda: checked(GRPO)(**group, kl_coefficient=0.04, lora_rank=2),
         "ppo_rlhf": lambda: checked(PPORLHF)(env=env, num_prompts=16, **sizes),
+        "grpo equal": lambda: checked(GRPO)(
+            **{**group, "env": equal}, kl_coefficient=0.04, num_minibatches=2
+        ),
+        "ppo equal": lambda: checked(PPORLHF)(env=equal, num_prompts=16, **sizes),
     }
 
 

@@ -35,8 +35,10 @@ def group_advantage(
 ) -> jax.Array:
     """Rewards `[N]` less what the other responses to the same prompt were worth: `[N]` float32.
 
+    Where all rewards of a group are equal, each is exactly zero above a mean, whatever was rounded how.
+
     Args:
-      reward: `[N]` float32.
+      reward: `[N]` float32; computed with in float64 where that is on.
       group: `G`, responses to each prompt.
       baseline: the group's mean (GRPO), that of the others alone (RLOO, arXiv 2402.14740, equation 2), or
         none.
@@ -48,19 +50,29 @@ def group_advantage(
     >>> group_advantage(jnp.array([1.0, 0.0, 0.0, 5.0]), 2, "leave_one_out", "none", 0.0, True).tolist()
     [1.0, -1.0, -5.0, 5.0]
     """
-    grouped = reward.reshape(-1, group)
-    mean = jnp.mean(grouped, axis=1, keepdims=True)
-    if baseline == "group":
-        advantage = grouped - mean
-    elif baseline == "leave_one_out":
-        advantage = (grouped - mean) * (group / (group - 1))
-    else:
-        advantage = grouped
-    if scale == "group":
-        advantage = advantage / (jnp.std(grouped, axis=1, keepdims=True, ddof=int(unbiased)) + guard)
-    elif scale == "batch":
-        advantage = advantage / (jnp.std(reward, ddof=int(unbiased)) + guard)
+    grouped = reward.astype(float).reshape(-1, group)
+    advantage = grouped
+    if baseline != "none":
+        advantage = _centred(grouped, axis=1)
+    if baseline == "leave_one_out":
+        advantage = advantage * (group / (group - 1))
+    if scale in ("group", "batch"):
+        axis = 1 if scale == "group" else None
+        advantage = advantage / (_deviation(grouped, axis, unbiased) + guard)
     return advantage.reshape(-1)
+
+
+def _centred(x: jax.Array, axis: int | None) -> jax.Array:
+    """`x` less its mean over an axis, or over all: exactly zero where all are equal, as a mean seldom is."""
+    equal = jnp.max(x, axis, keepdims=True) == jnp.min(x, axis, keepdims=True)
+    return jnp.where(equal, 0.0, x - jnp.mean(x, axis, keepdims=True))
+
+
+def _deviation(x: jax.Array, axis: int | None, unbiased: bool) -> jax.Array:
+    """The standard deviation over an axis, which is kept, or over all; exactly zero where all are equal."""
+    count = x.size if axis is None else x.shape[axis]
+    squares = jnp.sum(jnp.square(_centred(x, axis)), axis, keepdims=True)
+    return jnp.sqrt(squares / (count - unbiased))
 
 
 def informative(reward: jax.Array, group: int) -> jax.Array:
@@ -76,11 +88,14 @@ def informative(reward: jax.Array, group: int) -> jax.Array:
 def whiten(x: jax.Array, mask: jax.Array) -> jax.Array:
     """Mean zero and variance one (over `n - 1`) of `x [N, R]` over the tokens of the mask; zero elsewhere.
 
+    Where all of them are equal, they are exactly zero.
+
     >>> whiten(jnp.array([[1.0, 3.0, 9.0]]), jnp.array([[True, True, False]])).round(3).tolist()
     [[-0.707..., 0.707..., 0.0]]
     """
     count = jnp.sum(mask, dtype=jnp.float32)
-    centred = jnp.where(mask, x - masked_mean(x, mask), 0.0)
+    equal = jnp.max(x, where=mask, initial=-jnp.inf) == jnp.min(x, where=mask, initial=jnp.inf)
+    centred = jnp.where(mask & ~equal, x - masked_mean(x, mask), 0.0)
     variance = jnp.sum(jnp.square(centred)) / jnp.maximum(count - 1, 1)
     return centred * jax.lax.rsqrt(variance + 1e-8)
 

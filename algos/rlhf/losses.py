@@ -21,6 +21,7 @@ Preference = Literal["sigmoid", "hinge", "ipo", "robust"]
 _LARGEST = (
     20.0  # of a logarithm before it is raised: exp(20) is half a billion, and its square still a float32
 )
+_ROUNDING = 128  # units in the last place of one by which equal log-probabilities may differ
 
 
 def token_weights(
@@ -141,11 +142,19 @@ def divergence(log_prob: jax.Array, reference_log_prob: jax.Array, estimator: Es
     exp(-d) - 1 + d (Schulman 2020, joschu.net/blog/kl-approx.html; `k3` is GRPO's, arXiv 2402.03300, equation
     4). k1 and k3 have no bias as values. In a loss, k2 has the gradient of the KL, and k1 none on average.
 
+    A `d` within rounding (128 units in the last place of one: 1.5e-5 in float32) counts as none: of a policy
+    that is its reference, k2 and k3 have a gradient of exactly zero, wherever either was computed. Adam would
+    make full steps of what is rounding alone.
+
     >>> now, reference = jnp.log(jnp.array([[0.5]])), jnp.log(jnp.array([[0.25]]))
     >>> [f"{divergence(now, reference, kind)[0, 0]:.4f}" for kind in ("k1", "k2", "k3")]
     ['0.6931', '0.2402', '0.1931']
     """
     difference = log_prob - reference_log_prob
+    rounding = _ROUNDING * jnp.finfo(difference.dtype).eps
+    # Subtracted rather than set to zero: the derivative of k1 is one there, too.
+    nothing = jnp.where(jnp.abs(difference) <= rounding, difference, 0.0)
+    difference = difference - jax.lax.stop_gradient(nothing)
     if estimator == "k1":
         return difference
     if estimator == "k2":

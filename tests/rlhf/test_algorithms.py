@@ -177,6 +177,26 @@ def test_micro_batches_add_up_and_the_first_ratio_is_exactly_one():
     np.testing.assert_allclose(jnp.sum(minibatch.weight), 1.0, rtol=1e-6)
 
 
+def test_where_nothing_is_to_be_learned_nothing_moves():
+    """Of rounding, Adam would make steps as large as any: on each placement others."""
+    algorithm = made("grpo", group_size=2, num_minibatches=2, kl_coefficient=0.04)
+    state, batch = jax.jit(algorithm.init)(jax.random.key(0)), _batch(algorithm, 8)
+    reference = jax.jit(algorithm.refer)(state.reference, batch.responses)
+    batch = batch._replace(sampled_log_prob=reference, reward=Reward(jnp.full(8, 0.1), {}))
+    learn = jax.jit(algorithm.learn)
+
+    def moved(rounding):  # as a reference on other devices may be off, up and down in turns
+        signs = jnp.where(jnp.arange(reference.size).reshape(reference.shape) % 2, 1.0, -1.0)
+        read = batch._replace(reference_log_prob=reference + rounding * signs)
+        trained, _, measures = learn(state.parameters, state.optimizer_state, 0, read, state.key)
+        apart = jax.tree.map(lambda a, b: jnp.max(jnp.abs(a - b)), trained, state.parameters)
+        return max(map(float, jax.tree.leaves(apart))), float(measures["gradient_norm"])
+
+    assert moved(2e-6) == (0.0, 0.0)
+    distance, slope = moved(1e-4)  # beyond rounding: an opinion, and a full step of Adam's
+    assert distance > 1e-4 and 0 < slope < 1e-4
+
+
 def test_dynamic_sampling_takes_the_prompts_whose_responses_differ():
     algorithm = made("grpo", num_prompts=2, group_size=2, variant="dapo", micro_batch=2)
     batch = _batch(algorithm, 8)

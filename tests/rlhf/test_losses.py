@@ -155,13 +155,24 @@ def test_advantages_of_groups():
     same(of("group", "batch", 0.0, True)[4], 2 / np.std(np.asarray(REWARD), ddof=1))
 
 
-def test_a_group_of_equal_rewards_has_no_advantage():
+def test_equal_rewards_have_an_advantage_of_exactly_nothing():
+    """Three times 0.1 has a mean that is not 0.1: divided by a guard of 1e-6, that would be a direction."""
+    reward, none, mask = jnp.full(6, 0.1), jnp.zeros((6, 2)), jnp.ones((6, 2), bool)
+    assert float(jnp.max(jnp.abs(reward - jnp.mean(reward)))) > 0
     for variant in VARIANTS:
-        wanted = objective(variant, kl_coefficient=0.0)
-        if wanted.baseline != "none":
-            none = jnp.zeros((4, 2))
-            found = wanted.advantage(jnp.full(4, 0.3), none, none, jnp.ones((4, 2), bool), 4)
-            assert jnp.max(jnp.abs(found)) < 1e-3
+        found = objective(variant, guard=1e-6).advantage(reward, none, none, mask, 3)
+        assert float(jnp.max(jnp.abs(found))) == 0.0, variant
+    apart = advantages.group_advantage(jnp.repeat(jnp.array([0.1, 0.7]), 3), 3, "group", "batch", 0.0, True)
+    assert float(jnp.max(jnp.abs(apart))) == 0.0
+
+
+def test_a_divergence_within_rounding_is_none_and_pulls_nowhere():
+    now, apart = jnp.array([[-2.0, -2.0]]), jnp.array([[-2.0 + 1e-6, -2.1]])
+    for kind, slope in (("k1", 1.0), ("k2", 0.0), ("k3", 0.0)):
+        value = losses.divergence(now, apart, kind)
+        pull = jax.grad(lambda x, kind=kind: jnp.sum(losses.divergence(x, apart, kind)))(now)
+        assert float(value[0, 0]) == 0.0 and float(pull[0, 0]) == slope
+        assert abs(float(value[0, 1])) > 1e-3 and abs(float(pull[0, 1])) > 0.05
 
 
 def test_long_responses_are_punished():
