@@ -47,6 +47,8 @@ class A2C(ActorCritic):
     entropy_coefficient: float = hyperparameter(0.01, "weight of the entropy bonus")
     value_coefficient: float = hyperparameter(0.5, "weight of the value loss")
     max_grad_norm: float = hyperparameter(0.5, "global norm that gradients are clipped to")
+    normalize_observation: bool = hyperparameter(False, "by running mean and variance")
+    normalize_reward: bool = hyperparameter(False, "by the running deviation of the discounted return")
     hidden: tuple[int, ...] | None = hyperparameter(None, "widths of the layers; None: chosen by observation")
     activation: Literal["tanh", "relu", "silu", "gelu", "elu"] = hyperparameter("tanh", "of the layers")
     initial_log_std: float = hyperparameter(0.0, "log of the first standard deviation (continuous actions)")
@@ -58,10 +60,10 @@ class A2C(ActorCritic):
         self._check_common()
         require_within(self, 0, 1, "gae_lambda")
 
-    @fdg.fragment("actor", in_axes=(None, 0, 0))
-    def act(self, parameters, observation, keys):
+    @fdg.fragment("actor", in_axes=(None, None, 0, 0))
+    def act(self, parameters, statistics, observation, keys):
         """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`; its log-probability is not needed."""
-        policy, _ = self._policy(parameters, observation)
+        policy, _ = self._policy(parameters, self._seen(statistics, observation))
         return policy.sample(keys), None
 
     def _loss(self, parameters, trajectory: Trajectory):

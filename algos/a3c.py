@@ -19,6 +19,7 @@ import fdg
 from algos.a2c import A2C
 from algos.actor_critic import Trajectory
 from algos.hyperparameters import hyperparameter, require, require_positive
+from algos.normalize import RunningStatistics
 from algos.rollout import episode_metrics, rollout
 from envs import Observation
 
@@ -29,6 +30,9 @@ class State(NamedTuple):
     parameters: Any  # the shared ones
     optimizer_state: Any  # shared too
     worker_parameters: Any  # leading axis W
+    observation_statistics: Any  # of all workers' observations; None where they are not normalised
+    return_statistics: RunningStatistics | None  # of the discounted return that rewards are scaled by, if any
+    running_return: jax.Array | None  # [W, E] float32, that return so far
     env_state: Any  # leading axes W, E
     observation: Observation  # [W, E, *obs]
     key: jax.Array
@@ -80,6 +84,9 @@ class A3C(A2C):
             worker_parameters=jax.tree.map(
                 lambda x: jnp.broadcast_to(x, (self.num_workers, *x.shape)), start.parameters
             ),
+            observation_statistics=start.observation_statistics,
+            return_statistics=start.return_statistics,
+            running_return=self._by_worker(start.running_return),
             env_state=self._by_worker(start.env_state),
             observation=self._by_worker(start.observation),
             key=start.key,
@@ -90,22 +97,29 @@ class A3C(A2C):
         """One rollout of all workers, and one update with the gradient of each."""
         key, rollout_key = jax.random.split(state.key)
         env_state, observation, ((observations, actions), _, time_steps) = rollout(
-            act=lambda observation, keys: self.act(state.worker_parameters, observation, keys),
+            act=lambda observation, keys: self.act(
+                state.worker_parameters, state.observation_statistics, observation, keys
+            ),
             step=self.step,
             key=rollout_key,
             env_state=state.env_state,
             observation=state.observation,
             num_steps=self.num_steps,
         )
-        (parameters, optimizer_state, worker_parameters), metrics = self.learn(
-            (state.parameters, state.optimizer_state),
+        learned, worker_parameters, running_return, metrics = self.learn(
+            (state.parameters, state.optimizer_state, state.observation_statistics, state.return_statistics),
             state.worker_parameters,
+            state.running_return,
             Trajectory(observations, actions, None, time_steps),
         )
+        parameters, optimizer_state, observation_statistics, return_statistics = learned
         state = State(
             parameters=parameters,
             optimizer_state=optimizer_state,
             worker_parameters=worker_parameters,
+            observation_statistics=observation_statistics,
+            return_statistics=return_statistics,
+            running_return=running_return,
             env_state=env_state,
             observation=observation,
             key=key,
@@ -115,15 +129,15 @@ class A3C(A2C):
 
     # --- fragments; their batch axis is that of the workers ---
 
-    @fdg.fragment("actor")
-    def act(self, worker_parameters, observation, keys):
+    @fdg.fragment("actor", in_axes=(0, None, 0, 0))
+    def act(self, worker_parameters, statistics, observation, keys):
         """`observation [W, E, *obs]`, `keys [W]` -> `action [W, E, *action]`; see `A2C.act`."""
 
         def one_worker(parameters, observation, key):
             policy, _ = self._policy(parameters, observation)
             return policy.sample(jax.random.split(key, self.envs_per_worker))
 
-        return jax.vmap(one_worker)(worker_parameters, observation, keys), None
+        return jax.vmap(one_worker)(worker_parameters, self._seen(statistics, observation), keys), None
 
     @fdg.fragment("environment")
     def step(self, keys, env_state, action):
@@ -134,13 +148,15 @@ class A3C(A2C):
         )
         return self._by_worker(self.env.step(keys, env_state, self._for_environment(action)))
 
-    @fdg.fragment("learner", in_axes=(None, 0, 1), out_axes=((None, None, 0), None))
-    def learn(self, learned, worker_parameters, trajectory):
+    @fdg.fragment("learner", in_axes=(None, 0, 0, 1), out_axes=(None, 0, 0, None))
+    def learn(self, learned, worker_parameters, running_return, trajectory):
         """The gradient of each worker over its rollout, of `[T, W, E]`, and an update with each."""
-        parameters, optimizer_state = learned
-        gradients, losses = self.gradient(worker_parameters, trajectory)
-        learned = self.update(gradients, optimizer_state, parameters)
-        return learned, {**episode_metrics(trajectory.time_step), **jax.tree.map(jnp.mean, losses)}
+        parameters, optimizer_state, *statistics = learned
+        seen, running_return, statistics = self._normalized(statistics, running_return, trajectory)
+        gradients, losses = self.gradient(worker_parameters, seen)
+        *learned, worker_parameters = self.update(gradients, optimizer_state, parameters)
+        metrics = {**episode_metrics(trajectory.time_step), **jax.tree.map(jnp.mean, losses)}
+        return (*learned, *statistics), worker_parameters, running_return, metrics
 
     @fdg.fragment("gradient", in_axes=(0, 1))
     def gradient(self, worker_parameters, trajectory):

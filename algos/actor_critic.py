@@ -16,10 +16,11 @@ import optax
 import fdg
 from algos import networks, optimizers, outputs
 from algos.acting import Actor, without_memory
-from algos.agent import Agent
 from algos.distributions import Distribution
 from algos.hyperparameters import require_positive
 from algos.networks import Network
+from algos.normalize import RunningStatistics
+from algos.normalizing import NormalizedRewards
 from algos.rollout import environment_major, episode_metrics, rollout, time_major
 from envs import Box, Discrete, MultiDiscrete, Observation, TimeStep, composite, features_and_mask
 
@@ -29,6 +30,9 @@ class State(NamedTuple):
 
     parameters: Any
     optimizer_state: Any
+    observation_statistics: Any  # as of `PPO`; None where observations are not normalised
+    return_statistics: RunningStatistics | None  # of the discounted return that rewards are scaled by, if any
+    running_return: jax.Array | None  # [B] float32, that return so far
     env_state: Any  # leading axis B
     observation: Observation  # [B, *obs]
     key: jax.Array
@@ -36,7 +40,7 @@ class State(NamedTuple):
 
 
 class Trajectory(NamedTuple):
-    """A rollout."""
+    """A rollout; to the loss, observations and rewards are normalised if that was asked for."""
 
     observation: Observation  # [T, B, *obs]
     action: jax.Array  # [T, B, *action]
@@ -44,7 +48,7 @@ class Trajectory(NamedTuple):
     time_step: TimeStep  # [T, B], what came of the action
 
 
-class ActorCritic(Agent):
+class ActorCritic(NormalizedRewards):
     """Base of actor-critics on one feed-forward network, with RMSProp.
 
     A subclass has also the fields annotated here, the actor `act`, and `_loss`.
@@ -64,9 +68,13 @@ class ActorCritic(Agent):
         parameter_key, env_key, key = jax.random.split(key, 3)
         env_state, observation = self._reset(env_key)
         parameters = self._network.init(parameter_key, features_and_mask(observation)[0])
+        return_statistics, running_return = self._first_returns((self.num_envs,))
         return State(
             parameters=parameters,
             optimizer_state=self._optimizer.init(parameters),
+            observation_statistics=self._first_statistics(),
+            return_statistics=return_statistics,
+            running_return=running_return,
             env_state=env_state,
             observation=observation,
             key=key,
@@ -77,25 +85,41 @@ class ActorCritic(Agent):
         """One rollout of all environments, and one update on it."""
         key, rollout_key = jax.random.split(state.key)
         env_state, observation, ((observations, actions), log_probs, time_steps) = rollout(
-            act=lambda observation, keys: self.act(state.parameters, observation, keys),
+            act=lambda observation, keys: self.act(
+                state.parameters, state.observation_statistics, observation, keys
+            ),
             step=self.step,
             key=rollout_key,
             env_state=state.env_state,
             observation=state.observation,
             num_steps=self.num_steps,
         )
-        (parameters, optimizer_state), metrics = self.learn(
-            (state.parameters, state.optimizer_state),
+        learned, running_return, metrics = self.learn(
+            (state.parameters, state.optimizer_state, state.observation_statistics, state.return_statistics),
+            state.running_return,
             Trajectory(observations, actions, log_probs, time_steps),
         )
-        state = State(parameters, optimizer_state, env_state, observation, key, state.iteration + 1)
+        parameters, optimizer_state, observation_statistics, return_statistics = learned
+        state = State(
+            parameters=parameters,
+            optimizer_state=optimizer_state,
+            observation_statistics=observation_statistics,
+            return_statistics=return_statistics,
+            running_return=running_return,
+            env_state=env_state,
+            observation=observation,
+            key=key,
+            iteration=state.iteration + 1,
+        )
         return state, metrics
 
     def actor(self, state: Any) -> Actor:
-        """How it acts with these parameters."""
-        return without_memory(
-            lambda observation: self._policy(state.parameters, observation)[0], self._for_environment
-        )
+        """How it acts with these parameters and statistics."""
+
+        def policy(observation):
+            return self._policy(state.parameters, self._seen(state.observation_statistics, observation))[0]
+
+        return without_memory(policy, self._for_environment)
 
     @property
     def updates_per_iteration(self) -> int:
@@ -104,13 +128,14 @@ class ActorCritic(Agent):
 
     # --- fragments; `step` and `update` are those of every agent ---
 
-    @fdg.fragment("learner", in_axes=(None, 1), out_axes=None)
-    def learn(self, learned, trajectory):
-        """One update of parameters and optimiser on a rollout `[T, B]`."""
-        parameters, optimizer_state = learned
-        gradient, losses = self.gradient(parameters, trajectory)
-        learned = self.update(gradient, optimizer_state, parameters)
-        return learned, {**episode_metrics(trajectory.time_step), **losses}
+    @fdg.fragment("learner", in_axes=(None, 0, 1), out_axes=(None, 0, None))
+    def learn(self, learned, running_return, trajectory):
+        """One update of parameters and optimiser on a rollout `[T, B]`; statistics change after it."""
+        parameters, optimizer_state, *statistics = learned
+        seen, running_return, statistics = self._normalized(statistics, running_return, trajectory)
+        gradient, losses = self.gradient(parameters, seen)
+        learned = (*self.update(gradient, optimizer_state, parameters), *statistics)
+        return learned, running_return, {**episode_metrics(trajectory.time_step), **losses}
 
     @fdg.fragment("gradient", in_axes=(None, 1), out_axes=None)
     def gradient(self, parameters, trajectory):
@@ -119,13 +144,26 @@ class ActorCritic(Agent):
 
     # --- parts ---
 
-    # A fragment: `parameters`, `observation [B, *obs]`, `keys [B]` -> `action [B, *action]`, and its
-    # log-probability `[B]` where the loss has a use for it, else None.
+    # A fragment: `parameters`, `statistics`, `observation [B, *obs]`, `keys [B]` -> `action [B, *action]`,
+    # and its log-probability `[B]` where the loss has a use for it, else None.
     act: Callable[..., tuple[jax.Array, jax.Array | None]]
 
     def _loss(self, parameters: Any, trajectory: Trajectory) -> tuple[jax.Array, dict[str, jax.Array]]:
         """The loss over a rollout, and what it is made of: scalars."""
         raise NotImplementedError
+
+    def _normalized(self, statistics: Any, running_return: Any, trajectory: Trajectory) -> tuple:
+        """A rollout as the loss sees it; the returns so far, and both statistics, after it."""
+        observation_statistics, return_statistics = statistics
+        time_step = trajectory.time_step
+        reward, running_return, return_statistics = self._reward(time_step, running_return, return_statistics)
+        final = self._seen(observation_statistics, time_step.final_observation)
+        seen = trajectory._replace(
+            observation=self._seen(observation_statistics, trajectory.observation),
+            time_step=time_step._replace(reward=reward, final_observation=final),
+        )
+        observation_statistics = self._with_observed(observation_statistics, trajectory.observation)
+        return seen, running_return, (observation_statistics, return_statistics)
 
     def _policy(self, parameters: Any, observation: Observation) -> tuple[Distribution, jax.Array]:
         """Distribution over actions and value `[N]`, for observations `[N, *obs]`."""

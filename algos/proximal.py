@@ -14,22 +14,14 @@ import jax
 import optax
 
 import fdg
-from algos import normalize, optimizers
-from algos.agent import Agent
+from algos import optimizers
 from algos.distributions import Distribution
 from algos.hyperparameters import hyperparameter, require, require_positive, require_within
 from algos.losses import proximal_loss
 from algos.minibatches import own_blocks, shuffled_rows, take, take_of_every_env, updated
+from algos.normalizing import NormalizedRewards
 from algos.returns import generalized_advantage_estimation
-from envs import (
-    Box,
-    Discrete,
-    Environment,
-    MultiDiscrete,
-    TimeStep,
-    features_and_mask,
-    map_features,
-)
+from envs import Box, Discrete, Environment, MultiDiscrete, TimeStep
 
 
 class Decision(NamedTuple):
@@ -40,7 +32,7 @@ class Decision(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class ProximalAgent(Agent):
+class ProximalAgent(NormalizedRewards):
     """Base of `PPO` and `RecurrentPPO`: all but the network and what it remembers.
 
     Defaults are those of CleanRL's `ppo.py` (Huang et al. 2022, JMLR 23(274)). A subclass adds the field
@@ -94,12 +86,6 @@ class ProximalAgent(Agent):
             shuffled % self.num_minibatches == 0,
             f"num_minibatches={self.num_minibatches} does not divide {what}={shuffled}: choose a divisor",
         )
-        seen = self.env.observation_space
-        require(
-            self,
-            normalize.has_statistics(seen) or not self.normalize_observation,
-            f"normalize_observation=True: {seen} has no mean or variance; leave it False",
-        )
 
     @property
     def updates_per_iteration(self) -> int:
@@ -136,16 +122,6 @@ class ProximalAgent(Agent):
             value_coefficient=self.value_coefficient,
             entropy_coefficient=self.entropy_coefficient,
         )
-
-    def _reward(self, time_step: TimeStep, running_return, return_statistics):
-        """Rewards `[T, B]` that are learned from; and, where they are scaled, what their scale comes from."""
-        if not self.normalize_reward:
-            return time_step.reward, running_return, return_statistics
-        running_return, returns = normalize.accumulate_returns(
-            running_return, time_step.reward, time_step.done, self.discount
-        )
-        return_statistics = normalize.update(return_statistics, returns)
-        return normalize.scale(return_statistics, time_step.reward), running_return, return_statistics
 
     def _advantage(self, reward, value, next_value, time_step: TimeStep):
         """Advantage and value target, both `[T, B]`; a truncation is followed by its observation's value."""
@@ -187,18 +163,6 @@ class ProximalAgent(Agent):
         if self.shuffle == "time":
             return self._samples_per_env, "num_steps"
         return self.num_envs * self._samples_per_env, "num_envs * num_steps"
-
-    def _seen(self, statistics, observation):
-        """Observations `[..., *obs]` as the networks see them."""
-        if not self.normalize_observation:
-            return observation
-        return map_features(lambda seen: normalize.normalize_observations(statistics, seen), observation)
-
-    def _with_observed(self, statistics, observation):
-        """The statistics after the observations `[T, B, *obs]` too."""
-        if not self.normalize_observation:
-            return statistics
-        return normalize.update_observations(statistics, features_and_mask(observation)[0])
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:

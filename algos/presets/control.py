@@ -81,6 +81,12 @@ _LUNAR_LANDER = Entry(
     },
 )
 
+# What PPO has by default in these families, the other actor-critics have too; no other setting is known.
+NORMALIZING = Entry(
+    "observations and rewards by their statistics, as the presets of PPO have them; the rest is not tuned",
+    {"normalize_observation": True, "normalize_reward": True},
+)
+
 # The layers of CleanRL's dqn.py, each normalised as in PQN. With plain layers, or returns of one step, some
 # seeds still waver when the run ends.
 _CARTPOLE_DQN = Entry(
@@ -137,6 +143,9 @@ PRESETS: dict[str, dict[str, Entry]] = {
         ),
     },
 }
+
+for _algorithm in ("A2C", "A3C", "IMPALA"):
+    PRESETS[_algorithm] = {"pendulum": NORMALIZING, "continuous-control": NORMALIZING}
 
 for _algorithm in ("PPO", "SAC"):  # the same task, from whichever source it comes
     PRESETS[_algorithm]["pendulum"] = PRESETS[_algorithm]["Pendulum-v1"]

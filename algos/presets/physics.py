@@ -1,5 +1,6 @@
 """Bodies that move: MuJoCo's tasks, brax, and the DeepMind Control Suite."""
 
+from algos.presets.control import NORMALIZING
 from algos.presets.control import PRESETS as _CONTROL
 from algos.presets.entry import Entry
 
@@ -120,3 +121,5 @@ PRESETS: dict[str, dict[str, Entry]] = {
 for _task in ("AcrobotSwingup", "AcrobotSwingupSparse", "SwimmerSwimmer6", "WalkerRun"):
     _longer = _CONTROL_SUITE.but("a longer run", total_steps=100_000_000)
     PRESETS["PPO"].update(_of_suite(_task, _longer))
+for _algorithm in ("A2C", "A3C", "IMPALA"):
+    PRESETS[_algorithm] = dict.fromkeys(("mujoco", "brax", "control-suite"), NORMALIZING)

@@ -63,7 +63,7 @@ def test_gradients_are_applied_one_after_another():
     state = jax.jit(algorithm.init)(jax.random.key(1))
     workers = [state.parameters] * 3
     for _ in range(2):
-        state, ((parameters, optimizer_state), own, trajectory) = recorded(algorithm, state)
+        state, ((parameters, optimizer_state, *_), own, _, trajectory) = recorded(algorithm, state)
         for w in range(3):
             same(workers[w], jax.tree.map(lambda x, w=w: x[w], own))
             one, _ = gradient(workers[w], jax.tree.map(lambda x, w=w: x[:, w], trajectory))
@@ -83,17 +83,20 @@ def test_each_worker_acts_with_its_own_parameters():
     head["bias"] = head["bias"].at[1].add(jnp.array([-20.0, 20.0])).at[2].add(jnp.array([20.0, -20.0]))
     observation = jnp.zeros((3, 64, 4))
     wide = small(num_envs=192)
-    action, _ = wide.act(state.worker_parameters, observation, jax.random.split(jax.random.key(0), 3))
+    action, _ = wide.act(state.worker_parameters, None, observation, jax.random.split(jax.random.key(0), 3))
     assert jnp.mean(action, axis=1)[1:].tolist() == [1.0, 0.0]
     assert 0.2 < float(jnp.mean(action[0])) < 0.8
 
 
 def test_one_worker_is_a2c():
-    a3c, a2c = small(num_workers=1), algos.A2C(env=small().env, num_envs=6, num_steps=5, hidden=(4,))
-    _, (learned, workers, trajectory) = recorded(a3c, jax.jit(a3c.init)(jax.random.key(0)))
-    (parameters, optimizer_state, _), metrics = a3c.learn(learned, workers, trajectory)
+    fields = {"num_envs": 6, "normalize_observation": True, "normalize_reward": True}
+    a3c = small(num_workers=1, **fields)
+    a2c = algos.A2C(env=a3c.env, num_steps=5, hidden=(4,), **fields)
+    state, _ = recorded(a3c, jax.jit(a3c.init)(jax.random.key(0)))
+    _, (learned, workers, running_return, trajectory) = recorded(a3c, state)
+    new, _, running, metrics = a3c.learn(learned, workers, running_return, trajectory)
     flat = jax.tree.map(lambda x: x[:, 0], trajectory)
-    same(a2c.learn(learned, flat), ((parameters, optimizer_state), metrics))
+    same(a2c.learn(learned, running_return[0], flat), (new, running[0], metrics))
 
 
 def test_the_step_size_falls_to_zero_over_the_run():

@@ -104,8 +104,8 @@ def trained_on_first_actors(kind, iterations):
 
     @dataclasses.dataclass(frozen=True)
     class Late(kind):
-        def act(self, parameters, observation, keys):
-            return kind.act.__get__(self)(first.parameters, observation, keys)
+        def act(self, parameters, statistics, observation, keys):
+            return kind.act.__get__(self)(first.parameters, statistics, observation, keys)
 
     algorithm = Late(env=env, **QUICK)
     first = algorithm.init(jax.random.key(0))

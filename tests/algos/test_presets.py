@@ -82,7 +82,8 @@ def test_the_most_exact_entry_wins(monkeypatch):
 
 def test_observation_statistics_are_the_default_for_continuous_control():
     for name in ("envpool:Hopper-v4", "gymnasium:Ant-v5", "brax:hopper", "playground:CheetahRun"):
-        assert presets.of("PPO", name)["normalize_observation"], name
+        for algorithm in ("PPO", "A2C", "A3C", "IMPALA"):
+            assert presets.of(algorithm, name)["normalize_observation"], (algorithm, name)
     env = envs.vectorize(_Continuous())
     assert algos.make("ppo", env).normalize_observation
     assert not algos.PPO(env=env).normalize_observation

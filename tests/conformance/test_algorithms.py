@@ -16,6 +16,8 @@ from tests.compilations import compilations
 from tests.conformance import dialogue
 from tests.conformance.comparison import ITERATIONS, assert_same, copied, plain
 
+NORMALIZING = {"normalize_observation": True, "normalize_reward": True}
+
 # Small enough to compile in seconds; 8 environments, which the groups below divide.
 SMALL = {
     "ippo": lambda: algos.IPPO(
@@ -25,8 +27,7 @@ SMALL = {
         num_epochs=1,
         num_minibatches=2,
         hidden=(8,),
-        normalize_observation=True,
-        normalize_reward=True,
+        **NORMALIZING,
     ),
     "mappo": lambda: algos.MAPPO(
         env=envs.make("probe:agents", delay=1),
@@ -36,11 +37,15 @@ SMALL = {
         num_minibatches=2,
         memory_size=8,
     ),
-    "a2c": lambda: algos.A2C(env=envs.make("CartPole-v1"), num_envs=8, num_steps=4, hidden=(8,)),
-    "a3c": lambda: algos.A3C(
-        env=envs.make("CartPole-v1"), num_envs=16, num_workers=8, num_steps=4, hidden=(8,)
+    "a2c": lambda: algos.A2C(
+        env=envs.make("CartPole-v1"), num_envs=8, num_steps=4, hidden=(8,), **NORMALIZING
     ),
-    "impala": lambda: algos.IMPALA(env=envs.make("CartPole-v1"), num_envs=8, num_steps=4, hidden=(8,)),
+    "a3c": lambda: algos.A3C(
+        env=envs.make("CartPole-v1"), num_envs=16, num_workers=8, num_steps=4, hidden=(8,), **NORMALIZING
+    ),
+    "impala": lambda: algos.IMPALA(
+        env=envs.make("CartPole-v1"), num_envs=8, num_steps=4, hidden=(8,), **NORMALIZING
+    ),
     "ppo": lambda: algos.PPO(
         env=envs.make("CartPole-v1"), num_envs=8, num_steps=4, num_epochs=1, num_minibatches=2, hidden=(8,)
     ),

@@ -215,24 +215,25 @@ def test_ppo_against_plain_python(devices):
 def test_impala_against_plain_python(devices):
     """Actors that are late note the probabilities of their own, late policy: V-trace has work to do."""
     algorithm = algos.IMPALA(
-        env=envs.make("CartPole-v1"), num_envs=8, num_steps=4, hidden=(8,), learning_rate=0.1
-    )
+        env=envs.make("CartPole-v1"), num_envs=8, num_steps=4, hidden=(8,), learning_rate=0.1,
+        normalize_observation=True,
+    )  # fmt: skip
     compiled = fdg.compile(algorithm, Coarse(actors=2, staleness=1), devices[:3])
 
     @jax.jit
     def iterate(state, acting):
         class Late(algos.IMPALA):
-            def act(self, parameters, observation, keys):
-                return algorithm.act(acting, observation, keys)
+            def act(self, parameters, statistics, observation, keys):
+                return algorithm.act(*acting, observation, keys)
 
         return Late(**{f.name: getattr(algorithm, f.name) for f in dataclasses.fields(algorithm)}).iterate(
             state
         )
 
     first = jax.jit(algorithm.init)(jax.random.key(3))
-    state, acting, metrics = first, first.parameters, []
+    state, acting, metrics = first, (first.parameters, first.observation_statistics), []
     for _ in range(5):
-        late, acting = acting, state.parameters
+        late, acting = acting, (state.parameters, state.observation_statistics)
         state, one = iterate(state, late)
         metrics.append(one)
     ours, measured = compiled.run(compiled.plan.delayed.start(jax.tree.map(jnp.copy, first)), 5)

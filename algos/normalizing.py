@@ -1,0 +1,67 @@
+"""Agents that normalise what they see, and what they are paid: the flags, and what stands behind them.
+
+The statistics themselves are `algos/normalize.py`. They are part of what is learned: the actor reads them as
+it reads parameters, so under a distribution policy with staleness they are as old as these.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from algos import normalize
+from algos.agent import Agent
+from algos.hyperparameters import require
+from algos.normalize import RunningStatistics
+from envs import TimeStep, features_and_mask, map_features
+
+
+class NormalizedObservations(Agent):
+    """Base of agents with a field `normalize_observation`."""
+
+    normalize_observation: bool  # by running mean and variance
+
+    def _first_statistics(self) -> Any:
+        """Those of no observations; None where they are not normalised."""
+        return normalize.init_observations(self.env.observation_space) if self.normalize_observation else None
+
+    def _seen(self, statistics: Any, observation: Any) -> Any:
+        """Observations `[..., *obs]` as the networks see them."""
+        if not self.normalize_observation:
+            return observation
+        return map_features(lambda seen: normalize.normalize_observations(statistics, seen), observation)
+
+    def _with_observed(self, statistics: Any, observation: Any) -> Any:
+        """The statistics after the observations `[T, B, *obs]` too."""
+        if not self.normalize_observation:
+            return statistics
+        return normalize.update_observations(statistics, features_and_mask(observation)[0])
+
+    def _check_common(self) -> None:
+        super()._check_common()
+        seen = self.env.observation_space
+        require(
+            self,
+            normalize.has_statistics(seen) or not self.normalize_observation,
+            f"normalize_observation=True: {seen} has no mean or variance; leave it False",
+        )
+
+
+class NormalizedRewards(NormalizedObservations):
+    """Base of agents that also have a field `normalize_reward`."""
+
+    normalize_reward: bool  # by the running deviation of the discounted return
+
+    def _first_returns(self, shape: tuple[int, ...]) -> tuple[RunningStatistics | None, jax.Array | None]:
+        """Statistics of no returns, and the returns so far, of environments `shape`; None if not needed."""
+        return (normalize.init(()), jnp.zeros(shape)) if self.normalize_reward else (None, None)
+
+    def _reward(self, time_step: TimeStep, running_return: Any, return_statistics: Any) -> tuple:
+        """Rewards `[T, B]` that are learned from; and, where they are scaled, what their scale comes from."""
+        if not self.normalize_reward:
+            return time_step.reward, running_return, return_statistics
+        running_return, returns = normalize.accumulate_returns(
+            running_return, time_step.reward, time_step.done, self.discount
+        )
+        return_statistics = normalize.update(return_statistics, returns)
+        return normalize.scale(return_statistics, time_step.reward), running_return, return_statistics
