@@ -8,11 +8,14 @@ import tempfile
 from importlib.metadata import version
 
 # Most programs here run for milliseconds and compile for seconds. A sixth of that is enough without LLVM's
-# optimisation and with the older code generator, which jaxlib 0.11 has no more (and refuses the flag). A
-# number of devices given by the caller would contradict the one below.
+# optimisation, with the older code generator, which jaxlib 0.11 has no more (and refuses the flag), in one
+# piece instead of one a core, and without the lines of Python that operations stem from. A number of devices
+# given by the caller would contradict the one below.
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 os.environ["XLA_FLAGS"] = " ".join(
     [
         "--xla_backend_optimization_level=0",
+        "--xla_cpu_parallel_codegen_split_count=1",
         *(["--xla_cpu_use_fusion_emitters=false"] if version("jaxlib").startswith("0.10.") else []),
         *(f for f in os.environ.get("XLA_FLAGS", "").split() if "host_platform_device_count" not in f),
     ]
@@ -43,6 +46,18 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 fdg.host_devices(8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.devices()  # starts the backends: from here on no --devices flag that a test gives changes the number
+
+
+def pytest_addoption(parser):
+    parser.addoption("--whole", action="store_true", help="also the tests that repeat what others have shown")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leaves out what is marked `whole`, unless asked for."""
+    if not config.getoption("--whole"):
+        left_out = [item for item in items if item.get_closest_marker("whole")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("whole")]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,6 +1,8 @@
 """Every algorithm of the package, small, under every policy: the numbers of plain calls of `iterate`.
 
-One entry of `SMALL` an algorithm; a test says which are missing.
+One entry of `SMALL` an algorithm; a test says which are missing. An algorithm whose fragments are those of
+another, with other losses, meets two policies here that differ most, and every policy with `--whole`:
+`make test ARGS="tests/conformance --whole"`.
 """
 
 import functools
@@ -67,8 +69,18 @@ SMALL = {
     "pqn": lambda: algos.PQN(
         env=envs.make("CartPole-v1"), num_envs=8, num_steps=4, num_epochs=1, num_minibatches=2, hidden=(8,)
     ),
-    # Observations in parts, one of them for the critic alone; a transformer that looks back over three steps.
     "recurrent_ppo": lambda: algos.RecurrentPPO(
+        env=envs.make("probe:memory", delay=1),
+        num_envs=8,
+        num_steps=4,
+        num_epochs=1,
+        num_minibatches=2,
+        memory_size=4,
+        sequence_length=2,
+        burn_in=1,
+    ),
+    # Observations in parts, one of them for the critic alone; a transformer that looks back over three steps.
+    "recurrent_ppo transformer": lambda: algos.RecurrentPPO(
         env=envs.make("probe:parts", length=3),
         num_envs=8,
         num_steps=4,
@@ -128,6 +140,16 @@ SMALL = {
     ),
 }
 
+# An entry, and the one whose fragments it shares.
+LIKE = {
+    "a2c": "ppo",
+    "ippo": "mappo",
+    "td3": "sac",
+    "qr_dqn": "dqn",
+    "c51": "dqn",
+    "recurrent_ppo transformer": "recurrent_ppo",
+}
+
 # Policy and devices: groups of unequal sizes, several learners, several servers.
 SETUPS = {
     "gpu_only": (policies.GPUOnly(), 8),
@@ -152,8 +174,19 @@ def test_every_algorithm_meets_every_policy():
     assert set(SETUPS) | dialogue.POLICIES == set(policies.names())
 
 
-@pytest.mark.parametrize("setup", SETUPS)
-@pytest.mark.parametrize("name", SMALL)
+def meetings():
+    """An algorithm and a policy; those that only `--whole` has are marked so."""
+    for name in SMALL:
+        for setup in SETUPS:
+            sampled = name not in LIKE or setup in ("gpu_only", "single_learner_coarse")
+            yield pytest.param(name, setup, marks=[] if sampled else pytest.mark.whole)
+
+
+def test_likeness_is_of_algorithms_that_meet_every_policy():
+    assert set(LIKE) <= set(SMALL) and not set(LIKE.values()) & set(LIKE) and set(LIKE.values()) <= set(SMALL)
+
+
+@pytest.mark.parametrize(("name", "setup"), list(meetings()))
 def test_a_policy_never_changes_the_numbers(name, setup, devices):
     policy, count = SETUPS[setup]
     engine = fdg.compile(SMALL[name](), policy, devices[:count])

@@ -27,7 +27,7 @@ from tests.tiny import Pupil
 PUPIL = "--algo tests.tiny:Pupil --num-envs 12 --seed 2"
 COARSE = f"{PUPIL} --policy single_learner_coarse"
 PPO = "--num-envs 4 --num-steps 4 --num-minibatches 2 --num-epochs 1 --hidden 8 --eval-episodes 2"
-ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu"}
 
 
 def start(words, **second):
@@ -76,19 +76,19 @@ def assert_close(one, two):
 # Flags, how many devices in the two processes, and the run in one process that has the same numbers. Where
 # there are three actors or workers, their group is in both processes.
 RUNS = {
-    "ppo": (f"{PPO} --total-steps 96 --checkpoint-every 12", 2, "ppo"),
+    "ppo": (f"{PPO} --total-steps 48 --checkpoint-every 6", 2, "ppo"),
     "seeds": (f"{PUPIL} --num-seeds 4 --total-steps 24 --checkpoint-every 3", 2, "seeds"),
-    "multi_learner": (f"{PUPIL} --policy multi_learner --total-steps 96 --checkpoint-every 12", 4, "pupil"),
-    "coarse 1+1": (f"{COARSE} --total-steps 96 --checkpoint-every 12", 2, "pupil"),
-    "coarse 3+1": (f"{COARSE} --staleness 1 --total-steps 96 --checkpoint-every 12", 4, "stale"),
-    "fine 3+1": (f"{PUPIL} --policy single_learner_fine --total-steps 96 --checkpoint-every 12", 4, "pupil"),
-    "central 3+1": (f"{PUPIL} --policy central --total-steps 96 --checkpoint-every 12", 4, "pupil"),
+    "multi_learner": (f"{PUPIL} --policy multi_learner --total-steps 48 --checkpoint-every 6", 4, "pupil"),
+    "coarse 1+1": (f"{COARSE} --total-steps 48 --checkpoint-every 6", 2, "pupil"),
+    "coarse 3+1": (f"{COARSE} --staleness 1 --total-steps 48 --checkpoint-every 6", 4, "stale"),
+    "fine 3+1": (f"{PUPIL} --policy single_learner_fine --total-steps 48 --checkpoint-every 6", 4, "pupil"),
+    "central 3+1": (f"{PUPIL} --policy central --total-steps 48 --checkpoint-every 6", 4, "pupil"),
 }
 ALONE = {
     "ppo": RUNS["ppo"][0],
     "seeds": RUNS["seeds"][0],
-    "pupil": f"{PUPIL} --total-steps 96 --checkpoint-every 12",
-    "stale": f"{COARSE} --staleness 1 --total-steps 96 --checkpoint-every 5",
+    "pupil": f"{PUPIL} --total-steps 48 --checkpoint-every 6",
+    "stale": f"{COARSE} --staleness 1 --total-steps 48 --checkpoint-every 5",
 }
 SEVERAL = """
 import json, sys, jax, numpy as np
@@ -195,7 +195,7 @@ def test_two_processes_give_the_numbers_of_one(name, runs):
 def test_a_run_goes_on_with_another_number_of_processes(runs, tmp_path):
     """Two go on where one left off, and the other way round; under staleness, with the older parameters."""
     one, two, said = runs
-    assert "resuming at iteration 10 of 12" in said[0][0]
+    assert "resuming at iteration 5 of 6" in said[0][0]
     assert_same_run(one / "stale", two / "resumed")
     cut_short(two / "resumed", tmp_path / "run")
     assert train_main(["--resume", str(tmp_path / "run"), "--devices", "1", "--trust"]) == 0
@@ -206,12 +206,12 @@ def test_the_launcher(runs, tmp_path):
     """And only process 0 writes and prints."""
     launch = lambda words: spawn("-m", "fdg.launch", "--num-processes", "2", *words.split())  # noqa: E731
     processes = [
-        launch(f"{COARSE} --actors 1 --total-steps 96 --out {tmp_path / 'run'}"),
+        launch(f"{COARSE} --actors 1 --total-steps 48 --out {tmp_path / 'run'}"),
         launch(f"{PUPIL} --devices 3"),
     ]
     (out, err, status), (_, other_err, other_status) = finish(processes)
     assert (err, status) == ("", 0)
-    assert out.count("places Pupil on 2 devices") == out.count("100% iteration 12/12") == 1
+    assert out.count("places Pupil on 2 devices") == out.count("100% iteration 6/6") == 1
     assert out.count("run directory") == 2 and "[1]" not in out
     assert_same_run(runs[0] / "pupil", tmp_path / "run")
     assert {path.name for path in (tmp_path / "run").iterdir()} == {

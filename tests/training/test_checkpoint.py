@@ -253,17 +253,17 @@ def kill(words, run: Path, after):
 
 
 def test_killed_while_checkpoints_are_written(tmp_path, host_devices):
-    """Kill -9 at random times of a run that does little but write checkpoints, three times over."""
-    size = ["--total-steps", "4800", "--num-envs", "40000", "--checkpoint-every", "1"]
+    """Kill -9 at random times of a run that does little but write checkpoints, twice over."""
+    size = ["--total-steps", "2400", "--num-envs", "40000", "--checkpoint-every", "1"]
     words = [*WALK, *size]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert train_main([*words, "--checkpoint-every", "300", "--out", str(whole)]) == 0
+    assert train_main([*words, "--checkpoint-every", "100", "--out", str(whole)]) == 0
     directory, draw = killed / "checkpoints", random.Random(0)
 
     def newest():
         return max((int(path.name) for path in directory.glob("*") if path.name.isdigit()), default=0)
 
-    for attempt in range(3):
+    for attempt in range(2):
         reached, moment = newest(), []
 
         def after(reached=reached, moment=moment):
@@ -279,7 +279,10 @@ def test_killed_while_checkpoints_are_written(tmp_path, host_devices):
 
 
 def test_ppo_killed_in_mid_training_goes_on_bit_for_bit(tmp_path, host_devices):
-    words = "--devices 1 --total-steps 51200 --num-steps 32 --checkpoint-every 40 --eval-episodes 0".split()
+    words = (
+        "--devices 1 --total-steps 6400 --num-steps 4 --num-minibatches 2 --hidden 8"
+        " --checkpoint-every 40 --eval-episodes 0"
+    ).split()
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert train_main([*words, "--out", str(whole)]) == 0
     kill([*words, "--out", str(killed)], killed, lambda: (killed / "checkpoints" / "80").exists())
