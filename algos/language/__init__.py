@@ -1,12 +1,13 @@
 """Language models: a decoder of Llama's, Qwen2's and Qwen3's shape, and sampling from it.
 
-Nothing here knows of tasks, rewards or learning.
+Nothing here knows of tasks, rewards or learning; `Prompts` are those of `envs.text`.
 """
 
 from algos.language.config import DecoderConfig
 from algos.language.decoder import Cache, Decoder, positions_of
-from algos.language.generation import Prompts, Samples, check_tokens, generate, sample_keys
+from algos.language.generation import Samples, check_tokens, generate, sample_keys
 from algos.language.sampling import Sampling
+from envs.text.prompts import Prompts
 
 __all__ = [
     "Cache",

@@ -17,22 +17,11 @@ import numpy as np
 from algos.language.decoder import Cache, Decoder
 from algos.language.layers import Weights
 from algos.language.sampling import Sampling, draw
+from envs.text.prompts import Prompts
 from fdg.errors import FdgError
 from fdg.rowwise import rowwise
 
 _REFILLED_AT_ONCE = 8  # a part of the slots: so many wait for each other at most
-
-
-class Prompts(NamedTuple):
-    """What is to be answered.
-
-    Attributes:
-      tokens: [N, P] int32, left-padded.
-      mask: [N, P] bool, where there is a token.
-    """
-
-    tokens: jax.Array
-    mask: jax.Array
 
 
 class Samples(NamedTuple):

@@ -5,28 +5,25 @@ Letters in shapes: `B` prompts of an iteration, `G` responses to each, `N = B * 
 """
 
 import dataclasses
-import functools
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 import fdg
 from algos.hyperparameters import hyperparameter, require, require_positive, require_types
-from algos.language import lora, weights
+from algos.language import lora
 from algos.language.config import DecoderConfig
 from algos.language.decoder import Decoder
-from algos.language.generation import Samples, generate
+from algos.language.generation import Samples
 from algos.language.sampling import Sampling
 from algos.rlhf import data, updates
-from algos.rlhf.responses import Responses, finished, of_transcript
-from envs.text import HuggingFaceTokenizer, Problem, Prompts, Reward, Said, TextTask, play
-from fdg.errors import FdgError, HostError, unknown_name
-
-_LONGEST = 64  # tokens of a response, where a checkpoint's tokenizer has no one token for each character
+from algos.rlhf.checkpoints import begun, config_of, in_its_words
+from algos.rlhf.responses import Responses, finished
+from algos.rlhf.speaker import Speaker, converse, evaluated, is_game
+from envs.text import Prompts, Reward, TextTask
+from fdg.errors import FdgError, unknown_name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +38,8 @@ class LanguageAgent:
         a checkpoint that cannot be read.
     """
 
+    # Of an evaluation while it learns: rewards of 0 and 1 say little in few, and responses are cheap.
+    episodes_while_training: ClassVar[int] = 256
     default_env: ClassVar[str] = "text:addition"  # of the command line, where it names none
     # What leaves of the state begin with in a run that begins with the weights of another: the reference is
     # where learning starts, the critic what it was or else the policy, a network with adapters one without.
@@ -106,7 +105,7 @@ class LanguageAgent:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.env, TextTask) or self._is_game):
+        if not (isinstance(self.env, TextTask) or is_game(self.env)):
             raise FdgError(
                 f"{type(self).__name__}: '{getattr(self.env, 'name', self.env)}' is no text task: use"
                 f" envs.make({self.default_env!r}) or another text:NAME"
@@ -119,7 +118,7 @@ class LanguageAgent:
                 require_positive(self, name)
         require(self, self.warmup >= 0, f"warmup={self.warmup}: it must be zero or above")
         self._check_network()
-        self._sampling(greedy=False)  # whose own checks are these
+        _ = self._speaker  # whose own checks are these
         size = self.dataset_size
         require(
             self,
@@ -179,40 +178,15 @@ class LanguageAgent:
         Returns:
           `return` `[]`, the mean reward; `returns` and `lengths` (in tokens) `[episodes]`.
         """
-        _, responses, reward = self._held_out(state, key, episodes, greedy)
-        return {
-            "return": jnp.mean(reward.total),
-            "returns": reward.total,
-            "lengths": jnp.sum(responses.own, axis=1, dtype=jnp.int32),
-        }
+        return evaluated(*self._speaker.held_out(state.parameters, key, episodes, greedy))
 
     def examples(self, state: Any, key: jax.Array, count: int) -> dict[str, jax.Array]:
         """Held-out problems and sampled responses, for `example_rows`: arrays with leading axis `count`."""
-        _, responses, reward = self._held_out(state, key, count, greedy=False)
-        parts = {f"reward_{name}": part for name, part in reward.parts.items()}
-        return {
-            "prompt": responses.prompts.tokens,
-            "prompt_mask": responses.prompts.mask,
-            "response": responses.tokens,
-            "response_mask": responses.mask,
-            "reward": reward.total,
-            **parts,
-        }
+        return self._speaker.examples(state.parameters, key, count)
 
     def example_rows(self, examples: dict[str, Any]) -> list[dict[str, Any]]:
         """What `examples` gave, as rows of a table: `prompt` and `response` as text, rewards as numbers."""
-        prompts = self._texts(examples["prompt"], examples["prompt_mask"])
-        responses = self._texts(examples["response"], examples["response_mask"])
-        numbers = {name: examples[name] for name in examples if name.startswith("reward")}
-        return [
-            {
-                "prompt": prompts[i],
-                "response": responses[i],
-                "tokens": int(examples["response_mask"][i].sum()),
-                **{name: float(values[i]) for name, values in numbers.items()},
-            }
-            for i in range(len(prompts))
-        ]
+        return self._speaker.rows(examples)
 
     def answer(self, state: Any, prompts: list[str], seed: int = 0, greedy: bool = True) -> list[str]:
         """What the network says to prompts of one's own.
@@ -220,10 +194,7 @@ class LanguageAgent:
         Raises:
           FdgError: a prompt is too long, or has a character that the vocabulary lacks.
         """
-        asked = self.env.prompts_of(list(prompts))
-        keys = jax.random.split(jax.random.key(seed), len(prompts))
-        said = generate(self.network, state.parameters, asked, keys, self._sampling(greedy), self.slots)
-        return self.env.texts(said.tokens, said.mask)
+        return self._speaker.answer(state.parameters, prompts, seed, greedy)
 
     # --- fragments ---
 
@@ -235,7 +206,7 @@ class LanguageAgent:
     @fdg.fragment("actor", in_axes=(None, None, 0, 0))
     def respond(self, parameters, version, prompts, keys):
         """`prompts [N]`, `keys [N]` -> `Samples [N]`, and the `version [N]` of the parameters."""
-        said = generate(self.network, parameters, prompts, keys, self._sampling(greedy=False), self.slots)
+        said = self._speaker.say(parameters, prompts, keys)
         return said, jnp.full(keys.shape, version, jnp.int32)
 
     @fdg.fragment("reward")
@@ -268,7 +239,7 @@ class LanguageAgent:
             "lora_alpha": self.lora_alpha,
         }
         if self.model is not None:
-            return Decoder(dataclasses.replace(_config(self.model), **options))
+            return Decoder(dataclasses.replace(config_of(self.model), **options))
         return Decoder(
             DecoderConfig(
                 vocab_size=self.env.tokenizer.vocab_size,
@@ -291,10 +262,7 @@ class LanguageAgent:
         """Of a fresh network, or of the checkpoint."""
         if self.model is None:
             return self.network.init(key)
-        plain = Decoder(dataclasses.replace(self.network.config, lora_rank=0))
-        # A call to the host, not constants of the program: the files are read as it runs.
-        base = jax.pure_callback(functools.partial(_weights, self.model), jax.eval_shape(plain.init, key))
-        return self.network.with_adapters(base, key) if self.lora_rank else base
+        return begun(self.network, self.model, key)
 
     def _trained(self, parameters: Any) -> Any:
         """The part of the parameters that learns: all, or the adapters."""
@@ -322,15 +290,17 @@ class LanguageAgent:
             self.max_grad_norm,
         )
 
-    def _sampling(self, greedy: bool) -> Sampling:
-        return Sampling(
+    @property
+    def _speaker(self) -> Speaker:
+        sampling = Sampling(
             max_new_tokens=self.env.response_length,
-            temperature=0.0 if greedy else self.temperature,
-            top_k=0 if greedy else self.top_k,
-            top_p=1.0 if greedy else self.top_p,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
             stop_tokens=self._stops,
             pad_token=self.env.tokenizer.pad,
         )
+        return Speaker(self.network, self.env, sampling, self.slots)
 
     def _problem_keys(self, state: Any, count: int) -> jax.Array:
         return data.problem_keys(jax.random.fold_in(state.key, 0), state.iteration, count, self.dataset_size)
@@ -349,49 +319,22 @@ class LanguageAgent:
         problem = self.problems(self._problem_keys(state, count))
         problem = jax.tree.map(lambda x: _repeated(x, self.responses_per_prompt), problem)
         keys = jax.random.split(self._iteration_key(state, 1), count * self.responses_per_prompt)
-        if not self._is_game:
-            samples, version = self.respond(state.parameters, state.iteration, problem.prompts, keys)
-            reward = self.score(problem.answer, samples.tokens, samples.mask)
-            return _single(problem.prompts, samples), samples.log_probs, version, reward
         versions = []
 
-        def speak(prompts: Prompts, turn: int) -> Said:
-            own = jax.vmap(jax.random.fold_in, (0, None))(keys, turn)
-            said, version = self.respond(state.parameters, state.iteration, prompts, own)
+        def respond(prompts: Prompts, keys: jax.Array) -> Samples:
+            samples, version = self.respond(state.parameters, state.iteration, prompts, keys)
             versions.append(version)
-            return Said(said.tokens, said.mask, said.log_probs)
+            return samples
 
-        heard: Any = _Heard(self)
-        transcript = play(heard, problem, speak)
-        return (*of_transcript(transcript), versions[0], _named(transcript.reward))
-
-    def _held_out(
-        self, state: Any, key: jax.Array, count: int, greedy: bool
-    ) -> tuple[Problem, Responses, Reward]:
-        problem_key, key = jax.random.split(key)
-        problem = self.env.sample(jax.random.split(problem_key, count), "test")
-        keys = jax.random.split(key, count)
-
-        def say(prompts: Any, keys: jax.Array) -> Samples:
-            how = self._sampling(greedy)
-            return generate(self.network, state.parameters, prompts, keys, how, self.slots)
-
-        if not self._is_game:
-            said = say(problem.prompts, keys)
-            reward = self.env.reward(problem.answer, said.tokens, said.mask)
-            return problem, _single(problem.prompts, said), reward
-
-        def speak(prompts: Prompts, turn: int) -> Said:
-            said = say(prompts, jax.vmap(jax.random.fold_in, (0, None))(keys, turn))
-            return Said(said.tokens, said.mask, said.log_probs)
-
-        transcript = play(self.env, problem, speak)
-        return problem, of_transcript(transcript)[0], _named(transcript.reward)
-
-    @property
-    def _is_game(self) -> bool:
-        """Whether the task answers what is said (`envs.text.TextGame`), and not only judges it."""
-        return callable(getattr(self.env, "reply", None))
+        if is_game(self.env):
+            heard: Any = _Heard(self)
+            responses, log_prob, reward = converse(heard, problem, keys, respond)
+        else:
+            said = respond(problem.prompts, keys)
+            reward = self.score(problem.answer, said.tokens, said.mask)
+            responses = Responses(problem.prompts, said.tokens, said.mask, said.mask)
+            log_prob = said.log_probs
+        return responses, log_prob, versions[0], reward
 
     @property
     def _stops(self) -> tuple[int, ...]:
@@ -402,10 +345,6 @@ class LanguageAgent:
         """Tokens of the longest prompt with all that may follow it."""
         turns, reply = getattr(self.env, "turns", 1), getattr(self.env, "reply_length", 0)
         return self.env.prompt_length + turns * (self.env.response_length + reply)
-
-    def _texts(self, tokens: Any, mask: Any) -> list[str]:
-        rows = zip(np.asarray(tokens), np.asarray(mask), strict=True)
-        return [self.env.tokenizer.decode(row[shown].tolist()) for row, shown in rows]
 
     def _lengths(self, responses: Responses) -> dict[str, jax.Array]:
         """Metrics of responses as such; `tokens` counts all that are no padding, of prompts too."""
@@ -420,19 +359,15 @@ class LanguageAgent:
         }
 
     def _check_network(self) -> None:
+        env = self.env
         if self.model is not None:
             require(self, self.decoder is None, "model= and decoder= both say what the network is: give one")
-            _config(self.model)  # is there, and can be read
-            plain = not isinstance(self.env.tokenizer, HuggingFaceTokenizer)
-            if plain and (Path(self.model) / "tokenizer.json").exists():
-                longest = self.max_response or _LONGEST
-                env = self.env.with_tokenizer(HuggingFaceTokenizer(self.model), max_response=longest)
-                object.__setattr__(self, "env", env)
-        elif (
-            not self._is_game and self.max_response is not None and self.max_response != self.env.max_response
-        ):
-            object.__setattr__(self, "env", dataclasses.replace(self.env, max_response=self.max_response))
-        config, env = self.network.config, self.env
+            config_of(self.model)  # is there, and can be read
+            env = in_its_words(env, self.model, self.max_response)
+        if not is_game(env) and self.max_response not in (None, env.max_response):
+            env = dataclasses.replace(env, max_response=self.max_response)
+        object.__setattr__(self, "env", env)
+        config = self.network.config
         require(
             self,
             env.tokenizer.vocab_size <= config.vocab_size,
@@ -454,31 +389,8 @@ class _Heard:
         self.tokenizer, self.turns, self.reply = algorithm.env.tokenizer, algorithm.env.turns, algorithm.hear
 
 
-def _single(prompts: Any, samples: Samples) -> Responses:
-    return Responses(Prompts(*prompts), samples.tokens, samples.mask, samples.mask)
-
-
-def _named(reward: Reward) -> Reward:
-    """With parts that make names of metrics."""
-    return reward._replace(parts={name.replace(" ", "_"): part for name, part in reward.parts.items()})
-
-
 def _repeated(x: jax.Array, times: int) -> jax.Array:
     """`[B, ...]` to `[B * times, ...]`, the copies of each next to each other."""
     if times == 1:
         return x
     return jnp.broadcast_to(x[:, None], (x.shape[0], times, *x.shape[1:])).reshape(-1, *x.shape[1:])
-
-
-def _weights(path: str) -> Any:
-    """Of a checkpoint on disk; called as a program runs."""
-    try:
-        return weights.load(path)[1]
-    except FdgError as error:
-        raise HostError(str(error)) from error
-
-
-@functools.lru_cache(maxsize=16)
-def _config(path: str) -> DecoderConfig:
-    """Of a checkpoint on disk."""
-    return weights.read_config(path)

@@ -7,11 +7,11 @@ from envs.text.characters import Text
 from envs.text.game import Reply, Said, TextGame, Transcript, play
 from envs.text.games import Calculator, Guess
 from envs.text.host_reward import HostReward
+from envs.text.prompts import Prompts
 from envs.text.registry import PREFIX, make, names
 from envs.text.task import (
     Demonstration,
     Problem,
-    Prompts,
     Reward,
     TextProblem,
     TextTask,

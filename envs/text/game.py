@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from envs.text.task import Problem, Prompts, Reward, Split
+from envs.text.prompts import Prompts
+from envs.text.task import Problem, Reward, Split
 
 
 class Reply(NamedTuple):

@@ -12,7 +12,8 @@ from envs.text.drawing import uniform, whole_number
 from envs.text.expressions import evaluate
 from envs.text.game import Reply
 from envs.text.problems import Arithmetic
-from envs.text.task import Problem, Prompts, Split, TextTask
+from envs.text.prompts import Prompts
+from envs.text.task import Problem, Split, TextTask
 from envs.text.tokenizers import CharacterTokenizer
 
 

@@ -19,6 +19,7 @@ from envs.environment import check_keys
 from envs.text import codec
 from envs.text.characters import Text, equal, stripped
 from envs.text.host_reward import HostReward
+from envs.text.prompts import Prompts
 from envs.text.tokenizers import COMMON, CharacterTokenizer, Tokenizer
 from fdg.errors import FdgError
 
@@ -26,13 +27,6 @@ Split: TypeAlias = Literal["train", "test"]
 
 _HELD_OUT = 8  # one problem in so many is held out
 _DRAWS = 1024  # until one of the wanted split comes up, at most
-
-
-class Prompts(NamedTuple):
-    """Questions, which end at the last place."""
-
-    tokens: jax.Array  # [N, P] int32, left-padded
-    mask: jax.Array  # [N, P] bool, True at tokens
 
 
 class Problem(NamedTuple):

@@ -10,7 +10,9 @@ from fdg.training.evaluation import evaluate, summarized
 from fdg.training.job import Job
 from fdg.training.run_directory import RunDirectory, read_metrics
 
-EPISODES = 16  # of each evaluation, and of each agent: a tenth of those at the end
+# Of each evaluation, and of each agent: a tenth of those at the end, unless an algorithm says
+# `episodes_while_training`, for whose tasks they are cheap.
+EPISODES = 16
 
 
 class During:
@@ -41,7 +43,8 @@ class During:
           What `metrics.jsonl` says of it; empty where the algorithm does not say how it acts.
         """
         job = self._job
-        episodes = min(EPISODES, job.eval_episodes or EPISODES)
+        most = getattr(job.algorithm, "episodes_while_training", EPISODES)
+        episodes = min(most, job.eval_episodes or most)
         evaluations = evaluate(job, self._engine, state, episodes, iteration, greedy=(True, False))
         said = summarized(evaluations)
         mine = evaluations[0].mean if evaluations and evaluations[0].greedy else None

@@ -1,0 +1,49 @@
+"""Checkpoints on disk that learning begins with: their shapes while tracing, their numbers as it runs."""
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from algos.language import weights
+from algos.language.config import DecoderConfig
+from algos.language.decoder import Decoder
+from envs.text import HuggingFaceTokenizer
+from fdg.errors import FdgError, HostError
+
+_LONGEST = 64  # tokens of a response, where a checkpoint's tokenizer has no one token for each character
+
+
+@functools.lru_cache(maxsize=16)
+def config_of(path: str) -> DecoderConfig:
+    """Of the checkpoint in a folder.
+
+    Raises:
+      FdgError: it is not there, cannot be read, or is of an architecture that there is not.
+    """
+    return weights.read_config(path)
+
+
+def begun(network: Decoder, path: str, key: jax.Array) -> Any:
+    """Parameters of the checkpoint in a folder; with new adapters by `key`, where the network has some."""
+    plain = Decoder(dataclasses.replace(network.config, lora_rank=0))
+    # A call to the host, not constants of the program: the files are read as it runs.
+    base = jax.pure_callback(functools.partial(_read, path), jax.eval_shape(plain.init, key))
+    return network.with_adapters(base, key) if network.config.lora_rank else base
+
+
+def in_its_words(env: Any, path: str, max_response: int | None) -> Any:
+    """The task with the checkpoint's own tokenizer, where it has one and the task none of that kind."""
+    plain = not isinstance(env.tokenizer, HuggingFaceTokenizer)
+    if plain and (Path(path) / "tokenizer.json").exists():
+        return env.with_tokenizer(HuggingFaceTokenizer(path), max_response=max_response or _LONGEST)
+    return env
+
+
+def _read(path: str) -> Any:
+    try:
+        return weights.load(path)[1]
+    except FdgError as error:
+        raise HostError(str(error)) from error

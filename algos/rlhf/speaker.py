@@ -1,0 +1,137 @@
+"""A network at a task: what it says to problems, trained or held out, and what that is worth.
+
+Letters in shapes: `N` problems, `P` tokens of a prompt, `R` of a response.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from algos.language.decoder import Decoder
+from algos.language.generation import Samples, generate
+from algos.language.sampling import Sampling
+from algos.rlhf.responses import Responses, of_transcript
+from envs.text import Problem, Prompts, Reward, Said, play
+
+Respond = Callable[[Prompts, jax.Array], Samples]  # to prompts [N], by keys [N]
+
+
+def converse(game: Any, problem: Problem, keys: jax.Array, respond: Respond) -> tuple[Responses, Any, Reward]:
+    """A game played to its end.
+
+    Args:
+      game: `tokenizer`, `turns` and `reply`, as of an `envs.text.TextGame`.
+      problem: `[N]`.
+      keys: `[N]`, one of each conversation; each turn has its own.
+      respond: what the model says.
+
+    Returns:
+      All that was said as responses, log-probabilities `[N, T]` of the model's tokens at sampling, rewards.
+    """
+
+    def speak(prompts: Prompts, turn: int) -> Said:
+        said = respond(prompts, jax.vmap(jax.random.fold_in, (0, None))(keys, turn))
+        return Said(said.tokens, said.mask, said.log_probs)
+
+    transcript = play(game, problem, speak)
+    parts = {name.replace(" ", "_"): part for name, part in transcript.reward.parts.items()}
+    return *of_transcript(transcript), transcript.reward._replace(parts=parts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Speaker:
+    """What somebody sees of a network that is learning, or has learned.
+
+    Attributes:
+      network: the decoder.
+      env: a `TextTask` or `TextGame`.
+      sampling: how it responds in training.
+      slots: responses in the making at once; None: all.
+    """
+
+    network: Decoder
+    env: Any
+    sampling: Sampling
+    slots: int | None
+
+    def say(self, parameters: Any, prompts: Prompts, keys: jax.Array, greedy: bool = False) -> Samples:
+        """Responses to `prompts [N]` by `keys [N]`, as in training, or with the most likely tokens."""
+        how = self.sampling
+        if greedy:
+            how = dataclasses.replace(how, temperature=0.0, top_k=0, top_p=1.0)
+        return generate(self.network, parameters, prompts, keys, how, self.slots)
+
+    def held_out(self, parameters: Any, key: jax.Array, count: int, greedy: bool) -> tuple[Responses, Reward]:
+        """Responses to `count` held-out problems, and what they are worth."""
+        problem_key, key = jax.random.split(key)
+        problem = self.env.sample(jax.random.split(problem_key, count), "test")
+        keys = jax.random.split(key, count)
+
+        def respond(prompts: Prompts, keys: jax.Array) -> Samples:
+            return self.say(parameters, prompts, keys, greedy)
+
+        if is_game(self.env):
+            responses, _, reward = converse(self.env, problem, keys, respond)
+            return responses, reward
+        said = respond(problem.prompts, keys)
+        reward = self.env.reward(problem.answer, said.tokens, said.mask)
+        return Responses(problem.prompts, said.tokens, said.mask, said.mask), reward
+
+    def examples(self, parameters: Any, key: jax.Array, count: int) -> dict[str, jax.Array]:
+        """Held-out problems and sampled responses, for `rows`: arrays with leading axis `count`."""
+        responses, reward = self.held_out(parameters, key, count, greedy=False)
+        return {
+            "prompt": responses.prompts.tokens,
+            "prompt_mask": responses.prompts.mask,
+            "response": responses.tokens,
+            "response_mask": responses.mask,
+            "reward": reward.total,
+            **{f"reward_{name}": part for name, part in reward.parts.items()},
+        }
+
+    def rows(self, examples: dict[str, Any]) -> list[dict[str, Any]]:
+        """What `examples` gave, as rows of a table: `prompt` and `response` as text, rewards as numbers."""
+        prompts = self._texts(examples["prompt"], examples["prompt_mask"])
+        responses = self._texts(examples["response"], examples["response_mask"])
+        numbers = {name: examples[name] for name in examples if name.startswith("reward")}
+        return [
+            {
+                "prompt": prompts[i],
+                "response": responses[i],
+                "tokens": int(examples["response_mask"][i].sum()),
+                **{name: float(values[i]) for name, values in numbers.items()},
+            }
+            for i in range(len(prompts))
+        ]
+
+    def answer(self, parameters: Any, prompts: list[str], seed: int, greedy: bool) -> list[str]:
+        """What the network says to prompts of one's own.
+
+        Raises:
+          FdgError: a prompt is too long, or has a character that the vocabulary lacks.
+        """
+        asked = self.env.prompts_of(list(prompts))
+        said = self.say(parameters, asked, jax.random.split(jax.random.key(seed), len(prompts)), greedy)
+        return self.env.texts(said.tokens, said.mask)
+
+    def _texts(self, tokens: Any, mask: Any) -> list[str]:
+        rows = zip(np.asarray(tokens), np.asarray(mask), strict=True)
+        return [self.env.tokenizer.decode(row[shown].tolist()) for row, shown in rows]
+
+
+def evaluated(responses: Responses, reward: Reward) -> dict[str, jax.Array]:
+    """`return` `[]`, the mean reward; `returns` and `lengths` (in tokens) `[N]`."""
+    return {
+        "return": jnp.mean(reward.total),
+        "returns": reward.total,
+        "lengths": jnp.sum(responses.own, axis=1, dtype=jnp.int32),
+    }
+
+
+def is_game(env: Any) -> bool:
+    """Whether a task answers what is said (`envs.text.TextGame`), and does not only judge it."""
+    return callable(getattr(env, "reply", None))
