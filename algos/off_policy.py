@@ -1,8 +1,9 @@
-"""What off-policy actor-critics share, `SAC` and `TD3`: acting, storing, and minibatches for all updates.
+"""What off-policy actor-critics share (`SAC`, `TD3`): acting, storing, and minibatches for all updates.
 
 An iteration steps all environments, adds the steps to the replay buffer, and takes gradient steps on
 minibatches drawn from all that it holds. Between the fragments actions are in [-1, 1]; `step` stretches them
-to the environment's bounds, so that its units count for nothing.
+to the environment's bounds, so that its units count for nothing. What is replayed are observations as they
+were; networks see them by the statistics of the moment.
 
 Letters in shapes: `B` environments, `U` updates of an iteration, `N` samples of a minibatch.
 """
@@ -17,9 +18,9 @@ import numpy as np
 import fdg
 from algos import distributions, networks, outputs
 from algos.acting import Actor, Policy, without_memory
-from algos.agent import Agent
-from algos.hyperparameters import require, require_positive, require_within, whole_updates
+from algos.hyperparameters import require, require_positive, whole_updates
 from algos.networks import Network
+from algos.normalizing import NormalizedObservations
 from algos.replay import Replay, ReplayState, Step, Transition
 from algos.rollout import episode_metrics, rollout
 from envs import Box, Observation
@@ -28,7 +29,8 @@ from envs import Box, Observation
 class State(NamedTuple):
     """All that the next iteration needs."""
 
-    learned: Any  # all that an update changes; its `parameters.actor` acts
+    learned: Any  # all that an update changes
+    observation_statistics: Any  # as of `PPO`; None where observations are not normalised
     replay: ReplayState  # rows of B
     env_state: Any  # leading axis B
     observation: Observation  # [B, *obs]
@@ -36,7 +38,7 @@ class State(NamedTuple):
     iteration: jax.Array  # int32
 
 
-class OffPolicy(Agent):
+class OffPolicy(NormalizedObservations):
     """Base of algorithms with an actor and two critics that learn from replay, for bounded actions.
 
     A subclass has also the fields annotated here, a `_begin`, a `_policy`, an `_actor`, a `_learn_from`, and
@@ -50,7 +52,6 @@ class OffPolicy(Agent):
     learning_starts: int  # first steps, of random actions, that nothing is learned in
     batch_size: int  # samples of one gradient step
     updates_per_step: float  # gradient steps for each environment step
-    target_rate: float  # tau: the part of the way that targets go at an update
     activation: str  # of the layers
     convolve: bool  # convolve images; else flatten them
     layer_norm: bool  # normalise each layer before its activation
@@ -71,6 +72,7 @@ class OffPolicy(Agent):
         critics = self._critics.init(critics_key, observation, action)
         return State(
             learned=self._begin(self._actor.init(actor_key, observation), critics),
+            observation_statistics=self._first_statistics(),
             replay=self._replay.init(observation, action),
             env_state=env_state,
             observation=observation,
@@ -81,10 +83,10 @@ class OffPolicy(Agent):
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
         """Some steps of all environments, and all updates that they are due."""
         key, rollout_key, sample_key, learn_key = jax.random.split(state.key, 4)
-        actor = state.learned.parameters.actor
+        actor, statistics = self._acting(state.learned), state.observation_statistics
         learning = state.iteration >= math.ceil(self.learning_starts / self.steps_per_iteration)
         env_state, observation, ((observations, actions), _, time_steps) = rollout(
-            act=lambda observation, keys: (self.act(actor, learning, observation, keys), None),
+            act=lambda observation, keys: (self.act(actor, statistics, learning, observation, keys), None),
             step=self.step,
             key=rollout_key,
             env_state=state.env_state,
@@ -93,27 +95,39 @@ class OffPolicy(Agent):
         )
         replay = self._replay.add(state.replay, Step.of(observations, actions, time_steps))
         minibatches = jax.tree.map(self._cut, self._replay.sample(replay, sample_key).transition)
-        learned, losses = self.learn(state.learned, minibatches, learn_key, learning)
-        state = State(learned, replay, env_state, observation, key, state.iteration + 1)
+        learned, losses = self.learn(state.learned, statistics, minibatches, learn_key, learning)
+        # Only now, so that all that one iteration acts on and learns from is normalised alike.
+        if self.normalize_observation:
+            statistics = self.observe(statistics, observations)
+        state = State(learned, statistics, replay, env_state, observation, key, state.iteration + 1)
         return state, {**episode_metrics(time_steps), **losses}
 
     def actor(self, state: State) -> Actor:
-        """How it acts with these parameters; `greedy` is without noise."""
-        actor = state.learned.parameters.actor
-        return without_memory(lambda observation: self._policy(actor, observation), self._for_environment)
+        """How it acts with these parameters and statistics; `greedy` is without noise."""
+        actor = self._acting(state.learned)
+
+        def policy(observation):
+            return self._policy(actor, self._seen(state.observation_statistics, observation))
+
+        return without_memory(policy, self._for_environment)
 
     # --- fragments; `step` is that of every agent ---
 
-    @fdg.fragment("actor", in_axes=(None, None, 0, 0))
-    def act(self, actor, learning, observation, keys):
+    @fdg.fragment("actor", in_axes=(None, None, None, 0, 0))
+    def act(self, actor, statistics, learning, observation, keys):
         """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`: uniform until learning begins."""
         # One key for both, of which only one is used.
         uniform = jax.vmap(Box(-1.0, 1.0, self.env.action_space.shape).sample)(keys)
-        return jnp.where(learning, self._policy(actor, observation).sample(keys), uniform)
+        policy = self._policy(actor, self._seen(statistics, observation))
+        return jnp.where(learning, policy.sample(keys), uniform)
 
-    @fdg.fragment("learner", in_axes=(None, 1, None, None), out_axes=None)
-    def learn(self, learned, minibatches, key, learning):
+    @fdg.fragment("learner", in_axes=(None, None, 1, None, None), out_axes=None)
+    def learn(self, learned, statistics, minibatches, key, learning):
         """One update for each of the minibatches `[U, N]`."""
+        minibatches = minibatches._replace(
+            observation=self._seen(statistics, minibatches.observation),
+            next_observation=self._seen(statistics, minibatches.next_observation),
+        )
         keys = jax.random.split(key, (self.updates_per_iteration, self.keys_a_sample, self.batch_size))
         updated, losses = jax.lax.scan(
             lambda learned, minibatch: self._learn_from(learned, *minibatch), learned, (minibatches, keys)
@@ -123,11 +137,16 @@ class OffPolicy(Agent):
         learned = jax.tree.map(lambda new, old: jnp.where(learning, new, old), updated, learned)
         return learned, jax.tree.map(lambda x: jnp.where(learning, jnp.mean(x), jnp.nan), losses)
 
+    @fdg.fragment("learner", in_axes=(None, 1), out_axes=None)
+    def observe(self, statistics, observation):
+        """The statistics after the observations `[T, B, *obs]` too."""
+        return self._with_observed(statistics, observation)
+
     def check_when_traced(self, state: State) -> None:
         """Refuses critics that do not give two values; a subclass also looks at its actor."""
-        parameters, count, space = state.learned.parameters, self.num_envs, self.env.action_space
+        count, space = self.num_envs, self.env.action_space
         action = jax.ShapeDtypeStruct((count, *space.shape), jnp.float32)
-        critics = jax.eval_shape(self._critics.apply, parameters.critics, state.observation, action)
+        critics = jax.eval_shape(self._valued, state.learned, state.observation, action)
         outputs.twins(critics, count)
 
     # --- what a subclass says ---
@@ -144,6 +163,14 @@ class OffPolicy(Agent):
         """Distribution over actions in [-1, 1], for observations `[N, *obs]`."""
         raise NotImplementedError
 
+    def _acting(self, learned: Any) -> Any:
+        """What of all that is learned acts: `actor` of `_policy`."""
+        return learned.parameters.actor
+
+    def _valued(self, learned: Any, observation: Observation, action: jax.Array) -> Any:
+        """What the critics say of actions `[N, *action]`: two values, each `[N]`."""
+        return self._critics.apply(learned.parameters.critics, observation, action)
+
     @property
     def _actor(self) -> Network:
         raise NotImplementedError
@@ -153,7 +180,6 @@ class OffPolicy(Agent):
     def _check_common(self) -> None:
         super()._check_common()
         require_positive(self, "batch_size")
-        require_within(self, 0, 1, "target_rate")
         space = self.env.action_space
         require(
             self,

@@ -17,7 +17,7 @@ import optax
 import fdg
 from algos import networks, outputs
 from algos.distributions import Normal
-from algos.hyperparameters import NETWORK, hyperparameter, require, require_positive
+from algos.hyperparameters import NETWORK, hyperparameter, require, require_positive, require_within
 from algos.losses import value_error
 from algos.networks import Network
 from algos.off_policy import OffPolicy, State
@@ -95,6 +95,7 @@ class TD3(OffPolicy):
     target_noise: float = hyperparameter(0.2, "standard deviation of the targets' actions")
     target_noise_clip: float = hyperparameter(0.5, "what that noise is cut off at")
     policy_delay: int = hyperparameter(2, "updates of the critics for each of the actor and the targets")
+    normalize_observation: bool = hyperparameter(False, "by running mean and variance")
     hidden: tuple[int, ...] | None = hyperparameter((256, 256), "widths of the layers; None: by observation")
     activation: Literal["tanh", "relu", "silu", "gelu", "elu"] = hyperparameter("relu", "of the layers")
     convolve: bool = hyperparameter(True, "convolve images; else flatten them")
@@ -107,6 +108,7 @@ class TD3(OffPolicy):
     def __post_init__(self):
         self._check_common()
         require_positive(self, "exploration_noise", "policy_delay")
+        require_within(self, 0, 1, "target_rate")
         for name in ("target_noise", "target_noise_clip"):
             value = getattr(self, name)
             require(self, value >= 0, f"{name}={value}: it is below zero")

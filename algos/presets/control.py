@@ -100,6 +100,12 @@ _CARTPOLE_DQN = Entry(
     },
 )
 
+# MuJoCo's tasks are not among them: CleanRL and the Zoo of Stable-Baselines3 train there without.
+NORMALIZING_OFF_POLICY = Entry(
+    "observations by their statistics, as brax's train/sac.py and FastTD3 have them; the rest is not tuned",
+    {"normalize_observation": True},
+)
+
 PRESETS: dict[str, dict[str, Entry]] = {
     "DQN": {"CartPole-v1": _CARTPOLE_DQN},
     "C51": {"CartPole-v1": _CARTPOLE_DQN.but("here for C51")},
@@ -146,6 +152,9 @@ PRESETS: dict[str, dict[str, Entry]] = {
 
 for _algorithm in ("A2C", "A3C", "IMPALA"):
     PRESETS[_algorithm] = {"pendulum": NORMALIZING, "continuous-control": NORMALIZING}
+
+PRESETS["SAC"]["continuous-control"] = NORMALIZING_OFF_POLICY
+PRESETS["TD3"] = {"continuous-control": NORMALIZING_OFF_POLICY}
 
 for _algorithm in ("PPO", "SAC"):  # the same task, from whichever source it comes
     PRESETS[_algorithm]["pendulum"] = PRESETS[_algorithm]["Pendulum-v1"]

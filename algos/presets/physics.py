@@ -1,6 +1,6 @@
 """Bodies that move: MuJoCo's tasks, brax, and the DeepMind Control Suite."""
 
-from algos.presets.control import NORMALIZING
+from algos.presets.control import NORMALIZING, NORMALIZING_OFF_POLICY
 from algos.presets.control import PRESETS as _CONTROL
 from algos.presets.entry import Entry
 
@@ -123,3 +123,5 @@ for _task in ("AcrobotSwingup", "AcrobotSwingupSparse", "SwimmerSwimmer6", "Walk
     PRESETS["PPO"].update(_of_suite(_task, _longer))
 for _algorithm in ("A2C", "A3C", "IMPALA"):
     PRESETS[_algorithm] = dict.fromkeys(("mujoco", "brax", "control-suite"), NORMALIZING)
+for _algorithm in ("SAC", "TD3"):
+    PRESETS[_algorithm] = dict.fromkeys(("brax", "control-suite"), NORMALIZING_OFF_POLICY)

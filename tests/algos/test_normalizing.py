@@ -14,7 +14,10 @@ import pytest
 import algos
 import envs
 import fdg
+import policies
+from algos import normalize
 from algos.actor_critic import Trajectory
+from algos.replay import Transition
 from envs import TimeStep
 
 STEPS, ENVIRONMENTS = 5, 4
@@ -77,14 +80,57 @@ def test_the_learner_against_numpy(kind):
     np.testing.assert_allclose(running_return, running, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", [algos.A2C, algos.IMPALA, algos.A3C])
-def test_who_acts_sees_what_was_learned_from(kind):
+OFF_POLICY = {
+    "num_envs": ENVIRONMENTS, "num_steps": STEPS, "updates_per_step": 0.1, "batch_size": 8, "buffer_size": 40,
+    "learning_starts": 0, "hidden": (4,),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [algos.SAC, algos.TD3])
+def test_minibatches_against_numpy(kind):
+    """Of two updates off policy: those of a plain agent, on what NumPy makes of the minibatches.
+
+    Statistics are those before this iteration's steps, which join them afterwards, once each.
+    """
+    plain = kind(env=envs.make("Pendulum-v1"), **OFF_POLICY)
+    algorithm = kind(env=plain.env, **OFF_POLICY, normalize_observation=True)
+    rng = np.random.default_rng(0)
+    seen, observed = rng.normal(1.0, 3.0, size=(2, STEPS, ENVIRONMENTS, 3)).astype(np.float32)
+    statistics = normalize.update(normalize.init((3,)), jnp.asarray(seen))
+    observation, following = rng.normal(1.0, 3.0, size=(2, 2, 8, 3)).astype(np.float32)
+    action, ones = np.float32(rng.uniform(-1.0, 1.0, size=(2, 8, 1))), np.ones((2, 8), np.float32)
+    drawn = Transition(*map(jnp.asarray, (observation, action, -ones, 0.9 * ones, following)))
+    learned, key, now = plain.init(jax.random.key(1)).learned, jax.random.key(2), jnp.bool_(True)
+    new, losses = jax.jit(algorithm.learn)(learned, statistics, drawn, key, now)
+    after = algorithm.observe(statistics, jnp.asarray(observed))
+
+    mean, std = seen.mean(axis=(0, 1)), seen.std(axis=(0, 1))
+    observation, following = (jnp.asarray((x - mean) / std) for x in (observation, following))
+    by_hand = drawn._replace(observation=observation, next_observation=following)
+    expected, told = jax.jit(plain.learn)(learned, None, by_hand, key, now)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), (expected, told), (new, losses)
+    )
+    both = np.concatenate([seen, observed]).reshape(-1, 3)
+    np.testing.assert_allclose(after.mean, both.mean(axis=0), rtol=1e-4)
+    np.testing.assert_allclose(after.var, both.var(axis=0), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        *((kind, ON_POLICY) for kind in (algos.A2C, algos.IMPALA, algos.A3C)),
+        *((kind, OFF_POLICY) for kind in (algos.SAC, algos.TD3)),
+    ],
+)
+def test_who_acts_sees_what_was_learned_from(kind, fields):
     """The same action for an observation and statistics as for what they make of it, without statistics."""
-    plain = kind(env=envs.make("Pendulum-v1"), **ON_POLICY)
-    algorithm = kind(env=plain.env, **ON_POLICY, **BOTH)
-    state, _ = jax.jit(algorithm.iterate)(algorithm.init(jax.random.key(0)))
-    statistics = state.observation_statistics
-    assert float(statistics.count) == STEPS * ENVIRONMENTS
+    plain = kind(env=envs.make("Pendulum-v1"), **fields)
+    algorithm = kind(env=plain.env, **fields, normalize_observation=True)
+    state = algorithm.init(jax.random.key(0))
+    seen = np.random.default_rng(0).normal(1.0, 3.0, size=(9, 3)).astype(np.float32)
+    statistics = normalize.update(state.observation_statistics, seen)
+    state = state._replace(observation_statistics=statistics)
     observation = jnp.array([[0.5, -0.5, 3.0]])
     normalized = (observation - statistics.mean[None]) / jnp.sqrt(statistics.var[None])
 
@@ -112,7 +158,21 @@ class Room:
         return state, jnp.int32(1), jnp.float32(1), jnp.bool_(False), jnp.bool_(True)
 
 
-@pytest.mark.parametrize("kind", [algos.A2C, algos.IMPALA])
+@pytest.mark.parametrize("kind", [algos.A2C, algos.IMPALA, algos.PPO])
 def test_what_has_no_statistics_is_refused(kind):
     with pytest.raises(fdg.FdgError, match=r"normalize_observation=True: .* has no mean or variance"):
         kind(env=envs.vectorize(Room()), normalize_observation=True)
+
+
+@pytest.mark.parametrize("kind", [algos.IMPALA, algos.SAC])
+def test_statistics_are_as_late_as_parameters(kind):
+    """Under staleness the actor waits for both; of what the learner has, it waits for nothing else."""
+    fields = OFF_POLICY if kind is algos.SAC else ON_POLICY
+    algorithm = kind(env=envs.make("Pendulum-v1"), **fields, normalize_observation=True)
+    delayed = fdg.place(algorithm, policies.SingleLearnerCoarse(actors=2, staleness=2), 3).delayed
+    state = jax.eval_shape(algorithm.init, jax.random.key(0))
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(state)]
+    late = [paths[i] for i in delayed.leaves]
+    acting = ".parameters[" if kind is algos.IMPALA else ".learned.parameters.actor["
+    assert late and all(path.startswith((acting, ".observation_statistics.")) for path in late), late
+    assert {".observation_statistics.mean", ".observation_statistics.var"} <= set(late)

@@ -84,6 +84,9 @@ def test_observation_statistics_are_the_default_for_continuous_control():
     for name in ("envpool:Hopper-v4", "gymnasium:Ant-v5", "brax:hopper", "playground:CheetahRun"):
         for algorithm in ("PPO", "A2C", "A3C", "IMPALA"):
             assert presets.of(algorithm, name)["normalize_observation"], (algorithm, name)
+    for algorithm in ("SAC", "TD3"):
+        assert presets.of(algorithm, "brax:hopper") == {"normalize_observation": True}
+        assert presets.of(algorithm, "envpool:Hopper-v4") == {}
     env = envs.vectorize(_Continuous())
     assert algos.make("ppo", env).normalize_observation
     assert not algos.PPO(env=env).normalize_observation

@@ -20,7 +20,8 @@ import envs
 import fdg
 import policies
 from algos.replay import Replay, Transition
-from algos.sac import Learned, Parameters
+from algos.sac import Learned
+from algos.soft import Parameters
 from envs.probe import ContinuousTarget
 
 # --- the losses, with networks of one number each ---
@@ -59,13 +60,12 @@ def test_targets_by_hand():
     algorithm = one_number(discount=0.5)
     transition = transitions(action=[0.0] * 3, reward=[1.0, 1.0, 1.0], discount=[0.5, 0.0, 0.5])
     target = algorithm._target(
-        target_critics=jnp.array([8.0, 20.0]),
-        temperature=0.5,
         transition=transition,
-        next_action=jnp.array([[0.5], [0.5], [-0.5]]),
+        temperature=0.5,
+        lower=jnp.array([4.0, 4.0, -10.0]),
         next_log_prob=jnp.array([-2.0, -2.0, 4.0]),
     )
-    # Lower values 4, 4 and -10 (of the second critic); with the entropy 4 + 1, 4 + 1 and -10 - 2.
+    # With the entropy 4 + 1, 4 + 1 and -10 - 2.
     assert target.tolist() == [1.0 + 0.5 * 5.0, 1.0, 1.0 + 0.5 * -12.0]
 
 
@@ -172,11 +172,11 @@ def test_at_first_actions_are_random_and_nothing_is_learned():
 def test_random_actions_fill_their_range():
     algorithm = one_number()
     many = jax.random.split(jax.random.key(0), 4096)
-    uniform = algorithm.act(jnp.float32(5.0), jnp.bool_(False), jnp.zeros((4096, 1)), many)
+    uniform = algorithm.act(jnp.float32(5.0), None, jnp.bool_(False), jnp.zeros((4096, 1)), many)
     assert uniform.shape == (4096, 1)
     share, _ = np.histogram(uniform, bins=4, range=(-1.0, 1.0))
     np.testing.assert_allclose(share / 4096, 0.25, atol=0.03)
-    chosen = algorithm.act(jnp.float32(5.0), jnp.bool_(True), jnp.zeros((4096, 1)), many)
+    chosen = algorithm.act(jnp.float32(5.0), None, jnp.bool_(True), jnp.zeros((4096, 1)), many)
     np.testing.assert_allclose(chosen, np.tanh(5.0), rtol=1e-4)
 
 

@@ -103,6 +103,7 @@ SMALL = {
         batch_size=8,
         buffer_size=64,
         hidden=(8,),
+        normalize_observation=True,
     ),
     "td3": lambda: algos.TD3(
         env=envs.make("probe:continuous"),
@@ -112,6 +113,7 @@ SMALL = {
         batch_size=8,
         buffer_size=64,
         hidden=(8,),
+        normalize_observation=True,
     ),
     "qr_dqn": lambda: algos.QRDQN(
         env=envs.make("probe:masked"),

@@ -1,0 +1,125 @@
+"""What soft actor-critics share: an actor that is paid for its entropy, and the temperature that weighs it.
+
+Haarnoja et al. 2018 (arXiv 1812.05905), by whose numbers equations go here. How critics are fitted is said in
+`algos/sac.py`; how they act, store and draw minibatches, in `algos/off_policy.py`.
+
+Letters in shapes: `N` samples of a minibatch.
+"""
+
+import dataclasses
+import math
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from algos import networks
+from algos.distributions import TanhNormal
+from algos.hyperparameters import NETWORK, hyperparameter, require_positive
+from algos.networks import Network
+from algos.off_policy import OffPolicy
+from envs import Environment
+
+_LOG_STD_BOUNDS = (-20.0, 2.0)  # as in the authors' code, github.com/rail-berkeley/softlearning
+
+
+class Parameters(NamedTuple):
+    """What gradients are taken by."""
+
+    actor: Any
+    critics: Any  # of both
+    log_temperature: jax.Array  # [] float32, log alpha
+
+
+@dataclasses.dataclass(frozen=True)
+class SoftActorCritic(OffPolicy):
+    """Base of soft actor-critics for continuous actions within bounds.
+
+    Defaults are those of the paper (table 1), but for four environments that are stepped together and a start
+    as in CleanRL (Huang et al. 2022, JMLR 23(274)). An iteration takes `updates_per_step` gradient steps for
+    each environment step, however many environments there are.
+    """
+
+    keys_a_sample: ClassVar[int] = 2
+
+    env: Environment
+    num_envs: int = hyperparameter(4, "environments stepped together")
+    num_steps: int = hyperparameter(1, "steps of each environment in one iteration")
+    total_steps: int = hyperparameter(1_000_000, "environment steps of the whole run")
+    buffer_size: int = hyperparameter(1_000_000, "steps that are kept for replay")
+    learning_starts: int = hyperparameter(5_000, "first steps, of random actions, that nothing is learned in")
+    batch_size: int = hyperparameter(256, "samples of one gradient step")
+    updates_per_step: float = hyperparameter(
+        1.0, "gradient steps for each environment step", structural="how often a loop runs"
+    )
+    learning_rate: float = hyperparameter(3e-4, "Adam's step size, for actor, critics and temperature")
+    anneal_learning_rate: bool = hyperparameter(False, "let the step size fall linearly to zero")
+    discount: float = hyperparameter(0.99, "gamma")
+    initial_temperature: float = hyperparameter(1.0, "alpha at first: the weight of the entropy")
+    target_entropy: float | None = hyperparameter(
+        None, "nats that the temperature aims at, of actions in [-1, 1]; None: minus one for each component"
+    )
+    normalize_observation: bool = hyperparameter(False, "by running mean and variance")
+    hidden: tuple[int, ...] | None = hyperparameter((256, 256), "widths of the layers; None: by observation")
+    activation: Literal["tanh", "relu", "silu", "gelu", "elu"] = hyperparameter("relu", "of the layers")
+    convolve: bool = hyperparameter(True, "convolve images; else flatten them")
+    layer_norm: bool = hyperparameter(False, "normalise each layer before its activation")
+    # Any (init, apply) pairs in place of the defaults. The actor's results are means and logs of standard
+    # deviations, [N, 2 * size]; the critics take observations and actions, and give two values, each [N].
+    actor_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
+    critic_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
+
+    def __post_init__(self):
+        self._check_common()
+        require_positive(self, "initial_temperature")
+
+    # --- parts ---
+
+    def _policy(self, actor, observation) -> TanhNormal:
+        """Distribution over actions in [-1, 1], for observations `[N, *obs]`."""
+        return self._squashed(self._actor.apply(actor, observation))
+
+    def _squashed(self, output: jax.Array) -> TanhNormal:
+        """What the actor's network gives, `[N, 2 * D]`, as a distribution."""
+        mean, log_std = jnp.split(output, 2, axis=-1)
+        return TanhNormal(mean, jnp.clip(log_std, *_LOG_STD_BOUNDS), self.env.action_space.shape)
+
+    def _target(self, transition, temperature, lower, next_log_prob) -> jax.Array:
+        """What the critics are fitted to, `[N]`: equation 2, and for the value that follows equation 3.
+
+        `lower [N]` is the lower of the critics' values of the action that follows (section 6).
+        """
+        # The discount is zero where the episode terminated, and not where it was truncated.
+        return transition.reward + transition.discount * (lower - temperature * next_log_prob)
+
+    def _soft_losses(self, log_temperature, log_prob, value) -> tuple[jax.Array, jax.Array, dict[str, Any]]:
+        """The losses of the actor and of the temperature, and what is told of them.
+
+        Each has a gradient by its own part of the parameters only: the temperature is a constant to the
+        actor, and the actor's actions are constants to it.
+        """
+        temperature = jnp.exp(jax.lax.stop_gradient(log_temperature))
+        actor_loss = jnp.mean(temperature * log_prob - value)  # equations 7 and 9
+        entropy = -jnp.mean(jax.lax.stop_gradient(log_prob))
+        temperature_loss = jnp.exp(log_temperature) * (entropy - self._target_entropy)  # equation 18
+        told = {
+            "actor_loss": actor_loss,
+            "value": jnp.mean(value),
+            "entropy": entropy,
+            "temperature": temperature,
+        }
+        return actor_loss, temperature_loss, told
+
+    @property
+    def _target_entropy(self) -> float:
+        """Minus one for each component (appendix D), unless told otherwise."""
+        if self.target_entropy is not None:
+            return self.target_entropy
+        return -float(math.prod(self.env.action_space.shape))
+
+    @property
+    def _actor(self) -> Network:
+        return self._own("actor_network", "actor") or networks.gaussian_actor(
+            self.env.observation_space, self.env.action_space,
+            self.hidden, self.activation, self.convolve, self.layer_norm,
+        )  # fmt: skip
