@@ -58,7 +58,7 @@ def _planned(command: str):
     from fdg.commands.parse import parse
 
     job = parse(command.split()[3:], "python -m fdg.plan", "")
-    return fdg.place(job.algorithm, job.policy, job.devices, job.num_seeds)
+    return fdg.place(job.algorithm, job.policy, job.devices, job.agents)
 
 
 def readme_plan() -> str:

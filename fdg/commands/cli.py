@@ -84,7 +84,7 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
         said = [
             *([settled.table] if settled.table else []),
             graph,
-            fdg.place(graph, job.policy, devices, job.num_seeds),
+            fdg.place(graph, job.policy, devices, job.agents),
         ]
         print(*said, *([f"devices: {choice.reason}"] if choice else []), sep="\n\n", flush=True)
         return 0

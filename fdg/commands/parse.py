@@ -194,7 +194,7 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
         cores=cores,
         chosen=chosen_before,
         seed=run["seed"],
-        num_seeds=agent_count(algorithm, run["num_seeds"]),
+        agents=agent_count(algorithm, run["num_seeds"]),
         num_iterations=num_iterations,
         steps_per_iteration=steps_per_iteration,
         eval_episodes=run["eval_episodes"],

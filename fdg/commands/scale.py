@@ -107,7 +107,7 @@ def lines(job: Job, given: Mapping[str, Any]) -> list[str]:
         algorithm, graph = _grown(job, given, count, graphs)
 
         def choose(one: Cluster) -> Any:
-            return policies.auto(algorithm, one, graph=graph, all_devices=True, num_seeds=job.num_seeds)
+            return policies.auto(algorithm, one, graph=graph, all_devices=True, num_seeds=job.agents)
 
         said.append(shown(sensitivity(choose, cluster.of(count))))
     return said
@@ -154,11 +154,11 @@ def _point(
             cluster,
             max_staleness=policy.max_staleness,
             may_change=policy.changeable,
-            num_seeds=job.num_seeds,
+            num_seeds=job.agents,
             graph=graph,
             all_devices=True,
         ).policy
-    plan = fdg.place(graph, policy, count, job.num_seeds)
+    plan = fdg.place(graph, policy, count, job.agents)
     check_memory(plan, cluster, plan_memory(plan, cluster.kind.platform))
     steps = getattr(algorithm, "steps_per_iteration", job.steps_per_iteration)
-    return point(plan, cluster, steps * (job.num_seeds or 1))
+    return point(plan, cluster, steps * (job.agents or 1))

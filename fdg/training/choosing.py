@@ -50,12 +50,12 @@ def settle(job: Job, graph: fdg.FDG, plans_only: bool = False) -> Settled:
         devices,
         max_staleness=asked.max_staleness,
         may_change=asked.changeable,
-        num_seeds=job.num_seeds,
+        num_seeds=job.agents,
         graph=graph,
         all_devices=job.devices is not None or distributed.count() > 1,
     )
     if asked.measure and not plans_only:
-        choice = measured(choice, devices, num_seeds=job.num_seeds)
+        choice = measured(choice, devices, num_seeds=job.agents)
     picked = distributed.exchange((choice.policy, choice.devices, choice.algorithm))[0]
     policy, count, algorithm = (
         picked if distributed.count() > 1 else (choice.policy, choice.devices, choice.algorithm)

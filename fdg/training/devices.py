@@ -23,10 +23,10 @@ def devices_of(job: Job, graph: fdg.FDG) -> tuple[list[jax.Device], Choice | Non
     choice = None
     count = job.chosen or job.devices
     if count is None and job.cores is not None and devices[0].platform == "cpu":
-        choice = choose(graph, job.policy, min(job.cores, len(devices)), job.num_seeds)
+        choice = choose(graph, job.policy, min(job.cores, len(devices)), job.agents)
         count = choice.devices
     if count is not None and devices[0].platform == "cpu" and distributed.count() == 1:
-        if threads := threads_of(graph, count, job.num_seeds):
+        if threads := threads_of(graph, count, job.agents):
             begin_anew(count, threads)
         devices = available_devices(None)
     return with_host(job.policy, devices[:count]), choice
@@ -70,10 +70,10 @@ def check_all_busy(job: Job, plan: fdg.Plan, devices: Sequence[jax.Device]) -> N
         return  # each of several processes needs something to do
     there = plan.num_devices
     busy = there - len(plan.idle)
-    if job.num_seeds is not None:
-        nearest = _multiples(job.num_seeds, there)
+    if job.agents is not None:
+        nearest = _multiples(job.agents, there)
         raise FdgError(
-            f"--num-seeds {job.num_seeds} does not divide by --devices {there}:"
+            f"--num-seeds {job.agents} does not divide by --devices {there}:"
             f" use --num-seeds {nearest}, or --devices {busy}"
         )
     if len(plan.groups) > 1:  # of several groups, one takes what its batch divides by; the plan says which

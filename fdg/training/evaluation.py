@@ -43,7 +43,7 @@ class Evaluation:
       episodes: of each agent.
       returns: `[agents, episodes]` float32; None if the algorithm's own `evaluate` does not say.
       lengths: `[agents, episodes]` int32, in environment steps; None likewise.
-      several: whether there is an axis of agents in the run (`num_seeds`).
+      several: whether there is an axis of agents in the run.
     """
 
     greedy: bool
@@ -173,17 +173,17 @@ def start(
 
 
 def evaluation_keys(
-    seed: int, num_seeds: int | None, iteration: int | None = None, algorithm: Any = None
+    seed: int, agents: int | None, iteration: int | None = None, algorithm: Any = None
 ) -> jax.Array:
     """One key, or one for each agent, of the episodes after training (None) or at an iteration during it.
 
     Agents of one seed (of a sweep, which `algorithm` is then) play the same episodes.
     """
-    seeds = agent_seeds(algorithm, seed, num_seeds)
+    seeds = agent_seeds(algorithm, seed, agents)
     keys = [jax.random.fold_in(jax.random.key(own), _STREAM) for own in seeds]
     if iteration is not None:
         keys = [jax.random.fold_in(key, iteration) for key in keys]
-    return keys[0] if num_seeds is None else jnp.stack(keys)
+    return keys[0] if agents is None else jnp.stack(keys)
 
 
 def evaluate(
@@ -210,15 +210,15 @@ def evaluate(
     if not episodes or not kinds:
         return []
     state = engine.algorithm_state(state)
-    keys = evaluation_keys(job.seed, job.num_seeds, iteration, job.algorithm)
+    keys = evaluation_keys(job.seed, job.agents, iteration, job.algorithm)
     if distributed.count() > 1:
         state = distributed.gather(state)
         if state is None:
             return []
-    elif job.num_seeds is None:
+    elif job.agents is None:
         # On one device: on several, each would play the same episodes.
         state = jax.device_put(state, engine.devices[0])
-    started = [start(job.algorithm, state, keys, episodes, kind, job.num_seeds is not None) for kind in kinds]
+    started = [start(job.algorithm, state, keys, episodes, kind, job.agents is not None) for kind in kinds]
     return [result() for result in started]
 
 

@@ -19,7 +19,7 @@ class Job:
       cores: how many host devices there are to choose from; None for no choice.
       chosen: what an earlier sitting of the run chose, which this one keeps to.
       seed: of all random numbers.
-      num_seeds: None for one agent without a seed axis.
+      agents: how many in the program, of a sweep all; None for one without an axis of agents.
       num_iterations: of the whole run.
       steps_per_iteration: environment steps of one agent in one iteration.
       eval_episodes: 0 for no evaluation.
@@ -41,7 +41,7 @@ class Job:
     policy: Any
     devices: int | None
     seed: int
-    num_seeds: int | None
+    agents: int | None
     num_iterations: int
     steps_per_iteration: int
     eval_episodes: int

@@ -53,13 +53,13 @@ def load(
         algorithm = swept(algorithm, config)
     checkpoints, iteration = _chosen(path, checkpoint)
     graph = fdg.trace(algorithm)
-    num_seeds, target = agent_count(algorithm, config.get("num_seeds")), graph.state
+    agents, target = agent_count(algorithm, config.get("num_seeds")), graph.state
     delayed = None
     if config.get("staleness"):  # what is kept then is more than the algorithm's own state
-        plan = fdg.place(graph, policy, _device_count(path, config), num_seeds)
+        plan = fdg.place(graph, policy, _device_count(path, config), agents)
         delayed, target = plan.delayed, plan.graph.state
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    lead = () if num_seeds is None else (num_seeds,)
+    lead = () if agents is None else (agents,)
     target = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(lead + leaf.shape, leaf.dtype, sharding=here), target
     )
@@ -74,7 +74,7 @@ def load(
         path=path,
         config=config,
         seed=config.get("seed", 0),
-        num_seeds=num_seeds,
+        agents=agents,
         finished=read_summary(path) is not None,
     )
 

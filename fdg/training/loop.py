@@ -113,7 +113,7 @@ def carry_out(
         devices, choice = devices_of(job, graph)
     if choice is not None:  # a resumed run does not choose again
         job = dataclasses.replace(job, config={**job.config, "devices_chosen": choice.devices})
-    engine = fdg.compile(job.algorithm, job.policy, devices, job.num_seeds, graph)
+    engine = fdg.compile(job.algorithm, job.policy, devices, job.agents, graph)
     check_all_busy(job, engine.plan, devices)
     weights = read_weights(job, graph)
     run = open_run(job)
@@ -158,7 +158,7 @@ class _Sitting:
     def train(self, candidates: str, choice: Choice | None, brief: bool, file: TextIO | None) -> Outcome:
         """Trains, and says and writes what came of it."""
         job, engine, run, say = self.job, self.engine, self.run, self.say
-        total, agents = job.num_iterations, job.num_seeds or 1
+        total, agents = job.num_iterations, job.agents or 1
         found = (
             (self.checkpoints.latest(), run.summary() is not None)
             if job.resumes and distributed.is_first()

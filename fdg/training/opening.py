@@ -93,7 +93,7 @@ def title(job: Job) -> str:
     seeds = f"seed {job.seed}"
     if isinstance(job.algorithm, Sweep):
         names = ", ".join(name for name, _ in job.algorithm.grid)
-        seeds = f"sweep of {names}, {job.num_seeds} agents"
-    elif job.num_seeds is not None and job.num_seeds > 1:
-        seeds = f"seeds {job.seed} to {job.seed + job.num_seeds - 1}"
+        seeds = f"sweep of {names}, {job.agents} agents"
+    elif job.agents is not None and job.agents > 1:
+        seeds = f"seeds {job.seed} to {job.seed + job.agents - 1}"
     return f"{what}\n{job.policy}, {seeds}"

@@ -32,7 +32,7 @@ class Run:
       path: the run directory; None where nothing was written.
       config: what `config.json` says.
       seed: of the first agent; agent i has `seed + i`.
-      num_seeds: how many agents; None for one without an axis.
+      agents: how many; None for one without an axis.
       finished: whether all iterations of the run were done.
       stopped: why a run that was not finished ended; None else.
     """
@@ -46,14 +46,14 @@ class Run:
         path: Path | None = None,
         config: Mapping[str, Any] | None = None,
         seed: int = 0,
-        num_seeds: int | None = None,
+        agents: int | None = None,
         finished: bool = True,
         stopped: str | None = None,
         last_evaluation: Evaluation | None = None,
     ):
         self.algorithm, self.state, self.iteration = algorithm, state, iteration
         self.path, self.config = path, dict(config or {})
-        self.seed, self.num_seeds = seed, num_seeds
+        self.seed, self.agents = seed, agents
         self.finished, self.stopped = finished, stopped
         self.last_evaluation = last_evaluation  # that which ended training; None if there was none
 
@@ -117,8 +117,8 @@ class Run:
         if not evaluation.can_evaluate(algorithm, greedy):
             evaluation.require_actor(algorithm, "be evaluated")
         first = self.seed if seed is None else seed
-        keys = evaluation.evaluation_keys(first, self.num_seeds, algorithm=algorithm)
-        several = self.num_seeds is not None
+        keys = evaluation.evaluation_keys(first, self.agents, algorithm=algorithm)
+        several = self.agents is not None
         return evaluation.start(algorithm, self.state, keys, episodes, greedy, several)()
 
     @property
@@ -193,6 +193,11 @@ class Run:
 
     # --- agents of a sweep ---
 
+    @property
+    def num_seeds(self) -> int | None:
+        """Agents that differ in their seeds alone: of a sweep, those of each point; None without an axis."""
+        return self.algorithm.num_seeds if isinstance(self.algorithm, Sweep) else self.agents
+
     def member(self, agent: int | None = None, *, seed: int | None = None, **values: float) -> "Run":
         """Agents of a sweep as a run of their own: its algorithm has the hyperparameters that they have.
 
@@ -240,7 +245,7 @@ class Run:
             self.iteration,
             config=self.config,
             seed=sweep.seeds(self.seed)[rows[0]],
-            num_seeds=None if alone else len(rows),
+            agents=None if alone else len(rows),
             finished=self.finished,
             stopped=self.stopped,
         )
@@ -258,18 +263,18 @@ class Run:
         return None if self.path is None else read_summary(self.path)
 
     def _state_of(self, agent: int) -> Any:
-        if self.num_seeds is None:
+        if self.agents is None:
             if agent != 0:
                 raise FdgError(f"agent={agent}: this run has one agent, 0")
             return self.state
-        if not 0 <= agent < self.num_seeds:
-            raise FdgError(f"agent={agent}: this run has {self.num_seeds} agents, 0 to {self.num_seeds - 1}")
+        if not 0 <= agent < self.agents:
+            raise FdgError(f"agent={agent}: this run has {self.agents} agents, 0 to {self.agents - 1}")
         return jax.tree.map(lambda x: x[agent], self.state)
 
     def __repr__(self) -> str:
         name = type(self.algorithm).__name__
         env = getattr(getattr(self.algorithm, "env", None), "name", None)
-        agents = "" if self.num_seeds is None else f", {self.num_seeds} agents"
+        agents = "" if self.agents is None else f", {self.agents} agents"
         where = "" if self.path is None else f", {self.path}"
         return f"<Run {name}{f' on {env}' if env else ''}, iteration {self.iteration:,}{agents}{where}>"
 

@@ -44,12 +44,12 @@ def write_samples(
     if not callable(getattr(job.algorithm, "examples", None)):
         return []
     state = engine.algorithm_state(state)
-    key = evaluation_keys(job.seed, job.num_seeds, iteration)
+    key = evaluation_keys(job.seed, job.agents, iteration)
     if distributed.count() > 1:
         state = distributed.gather(state)
         if state is None:
             return []
-    if job.num_seeds is not None:
+    if job.agents is not None:
         state, key = jax.tree.map(lambda x: x[0], (state, key))
     if distributed.count() == 1:
         state = jax.device_put(state, engine.devices[0])

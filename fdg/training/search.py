@@ -118,7 +118,7 @@ class _Search:
         trials = self._trials(study)
         if caught is not None:
             self.say(f"interrupted, and saved: go on with --resume {self.run.path}")
-        for line in write_results(self.run, self.space, trials, self.job.num_seeds):
+        for line in write_results(self.run, self.space, trials, self.job.agents):
             self.say(line)
         self.say(f"run directory {self.run.path}")
         return self.run.path, trials, caught
@@ -216,7 +216,7 @@ class _Search:
         return dataclasses.replace(
             job,
             algorithm=algorithm,
-            num_seeds=agent_count(algorithm, job.num_seeds),
+            agents=agent_count(algorithm, job.agents),
             num_iterations=iterations,
             steps_per_iteration=steps,
             out=path,

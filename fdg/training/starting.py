@@ -48,7 +48,7 @@ def read_weights(job: Job, graph: fdg.FDG) -> Weights | None:
     if job.start_from is None:
         return None
     earlier = load(job.start_from, trust=True)  # what it names, the new run names
-    if isinstance(earlier.algorithm, Sweep) and earlier.num_seeds != job.num_seeds:
+    if isinstance(earlier.algorithm, Sweep) and earlier.agents != job.agents:
         earlier = earlier.best
     theirs = {n: x for n, x in _by_name(earlier.state).items() if not n.startswith(_OF_THE_SWEEP)}
     leaves = zip(_by_name(graph.state).items(), graph.state_axes, _is_learned(graph.state), strict=True)
@@ -109,15 +109,15 @@ def _sources(algorithm: Any, theirs: Mapping[str, Any]) -> Callable[[str], str]:
 
 def _fitted(job: Job, earlier: Run, name: str, there: jax.Array, here: jax.ShapeDtypeStruct) -> jax.Array:
     """An array of the earlier run, for as many agents as the new one has."""
-    of_one = there if earlier.num_seeds is None else there[0]
+    of_one = there if earlier.agents is None else there[0]
     if of_one.shape != here.shape or of_one.dtype != here.dtype:
         raise FdgError(
             f"--from {job.start_from}: state{name} is {of_one.dtype}{list(of_one.shape)} there and"
             f" {here.dtype}{list(here.shape)} here: keep the network as it was"
         )
-    if job.num_seeds is None or earlier.num_seeds == job.num_seeds:
-        return of_one if job.num_seeds is None else there
-    return jnp.broadcast_to(of_one, (job.num_seeds, *of_one.shape))
+    if job.agents is None or earlier.agents == job.agents:
+        return of_one if job.agents is None else there
+    return jnp.broadcast_to(of_one, (job.agents, *of_one.shape))
 
 
 def _is_learned(state: Any) -> list[bool]:

@@ -76,14 +76,14 @@ def summary(
       evaluation: from `evaluation.evaluate`.
       groups: from `groups_summary`.
     """
-    steps, agents = iterations * job.steps_per_iteration, job.num_seeds or 1
+    steps, agents = iterations * job.steps_per_iteration, job.agents or 1
     return {
         "env_steps": steps,
         "iterations": iterations,
         **seconds,
         "steps_per_s": steps * agents / seconds["wall_s"],
         **evaluation,
-        "seeds": agent_seeds(job.algorithm, job.seed, job.num_seeds),
+        "seeds": agent_seeds(job.algorithm, job.seed, job.agents),
         "policy": str(job.policy),
         "predicted_s": predicted_seconds(engine),
         "iteration_s": seconds["wall_s"] / iterations,

@@ -299,11 +299,11 @@ def agent_count(algorithm: Any, num_seeds: int | None) -> int | None:
     return algorithm.agents if isinstance(algorithm, Sweep) else num_seeds
 
 
-def agent_seeds(algorithm: Any, seed: int, num_seeds: int | None) -> list[int]:
+def agent_seeds(algorithm: Any, seed: int, agents: int | None) -> list[int]:
     """The seed of each agent of a run; of one without an axis of agents, its own."""
     if isinstance(algorithm, Sweep):
         return algorithm.seeds(seed)
-    return [seed + i for i in range(num_seeds or 1)]
+    return [seed + i for i in range(agents or 1)]
 
 
 def agent_names(algorithm: Any, seed: int, agents: Sequence[int]) -> str:

@@ -56,7 +56,7 @@ def test_other_names_of_a_flag(alias):
         "--gamma 0.5 --total-timesteps 1024 --seeds 2 --env-id Pendulum-v1".split(), "train", ""
     )
     assert job.algorithm.discount == 0.5 and job.algorithm.total_steps == 1024
-    assert job.num_seeds == 2 and job.config["env"] == "Pendulum-v1"
+    assert job.agents == 2 and job.config["env"] == "Pendulum-v1"
 
 
 def test_a_users_flag_of_that_name_is_the_users():

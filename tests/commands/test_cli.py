@@ -191,7 +191,7 @@ def test_values():
     walk = job.algorithm
     assert (walk.num_envs, walk.scale, walk.label, walk.widths) == (16, -1e-3, "none", (4, 5))
     assert (walk.width, walk.drifts) == (7, True)
-    assert (job.num_iterations, job.seed, job.num_seeds, job.devices) == (100, 3, 2, 4)
+    assert (job.num_iterations, job.seed, job.agents, job.devices) == (100, 3, 2, 4)
     assert (job.eval_episodes, job.checkpoint_every, job.out) == (0, 5, Path("x"))
     again = parse("--algo tests.tiny:Walk --widths 4,5 --width none --no-drifts --num-seeds none").algorithm
     assert (again.widths, again.width, again.drifts) == ((4, 5), None, False)

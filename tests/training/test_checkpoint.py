@@ -229,7 +229,7 @@ def test_the_state_of_something_else_is_refused(tmp_path):
 def final_state(run: Path):
     """The state that a run ended in."""
     job = parse(["--resume", str(run), "--trust"], "", "")
-    engine = fdg.compile(job.algorithm, job.policy, available_devices(1), job.num_seeds)
+    engine = fdg.compile(job.algorithm, job.policy, available_devices(1), job.agents)
     return Checkpoints(run / "checkpoints").restore(job.num_iterations, engine.state_shape)
 
 

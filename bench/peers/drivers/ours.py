@@ -23,10 +23,10 @@ def prepare(config: dict[str, Any]):
         job = parse(config["flags"], "ours", "")
         graph = fdg.trace(job.algorithm)
         devices, _ = devices_of(job, graph)
-        engine = fdg.compile(job.algorithm, job.policy, devices, job.num_seeds, graph)
+        engine = fdg.compile(job.algorithm, job.policy, devices, job.agents, graph)
         engine.compile()
         jax.block_until_ready(engine.init(0))
-    steps = job.num_iterations * job.steps_per_iteration * (job.num_seeds or 1)
+    steps = job.num_iterations * job.steps_per_iteration * (job.agents or 1)
 
     # Speed is measured for as long as it takes, beyond where the step size has fallen to zero.
     warnings.simplefilter("ignore", fdg.FdgWarning)
