@@ -2,7 +2,7 @@
 
     python -m bench.break_it flags --count 10000     in process: each is a run, or one clear line and status 2
     python -m bench.break_it kills --count 100       kill -9, resumed: not a bit differs
-    python -m bench.break_it interrupts --count 50   Ctrl-C from the first moment on: status 130 within 2 s
+    python -m bench.break_it interrupts --count 50   Ctrl-C from the first moment on: status 130 in 2 s
     python -m bench.break_it bytes                   one bit in each file of a run: nothing is loaded silently
     python -m bench.break_it configs --count 50      config.json edited by hand: one clear line, or a run
 
@@ -20,23 +20,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-KEPT = Path("build", "break_it")
-# What is killed: flags, under which a run takes a few seconds.
-KILLED = {
-    "ppo": "--total-steps 51200 --num-steps 32",
-    "dqn": "--algo dqn --total-steps 12800 --learning-starts 1000 --buffer-size 5000",
-    "recurrent": "--algo recurrent_ppo --total-steps 12800 --num-steps 16 --memory-size 16 --hidden 16",
-    "stale": "--policy single_learner_coarse --devices 2 --staleness 1 --total-steps 12800 --num-steps 16",
-    "agents": "--num-seeds 3 --total-steps 12800 --num-steps 16",
-    "sweep": "--sweep lr=1e-3,1e-2 --num-seeds 2 --total-steps 12800 --num-steps 16",
-    "population": "--sweep lr=log:1e-4..1e-2x4 --exploit-every 20 --total-steps 12800 --num-steps 16",
-    "processes": "--total-steps 12800 --num-steps 16",
-}
+from bench.break_it_signals import KEPT, interrupts, kills
+
 SECONDS = 120
 
 
@@ -135,99 +124,19 @@ def _inside(folder: str) -> Iterator[None]:
         os.chdir(before)
 
 
-# --- processes ---
-
-
-def _command(kind: str, *more: str) -> list[str]:
-    module = (
-        ["fdg.launch", "--num-processes", "2", "--devices", "2"] if kind == "processes" else ["fdg.train"]
-    )
-    common = ["--eval-episodes", "0", "--checkpoint-every", "10"]
-    devices = [] if kind in ("processes", "stale") else ["--devices", "1"]
-    return [sys.executable, "-m", *module, *KILLED[kind].split(), *common, *devices, *more]
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.getcwd()}
-
-
-def _arrays(run: Path) -> dict[str, bytes]:
-    from fdg.training.checkpoint import Checkpoints
-
-    checkpoints = Checkpoints(run / "checkpoints")
-    latest = checkpoints.latest()
-    assert latest is not None
-    return {name: value.tobytes() for name, value in checkpoints.arrays(latest).items()}
-
-
-def kills(number: int) -> str | None:
-    """A run killed three times at random moments, and resumed: its last state is that of one left alone."""
-    kind = list(KILLED)[number % len(KILLED)]
-    whole = KEPT / "whole" / kind
-    if not (whole / "summary.json").exists():
-        shutil.rmtree(whole, ignore_errors=True)
-        subprocess.run(
-            _command(kind, "--out", str(whole)), env=_environment(), check=True, capture_output=True
-        )
-    draw = random.Random(number)
-    with tempfile.TemporaryDirectory() as folder:
-        run = Path(folder, "run")
-        for _ in range(3):
-            go_on = ["--resume", str(run)] if (run / "config.json").exists() else ["--out", str(run)]
-            silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-            words = _command(kind, *go_on)
-            started = subprocess.Popen(words, env=_environment(), start_new_session=True, **silent)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                started.wait(draw.uniform(0.5, 20.0))
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(started.pid, signal.SIGKILL)
-            started.wait()
-        go_on = ["--resume", str(run)] if (run / "config.json").exists() else ["--out", str(run)]
-        last = subprocess.run(_command(kind, *go_on), env=_environment(), capture_output=True, text=True)
-        if last.returncode:
-            return f"{kind}: {last.stderr[-500:]}"
-        mine, theirs = _arrays(run), _arrays(whole)
-        differing = [name for name in theirs if mine.get(name) != theirs[name]]
-        return f"{kind}: {differing[:3]} differ" if differing or mine.keys() != theirs.keys() else None
-
-
-def interrupts(number: int) -> str | None:
-    """Ctrl-C at a random moment of the first ten seconds: status 130 within two, and how to go on."""
-    draw = random.Random(number)
-    with tempfile.TemporaryDirectory() as folder:
-        command = _command("ppo", "--num-envs", str(4 + number), "--out", str(Path(folder, "run")))
-        environment = {**_environment(), "JAX_COMPILATION_CACHE_DIR": folder}  # so that it compiles
-        process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        moment = draw.uniform(0.05, 10.0)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(moment)
-            return None  # it was done before
-        begun = time.monotonic()
-        process.send_signal(signal.SIGINT)
-        try:
-            said, _ = process.communicate(timeout=20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            return f"after {moment:.2f} s: swallowed"
-        seconds = time.monotonic() - begun
-        # Before Python has begun to run anything of ours, the operating system ends it.
-        ended = process.returncode == 130 or (process.returncode == -signal.SIGINT and moment < 0.3)
-        if not ended or seconds > 2.0 or ("interrupted" not in said and process.returncode == 130):
-            return f"after {moment:.2f} s: status {process.returncode} in {seconds:.2f} s: {said[-300:]}"
-        if Path(folder, "run", "config.json").exists() and "go on with --resume" not in said:
-            return f"after {moment:.2f} s: it does not say how to go on: {said[-300:]}"
-    return None
+# --- damaged files ---
 
 
 def _finished() -> Path:
     run = KEPT / "finished"
     if not (run / "summary.json").exists():
         shutil.rmtree(run, ignore_errors=True)
-        words = _command("ppo", "--total-steps", "2560", "--out", str(run))
-        subprocess.run(words, env=_environment(), check=True, capture_output=True)
+        words = (
+            f"--devices 1 --num-envs 4 --num-steps 32 --total-steps 2560 --checkpoint-every 10 --out {run}"
+        )
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.getcwd()}
+        command = [sys.executable, "-m", "fdg.train", *words.split(), "--eval-episodes", "0"]
+        subprocess.run(command, env=environment, check=True, capture_output=True)
     return run
 
 

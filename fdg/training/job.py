@@ -73,6 +73,7 @@ class Job:
 
 
 MOST_DEVICES = 65_536
+MOST_AGENTS = 1_000_000
 
 
 def check_run(run: Mapping[str, Any]) -> None:
@@ -87,6 +88,8 @@ def check_run(run: Mapping[str, Any]) -> None:
     at_least(0, seed=run["seed"], eval_episodes=run["eval_episodes"], staleness=run["staleness"])
     at_least(1, num_seeds=run["num_seeds"], checkpoint_every=run["checkpoint_every"])
     at_least(1, eval_every=run.get("eval_every"))
+    if (run["num_seeds"] or 1) > MOST_AGENTS:
+        raise FdgError(f"--num-seeds {run['num_seeds']}: it must be at most {MOST_AGENTS}")
     if run["seed"] + (run["num_seeds"] or 1) > 2**32:  # JAX would take it modulo 2**32, unasked
         raise FdgError(f"--seed {run['seed']}: seeds are below {2**32}")
 

@@ -26,9 +26,9 @@ from algos.hyperparameters import structural
 from fdg.errors import FdgError, unknown_name
 from fdg.fragment import with_numbers
 from fdg.training.grid import Grid, grid_text, parse_grid, points_of, spelled
+from fdg.training.job import MOST_AGENTS
 from fdg.training.population import Population
 
-_MOST_AGENTS = 1_000_000
 _MOST_CHECKED = 256  # points, one by one
 _OF_A_STATE = ("actor", "evaluate")  # methods of an algorithm that take its state
 
@@ -72,8 +72,8 @@ class Sweep:
         if isinstance(self.num_seeds, bool) or not isinstance(self.num_seeds, int) or self.num_seeds < 1:
             raise FdgError(f"num_seeds={self.num_seeds!r}: give a whole number of agents, at least one")
         _check_names(self.algorithm, [name for name, _ in self.grid])
-        if self.agents > _MOST_AGENTS:
-            raise FdgError(f"sweep: {self.agents:,} agents are more than {_MOST_AGENTS:,}: give fewer seeds")
+        if self.agents > MOST_AGENTS:
+            raise FdgError(f"sweep: {self.agents:,} agents are more than {MOST_AGENTS:,}: give fewer seeds")
         for point in self._to_be_checked():
             try:
                 dataclasses.replace(self.algorithm, **point)

@@ -40,6 +40,7 @@ FOUND = [  # each ended in a traceback once
     "--env MPE_simple_spread_v3?num_agents=0",
     "--env CartPole-v1?max_steps_in_episode=99999999999999999999",
     "--num-envs 99999999999999999999",
+    "--algo tests.tiny:Walk --num-seeds 4294967296",
 ]
 
 
