@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 import fdg
+from fdg.ending import ends_with
 from fdg.errors import unknown_name
 
 # Those that are here; each is also `python -m fdg.NAME`.
@@ -37,5 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return importlib.import_module(known[words[0]]).main(words[1:])
 
 
+def command() -> int:
+    """`fdg`, as it is installed."""
+    return ends_with(main())
+
+
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(command())

@@ -9,7 +9,6 @@ disk is whole at any moment. See docs/decisions/030-ctrl-c-is-watched-for.md.
 Only for processes that are one of the commands, from the first import on; elsewhere an import does nothing.
 """
 
-import itertools
 import os
 import select
 import signal
@@ -17,6 +16,8 @@ import sys
 import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
+
+from fdg.ending import is_command
 
 STATUS = 130
 GRACE_SECONDS = 1.5  # in which training may end a call and save what it has
@@ -101,14 +102,5 @@ def _watch(reader: int) -> None:
         waiting = True
 
 
-def _is_command() -> bool:
-    """Whether this process was started as `python -m fdg...` or `fdg`."""
-    words = sys.orig_argv[1:]
-    modules = [b for a, b in itertools.pairwise(words) if a == "-m"][:1]
-    modules += [word[2:] for word in words if word.startswith("-m") and len(word) > 2][:1]
-    named = any(name == "fdg" or name.startswith("fdg.") for name in modules)
-    return named or os.path.basename(sys.argv[0] if sys.argv else "") == "fdg"
-
-
-if _is_command():
+if is_command():
     guard()

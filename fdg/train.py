@@ -1,6 +1,7 @@
 """`python -m fdg.train`: trains an algorithm, and keeps what comes of it in a run directory."""
 
 from fdg.commands.cli import train_main as main
+from fdg.ending import ends_with
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(ends_with(main()))

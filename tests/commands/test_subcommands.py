@@ -24,4 +24,4 @@ def test_a_command_gets_the_words_after_it(capsys):
 
 def test_it_is_installed_under_that_name():
     project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
-    assert project["scripts"] == {"fdg": "fdg.__main__:main"}
+    assert project["scripts"] == {"fdg": "fdg.__main__:command"}
