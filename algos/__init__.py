@@ -6,6 +6,7 @@ from algos.a2c import A2C
 from algos.a3c import A3C
 from algos.acting import Actor
 from algos.c51 import C51
+from algos.crossq import CrossQ
 from algos.dqn import DQN
 from algos.impala import IMPALA
 from algos.ippo import IPPO
@@ -43,6 +44,7 @@ __all__ = [
     "SFT",
     "TD3",
     "Actor",
+    "CrossQ",
     "Network",
     "RecurrentNetwork",
     "RecurrentPPO",
@@ -65,6 +67,7 @@ _ALGORITHMS = {
     "td3": TD3,
     "qr_dqn": QRDQN,
     "c51": C51,
+    "crossq": CrossQ,
 }
 # Of language models, on text tasks.
 _OF_TEXT = {"sft": SFT, "dpo": DPO, "ppo_rlhf": PPORLHF, "grpo": GRPO}
@@ -75,7 +78,7 @@ def names(of: Literal["environments", "text"] | None = None) -> tuple[str, ...]:
 
     >>> names("environments")
     ('ppo', 'recurrent_ppo', 'ippo', 'mappo', 'a2c', 'a3c', 'impala', 'dqn', 'pqn', 'sac', 'td3',
-    'qr_dqn', 'c51')
+    'qr_dqn', 'c51', 'crossq')
     >>> names("text")
     ('sft', 'dpo', 'ppo_rlhf', 'grpo')
     """

@@ -1,4 +1,4 @@
-"""What off-policy actor-critics share (`SAC`, `TD3`): acting, storing, and minibatches for all updates.
+"""What off-policy actor-critics share (SAC, CrossQ, TD3): acting, storing, minibatches for all updates.
 
 An iteration steps all environments, adds the steps to the replay buffer, and takes gradient steps on
 minibatches drawn from all that it holds. Between the fragments actions are in [-1, 1]; `step` stretches them
@@ -69,9 +69,8 @@ class OffPolicy(NormalizedObservations):
         actor_key, critics_key, env_key, key = jax.random.split(key, 4)
         env_state, observation = self._reset(env_key)
         action = jnp.zeros((self.num_envs, *self.env.action_space.shape))
-        critics = self._critics.init(critics_key, observation, action)
         return State(
-            learned=self._begin(self._actor.init(actor_key, observation), critics),
+            learned=self._first(actor_key, critics_key, observation, action),
             observation_statistics=self._first_statistics(),
             replay=self._replay.init(observation, action),
             env_state=env_state,
@@ -151,8 +150,13 @@ class OffPolicy(NormalizedObservations):
 
     # --- what a subclass says ---
 
+    def _first(self, actor_key: jax.Array, critics_key: jax.Array, observation: Any, action: Any) -> Any:
+        """All that an update changes, at first; of observations and actions `[B, ...]` only types count."""
+        actor = self._actor.init(actor_key, observation)
+        return self._begin(actor, self._critics.init(critics_key, observation, action))
+
     def _begin(self, actor: Any, critics: Any) -> Any:
-        """All that an update changes, from the first parameters."""
+        """The same, from the first parameters."""
         raise NotImplementedError
 
     def _learn_from(self, learned: Any, transition: Transition, keys: jax.Array) -> tuple[Any, Any]:

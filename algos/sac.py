@@ -15,10 +15,8 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import outputs
 from algos.hyperparameters import hyperparameter, require_within
 from algos.losses import value_error
-from algos.off_policy import State
 from algos.replay import Transition
 from algos.soft import Parameters, SoftActorCritic
 
@@ -68,12 +66,6 @@ class SAC(SoftActorCritic):
             parameters.critics, learned.target_critics, self.target_rate
         )
         return Learned(parameters, target_critics, optimizer_state)
-
-    def check_when_traced(self, state: State) -> None:
-        """Refuses networks whose results do not fit the action space."""
-        actor = jax.eval_shape(self._actor.apply, state.learned.parameters.actor, state.observation)
-        outputs.gaussian(actor, self.env.action_space, self.num_envs)
-        super().check_when_traced(state)
 
     # --- parts ---
 

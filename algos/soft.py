@@ -13,11 +13,11 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from algos import networks
+from algos import networks, outputs
 from algos.distributions import TanhNormal
 from algos.hyperparameters import NETWORK, hyperparameter, require_positive
 from algos.networks import Network
-from algos.off_policy import OffPolicy
+from algos.off_policy import OffPolicy, State
 from envs import Environment
 
 _LOG_STD_BOUNDS = (-20.0, 2.0)  # as in the authors' code, github.com/rail-berkeley/softlearning
@@ -73,11 +73,21 @@ class SoftActorCritic(OffPolicy):
         self._check_common()
         require_positive(self, "initial_temperature")
 
+    def check_when_traced(self, state: State) -> None:
+        """Refuses networks whose results do not fit the action space."""
+        actor = jax.eval_shape(self._of_actor, self._acting(state.learned), state.observation)
+        outputs.gaussian(actor, self.env.action_space, self.num_envs)
+        super().check_when_traced(state)
+
     # --- parts ---
 
     def _policy(self, actor, observation) -> TanhNormal:
         """Distribution over actions in [-1, 1], for observations `[N, *obs]`."""
-        return self._squashed(self._actor.apply(actor, observation))
+        return self._squashed(self._of_actor(actor, observation))
+
+    def _of_actor(self, actor, observation) -> jax.Array:
+        """What the actor's network gives: `[N, 2 * D]`."""
+        return self._actor.apply(actor, observation)
 
     def _squashed(self, output: jax.Array) -> TanhNormal:
         """What the actor's network gives, `[N, 2 * D]`, as a distribution."""

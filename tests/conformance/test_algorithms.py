@@ -140,6 +140,18 @@ SMALL = {
         value_max=1.0,
         hidden=(8,),
     ),
+    "crossq": lambda: algos.CrossQ(
+        env=envs.make("probe:continuous"),
+        num_envs=8,
+        updates_per_step=0.25,
+        learning_starts=16,
+        batch_size=8,
+        buffer_size=64,
+        hidden=(8,),
+        critic_hidden=(8,),
+        policy_delay=2,
+        renorm_after=4,
+    ),
 }
 
 # An entry, and the one whose fragments it shares.
@@ -147,6 +159,7 @@ LIKE = {
     "a2c": "ppo",
     "ippo": "mappo",
     "td3": "sac",
+    "crossq": "sac",
     "qr_dqn": "dqn",
     "c51": "dqn",
     "recurrent_ppo transformer": "recurrent_ppo",

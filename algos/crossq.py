@@ -1,0 +1,241 @@
+"""CrossQ (Bhatt, Palenicek, Belousov, Argus, Amiranashvili, Brox and Peters 2024, ICLR, arXiv 1902.05605).
+
+Soft actor-critic without target networks. Its critics are normalised by batch, and see what was done and what
+would follow in one minibatch, so that both are normalised alike; that is what keeps them from diverging. The
+actor and the temperature are those of `algos/soft.py`, which learn less often; how it acts, stores and draws
+minibatches is `algos/off_policy.py`.
+
+Letters in shapes: `N` samples of a minibatch.
+"""
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import fdg
+from algos import batch_renorm
+from algos.batch_renorm import NormedNetwork
+from algos.hyperparameters import hyperparameter, require, require_positive, require_within
+from algos.losses import value_error
+from algos.replay import Transition
+from algos.soft import Parameters, SoftActorCritic
+
+
+class Statistics(NamedTuple):
+    """Running means and variances inside the networks."""
+
+    actor: Any
+    critics: Any  # of both
+
+
+class Apart(NamedTuple):
+    """What is updated at different times."""
+
+    critics: Any
+    actor: Any  # and the temperature
+
+
+class Learned(NamedTuple):
+    """All that an update changes."""
+
+    parameters: Parameters
+    statistics: Statistics
+    optimizer_state: Apart
+    updates: jax.Array  # int32, gradient steps of the critics so far
+
+
+@dataclasses.dataclass(frozen=True)
+class CrossQ(SoftActorCritic):
+    """CrossQ for continuous actions within bounds.
+
+    Defaults are those of the paper (its table of hyperparameters), but for critics of half the width, as in
+    Stable-Baselines3's sbx, and four environments that are stepped together. Frozen and hashable; equal
+    values are equal algorithms.
+
+    Raises:
+      FdgError: (construction) a field out of range, or actions without bounds.
+
+    >>> import envs
+    >>> CrossQ(env=envs.make("Pendulum-v1"), num_envs=4, num_steps=2).updates_per_iteration
+    8
+    """
+
+    learning_rate: float = hyperparameter(1e-3, "Adam's step size, for actor, critics and temperature")
+    first_moment_decay: float = hyperparameter(0.5, "Adam's beta_1: short, since targets move at once")
+    policy_delay: int = hyperparameter(3, "updates of the critics for each of the actor and the temperature")
+    critic_hidden: tuple[int, ...] | None = hyperparameter(
+        (1024, 1024), "widths of the critics' layers; None: by observation"
+    )
+    norm_decay: float = hyperparameter(0.99, "of the running statistics in the networks, at each update")
+    renorm_after: int = hyperparameter(
+        100_000, "updates after which minibatches are corrected towards the running statistics"
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        require_positive(self, "policy_delay")
+        require_within(self, 0, 1, "first_moment_decay", "norm_decay")
+        require(self, self.first_moment_decay < 1, "first_moment_decay=1: it must be below one")
+        require(self, self.renorm_after >= 0, f"renorm_after={self.renorm_after}: it is below zero")
+        require(
+            self,
+            all(width > 0 for width in self.critic_hidden or ()),
+            f"critic_hidden={self.critic_hidden}: widths are above zero",
+        )
+
+    # --- fragments; `act` and `learn` are those of `OffPolicy`, `step` is that of every agent ---
+
+    @fdg.fragment("gradient", in_axes=(None, None, None, None, 0, 1), out_axes=None)
+    def gradient(self, parameters, statistics, is_due, renormalize, transition, keys):
+        """Gradients of the losses over a minibatch `[N]`, `keys [2, N]`; the actor's is zero unless due.
+
+        Returns them, the statistics after it, and what the losses are made of.
+        """
+        critics, (critics_statistics, losses) = jax.grad(self._critic_loss, has_aux=True)(
+            parameters.critics, parameters, statistics, renormalize, transition, keys[0]
+        )
+
+        def of_actor(acting):
+            gradient, after = jax.grad(self._actor_loss, has_aux=True)(
+                acting, parameters.critics, statistics, renormalize, transition.observation, keys[1]
+            )
+            return gradient, after
+
+        def unchanged(acting):
+            return jax.tree.map(jnp.zeros_like, acting), statistics.actor
+
+        acting = (parameters.actor, parameters.log_temperature)
+        (actor, log_temperature), actor_statistics = jax.lax.cond(is_due, of_actor, unchanged, acting)
+        gradient = Parameters(actor, critics, log_temperature)
+        return gradient, Statistics(actor_statistics, critics_statistics), losses
+
+    @fdg.fragment("update", in_axes=None, out_axes=None)
+    def update(self, gradient, statistics, learned, is_due):
+        """One step of Adam; actor and temperature move only where they are due."""
+        parameters, state = learned.parameters, learned.optimizer_state
+        critics, critics_state = self._one_update(gradient.critics, state.critics, parameters.critics)
+        before = (parameters.actor, parameters.log_temperature), state.actor
+        after = self._one_update((gradient.actor, gradient.log_temperature), state.actor, before[0])
+        (actor, log_temperature), actor_state = jax.tree.map(
+            lambda new, old: jnp.where(is_due, new, old), after, before
+        )
+        parameters = Parameters(actor, critics, log_temperature)
+        return Learned(parameters, statistics, Apart(critics_state, actor_state), learned.updates + 1)
+
+    # --- parts ---
+
+    def _first(self, actor_key, critics_key, observation, action) -> Learned:
+        actor, actor_statistics = self._normed_actor.init(actor_key, observation)
+        critics, critics_statistics = self._normed_critics.init(critics_key, observation, action)
+        log_temperature = jnp.log(jnp.float32(self.initial_temperature))
+        init = self._optimizer.init
+        return Learned(
+            Parameters(actor, critics, log_temperature),
+            Statistics(actor_statistics, critics_statistics),
+            Apart(init(critics), init((actor, log_temperature))),
+            jnp.int32(0),
+        )
+
+    def _learn_from(self, learned: Learned, transition: Transition, keys: jax.Array) -> tuple[Learned, Any]:
+        is_due = (learned.updates + 1) % self.policy_delay == 0
+        gradient, statistics, losses = self.gradient(
+            learned.parameters,
+            learned.statistics,
+            is_due,
+            learned.updates >= self.renorm_after,
+            transition,
+            keys,
+        )
+        return self.update(gradient, statistics, learned, is_due), losses
+
+    def _critic_loss(
+        self, critics, parameters: Parameters, statistics: Statistics, renormalize, transition, keys
+    ):
+        """The squared errors of both critics; their statistics after it, and what is told of them."""
+        temperature = jnp.exp(parameters.log_temperature)
+        next_policy = self._policy((parameters.actor, statistics.actor), transition.next_observation)
+        next_action, next_log_prob = next_policy.sample_with_log_prob(keys)
+        values, after = self._normed_critics.apply(
+            critics,
+            statistics.critics,
+            jax.tree.map(_side_by_side, transition.observation, transition.next_observation),
+            _side_by_side(transition.action, next_action),
+            in_training=True,
+            renormalize=renormalize,
+        )
+        (first, next_first), (second, next_second) = map(_apart, values)
+        target = self._target(transition, temperature, jnp.minimum(next_first, next_second), next_log_prob)
+        target = jax.lax.stop_gradient(target)
+        loss = value_error(first, target) + value_error(second, target)
+        return loss, (after, {
+            "critic_loss": loss,
+            "value": jnp.mean(jnp.minimum(first, second)),
+            "entropy": -jnp.mean(next_log_prob),
+            "temperature": temperature,
+        })  # fmt: skip
+
+    def _actor_loss(self, acting, critics, statistics: Statistics, renormalize, observation, keys):
+        """The losses of actor and temperature; the actor's statistics after it. Critics are as in acting."""
+        actor, log_temperature = acting
+        output, after = self._normed_actor.apply(
+            actor, statistics.actor, observation, in_training=True, renormalize=renormalize
+        )
+        action, log_prob = self._squashed(output).sample_with_log_prob(keys)
+        value = jnp.minimum(*self._values(critics, statistics.critics, observation, action))
+        actor_loss, temperature_loss, _ = self._soft_losses(log_temperature, log_prob, value)
+        return actor_loss + temperature_loss, after
+
+    def _acting(self, learned: Learned) -> tuple[Any, Any]:
+        return learned.parameters.actor, learned.statistics.actor
+
+    def _of_actor(self, actor, observation) -> jax.Array:
+        output, _ = self._normed_actor.apply(*actor, observation, in_training=False, renormalize=False)
+        return output
+
+    def _valued(self, learned: Learned, observation, action):
+        return self._values(learned.parameters.critics, learned.statistics.critics, observation, action)
+
+    def _values(self, critics, statistics, observation, action):
+        """What the critics say by their running statistics: two values, each `[N]`."""
+        values, _ = self._normed_critics.apply(
+            critics, statistics, observation, action, in_training=False, renormalize=False
+        )
+        return values
+
+    @property
+    def _normed_actor(self) -> NormedNetwork:
+        own = self._own("actor_network", "actor")
+        return batch_renorm.without_statistics(own) if own else batch_renorm.gaussian_actor(
+            self.env.observation_space, math.prod(self.env.action_space.shape),
+            self.hidden, self.activation, self.convolve, self.layer_norm, self.norm_decay,
+        )  # fmt: skip
+
+    @property
+    def _normed_critics(self) -> NormedNetwork:
+        own = self._own("critic_network", "critic")
+        return batch_renorm.without_statistics(own) if own else batch_renorm.twin_critics(
+            self.env.observation_space,
+            self.critic_hidden, self.activation, self.convolve, self.layer_norm, self.norm_decay,
+        )  # fmt: skip
+
+    @property
+    def _optimizer(self) -> optax.GradientTransformation:
+        return optax.adam(self._step_size, b1=self.first_moment_decay)
+
+
+def _side_by_side(now: jax.Array, following: jax.Array) -> jax.Array:
+    """Two minibatches `[N, ...]` as one, `[2 * N, ...]`, whose samples alternate.
+
+    So a split of the samples stays one: put end to end, they would have to change places.
+    """
+    return jnp.stack([now, following], axis=1).reshape(-1, *now.shape[1:])
+
+
+def _apart(values: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """`[2 * N]` as the two that `_side_by_side` put together, each `[N]`."""
+    pairs = values.reshape(-1, 2)
+    return pairs[:, 0], pairs[:, 1]
