@@ -1,9 +1,8 @@
 """`compile`: an algorithm and a policy to an `Engine`, which initialises and runs it on devices."""
 
-import contextlib
 import dataclasses
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,7 +12,7 @@ from jax.extend import core
 
 from fdg import jaxprs, keys
 from fdg.batch.collective import Collective, unexplained
-from fdg.errors import FdgError, FdgWarning, host_error
+from fdg.errors import FdgError, FdgWarning, host_errors
 from fdg.lowering import host_calls
 from fdg.placing.digest import digests
 from fdg.placing.place import place
@@ -27,17 +26,6 @@ from fdg.running.leaves import Remembered, without_aliases
 from fdg.running.metrics import PendingMetrics
 from fdg.tracing.graph import FDG
 from fdg.tracing.trace import trace
-
-
-@contextlib.contextmanager
-def _host_errors() -> Iterator[None]:
-    """What JAX says of a function on the host that failed, as its own one line."""
-    try:
-        yield
-    except jax.errors.JaxRuntimeError as error:
-        if cause := host_error(error):
-            raise cause from None
-        raise
 
 
 class Engine:
@@ -102,7 +90,7 @@ class Engine:
           HostError: a function on the host has failed: one line that names it and its fragment.
           KeyboardInterrupt: after Ctrl-C; what was computed is in `interrupted()`.
         """
-        with _host_errors():
+        with host_errors():
             state, pending = self.start(state, iterations)
             try:
                 return state, pending.result()
@@ -160,7 +148,7 @@ class Engine:
                 "no run was interrupted: go on from the state that the last one returned or was given"
             )
         state, pending = self._interrupted
-        with _host_errors():
+        with host_errors():
             return state, pending.result()
 
     def compile(self, iterations: int | None = None) -> None:

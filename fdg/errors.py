@@ -1,9 +1,10 @@
 """Errors that a user can act on: what was wrong, where, the values, and the fix, on one line."""
 
+import contextlib
 import difflib
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 
 class FdgError(ValueError):
@@ -45,6 +46,23 @@ def host_error(error: BaseException) -> HostError | None:
     """
     found = _HOST_ERROR.search(str(error))
     return HostError(found[1]) if found else None
+
+
+@contextlib.contextmanager
+def host_errors() -> Iterator[None]:
+    """Within, what JAX says of a function on the host that failed is raised as its own one line.
+
+    >>> with host_errors():
+    ...     raise RuntimeError("INTERNAL: Traceback ...\\nfdg.errors.HostError: the judge is asleep")
+    Traceback (most recent call last):
+    fdg.errors.HostError: the judge is asleep
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if cause := host_error(error):
+            raise cause from None
+        raise
 
 
 def one_line(error: BaseException) -> str:

@@ -4,12 +4,13 @@ Kernels are [in, out] here and [out, in] there. A directory is written under a n
 there before is whole until the new one is.
 """
 
+import functools
 import json
 import os
 import pathlib
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -67,7 +68,12 @@ def names(config: DecoderConfig) -> dict[str, tuple[tuple[str, ...], tuple[int, 
 
 def read_config(directory: str | os.PathLike[str], **changes: Any) -> DecoderConfig:
     """The shape of a directory's decoder, without its tensors; as `load`."""
-    return DecoderConfig.from_hugging_face(_read_json(pathlib.Path(directory) / "config.json"), **changes)
+    file = pathlib.Path(directory) / "config.json"
+    found = _read_json(file)
+    try:
+        return DecoderConfig.from_hugging_face(found, **changes)
+    except FdgError as error:
+        raise FdgError(f"{file}{str(error).removeprefix('config.json')}") from None
 
 
 def load(directory: str | os.PathLike[str], **changes: Any) -> tuple[Decoder, Weights]:
@@ -101,25 +107,55 @@ def assemble(config: DecoderConfig, tensors: Iterator[tuple[str, np.ndarray]], w
     found: Weights = {}
     seen = set()
     for given, tensor in tensors:
-        key = given if given in expected else f"model.{given}"  # of a model that was saved without its head
-        if key not in expected:
-            if _IGNORED.search(given):
-                continue
-            raise FdgError(
-                f"{where}: holds '{given}', which a {config.family} of its config.json"
-                f" has not: is the checkpoint of another architecture?"
-            )
-        path, shape, transposed = expected[key]
-        if tuple(tensor.shape) != shape:
-            raise FdgError(
-                f"{where}: '{key}' is {list(tensor.shape)}, and by its config.json it would be {list(shape)}"
-            )
+        key = _key(config, expected, given, tuple(tensor.shape), where)
+        if key is None:
+            continue
+        path, _, transposed = expected[key]
         array = np.asarray(tensor, np.float32)
         at = found
         for name in path[:-1]:
             at = at.setdefault(name, {})
         at[path[-1]] = np.ascontiguousarray(array.T) if transposed else array
         seen.add(key)
+    _require_all(config, expected, seen, where)
+    return found
+
+
+def check(directory: str | os.PathLike[str]) -> DecoderConfig:
+    """Whether `load` would find all that it needs, without reading a tensor: the config.
+
+    Raises:
+      FdgError: as `load`.
+    """
+    folder = pathlib.Path(directory)
+    config = read_config(folder)
+    expected = names(config)
+    found = (_key(config, expected, key, shape, str(folder)) for key, shape, _ in _entries(folder))
+    _require_all(config, expected, {key for key in found if key is not None}, str(folder))
+    return config
+
+
+def _key(
+    config: DecoderConfig, expected: Mapping[str, Any], given: str, shape: tuple[int, ...], where: str
+) -> str | None:
+    """Which of the `names` expected a tensor in a file is; None for one that is not needed."""
+    key = given if given in expected else f"model.{given}"  # of a model that was saved without its head
+    if key not in expected:
+        if _IGNORED.search(given):
+            return None
+        raise FdgError(
+            f"{where}: holds '{given}', which a {config.family} of its config.json"
+            f" has not: is the checkpoint of another architecture?"
+        )
+    wanted = expected[key][1]
+    if shape != wanted:
+        raise FdgError(
+            f"{where}: '{key}' is {list(shape)}, and by its config.json it would be {list(wanted)}"
+        )
+    return key
+
+
+def _require_all(config: DecoderConfig, expected: Mapping[str, Any], seen: set[str], where: str) -> None:
     missing = [key for key in expected if key not in seen]
     if missing:
         raise FdgError(
@@ -127,7 +163,6 @@ def assemble(config: DecoderConfig, tensors: Iterator[tuple[str, np.ndarray]], w
             + (f", and {len(missing) - 1} more" if missing[1:] else "")
             + f", which a {config.family} of its config.json has"
         )
-    return found
 
 
 # Buffers that old checkpoints hold, and a tied head that was written all the same.
@@ -230,6 +265,11 @@ def _read_json(path: pathlib.Path) -> Mapping[str, Any]:
 
 def _tensors(folder: pathlib.Path) -> Iterator[tuple[str, np.ndarray]]:
     """The tensors of a directory's files, one at a time."""
+    return ((key, read()) for key, _, read in _entries(folder))
+
+
+def _entries(folder: pathlib.Path) -> Iterator[tuple[str, tuple[int, ...], Callable[[], np.ndarray]]]:
+    """The tensors of a directory's files: key, shape, and a function that reads it while its turn lasts."""
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError:
@@ -257,6 +297,7 @@ def _tensors(folder: pathlib.Path) -> Iterator[tuple[str, np.ndarray]]:
         try:
             with safe_open(folder / file, framework="np") as opened:
                 for key in sorted(opened.keys()):
-                    yield key, opened.get_tensor(key)
+                    shape = tuple(opened.get_slice(key).get_shape())
+                    yield key, shape, functools.partial(opened.get_tensor, key)
         except (SafetensorError, OSError) as error:
             raise FdgError(f"{folder / file}: cannot be read, is it whole? {one_line(error)}") from None

@@ -18,12 +18,12 @@ _LONGEST = 64  # tokens of a response, where a checkpoint's tokenizer has no one
 
 @functools.lru_cache(maxsize=16)
 def config_of(path: str) -> DecoderConfig:
-    """Of the checkpoint in a folder.
+    """Of the checkpoint in a folder, all of which is there.
 
     Raises:
-      FdgError: it is not there, cannot be read, or is of an architecture that there is not.
+      FdgError: it is not, cannot be read, or is of another architecture.
     """
-    return weights.read_config(path)
+    return weights.check(path)
 
 
 def begun(network: Decoder, path: str, key: jax.Array) -> Any:

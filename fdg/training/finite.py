@@ -68,10 +68,12 @@ class Finite:
         good = self._checkpoints.last_finite()
         kept = "there is no checkpoint from before" if good is None else f"the last good checkpoint is {good}"
         if stops:
-            raise RunError(
-                f"{said}: training stops, {kept}: try a smaller --learning-rate or --max-grad-norm, or"
-                f" --on-nan warn to go on regardless"
-            )
+            parts = [name for name in metrics if name.startswith("reward_")]
+            odd = [name for name in parts if not np.isfinite(metrics[name][row]).all()]
+            cause = "try a smaller --learning-rate or --max-grad-norm"
+            if odd:
+                cause = f"so is {odd[0]}: look at what the reward says"
+            raise RunError(f"{said}: training stops, {kept}: {cause}, or --on-nan warn to go on regardless")
         if not self._warned and good is not None:
             self._checkpoints.protect(good)
             kept += ", and is kept"

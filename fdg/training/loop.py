@@ -13,7 +13,7 @@ from typing import Any, TextIO
 import jax
 
 import fdg
-from fdg.errors import FdgError
+from fdg.errors import FdgError, host_errors
 from fdg.processes import distributed
 from fdg.profiling.writing import profile_run
 from fdg.training import loggers
@@ -104,6 +104,7 @@ def carry_out(
 
     Raises:
       FdgError: the job cannot be done as asked; nothing has been written then.
+      HostError: a function on the host has failed, such as a reward; the last checkpoint is there.
     """
     _check_same(job)
     loggers.check_installed(job)
@@ -120,7 +121,8 @@ def carry_out(
     checkpoints = Checkpoints(run.checkpoints)
     try:
         sitting = _Sitting(job, engine, weights, run, checkpoints, callbacks, _nothing if quiet else say)
-        return sitting.train(settled.table, choice, brief, io.StringIO() if quiet else None)
+        with host_errors():
+            return sitting.train(settled.table, choice, brief, io.StringIO() if quiet else None)
     except Exception:
         if not job.resumes:
             run.discard()

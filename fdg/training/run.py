@@ -11,7 +11,7 @@ import numpy as np
 
 from algos.acting import Actor
 from envs import Box
-from fdg.errors import FdgError
+from fdg.errors import FdgError, host_errors
 from fdg.training import evaluation, exporting, playing
 from fdg.training.acting import Acting
 from fdg.training.evaluation import Evaluation
@@ -119,7 +119,8 @@ class Run:
         first = self.seed if seed is None else seed
         keys = evaluation.evaluation_keys(first, self.agents, algorithm=algorithm)
         several = self.agents is not None
-        return evaluation.start(algorithm, self.state, keys, episodes, greedy, several)()
+        with host_errors():
+            return evaluation.start(algorithm, self.state, keys, episodes, greedy, several)()
 
     @property
     def eval_episodes(self) -> int:

@@ -124,9 +124,10 @@ def broken(folder, how):
 def test_errors(tmp_path, how):
     weights.save(tmp_path, *made(qkv_bias=True), shard_bytes=4000)
     folder, message = broken(tmp_path, how)
-    with pytest.raises(FdgError) as error:
-        weights.load(folder)
-    assert message in str(error.value) and "\n" not in str(error.value)
+    for read in (weights.check, weights.load):
+        with pytest.raises(FdgError) as error:
+            read(folder)
+        assert message in str(error.value) and "\n" not in str(error.value)
 
 
 def test_what_hugging_face_has_no_name_for_is_not_written(tmp_path):

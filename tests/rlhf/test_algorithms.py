@@ -17,6 +17,7 @@ import pytest
 
 import algos
 import envs
+import fdg
 import policies
 from algos.language import Decoder, DecoderConfig, weights
 from algos.rlhf import data, updates
@@ -281,7 +282,7 @@ def test_a_checkpoint_on_disk_is_what_learning_begins_with(tmp_path):
     assert_same(parameters, algorithm._first_parameters(jax.random.key(0)), 0)
     with pytest.raises(FdgError, match="give one"):
         made("sft", model=str(tmp_path), decoder=decoder)
-    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "model.safetensors").unlink()  # after it was looked at
     with pytest.raises(jax.errors.JaxRuntimeError, match=f"HostError: {tmp_path}: it has neither"):
         jax.block_until_ready(algorithm._first_parameters(jax.random.key(0)))
 
@@ -298,6 +299,34 @@ def test_prompts_of_somebody_are_answered_or_refused():
         algorithm.answer(state, ["1+1=", "Ω"])
     with pytest.raises(FdgError, match="prompt 0"):
         algorithm.answer(state, ["1" * 50])
+
+
+def test_a_reward_that_raises_is_named_and_the_run_goes_on_where_it_was(tmp_path):
+    """As if it had never happened: the checkpoint of the iteration before is there."""
+    calls = []
+
+    def judge(prompts, responses, answers):
+        if len(prompts) == 4:  # of training, and not of a table of samples
+            calls.append(prompts)
+            if len(calls) == 3:
+                raise ValueError("the judge is asleep")
+        return [len(response) % 3 for response in responses]
+
+    algorithm = dataclasses.replace(
+        made("grpo", group_size=2, num_prompts=2), env=envs.make(TASK).with_reward(judge)
+    )
+    told = {"total_steps": 4 * 4, "devices": 1, "eval_episodes": 0, "progress": False, "checkpoint_every": 1}
+    with pytest.raises(
+        FdgError, match="reward 'judge' of task 'text:addition' raised ValueError: the judge"
+    ) as e:
+        fdg.fit(algorithm, out=tmp_path, **told)
+    assert "\n" not in str(e.value)
+    first = (tmp_path / "metrics.jsonl").read_text()
+    assert first.count("\n") == 2
+    run = fdg.fit(algorithm, out=tmp_path, resume=True, **told)
+    assert (tmp_path / "metrics.jsonl").read_text().startswith(first)
+    # The third iteration asked again what it had asked.
+    assert run.state.iteration == 4 and calls[3] == calls[2] and calls[2] != calls[1]
 
 
 @pytest.mark.parametrize(
