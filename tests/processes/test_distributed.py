@@ -76,7 +76,7 @@ def assert_close(one, two):
 # Flags, how many devices in the two processes, and the run in one process that has the same numbers. Where
 # there are three actors or workers, their group is in both processes.
 RUNS = {
-    "ppo": (f"{PPO} --total-steps 48 --checkpoint-every 6", 2, "ppo"),
+    "ppo fsdp": (f"{PPO} --parameters fsdp --total-steps 48 --checkpoint-every 6", 2, "ppo"),
     "seeds": (f"{PUPIL} --num-seeds 4 --total-steps 24 --checkpoint-every 3", 2, "seeds"),
     "multi_learner": (f"{PUPIL} --policy multi_learner --total-steps 48 --checkpoint-every 6", 4, "pupil"),
     "coarse 1+1": (f"{COARSE} --total-steps 48 --checkpoint-every 6", 2, "pupil"),
@@ -85,7 +85,7 @@ RUNS = {
     "central 3+1": (f"{PUPIL} --policy central --total-steps 48 --checkpoint-every 6", 4, "pupil"),
 }
 ALONE = {
-    "ppo": RUNS["ppo"][0],
+    "ppo": f"{PPO} --total-steps 48 --checkpoint-every 6",
     "seeds": RUNS["seeds"][0],
     "pupil": f"{PUPIL} --total-steps 48 --checkpoint-every 6",
     "stale": f"{COARSE} --staleness 1 --total-steps 48 --checkpoint-every 5",
