@@ -14,6 +14,7 @@ from algos.mappo import MAPPO
 from algos.networks import Network
 from algos.ppo import PPO
 from algos.pqn import PQN
+from algos.qmix import QMIX
 from algos.qr_dqn import QRDQN
 from algos.recurrent import RecurrentNetwork
 from algos.recurrent_ppo import RecurrentPPO
@@ -23,6 +24,7 @@ from algos.rlhf.ppo import PPORLHF
 from algos.rlhf.sft import SFT
 from algos.sac import SAC
 from algos.td3 import TD3
+from algos.vdn import VDN
 from envs import Environment
 from fdg.errors import unknown_name
 
@@ -39,10 +41,12 @@ __all__ = [
     "PPO",
     "PPORLHF",
     "PQN",
+    "QMIX",
     "QRDQN",
     "SAC",
     "SFT",
     "TD3",
+    "VDN",
     "Actor",
     "CrossQ",
     "Network",
@@ -68,6 +72,8 @@ _ALGORITHMS = {
     "qr_dqn": QRDQN,
     "c51": C51,
     "crossq": CrossQ,
+    "vdn": VDN,
+    "qmix": QMIX,
 }
 # Of language models, on text tasks.
 _OF_TEXT = {"sft": SFT, "dpo": DPO, "ppo_rlhf": PPORLHF, "grpo": GRPO}
@@ -78,7 +84,7 @@ def names(of: Literal["environments", "text"] | None = None) -> tuple[str, ...]:
 
     >>> names("environments")
     ('ppo', 'recurrent_ppo', 'ippo', 'mappo', 'a2c', 'a3c', 'impala', 'dqn', 'pqn', 'sac', 'td3',
-    'qr_dqn', 'c51', 'crossq')
+    'qr_dqn', 'c51', 'crossq', 'vdn', 'qmix')
     >>> names("text")
     ('sft', 'dpo', 'ppo_rlhf', 'grpo')
     """

@@ -17,8 +17,9 @@ import jax.numpy as jnp
 import optax
 
 from algos.acting import Actor
-from algos.hyperparameters import NETWORK, hyperparameter, require
+from algos.hyperparameters import NETWORK, hyperparameter, require, whole_updates
 from algos.networks import Network, of_action
+from algos.q_learning import QLearning
 from algos.replay import Replay, ReplayState, Step, Transition
 from algos.replayed_q import Learned, ReplayedQLearning
 from algos.rollout import episode_metrics, rollout
@@ -37,7 +38,7 @@ class State(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class DQN(ReplayedQLearning):
+class DQN(ReplayedQLearning, QLearning):
     """Deep Q-learning for discrete actions.
 
     Defaults are close to those of CleanRL's `dqn.py` (Huang et al. 2022, JMLR 23(274)), with eight
@@ -97,6 +98,11 @@ class DQN(ReplayedQLearning):
             self.max_error is None or self.max_error > 0,
             f"max_error={self.max_error}: it must be above zero, or None",
         )
+
+    @property
+    def updates_per_iteration(self) -> int:
+        """Gradient steps in one iteration."""
+        return whole_updates(self)
 
     # --- the two functions of every algorithm ---
 

@@ -195,6 +195,11 @@ def q_network(
     return Network(_Init(module), _Apply(module))
 
 
+def of_module(module: nn.Module) -> Network:
+    """A module of Linen with parameters alone; equal modules make equal networks."""
+    return Network(_Init(module), _Apply(module))
+
+
 def policy_and_value(
     network: Network, parameters: Any, observation: Observation, action_space: Space
 ) -> tuple[Distribution, jax.Array]:

@@ -52,6 +52,19 @@ def action_values(values: Any, actions: int, count: int) -> None:
     _check(what, values, (count, actions), f"one for each of {actions} actions")
 
 
+def agent_values(output: Any, actions: int, leading: tuple[int, ...]) -> None:
+    """Refuses what is not a pair of values `[T, B, A, n]`, one for each action of each agent, and a memory.
+
+    Raises:
+      FdgError: no pair, or values of another shape.
+    """
+    if not isinstance(output, tuple | list) or len(output) != 2:
+        expected = f"(values {_text((*leading, actions))}, memory)"
+        raise FdgError(f"the network gives {_shapes(output)}: it gives a pair, {expected}")
+    what = "the network gives values of actions as"
+    _check(what, output[0], (*leading, actions), f"one for each of {actions} actions of each agent")
+
+
 def gaussian(output: Any, action_space: Space, count: int) -> None:
     """Refuses what is not means, then logs of standard deviations, `[N, 2 * D]`.
 

@@ -18,11 +18,8 @@ from algos.networks import Network
 from envs import Discrete, Observation, features_and_mask
 
 
-class QLearning(Agent):
-    """Base of algorithms that value actions, and mostly take the best: epsilon-greedily.
-
-    A subclass has also the fields annotated here, `init`, `iterate`, `actor`, a learner and a loss.
-    """
+class EpsilonGreedy(Agent):
+    """Base of agents that value discrete actions, and mostly take the best: the fields that they share."""
 
     action_spaces: ClassVar[tuple[type, ...]] = (Discrete,)
 
@@ -30,6 +27,24 @@ class QLearning(Agent):
     epsilon_start: float  # probability of a random action, at first
     epsilon_end: float  # and in the end
     exploration_fraction: float  # part of the run in which it falls, linearly
+
+    def _epsilon(self, iteration: jax.Array) -> jax.Array:
+        """Probability of a random action in an iteration: `[]` float32."""
+        duration = self.exploration_fraction * self.num_iterations
+        return linear(self.epsilon_start, self.epsilon_end, duration, iteration)
+
+    def _check_common(self) -> None:
+        super()._check_common()
+        require_positive(self, "max_grad_norm")
+        require_within(self, 0, 1, "epsilon_start", "epsilon_end", "exploration_fraction")
+
+
+class QLearning(EpsilonGreedy):
+    """Base of algorithms of one agent without memory that values actions.
+
+    A subclass has also the fields annotated here, `init`, `iterate`, `actor`, a learner and a loss.
+    """
+
     dueling: bool  # a value, and advantages of actions
     layer_norm: bool  # normalise each layer before its activation
     activation: str  # of the layers
@@ -55,11 +70,6 @@ class QLearning(Agent):
 
         return Actor(empty_memory, act)
 
-    def _epsilon(self, iteration: jax.Array) -> jax.Array:
-        """Probability of a random action in an iteration: `[]` float32."""
-        duration = self.exploration_fraction * self.num_iterations
-        return linear(self.epsilon_start, self.epsilon_end, duration, iteration)
-
     def _values(self, parameters: Any, observation: Observation) -> jax.Array:
         """Q of every action `[N, n]`, for observations `[N, *obs]`."""
         return networks.action_values(self._network, parameters, observation)
@@ -72,11 +82,6 @@ class QLearning(Agent):
         parameters = getattr(state, "learned", state).parameters
         values = jax.eval_shape(self._network.apply, parameters, features)
         outputs.action_values(values, space.n, self.num_envs)
-
-    def _check_common(self) -> None:
-        super()._check_common()
-        require_positive(self, "max_grad_norm")
-        require_within(self, 0, 1, "epsilon_start", "epsilon_end", "exploration_fraction")
 
     @property
     def _network(self) -> Network:

@@ -46,7 +46,7 @@ class RecurrentNetwork(NamedTuple):
 
     init: Callable[[jax.Array, Any], Any]
     memory: Callable[[int], Any]
-    unroll: Callable[[Any, Any, Any, jax.Array], Output]
+    unroll: Callable[[Any, Any, Any, jax.Array], Any]
 
 
 def recurrent_actor_critic(

@@ -65,7 +65,7 @@ class Transition(NamedTuple):
 class Sample(NamedTuple):
     """A minibatch, and where it came from."""
 
-    transition: Transition  # [N], environment-major
+    transition: Any  # [N], environment-major: a `Transition`, or what a subclass of `Replay` makes of windows
     indices: jax.Array  # [N] int32, position in the environment's ring; for `Replay.prioritize`
     probability: jax.Array  # [N] float32, of being drawn from that ring; one everywhere if replay is uniform
 
@@ -74,7 +74,7 @@ class ReplayState(NamedTuple):
     """What is stored."""
 
     rings: Any  # leading axis B: flashbax's state of each environment's ring
-    added: jax.Array  # [] int32: steps of each environment so far
+    added: jax.Array  # [] int32: rows of each environment so far
 
 
 _AXES = ReplayState._make((0, None))  # the batch axis of each field
@@ -126,26 +126,36 @@ class Replay:
         require(
             self,
             self.n_step <= self.length,
-            f"buffer_size={self.buffer_size} holds no window of n_step={self.n_step} steps of"
-            f" num_envs={self.num_envs} environments: make it at least {self.num_envs * self.n_step}",
+            f"buffer_size={self.buffer_size} holds no window of {self._window} steps of"
+            f" num_envs={self.num_envs} environments: make it at least"
+            f" {self.num_envs * self.n_step * self.steps_of_a_row}",
         )
+        kept = self.num_envs * self.length * self.steps_of_a_row
         require(
             self,
-            0 <= self.learning_starts <= self.num_envs * self.length,
-            f"learning_starts={self.learning_starts}: it must be from 0 to the {self.num_envs * self.length}"
+            0 <= self.learning_starts <= kept,
+            f"learning_starts={self.learning_starts}: it must be from 0 to the {kept}"
             f" steps that buffer_size={self.buffer_size} holds",
         )
 
     @property
+    def steps_of_a_row(self) -> int:
+        """Steps of an environment that are one row of its ring."""
+        return 1
+
+    @property
     def length(self) -> int:
-        """Steps of one environment that are kept."""
-        return self.buffer_size // self.num_envs
+        """Rows of one environment's ring."""
+        return self.buffer_size // (self.num_envs * self.steps_of_a_row)
 
     def init(self, observation: Observation, action: Any) -> ReplayState:
         """An empty buffer for `observation [B, *obs]` and `action [B, *action]`; only their types count."""
         scalar, ended = jnp.zeros(self.num_envs), jnp.zeros(self.num_envs, bool)
-        steps = Step(observation, action, scalar, ended, ended, observation)
-        ring = self._ring.init(jax.tree.map(lambda x: jnp.zeros_like(x[0]), steps))
+        return self.init_of_rows(Step(observation, action, scalar, ended, ended, observation))
+
+    def init_of_rows(self, rows: Any) -> ReplayState:
+        """An empty buffer for `rows`, one of each environment, `[B, ...]`; only their types count."""
+        ring = self._ring.init(jax.tree.map(lambda x: jnp.zeros_like(x[0]), rows))
         if self.priority_exponent:
             tree = ring.sum_tree_state.replace(max_recorded_priority=jnp.float32(_PRIORITY_UNIT))
             ring = ring.replace(sum_tree_state=tree)
@@ -155,14 +165,14 @@ class Replay:
         return ReplayState(rings, jnp.int32(0))
 
     @fdg.fragment("buffer", in_axes=(_AXES, 1), out_axes=_AXES)
-    def add(self, state: ReplayState, steps: Step) -> ReplayState:
+    def add(self, state: ReplayState, steps: Any) -> ReplayState:
         """Appends a rollout `[T, B]`, which continues the last one; the oldest steps give way."""
-        count = len(steps.reward)
+        count, each = jax.tree.leaves(steps)[0].shape[0], self.steps_of_a_row
         require(
             self,
             count <= self.length,
-            f"a rollout of {count} steps is longer than the {self.length} of each environment that"
-            f" buffer_size={self.buffer_size} keeps: make it at least {count * self.num_envs}",
+            f"a rollout of {count * each} steps is longer than the {self.length * each} of each environment"
+            f" that buffer_size={self.buffer_size} keeps: make it at least {count * each * self.num_envs}",
         )
         by_environment = jax.tree.map(lambda x: x.swapaxes(0, 1)[:, None], steps)  # a ring takes rows [1, T]
         return ReplayState(self._per_ring(self._ring.add)(state.rings, by_environment), state.added + count)
@@ -196,7 +206,8 @@ class Replay:
 
     def is_ready(self, state: ReplayState) -> jax.Array:
         """Whether `learning_starts` steps are there, and a window of each environment: `[]` bool."""
-        return state.added >= max(self.n_step, math.ceil(self.learning_starts / self.num_envs))
+        rows = math.ceil(self.learning_starts / (self.num_envs * self.steps_of_a_row))
+        return state.added >= max(self.n_step, rows)
 
     @fdg.fragment("buffer", in_axes=(_AXES, 0), name="sample")
     def _sample(self, state: ReplayState, keys: jax.Array) -> Sample:
@@ -210,8 +221,11 @@ class Replay:
         else:
             shape = (self.num_envs, self.batch_size // self.num_envs)
             indices, probability = jnp.zeros(shape, jnp.int32), jnp.ones(shape)
-        transition = jax.vmap(lambda windows: summarize(windows, self.discount))(drawn.experience)
-        return Sample(transition, indices, probability)
+        return Sample(self._of_windows(drawn.experience), indices, probability)
+
+    def _of_windows(self, windows: Any) -> Any:
+        """What is learned from, of windows `[B, N / B, n_step]`: `[B, N / B]`."""
+        return jax.vmap(lambda windows: summarize(windows, self.discount))(windows)
 
     @fdg.fragment("buffer", in_axes=(_AXES, 1), out_axes=1, name="samples")
     def _samples(self, state: ReplayState, keys: jax.Array) -> Sample:
@@ -225,6 +239,10 @@ class Replay:
         indices = jnp.where(ready, indices, 4 * self.length)
         raised = jnp.where(ready, _PRIORITY_UNIT * priority**self.priority_exponent, 0.0)
         return state._replace(rings=self._per_ring(self._ring.set_priorities)(state.rings, indices, raised))
+
+    @property
+    def _window(self) -> str:
+        return f"n_step={self.n_step}"
 
     def _per_ring(self, function: Callable) -> Callable:
         """A function of flashbax, over all rings."""

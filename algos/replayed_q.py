@@ -15,8 +15,8 @@ import optax
 import fdg
 from algos import optimizers
 from algos.exploration import linear
-from algos.hyperparameters import require_positive, require_within, whole_updates
-from algos.q_learning import QLearning
+from algos.hyperparameters import require_positive, require_within
+from algos.q_learning import EpsilonGreedy
 from algos.replay import Replay, ReplayState
 
 
@@ -29,7 +29,7 @@ class Learned(NamedTuple):
     updates: jax.Array  # int32, gradient steps so far
 
 
-class ReplayedQLearning(QLearning):
+class ReplayedQLearning(EpsilonGreedy):
     """Base of algorithms that fit values of actions to targets, on minibatches out of a replay buffer.
 
     A subclass has also the fields annotated here, a `_replay` and a `_loss`.
@@ -38,16 +38,10 @@ class ReplayedQLearning(QLearning):
     buffer_size: int  # steps that are kept for replay, of all environments together
     batch_size: int  # samples of a gradient step
     learning_starts: int  # environment steps before the first gradient step
-    updates_per_step: float  # gradient steps for each environment step
     target_period: int  # gradient steps between updates of the target network
     target_rate: float  # how far each update takes it
     priority_exponent: float  # alpha of prioritised replay; 0: uniform
     importance_exponent: float  # beta of prioritised replay at first; 1 in the end
-
-    @property
-    def updates_per_iteration(self) -> int:
-        """Gradient steps in one iteration."""
-        return whole_updates(self)
 
     # --- fragments; `step` is that of every agent ---
 

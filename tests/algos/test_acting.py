@@ -33,6 +33,8 @@ CASES = {
         "probe:masked",
         {"updates_per_step": 0.25, "batch_size": 8, "buffer_size": 64, "learning_starts": 0, "atoms": 3},
     ),
+    "vdn": ("probe:unlike", {}),
+    "qmix": ("probe:agents", {"memory": "gru", "memory_size": 8}),
 }
 
 

@@ -16,23 +16,10 @@ from fdg.commands.parse import parse as parse_words
 from fdg.errors import FdgError
 from fdg.training.hints import Unchanged
 
-_SINCE = ("QRDQN", "C51")
 ENTRIES = [
-    (algorithm, key)
-    for algorithm in (
-        "PPO",
-        "RecurrentPPO",
-        "IPPO",
-        "MAPPO",
-        "A2C",
-        "A3C",
-        "IMPALA",
-        "DQN",
-        "PQN",
-        "SAC",
-        *_SINCE,
-    )
-    for key in presets.names(algorithm)
+    (algos.get(name).__name__, key)
+    for name in algos.names("environments")
+    for key in presets.names(algos.get(name).__name__)
 ]
 
 

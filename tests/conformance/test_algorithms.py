@@ -152,6 +152,33 @@ SMALL = {
         policy_delay=2,
         renorm_after=4,
     ),
+    "vdn": lambda: algos.VDN(
+        env=envs.make("probe:unlike"),
+        num_envs=8,
+        num_steps=2,
+        num_updates=1,
+        learning_starts=16,
+        batch_size=8,
+        buffer_size=64,
+        sequence_length=1,
+        hidden=(8,),
+    ),
+    "qmix": lambda: algos.QMIX(
+        env=envs.make("probe:agents", delay=1),
+        num_envs=8,
+        num_steps=4,
+        num_updates=1,
+        learning_starts=16,
+        batch_size=8,
+        buffer_size=64,
+        sequence_length=2,
+        q_lambda=0.5,
+        priority_exponent=0.6,
+        memory="gru",
+        memory_size=4,
+        mixer_size=4,
+        hypernetwork=(4,),
+    ),
 }
 
 # An entry, and the one whose fragments it shares.

@@ -1,0 +1,385 @@
+"""Cooperative value learning: each agent values its own actions, and what all do together is worth a mixture
+of these values, which alone is fitted to what the team earns. `VDN` and `QMIX` differ in the mixture.
+
+While it rises with the value of every agent, what is best for each is best for all: agents act greedily on
+what they see themselves, and learn together ("centralised training, decentralised execution"). Sequences are
+drawn from replay (`algos/sequences.py`), so that agents may have a memory, and targets look further than one
+step; gradient steps and the target network are those of DQN (`algos/replayed_q.py`).
+
+Nothing here knows of devices: the `fdg.fragment`s, in those files and here, say what the parts are, and which
+axis of their arrays is the batch.
+
+Letters in shapes: `T` steps of a rollout, `B` environments, `A` agents, `n` actions, `L` steps of a sequence,
+`N` sequences of a minibatch.
+"""
+
+import dataclasses
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+import fdg
+from algos import agent_values, layers, outputs
+from algos.acting import Actor
+from algos.distributions import Categorical, allowed_only
+from algos.exploration import epsilon_greedy
+from algos.hyperparameters import NETWORK, hyperparameter, require, require_positive, require_within
+from algos.memories import MemoryKind
+from algos.networks import Network, of_action
+from algos.recurrent import RecurrentNetwork
+from algos.replay import ReplayState, Step
+from algos.replayed_q import Learned, ReplayedQLearning
+from algos.returns import lambda_returns
+from algos.rollout import Recollection, episode_metrics, rollout_with_memory
+from algos.sequences import SequenceReplay, Sequences
+from envs import Discrete, Environment, Observation, features_and_mask, num_agents
+
+
+class Parameters(NamedTuple):
+    """What gradients are taken of."""
+
+    agents: Any  # of the network that all agents share
+    mixer: Any  # of the mixture; an empty tuple where it has none
+
+
+class State(NamedTuple):
+    """All that the next iteration needs."""
+
+    learned: Learned
+    replay: ReplayState
+    env_state: Any  # leading axis B
+    observation: Observation  # [B, A, *obs]
+    recollection: Recollection  # [B]
+    key: jax.Array
+    iteration: jax.Array  # int32
+
+
+@dataclasses.dataclass(frozen=True)
+class ValueDecomposition(ReplayedQLearning):
+    """Base of `VDN` and `QMIX`: discrete actions of several agents, feed-forward or recurrent.
+
+    The team earns the mean over its agents' rewards, as `episode_return` has it. All agents have the same
+    parameters. Defaults are those of JaxMARL's `ql_rnn_mpe.yaml` (Rutherford et al. 2024, arXiv 2311.10090),
+    without its memory, and with a learner that is busier.
+
+    A subclass says what the mixture is: `_mixed`, and `_mixer_parameters` if it has any.
+    """
+
+    several_agents: ClassVar[bool] = True
+    action_spaces: ClassVar[tuple[type, ...]] = (Discrete,)
+
+    env: Environment
+    num_envs: int = hyperparameter(8, "environments stepped together, all their agents at once")
+    num_steps: int = hyperparameter(32, "steps of each environment in one iteration")
+    total_steps: int = hyperparameter(500_000, "environment steps of the whole run")
+    buffer_size: int = hyperparameter(130_000, "steps that are kept for replay, of all environments together")
+    batch_size: int = hyperparameter(32, "sequences of a gradient step, as many of each environment")
+    sequence_length: int | None = hyperparameter(
+        None, "steps that are stored and drawn together, and a gradient flows through; None: a whole rollout"
+    )
+    learning_starts: int = hyperparameter(10_000, "environment steps before the first gradient step")
+    num_updates: int = hyperparameter(4, "gradient steps in one iteration")
+    learning_rate: float = hyperparameter(5e-3, "Adam's step size")
+    anneal_learning_rate: bool = hyperparameter(True, "let the step size fall linearly to zero")
+    max_grad_norm: float = hyperparameter(25.0, "global norm that gradients are clipped to")
+    discount: float = hyperparameter(0.99, "gamma")
+    q_lambda: float = hyperparameter(0.0, "lambda of the targets; 0: one step, 1: whole sequences")
+    reward_scale: float = hyperparameter(1.0, "what rewards are multiplied by, for values of moderate size")
+    target_period: int = hyperparameter(200, "gradient steps between updates of the target network")
+    target_rate: float = hyperparameter(
+        1.0, "how far each update takes it; 1 copies, little with target_period=1 is Polyak averaging"
+    )
+    epsilon_start: float = hyperparameter(1.0, "probability of a random action, at first")
+    epsilon_end: float = hyperparameter(0.05, "and in the end")
+    exploration_fraction: float = hyperparameter(0.1, "part of the run in which it falls, linearly")
+    double: bool = hyperparameter(True, "double Q-learning: one network chooses, the other values")
+    dueling: bool = hyperparameter(False, "dueling network: a value, and advantages of actions")
+    priority_exponent: float = hyperparameter(
+        0.0, "alpha of prioritised replay; 0: uniform", structural="whether there are priorities"
+    )
+    importance_exponent: float = hyperparameter(0.4, "beta of prioritised replay at first; 1 in the end")
+    agent_identity: bool = hyperparameter(True, "agents see their number, one-hot, beside the observation")
+    memory: Literal["gru", "lstm", "mingru", "transformer"] | None = hyperparameter(
+        None, "what agents remember by: a GRU, an LSTM, ... (None: nothing)"
+    )
+    memory_size: int = hyperparameter(64, "width of the memory, and of the layer after it")
+    memory_window: int = hyperparameter(32, "steps that a transformer looks back over, its own among them")
+    memory_layers: int = hyperparameter(1, "layers of a transformer")
+    memory_heads: int = hyperparameter(4, "heads of a transformer's attention")
+    layer_norm: bool = hyperparameter(False, "normalise each layer before its activation")
+    hidden: tuple[int, ...] | None = hyperparameter(None, "widths of the layers; None: chosen by observation")
+    activation: Literal["tanh", "relu", "silu", "gelu", "elu"] = hyperparameter("relu", "of the layers")
+    convolve: bool = hyperparameter(True, "convolve images; else flatten them")
+    network: RecurrentNetwork | Network | None = dataclasses.field(default=None, metadata=NETWORK)
+
+    def __post_init__(self):
+        self._check_types()
+        require_positive(self, "memory_size", "reward_scale", "num_updates")
+        require_within(self, 0, 1, "q_lambda")
+        _ = self._remembers  # refuses sizes that do not fit
+        require(
+            self,
+            self._length > 0 and self.num_steps % self._length == 0,
+            f"sequence_length={self.sequence_length} does not divide num_steps={self.num_steps}:"
+            " choose a divisor",
+        )
+        self._check_common()
+
+    @property
+    def updates_per_iteration(self) -> int:
+        """Gradient steps in one iteration."""
+        return self.num_updates
+
+    # --- the two functions of every algorithm ---
+
+    def init(self, key: jax.Array) -> State:
+        """The state before the first iteration."""
+        agents_key, mixer_key, env_key, key = jax.random.split(key, 4)
+        env_state, observation = self._reset(env_key)
+        features, _ = features_and_mask(observation)
+        agents = self._network.init(agents_key, jax.tree.map(lambda x: x[None], features))
+        memory = self._network.memory(self.num_envs)
+        each = jnp.zeros((self.num_envs, self._agents))
+        return State(
+            learned=self._begin(Parameters(agents, self._mixer_parameters(mixer_key, each, observation))),
+            replay=self._replay.init_of(memory, observation, each.astype(jnp.int32), each),
+            env_state=env_state,
+            observation=observation,
+            recollection=Recollection(memory, jnp.ones(self.num_envs, bool)),
+            key=key,
+            iteration=jnp.int32(0),
+        )
+
+    def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
+        """A few steps of all environments into the buffer, and gradient steps on sequences out of it."""
+        key, rollout_key, replay_key = jax.random.split(state.key, 3)
+        epsilon = self._epsilon(state.iteration)
+        one_sequence = self._length == self.num_steps
+
+        def act(observation, recollection, keys):
+            action, memory = self.act(
+                state.learned.parameters.agents, epsilon, observation, recollection, keys
+            )
+            # Of a rollout that is one sequence only the first memory is stored.
+            before = None if one_sequence else recollection.memory
+            return action, (recollection.start, before), memory
+
+        env_state, observation, recollection, steps = rollout_with_memory(
+            act=act,
+            step=self.step,
+            key=rollout_key,
+            env_state=state.env_state,
+            observation=state.observation,
+            recollection=state.recollection,
+            num_steps=self.num_steps,
+        )
+        (observations, actions), (start, before), time_steps = steps
+        first = (
+            jax.tree.map(lambda x: x[None], state.recollection.memory)
+            if one_sequence
+            else jax.tree.map(lambda x: x[:: self._length], before)
+        )
+        sequences = self._replay.cut(first, start, Step.of(observations, actions, time_steps))
+        replay = self._replay.add(state.replay, sequences)
+        learned, replay, losses = self._improved(state.learned, replay, replay_key, state.iteration)
+        metrics = {
+            **episode_metrics(time_steps),
+            **losses,
+            "epsilon": epsilon,
+            "updates": learned.updates,
+        }
+        return State(learned, replay, env_state, observation, recollection, key, state.iteration + 1), metrics
+
+    def actor(self, state: State) -> Actor:
+        """How it acts: each agent with its best action, or drawn as in training."""
+
+        def act(memory, observation, start, keys, greedy):
+            values, memory = self._one_step(
+                state.learned.parameters.agents, observation, Recollection(memory, start)
+            )
+            policy = Categorical(values) if greedy else epsilon_greedy(values, self._epsilon(state.iteration))
+            return self._chosen(policy, keys, greedy), memory
+
+        return Actor(self._network.memory, act)
+
+    # --- fragments; `learn`, `gradient` and `update` are those of `ReplayedQLearning` ---
+
+    @fdg.fragment("actor", in_axes=(None, None, 0, 0, 0))
+    def act(self, agents, epsilon, observation, recollection, keys):
+        """`observation [B, A, *obs]`, `keys [B]` -> `action [B, A]`, memory `[B, ...]`."""
+        values, memory = self._one_step(agents, observation, recollection)
+        return epsilon_greedy(values, epsilon).sample(keys), memory
+
+    def check_when_traced(self, state: State) -> None:
+        """Refuses a network that does not value each action of each agent."""
+        features, start = features_and_mask(state.observation)[0], state.recollection.start
+        first, begins = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), (features, start)
+        )
+        agents, memory = state.learned.parameters.agents, state.recollection.memory
+        found = jax.eval_shape(self._network.unroll, agents, memory, first, begins)
+        outputs.agent_values(found, self._actions.n, (1, self.num_envs, self._agents))
+
+    # --- what a subclass says ---
+
+    def _mixer_parameters(self, key: jax.Array, values: jax.Array, observation: Observation) -> Any:
+        """First parameters of the mixture, of `values [N, A]` at `observation [N, A, *obs]`."""
+        return ()
+
+    def _mixed(self, mixer: Any, values: jax.Array, observation: Observation) -> jax.Array:
+        """What the values `[N, A]` of the agents' actions are worth together, `[N]`.
+
+        Args:
+          mixer: parameters.
+          observation: `[N, A, *obs]`, what all agents saw, and what only critics see.
+        """
+        raise NotImplementedError
+
+    # --- parts ---
+
+    def _loss(self, parameters: Parameters, target_parameters: Parameters, minibatch: Sequences, weight):
+        """Half the mean squared error of the mixed values of what was done (equation 6 of QMIX's paper)."""
+        sequences = jax.tree.map(_time_first, minibatch._replace(memory=None))
+        steps = sequences.steps
+        values, memories = self._unroll(
+            parameters.agents, minibatch.memory, steps.observation, sequences.start
+        )
+        value = self._together(parameters.mixer, of_action(values, steps.action), steps.observation)
+        target = self._target(parameters, target_parameters, minibatch.memory, sequences, memories)
+        error = jax.lax.stop_gradient(target) - value  # [L, N]
+        loss = jnp.mean(weight * jnp.mean(0.5 * jnp.square(error), axis=0))
+        parts = {"loss": loss, "value": jnp.mean(value)}
+        return loss, (jnp.mean(jnp.abs(error), axis=0), parts)
+
+    def _target(
+        self,
+        parameters: Parameters,
+        target_parameters: Parameters,
+        memory: Any,
+        sequences: Sequences,
+        memories: Any,
+    ) -> jax.Array:
+        """What the mixed values should be: `[L, N]`.
+
+        Args:
+          parameters, target_parameters: those that learn, and older ones.
+          memory: `[N, ...]`, before each sequence.
+          sequences: `[L, N]`.
+          memories: `[L, N, ...]`, of the agents that learn, after each step.
+        """
+        steps, start = sequences.steps, sequences.start
+        _, remembered = self._unroll(target_parameters.agents, memory, steps.observation, start)
+
+        # A memory after a step, before any reset, values the observation that the step led to: where an
+        # episode was cut short, that is the memory it ended with.
+        def following(agents: Any, memories: Any) -> jax.Array:
+            rows = jax.tree.map(_rows, (steps.final_observation, Recollection(memories, start)))
+            goes_on = rows[1]._replace(start=jnp.zeros_like(rows[1].start))
+            values, _ = self._one_step(agents, rows[0], goes_on)
+            return values  # [N * L, A, n]
+
+        values = following(target_parameters.agents, remembered)
+        # Double Q-learning: van Hasselt, Guez and Silver 2016, arXiv 1509.06461, equation 4.
+        choosing = following(parameters.agents, memories) if self.double else values
+        best = of_action(values, jnp.argmax(choosing, axis=-1))
+        final = jax.tree.map(_rows, steps.final_observation)
+        next_value = self._mixed(target_parameters.mixer, best, final)
+        return lambda_returns(
+            self.reward_scale * jnp.mean(steps.reward, axis=-1),
+            _time_first(next_value.reshape(-1, self._length)),
+            steps.terminated,
+            steps.truncated,
+            self.discount,
+            self.q_lambda,
+        )
+
+    def _together(self, mixer: Any, values: jax.Array, observation: Observation) -> jax.Array:
+        """`_mixed` of sequences: `values [L, N, A]`, `observation [L, N, A, *obs]` to `[L, N]`."""
+        rows = jax.tree.map(_rows, (values, observation))
+        return _time_first(self._mixed(mixer, *rows).reshape(-1, values.shape[0]))
+
+    def _state_of(self, observation: Observation) -> jax.Array:
+        """What all agents see, side by side, privileged parts too: `[N, A, *obs]` to `[N, S]` float32."""
+        features, _ = features_and_mask(observation)
+        agents = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), features)
+        flat = jax.tree.leaves(layers.features(agents, self.env.observation_space, convolve=False))
+        each = flat[0] if len(flat) == 1 else jnp.concatenate(flat, axis=-1)
+        return each.reshape(-1, self._agents * each.shape[-1])
+
+    def _unroll(self, agents, memory, observation, start):
+        """Values of all actions `[T, B, A, n]`, `-inf` where not allowed, and memories after each step."""
+        features, action_mask = features_and_mask(observation)
+        values, memories = self._network.unroll(agents, memory, features, start)
+        return allowed_only(values, action_mask), memories
+
+    def _one_step(self, agents, observation, recollection: Recollection):
+        """Values of all actions `[B, A, n]`, and the memory after it, for observations `[B, A, *obs]`."""
+        memory, start = recollection
+        observation, start = jax.tree.map(lambda x: x[None], (observation, start))
+        return jax.tree.map(lambda x: x[0], self._unroll(agents, memory, observation, start))
+
+    @property
+    def _length(self) -> int:
+        """Steps of a sequence."""
+        return self.num_steps if self.sequence_length is None else self.sequence_length
+
+    @property
+    def _agents(self) -> int:
+        agents = num_agents(self.env)
+        assert agents is not None  # checked when constructed
+        return agents
+
+    @property
+    def _actions(self) -> Discrete:
+        space = self.env.action_space
+        assert isinstance(space, Discrete)  # checked when constructed
+        return space
+
+    @property
+    def _replay(self) -> SequenceReplay:
+        return SequenceReplay(
+            num_envs=self.num_envs,
+            buffer_size=self.buffer_size,
+            batch_size=self.batch_size,
+            learning_starts=self.learning_starts,
+            discount=self.discount,
+            priority_exponent=self.priority_exponent,
+            sequence_length=self._length,
+        )
+
+    @property
+    def _network(self) -> RecurrentNetwork:
+        own = self._own("network", "actor")
+        if own is not None:
+            return agent_values.of_each_agent(own) if isinstance(own, Network) else own
+        return agent_values.agent_q_network(
+            self.env.observation_space,
+            self._actions,
+            self._agents,
+            self.hidden,
+            self.activation,
+            self.dueling,
+            self.layer_norm,
+            self.convolve,
+            self._remembers,
+            self.agent_identity,
+        )
+
+    @property
+    def _remembers(self) -> MemoryKind | None:
+        if self.memory is None:
+            return None
+        return MemoryKind(
+            self.memory, self.memory_size, self.memory_window, self.memory_layers, self.memory_heads
+        )
+
+
+def _time_first(x: jax.Array) -> jax.Array:
+    """`[N, L, ...]` to `[L, N, ...]`, and back."""
+    return x.swapaxes(0, 1)
+
+
+def _rows(x: jax.Array) -> jax.Array:
+    """Steps `[L, N, ...]` as rows `[N * L, ...]`: a split of the sequences stays a split of the rows."""
+    return _time_first(x).reshape(-1, *x.shape[2:])
