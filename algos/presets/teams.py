@@ -80,6 +80,57 @@ _SWITCH_RIDDLE = Entry(
     {"total_steps": 1_000_000, "num_envs": 64, "num_steps": 128, "activation": "relu"},
 )
 
+# Cooperative value learning. In MPE JaxMARL's team earns the sum of what its agents do, here their mean.
+_QL_MPE = Entry(
+    "JaxMARL's vdn_ff_mpe.yaml, its 32 environments as 8 of twice the steps",
+    {
+        "total_steps": 10_000_000,
+        "num_steps": 32,
+        "num_updates": 1,
+        "discount": 0.9,
+        "reward_scale": 3.0,
+        "hidden": (64, 64),
+    },
+)
+_QL_SMAX = Entry(
+    "JaxMARL's ql_rnn_smax.yaml, its 16 environments of 128 steps, its layers of 512 units",
+    {
+        "total_steps": 10_000_000,
+        "num_envs": 16,
+        "num_steps": 128,
+        "num_updates": 8,
+        "buffer_size": 640_000,
+        "learning_rate": 5e-5,
+        "anneal_learning_rate": False,
+        "max_grad_norm": 10.0,
+        "target_period": 10,
+        "reward_scale": 10.0,
+        "memory": "gru",
+        "memory_size": 512,
+    },
+    on_cpu={"memory_size": 64, "buffer_size": 128_000, "learning_rate": 5e-4, "num_steps": 64},
+)
+_QL_OVERCOOKED = Entry(
+    "JaxMARL's ql_cnn_overcooked.yaml, its grids flattened, in sequences of eight steps",
+    {
+        "total_steps": 5_000_000,
+        "num_envs": 32,
+        "num_steps": 8,
+        "num_updates": 4,
+        "buffer_size": 65_536,
+        "learning_starts": 1_024,
+        "learning_rate": 7e-5,
+        "max_grad_norm": 1.0,
+        "convolve": False,
+    },
+)
+_VALUES = {"mpe": _QL_MPE, "smax": _QL_SMAX, "overcooked": _QL_OVERCOOKED}
+_MIXED = {
+    "mpe": _QL_MPE.but("the mixing network of ql_rnn_mpe.yaml", hypernetwork=(128,)),
+    "smax": _QL_SMAX.but("its mixing network", mixer_size=64, hypernetwork=(256,)),
+    "overcooked": _QL_OVERCOOKED,
+}
+
 PRESETS: dict[str, dict[str, Entry]] = {
     "IPPO": {
         "mpe": _MPE_IPPO,
@@ -90,6 +141,8 @@ PRESETS: dict[str, dict[str, Entry]] = {
         "mabrax": _MABRAX,
         "switch-riddle": _SWITCH_RIDDLE,
     },
+    "VDN": _VALUES,
+    "QMIX": _MIXED,
     "MAPPO": {
         "mpe": _MPE_MAPPO,
         "smax": _SMAX_MAPPO,

@@ -189,6 +189,7 @@ LIKE = {
     "crossq": "sac",
     "qr_dqn": "dqn",
     "c51": "dqn",
+    "vdn": "qmix",
     "recurrent_ppo transformer": "recurrent_ppo",
 }
 
