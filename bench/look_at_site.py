@@ -27,6 +27,7 @@ from pathlib import Path
 from urllib.parse import urldefrag, urljoin
 
 from selenium import webdriver
+from selenium.common.exceptions import TimeoutException
 from selenium.webdriver import ActionChains
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
@@ -128,6 +129,17 @@ def copied(driver: webdriver.Chrome, page: str) -> str:
     return "\n".join(driver.execute_script("return window.copied"))
 
 
+def take(driver: webdriver.Chrome, path: Path) -> None:
+    """A picture of what the window shows; on a busy machine the browser needs several tries at a tall one."""
+    for left in reversed(range(5)):
+        try:
+            driver.save_screenshot(str(path))
+            return
+        except TimeoutException:
+            if not left:
+                raise
+
+
 def main() -> int:
     """Says what is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -162,6 +174,7 @@ def main() -> int:
             )
             if done.returncode or "class Corridor" not in code:
                 wrong.append(f"what the tutorial's buttons copy does not run: {done.stderr[-500:]}")
+            print("\n".join(wrong) or "nothing wrong", flush=True)
         PICTURES.mkdir(parents=True, exist_ok=True)
         for page in found:
             name = page.removeprefix(start).strip("/").replace("/", "-") or "index"
@@ -169,9 +182,8 @@ def main() -> int:
                 driver.get(page)
                 height = driver.execute_script("return document.documentElement.scrollHeight")
                 driver.set_window_size(given.width, min(max(height, 900), 8_000))
-                driver.save_screenshot(str(PICTURES / f"{name}.png"))
+                take(driver, PICTURES / f"{name}.png")
                 driver.set_window_size(given.width, 900)
-    print("\n".join(wrong) or "nothing wrong")
     return bool(wrong)
 
 

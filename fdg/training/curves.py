@@ -38,16 +38,23 @@ class Curves:
     evaluated: bool
 
 
-def draw_learning_curve(run: RunDirectory, title: str, solved: float | None = None) -> None:
+def draw_learning_curve(
+    run: RunDirectory, title: str, solved: float | None = None, points: Sequence[str] = ()
+) -> None:
     """Draws `learning_curve.png` of a run from its `metrics.jsonl`; arguments as for `draw_run`."""
     rows = list(read_metrics(run.path / "metrics.jsonl"))
-    run.publish("learning_curve.png", lambda picture: draw_run(rows, title, solved, picture))
+    run.publish("learning_curve.png", lambda picture: draw_run(rows, title, solved, picture, points=points))
 
 
 def draw_run(
-    rows: Sequence[Mapping[str, Any]], title: str, solved: float | None, picture: Any, dpi: int = 150
+    rows: Sequence[Mapping[str, Any]],
+    title: str,
+    solved: float | None,
+    picture: Any,
+    dpi: int = 150,
+    points: Sequence[str] = (),
 ) -> None:
-    """Draws a run's episode returns over environment steps, as PNG: each agent faint, and their mean.
+    """Draws a run's episode returns over environment steps, as PNG: each agent faint, and means of them.
 
     Args:
       rows: of `metrics.jsonl`.
@@ -55,16 +62,26 @@ def draw_run(
       solved: a return to mark with a line.
       picture: a file, open for bytes.
       dpi: dots an inch of a picture 7 inches wide.
+      points: names of the points of a sweep, of as many agents each; of a few, a mean is drawn of each.
     """
     figure, axes = _figure()
     steps, values, weights = _columns(rows, "env_steps", "episode_return")
     if np.isfinite(values).any():
-        for column in values.T if values.shape[1] > 1 else ():
-            axes.plot(*_bins(steps, column, weights), color=_COLOURS[0], alpha=0.25, linewidth=0.8)
-        together = np.array([row.get("episode_return") for row in rows], float)
-        label = f"mean of {values.shape[1]} seeds" if values.shape[1] > 1 else "episode return"
-        axes.plot(*_bins(steps, together, weights), color=_COLOURS[0], label=label)
-        _draw_evaluations(axes, rows)
+        agents = values.shape[1]
+        apart = 1 < len(points) <= len(_COLOURS) and agents % len(points) == 0
+        each = agents // len(points) if apart else agents
+        for i, column in enumerate(values.T if agents > 1 else ()):
+            colour = _COLOURS[i // each]
+            axes.plot(*_bins(steps, column, weights), color=colour, alpha=0.25, linewidth=0.8)
+        if apart:
+            for name, colour, some in zip(points, _COLOURS, np.split(values, len(points), 1), strict=False):
+                axes.plot(*_bins(steps, _mean(some), weights), color=colour, label=name)
+        else:
+            together = np.array([row.get("episode_return") for row in rows], float)
+            what = "agents" if points else "seeds"
+            label = f"mean of {agents} {what}" if agents > 1 else "episode return"
+            axes.plot(*_bins(steps, together, weights), color=_COLOURS[0], label=label)
+            _draw_evaluations(axes, rows)
     else:
         axes.text(0.5, 0.5, "no episode ended", transform=axes.transAxes, ha="center", va="center")
     if solved is not None:
@@ -72,6 +89,13 @@ def draw_run(
     axes.set(title=title, xlabel="environment steps", ylabel="mean episode return", xlim=(0, None))
     _finish(figure, axes, "env_steps")
     figure.savefig(picture, format="png", dpi=dpi)
+
+
+def _mean(values: np.ndarray) -> np.ndarray:
+    """`[rows]`, of those agents of `[rows, agents]` of which an episode ended."""
+    known = np.isfinite(values)
+    count = known.sum(1)
+    return np.where(count > 0, np.where(known, values, 0.0).sum(1) / np.maximum(count, 1), np.nan)
 
 
 def _draw_evaluations(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:

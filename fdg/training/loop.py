@@ -35,7 +35,7 @@ from fdg.training.samples import sample_lines, write_samples
 from fdg.training.signals import Signals
 from fdg.training.starting import Weights, begin_with, read_weights
 from fdg.training.summary import groups_summary, summary, unexplained, versions
-from fdg.training.sweep import Sweep
+from fdg.training.sweep import Sweep, point_names
 from fdg.training.sweep_results import report
 
 _STEPS_PER_CALL = 65_536  # of one agent: half a second at 130,000 steps/s
@@ -218,7 +218,7 @@ class _Sitting:
         finally:
             loggers.close_all(trackers)
             during.close()
-        draw_learning_curve(run, title(job), SOLVED.get(job.config["env"]))
+        draw_learning_curve(run, title(job), SOLVED.get(job.config["env"]), point_names(job.algorithm))
         if caught is not None:
             self.checkpoints.close()
             say(
@@ -247,7 +247,8 @@ class _Sitting:
         if lost.line():
             say(lost.line())
         if evaluation is not None:
-            say(verdict(evaluation, job.config["env"]))
+            # The mean over a sweep's points is of no agent that one would use.
+            say(verdict(evaluation, None if point_names(job.algorithm) else job.config["env"]))
         for line in [*sample_lines(self.samples), *profiled, *self._swept(evaluation)]:
             say(line)
         say(f"run directory {run.path}")

@@ -273,7 +273,8 @@ class Run:
         return jax.tree.map(lambda x: x[agent], self.state)
 
     def __repr__(self) -> str:
-        name = type(self.algorithm).__name__
+        swept = isinstance(self.algorithm, Sweep)
+        name = f"sweep of {type(self._sweep.algorithm).__name__}" if swept else type(self.algorithm).__name__
         env = getattr(getattr(self.algorithm, "env", None), "name", None)
         agents = "" if self.agents is None else f", {self.agents} agents"
         where = "" if self.path is None else f", {self.path}"

@@ -306,6 +306,14 @@ def agent_seeds(algorithm: Any, seed: int, agents: int | None) -> list[int]:
     return [seed + i for i in range(agents or 1)]
 
 
+def point_names(algorithm: Any) -> list[str]:
+    """The points of a sweep by their values, for reading; none of another algorithm."""
+    if not isinstance(algorithm, Sweep):
+        return []
+    begins = "" if algorithm.exploit_every is None else "begun with "
+    return [begins + spelled(point) for point in algorithm.points]
+
+
 def agent_names(algorithm: Any, seed: int, agents: Sequence[int]) -> str:
     """Agents of a run by what tells them apart, for messages: `seeds 0, 1`."""
     if not isinstance(algorithm, Sweep):

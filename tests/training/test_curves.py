@@ -1,5 +1,6 @@
 """Comparing runs: which belong together, what is drawn of them, and statistics against SciPy's."""
 
+import io
 import json
 
 import numpy as np
@@ -84,25 +85,46 @@ def test_the_command(tmp_path, capsys):
     assert "none yet" not in said
 
 
-def test_a_line_far_above_is_marked_at_the_edge(tmp_path):
+@pytest.fixture
+def figures(monkeypatch):
+    """Figure and axes of each picture that a test draws."""
+    made, original = [], curves._figure
+    monkeypatch.setattr(curves, "_figure", lambda: made.append(original()) or made[-1])
+    return made
+
+
+def test_a_line_far_above_is_marked_at_the_edge(figures):
     rows = [{"env_steps": i, "episode_return": i % 3, "episodes": 1} for i in range(1, 50)]
-    made = []
-    original = curves._figure
-
-    def kept():
-        made.append(original())
-        return made[-1]
-
-    curves._figure = kept
-    try:
-        for solved in (475.0, 2.5):
-            with (tmp_path / "curve.png").open("wb") as picture:
-                curves.draw_run(rows, "what\nhow", solved, picture)
-    finally:
-        curves._figure = original
-    (_, far), (_, near) = made
+    for solved in (475.0, 2.5):
+        curves.draw_run(rows, "what\nhow", solved, io.BytesIO())
+    (_, far), (_, near) = figures
     assert [text.get_text() for text in far.texts] == ["", "solved: 475 above"] and far.get_ylim()[1] < 5
     assert not near.texts and near.get_ylim()[1] >= 2.5
+
+
+def test_the_points_of_a_sweep_are_curves_of_their_own(figures):
+    rows = [
+        {
+            "env_steps": i,
+            "episode_return": 4.0,
+            "episode_return_per_seed": [1.0, None, 6.0, 8.0],
+            "episodes": 4,
+        }
+        for i in range(1, 9)
+    ]
+    for points in ((), ("a=1", "a=2"), [f"a={i}" for i in range(40)]):
+        curves.draw_run(rows, "what", None, io.BytesIO(), points=points)
+    (_, seeds), (_, few), (_, many) = figures
+
+    def named(axes):
+        return {
+            line.get_label(): line.get_ydata()[-1]
+            for line in axes.lines
+            if not line.get_label().startswith("_")
+        }
+
+    assert named(few) == {"a=1": 1.0, "a=2": 7.0}  # one agent of the first has not ended an episode yet
+    assert named(seeds) == {"mean of 4 seeds": 4.0} and named(many) == {"mean of 4 agents": 4.0}
 
 
 def test_statistics_are_scipys():
