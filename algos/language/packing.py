@@ -1,8 +1,13 @@
-"""Packing: several short sequences in one row, told apart by segment numbers, so that little is padding."""
+"""Packing: several short sequences in one row, told apart by segment numbers, so that little is padding.
+
+`pack` makes as many rows as it takes, on the host; `pack_rows` a given number, within a program.
+"""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fdg.errors import FdgError
@@ -69,3 +74,68 @@ def pack(sequences: Sequence[Sequence[int]], length: int, rows: int | None = Non
         segments.append(np.zeros(length, np.int32))
     shape = (count, length)
     return Packed(np.reshape(tokens, shape), np.reshape(segments, shape), row, start)
+
+
+class Rows(NamedTuple):
+    """Sequences in rows, made within a program; `M` rows of `L` tokens, of `N` sequences.
+
+    Attributes:
+      tokens: [M, L] int32.
+      segments: [M, L] int32: 1, 2, ... in each row, 0 for padding.
+      source: [M, L] int32, place of each token among the [N, T] that were given; N * T for padding.
+      fits: [N] bool: sequences that no row had room for are left out.
+    """
+
+    tokens: jax.Array
+    segments: jax.Array
+    source: jax.Array
+    fits: jax.Array
+
+    def moved(self, x: jax.Array) -> jax.Array:
+        """What belongs to tokens, [N, T] to [M, L]; zero in padding."""
+        return jnp.append(x.reshape(-1), jnp.zeros(1, x.dtype))[self.source]
+
+
+def pack_rows(tokens: jax.Array, mask: jax.Array, rows: int, length: int, pad: int = 0) -> Rows:
+    """Sequences in a given number of rows, by first-fit decreasing as `pack`; traces, whatever their lengths.
+
+    Args:
+      tokens: [N, T] int32; padding may be anywhere.
+      mask: [N, T] bool, where there is a token.
+      rows: M.
+      length: L of each row.
+      pad: what stands where nothing is.
+
+    >>> tokens = jnp.array([[5, 6, 0], [7, 8, 9], [0, 0, 1]])
+    >>> packed = pack_rows(tokens, tokens > 0, rows=2, length=4)
+    >>> packed.tokens.tolist(), packed.segments.tolist(), packed.fits.tolist()
+    ([[7, 8, 9, 1], [5, 6, 0, 0]], [[1, 1, 1, 2], [1, 1, 0, 0]], [True, True, True])
+    """
+    count, width = tokens.shape
+    sizes = jnp.sum(mask, axis=1, dtype=jnp.int32)
+    order = jnp.argsort(-sizes, stable=True)
+
+    def place(carry: tuple[jax.Array, jax.Array], size: jax.Array) -> tuple[Any, Any]:
+        used, numbers = carry
+        room = used + size <= length
+        fits = jnp.any(room) & (size > 0)
+        row = jnp.argmax(room)
+        found = fits, row, used[row], numbers[row] + 1
+        at = (jnp.arange(rows) == row) & fits
+        return (used + at * size, numbers + at), found
+
+    nothing = jnp.zeros(rows, jnp.int32)
+    _, (fits, row, start, number) = jax.lax.scan(place, (nothing, nothing), sizes[order])
+    back = jnp.argsort(order)
+    fits, row, start, number = (each[back] for each in (fits, row, start, number))
+    within = jnp.cumsum(mask, axis=1, dtype=jnp.int32) - 1
+    at = (row * length + start)[:, None] + within
+    at = jnp.where(mask & fits[:, None], at, rows * length).reshape(-1)  # elsewhere: nowhere
+    place_of = jnp.arange(count * width, dtype=jnp.int32)
+    source = jnp.full(rows * length, count * width, jnp.int32).at[at].set(place_of, mode="drop")
+    source = source.reshape(rows, length)
+    found = Rows(tokens, tokens, source, fits)
+    numbers = jnp.broadcast_to(number[:, None].astype(jnp.int32), mask.shape)
+    return found._replace(
+        tokens=jnp.where(source < count * width, found.moved(tokens), pad), segments=found.moved(numbers)
+    )

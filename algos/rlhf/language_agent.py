@@ -125,20 +125,19 @@ class LanguageAgent:
             size is None or size >= self.num_prompts,
             f"dataset_size={size} is less than the num_prompts={self.num_prompts} of an iteration",
         )
-        count = self.steps_per_iteration
+        count, groups, what = self._learned_from
         require(
             self,
-            count % self.num_minibatches == 0
-            and updates.divides(count, self.num_prompts, self.num_minibatches),
-            f"num_minibatches={self.num_minibatches} does not divide the {count} responses of an iteration"
-            f" ({self.num_prompts} prompts) evenly",
+            count % self.num_minibatches == 0 and updates.divides(count, groups, self.num_minibatches),
+            f"num_minibatches={self.num_minibatches} does not divide the {count} {what} of an iteration"
+            + (f" ({groups} prompts) evenly" if groups == self.num_prompts else ""),
         )
         micro = self.micro_batch
         size_of_one = count // self.num_minibatches
         require(
             self,
             micro is None or size_of_one % micro == 0,
-            f"micro_batch={micro} does not divide the {size_of_one} responses of a minibatch",
+            f"micro_batch={micro} does not divide the {size_of_one} {what} of a minibatch",
         )
 
     # --- lengths ---
@@ -157,6 +156,11 @@ class LanguageAgent:
     def longest(self) -> int:
         """Tokens that a response can have, in all turns of a game together."""
         return self.env.response_length * getattr(self.env, "turns", 1)
+
+    @property
+    def _learned_from(self) -> tuple[int, int, str]:
+        """Rows of an iteration that minibatches are of, groups of them that are spread evenly, their name."""
+        return self.steps_per_iteration, self.num_prompts, "responses"
 
     @property
     def num_iterations(self) -> int:

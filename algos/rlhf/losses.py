@@ -47,9 +47,22 @@ def token_weights(
     >>> token_weights(mask, "sequence_mean", 3)[0].tolist()
     [0.5, 0.0, 0.0]
     """
-    tokens = mask.astype(jnp.float32)
-    lengths = jnp.sum(tokens, axis=1, keepdims=True)
+    lengths = jnp.sum(mask, axis=1, keepdims=True, dtype=jnp.float32)
     count = jnp.float32(len(mask)) if count_empty else jnp.maximum(jnp.sum(lengths > 0, dtype=jnp.float32), 1)
+    return weights_among(mask, lengths, count, aggregation, length)
+
+
+def weights_among(
+    mask: jax.Array, lengths: jax.Array, count: jax.Array, aggregation: Aggregation, length: int
+) -> jax.Array:
+    """`token_weights` where rows are not responses: `lengths` of the response that each token `[n, T]` is of,
+    and how many there are.
+
+    >>> mask = jnp.array([[True, True, True, True]])  # a response of one token, and one of three
+    >>> weights_among(mask, jnp.array([[1, 3, 3, 3]]), jnp.float32(2), "sequence_mean", 3)[0, 0].item()
+    0.5
+    """
+    tokens = mask.astype(jnp.float32)
     if aggregation == "token_mean":
         return tokens / jnp.maximum(jnp.sum(tokens), 1)
     if aggregation == "sequence_mean":

@@ -1,7 +1,7 @@
 """Supervised fine-tuning: a decoder imitates demonstrations.
 
 Letters in shapes: `B` demonstrations of an iteration, `R` tokens of a response, `n` demonstrations of a
-micro-batch.
+micro-batch, or rows of `L` tokens that they are packed into.
 """
 
 import dataclasses
@@ -13,11 +13,12 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos.hyperparameters import hyperparameter, require
+from algos.hyperparameters import hyperparameter, require, require_positive
+from algos.language.packing import pack_rows
 from algos.rlhf import losses, updates
 from algos.rlhf.language_agent import LanguageAgent
 from algos.rlhf.losses import Aggregation
-from algos.rlhf.responses import Responses, scores
+from algos.rlhf.responses import Responses, scores, sequences
 
 
 class State(NamedTuple):
@@ -29,12 +30,21 @@ class State(NamedTuple):
     iteration: jax.Array  # int32
 
 
-class Minibatch(NamedTuple):
-    """Demonstrations, and what their tokens count for."""
+class Packed(NamedTuple):
+    """Demonstrations in rows, several in each."""
 
-    responses: Responses  # [n]
-    weight: jax.Array  # [n, R] float32, in the loss
-    share: jax.Array  # [n, R] float32, in means over tokens
+    tokens: jax.Array  # [n, L] int32
+    segments: jax.Array  # [n, L] int32
+
+
+class Minibatch(NamedTuple):
+    """Demonstrations, and what their tokens count for: `T` is R, or L where they are packed."""
+
+    text: Responses | Packed  # [n]
+    own: jax.Array  # [n, T] bool: tokens of responses
+    lengths: jax.Array  # [n, T] float32: of the response that each is of
+    weight: jax.Array  # [n, T] float32, in the loss
+    share: jax.Array  # [n, T] float32, in means over tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +64,15 @@ class SFT(LanguageAgent):
     total_steps: int = hyperparameter(32_000, "demonstrations of the whole run")
     temperature: float = hyperparameter(1.0, "logits are divided by it, in sampling; learning has none")
     aggregation: Aggregation = hyperparameter("token_mean", "how tokens make a loss")
+    packing: int | None = hyperparameter(
+        None,
+        "rows of an iteration that its demonstrations are packed into, each as long as the longest prompt and"
+        " response; micro_batch counts them, and what no row has room for is left out (None: one row each)",
+    )
 
     def __post_init__(self) -> None:
+        if self.packing is not None:
+            require_positive(self, "packing")
         super().__post_init__()
         shown = callable(getattr(self.env, "demonstration", None))
         require(self, shown, f"'{self.env.name}' has no demonstrations: use GRPO or PPORLHF")
@@ -76,6 +93,12 @@ class SFT(LanguageAgent):
         parameters = self._with_trained(state.parameters, trained)
         return State(parameters, optimizer_state, state.key, state.iteration + 1), metrics
 
+    @property
+    def _learned_from(self) -> tuple[int, int, str]:
+        if self.packing is None:
+            return super()._learned_from
+        return self.packing, self.packing, "packed rows"
+
     # --- fragments; `update` is that of every `LanguageAgent` ---
 
     @fdg.fragment("environment")
@@ -87,14 +110,17 @@ class SFT(LanguageAgent):
     @fdg.fragment("learner", in_axes=(None, None, 0, None), out_axes=None)
     def learn(self, parameters, optimizer_state, responses, key):
         """All updates on demonstrations `[B]`: what is trained, the optimiser's state, metrics."""
-        nothing = jnp.zeros(responses.mask.shape)
+        samples, left_out = self._samples(responses)
+        longest = self.env.response_length
 
         def step(carry, minibatch, is_first):
             trained, optimizer_state = carry
-            mask, longest = minibatch.responses.own, self.env.response_length
+            own, lengths = minibatch.own, minibatch.lengths
+            count = jnp.round(jnp.sum(jnp.where(own, 1.0 / jnp.maximum(lengths, 1), 0.0)))
+            count = jnp.maximum(count, 1)
             minibatch = minibatch._replace(
-                weight=losses.token_weights(mask, self.aggregation, longest),
-                share=losses.token_weights(mask, "token_mean", longest),
+                weight=losses.weights_among(own, lengths, count, self.aggregation, longest),
+                share=losses.token_weights(own, "token_mean", longest),
             )
             slope = functools.partial(self.gradient, self._with_trained(parameters, trained))
             gradient, measures = updates.accumulated(slope, minibatch, self.micro_batch)
@@ -104,13 +130,13 @@ class SFT(LanguageAgent):
         (trained, optimizer_state), measures = updates.epochs(
             step,
             (self._trained(parameters), optimizer_state),
-            Minibatch(responses, nothing, nothing),
+            samples,
             key,
             self.num_epochs,
             self.num_minibatches,
-            self.num_prompts,
+            self._learned_from[1],
         )
-        return trained, optimizer_state, {**self._lengths(responses), **measures}
+        return trained, optimizer_state, {**self._lengths(responses), **left_out, **measures}
 
     @fdg.fragment("gradient", in_axes=(None, 0), out_axes=None)
     def gradient(self, parameters, minibatch):
@@ -118,7 +144,7 @@ class SFT(LanguageAgent):
 
         def loss(trained):
             found = self._with_trained(parameters, trained)
-            log_prob, entropy = scores(self.network, found, minibatch.responses, 1.0)
+            log_prob, entropy = self._scores(found, minibatch.text)
             loss = -jnp.sum(minibatch.weight * log_prob)
             return loss, {
                 "loss": loss,
@@ -127,3 +153,30 @@ class SFT(LanguageAgent):
             }
 
         return jax.grad(loss, has_aux=True)(self._trained(parameters))
+
+    # --- parts ---
+
+    def _scores(self, parameters, text):
+        """Log-probabilities and entropies of tokens, `[n, T]` float32."""
+        if isinstance(text, Responses):
+            return scores(self.network, parameters, text, 1.0)
+        hidden = self.network.hidden(parameters, text.tokens, text.segments)
+        return self.network.token_log_probs(parameters, hidden, text.tokens, text.segments)
+
+    def _samples(self, responses: Responses) -> tuple[Minibatch, dict[str, jax.Array]]:
+        """Demonstrations `[B]` as rows to learn from, and metrics of how they are packed."""
+        own = responses.own
+        lengths = jnp.broadcast_to(jnp.sum(own, axis=1, keepdims=True, dtype=jnp.float32), own.shape)
+        if self.packing is None:
+            nothing = jnp.zeros(own.shape)
+            return Minibatch(responses, own, lengths, nothing, nothing), {}
+        tokens, segments = sequences(responses)
+        of_prompts = ((0, 0), (responses.prompts.tokens.shape[1], 0))
+        rows = pack_rows(tokens, segments > 0, self.packing, tokens.shape[1], self.env.tokenizer.pad)
+        own, lengths = (rows.moved(jnp.pad(x, of_prompts)) for x in (own, lengths))
+        nothing = jnp.zeros(own.shape)
+        samples = Minibatch(Packed(rows.tokens, rows.segments), own, lengths, nothing, nothing)
+        return samples, {
+            "left_out": jnp.mean(~rows.fits, dtype=jnp.float32),
+            "filled": jnp.mean(rows.segments > 0, dtype=jnp.float32),
+        }

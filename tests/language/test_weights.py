@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from algos.language import Decoder, DecoderConfig, weights
-from algos.language.packing import pack
+from algos.language.packing import pack, pack_rows
 from fdg.errors import FdgError
 from tests.language.test_generation import TINY
 
@@ -136,6 +136,22 @@ def test_what_hugging_face_has_no_name_for_is_not_written(tmp_path):
     with pytest.raises(FdgError, match="no model of Hugging Face's has"):
         weights.save(tmp_path / "odd", odd, parameters)
     assert not (tmp_path / "odd").exists()
+
+
+def test_a_program_packs_as_the_host_does():
+    draw = np.random.default_rng(1)
+    lengths = draw.integers(1, 7, 20)
+    tokens = np.zeros((20, 9), np.int32)
+    for i, (row, length) in enumerate(zip(tokens, lengths, strict=True)):
+        row[draw.permutation(9)[:length]] = i + 1  # padding anywhere
+    want = pack([[i + 1] * n for i, n in enumerate(lengths)], 8)
+    found = pack_rows(tokens, tokens > 0, len(want.tokens), 8)
+    np.testing.assert_array_equal(found.tokens, want.tokens)
+    np.testing.assert_array_equal(found.segments, want.segments)
+    np.testing.assert_array_equal(found.moved(jax.numpy.asarray(tokens)), want.tokens)
+    few = pack_rows(tokens, tokens > 0, 3, 8)
+    counted = [int((few.tokens == i + 1).sum()) for i in range(20)]
+    assert counted == list(np.where(few.fits, lengths, 0)) and 0 < few.fits.sum() < 20
 
 
 def test_sequences_are_packed_whole_and_apart():

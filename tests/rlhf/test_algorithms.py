@@ -228,6 +228,24 @@ def test_pairs_are_the_best_and_the_worst_response_to_a_prompt():
     np.testing.assert_array_equal(pairs.rejected.tokens[0], responses.tokens[2])
 
 
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean"])
+def test_demonstrations_in_packed_rows_have_the_gradient_of_rows_of_their_own(aggregation):
+    """A row of 13 tokens has room for two of the shorter ones; none of 8 is left out of 7 rows."""
+    algorithm = made("sft", num_prompts=8, aggregation=aggregation)
+    state = jax.jit(algorithm.init)(jax.random.key(0))
+    found = []
+    for packing in (None, 7):
+        packed = dataclasses.replace(algorithm, packing=packing)
+        responses = packed.demonstrations(jax.random.split(jax.random.key(5), 8))
+        found.append(jax.jit(packed.learn)(state.parameters, state.optimizer_state, responses, state.key))
+    (_, one, alone), (_, other, together) = found
+    for name in ("loss", "log_prob", "entropy", "gradient_norm"):
+        np.testing.assert_allclose(together[name], alone[name], rtol=2e-5)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):  # Adam's moments
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-7)
+    assert together["left_out"] == 0 and together["filled"] > 0.8 and "left_out" not in alone
+
+
 def test_the_order_of_problems_follows_from_key_and_iteration_alone():
     """Also where a batch begins in one epoch and ends in the next."""
     key = jax.random.key(5)
@@ -249,6 +267,8 @@ def test_the_order_of_problems_follows_from_key_and_iteration_alone():
         ("grpo", {"group_size": 1}, "group_size=1: responses are compared with each other"),
         ("grpo", {"num_minibatches": 3}, "num_minibatches=3 does not divide the 32 responses"),
         ("grpo", {"micro_batch": 5}, "micro_batch=5 does not divide the 32 responses of a minibatch"),
+        ("sft", {"packing": 0}, "packing=0: it must be above zero"),
+        ("sft", {"packing": 3, "num_minibatches": 2}, "does not divide the 3 packed rows of an iteration"),
         ("grpo", {"clip_low": -1.0}, "clip_low=-1.0: it must be zero or above"),
         ("grpo", {"variant": "gropo"}, "variant='gropo': it must be 'grpo'"),
         ("grpo", {"dual_clip": 0.5}, "dual_clip=0.5: it must be above one"),
