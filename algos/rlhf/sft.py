@@ -66,14 +66,23 @@ class SFT(LanguageAgent):
     aggregation: Aggregation = hyperparameter("token_mean", "how tokens make a loss")
     packing: int | None = hyperparameter(
         None,
-        "rows of an iteration that its demonstrations are packed into, each as long as the longest prompt and"
-        " response; micro_batch counts them, and what no row has room for is left out (None: one row each)",
+        "rows that the demonstrations of an iteration are packed into; micro_batch counts them, and what no"
+        " row has room for is left out (None: each has its own)",
+    )
+    packed_length: int | None = hyperparameter(
+        None, "tokens of such a row (None: four times the longest prompt with its response)"
     )
 
     def __post_init__(self) -> None:
         if self.packing is not None:
             require_positive(self, "packing")
         super().__post_init__()
+        longest, length = self.env.prompt_length + self.env.response_length, self.packed_length
+        require(
+            self,
+            length is None or length >= longest,
+            f"packed_length={length}: the longest prompt with its response has {longest} tokens",
+        )
         shown = callable(getattr(self.env, "demonstration", None))
         require(self, shown, f"'{self.env.name}' has no demonstrations: use GRPO or PPORLHF")
 
@@ -172,7 +181,8 @@ class SFT(LanguageAgent):
             return Minibatch(responses, own, lengths, nothing, nothing), {}
         tokens, segments = sequences(responses)
         of_prompts = ((0, 0), (responses.prompts.tokens.shape[1], 0))
-        rows = pack_rows(tokens, segments > 0, self.packing, tokens.shape[1], self.env.tokenizer.pad)
+        length = self.packed_length or 4 * tokens.shape[1]
+        rows = pack_rows(tokens, segments > 0, self.packing, length, self.env.tokenizer.pad)
         own, lengths = (rows.moved(jnp.pad(x, of_prompts)) for x in (own, lengths))
         nothing = jnp.zeros(own.shape)
         samples = Minibatch(Packed(rows.tokens, rows.segments), own, lengths, nothing, nothing)

@@ -86,13 +86,3 @@ def test_policies_give_the_plain_numbers_and_sampling_exchanges_nothing(devices)
         assert bool(exchanged) == (policy is split)
         # Activations of a prompt of 5 tokens, and no parameters: the smallest that is split has 16 x 16.
         assert all(each.bytes <= 4 * 5 * 16 for each in exchanged)
-
-
-def test_of_a_network_with_adapters_only_these_cross_between_groups():
-    algorithm = imitator(lora_rank=2)
-    plan = fdg.place(algorithm, policies.SingleLearnerCoarse(actors=2, learners=2), 4)
-    trained, frozen = jax.eval_shape(lambda: lora.split(algorithm.decoder.init(jax.random.key(0))))
-    sizes = [sum(4 * leaf.size for leaf in jax.tree.leaves(each)) for each in (trained, frozen)]
-    assert sizes[0] < sizes[1] / 2
-    moved = [each for each in plan.movements if each.where == "learners -> actors"]
-    assert sum(each.bytes_per_crossing for each in moved) == 2 * sizes[0]  # two actors
