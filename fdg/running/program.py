@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from fdg.batch.collective import Collective
 from fdg.running.hlo import read_collectives
-from fdg.running.xla_options import xla_options
+from fdg.running.xla_options import options_of_older_loops, xla_options
 
 
 @dataclasses.dataclass(eq=False)
@@ -98,14 +98,34 @@ def compile_programs(programs: Iterable[Program]) -> None:
     todo = [program for program in programs if program.is_here and program.compiled is None]
     # Tracing and lowering hold Python's lock; XLA does not.
     lowered = [program.lower() for program in todo]
-    options = [xla_options(program.devices[0].platform) or None for program in todo]
+    platforms = [program.devices[0].platform for program in todo]
     if len(todo) == 1:
-        todo[0].compiled = lowered[0].compile(compiler_options=options[0])
+        todo[0].compiled = compile_lowered(lowered[0], platforms[0])
         return
     with ThreadPoolExecutor() as pool:
-        executables = pool.map(lambda one, how: one.compile(compiler_options=how), lowered, options)
+        executables = pool.map(compile_lowered, lowered, platforms)
         for program, compiled in zip(todo, executables, strict=True):
             program.compiled = compiled
+
+
+def compile_lowered(lowered: jax.stages.Lowered, platform: str) -> jax.stages.Compiled:
+    """Compiles with the options that hold for a platform.
+
+    Now and then XLA's generator of code for fused loops on the CPU fails of itself (SMAX with 4 environments
+    of 4 steps, recurrent, jaxlib 0.10.2; plain JAX does too): then the older one, which is slower, where the
+    installed XLA still has it.
+
+    Raises:
+      JaxRuntimeError: XLA cannot compile it.
+    """
+    options = xla_options(platform)
+    try:
+        return lowered.compile(compiler_options=options or None)
+    except jax.errors.JaxRuntimeError as error:
+        older = options_of_older_loops(platform)
+        if "MLIR failure" not in str(error) or not older:
+            raise
+        return lowered.compile(compiler_options={**options, **older})
 
 
 def is_here(mesh: Mesh) -> bool:

@@ -88,6 +88,12 @@ def xla_options(platform: str) -> dict[str, Any]:
     return {n: value for n, value in options.items() if n not in own and not _refusal(n, value)}
 
 
+def options_of_older_loops(platform: str) -> dict[str, Any]:
+    """Those of the generator of loops that XLA's CPU compiler had before; none where it is gone."""
+    name, value = "xla_cpu_use_fusion_emitters", False
+    return {name: value} if platform == "cpu" and not _refusal(name, value) else {}
+
+
 @functools.cache
 def has_wide_vectors() -> bool:
     """Whether this machine's cores have vectors of 512 bits, of the second generation or later."""

@@ -6,7 +6,7 @@ import pytest
 import fdg
 import policies
 from fdg.errors import FdgError
-from fdg.running import xla_options
+from fdg.running import program, xla_options
 from fdg.running.xla_options import PRESETS, choose_xla_options
 from tests.tiny import Walk
 
@@ -65,6 +65,29 @@ def test_programs_are_compiled_with_them():
     engine.programs[0].function = Function()
     engine.compile()
     assert compiled_with == [{"xla_cpu_emitter_verification_level": 0}]
+
+
+def test_a_failure_of_xlas_loops_is_got_round(monkeypatch):
+    monkeypatch.setattr(program, "options_of_older_loops", lambda platform: {"older": platform})
+    lowered, tried = jax.jit(lambda x: x + 1).lower(1.0), []
+
+    class Failing:
+        def __init__(self, says):
+            self.says = says
+
+        def compile(self, compiler_options=None):
+            tried.append(compiler_options or {})
+            if "older" not in tried[-1]:
+                raise jax.errors.JaxRuntimeError(self.says)
+            return lowered.compile()
+
+    assert program.compile_lowered(Failing("UNKNOWN: Unknown MLIR failure"), "cpu")(1.0) == 2.0
+    assert [options.get("older") for options in tried] == [None, "cpu"]
+    with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE"):
+        program.compile_lowered(Failing("RESOURCE_EXHAUSTED"), "cpu")
+    monkeypatch.undo()
+    known = program.options_of_older_loops("cpu")  # where the installed XLA has them still
+    assert known in ({}, {"xla_cpu_use_fusion_emitters": False}) and not program.options_of_older_loops("gpu")
 
 
 @pytest.mark.parametrize(
