@@ -33,7 +33,7 @@ from algos.rollout import (
     environment_major,
     episode_metrics,
     rollout_with_memory,
-    time_major,
+    values_after,
 )
 from envs import Observation, features_and_mask
 
@@ -222,15 +222,9 @@ class RecurrentPPO(ProximalAgent):
         (observation, action), (decision, start), time_step = trajectory
         reward, running_return, return_statistics = self._reward(time_step, running_return, return_statistics)
         seen = self._seen(observation_statistics, observation)
-        # The memory after each step, before any reset, values the observation that the step led to: where an
-        # episode was cut short, that is the memory it ended with.
         _, _, memories = self._unroll(parameters, memory, seen, start)
-        final = self._seen(observation_statistics, time_step.final_observation)
-        rows = jax.tree.map(environment_major, (final, Recollection(memories, jnp.zeros_like(start))))
-        _, next_value, _ = self._one_step(parameters, *rows)
-        advantage, target = self._advantage(
-            reward, decision.value, time_major(next_value, self.num_steps), time_step
-        )
+        next_value = self._next_value(parameters, observation_statistics, decision.value, time_step, memories)
+        advantage, target = self._advantage(reward, decision.value, next_value, time_step)
 
         before = jax.tree.map(lambda first, x: jnp.concatenate([first[None], x[:-1]]), memory, memories)
         sequences = (seen, start, action, decision, advantage, target)
@@ -276,6 +270,20 @@ class RecurrentPPO(ProximalAgent):
         steps = jax.tree.map(_time_first, (minibatch.observation, minibatch.start))
         policy, value, _ = self._unroll(parameters, memory, *steps)
         return jax.tree.map(_time_first, (policy, value))
+
+    def _next_value(self, parameters, statistics, value, time_step, memories):
+        """Value of what each step led to, before any reset: `[T, B]`.
+
+        The memory after a step, `[T, B, ...]`, values the observation that the step led to: where an episode
+        was cut short, that is the memory it ended with.
+        """
+
+        def value_of(final):
+            observation, memory = final
+            recollection = Recollection(memory, jnp.zeros(self.num_envs, bool))
+            return self._one_step(parameters, self._seen(statistics, observation), recollection)[1]
+
+        return values_after(value, time_step, value_of, (time_step.final_observation, memories))
 
     def _unroll(self, parameters, memory, observation, start):
         """Distribution over actions and value `[T, B]`, and the memory after each step `[T, B, ...]`."""

@@ -91,21 +91,26 @@ def rollout_with_memory(
     return env_state, observation, recollection, steps
 
 
-def values_after(value: jax.Array, time_step: TimeStep, value_of: Callable[[Any], jax.Array]) -> jax.Array:
-    """V of the observation that each step of a rollout led to, before any reset: `[T, B]` float32.
+def values_after(
+    value: jax.Array, time_step: TimeStep, value_of: Callable[[Any], jax.Array], final: Any = None
+) -> jax.Array:
+    """V of the observation that each step of a rollout led to, before any reset: `[T, B, ...]` float32.
 
     Within an episode that is the value of the next row. Only what a rollout or a time limit cut short is
     valued here: the last row, and then row after row of each environment's truncations, until none is left.
     What follows a termination is worth nothing, and its value here has no meaning.
 
     Args:
-      value: `[T, B]` float32, V of the observation that each step answered to.
+      value: `[T, B, ...]` float32, V of the observation that each step answered to, `[T, B]`, or one for each
+        agent, `[T, B, A]`.
       time_step: `[T, B]`.
-      value_of: `observation [B, *obs] -> [B]`.
+      value_of: `final [B, ...] -> [B, ...]`.
+      final: `[T, B, ...]`, what a value is made of: the observation that each step led to, unless more is
+        needed, such as what an actor remembers then.
     """
-    final = time_step.final_observation
+    final = time_step.final_observation if final is None else final
     after = jnp.concatenate([value[1:], value_of(jax.tree.map(lambda x: x[-1], final))[None]])
-    row = jax.lax.broadcasted_iota(jnp.int32, value.shape, 0)
+    row = jax.lax.broadcasted_iota(jnp.int32, value.shape[:2], 0)
 
     def left_over(carry):
         return jnp.any(carry[1])
@@ -115,7 +120,8 @@ def values_after(value: jax.Array, time_step: TimeStep, value_of: Callable[[Any]
         first = jnp.argmax(cut, axis=0)
         rows = jax.tree.map(lambda x: jax.vmap(lambda x, i: x[i], in_axes=(1, 0))(x, first), final)
         here = cut & (row == first[None])
-        return jnp.where(here, value_of(rows)[None], after), cut & ~here
+        of_agents = here.reshape(*here.shape, *(1,) * (after.ndim - 2))
+        return jnp.where(of_agents, value_of(rows)[None], after), cut & ~here
 
     cut = time_step.truncated & ~time_step.terminated & (row < value.shape[0] - 1)
     return jax.lax.while_loop(left_over, one_of_each, (after, cut))[0]
