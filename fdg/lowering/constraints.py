@@ -175,6 +175,7 @@ class _Rewriter:
     def _pins(self, flow: Flow) -> set[Any]:
         """The variables that some reader has otherwise than they are made."""
         found: set[Any] = set()
+        cut: set[Any] = set()
         for atoms, step in [(s.eqn.invars, s) for s in flow.equations] + [(flow.jaxpr.outvars, flow)]:
             positions = {*step.gathered, *dict(step.sliced)}
             if isinstance(step, EquationFlow) and not step.local:
@@ -184,6 +185,13 @@ class _Rewriter:
                 if step.reduced:  # or it may be the operand that is exchanged, where that is small
                     positions |= {i for i, axis in enumerate(step.operands) if axis is not None}
             found |= {atoms[i] for i in positions if not hasattr(atoms[i], "val")}
+            cut |= {atoms[i] for i in dict(step.sliced) if not hasattr(atoms[i], "val")}
+        # What is whole and then cut may be another name of what it is made of: XLA drops a slice of a
+        # concatenation that takes all of a part, and gives the other readers of that part the cut one.
+        for step in flow.equations:
+            if cut.intersection(step.eqn.outvars):
+                whole = zip(step.eqn.invars, step.operands, strict=True)
+                found |= {v for v, axis in whole if axis is None and not hasattr(v, "val") and v.aval.shape}
         return found
 
     def _constrained_inside(self, step: EquationFlow) -> list[int]:

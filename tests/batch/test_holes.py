@@ -56,6 +56,32 @@ def test_draws_for_a_batch_from_one_key(name, devices):
     assert_as_predicted(WHOLE[name], [None, 0], devices[:4], jax.random.key(3), numbers(B, F))
 
 
+def shifted(x):
+    return jnp.concatenate([jnp.ones((1, *x.shape[1:])), x])
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        lambda x: shifted(x)[1:],
+        lambda x: x.reshape(4, -1, *x.shape[1:]).reshape(x.shape),
+        lambda x: jnp.concatenate([x, x[:0]]),
+        lambda x: jnp.negative(-shifted(x)[1:]),
+    ],
+    ids=["slice of a concatenation", "reshaped twice", "nothing appended", "negated twice"],
+)
+def test_what_is_whole_and_then_cut_under_another_name(same, devices):
+    """XLA drops what changes nothing, and would give the other reader the cut one."""
+
+    def function(x, y):
+        whole = jnp.diff(x, axis=0, prepend=0.5)
+        return same(whole) * y, shifted(whole)[:-1]
+
+    assert_as_predicted(function, [0, 0], devices[:4], numbers(B, F), numbers(B, F))
+    twice = lambda x: jnp.diff(jnp.diff(x, axis=0, prepend=0.5), axis=0, prepend=0.5)  # noqa: E731
+    assert_as_predicted(twice, [0], devices[:4], numbers(B, F))
+
+
 def test_an_erf_of_an_erf_is_not_gathered(devices):
     def function(x):
         return lax.erf(jnp.sin(lax.erf(x)))
