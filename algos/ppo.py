@@ -15,13 +15,14 @@ import jax
 import jax.numpy as jnp
 
 import fdg
-from algos import networks, normalize, outputs
+from algos import layers, networks, normalize, outputs
 from algos.acting import Actor, without_memory
-from algos.hyperparameters import NETWORK
+from algos.hyperparameters import NETWORK, hyperparameter, require_positive, require_within
 from algos.losses import explained_variance
 from algos.networks import Network
 from algos.normalize import RunningStatistics
 from algos.proximal import Decision, ProximalAgent
+from algos.rnd import Distillation, Known, Novelty, agent_of
 from algos.rollout import environment_major, episode_metrics, rollout, values_after
 from envs import Observation, features_and_mask
 
@@ -34,6 +35,8 @@ class State(NamedTuple):
     observation_statistics: Any  # RunningStatistics of [*obs], or of each part of it
     return_statistics: RunningStatistics  # of the discounted return that rewards are scaled by
     running_return: jax.Array  # [B] float32, that return so far
+    known: Known | None  # of novelty; None without
+    running_novelty: jax.Array | None  # [B] float32, its discounted return so far; None without
     env_state: Any  # leading axis B
     observation: Observation  # [B, *obs]
     key: jax.Array
@@ -48,6 +51,7 @@ class Minibatch(NamedTuple):
     decision: Decision  # [N]
     advantage: jax.Array  # [N] float32
     target: jax.Array  # [N] float32, what the value is fitted to
+    novelty: Novelty | None = None  # [N]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +70,18 @@ class PPO(ProximalAgent):
     """
 
     network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
+    rnd: bool = hyperparameter(False, "random network distillation: what is new is a reward, too")
+    intrinsic_coefficient: float = hyperparameter(
+        0.5, "weight of what is new beside what is earned, among advantages (with rnd)"
+    )
+    intrinsic_discount: float = hyperparameter(0.99, "gamma of what is new (with rnd)")
+    rnd_features: int = hyperparameter(64, "features that the predictor learns (with rnd)")
+    rnd_share: float = hyperparameter(1.0, "part of the samples that it learns from (with rnd)")
+
+    def __post_init__(self):
+        super().__post_init__()
+        require_positive(self, "rnd_features")
+        require_within(self, 0, 1, "intrinsic_discount", "rnd_share")
 
     # --- the two functions of every algorithm ---
 
@@ -74,12 +90,19 @@ class PPO(ProximalAgent):
         parameter_key, env_key, key = jax.random.split(key, 3)
         env_state, observation = self._reset(env_key)
         parameters = self._network.init(parameter_key, features_and_mask(observation)[0])
+        known = running_novelty = None
+        if self.rnd:
+            rnd_key = jax.random.fold_in(parameter_key, 1)
+            parameters, known = self._distillation.begin(rnd_key, parameters, observation)
+            running_novelty = jnp.zeros(self.num_envs)
         return State(
             parameters=parameters,
             optimizer_state=self._optimizer.init(parameters),
             observation_statistics=normalize.init_observations(self.env.observation_space),
             return_statistics=normalize.init(()),
             running_return=jnp.zeros(self.num_envs),
+            known=known,
+            running_novelty=running_novelty,
             env_state=env_state,
             observation=observation,
             key=key,
@@ -99,19 +122,22 @@ class PPO(ProximalAgent):
             observation=state.observation,
             num_steps=self.num_steps,
         )
-        learned, running_return, metrics = self.learn(
-            (state.parameters, state.optimizer_state, state.observation_statistics, state.return_statistics),
-            state.running_return,
+        statistics = state.observation_statistics, state.return_statistics, state.known
+        learned, (running_return, running_novelty), metrics = self.learn(
+            (state.parameters, state.optimizer_state, *statistics),
+            (state.running_return, state.running_novelty),
             (observations, actions, decisions, time_steps),
             shuffle_key,
         )
-        parameters, optimizer_state, observation_statistics, return_statistics = learned
+        parameters, optimizer_state, observation_statistics, return_statistics, known = learned
         state = State(
             parameters=parameters,
             optimizer_state=optimizer_state,
             observation_statistics=observation_statistics,
             return_statistics=return_statistics,
             running_return=running_return,
+            known=known,
+            running_novelty=running_novelty,
             env_state=env_state,
             observation=observation,
             key=key,
@@ -137,9 +163,10 @@ class PPO(ProximalAgent):
         return action, Decision(policy.log_prob(action), value)
 
     @fdg.fragment("learner", in_axes=(None, 0, 1, None), out_axes=(None, 0, None))
-    def learn(self, learned, running_return, trajectory, key):
+    def learn(self, learned, running, trajectory, key):
         """Several epochs of minibatch updates on a rollout `[T, B]`."""
-        parameters, optimizer_state, observation_statistics, return_statistics = learned
+        parameters, optimizer_state, observation_statistics, return_statistics, known = learned
+        running_return, running_novelty = running
         observation, action, decision, time_step = trajectory
         reward, running_return, return_statistics = self._reward(time_step, running_return, return_statistics)
         # Statistics change only once the rollout is used up, so that actor and learner normalise alike; but
@@ -151,23 +178,42 @@ class PPO(ProximalAgent):
             lambda final: self._policy(parameters, self._seen(observation_statistics, final))[1],
         )
         advantage, target = self._advantage(reward, decision.value, next_value, time_step)
+        novelty: Novelty | None = None
+        found: dict[str, jax.Array] = {}
+        if self.rnd:
+            last = jax.tree.map(lambda x: x[-1], time_step.final_observation)
+            by_novelty, novelty, known, running_novelty, found = self._distillation.judged(
+                parameters, known, running_novelty, (seen, self._seen(observation_statistics, last)),
+                time_step, jax.random.fold_in(key, 1),
+            )  # fmt: skip
+            advantage += self.intrinsic_coefficient * by_novelty
         # Environment-major and flat: a split of the environments stays a split of the samples, and
         # products of flat matrices are what XLA is quick at.
-        samples = jax.tree.map(environment_major, Minibatch(seen, action, decision, advantage, target))
+        samples = jax.tree.map(
+            environment_major, Minibatch(seen, action, decision, advantage, target, novelty)
+        )
         parameters, optimizer_state, losses = self._updated(parameters, optimizer_state, samples, key)
         observation_statistics = self._with_observed(observation_statistics, observation)
         metrics = {
             **episode_metrics(time_step),
             **losses,
             "explained_variance": explained_variance(target, decision.value),
+            **found,
         }
-        return (
-            (parameters, optimizer_state, observation_statistics, return_statistics),
-            running_return,
-            metrics,
-        )
+        statistics = observation_statistics, return_statistics, known
+        return (parameters, optimizer_state, *statistics), (running_return, running_novelty), metrics
 
     # --- parts ---
+
+    def _loss(self, parameters: Any, minibatch: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """PPO's, and with `rnd` what predictor and value of novelty learn by."""
+        loss, parts = super()._loss(parameters, minibatch)
+        if minibatch.novelty is None:
+            return loss, parts
+        more, of_novelty = self._distillation.loss(
+            parameters, minibatch.novelty, minibatch.observation, self.value_coefficient
+        )
+        return loss + more, {**parts, **of_novelty}
 
     def _predict(self, parameters, minibatch):
         """Distribution over actions, and value, of each sample."""
@@ -175,13 +221,29 @@ class PPO(ProximalAgent):
 
     def _policy(self, parameters, observation):
         """Distribution over actions and value `[N]`, for observations `[N, *obs]`."""
-        return networks.policy_and_value(self._network, parameters, observation, self.env.action_space)
+        return networks.policy_and_value(
+            self._network, agent_of(parameters), observation, self.env.action_space
+        )
 
     def check_when_traced(self, state: Any) -> None:
         """Refuses a network whose results do not fit the action space."""
         features = features_and_mask(state.observation)[0]
-        output = jax.eval_shape(self._network.apply, state.parameters, features)
+        output = jax.eval_shape(self._network.apply, agent_of(state.parameters), features)
         outputs.actor_and_critic(output, self.env.action_space, (self.num_envs,))
+
+    @property
+    def _distillation(self) -> Distillation:
+        space = self.env.observation_space
+        return Distillation(
+            space,
+            layers.checked_widths(space, self.hidden, self.activation, self.convolve),
+            self.rnd_features,
+            self.activation,
+            self.convolve,
+            self.intrinsic_discount,
+            self.gae_lambda,
+            self.rnd_share,
+        )
 
     @property
     def _network(self) -> Network:

@@ -51,6 +51,17 @@ SMALL = {
     "ppo": lambda: algos.PPO(
         env=envs.make("CartPole-v1"), num_envs=8, num_steps=4, num_epochs=1, num_minibatches=2, hidden=(8,)
     ),
+    "ppo rnd": lambda: algos.PPO(
+        env=envs.make("CartPole-v1"),
+        num_envs=8,
+        num_steps=4,
+        num_epochs=1,
+        num_minibatches=2,
+        hidden=(8,),
+        rnd=True,
+        rnd_features=4,
+        rnd_share=0.5,
+    ),
     "dqn": lambda: algos.DQN(
         env=envs.make("CartPole-v1"),
         num_envs=8,
@@ -184,6 +195,7 @@ SMALL = {
 # An entry, and the one whose fragments it shares.
 LIKE = {
     "a2c": "ppo",
+    "ppo rnd": "ppo",
     "ippo": "mappo",
     "td3": "sac",
     "crossq": "sac",

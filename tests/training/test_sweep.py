@@ -96,6 +96,7 @@ def test_every_float_is_in_the_program(name):
         "batch_size": 4,
         "max_error": 1.0,
         "priority_exponent": 0.5,
+        "rnd": True,
     }
     fields = {field.name for field in dataclasses.fields(cls)}
     if name in ("qr_dqn", "c51"):

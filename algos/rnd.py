@@ -1,0 +1,210 @@
+"""Random network distillation, an option of PPO: agents are also paid for what is new to them (Burda et al.
+2018, "Exploration by Random Network Distillation", arXiv 1810.12894).
+
+A network that is never trained, the target, gives features of observations; another, the predictor, learns
+to give the same for what was seen. Where it still errs is new, and its error a reward. These rewards have a
+value function and a discount of their own, and go on from episode to episode (section 2.3, "combining
+intrinsic and extrinsic returns"): to fail and to start anew is no way out of what is known by now.
+
+Letters in shapes: `T` steps of a rollout, `B` environments, `N` samples of a minibatch, `K` features.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from algos import layers, normalize
+from algos.losses import value_error
+from algos.networks import Network, of_module
+from algos.normalize import RunningStatistics
+from algos.returns import generalized_advantage_estimation
+from algos.rollout import environment_major, time_major
+from envs import TimeStep, features_and_mask
+from envs.composite import ObservationSpace
+
+_CLIP = 5.0  # deviations, of observations (section 2.4)
+_DEEPER = 2  # layers that the predictor has more, as in the authors' code
+
+
+class Parameters(NamedTuple):
+    """What gradients are taken of."""
+
+    agent: Any  # of PPO's own network
+    predictor: Any
+    value: Any  # of the value of novelty
+
+
+class Known(NamedTuple):
+    """What is known of novelty, beside parameters."""
+
+    target: Any  # parameters of the network that is never trained
+    observation_statistics: Any  # that both networks' observations are normalised by; None for categories
+    return_statistics: RunningStatistics  # of the discounted novelty that rewards are divided by
+
+
+class Novelty(NamedTuple):
+    """What a gradient needs of samples `[N]`."""
+
+    observation: Any  # [N, *obs], what the step led to, as predictor and target see it
+    features: jax.Array  # [N, K] float32, of the target
+    trains: jax.Array  # [N] bool, whether the predictor learns from it
+    value_target: jax.Array  # [N] float32
+
+
+def agent_of(parameters: Any) -> Any:
+    """Parameters of PPO's own network, with novelty or without."""
+    return parameters.agent if isinstance(parameters, Parameters) else parameters
+
+
+@dataclasses.dataclass(frozen=True)
+class Distillation:
+    """The networks of novelty, and what is done with them: a value that PPO makes of its hyperparameters.
+
+    Attributes:
+      observation_space: what is new is one of its observations; parts that are `privileged` count too.
+      hidden: widths of the dense layers of target and value; the predictor has two layers more.
+      features: K.
+      activation, convolve: as for `networks.actor_critic`.
+      discount: gamma of novelty.
+      lambda_: of generalised advantage estimation.
+      share: part of the samples that the predictor learns from.
+    """
+
+    observation_space: ObservationSpace
+    hidden: tuple[int, ...]
+    features: int
+    activation: str
+    convolve: bool
+    discount: float
+    lambda_: float
+    share: float
+
+    def begin(self, key: jax.Array, agent: Any, observation: Any) -> tuple[Parameters, Known]:
+        """Parameters, those of the agent's own network among them, and what is known at first."""
+        predictor, value, target = jax.random.split(key, 3)
+        seen, _ = features_and_mask(observation)
+        statistics = None
+        if normalize.has_statistics(self.observation_space):
+            statistics = normalize.init_observations(self.observation_space)
+        shown = _normalized(statistics, seen)
+        return (
+            Parameters(agent, self._predictor.init(predictor, shown), self._value.init(value, seen)),
+            Known(self._target.init(target, shown), statistics, normalize.init(())),
+        )
+
+    def judged(
+        self,
+        parameters: Parameters,
+        known: Known,
+        running: jax.Array,
+        seen: tuple[Any, Any],
+        step: TimeStep,
+        key: jax.Array,
+    ) -> tuple[jax.Array, Novelty, Known, jax.Array, dict[str, jax.Array]]:
+        """What was new in a rollout.
+
+        Args:
+          parameters, known: so far.
+          running: `[B]` float32, discounted novelty so far.
+          seen: observations as the agent's network sees them: `[T, B, *obs]`, and `[B, *obs]` what the last
+            step led to.
+          step: `[T, B]`.
+          key: draws what the predictor learns from.
+
+        Returns:
+          advantages `[T, B]`; samples `[T, B]`; `known` and `running` after the rollout; metrics.
+        """
+        steps, num_envs = step.reward.shape
+        final, _ = features_and_mask(step.final_observation)
+        statistics = known.observation_statistics
+        if statistics is not None:
+            statistics = normalize.update_observations(statistics, final)
+        shown = _normalized(statistics, final)
+        rows = jax.tree.map(environment_major, shown)
+        features = self._target.apply(known.target, rows)
+        error = _error(self._predictor.apply(parameters.predictor, rows), features)
+        new = time_major(error, steps)
+        never = jnp.zeros((steps, num_envs), bool)
+        running, returns = normalize.accumulate_returns(running, new, never, self.discount)
+        return_statistics = normalize.update(known.return_statistics, returns)
+        reward = normalize.scale(return_statistics, new)
+
+        def value_of(observation: Any) -> jax.Array:
+            return self._value.apply(parameters.value, features_and_mask(observation)[0])[:, 0]
+
+        value = time_major(value_of(jax.tree.map(environment_major, seen[0])), steps)
+        # A row is followed by the next, in whichever episode.
+        after = jnp.concatenate([value[1:], value_of(seen[1])[None]])
+        advantage, target = generalized_advantage_estimation(
+            reward, value, after, never, never, self.discount, self.lambda_
+        )
+        trains = jax.random.uniform(key, (steps, num_envs)) < self.share
+        samples = Novelty(shown, time_major(features, steps), trains, target)
+        known = known._replace(observation_statistics=statistics, return_statistics=return_statistics)
+        return advantage, samples, known, running, {"novelty": jnp.mean(new)}
+
+    def loss(
+        self, parameters: Parameters, novelty: Novelty, seen: Any, value_coefficient: float
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """What is added to PPO's loss over samples `[N]`, and its parts.
+
+        `seen [N, *obs]` are observations as the agent's network sees them.
+        """
+        error = _error(self._predictor.apply(parameters.predictor, novelty.observation), novelty.features)
+        trains = novelty.trains.astype(jnp.float32)
+        predictor_loss = jnp.sum(error * trains) / jnp.maximum(jnp.sum(trains), 1.0)
+        value = self._value.apply(parameters.value, features_and_mask(seen)[0])[:, 0]
+        value_loss = value_error(value, novelty.value_target)
+        parts = {"predictor_loss": predictor_loss, "novelty_value_loss": value_loss}
+        return predictor_loss + value_coefficient * value_loss, parts
+
+    def _network(self, hidden: tuple[int, ...], outputs: int, scale: float) -> Network:
+        return of_module(
+            _Embedding(self.observation_space, hidden, outputs, scale, self.activation, self.convolve)
+        )
+
+    @property
+    def _target(self) -> Network:
+        return self._network(self.hidden, self.features, 2.0**0.5)
+
+    @property
+    def _predictor(self) -> Network:
+        return self._network((*self.hidden, *self.hidden[-1:] * _DEEPER), self.features, 2.0**0.5)
+
+    @property
+    def _value(self) -> Network:
+        return self._network(self.hidden, 1, 1.0)
+
+
+class _Embedding(nn.Module):
+    """Observations, all parts of them, to `[N, outputs]`."""
+
+    observation_space: ObservationSpace
+    hidden: tuple[int, ...]
+    outputs: int
+    scale: float
+    activation: str
+    convolve: bool
+
+    @nn.compact
+    def __call__(self, observation: Any) -> jax.Array:
+        inputs = layers.features(observation, self.observation_space, self.convolve)
+        return layers.Trunk(self.hidden, self.outputs, self.scale, self.activation)(inputs)
+
+
+def _error(predicted: jax.Array, features: jax.Array) -> jax.Array:
+    """Mean squared error of each row `[N, K]`: `[N]` (equation 1, over the number of features)."""
+    return jnp.mean(jnp.square(predicted - features), axis=-1)
+
+
+def _normalized(statistics: Any, observation: Any) -> Any:
+    """Observations as predictor and target see them."""
+    if statistics is None:
+        return observation
+    return jax.tree.map(
+        lambda x: jnp.clip(x, -_CLIP, _CLIP) if jnp.issubdtype(x.dtype, jnp.floating) else x,
+        normalize.normalize_observations(statistics, observation),
+    )

@@ -1,0 +1,140 @@
+"""Random network distillation: what is new by hand, returns that no episode ends, and what PPO makes of them.
+
+Of Burda et al. 2018 (arXiv 1810.12894): the error of equation 1 and algorithm 1; section 2.3 for returns
+that go on from episode to episode; section 2.4 for what observations and rewards are divided by.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import algos
+import envs
+from algos import normalize
+from algos.rnd import Distillation
+from envs import TimeStep
+from fdg.errors import FdgError
+
+SPACE = envs.Box(-1.0, 1.0, (2,))
+T, B = 4, 3
+
+
+@functools.cache
+def rollout(seed):
+    """A time step `[T, B]` of random observations, where some episodes end."""
+    keys = jax.random.split(jax.random.key(seed), 3)
+    zero = jnp.zeros((T, B))
+    return TimeStep(
+        observation=None, reward=zero, terminated=jax.random.bernoulli(keys[0], 0.3, (T, B)),
+        truncated=zero > 0, final_observation=jax.random.uniform(keys[1], (T, B, 2)), episode_return=zero,
+        episode_length=zero.astype(jnp.int32),
+    )  # fmt: skip
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def judged(distillation, step, running):
+    """Parameters, what `judged` gives, and the loss over all of it with its gradient."""
+    seen = jax.random.uniform(jax.random.key(1), (T, B, 2))
+    parameters, known = distillation.begin(jax.random.key(0), (), seen[0])
+    found = distillation.judged(parameters, known, running, (seen, seen[0]), step, jax.random.key(2))
+    rows = jax.tree.map(lambda x: x.reshape(T * B, *x.shape[2:]), found[1])
+    value = distillation._value.apply(parameters.value, seen.reshape(T * B, 2)).reshape(T, B)
+    loss = jax.value_and_grad(distillation.loss, has_aux=True)(parameters, rows, seen.reshape(T * B, 2), 0.5)
+    predicted = distillation._predictor.apply(parameters.predictor, rows.observation)
+    target = distillation._target.apply(known.target, rows.observation)
+    return found, value, loss, (predicted.reshape(T, B, 3), target.reshape(T, B, 3))
+
+
+@pytest.fixture(scope="module")
+def distillation():
+    return Distillation(SPACE, (4,), 3, "tanh", True, discount=0.5, lambda_=0.5, share=1.0)
+
+
+def test_what_is_new_by_hand(distillation):
+    """Errors by their deviation; returns of them that no end of an episode cuts; advantages written out."""
+    step, before = rollout(0), jnp.array([0.0, 1.0, 2.0])
+    found, value, ((loss, parts), _), (predicted, target) = judged(distillation, step, before)
+    advantage, samples, known, running, metrics = found
+    # Observations by the statistics of this rollout, within five deviations.
+    seen = step.final_observation
+    statistics = normalize.update(normalize.init((2,)), seen)
+    np.testing.assert_allclose(
+        samples.observation, np.clip(normalize.normalize(statistics, seen), -5, 5), rtol=1e-5
+    )
+    np.testing.assert_allclose(samples.features, target, rtol=1e-5)
+    new = np.mean(np.square(predicted - target), axis=-1)
+    assert float(metrics["novelty"]) == pytest.approx(new.mean(), rel=1e-5)
+    returns, carry = [], np.asarray(before)
+    for row in new:
+        carry = 0.5 * carry + row
+        returns.append(carry)
+    np.testing.assert_allclose(running, carry, rtol=1e-5)
+    assert float(known.return_statistics.var) == pytest.approx(np.var(returns), rel=1e-4)
+    reward = new / np.std(returns)
+    after = np.concatenate([value[1:], value[:1]])  # the last step led to what the first one saw
+    expected = np.zeros((T + 1, B))
+    for t in reversed(range(T)):
+        expected[t] = reward[t] + 0.5 * after[t] - value[t] + 0.25 * expected[t + 1]
+    np.testing.assert_allclose(advantage, expected[:T], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(samples.value_target, expected[:T] + value, rtol=1e-4, atol=1e-5)
+    # The loss: of the value its half square, of the predictor its error.
+    assert float(parts["predictor_loss"]) == pytest.approx(new.mean(), rel=1e-5)
+    assert float(loss) == pytest.approx(new.mean() + 0.25 * np.mean(np.square(expected[:T])), rel=1e-4)
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.0, 0), (0.25, 4)])
+def test_the_predictor_learns_from_a_share(share, count):
+    """Its loss is the mean over that share alone; of no samples it is zero, and so is its gradient."""
+    distillation = Distillation(SPACE, (4,), 3, "tanh", True, 0.5, 0.5, share)
+    (_, samples, *_), _, ((_, parts), slope), (predicted, target) = judged(
+        distillation, rollout(0), jnp.zeros(B)
+    )
+    trains = np.asarray(samples.trains)
+    assert trains.sum() == count
+    error = np.mean(np.square(predicted - target), axis=-1)[trains]
+    assert float(parts["predictor_loss"]) == pytest.approx(error.mean() if count else 0.0, rel=1e-5)
+    assert any(np.any(x) for x in jax.tree.leaves(slope.predictor)) == (count > 0)
+
+
+SMALL = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "num_epochs": 2, "hidden": (8,)}
+
+
+def test_what_was_seen_is_no_longer_new():
+    """Two observations: after a while hardly an error is left, and PPO's value is what is earned alone."""
+    algorithm = algos.PPO(
+        env=envs.make("probe:value_of_observation"), rnd=True, rnd_features=4, learning_rate=1e-2,
+        intrinsic_coefficient=0.1, rnd_share=0.5, anneal_learning_rate=False, **SMALL,
+    )  # fmt: skip
+    run = jax.jit(
+        lambda key: jax.lax.scan(lambda s, _: algorithm.iterate(s), algorithm.init(key), length=100)
+    )
+    state, metrics = run(jax.random.key(0))
+    assert float(metrics["novelty"][-1]) < 0.02 * float(metrics["novelty"][0])
+    _, value = algorithm._policy(state.parameters, jnp.array([[-1.0], [1.0]]))
+    np.testing.assert_allclose(value, [-1.0, 1.0], atol=0.1)
+    assert algorithm.actor(state).act((), jnp.ones((2, 1)), None, jax.random.split(jax.random.key(0)), True)
+
+
+def test_observations_in_parts_and_categories():
+    """Pictures, categories and numbers, some privileged: all of it may be new. A category has no mean."""
+    for name in ("probe:parts", "probe:multi_discrete"):
+        algorithm = algos.PPO(env=envs.make(name), rnd=True, **SMALL)
+        state = jax.eval_shape(algorithm.init, jax.random.key(0))
+        after, metrics = jax.eval_shape(algorithm.iterate, state)
+        assert jax.tree.structure(after) == jax.tree.structure(state) and metrics["novelty"].shape == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"rnd_features": 0}, "rnd_features=0: it must be above zero"),
+        ({"rnd_share": 1.5}, "rnd_share=1.5: it must be from 0 to 1"),
+        ({"intrinsic_discount": -0.5}, "intrinsic_discount=-0.5: it must be from 0 to 1"),
+    ],
+)
+def test_refused(fields, says):
+    with pytest.raises(FdgError, match=says):
+        algos.PPO(env=envs.make("CartPole-v1"), rnd=True, **fields)
