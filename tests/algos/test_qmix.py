@@ -1,0 +1,118 @@
+"""QMIX: mixtures by hand, the game that tells it from VDN, agents that remember.
+
+Rashid et al. 2018 (arXiv 1803.11485): equation 5 (what rises with each agent's value), figure 2 (the
+mixture), section 5 (the game of two steps). Targets and loss: `test_vdn.py`.
+"""
+
+import dataclasses
+import typing
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import algos
+import envs
+from algos import agent_values
+from algos.rollout import Recollection
+from fdg.errors import FdgError
+from tests.algos.probes import trained
+
+
+def mixture(values, state, weights, key=None):
+    """What a mixer of one unit without hypernetworks gives; `weights` by layer, the same for all inputs."""
+    mixer = agent_values.monotonic_mixer(1, ())
+    parameters = mixer.init(jax.random.key(0), values, state)
+    for name, (kernel, bias) in weights.items():
+        parameters[name] = jax.tree.map(jnp.ones_like, parameters[name])
+        parameters[name] = {"kernel": kernel * parameters[name]["kernel"], "bias": jnp.array(bias)}
+    return mixer.apply(parameters, values, state)
+
+
+def test_a_mixture_by_hand():
+    """State 2: weights |2 - 3| and |-1 * 2 - 3|, biases 2 * 2 and relu(2 - 1) * 1/2.
+
+    Values 1 and -2: 1 * 1 - 2 * 1 + 4 = 3, an ELU leaves it; 3 * 5 + 1/2. Values -9 and 1: -8 + 4 = -4.
+    """
+    weights = {
+        "weight_1": (1.0, [-3.0, -3.0]), "bias_1": (2.0, [0.0]), "weight_2": (-1.0, [-3.0]),
+        "bias_2_0": (1.0, [-1.0]), "bias_2": (0.5, [0.0]),
+    }  # fmt: skip
+    found = mixture(jnp.array([[1.0, -2.0], [-9.0, 1.0]]), jnp.full((2, 1), 2.0), weights)
+    np.testing.assert_allclose(found, [15.5, 5 * (np.exp(-4.0) - 1) + 0.5], rtol=1e-6)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_what_all_do_is_worth_no_less_where_one_is_worth_more(broken, monkeypatch):
+    """Equation 5: no derivative by an agent's value is below zero. Without absolute values many are."""
+    if broken:
+        monkeypatch.setattr(jnp, "abs", lambda x: x)
+    mixer = agent_values.monotonic_mixer(4, (8,))
+    keys = jax.random.split(jax.random.key(0), 3)
+    values, state = 9 * jax.random.normal(keys[0], (64, 3)), 9 * jax.random.normal(keys[1], (64, 5))
+    parameters = mixer.init(keys[2], values, state)
+    slope = jax.grad(lambda values: jnp.sum(mixer.apply(parameters, values, state)))(values)
+    assert slope.shape == (64, 3) and bool(jnp.any(slope < 0)) == broken
+
+
+@dataclasses.dataclass(frozen=True)
+class TwoSteps:
+    """The first agent chooses one of two games, in which both act: always 7, or a table up to 8."""
+
+    name: str = "two-steps"
+    num_agents: typing.ClassVar = 2
+    observation_space: typing.ClassVar = envs.Box(0.0, 1.0, (3,))
+    action_space: typing.ClassVar = envs.Discrete(2)
+    max_episode_steps: typing.ClassVar = None
+
+    def reset(self, key):
+        return self._shown(jnp.int32(0))
+
+    def step(self, key, state, action):
+        table = jnp.array([[0.0, 1.0], [1.0, 8.0]])[action[0], action[1]]
+        reward = jnp.stack([jnp.float32(0), jnp.float32(7), table])[state]
+        state, seen = self._shown(jnp.where(state > 0, state, 1 + action[0]))
+        return state, seen, jnp.full(2, reward), reward > 0, jnp.bool_(False)
+
+    def _shown(self, state):
+        return state, jnp.broadcast_to(jax.nn.one_hot(state, 3)[None], (2, 3))
+
+
+@pytest.mark.parametrize(("kind", "earns"), [(algos.VDN, 7.0), (algos.QMIX, 8.0)])
+def test_the_game_of_two_steps(kind, earns):
+    """A sum cannot say that only both together earn 8, and takes 7; a mixture can (the paper's table 2)."""
+    algorithm = kind(
+        env=envs.vectorize(TwoSteps()), num_envs=8, num_steps=2, batch_size=32, num_updates=2, hidden=(16,),
+        buffer_size=2_000, learning_starts=64, epsilon_end=1.0, anneal_learning_rate=False, target_period=50,
+    )  # fmt: skip
+    state = trained(algorithm, 600)
+    assert float(algorithm.evaluate(state, jax.random.key(1), 1)["return"]) == earns
+    # What both games' best is worth, at the first step of an episode that goes on from there.
+    mixed = []
+    for game in (1, 2):
+        _, seen = algorithm.env.single._shown(jnp.int32(game))
+        begins = Recollection((), jnp.ones(1, bool))
+        values, _ = algorithm._one_step(state.learned.parameters.agents, seen[None], begins)
+        best = jnp.max(values, axis=-1)
+        mixed.append(float(algorithm._mixed(state.learned.parameters.mixer, best, seen[None])[0]))
+    assert mixed[0] == pytest.approx(7.0, abs=0.4)
+    assert mixed[1] == pytest.approx(8.0, abs=0.1) if earns == 8.0 else mixed[1] < 7.0
+
+
+def test_agents_remember_each_its_own_cue():
+    """With all options: a GRU, sequences shorter than a rollout, lambda, priorities, a dueling head."""
+    algorithm = algos.QMIX(
+        env=envs.make("probe:agents", delay=1), memory="gru", memory_size=16, sequence_length=2,
+        q_lambda=0.5, priority_exponent=0.6, dueling=True, mixer_size=8, hypernetwork=(8,), num_envs=8,
+        num_steps=4, batch_size=16, num_updates=2, buffer_size=2_000, hidden=(16,), learning_starts=64,
+        total_steps=10_000, target_period=20, anneal_learning_rate=False,
+    )  # fmt: skip
+    state = trained(algorithm, 150)
+    assert float(algorithm.evaluate(state, jax.random.key(1), 64)["return"]) > 0.95
+
+
+def test_a_mixture_of_no_size_is_refused():
+    for fields, says in (({"mixer_size": 0}, "mixer_size=0"), ({"hypernetwork": (0,)}, "hypernetwork=")):
+        with pytest.raises(FdgError, match=says):
+            algos.QMIX(env=envs.make("probe:agents"), **fields)
