@@ -2,7 +2,8 @@
 
 `envs.make("gymnasium:HalfCheetah-v5")`, and so every name that `gymnasium.make` knows, also
 `gymnasium:my_package:Mine-v0`, which imports `my_package` first. Each worker steps an equal share of the
-instances, as Gymnasium's same-step auto-reset does. Observations and actions as in `gymnasium_spaces`.
+instances, as Gymnasium's same-step auto-reset does. Observations and actions are as in `gymnasium_spaces`,
+observations in parts (Gymnasium's `Dict` and `Tuple`) as in `gymnasium_parts`.
 
 The workers are ours, not `gymnasium.vector.AsyncVectorEnv`, for what that does not promise: where one
 worker dies or hangs the others' results of that step are lost and it cannot be replaced; it starts by a fork
@@ -24,12 +25,14 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
-from envs import gymnasium_frames, gymnasium_spaces
+from envs import gymnasium_frames, gymnasium_parts, gymnasium_spaces
+from envs.composite import ObservationSpace
 from envs.host import Failure, HostEnvironment, Transition, make_from
 from envs.rendering import Episode
-from envs.spaces import Box, Space
+from envs.spaces import Space
 from fdg.errors import FdgError, HostError, one_line
 
 PREFIX = "gymnasium:"
@@ -65,9 +68,33 @@ class GymnasiumSource:
     workers: int | None = None
 
     @property
-    def observation_space(self) -> Box:
-        """See `gymnasium_spaces`."""
-        return self.facts.observation_space
+    def observation_space(self) -> ObservationSpace:
+        """See `gymnasium_spaces` and `gymnasium_parts`."""
+        return self._parts or self.facts.observation_space
+
+    @property
+    def wire_space(self) -> Space:
+        """Space of one row of the arrays that a pool gives; `unpacked` makes observations of them."""
+        return gymnasium_parts.wire(self._parts) if self._parts else self.facts.observation_space
+
+    def unpacked(self, rows: jax.Array) -> Any:
+        """Observations `[B, ...]` of rows `[B, *wire]`, in a compiled program."""
+        return gymnasium_parts.unpacked(self._parts, rows) if self._parts else rows
+
+    def encoded(self, batch: Any) -> np.ndarray:
+        """A batch of the library's observations as rows `[B, *wire]`."""
+        encode = gymnasium_parts.packed if self._parts else gymnasium_spaces.encode
+        return encode(self.facts.library_observation_space, batch)
+
+    @property
+    def _parts(self) -> ObservationSpace | None:
+        """The space of observations that are in parts, None of others."""
+        theirs = self.facts.library_observation_space
+        return (
+            gymnasium_parts.observation_space(self.name, theirs)
+            if gymnasium_parts.has_parts(theirs)
+            else None
+        )
 
     @property
     def action_space(self) -> Space:
@@ -86,7 +113,7 @@ class GymnasiumSource:
 
     def record(
         self,
-        act: Callable[[np.ndarray, int], np.ndarray],
+        act: Callable[[Any, int], np.ndarray],
         episodes: int,
         max_steps: int,
         seed: int,
@@ -109,7 +136,7 @@ class WorkerPool:
 
     def __init__(self, source: GymnasiumSource, size: int):
         self._source, self._size = source, size
-        self._observed, self._acting, *_ = source.facts
+        self._acting = source.facts.library_action_space
         count = min(size, source.workers or os.cpu_count() or 1)
         self._shares = np.array_split(np.arange(size), count)
         self._workers: list[_Worker | None] = [None] * count
@@ -126,15 +153,13 @@ class WorkerPool:
         for ok, reply in replies.values():
             if not ok:
                 raise HostError(f"environment '{self._source.name}': at its start, {reply}")
-        return np.concatenate(
-            [gymnasium_spaces.encode(self._observed, reply) for _, reply in replies.values()]
-        )
+        return np.concatenate([self._source.encoded(reply) for _, reply in replies.values()])
 
     def step(self, action: np.ndarray, timeout: float) -> Transition:
         """One step of every worker."""
         action = gymnasium_spaces.decode(self._acting, action)
         asked = {i: ("step", (action[share],)) for i, share in enumerate(self._shares)}
-        made = Transition.empty(self._size, self._source.observation_space)
+        made = Transition.empty(self._size, self._source.wire_space)
         failures = []
         for i, (ok, reply) in self._ask(asked, timeout).items():
             rows = self._shares[i]
@@ -142,10 +167,8 @@ class WorkerPool:
                 failures.append(Failure(rows, reply))
                 continue
             after, before, (reward, terminated, truncated) = reply
-            made.observation[rows] = encoded = gymnasium_spaces.encode(self._observed, after)
-            made.final_observation[rows] = (
-                encoded if before is None else gymnasium_spaces.encode(self._observed, before)
-            )
+            made.observation[rows] = encoded = self._source.encoded(after)
+            made.final_observation[rows] = encoded if before is None else self._source.encoded(before)
             made.reward[rows], made.terminated[rows], made.truncated[rows] = reward, terminated, truncated
         return made._replace(failures=failures)
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from envs.host import Failure, HostEnvironment, Pool, Source, Transition
+from envs.host import Failure, HostEnvironment, Pool, Source, Transition, wire_space
 from envs.spaces import Space
 from fdg import ray_cluster
 from fdg.errors import FdgError, HostError, one_line
@@ -79,9 +79,19 @@ class FleetSource:
         return PREFIX + self.source.name
 
     @property
-    def observation_space(self) -> Space:
+    def observation_space(self) -> Any:
         """As of one instance."""
         return self.source.observation_space
+
+    @property
+    def wire_space(self) -> Space:
+        """As of one instance."""
+        return wire_space(self.source)
+
+    @property
+    def unpacked(self) -> Any:
+        """As of one instance; None where observations are not in parts."""
+        return getattr(self.source, "unpacked", None)
 
     @property
     def action_space(self) -> Space:
@@ -228,7 +238,7 @@ class FleetPool:
         cores = max(1, int(source.cpus))
         within = getattr(source.source, "within", None)
         self._source: Source = source.source if within is None else within(cores)
-        self._name, self._space = source.name, source.observation_space
+        self._name, self._space = source.name, source.wire_space
         self._shares = np.array_split(np.arange(size), min(size, len(fleet)))
         self._at: list[Any] = [None] * len(self._shares)  # the actor that has each share
         import ray

@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 
-from envs import gymnasium_spaces
+from envs import gymnasium_parts, gymnasium_spaces
 from envs.rendering import Episode, quiet_pygame
 from fdg.errors import FdgError, one_line
 
@@ -14,7 +15,7 @@ def record(
     name: str,
     options: dict[str, Any],
     facts: gymnasium_spaces.Facts,
-    act: Callable[[np.ndarray, int], np.ndarray],
+    act: Callable[[Any, int], np.ndarray],
     episodes: int,
     max_steps: int,
     seed: int,
@@ -25,7 +26,7 @@ def record(
       name: what `gymnasium.make` takes.
       options: its further arguments.
       facts: its spaces, and ours.
-      act: `(observation [*obs], step) -> action [*action]`.
+      act: `(observation [*obs], or its parts, step) -> action [*action]`.
       episodes, max_steps: how many, and how long at most.
       seed: of the first episode.
 
@@ -55,18 +56,20 @@ def record(
 def _one(
     env: Any,
     facts: gymnasium_spaces.Facts,
-    act: Callable[[np.ndarray, int], np.ndarray],
+    act: Callable[[Any, int], np.ndarray],
     max_steps: int,
     seed: int,
 ) -> Episode:
     pictures: list[np.ndarray] = []
-    observations: list[np.ndarray] = []
+    observations: list[Any] = []
     actions: list[np.ndarray] = []
     rewards: list[float] = []
     done = False
+    in_parts = gymnasium_parts.has_parts(facts.library_observation_space)
+    encode = gymnasium_parts.encode if in_parts else gymnasium_spaces.encode
     seen, _ = env.reset(seed=seed)
     while not done and len(rewards) < max_steps:
-        observation = gymnasium_spaces.encode(facts.library_observation_space, _batch(seen))[0]
+        observation = jax.tree.map(lambda x: x[0], encode(facts.library_observation_space, _batch(seen)))
         pictures.append(np.asarray(env.render()))
         action = act(observation, len(rewards))
         theirs = gymnasium_spaces.decode(facts.library_action_space, np.asarray(action)[None])[0]
@@ -75,7 +78,8 @@ def _one(
         observations.append(observation)
         actions.append(np.asarray(action))
         rewards.append(float(reward))
-    return Episode(pictures, np.stack(observations), np.stack(actions), np.asarray(rewards, np.float32), done)
+    observed = jax.tree.map(lambda *x: np.stack(x), *observations)
+    return Episode(pictures, observed, np.stack(actions), np.asarray(rewards, np.float32), done)
 
 
 def _batch(element: Any) -> Any:

@@ -5,7 +5,8 @@ A batch of elements is an array `[B, ...]`, or a dictionary or tuple of such for
 - An image (uint8, two or three axes) stays uint8, its channels moved last where the shortest axis is first.
 - Any other array is float32.
 - A category, several of them, or bits, are one-hot, `[n]` float32.
-- What has parts is one vector, `[sum of sizes]` float32: the parts in the space's order.
+- What has parts is one vector, `[sum of sizes]` float32: the parts in the space's order. (`gymnasium_parts`
+  keeps them apart.)
 """
 
 from collections.abc import Iterator

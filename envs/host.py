@@ -28,6 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
+from envs.composite import ObservationSpace
 from envs.environment import EpisodeState, TimeStep, check_keys
 from envs.spaces import Space
 from fdg.errors import FdgError, HostError, one_line
@@ -90,7 +91,7 @@ class Source(Protocol):
         """Name that `envs.make` knows it by."""
 
     @property
-    def observation_space(self) -> Space:
+    def observation_space(self) -> Any:
         """Space of one observation."""
 
     @property
@@ -101,6 +102,9 @@ class Source(Protocol):
     def max_episode_steps(self) -> int | None:
         """Steps after which the library truncates an episode."""
 
+    # Where observations are in parts, also `wire_space`, of the rows that stand for them in what pools give,
+    # and `unpacked(rows)`, which makes them of these in a compiled program.
+
     def start(self, size: int) -> Pool:
         """A pool for so many instances; they are made by its first `reset`."""
 
@@ -110,7 +114,7 @@ class Ticket(NamedTuple):
 
     pool: jax.Array  # [B] int32, the pool's number, the same in every row
     steps: jax.Array  # [B] int32, steps made, likewise
-    observation: jax.Array  # [B, *obs], what was seen last
+    observation: jax.Array  # [B, *wire], what was seen last
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +154,7 @@ class HostEnvironment:
         return None
 
     @property
-    def observation_space(self) -> Space:
+    def observation_space(self) -> ObservationSpace:
         """Space of one observation."""
         return self.source.observation_space
 
@@ -164,7 +168,7 @@ class HostEnvironment:
         """Steps after which the library truncates an episode."""
         return self.source.max_episode_steps
 
-    def reset(self, keys: jax.Array) -> tuple[EpisodeState, jax.Array]:
+    def reset(self, keys: jax.Array) -> tuple[EpisodeState, Any]:
         """Starts a pool of one instance a key; see `Environment.reset`."""
         check_keys(self.name, keys)
         (size,) = keys.shape
@@ -174,7 +178,8 @@ class HostEnvironment:
             _seeds(keys),
         )
         state = Ticket(pool, jnp.zeros(size, jnp.int32), observation)
-        return EpisodeState(state, jnp.zeros(size), jnp.zeros(size, jnp.int32)), observation
+        first = EpisodeState(state, jnp.zeros(size), jnp.zeros(size, jnp.int32))
+        return first, self._unpacked(observation)
 
     def step(self, keys: jax.Array, state: EpisodeState, action: jax.Array) -> tuple[EpisodeState, TimeStep]:
         """Takes one step in every instance; see `Environment.step`. The keys seed what starts anew."""
@@ -212,18 +217,27 @@ class HostEnvironment:
             jnp.where(done, 0, episode_length),
         )
         return next_state, TimeStep(
-            observation=observation,
+            observation=self._unpacked(observation),
             reward=reward,
             terminated=terminated,
             truncated=truncated,
-            final_observation=final_observation,
+            final_observation=self._unpacked(final_observation),
             episode_return=jnp.where(done, episode_return, 0),
             episode_length=jnp.where(done, episode_length, 0),
         )
 
     def _observations(self, size: int) -> jax.ShapeDtypeStruct:
-        space = self.observation_space
+        space = wire_space(self.source)
         return jax.ShapeDtypeStruct((size, *space.shape), space.dtype)
+
+    def _unpacked(self, rows: jax.Array) -> Any:
+        unpacked = getattr(self.source, "unpacked", None)
+        return rows if unpacked is None else unpacked(rows)
+
+
+def wire_space(source: Source) -> Space:
+    """The space of a row that a pool of this source gives: of its observations, unless they are in parts."""
+    return getattr(source, "wire_space", None) or source.observation_space
 
 
 def make_from(

@@ -123,5 +123,5 @@ for _task in ("AcrobotSwingup", "AcrobotSwingupSparse", "SwimmerSwimmer6", "Walk
     PRESETS["PPO"].update(_of_suite(_task, _longer))
 for _algorithm in ("A2C", "A3C", "IMPALA"):
     PRESETS[_algorithm] = dict.fromkeys(("mujoco", "brax", "control-suite"), NORMALIZING)
-for _algorithm in ("SAC", "TD3"):
+for _algorithm in ("SAC", "CrossQ", "TD3"):
     PRESETS[_algorithm] = dict.fromkeys(("brax", "control-suite"), NORMALIZING_OFF_POLICY)

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 import envs
+import fdg
 from algos.rollout import rollout
 from envs import gymnasium_spaces, host
 from envs.spaces import Box, Discrete, MultiDiscrete
+from fdg.commands.cli import train_main
 from fdg.errors import FdgError
 from tests.envs.conformance import COMPILE_FAST, assert_conforms
 
@@ -169,3 +171,55 @@ def test_spaces_without_a_place_are_refused():
         gymnasium_spaces.observation_box("it", spaces.Dict({"a": spaces.Text(3)}))
     with pytest.raises(FdgError, match="environment 'it': its actions are Dict"):
         gymnasium_spaces.action_space("it", spaces.Dict({"a": spaces.Discrete(3)}))
+
+
+# --- observations in parts ---
+
+PARTED = "gymnasium:tests.envs.parted:Parted-v0"
+
+
+def test_parts_stay_apart_and_arrive_bit_for_bit():
+    """Images with their channels last, categories from zero on, all other numbers float32."""
+    env = envs.make(PARTED, workers=2)
+    assert env.observation_space == envs.Dict(
+        {
+            "bits": Box(0.0, 1.0, (2,)),
+            "goal": envs.Tuple((Discrete(3), MultiDiscrete((2, 3)))),
+            "picture": Box(0.0, 255.0, (6, 5, 2), "uint8"),
+            "position": Box(-1.0, 2.0, (2,)),
+        }
+    )
+    seeds, first, actions, step = random_rollout(env)
+    ended = 0
+    for b in range(NUM_ENVS):
+        by_hand = gymnasium.make(PARTED.removeprefix("gymnasium:"))
+        seen, _ = by_hand.reset(seed=int(seeds[b]))
+        compare(jax.tree.map(lambda x, b=b: x[b], first), seen)
+        for t in range(STEPS):
+            seen, reward, terminated, truncated, _ = by_hand.step(int(actions[t, b]))
+            compare(jax.tree.map(lambda x, t=t, b=b: x[t, b], step.final_observation), seen)
+            assert (step.reward[t, b], step.terminated[t, b]) == (reward, terminated)
+            if terminated or truncated:
+                ended += 1
+                by_hand.reset()
+    assert ended > NUM_ENVS
+
+
+def compare(ours, theirs):
+    np.testing.assert_array_equal(ours["picture"], np.moveaxis(theirs["picture"], 0, -1))
+    np.testing.assert_array_equal(ours["position"], theirs["position"].astype(np.float32))
+    np.testing.assert_array_equal(ours["bits"], theirs["bits"])
+    np.testing.assert_array_equal(ours["goal"][0], theirs["goal"][0] - 1)
+    np.testing.assert_array_equal(ours["goal"][1], theirs["goal"][1])
+
+
+def test_an_agent_with_a_transformer_learns_from_parts_on_the_command_line(tmp_path):
+    """Those that are numbers by their statistics; and the run acts on parts."""
+    words = f"--env {PARTED} --algo recurrent_ppo --memory transformer --memory-size 8 --memory-heads 2"
+    sizes = "--num-envs 2 --num-steps 4 --num-minibatches 1 --num-epochs 1 --total-steps 8 --memory-window 3"
+    more = f"--normalize-observation true --hidden 4 --convolve false --devices 1 --out {tmp_path}/run"
+    assert train_main(f"{words} {sizes} {more}".split()) == 0
+    run = fdg.load(tmp_path / "run")
+    assert float(run.state.observation_statistics["position"].count) == 8
+    observation = jax.tree.map(np.asarray, envs.make(PARTED).observation_space.sample(jax.random.key(0)))
+    assert int(run.policy(observation)) in (0, 1)
