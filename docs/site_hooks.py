@@ -184,9 +184,20 @@ def _notebook(path: Path) -> str:
             parts.append(source)
             continue
         parts.append(f"```python\n{source}\n```")
-        parts += filter(None, map(_output, cell["outputs"]))
+        parts += filter(None, map(_output, _joined(cell["outputs"])))
     where = path.relative_to(ROOT)
     return "\n\n".join([parts[0], f"*This page is the notebook `{where}`.*", *parts[1:]]) + "\n"
+
+
+def _joined(outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What a cell printed piece by piece, as one."""
+    found: list[dict[str, Any]] = []
+    for output in outputs:
+        if found and output.get("name") and output.get("name") == found[-1].get("name"):
+            found[-1] = {**output, "text": [*found[-1]["text"], *output["text"]]}
+        else:
+            found.append(output)
+    return found
 
 
 def _output(output: dict[str, Any]) -> str:
