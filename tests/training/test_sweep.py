@@ -282,11 +282,14 @@ def test_a_run_that_is_no_sweep_has_no_members(separate):
         _ = separate.best
 
 
-def test_resumed_bit_for_bit(tmp_path):
+@pytest.mark.parametrize("exploit_every", [None, 3])
+def test_resumed_bit_for_bit(tmp_path, exploit_every):
+    """A grid, and a population that is stopped between two exchanges."""
+
     def one(out, **settings):
         return fdg.sweep(
             Descent(), {"rate": [0.1, 0.3]}, num_seeds=2, total_steps=64, checkpoint_every=2, out=out,
-            devices=2, progress=False, **settings,
+            devices=2, progress=False, exploit_every=exploit_every, **settings,
         )  # fmt: skip
 
     whole = one(tmp_path / "whole")
@@ -299,6 +302,9 @@ def test_resumed_bit_for_bit(tmp_path):
         if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
             x, y = jax.random.key_data(x), jax.random.key_data(y)
         np.testing.assert_array_equal(x, y)
+    assert [{**row, "wall_s": 0} for row in again.metrics] == [{**row, "wall_s": 0} for row in whole.metrics]
+    rates = set(np.asarray(whole.state.hyperparameters["rate"]).tolist())
+    assert (rates == {np.float32(0.1), np.float32(0.3)}) == (exploit_every is None)
     with pytest.raises(FdgError, match="sweep="):
         fdg.sweep(
             Descent(), {"rate": [0.1, 0.2]}, num_seeds=2, total_steps=64, out=tmp_path / "half", resume=True
