@@ -121,7 +121,7 @@ def _untrained(*arguments: Any, **named: Any) -> Run:
             return jax.random.split(jax.random.key(0), agents + x.shape)
         return jnp.zeros(agents + x.shape, x.dtype)
 
-    return Run(algorithm, jax.tree.map(nothing, shapes), 0, num_seeds=num_seeds, finished=False)
+    return Run(algorithm, jax.tree.map(nothing, shapes), 0, agents=num_seeds, finished=False)
 
 
 def _untrained_sweep(
