@@ -1,18 +1,21 @@
 """How far GRPO gets beyond imitation: curves and samples of `docs/results.md`.
 
     python -m bench.rlhf_learning addition                       # 5 seeds, one after the other
+    python -m bench.rlhf_learning addition --first-seed 5        # others than settings were chosen on
     python -m bench.rlhf_learning addition --reward random       # a reward that knows nothing
     python -m bench.rlhf_learning sorting --seeds 1 --scale 0.1  # a tenth of the steps, to try it
 
 Each seed first imitates right answers until `start` of the held-out problems (greedily) are right, and goes
 on from there by rewards alone. `runs/rlhf/TASK-REWARD.json` has the return on 512 held-out problems at the
-start and at the end, and what was asked of it.
+start and at the end, seconds of work of all cores, and what was asked of it. Started again, it
+goes on with the seeds that are missing.
 """
 
 import argparse
 import dataclasses
 import json
 import shutil
+import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -80,7 +83,7 @@ def at_random(prompts: list[str], responses: list[str], answers: list[Any]) -> l
 
 def one_seed(name: str, seed: int, reward: str, scale: float) -> dict[str, Any]:
     """Trains one seed, and says what its held-out returns are before and after."""
-    chosen = EXPERIMENTS[name]
+    chosen, begun = EXPERIMENTS[name], time.process_time()
     task, parameters = envs.parse(chosen.env)
     env = envs.make(task, **parameters)
     folder = RUNS / f"{name}-{reward}-{seed}"
@@ -102,11 +105,11 @@ def one_seed(name: str, seed: int, reward: str, scale: float) -> dict[str, Any]:
         out=folder / "grpo",
         start_from=folder / "sft",
         eval_every=50 if reward == "task" else None,
-        eval_episodes=0,
+        eval_episodes=EPISODES,
     )
     before = imitation.evaluate(EPISODES).mean
     after = learned.evaluate(EPISODES, env=env).mean  # judged by the task, whatever it learned from
-    return {"seed": seed, "start": before, "end": after}
+    return {"seed": seed, "start": before, "end": after, "cpu_s": round(time.process_time() - begun)}
 
 
 def _scaled(fields: dict[str, Any], scale: float) -> dict[str, Any]:
@@ -118,16 +121,20 @@ def main() -> None:
     parser.add_argument("task", choices=EXPERIMENTS)
     parser.add_argument("--reward", choices=("task", "random"), default="task")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--scale", type=float, default=1.0, help="of all numbers of steps")
     given = parser.parse_args()
     chosen = EXPERIMENTS[given.task]
-    rows = []
-    for seed in range(given.seeds):
+    asked = f"{'ratio' if chosen.as_ratio else 'return'} >= {chosen.at_least:g}"
+    said = {"task": chosen.env, "reward": given.reward, "scale": given.scale, "asked": asked}
+    path = RUNS / f"{given.task}-{given.reward}{'' if given.scale == 1 else f'-{given.scale:g}'}.json"
+    rows = json.loads(path.read_text())["seeds"] if path.exists() else []
+    for seed in range(given.first_seed, given.first_seed + given.seeds):
+        if any(row["seed"] == seed for row in rows):
+            continue
         rows.append(one_seed(given.task, seed, given.reward, given.scale))
         print(rows[-1], flush=True)
-    asked = f"{'ratio' if chosen.as_ratio else 'return'} >= {chosen.at_least:g}"
-    text = json.dumps({"task": chosen.env, "reward": given.reward, "asked": asked, "seeds": rows}, indent=1)
-    (RUNS / f"{given.task}-{given.reward}.json").write_text(text + "\n")
+        path.write_text(json.dumps({**said, "seeds": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
