@@ -134,6 +134,9 @@ def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> 
         if isinstance(error, OSError) and error.strerror:
             where = f"{error.filename}: " if error.filename is not None else ""
             return _fail(f"{where}{error.strerror}", 1)
+        if isinstance(error, jax.errors.JaxRuntimeError) and "MLIR failure" in str(error):
+            fix = "try other sizes, or --xla-options xla_cpu_use_fusion_emitters=false"
+            return _fail(f"XLA cannot compile this program ({one_line(error)}): {fix}", 1)
         if isinstance(error, jax.errors.JaxRuntimeError) and (cause := host_error(error)):
             return _fail(str(cause), 1)
         if lost := distributed.lost(_CAUSE_SECONDS):
