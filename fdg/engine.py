@@ -13,6 +13,7 @@ from jax.extend import core
 from fdg import jaxprs, keys
 from fdg.batch.collective import Collective, unexplained
 from fdg.errors import FdgError, FdgWarning, host_errors
+from fdg.garbage import looked_for_seldom
 from fdg.lowering import host_calls
 from fdg.placing.digest import digests
 from fdg.placing.place import place
@@ -309,6 +310,7 @@ def _last_words(line: str, status: int) -> None:
     distributed.abandon(f"error: {line}", status, f"failed: {line}")
 
 
+@looked_for_seldom()
 def compile(
     algorithm: Any,
     policy: Policy,

@@ -12,6 +12,7 @@ import jax
 
 from fdg import ctrl_c
 from fdg.errors import FdgError, FdgWarning, RunError, host_error, one_line
+from fdg.garbage import looked_for_seldom
 from fdg.neighbours import hidden
 from fdg.processes import distributed
 from fdg.processes.peers import LostError
@@ -106,7 +107,7 @@ def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> 
     try:
         if line := hidden():
             return _fail(line)
-        with _said_in_one_line():
+        with _said_in_one_line(), looked_for_seldom():
             status = _status(run, sys.argv[1:] if argv is None else argv)
         distributed.leave()
         if status == ctrl_c.STATUS and ctrl_c.is_guarding():

@@ -12,6 +12,7 @@ from typing import Any
 from fdg.costs.hardware import Cluster
 from fdg.costs.prediction import Prediction, predict
 from fdg.errors import FdgError, PlanError
+from fdg.garbage import looked_for_seldom
 from fdg.placing.place import place
 from fdg.placing.plan import Plan
 from fdg.placing.recall import Recall
@@ -185,6 +186,7 @@ def _takeable(rows: Iterable[Row]) -> list[Row]:
     return [row for row in rows if row.prediction is not None and not row.candidate.asks]
 
 
+@looked_for_seldom()
 def choose(
     algorithm: Any,
     candidates: Sequence[Candidate],
