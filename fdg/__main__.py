@@ -12,6 +12,19 @@ from fdg.errors import unknown_name
 
 # Those that are here; each is also `python -m fdg.NAME`.
 _COMMANDS = ("train", "plan", "launch", "evaluate", "play", "export", "plot", "calibrate")
+# What those who come from elsewhere look for.
+_ELSEWHERE = {
+    "sweep": "fdg train --sweep learning_rate=1e-4,1e-3",
+    "search": "fdg train --optuna 20 --search hidden=64,64/128,128",
+    "tune": "fdg train --optuna 20 --search hidden=64,64/128,128",
+    "resume": "fdg train --resume RUN",
+    "enjoy": "fdg play RUN",
+    "record": "fdg play RUN",
+    "render": "fdg play RUN",
+    "test": "fdg evaluate RUN",
+    "compare": "fdg plot RUN RUN",
+    "profile": "fdg train --profile",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,6 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[0] in ("--version", "-V"):
         print(f"fdg {fdg.__version__}")
         return 0
+    if words[0] in _ELSEWHERE:
+        print(f"error: unknown command '{words[0]}': write {_ELSEWHERE[words[0]]}", file=sys.stderr)
+        return 2
     if words[0] not in known:
         print("error:", unknown_name("command", words[0], known), file=sys.stderr)
         return 2

@@ -103,15 +103,16 @@ def unknown_name(kind: str, name: str, known: Iterable[str], listing: str = "") 
     unknown policy 'gpu_onyl': did you mean 'gpu_only'? (known: central, gpu_only)
     >>> print(unknown_name("fruit", "appel", ["apple", "maple", *"abcdefghijk"], "fruits.names()"))
     unknown fruit 'appel': did you mean 'apple'? (near it: maple; fruits.names() lists all 13)
+    >>> print(unknown_name("policy", "mesh", ["gpu_only", "central"]))
+    unknown policy 'mesh' (known: central, gpu_only)
     """
     names = sorted(known)
     close = nearest(str(name), names)
-    hint = f"did you mean '{close[0]}'? " if close else ""
-    if len(names) <= _FEW:
-        return UnknownNameError(f"unknown {kind} '{name}': {hint}(known: {', '.join(names)})")
     near = f"near it: {', '.join(close[1:])}; " if close[1:] else ""
     all_of_them = f"{listing} lists all {len(names)}" if listing else f"there are {len(names)}"
-    return UnknownNameError(f"unknown {kind} '{name}': {hint}({near}{all_of_them})")
+    rest = f"known: {', '.join(names)}" if len(names) <= _FEW else near + all_of_them
+    hint = f": did you mean '{close[0]}'?" if close else ""
+    return UnknownNameError(f"unknown {kind} '{name}'{hint} ({rest})")
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:

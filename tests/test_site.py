@@ -7,6 +7,7 @@ import pytest
 from latex2mathml.converter import convert
 
 import algos
+import envs
 import fdg
 from docs import pages, site_hooks
 from fdg.commands.parse import parse
@@ -93,6 +94,21 @@ def test_the_page_of_an_algorithm_has_formulas_its_source_and_its_curve(page):
     curve = re.search(r"!\[Learning curve[^\]]*\]\(([^)]+)\)", text)
     assert (page.parent / curve[1]).is_file() if curve else True
     assert curve or not list((pages.DOCS / "images" / "learning").glob(f"{page.stem}-*.png"))
+
+
+def test_the_skeletons_of_contributing_run():
+    text = (pages.DOCS.parent / "CONTRIBUTING.md").read_text()
+    names: dict = {}
+    exec("from fdg.batch.rules.result import *; import envs; from envs import *", names)
+    exec("from typing import *; import jax.numpy as jnp", names)
+    for block in pages.blocks(text, "python"):
+        exec(block.code, names)
+    one = algos.make("a2c", envs.make("CartPole-v1"), num_envs=4)
+    groups = fdg.place(one, names["HalfAndHalf"](), 4).groups
+    assert [(group.name, group.devices) for group in groups] == [("actors", (0, 1)), ("learners", (2, 3))]
+    envs.check(envs.make("corridor", length=3))
+    assert names["Mine"](env=envs.make("CartPole-v1")).updates_per_iteration == 1
+    assert {*names["RULES"]} == {"tile"}
 
 
 def test_the_citation_is_of_this_version():

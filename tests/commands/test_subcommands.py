@@ -20,6 +20,8 @@ def test_a_command_gets_the_words_after_it(capsys):
     assert "did you mean 'CartPole-v1'?" in capsys.readouterr().err
     assert main(["trian"]) == 2
     assert capsys.readouterr().err.startswith("error: unknown command 'trian': did you mean 'train'?")
+    assert main(["sweep"]) == 2
+    assert capsys.readouterr().err.startswith("error: unknown command 'sweep': write fdg train --sweep ")
 
 
 def test_it_is_installed_under_that_name():
