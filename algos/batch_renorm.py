@@ -48,11 +48,11 @@ def gaussian_actor(
 
 def twin_critics(
     space: ObservationSpace, hidden: Sequence[int] | None, activation: str, convolve: bool, layer_norm: bool,
-    decay: float | jax.Array,
+    decay: float | jax.Array, outputs: int = 1,
 ) -> NormedNetwork:  # fmt: skip
     """`algos.networks.twin_critics` with each layer's inputs normalised: two values of each action, `[N]`."""
     widths = checked_widths(space, hidden, activation, convolve)
-    return _network(_Critics(space, widths, activation, convolve, layer_norm), decay)
+    return _network(_Critics(space, widths, activation, convolve, layer_norm, outputs), decay)
 
 
 def without_statistics(network: Network) -> NormedNetwork:
@@ -139,15 +139,19 @@ class _Critics(nn.Module):
     activation: str
     convolve: bool
     layer_norm: bool
+    outputs: int
 
     @nn.compact
     def __call__(self, how: "_How", observation: Any, action: jax.Array) -> tuple[jax.Array, jax.Array]:
         inputs = features(observation, self.space, self.convolve)
         action = action.reshape(action.shape[0], -1)
         names = ("critic_1", "critic_2")
-        critics = [_Trunk(self.hidden, 1, 1.0, self.activation, self.layer_norm, name=name) for name in names]
-        first, second = (critic(how, inputs, action)[:, 0] for critic in critics)
-        return first, second
+        critics = [
+            _Trunk(self.hidden, self.outputs, 1.0, self.activation, self.layer_norm, name=name)
+            for name in names
+        ]
+        first, second = (critic(how, inputs, action) for critic in critics)
+        return (first[:, 0], second[:, 0]) if self.outputs == 1 else (first, second)
 
 
 class _How(NamedTuple):

@@ -20,7 +20,6 @@ import fdg
 from algos import batch_renorm
 from algos.batch_renorm import NormedNetwork
 from algos.hyperparameters import hyperparameter, require, require_positive, require_within
-from algos.losses import value_error
 from algos.replay import Transition
 from algos.soft import Parameters, SoftActorCritic
 
@@ -168,12 +167,11 @@ class CrossQ(SoftActorCritic):
             renormalize=renormalize,
         )
         (first, next_first), (second, next_second) = map(_apart, values)
-        target = self._target(transition, temperature, jnp.minimum(next_first, next_second), next_log_prob)
-        target = jax.lax.stop_gradient(target)
-        loss = value_error(first, target) + value_error(second, target)
+        target = self._target(transition, temperature, (next_first, next_second), next_log_prob)
+        loss = self._errors((first, second), target)
         return loss, (after, {
             "critic_loss": loss,
-            "value": jnp.mean(jnp.minimum(first, second)),
+            "value": jnp.mean(self._lower((first, second))),
             "entropy": -jnp.mean(next_log_prob),
             "temperature": temperature,
         })  # fmt: skip
@@ -185,7 +183,7 @@ class CrossQ(SoftActorCritic):
             actor, statistics.actor, observation, in_training=True, renormalize=renormalize
         )
         action, log_prob = self._squashed(output).sample_with_log_prob(keys)
-        value = jnp.minimum(*self._values(critics, statistics.critics, observation, action))
+        value = self._lower(self._values(critics, statistics.critics, observation, action))
         actor_loss, temperature_loss, _ = self._soft_losses(log_temperature, log_prob, value)
         return actor_loss + temperature_loss, after
 
@@ -200,7 +198,7 @@ class CrossQ(SoftActorCritic):
         return self._values(learned.parameters.critics, learned.statistics.critics, observation, action)
 
     def _values(self, critics, statistics, observation, action):
-        """What the critics say by their running statistics: two values, each `[N]`."""
+        """What the critics give by their running statistics, each `[N, ...]`."""
         values, _ = self._normed_critics.apply(
             critics, statistics, observation, action, in_training=False, renormalize=False
         )
@@ -220,6 +218,7 @@ class CrossQ(SoftActorCritic):
         return batch_renorm.without_statistics(own) if own else batch_renorm.twin_critics(
             self.env.observation_space,
             self.critic_hidden, self.activation, self.convolve, self.layer_norm, self.norm_decay,
+            self._reading.outputs,
         )  # fmt: skip
 
     @property
@@ -236,6 +235,6 @@ def _side_by_side(now: jax.Array, following: jax.Array) -> jax.Array:
 
 
 def _apart(values: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """`[2 * N]` as the two that `_side_by_side` put together, each `[N]`."""
-    pairs = values.reshape(-1, 2)
+    """`[2 * N, ...]` as the two that `_side_by_side` put together, each `[N, ...]`."""
+    pairs = values.reshape(-1, 2, *values.shape[1:])
     return pairs[:, 0], pairs[:, 1]

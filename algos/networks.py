@@ -141,12 +141,13 @@ def twin_critics(
     activation: str = "relu",
     convolve: bool = True,
     layer_norm: bool = False,
+    outputs: int = 1,
 ) -> Network:
     """Two independent critics of an observation and an action together.
 
     `init(key, observation, action)`; `apply(parameters, observation [N, *obs], action [N, *action])` returns
-    two values, each `[N]` float32. Actions join the observation's features before the dense layers.
-    Arguments as for `actor_critic`.
+    two values, each `[N]` float32; or where more than one of `outputs` is asked for, twice `[N, outputs]`.
+    Actions join the observation's features before the dense layers. Arguments as for `actor_critic`.
 
     >>> network = twin_critics(Box(-1.0, 1.0, (4,)))
     >>> inputs = jnp.zeros((8, 4)), jnp.ones((8, 3))
@@ -155,7 +156,7 @@ def twin_critics(
     ((8,), False)
     """
     widths = checked_widths(observation_space, hidden, activation, convolve)
-    module = TwinCritics(observation_space, widths, activation, convolve, layer_norm)
+    module = TwinCritics(observation_space, widths, activation, convolve, layer_norm, outputs)
     return Network(_Init(module), _Apply(module))
 
 
@@ -284,15 +285,19 @@ class TwinCritics(nn.Module):
     activation: str
     convolve: bool
     layer_norm: bool = False
+    outputs: int = 1
 
     @nn.compact
     def __call__(self, observation: Any, action: jax.Array) -> tuple[jax.Array, jax.Array]:  # noqa: D102
         inputs = features(observation, self.observation_space, self.convolve)
         action = action.reshape(action.shape[0], -1)
         names = ("critic_1", "critic_2")
-        critics = [Trunk(self.hidden, 1, 1.0, self.activation, self.layer_norm, name=name) for name in names]
-        first, second = (critic(inputs, action)[:, 0] for critic in critics)
-        return first, second
+        critics = [
+            Trunk(self.hidden, self.outputs, 1.0, self.activation, self.layer_norm, name=name)
+            for name in names
+        ]
+        first, second = (critic(inputs, action) for critic in critics)
+        return (first[:, 0], second[:, 0]) if self.outputs == 1 else (first, second)
 
 
 class QNetwork(nn.Module):

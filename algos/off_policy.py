@@ -18,6 +18,7 @@ import numpy as np
 import fdg
 from algos import distributions, networks, outputs
 from algos.acting import Actor, Policy, without_memory
+from algos.critic_readings import Distributions, Values, reading
 from algos.hyperparameters import require, require_positive, whole_updates
 from algos.networks import Network
 from algos.normalizing import NormalizedObservations
@@ -146,7 +147,7 @@ class OffPolicy(NormalizedObservations):
         count, space = self.num_envs, self.env.action_space
         action = jax.ShapeDtypeStruct((count, *space.shape), jnp.float32)
         critics = jax.eval_shape(self._valued, state.learned, state.observation, action)
-        outputs.twins(critics, count)
+        outputs.twins(critics, count, self._reading.outputs)
 
     # --- what a subclass says ---
 
@@ -199,6 +200,21 @@ class OffPolicy(NormalizedObservations):
         # Refuse sizes that do not fit.
         _ = self.updates_per_iteration
         _ = self._replay
+        _ = self._reading
+
+    @property
+    def _reading(self) -> Values | Distributions:
+        """How what critics give is read."""
+        return reading(self)
+
+    def _lower(self, given: Any) -> jax.Array:
+        """Of both critics' values the lower, `[N]`."""
+        return jnp.minimum(*map(self._reading.value, given))
+
+    def _errors(self, given: Any, target: jax.Array) -> jax.Array:
+        """How far both critics are from their target, together."""
+        first, second = given
+        return self._reading.error(first, target) + self._reading.error(second, target)
 
     def _for_environment(self, action):
         return distributions.stretched(action, self.env.action_space)
@@ -223,5 +239,6 @@ class OffPolicy(NormalizedObservations):
     @property
     def _critics(self) -> Network:
         return self._own("critic_network", "critic") or networks.twin_critics(
-            self.env.observation_space, self.hidden, self.activation, self.convolve, self.layer_norm
-        )
+            self.env.observation_space, self.hidden, self.activation, self.convolve, self.layer_norm,
+            self._reading.outputs,
+        )  # fmt: skip

@@ -85,14 +85,19 @@ def actions(output: Any, action_space: Space, count: int) -> None:
     _check("actor_network gives", output, (count, size), f"a number for each component of {action_space}")
 
 
-def twins(output: Any, count: int) -> None:
-    """Refuses what is not two values, each `[N]`.
+def twins(output: Any, count: int, numbers: int = 1) -> None:
+    """Refuses what is not two values, each `[N]`; or so many numbers, each `[N, numbers]`.
 
     Raises:
       FdgError: something else.
     """
     if not isinstance(output, tuple | list) or len(output) != 2:
         raise FdgError(f"critic_network gives {_shapes(output)}: it gives two values, each {_text((count,))}")
+    if numbers > 1:
+        for value in output:
+            shape, why = (count, numbers), f"{numbers} numbers (atoms) for each sample"
+            _check("critic_network gives a distribution as", value, shape, why)
+        return
     for value in output:
         fix = ": take its last axis away, value[..., 0]" if np.shape(value) == (count, 1) else ""
         _check("critic_network gives a value as", value, (count,), f"one for each sample{fix}")

@@ -16,7 +16,6 @@ import optax
 
 import fdg
 from algos.hyperparameters import hyperparameter, require_within
-from algos.losses import value_error
 from algos.replay import Transition
 from algos.soft import Parameters, SoftActorCritic
 
@@ -87,16 +86,16 @@ class SAC(SoftActorCritic):
         # Critics: equation 5.
         next_policy = self._policy(constant.actor, transition.next_observation)
         next_action, next_log_prob = next_policy.sample_with_log_prob(keys[0])
-        lower = jnp.minimum(*self._critics.apply(target_critics, transition.next_observation, next_action))
-        target = self._target(transition, jnp.exp(constant.log_temperature), lower, next_log_prob)
-        first, second = self._critics.apply(parameters.critics, transition.observation, transition.action)
-        critic_loss = value_error(first, target) + value_error(second, target)
+        following = self._critics.apply(target_critics, transition.next_observation, next_action)
+        target = self._target(transition, jnp.exp(constant.log_temperature), following, next_log_prob)
+        given = self._critics.apply(parameters.critics, transition.observation, transition.action)
+        critic_loss = self._errors(given, target)
 
         # Actor and temperature, with the lower of both critics (section 6).
         action, log_prob = self._policy(parameters.actor, transition.observation).sample_with_log_prob(
             keys[1]
         )
-        value = jnp.minimum(*self._critics.apply(constant.critics, transition.observation, action))
+        value = self._lower(self._critics.apply(constant.critics, transition.observation, action))
         actor_loss, temperature_loss, told = self._soft_losses(parameters.log_temperature, log_prob, value)
         return critic_loss + actor_loss + temperature_loss, {"critic_loss": critic_loss, **told}
 

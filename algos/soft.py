@@ -59,6 +59,11 @@ class SoftActorCritic(OffPolicy):
     target_entropy: float | None = hyperparameter(
         None, "nats that the temperature aims at, of actions in [-1, 1]; None: minus one for each component"
     )
+    atoms: int | None = hyperparameter(
+        None, "returns of a grid, whose probabilities the critics give; None: they give values"
+    )
+    value_min: float = hyperparameter(-250.0, "the smallest return of that grid")
+    value_max: float = hyperparameter(250.0, "the largest")
     normalize_observation: bool = hyperparameter(False, "by running mean and variance")
     hidden: tuple[int, ...] | None = hyperparameter((256, 256), "widths of the layers; None: by observation")
     activation: Literal["tanh", "relu", "silu", "gelu", "elu"] = hyperparameter("relu", "of the layers")
@@ -94,13 +99,15 @@ class SoftActorCritic(OffPolicy):
         mean, log_std = jnp.split(output, 2, axis=-1)
         return TanhNormal(mean, jnp.clip(log_std, *_LOG_STD_BOUNDS), self.env.action_space.shape)
 
-    def _target(self, transition, temperature, lower, next_log_prob) -> jax.Array:
-        """What the critics are fitted to, `[N]`: equation 2, and for the value that follows equation 3.
+    def _target(self, transition, temperature, following, next_log_prob) -> jax.Array:
+        """What the critics are fitted to: equation 2, and for the value that follows equation 3.
 
-        `lower [N]` is the lower of the critics' values of the action that follows (section 6).
+        `following` is what both critics give for the action that follows; the lower counts (section 6).
         """
         # The discount is zero where the episode terminated, and not where it was truncated.
-        return transition.reward + transition.discount * (lower - temperature * next_log_prob)
+        (first, second), cost = following, temperature * next_log_prob
+        target = self._reading.target(transition.reward, transition.discount, first, second, cost)
+        return jax.lax.stop_gradient(target)
 
     def _soft_losses(self, log_temperature, log_prob, value) -> tuple[jax.Array, jax.Array, dict[str, Any]]:
         """The losses of the actor and of the temperature, and what is told of them.

@@ -18,7 +18,6 @@ import fdg
 from algos import networks, outputs
 from algos.distributions import Normal
 from algos.hyperparameters import NETWORK, hyperparameter, require, require_positive, require_within
-from algos.losses import value_error
 from algos.networks import Network
 from algos.off_policy import OffPolicy, State
 from algos.replay import Transition
@@ -95,6 +94,11 @@ class TD3(OffPolicy):
     target_noise: float = hyperparameter(0.2, "standard deviation of the targets' actions")
     target_noise_clip: float = hyperparameter(0.5, "what that noise is cut off at")
     policy_delay: int = hyperparameter(2, "updates of the critics for each of the actor and the targets")
+    atoms: int | None = hyperparameter(
+        None, "returns of a grid, whose probabilities the critics give; None: they give values"
+    )
+    value_min: float = hyperparameter(-250.0, "the smallest return of that grid")
+    value_max: float = hyperparameter(250.0, "the largest")
     normalize_observation: bool = hyperparameter(False, "by running mean and variance")
     hidden: tuple[int, ...] | None = hyperparameter((256, 256), "widths of the layers; None: by observation")
     activation: Literal["tanh", "relu", "silu", "gelu", "elu"] = hyperparameter("relu", "of the layers")
@@ -167,24 +171,26 @@ class TD3(OffPolicy):
     def _critic_loss(self, critics: Any, targets: Parameters, transition: Transition, keys: jax.Array):
         """The squared errors of both critics, and what is told of them."""
         target = jax.lax.stop_gradient(self._target(targets, transition, keys))
-        first, second = self._critics.apply(critics, transition.observation, transition.action)
-        loss = value_error(first, target) + value_error(second, target)
-        return loss, {"critic_loss": loss, "value": jnp.mean(jnp.minimum(first, second))}
+        given = self._critics.apply(critics, transition.observation, transition.action)
+        loss = self._errors(given, target)
+        return loss, {"critic_loss": loss, "value": jnp.mean(self._lower(given))}
 
     def _target(self, targets: Parameters, transition: Transition, keys: jax.Array) -> jax.Array:
-        """What the critics are fitted to, `[N]`: equation 14, with the clipped noise of target smoothing."""
+        """What the critics are fitted to: equation 14, with the clipped noise of target smoothing."""
         action = self._policy(targets.actor, transition.next_observation).mode()
         drawn = jax.vmap(lambda key, one: jax.random.normal(key, one.shape))(keys, action)
         noise = jnp.clip(self.target_noise * drawn, -self.target_noise_clip, self.target_noise_clip)
         smoothed = jnp.clip(action + noise, -1.0, 1.0)
-        lower = jnp.minimum(*self._critics.apply(targets.critics, transition.next_observation, smoothed))
+        first, second = self._critics.apply(targets.critics, transition.next_observation, smoothed)
         # The discount is zero where the episode terminated, and not where it was truncated.
-        return transition.reward + transition.discount * lower
+        free = jnp.zeros_like(transition.reward)
+        return self._reading.target(transition.reward, transition.discount, first, second, free)
 
     def _actor_loss(self, actor: Any, critics: Any, transition: Transition) -> jax.Array:
         """Minus the first critic's value of what the actor does: the deterministic policy gradient."""
         action = self._policy(actor, transition.observation).mode()
-        return -jnp.mean(self._critics.apply(critics, transition.observation, action)[0])
+        first, _ = self._critics.apply(critics, transition.observation, action)
+        return -jnp.mean(self._reading.value(first))
 
     def _policy(self, actor, observation) -> NoisyAction:
         """Actions in [-1, 1] with noise about them, for observations `[N, *obs]`."""

@@ -62,10 +62,10 @@ def test_targets_by_hand():
     target = algorithm._target(
         transition=transition,
         temperature=0.5,
-        lower=jnp.array([4.0, 4.0, -10.0]),
+        following=(jnp.array([4.0, 4.0, -4.0]), jnp.array([10.0, 10.0, -10.0])),
         next_log_prob=jnp.array([-2.0, -2.0, 4.0]),
     )
-    # With the entropy 4 + 1, 4 + 1 and -10 - 2.
+    # Lower values 4, 4 and -10 (of the second critic); with the entropy 4 + 1, 4 + 1 and -10 - 2.
     assert target.tolist() == [1.0 + 0.5 * 5.0, 1.0, 1.0 + 0.5 * -12.0]
 
 

@@ -118,6 +118,9 @@ SMALL = {
     ),
     "td3": lambda: algos.TD3(
         env=envs.make("probe:continuous"),
+        atoms=5,
+        value_min=-2.0,
+        value_max=2.0,
         num_envs=8,
         updates_per_step=0.25,
         learning_starts=16,

@@ -1,0 +1,100 @@
+"""Critics that give distributions: targets beside a plain loop, the loss by hand, and who uses them.
+
+The loop is algorithm 1 of Bellemare, Dabney and Munos 2017 (arXiv 1707.06887).
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import algos
+import envs
+import fdg
+from algos.critic_readings import Distributions, Values
+from algos.replay import Transition
+
+GRID = Distributions(5, -2.0, 2.0)  # -2, -1, 0, 1, 2
+
+
+def projected_by_loop(probability, reward, discount, cost):
+    """One sample: its probabilities on the grid, shared out to the neighbours below and above."""
+    made = np.zeros(5)
+    for j, z in enumerate(np.linspace(-2.0, 2.0, 5)):
+        at = (np.clip(reward + discount * (z - cost), -2.0, 2.0) + 2.0) / 1.0
+        below, above = math.floor(at), math.ceil(at)
+        made[below] += probability[j] * (1.0 if below == above else above - at)
+        made[above] += probability[j] * (0.0 if below == above else at - below)
+    return made
+
+
+def test_targets_are_those_of_a_plain_loop():
+    """Of the critic whose mean is lower, sample by sample; within the grid, and beyond both of its ends."""
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(2, 6, 5)).astype(np.float32)
+    reward, cost = rng.normal(0.0, 1.5, size=(2, 6)).astype(np.float32)
+    discount = np.float32([0.9, 0.0, 0.9, 0.5, 0.9, 0.0])
+    found = GRID.target(*map(jnp.asarray, (reward, discount, *logits, cost)))
+    probability = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
+    lower = np.argmin(probability @ np.linspace(-2.0, 2.0, 5), axis=0)
+    assert 0 < lower.sum() < 6
+    for i in range(6):
+        expected = projected_by_loop(probability[lower[i], i], reward[i], discount[i], cost[i])
+        np.testing.assert_allclose(found[i], expected, atol=1e-5)
+
+
+def test_the_value_and_the_loss_by_hand():
+    """Odds 1 : 1 : 2 : 0 : 0 of -2, -1, 0: mean -0.75. Against certainty of 0: -log 1/2."""
+    numbers = jnp.log(jnp.array([[0.25, 0.25, 0.5, 1e-30, 1e-30]]))
+    assert float(GRID.value(numbers)[0]) == pytest.approx(-0.75)
+    certain = jnp.array([[0.0, 0.0, 1.0, 0.0, 0.0]])
+    assert float(GRID.error(numbers, certain)) == pytest.approx(math.log(2.0), rel=1e-5)
+    assert Values().value(jnp.ones(2)).tolist() == [1.0, 1.0]
+
+
+SIZES = {"num_envs": 2, "batch_size": 4, "buffer_size": 16, "hidden": (4,), "updates_per_step": 0.5}
+
+
+@pytest.mark.parametrize("kind", [algos.SAC, algos.TD3, algos.CrossQ])
+def test_an_update_moves_the_value_of_what_pays_towards_what_it_pays(kind):
+    """Reward 2 at the end of an episode: the first target is certain, and the critics' values rise."""
+    narrow = {"critic_hidden": (4,)} if kind is algos.CrossQ else {}
+    algorithm = kind(
+        env=envs.make("probe:continuous"), atoms=5, value_min=-2.0, value_max=2.0, learning_rate=0.05,
+        learning_starts=0, **SIZES, **narrow,
+    )  # fmt: skip
+    learned = algorithm.init(jax.random.key(0)).learned
+    seen, action = jnp.ones((4, 1)), jnp.full((4, 1), 0.5)
+    transition = Transition(seen, action, jnp.full(4, 2.0), jnp.zeros(4), seen)
+    update = jax.jit(algorithm._learn_from)
+    values = []
+    for time in range(3):
+        given = algorithm._valued(learned, seen, action)
+        assert [one.shape for one in given] == [(4, 5), (4, 5)]
+        values.append(float(jnp.mean(algorithm._lower(given))))
+        keys = jax.random.split(jax.random.key(time), (algorithm.keys_a_sample, 4))
+        learned, losses = update(learned, transition, keys)
+        assert losses["critic_loss"] > 0
+    assert values[0] < values[1] < values[2] < 2.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"atoms": 1}, "atoms=1: a grid has two at least"),
+        ({"atoms": 3, "value_min": 1.0, "value_max": 1.0}, "value_min=1.0, value_max=1.0"),
+    ],
+)
+def test_what_makes_no_grid_is_refused(fields, words):
+    with pytest.raises(fdg.FdgError) as error:
+        algos.TD3(env=envs.make("probe:continuous"), **fields)
+    assert words in str(error.value)
+
+
+def test_critics_of_ones_own_give_as_many_numbers_as_there_are_atoms():
+    values = algos.Network(lambda *_: (), lambda _, x, a: (a[:, 0], a[:, 0]))
+    algorithm = algos.SAC(env=envs.make("probe:continuous"), atoms=5, critic_network=values, **SIZES)
+    with pytest.raises(fdg.FdgError, match=r"critic_network gives a distribution as .*\[2, 5\], 5 numbers"):
+        fdg.trace(algorithm)
