@@ -110,6 +110,6 @@ def reading(algorithm: Any) -> Values | Distributions:
     require(
         algorithm,
         algorithm.value_min < algorithm.value_max,
-        f"value_min={algorithm.value_min}, value_max={algorithm.value_max}: the first must be below the other",
+        f"value_min={algorithm.value_min}, value_max={algorithm.value_max}: the first must be the lower one",
     )
     return Distributions(algorithm.atoms, algorithm.value_min, algorithm.value_max)

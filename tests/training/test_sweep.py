@@ -92,6 +92,7 @@ def test_every_float_is_in_the_program(name):
     env = envs.make("probe:agents" if cls.several_agents else alone)
     sizes = {
         "num_minibatches": 1,
+        "atoms": 3,
         "num_epochs": 1,
         "batch_size": 4,
         "max_error": 1.0,
