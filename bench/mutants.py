@@ -40,11 +40,11 @@ EQUIVALENT = ROOT / "bench" / "equivalent_mutants.toml"
 PACKAGES = ("algos", "fdg", "policies")
 
 # Tests that matter for a module, most telling first, besides its doctests, `test_<module>.py` wherever it
-# is, and all of its room's. All lines that match count.
+# is, and all of its room's. All lines that match count; `*` stays within a folder.
 QUICK = (  # seconds: before all others
     ("algos/*.py", "tests/algos/test_settings.py tests/test_values.py"),
     ("policies/*.py", "tests/test_values.py"),
-    ("fdg/showing/*.py", "tests/showing/test_words.py tests/showing/test_golden_drawings.py"),
+    ("fdg/showing/**.py", "tests/showing/test_words.py tests/showing/test_golden_drawings.py"),
 )
 TESTS = (
     ("algos/ppo.py", "tests/algos/test_recurrent_ppo.py tests/algos/test_ippo.py"),
@@ -52,6 +52,14 @@ TESTS = (
     ("algos/agent.py", "tests/algos/test_ppo.py tests/algos/test_dqn.py tests/algos/test_sac.py"),
     ("algos/*memory*.py", "tests/algos/test_recurrent.py tests/algos/test_recurrent_ppo.py"),
     ("algos/*multi*.py", "tests/algos/test_ippo.py tests/algos/test_mappo.py"),
+    ("algos/rlhf/*.py", "tests/rlhf/*.py"),
+    ("algos/language/*.py", "tests/language/*.py tests/rlhf/test_algorithms.py"),
+    ("algos/presets/*.py", "tests/algos/test_presets.py tests/envs/test_families.py"),
+    ("algos/replay*.py", "tests/algos/test_replay.py tests/algos/test_dqn.py tests/algos/test_sac.py"),
+    ("algos/*distribution*.py", "tests/algos/test_c51.py tests/algos/test_qr_dqn.py"),
+    ("fdg/costs/*.py", "tests/costs/*.py"),
+    ("fdg/launching/*.py", "tests/processes/test_launching.py tests/processes/test_deploy.py"),
+    ("fdg/profiling/*.py", "tests/profiling/*.py"),
     ("algos/q_learning.py", "tests/algos/test_dqn.py tests/algos/test_pqn.py"),
     (
         "algos/proximal.py",
@@ -71,30 +79,30 @@ TESTS = (
     ("fdg/keys.py", "tests/training/test_checkpoint.py tests/running/test_transfers.py"),
     ("fdg/drawn.py", "tests/showing/test_drawing.py"),
     ("fdg/errors.py", "tests/commands/test_cli.py"),
-    ("fdg/batch/*.py", "tests/batch/*.py tests/oracle/test_oracle.py tests/conformance/test_bytes.py"),
-    ("fdg/tracing/*.py", "tests/tracing/*.py tests/test_fragment.py tests/placing/test_placement.py"),
+    ("fdg/batch/**.py", "tests/batch/*.py tests/oracle/test_oracle.py tests/conformance/test_bytes.py"),
+    ("fdg/tracing/**.py", "tests/tracing/*.py tests/test_fragment.py tests/placing/test_placement.py"),
     ("fdg/placing/sharded.py", "tests/conformance/test_sharded_parameters.py"),
-    ("fdg/placing/staleness/*.py", "tests/placing/test_staleness.py tests/oracle/test_oracle.py"),
-    ("fdg/placing/regions/*.py", "tests/placing/test_regions.py tests/placing/test_effects.py"),
-    ("fdg/placing/scheduling/*.py", "tests/placing/test_passes.py tests/placing/test_partition.py"),
+    ("fdg/placing/staleness/**.py", "tests/placing/test_staleness.py tests/oracle/test_oracle.py"),
+    ("fdg/placing/regions/**.py", "tests/placing/test_regions.py tests/placing/test_effects.py"),
+    ("fdg/placing/scheduling/**.py", "tests/placing/test_passes.py tests/placing/test_partition.py"),
     (
-        "fdg/placing/*.py",
+        "fdg/placing/**.py",
         "tests/placing/test_placement.py tests/placing/*.py tests/oracle/test_oracle.py"
         " tests/conformance/test_staleness.py tests/conformance/test_policies.py",
     ),
     (
-        "fdg/lowering/*.py",
+        "fdg/lowering/**.py",
         "tests/lowering/*.py tests/test_engine.py tests/batch/*.py tests/conformance/test_policies.py"
         " tests/conformance/test_sharded_parameters.py",
     ),
-    ("fdg/running/*.py", "tests/running/*.py tests/test_engine.py tests/conformance/test_bytes.py"),
-    ("fdg/showing/*.py", "tests/showing/*.py tests/test_documents.py"),
-    ("fdg/training/*.py", "tests/training/*.py tests/commands/test_cli.py"),
+    ("fdg/running/**.py", "tests/running/*.py tests/test_engine.py tests/conformance/test_bytes.py"),
+    ("fdg/showing/**.py", "tests/showing/*.py tests/test_documents.py"),
+    ("fdg/training/**.py", "tests/training/*.py tests/commands/test_cli.py"),
     (
-        "fdg/commands/*.py",
+        "fdg/commands/**.py",
         "tests/commands/*.py tests/training/test_train.py tests/processes/test_strangers.py",
     ),
-    ("fdg/processes/*.py", "tests/processes/test_strangers.py tests/processes/*.py"),
+    ("fdg/processes/**.py", "tests/processes/test_strangers.py tests/processes/*.py"),
     ("fdg/engine.py", "tests/test_engine.py tests/lowering/test_host_calls.py tests/envs/test_host.py"),
 )
 
@@ -195,13 +203,21 @@ def drawn(modules: Sequence[str], count: int, seed: int) -> list[Mutant]:
     return sample
 
 
+def fits(module: str, pattern: str) -> bool:
+    """Whether a path is meant: `*` stays within a folder, `**` does not.
+
+    >>> fits("fdg/batch/rules/sums.py", "fdg/batch/**.py"), fits("algos/rlhf/ppo.py", "algos/*.py")
+    (True, False)
+    """
+    deep = "**" in pattern or module.count("/") == pattern.count("/")
+    return deep and fnmatch.fnmatch(module, pattern)
+
+
 def tests_for(module: str) -> list[str]:
     """What to run for a module, in order: paths of files."""
 
     def listed(table: Sequence[tuple[str, str]]) -> Iterator[str]:
-        return itertools.chain(
-            *(words.split() for pattern, words in table if fnmatch.fnmatch(module, pattern))
-        )
+        return itertools.chain(*(words.split() for pattern, words in table if fits(module, pattern)))
 
     patterns = [*listed(QUICK), f"tests/**/test_{Path(module).stem}.py", *listed(TESTS)]
     found = [path for pattern in patterns for path in sorted(ROOT.glob(pattern))]
