@@ -74,7 +74,7 @@ class A2C(ActorCritic):
         advantage, target = generalized_advantage_estimation(
             time_step.reward,
             jax.lax.stop_gradient(value),
-            self._next_value(parameters, time_step),
+            self._next_value(parameters, value, time_step),
             time_step.terminated,
             time_step.truncated,
             self.discount,

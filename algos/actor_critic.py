@@ -21,7 +21,7 @@ from algos.hyperparameters import require_positive
 from algos.networks import Network
 from algos.normalize import RunningStatistics
 from algos.normalizing import NormalizedRewards
-from algos.rollout import environment_major, episode_metrics, rollout, time_major
+from algos.rollout import environment_major, episode_metrics, rollout, time_major, values_after
 from envs import Box, Discrete, MultiDiscrete, Observation, TimeStep, composite, features_and_mask
 
 
@@ -175,9 +175,13 @@ class ActorCritic(NormalizedRewards):
         of_rows = self._policy(parameters, jax.tree.map(environment_major, observation))
         return jax.tree.map(lambda x: time_major(x, num_steps), of_rows)
 
-    def _next_value(self, parameters: Any, time_step: TimeStep) -> jax.Array:
-        """Value of what each step led to, before any reset: `[T, B]`. No gradient flows into it."""
-        return jax.lax.stop_gradient(self._policy_over_time(parameters, time_step.final_observation)[1])
+    def _next_value(self, parameters: Any, value: jax.Array, time_step: TimeStep) -> jax.Array:
+        """Value of what each step led to, before any reset: `[T, B]`. No gradient flows into it.
+
+        `value [T, B]` is that of what each step answered to, by the same parameters.
+        """
+        constant, value = jax.lax.stop_gradient((parameters, value))
+        return values_after(value, time_step, lambda final: self._policy(constant, final)[1])
 
     def _check_common(self) -> None:
         super()._check_common()

@@ -87,7 +87,7 @@ class IMPALA(ActorCritic):
             jnp.exp(log_ratio),
             time_step.reward,
             jax.lax.stop_gradient(value),
-            self._next_value(parameters, time_step),
+            self._next_value(parameters, value, time_step),
             time_step.terminated,
             time_step.truncated,
             self.discount,

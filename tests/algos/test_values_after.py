@@ -61,16 +61,12 @@ def test_with_a_memory_they_are_those_of_every_row(kind, env, fields):
     @jax.jit
     def both(parameters):
         _, value, memories = algorithm._unroll(parameters, memory, seen[:-1], jnp.asarray(start))
-        one_by_one = [
-            algorithm._one_step(
-                parameters,
-                final[t],
-                Recollection(jax.tree.map(lambda x, t=t: x[t], memories), jnp.zeros(environments, bool)),
-            )[1]
-            for t in range(steps)
-        ]
-        found = algorithm._next_value(parameters, None, value, time_step, memories)
-        return found, jnp.stack(one_by_one)
+        within = jnp.zeros(environments, bool)
+        one_by_one = jax.lax.map(
+            lambda row: algorithm._one_step(parameters, row[0], Recollection(row[1], within))[1],
+            (final, memories),
+        )
+        return algorithm._next_value(parameters, None, value, time_step, memories), one_by_one
 
     found, expected = both(parameters)
     counts = ~np.asarray(time_step.terminated)
