@@ -175,6 +175,8 @@ def main() -> int:
     parser.add_argument("--placements", action="store_true")
     given = parser.parse_args()
     os.environ |= {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": str(given.placements)}
+    # With a cache of programs (JAX_COMPILATION_CACHE_DIR), a child compiles nothing that another one has.
+    os.environ |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     flags = os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count=4"
     import fdg.training.checkpoint  # imported before the first child: each has it then
