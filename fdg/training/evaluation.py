@@ -117,6 +117,11 @@ def require_actor(algorithm: Any, what: str) -> None:
     """
     name = type(algorithm).__name__
     if not callable(getattr(algorithm, "actor", None)):
+        if callable(getattr(algorithm, "examples", None)):
+            raise FdgError(
+                f"{name} cannot {what}: it answers in text, and takes no actions: what it says is in samples/"
+                " of the run; algos.language.weights.save writes its weights in Hugging Face's format"
+            )
         raise FdgError(
             f"{name} cannot {what}: it does not say how it acts; give it a method actor(state) that returns"
             " algos.Actor(memory, act)"

@@ -147,3 +147,12 @@ def test_errors_of_one_line(run, tmp_path, settings):
 
 def test_the_summary_is_there(run):
     assert json.loads((run.path / "summary.json").read_text())["iterations"] == 1
+
+
+def test_what_answers_in_text_is_not_told_to_act():
+    class Speaker:
+        def examples(self, state, key, count):
+            return ()
+
+    with pytest.raises(FdgError, match="Speaker cannot play: it answers in text"):
+        fdg.Run(Speaker(), {}, 0).play("video.gif")
