@@ -76,7 +76,7 @@ EXPERIMENTS = (
     Experiment("ppo", "Breakout-MinAtar", 10_000_000, 40, of="interquartile mean", num_seeds=10),
     Experiment("ippo", "MPE_simple_spread_v3", 10_000_000, -20.0),
     Experiment("mappo", "MPE_simple_spread_v3", 600_000, -17.3),
-    Experiment("vdn", "MPE_simple_spread_v3", 1_000_000, -27.0),
+    Experiment("vdn", "MPE_simple_spread_v3", 500_000, -21.0),
     Experiment("qmix", "MPE_simple_spread_v3", 1_000_000, -27.0),
     Experiment(
         "recurrent_ppo",
