@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from matplotlib.figure import Figure
 
 from fdg.commands.calibrate import calibrate_main
 from fdg.commands.cli import plan_main, train_main
@@ -67,13 +68,22 @@ def test_the_best_few_are_timed(capsys, tmp_path):
     assert "an iteration measured" in capsys.readouterr().out
 
 
-def test_a_sweep_with_pictures(capsys, cluster, tmp_path):
+def test_a_sweep_with_pictures(capsys, cluster, tmp_path, monkeypatch):
+    drawn = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **b: (drawn.append(self), save(self, *a, **b)))
     words = f"--algo tests.tiny:Pupil --cluster {cluster} --scale 1,8 --envs-per-device 8 --sensitivity"
     more = ["--compare", "gpu_only,central", "--pictures", str(tmp_path / "pictures")]
     assert plan_main([*words.split(), *more]) == 0
     said = capsys.readouterr().out
     assert "H100: 8 hosts of 8 devices" in said and "save every: Young" in said and "half the rate" in said
     assert (tmp_path / "pictures" / "sweep.png").stat().st_size > 10_000
+    axes = next(figure.axes for figure in drawn if len(figure.axes) == 4)
+    assert [axis.get_ylabel().split(",")[0] for axis in axes] == [
+        *("steps/s", "idle time of the idlest group", "bytes over links", "goodput")
+    ]
+    assert {axis.get_xlabel() for axis in axes} == {"devices"}
+    assert {axis.get_xscale() for axis in axes} == {"log"}
 
 
 @pytest.mark.parametrize(

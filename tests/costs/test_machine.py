@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from fdg.costs import machine
-from fdg.costs.hardware import Figure
+from fdg.costs import machine, published
+from fdg.costs.hardware import RATES, SHARES, TIMES, Figure
 from fdg.costs.machine import REFERENCE, SHARED_MEMORY, SOCKETS, Calibration
 from fdg.errors import FdgError
 
@@ -70,3 +70,12 @@ def test_a_device_that_nobody_knows(home):
     with pytest.raises(FdgError, match="no rates are known for devices of kind 'Abacus'"):
         machine.host_cluster("Abacus", "gpu", 1)
     assert machine.host_cluster("NVIDIA H100 80GB HBM3", "gpu", 8).inside.name == "NVLink 4"
+
+
+def test_what_is_not_published_is_of_a_likely_size():
+    """Each figure of each kind: no rate, time or share is negative, and times are below a millisecond."""
+    for kind in published.KINDS.values():
+        for name in RATES:
+            value = kind.rate(name)
+            assert value >= 0.0 if name in SHARES | {"product_call"} else value > 0.0, (kind.name, name)
+            assert name not in TIMES or value < 1e-3, (kind.name, name)

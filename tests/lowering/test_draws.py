@@ -128,6 +128,12 @@ def test_draws_that_depend_on_the_batch_stay():
     assert draws.draw_ahead(jaxpr) is jaxpr
 
 
+def test_a_program_without_draws_is_handed_back_as_it_is():
+    for function in (jnp.sin, lambda x: jax.lax.fori_loop(0, 3, lambda _, y: y + 1, x)):
+        jaxpr = jax.make_jaxpr(function)(1.0)
+        assert draws.draw_ahead(jaxpr) is jaxpr
+
+
 def test_more_than_fits_stays(monkeypatch):
     monkeypatch.setattr(draws, "MOST_BYTES", 8)
     jaxpr = jax.make_jaxpr(loop)(jnp.arange(3.0), KEYS)

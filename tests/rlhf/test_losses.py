@@ -30,6 +30,8 @@ def test_a_response_without_tokens_counts_or_does_not():
     mask = MASK.at[0].set(False)
     same(losses.token_weights(mask, "sequence_mean", 3)[1], [1 / 6] * 3)
     same(losses.token_weights(mask, "sequence_mean", 3, count_empty=False)[1], [1 / 3] * 3)
+    single = jnp.array([[True, False, False], [True, True, True]])  # one token is a response as well
+    same(losses.token_weights(single, "sequence_mean", 3, count_empty=False)[0], [1 / 2, 0, 0])
     for aggregation in ("token_mean", "sequence_mean", "sequence_sum", "constant"):
         empty = losses.token_weights(jnp.zeros((2, 3), bool), aggregation, 3, count_empty=False)
         assert float(jnp.sum(empty)) == 0.0
