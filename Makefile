@@ -3,7 +3,7 @@
 VENV   ?= .venv
 EXTRAS ?= dev
 ARGS   ?=
-JOBS   ?= 2
+JOBS   ?= 3
 
 # The first interpreter that is new enough; `make PYTHON=/path/to/python` overrides the search.
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
@@ -19,7 +19,7 @@ STAMP := $(VENV)/.installed-$(EXTRAS)
 help:
 	@echo 'make train   train PPO on CartPole-v1; flags: make train ARGS="--env Pendulum-v1 --num-seeds 10"'
 	@echo 'make plan    print the dataflow graph and the plan for the same flags, and run nothing'
-	@echo 'make test    run the tests, JOBS=2 at a time; some, one at a time: make test ARGS="-k checkpoint -x"'
+	@echo 'make test    run the tests, JOBS=3 at a time; some, one at a time: make test ARGS="-k checkpoint -x"'
 	@echo 'make lint    formatting, lint, types, who imports whom, no distribution code in algos/ or envs/, the site'
 	@echo 'make docs    the documentation site, into build/site; while one writes: make docs ARGS=serve'
 	@echo 'make check   lint, then the tests: what CI runs'

@@ -35,12 +35,26 @@ class State(NamedTuple):
     observation_statistics: Any  # RunningStatistics of [*obs], or of each part of it
     return_statistics: RunningStatistics  # of the discounted return that rewards are scaled by
     running_return: jax.Array  # [B] float32, that return so far
-    known: Known | None  # of novelty; None without
-    running_novelty: jax.Array | None  # [B] float32, its discounted return so far; None without
     env_state: Any  # leading axis B
     observation: Observation  # [B, *obs]
     key: jax.Array
     iteration: jax.Array  # int32
+
+
+class ExploringState(NamedTuple):
+    """`State`, and with `rnd` what there is to know of novelty."""
+
+    parameters: Any
+    optimizer_state: Any
+    observation_statistics: Any
+    return_statistics: RunningStatistics
+    running_return: jax.Array
+    env_state: Any
+    observation: Observation
+    key: jax.Array
+    iteration: jax.Array
+    known: Known
+    running_novelty: jax.Array  # [B] float32, the discounted return of novelty so far
 
 
 class Minibatch(NamedTuple):
@@ -85,31 +99,29 @@ class PPO(ProximalAgent):
 
     # --- the two functions of every algorithm ---
 
-    def init(self, key: jax.Array) -> State:
+    def init(self, key: jax.Array) -> State | ExploringState:
         """The state before the first iteration."""
         parameter_key, env_key, key = jax.random.split(key, 3)
         env_state, observation = self._reset(env_key)
         parameters = self._network.init(parameter_key, features_and_mask(observation)[0])
-        known = running_novelty = None
+        known: Known | None = None
         if self.rnd:
             rnd_key = jax.random.fold_in(parameter_key, 1)
             parameters, known = self._distillation.begin(rnd_key, parameters, observation)
-            running_novelty = jnp.zeros(self.num_envs)
-        return State(
+        state = State(
             parameters=parameters,
             optimizer_state=self._optimizer.init(parameters),
             observation_statistics=normalize.init_observations(self.env.observation_space),
             return_statistics=normalize.init(()),
             running_return=jnp.zeros(self.num_envs),
-            known=known,
-            running_novelty=running_novelty,
             env_state=env_state,
             observation=observation,
             key=key,
             iteration=jnp.int32(0),
         )
+        return state if known is None else ExploringState(*state, known, jnp.zeros(self.num_envs))
 
-    def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
+    def iterate(self, state: Any) -> tuple[Any, dict[str, jax.Array]]:
         """One rollout of all environments, and all updates on it."""
         key, rollout_key, shuffle_key = jax.random.split(state.key, 3)
         env_state, observation, ((observations, actions), decisions, time_steps) = rollout(
@@ -122,26 +134,26 @@ class PPO(ProximalAgent):
             observation=state.observation,
             num_steps=self.num_steps,
         )
-        statistics = state.observation_statistics, state.return_statistics, state.known
-        learned, (running_return, running_novelty), metrics = self.learn(
-            (state.parameters, state.optimizer_state, *statistics),
-            (state.running_return, state.running_novelty),
+        statistics = state.observation_statistics, state.return_statistics
+        learned, running, metrics = self.learn(
+            (state.parameters, state.optimizer_state, *statistics, *((state.known,) if self.rnd else ())),
+            (state.running_return, state.running_novelty) if self.rnd else state.running_return,
             (observations, actions, decisions, time_steps),
             shuffle_key,
         )
-        parameters, optimizer_state, observation_statistics, return_statistics, known = learned
-        state = State(
+        parameters, optimizer_state, observation_statistics, return_statistics, *known = learned
+        changed = {"known": known[0], "running_novelty": running[1]} if self.rnd else {}
+        state = state._replace(
             parameters=parameters,
             optimizer_state=optimizer_state,
             observation_statistics=observation_statistics,
             return_statistics=return_statistics,
-            running_return=running_return,
-            known=known,
-            running_novelty=running_novelty,
+            running_return=running[0] if self.rnd else running,
             env_state=env_state,
             observation=observation,
             key=key,
             iteration=state.iteration + 1,
+            **changed,
         )
         return state, metrics
 
@@ -164,9 +176,14 @@ class PPO(ProximalAgent):
 
     @fdg.fragment("learner", in_axes=(None, 0, 1, None), out_axes=(None, 0, None))
     def learn(self, learned, running, trajectory, key):
-        """Several epochs of minibatch updates on a rollout `[T, B]`."""
-        parameters, optimizer_state, observation_statistics, return_statistics, known = learned
-        running_return, running_novelty = running
+        """Several epochs of minibatch updates on a rollout `[T, B]`.
+
+        `learned`: parameters, optimiser state, statistics of observations and of returns; with `rnd` also
+        `Known`. `running`: the running return `[B]`; with `rnd` that of novelty beside it.
+        """
+        parameters, optimizer_state, observation_statistics, return_statistics, *known = learned
+        both: tuple[Any, Any] = running if self.rnd else (running, None)
+        running_return, running_novelty = both
         observation, action, decision, time_step = trajectory
         reward, running_return, return_statistics = self._reward(time_step, running_return, return_statistics)
         # Statistics change only once the rollout is used up, so that actor and learner normalise alike; but
@@ -182,8 +199,8 @@ class PPO(ProximalAgent):
         found: dict[str, jax.Array] = {}
         if self.rnd:
             last = jax.tree.map(lambda x: x[-1], time_step.final_observation)
-            by_novelty, novelty, known, running_novelty, found = self._distillation.judged(
-                parameters, known, running_novelty, (seen, self._seen(observation_statistics, last)),
+            by_novelty, novelty, known[0], running_novelty, found = self._distillation.judged(
+                parameters, known[0], running_novelty, (seen, self._seen(observation_statistics, last)),
                 time_step, jax.random.fold_in(key, 1),
             )  # fmt: skip
             advantage += self.intrinsic_coefficient * by_novelty
@@ -200,8 +217,9 @@ class PPO(ProximalAgent):
             "explained_variance": explained_variance(target, decision.value),
             **found,
         }
-        statistics = observation_statistics, return_statistics, known
-        return (parameters, optimizer_state, *statistics), (running_return, running_novelty), metrics
+        running = (running_return, running_novelty) if self.rnd else running_return
+        statistics = observation_statistics, return_statistics, *known
+        return (parameters, optimizer_state, *statistics), running, metrics
 
     # --- parts ---
 

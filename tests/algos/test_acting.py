@@ -24,6 +24,7 @@ CASES = {
     ),
     "pqn": ("probe:masked", {}),
     "sac": ("probe:continuous", {"updates_per_step": 0.25, "batch_size": 8, "buffer_size": 64}),
+    "crossq": ("probe:continuous", {"updates_per_step": 0.25, "batch_size": 8, "buffer_size": 64}),
     "td3": ("probe:continuous", {"updates_per_step": 0.25, "batch_size": 8, "buffer_size": 64}),
     "qr_dqn": (
         "probe:masked",

@@ -204,7 +204,9 @@ LIKE = {
     "crossq": "sac",
     "qr_dqn": "dqn",
     "c51": "dqn",
-    "vdn": "qmix",
+    "vdn": "dqn",
+    "qmix": "dqn",
+    "pqn": "ppo",
     "recurrent_ppo transformer": "recurrent_ppo",
 }
 
