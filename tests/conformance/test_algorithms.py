@@ -199,7 +199,8 @@ SMALL = {
 LIKE = {
     "a2c": "ppo",
     "ppo rnd": "ppo",
-    "ippo": "mappo",
+    "ippo": "recurrent_ppo",
+    "mappo": "recurrent_ppo",
     "td3": "sac",
     "crossq": "sac",
     "qr_dqn": "dqn",

@@ -137,7 +137,7 @@ def test_sums_that_are_waited_for_stay_out():
     assert counts(tiled)
 
 
-@pytest.mark.parametrize("make", ["ppo", "pqn", "a2c"])
+@pytest.mark.parametrize("make", ["ppo", *(pytest.param(n, marks=pytest.mark.whole) for n in ("pqn", "a2c"))])
 def test_algorithms_on_devices(make, monkeypatch):
     """Tiles or not, on one device or four: the same numbers, and no exchange that the plan does not name."""
     env = envs.make("CartPole-v1")
