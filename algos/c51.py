@@ -11,6 +11,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from algos.critic_readings import Distributions
 from algos.distributional import DistributionalDQN, of_action
 from algos.hyperparameters import hyperparameter, require
 from algos.replay import Transition
@@ -28,7 +29,7 @@ class C51(DistributionalDQN):
       FdgError: (construction) a field out of range, or sizes that do not divide.
 
     >>> import envs
-    >>> C51(env=envs.make("CartPole-v1"), atoms=5)._atoms.tolist()
+    >>> C51(env=envs.make("CartPole-v1"), atoms=5)._grid.returns.tolist()
     [-100.0, -50.0, 0.0, 50.0, 100.0]
     """
 
@@ -53,18 +54,13 @@ class C51(DistributionalDQN):
     # --- parts ---
 
     @property
-    def _spacing(self) -> float | jax.Array:
-        """Between two atoms."""
-        return (self.value_max - self.value_min) / (self.atoms - 1)
-
-    @property
-    def _atoms(self) -> jax.Array:
-        """The grid, `[K]` float32 (section 4)."""
-        return self.value_min + self._spacing * jnp.arange(self.atoms)
+    def _grid(self) -> Distributions:
+        """The atoms (section 4)."""
+        return Distributions(self.atoms, self.value_min, self.value_max)
 
     def _mean(self, numbers: jax.Array) -> jax.Array:
         """Means over the atoms, of logits."""
-        return jax.nn.softmax(numbers) @ self._atoms
+        return self._grid.value(numbers)
 
     def _loss(self, parameters, target_parameters, transition: Transition, weight):
         """Cross-entropy of the projected target and the prediction (algorithm 1, its last line)."""
@@ -87,9 +83,7 @@ class C51(DistributionalDQN):
         its two neighbours.
         """
         probability = jax.nn.softmax(self._following(parameters, target_parameters, transition))
-        returns = transition.reward[:, None] + transition.discount[:, None] * self._atoms[None]
-        held = jnp.clip(returns, self.value_min, self.value_max)
-        distance = jnp.abs(held[:, :, None] - self._atoms[None, None]) / self._spacing  # [N, K, K']
-        shares = jnp.clip(1.0 - distance, 0.0, 1.0)
-        projected = jnp.sum(probability[:, :, None] * shares, axis=1)
-        return projected, jnp.sum(jnp.where(held == returns, 0.0, probability), axis=1)
+        returns = transition.reward[:, None] + transition.discount[:, None] * self._grid.returns[None]
+        is_outside = (returns < self.value_min) | (returns > self.value_max)
+        outside = jnp.sum(jnp.where(is_outside, probability, 0.0), axis=1)
+        return self._grid.projected(probability, returns), outside

@@ -84,10 +84,17 @@ class Distributions:
         """
         lower = jnp.where((self.value(first) <= self.value(second))[:, None], first, second)
         following = reward[:, None] + discount[:, None] * (self.returns[None] - cost[:, None])
+        return self.projected(jax.nn.softmax(lower), following)
+
+    def projected(self, probability, following) -> jax.Array:
+        """Probabilities of the grid, `[N, K]`, of returns `following [N, K]` of some `probability [N, K]`.
+
+        What lies outside the grid counts as its end.
+        """
         held = jnp.clip(following, self.low, self.high)
         distance = jnp.abs(held[:, :, None] - self.returns[None, None]) / self._spacing  # [N, K, K']
         shares = jnp.clip(1.0 - distance, 0.0, 1.0)
-        return jnp.sum(jax.nn.softmax(lower)[:, :, None] * shares, axis=1)
+        return jnp.sum(probability[:, :, None] * shares, axis=1)
 
     def error(self, numbers: jax.Array, target: jax.Array) -> jax.Array:
         """Mean cross-entropy."""
