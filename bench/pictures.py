@@ -37,7 +37,9 @@ def _ratios(peers: Mapping[str, Any], path: Path) -> Path:
         axes.barh(y, row["ratio"], color=_OURS, height=0.62)
         axes.plot([low, high], [y, y], color="black", linewidth=1)
         axes.plot([row["at_least"]] * 2, [y - 0.42, y + 0.42], color=_ASKED, linewidth=2)
-        axes.text(max(row["ratio"], high) * 1.05, y, f"{row['ratio']:.2f}", va="center", fontsize=8)
+        label = axes.text(max(row["ratio"], high) * 1.05, y, f"{row['ratio']:.2f}", va="center", fontsize=8)
+        label.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.6})  # over the red marks
+        label.set_zorder(5)
     axes.axvline(1, color="black", linewidth=0.6)
     axes.set_xscale("log")
     axes.set_xticks(_TICKS, [f"{tick:g}" for tick in _TICKS], minor=False)
