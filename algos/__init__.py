@@ -2,6 +2,7 @@
 
 from typing import Any, Literal
 
+from algos import agent
 from algos.a2c import A2C
 from algos.a3c import A3C
 from algos.acting import Actor
@@ -75,6 +76,7 @@ _ALGORITHMS = {
     "vdn": VDN,
     "qmix": QMIX,
 }
+agent.KNOWN.update(_ALGORITHMS)
 # Of language models, on text tasks.
 _OF_TEXT = {"sft": SFT, "dpo": DPO, "ppo_rlhf": PPORLHF, "grpo": GRPO}
 

@@ -152,19 +152,6 @@ class ActorCritic(NormalizedRewards):
         """The loss over a rollout, and what it is made of: scalars."""
         raise NotImplementedError
 
-    def _normalized(self, statistics: Any, running_return: Any, trajectory: Trajectory) -> tuple:
-        """A rollout as the loss sees it; the returns so far, and both statistics, after it."""
-        observation_statistics, return_statistics = statistics
-        time_step = trajectory.time_step
-        reward, running_return, return_statistics = self._reward(time_step, running_return, return_statistics)
-        final = self._seen(observation_statistics, time_step.final_observation)
-        seen = trajectory._replace(
-            observation=self._seen(observation_statistics, trajectory.observation),
-            time_step=time_step._replace(reward=reward, final_observation=final),
-        )
-        observation_statistics = self._with_observed(observation_statistics, trajectory.observation)
-        return seen, running_return, (observation_statistics, return_statistics)
-
     def _policy(self, parameters: Any, observation: Observation) -> tuple[Distribution, jax.Array]:
         """Distribution over actions and value `[N]`, for observations `[N, *obs]`."""
         return networks.policy_and_value(self._network, parameters, observation, self.env.action_space)

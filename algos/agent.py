@@ -15,6 +15,9 @@ from envs import Environment, Observation, check_spec, num_agents
 from envs.checking import check_batch_reset, check_batch_step
 from fdg.errors import FdgError, unknown_name
 
+# Algorithms by name, for messages that say which to use instead; `algos/__init__.py` fills it in.
+KNOWN: dict[str, type["Agent"]] = {}
+
 
 class Agent:
     """Base of the algorithms of this package; a user's own needs none.
@@ -169,12 +172,21 @@ class Agent:
         require(
             self,
             (agents is not None) == self.several_agents,
-            f"'{self.env.name}' is an environment of one agent: use PPO or another algorithm of one"
-            if agents is None
-            else f"'{self.env.name}' is an environment of {agents} agents: use IPPO or MAPPO",
+            f"'{self.env.name}' is an environment of {'one agent' if agents is None else f'{agents} agents'}:"
+            f" use {self._others()}",
         )
         space = self.env.action_space
         require(self, isinstance(space, self.action_spaces), f"cannot act in the action space {space}")
+
+    def _others(self) -> str:
+        """Names of the algorithms that can act in this environment, as a message lists them."""
+        several, space = num_agents(self.env) is not None, self.env.action_space
+        able = [
+            kind.__name__
+            for kind in KNOWN.values()
+            if kind.several_agents == several and isinstance(space, kind.action_spaces)
+        ]
+        return " or ".join([*([", ".join(able[:-1])] if able[1:] else []), *able[-1:]]) or "one of your own"
 
     def _check_state(self, state: Any) -> None:
         """Raises an `FdgError` where a state is not that of one agent."""

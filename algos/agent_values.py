@@ -2,7 +2,8 @@
 
 Agents have the same parameters, and each a memory of its own, or none.
 
-Letters in shapes: `T` steps, `B` environments, `A` agents, `n` actions, `N` rows of any origin, `S` numbers
+Letters in shapes: `T` steps, `B` environments, `A` agents, `n` actions (of several choices: the actions of
+all, one choice after the other), `N` rows of any origin, `S` numbers
 of a state, `H` units of a mixer.
 """
 
@@ -19,7 +20,7 @@ from algos.memories import MemoryKind
 from algos.networks import Network, actor_features, of_module
 from algos.recurrent import MemoryTrunk, RecurrentNetwork
 from envs.composite import ObservationSpace
-from envs.spaces import Discrete
+from envs.spaces import Discrete, MultiDiscrete
 
 
 class AgentValues(NamedTuple):
@@ -31,7 +32,7 @@ class AgentValues(NamedTuple):
 
 def agent_q_network(
     observation_space: ObservationSpace,
-    action_space: Discrete,
+    action_space: Discrete | MultiDiscrete,
     num_agents: int,
     hidden: Sequence[int] | None = None,
     activation: str = "relu",
@@ -51,7 +52,8 @@ def agent_q_network(
         num_agents: `A`.
         hidden: widths of the dense layers. Default: that of the memory; without, as `networks.actor_critic`.
         activation, layer_norm, convolve: as for `networks.actor_critic`.
-        dueling: as for `networks.q_network`.
+        dueling: as for `networks.q_network`; several choices have one value, and each its advantages, as
+            the branches of Tavakoli et al. 2018 (arXiv 1711.08946, equation 1).
         memory: what remembers; None: nothing does.
         identity: each agent also sees its number, one-hot.
 
@@ -66,11 +68,20 @@ def agent_q_network(
     if memory is not None and hidden is None:
         hidden = (memory.size,)
     module = AgentQNetwork(
-        observation_space, action_space.n, num_agents,
+        observation_space, sizes(action_space), num_agents,
         layers.checked_widths(observation_space, hidden, activation, convolve),
         memory, activation, dueling, layer_norm, convolve, identity,
     )  # fmt: skip
     return RecurrentNetwork(_Init(module), _NothingYet(module), _Unroll(module))
+
+
+def sizes(action_space: Discrete | MultiDiscrete) -> tuple[int, ...]:
+    """How many actions each choice of an agent has.
+
+    >>> sizes(Discrete(4)), sizes(MultiDiscrete((2, 3)))
+    ((4,), (2, 3))
+    """
+    return (action_space.n,) if isinstance(action_space, Discrete) else action_space.nvec
 
 
 def of_each_agent(network: Network) -> RecurrentNetwork:
@@ -102,7 +113,7 @@ class AgentQNetwork(nn.Module):
     """One trunk, of every agent alike (see `agent_q_network`)."""
 
     observation_space: ObservationSpace
-    actions: int
+    choices: tuple[int, ...]
     num_agents: int
     hidden: tuple[int, ...]
     remembers: MemoryKind | None
@@ -127,7 +138,8 @@ class AgentQNetwork(nn.Module):
         seen = [actor_features(flat, self.observation_space, self.convolve)]
         if self.identity:
             seen.append(jnp.tile(jnp.eye(agents), (start.size, 1)))
-        outputs = self.actions + 1 if self.dueling else self.actions
+        actions = sum(self.choices)
+        outputs = actions + 1 if self.dueling else actions
         trunk = MemoryTrunk(
             self.hidden, self.remembers, self.activation, outputs, 1.0, self.layer_norm, name="q"
         )
@@ -137,16 +149,23 @@ class AgentQNetwork(nn.Module):
             jnp.repeat(start, agents, axis=1).reshape(steps, rows),
         )
         if self.dueling:  # as `networks.q_network`
-            value, advantage = values[..., :1], values[..., 1:]
-            values = value + advantage - jnp.mean(advantage, axis=-1, keepdims=True)
+            value, *advantages = jnp.split(values, _starts(self.choices), axis=-1)
+            values = jnp.concatenate(
+                [value + one - jnp.mean(one, axis=-1, keepdims=True) for one in advantages], axis=-1
+            )
         if self.remembers is None:
-            values = values.reshape(each[1], each[0], agents, self.actions).swapaxes(0, 1)
+            values = values.reshape(each[1], each[0], agents, actions).swapaxes(0, 1)
         memories = jax.tree.map(lambda x: x.reshape(*each, *x.shape[2:]), memories)
-        return AgentValues(values.reshape(*each, self.actions), memories)
+        return AgentValues(values.reshape(*each, actions), memories)
 
     def nothing_yet(self, num_envs: int) -> Any:
         """The memory before anything was seen."""
         return () if self.remembers is None else self.remembers.empty((num_envs, self.num_agents))
+
+
+def _starts(choices: tuple[int, ...]) -> list[int]:
+    """Where the advantages of each choice begin, after one value."""
+    return [1 + sum(choices[:m]) for m in range(len(choices))]
 
 
 class MonotonicMixer(nn.Module):

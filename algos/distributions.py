@@ -110,14 +110,8 @@ class MultiCategorical:
     nvec: tuple[int, ...] = field(metadata={"static": True})
 
     def _choices(self) -> Categorical:
-        """The choices as one categorical `[..., M, max(nvec)]`; logits of `-inf` fill up the shorter ones."""
-        widest, start, rows = max(self.nvec), 0, []
-        for count in self.nvec:
-            row = self.logits[..., start : start + count]
-            padding = [(0, 0)] * (row.ndim - 1) + [(0, widest - count)]
-            rows.append(jnp.pad(row, padding, constant_values=-jnp.inf))
-            start += count
-        return Categorical(jnp.stack(rows, axis=-2))
+        """The choices as one categorical `[..., M, max(nvec)]`."""
+        return Categorical(choices(self.logits, self.nvec))
 
     def sample(self, keys: jax.Array) -> jax.Array:
         """Random actions `[..., M]` int32 (`keys`: one, or one per element of the leading axes)."""
@@ -237,6 +231,22 @@ class TanhNormal:
         return self._normal.log_prob(unsquashed) - jnp.sum(log_slope.reshape(self.mean.shape), axis=-1)
 
 
+def allowed_values(space: Discrete | MultiDiscrete, values: jax.Array, mask: jax.Array | None) -> jax.Array:
+    """Values `[..., n]` of a space's actions, with `-inf` where one is not allowed by `mask [..., n]`.
+
+    Of several choices, `[..., sum(nvec)]`, as `choices` has them: `[..., M, max(nvec)]`.
+
+    >>> allowed_values(MultiDiscrete((1, 2)), jnp.arange(3.0), jnp.array([True, False, True])).tolist()
+    [[0.0, -inf], [-inf, 2.0]]
+    """
+    if isinstance(space, Discrete):
+        return allowed_only(values, mask)
+    if mask is not None:
+        _check_mask(values, mask)
+        mask = choices(mask, space.nvec, False)
+    return allowed_only(choices(values, space.nvec), mask)
+
+
 def masked(distribution: Distribution, action_mask: jax.Array | None) -> Distribution:
     """The distribution with the actions that are not allowed ruled out; without a mask, itself.
 
@@ -257,8 +267,8 @@ def masked(distribution: Distribution, action_mask: jax.Array | None) -> Distrib
             return Categorical(allowed_only(logits, action_mask))
         case MultiCategorical(logits, nvec):
             ends = [sum(nvec[: m + 1]) for m in range(len(nvec) - 1)]
-            choices = zip(jnp.split(logits, ends, -1), jnp.split(action_mask, ends, -1), strict=True)
-            return MultiCategorical(jnp.concatenate([allowed_only(*one) for one in choices], -1), nvec)
+            each = zip(jnp.split(logits, ends, -1), jnp.split(action_mask, ends, -1), strict=True)
+            return MultiCategorical(jnp.concatenate([allowed_only(*one) for one in each], -1), nvec)
         case Normal(mean, log_std, shape):  # of a team of unlike agents: components that this one has
             return Normal(mean, log_std, shape, action_mask)
     raise FdgError(
@@ -279,12 +289,33 @@ def allowed_only(values: jax.Array, action_mask: jax.Array | None) -> jax.Array:
     """
     if action_mask is None:
         return values
+    _check_mask(values, action_mask)
+    return jnp.where(action_mask | ~jnp.any(action_mask, axis=-1, keepdims=True), values, -jnp.inf)
+
+
+def choices(values: jax.Array, nvec: tuple[int, ...], filler: float | bool = -jnp.inf) -> jax.Array:
+    """Logits, or values, `[..., sum(nvec)]` of `M = len(nvec)` choices as `[..., M, max(nvec)]`.
+
+    The shorter ones are filled up.
+
+    >>> choices(jnp.array([1.0, 2.0, 3.0]), (1, 2)).tolist()
+    [[1.0, -inf], [2.0, 3.0]]
+    """
+    widest, start, rows = max(nvec), 0, []
+    for count in nvec:
+        row = values[..., start : start + count]
+        padding = [(0, 0)] * (row.ndim - 1) + [(0, widest - count)]
+        rows.append(jnp.pad(row, padding, constant_values=filler))
+        start += count
+    return jnp.stack(rows, axis=-2)
+
+
+def _check_mask(values: jax.Array, action_mask: jax.Array) -> None:
     if action_mask.shape != values.shape:
         raise FdgError(
             f"an action mask of shape {list(action_mask.shape)} for values {list(values.shape)}:"
             " give one entry an action"
         )
-    return jnp.where(action_mask | ~jnp.any(action_mask, axis=-1, keepdims=True), values, -jnp.inf)
 
 
 class Parameterization(NamedTuple):

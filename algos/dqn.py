@@ -30,6 +30,7 @@ class State(NamedTuple):
     """All that the next iteration needs."""
 
     learned: Learned
+    observation_statistics: Any  # as of `PPO`; None where observations are not normalised
     replay: ReplayState
     env_state: Any  # leading axis B
     observation: Observation  # [B, *obs]
@@ -86,6 +87,7 @@ class DQN(ReplayedQLearning, QLearning):
     )
     importance_exponent: float = hyperparameter(0.4, "beta of prioritised replay at first; 1 in the end")
     layer_norm: bool = hyperparameter(False, "normalise each layer before its activation")
+    normalize_observation: bool = hyperparameter(False, "by running mean and variance")
     hidden: tuple[int, ...] | None = hyperparameter(None, "widths of the layers; None: chosen by observation")
     activation: Literal["tanh", "relu", "silu", "gelu", "elu"] = hyperparameter("relu", "of the layers")
     convolve: bool = hyperparameter(True, "convolve images; else flatten them")
@@ -113,6 +115,7 @@ class DQN(ReplayedQLearning, QLearning):
         parameters = self._network.init(parameter_key, features_and_mask(observation)[0])
         return State(
             learned=self._begin(parameters),
+            observation_statistics=self._first_statistics(),
             replay=self._replay.init(observation, jnp.zeros(self.num_envs, jnp.int32)),
             env_state=env_state,
             observation=observation,
@@ -123,10 +126,10 @@ class DQN(ReplayedQLearning, QLearning):
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
         """A few steps of all environments into the buffer, and gradient steps on minibatches out of it."""
         key, rollout_key, replay_key = jax.random.split(state.key, 3)
-        epsilon = self._epsilon(state.iteration)
+        epsilon, statistics = self._epsilon(state.iteration), state.observation_statistics
         env_state, observation, ((observations, actions), _, time_steps) = rollout(
             act=lambda observation, keys: (
-                self.act(state.learned.parameters, epsilon, observation, keys), ()
+                self.act(state.learned.parameters, statistics, epsilon, observation, keys), ()
             ),
             step=self.step,
             key=rollout_key,
@@ -135,20 +138,29 @@ class DQN(ReplayedQLearning, QLearning):
             num_steps=self.num_steps,
         )  # fmt: skip
         replay = self._replay.add(state.replay, Step.of(observations, actions, time_steps))
-        learned, replay, losses = self._improved(state.learned, replay, replay_key, state.iteration)
+        learned, replay, losses = self._improved(
+            state.learned, statistics, replay, replay_key, state.iteration
+        )
+        statistics = self._after_observing(statistics, observations)
         metrics = {
             **episode_metrics(time_steps),
             **losses,
             "epsilon": epsilon,
             "updates": learned.updates,
         }
-        return State(learned, replay, env_state, observation, key, state.iteration + 1), metrics
+        return State(learned, statistics, replay, env_state, observation, key, state.iteration + 1), metrics
 
     def actor(self, state: State) -> Actor:
         """How it acts with these values of actions."""
-        return self._acting(state.learned.parameters, state.iteration)
+        return self._acting(state.learned.parameters, state.observation_statistics, state.iteration)
 
     # --- parts ---
+
+    def _seen_minibatch(self, statistics: Any, minibatch: Transition) -> Transition:
+        return minibatch._replace(
+            observation=self._seen(statistics, minibatch.observation),
+            next_observation=self._seen(statistics, minibatch.next_observation),
+        )
 
     def _loss(self, parameters, target_parameters, transition: Transition, weight):
         value = of_action(self._values(parameters, transition.observation), transition.action)

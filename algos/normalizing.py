@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+import fdg
 from algos import normalize
 from algos.agent import Agent
 from algos.hyperparameters import require
@@ -20,6 +21,15 @@ class NormalizedObservations(Agent):
     """Base of agents with a field `normalize_observation`."""
 
     normalize_observation: bool  # by running mean and variance
+
+    # --- a fragment, of those that learn from replay; others observe where they learn ---
+
+    @fdg.fragment("learner", in_axes=(None, 1), out_axes=None)
+    def observe(self, statistics, observation):
+        """The statistics after the observations `[T, B, *obs]` too."""
+        return self._with_observed(statistics, observation)
+
+    # --- parts ---
 
     def _first_statistics(self) -> Any:
         """Those of no observations; None where they are not normalised."""
@@ -65,3 +75,19 @@ class NormalizedRewards(NormalizedObservations):
         )
         return_statistics = normalize.update(return_statistics, returns)
         return normalize.scale(return_statistics, time_step.reward), running_return, return_statistics
+
+    def _normalized(self, statistics: Any, running_return: Any, trajectory: Any) -> tuple:
+        """A rollout as the loss sees it; the returns so far, and both statistics, after it.
+
+        `trajectory` is a named tuple with an `observation [T, B, *obs]` and a `time_step [T, B]`.
+        """
+        observation_statistics, return_statistics = statistics
+        time_step = trajectory.time_step
+        reward, running_return, return_statistics = self._reward(time_step, running_return, return_statistics)
+        final = self._seen(observation_statistics, time_step.final_observation)
+        seen = trajectory._replace(
+            observation=self._seen(observation_statistics, trajectory.observation),
+            time_step=time_step._replace(reward=reward, final_observation=final),
+        )
+        observation_statistics = self._with_observed(observation_statistics, trajectory.observation)
+        return seen, running_return, (observation_statistics, return_statistics)

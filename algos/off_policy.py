@@ -137,11 +137,6 @@ class OffPolicy(NormalizedObservations):
         learned = jax.tree.map(lambda new, old: jnp.where(learning, new, old), updated, learned)
         return learned, jax.tree.map(lambda x: jnp.where(learning, jnp.mean(x), jnp.nan), losses)
 
-    @fdg.fragment("learner", in_axes=(None, 1), out_axes=None)
-    def observe(self, statistics, observation):
-        """The statistics after the observations `[T, B, *obs]` too."""
-        return self._with_observed(statistics, observation)
-
     def check_when_traced(self, state: State) -> None:
         """Refuses critics that do not give two values; a subclass also looks at its actor."""
         count, space = self.num_envs, self.env.action_space

@@ -23,6 +23,7 @@ from algos.acting import Actor
 from algos.hyperparameters import NETWORK, hyperparameter, require, require_positive, require_within
 from algos.minibatches import own_blocks, shuffled_rows, take, updated
 from algos.networks import Network, of_action
+from algos.normalizing import NormalizedRewards
 from algos.q_learning import QLearning
 from algos.returns import lambda_returns
 from algos.rollout import environment_major, episode_metrics, rollout, time_major
@@ -34,10 +35,21 @@ class State(NamedTuple):
 
     parameters: Any
     optimizer_state: Any
+    observation_statistics: Any  # as of `PPO`; None where observations are not normalised
+    return_statistics: Any  # RunningStatistics of []; None where rewards are not scaled
+    running_return: Any  # [B] float32; likewise
     env_state: Any  # leading axis B
     observation: Observation  # [B, *obs]
     key: jax.Array
     iteration: jax.Array  # int32
+
+
+class Trajectory(NamedTuple):
+    """A rollout; to the loss, observations and rewards are normalised if that was asked for."""
+
+    observation: Observation  # [T, B, *obs]
+    action: jax.Array  # [T, B] int32
+    time_step: TimeStep  # [T, B], what came of the action
 
 
 class Minibatch(NamedTuple):
@@ -49,7 +61,7 @@ class Minibatch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class PQN(QLearning):
+class PQN(QLearning, NormalizedRewards):
     """PQN for discrete actions.
 
     Defaults are those of the authors' PureJaxQL for CartPole, but for narrower layers. Frozen and hashable;
@@ -84,6 +96,8 @@ class PQN(QLearning):
     exploration_fraction: float = hyperparameter(0.2, "part of the run in which it falls, linearly")
     dueling: bool = hyperparameter(False, "dueling network: a value, and advantages of actions")
     layer_norm: bool = hyperparameter(True, "normalise each layer before its activation")
+    normalize_observation: bool = hyperparameter(False, "by running mean and variance")
+    normalize_reward: bool = hyperparameter(False, "by the running deviation of the discounted return")
     hidden: tuple[int, ...] | None = hyperparameter(None, "widths of the layers; None: chosen by observation")
     activation: Literal["tanh", "relu", "silu", "gelu", "elu"] = hyperparameter("relu", "of the layers")
     convolve: bool = hyperparameter(True, "convolve images; else flatten them")
@@ -115,9 +129,13 @@ class PQN(QLearning):
         parameter_key, env_key, key = jax.random.split(key, 3)
         env_state, observation = self._reset(env_key)
         parameters = self._network.init(parameter_key, features_and_mask(observation)[0])
+        return_statistics, running_return = self._first_returns((self.num_envs,))
         return State(
             parameters=parameters,
             optimizer_state=self._optimizer.init(parameters),
+            observation_statistics=self._first_statistics(),
+            return_statistics=return_statistics,
+            running_return=running_return,
             env_state=env_state,
             observation=observation,
             key=key,
@@ -129,29 +147,48 @@ class PQN(QLearning):
         key, rollout_key, shuffle_key = jax.random.split(state.key, 3)
         epsilon = self._epsilon(state.iteration)
         env_state, observation, ((observations, actions), _, time_steps) = rollout(
-            act=lambda observation, keys: (self.act(state.parameters, epsilon, observation, keys), ()),
+            act=lambda observation, keys: (
+                self.act(state.parameters, state.observation_statistics, epsilon, observation, keys),
+                (),
+            ),
             step=self.step,
             key=rollout_key,
             env_state=state.env_state,
             observation=state.observation,
             num_steps=self.num_steps,
         )
-        parameters, optimizer_state, metrics = self.learn(
-            state.parameters, state.optimizer_state, (observations, actions, time_steps), shuffle_key
+        learned, running_return, metrics = self.learn(
+            (state.parameters, state.optimizer_state, state.observation_statistics, state.return_statistics),
+            state.running_return,
+            Trajectory(observations, actions, time_steps),
+            shuffle_key,
         )
-        state = State(parameters, optimizer_state, env_state, observation, key, state.iteration + 1)
+        parameters, optimizer_state, observation_statistics, return_statistics = learned
+        state = State(
+            parameters=parameters,
+            optimizer_state=optimizer_state,
+            observation_statistics=observation_statistics,
+            return_statistics=return_statistics,
+            running_return=running_return,
+            env_state=env_state,
+            observation=observation,
+            key=key,
+            iteration=state.iteration + 1,
+        )
         return state, {**metrics, "epsilon": epsilon}
 
     def actor(self, state: State) -> Actor:
         """How it acts with these values of actions."""
-        return self._acting(state.parameters, state.iteration)
+        return self._acting(state.parameters, state.observation_statistics, state.iteration)
 
     # --- fragments; `act` is that of `QLearning`, `step` and `update` are those of every agent ---
 
-    @fdg.fragment("learner", in_axes=(None, None, 1, None), out_axes=None)
-    def learn(self, parameters, optimizer_state, trajectory, key):
-        """Several epochs of minibatch updates on a rollout `[T, B]`."""
-        observation, action, time_step = trajectory
+    @fdg.fragment("learner", in_axes=(None, 0, 1, None), out_axes=(None, 0, None))
+    def learn(self, learned, running_return, trajectory, key):
+        """Several epochs of minibatch updates on a rollout `[T, B]`; statistics change after it."""
+        parameters, optimizer_state, *statistics = learned
+        seen, running_return, statistics = self._normalized(statistics, running_return, trajectory)
+        observation, action, time_step = seen
         target = self._target(parameters, time_step)
         samples = jax.tree.map(environment_major, Minibatch(observation, action, target))
         blocks = 1
@@ -162,7 +199,8 @@ class PQN(QLearning):
         parameters, optimizer_state, losses = updated(
             self.gradient, self.update, parameters, optimizer_state, rows, lambda some: take(samples, some)
         )
-        return parameters, optimizer_state, {**episode_metrics(time_step), **losses}
+        learned = (parameters, optimizer_state, *statistics)
+        return learned, running_return, {**episode_metrics(time_step), **losses}
 
     @fdg.fragment("gradient", in_axes=(None, 0), out_axes=None)
     def gradient(self, parameters, minibatch):

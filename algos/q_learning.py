@@ -10,15 +10,15 @@ import jax
 import fdg
 from algos import networks, outputs
 from algos.acting import Actor, empty_memory
-from algos.agent import Agent
 from algos.distributions import Categorical
 from algos.exploration import epsilon_greedy, linear
 from algos.hyperparameters import require_positive, require_within
 from algos.networks import Network
+from algos.normalizing import NormalizedObservations
 from envs import Discrete, Observation, features_and_mask
 
 
-class EpsilonGreedy(Agent):
+class EpsilonGreedy(NormalizedObservations):
     """Base of agents that value discrete actions, and mostly take the best: the fields that they share."""
 
     action_spaces: ClassVar[tuple[type, ...]] = (Discrete,)
@@ -53,25 +53,26 @@ class QLearning(EpsilonGreedy):
 
     # --- fragments; `step` is that of every agent ---
 
-    @fdg.fragment("actor", in_axes=(None, None, 0, 0))
-    def act(self, parameters, epsilon, observation, keys):
+    @fdg.fragment("actor", in_axes=(None, None, None, 0, 0))
+    def act(self, parameters, statistics, epsilon, observation, keys):
         """`observation [B, *obs]`, `keys [B]` -> `action [B]`."""
-        return epsilon_greedy(self._values(parameters, observation), epsilon).sample(keys)
+        values = self._values(parameters, self._seen(statistics, observation))
+        return epsilon_greedy(values, epsilon).sample(keys)
 
     # --- parts ---
 
-    def _acting(self, parameters: Any, iteration: jax.Array) -> Actor:
+    def _acting(self, parameters: Any, statistics: Any, iteration: jax.Array) -> Actor:
         """How it acts: with the best action, or drawn as in training, now and then any."""
 
         def act(memory, observation, start, keys, greedy):
-            values = self._values(parameters, observation)
+            values = self._values(parameters, self._seen(statistics, observation))
             policy = Categorical(values) if greedy else epsilon_greedy(values, self._epsilon(iteration))
             return self._chosen(policy, keys, greedy), memory
 
         return Actor(empty_memory, act)
 
     def _values(self, parameters: Any, observation: Observation) -> jax.Array:
-        """Q of every action `[N, n]`, for observations `[N, *obs]`."""
+        """Q of every action `[N, n]`, for observations `[N, *obs]` as the network sees them."""
         return networks.action_values(self._network, parameters, observation)
 
     def check_when_traced(self, state: Any) -> None:

@@ -1,7 +1,8 @@
 """Q-learning from replay, with a target network: what `DQN` and its relatives share with `VDN` and `QMIX`.
 
 How minibatches are drawn, and what a gradient step changes. What is stored, and what the loss is over a
-minibatch, a subclass says.
+minibatch, a subclass says. What is replayed are observations as they were; networks see them by the
+statistics of the moment.
 
 Letters in shapes: `N` samples of a minibatch, whatever a sample is.
 """
@@ -45,9 +46,10 @@ class ReplayedQLearning(EpsilonGreedy):
 
     # --- fragments; `step` is that of every agent ---
 
-    @fdg.fragment("learner", in_axes=(None, 0, 0, None), out_axes=(None, 0, None))
-    def learn(self, learned, minibatch, weight, ready):
+    @fdg.fragment("learner", in_axes=(None, None, 0, 0, None), out_axes=(None, 0, None))
+    def learn(self, learned, statistics, minibatch, weight, ready):
         """One gradient step on a minibatch `[N]`, unless the buffer is not `ready`; errors `[N]`, losses."""
+        minibatch = self._seen_minibatch(statistics, minibatch)
         parameters, target_parameters, optimizer_state, updates = learned
         gradient, error, losses = self.gradient(parameters, target_parameters, minibatch, weight)
         parameters, optimizer_state = self.update(gradient, optimizer_state, parameters, ready)
@@ -78,6 +80,10 @@ class ReplayedQLearning(EpsilonGreedy):
         """The loss over a minibatch `[N]` with weights `[N]`; each sample's error `[N]`, and parts."""
         raise NotImplementedError
 
+    def _seen_minibatch(self, statistics: Any, minibatch: Any) -> Any:
+        """A minibatch as it was stored, with observations as the networks see them."""
+        raise NotImplementedError
+
     @property
     def _replay(self) -> Replay:
         raise NotImplementedError
@@ -94,7 +100,7 @@ class ReplayedQLearning(EpsilonGreedy):
         )
 
     def _improved(
-        self, learned: Learned, replay: ReplayState, key: jax.Array, iteration: jax.Array
+        self, learned: Learned, statistics: Any, replay: ReplayState, key: jax.Array, iteration: jax.Array
     ) -> tuple[Learned, ReplayState, dict[str, jax.Array]]:
         """All gradient steps of an iteration, and the means of their losses."""
         buffer = self._replay
@@ -106,7 +112,7 @@ class ReplayedQLearning(EpsilonGreedy):
             learned, replay = carry
             sample = buffer.sample(replay, drawn) if self.priority_exponent else drawn
             weight = buffer.weight(sample, beta)
-            learned, error, losses = self.learn(learned, sample.transition, weight, ready)
+            learned, error, losses = self.learn(learned, statistics, sample.transition, weight, ready)
             # Proportional prioritisation, equation 1 of Schaul et al.; no priority is zero.
             return (learned, buffer.prioritize(replay, sample.indices, jnp.abs(error) + 1e-6)), losses
 
@@ -114,6 +120,13 @@ class ReplayedQLearning(EpsilonGreedy):
         draws = keys if self.priority_exponent else buffer.samples(replay, keys)
         (learned, replay), losses = jax.lax.scan(one_update, (learned, replay), draws)
         return learned, replay, jax.tree.map(jnp.mean, losses)
+
+    def _after_observing(self, statistics: Any, observation: Any) -> Any:
+        """The statistics after an iteration, in which `[T, B, *obs]` were seen.
+
+        Only then, so that all that one iteration acts on and learns from is normalised alike.
+        """
+        return self.observe(statistics, observation) if self.normalize_observation else statistics
 
     def _check_common(self) -> None:
         super()._check_common()

@@ -6,11 +6,15 @@ what they see themselves, and learn together ("centralised training, decentralis
 drawn from replay (`algos/sequences.py`), so that agents may have a memory, and targets look further than one
 step; gradient steps and the target network are those of DQN (`algos/replayed_q.py`).
 
+Where an action is made of several choices (`MultiDiscrete`), each is valued and mixed as if an agent of its
+own made it: there are as many values as the sum of the choices, and not as their product.
+
 Nothing here knows of devices: the `fdg.fragment`s, in those files and here, say what the parts are, and which
 axis of their arrays is the batch.
 
-Letters in shapes: `T` steps of a rollout, `B` environments, `A` agents, `n` actions, `L` steps of a sequence,
-`N` sequences of a minibatch.
+Letters in shapes: `T` steps of a rollout, `B` environments, `A` agents, `M` choices of all agents together
+(`A` where an action is one choice), `n` actions of a choice, `L` steps of a sequence, `N` sequences of a
+minibatch.
 """
 
 import dataclasses
@@ -22,7 +26,7 @@ import jax.numpy as jnp
 import fdg
 from algos import agent_values, layers, outputs
 from algos.acting import Actor
-from algos.distributions import Categorical, allowed_only
+from algos.distributions import Categorical, allowed_values
 from algos.exploration import epsilon_greedy
 from algos.hyperparameters import NETWORK, hyperparameter, require, require_positive, require_within
 from algos.memories import MemoryKind
@@ -33,7 +37,7 @@ from algos.replayed_q import Learned, ReplayedQLearning
 from algos.returns import lambda_returns
 from algos.rollout import Recollection, episode_metrics, rollout_with_memory
 from algos.sequences import SequenceReplay, Sequences
-from envs import Discrete, Environment, Observation, features_and_mask, num_agents
+from envs import Discrete, Environment, MultiDiscrete, Observation, features_and_mask, num_agents
 
 
 class Parameters(NamedTuple):
@@ -47,6 +51,7 @@ class State(NamedTuple):
     """All that the next iteration needs."""
 
     learned: Learned
+    observation_statistics: Any  # as of `PPO`, one for all agents; None where they are not normalised
     replay: ReplayState
     env_state: Any  # leading axis B
     observation: Observation  # [B, A, *obs]
@@ -67,7 +72,7 @@ class ValueDecomposition(ReplayedQLearning):
     """
 
     several_agents: ClassVar[bool] = True
-    action_spaces: ClassVar[tuple[type, ...]] = (Discrete,)
+    action_spaces: ClassVar[tuple[type, ...]] = (Discrete, MultiDiscrete)
 
     env: Environment
     num_envs: int = hyperparameter(8, "environments stepped together, all their agents at once")
@@ -108,6 +113,7 @@ class ValueDecomposition(ReplayedQLearning):
     memory_layers: int = hyperparameter(1, "layers of a transformer")
     memory_heads: int = hyperparameter(4, "heads of a transformer's attention")
     layer_norm: bool = hyperparameter(False, "normalise each layer before its activation")
+    normalize_observation: bool = hyperparameter(False, "by running mean and variance")
     hidden: tuple[int, ...] | None = hyperparameter(None, "widths of the layers; None: chosen by observation")
     activation: Literal["tanh", "relu", "silu", "gelu", "elu"] = hyperparameter("relu", "of the layers")
     convolve: bool = hyperparameter(True, "convolve images; else flatten them")
@@ -141,9 +147,12 @@ class ValueDecomposition(ReplayedQLearning):
         agents = self._network.init(agents_key, jax.tree.map(lambda x: x[None], features))
         memory = self._network.memory(self.num_envs)
         each = jnp.zeros((self.num_envs, self._agents))
+        action = jnp.zeros((*each.shape, *self._actions.shape), jnp.int32)
+        values = action.reshape(self.num_envs, -1).astype(jnp.float32)
         return State(
-            learned=self._begin(Parameters(agents, self._mixer_parameters(mixer_key, each, observation))),
-            replay=self._replay.init_of(memory, observation, each.astype(jnp.int32), each),
+            learned=self._begin(Parameters(agents, self._mixer_parameters(mixer_key, values, observation))),
+            observation_statistics=self._first_statistics(),
+            replay=self._replay.init_of(memory, observation, action, each),
             env_state=env_state,
             observation=observation,
             recollection=Recollection(memory, jnp.ones(self.num_envs, bool)),
@@ -154,12 +163,12 @@ class ValueDecomposition(ReplayedQLearning):
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
         """A few steps of all environments into the buffer, and gradient steps on sequences out of it."""
         key, rollout_key, replay_key = jax.random.split(state.key, 3)
-        epsilon = self._epsilon(state.iteration)
+        epsilon, statistics = self._epsilon(state.iteration), state.observation_statistics
         one_sequence = self._length == self.num_steps
 
         def act(observation, recollection, keys):
             action, memory = self.act(
-                state.learned.parameters.agents, epsilon, observation, recollection, keys
+                state.learned.parameters.agents, statistics, epsilon, observation, recollection, keys
             )
             # Of a rollout that is one sequence only the first memory is stored.
             before = None if one_sequence else recollection.memory
@@ -182,21 +191,28 @@ class ValueDecomposition(ReplayedQLearning):
         )
         sequences = self._replay.cut(first, start, Step.of(observations, actions, time_steps))
         replay = self._replay.add(state.replay, sequences)
-        learned, replay, losses = self._improved(state.learned, replay, replay_key, state.iteration)
+        learned, replay, losses = self._improved(
+            state.learned, statistics, replay, replay_key, state.iteration
+        )
+        statistics = self._after_observing(statistics, observations)
         metrics = {
             **episode_metrics(time_steps),
             **losses,
             "epsilon": epsilon,
             "updates": learned.updates,
         }
-        return State(learned, replay, env_state, observation, recollection, key, state.iteration + 1), metrics
+        return State(
+            learned, statistics, replay, env_state, observation, recollection, key, state.iteration + 1
+        ), metrics
 
     def actor(self, state: State) -> Actor:
         """How it acts: each agent with its best action, or drawn as in training."""
 
         def act(memory, observation, start, keys, greedy):
             values, memory = self._one_step(
-                state.learned.parameters.agents, observation, Recollection(memory, start)
+                state.learned.parameters.agents,
+                self._seen(state.observation_statistics, observation),
+                Recollection(memory, start),
             )
             policy = Categorical(values) if greedy else epsilon_greedy(values, self._epsilon(state.iteration))
             return self._chosen(policy, keys, greedy), memory
@@ -205,10 +221,10 @@ class ValueDecomposition(ReplayedQLearning):
 
     # --- fragments; `learn`, `gradient` and `update` are those of `ReplayedQLearning` ---
 
-    @fdg.fragment("actor", in_axes=(None, None, 0, 0, 0))
-    def act(self, agents, epsilon, observation, recollection, keys):
-        """`observation [B, A, *obs]`, `keys [B]` -> `action [B, A]`, memory `[B, ...]`."""
-        values, memory = self._one_step(agents, observation, recollection)
+    @fdg.fragment("actor", in_axes=(None, None, None, 0, 0, 0))
+    def act(self, agents, statistics, epsilon, observation, recollection, keys):
+        """`observation [B, A, *obs]`, `keys [B]` -> `action [B, A, *action]`, memory `[B, ...]`."""
+        values, memory = self._one_step(agents, self._seen(statistics, observation), recollection)
         return epsilon_greedy(values, epsilon).sample(keys), memory
 
     def check_when_traced(self, state: State) -> None:
@@ -219,16 +235,17 @@ class ValueDecomposition(ReplayedQLearning):
         )
         agents, memory = state.learned.parameters.agents, state.recollection.memory
         found = jax.eval_shape(self._network.unroll, agents, memory, first, begins)
-        outputs.agent_values(found, self._actions.n, (1, self.num_envs, self._agents))
+        actions = sum(agent_values.sizes(self._actions))
+        outputs.agent_values(found, actions, (1, self.num_envs, self._agents))
 
     # --- what a subclass says ---
 
     def _mixer_parameters(self, key: jax.Array, values: jax.Array, observation: Observation) -> Any:
-        """First parameters of the mixture, of `values [N, A]` at `observation [N, A, *obs]`."""
+        """First parameters of the mixture, of `values [N, M]` at `observation [N, A, *obs]`."""
         return ()
 
     def _mixed(self, mixer: Any, values: jax.Array, observation: Observation) -> jax.Array:
-        """What the values `[N, A]` of the agents' actions are worth together, `[N]`.
+        """What the values `[N, M]` of the agents' actions are worth together, `[N]`.
 
         Args:
           mixer: parameters.
@@ -237,6 +254,14 @@ class ValueDecomposition(ReplayedQLearning):
         raise NotImplementedError
 
     # --- parts ---
+
+    def _seen_minibatch(self, statistics: Any, minibatch: Sequences) -> Sequences:
+        steps = minibatch.steps
+        steps = steps._replace(
+            observation=self._seen(statistics, steps.observation),
+            final_observation=self._seen(statistics, steps.final_observation),
+        )
+        return minibatch._replace(steps=steps)
 
     def _loss(self, parameters: Parameters, target_parameters: Parameters, minibatch: Sequences, weight):
         """Half the mean squared error of the mixed values of what was done (equation 6 of QMIX's paper)."""
@@ -277,14 +302,14 @@ class ValueDecomposition(ReplayedQLearning):
             rows = jax.tree.map(_rows, (steps.final_observation, Recollection(memories, start)))
             goes_on = rows[1]._replace(start=jnp.zeros_like(rows[1].start))
             values, _ = self._one_step(agents, rows[0], goes_on)
-            return values  # [N * L, A, n]
+            return values  # [N * L, A, ..., n]
 
         values = following(target_parameters.agents, remembered)
         # Double Q-learning: van Hasselt, Guez and Silver 2016, arXiv 1509.06461, equation 4.
         choosing = following(parameters.agents, memories) if self.double else values
         best = of_action(values, jnp.argmax(choosing, axis=-1))
         final = jax.tree.map(_rows, steps.final_observation)
-        next_value = self._mixed(target_parameters.mixer, best, final)
+        next_value = self._mixed(target_parameters.mixer, best.reshape(best.shape[0], -1), final)
         return lambda_returns(
             self.reward_scale * jnp.mean(steps.reward, axis=-1),
             _time_first(next_value.reshape(-1, self._length)),
@@ -295,8 +320,8 @@ class ValueDecomposition(ReplayedQLearning):
         )
 
     def _together(self, mixer: Any, values: jax.Array, observation: Observation) -> jax.Array:
-        """`_mixed` of sequences: `values [L, N, A]`, `observation [L, N, A, *obs]` to `[L, N]`."""
-        rows = jax.tree.map(_rows, (values, observation))
+        """`_mixed` of sequences: `values [L, N, A, ...]`, `observation [L, N, A, *obs]` to `[L, N]`."""
+        rows = jax.tree.map(_rows, (values.reshape(*values.shape[:2], -1), observation))
         return _time_first(self._mixed(mixer, *rows).reshape(-1, values.shape[0]))
 
     def _state_of(self, observation: Observation) -> jax.Array:
@@ -308,13 +333,16 @@ class ValueDecomposition(ReplayedQLearning):
         return each.reshape(-1, self._agents * each.shape[-1])
 
     def _unroll(self, agents, memory, observation, start):
-        """Values of all actions `[T, B, A, n]`, `-inf` where not allowed, and memories after each step."""
+        """Values of all actions `[T, B, A, n]`, `-inf` where not allowed, and memories after each step.
+
+        Where an action is made of several choices, `[T, B, A, choices, n]`, and `-inf` where one has fewer.
+        """
         features, action_mask = features_and_mask(observation)
         values, memories = self._network.unroll(agents, memory, features, start)
-        return allowed_only(values, action_mask), memories
+        return allowed_values(self._actions, values, action_mask), memories
 
     def _one_step(self, agents, observation, recollection: Recollection):
-        """Values of all actions `[B, A, n]`, and the memory after it, for observations `[B, A, *obs]`."""
+        """Values of all actions `[B, A, ..., n]` for observations `[B, A, *obs]`, and the memory after it."""
         memory, start = recollection
         observation, start = jax.tree.map(lambda x: x[None], (observation, start))
         return jax.tree.map(lambda x: x[0], self._unroll(agents, memory, observation, start))
@@ -331,9 +359,9 @@ class ValueDecomposition(ReplayedQLearning):
         return agents
 
     @property
-    def _actions(self) -> Discrete:
+    def _actions(self) -> Discrete | MultiDiscrete:
         space = self.env.action_space
-        assert isinstance(space, Discrete)  # checked when constructed
+        assert isinstance(space, Discrete | MultiDiscrete)  # checked when constructed
         return space
 
     @property

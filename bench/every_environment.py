@@ -2,94 +2,172 @@
 
     python -m bench.every_environment                       # all, and the table docs/every_environment.md
     python -m bench.every_environment --only jumanji: MPE_  # those that begin so; the table keeps the others
-    python -m bench.every_environment --drawn 100 --seed 0  # so many of EnvPool's and of Gymnasium's each
-    python -m bench.every_environment --list                # names, and the algorithm of each
+    python -m bench.every_environment --drawn 100 --seed 0  # so many of EnvPool's and Gymnasium's, half each
+    python -m bench.every_environment --another             # by another algorithm than the default
+    python -m bench.every_environment --again               # what was refused before, once more
+    python -m bench.every_environment --trace               # all, only traced: quick, and no table
+    python -m bench.every_environment --list                # names, in the order in which they are tried
 
-Each runs in a process of its own, `--limit` seconds at most, on one device: what hangs or dies takes no other
-along. What was tried before is tried again. A refusal is a line with its reason. PPO for one agent, IPPO for
-several.
+Each runs in a fork of its own, on one device, and has `--limit` seconds of CPU time: what hangs or dies takes
+no other along, and other work on the machine makes no difference. A refusal is a line with its reason. What
+was tried before is not tried again, so an interrupted run is gone on with; the order is drawn from `--seed`,
+so that a part of it is a fair sample.
+
+The default is PPO for one agent, IPPO for several. The other algorithm is the first that takes the actions:
+DQN, SAC or A2C for one agent, QMIX or MAPPO for several.
 """
 
 import argparse
+import contextlib
 import dataclasses
+import importlib
+import itertools
 import json
+import multiprocessing
+import os
 import random
-import subprocess
-import sys
+import resource
+import signal
 import time
+import traceback
+import warnings
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 TABLE = Path("docs/every_environment.md")
 KEPT = Path("docs/every_environment.json")
 ITERATIONS = 3
+ON_THE_HOST = ("envpool:", "gymnasium:")
+PATIENCE = 6  # seconds on the clock for each of CPU time, for what waits for ever
 
 
 def drawn(count: int, seed: int) -> list[str]:
-    """Environments of EnvPool's and of Gymnasium's, so many of each, at random."""
+    """Environments of EnvPool's and of Gymnasium's in turn, so many in all, at random."""
     import envpool
     import gymnasium
 
     chooser = random.Random(seed)
-    theirs = {
-        "envpool:": sorted(envpool.list_all_envs()),
-        "gymnasium:": sorted(name for name in gymnasium.registry if "/" not in name or "ALE/" in name),
-    }
-    return [
-        prefix + name
+    known = sorted(envpool.list_all_envs()), sorted(gymnasium.registry)
+    theirs = dict(zip(ON_THE_HOST, known, strict=True))
+    in_turn = [
+        [prefix + name for name in chooser.sample(names, min(count // 2, len(names)))]
         for prefix, names in theirs.items()
-        for name in sorted(chooser.sample(names, min(count, len(names))))
     ]
+    return [name for pair in itertools.zip_longest(*in_turn) for name in pair if name]
 
 
-def registered() -> list[str]:
-    """Those of the JAX sources; probes are tests."""
+def registered(seed: int) -> list[str]:
+    """Those of the JAX sources in an order of chance; probes are tests."""
     import envs
 
-    return [name for name in envs.names() if not name.startswith("probe:")]
+    names = [name for name in envs.names() if not name.startswith("probe:")]
+    return random.Random(seed).sample(names, len(names))
 
 
-def one(name: str) -> dict[str, Any]:
-    """Trains one in this process. Returns what came of it."""
+def _warm() -> None:
+    """Imports what every fork needs, and starts none of JAX's backends."""
+    for module in ("fdg.commands.parse", "envs", "algos", "policies"):
+        importlib.import_module(module)
+
+
+def algorithm_for(env: Any, another: bool) -> str:
+    """Name of the default algorithm of an environment, or of another one."""
+    import envs
+
+    several = envs.num_agents(env) is not None
+    if not another:
+        return "ippo" if several else "ppo"
+    if several:
+        return "qmix" if isinstance(env.action_space, envs.Discrete) else "mappo"
+    if isinstance(env.action_space, envs.Discrete):
+        return "dqn"
+    return "sac" if isinstance(env.action_space, envs.Box) and env.action_space.is_bounded else "a2c"
+
+
+def one(name: str, another: bool, trace: bool) -> dict[str, Any]:
+    """Trains one in this process, or only traces it, and steps it if it lives on the host.
+
+    Returns what came of it.
+    """
     import jax
 
     import envs
     import fdg
     from fdg.commands.parse import parse
 
-    algo = "ppo" if envs.num_agents(envs.make(name)) is None else "ippo"
+    algo = algorithm_for(envs.make(name), another)
     job = parse(["--env", name, "--algo", algo, "--devices", "1"], "bench", "")
+    result = {"algo": algo, "preset": job.record["preset_name"], "ok": True, "said": ""}
+    if trace:
+        fdg.trace(job.algorithm)
+        if name.startswith(ON_THE_HOST):
+            _step(job.algorithm.env, min(job.algorithm.num_envs, 2))
+        return result
     job = dataclasses.replace(job, num_iterations=ITERATIONS)
-    begun = time.perf_counter()
     engine = fdg.compile(job.algorithm, job.policy, jax.devices()[:1])
-    state = engine.init(0)
-    state, metrics = engine.run(state, 1)
-    compiled = time.perf_counter()
-    state, metrics = engine.run(state, ITERATIONS - 1)
-    seconds = (time.perf_counter() - compiled) / (ITERATIONS - 1)
+    _, metrics = engine.run(engine.init(0), ITERATIONS)
     finite = all(bool(jax.numpy.isfinite(x).all()) for k, x in metrics.items() if "loss" in k)
-    return {
-        "algo": algo,
-        "preset": job.record["preset_name"],
-        "ok": finite,
-        "said": "" if finite else "a loss is no number",
-        "compile_s": round(compiled - begun, 1),
-        "steps_per_s": round(job.steps_per_iteration / seconds),
-    }
+    learns_later = getattr(job.algorithm, "learning_starts", 0) > ITERATIONS * job.steps_per_iteration
+    if finite or learns_later:
+        return result
+    return {**result, "ok": False, "said": "a loss is no number"}
 
 
-def tried(name: str, limit: float) -> dict[str, Any]:
-    """What came of an environment, in a process of its own."""
-    words = [sys.executable, "-m", "bench.every_environment", "--one", name]
+def _step(env: Any, count: int) -> None:
+    """Some environments of the host for two steps; what they give is checked there."""
+    import jax
+
+    from envs.checking import check_batch_step
+
+    keys = jax.random.split(jax.random.key(0), count)
+    state, _ = env.reset(keys)
+    for _ in range(2):
+        action = jax.vmap(env.action_space.sample)(keys)
+        state, _ = check_batch_step(env, env.step(keys, state, action), count)
+
+
+def tried(name: str, another: bool, trace: bool, limit: int) -> dict[str, Any]:
+    """What came of an environment, in a fork."""
+    context = multiprocessing.get_context("fork")
+    reading, writing = context.Pipe(duplex=False)
+    child = context.Process(target=_answer, args=(writing, limit, name, another, trace))
+    begun = time.perf_counter()
+    with warnings.catch_warnings(action="ignore"):  # JAX warns of forks; none of its threads runs yet
+        child.start()
+    writing.close()
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=limit)
-    except subprocess.TimeoutExpired:
-        return {"ok": False, "said": f"not done after {limit:g} s"}
-    lines = done.stdout.strip().splitlines()
-    if done.returncode == 0 and lines:
-        return json.loads(lines[-1])
-    said = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-    return {"ok": False, "said": said[:300]}
+        answered = reading.poll(limit * PATIENCE)
+        with contextlib.suppress(EOFError):
+            return {**reading.recv(), "wall_s": round(time.perf_counter() - begun, 1)} if answered else {
+                "ok": False, "said": f"not done after {limit * PATIENCE} s on the clock"
+            }  # fmt: skip
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid or 0, signal.SIGKILL)
+        child.join()
+    if child.exitcode == -signal.SIGXCPU:
+        return {"ok": False, "said": f"not done after {limit} s of CPU time"}
+    return {"ok": False, "said": f"the process ended with status {child.exitcode}"}
+
+
+def _answer(answers: Connection, limit: int, *of_one: Any) -> None:
+    """The life of a fork."""
+    os.setsid()  # so that what it starts ends with it
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 5))
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(nowhere, stream)
+    try:
+        result = one(*of_one)
+    except BaseException as error:
+        said = (str(error).strip().splitlines() or [""])[0]
+        # An error of one line is a refusal; any other is a fault, and where it is from helps.
+        where = "" if isinstance(error, ValueError) else f" ({traceback.extract_tb(error.__traceback__)[-1]})"
+        result = {"ok": False, "said": f"{type(error).__name__}: {said}"[:300] + where[-150:]}
+    used = time.process_time() + sum(os.times()[2:4])
+    answers.send({**result, "cpu_s": round(used, 1)})
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
@@ -116,30 +194,35 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 
 
 def main() -> None:
+    """The command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--only", nargs="+", default=[], metavar="PREFIX")
     parser.add_argument("--drawn", type=int, default=0, metavar="N")
+    parser.add_argument("--another", action="store_true")
+    parser.add_argument("--trace", action="store_true")
+    parser.add_argument("--again", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--limit", type=float, default=600, metavar="SECONDS")
+    parser.add_argument("--limit", type=int, default=600, metavar="SECONDS")
     parser.add_argument("--list", action="store_true")
     given = parser.parse_args()
-    if given.one:
-        print(json.dumps(one(given.one)))
-        return
-    names = drawn(given.drawn, given.seed) if given.drawn else registered()
-    if given.drawn:
-        print(f"drawn with seed {given.seed}")
+    names = drawn(given.drawn, given.seed) if given.drawn else registered(given.seed)
     names = [name for name in names if not given.only or name.startswith(tuple(given.only))]
     if given.list:
         print("\n".join(names))
         return
-    results = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    _warm()
+    print(f"in the order of seed {given.seed}", flush=True)
+    results = json.loads(KEPT.read_text()) if KEPT.exists() and not given.trace else {}
     for name in names:
-        results[name] = tried(name, given.limit)
-        print(name, json.dumps(results[name]), flush=True)
+        key = f"{name} by another" if given.another else name
+        if key in results and (results[key]["ok"] or not given.again):
+            continue
+        results[key] = tried(name, given.another, given.trace, given.limit)
+        print(key, json.dumps(results[key]), flush=True)
+        if given.trace:
+            continue
         KEPT.write_text(json.dumps(dict(sorted(results.items())), indent=1) + "\n")
         TABLE.write_text(table(dict(sorted(results.items()))))
 

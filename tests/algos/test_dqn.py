@@ -82,12 +82,12 @@ def test_a_target_network_follows_at_its_rate():
     algorithm = dqn(target_period=2, target_rate=0.25, learning_rate=0.1)
     learned = algorithm.init(jax.random.key(0)).learned._replace(parameters=ONLINE, target_parameters=TARGET)
     ones = jnp.ones(4)
-    still, _, _ = algorithm.learn(learned, transition(), ones, jnp.bool_(False))
+    still, _, _ = algorithm.learn(learned, None, transition(), ones, jnp.bool_(False))
     jax.tree.map(np.testing.assert_array_equal, still, learned)
-    once, _, _ = algorithm.learn(learned, transition(), ones, jnp.bool_(True))
+    once, _, _ = algorithm.learn(learned, None, transition(), ones, jnp.bool_(True))
     assert not np.array_equal(once.parameters, ONLINE)
     np.testing.assert_array_equal(once.target_parameters, TARGET)
-    twice, _, _ = algorithm.learn(once, transition(), ones, jnp.bool_(True))
+    twice, _, _ = algorithm.learn(once, None, transition(), ones, jnp.bool_(True))
     np.testing.assert_allclose(twice.target_parameters, 0.75 * TARGET + 0.25 * twice.parameters, rtol=1e-6)
     assert int(twice.updates) == 2
 

@@ -15,9 +15,10 @@ import algos
 import envs
 import fdg
 import policies
-from algos import normalize
+from algos import normalize, pqn
 from algos.actor_critic import Trajectory
-from algos.replay import Transition
+from algos.replay import Step, Transition
+from algos.sequences import Sequences
 from envs import TimeStep
 
 STEPS, ENVIRONMENTS = 5, 4
@@ -114,24 +115,102 @@ def test_minibatches_against_numpy():
     np.testing.assert_allclose(after.var, both.var(axis=0), rtol=1e-4)
 
 
-@pytest.mark.parametrize(("kind", "fields"), [(algos.A3C, ON_POLICY), (algos.SAC, OFF_POLICY)])
-def test_who_acts_sees_what_was_learned_from(kind, fields):
-    """The same action for an observation and statistics as for what they make of it, without statistics."""
-    plain = kind(env=envs.make("Pendulum-v1"), **fields)
+VALUES = {**OFF_POLICY, "num_steps": 4, "learning_starts": 8, "updates_per_step": 0.0625}
+TEAM = {**VALUES, "num_updates": 1, "sequence_length": 2}
+del TEAM["updates_per_step"]
+
+
+def test_minibatches_of_values_against_numpy():
+    """An update of DQN: that of a plain agent on what NumPy makes of the minibatch. And QMIX's sequences."""
+    plain = algos.DQN(env=envs.make("CartPole-v1"), **VALUES)
+    algorithm = algos.DQN(env=plain.env, **VALUES, normalize_observation=True)
+    rng = np.random.default_rng(0)
+    seen, observation, following = rng.normal(1.0, 3.0, size=(3, 8, 4)).astype(np.float32)
+    statistics = normalize.update(normalize.init((4,)), jnp.asarray(seen))
+    ones = np.ones(8, np.float32)
+    drawn = Transition(*map(jnp.asarray, (observation, np.arange(8) % 2, -ones, 0.9 * ones, following)))
+    learned, now = jax.jit(plain.init)(jax.random.key(1)).learned, jnp.bool_(True)
+    found = jax.jit(algorithm.learn)(learned, statistics, drawn, jnp.asarray(ones), now)
+
+    mean, std = seen.mean(axis=0), seen.std(axis=0)
+    observation, following = (jnp.asarray((x - mean) / std) for x in (observation, following))
+    by_hand = drawn._replace(observation=observation, next_observation=following)
+    expected = jax.jit(plain.learn)(learned, None, by_hand, jnp.asarray(ones), now)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), expected, found)
+
+    team = algos.QMIX(env=envs.make("probe:agents"), **TEAM, normalize_observation=True)
+    seen, final = rng.normal(1.0, 3.0, size=(2, 3, 2, 2, 2)).astype(np.float32)  # [N, L, A, *obs]
+    statistics = team.observe(team._first_statistics(), jnp.asarray(seen))  # of all agents together
+    steps = Step(jnp.asarray(seen), None, ones, None, None, jnp.asarray(final))
+    found = team._seen_minibatch(statistics, Sequences(None, None, steps)).steps
+    mean, std = (x.reshape(1, 1, 1, 2) for x in (seen.mean((0, 1, 2)), seen.std((0, 1, 2))))
+    np.testing.assert_allclose(found.observation, (seen - mean) / std, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found.final_observation, (final - mean) / std, rtol=1e-4, atol=1e-5)
+
+
+def test_a_learner_of_rollouts_values_against_numpy():
+    """PQN's, from a state in which something was seen: rewards by the returns of this rollout too."""
+    fields = {**ON_POLICY, "num_minibatches": 1, "num_epochs": 1}
+    plain = algos.PQN(env=envs.make("CartPole-v1"), **fields)
+    algorithm = algos.PQN(env=plain.env, **fields, **BOTH)
+    rng = np.random.default_rng(0)
+    seen, observation, final = rng.normal(1.0, 3.0, size=(3, STEPS, ENVIRONMENTS, 4)).astype(np.float32)
+    reward = rng.normal(1.0, 30.0, size=(STEPS, ENVIRONMENTS)).astype(np.float32)
+    never, zero = np.zeros((2, STEPS, ENVIRONMENTS), bool)
+    action = np.zeros((STEPS, ENVIRONMENTS), np.int32)
+    rollout = jax.tree.map(
+        jnp.asarray,
+        pqn.Trajectory(observation, action, TimeStep(None, reward, never, never, final, zero, zero)),
+    )
+    start, key = jax.jit(algorithm.init)(jax.random.key(1)), jax.random.key(2)
+    statistics = normalize.update(start.observation_statistics, jnp.asarray(seen))
+    learned = (start.parameters, start.optimizer_state, statistics, start.return_statistics)
+    found, running, _ = jax.jit(algorithm.learn)(learned, start.running_return, rollout, key)
+
+    returns = [reward[0]]
+    for later in reward[1:]:
+        returns.append(0.99 * returns[-1] + later)
+    np.testing.assert_allclose(running, returns[-1], rtol=1e-4)
+    np.testing.assert_allclose(found[3].var, np.var(returns), rtol=1e-4)
+    mean, std = seen.mean((0, 1)), seen.std((0, 1))
+    observation, final = (jnp.asarray((x - mean) / std) for x in (observation, final))
+    step = rollout.time_step._replace(
+        reward=jnp.clip(rollout.time_step.reward / np.std(returns), -10, 10), final_observation=final
+    )
+    by_hand = rollout._replace(observation=observation, time_step=step)
+    expected, _, _ = jax.jit(plain.learn)((*learned[:2], None, None), None, by_hand, key)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), expected[:2], found[:2])
+    both = np.concatenate([seen, np.asarray(rollout.observation)]).reshape(-1, 4)
+    np.testing.assert_allclose(found[2].mean, both.mean(axis=0), rtol=1e-4)
+
+
+ACTING = {
+    algos.A3C: ("Pendulum-v1", ON_POLICY),
+    algos.SAC: ("Pendulum-v1", OFF_POLICY),
+    algos.C51: ("CartPole-v1", VALUES),
+    algos.QMIX: ("probe:agents", TEAM),
+}
+
+
+@pytest.mark.parametrize("kind", ACTING)
+def test_who_acts_sees_what_was_learned_from(kind):
+    """The same actions for observations and statistics as for what they make of them, without statistics."""
+    name, fields = ACTING[kind]
+    plain = kind(env=envs.make(name), **fields)
     algorithm = kind(env=plain.env, **fields, normalize_observation=True)
-    state = algorithm.init(jax.random.key(0))
-    seen = np.random.default_rng(0).normal(1.0, 3.0, size=(9, 3)).astype(np.float32)
+    state = jax.jit(algorithm.init)(jax.random.key(0))
+    of_all = (*((2,) if kind is algos.QMIX else ()), *plain.env.observation_space.shape)
+    seen, observation = np.random.default_rng(0).normal(1.0, 3.0, size=(2, 32, *of_all)).astype(np.float32)
     statistics = normalize.update(state.observation_statistics, seen)
     state = state._replace(observation_statistics=statistics)
-    observation = jnp.array([[0.5, -0.5, 3.0]])
-    normalized = (observation - statistics.mean[None]) / jnp.sqrt(statistics.var[None])
+    normalized = (observation - np.asarray(statistics.mean)) / np.sqrt(statistics.var)
 
     def acts(agent, observation):
-        actor, keys = agent.actor(state), jax.random.split(jax.random.key(0), 1)
-        return actor.act(actor.memory(1), observation, jnp.ones(1, bool), keys, True)[0]
+        actor, keys = agent.actor(state), jax.random.split(jax.random.key(0), 32)
+        return actor.act(actor.memory(32), jnp.asarray(observation), jnp.ones(32, bool), keys, True)[0]
 
-    np.testing.assert_allclose(acts(algorithm, observation), acts(plain, normalized), rtol=1e-4)
-    assert abs(float((acts(algorithm, observation) - acts(plain, observation))[0, 0])) > 1e-4
+    np.testing.assert_allclose(acts(algorithm, observation), acts(plain, normalized), rtol=1e-3, atol=1e-5)
+    assert np.abs(acts(algorithm, observation) - acts(plain, observation)).max() > 1e-4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,21 +229,28 @@ class Room:
         return state, jnp.int32(1), jnp.float32(1), jnp.bool_(False), jnp.bool_(True)
 
 
-@pytest.mark.parametrize("kind", [algos.A2C, algos.IMPALA, algos.PPO])
+@pytest.mark.parametrize("kind", [algos.A2C, algos.IMPALA, algos.PPO, algos.DQN, algos.PQN])
 def test_what_has_no_statistics_is_refused(kind):
     with pytest.raises(fdg.FdgError, match=r"normalize_observation=True: .* has no mean or variance"):
         kind(env=envs.vectorize(Room()), normalize_observation=True)
 
 
-@pytest.mark.parametrize("kind", [algos.IMPALA, algos.SAC])
-def test_statistics_are_as_late_as_parameters(kind):
+@pytest.mark.parametrize(
+    ("kind", "name", "fields", "acting"),
+    [
+        (algos.IMPALA, "Pendulum-v1", ON_POLICY, ".parameters["),
+        (algos.SAC, "Pendulum-v1", OFF_POLICY, ".learned.parameters.actor["),
+        (algos.DQN, "CartPole-v1", VALUES, ".learned.parameters["),
+        (algos.PQN, "CartPole-v1", {**ON_POLICY, "num_minibatches": 1}, ".parameters["),
+        (algos.QMIX, "probe:agents", TEAM, ".learned.parameters.agents["),
+    ],
+)
+def test_statistics_are_as_late_as_parameters(kind, name, fields, acting):
     """Under staleness the actor waits for both; of what the learner has, it waits for nothing else."""
-    fields = OFF_POLICY if kind is algos.SAC else ON_POLICY
-    algorithm = kind(env=envs.make("Pendulum-v1"), **fields, normalize_observation=True)
+    algorithm = kind(env=envs.make(name), **fields, normalize_observation=True)
     delayed = fdg.place(algorithm, policies.SingleLearnerCoarse(actors=2, staleness=2), 3).delayed
     state = jax.eval_shape(algorithm.init, jax.random.key(0))
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(state)]
     late = [paths[i] for i in delayed.leaves]
-    acting = ".parameters[" if kind is algos.IMPALA else ".learned.parameters.actor["
     assert late and all(path.startswith((acting, ".observation_statistics.")) for path in late), late
     assert {".observation_statistics.mean", ".observation_statistics.var"} <= set(late)

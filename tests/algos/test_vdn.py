@@ -5,6 +5,7 @@ Sunehag et al. 2018 (arXiv 1706.05296), section 3: the sum. The loss is equation
 """
 
 import dataclasses
+import typing
 
 import jax
 import jax.numpy as jnp
@@ -83,6 +84,75 @@ def test_the_loss_by_hand():
     np.testing.assert_allclose(gradient.agents, by_hand, rtol=1e-6)
 
 
+# --- actions of several choices ---
+
+
+@dataclasses.dataclass(frozen=True)
+class Chooses:
+    """Two agents see 0 or 1 each, and are paid if both choices, of two and of three, are what they saw.
+
+    And a constant: of a state that is all zeros first hypernetworks, without biases, make no mixture.
+    """
+
+    name: str = "chooses"
+    num_agents: typing.ClassVar = 2
+    observation_space: typing.ClassVar = envs.Box(0.0, 1.0, (2,))
+    action_space: typing.ClassVar = envs.MultiDiscrete((2, 3))
+    max_episode_steps: typing.ClassVar = None
+
+    def reset(self, key):
+        seen = jax.random.bernoulli(key, shape=(2, 1))
+        return seen, jnp.pad(seen.astype(jnp.float32), ((0, 0), (0, 1)), constant_values=1.0)
+
+    def step(self, key, state, action):
+        right = jnp.all(action == state, axis=-1)
+        return state, jnp.ones((2, 2)), right.astype(jnp.float32), jnp.bool_(True), jnp.bool_(False)
+
+
+def test_choices_by_hand():
+    """One step, the agents saw 0 and 1, chose (1, 2) and (0, 0), and see 1 and 0: 2 + 3 + 4 + 2 = 11.
+
+    Those that learn prefer (0, 0) then, and (1, 1): by the target 60 + 80 + 20 + 40 = 200, half of which, and
+    the 2 that the team earns, is 91 more. Where the first choice of 1 may not be 0, it is 1: 70 for 60.
+    """
+    table = algos.Network(lambda key, seen: None, lambda table, seen: table[seen[:, 0].astype(jnp.int32)])
+    chooses = envs.vectorize(Chooses())
+    fields = {"num_envs": 1, "num_steps": 1, "batch_size": 1, "discount": 0.5}
+    algorithm = algos.VDN(env=chooses, network=table, **fields)
+    online = Parameters(jnp.array([[1.0, 2.0, 0.0, 5.0, 3.0], [4.0, 3.0, 2.0, 1.0, 0.0]]), ())
+    older = Parameters(10 * jnp.arange(1.0, 11.0).reshape(2, 5), ())
+    never, following = jnp.zeros((1, 1), bool), jnp.array([[[[1.0, 0.0], [0.0, 0.0]]]])
+    action, reward = jnp.array([[[[1, 2], [0, 0]]]]), jnp.array([[[1.0, 3.0]]])
+    steps = Step(following[:, :, ::-1], action, reward, never, never, following)
+    gradients = jax.jit(algorithm.gradient)
+    gradient, error, _ = gradients(online, older, Sequences((), never, steps), jnp.ones(1))
+    assert error.tolist() == [91.0]
+    assert gradient.agents.tolist() == [[0, -91, 0, 0, -91], [-91, 0, -91, 0, 0]]
+    mask = jnp.ones((1, 1, 2, 5), bool).at[0, 0, 0, 0].set(False)
+    steps = steps._replace(final_observation=envs.MaskedObservation(following, mask))
+    _, error, _ = gradients(online, older, Sequences((), never, steps), jnp.ones(1))
+    assert error.tolist() == [96.0]
+    # A dueling head: the advantages of each choice are centred, so all have the mean V.
+    dueling = algos.VDN(env=chooses, dueling=True, hidden=(4,), **fields)
+    init, _, unroll = dueling._network
+
+    @jax.jit
+    def found(key, seen):
+        return unroll(init(key, seen), (), seen, never).values
+
+    values = found(jax.random.key(0), jnp.ones((1, 1, 2, 2)))
+    np.testing.assert_allclose(values[..., :2].mean(-1), values[..., 2:].mean(-1), rtol=1e-5)
+    assert float(jnp.std(values)) > 0.01
+
+
+@pytest.mark.whole  # the figures are in the test above
+@pytest.mark.parametrize("kind", [algos.VDN, algos.QMIX])
+def test_choices_are_learned(kind):
+    algorithm = kind(env=envs.vectorize(Chooses()), epsilon_end=0.5, **QUICK)
+    state = trained(algorithm, 200)
+    assert float(algorithm.evaluate(state, jax.random.key(1), 64)["return"]) > 0.95
+
+
 QUICK = {
     "num_envs": 8, "num_steps": 4, "batch_size": 16, "num_updates": 2, "buffer_size": 2_000, "hidden": (16,),
     "learning_starts": 64, "total_steps": 10_000, "target_period": 20, "anneal_learning_rate": False,
@@ -107,7 +177,10 @@ def test_unlike_agents():
         ({"num_updates": 0}, "num_updates=0: it must be above zero"),
         ({"buffer_size": 2}, "buffer_size=2 holds no window of sequence_length=3 steps of num_envs=1 .* 3"),
         ({"memory": "gruu"}, "memory"),
-        ({"env": envs.make("CartPole-v1")}, "'CartPole-v1' is an environment of one agent"),
+        (
+            {"env": envs.make("CartPole-v1")},
+            "'CartPole-v1' is an environment of one agent: use PPO, .* QRDQN or C51$",
+        ),
         ({"env": envs.make("probe:agents", continuous=True)}, "cannot act in the action space Box"),
     ],
 )

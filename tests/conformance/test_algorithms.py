@@ -76,9 +76,16 @@ SMALL = {
         n_step=2,
         priority_exponent=0.6,
         hidden=(8,),
+        normalize_observation=True,
     ),
     "pqn": lambda: algos.PQN(
-        env=envs.make("CartPole-v1"), num_envs=8, num_steps=4, num_epochs=1, num_minibatches=2, hidden=(8,)
+        env=envs.make("CartPole-v1"),
+        num_envs=8,
+        num_steps=4,
+        num_epochs=1,
+        num_minibatches=2,
+        hidden=(8,),
+        **NORMALIZING,
     ),
     "recurrent_ppo": lambda: algos.RecurrentPPO(
         env=envs.make("probe:memory", delay=1),
@@ -192,6 +199,7 @@ SMALL = {
         memory_size=4,
         mixer_size=4,
         hypernetwork=(4,),
+        normalize_observation=True,
     ),
 }
 
