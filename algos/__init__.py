@@ -22,6 +22,7 @@ from algos.recurrent_ppo import RecurrentPPO
 from algos.rlhf.dpo import DPO
 from algos.rlhf.group_relative import GRPO
 from algos.rlhf.ppo import PPORLHF
+from algos.rlhf.reward_model import RewardModel
 from algos.rlhf.sft import SFT
 from algos.sac import SAC
 from algos.td3 import TD3
@@ -53,6 +54,7 @@ __all__ = [
     "Network",
     "RecurrentNetwork",
     "RecurrentPPO",
+    "RewardModel",
     "get",
     "make",
     "names",
@@ -78,7 +80,7 @@ _ALGORITHMS = {
 }
 agent.KNOWN.update(_ALGORITHMS)
 # Of language models, on text tasks.
-_OF_TEXT = {"sft": SFT, "dpo": DPO, "ppo_rlhf": PPORLHF, "grpo": GRPO}
+_OF_TEXT = {"sft": SFT, "dpo": DPO, "ppo_rlhf": PPORLHF, "grpo": GRPO, "reward_model": RewardModel}
 
 
 def names(of: Literal["environments", "text"] | None = None) -> tuple[str, ...]:
@@ -88,7 +90,7 @@ def names(of: Literal["environments", "text"] | None = None) -> tuple[str, ...]:
     ('ppo', 'recurrent_ppo', 'ippo', 'mappo', 'a2c', 'a3c', 'impala', 'dqn', 'pqn', 'sac', 'td3',
     'qr_dqn', 'c51', 'crossq', 'vdn', 'qmix')
     >>> names("text")
-    ('sft', 'dpo', 'ppo_rlhf', 'grpo')
+    ('sft', 'dpo', 'ppo_rlhf', 'grpo', 'reward_model')
     """
     known = {"environments": _ALGORITHMS, "text": _OF_TEXT, None: {**_ALGORITHMS, **_OF_TEXT}}
     return tuple(known[of])

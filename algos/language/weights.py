@@ -23,11 +23,19 @@ from algos.language.lora import merged
 from fdg.errors import FdgError, one_line
 
 _INDEX, _ONE = "model.safetensors.index.json", "model.safetensors"
+_GENERATES, _SCORES = "ForCausalLM", "ForSequenceClassification"
 _SHARD_BYTES = 5 << 30  # of a file, as Hugging Face's own are
 
 
-def names(config: DecoderConfig) -> dict[str, tuple[tuple[str, ...], tuple[int, ...], bool]]:
+def names(
+    config: DecoderConfig, scores: bool = False
+) -> dict[str, tuple[tuple[str, ...], tuple[int, ...], bool]]:
     """Hugging Face's key of each parameter: its path here, its shape there, and whether it is transposed.
+
+    Args:
+      config: of the decoder.
+      scores: of one that gives a whole text one number, `score` [D, 1] of what it holds at the last token
+        (there a `...ForSequenceClassification` with one label), in place of logits.
 
     >>> names(DecoderConfig.tiny(17))["model.layers.1.self_attn.k_proj.weight"]
     (('layers', '1', 'attention', 'key', 'kernel'), (32, 64), True)
@@ -36,7 +44,9 @@ def names(config: DecoderConfig) -> dict[str, tuple[tuple[str, ...], tuple[int, 
     found: dict[str, tuple[tuple[str, ...], tuple[int, ...], bool]] = {}
     found["model.embed_tokens.weight"] = ("embedding",), (c.vocab_size, c.hidden_size), False
     found["model.norm.weight"] = ("norm",), (c.hidden_size,), False
-    if not c.tie_embeddings:
+    if scores:
+        found["score.weight"] = ("score",), (1, c.hidden_size), True
+    elif not c.tie_embeddings:
         found["lm_head.weight"] = ("head",), (c.vocab_size, c.hidden_size), True
     queries, pairs = c.num_heads * c.width, c.num_kv_heads * c.width
     linear = {  # key there: name here, columns, rows, whether there is a bias
@@ -76,11 +86,14 @@ def read_config(directory: str | os.PathLike[str], **changes: Any) -> DecoderCon
         raise FdgError(f"{file}{str(error).removeprefix('config.json')}") from None
 
 
-def load(directory: str | os.PathLike[str], **changes: Any) -> tuple[Decoder, Weights]:
+def load(
+    directory: str | os.PathLike[str], *, scores: bool = False, **changes: Any
+) -> tuple[Decoder, Weights]:
     """A decoder and its parameters (float32, on the host) from a directory that Hugging Face's library wrote.
 
     Args:
       directory: with `config.json`, and `model.safetensors` or its shards and their index.
+      scores: whether it is a reward model's: see `names`.
       changes: fields of `DecoderConfig` that the file does not say, such as `dtype`, `remat`, `lora_rank`;
         with a rank the parameters get new adapters (of `jax.random.key(0)`; `Decoder.with_adapters` makes
         others).
@@ -91,19 +104,21 @@ def load(directory: str | os.PathLike[str], **changes: Any) -> tuple[Decoder, We
     folder = pathlib.Path(directory)
     config = read_config(folder, **changes)
     decoder = Decoder(config)
-    base = assemble(config, _tensors(folder), str(folder))
+    base = assemble(config, _tensors(folder), str(folder), scores)
     if not config.lora_rank:
         return decoder, base
     return decoder, decoder.with_adapters(base, jax.random.key(0))
 
 
-def assemble(config: DecoderConfig, tensors: Iterator[tuple[str, np.ndarray]], where: str) -> Weights:
+def assemble(
+    config: DecoderConfig, tensors: Iterator[tuple[str, np.ndarray]], where: str, scores: bool = False
+) -> Weights:
     """Parameters of tensors with Hugging Face's keys and shapes.
 
     Raises:
       FdgError: one is missing, is not the config's, or has another shape.
     """
-    expected = names(config)
+    expected = names(config, scores)
     found: Weights = {}
     seen = set()
     for given, tensor in tensors:
@@ -121,7 +136,7 @@ def assemble(config: DecoderConfig, tensors: Iterator[tuple[str, np.ndarray]], w
     return found
 
 
-def check(directory: str | os.PathLike[str]) -> DecoderConfig:
+def check(directory: str | os.PathLike[str], scores: bool = False) -> DecoderConfig:
     """Whether `load` would find all that it needs, without reading a tensor: the config.
 
     Raises:
@@ -129,7 +144,7 @@ def check(directory: str | os.PathLike[str]) -> DecoderConfig:
     """
     folder = pathlib.Path(directory)
     config = read_config(folder)
-    expected = names(config)
+    expected = names(config, scores)
     found = (_key(config, expected, key, shape, str(folder)) for key, shape, _ in _entries(folder))
     _require_all(config, expected, {key for key in found if key is not None}, str(folder))
     return config
@@ -162,6 +177,7 @@ def _require_all(config: DecoderConfig, expected: Mapping[str, Any], seen: set[s
             f"{where}: '{missing[0]}' is missing"
             + (f", and {len(missing) - 1} more" if missing[1:] else "")
             + f", which a {config.family} of its config.json has"
+            + (": is it no reward model?" if missing == ["score.weight"] else "")
         )
 
 
@@ -181,7 +197,7 @@ def save(
     Args:
       directory: new, or one that holds a checkpoint already, which is replaced; other files in it stay.
       decoder: whose parameters these are.
-      parameters: as `decoder.init` makes them.
+      parameters: as `decoder.init` makes them; with a `score` beside them, a reward model's: see `names`.
       shard_bytes: the largest file, where there is more than one tensor.
       dtype: of the tensors in the files: "float32", "bfloat16" or "float16".
 
@@ -192,6 +208,12 @@ def save(
 
     config = {**decoder.config.to_hugging_face(), "torch_dtype": dtype}
     base = merged(decoder.config, parameters)
+    if "score" in base:
+        config |= {
+            "architectures": [each.replace(_GENERATES, _SCORES) for each in config["architectures"]],
+            "id2label": {"0": "LABEL_0"},
+            "label2id": {"LABEL_0": 0},
+        }
     folder = pathlib.Path(directory)
     partial = folder.with_name(f".{folder.name}.partial")
     try:
@@ -226,7 +248,7 @@ def _shards(config: DecoderConfig, base: Weights, most: int, dtype: np.dtype) ->
     """Which tensors go into which file: functions that make them, one file's at a time."""
     shards: list[dict[str, Any]] = [{}]
     room = most
-    for key, (path, shape, transposed) in names(config).items():
+    for key, (path, shape, transposed) in names(config, "score" in base).items():
         at: Any = base
         for name in path:
             at = at[name]

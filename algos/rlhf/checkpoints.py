@@ -10,6 +10,7 @@ import jax
 from algos.language import weights
 from algos.language.config import DecoderConfig
 from algos.language.decoder import Decoder
+from algos.rlhf import rewards
 from envs.text import HuggingFaceTokenizer
 from fdg.errors import FdgError, HostError
 
@@ -34,6 +35,18 @@ def begun(network: Decoder, path: str, key: jax.Array) -> Any:
     return network.with_adapters(base, key) if network.config.lora_rank else base
 
 
+@functools.lru_cache(maxsize=16)
+def reward_config_of(path: str) -> DecoderConfig:
+    """Of the reward model in a folder, all of which is there: see `config_of`."""
+    return weights.check(path, scores=True)
+
+
+def begun_reward(network: Decoder, path: str, key: jax.Array) -> Any:
+    """The reward model in a folder: `{"network": parameters of a decoder, "score": [D, 1]}`."""
+    shapes = rewards.first(network, jax.eval_shape(network.init, key))
+    return jax.pure_callback(functools.partial(_read_reward, path), jax.eval_shape(lambda: shapes))
+
+
 def in_its_words(env: Any, path: str, max_response: int | None) -> Any:
     """The task with the checkpoint's own tokenizer, where it has one and the task none of that kind."""
     plain = not isinstance(env.tokenizer, HuggingFaceTokenizer)
@@ -42,8 +55,13 @@ def in_its_words(env: Any, path: str, max_response: int | None) -> Any:
     return env
 
 
-def _read(path: str) -> Any:
+def _read(path: str, scores: bool = False) -> Any:
     try:
-        return weights.load(path)[1]
+        return weights.load(path, scores=scores)[1]
     except FdgError as error:
         raise HostError(str(error)) from error
+
+
+def _read_reward(path: str) -> Any:
+    network = _read(path, scores=True)
+    return {"score": network.pop("score"), "network": network}

@@ -20,7 +20,7 @@ import fdg
 from algos.hyperparameters import hyperparameter, require, require_within
 from algos.rlhf import losses, updates
 from algos.rlhf.advantages import Baseline, Scale, informative
-from algos.rlhf.language_agent import LanguageAgent
+from algos.rlhf.judged import JudgedAgent
 from algos.rlhf.losses import Aggregation, Correction, Estimator, RatioLevel
 from algos.rlhf.objective import Convention, Objective, Penalised, Variant, objective
 from algos.rlhf.responses import Responses, finished, scores
@@ -32,6 +32,7 @@ class State(NamedTuple):
 
     parameters: Any
     reference: Any  # parameters that the policy is kept near to; () where there are none, or adapters
+    reward_model: Any  # () where the task judges
     optimizer_state: Any
     key: jax.Array  # of the whole run
     iteration: jax.Array  # int32
@@ -59,7 +60,7 @@ class Minibatch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class GRPO(LanguageAgent):
+class GRPO(JudgedAgent):
     """Group-relative policy optimisation (Shao et al. 2024, arXiv 2402.03300), and its relatives.
 
     `variant` says which paper's, `convention` whose habits where papers leave room; any value may be given on
@@ -160,6 +161,7 @@ class GRPO(LanguageAgent):
         return State(
             parameters=parameters,
             reference=jax.tree.map(jnp.copy, self._frozen(parameters)) if self._has_reference else (),
+            reward_model=self._first_reward_model(parameter_key),
             optimizer_state=self._optimizer.init(self._trained(parameters)),
             key=key,
             iteration=jnp.int32(0),
@@ -182,7 +184,7 @@ class GRPO(LanguageAgent):
         )
         return state, metrics
 
-    # --- fragments; `problems`, `respond`, `score` and `update` are those of every `LanguageAgent` ---
+    # --- fragments; `problems`, `respond`, `score`, `rate` and `update` are those of every `JudgedAgent` ---
 
     @fdg.fragment("reference", in_axes=(None, 0))
     def refer(self, parameters, responses):

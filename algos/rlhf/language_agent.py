@@ -5,6 +5,7 @@ Letters in shapes: `B` prompts of an iteration, `G` responses to each, `N = B * 
 """
 
 import dataclasses
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -13,7 +14,7 @@ import optax
 
 import fdg
 from algos.hyperparameters import hyperparameter, require, require_positive, require_types
-from algos.language import lora
+from algos.language import lora, weights
 from algos.language.config import DecoderConfig
 from algos.language.decoder import Decoder
 from algos.language.generation import Samples
@@ -21,7 +22,7 @@ from algos.language.sampling import Sampling
 from algos.rlhf import data, updates
 from algos.rlhf.checkpoints import begun, config_of, in_its_words
 from algos.rlhf.responses import Responses, finished
-from algos.rlhf.speaker import Speaker, converse, evaluated, is_game
+from algos.rlhf.speaker import Speaker, converse, evaluated, is_game, repeated
 from envs.text import Prompts, Reward, TextTask
 from fdg.errors import FdgError, unknown_name
 
@@ -182,11 +183,11 @@ class LanguageAgent:
         Returns:
           `return` `[]`, the mean reward; `returns` and `lengths` (in tokens) `[episodes]`.
         """
-        return evaluated(*self._speaker.held_out(state.parameters, key, episodes, greedy))
+        return evaluated(*self._speaker.held_out(self._speaking(state), key, episodes, greedy))
 
     def examples(self, state: Any, key: jax.Array, count: int) -> dict[str, jax.Array]:
         """Held-out problems and sampled responses, for `example_rows`: arrays with leading axis `count`."""
-        return self._speaker.examples(state.parameters, key, count)
+        return self._speaker.examples(self._speaking(state), key, count)
 
     def example_rows(self, examples: dict[str, Any]) -> list[dict[str, Any]]:
         """What `examples` gave, as rows of a table: `prompt` and `response` as text, rewards as numbers."""
@@ -198,7 +199,15 @@ class LanguageAgent:
         Raises:
           FdgError: a prompt is too long, or has a character that the vocabulary lacks.
         """
-        return self._speaker.answer(state.parameters, prompts, seed, greedy)
+        return self._speaker.answer(self._speaking(state), prompts, seed, greedy)
+
+    def export(self, state: Any, path: Path) -> None:
+        """Writes the network as Hugging Face's library does, adapters added: a folder for `--model`.
+
+        Raises:
+          FdgError: it cannot be written.
+        """
+        weights.save(path, self.network, state.parameters)
 
     # --- fragments ---
 
@@ -268,6 +277,10 @@ class LanguageAgent:
             return self.network.init(key)
         return begun(self.network, self.model, key)
 
+    def _speaking(self, state: Any) -> Any:
+        """Parameters of the network that responds, of a state."""
+        return state.parameters
+
     def _trained(self, parameters: Any) -> Any:
         """The part of the parameters that learns: all, or the adapters."""
         return lora.split(parameters)[0]
@@ -321,7 +334,7 @@ class LanguageAgent:
           parameters; rewards.
         """
         problem = self.problems(self._problem_keys(state, count))
-        problem = jax.tree.map(lambda x: _repeated(x, self.responses_per_prompt), problem)
+        problem = jax.tree.map(lambda x: repeated(x, self.responses_per_prompt), problem)
         keys = jax.random.split(self._iteration_key(state, 1), count * self.responses_per_prompt)
         versions = []
 
@@ -391,10 +404,3 @@ class _Heard:
 
     def __init__(self, algorithm: LanguageAgent):
         self.tokenizer, self.turns, self.reply = algorithm.env.tokenizer, algorithm.env.turns, algorithm.hear
-
-
-def _repeated(x: jax.Array, times: int) -> jax.Array:
-    """`[B, ...]` to `[B * times, ...]`, the copies of each next to each other."""
-    if times == 1:
-        return x
-    return jnp.broadcast_to(x[:, None], (x.shape[0], times, *x.shape[1:])).reshape(-1, *x.shape[1:])

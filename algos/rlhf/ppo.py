@@ -21,7 +21,7 @@ from algos.hyperparameters import hyperparameter, require, require_positive, req
 from algos.language.decoder import Decoder
 from algos.rlhf import losses, updates
 from algos.rlhf.advantages import reward_at_end, token_advantages, whiten
-from algos.rlhf.language_agent import LanguageAgent
+from algos.rlhf.judged import JudgedAgent
 from algos.rlhf.losses import Estimator
 from algos.rlhf.responses import Responses, hidden_before, scores
 
@@ -31,6 +31,7 @@ class State(NamedTuple):
 
     parameters: Any
     reference: Any  # parameters that the policy is kept near to; () where it has adapters
+    reward_model: Any  # () where the task judges
     critic: Any  # {"network": parameters of a decoder, "value": [D]}
     optimizer_state: Any
     critic_optimizer_state: Any
@@ -57,7 +58,7 @@ class Minibatch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class PPORLHF(LanguageAgent):
+class PPORLHF(JudgedAgent):
     """PPO for language models, KL in the reward. Frozen and hashable.
 
     Raises:
@@ -105,6 +106,7 @@ class PPORLHF(LanguageAgent):
         return State(
             parameters=parameters,
             reference=jax.tree.map(jnp.copy, self._frozen(parameters)),
+            reward_model=self._first_reward_model(parameter_key),
             critic=critic,
             optimizer_state=self._optimizer.init(self._trained(parameters)),
             critic_optimizer_state=self._critic_optimizer.init(critic),
@@ -147,7 +149,7 @@ class PPORLHF(LanguageAgent):
         )
         return state, metrics
 
-    # --- fragments; `problems`, `respond`, `score` and `update` are those of every `LanguageAgent` ---
+    # --- fragments; `problems`, `respond`, `score`, `rate` and `update` are those of every `JudgedAgent` ---
 
     @fdg.fragment("reference", in_axes=(None, 0))
     def refer(self, parameters, responses):

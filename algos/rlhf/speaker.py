@@ -65,11 +65,14 @@ class Speaker:
             how = dataclasses.replace(how, temperature=0.0, top_k=0, top_p=1.0)
         return generate(self.network, parameters, prompts, keys, how, self.slots)
 
-    def held_out(self, parameters: Any, key: jax.Array, count: int, greedy: bool) -> tuple[Responses, Reward]:
-        """Responses to `count` held-out problems, and what they are worth."""
+    def held_out(
+        self, parameters: Any, key: jax.Array, count: int, greedy: bool, each: int = 1
+    ) -> tuple[Responses, Reward]:
+        """Responses to `count` held-out problems, `each` next to each other, and what they are worth."""
         problem_key, key = jax.random.split(key)
         problem = self.env.sample(jax.random.split(problem_key, count), "test")
-        keys = jax.random.split(key, count)
+        problem = jax.tree.map(lambda x: repeated(x, each), problem)
+        keys = jax.random.split(key, count * each)
 
         def respond(prompts: Prompts, keys: jax.Array) -> Samples:
             return self.say(parameters, prompts, keys, greedy)
@@ -130,6 +133,13 @@ def evaluated(responses: Responses, reward: Reward) -> dict[str, jax.Array]:
         "returns": reward.total,
         "lengths": jnp.sum(responses.own, axis=1, dtype=jnp.int32),
     }
+
+
+def repeated(x: jax.Array, times: int) -> jax.Array:
+    """`[B, ...]` to `[B * times, ...]`, the copies of each next to each other."""
+    if times == 1:
+        return x
+    return jnp.broadcast_to(x[:, None], (x.shape[0], times, *x.shape[1:])).reshape(-1, *x.shape[1:])
 
 
 def is_game(env: Any) -> bool:

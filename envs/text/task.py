@@ -262,6 +262,24 @@ class TextTask:
             tokens[i, self.prompt_length - len(ids) :], mask[i, self.prompt_length - len(ids) :] = ids, True
         return Prompts(jnp.asarray(tokens), jnp.asarray(mask))
 
+    def responses_of(self, texts: list[str]) -> tuple[jax.Array, jax.Array]:
+        """Responses that somebody wrote, as those of `solutions`: tokens `[N, R] int32`, and their mask.
+
+        Raises:
+          FdgError: one is longer than the longest response, or has a character without a token.
+        """
+        tokens = np.full((len(texts), self.response_length), self.tokenizer.pad, np.int32)
+        mask = np.zeros(tokens.shape, np.bool_)
+        for i, text in enumerate(texts):
+            ids = [*self.tokenizer.encode(text), *self.stop_tokens[:1]]
+            if len(ids) > self.response_length:
+                raise FdgError(
+                    f"response {i} {text!r:.60} has {len(ids)} tokens, and task '{self.name}' has room for"
+                    f" {self.response_length}: shorten it, or give the task a max_response"
+                )
+            tokens[i, : len(ids)], mask[i, : len(ids)] = ids, True
+        return jnp.asarray(tokens), jnp.asarray(mask)
+
     @property
     def _frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return _frame(self.tokenizer, self.problem.instruction)

@@ -46,7 +46,13 @@ FLAGS: Mapping[str, Sequence[Flag]] = {
         _TRUST,
     ),
     "export": (
-        Flag("out", str | None, None, "the file (None: RUN/policy.jax, or RUN/policy.onnx)"),
+        Flag(
+            "out",
+            str | None,
+            None,
+            "the file (None: RUN/policy.jax, or RUN/policy.onnx); of a language model, the folder (None:"
+            " RUN/exported)",
+        ),
         Flag("format", str | None, None, "jax or onnx (None: by the ending of --out; else jax)"),
         Flag("sampled", bool, False, "actions drawn from a seed, in place of the most probable"),
         _AGENT,
@@ -138,14 +144,16 @@ def export_main(argv: Sequence[str] | None = None) -> int:
         given = _parsed(
             argv,
             "python -m fdg.export",
-            "Writes a trained policy to a file: a serialised function of JAX's, or ONNX.",
+            "Writes a trained policy to a file: a serialised function of JAX's, or ONNX; a language model to"
+            " a folder, in Hugging Face's format.",
             FLAGS["export"],
             "run",
         )
         loaded = _load(given)
         ending = given["format"] if given["format"] in ("jax", "onnx") else "jax"
+        own_way = callable(getattr(loaded.algorithm, "export", None))
         out = loaded.export(
-            given["out"] or Path(given["run"]) / f"policy.{ending}",
+            given["out"] or Path(given["run"]) / ("exported" if own_way else f"policy.{ending}"),
             format=given["format"],
             agent=given["agent"],
             greedy=not given["sampled"],

@@ -120,7 +120,7 @@ def require_actor(algorithm: Any, what: str) -> None:
         if callable(getattr(algorithm, "examples", None)):
             raise FdgError(
                 f"{name} cannot {what}: it answers in text, and takes no actions: what it says is in samples/"
-                " of the run; algos.language.weights.save writes its weights in Hugging Face's format"
+                " of the run; fdg.export writes its weights in Hugging Face's format"
             )
         raise FdgError(
             f"{name} cannot {what}: it does not say how it acts; give it a method actor(state) that returns"

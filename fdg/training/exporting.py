@@ -53,6 +53,20 @@ def export(algorithm: Any, state: Any, path: Path, format: str | None, greedy: b
     return path
 
 
+def export_own_way(algorithm: Any, state: Any, path: Path, format: str | None) -> Path:
+    """Writes what an algorithm's own `export(state, path)` does: a folder, such as that of a language model.
+
+    Raises:
+      FdgError: a format was asked for, or there is a file in the place of the folder.
+    """
+    if format is not None:
+        raise FdgError(f"format={format!r}: {type(algorithm).__name__} is exported in its own, so give none")
+    if path.exists() and not path.is_dir():
+        raise FdgError(f"{path} is a file: {type(algorithm).__name__} is exported as a folder, so name one")
+    algorithm.export(jax.device_get(state), path)
+    return path
+
+
 @dataclasses.dataclass(frozen=True)
 class _Parts:
     """An actor taken apart into what a file can hold: functions of arrays, without pytrees of our own."""

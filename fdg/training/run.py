@@ -178,7 +178,9 @@ class Run:
         """Writes the policy to a file that needs no code of this run: see `fdg.load_exported`.
 
         Args:
-          path: `.onnx` makes ONNX of it; any other ending, JAX's serialised function.
+          path: `.onnx` makes ONNX of it; any other ending, JAX's serialised function. An algorithm that
+            has a way of its own (`export(state, path)`: language models, in Hugging Face's format) writes a
+            folder.
           format: `jax` or `onnx`, whatever the ending.
           agent: which, of several.
           greedy: the most probable action, else one drawn from a seed (not in ONNX).
@@ -189,6 +191,8 @@ class Run:
         Raises:
           FdgError: the algorithm does not say how it acts, or the format cannot express its network.
         """
+        if callable(getattr(self.algorithm, "export", None)):
+            return exporting.export_own_way(self.algorithm, self._state_of(agent), Path(path), format)
         evaluation.require_actor(self.algorithm, "be exported")
         return exporting.export(self.algorithm, self._state_of(agent), Path(path), format, greedy)
 

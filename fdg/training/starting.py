@@ -93,7 +93,7 @@ def _sources(algorithm: Any, theirs: Mapping[str, Any]) -> Callable[[str], str]:
     """Which leaf of an earlier run's state each leaf of the new one begins with.
 
     That of the same name; or what the algorithm's `begins_as` says: by the beginning of a leaf's name, the
-    beginnings that may stand in its place.
+    beginnings that may stand in its place; if none is there, or none may, it begins anew.
     """
     begins_as: Mapping[str, Sequence[str]] = getattr(algorithm, "begins_as", {})
 
@@ -101,7 +101,7 @@ def _sources(algorithm: Any, theirs: Mapping[str, Any]) -> Callable[[str], str]:
         for beginning, others in begins_as.items():
             if name.startswith(beginning):
                 found = [other + name.removeprefix(beginning) for other in others]
-                return next((other for other in found if other in theirs), name)
+                return next((other for other in found if other in theirs), "")
         return name
 
     return source

@@ -22,6 +22,7 @@ import policies
 from algos.language import Decoder, DecoderConfig, weights
 from algos.rlhf import data, updates
 from algos.rlhf.group_relative import Batch
+from algos.rlhf.preferences import paired
 from algos.rlhf.responses import Responses, finished, scores
 from envs.text import CharacterTokenizer, Problem, Prompts, Reply, Reward
 from fdg.errors import FdgError
@@ -43,6 +44,8 @@ CASES = {
     "grpo reinforce": {"group_size": 2, "variant": "reinforce_plus_plus", "num_epochs": 2, "micro_batch": 4},
     "grpo adapters": {"group_size": 2, "lora_rank": 2},
     "dpo": {"micro_batch": 2},
+    "reward_model": {"micro_batch": 2},
+    "reward_model adapters": {"lora_rank": 2},
     "ppo_rlhf": {"micro_batch": 2},
 }
 
@@ -64,8 +67,13 @@ def test_an_iteration_keeps_the_state_and_hands_on_new_values(case):
     leaves = jax.tree_util.tree_leaves_with_path(state)
     same = zip(leaves, traced.jaxpr.invars, traced.jaxpr.outvars[: len(leaves)], strict=True)
     standing = {jax.tree_util.keystr(path) for (path, _), old, new in same if old is new}
-    assert all(name.startswith((".reference", ".key", ".parameters['base']")) for name in standing)
-    assert ("adapters" in case) == any(".parameters['base']" in name for name in standing)
+    assert all(
+        name.startswith(
+            (".reference", ".key", ".parameters['base']", ".respondent", ".parameters['network']['base']")
+        )
+        for name in standing
+    )
+    assert ("adapters" in case) == any("['base']" in name for name in standing)
 
 
 def test_with_adapters_there_is_one_copy_of_the_network_and_it_stays_where_it_is():
@@ -243,7 +251,7 @@ def test_responses_that_did_not_end_may_have_no_loss():
 def test_pairs_are_the_best_and_the_worst_response_to_a_prompt():
     algorithm = made("dpo", group_size=3, num_prompts=2)
     responses = _batch(algorithm, 6).responses
-    pairs = algorithm._paired(responses, jnp.array([0.5, 1.0, 0.0, 2.0, 2.0, 2.0]))
+    pairs = paired(responses, jnp.array([0.5, 1.0, 0.0, 2.0, 2.0, 2.0]), 3)
     assert pairs.differ.tolist() == [True, False]
     np.testing.assert_array_equal(pairs.chosen.tokens[0], responses.tokens[1])
     np.testing.assert_array_equal(pairs.rejected.tokens[0], responses.tokens[2])

@@ -1,0 +1,82 @@
+"""Learning from responses that a task's own reward judges, or a reward model.
+
+Letters in shapes: `B` prompts, `G` responses to each, `N = B * G`; `R` tokens of a response.
+"""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+
+import fdg
+from algos.hyperparameters import hyperparameter, require
+from algos.language.decoder import Decoder
+from algos.rlhf import rewards, updates
+from algos.rlhf.checkpoints import begun_reward, reward_config_of
+from algos.rlhf.language_agent import LanguageAgent
+from algos.rlhf.responses import Responses
+from envs.text import Reward
+
+
+@dataclasses.dataclass(frozen=True)
+class JudgedAgent(LanguageAgent):
+    """Base of the algorithms that learn from rewards, which a reward model may give.
+
+    Its state has a field `reward_model`, which stays as `_first_reward_model` made it. With a reward model,
+    `episode_return` is what that says; the task's own reward is told by part (`reward_correct`), and is what
+    evaluations are of.
+    """
+
+    # The reward model is the one named here, whatever an earlier run had.
+    begins_as: ClassVar[dict[str, tuple[str, ...]]] = {**LanguageAgent.begins_as, ".reward_model": ()}
+
+    reward_model: str | None = hyperparameter(
+        None,
+        "folder with a reward model in Hugging Face's format, which judges in place of the task (None: the"
+        " task)",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.reward_model is None:
+            return
+        config, env = reward_config_of(self.reward_model), self.env
+        require(
+            self,
+            env.tokenizer.vocab_size <= config.vocab_size,
+            f"reward_model={self.reward_model!r} has a vocabulary of {config.vocab_size} tokens, and task"
+            f" '{env.name}' one of {env.tokenizer.vocab_size}: train one on this task's tokens",
+        )
+        require(
+            self,
+            self._context <= config.max_positions,
+            f"reward_model={self.reward_model!r} has a context of {config.max_positions} tokens, and task"
+            f" '{env.name}' needs {self._context}: shorten the task",
+        )
+
+    @fdg.fragment("reward", in_axes=(None, 0))
+    def rate(self, reward_model, responses):
+        """What `Responses [N]` are worth by the reward model: `[N]` float32."""
+
+        def score(some: Responses) -> jax.Array:
+            return rewards.score(self._reward_network, reward_model, some)
+
+        return updates.mapped(score, responses, self.micro_batch)
+
+    def _rollout(self, state: Any, count: int) -> tuple[Responses, jax.Array, jax.Array, Reward]:
+        responses, log_prob, version, reward = super()._rollout(state, count)
+        if self.reward_model is not None:
+            total = self.rate(state.reward_model, responses)
+            reward = Reward(total, {**reward.parts, "model": total})
+        return responses, log_prob, version, reward
+
+    def _first_reward_model(self, key: jax.Array) -> Any:
+        """What the state has of it: all, or nothing where the task judges."""
+        if self.reward_model is None:
+            return ()
+        return begun_reward(self._reward_network, self.reward_model, key)
+
+    @property
+    def _reward_network(self) -> Decoder:
+        assert self.reward_model is not None
+        return Decoder(dataclasses.replace(reward_config_of(self.reward_model), dtype=self.dtype))

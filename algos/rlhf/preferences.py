@@ -1,0 +1,123 @@
+"""Learning from pairs of responses, one of them preferred.
+
+Letters in shapes: `B` prompts, and pairs; `G` responses to each prompt, of which the best and the worst are a
+pair; `N = B * G`; `R` tokens of a response; `n` pairs of a micro-batch.
+"""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import fdg
+from algos.hyperparameters import hyperparameter, require, require_positive
+from algos.rlhf import updates
+from algos.rlhf.language_agent import LanguageAgent
+from algos.rlhf.responses import Responses
+
+
+class Pairs(NamedTuple):
+    """Two responses to each prompt, one of them preferred."""
+
+    chosen: Responses  # [B]
+    rejected: Responses  # [B]
+    differ: jax.Array  # [B] bool: whether one is better at all
+
+
+class Minibatch(NamedTuple):
+    """Pairs, with what else is known of them, and what each counts for."""
+
+    pairs: Pairs  # [n]
+    known: Any  # pytree of [n, ...]
+    weight: jax.Array  # [n] float32
+
+
+def paired(responses: Responses, reward: jax.Array, group: int) -> Pairs:
+    """The best and the worst of each `group` of `Responses [N]`; the first of several alike."""
+    grouped = reward.reshape(-1, group)
+
+    def take(index: jax.Array) -> Responses:
+        def of_group(x: jax.Array) -> jax.Array:
+            by_prompt = x.reshape(-1, group, *x.shape[1:])
+            return jax.vmap(lambda rows, i: rows[i])(by_prompt, index)
+
+        return jax.tree.map(of_group, responses)
+
+    best, worst = jnp.argmax(grouped, axis=1), jnp.argmin(grouped, axis=1)
+    return Pairs(take(best), take(worst), jnp.max(grouped, axis=1) > jnp.min(grouped, axis=1))
+
+
+@dataclasses.dataclass(frozen=True)
+class PreferenceAgent(LanguageAgent):
+    """Base of the algorithms that learn from the best and the worst of several responses to a prompt.
+
+    A subclass has `_loss(parameters, minibatch)`: its share of the loss and of measures, which add up over
+    micro-batches. Prompts whose responses are all worth the same do not count.
+    """
+
+    learning_rate: float = hyperparameter(3e-4, "AdamW's step size")
+    group_size: int = hyperparameter(
+        4, "responses to each prompt, the best and the worst of which are a pair"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(self, "group_size")
+        require(
+            self, self.group_size >= 2, f"group_size={self.group_size}: a pair takes at least 2 responses"
+        )
+        count = self.num_prompts // self.num_minibatches
+        require(
+            self,
+            self.num_prompts % self.num_minibatches == 0 and count % (self.micro_batch or count) == 0,
+            f"num_prompts={self.num_prompts} pairs do not divide into num_minibatches={self.num_minibatches}"
+            f" of micro_batch={self.micro_batch}",
+        )
+
+    @property
+    def responses_per_prompt(self) -> int:
+        """`G`."""
+        return self.group_size
+
+    # --- fragments ---
+
+    @fdg.fragment("learner", in_axes=(None, None, 0, None), out_axes=None)
+    def learn(self, parameters, optimizer_state, batch, key):
+        """All updates on pairs `[B]` and what is known of them: what is trained, the optimiser's, metrics."""
+        pairs, known = batch
+
+        def step(carry, minibatch, is_first):
+            trained, optimizer_state = carry
+            counted = minibatch.pairs.differ.astype(jnp.float32)
+            minibatch = minibatch._replace(weight=counted / jnp.maximum(jnp.sum(counted), 1))
+            slope = functools.partial(self.gradient, self._with_trained(parameters, trained))
+            gradient, measures = updates.accumulated(slope, minibatch, self.micro_batch)
+            trained, optimizer_state = self.update(gradient, optimizer_state, trained)
+            return (trained, optimizer_state), {**measures, "gradient_norm": optax.tree.norm(gradient)}
+
+        (trained, optimizer_state), measures = updates.epochs(
+            step,
+            (self._trained(parameters), optimizer_state),
+            Minibatch(pairs, known, jnp.zeros(pairs.differ.shape)),
+            key,
+            self.num_epochs,
+            self.num_minibatches,
+            self.num_prompts,
+        )
+        measures["informative"] = jnp.mean(pairs.differ, dtype=jnp.float32)
+        return trained, optimizer_state, measures
+
+    @fdg.fragment("gradient", in_axes=(None, 0), out_axes=None)
+    def gradient(self, parameters, minibatch):
+        """Share of the gradient, and of the measures, that these pairs `[n]` of a minibatch have."""
+
+        def loss(trained):
+            return self._loss(self._with_trained(parameters, trained), minibatch)
+
+        return jax.grad(loss, has_aux=True)(self._trained(parameters))
+
+    def _loss(self, parameters: Any, minibatch: Minibatch) -> tuple[jax.Array, dict[str, jax.Array]]:
+        raise NotImplementedError

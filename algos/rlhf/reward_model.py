@@ -1,0 +1,179 @@
+"""Training a reward model from preferences (Christiano et al. 2017, arXiv 1706.03741; Ouyang et al. 2022).
+
+Letters in shapes: `B` prompts, and pairs; `G` responses to each prompt, of which the best and the worst are a
+pair; `N = B * G`; `n` pairs of a micro-batch.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from algos.hyperparameters import hyperparameter, require
+from algos.language import lora, weights
+from algos.rlhf import rewards
+from algos.rlhf.preferences import PreferenceAgent, paired
+from algos.rlhf.responses import Responses
+from envs.text import Prompts
+
+
+class State(NamedTuple):
+    """All that the next iteration needs."""
+
+    parameters: Any  # {"network": parameters of a decoder, "score": [D, 1]}
+    respondent: Any  # what stays as it was of the network that responds: all, or adapters
+    optimizer_state: Any
+    key: jax.Array  # of the whole run
+    iteration: jax.Array  # int32
+
+
+@dataclasses.dataclass(frozen=True)
+class RewardModel(PreferenceAgent):
+    """A decoder with a head learns which of two responses is preferred.
+
+    Pairs are responses of the network that learning begins with, which stays as it was, ranked by the task's
+    reward. The loss is Bradley and Terry's (arXiv 2203.02155, equation 1). `GRPO`, `PPORLHF` and `DPO` take
+    what comes out (`export`) as their `reward_model`. An evaluation is the share of held-out pairs that are
+    ranked right. Frozen and hashable.
+
+    Raises:
+      FdgError: (construction) a field out of range, or sizes that do not divide.
+
+    >>> import envs
+    >>> RewardModel(env=envs.make("text:addition"), num_prompts=8).steps_per_iteration
+    32
+    """
+
+    # Who responds is the policy that the run begins with; what learns begins as it, without a head.
+    begins_as: ClassVar[dict[str, tuple[str, ...]]] = {
+        ".respondent": (".respondent", ".parameters['adapters']", ".parameters"),
+        ".parameters['network']['base']": (
+            *(".parameters['network']['base']", ".parameters['network']"),
+            *(".parameters['base']", ".parameters"),
+        ),
+        ".parameters['network']": (".parameters['network']", ".parameters"),
+    }
+
+    centre_coefficient: float = hyperparameter(
+        0.01, "weight of a pair's squared sum, which keeps rewards about zero (arXiv 2312.09244, section 2)"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        centre = self.centre_coefficient
+        require(self, centre >= 0, f"centre_coefficient={centre}: it must be zero or above")
+
+    def init(self, key: jax.Array) -> State:
+        """The state before the first iteration: all responses are worth nothing."""
+        parameter_key, key = jax.random.split(key)
+        network = self._first_parameters(parameter_key)
+        parameters = rewards.first(self.network, network)
+        return State(
+            parameters=parameters,
+            respondent=jax.tree.map(jnp.copy, lora.split(network)[0]),
+            optimizer_state=self._optimizer.init(self._trained(parameters)),
+            key=key,
+            iteration=jnp.int32(0),
+        )
+
+    def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
+        """Responses to new prompts, pairs of them, and all updates on these."""
+        who = state._replace(parameters=self._speaking(state))
+        responses, _, _, reward = self._rollout(who, self.num_prompts)
+        pairs = paired(responses, reward.total, self.group_size)
+        trained, optimizer_state, metrics = self.learn(
+            state.parameters, state.optimizer_state, (pairs, ()), self._iteration_key(state, 2)
+        )
+        state = state._replace(
+            parameters=self._with_trained(state.parameters, trained),
+            optimizer_state=optimizer_state,
+            iteration=state.iteration + 1,
+        )
+        parts = {f"reward_{name}": jnp.mean(part) for name, part in reward.parts.items()}
+        metrics |= {"episode_return": jnp.mean(reward.total), **parts, **self._lengths(responses)}
+        return state, metrics
+
+    # --- what was learned, at work ---
+
+    def evaluate(
+        self, state: Any, key: jax.Array, episodes: int, greedy: bool = True
+    ) -> dict[str, jax.Array]:
+        """Ranks pairs of responses to held-out problems.
+
+        Returns:
+          `return` `[]`, the share that is ranked right, of those that differ in the task's reward; of
+          responses that are worth the same to the model, none is right. Not-a-number where none differ.
+        """
+        responses, reward = self._speaker.held_out(
+            self._speaking(state), key, episodes, greedy=False, each=self.group_size
+        )
+        pairs = paired(responses, reward.total, self.group_size)
+        right = (self._margin(state.parameters, pairs) > 0) & pairs.differ
+        return {"return": jnp.sum(right) / jnp.sum(pairs.differ)}
+
+    def worth(self, state: Any, prompts: list[str], responses: list[str]) -> list[float]:
+        """What the model says of responses to prompts of one's own, one to each.
+
+        Raises:
+          FdgError: a text is too long, or has a character that the vocabulary lacks.
+        """
+        require(
+            self,
+            len(prompts) == len(responses) > 0,
+            f"worth of {len(responses)} responses to {len(prompts)} prompts: give one to each",
+        )
+        asked = self.env.prompts_of(list(prompts))
+        tokens, mask = self.env.responses_of(list(responses))
+        found = rewards.score(self.network, state.parameters, Responses(asked, tokens, mask, mask))
+        return found.tolist()
+
+    def examples(self, state: Any, key: jax.Array, count: int) -> dict[str, jax.Array]:
+        """Held-out problems and sampled responses with their rewards, that of the model among them."""
+        found = super().examples(state, key, count)
+        prompts = Prompts(found["prompt"], found["prompt_mask"])
+        mask = found["response_mask"]
+        said = Responses(prompts, found["response"], mask, mask)
+        return {**found, "reward_model": rewards.score(self.network, state.parameters, said)}
+
+    def export(self, state: Any, path: Path) -> None:
+        """Writes the reward model as Hugging Face's library does: see `algos.language.weights.save`."""
+        network = lora.merged(self.network.config, state.parameters["network"])
+        weights.save(path, self.network, {**network, "score": state.parameters["score"]})
+
+    # --- parts ---
+
+    def _loss(self, parameters, minibatch):
+        pairs, weight = minibatch.pairs, minibatch.weight
+        chosen, rejected = (
+            rewards.score(self.network, parameters, responses) for responses in (pairs.chosen, pairs.rejected)
+        )
+        margin = chosen - rejected
+        centring = self.centre_coefficient * jnp.square(chosen + rejected)
+        loss = jnp.sum(weight * (rewards.preference_loss(margin) + centring))
+        return loss, {
+            "loss": loss,
+            "preference_accuracy": jnp.sum(weight * (margin > 0)),
+            "margin": jnp.sum(weight * margin),
+            "chosen_reward": jnp.sum(weight * chosen),
+            "rejected_reward": jnp.sum(weight * rejected),
+        }
+
+    def _margin(self, parameters, pairs):
+        """By how much the chosen responses are worth more to the model: `[B]` float32."""
+        chosen = rewards.score(self.network, parameters, pairs.chosen)
+        return chosen - rewards.score(self.network, parameters, pairs.rejected)
+
+    def _speaking(self, state: Any) -> Any:
+        network = state.parameters["network"]
+        return (
+            {"base": network["base"], "adapters": state.respondent} if "base" in network else state.respondent
+        )
+
+    def _trained(self, parameters: Any) -> Any:
+        return {**parameters, "network": lora.split(parameters["network"])[0]}
+
+    def _with_trained(self, parameters: Any, trained: Any) -> Any:
+        frozen = lora.split(parameters["network"])[1]
+        return {**trained, "network": lora.join(trained["network"], frozen)}
