@@ -11,6 +11,7 @@ What was done is in build/break_it/: started again, each goes on where it was. `
 
 import argparse
 import contextlib
+import gc
 import io
 import json
 import os
@@ -20,12 +21,21 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
+
+import jax
+from jax.extend.backend import clear_backends
 
 from bench.break_it_signals import KEPT, interrupts, kills
+from fdg.commands import calibrate, cli, launch, using
+from fdg.costs import machine
+from fdg.launching import on_ray
+from fdg.launching.ending import Ending
 
+_UNSAID = jax.config.jax_num_cpu_devices
 SECONDS = 120  # of work, in which a command line is done
 
 
@@ -83,10 +93,11 @@ def flags(number: int) -> str | None:
     command, words = draw_line(random.Random(number))
     streams = _Streams()
     finished = _finished().absolute()
-    with tempfile.TemporaryDirectory() as folder, _inside(folder):
+    with tempfile.TemporaryDirectory() as folder, _inside(folder), _at_once(folder):
         if any(word in str(words) for word in ("run", "damaged")):
             lay_out(Path(folder), finished)
         with contextlib.redirect_stdout(streams.out), contextlib.redirect_stderr(streams.err):
+            _as_if_new()
             for which in (signal.SIGPROF, signal.SIGALRM):
                 signal.signal(which, _hangs)
             signal.setitimer(signal.ITIMER_PROF, SECONDS)
@@ -106,11 +117,54 @@ def flags(number: int) -> str | None:
 
 
 def _main_of(command: str) -> Callable[[list[str]], int]:
-    from fdg.commands import cli, using
-
     mains = {"train": cli.train_main, "plan": cli.plan_main, "evaluate": using.evaluate_main}
     mains |= {"play": using.play_main, "export": using.export_main, "plot": using.plot_main}
+    mains |= {"launch": launch.main, "calibrate": calibrate.calibrate_main}
     return mains[command]
+
+
+def _as_if_new() -> None:
+    """Has each command line make the host devices that it asks for."""
+    gc.collect()
+    if not jax.live_arrays():
+        clear_backends()
+        jax.config.update("jax_num_cpu_devices", _UNSAID)
+
+
+class _PlansOnly:
+    """An engine of `fdg launch` that plans what it should run, and loses a process the first time."""
+
+    def __init__(self, *_: Any):
+        self._runs = 0
+
+    def reserve(self, first: bool) -> int:
+        return 2 if first else 1
+
+    def run(self, words: Sequence[str]) -> Ending:
+        self._runs += 1
+        status = cli.plan_main(words)
+        return Ending(status or (137 if self._runs == 1 else 0))
+
+    def close(self) -> None:
+        pass
+
+
+def _rough(*_: Any) -> machine.Calibration:
+    """What stands in for two minutes of measuring."""
+    kind, here = machine.REFERENCE, machine.fingerprint("cpu")
+    return machine.Calibration(here, kind, machine.SHARED_MEMORY, machine.SOCKETS, 2)
+
+
+@contextlib.contextmanager
+def _at_once(folder: str) -> Iterator[None]:
+    """Nothing is started or measured, and what is kept for a user is kept in a folder."""
+    with (
+        mock.patch.object(launch, "Here", _PlansOnly),
+        mock.patch.object(on_ray, "OnRay", _PlansOnly),
+        mock.patch.object(calibrate, "calibrate", _rough),
+        mock.patch.dict(os.environ, {"XDG_CACHE_HOME": folder}),
+    ):
+        yield
 
 
 def _hangs(*_: Any) -> None:
@@ -145,8 +199,6 @@ def _finished() -> Path:
 
 def _resumed(change: Callable[[Path], str], silent: Callable[[Path, str], bool]) -> str | None:
     """A finished run without its summary, something changed, is resumed in this process."""
-    from fdg.commands import cli
-
     streams = _Streams()
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run")

@@ -19,7 +19,7 @@ from fdg.errors import FdgError
 from fdg.running.host_devices import make_host_devices
 from fdg.showing.words import quantity, table
 
-_FLAGS = (
+FLAGS = (
     Flag(
         "out",
         str | None,
@@ -36,7 +36,7 @@ def calibrate_main(argv: Sequence[str] | None = None) -> int:
     def run(argv: Sequence[str]) -> int:
         about = "Measures this machine's rates, in about two minutes; keep it quiet meanwhile."
         parser = Parser(prog="python -m fdg.calibrate", description=about, allow_abbrev=False)
-        for flag in _FLAGS:
+        for flag in FLAGS:
             add_flag(parser, flag)
         given = parser.parse_strictly(normalise(argv))
         make_host_devices(max(2, usable_cores()))

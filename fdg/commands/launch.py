@@ -4,18 +4,18 @@ Elsewhere, start `fdg.train` with the cluster's own launcher (`srun`, Kubernetes
 """
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fdg.commands.cli import guarded
 from fdg.commands.flags import Flag, Parser, add_flag, normalise
-from fdg.errors import FdgError, RunError
+from fdg.errors import FdgError
 from fdg.launching.here import Here
 from fdg.launching.restarting import carry_out
 from fdg.training.opening import free_directory
 
-_MINE = (
+FLAGS = (
     Flag("num_processes", int, 2, "how many to start on this machine"),
     Flag("ray", bool, False, "start one on each node of a Ray cluster instead"),
     Flag("nodes", int | None, None, "with --ray: on how many (None: all that have room)"),
@@ -40,8 +40,9 @@ _USAGE = "%(prog)s [flags] -- [flags of fdg.train]"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Starts the processes, and waits for them; gives the exit status of the one that failed, or 0."""
-    try:
-        given, words = _read(sys.argv[1:] if argv is None else argv)
+
+    def run(argv: Sequence[str]) -> int:
+        given, words = _read(argv)
         if given is None:
             return 0
         plan = _Words(words, may_restart=given["restarts"] > 0)
@@ -54,9 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return carry_out(engine, plan.of, given["restarts"])
         finally:
             engine.close()
-    except FdgError as error:
-        print("error:", error, file=sys.stderr)
-        return 1 if isinstance(error, RunError) else 2
+
+    return guarded(run, argv)
 
 
 def _read(argv: Sequence[str]) -> tuple[dict[str, Any] | None, list[str]]:
@@ -64,7 +64,7 @@ def _read(argv: Sequence[str]) -> tuple[dict[str, Any] | None, list[str]]:
     parser = Parser(
         prog="python -m fdg.launch", description=__doc__, usage=_USAGE, allow_abbrev=False, add_help=False
     )
-    for flag in _MINE:
+    for flag in FLAGS:
         add_flag(parser, flag)
     if "--" in argv:
         mine, rest = normalise(argv[: argv.index("--")]), normalise(argv[argv.index("--") + 1 :])
@@ -88,7 +88,7 @@ def _read(argv: Sequence[str]) -> tuple[dict[str, Any] | None, list[str]]:
         raise FdgError(f"--restarts {given['restarts']}: it must be 0 or more")
     if not 0 < given.get("cpus_per_node", 1.0) < float("inf"):
         raise FdgError(f"--cpus-per-node {given['cpus_per_node']}: it must be above 0")
-    return {flag.name: given.get(flag.name, flag.default) for flag in _MINE}, rest
+    return {flag.name: given.get(flag.name, flag.default) for flag in FLAGS}, rest
 
 
 class _Words:

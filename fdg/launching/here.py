@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fdg import ctrl_c
-from fdg.launching.ending import STOP_SECONDS, Ending, Process, ending_of
+from fdg.launching.ending import REFUSED, STOP_SECONDS, Ending, Process, ending_of
 from fdg.processes import lines, ports
 
 
@@ -37,6 +37,7 @@ class Here:
         address = f"localhost:{ports.free_port('localhost')}"
         processes: list[subprocess.Popen] = []
         readers: list[threading.Thread] = []
+        errors: list[str] = []  # of all processes but the first
         asked = threading.Event()
 
         def forward(number: int, _: Any) -> None:
@@ -55,7 +56,9 @@ class Here:
                 process = _start([*words, *mine], environment, quiet=i > 0)
                 processes.append(process)
                 if i:
-                    readers.append(threading.Thread(target=_forward_lines, args=(i, process), daemon=True))
+                    readers.append(
+                        threading.Thread(target=_forward_lines, args=(i, process, errors), daemon=True)
+                    )
                     readers[-1].start()
             return ending_of(_wait(processes), asked.is_set())
         finally:
@@ -65,6 +68,8 @@ class Here:
                 process.wait()  # who starts next needs the run directory, which they lock
             for reader in readers:
                 reader.join(1)
+            if processes and processes[0].returncode != REFUSED:  # it has said what is wrong for all of them
+                print(*errors, sep="", end="", file=sys.stderr, flush=True)
             for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
                 signal.signal(number, handler)
             ctrl_c.be_patient(0)
@@ -87,10 +92,14 @@ def _start(words: Sequence[str], environment: Mapping[str, str], quiet: bool) ->
     )
 
 
-def _forward_lines(index: int, process: subprocess.Popen) -> None:
+def _forward_lines(index: int, process: subprocess.Popen, errors: list[str]) -> None:
+    """Hands on what a process says on standard error; its errors are kept for the end."""
     assert process.stderr is not None
     with process.stderr as said:
         for line in said:
+            if line.startswith("error: "):
+                errors.append(f"[{index}] {line}")
+                continue
             print(f"[{index}] {line}", end="", file=sys.stderr, flush=True)
 
 

@@ -3,6 +3,7 @@
 The tables that commands make their parsers of say which flags there are: a new one is drawn at once.
 """
 
+import dataclasses
 import functools
 import random
 import shutil
@@ -12,8 +13,8 @@ from typing import Any, Literal, get_args, get_origin
 
 import algos
 import policies
-from fdg.commands import run_flags, scale, using
-from fdg.commands.flags import Flag, is_tuple
+from fdg.commands import calibrate, launch, run_flags, scale, using
+from fdg.commands.flags import Flag, is_tuple, shown
 from tests import tiny
 
 NUMBERS = (
@@ -98,13 +99,13 @@ BY_NAME: dict[str, Sequence[str]] = {
     "metric": ("episode_return", "loss", "nothing", ""),
     "statistic": ("mean", "iqm", "median", ""),
     "x": ("env_steps", "wall_s", "iteration", ""),
+    "num_processes": ("1", "2", "3", "0", "-1", "x", "1e400"),
+    "restarts": ("0", "1", "2", "-1", "x", "1e400"),
     "cluster": ("nowhere.toml", "run/config.json", "/dev/null", ""),
     "xla_options": ("preset", "none", "xla_x=1", "a=b", "", "xla_cpu_prefer_vector_width=256"),
 }
 # One process cannot become one of several, and back, ten thousand times.
-PROCESSES = {
-    flag.name for flag in run_flags.PROCESSES
-}  # one process cannot become several ten thousand times
+PROCESSES = {flag.name for flag in run_flags.PROCESSES}
 OWN: Mapping[str, type] = {
     f"tests.tiny:{kind.__name__}": kind for kind in (tiny.Walk, tiny.Pupil, tiny.Silent)
 }
@@ -138,10 +139,13 @@ def draw_line(draw: random.Random) -> tuple[str, list[str]]:
         command = draw.choice(tuple(using.FLAGS))
         small = ["--max-steps", "4"] if command == "play" else []
         return command, [*small, *draw_using(draw, command)]
+    if draw.random() < 0.05:
+        command = draw.choice(("launch", "launch", "calibrate"))
+        return command, draw_launch(draw) if command == "launch" else _some(draw, calibrate.FLAGS, 3)
     words = draw_words(draw)
     names = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in words}
     if any("tests.tiny:" in word for word in words) and not names & PROCESSES:
-        return "train", ["--total-steps", "64", *words]
+        return "train", [*words, "--total-steps", "64"]  # the last one counts
     return "plan", words
 
 
@@ -167,11 +171,20 @@ def draw_words(draw: random.Random) -> list[str]:
 
 def draw_using(draw: random.Random, command: str) -> list[str]:
     """A run directory, and flags of a command that uses what was trained."""
-    known = {flag.option.lstrip("-"): flag for flag in using.FLAGS[command]}
     words = [] if draw.random() < 0.05 else [draw.choice(("run", "run", "run", "damaged", "nowhere", ""))]
-    for _ in range(draw.randrange(4)):
-        words += _drawn(draw, known)
-    return words
+    return [*words, *_some(draw, using.FLAGS[command], 4)]
+
+
+def draw_launch(draw: random.Random) -> list[str]:
+    """The launcher's own flags, and a job's after `--` or right behind."""
+    between = ["--"] if draw.random() < 0.7 else []
+    return [*_some(draw, launch.FLAGS, 3), *between, *draw_words(draw)]
+
+
+def _some(draw: random.Random, flags: Sequence[Flag], below: int) -> list[str]:
+    """Fewer than `below` of a command's flags."""
+    known = {flag.option.lstrip("-"): flag for flag in flags}
+    return [word for _ in range(draw.randrange(below)) for word in _drawn(draw, known)]
 
 
 def values_of(flag: Flag) -> Sequence[str]:
@@ -194,7 +207,10 @@ def _drawn(draw: random.Random, known: Mapping[str, Flag]) -> list[str]:
     if draw.random() < 0.05:
         return _spelled(draw, draw.choice(UNKNOWN), draw.choice((*WORDS, *NUMBERS)))
     name = draw.choice([*known])
-    return _spelled(draw, name, draw.choice(WORDS if draw.random() < 0.1 else values_of(known[name])))
+    flag = known[name]
+    if flag.default not in (None, dataclasses.MISSING) and draw.random() < 0.4:  # right, so that others count
+        return _spelled(draw, name, ",".join(shown(flag.default).split()))
+    return _spelled(draw, name, draw.choice(WORDS if draw.random() < 0.1 else values_of(flag)))
 
 
 def _spelled(draw: random.Random, name: str, value: str) -> list[str]:
@@ -222,7 +238,11 @@ def outcome(command: Callable[[list[str]], int], words: list[str], capsys: Any) 
         status = command(words)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    said = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("warning: ")]
+    said = [
+        line
+        for line in capsys.readouterr().err.splitlines()
+        if not line.startswith(("warning: ", "restart "))
+    ]
     if status == 0:
         return f"it says {said}" if said else None
     if status != 2 or len(said) != 1 or not said[0].startswith("error: ") or len(said[0]) > 1500:
