@@ -97,7 +97,8 @@ def flags(number: int) -> str | None:
         if any(word in str(words) for word in ("run", "damaged")):
             lay_out(Path(folder), finished)
         with contextlib.redirect_stdout(streams.out), contextlib.redirect_stderr(streams.err):
-            _as_if_new()
+            if command == "train":
+                _as_if_new()
             for which in (signal.SIGPROF, signal.SIGALRM):
                 signal.signal(which, _hangs)
             signal.setitimer(signal.ITIMER_PROF, SECONDS)

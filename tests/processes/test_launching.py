@@ -119,6 +119,22 @@ def test_processes_that_die_are_started_again(monkeypatch, tmp_path, capfd):
     assert "error: process 1 (host " in err and "was killed by SIGKILL\nrestart 1 of 1, with 2 proc" in err
 
 
+@pytest.mark.parametrize(
+    ("statuses", "said"),
+    [("2 2", "error: of 0\n"), ("1 2", "error: of 0\n[1] error: of 1\n"), ("0 1", "[1] error: of 1\n")],
+)
+def test_what_is_wrong_for_all_is_said_once(statuses, said, monkeypatch, tmp_path, capfd):
+    python = tmp_path / "python"
+    python.write_text(
+        f"#!/bin/sh\nset {statuses} $@\nfor word; do last=$word; done\nshift $last\n"
+        "[ $1 = 0 ] || echo error: of $last >&2\nexit $1\n"
+    )
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    assert launch.main([]) in map(int, statuses.split())
+    assert capfd.readouterr().err == said
+
+
 ERRORS = {
     "--restarts -1": "--restarts -1: it must be 0 or more",
     "--num-processes 0": "--num-processes 0: it must be at least 1",
