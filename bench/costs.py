@@ -4,6 +4,7 @@
     python -m bench.costs fit            from one half: what remains of each class when XLA joins operations
     python -m bench.costs report         the other half: rank, median error, choices, the worst ten
     python -m bench.costs memory         predicted peak by XLA's own
+    python -m bench.costs search         CPU seconds of a choice among 244 candidates
     python -m bench.costs paper          MSRL's two clusters, and 4,096 H100s: figures and pictures
 
 A cell is an algorithm, an environment, sizes, a policy, a number of host devices and a staleness. Measure
@@ -302,9 +303,24 @@ def memory(again: bool) -> None:
     print(f"{len(ratios)} groups: {good:.0%} within 15%")
 
 
+def search() -> None:
+    """CPU seconds of a choice among more than two hundred: PPO with 4,096 environments on 64 H100s."""
+    import algos
+    import envs
+    import policies
+    from fdg.costs import published
+    from fdg.costs.hardware import Cluster
+
+    cluster = Cluster(published.kind("H100"), 8, 8, *published.usual_links("H100"))
+    algorithm = algos.PPO(env=envs.make("CartPole-v1"), num_envs=4096)
+    begun = time.process_time()
+    choice = policies.auto(algorithm, cluster, max_staleness=2)
+    print(f"{len(choice.rows)} candidates: {time.process_time() - begun:.2f} CPU seconds; {choice.reason}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.costs", description=__doc__)
-    parser.add_argument("what", choices=("measure", "one", "fit", "report", "memory", "paper"))
+    parser.add_argument("what", choices=("measure", "one", "fit", "report", "memory", "search", "paper"))
     parser.add_argument("cell", nargs="?", default="")
     parser.add_argument("--only", default="", help="cells whose name holds this")
     parser.add_argument("--again", action="store_true", help="measure, or predict, what was already")
@@ -322,6 +338,8 @@ def main() -> None:
         report(given.half, given.again)
     elif given.what == "memory":
         memory(given.again)
+    elif given.what == "search":
+        search()
     else:
         from bench.costs_paper import paper
 

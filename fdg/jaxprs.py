@@ -99,9 +99,12 @@ def scan_sizes(params: dict[str, Any]) -> tuple[int, int]:
     return len(list(constants)), len(list(carried))
 
 
+_JAXPRS = (core.Jaxpr, core.ClosedJaxpr)
+
+
 def is_jaxpr(value: Any) -> bool:
     """Whether a parameter of an equation is a jaxpr, open or closed."""
-    return isinstance(value, core.Jaxpr | core.ClosedJaxpr)
+    return isinstance(value, _JAXPRS)
 
 
 def bodies(eqn: core.JaxprEqn) -> tuple[Body, ...]:
@@ -109,20 +112,7 @@ def bodies(eqn: core.JaxprEqn) -> tuple[Body, ...]:
     params = eqn.params
     match eqn.primitive.name:
         case "scan":
-            jaxpr = open_jaxpr(params["jaxpr"])
-            consts, carried = scan_sizes(params)
-            return (
-                Body(
-                    jaxpr,
-                    params["length"],
-                    True,
-                    operands=tuple(range(len(jaxpr.invars))),
-                    results=tuple(range(len(jaxpr.outvars))),
-                    stacked=frozenset(range(carried, len(jaxpr.outvars))),
-                    sliced=frozenset(range(consts + carried, len(jaxpr.invars))),
-                    carry=tuple((consts + i, i) for i in range(carried)),
-                ),
-            )
+            return (_scanned(open_jaxpr(params["jaxpr"]), params["length"], *scan_sizes(params)),)
         case "while":
             test, body = open_jaxpr(params["cond_jaxpr"]), open_jaxpr(params["body_jaxpr"])
             test_consts, body_consts = params["cond_nconsts"], params["body_nconsts"]
@@ -150,10 +140,30 @@ def bodies(eqn: core.JaxprEqn) -> tuple[Body, ...]:
             right = range(sum(sizes), len(eqn.invars))
             operands = (*range(first, first + sizes.solve), *right)
             return (Body(solve, 1, True, operands, tuple(range(len(solve.outvars)))),)
-    inner = [open_jaxpr(value) for value in params.values() if is_jaxpr(value)]
-    wired = [j for j in inner if _shapes(j) == _shapes(eqn)]  # others are the scalar function of a reduction
-    return tuple(
-        Body(j, 1, True, tuple(range(len(j.invars))), tuple(range(len(j.outvars)))) for j in wired[:1]
+    for value in params.values():
+        if isinstance(value, _JAXPRS):
+            j = open_jaxpr(value)
+            if _alike(j.invars, eqn.invars) and _alike(j.outvars, eqn.outvars):
+                return _called(j)
+    return ()  # also where a jaxpr is the scalar function of a reduction
+
+
+@functools.lru_cache(maxsize=4096)
+def _called(jaxpr: core.Jaxpr) -> tuple[Body, ...]:
+    return (Body(jaxpr, 1, True, tuple(range(len(jaxpr.invars))), tuple(range(len(jaxpr.outvars)))),)
+
+
+@functools.lru_cache(maxsize=4096)
+def _scanned(jaxpr: core.Jaxpr, length: int, consts: int, carried: int) -> Body:
+    return Body(
+        jaxpr,
+        length,
+        True,
+        operands=tuple(range(len(jaxpr.invars))),
+        results=tuple(range(len(jaxpr.outvars))),
+        stacked=frozenset(range(carried, len(jaxpr.outvars))),
+        sliced=frozenset(range(consts + carried, len(jaxpr.invars))),
+        carry=tuple((consts + i, i) for i in range(carried)),
     )
 
 
@@ -208,8 +218,12 @@ def with_new_bodies(eqn: core.JaxprEqn, new: Sequence[Any]) -> core.JaxprEqn:
     return with_bodies(eqn, [old if body is None else with_jaxpr(old, body) for old, body in pairs])
 
 
-def _shapes(wired: Any) -> list[list[Any]]:
-    return [[getattr(v.aval, "shape", None) for v in side] for side in (wired.invars, wired.outvars)]
+def _alike(inside: Sequence[Any], outside: Sequence[Any]) -> bool:
+    """Whether two lists of variables have the same shapes."""
+    return len(inside) == len(outside) and all(
+        v.aval is w.aval or getattr(v.aval, "shape", None) == getattr(w.aval, "shape", None)
+        for v, w in zip(inside, outside, strict=True)
+    )
 
 
 def bytes_of(aval: Any) -> int:

@@ -32,6 +32,7 @@ from typing import Any
 from fdg import jaxprs
 from fdg.batch.equation import divisible, follow_operation, slice_shared
 from fdg.batch.flow import AxisAndLevel, EquationFlow, Flow, is_independent
+from fdg.batch.lengths import alike, lengths_of
 from fdg.batch.requested import AS_MADE, find_requested
 from fdg.batch.rules import RULES
 from fdg.batch.rules.result import Axis, first, shape_of
@@ -59,7 +60,7 @@ def follow(
     outputs = None
     if output_axes is not None:
         outputs = tuple(divisible(v, axis, unit) for v, axis in zip(jaxpr.outvars, output_axes, strict=True))
-    return _follower(unit).flow(jaxpr, inputs, 0, outputs)
+    return _follower(alike(unit, lengths_of(jaxpr))).flow(jaxpr, inputs, 0, outputs)
 
 
 def axes(jaxpr: Any, input_axes: Sequence[Axis] = ()) -> list[Axis]:
@@ -111,7 +112,7 @@ _MOST_KNOWN = 10_000  # flows for one number of devices
 
 @functools.lru_cache(maxsize=32)
 def _follower(unit: int) -> "_Follower":
-    """The one of a number of devices: plans with many sizes of groups are made of the same jaxprs."""
+    """The one of all numbers of devices that are alike: plans with many sizes of groups share it."""
     return _Follower(unit)
 
 

@@ -14,6 +14,7 @@ from jax.extend import core
 
 from fdg import jaxprs
 from fdg.batch import follow as batch_flow
+from fdg.batch.lengths import alike, lengths_of_equation
 from fdg.placing.layout import Layout
 from fdg.placing.scheduling.schedule import Call, Move, Schedule, Step, Value
 
@@ -56,11 +57,12 @@ def _peak_inside(
 ) -> int:
     """Peak of what the equations make; `kept` lives to the end, `layouts` are of what is split by rules."""
     last = {v: i for i, eqn in enumerate(equations) for v in eqn.invars if not jaxprs.is_literal(v)}
+    unit = alike(devices, frozenset().union(*map(lengths_of_equation, equations)))
     alive: dict[Any, int] = {}
     peak = 0
     for i, eqn in enumerate(equations):
         operands = [None if jaxprs.is_literal(v) else axes.get(v) for v in eqn.invars]
-        for v, axis in zip(eqn.outvars, batch_flow.equation_axes(eqn, operands, devices), strict=True):
+        for v, axis in zip(eqn.outvars, batch_flow.equation_axes(eqn, operands, unit), strict=True):
             if not isinstance(v, core.DropVar):
                 axes[v] = axis
                 alive[v] = _share(v, axis, devices, layouts.get(v))

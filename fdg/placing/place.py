@@ -19,7 +19,8 @@ from jax.extend import core
 
 from fdg import jaxprs
 from fdg.batch.collective import Collective
-from fdg.batch.exchanges import predict
+from fdg.batch.exchanges import WithoutRule, predict
+from fdg.batch.lengths import alike, lengths_of
 from fdg.errors import PlanError
 from fdg.placing.assignment import (
     assign,
@@ -47,6 +48,7 @@ from fdg.tracing.trace import trace
 
 _OPENED: Recall[Opened] = Recall()
 _DELAYED: Recall[tuple[FDG, Delay]] = Recall()
+_EXCHANGED: Recall[tuple[tuple[Collective, ...], tuple[WithoutRule, ...]]] = Recall(most=256)
 
 
 def place(
@@ -242,7 +244,9 @@ def _exchanged(
     """
     if not _is_predicted(group):
         return (), ()
-    collectives, whole = predict(jaxpr, inputs, group.rows, outputs)
+    unit = alike(group.rows, lengths_of(jaxprs.open_jaxpr(jaxpr)))
+    ends = tuple(inputs), tuple(outputs)
+    collectives, whole = _EXCHANGED(jaxpr, (unit, *ends), lambda: predict(jaxpr, ends[0], unit, ends[1]))
     return collectives, tuple(map(str, whole))
 
 

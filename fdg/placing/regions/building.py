@@ -41,13 +41,17 @@ class RegionBuilder:
         """What stands for an input of the iteration, in this region: each loop on the way takes it in."""
         return variable if self.around is None else self.constant(self.around.from_outside(variable))
 
-    def emit(self, function: Callable, *operands: Any) -> core.Var:
-        """Appends a function of one result as one operation, so that what belongs together stays together."""
+    def emit(self, function: Callable, *operands: Any, row: Any = None) -> core.Var:
+        """Appends a function of one result as one operation, so that what belongs together stays together.
+
+        Args:
+          row: as of `Operation`.
+        """
         shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in operands]
         jaxpr = jaxprs.open_jaxpr(jax.make_jaxpr(jax.jit(function))(*shapes))
         (eqn,) = jaxpr.eqns
         names: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
-        self.items.append(Operation(renamed(eqn, names)))
+        self.items.append(Operation(renamed(eqn, names), row=row))
         return names[jaxpr.outvars[0]]
 
     def emit_zeros(self, aval: Any) -> core.Var:

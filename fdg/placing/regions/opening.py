@@ -12,6 +12,7 @@ group the scan stays one equation.
 """
 
 import collections
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -124,8 +125,8 @@ class _Opener:
         operation = Operation(renamed(eqn, names), group, fragments)
         if region.token is not None and has_effect(eqn):
             before = region.token
-            operation.eqn, region.token = threaded(operation.eqn, before)
-            operation.token = before, region.token
+            changed, region.token = threaded(operation.eqn, before)
+            operation = dataclasses.replace(operation, eqn=changed, token=(before, region.token))
         region.items.append(operation)
         for k, i in _passed_through(eqn):
             names[eqn.outvars[k]] = look_up(names, eqn.invars[i])
@@ -219,9 +220,7 @@ class _Opener:
                 if isinstance(outvar, core.DropVar):
                     continue
                 stack = carry(around.emit_zeros(outvar.aval))
-                stacking = region.emit(_put_row, stack, value, position)
-                region.items[-1].row = value  # type: ignore[union-attr]
-                value = stacking
+                value = region.emit(_put_row, stack, value, position, row=value)
             nexts.append(value)
             results.append(result)
         if any(counter in item.inputs for item in region.items if isinstance(item, Operation)):

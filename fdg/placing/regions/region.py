@@ -13,15 +13,17 @@ it apart. What stands here is what comes out, and what every later pass reads. I
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 from jax.extend import core
 
 from fdg import jaxprs
+from fdg.batch.lengths import lengths_of_equation
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Operation:
     """One equation over the variables of its region.
 
@@ -38,12 +40,12 @@ class Operation:
     row: Any = None
     token: tuple[core.Var, core.Var] | None = None
 
-    @property
+    @functools.cached_property
     def inputs(self) -> list[Any]:
         """Variables that it reads, each once."""
         return list(dict.fromkeys(v for v in self.eqn.invars if not jaxprs.is_literal(v)))
 
-    @property
+    @functools.cached_property
     def outputs(self) -> list[core.Var]:
         """Variables that it makes, those that nothing reads left out."""
         return [v for v in self.eqn.outvars if not isinstance(v, core.DropVar)]
@@ -135,6 +137,11 @@ class Opened:
     constants: list[Any]
     declared: dict[core.Var, int]
     has_token: bool = False
+
+    @functools.cached_property
+    def lengths(self) -> frozenset[int]:
+        """Of all axes of everything in it (`batch.lengths`)."""
+        return frozenset().union(*(lengths_of_equation(op.eqn) for op in self.region.operations()))
 
     def __str__(self) -> str:
         return str(self.region)

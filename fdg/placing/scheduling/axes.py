@@ -6,7 +6,6 @@ region x, w:  (x [B, 3] split along 0, w [3] shared)
   m = mean(a)              m: None
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,23 +19,26 @@ from fdg.placing.scheduling.residents import Placement
 Axes = dict[Any, int | None]
 
 
-def batch_axes(placement: Placement, carried: Sequence[int | None], sizes: Mapping[str, int]) -> Axes:
+Units = Mapping[frozenset[str], int]
+
+
+def batch_axes(placement: Placement, carried: Sequence[int | None], units: Units) -> Axes:
     """The batch axis of every variable, None where the batch shares it.
 
     What is one array at both ends, of a loop or from trip to trip, has one axis at both, or none.
 
     Args:
       carried: the axis of what the iteration carries.
-      sizes: number of devices of each group.
+      units: for all groups that run something together, what their numbers of devices divide.
     """
     region = placement.region
     axes: Axes = dict(zip(region.inputs, carried, strict=False))
-    _follow(region, axes, placement, sizes)
+    _follow(region, axes, placement, units)
     _agree(region, axes, placement.num_carried)
     return axes
 
 
-def _follow(region: Region, axes: Axes, placement: Placement, sizes: Mapping[str, int]) -> None:
+def _follow(region: Region, axes: Axes, placement: Placement, units: Units) -> None:
     """Enters the batch axis of every variable, given those of the region's inputs."""
     declared = placement.opened.declared
 
@@ -49,13 +51,13 @@ def _follow(region: Region, axes: Axes, placement: Placement, sizes: Mapping[str
         if isinstance(item, Operation):
             operands = [None if jaxprs.is_literal(v) else axes.get(v) for v in item.eqn.invars]
             row = None if item.row is None else axes.get(item.row)
-            devices = math.lcm(*(sizes[group] for group in placement.groups[item]))
-            results = [row + 1] if row is not None else batch_flow.equation_axes(item.eqn, operands, devices)
+            unit = units[placement.groups[item]]
+            results = [row + 1] if row is not None else batch_flow.equation_axes(item.eqn, operands, unit)
             enter(item.eqn.outvars, results)
             continue
         enter(item.body.inputs, [axes.get(outer) for _, outer in item.entering])
         for _ in range(len(item.carried) + 1):  # an axis can reach one more carried value a round
-            _follow(item.body, axes, placement, sizes)
+            _follow(item.body, axes, placement, units)
             ends = [(v, axes.get(end)) for v, end in zip(item.carried, item.body.outputs, strict=True)]
             found = [(v, axis) for v, axis in ends if axes.get(v) is None and axis is not None]
             if not found:

@@ -11,8 +11,11 @@ Passes over plain values, each of which can be printed (`passes` gives all of th
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
+from fdg.batch.lengths import alike
+from fdg.placing.recall import Recall
 from fdg.placing.regions.region import Opened
 from fdg.placing.scheduling.axes import batch_axes
 from fdg.placing.scheduling.drafts import Draft, Values, in_order
@@ -60,10 +63,43 @@ def passes(
     platforms: Mapping[str, str] | None = None,
 ) -> Passes:
     """As `partition`, with what stands between the passes."""
+    order, where = tuple(sizes), tuple((platforms or {}).items())
+    num_carried = len(axes) + opened.has_token
+    placed = _PLACED(
+        opened,
+        (num_carried, order, where),
+        lambda: place_operations(opened, num_carried, order, platforms),
+    )
+    units = _units(placed, sizes)
+    return _PASSES(
+        placed, (tuple(axes), tuple(units.items())), lambda: _passes(opened, placed, axes, units, order)
+    )
+
+
+_PLACED: Recall[Placement] = Recall()
+_PASSES: Recall[Passes] = Recall(most=64)
+
+
+def _units(placed: Placement, sizes: Mapping[str, int]) -> dict[frozenset[str], int]:
+    """For all groups that run something together, a number of devices that stands for all of theirs: the
+    passes that follow cannot tell it from theirs.
+    """
+    known = placed.opened.lengths
+    return {
+        together: alike(math.lcm(*(sizes[group] for group in together)), known)
+        for together in dict.fromkeys(placed.groups[op] for op in placed.region.operations())
+    }
+
+
+def _passes(
+    opened: Opened,
+    placed: Placement,
+    axes: Sequence[int | None],
+    units: Mapping[frozenset[str], int],
+    order: Sequence[str],
+) -> Passes:
     carried = [*axes, *[None] * opened.has_token]
-    order = list(sizes)
-    placed = place_operations(opened, len(carried), order, platforms)
-    values = Values(batch_axes(placed, carried, sizes))
+    values = Values(batch_axes(placed, carried, units))
     levelled = assign_levels(placed, values, len(axes))
     merged = merge(levelled.draft, order)
     ordered = in_order(merged, order)

@@ -84,6 +84,12 @@ class Call:
         inputs, outputs = ([value.variable for value in values] for values in (self.inputs, self.outputs))
         return jaxprs.build(inputs, outputs, self.equations, checked=False)
 
+    def laid_out(self, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> "Call":
+        """The same program, and the same jaxpr, of the same variables in their layouts."""
+        new = dataclasses.replace(self, inputs=inputs, outputs=outputs)
+        new.__dict__["jaxpr"] = self.jaxpr  # one for all plans of the program: much is known by jaxpr
+        return new
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Move:

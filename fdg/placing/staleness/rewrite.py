@@ -107,6 +107,9 @@ class Rewriter:
             mark = FragmentMark.of(eqn)
             made = [(k, version) for k, v in enumerate(eqn.outvars)
                     for version in self._results(block, v, handed_on[k], mark)]  # fmt: skip
+        if kind in ("call", "scan") and self._is_of_newest(inner[0], made):
+            self._keep(new, eqn, inner[0], handed_on)
+            return
         tests = len(inner) - 1 if kind == "while" else 0
         closed = []
         operands: list[list[list[Any]]] = []  # by body, and by its input: the operand's versions
@@ -127,6 +130,23 @@ class Rewriter:
         for k, source in enumerate(handed_on):
             if source is not None:
                 new.same[eqn.outvars[k]] = eqn.invars[source]
+
+    def _is_of_newest(self, body: Block, made: Sequence[tuple[int, Version]]) -> bool:
+        """Whether the newest version of everything goes in and comes out of a body, and nothing else."""
+        goes_in = (self.demand.kept(body, v) == [None] for v in body.jaxpr.invars)
+        return all(goes_in) and all(version is None for _, version in made) and _reads_newest(body)
+
+    def _keep(self, new: Rewritten, eqn: core.JaxprEqn, body: Block, handed_on: Sequence[int | None]) -> None:
+        """The equation with the body that it has: what is known of that holds for every staleness."""
+        pairs = zip(body.jaxpr.invars, eqn.invars, strict=True)
+        new.equations.append(
+            eqn.replace(invars=[self._operand(new, body, v, atom, None) for v, atom in pairs])
+        )
+        for v, source in zip(eqn.outvars, handed_on, strict=True):
+            if source is None:
+                new.variables.setdefault((v, None), v)
+            else:
+                new.same[v] = eqn.invars[source]
 
     def _results(
         self, block: Block, result: Any, handed_on: int | None, mark: FragmentMark | None = None
@@ -160,7 +180,9 @@ class Rewriter:
         constants = jaxprs.constants_of(jaxprs.closed_bodies(eqn)[index])
         variables = [*one.jaxpr.constvars, *(v for v, _ in new.constants)]
         values = [*constants, *(value for _, value in new.constants)]
-        return jaxprs.build(list(inputs.values()), outputs, new.equations, variables, values)
+        # Loops and calls are traced anew, which finds what a check would.
+        checked = control_flow(eqn) == "cond"
+        return jaxprs.build(list(inputs.values()), outputs, new.equations, variables, values, checked)
 
     def _certain(self, block: Block, atom: Any) -> bool:
         return jaxprs.is_literal(atom) or any(version != ANY for version, _ in block.need.get(atom, ()))
@@ -207,6 +229,12 @@ class Rewriter:
             invars = [v if jaxprs.is_literal(v) else names.get(v, v) for v in one.invars]
             new.equations.append(one.replace(invars=invars))
         return [v if jaxprs.is_literal(v) else names.get(v, v) for v in jaxpr.outvars]
+
+
+def _reads_newest(block: Block) -> bool:
+    """Whether nothing in a block, or in the blocks within, reads an older version of anything."""
+    here = all(not version for reads in block.need.values() for version, _ in reads)
+    return here and all(_reads_newest(one) for inner in block.inner.values() for one in inner)
 
 
 def _call(eqn: core.JaxprEqn, function: Callable) -> Callable:
