@@ -10,6 +10,7 @@ import fdg
 from algos import distributions, foreign, modules, optimizers, presets
 from algos.acting import Actor, Policy, chosen
 from algos.hyperparameters import require, require_positive, require_types, require_within
+from algos.precision import Precise
 from algos.rollout import evaluate
 from envs import Environment, Observation, check_spec, num_agents
 from envs.checking import check_batch_reset, check_batch_step
@@ -19,7 +20,7 @@ from fdg.errors import FdgError, unknown_name
 KNOWN: dict[str, type["Agent"]] = {}
 
 
-class Agent:
+class Agent(Precise):
     """Base of the algorithms of this package; a user's own needs none.
 
     A subclass is a frozen dataclass with at least the fields annotated here; it calls `_check_common` when
@@ -44,7 +45,7 @@ class Agent:
 
     def __new__(cls, *_: Any, **given: Any) -> Any:
         """Refuses a name that is no field, with the nearest that is."""
-        fields = [field.name for field in dataclasses.fields(cls) if field.init]  # type: ignore[arg-type]
+        fields = [field.name for field in dataclasses.fields(cls) if field.init]
         for name in given:
             if name not in fields:
                 raise unknown_name(
@@ -208,11 +209,11 @@ class Agent:
     def _check_types(self) -> None:
         """Raises an `FdgError` where a field is of another type than it says."""
         check_spec(self.env)
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+        for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.metadata.get("holds") == "network" and foreign.hashable(value) is not value:
                 object.__setattr__(self, field.name, foreign.hashable(value))
         require_types(self)
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+        for field in dataclasses.fields(self):
             if field.metadata.get("holds") == "network" and isinstance(getattr(self, field.name), str):
                 self._own(field.name)  # refuses a name that names nothing

@@ -207,19 +207,19 @@ class CrossQ(SoftActorCritic):
     @property
     def _normed_actor(self) -> NormedNetwork:
         own = self._own("actor_network", "actor")
-        return batch_renorm.without_statistics(own) if own else batch_renorm.gaussian_actor(
+        return self._computing(batch_renorm.without_statistics(own) if own else batch_renorm.gaussian_actor(
             self.env.observation_space, math.prod(self.env.action_space.shape),
             self.hidden, self.activation, self.convolve, self.layer_norm, self.norm_decay,
-        )  # fmt: skip
+        ))  # fmt: skip
 
     @property
     def _normed_critics(self) -> NormedNetwork:
         own = self._own("critic_network", "critic")
-        return batch_renorm.without_statistics(own) if own else batch_renorm.twin_critics(
+        return self._computing(batch_renorm.without_statistics(own) if own else batch_renorm.twin_critics(
             self.env.observation_space,
             self.critic_hidden, self.activation, self.convolve, self.layer_norm, self.norm_decay,
             self._reading.outputs,
-        )  # fmt: skip
+        ))  # fmt: skip
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:

@@ -82,10 +82,10 @@ class DistributionalDQN(DQN):
 
     @property
     def _network(self) -> Network:
-        return self._own("network", "actor") or networks.q_network(
+        return self._computing(self._own("network", "actor") or networks.q_network(
             self.env.observation_space, self._outputs,
             self.hidden, self.activation, self.dueling, self.layer_norm, self.convolve,
-        )  # fmt: skip
+        ))  # fmt: skip
 
 
 def of_action(numbers: jax.Array, action: jax.Array) -> jax.Array:

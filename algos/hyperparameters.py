@@ -38,6 +38,10 @@ NETWORK: dict[str, Any] = {
     "holds": "network",
 }
 
+PRECISION: dict[str, Any] = {
+    "help": "of the operands of networks' products; bfloat16 is quicker where a device has units for it"
+}
+
 
 def require(algorithm: Any, condition: bool | jax.Array, message: str) -> None:
     """Raises an `FdgError` that names the algorithm, unless the condition holds.

@@ -69,18 +69,21 @@ class MultiAgentPPO(RecurrentPPO):
 
     @property
     def _network(self) -> RecurrentNetwork:
-        return with_memory(self._own("network"), leading_axes=3) or recurrent_actor_critic(
-            self.env.observation_space,
-            self.env.action_space,
-            self.hidden,
-            self.memory_size if self._has_memory else None,
-            self.activation,
-            self.initial_log_std,
-            num_agents(self.env),
-            self.central_value,
-            self.convolve,
-            self.layer_norm,
-            self._remembers,
+        return self._computing(
+            with_memory(self._own("network"), leading_axes=3)
+            or recurrent_actor_critic(
+                self.env.observation_space,
+                self.env.action_space,
+                self.hidden,
+                self.memory_size if self._has_memory else None,
+                self.activation,
+                self.initial_log_std,
+                num_agents(self.env),
+                self.central_value,
+                self.convolve,
+                self.layer_norm,
+                self._remembers,
+            )
         )
 
 

@@ -233,7 +233,7 @@ class OffPolicy(NormalizedObservations):
 
     @property
     def _critics(self) -> Network:
-        return self._own("critic_network", "critic") or networks.twin_critics(
+        return self._computing(self._own("critic_network", "critic") or networks.twin_critics(
             self.env.observation_space, self.hidden, self.activation, self.convolve, self.layer_norm,
             self._reading.outputs,
-        )  # fmt: skip
+        ))  # fmt: skip

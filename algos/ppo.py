@@ -265,12 +265,15 @@ class PPO(ProximalAgent):
 
     @property
     def _network(self) -> Network:
-        return self._own("network") or networks.actor_critic(
-            self.env.observation_space,
-            self.env.action_space,
-            self.hidden,
-            self.activation,
-            self.initial_log_std,
-            self.convolve,
-            self.layer_norm,
+        return self._computing(
+            self._own("network")
+            or networks.actor_critic(
+                self.env.observation_space,
+                self.env.action_space,
+                self.hidden,
+                self.activation,
+                self.initial_log_std,
+                self.convolve,
+                self.layer_norm,
+            )
         )

@@ -86,7 +86,7 @@ class QLearning(EpsilonGreedy):
 
     @property
     def _network(self) -> Network:
-        return self._own("network", "actor") or networks.q_network(
+        return self._computing(self._own("network", "actor") or networks.q_network(
             self.env.observation_space, self.env.action_space,
             self.hidden, self.activation, self.dueling, self.layer_norm, self.convolve,
-        )  # fmt: skip
+        ))  # fmt: skip

@@ -356,16 +356,19 @@ class RecurrentPPO(ProximalAgent):
 
     @property
     def _network(self) -> RecurrentNetwork:
-        return with_memory(self._own("network")) or recurrent_actor_critic(
-            self.env.observation_space,
-            self.env.action_space,
-            self.hidden,
-            self.memory_size,
-            self.activation,
-            self.initial_log_std,
-            convolve=self.convolve,
-            layer_norm=self.layer_norm,
-            memory=self._remembers,
+        return self._computing(
+            with_memory(self._own("network"))
+            or recurrent_actor_critic(
+                self.env.observation_space,
+                self.env.action_space,
+                self.hidden,
+                self.memory_size,
+                self.activation,
+                self.initial_log_std,
+                convolve=self.convolve,
+                layer_norm=self.layer_norm,
+                memory=self._remembers,
+            )
         )
 
     @property

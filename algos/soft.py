@@ -136,7 +136,7 @@ class SoftActorCritic(OffPolicy):
 
     @property
     def _actor(self) -> Network:
-        return self._own("actor_network", "actor") or networks.gaussian_actor(
+        return self._computing(self._own("actor_network", "actor") or networks.gaussian_actor(
             self.env.observation_space, self.env.action_space,
             self.hidden, self.activation, self.convolve, self.layer_norm,
-        )  # fmt: skip
+        ))  # fmt: skip

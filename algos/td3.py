@@ -199,10 +199,10 @@ class TD3(OffPolicy):
 
     @property
     def _actor(self) -> Network:
-        return self._own("actor_network", "actor") or networks.deterministic_actor(
+        return self._computing(self._own("actor_network", "actor") or networks.deterministic_actor(
             self.env.observation_space, self.env.action_space,
             self.hidden, self.activation, self.convolve, self.layer_norm,
-        )  # fmt: skip
+        ))  # fmt: skip
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:

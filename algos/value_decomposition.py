@@ -380,8 +380,9 @@ class ValueDecomposition(ReplayedQLearning):
     def _network(self) -> RecurrentNetwork:
         own = self._own("network", "actor")
         if own is not None:
-            return agent_values.of_each_agent(own) if isinstance(own, Network) else own
-        return agent_values.agent_q_network(
+            each = agent_values.of_each_agent(own) if isinstance(own, Network) else own
+            return self._computing(each)
+        default = agent_values.agent_q_network(
             self.env.observation_space,
             self._actions,
             self._agents,
@@ -393,6 +394,7 @@ class ValueDecomposition(ReplayedQLearning):
             self._remembers,
             self.agent_identity,
         )
+        return self._computing(default)
 
     @property
     def _remembers(self) -> MemoryKind | None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import fdg.ctrl_c
 import fdg.showing  # noqa: F401 - graphs and plans are printed and drawn by it
+from fdg.bfloat16 import in_bfloat16
 from fdg.engine import Engine, compile
 from fdg.errors import FdgError, FdgWarning, GraphError, PlanError, RunError, UnknownNameError
 from fdg.fragment import fragment
@@ -66,6 +67,7 @@ __all__ = [
     "fit",
     "fragment",
     "host_devices",
+    "in_bfloat16",
     "keep_programs",
     "load",
     "load_exported",

@@ -124,7 +124,11 @@ def _float(name: str, item: Any) -> float:
     except (TypeError, ValueError):
         value = math.nan
     if math.isnan(value) or _LARGEST < abs(value) < math.inf:
-        raise FdgError(f"sweep: {name}: {item!r:.60} is not a number that float32 has")
+        words = f": words are tried in programs of their own (--optuna TRIALS --search {name}=...)"
+        raise FdgError(
+            f"sweep: {name}: {item!r:.60} is not a number that float32 has"
+            f"{words if str(item).isalnum() and math.isnan(value) else ''}"
+        )
     return value
 
 

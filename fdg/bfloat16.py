@@ -1,0 +1,173 @@
+"""`in_bfloat16`: a function whose products of matrices take bfloat16, and everything else float32.
+
+The function is traced, and each product of float32 arrays in it becomes one whose operands are rounded to
+bfloat16 (8 bits of significand) and whose sums are float32: what tensor cores and matrix units do quickest.
+So are the two products of its gradient. All that stands between products, and all arrays that go in and come
+out, stay as they were; so the function knows nothing of it, and neither does what calls it.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+from jax.extend import core
+
+from fdg import jaxprs
+
+_PRODUCTS = ("dot_general", "conv_general_dilated")
+_OF_THEIR_OWN_GRADIENT = ("custom_jvp_call", "custom_vjp_call")
+
+
+def in_bfloat16(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function with its products of float32 arrays in bfloat16, summed in float32.
+
+    Products of other types stay as they are, and those that ask for a precision of their own
+    (`precision=jax.lax.Precision.HIGHEST`).
+
+    Args:
+      function: pure, of arrays (pytrees) to arrays; keyword arguments are not arrays.
+
+    Returns:
+      The function, of the same shapes and dtypes. It composes with `jit`, `vmap` and `grad`, and not with
+      `jax.jvp`.
+
+    >>> third = jax.numpy.full((1, 1), 1 / 3)
+    >>> print(jax.numpy.matmul(third, third), in_bfloat16(jax.numpy.matmul)(third, third))
+    [[0.11111112]] [[0.11154556]]
+    """
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        operands, tree = jax.tree.flatten(arguments)
+        structures: list[Any] = []
+
+        def flat(*operands: Any) -> list[Any]:
+            results, structure = jax.tree.flatten(function(*jax.tree.unflatten(tree, operands), **options))
+            structures[:] = [structure]
+            return results
+
+        traced = jax.make_jaxpr(flat)(*operands)
+        rounded = _Rounding().rewrite(jaxprs.open_jaxpr(traced))
+        if rounded is not None:
+            traced = jaxprs.with_jaxpr(traced, rounded)
+        return jax.tree.unflatten(structures[0], core.jaxpr_as_fun(traced)(*operands))
+
+    return call
+
+
+class _Rounding:
+    """Rewrites jaxprs; one that is called from several places is rewritten once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Any, Any]] = {}
+
+    def rewrite(self, jaxpr: Any) -> Any:
+        """The open jaxpr with its products in bfloat16; None if it has none."""
+        if id(jaxpr) not in self._known:
+            equations = [self._equation(eqn) for eqn in jaxpr.eqns]
+            changed = any(new is not eqn for new, eqn in zip(equations, jaxpr.eqns, strict=True))
+            self._known[id(jaxpr)] = jaxpr, jaxpr.replace(eqns=equations) if changed else None
+        return self._known[id(jaxpr)][1]
+
+    def _equation(self, eqn: Any) -> Any:
+        """An equation of the same operands and results; the same one where nothing changes."""
+        if eqn.primitive.name in _PRODUCTS:
+            return _as_one(_product(eqn), eqn) if _is_to_be_rounded(eqn) else eqn
+        inner = [self.rewrite(body.jaxpr) for body in jaxprs.bodies(eqn)]
+        if eqn.primitive.name in _OF_THEIR_OWN_GRADIENT and any(body is not None for body in inner):
+            return _as_one(_call(eqn), eqn)
+        return jaxprs.with_new_bodies(eqn, inner)
+
+
+def _is_to_be_rounded(eqn: Any) -> bool:
+    asked = eqn.params["precision"] is not None and jax.config.read("jax_default_matmul_precision") is None
+    return not asked and all(v.aval.dtype == jnp.float32 for v in (*eqn.invars, *eqn.outvars))
+
+
+def _as_one(function: Callable[..., Any], eqn: Any) -> Any:
+    """A function with a gradient of its own in the place of an equation that has its operands and results."""
+    shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+    (made,) = jaxprs.open_jaxpr(jax.make_jaxpr(function)(*shapes)).eqns
+    return made.replace(invars=eqn.invars, outvars=eqn.outvars)
+
+
+def _product(eqn: Any) -> Callable[..., jax.Array]:
+    """A product of float32 arrays that are rounded first, and whose gradients are such products too."""
+    params = {**eqn.params, "preferred_element_type": jnp.dtype(jnp.float32)}
+    bind = functools.partial(eqn.primitive.bind, **params)
+    of_left, of_right = (jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars)
+
+    @jax.custom_vjp
+    def product(left: jax.Array, right: jax.Array) -> jax.Array:
+        return bind(_half(left), _half(right))
+
+    def forward(left: Any, right: Any) -> tuple[jax.Array, Any]:
+        # Each operand is kept for the other's gradient, where anyone asks for that one.
+        first, second = _half(left.value), _half(right.value)
+        return bind(first, second), (
+            first if right.perturbed else None,
+            second if left.perturbed else None,
+        )
+
+    def backward(kept: Sequence[jax.Array | None], slope: Any) -> tuple[jax.Array | None, jax.Array | None]:
+        if isinstance(slope, SymbolicZero):
+            return None, None
+        # To float32 exactly, so that rounding them again changes nothing.
+        left, right = (None if x is None else x.astype(jnp.float32) for x in kept)
+        return (
+            None if right is None else _transposed(lambda x: bind(x, right), of_left, slope),
+            None if left is None else _transposed(lambda x: bind(left, x), of_right, slope),
+        )
+
+    product.defvjp(forward, backward, symbolic_zeros=True)
+    return product
+
+
+def _half(x: jax.Array) -> jax.Array:
+    # XLA may leave out a pair of conversions, and does so in one program and not in another: with the
+    # rounding apart the numbers are those of bfloat16 in every one, and so under every policy.
+    return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7).astype(jnp.bfloat16)
+
+
+def _transposed(linear: Callable[..., jax.Array], shape: jax.ShapeDtypeStruct, slope: jax.Array) -> jax.Array:
+    transpose = jax.linear_transpose(linear, shape)
+    return in_bfloat16(lambda slope: transpose(slope)[0])(slope)
+
+
+def _call(eqn: Any) -> Callable[..., list[jax.Array]]:
+    """What calls a function with a gradient of its own, with the products of both in bfloat16."""
+    inputs = [core.Var(v.aval) for v in eqn.invars]
+    itself = core.jaxpr_as_fun(jaxprs.build(inputs, eqn.outvars, [eqn.replace(invars=inputs)]))
+    (body,) = map(core.jaxpr_as_fun, jaxprs.closed_bodies(eqn))
+    float_operands = [i for i, v in enumerate(eqn.invars) if _is_float(v)]
+    float_results = [i for i, v in enumerate(eqn.outvars) if _is_float(v)]
+
+    @jax.custom_vjp
+    def call(*operands: jax.Array) -> list[jax.Array]:
+        return in_bfloat16(body)(*operands)
+
+    def forward(*operands: jax.Array) -> tuple[list[jax.Array], Any]:
+        def of_floats(*floats: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
+            given = [*operands]
+            for i, x in zip(float_operands, floats, strict=True):
+                given[i] = x
+            results = itself(*given)
+            return [results[i] for i in float_results], results
+
+        _, pull, results = jax.vjp(of_floats, *(operands[i] for i in float_operands), has_aux=True)
+        return results, pull
+
+    def backward(pull: Any, slopes: Sequence[jax.Array]) -> tuple[jax.Array | None, ...]:
+        pulled = in_bfloat16(lambda pull, slopes: pull(slopes))(pull, [slopes[i] for i in float_results])
+        found = dict(zip(float_operands, pulled, strict=True))
+        return tuple(found.get(i) for i in range(len(inputs)))
+
+    call.defvjp(in_bfloat16(forward), backward)
+    return call
+
+
+def _is_float(v: Any) -> bool:
+    return jnp.issubdtype(v.aval.dtype, jnp.floating)

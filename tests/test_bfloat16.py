@@ -1,0 +1,110 @@
+"""Functions whose products take bfloat16: by hand, with gradients of their own, and what stays as it was."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from algos import gru
+from fdg import jaxprs
+from fdg.bfloat16 import in_bfloat16
+
+
+def products(jaxpr):
+    """The operands' types of every product in a jaxpr, at any depth."""
+    found = []
+    for eqn in jaxprs.open_jaxpr(jaxpr).eqns:
+        if eqn.primitive.name in ("dot_general", "conv_general_dilated"):
+            found.append(tuple(str(v.aval.dtype) for v in eqn.invars))
+        for body in jaxprs.bodies(eqn):
+            found += products(body.jaxpr)
+    return found
+
+
+def rounded(x):
+    return np.asarray(x).astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+def normal(seed, *shape):
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+def test_a_layer_and_its_gradient_are_those_of_rounded_operands():
+    """Worked by hand: y = tanh(x) w; of the sum of y c, dw = tanh(x)' c and dx = (c w') (1 - tanh(x)^2)."""
+    x, w, c = normal(0, 5, 4), normal(1, 4, 3), normal(2, 5, 3)
+
+    @jax.jit
+    def layer(x, w):
+        return in_bfloat16(lambda x, w: jnp.tanh(x) @ w)(x, w)
+
+    hidden = np.asarray(jnp.tanh(x))
+    np.testing.assert_allclose(layer(x, w), rounded(hidden) @ rounded(w), atol=2e-6)
+    by_x, by_w = jax.jit(jax.grad(lambda x, w: jnp.sum(layer(x, w) * c), (0, 1)))(x, w)
+    np.testing.assert_allclose(by_w, rounded(hidden).T @ rounded(c), atol=2e-6)
+    np.testing.assert_allclose(by_x, rounded(c) @ rounded(w).T * (1 - hidden**2), atol=2e-6)
+    assert np.max(np.abs(layer(x, w) - hidden @ w)) > 1e-3, "the rounding must be there"
+
+
+@pytest.fixture(scope="module")
+def cell():
+    """Parameters of a GRU, and a sequence: memory, inputs, starts."""
+    memory, inputs = jnp.zeros((4, 5)), normal(1, 6, 4, 3)
+    parameters = nn.GRUCell(5).init(jax.random.key(0), memory, inputs[0])["params"]
+    return parameters, memory, inputs, jax.random.bernoulli(jax.random.key(2), 0.2, (6, 4))
+
+
+def stepped(parameters, memory, inputs, start):
+    """The same memories by a loop whose gradient is JAX's."""
+
+    def step(memory, row):
+        inputs, start = row
+        memory, _ = nn.GRUCell(5).apply(
+            {"params": parameters}, jnp.where(start[:, None], 0.0, memory), inputs
+        )
+        return memory, memory
+
+    return jax.lax.scan(step, memory, (inputs, start))[1]
+
+
+def test_a_gradient_that_somebody_wrote_is_in_bfloat16_too(cell):
+    def slope(unroll):
+        return jax.grad(lambda parameters: jnp.sum(in_bfloat16(unroll)(parameters, *cell[1:]) ** 2))
+
+    assert set(products(jax.make_jaxpr(slope(gru.unroll))(cell[0]))) == {("bfloat16", "bfloat16")}
+    written, derived = (jax.jit(slope(unroll))(cell[0]) for unroll in (gru.unroll, stepped))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), written, derived)
+
+
+def test_what_is_no_product_of_float32_arrays_stays():
+    exact = jax.lax.Precision.HIGHEST
+    x, n = normal(0, 2, 2), jnp.ones((2, 2), int)
+
+    def mixed(x, n):
+        return jnp.matmul(x, x, precision=exact), n @ n, x.astype(jnp.float16) @ x.astype(jnp.float16)
+
+    traced = jax.make_jaxpr(in_bfloat16(mixed))(x, n)
+    assert products(traced) == [(kind, kind) for kind in ("float32", "int32", "float16")]
+    relu = jax.make_jaxpr(in_bfloat16(jax.nn.relu))(x)
+    assert str(relu) == str(jax.make_jaxpr(jax.nn.relu)(x)), "a function without products is the same one"
+
+
+def test_only_gradients_that_are_asked_for_are_computed():
+    """Of observations nobody asks for a gradient: a network's first layer has two products, not three."""
+    images, kernel = normal(0, 2, 6, 6, 1), normal(1, 3, 3, 1, 2)
+
+    def loss(kernel):
+        convolved = in_bfloat16(nn.Conv(2, (3, 3), use_bias=False).apply)
+        return jnp.sum(convolved({"params": {"kernel": kernel}}, images) ** 2)
+
+    assert len(products(jax.make_jaxpr(jax.grad(loss))(kernel))) == 2
+
+
+def test_rows_are_mapped_and_types_are_kept():
+    x, w = normal(0, 3, 5, 4), normal(1, 3, 4, 2)
+    one = in_bfloat16(lambda x, w: {"y": x @ w, "n": jnp.argmax(x, axis=-1)})
+    both = jax.vmap(one)(x, w)
+    assert both["y"].dtype == jnp.float32
+    assert both["n"].dtype == jnp.int32
+    np.testing.assert_allclose(both["y"][1], one(x[1], w[1])["y"], atol=1e-6)
