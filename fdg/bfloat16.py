@@ -83,7 +83,8 @@ class _Rounding:
 
 
 def _is_to_be_rounded(eqn: Any) -> bool:
-    asked = eqn.params["precision"] is not None and jax.config.read("jax_default_matmul_precision") is None
+    config: Any = jax.config  # whose default stands in every product, as if that had asked for it
+    asked = eqn.params["precision"] is not None and config.jax_default_matmul_precision is None
     return not asked and all(v.aval.dtype == jnp.float32 for v in (*eqn.invars, *eqn.outvars))
 
 
