@@ -1,5 +1,7 @@
 """Every algorithm of the package, small, under every policy: the numbers of plain calls of `iterate`.
 
+And goes on from a checkpoint, bit for bit: all of it, replay, priorities, memories and statistics.
+
 One entry of `SMALL` an algorithm; a test says which are missing. An algorithm whose fragments are those of
 another, with other losses, meets two policies here that differ most, and every policy with `--whole`:
 `make test ARGS="tests/conformance --whole"`.
@@ -8,15 +10,17 @@ another, with other losses, meets two policies here that differ most, and every 
 import functools
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 import algos
 import envs
 import fdg
 import policies
+from fdg.training.checkpoint import Checkpoints
 from tests.compilations import compilations
 from tests.conformance import dialogue
-from tests.conformance.comparison import ITERATIONS, assert_same, copied, plain
+from tests.conformance.comparison import ITERATIONS, assert_same, copied, leaves, plain
 
 NORMALIZING = {"normalize_observation": True, "normalize_reward": True}
 
@@ -255,14 +259,28 @@ def test_likeness_is_of_algorithms_that_meet_every_policy():
     assert set(LIKE) <= set(SMALL) and not set(LIKE.values()) & set(LIKE) and set(LIKE.values()) <= set(SMALL)
 
 
+def assert_goes_on(engine, state, whole, folder):
+    """A run that is ended, kept and read again has the bits of one that was not: `whole`."""
+    state, first = engine.run(state, 2)
+    checkpoints = Checkpoints(folder)
+    checkpoints.save(2, state)
+    checkpoints.close()
+    types = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+    state, rest = engine.run(Checkpoints(folder).restore(2, types), ITERATIONS - 2)
+    found, expected = leaves((state, jax.tree.map(lambda *x: jnp.concatenate(x), first, rest))), leaves(whole)
+    assert {path: x.tobytes() for path, x in found.items()} == {p: x.tobytes() for p, x in expected.items()}
+
+
 @pytest.mark.parametrize(("name", "setup"), list(meetings()))
-def test_a_policy_never_changes_the_numbers(name, setup, devices):
+def test_a_policy_never_changes_the_numbers(name, setup, devices, tmp_path):
     policy, count = SETUPS[setup]
     engine = fdg.compile(SMALL[name](), policy, devices[:count])
     state, expected = reference(name)
     actual = engine.run(copied(state), ITERATIONS)
     assert_same(expected, actual)
     assert not engine.unexplained()
+    if setup == "gpu_only":  # the program that is compiled here also says whether a run can be gone on with
+        assert_goes_on(engine, copied(state), actual, tmp_path)
     with compilations() as heard:
         jax.block_until_ready(engine.run(actual[0], ITERATIONS))
     assert heard == []
