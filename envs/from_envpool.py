@@ -4,7 +4,8 @@
 
 - EnvPool resets an instance at the step after its last one, and that step's action is lost. Here those that
   have ended are reset by their numbers within the same call, so every action counts.
-- Observations as in `gymnasium_spaces`: EnvPool's MuJoCo has float64, its Atari the channels first.
+- Observations as in `gymnasium_spaces`: EnvPool's MuJoCo has float64, its Atari the channels first; those in
+  parts as in `gymnasium_parts`, masks among them.
 - EnvPool fixes seeds when instances are made: each `reset` with new keys makes new ones.
 - EnvPool takes a thread for each core, and they spin while they wait, so that the program that acts has to
   wait for a core. Here one core is left to it; `num_threads` says otherwise.
@@ -24,9 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from envs import gymnasium_spaces
+from envs import gymnasium_parts, gymnasium_spaces
 from envs.host import Deadline, HostEnvironment, Transition, make_from
-from envs.spaces import Box, Space
 from fdg.errors import FdgError, HostError, one_line, unknown_name
 
 PREFIX = "envpool:"
@@ -62,7 +62,7 @@ def make(name: str, **overrides: Any) -> HostEnvironment:
 
 
 @dataclasses.dataclass(frozen=True)
-class EnvPoolSource:
+class EnvPoolSource(gymnasium_parts.LibrarySource):
     """A `host.Source`: an environment of EnvPool, and options that differ from its defaults."""
 
     name: str
@@ -79,19 +79,9 @@ class EnvPoolSource:
                 )
 
     @property
-    def observation_space(self) -> Box:
-        """See `gymnasium_spaces`."""
-        return _facts(self).observation_space
-
-    @property
-    def action_space(self) -> Space:
-        """See `gymnasium_spaces`."""
-        return _facts(self).action_space
-
-    @property
-    def max_episode_steps(self) -> int | None:
-        """EnvPool's time limit."""
-        return _facts(self).max_episode_steps
+    def facts(self) -> gymnasium_spaces.Facts:
+        """What EnvPool says before it runs."""
+        return _facts(self)
 
     def within(self, cores: int) -> "EnvPoolSource":
         """The same instances, with at most so many threads unless `num_threads` was said."""
@@ -108,7 +98,7 @@ class EnvPoolPool:
 
     def __init__(self, source: EnvPoolSource, size: int):
         self._source, self._size = source, size
-        self._observed, self._acting, *_ = _facts(source)
+        self._acting = source.facts.library_action_space
         self._env: Any = None
         self._thread = Deadline()
 
@@ -120,7 +110,7 @@ class EnvPoolPool:
             options = {"num_threads": _threads(self._size), **dict(self._source.options)}
             with _quiet():
                 env = _make(self._source.name, num_envs=self._size, seed=seeds.tolist(), **options)
-                return env, gymnasium_spaces.encode(self._observed, env.reset()[0])
+                return env, self._source.encoded(env.reset()[0])
 
         try:
             self._env, observation = self._thread.call(begin, timeout)
@@ -140,7 +130,7 @@ class EnvPoolPool:
             reason = f"a step was not done in {timeout:g} s"
         except Exception as error:
             reason = f"a step raised {one_line(error)}"
-        return Transition.lost(self._size, _facts(self._source).observation_space, reason)
+        return Transition.lost(self._size, self._source.wire_space, reason)
 
     def close(self) -> None:
         """Lets go of the threads; one that hangs stays as it is until the process ends."""
@@ -153,13 +143,13 @@ class EnvPoolPool:
 
     def _step(self, env: Any, action: np.ndarray) -> Transition:
         observed, reward, terminated, truncated, _ = env.step(action)
-        final_observation = gymnasium_spaces.encode(self._observed, observed)
+        final_observation = self._source.encoded(observed)
         observation = final_observation
         ended = np.flatnonzero(terminated | truncated).astype(np.int32)
         if len(ended):
             observation = final_observation.copy()
             observed, info = env.reset(ended)
-            observation[info["env_id"]] = gymnasium_spaces.encode(self._observed, observed)
+            observation[info["env_id"]] = self._source.encoded(observed)
         return Transition(
             observation,
             np.array(reward, np.float32),

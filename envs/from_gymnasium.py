@@ -25,14 +25,11 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from envs import gymnasium_frames, gymnasium_parts, gymnasium_spaces
-from envs.composite import ObservationSpace
 from envs.host import Failure, HostEnvironment, Transition, make_from
 from envs.rendering import Episode
-from envs.spaces import Space
 from fdg.errors import FdgError, HostError, one_line
 
 PREFIX = "gymnasium:"
@@ -60,51 +57,12 @@ def make(name: str, **overrides: Any) -> HostEnvironment:
 
 
 @dataclasses.dataclass(frozen=True)
-class GymnasiumSource:
+class GymnasiumSource(gymnasium_parts.LibrarySource):
     """A `host.Source`: a name of Gymnasium's, and arguments of `gymnasium.make` beside it."""
 
     name: str
     options: tuple[tuple[str, Any], ...] = ()
     workers: int | None = None
-
-    @property
-    def observation_space(self) -> ObservationSpace:
-        """See `gymnasium_spaces` and `gymnasium_parts`."""
-        return self._parts or self.facts.observation_space
-
-    @property
-    def wire_space(self) -> Space:
-        """Space of one row of the arrays that a pool gives; `unpacked` makes observations of them."""
-        return gymnasium_parts.wire(self._parts) if self._parts else self.facts.observation_space
-
-    def unpacked(self, rows: jax.Array) -> Any:
-        """Observations `[B, ...]` of rows `[B, *wire]`, in a compiled program."""
-        return gymnasium_parts.unpacked(self._parts, rows) if self._parts else rows
-
-    def encoded(self, batch: Any) -> np.ndarray:
-        """A batch of the library's observations as rows `[B, *wire]`."""
-        encode = gymnasium_parts.packed if self._parts else gymnasium_spaces.encode
-        return encode(self.facts.library_observation_space, batch)
-
-    @property
-    def _parts(self) -> ObservationSpace | None:
-        """The space of observations that are in parts, None of others."""
-        theirs = self.facts.library_observation_space
-        return (
-            gymnasium_parts.observation_space(self.name, theirs)
-            if gymnasium_parts.has_parts(theirs)
-            else None
-        )
-
-    @property
-    def action_space(self) -> Space:
-        """See `gymnasium_spaces`."""
-        return self.facts.action_space
-
-    @property
-    def max_episode_steps(self) -> int | None:
-        """Gymnasium's time limit."""
-        return self.facts.max_episode_steps
 
     @property
     def facts(self) -> gymnasium_spaces.Facts:

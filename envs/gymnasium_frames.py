@@ -69,7 +69,8 @@ def _one(
     encode = gymnasium_parts.encode if in_parts else gymnasium_spaces.encode
     seen, _ = env.reset(seed=seed)
     while not done and len(rewards) < max_steps:
-        observation = jax.tree.map(lambda x: x[0], encode(facts.library_observation_space, _batch(seen)))
+        encoded = encode(facts.library_observation_space, _batch(seen))
+        observation = jax.tree.map(lambda x: x[0], gymnasium_parts.shown(facts, encoded))
         pictures.append(np.asarray(env.render()))
         action = act(observation, len(rewards))
         theirs = gymnasium_spaces.decode(facts.library_action_space, np.asarray(action)[None])[0]

@@ -3,10 +3,14 @@
 Pools work on one array a batch, so an observation in parts travels as one row of bytes (`packed`), of which
 the program makes its parts again (`unpacked`), bit for bit. In the parts an image (uint8, two or three axes)
 stays uint8 with its channels last, categories are categories from zero on, all other arrays are float32.
+
+A part `action_mask` of a dictionary that has a bit for each action is no part of ours but the mask of
+`envs.MaskedObservation`, as PettingZoo's games, and Jumanji's, have it.
 """
 
+import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +18,108 @@ import numpy as np
 
 from envs import composite, gymnasium_spaces
 from envs.composite import ObservationSpace
+from envs.observations import MaskedObservation
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
+
+_MASK = "action_mask"
+
+
+class LibrarySource:
+    """Base of sources whose library speaks Gymnasium's spaces: what of a `host.Source` follows from these.
+
+    A subclass is a frozen dataclass with a `name`, and `facts`.
+    """
+
+    name: str
+
+    @property
+    def facts(self) -> gymnasium_spaces.Facts:
+        """What the library says."""
+        raise NotImplementedError
+
+    @property
+    def observation_space(self) -> ObservationSpace:
+        """As `gymnasium_spaces` has it, or in parts."""
+        parts = _parts_of(self)
+        return parts.shown if parts else self.facts.observation_space
+
+    @property
+    def wire_space(self) -> Space:
+        """Space of one row of the arrays that a pool gives; `unpacked` makes observations of them."""
+        parts = _parts_of(self)
+        return wire(parts.all) if parts else self.facts.observation_space
+
+    def unpacked(self, rows: jax.Array) -> Any:
+        """Observations `[B, ...]` of rows `[B, *wire]`, in a compiled program."""
+        parts = _parts_of(self)
+        return shown(self.facts, unpacked(parts.all, rows)) if parts else rows
+
+    def encoded(self, batch: Any) -> np.ndarray:
+        """A batch of the library's observations as rows `[B, *wire]`."""
+        encode = packed if _parts_of(self) else gymnasium_spaces.encode
+        return encode(self.facts.library_observation_space, batch)
+
+    @property
+    def action_space(self) -> Space:
+        """See `gymnasium_spaces`."""
+        return self.facts.action_space
+
+    @property
+    def max_episode_steps(self) -> int | None:
+        """The library's time limit."""
+        return self.facts.max_episode_steps
+
+
+class _Parts(NamedTuple):
+    """Parts of observations."""
+
+    all: ObservationSpace
+    shown: ObservationSpace  # all but a mask
+
+
+@functools.cache
+def _parts_of(source: LibrarySource) -> _Parts | None:
+    """The parts of a source's observations, None where they have none."""
+    facts = source.facts
+    if not has_parts(facts.library_observation_space):
+        return None
+    space = observation_space(source.name, facts.library_observation_space)
+    if not _has_mask(facts):
+        return _Parts(space, space)
+    assert isinstance(space, composite.Dict)
+    return _Parts(space, composite.Dict({name: part for name, part in space.spaces if name != _MASK}))
+
+
+def shown(facts: gymnasium_spaces.Facts, observation: Any) -> Any:
+    """An observation `[...]` in all its parts as agents see it: with a mask where one of them is that.
+
+    Where nothing is allowed everything is: nobody acts on such an observation.
+    """
+    if not _has_mask(facts):
+        return observation
+    rest = {name: part for name, part in observation.items() if name != _MASK}
+    bits = observation[_MASK]
+    leading = bits.ndim - len(facts.library_observation_space.spaces[_MASK].shape)
+    mask = bits.reshape(*bits.shape[:leading], -1) > 0
+    return MaskedObservation(rest, mask | ~mask.any(-1, keepdims=True))
+
+
+def _has_mask(facts: gymnasium_spaces.Facts) -> bool:
+    """Whether one part says of each action whether it is allowed."""
+    theirs, acting = facts.library_observation_space, facts.action_space
+    if type(theirs).__name__ != "Dict" or _MASK not in theirs.spaces or len(theirs.spaces) == 1:
+        return False
+    part = theirs.spaces[_MASK]
+    if type(part).__name__ not in ("MultiBinary", "Box"):
+        return False
+    match acting:
+        case Discrete(n):
+            return math.prod(part.shape) == n
+        case MultiDiscrete(nvec):  # a row for each choice; of as many rows as columns it may be anything
+            rows = (len(nvec), nvec[0])
+            alike = len(set(nvec)) == 1 and rows[0] != rows[1]
+            return tuple(part.shape) == (sum(nvec),) or (alike and tuple(part.shape) == rows)
+    return False
 
 
 def has_parts(space: Any) -> bool:

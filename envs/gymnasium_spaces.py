@@ -2,7 +2,8 @@
 
 A batch of elements is an array `[B, ...]`, or a dictionary or tuple of such for a space that has parts.
 
-- An image (uint8, two or three axes) stays uint8, its channels moved last where the shortest axis is first.
+- Bytes stay uint8, which networks scale: images (two or three axes), their channels moved last where the
+  shortest axis is first; and any array of them whose range is all of 0 to 255, such as a console's memory.
 - Any other array is float32.
 - A category, several of them, or bits, are one-hot, `[n]` float32.
 - What has parts is one vector, `[sum of sizes]` float32: the parts in the space's order. (`gymnasium_parts`
@@ -45,7 +46,7 @@ def observation_box(name: str, space: Any) -> Box:
     Raises:
       FdgError: the space of environment `name` has a part that is no array of fixed shape, such as a text.
     """
-    if _is_image(space):
+    if _is_bytes(space):
         low, high = (_channels_last(np.asarray(b), 0) for b in (space.low, space.high))
         return Box(bound(low), bound(high), low.shape, "uint8")
     if _kind(space) == "Box":
@@ -57,7 +58,7 @@ def observation_box(name: str, space: Any) -> Box:
 
 def encode(space: Any, batch: Any) -> np.ndarray:
     """A batch of observations as `[B, *observation_box.shape]`, always a copy."""
-    if _is_image(space):
+    if _is_bytes(space):
         return np.array(_channels_last(np.asarray(batch), 1), np.uint8, order="C")
     if _kind(space) == "Box":
         array = np.array(batch, np.float32)
@@ -100,8 +101,10 @@ def _kind(space: Any) -> str:
     return type(space).__name__
 
 
-def _is_image(space: Any) -> bool:
-    return _kind(space) == "Box" and space.dtype == np.uint8 and len(space.shape) in (2, 3)
+def _is_bytes(space: Any) -> bool:
+    if _kind(space) != "Box" or space.dtype != np.uint8:
+        return False
+    return len(space.shape) in (2, 3) or bool((space.low == 0).all() and (space.high == 255).all())
 
 
 def _channels_last(image: np.ndarray, first: int) -> np.ndarray:

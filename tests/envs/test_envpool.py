@@ -68,6 +68,27 @@ def test_atari_is_pixels_with_channels_last():
     assert env.observation_space.contains(step.observation[0]) and len(np.unique(first)) > 2
 
 
+@pytest.mark.parametrize("name", ["MiniGrid-Empty-5x5-v0", "CVRP-v1"])
+def test_parts_stay_apart_and_a_mask_is_one(name):
+    """Pictures and texts are bytes, categories categories; of what is allowed nobody sees a number."""
+    env = envs.make(f"envpool:{name}")
+    keys = jax.random.split(jax.random.key(0), 2)
+    _, seen = env.reset(keys)
+    seeds = np.asarray(host._seeds(keys)).tolist()
+    theirs, _ = envpool.make_gymnasium(name, num_envs=2, seed=seeds).reset()
+    features, mask = envs.features_and_mask(seen)
+    assert env.observation_space.contains(jax.tree.map(lambda x: x[0], features))
+    assert set(features) | ({"action_mask"} if name == "CVRP-v1" else set()) == set(theirs)
+    for part, values in features.items():
+        np.testing.assert_array_equal(values, theirs[part].astype(values.dtype).reshape(values.shape))
+    if name == "CVRP-v1":
+        assert mask.dtype == bool and not mask.all()
+        np.testing.assert_array_equal(mask, theirs["action_mask"] == 1)
+    else:
+        assert mask is None and features["direction"].dtype == "int32"
+        assert {features[part].dtype.name for part in ("image", "mission")} == {"uint8"}
+
+
 def test_names_are_those_of_envpool():
     assert len(envpool.list_all_envs()) > 1600
     with pytest.raises(UnknownNameError, match="EnvPool 'HalfCheeta-v4': did you mean 'HalfCheetah-v4'"):

@@ -8,7 +8,7 @@ import pytest
 import envs
 import fdg
 from algos.rollout import rollout
-from envs import gymnasium_spaces, host
+from envs import gymnasium_parts, gymnasium_spaces, host
 from envs.spaces import Box, Discrete, MultiDiscrete
 from fdg.commands.cli import train_main
 from fdg.errors import FdgError
@@ -142,6 +142,9 @@ def test_other_numbers_are_float32():
         assert gymnasium_spaces.observation_box("it", space) == Box(0.0, 9.0, (5,))
         encoded = gymnasium_spaces.encode(space, np.arange(10, dtype=dtype).reshape(2, 5))
         assert encoded.dtype == np.float32 and encoded[1, 4] == 9
+    memory = spaces.Box(0, 255, (5,), np.uint8)  # a console's, which networks scale as they scale pictures
+    assert gymnasium_spaces.observation_box("it", memory) == Box(0.0, 255.0, (5,), "uint8")
+    assert gymnasium_spaces.encode(memory, np.full((2, 5), 200, np.uint8)).dtype == np.uint8
     assert gymnasium_spaces.observation_box("it", spaces.Discrete(3)) == Box(0.0, 1.0, (3,))
     np.testing.assert_array_equal(
         gymnasium_spaces.encode(spaces.Discrete(3, start=2), np.array([2, 4])), [[1, 0, 0], [0, 0, 1]]
@@ -174,6 +177,33 @@ def test_spaces_without_a_place_are_refused():
 
 
 # --- observations in parts ---
+
+
+@pytest.mark.parametrize(
+    ("acting", "shape", "expected"),
+    [
+        (spaces.Discrete(6), (2, 3), [[0, 1, 1, 1, 1, 1]]),
+        (spaces.MultiDiscrete([2, 4]), (6,), [[0, 1, 1, 1, 1, 1]]),
+        (spaces.MultiDiscrete([3, 3]), (6,), [[0, 1, 1, 1, 1, 1]]),
+        (spaces.MultiDiscrete([3, 3]), (2, 3), [[0, 1, 1, 1, 1, 1]]),
+        (spaces.MultiDiscrete([2, 3]), (2, 3), None),  # of combinations of choices
+        (spaces.MultiDiscrete([2, 2]), (2, 2), None),  # of combinations, or of two choices
+        (spaces.Discrete(5), (2, 3), None),
+        (spaces.Box(-1.0, 1.0, (6,)), (6,), None),
+    ],
+)
+def test_a_part_is_a_mask_where_it_has_a_bit_for_each_action(acting, shape, expected):
+    theirs = spaces.Dict({"seen": spaces.Box(0.0, 1.0, (1,)), "action_mask": spaces.MultiBinary(shape)})
+    facts = gymnasium_spaces.facts("it", theirs, acting, None)
+    bits = np.ones((2, *shape), np.int8)
+    bits[0].flat[0], bits[1] = 0, 0
+    batch = {"seen": np.zeros((2, 1), np.float32), "action_mask": bits}
+    shown = gymnasium_parts.shown(facts, gymnasium_parts.encode(theirs, batch))
+    features, mask = envs.features_and_mask(shown)
+    assert set(features) == {"seen"} | ({"action_mask"} if expected is None else set())
+    if expected is not None:
+        np.testing.assert_array_equal(mask, [*expected, [1] * 6])  # where nothing is allowed, all is
+
 
 PARTED = "gymnasium:tests.envs.parted:Parted-v0"
 
