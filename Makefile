@@ -13,7 +13,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 p
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(EXTRAS)
 
-.PHONY: help train plan test lint docs check bench bench-peers performance fuzz mutants lock clean
+.PHONY: help train plan test lint docs check bench bench-peers performance fuzz covered mutants lock clean
 .DEFAULT_GOAL := help
 
 help:
@@ -27,6 +27,7 @@ help:
 	@echo 'make bench-peers  speed beside other trainers, each in an environment of its own under build/'
 	@echo 'make performance  docs/performance.md from the figures that these two kept'
 	@echo 'make fuzz    random programs against plain JAX: make fuzz ARGS="--programs 1500 --jobs 2"; "--seed 7" replays'
+	@echo 'make covered note which tests run which line, for make mutants'
 	@echo 'make mutants how many small faults the tests notice: make mutants ARGS="--sample 300 --seed 0"'
 	@echo 'make lock    resolve constraints.txt anew from the ranges in pyproject.toml'
 	@echo 'make clean   remove the environment and the caches; runs/ is kept'
@@ -81,6 +82,9 @@ performance: $(STAMP)
 
 fuzz: $(STAMP)
 	"$(BIN)/python" -m tests.oracle.fuzz $(ARGS)
+
+covered: $(STAMP)
+	"$(BIN)/python" -m bench.covered $(ARGS)
 
 mutants: $(STAMP)
 	"$(BIN)/python" -m bench.mutants $(ARGS)

@@ -3,8 +3,9 @@
 Cosmic Ray (github.com/sixty-north/cosmic-ray) makes the faults: another operator, number, comparison or
 boolean, a decorator less. A place in the code is drawn first, then one of the faults that can be made there,
 or the many replacements of each arithmetic operator would crowd out all else. Each fault is put into a copy
-of the repository, where the tests that matter for its module run until the first one fails. One that takes
-longer than `--limit` is counted apart: try it again by itself.
+of the repository, where the tests that run its line (noted by `make covered`, without which all that matter
+for its module) do so until the first one fails. One that takes longer than `--limit` is counted apart: try it
+again by itself.
 
 What survived is shown as a diff. A fault that changes nothing that anybody could observe belongs into
 `bench/equivalent_mutants.toml`, with the reason; it is not drawn again.
@@ -34,6 +35,8 @@ from pathlib import Path
 import cosmic_ray.plugins
 from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
+
+from bench import covered
 
 ROOT = Path(__file__).parents[1]
 EQUIVALENT = ROOT / "bench" / "equivalent_mutants.toml"
@@ -224,6 +227,28 @@ def tests_for(module: str) -> list[str]:
     return [module, *dict.fromkeys(str(p.relative_to(ROOT)) for p in found if p.name.startswith("test_"))]
 
 
+def tests_of(
+    mutant: Mutant, noted: covered.Covered | None, limit: float, killers: Sequence[str] = ()
+) -> list[list[str]]:
+    """What to run for a fault, one list after the other; first those that killed others in its module.
+
+    If it is noted who runs its line: the quickest of them, the module's own first, for half the limit at
+    most, and then the tests that start processes, of which nothing is noted.
+    """
+    module, *files = tests_for(mutant.module)
+    by_line = noted.tests(module, mutant.position[0]) if noted else []
+    if not noted or not by_line:
+        first = [test for test in killers if test.split("::")[0] in files]
+        # The module's doctests together with a file of tests: without its settings they would start JAX.
+        return [first] * bool(first) + [[module, *files[:1]], *([file] for file in files[1:])]
+    own = [test for test in by_line if test.split("::")[0] in (module, *files)]
+    others = [test for test in by_line if test not in set(own)]
+    tests = noted.within(own, limit / 3) + noted.within(others, limit / 6)
+    tests = [test for test in killers if test in set(tests)][:2] + tests
+    batches = [tests[i : i + 16] for i in range(0, len(tests), 16)]
+    return batches + [[file] for file in files if file.startswith("tests/processes/")]
+
+
 def copied(target: Path) -> Path:
     """A copy of the repository as it is, without what git ignores."""
     words = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
@@ -273,20 +298,16 @@ class Copy:
             raise RuntimeError(answer["by"])
         return answer["outcome"], answer["by"]
 
-    def tried(self, mutant: Mutant, first: Sequence[str], limit: float) -> Found:
-        """What the tests say to a fault. Those named come first, if their files matter for the module."""
+    def tried(self, mutant: Mutant, tests: Sequence[Sequence[str]], limit: float) -> Found:
+        """What the tests say to a fault."""
         text = applied(mutant)
         assert text is not None
-        module, *files = tests_for(mutant.module)
-        first = [test for test in first if test.split("::")[0] in files]
         begun = time.monotonic()
-        (self.folder / module).write_text(text)
+        (self.folder / mutant.module).write_text(text)
         try:
-            # The module's doctests together with a file of tests: without its settings they would start JAX.
-            rest = [[module, *files[:1]], *([file] for file in files[1:])]
-            outcome, by = self.run([first] * bool(first) + rest, limit)
+            outcome, by = self.run(tests, limit)
         finally:
-            shutil.copy2(ROOT / module, self.folder / module)
+            shutil.copy2(ROOT / mutant.module, self.folder / mutant.module)
         outcome = {"passed": "survived", "failed": "killed"}.get(outcome, outcome)
         return Found(str(mutant), "\n".join(diff(mutant)), outcome, by, round(time.monotonic() - begun, 1))
 
@@ -323,6 +344,9 @@ def main() -> int:
     parser.add_argument(
         "--results", type=Path, help="lines of JSON; what was killed there is not tried again"
     )
+    parser.add_argument(
+        "--covered", type=Path, default=covered.FOLDER, help="what `make covered` noted, if it is there"
+    )
     parser.add_argument("--list", action="store_true", help="show the sample and its tests, and run nothing")
     options = parser.parse_args()
     modules = [
@@ -332,9 +356,11 @@ def main() -> int:
     sample = drawn(modules, options.sample, options.seed)
     if options.results:
         options.results.touch()
+    noted = covered.Covered.read(options.covered) if (options.covered / covered.LINES).is_file() else None
     if options.list:
         for mutant in sample:
-            print(mutant, *tests_for(mutant.module)[1:])
+            tests = tests_of(mutant, noted, options.limit)
+            print(mutant, *itertools.chain.from_iterable(tests))
         return 0
     results = options.results
     before = [Found(**json.loads(line)) for line in results.read_text().splitlines()] if results else []
@@ -356,7 +382,8 @@ def main() -> int:
         def one_of(mutant: Mutant) -> Found:
             copy = free.get()
             try:
-                return copy.tried(mutant, list(killers.get(mutant.module, ()))[::-1][:8], options.limit)
+                first = list(killers.get(mutant.module, ()))[::-1][:8]
+                return copy.tried(mutant, tests_of(mutant, noted, options.limit, first), options.limit)
             finally:
                 free.put(copy)
 
