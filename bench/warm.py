@@ -1,7 +1,7 @@
 """Runs tests in forks of a process that has imported the libraries they need, and nothing of what they test.
 
 `bench/mutants.py` starts one in a copy of the repository and sends it a line for each run: JSON with `tests`
-(lists of pytest's arguments, run one after the other until one fails) and `limit` (seconds of CPU time, so
+(lists of files and of names of tests, run one after the other until one fails) and `limit` (seconds of CPU time, so
 that other work on the machine makes no difference, and as many on the clock without any). The answer is a
 line of JSON with `outcome` ("passed", "failed", "timed out") and `by`, the test that failed.
 """
@@ -47,11 +47,30 @@ class FirstFailure:
             self.by = report.nodeid
 
 
+class Only:
+    """A plugin of pytest that runs what is named: files whole, of others the tests named, file by file.
+
+    On pytest's command line a name with `::` in its parameters would be no name.
+    """
+
+    def __init__(self, names: Sequence[str]):
+        self.files = list(dict.fromkeys(name.split("::")[0] for name in names))
+        self._whole = {name for name in names if "::" not in name}
+        self._place = {name: i for i, name in enumerate(names)}
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Leaves the others out, and keeps to the order of the names."""
+        file_of = {item: item.nodeid.split("::")[0] for item in items}
+        items[:] = [item for item in items if file_of[item] in self._whole or item.nodeid in self._place]
+        items.sort(key=lambda item: (self.files.index(file_of[item]), self._place.get(item.nodeid, -1)))
+
+
 def run(tests: Sequence[Sequence[str]]) -> dict[str, str]:
     """Runs the tests in this process."""
     first = FirstFailure()
     for some in tests:
-        status = pytest.main([*OPTIONS, *some], plugins=[first])
+        only = Only(some)
+        status = pytest.main([*OPTIONS, *only.files], plugins=[first, only])
         if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             return {"outcome": "failed", "by": first.by or f"exit status {int(status)}"}
     return {"outcome": "passed", "by": ""}
