@@ -71,6 +71,31 @@ def header(source: str, line: int) -> range:
     return found
 
 
+def readers(source: str, line: int) -> set[int]:
+    """Lines that read what a line defines when its module is imported.
+
+    >>> text = "SIZE = 3\\n\\ndef f(x=1):\\n    return SIZE * x\\n"
+    >>> readers(text, 1), readers(text, 3)
+    ({4}, {4})
+    """
+    found, defined = set[int](), set[str]()
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        lines = range(getattr(node, "lineno", 0), (getattr(node, "end_lineno", 0) or 0) + 1)
+        if isinstance(node, ast.FunctionDef):
+            begins = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+            if begins <= line < node.body[0].lineno:
+                found |= {*range(node.body[0].lineno, (node.end_lineno or node.lineno) + 1)}
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and line in lines:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            defined |= {one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)}
+    for node in ast.walk(tree):
+        name = node.id if isinstance(node, ast.Name) else getattr(node, "attr", None)
+        if name in defined and (isinstance(node, ast.Name | ast.Attribute)):
+            found |= {*header(source, node.lineno)}
+    return found - {*header(source, line)}
+
+
 @dataclasses.dataclass(frozen=True)
 class Covered:
     """What `note` wrote.
@@ -91,11 +116,18 @@ class Covered:
         return cls(data, json.loads((folder / SECONDS).read_text()))
 
     def tests(self, module: str, line: int) -> list[str]:
-        """Those that run the statement at a line, quickest first; none for what only importing runs."""
+        """Those that run the statement at a line, quickest first.
+
+        What only importing runs is of those that run its readers: the body of a function whose default it is,
+        or the lines of the module with the name that it is given.
+        """
         by_line = self.data.contexts_by_lineno(module)
-        lines = header((ROOT / module).read_text(), line)
-        names = {context.rpartition("|")[0] for one in lines for context in by_line.get(one, ())}
-        return sorted(names - {""}, key=lambda name: (self.seconds.get(name, 0.0), name))
+        source = (ROOT / module).read_text()
+        for lines in (header(source, line), readers(source, line)):
+            names = {context.rpartition("|")[0] for one in lines for context in by_line.get(one, ())}
+            if names - {""}:
+                return sorted(names - {""}, key=lambda name: (self.seconds.get(name, 0.0), name))
+        return []
 
     def within(self, tests: list[str], seconds: float) -> list[str]:
         """The first of the tests, as many as take so long together."""

@@ -18,11 +18,11 @@ import concurrent.futures
 import dataclasses
 import difflib
 import fnmatch
+import hashlib
 import itertools
 import json
 import os
 import queue
-import random
 import shutil
 import subprocess
 import sys
@@ -189,21 +189,38 @@ def is_equivalent(mutant: Mutant, known: Sequence[dict[str, str]]) -> bool:
 
 
 def drawn(modules: Sequence[str], count: int, seed: int) -> list[Mutant]:
-    """A sample without those known to change nothing; the same for the same code, numbers and list."""
-    numbers = random.Random(seed)
-    places: dict[tuple[str, tuple[int, int]], list[Mutant]] = {}
-    for module in modules:
-        for mutant in mutants_of(module):
-            places.setdefault((module, mutant.position), []).append(mutant)
-    order = sorted(places)
-    numbers.shuffle(order)
+    """A sample without those known to change nothing; of two versions of the code, nearly the same.
+
+    Each place has a number that its module, its line's words and the seed make; the lowest are drawn.
+    """
     known = tomllib.loads(EQUIVALENT.read_text()).get("mutant", [])
+    ranked = list[tuple[str, list[Mutant]]]()
+    for module in modules:
+        lines = (ROOT / module).read_text().splitlines()
+        places: dict[tuple[int, int], list[Mutant]] = {}
+        for mutant in mutants_of(module):
+            places.setdefault(mutant.position, []).append(mutant)
+        seen = collections.Counter[tuple[str, int]]()
+        for (line, column), mutants in sorted(places.items()):
+            words = lines[line - 1]
+            place = (words.strip(), column - len(words) + len(words.lstrip()))
+            ranked.append((_number(seed, module, *place, seen[place]), mutants))
+            seen[place] += 1
     sample: list[Mutant] = []
-    for place in order:
-        mutant = numbers.choice(places[place])
-        if len(sample) < count and applied(mutant) is not None and not is_equivalent(mutant, known):
+    for rank, mutants in sorted(ranked, key=lambda pair: pair[0]):
+        if len(sample) == count:
+            break
+        mutant = min(
+            mutants, key=lambda one: _number(rank, one.operator, one.occurrence - mutants[0].occurrence)
+        )
+        if applied(mutant) is not None and not is_equivalent(mutant, known):
             sample.append(mutant)
     return sample
+
+
+def _number(*words: object) -> str:
+    """Digits that look random, the same for the same words."""
+    return hashlib.sha256("\n".join(map(str, words)).encode()).hexdigest()
 
 
 def fits(module: str, pattern: str) -> bool:
@@ -269,6 +286,12 @@ class Found:
     outcome: str
     by: str
     seconds: float
+
+    @property
+    def fault(self) -> tuple[str, ...]:
+        """What it is wherever its lines stand by now: the module, and what the diff removes and adds."""
+        changed = [line for line in self.diff.splitlines() if line.startswith(("-", "+"))]
+        return (self.mutant.split(":")[0], *changed)
 
 
 class Copy:
@@ -364,11 +387,12 @@ def main() -> int:
         return 0
     results = options.results
     before = [Found(**json.loads(line)) for line in results.read_text().splitlines()] if results else []
-    done = {(one.mutant, one.diff): one for one in before if one.outcome == "killed"}
+    done = {one.fault: one for one in before if one.outcome == "killed"}
     killers: dict[str, dict[str, None]] = {}  # by module, the latest last
     for one in done.values():
         killers.setdefault(one.mutant.split(":")[0], {})[one.by] = None
-    todo = [mutant for mutant in sample if (str(mutant), "\n".join(diff(mutant))) not in done]
+    faults = {mutant: Found(str(mutant), "\n".join(diff(mutant)), "", "", 0.0).fault for mutant in sample}
+    todo = [mutant for mutant in sample if faults[mutant] not in done]
     # Those whose tests start processes take minutes each: they come last.
     todo.sort(key=lambda mutant: any("/processes/" in test for test in tests_for(mutant.module)))
     print(f"{len(sample)} mutants, {len(sample) - len(todo)} of them known to be killed", flush=True)
@@ -391,7 +415,7 @@ def main() -> int:
             started = [pool.submit(one_of, mutant) for mutant in todo]
             for i, future in enumerate(concurrent.futures.as_completed(started), 1):
                 found = future.result()
-                done[found.mutant, found.diff] = found
+                done[found.fault] = found
                 if found.outcome == "killed":
                     killers.setdefault(found.mutant.split(":")[0], {})[found.by] = None
                 if results:
@@ -399,7 +423,7 @@ def main() -> int:
                         print(json.dumps(dataclasses.asdict(found)), file=file)
                 said = f"{found.outcome:9s} {found.seconds:5.0f} s  {found.mutant}  {found.by}"
                 print(f"{i:3d}/{len(todo)} {said}", flush=True)
-        drawn_now = [done[str(mutant), "\n".join(diff(mutant))] for mutant in sample]
+        drawn_now = [done[faults[mutant]] for mutant in sample]
         tests = sorted({one.by for one in drawn_now if "::" in one.by})
         bad = failing_anyway(tests, copies[0], 20 * options.limit)
         for copy in copies:

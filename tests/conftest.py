@@ -1,11 +1,14 @@
 """Eight host devices, strict shapes, a cache of programs: set here, before JAX starts its backends."""
 
+import collections
 import gc
 import os
 import signal
 import sys
 import tempfile
+import tomllib
 from importlib.metadata import version
+from pathlib import Path
 
 # Most programs here run for milliseconds and compile for seconds. A sixth of that is enough without LLVM's
 # optimisation, with the older code generator, which jaxlib 0.11 has no more (and refuses the flag), in one
@@ -53,7 +56,20 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leaves out what is marked `whole`, unless asked for."""
+    """Leaves out what is marked `whole`, there or in `tests/whole.toml`, unless asked for."""
+    families = collections.defaultdict(dict)
+    for item in items:
+        name, _, parameters = item.nodeid.partition("[")
+        families[name][parameters.removesuffix("]")] = item
+    narrowed = any("::" in word for word in config.args)
+    for one in tomllib.loads((Path(__file__).parent / "whole.toml").read_text())["repeats"]:
+        found = families.get(one["test"], {})
+        listed = one.get("only", []) + one.get("but", [])
+        if found and not narrowed and (missing := [name for name in listed if name not in found]):
+            raise pytest.UsageError(f"tests/whole.toml: {one['test']} has no {missing}: those of {[*found]}")
+        for name, item in found.items():
+            if name not in one["only"] if "only" in one else name in one.get("but", [name]):
+                item.add_marker(pytest.mark.whole)
     if not config.getoption("--whole"):
         left_out = [item for item in items if item.get_closest_marker("whole")]
         config.hook.pytest_deselected(items=left_out)

@@ -3,7 +3,7 @@
 And goes on from a checkpoint, bit for bit: all of it, replay, priorities, memories and statistics.
 
 One entry of `SMALL` an algorithm; a test says which are missing. An algorithm whose fragments are those of
-another, with other losses, meets two policies here that differ most, and every policy with `--whole`:
+another, with other losses, meets one policy here, which cuts its batch, and every policy with `--whole`:
 `make test ARGS="tests/conformance --whole"`.
 """
 
@@ -251,7 +251,7 @@ def meetings():
     """An algorithm and a policy; those that only `--whole` has are marked so."""
     for name in SMALL:
         for setup in SETUPS:
-            sampled = name not in LIKE or setup in ("gpu_only", "single_learner_coarse")
+            sampled = name not in LIKE or setup == "gpu_only"
             yield pytest.param(name, setup, marks=[] if sampled else pytest.mark.whole)
 
 
