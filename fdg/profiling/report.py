@@ -155,6 +155,11 @@ def seconds(value: float | None) -> str:
 
 
 def _percent(part: float | None, whole: float = 1.0) -> str:
+    """Of nothing there is no part.
+
+    >>> _percent(1.0, 3.0), _percent(None), _percent(1.0, 0.0)
+    ('33%', '-', '-')
+    """
     return "-" if part is None or not whole else f"{100 * part / whole:.0f}%"
 
 

@@ -8,6 +8,7 @@ import dataclasses
 import json
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import algos
 from algos import presets
@@ -23,6 +24,12 @@ def defaults(name: str) -> dict[str, Any]:
     return json.loads(json.dumps({key: value for key, value in given.items() if key not in CHANGING}))
 
 
+def entry(name: str, key: str, platform: str) -> dict[str, Any]:
+    """A preset by its key, as a machine with such devices has it."""
+    with mock.patch("jax.default_backend", lambda: platform):
+        return json.loads(json.dumps(dict(presets.named(name, key).values)))
+
+
 def settings() -> dict[str, Any]:
     """All of them, as JSON has them."""
     names = [n for n in sorted(vars(algos)) if hasattr(getattr(algos, n), "iterate")]
@@ -30,6 +37,12 @@ def settings() -> dict[str, Any]:
     environments = sorted({env for found in known.values() for env in found} | {"CartPole-v1", "Pendulum-v1"})
     return {
         "defaults": {name: defaults(name) for name in names},
+        "entries": {
+            f"{name} {key} {platform}": entry(name, key, platform)
+            for name in names
+            for key in presets.names(name)
+            for platform in ("cpu", "gpu")
+        },
         "presets": {
             name: {
                 env: json.loads(json.dumps(found)) for env in environments if (found := presets.of(name, env))

@@ -6,7 +6,7 @@ import pytest
 
 import algos
 from algos import presets
-from tests.algos.settings import FILE, defaults
+from tests.algos.settings import FILE, defaults, entry
 
 KNOWN = json.loads(FILE.read_text())
 
@@ -23,6 +23,11 @@ def test_what_it_does_on_an_environment(name):
     for env, settings in KNOWN["presets"][name].items():
         assert json.loads(json.dumps(presets.of(name, env))) == settings
     assert presets.of(name, "no-such-environment") == {}
+
+
+@pytest.mark.parametrize("key", KNOWN["entries"])
+def test_every_preset_is_what_was_measured(key):
+    assert entry(*key.split()) == KNOWN["entries"][key]
 
 
 def test_every_algorithm_is_there():

@@ -9,6 +9,7 @@ from fdg.costs import machine, published
 from fdg.costs.hardware import RATES, SHARES, TIMES, Figure
 from fdg.costs.machine import REFERENCE, SHARED_MEMORY, SOCKETS, Calibration
 from fdg.errors import FdgError
+from tests.costs.figures import FILE, figures
 
 
 @pytest.fixture
@@ -79,3 +80,8 @@ def test_what_is_not_published_is_of_a_likely_size():
             value = kind.rate(name)
             assert value >= 0.0 if name in SHARES | {"product_call"} else value > 0.0, (kind.name, name)
             assert name not in TIMES or value < 1e-3, (kind.name, name)
+
+
+def test_every_figure_is_what_the_tables_were_made_with():
+    """If it should be another: `python -m tests.costs.figures`."""
+    assert figures() == json.loads(FILE.read_text())
