@@ -45,8 +45,8 @@ PACKAGES = ("algos", "fdg", "policies")
 # Tests that matter for a module, most telling first, besides its doctests, `test_<module>.py` wherever it
 # is, and all of its room's. All lines that match count; `*` stays within a folder.
 QUICK = (  # seconds: before all others
-    ("algos/*.py", "tests/algos/test_settings.py tests/test_values.py"),
-    ("policies/*.py", "tests/test_values.py"),
+    ("algos/**.py", "tests/algos/test_settings.py"),
+    ("**.py", "tests/test_values.py"),
     ("fdg/showing/**.py", "tests/showing/test_words.py tests/showing/test_golden_drawings.py"),
 )
 TESTS = (

@@ -12,6 +12,7 @@ from unittest import mock
 
 import algos
 from algos import presets
+from algos.rlhf.objective import VARIANTS
 
 FILE = Path(__file__).parent / "settings.json"
 CHANGING = ("env", "shuffle")  # not settings, or on their way to another value
@@ -37,6 +38,7 @@ def settings() -> dict[str, Any]:
     environments = sorted({env for found in known.values() for env in found} | {"CartPole-v1", "Pendulum-v1"})
     return {
         "defaults": {name: defaults(name) for name in names},
+        "variants": {name: dict(fields) for name, fields in VARIANTS.items()},
         "entries": {
             f"{name} {key} {platform}": entry(name, key, platform)
             for name in names

@@ -53,6 +53,20 @@ def distillation():
     return Distillation(SPACE, (4,), 3, "tanh", True, discount=0.5, lambda_=0.5, share=1.0)
 
 
+def test_weights_begin_as_the_authors_have_them(distillation):
+    """Orthogonal: of target and predictor so that features have a deviation of one, of values without."""
+    for network, gain in (
+        (distillation._target, 2.0),
+        (distillation._predictor, 2.0),
+        (distillation._value, 1.0),
+    ):
+        kernels = [
+            x for x in jax.tree.leaves(network.init(jax.random.key(0), jnp.zeros((1, 2)))) if x.ndim == 2
+        ]
+        product = kernels[-1].T @ kernels[-1]
+        np.testing.assert_allclose(product, gain * np.eye(len(product)), atol=1e-5)
+
+
 def test_what_is_new_by_hand(distillation):
     """Errors by their deviation; returns of them that no end of an episode cuts; advantages written out."""
     step, before = rollout(0), jnp.array([0.0, 1.0, 2.0])

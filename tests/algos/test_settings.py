@@ -6,6 +6,7 @@ import pytest
 
 import algos
 from algos import presets
+from algos.rlhf.objective import VARIANTS
 from tests.algos.settings import FILE, defaults, entry
 
 KNOWN = json.loads(FILE.read_text())
@@ -28,6 +29,10 @@ def test_what_it_does_on_an_environment(name):
 @pytest.mark.parametrize("key", KNOWN["entries"])
 def test_every_preset_is_what_was_measured(key):
     assert entry(*key.split()) == KNOWN["entries"][key]
+
+
+def test_the_variants_of_grpo_are_those_of_their_papers():
+    assert {name: dict(fields) for name, fields in VARIANTS.items()} == KNOWN["variants"]
 
 
 def test_every_algorithm_is_there():

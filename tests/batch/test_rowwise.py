@@ -77,6 +77,10 @@ def test_forward_derivatives_pass():
 def test_errors():
     with pytest.raises(GraphError, match=r"'tally': in_axes=\(None, 0, 0\) is no pytree prefix"):
         fdg.rowwise(tally, in_axes=(None, 0, 0))(0.5, X)
+    with pytest.raises(GraphError, match="prefix of its arguments: give"):
+        fdg.rowwise(tally, in_axes=(None, 0, 0))(0.5, X)
+    with pytest.raises(GraphError, match="prefix of its results: give"):
+        fdg.rowwise(tally, in_axes=(None, 0), out_axes=(0, 0, 0))(0.5, X)
 
     def speaks(x):
         jax.debug.print("{}", x)

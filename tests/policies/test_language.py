@@ -37,6 +37,15 @@ def test_every_policy_for_such_algorithms_is_here():
     }
 
 
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_groups_that_generate_apart_need_two_devices(count):
+    devices = [f"cpu:{i}" for i in range(count)]
+    placed = Colocated(model_parallel=count, generation_parallel=1).place(devices)
+    names = {group.name for group in placed.values()}
+    assert names == ({"all"} if count == 1 else {"training", "generation"})
+    assert {group.model for group in placed.values()} == {1, count}
+
+
 @pytest.mark.parametrize("setup", SETUPS)
 def test_a_placement_never_changes_the_numbers(setup, devices):
     policy, count = SETUPS[setup]
