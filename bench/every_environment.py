@@ -5,7 +5,8 @@
     python -m bench.every_environment --drawn 100 --seed 0  # so many of EnvPool's and Gymnasium's, half each
     python -m bench.every_environment --another             # by another algorithm than the default
     python -m bench.every_environment --again               # what was refused before, once more
-    python -m bench.every_environment --trace               # all, only traced: quick, and no table
+    python -m bench.every_environment --trace               # all, only traced: quick
+    python -m bench.every_environment --kinds 2             # EnvPool's, so many of each kind of spaces
     python -m bench.every_environment --list                # names, in the order in which they are tried
 
 Each runs in a fork of its own, on one device, and has `--limit` seconds of CPU time: what hangs or dies takes
@@ -44,6 +45,8 @@ PATIENCE = 6  # seconds on the clock for each of CPU time, for what waits for ev
 
 def drawn(count: int, seed: int) -> list[str]:
     """Environments of EnvPool's and of Gymnasium's in turn, so many in all, at random."""
+    if not count:
+        return []
     import envpool
     import gymnasium
 
@@ -55,6 +58,32 @@ def drawn(count: int, seed: int) -> list[str]:
         for prefix, names in theirs.items()
     ]
     return [name for pair in itertools.zip_longest(*in_turn) for name in pair if name]
+
+
+def of_each_kind(count: int, seed: int) -> list[str]:
+    """EnvPool's environments, at most so many of those whose observations and actions are of the same kinds.
+
+    The kinds with fewest environments first, since they are met least.
+    """
+    import envpool
+
+    import envs
+
+    kinds: dict[str, list[str]] = {}
+    for name in sorted(envpool.list_all_envs()):
+        with contextlib.suppress(ValueError):  # it needs what is not here; `drawn` meets some of these
+            env = envs.make("envpool:" + name)
+            parts = {_kind(part) for _, part in envs.composite.parts(env.observation_space)}
+            kind = f"{envs.composite.is_composite(env.observation_space)} {sorted(parts)}"
+            kinds.setdefault(f"{kind} {_kind(env.action_space)}", []).append("envpool:" + name)
+    chooser = random.Random(seed)
+    some = [chooser.sample(names, min(count, len(names))) for names in sorted(kinds.values(), key=len)]
+    return [name for names in some for name in names]
+
+
+def _kind(space: Any) -> str:
+    bounded = getattr(space, "is_bounded", True)
+    return f"{type(space).__name__} {len(space.shape)} {space.dtype} {bounded}"
 
 
 def registered(seed: int) -> list[str]:
@@ -98,8 +127,9 @@ def one(name: str, another: bool, trace: bool) -> dict[str, Any]:
 
     algo = algorithm_for(envs.make(name), another)
     job = parse(["--env", name, "--algo", algo, "--devices", "1"], "bench", "")
-    result = {"algo": algo, "preset": job.record["preset_name"], "ok": True, "said": ""}
+    result = {"algo": algo, "preset": job.record["preset_name"], "ok": True, "said": "", "how": "trained"}
     if trace:
+        result["how"] = "traced"
         fdg.trace(job.algorithm)
         if name.startswith(ON_THE_HOST):
             _step(job.algorithm.env, min(job.algorithm.num_envs, 2))
@@ -147,8 +177,8 @@ def tried(name: str, another: bool, trace: bool, limit: int) -> dict[str, Any]:
             os.killpg(child.pid or 0, signal.SIGKILL)
         child.join()
     if child.exitcode == -signal.SIGXCPU:
-        return {"ok": False, "said": f"not done after {limit} s of CPU time"}
-    return {"ok": False, "said": f"the process ended with status {child.exitcode}"}
+        return {"ok": False, "how": "refused", "said": f"not done after {limit} s of CPU time"}
+    return {"ok": False, "how": "refused", "said": f"the process ended with status {child.exitcode}"}
 
 
 def _answer(answers: Connection, limit: int, *of_one: Any) -> None:
@@ -165,22 +195,29 @@ def _answer(answers: Connection, limit: int, *of_one: Any) -> None:
         said = (str(error).strip().splitlines() or [""])[0]
         # An error of one line is a refusal; any other is a fault, and where it is from helps.
         where = "" if isinstance(error, ValueError) else f" ({traceback.extract_tb(error.__traceback__)[-1]})"
-        result = {"ok": False, "said": f"{type(error).__name__}: {said}"[:300] + where[-150:]}
+        result = {
+            "ok": False,
+            "how": "refused",
+            "said": f"{type(error).__name__}: {said}"[:300] + where[-150:],
+        }
     used = time.process_time() + sum(os.times()[2:4])
     answers.send({**result, "cpu_s": round(used, 1)})
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
-    """The count, the refusals with their reasons, and what started."""
+    """The counts, the refusals with their reasons, and what started."""
     started = {name: result for name, result in results.items() if result["ok"]}
     refused = {name: result for name, result in results.items() if not result["ok"]}
+    trained = sum(result["how"] == "trained" for result in started.values())
     lines = [
         "# Which environments start",
         "",
-        f"Three iterations with no flag but the name: {len(started)} of {len(results)} that were tried.",
+        f"With no flag but the name {trained} of {len(results)} that were tried train for three iterations,"
+        f" {len(started) - trained} more were traced, and stepped if they live on the host, and"
+        f" {len(refused)} are refused.",
         "",
         "```sh",
-        "python -m bench.every_environment",
+        "python -m bench.every_environment  # also: --drawn 100 --seed 0, --kinds 2, --another, --trace",
         "```",
         "",
     ]
@@ -188,8 +225,8 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         lines += ["| refused | reason |", "|---|---|"]
         lines += [f"| `{name}` | {result['said'].replace('|', '/')} |" for name, result in refused.items()]
         lines += [""]
-    lines += ["| started | algorithm | preset |", "|---|---|---|"]
-    lines += [f"| `{n}` | {r['algo']} | {r['preset'] or 'none'} |" for n, r in started.items()]
+    lines += ["| started | algorithm | preset | |", "|---|---|---|---|"]
+    lines += [f"| `{n}` | {r['algo']} | {r['preset'] or 'none'} | {r['how']} |" for n, r in started.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -200,6 +237,7 @@ def main() -> None:
     )
     parser.add_argument("--only", nargs="+", default=[], metavar="PREFIX")
     parser.add_argument("--drawn", type=int, default=0, metavar="N")
+    parser.add_argument("--kinds", type=int, default=0, metavar="N")
     parser.add_argument("--another", action="store_true")
     parser.add_argument("--trace", action="store_true")
     parser.add_argument("--again", action="store_true")
@@ -207,22 +245,25 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=600, metavar="SECONDS")
     parser.add_argument("--list", action="store_true")
     given = parser.parse_args()
-    names = drawn(given.drawn, given.seed) if given.drawn else registered(given.seed)
+    if given.drawn or given.kinds:
+        names = drawn(given.drawn, given.seed) + of_each_kind(given.kinds, given.seed)
+    else:
+        names = registered(given.seed)
     names = [name for name in names if not given.only or name.startswith(tuple(given.only))]
     if given.list:
         print("\n".join(names))
         return
     _warm()
     print(f"in the order of seed {given.seed}", flush=True)
-    results = json.loads(KEPT.read_text()) if KEPT.exists() and not given.trace else {}
+    results = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     for name in names:
         key = f"{name} by another" if given.another else name
-        if key in results and (results[key]["ok"] or not given.again):
+        before = results.get(key)
+        enough = before is not None and (given.trace or before["how"] == "trained")
+        if enough and (before["ok"] or not given.again):
             continue
         results[key] = tried(name, given.another, given.trace, given.limit)
         print(key, json.dumps(results[key]), flush=True)
-        if given.trace:
-            continue
         KEPT.write_text(json.dumps(dict(sorted(results.items())), indent=1) + "\n")
         TABLE.write_text(table(dict(sorted(results.items()))))
 

@@ -8,6 +8,7 @@ Nothing is imported and nothing made, so that asking costs nothing.
 import fnmatch
 from collections.abc import Iterable
 
+from envs import composite
 from envs.composite import ObservationSpace
 from envs.spaces import Box, Space
 
@@ -108,11 +109,15 @@ def family_by_spaces(observation: ObservationSpace, action: Space) -> str | None
     'continuous-control'
     >>> family_by_spaces(Box(0.0, 1.0, (10, 10, 4)), Discrete(3))
     'grid'
+    >>> parts = composite.Dict({"arm": Box(-1.0, 1.0, (9,)), "goal": Box(-1.0, 1.0, (3,))})
+    >>> family_by_spaces(parts, Box(-1.0, 1.0, (2,)))
+    'continuous-control'
     """
-    shape = observation.shape if isinstance(observation, Box) else ()
+    boxes = [part for _, part in composite.parts(observation) if isinstance(part, Box)]
+    images = [box.shape for box in boxes if len(box.shape) == 3]
     if isinstance(action, Box):
-        return CONTINUOUS if len(shape) == 1 else None
-    return GRID if len(shape) == 3 and min(shape[:2]) < _LARGE_IMAGE else None
+        return CONTINUOUS if any(len(box.shape) == 1 for box in boxes) and not images else None
+    return GRID if images and all(min(shape[:2]) < _LARGE_IMAGE for shape in images) else None
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:

@@ -80,7 +80,7 @@ def action_space(name: str, space: Any) -> Space:
         case "MultiBinary" if len(space.shape) == 1:
             return MultiDiscrete((2,) * space.shape[0])
         case "Box" if np.issubdtype(space.dtype, np.floating):
-            return Box(bound(space.low), bound(space.high), tuple(space.shape))
+            return Box(bound(_low(space)), bound(space.high), tuple(space.shape))
         case "Box" if np.issubdtype(space.dtype, np.integer) and len(space.shape) == 1:
             return MultiDiscrete(tuple(int(n) + 1 for n in space.high.astype(np.int64) - space.low))
     raise FdgError(f"environment '{name}': its actions are {space}: categories, or one array, are supported")

@@ -53,6 +53,9 @@ def test_every_built_in_environment_has_a_family_or_is_known_by_its_spaces():
     assert all(name.endswith("-misc") for name in without), without
 
 
+ARM = envs.Dict({"joints": envs.Box(-1.0, 1.0, (9,)), "goal": envs.Discrete(3)})
+
+
 @pytest.mark.parametrize(
     ("observation", "action", "expected"),
     [
@@ -62,6 +65,10 @@ def test_every_built_in_environment_has_a_family_or_is_known_by_its_spaces():
         (envs.Box(0.0, 255.0, (84, 84, 4), "uint8"), envs.Discrete(2), None),
         (envs.Box(0.0, 255.0, (84, 84, 4), "uint8"), envs.Box(-1.0, 1.0, (1,)), None),
         (envs.Discrete(5), envs.MultiDiscrete((2, 3)), None),
+        (ARM, envs.Box(-1.0, 1.0, (1,)), families.CONTINUOUS),
+        (ARM, envs.Discrete(2), None),
+        (envs.Tuple((ARM, envs.Box(0.0, 1.0, (7, 7, 3)))), envs.Discrete(2), families.GRID),
+        (envs.Tuple((ARM, envs.Box(0.0, 1.0, (7, 7, 3)))), envs.Box(-1.0, 1.0, (1,)), None),
     ],
 )
 def test_an_environment_without_a_name_is_known_by_its_spaces(observation, action, expected):

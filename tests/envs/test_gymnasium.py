@@ -169,6 +169,12 @@ def test_actions_are_those_of_the_library(space, expected):
         assert space.contains(action if action.ndim else action[()]), action
 
 
+def test_the_smallest_positive_number_is_no_bound():
+    """EnvPool's ViZDoom has it for actions, its Control Suite for observations."""
+    space, free = spaces.Box(np.finfo(np.float64).tiny, np.inf, (2,), np.float64), Box(-np.inf, np.inf, (2,))
+    assert gymnasium_spaces.action_space("it", space) == gymnasium_spaces.observation_box("it", space) == free
+
+
 def test_spaces_without_a_place_are_refused():
     with pytest.raises(FdgError, match="environment 'it': its observations hold a Text"):
         gymnasium_spaces.observation_box("it", spaces.Dict({"a": spaces.Text(3)}))
