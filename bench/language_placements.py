@@ -4,7 +4,8 @@
     python -m bench.language_placements --only grpo --placement hybrid
 
 Every line says how far any number of the state is from plain `iterate`, relative to the largest of its leaf,
-and whether all tokens were the same. With `--float32` the bound is 1e-5 in place of 1e-12. `grpo equal` and
+and whether all tokens were the same. With `--float32` the bound is 1e-5 in place of 1e-12. `judged` is GRPO
+with a reward model, `reward_model` one that learns, with adapters. `grpo equal` and
 `ppo equal` have the same reward for all responses: they move nowhere, and not by rounding either.
 """
 
@@ -14,7 +15,7 @@ import os
 import sys
 import time
 
-ALGORITHMS = ("grpo", "ppo_rlhf", "lora", "grpo equal", "ppo equal")
+ALGORITHMS = ("grpo", "ppo_rlhf", "lora", "judged", "reward_model", "grpo equal", "ppo equal")
 PLACEMENTS = ("colocated", "hybrid", "fsdp", "split", "split sharded", "standalone", "stale")
 
 
@@ -51,6 +52,12 @@ def main() -> int:
     return int(worst > bound)
 
 
+@functools.cache
+def made(name):
+    """One of `algorithms`."""
+    return algorithms()[name]()
+
+
 def algorithms():
     """Small ones, which say a checksum of all tokens among their metrics.
 
@@ -63,6 +70,7 @@ def algorithms():
     import envs
     from algos.rlhf.group_relative import GRPO
     from algos.rlhf.ppo import PPORLHF
+    from algos.rlhf.reward_model import RewardModel
 
     class Counted(envs.text.TextTask):
         def reward(self, answer, tokens, mask):
@@ -91,11 +99,31 @@ def algorithms():
         "grpo": lambda: checked(GRPO)(**group, kl_coefficient=0.04, num_minibatches=2),
         "lora": lambda: checked(GRPO)(**group, kl_coefficient=0.04, lora_rank=2),
         "ppo_rlhf": lambda: checked(PPORLHF)(env=env, num_prompts=16, **sizes),
+        "judged": lambda: checked(GRPO)(
+            **group, kl_coefficient=0.04, num_minibatches=2, reward_model=judge(env, sizes)
+        ),
+        "reward_model": lambda: checked(RewardModel)(env=env, num_prompts=8, lora_rank=2, **sizes),
         "grpo equal": lambda: checked(GRPO)(
             **{**group, "env": equal}, kl_coefficient=0.04, num_minibatches=2
         ),
         "ppo equal": lambda: checked(PPORLHF)(env=equal, num_prompts=16, **sizes),
     }
+
+
+def judge(env, sizes):
+    """The folder of a reward model with an opinion."""
+    import tempfile
+
+    import jax
+
+    from algos.rlhf.reward_model import RewardModel
+
+    folder = tempfile.mkdtemp()
+    algorithm = RewardModel(env=env, **sizes)
+    state = jax.jit(algorithm.init)(jax.random.key(0))
+    opinion = jax.random.normal(jax.random.key(7), state.parameters["score"].shape)
+    algorithm.export(state._replace(parameters={**state.parameters, "score": opinion}), folder)
+    return folder
 
 
 @functools.cache
@@ -104,7 +132,7 @@ def plain(name, iterations):
     import jax
     import numpy as np
 
-    algorithm = algorithms()[name]()
+    algorithm = made(name)
     state, sums = jax.jit(algorithm.init)(jax.random.key(3)), []
     iterate = jax.jit(algorithm.iterate)
     for _ in range(iterations):
@@ -136,7 +164,7 @@ def compare(name, placement, iterations):
     import fdg
     from fdg.keys import words
 
-    algorithm = algorithms()[name]()
+    algorithm = made(name)
     policy, count = policy_of(placement)
     engine = fdg.compile(algorithm, policy, jax.devices()[:count])
     if placement == "stale":  # beside the same on one device

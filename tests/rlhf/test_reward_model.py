@@ -15,6 +15,7 @@ import pytest
 import algos
 import envs
 import fdg
+import policies
 from algos.language import weights
 from algos.rlhf import rewards
 from algos.rlhf.checkpoints import reward_config_of
@@ -126,8 +127,14 @@ def test_a_reward_model_judges_in_place_of_the_task(name, trained, folder):
     leaves = jax.tree_util.tree_leaves_with_path(state)
     ends = zip(leaves, traced.jaxpr.invars, traced.jaxpr.outvars[: len(leaves)], strict=True)
     assert all(old is new for (path, _), old, new in ends if path[0].name == "reward_model")
-    fragments = {each.name: each.role for each in fdg.trace(algorithm).fragments}
-    assert fragments["rate"] == "reward"
+    graph = fdg.trace(algorithm)
+    assert {each.name: each.role for each in graph.fragments}["rate"] == "reward"
+    plan = fdg.place(graph, policies.Standalone(actors=1, rewards=1, references=0, learners=1), 3)
+    size = sum(4 * x.size for x in jax.tree.leaves(state.reward_model))
+    assert size <= dict(plan.memory)["rewards"] < 2 * size  # it is there alone, and stays there
+    arriving = [each for each in plan.movements if each.where.endswith("-> rewards")]
+    assert arriving and all(each.where == "actors -> rewards" for each in arriving)
+    assert sum(each.bytes_per_crossing for each in arriving) < size
     if name == "grpo":
         state = algorithm.init(jax.random.key(0))
         assert_same(trained[1].parameters, state.reward_model, 0)
