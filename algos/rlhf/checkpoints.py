@@ -31,7 +31,8 @@ def begun(network: Decoder, path: str, key: jax.Array) -> Any:
     """Parameters of the checkpoint in a folder; with new adapters by `key`, where the network has some."""
     plain = Decoder(dataclasses.replace(network.config, lora_rank=0))
     # A call to the host, not constants of the program: the files are read as it runs.
-    base = jax.pure_callback(functools.partial(_read, path), jax.eval_shape(plain.init, key))
+    shapes = jax.eval_shape(plain.init, key)
+    base = jax.pure_callback(functools.partial(_read, path, shapes["embedding"].dtype), shapes)
     return network.with_adapters(base, key) if network.config.lora_rank else base
 
 
@@ -43,8 +44,9 @@ def reward_config_of(path: str) -> DecoderConfig:
 
 def begun_reward(network: Decoder, path: str, key: jax.Array) -> Any:
     """The reward model in a folder: `{"network": parameters of a decoder, "score": [D, 1]}`."""
-    shapes = rewards.first(network, jax.eval_shape(network.init, key))
-    return jax.pure_callback(functools.partial(_read_reward, path), jax.eval_shape(lambda: shapes))
+    shapes = jax.eval_shape(lambda: rewards.first(network, network.init(key)))
+    dtype = shapes["network"]["embedding"].dtype
+    return jax.pure_callback(functools.partial(_read_reward, path, dtype), shapes)
 
 
 def in_its_words(env: Any, path: str, max_response: int | None) -> Any:
@@ -55,13 +57,14 @@ def in_its_words(env: Any, path: str, max_response: int | None) -> Any:
     return env
 
 
-def _read(path: str, scores: bool = False) -> Any:
+def _read(path: str, dtype: Any, scores: bool = False) -> Any:
     try:
-        return weights.load(path, scores=scores)[1]
+        found = weights.load(path, scores=scores)[1]
     except FdgError as error:
         raise HostError(str(error)) from error
+    return jax.tree.map(lambda x: x.astype(dtype, copy=False), found)
 
 
-def _read_reward(path: str) -> Any:
-    network = _read(path, scores=True)
+def _read_reward(path: str, dtype: Any) -> Any:
+    network = _read(path, dtype, scores=True)
     return {"score": network.pop("score"), "network": network}

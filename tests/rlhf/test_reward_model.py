@@ -169,6 +169,14 @@ def test_held_out_pairs_are_ranked(trained):
     assert 0 < share < 1
 
 
+def test_files_are_read_in_the_precision_that_is_on(folder, trained):
+    with jax.enable_x64(True):
+        judged = made("grpo", group_size=2, reward_model=str(folder))
+        found = judged._first_reward_model(jax.random.key(0))
+        assert found["score"].dtype == found["network"]["embedding"].dtype == jnp.float64
+        np.testing.assert_array_equal(found["score"], trained[1].parameters["score"])
+
+
 def test_what_texts_are_worth(trained):
     algorithm, state = trained
     one, other = algorithm.worth(state, ["1+2=", "1+2="], ["3", "4"])
