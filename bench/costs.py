@@ -3,7 +3,7 @@
     python -m bench.costs measure        each cell in a process of its own; goes on where it was stopped
     python -m bench.costs fit            from one half: what remains of each class when XLA joins operations
     python -m bench.costs report         the other half: rank, median error, choices, the worst ten
-    python -m bench.costs memory         predicted peak by XLA's own
+    python -m bench.costs memory         predicted peak by XLA's own, of jobs of its own (`costs_memory`)
     python -m bench.costs search         CPU seconds of a choice among 244 candidates
     python -m bench.costs paper          MSRL's two clusters, and 4,096 H100s: figures and pictures
 
@@ -98,7 +98,7 @@ def build(cell: Cell) -> tuple[Any, Any]:
 
 
 def measure_one(text: str) -> dict[str, Any]:
-    """In a process of its own: seconds of an iteration, memory by XLA, and what is predicted."""
+    """In a process of its own: seconds of an iteration, and what is predicted."""
     import jax
 
     import fdg
@@ -120,35 +120,14 @@ def measure_one(text: str) -> dict[str, Any]:
         (load,) = loads(plan)
         wide, narrow = raw_seconds(load.work, cluster.kind)
         classes = {"wide": dict(wide), "narrow": dict(narrow)}
-    engine = fdg.compile(algorithm, policy, devices)
     return {
         "seconds": iteration_seconds(algorithm, policy, devices),
         "predicted": prediction.seconds,
         "classes": classes,
         "collectives": [dataclasses.asdict(c) for p in plan.programs for c in p.collectives],
         "shares": dict(prediction.shares),
-        "memory": dict(prediction.memory),
-        "xla_memory": xla_memory(engine),
         "rates": cluster.note,
     }
-
-
-def xla_memory(engine: Any) -> dict[str, float]:
-    """By group: the largest program's arguments, results beside them, and temporaries, on one device."""
-    groups = {planned.name: planned.group for planned in engine.plan.programs}
-    found: dict[str, float] = {}
-    for program in engine.programs:
-        if program.name not in groups:
-            continue
-        analysis = program.compile().memory_analysis()
-        size = (
-            analysis.argument_size_in_bytes
-            + analysis.output_size_in_bytes
-            - analysis.alias_size_in_bytes
-            + analysis.temp_size_in_bytes
-        )
-        found[groups[program.name]] = max(found.get(groups[program.name], 0.0), float(size))
-    return found
 
 
 def cell_of(parts: Sequence[Any]) -> Cell:
@@ -283,26 +262,6 @@ def report(half: str, again: bool) -> None:
         print(f"{len(stale)} cells of actors and learners: median error {statistics.median(stale):.1%}")
 
 
-def memory(again: bool) -> None:
-    """Predicted peak by XLA's."""
-    import fdg
-    from fdg.costs.memory import plan_memory
-
-    ratios = []
-    for cell, found in measured_cells():
-        predicted = found["memory"]
-        if again:
-            algorithm, policy = build(cell)
-            predicted = plan_memory(fdg.place(algorithm, policy, cell.devices))
-        for group, size in found["xla_memory"].items():
-            if predicted.get(group):
-                ratios.append((predicted[group] / size, size, group, cell))
-    for ratio, size, group, cell in sorted(ratios, key=lambda row: -abs(math.log(row[0]))):
-        print(f"  {ratio:6.2f} of {size / 1e6:9.3f} MB  {group} of {cell}")
-    good = sum(abs(row[0] - 1) <= 0.15 for row in ratios) / max(1, len(ratios))
-    print(f"{len(ratios)} groups: {good:.0%} within 15%")
-
-
 def search() -> None:
     """CPU seconds of a choice among more than two hundred: PPO with 4,096 environments on 64 H100s."""
     import algos
@@ -337,7 +296,9 @@ def main() -> None:
     elif given.what == "report":
         report(given.half, given.again)
     elif given.what == "memory":
-        memory(given.again)
+        from bench.costs_memory import memory
+
+        memory(given.only, given.again)
     elif given.what == "search":
         search()
     else:

@@ -2,33 +2,31 @@
 
     arguments + results that take over no argument + temporaries
 
-XLA makes no array of an elementwise operation whose one reader is another operation of the same loop: so
-those are left out here (`_written`). What is left lives from where it is made to where it is read last; a
-loop's body has its own arrays on top of what is alive around it, and its results are written over what it
-carries.
+Which values become arrays, and in which order, says `buffers`. Each lives from where it is made to where it
+is read last; a loop's body has its own arrays on top of what is alive around it, and its results are written
+over what it carries. The program that is compiled draws its random numbers ahead of its loops
+(`lowering.draws`), and what they are counted by is there as long as the loops run.
 """
 
-import collections
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 from jax.extend import core
 
 from fdg import jaxprs
-from fdg.batch.flow import EquationFlow, Flow
+from fdg.batch.flow import Flow
 from fdg.batch.follow import follow
+from fdg.costs.buffers import IN_PLACE, Program, Step, program_of
+from fdg.lowering.draws import draw_ahead
 from fdg.placing.plan import Plan
 from fdg.placing.policy import Group
+from fdg.placing.recall import Recall
 from fdg.placing.scheduling.schedule import Value
-from fdg.profiling.work import PICKS, VIEWS, class_of
-
-_JOINS = frozenset({"elementwise", "transcendental"})  # classes of operations that their readers compute
-_MOVED = frozenset({"transpose", "slice", "rev", "pad", "concatenate"})  # likewise
-_WHOLE = frozenset({"product", "convolution", "sort", "linear algebra", "host"})  # classes that read arrays
-_IN_PLACE = frozenset({"dynamic_update_slice", "scatter", "scatter-add"})
-_CONTROL = frozenset({"scan", "while", "cond", "custom_linear_solve"})  # not written out, as calls are
+from fdg.running import metrics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +55,7 @@ def program_need(
     devices: int,
     donated: frozenset[int] = frozenset(),
     platform: str = "cpu",
+    repeated: bool = False,
 ) -> Need:
     """Of a program.
 
@@ -66,6 +65,7 @@ def program_need(
       devices: that the batch is split over.
       donated: inputs whose memory results may take over.
       platform: of the devices, for XLA orders operations otherwise on each.
+      repeated: whether the program is a loop over the jaxpr.
     """
     opened = jaxprs.open_jaxpr(jaxpr)
     flow = follow(opened, axes, devices) if devices > 1 else None
@@ -80,7 +80,25 @@ def program_need(
         if not jaxprs.is_literal(v)
     )
     temporaries = _lives(devices, platform == "cpu").peak(opened, flow)
-    return Need(arguments, max(0, made - room), temporaries)
+    counters = sum(2 * _WORD * math.prod(shape) for shape in _counted(opened, repeated))
+    return Need(arguments, max(0, made - room), temporaries + counters)
+
+
+_WORD = 4  # bytes
+
+
+def _counted(jaxpr: core.Jaxpr, in_loop: bool) -> set[tuple[int, ...]]:
+    """Shapes of what a key is asked for in loops: threefry hashes positions, which XLA writes down before
+    the loops, as two words each.
+    """
+    found: set[tuple[int, ...]] = set()
+    for eqn in jaxpr.eqns:
+        shape = eqn.params.get("shape")
+        if in_loop and shape and eqn.primitive.name in ("random_bits", "random_split"):
+            found.add(tuple(shape))
+        for body in jaxprs.bodies(eqn):
+            found |= _counted(body.jaxpr, in_loop or eqn.primitive.name in ("scan", "while"))
+    return found
 
 
 def _padded(axes: Sequence[int | None], jaxpr: core.Jaxpr) -> list[int | None]:
@@ -95,8 +113,8 @@ def _size(v: Any, axis: int | None, devices: int) -> int:
 
 _MOST_KNOWN = 10_000
 _PLACED = 120
-# Of random bits: threefry makes two words for each, in a loop that XLA has two copies of, and counts both.
-_RANDOM = 5
+# Of threefry: it makes two words for each that is wanted, in a loop that XLA has two copies of.
+_WORDS = 4
 
 
 class _Span(NamedTuple):
@@ -105,22 +123,23 @@ class _Span(NamedTuple):
     begin: int
     end: int
     size: int
+    what: str = ""
 
 
 _Spans = tuple[Sequence[_Span], int]
 
 
 @functools.lru_cache(maxsize=32)
-def _lives(devices: int, breadth_first: bool) -> "_Lives":
+def _lives(devices: int, on_cpu: bool) -> "_Lives":
     """The one of a number of devices: what is known of a helper serves many plans."""
-    return _Lives(devices, breadth_first)
+    return _Lives(devices, on_cpu)
 
 
 class _Lives:
     """Peaks of jaxprs, each looked at once."""
 
-    def __init__(self, devices: int, breadth_first: bool):
-        self.devices, self.breadth_first = devices, breadth_first
+    def __init__(self, devices: int, on_cpu: bool):
+        self.devices, self.on_cpu = devices, on_cpu
         # Kept with what they are of, so that nothing else has the same id.
         self.known: dict[tuple[int, int], tuple[_Spans, core.Jaxpr, Flow | None]] = {}
 
@@ -142,36 +161,58 @@ class _Lives:
         return self.known[key][0]
 
     def _spans(self, jaxpr: core.Jaxpr, flow: Flow | None) -> _Spans:
-        steps, outputs = _inlined(jaxpr, flow)
-        given = {v for v in outputs if not jaxprs.is_literal(v)}
-        written = _written(steps, given)
-        if self.breadth_first:
-            steps = _breadth_first(steps, written)
+        program = _program(jaxpr, flow, self.on_cpu)
+        given = {v for v in program.outputs if not jaxprs.is_literal(v)}
         found: list[_Span] = []
-        made: dict[Any, tuple[int, int]] = {}  # where each array begins, and its bytes
+        made: dict[Any, tuple[int, int, str]] = {}  # where each array begins, its bytes, and what makes it
         ends: dict[Any, int] = {}
         now = 0
-        for step in steps:
-            over = step.joins or step.eqn.primitive.name in _IN_PLACE
+        for step in program.steps:
+            over = step.joins or step.name in IN_PLACE
+            sizes = {_size(v, axis, self.devices) for v, axis in step.makes}
             length = 2
-            bodies = jaxprs.bodies(step.eqn)
-            for body, inner in zip(bodies, step.flows or [None] * len(bodies), strict=True):
-                spans, moments = self.spans(body.jaxpr, inner)
-                found += [_Span(now + begin, now + end, size) for begin, end, size in spans]
-                length = max(length, moments + 2)
-            # What is computed element by element is written over what it read.
-            ends.update((v, now if over else now + length) for v in step.reads if v in made)
+            for body, inner in zip(step.bodies, step.flows or [None] * len(step.bodies), strict=True):
+                spans, moments = self.spans(body.jaxpr, inner)  # one after another
+                begin = now + length - 2
+                found += [_Span(begin + one.begin, begin + one.end, one.size, one.what) for one in spans]
+                length += moments
+            for v in step.reads:
+                if v in made:  # what is computed element by element is written over what it read
+                    ends[v] = now if over and made[v][1] in sizes else now + length
+            rows = _rows(step)
             for v, axis in step.makes:
-                if step.eqn.primitive.name == "random_bits":
-                    size = _size(v, axis, self.devices)
-                    found += [_Span(now, now + length, size)] * _RANDOM
-                if v in written and v not in given:
-                    made[v] = now + (1 if over else 0), _size(v, axis, self.devices)
+                begin = now + (1 if over else 0)
+                if v in rows:
+                    begin = 0  # they begin as zeros, which wait for nothing
+                if step.name in ("random_bits", "random_split"):
+                    begin = now + length
+                    words = _size(v, axis, self.devices) // (2 if step.name == "random_split" else 1)
+                    found += [_Span(now, now + length, words, "hashing")] * _WORDS
+                if v in program.arrays and v not in given:
+                    made[v] = begin, _size(v, axis, self.devices), step.name
             now += length
         found += [
-            _Span(begin, ends[v], size) for v, (begin, size) in made.items() if ends.get(v, -1) >= begin
+            _Span(begin, ends[v], size, what)
+            for v, (begin, size, what) in made.items()
+            if ends.get(v, -1) >= begin
         ]
         return found, now
+
+
+def _rows(step: Step) -> set[Any]:
+    """The results of a scan that have a row for each trip."""
+    if step.name != "scan":
+        return set()
+    kept = [k for k, v in enumerate(step.eqn.outvars) if not isinstance(v, core.DropVar)]
+    return {v for k, (v, _) in zip(kept, step.makes, strict=True) if k in step.bodies[0].stacked}
+
+
+_PROGRAMS: Recall[Program] = Recall(most=_MOST_KNOWN)
+
+
+def _program(jaxpr: core.Jaxpr, flow: Flow | None, on_cpu: bool) -> Program:
+    """Of a jaxpr for all numbers of devices whose flow it is; that is kept by what is made of it."""
+    return _PROGRAMS(jaxpr, (id(flow), on_cpu), lambda: program_of(jaxpr, flow, on_cpu))
 
 
 def _packed(spans: Sequence[_Span]) -> int:
@@ -196,142 +237,67 @@ def _packed(spans: Sequence[_Span]) -> int:
     return most
 
 
-@dataclasses.dataclass(frozen=True)
-class _Step:
-    """An equation as XLA sees it: outside of calls, which it writes out, and without views.
-
-    Attributes:
-      eqn: the equation.
-      reads: its operands, literals left out.
-      makes: its results, each with its batch axis.
-      flows: of its bodies, if it is a loop or has branches.
-    """
-
-    eqn: core.JaxprEqn
-    reads: tuple[Any, ...]
-    makes: tuple[tuple[Any, int | None], ...]
-    flows: Sequence[Flow | None]
-
-    @property
-    def joins(self) -> bool:
-        """Whether it is computed element by element, with its readers."""
-        name = self.eqn.primitive.name
-        return not jaxprs.bodies(self.eqn) and (class_of(name) in _JOINS or name in VIEWS or name in _MOVED)
+_AHEAD: Recall[core.ClosedJaxpr] = Recall(most=256)
 
 
-def _inlined(jaxpr: core.Jaxpr, flow: Flow | None) -> tuple[list[_Step], list[Any]]:
-    """The equations with calls written out, and what the outputs are then."""
-    steps: list[_Step] = []
-
-    def visit(inner: core.Jaxpr, its_flow: Flow | None, names: dict[Any, Any]) -> list[Any]:
-        """Adds the steps of a jaxpr whose variables have other names outside; its outputs by those names."""
-
-        def name_of(v: Any) -> Any:
-            return v if jaxprs.is_literal(v) else names.get(v, v)
-
-        flows: Sequence[EquationFlow | None] = [None] * len(inner.eqns)
-        if its_flow is not None:
-            flows = its_flow.equations
-        for eqn, each in zip(inner.eqns, flows, strict=True):
-            reads = [name_of(v) for v in eqn.invars]
-            bodies = jaxprs.bodies(eqn)
-            if bodies and eqn.primitive.name not in _CONTROL and (each is None or each.bodies):
-                body = bodies[0]
-                given = {v: reads[k] for v, k in zip(body.jaxpr.invars, body.operands, strict=True)}
-                ends = visit(body.jaxpr, None if each is None else each.bodies[0], given)
-                names.update((v, ends[j]) for v, j in zip(eqn.outvars, body.results, strict=False))
-                continue
-            if _is_view(eqn) and not jaxprs.is_literal(reads[0]):
-                names[eqn.outvars[0]] = reads[0]
-                continue
-            axes = [None] * len(eqn.outvars) if each is None else each.results
-            makes = []
-            for v, axis in zip(eqn.outvars, axes, strict=True):
-                names[v] = _Array(v.aval)  # another one each time that the call is written out
-                if not isinstance(v, core.DropVar):
-                    makes.append((names[v], axis))
-            known = tuple(v for v in reads if not jaxprs.is_literal(v))
-            steps.append(_Step(eqn, known, tuple(makes), () if each is None else each.bodies))
-        return [name_of(v) for v in inner.outvars]
-
-    return steps, visit(jaxpr, flow, {})
+def _ahead(jaxpr: core.ClosedJaxpr) -> core.ClosedJaxpr:
+    """The program that is compiled."""
+    return _AHEAD(jaxpr, (), lambda: draw_ahead(jaxpr))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Array:
-    """What an equation makes, told apart by identity."""
-
-    aval: Any
-
-
-def _breadth_first(steps: Sequence[_Step], written: set[Any]) -> list[_Step]:
-    """In the order of XLA's scheduler for CPUs: what became ready first comes first, so that cores have work.
-
-    (`concurrency optimised`, its default.) What is joined to its readers takes no turn of its own.
-    """
-    maker = {v: i for i, step in enumerate(steps) for v, _ in step.makes}
-    waiting = [{maker[v] for v in step.reads if v in maker} for step in steps]
-    readers: list[list[int]] = [[] for _ in steps]
-    for i, before in enumerate(waiting):
-        for other in before:
-            readers[other].append(i)
-    order: list[_Step] = []
-    queue = collections.deque(i for i, before in enumerate(waiting) if not before)
-    while queue:
-        i = queue.popleft()
-        order.append(steps[i])
-        for reader in readers[i]:
-            waiting[reader].discard(i)
-            if not waiting[reader]:
-                turn = any(v in written for v, _ in steps[reader].makes)
-                (queue.append if turn else queue.appendleft)(reader)
-    return order
-
-
-def _is_view(eqn: core.JaxprEqn) -> bool:
-    if eqn.primitive.name not in VIEWS or len(eqn.invars) != 1 or not hasattr(eqn.invars[0].aval, "dtype"):
-        return False
-    return jaxprs.bytes_of(eqn.outvars[0].aval) == jaxprs.bytes_of(eqn.invars[0].aval)
-
-
-def _written(steps: Sequence[_Step], given: set[Any]) -> set[Any]:
-    """What becomes an array: not what its readers compute for themselves."""
-    needed = set(given)
-    for step in steps:
-        if not step.joins:
-            kind = class_of(step.eqn.primitive.name)
-            whole = jaxprs.bodies(step.eqn) or kind in _WHOLE or step.eqn.primitive.name in _IN_PLACE | PICKS
-            needed.update(step.reads if whole else ())
-    return {v for step in steps for v, _ in step.makes if not step.joins or v in needed}
-
-
-def plan_memory(plan: Plan, platform: str = "cpu") -> dict[str, int]:
-    """Bytes that each device of each group needs at its peak, for a plan; nothing is compiled.
+def program_needs(plan: Plan, platform: str = "cpu") -> dict[str, Need]:
+    """Of each program of a plan, by its name; leaves that rules split count whole. Nothing is compiled.
 
     Args:
       plan: any.
       platform: of the devices.
     """
     groups = {group.name: group for group in plan.groups}
+    if plan.schedule is not None:
+        return {
+            call.name: program_need(
+                _ahead(call.jaxpr),
+                [v.axis for v in call.inputs],
+                groups[call.group].rows,
+                call.donated,
+                platform,
+            )
+            for call, _ in plan.schedule.calls()
+        }
+    ((program,), (group,), graph) = plan.programs, plan.groups, plan.graph
+    agents = 1 if plan.num_seeds is None else plan.num_seeds // len(group)
+    axes, rows = (graph.state_axes, group.rows) if plan.num_seeds is None else ((), 1)
+    state = frozenset(range(len(graph.state_axes)))
+    one = program_need(_ahead(graph.jaxpr), axes, rows, state, platform, repeated=True)
+    records = jax.tree.leaves(graph.metrics)
+    kept = metrics.capacity(records * agents) * sum(map(jaxprs.bytes_of, records))
+    return {
+        program.name: Need(agents * one.arguments, agents * (one.results + kept), agents * one.temporaries)
+    }
+
+
+def plan_memory(plan: Plan, platform: str = "cpu") -> dict[str, int]:
+    """Bytes that each device of each group needs at its peak, for a plan; nothing is compiled.
+
+    It is the program that needs most, and what of the state is on the group meanwhile.
+
+    Args:
+      plan: any.
+      platform: of the devices.
+    """
+    groups = {group.name: group for group in plan.groups}
+    needs = program_needs(plan, platform)
     if plan.schedule is None:
-        (group,) = plan.groups
-        agents = (plan.num_seeds or len(group)) // len(group) if plan.num_seeds is not None else 1
-        rows = group.rows if plan.num_seeds is None else 1
-        state = frozenset(range(len(plan.graph.state_axes)))
-        axes = plan.graph.state_axes if plan.num_seeds is None else ()
-        need = program_need(plan.graph.jaxpr, axes, rows, state, platform)
-        return {group.name: agents * _with_sharded(plan, group, need.peak)}
+        (group,), (need,) = plan.groups, needs.values()
+        return {group.name: _with_sharded(plan, group, need.peak)}
     held: dict[str, int] = dict.fromkeys(groups, 0)
-    for places in plan.schedule.leaves:
-        for value in places:
-            held[value.group] += _value_size(value, groups)
+    leaves = {value for places in plan.schedule.leaves for value in places}
+    for value in leaves:
+        held[value.group] += _value_size(value, groups)
     most = dict(held)
     for call, _ in plan.schedule.calls():
-        group = groups[call.group]
-        need = program_need(call.jaxpr, [v.axis for v in call.inputs], group.rows, call.donated, platform)
-        leaves = {v for places in plan.schedule.leaves for v in places}
         elsewhere = held[call.group] - sum(_value_size(v, groups) for v in call.inputs if v in leaves)
-        most[call.group] = max(most[call.group], need.peak + max(0, elsewhere))
+        most[call.group] = max(most[call.group], needs[call.name].peak + max(0, elsewhere))
     return {name: _with_sharded(plan, groups[name], size) for name, size in most.items()}
 
 
@@ -348,12 +314,5 @@ def _with_sharded(plan: Plan, group: Group, size: int) -> int:
         if leaf.group == group.name and leaf.layout.number > 1:
             whole = leaf.layout.shape
             width = 4
-            saved += width * _product(whole) * (leaf.layout.number - 1) // leaf.layout.number
+            saved += width * math.prod(whole) * (leaf.layout.number - 1) // leaf.layout.number
     return max(0, size - saved)
-
-
-def _product(shape: Sequence[int]) -> int:
-    found = 1
-    for n in shape:
-        found *= n
-    return found

@@ -176,7 +176,7 @@ def lay_out(schedule: Schedule, groups: Sequence[Group], leaves: Sequence[Sharde
 
     def step(old: Step) -> Step:
         if isinstance(old, Call):
-            new = old.laid_out(several(old.inputs), several(old.outputs))
+            new = dataclasses.replace(old, inputs=several(old.inputs), outputs=several(old.outputs))
             return dataclasses.replace(new, donated=_donated(new)) if specs else new
         if isinstance(old, Move):
             return dataclasses.replace(old, pairs=pairs(old.pairs))

@@ -6,15 +6,16 @@ import pytest
 
 import fdg
 import policies
+from bench import costs_memory
 from fdg.costs.memory import plan_memory, program_need
 from tests.tiny import Pupil
 
 M = 1000 * 1000  # elements
 
 
-def need(function, *shapes, axes=(), devices=1, donated=frozenset()):
+def need(function, *shapes, axes=(), devices=1, donated=frozenset(), **how):
     arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    return program_need(jax.make_jaxpr(function)(*arrays), axes, devices, donated)
+    return program_need(jax.make_jaxpr(function)(*arrays), axes, devices, donated, **how)
 
 
 def test_joined_operations_need_no_array():
@@ -42,6 +43,58 @@ def test_loops_write_over_what_they_carry():
         return jax.lax.scan(lambda c, _: (jnp.tanh(c @ c), None), x, length=8)[0]
 
     assert need(loop, (1000, 1000)).temporaries <= 8 * M
+
+
+def test_what_a_later_operation_computes_from_lives_until_then():
+    """h [1000, 1000] is read at the end, by what computes 1 - h: it lies beside the product before that."""
+    found = need(lambda x: (((h := jnp.tanh(x @ x)) @ x) @ x) * (1 - h), (1000, 1000), platform="gpu")
+    assert found.temporaries == 3 * 4 * M  # h, the first product of it, the second
+
+
+def test_nothing_is_there_for_what_nobody_reads():
+    def some(x):
+        return ((x @ x).sum(axis=0), x[0])[1]
+
+    assert need(some, (1000, 1000)).temporaries == 0
+
+
+@pytest.mark.parametrize(("platform", "temporaries"), [("cpu", 0), ("gpu", 4 * M)])
+def test_a_library_takes_a_product_into_the_loop_of_a_reduction(platform, temporaries):
+    assert need(lambda x: jnp.max(2 * (x @ x)), (1000, 1000), platform=platform).temporaries == temporaries
+
+
+def test_a_library_takes_nothing_that_others_read():
+    """The product is read twice: by the reduction and by a look-up of one row."""
+    found = need(lambda x: (jnp.max(y := x @ x), y[:1] @ x), (1000, 1000))
+    assert found.temporaries >= 4 * M
+
+
+def test_random_numbers_are_made_of_words_and_counted():
+    """Of a million: four words each while they are made; in a loop they are counted, by two, before it."""
+
+    def draw(key):
+        return jax.random.bits(key, (1000, 1000)).sum()
+
+    jaxpr = jax.make_jaxpr(draw)(jax.random.key(0))
+    assert program_need(jaxpr, (), 1).temporaries == 4 * 4 * M
+    assert program_need(jaxpr, (), 1, repeated=True).temporaries == 6 * 4 * M
+
+
+_LAID_OUT = [job for job in costs_memory.jobs() if str(job) in costs_memory.kept()]
+_FIRST = ("PPO CartPole-v1 GPUOnly on 1 (num_envs=256, num_steps=32)", "PQN CartPole-v1", "TD3")
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        pytest.param(job, marks=() if str(job).startswith(_FIRST) else pytest.mark.whole, id=str(job))
+        for job in _LAID_OUT
+    ],
+)
+def test_within_fifteen_percent_of_xla(job):
+    """Of programs that XLA laid out once (`python -m bench.costs memory`)."""
+    for group, predicted, xla in costs_memory.compared(job):
+        assert abs(predicted / xla - 1) <= costs_memory.WITHIN, (group, predicted, xla)
 
 
 @pytest.mark.parametrize("devices", [1, 2])

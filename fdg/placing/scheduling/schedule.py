@@ -19,6 +19,7 @@ from jax.extend import core
 
 from fdg import jaxprs
 from fdg.placing.layout import Layout
+from fdg.placing.recall import Recall
 from fdg.placing.regions.region import Names
 from fdg.placing.resharding import Change
 
@@ -81,14 +82,15 @@ class Call:
     @functools.cached_property
     def jaxpr(self) -> core.ClosedJaxpr:
         """The program as a function of its inputs, to be read: what is run is built and checked anew."""
-        inputs, outputs = ([value.variable for value in values] for values in (self.inputs, self.outputs))
-        return jaxprs.build(inputs, outputs, self.equations, checked=False)
+        inputs, outputs = (
+            tuple(value.variable for value in values) for values in (self.inputs, self.outputs)
+        )
+        same = tuple(map(id, self.equations)), inputs, outputs
+        return _BUILT(None, same, lambda: jaxprs.build(inputs, outputs, self.equations, checked=False))
 
-    def laid_out(self, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> "Call":
-        """The same program, and the same jaxpr, of the same variables in their layouts."""
-        new = dataclasses.replace(self, inputs=inputs, outputs=outputs)
-        new.__dict__["jaxpr"] = self.jaxpr  # one for all plans of the program: much is known by jaxpr
-        return new
+
+# One jaxpr for all plans that have the program: much is known by jaxpr. It keeps alive what it is known by.
+_BUILT: Recall[core.ClosedJaxpr] = Recall(most=256)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
