@@ -57,6 +57,14 @@ def test_the_state_is_laid_out_by_batch_axis(walker):
     )
 
 
+def test_unless_told_otherwise_it_is_one_iteration(walker):
+    state, metrics = walker.run(walker.init(0))
+    also, pending = walker.start(walker.init(0))
+    assert {name: len(m) for name, m in metrics.items()} == {"reward": 1, "bonus": 1, "alive": 1}
+    jax.tree.map(np.testing.assert_array_equal, pending.result(), metrics)
+    np.testing.assert_array_equal(also.position, state.position)
+
+
 def test_a_donated_state_is_refused(walker):
     state = walker.init(0)
     walker.run(state, 2)

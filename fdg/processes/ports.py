@@ -17,6 +17,11 @@ def split_address(address: str) -> tuple[str, int]:
 
     >>> split_address("localhost:1234"), split_address("[::1]:80")
     (('localhost', 1234), ('::1', 80))
+    >>> split_address("far.away:65535")[1], split_address("far.away:1")[1]
+    (65535, 1)
+    >>> split_address("far.away:65536")
+    Traceback (most recent call last):
+    fdg.errors.FdgError: --coordinator-address far.away:65536: write HOST:PORT
 
     Raises:
       FdgError: it is none.

@@ -14,6 +14,7 @@ from fdg import jaxprs
 from fdg.engine import Engine
 from fdg.errors import FdgError
 from fdg.lowering import host_calls
+from fdg.placing.plan import Plan
 from fdg.placing.policy import Group
 from fdg.processes import distributed
 from fdg.profiling.fragments import Placed, placed, programs
@@ -49,7 +50,7 @@ def profile(engine: Engine, state: Any, rounds: int = 7) -> Profile:
         raise FdgError(f"rounds={rounds!r}: give an integer of at least 1")
     plan = engine.plan
     fragments = placed(plan)
-    whole = _Iterations(engine, state)
+    whole = Iterations(engine, state)
     apart = set(in_parts(plan)) if plan.schedule is not None else set()
     alone = programs(plan, engine.devices, _local_leaves(engine, state))
     alone = {name: one for name, one in alone.items() if name not in apart}
@@ -62,11 +63,16 @@ def profile(engine: Engine, state: Any, rounds: int = 7) -> Profile:
         for group in rates.values():
             if group is not None:
                 group.measure()
-    return _profile(engine, fragments, whole, alone, rates, rounds)
+    return put_together(engine.plan, fragments, whole, alone, rates, rounds)
 
 
-class _Iterations:
-    """The engine's own iterations, timed: as many in a round as last long enough."""
+class Iterations:
+    """An engine's own iterations, timed: as many in a round as last long enough.
+
+    Attributes:
+      samples: seconds of an iteration, of each round so far.
+      busy: likewise, seconds of it in which each group was busy; none of a single group.
+    """
 
     def __init__(self, engine: Engine, state: Any):
         self._engine = engine
@@ -156,15 +162,24 @@ def _foremost(products: Mapping[Product, int]) -> list[Product]:
     return found
 
 
-def _profile(
-    engine: Engine,
+def put_together(
+    plan: Plan,
     fragments: Sequence[Placed],
-    whole: _Iterations,
+    whole: Iterations,
     alone: Mapping[str, Repeated],
     rates: Mapping[str, Rates | None],
     rounds: int,
 ) -> Profile:
-    plan = engine.plan
+    """The profile of what was timed.
+
+    Args:
+      plan: of the engine.
+      fragments: of the plan.
+      whole: the engine's iterations.
+      alone: what could run by itself of the fragments, by name.
+      rates: what each group's devices can do; None of one that has no device in this process.
+      rounds: how often everything was timed.
+    """
     rows = []
     for one in fragments:
         f, group = one.site.fragment, rates[one.group.name]
@@ -216,7 +231,7 @@ def _products(
 
 
 def _group(
-    group: Group, fragments: Sequence[Placed], whole: _Iterations, alone: Mapping[str, Repeated]
+    group: Group, fragments: Sequence[Placed], whole: Iterations, alone: Mapping[str, Repeated]
 ) -> GroupProfile:
     """A group's time; of nested fragments the outermost that could run counts."""
     here = {one.site.fragment.name: one.site.fragment for one in fragments if one.group == group}

@@ -87,6 +87,11 @@ class Rates:
 
 
 def _rounded(size: int) -> int:
+    """The size of array that stands for some bytes: a power of two, neither tiny nor huge.
+
+    >>> [_rounded(size) // 1024 for size in (0, 1, 2**14, 2**14 + 1, 40_000, 2**30)]
+    [16, 16, 16, 32, 64, 65536]
+    """
     return min(_LARGEST, max(_SMALLEST, 2 ** (size - 1).bit_length()))
 
 

@@ -116,7 +116,13 @@ def merged(operations: Iterable[Operation]) -> list[Operation]:
 
 
 def _events(threads: Iterable[tuple[str, list[Operation]]]) -> Iterator[dict[str, Any]]:
-    """Events of the trace format that Perfetto reads; times in microseconds from the first."""
+    """Events of the trace format that Perfetto reads; times in microseconds from the first.
+
+    >>> dot, add = Operation("dot.1", "act", 7_000, 2_000), Operation("add.1", "act", 9_500, 500)
+    >>> shown = [each for each in _events([("cpu", [dot, add])]) if each["ph"] == "X"]
+    >>> [(each["tid"], each["name"], each["ts"], each["dur"]) for each in shown]
+    [(0, 'act', 0.0, 3.0), (1, 'dot.1', 0.0, 2.0), (1, 'add.1', 2.5, 0.5)]
+    """
     all_threads = list(threads)
     begin = min((operations[0].start for _, operations in all_threads), default=0.0)
     for number, (thread, operations) in enumerate(all_threads):

@@ -41,7 +41,7 @@ def interval(values: np.ndarray, statistic: Callable[..., np.ndarray] = mean) ->
     True
     """
     low, high = intervals(np.asarray(values, float)[..., None], statistic)
-    return float(low[0]), float(high[0])
+    return low.item(), high.item()
 
 
 def intervals(

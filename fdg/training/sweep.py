@@ -323,11 +323,6 @@ def agent_names(algorithm: Any, seed: int, agents: Sequence[int]) -> str:
     return f"{shown}; ..." if points[3:] else shown
 
 
-def is_sweepable(algorithm_class: Any, name: str) -> bool:
-    """Whether a field is a float that may be traced."""
-    return name in _floats(algorithm_class) and name not in structural(algorithm_class)
-
-
 def _check_names(algorithm: Any, names: Sequence[str]) -> None:
     cls = type(algorithm)
     known = {field.name for field in dataclasses.fields(algorithm) if field.init}

@@ -332,8 +332,9 @@ def test_training_past_its_end_is_warned_of_once(devices):
     algorithm = ppo(total_steps=24)
     engine = fdg.compile(algorithm, policies.GPUOnly(), devices[:1])
     state = engine.run(engine.init(0), 3)[0]
-    with pytest.warns(FdgWarning, match="learns for 3 iterations .* anneal_learning_rate=False"):
+    with pytest.warns(FdgWarning, match="learns for 3 iterations .* anneal_learning_rate=False") as warned:
         state = engine.run(state, 1)[0]
+    assert [one.filename for one in warned] == [__file__]  # where it is that trains on
     engine.run(state, 1)
 
 

@@ -98,6 +98,33 @@ def test_more_lanes_only_where_they_do_more(together, lanes, monkeypatch):
     assert one.seconds == pytest.approx(min(1.0, together / 2))
 
 
+class Spread:
+    """Stands for an array, of which other processes may have a part."""
+
+    def __init__(self, is_fully_addressable):
+        self.is_fully_addressable = is_fully_addressable
+
+
+@pytest.mark.parametrize(
+    ("here", "calls"), [((True, True), 16), ((), 16), ((True, False), 4), ((False, False), 4)]
+)
+def test_what_spans_processes_is_called_as_often_by_each(here, calls, monkeypatch):
+    """As the first process finds right, which is asked only then: who has no part in it never answers."""
+    made = []
+
+    def seconds(calls):  # a sixteenth of a round each
+        made.append(calls)
+        return calls * repeating.ROUND_S / 16
+
+    monkeypatch.setattr(repeating.distributed, "exchange", lambda found: [4 * found, found])
+    one = Repeated(lambda *xs: [], [Spread(each) for each in here])
+    monkeypatch.setattr(one, "_seconds", seconds)
+    one.compiled(None)
+    made.clear()
+    one.measure()
+    assert made == [calls, 0]
+
+
 def test_the_shortest_of_the_rounds_counts(monkeypatch):
     """Calls take 3, the rest of a run 1: a long run of none makes no call shorter."""
     one = Repeated(lambda x: [x + 1], [jnp.float32(1)])

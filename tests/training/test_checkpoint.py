@@ -134,8 +134,11 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_taken(two, damage
         with pytest.raises(FdgError, match=r"/2 is damaged \(.*\): go on from iteration 1") as caught:
             Checkpoints(directory).restore(2, shapes(state))
         assert "\n" not in str(caught.value)
-        with pytest.warns(FdgWarning, match=r"/2 is damaged .*: it is not used, going on from iteration 1"):
+        with pytest.warns(
+            FdgWarning, match=r"/2 is damaged .*: it is not used, going on from iteration 1"
+        ) as warned:
             assert Checkpoints(directory).latest() == 1
+        assert [one.filename for one in warned] == [__file__]  # whose line it is that asked
         path.write_bytes(before)
         path.with_name("more").unlink(missing_ok=True)
     assert_same(Checkpoints(directory).restore(2, shapes(state)), state)

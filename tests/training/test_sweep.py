@@ -21,7 +21,7 @@ from fdg.fragment import with_numbers
 from fdg.training import curves, loop
 from fdg.training.grid import grid_text, make_grid, parse_grid
 from fdg.training.sweep import Sweep
-from fdg.training.sweep_results import best_of, results
+from fdg.training.sweep_results import PointResult, best_of, results
 from tests.training.descent import Descent, alone, assert_close, fdg_policy
 from tests.training.trained import small
 
@@ -330,6 +330,16 @@ def test_results_by_hand():
     assert [one.mean for one in evaluated] == [1.5, 3.5] and best_of(evaluated) == 1
     low, high = evaluated[1].interval
     assert 3.0 <= low <= 3.5 <= high <= 4.0
+
+
+def test_an_interval_takes_several_seeds_that_are_all_known():
+    def interval(*returns):
+        return PointResult({"rate": 0.1}, range(len(returns)), np.array(returns), 0.0).interval
+
+    for returns in [(1.0, 3.0), (1.0, 2.0, 3.0)]:
+        low, high = interval(*returns)
+        assert 1.0 <= low < 2.0 < high <= 3.0
+    assert interval(2.0) is None and interval(1.0, 2.0, np.nan) is None and interval(1.0, np.inf) is None
 
 
 # --- the command line ---

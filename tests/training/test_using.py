@@ -180,7 +180,10 @@ def test_what_a_file_cannot_say_is_given(tmp_path):
     env = envs.make("CartPole-v1")
     network = networks.actor_critic(env.observation_space, env.action_space, (5,))
     algorithm = small(network=network)
-    assert description.describe(algorithm, policies.GPUOnly())["rebuilds"] is False
+    said = description.describe(algorithm, policies.GPUOnly())
+    assert said["rebuilds"] is False
+    with pytest.raises(FdgError, match=r"an algorithm that config\.json cannot describe \(ppo, say with"):
+        description.rebuild(said)  # rather than another one, of the same class
     run = fitted(tmp_path / "run", algorithm, iterations=1)
     with pytest.raises(FdgError, match="give it, with algorithm="):
         fdg.load(tmp_path / "run", trust=True)
