@@ -25,6 +25,7 @@ from fdg.running.execution import execution
 from fdg.running.interrupts import Held
 from fdg.running.leaves import Remembered, without_aliases
 from fdg.running.metrics import PendingMetrics
+from fdg.running.xla_options import xla_options
 from fdg.tracing.graph import FDG
 from fdg.tracing.trace import trace
 
@@ -50,7 +51,11 @@ class Engine:
         self._shardings = [shape.sharding for shape in self._shapes]
         # One program can only lay out its results on its own devices.
         whole = plan.schedule is None
-        self._init = jax.jit(self._init_leaves, out_shardings=self._shardings if whole else None)
+        self._init = jax.jit(
+            self._init_leaves,
+            out_shardings=self._shardings if whole else None,
+            compiler_options=xla_options(devices[0].platform if whole else jax.default_backend()),
+        )
         self._returned = Remembered()
         self._iterations = 0  # that led to what was returned, as far as they were done here
         self._interrupted: tuple[Any, PendingMetrics] | None = None

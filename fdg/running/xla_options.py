@@ -22,6 +22,10 @@ from fdg.errors import FdgError
 # slowed the whole core down, in the first that had them, LLVM's 256 stay.
 _WIDE = {"xla_cpu_prefer_vector_width": 512}
 
+# LLVM's first level of three: programs compile in a fifth to a third less of a core's time, run in the same,
+# and give the same bits (docs/performance.md). Below it is code that rounds otherwise.
+_QUICK_TO_COMPILE = {"xla_backend_optimization_level": 1}
+
 # None is used unless it is asked for (`--xla-options preset`): no GPU was at hand to measure them on.
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
@@ -82,6 +86,7 @@ def xla_options(platform: str) -> dict[str, Any]:
         return dict(_chosen)
     own = set(re.findall(r"--(xla_\w+)", os.environ.get("XLA_FLAGS", "")))
     options = {
+        **(_QUICK_TO_COMPILE if kind == "cpu" else {}),
         **(_WIDE if kind == "cpu" and has_wide_vectors() else {}),
         **(PRESETS.get(kind, {}) if PRESET in _chosen else {}),
     }

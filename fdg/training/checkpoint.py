@@ -122,8 +122,8 @@ class Checkpoints:
                 return
         else:
             # Host memory is read in place, and that is where a CPU keeps the buffers that the next call of
-            # `run` will overwrite.
-            arrays = jax.tree.map(jnp.copy, arrays)
+            # `run` will overwrite. Copied as they are, without a program for each shape.
+            arrays = jax.device_put(arrays, may_alias=False)
         self._wait()
         if self._writer is None:
             self._writer = ThreadPoolExecutor(1, "checkpoint")

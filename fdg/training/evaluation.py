@@ -19,6 +19,7 @@ import fdg
 from algos.rollout import evaluate as play_episodes
 from fdg.errors import FdgError
 from fdg.processes import distributed
+from fdg.running.xla_options import xla_options
 from fdg.training.job import Job
 from fdg.training.statistics import interval
 from fdg.training.sweep import agent_seeds
@@ -144,7 +145,8 @@ def _program(algorithm: Any, episodes: int, greedy: bool, several: bool) -> Call
             found = play_episodes(algorithm.env, algorithm.actor(state), key, episodes, greedy)
         return {name: found[name] for name in ("return", "returns", "lengths") if name in found}
 
-    return jax.jit(jax.vmap(play) if several else play)
+    options = xla_options(jax.default_backend())
+    return jax.jit(jax.vmap(play) if several else play, compiler_options=options)
 
 
 def start(

@@ -14,6 +14,7 @@ from tests.tiny import Walk
 @pytest.fixture(autouse=True)
 def _as_before(monkeypatch):
     monkeypatch.setattr(xla_options, "has_wide_vectors", lambda: False)
+    monkeypatch.setattr(xla_options, "_QUICK_TO_COMPILE", {})
     yield
     choose_xla_options(None)
 
@@ -39,6 +40,19 @@ def test_wide_vectors_unless_something_else_is_said(monkeypatch):
     assert xla_options.xla_options("cpu") == {}
     choose_xla_options(None)
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_prefer_vector_width=256")
+    assert xla_options.xla_options("cpu") == {}
+
+
+def test_programs_compile_on_the_first_level_unless_something_else_is_said(monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setattr(xla_options, "has_wide_vectors", lambda: False)
+    monkeypatch.setenv("XLA_FLAGS", "")
+    assert xla_options.xla_options("cpu") == {"xla_backend_optimization_level": 1}
+    assert xla_options.xla_options("gpu") == {}
+    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=3")
+    assert xla_options.xla_options("cpu") == {}
+    monkeypatch.setenv("XLA_FLAGS", "")
+    choose_xla_options("none")
     assert xla_options.xla_options("cpu") == {}
 
 
