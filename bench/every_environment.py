@@ -192,7 +192,9 @@ def _answer(answers: Connection, limit: int, *of_one: Any) -> None:
     try:
         result = one(*of_one)
     except BaseException as error:
-        said = (str(error).strip().splitlines() or [""])[0]
+        lines = str(error).strip().splitlines() or [""]
+        # What a callback raised is the end of JAX's account of it.
+        said = next((line for line in lines if line.startswith("HostError: ")), lines[0])
         # An error of one line is a refusal; any other is a fault, and where it is from helps.
         where = "" if isinstance(error, ValueError) else f" ({traceback.extract_tb(error.__traceback__)[-1]})"
         result = {
