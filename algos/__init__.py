@@ -103,7 +103,7 @@ def get(name: str) -> Any:
       UnknownNameError: no algorithm has this name; says the nearest.
     """
     known = {**_ALGORITHMS, **_OF_TEXT}
-    found = known.get(name.lower())
+    found = known.get(str(name).lower())
     if found is None:
         raise unknown_name("algorithm", name, known)
     return found

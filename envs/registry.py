@@ -121,6 +121,8 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
     >>> parse("gymnasium:Hopper-v5?restarts=2&frame_skip=8")
     ('gymnasium:Hopper-v5', {'restarts': 2, 'frame_skip': 8})
     """
+    if not isinstance(text, str):
+        raise FdgError(f"environment {text!r}: give its name, a string such as 'CartPole-v1'")
     name, mark, options = text.partition("?")
     overrides = {}
     for option in options.split("&") if mark else ():

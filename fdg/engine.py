@@ -11,6 +11,7 @@ import numpy as np
 from jax.extend import core
 
 from fdg import jaxprs, keys
+from fdg.arguments import check_arguments
 from fdg.batch.collective import Collective, unexplained
 from fdg.errors import FdgError, FdgWarning, host_errors
 from fdg.garbage import looked_for_seldom
@@ -27,7 +28,7 @@ from fdg.running.leaves import Remembered, without_aliases
 from fdg.running.metrics import PendingMetrics
 from fdg.running.xla_options import xla_options
 from fdg.tracing.graph import FDG
-from fdg.tracing.trace import trace
+from fdg.tracing.trace import checked_name, trace
 
 
 class Engine:
@@ -69,7 +70,8 @@ class Engine:
         Raises:
           FdgError: a seed that is no integer, such as a key.
         """
-        if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
+        whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
+        if not whole or abs(seed) >= 2**63:
             given = " ".join(repr(seed).split())
             raise FdgError(f"init({given:.60}): give an integer, such as init(0); the key is made of it")
         leaves = self._make(self._starts(seed))
@@ -166,8 +168,9 @@ class Engine:
         Raises:
           FdgError: `iterations` is no integer of at least 1.
         """
-        if iterations is not None and (not isinstance(iterations, int) or iterations < 1):
-            raise FdgError(f"iterations={iterations!r}: give an integer of at least 1")
+        whole = isinstance(iterations, int | np.integer) and not isinstance(iterations, bool)
+        if iterations is not None and not (whole and 1 <= iterations < 2**31):
+            raise FdgError(f"iterations={iterations!r}: give an integer of at least 1, below 2**31")
         self._execution.compile()
         self._read_collectives()
 
@@ -339,6 +342,8 @@ def compile(
     """
     check_policy(policy)
     devices = with_host(policy, jax.devices()) if devices is None else checked_devices(devices)
+    check_arguments(compile, {"graph": graph})
+    checked_name(algorithm)
     graph = trace(algorithm) if graph is None else graph
     graph = dataclasses.replace(graph, jaxpr=host_calls.guard(graph.jaxpr, last_words=_last_words))
     plan = place(graph, policy, list(devices), num_seeds)

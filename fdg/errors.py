@@ -6,9 +6,25 @@ import logging
 import re
 from collections.abc import Iterable, Iterator
 
+_LONGEST = 1000  # characters of an error
+
+
+def shortened(message: str) -> str:
+    """A message without the middle of what is very long: whatever was given in full; the fix comes last.
+
+    >>> len(shortened("x" * 5000))
+    1005
+    """
+    if len(message) <= _LONGEST:
+        return message
+    return f"{message[: _LONGEST // 2]} ... {message[-_LONGEST // 2 :]}"
+
 
 class FdgError(ValueError):
     """Anything a user asked for that cannot be done; the command line prints it without a traceback."""
+
+    def __str__(self) -> str:
+        return shortened(super().__str__())
 
 
 class FdgWarning(UserWarning):

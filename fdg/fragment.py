@@ -17,6 +17,7 @@ import jax
 from jax.extend import core
 from jax.interpreters import ad, batching, mlir
 
+from fdg.arguments import check_arguments
 from fdg.errors import GraphError
 
 # ---------------------------------------------------------------------------------------------------
@@ -294,4 +295,5 @@ def fragment(
     >>> act(2.0, jax.numpy.arange(3.0)).tolist()
     [0.0, 2.0, 4.0]
     """
+    check_arguments(fragment, locals())
     return lambda function: FragmentFunction(function, role, in_axes, out_axes, name)

@@ -14,6 +14,7 @@ import jax
 from jax.extend import core
 from jax.interpreters import ad, batching, mlir
 
+from fdg.arguments import check_arguments
 from fdg.errors import GraphError
 
 Axes = tuple[int | None, ...]
@@ -86,6 +87,7 @@ def rowwise(function: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -
     >>> rowwise(halve)(jax.numpy.array([3.0, 0.5, 8.0])).tolist()
     [0.75, 0.5, 0.5]
     """
+    check_arguments(rowwise, locals())
 
     @functools.wraps(function)
     def call(*arguments: Any) -> Any:
@@ -117,6 +119,8 @@ def rowwise(function: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -
 
 def _per_leaf(name: str, side: str, axes: Any, tree: Any) -> Axes:
     """The axis of each leaf, of a pytree prefix."""
+    if not all(type(axis) is int for axis in jax.tree.leaves(axes)):
+        raise GraphError(f"rowwise '{name}': {side}_axes={axes!r}: give integers, or None for what is shared")
     prefix = jax.tree.map(lambda axis: -1 if axis is None else axis, axes, is_leaf=lambda axis: axis is None)
     try:
         full = jax.tree.broadcast(prefix, jax.tree.unflatten(tree, range(tree.num_leaves)))

@@ -72,7 +72,7 @@ def get(name: str) -> type:
     >>> get("gpu_only")()
     GPUOnly()
     """
-    found = _BY_NAME.get(_snake_case(name))
+    found = _BY_NAME.get(_snake_case(str(name)))
     if found is None:
         raise unknown_name("policy", name, _BY_NAME)
     assert dataclasses.is_dataclass(found)

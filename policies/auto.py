@@ -63,6 +63,8 @@ class Auto:
             raise FdgError(
                 f"max_staleness={self.max_staleness!r}: give a whole number of iterations, 0 or more"
             )
+        if not isinstance(self.may_change, str | None):
+            raise FdgError(f"may_change={self.may_change!r}: give a string of names, or None")
         wrong = [name for name in self.changeable if name not in _VARIED]
         if wrong:
             raise FdgError(f"may_change: '{wrong[0]}' is none of {', '.join(_VARIED)}")

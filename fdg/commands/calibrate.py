@@ -1,8 +1,8 @@
 """The command `python -m fdg.calibrate`."""
 
+import errno
 import json
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -85,14 +85,20 @@ def _check_writable(path: Path) -> None:
     """Before two minutes of measuring."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        _beside(path).touch()
+        _beside(path).unlink()
     except OSError as error:
         raise FdgError(f"{path} cannot be written ({error.strerror}): give --out FILE") from None
 
 
 def _write(path: Path, calibration: Calibration) -> None:
     """Whole or not at all."""
-    beside = path.with_name(f"{path.name}.{os.getpid()}")
+    beside = _beside(path)
     beside.write_text(json.dumps(calibration.as_json(), indent=1) + "\n")
     beside.replace(path)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.{os.getpid()}")

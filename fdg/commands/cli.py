@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from fdg import ctrl_c
-from fdg.errors import FdgError, FdgWarning, RunError, host_error, one_line
+from fdg.errors import FdgError, FdgWarning, RunError, host_error, one_line, shortened
 from fdg.garbage import looked_for_seldom
 from fdg.neighbours import hidden
 from fdg.processes import distributed
@@ -175,13 +175,8 @@ def _status(run: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
         return int(exit.code or 0)
 
 
-_LONGEST = 1000  # characters of a line on standard error
-
-
 def _fail(message: str, status: int = 2) -> int:
-    message = " ".join(message.split())
-    if len(message) > _LONGEST:  # whatever was given, in full; the fix comes last
-        message = f"{message[: _LONGEST // 2]} ... {message[-_LONGEST // 2 :]}"
+    message = shortened(" ".join(message.split()))
     distributed.abandon(f"error: {message}", status, f"failed: {message}")
     print("error:", message, file=sys.stderr)
     return status

@@ -46,6 +46,8 @@ from fdg.placing.staleness import Delay, delay
 from fdg.tracing.graph import FDG
 from fdg.tracing.trace import trace
 
+_MOST_DEVICES = 2**20
+_MOST_STALENESS = 200  # so many older parameters are kept, and the plan grows with them
 _OPENED: Recall[Opened] = Recall()
 _DELAYED: Recall[tuple[FDG, Delay]] = Recall()
 _EXCHANGED: Recall[tuple[tuple[Collective, ...], tuple[WithoutRule, ...]]] = Recall(most=256)
@@ -70,6 +72,8 @@ def place(
     check_policy(policy)
     if devices is None:
         devices = with_host(policy, jax.devices())
+    if isinstance(devices, bool) or (isinstance(devices, int) and devices > _MOST_DEVICES):
+        raise PlanError(f"devices={devices}: give an integer, at most {_MOST_DEVICES:,}")
     platforms = (
         ["cpu"] * devices if isinstance(devices, int) else [d.platform for d in checked_devices(devices)]
     )
@@ -79,7 +83,7 @@ def place(
             f"{policy}: {devices if isinstance(devices, int) else count} devices: at least one is needed"
         )
     if num_seeds is not None and (
-        isinstance(num_seeds, bool) or not isinstance(num_seeds, int) or num_seeds < 1
+        isinstance(num_seeds, bool) or not isinstance(num_seeds, int) or not 1 <= num_seeds < 2**32
     ):
         raise PlanError(f"num_seeds={num_seeds!r}: give a whole number of agents, at least one, or None")
     graph = algorithm if isinstance(algorithm, FDG) else trace(algorithm)
@@ -130,6 +134,8 @@ def _with_staleness(graph: FDG, policy: Policy, assignment: Mapping[str, Group])
     staleness = getattr(policy, "staleness", 0)
     if not isinstance(staleness, int) or staleness < 0:
         raise PlanError(f"{policy}: staleness={staleness!r}: give a whole number of iterations, 0 or more")
+    if staleness > _MOST_STALENESS:
+        raise PlanError(f"{policy}: staleness={staleness}: give at most {_MOST_STALENESS} iterations")
     if not staleness:
         return graph, None
     rules = graph.parameter_rules

@@ -8,7 +8,8 @@ from typing import Any, Protocol, TypeAlias
 import jax
 from jax.sharding import PartitionSpec
 
-from fdg.errors import PlanError
+from fdg.arguments import check_fields, quoted
+from fdg.errors import FdgError, PlanError
 from fdg.placing.layout import BATCH, MODEL
 
 DECLARED = "declared"  # rules that stand beside the algorithm's network
@@ -51,6 +52,9 @@ class Group:
     optional: bool = dataclasses.field(default=False, repr=False)
 
     def __post_init__(self) -> None:
+        check_fields(self, "name", "devices", "exact", "model", "whole_along_batch", "apart", "optional")
+        if self.model < 1:
+            raise PlanError(f"Group(model={self.model}): give an integer of at least 1")
         rules = parameter_rules(self.parameters)
         if self.whole_along_batch and not isinstance(rules, str):
             rules = over_model_alone(rules)
@@ -103,6 +107,8 @@ def parameter_rules(given: Any) -> Rules | str:
             return ((".*", BATCH),)
         raise PlanError(f"parameters={given!r}: give rules, 'fsdp' or '{DECLARED}'")
     pairs = given.items() if isinstance(given, Mapping) else given
+    if not isinstance(pairs, Iterable):
+        raise PlanError(f"parameters={quoted(given)}: give rules, 'fsdp' or '{DECLARED}'")
     rules = []
     for rule in pairs:
         if not (isinstance(rule, Sequence) and not isinstance(rule, str) and len(rule) == 2):
@@ -179,7 +185,8 @@ def check_policy(policy: Any) -> None:
     """Refuses what is no policy, and says what was meant.
 
     Raises:
-      PlanError: a class in place of a value, a name, or anything without `place`.
+      PlanError: a class in place of a value, a name, anything without `place`, or a field that is not what
+        its annotation says.
     """
     if isinstance(policy, type):
         raise PlanError(
@@ -194,6 +201,13 @@ def check_policy(policy: Any) -> None:
         raise PlanError(
             f"{policy!r} is no policy: use a value such as policies.GPUOnly(), which has place(devices)"
         )
+    if dataclasses.is_dataclass(policy):
+        fields = {field.name: field.default for field in dataclasses.fields(policy)}
+        given = [name for name, default in fields.items() if getattr(policy, name) is not default]
+        try:
+            check_fields(policy, *given)
+        except FdgError as error:
+            raise PlanError(str(error)) from None
 
 
 def checked_devices(devices: Any) -> list[Any]:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fdg import jaxprs
+from fdg.arguments import check_arguments
 from fdg.engine import Engine
 from fdg.errors import FdgError
 from fdg.lowering import host_calls
@@ -46,7 +47,8 @@ def profile(engine: Engine, state: Any, rounds: int = 7) -> Profile:
     Raises:
       FdgError: `rounds` is below 1; as `engine.run`.
     """
-    if not isinstance(rounds, int) or rounds < 1:
+    check_arguments(profile, locals())
+    if rounds < 1:
         raise FdgError(f"rounds={rounds!r}: give an integer of at least 1")
     plan = engine.plan
     fragments = placed(plan)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jax
 
+from fdg.arguments import check_arguments
 from fdg.errors import FdgError
 
 MOST_BYTES = 2 << 30
@@ -32,6 +33,7 @@ def keep_programs(directory: str | None = None) -> str | None:
     Raises:
       FdgError: `directory` was given, and cannot be written to.
     """
+    check_arguments(keep_programs, locals())
     if directory == OFF:
         jax.config.update("jax_enable_compilation_cache", False)
         return None

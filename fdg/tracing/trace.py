@@ -34,7 +34,7 @@ def trace(algorithm: Any) -> FDG:
         is no array, its metrics are not a flat dict of scalars, Python asks a traced value for its number,
         or a fragment declares a batch axis that its arrays do not have.
     """
-    name = _checked_name(algorithm)
+    name = checked_name(algorithm)
     state = abstract_state(algorithm)
     if hasattr(algorithm, "check_when_traced"):
         algorithm.check_when_traced(state)
@@ -78,7 +78,7 @@ def trace(algorithm: Any) -> FDG:
     )
 
 
-def _checked_name(algorithm: Any) -> str:
+def checked_name(algorithm: Any) -> str:
     """The algorithm's name.
 
     Raises:

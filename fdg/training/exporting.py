@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs import MaskedObservation, composite, features_and_mask, num_agents
+from fdg.arguments import check_arguments
 from fdg.errors import FdgError, one_line
 from fdg.training.onnx import to_onnx
 
@@ -297,6 +298,7 @@ def load_exported(path: str | Path) -> Exported:
         policy = fdg.load_exported("policy.jax.zip")
         action = policy(observation)
     """
+    check_arguments(load_exported, locals())
     try:
         with zipfile.ZipFile(path) as package:
             function = jax.export.deserialize(bytearray(package.read(_FUNCTION)))

@@ -9,7 +9,10 @@ from typing import Any
 import jax
 
 import policies
+from fdg.arguments import as_arguments, check_arguments
 from fdg.errors import FdgError
+from fdg.placing.policy import check_policy, checked_devices
+from fdg.tracing.trace import checked_name
 from fdg.training.description import describe
 from fdg.training.job import Job, check_run, lengths
 from fdg.training.live_plot import LivePlot, in_notebook
@@ -88,6 +91,7 @@ def fit(
 
         run = fdg.fit(algos.PPO(env=envs.make("CartPole-v1")), total_steps=100_000)
     """
+    check_arguments(fit, locals())
     job = make_job(
         algorithm,
         policies.GPUOnly() if policy is None else policy,
@@ -137,8 +141,9 @@ def make_job(
     Raises:
       FdgError: it cannot be done as asked.
     """
+    check_policy(policy)
     own = algorithm.algorithm if isinstance(algorithm, Sweep) else algorithm
-    name = type(own).__name__
+    name = checked_name(own)
     has_length = any(field.name == "total_steps" for field in _fields(own))
     if total_steps is not None and has_length:
         changed = dataclasses.replace(own, total_steps=total_steps)
@@ -161,12 +166,17 @@ def make_job(
     if not has_length:
         run["total_steps"] = total_steps
     config = {**describe(algorithm, policy), **run, **(more or {})}
-    check_run(config)
-    num_iterations, steps = lengths(algorithm, name, None if has_length else total_steps)
+    try:
+        check_run(config)
+        num_iterations, steps = lengths(algorithm, name, None if has_length else total_steps)
+    except FdgError as error:
+        raise FdgError(as_arguments(str(error))) from None
     record: dict[str, Any] = {"command": "fdg.fit"}
     if start_from is not None:
         before = read_config(Path(start_from), prefix="")
         record["from"] = {"run": str(start_from), "changes": changes(before, config)}
+    if out == "":
+        raise FdgError("out='': give a directory, or None for one in runs/")
     path = None if out is None else Path(out)
     resumes = resume and path is not None and (path / "config.json").exists()
     if resume and path is None:
@@ -245,8 +255,10 @@ def devices_given(devices: int | Sequence[jax.Device] | None) -> Sequence[jax.De
     Raises:
       FdgError: there are not so many.
     """
+    if devices is None:
+        return None
     if not isinstance(devices, int):
-        return devices
+        return checked_devices(devices)
     there = jax.devices()
     if not 1 <= devices <= len(there):
         raise FdgError(

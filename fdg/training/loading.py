@@ -6,7 +6,9 @@ from typing import Any
 import jax
 
 import fdg
+from fdg.arguments import check_arguments
 from fdg.errors import FdgError
+from fdg.tracing.trace import checked_name
 from fdg.training.checkpoint import Checkpoints
 from fdg.training.description import rebuild, rebuild_policy
 from fdg.training.run import Run
@@ -40,6 +42,9 @@ def load(
         action = run.policy(observation)
         print(run.evaluate(episodes=100))
     """
+    check_arguments(load, locals())
+    if algorithm is not None:
+        checked_name(algorithm)
     path = Path(path)
     config = read_config(path, prefix="")
     if not {"algo", "policy", "policy_fields", "hyperparameters"} <= config.keys():

@@ -11,6 +11,7 @@ import numpy as np
 
 from algos.acting import Actor
 from envs import Box
+from fdg.arguments import check_arguments, quoted
 from fdg.errors import FdgError, host_errors
 from fdg.training import evaluation, exporting, playing
 from fdg.training.acting import Acting
@@ -65,6 +66,7 @@ class Run:
         Raises:
           FdgError: the algorithm does not say how it acts, or there is no such agent.
         """
+        check_arguments(Run.actor, locals())
         evaluation.require_actor(self.algorithm, "act")
         return self.algorithm.actor(self._state_of(agent))
 
@@ -85,6 +87,7 @@ class Run:
         Raises:
           FdgError: the algorithm does not say how it acts, or there is no such agent.
         """
+        check_arguments(Run.acting, locals())
         evaluation.require_actor(self.algorithm, "act")
         return Acting(self.algorithm, self._state_of(agent), greedy, seed)
 
@@ -110,8 +113,9 @@ class Run:
         Raises:
           FdgError: `episodes` is below one, the algorithm does not say how it acts, `env` has other spaces.
         """
+        check_arguments(Run.evaluate, locals())
         episodes = self.eval_episodes if episodes is None else episodes
-        if not isinstance(episodes, int) or episodes < 1:
+        if episodes < 1:
             raise FdgError(f"episodes={episodes!r}: give an integer of at least 1")
         algorithm = self.algorithm if env is None else _in_another(self.algorithm, env)
         if not evaluation.can_evaluate(algorithm, greedy):
@@ -155,6 +159,7 @@ class Run:
         Raises:
           FdgError: the algorithm does not say how it acts, or its environment cannot be drawn here.
         """
+        check_arguments(Run.play, locals())
         evaluation.require_actor(self.algorithm, "play")
         return playing.play(
             self.algorithm,
@@ -191,6 +196,7 @@ class Run:
         Raises:
           FdgError: the algorithm does not say how it acts, or the format cannot express its network.
         """
+        check_arguments(Run.export, locals())
         if callable(getattr(self.algorithm, "export", None)):
             return exporting.export_own_way(self.algorithm, self._state_of(agent), Path(path), format)
         evaluation.require_actor(self.algorithm, "be exported")
@@ -218,6 +224,7 @@ class Run:
 
             run.member(learning_rate=1e-3).evaluate()
         """
+        check_arguments(Run.member, locals())
         agents = self._sweep.chosen(agent, None if seed is None else seed - self.seed, values)
         return self._of_agents(agents)
 
@@ -287,6 +294,8 @@ class Run:
 
 def _in_another(algorithm: Any, env: Any) -> Any:
     """The algorithm in another environment with the same spaces, or on a task with the same tokenizer."""
+    if not hasattr(env, "observation_space"):
+        raise FdgError(f"env={quoted(env)}: give an environment, such as envs.make('CartPole-v1')")
     here, there = (getattr(task, "tokenizer", None) for task in (algorithm.env, env))
     if here is not None or there is not None:
         if here != there:

@@ -1,11 +1,14 @@
 """`fdg.sweep` and `fdg.search`: many values of hyperparameters, in one program, or in trials one by one."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+
 import policies
+from fdg.arguments import check_arguments
 from fdg.errors import FdgError
 from fdg.training.fit import devices_given, fit, make_job
 from fdg.training.grid import make_grid
@@ -53,6 +56,7 @@ def sweep(
         )
         print(run.best.algorithm.learning_rate, run.best.evaluate())
     """
+    check_arguments(sweep, locals())
     return fit(Sweep(algorithm, make_grid(values), num_seeds, exploit_every), policy, **settings)
 
 
@@ -90,7 +94,7 @@ def search(
     *,
     trials: int,
     halving: bool = True,
-    devices: Any = None,
+    devices: int | Sequence[jax.Device] | None = None,
     progress: bool = True,
     **settings: Any,
 ) -> Search:
@@ -118,7 +122,8 @@ def search(
         found = fdg.search(algorithm, {"hidden": [(64, 64), (256,)], "num_steps": [64, 128]}, trials=12)
         print(found.best.evaluate())
     """
-    if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
+    check_arguments(search, locals())
+    if trials < 1:
         raise FdgError(f"trials={trials!r}: give a whole number, at least 1")
     space = make_space(values, lambda name: is_whole(algorithm, name))
     more = {"optuna": trials, "search": space_text(space), "halving": halving}

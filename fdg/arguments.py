@@ -1,0 +1,182 @@
+"""Arguments of public functions against their annotations: which one is of a wrong type, and what to give."""
+
+import functools
+import inspect
+import math
+import operator
+import os
+import re
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from fdg.errors import FdgError, listed
+
+_LONGEST = 60  # characters of a value that is quoted
+_TOO_LARGE = 10**18  # what JAX counts with has 63 bits
+
+
+def check_arguments(function: Callable, given: Mapping[str, Any]) -> None:
+    """Refuses arguments that are not what a function's annotations say: its first line, with `locals()`.
+
+    Numbers may be of NumPy or JAX; `True` is no number, not-a-number is none either. What is annotated with
+    protocols, type variables or `Any` is not looked at.
+
+    Args:
+      function: whose annotations count.
+      given: its arguments by name, or some of them.
+
+    Raises:
+      FdgError: names the function, the argument, its value and what is expected.
+
+    >>> def play(path: str, episodes: int = 1) -> None:
+    ...     check_arguments(play, locals())
+    >>> play("a.gif", "3")
+    Traceback (most recent call last):
+    fdg.errors.FdgError: play(episodes='3'): give an integer
+    >>> play("a.gif", 3e1)
+    Traceback (most recent call last):
+    fdg.errors.FdgError: play(episodes=30.0): give an integer: write 30
+    """
+    for name, kind in _annotated(function):
+        if name.startswith("**"):
+            for key, value in given.get(name[2:], {}).items():
+                _check(function, key, value, kind)
+        elif name in given:
+            _check(function, name, given[name], kind)
+
+
+def check_fields(instance: Any, *names: str) -> None:
+    """The same for fields of a dataclass: in its `__post_init__`."""
+    check_arguments(type(instance), {name: getattr(instance, name) for name in names})
+
+
+def _check(function: Callable, name: str, value: Any, kind: Any) -> None:
+    if not _is(value, kind):
+        whole = isinstance(value, float) and value.is_integer() and _is(int(value), kind)
+        fix = f": write {int(value)}" if whole else ""
+        if isinstance(value, int) and abs(value) >= _TOO_LARGE:
+            fix = f" below {_TOO_LARGE:.0e}"
+        what = listed(dict.fromkeys(_words(kind)))
+        raise FdgError(f"{function.__name__}({name}={quoted(value)}): give {what}{fix}")
+
+
+def quoted(value: Any) -> str:
+    """A value in a few words of one line.
+
+    >>> quoted("x" * 100)
+    "'xxxxxxxxxxxxxxxxxxxxxxxxxxx...xxxxxxxxxxxxxxxxxxxxxxxxxxxx'"
+    """
+    text = " ".join(repr(value).split())
+    half = (_LONGEST - 3) // 2
+    return text if len(text) <= _LONGEST else f"{text[:half]}...{text[-half - 1 :]}"
+
+
+def as_arguments(message: str) -> str:
+    """What is said of flags of the command line, as it is said of arguments.
+
+    >>> as_arguments("--num-seeds 0: it must be at least 1")
+    'num_seeds=0: it must be at least 1'
+    >>> as_arguments("use --num-seeds 6 or 9, or --resume")
+    'use num_seeds=6 or 9, or resume'
+    """
+    if re.search(r"\bfdg[. ](?:train|launch|calibrate)\b", message):  # a command line in full
+        return message
+    joined = re.sub(r"(?<!\S)--([a-z][\w-]*) (?=[\w.+-])(?!(?:or|and|is|it)\b)", r"--\1=", message)
+    return re.sub(r"(?<!\S)--([a-z][\w-]*)", lambda found: found[1].replace("-", "_"), joined)
+
+
+@functools.cache
+def _annotated(function: Callable) -> list[tuple[str, Any]]:
+    """Each argument's name (`**name` for all that are left) with its annotation."""
+    hints = typing.get_type_hints(function)  # of a dataclass, its fields'
+    parameters = inspect.signature(function).parameters.values()
+    stars = {parameter.name: "**" for parameter in parameters if parameter.kind is parameter.VAR_KEYWORD}
+    return [
+        (stars.get(parameter.name, "") + parameter.name, hints[parameter.name])
+        for parameter in parameters
+        if hints.get(parameter.name, Any) is not Any and parameter.kind is not parameter.VAR_POSITIONAL
+    ]
+
+
+def _is(value: Any, kind: Any) -> bool:
+    """Whether a value is what an annotation says."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return any(_is(value, one) for one in arguments)
+    if origin is Literal:
+        return isinstance(value, str | int | None) and value in arguments
+    cls = origin or kind
+    if cls in _TESTS:
+        return _TESTS[cls](value)
+    if not isinstance(cls, type) or getattr(cls, "_is_protocol", False):
+        return True
+    if cls in (Sequence, list, tuple, Iterable):
+        is_one = isinstance(value, cls) and not isinstance(value, str | bytes)
+        inner = arguments[0] if arguments else Any
+        return is_one and (cls is Iterable or inner is Any or all(_is(one, inner) for one in value))
+    return isinstance(value, cls)
+
+
+def _words(kind: Any) -> list[str]:
+    """What an annotation asks for."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        kinds = sorted(arguments, key=lambda one: one is types.NoneType)
+        return [word for one in kinds for word in _words(one)]
+    if origin is Literal:
+        return [repr(one) for one in arguments]
+    cls = origin or kind
+    if cls in _WORDS:
+        return [_WORDS[cls]]
+    if cls in (Sequence, list, tuple, Iterable):
+        inner = _words(arguments[0])[0].partition(" ")[2] if arguments else "values"
+        return [f"a {'sequence' if cls in (Sequence, Iterable) else cls.__name__} of {inner}s"]
+    return [f"an {cls.__name__}" if cls.__name__[0] in "AEIOU" else f"a {cls.__name__}"]
+
+
+def _is_integer(value: Any) -> bool:
+    if isinstance(value, bool | np.bool_):
+        return False
+    try:
+        small = abs(operator.index(value)) < _TOO_LARGE
+    except (TypeError, ValueError):
+        return False
+    return small and getattr(value, "shape", ()) == ()
+
+
+def _is_number(value: Any) -> bool:
+    if _is_integer(value):
+        return True
+    floating = isinstance(value, float | np.floating) or (
+        getattr(value, "shape", None) == () and np.issubdtype(getattr(value, "dtype", bool), np.floating)
+    )
+    return floating and not math.isnan(float(value))
+
+
+_TESTS: dict[Any, Callable[[Any], bool]] = {
+    Any: lambda value: True,
+    types.NoneType: lambda value: value is None,
+    bool: lambda value: isinstance(value, bool | np.bool_),
+    int: _is_integer,
+    float: _is_number,
+    str: lambda value: isinstance(value, str) and "\0" not in value,
+    Path: lambda value: isinstance(value, os.PathLike),
+    Callable: callable,
+    Mapping: lambda value: isinstance(value, Mapping),
+}
+_WORDS: dict[Any, str] = {
+    types.NoneType: "None",
+    bool: "True or False",
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    Path: "a path",
+    Mapping: "a dict",
+    dict: "a dict",
+    Callable: "a function",
+}

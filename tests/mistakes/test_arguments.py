@@ -1,0 +1,193 @@
+"""Every public function, given something wrong for each of its arguments: one line that says which one.
+
+`fdg.__all__` and the signatures say what there is to try; what is right for an argument stands here by its
+name, apart from the annotations that the functions themselves go by.
+"""
+
+import dataclasses
+import inspect
+import math
+from unittest import mock
+
+import numpy as np
+import pytest
+
+import algos
+import envs
+import fdg
+import policies
+from fdg.errors import FdgError
+from fdg.training import evaluation, exporting, fit, playing, run, sweeping
+from tests import tiny
+
+ODD = [None, 0, -1, 3, 1.5, math.nan, True, "word", "", "\0", b"x", [], [1], (1,), {}, {"a": 1}, object()]
+ODD += [len, int, np.zeros(2), 10**30, "x" * 3000]
+INTEGERS = "total_steps seed num_seeds eval_every eval_episodes checkpoint_every exploit_every trials rounds"
+INTEGERS += " count model agent episodes fps max_steps iterations"
+SWITCHES = "resume tensorboard progress live_plot halving trust exact whole_along_batch apart optional greedy"
+TEXTS = "out start_from wandb mlflow path directory role name format"
+RIGHT = {
+    **dict.fromkeys(INTEGERS.split(), lambda v: type(v) is int and abs(v) < 10**18),
+    **dict.fromkeys(SWITCHES.split(), lambda v: type(v) is bool),
+    **dict.fromkeys(TEXTS.split(), lambda v: isinstance(v, str) and "\0" not in v),
+    "checkpoint": lambda v: type(v) is int or (isinstance(v, str) and "\0" not in v),
+    "stop_at": lambda v: (type(v) is int and v < 10**18) or v == 1.5,
+    "devices": lambda v: (type(v) is int and v == 3) or v in ([], (1,), {}),
+    "function": callable,
+    "in_axes": lambda v: True,  # of a call
+    "out_axes": lambda v: True,
+    "parameters": lambda v: v in (None, [], {}),
+    "policy": lambda v: False,
+    "algorithm": lambda v: False,
+    "state": lambda v: False,
+    "engine": lambda v: False,
+    "graph": lambda v: False,
+    "env": lambda v: False,
+    "callbacks": lambda v: v == [],
+    "values": lambda v: False,
+}
+
+
+def right(name, value, default):
+    if isinstance(value, np.ndarray):
+        return name.endswith("_axes")
+    return (value is None and default is None) or RIGHT[name](value)
+
+
+class Reached(Exception):
+    """All arguments were taken."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_is_done():
+    def reached(*_, **__):
+        raise Reached
+
+    with (
+        mock.patch.object(fit, "carry_out", reached),
+        mock.patch.object(sweeping, "carry_out_search", reached),
+        mock.patch.object(evaluation, "start", reached),
+        mock.patch.object(playing, "play", reached),
+        mock.patch.object(exporting, "export", reached),
+        mock.patch.object(run, "Acting", reached),
+    ):
+        yield
+
+
+WALK = tiny.Walk()
+GRAPH = fdg.trace(WALK)
+PPO = algos.PPO(env=envs.make("CartPole-v1"), num_envs=4, num_steps=2, hidden=(4,), total_steps=160)
+# What else a call takes, for each name of `fdg.__all__`; None for what users do not call.
+CALLS = {
+    "trace": {},
+    "place": {"algorithm": GRAPH, "policy": policies.GPUOnly(), "devices": 1},
+    "compile": {"algorithm": WALK, "policy": policies.GPUOnly(), "graph": GRAPH},
+    "fit": {"algorithm": WALK, "total_steps": 64},
+    "sweep": {"algorithm": PPO, "values": {"learning_rate": [1e-3, 1e-2]}},
+    "search": {"algorithm": PPO, "values": {"num_envs": [2, 4]}, "trials": 2},
+    "load": {"path": "nowhere"},
+    "load_exported": {"path": "nowhere"},
+    "profile": {"engine": None, "state": None},
+    "host_devices": {},
+    "keep_programs": {},
+    "fragment": {"role": "actor"},
+    "rowwise": {"function": len},
+    "Group": {"name": "a", "devices": (0,)},
+    **dict.fromkeys(["FDG", "Edge", "Engine", "Plan", "Policy", "Profile", "Program", "Run", "Sweep"]),
+    **dict.fromkeys(["FdgError", "FdgWarning", "GraphError", "PlanError", "RunError", "UnknownNameError"]),
+}
+OF_RUN = ("actor", "acting", "evaluate", "play", "export")
+OF_ENGINE = ("init", "run", "start")
+
+
+def what_is_wrong(function, given, name, value, may_be_taken):
+    """None where a wrong argument got the line that it deserves."""
+    try:
+        function(**{**given, name: value})
+    except (FdgError, Reached) as error:
+        text = str(error)
+        if isinstance(error, Reached):
+            return None if may_be_taken else "it is taken"
+        if "\n" in text or len(text) > 1100:
+            return f"no line: {text:.200}"
+        shown = type(value).__name__ if not isinstance(value, type) else value.__name__
+        named = any(word in text for word in (name, function.__name__, shown, repr(value)[:20], "'a'"))
+        return None if named or may_be_taken else f"it is not named: {text}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None if may_be_taken else "it is taken"
+
+
+def faults(function, given):
+    found = {}
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+            continue
+        for value in ODD:
+            taken = right(parameter.name, value, parameter.default)
+            wrong = what_is_wrong(function, given, parameter.name, value, taken)
+            if wrong:
+                found[f"{function.__name__}({parameter.name}={value!s:.20})"] = wrong
+    return found
+
+
+def test_every_public_name_is_tried():
+    assert set(CALLS) == set(fdg.__all__)
+
+
+@pytest.mark.parametrize("name", [name for name, given in CALLS.items() if given is not None])
+def test_a_wrong_argument_is_named(name, tmp_path, monkeypatch, devices):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fdg.running.program_cache.jax.config.update", lambda *_: None)
+    assert faults(getattr(fdg, name), CALLS[name]) == {}
+
+
+@pytest.mark.parametrize("method", OF_RUN)
+def test_a_wrong_argument_of_a_run_is_named(method):
+    assert faults(getattr(fdg.Run(PPO, None, 0), method), {}) == {}
+
+
+def test_a_wrong_argument_of_an_engine_is_named(devices):
+    engine = fdg.compile(WALK, policies.GPUOnly(), devices[:1])
+    with (
+        mock.patch.object(engine, "_make", side_effect=Reached),
+        mock.patch.object(engine._execution, "compile"),
+    ):
+        for method in OF_ENGINE:
+            assert faults(getattr(engine, method), {} if method == "init" else {"state": None}) == {}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["single_learner_coarse", "Auto"]
+    + [pytest.param(name, marks=pytest.mark.whole) for name in policies.names() if name[:3] != "sin"]
+    + [pytest.param("single_learner_fine", marks=pytest.mark.whole)],
+)
+def test_a_wrong_field_of_a_policy_is_named(name):
+    kind = policies.Auto if name == "Auto" else policies.get(name)
+    graph = fdg.trace(tiny.Pupil())
+
+    def place(**fields):
+        return fdg.place(graph, kind(**fields), 4)
+
+    place.__name__ = kind.__name__
+    found = {}
+    for field in dataclasses.fields(kind):
+        for value in ODD:
+            wrong = what_is_wrong(place, {}, field.name, value, True)
+            if wrong:
+                found[f"{field.name}={value!s:.20}"] = wrong
+    assert found == {}
+
+
+@pytest.mark.parametrize("number", [np.int64(3), np.array(3)])
+def test_numbers_of_numpy_are_numbers(number):
+    with pytest.raises(Reached):
+        fdg.fit(WALK, total_steps=64, seed=number)
+    with pytest.raises(FdgError, match=r"fit\(total_steps=64\.0\): give an integer or None: write 64$"):
+        fdg.fit(WALK, total_steps=64.0)
+
+
+def test_what_is_said_of_flags_is_said_of_arguments():
+    with pytest.raises(FdgError, match=r"^num_seeds=0: it must be at least 1$"):
+        fdg.fit(WALK, total_steps=64, num_seeds=0)
