@@ -16,6 +16,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend import core
 
 from fdg import jaxprs
+from fdg.arguments import check_arguments
 
 _PRODUCTS = ("dot_general", "conv_general_dilated")
 _OF_THEIR_OWN_GRADIENT = ("custom_jvp_call", "custom_vjp_call")
@@ -38,6 +39,7 @@ def in_bfloat16(function: Callable[..., Any]) -> Callable[..., Any]:
     >>> print(jax.numpy.matmul(third, third), in_bfloat16(jax.numpy.matmul)(third, third))
     [[0.11111112]] [[0.11154556]]
     """
+    check_arguments(in_bfloat16, locals())
 
     @functools.wraps(function)
     def call(*arguments: Any, **options: Any) -> Any:

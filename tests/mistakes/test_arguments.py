@@ -92,6 +92,7 @@ CALLS = {
     "keep_programs": {},
     "fragment": {"role": "actor"},
     "rowwise": {"function": len},
+    "in_bfloat16": {"function": len},
     "Group": {"name": "a", "devices": (0,)},
     **dict.fromkeys(["FDG", "Edge", "Engine", "Plan", "Policy", "Profile", "Program", "Run", "Sweep"]),
     **dict.fromkeys(["FdgError", "FdgWarning", "GraphError", "PlanError", "RunError", "UnknownNameError"]),
