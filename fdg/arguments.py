@@ -90,6 +90,18 @@ def as_arguments(message: str) -> str:
     return re.sub(r"(?<!\S)--([a-z][\w-]*)", lambda found: found[1].replace("-", "_"), joined)
 
 
+def as_flags(message: str, names: Iterable[str]) -> str:
+    """What begins with an argument, as it is said of a flag of the command line, where it is one.
+
+    >>> as_flags("max_steps=0: give an integer", ["max_steps"]), as_flags("rows=0: too few", ["max_steps"])
+    ('--max-steps 0: give an integer', 'rows=0: too few')
+    """
+    found = re.match(r"([a-z_]+)=(?=\S+: )", message)
+    if found is None or found[1] not in names:
+        return message
+    return f"--{found[1].replace('_', '-')} {message[found.end() :]}"
+
+
 @functools.cache
 def _annotated(function: Callable) -> list[tuple[str, Any]]:
     """Each argument's name (`**name` for all that are left) with its annotation."""

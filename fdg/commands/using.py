@@ -1,15 +1,17 @@
 """The commands that use what was trained: `python -m fdg.evaluate`, `play`, `export` and `plot`."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fdg.arguments import as_flags
 from fdg.commands.cli import guarded
 from fdg.commands.flags import Flag, Parser, add_flag, normalise
 from fdg.commands.sweeping import member_of
 from fdg.errors import FdgError
 from fdg.running.program_cache import keep_programs
+from fdg.training.writable import check_writable, writing
 
 _CHECKPOINT = Flag("checkpoint", str, "last", "which: last, best (of --eval-every), or an iteration")
 _TRUST = Flag("trust", bool, False, "import modules of your own that the run names")
@@ -87,7 +89,9 @@ def evaluate_main(argv: Sequence[str] | None = None) -> int:
         )
         if given["actions"] not in ("greedy", "sampled", "both"):
             raise FdgError(f"--actions {given['actions']}: it must be greedy, sampled or both")
+        out = Path(given["out"] or Path(given["run"]) / "evaluation.jsonl")
         loaded = _load(given)
+        check_writable(out)
         env = None
         if given["env"] is not None:
             import envs
@@ -102,12 +106,11 @@ def evaluate_main(argv: Sequence[str] | None = None) -> int:
             print(found, flush=True)
             rows += found.rows()
         if rows:
-            out = Path(given["out"] or Path(given["run"]) / "evaluation.jsonl")
             _write_rows(out, [{"iteration": loaded.iteration, **row} for row in rows])
             print(f"each episode: {out}")
         return 0
 
-    return guarded(run, argv)
+    return guarded(_with_flags(run, "evaluate"), argv)
 
 
 def play_main(argv: Sequence[str] | None = None) -> int:
@@ -134,7 +137,7 @@ def play_main(argv: Sequence[str] | None = None) -> int:
         print(out)
         return 0
 
-    return guarded(run, argv)
+    return guarded(_with_flags(run, "play"), argv)
 
 
 def export_main(argv: Sequence[str] | None = None) -> int:
@@ -161,7 +164,7 @@ def export_main(argv: Sequence[str] | None = None) -> int:
         print(out)
         return 0
 
-    return guarded(run, argv)
+    return guarded(_with_flags(run, "export"), argv)
 
 
 def plot_main(argv: Sequence[str] | None = None) -> int:
@@ -178,19 +181,35 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
         )
         from fdg.training import curves
 
+        check_writable(Path(given["out"]))
         figure, found = curves.compare(
             given["runs"], metric=given["metric"], x=given["x"], statistic=given["statistic"]
         )
         out = Path(given["out"])
         try:
-            figure.savefig(out, dpi=150)
-        except (OSError, ValueError) as error:  # no such folder; an ending that matplotlib does not know
-            raise FdgError(f"--out {out} cannot be written: {error}") from error
+            with writing(out):
+                figure.savefig(out, dpi=150)
+        except FdgError:
+            raise
+        except ValueError as error:  # an ending that matplotlib does not know
+            raise FdgError(f"--out {out}: {error}") from error
         print(curves.table(found))
         print(out)
         return 0
 
-    return guarded(run, argv)
+    return guarded(_with_flags(run, "plot"), argv)
+
+
+def _with_flags(run: Callable[[Sequence[str]], int], command: str) -> Callable[[Sequence[str]], int]:
+    """What runs are told of arguments, said of a command's flags."""
+
+    def told(argv: Sequence[str]) -> int:
+        try:
+            return run(argv)
+        except FdgError as error:
+            raise type(error)(as_flags(str(error), [flag.name for flag in FLAGS[command]])) from error
+
+    return told
 
 
 def _parsed(
@@ -217,7 +236,5 @@ def _load(given: dict[str, Any]) -> Any:
 def _write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     from fdg.training.run_directory import plain
 
-    try:
+    with writing(path):
         path.write_text("".join(json.dumps(plain(row)) + "\n" for row in rows))
-    except OSError as error:
-        raise FdgError(f"--out {path} cannot be written: {error.strerror or error}") from error

@@ -109,6 +109,10 @@ def _draw_evaluations(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
             )
 
 
+def _resolved(paths: Iterable[Path]) -> set[Path]:
+    return {path.resolve() for path in paths}
+
+
 def compare(
     paths: Iterable[str | Path],
     *,
@@ -130,13 +134,17 @@ def compare(
       A `matplotlib.figure.Figure`, which a notebook shows by itself, and what it shows.
 
     Raises:
-      FdgError: there is no run, none has the metric, or `x` or `statistic` is something else.
+      FdgError: there is no run, one is there twice, none has the metric; `x` or `statistic` is none.
     """
     if x not in _AXES:
         raise FdgError(f"x={x}: it must be one of {', '.join(_AXES)}")
     if statistic not in STATISTICS:
         raise FdgError(f"statistic={statistic}: it must be one of {', '.join(STATISTICS)}")
-    curves = read_curves([Path(path) for path in paths], metric, x)
+    folders = [Path(path) for path in paths]
+    twice = next((one for i, one in enumerate(folders) if one.resolve() in _resolved(folders[:i])), None)
+    if twice is not None:
+        raise FdgError(f"{twice} is there twice, and would count as another seed: name each run once")
+    curves = read_curves(folders, metric, x)
     figure, axes = _figure()
     for i, curve in enumerate(curves):
         stroke, colour = style(i)

@@ -22,6 +22,7 @@ from envs import MaskedObservation, composite, features_and_mask, num_agents
 from fdg.arguments import check_arguments
 from fdg.errors import FdgError, one_line
 from fdg.training.onnx import to_onnx
+from fdg.training.writable import check_writable, writing
 
 FORMATS = ("jax", "onnx")
 _FUNCTION, _MEMORY, _FACTS = "policy.jax", "memory.npz", "policy.json"
@@ -44,13 +45,11 @@ def export(algorithm: Any, state: Any, path: Path, format: str | None, greedy: b
     kind = format or ("onnx" if path.suffix == ".onnx" else "jax")
     if kind not in FORMATS:
         raise FdgError(f"format={format!r}: it must be one of {', '.join(FORMATS)}")
+    check_writable(path)
     parts = _Parts.of(algorithm, state)
     content = _jax_file(parts, greedy) if kind == "jax" else _onnx_file(parts, greedy)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with writing(path):
         path.write_bytes(content)
-    except OSError as error:
-        raise FdgError(f"{path} cannot be written: {error.strerror or error}") from error
     return path
 
 

@@ -17,6 +17,7 @@ from envs import features_and_mask
 from envs.rendering import Episode, frames, html, needed
 from fdg.errors import FdgError
 from fdg.training.acting import Acting
+from fdg.training.writable import check_writable, writing
 
 FORMATS = (".mp4", ".gif", ".html")
 MAX_STEPS = 1_000  # of an episode that is shown, unless told otherwise
@@ -56,6 +57,7 @@ def play(
     for name, value in (("episodes", episodes), ("fps", fps), ("max_steps", max_steps)):
         if not isinstance(value, int) or value < 1:
             raise FdgError(f"{name}={value!r}: give an integer of at least 1")
+    check_writable(path)
     if path.suffix == ".mp4":
         needed("imageio_ffmpeg", "an mp4")
     played = record(algorithm, state, jax.random.key(seed), episodes, greedy, max_steps)
@@ -65,14 +67,11 @@ def play(
     else:
         pictures = _side_by_side(algorithm.env, played, greedy)
         content = _gif(pictures, fps) if path.suffix == ".gif" else b""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with writing(path):
         if path.suffix == ".mp4":
             _write_mp4(path, pictures, fps)
         else:
             path.write_bytes(content)
-    except OSError as error:
-        raise FdgError(f"{path} cannot be written: {error.strerror or error}") from error
     return path
 
 

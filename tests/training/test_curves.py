@@ -67,16 +67,18 @@ def test_agents_of_one_run_and_seconds(tmp_path):
 def test_the_command(tmp_path, capsys):
     run = written(tmp_path / "a", [1, 2, 3])
     out = tmp_path / "comparison.png"
-    assert plot_main([str(run), str(run), "--out", str(out)]) == 0
+    other = written(tmp_path / "b", [1, 2, 3])
+    assert plot_main([str(run), str(other), "--out", str(out)]) == 0
     assert capsys.readouterr().out.endswith(f"{out}\n")
     with Image.open(out) as image:
         assert image.size[0] == 1050
     for words in (
         [str(tmp_path)],
+        [str(run), f"{tmp_path}/b/../a"],  # once, or it would count twice
+        [str(run), "--out", str(run / "config.json" / "x.png")],
         [str(run), "--metric", "loss"],
         [str(run), "--x", "time"],
         [str(run), "--statistic", "median"],
-        [str(run), "--out", str(tmp_path / "no" / "x.png")],
         [],
     ):
         assert plot_main(words) == 2

@@ -1,0 +1,52 @@
+"""Files that are to be written once the work for them is done: whether they can be, before it."""
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from fdg.errors import FdgError
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Within, a file is written, into folders that are made for it; what the system refuses is one line.
+
+    Raises:
+      FdgError: it cannot be written.
+    """
+    check_writable(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise _refused(path, error) from error
+
+
+def check_writable(path: Path) -> None:
+    """Refuses a file that could not be written; makes nothing.
+
+    Raises:
+      FdgError: it is a folder, it or its folder is read-only, or what should be a folder is a file.
+
+    >>> check_writable(Path("/dev/null/video.gif"))
+    Traceback (most recent call last):
+    fdg.errors.FdgError: /dev/null/video.gif cannot be written: /dev/null is no folder
+    """
+    try:
+        above = [path, *path.absolute().parents]
+        there = next(one for one in above if os.path.lexists(one) and one.stat())
+        if there is path:
+            if path.is_dir():
+                raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+        elif not there.is_dir():
+            raise OSError(errno.ENOTDIR, f"{there} is no folder")
+        if not os.access(there, os.W_OK):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+    except (OSError, ValueError) as error:  # ValueError: a null character
+        raise _refused(path, error) from None
+
+
+def _refused(path: Path, error: Exception) -> FdgError:
+    return FdgError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}")
