@@ -26,6 +26,9 @@ FLAGS = (
         None,
         "the file to write (None: in the user's cache directory, where it is looked for)",
     ),
+    Flag(
+        "disturbed", bool, False, "keep what was measured, even if other programs had the machine meanwhile"
+    ),
     Flag("show", bool, False, "print the calibration that there is, and measure nothing"),
 )
 
@@ -51,8 +54,14 @@ def calibrate_main(argv: Sequence[str] | None = None) -> int:
             return 0
         _check_writable(out)
         found = calibrate(devices, lambda line: print(f"measuring: {line}", flush=True))
-        _write(out, found)
         print(shown(found))
+        if found.is_disturbed and not given.get("disturbed"):
+            raise FdgError(
+                f"calibrate: other programs had this machine meanwhile: repeats of a measurement lie"
+                f" {found.unrest:.0%} apart, and {machine.AT_MOST_UNREST:.0%} is allowed; nothing was kept:"
+                f" run it again once it is quiet, or with --disturbed true"
+            )
+        _write(out, found)
         print(f"\nin {found.seconds:.0f} s; written to {out}")
         return 0
 

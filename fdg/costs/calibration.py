@@ -23,7 +23,7 @@ from scipy.optimize import nnls
 from fdg.cores import usable_cores
 from fdg.costs import published
 from fdg.costs.hardware import DeviceKind, Figure, Link
-from fdg.costs.machine import REFERENCE, SHARED_MEMORY, SOCKETS, Calibration, fingerprint
+from fdg.costs.machine import MEASURED, REFERENCE, SHARED_MEMORY, SOCKETS, Calibration, fingerprint
 from fdg.errors import FdgError, UnknownNameError
 from fdg.lowering.mesh import make_mesh
 from fdg.profiling.repeating import Repeated, compile_all
@@ -207,7 +207,7 @@ def _figure(value: float, timed: Timed) -> Figure:
 
 
 def _measured() -> str:
-    return "measured here"
+    return MEASURED
 
 
 _SHAPES = [

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import platform
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from fdg.errors import FdgError, UnknownNameError
 from fdg.running import program_cache
 
 VERSION = 1
+MEASURED = "measured here"  # the source of what was
+AT_MOST_UNREST = 0.25
 FIX = "run python -m fdg.calibrate, which takes two minutes"
 
 # What a core does where nobody has measured it: about that of a server in 2026. Links, float64, and what it
@@ -88,6 +91,19 @@ class Calibration:
     cores: int | None
     date: str = ""
     seconds: float = 0.0
+
+    @property
+    def unrest(self) -> float:
+        """How far repeats of one measurement lay apart: the median, over all figures, of how much longer than
+        the quickest repeat the middle one took. On a quiet machine a few hundredths.
+        """
+        measured = [figure.spread for figure in self.kind.figures.values() if figure.source == MEASURED]
+        return statistics.median(measured) if measured else 0.0
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether other programs had the machine meanwhile, so that its figures say little."""
+        return self.unrest > AT_MOST_UNREST
 
     def as_json(self) -> dict[str, Any]:
         """Of numbers, strings and dicts."""
@@ -189,6 +205,29 @@ def calibrated(device_kind: str) -> Calibration | None:
     return calibration
 
 
+def _disturbed(found: Calibration) -> str:
+    """What is to be held against figures."""
+    if not found.is_disturbed:
+        return ""
+    return f" while other programs had it (repeats {found.unrest:.0%} apart): {FIX} once it is quiet"
+
+
+def _crowded(cores: int | None) -> str:
+    """What is to be held against choosing by any figures just now."""
+    others = busy_cores()
+    if cores is None or others < 0.5 * cores:
+        return ""
+    return f"; now {others:.1f} of {cores} cores have other work, which --policy auto:measure sees"
+
+
+def busy_cores() -> float:
+    """How many cores had work in the last minute, on average, as far as the system says; else 0."""
+    try:
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return 0.0
+
+
 def cluster_of(devices: Sequence[jax.Device]) -> Cluster:
     """The cluster that some devices are: those of the job's, process by process.
 
@@ -210,12 +249,13 @@ def host_cluster(device_kind: str, platform_name: str, devices_per_host: int, ho
     if found is not None:
         return Cluster(
             found.kind, devices_per_host, hosts, found.inside, found.between, cores=found.cores,
-            note=f"rates: this machine's, measured {found.date}",
+            note=f"rates: this machine's, measured {found.date}{_disturbed(found)}{_crowded(found.cores)}",
         )  # fmt: skip
     if platform_name == "cpu":
         return Cluster(
             REFERENCE, devices_per_host, hosts, SHARED_MEMORY, SOCKETS, cores=usable_cores(),
-            note=f"rates: of another machine's processor, for this one has no calibration: {FIX}",
+            note=f"rates: of another machine's processor, for this one has no calibration: {FIX}"
+            + _crowded(usable_cores()),
         )  # fmt: skip
     try:
         kind = published.kind(device_kind)

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from fdg.costs import machine, published
-from fdg.costs.hardware import RATES, SHARES, TIMES, Figure
+from fdg.costs.hardware import RATES, SHARES, TIMES, DeviceKind, Figure
 from fdg.costs.machine import REFERENCE, SHARED_MEMORY, SOCKETS, Calibration
 from fdg.errors import FdgError
 from tests.costs.figures import FILE, figures
@@ -85,3 +85,19 @@ def test_what_is_not_published_is_of_a_likely_size():
 def test_every_figure_is_what_the_tables_were_made_with():
     """If it should be another: `python -m tests.costs.figures`."""
     assert figures() == json.loads(FILE.read_text())
+
+
+@pytest.mark.parametrize(("middle", "disturbed"), [(0.05, False), (0.4, True)])
+def test_repeats_that_lie_apart_say_that_the_machine_was_busy(home, monkeypatch, middle, disturbed):
+    """The median counts: one disturbed figure is none yet. What was taken, not measured, does not count."""
+    spreads = {"memory": 0.02, "product/float32": middle, "elementwise": 0.9}
+    known = {name: Figure(1e9, spread, machine.MEASURED) for name, spread in spreads.items()}
+    known["sort"] = Figure(1e9, 5.0, "taken")
+    found = dataclasses.replace(calibration(), kind=DeviceKind("cpu", "cpu", known))
+    assert found.is_disturbed == disturbed and found.unrest == middle
+    write(found)
+    monkeypatch.setattr(machine, "busy_cores", lambda: 0.0)
+    said = machine.host_cluster("cpu", "cpu", 2).note
+    assert ("other programs had it (repeats 40% apart)" in said) == disturbed and "other work" not in said
+    monkeypatch.setattr(machine, "busy_cores", lambda: 14.0)
+    assert "now 14.0 of 2 cores have other work" in machine.host_cluster("cpu", "cpu", 2).note
