@@ -208,7 +208,7 @@ def _with_body(traced: Any, body: Any, invars: Sequence[Any], outvars: Sequence[
 
 def _shapes(atoms: Iterable[Any]) -> list[jax.ShapeDtypeStruct]:
     avals = [v.aval for v in atoms]
-    return [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False)) for a in avals]
+    return [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
 
 
 def _draws(eqn: Any) -> bool:

@@ -106,6 +106,8 @@ def parameter_rules(given: Any) -> Rules | str:
         if given == "fsdp":
             return ((".*", BATCH),)
         raise PlanError(f"parameters={given!r}: give rules, 'fsdp' or '{DECLARED}'")
+    if not isinstance(given, Mapping | Iterable):
+        raise PlanError(f"parameters={given!r}: give pairs of a regular expression and what it splits")
     pairs = given.items() if isinstance(given, Mapping) else given
     if not isinstance(pairs, Iterable):
         raise PlanError(f"parameters={quoted(given)}: give rules, 'fsdp' or '{DECLARED}'")

@@ -128,6 +128,22 @@ def test_a_fitting_batch_is_left_alone(monkeypatch):
     assert tiles.tile(jaxpr, [None, 0, 0], 1) is jaxpr
 
 
+@pytest.mark.parametrize(("limit", "count"), [(600, [16]), (200, [])])
+def test_tiles_are_no_smaller_than_groups_can_be_cut(monkeypatch, limit, count):
+    """A convolution of 64 features in 16 groups is run by 16 tiles, each its group's, and not by 32 or 64."""
+    monkeypatch.setattr(tiles, "TILE_BYTES", limit)
+
+    def loss(w, x, kernels):
+        made = jax.lax.conv_general_dilated(x, kernels, (1,), "VALID", feature_group_count=16)
+        return jnp.mean(jnp.square(made[0] @ w))
+
+    arguments = normal(0, 3, 2), normal(1, 1, 64, 4), normal(2, 64, 4, 2)
+    jaxpr = jax.make_jaxpr(jax.grad(loss))(*arguments)
+    tiled = tiles.tile(jaxpr, [None, 1, 0], 1)
+    assert counts(tiled) == count
+    assert_alike(core.jaxpr_as_fun(tiled)(*arguments), core.jaxpr_as_fun(jaxpr)(*arguments))
+
+
 def test_sums_that_are_waited_for_stay_out():
     """The mean of all rows feeds every row: what comes before it runs before the tiles, once."""
     jaxpr, _ = traced(jax.grad(standardized_output))

@@ -1,0 +1,130 @@
+"""What a user says of groups: rules for parameters, policies and lists of devices, right and wrong."""
+
+import types
+
+import jax
+import pytest
+from jax.sharding import PartitionSpec
+
+import policies
+from fdg import Group, PlanError
+from fdg.placing.policy import check_policy, checked_devices, parameter_rules, with_host
+
+
+@pytest.mark.parametrize(
+    ("given", "rules"),
+    [
+        (None, ()),
+        ("fsdp", ((".*", "batch"),)),
+        ("declared", "declared"),
+        ({"a": "model"}, (("a", "model"),)),
+        ([["a", "batch+model"]], (("a", "batch+model"),)),
+        ([("a", PartitionSpec(None, ("batch", "model")))], (("a", (None, ("batch", "model"))),)),
+        ((("a", [None, ["model", "batch"]]),), (("a", (None, ("model", "batch"))),)),
+        (iter([("a", None), ("b", ())]), (("a", ()), ("b", ()))),
+    ],
+)
+def test_rules(given, rules):
+    found = parameter_rules(given)
+    assert found == rules and hash(found) == hash(rules)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (3, "parameters=3: give pairs"),
+        ("fdsp", "parameters='fdsp': give rules, 'fsdp' or 'declared'"),
+        ([3], "3 is no pair"),
+        (["a"], "'a' is no pair"),
+        (["ab"], "'ab' is no pair"),  # two characters
+        ([("a",)], "('a',) is no pair"),
+        ([("a", "batch", "model")], "('a', 'batch', 'model') is no pair"),
+        ([frozenset(["a", "b"])], "is no pair"),  # in no order
+        ([("(", "batch")], "'(' is no regular expression"),
+        ([(None, "batch")], "None is no regular expression"),
+        ([("a", 3)], "rule 'a' splits 3: give 'batch', 'model', or a PartitionSpec"),
+        ([("a", "rows")], "splits over 'rows'"),
+        ([("a", "batch+")], "splits over ''"),
+        ([("a", (None, 2))], "splits over '2'"),
+        ([("a", ("batch", ("model", "batch")))], "two dimensions over one axis"),
+        ([("a", "model+model")], "two dimensions over one axis"),
+    ],
+)
+def test_what_are_no_rules(given, words):
+    with pytest.raises(PlanError) as error:
+        parameter_rules(given)
+    assert str(error.value).startswith("parameters") and words in str(error.value), error.value
+    assert "\n" not in str(error.value)
+
+
+def test_a_group_that_generates_splits_over_model_alone():
+    rules = [("a", ("batch", "model")), ("b", "batch")]
+    group = Group("g", (0, 1, 2, 3), model=2, parameters=rules, whole_along_batch=True)
+    assert group.parameters == (("a", (None, "model")), ("b", ()))
+    assert Group("g", (0, 1), parameters="declared", whole_along_batch=True).parameters == "declared"
+    assert Group("g", (0, 1), parameters=rules).parameters == (("a", ("batch", "model")), ("b", "batch"))
+
+
+@pytest.mark.parametrize(
+    ("group", "rows", "mesh", "shards"),
+    [
+        (Group("g", (0, 1)), 2, (("batch", 2),), False),
+        (Group("g", (0,), parameters="fsdp"), 1, (("batch", 1), ("model", 1)), False),
+        (Group("g", (0, 1), parameters="fsdp"), 2, (("batch", 2), ("model", 1)), True),
+        (Group("g", (5, 4, 3, 2, 1, 0), model=3), 2, (("batch", 2), ("model", 3)), False),
+        (Group("g", (0, 1, 2, 3), model=4, parameters="declared"), 1, (("batch", 1), ("model", 4)), True),
+    ],
+)
+def test_groups(group, rows, mesh, shards):
+    assert (len(group), group.rows, group.mesh) == (len(group.devices), rows, mesh)
+    assert group.shards is shards
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        (policies.GPUOnly, "GPUOnly is a class, and a policy is a value of one: write GPUOnly()"),
+        ("gpu_only", "write policies.get('gpu_only')()"),
+        (None, "None is no policy"),
+        (types.SimpleNamespace(place=3), "is no policy"),
+    ],
+)
+def test_what_is_no_policy(policy, words):
+    with pytest.raises(PlanError, match="policy") as error:
+        check_policy(policy)
+    assert words in str(error.value)
+
+
+def test_a_policy_is_whatever_places():
+    check_policy(policies.GPUOnly())
+    check_policy(types.SimpleNamespace(place=lambda devices: {}))
+
+
+def test_devices(devices):
+    assert checked_devices(iter(devices[:2])) == devices[:2]
+    assert checked_devices([]) == []
+
+
+@pytest.mark.parametrize(
+    ("choose", "words"),
+    [
+        (lambda devices: 2, "devices=2: give a list, such as jax.devices()[:2]"),
+        (lambda devices: "cpu", "devices='cpu': give a list of devices"),
+        (lambda devices: devices[0], "give a list of devices"),
+        (lambda devices: [devices[0], 1], "devices[1] is 1, and no device"),
+        (lambda devices: [devices[1], devices[0], devices[1]], "twice, at 0 and 2"),
+    ],
+)
+def test_what_are_no_devices(choose, words, devices):
+    with pytest.raises(PlanError) as error:
+        checked_devices(choose(devices))
+    assert words in str(error.value)
+
+
+def test_the_hosts_cpu_comes_first_where_a_policy_uses_it():
+    gpus = [types.SimpleNamespace(platform="gpu")] * 2
+    uses = types.SimpleNamespace(uses_host=True)
+    cpu = jax.local_devices(backend="cpu")[0]
+    assert with_host(uses, gpus) == [cpu, *gpus]
+    assert with_host(types.SimpleNamespace(), gpus) == gpus
+    assert with_host(uses, [cpu]) == [cpu] and with_host(uses, []) == []
