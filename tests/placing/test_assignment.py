@@ -1,0 +1,187 @@
+"""Which group a fragment lives on, worked out by hand of graphs that nobody traced."""
+
+import warnings
+
+import pytest
+
+import policies
+from fdg import Group, PlanError
+from fdg.errors import FdgWarning
+from fdg.placing.assignment import assign, check_placement, fitted, merge_shared, warn_of_near_roles
+from fdg.tracing.graph import FDG, Array, Edge, Fragment
+
+POLICY = policies.GPUOnly()
+A, B = Group("a", (0, 1)), Group("b", (2,))
+
+
+def fragment(name, role, parent=None, batch=None):
+    inputs = () if batch is None else (Array(0, (3, batch), "float32", 12 * batch, 1),)
+    return Fragment(name, role, parent, 1, True, 0, 0, inputs, ())
+
+
+def edge(source, target, size):
+    return Edge(source, target, (), size, 1, "")
+
+
+def graph(*fragments, edges=()):
+    return FDG("mine", fragments, tuple(edges))
+
+
+def names(assigned):
+    return {fragment: group.name for fragment, group in assigned.items()}
+
+
+def test_by_role_by_parent_and_by_the_largest_input():
+    made = graph(
+        fragment("act", "actor"),
+        fragment("judge", "critic"),  # follows `learn`, who makes more of what it reads
+        fragment("learn", "learner"),
+        fragment("gradient", "gradient", "learn"),  # nested: whatever feeds it
+        fragment("deep", "other", "gradient"),
+        fragment("alone", "other"),  # reads its own past alone: the first group
+        fragment("last", "other"),  # follows who follows
+        edges=[
+            edge("act", "judge", 8),
+            edge("learn", "judge", 9),
+            edge("judge", "judge", 100),
+            edge("act", "gradient", 9),
+            edge("alone", "alone", 9),
+            edge("judge", "last", 1),
+        ],
+    )
+    assert names(assign(made, {"actor": A, "learner": B})) == {
+        "act": "a",
+        "judge": "b",
+        "learn": "b",
+        "gradient": "b",
+        "deep": "b",
+        "alone": "a",
+        "last": "b",
+    }
+
+
+def test_those_that_only_follow_each_other_are_with_the_first_group():
+    two = fragment("one", "x"), fragment("other", "y")
+    made = graph(*two, fragment("learn", "learner"), edges=[edge("one", "other", 1), edge("other", "one", 1)])
+    assert names(assign(made, {"actor": A, "learner": B})) == {"one": "a", "other": "a", "learn": "b"}
+    assert list(assign(made, {"learner": B, "actor": A})) == ["one", "other", "learn"]
+
+
+# --- as many devices as batches divide over ---
+
+
+@pytest.mark.parametrize(
+    ("devices", "model", "batches", "used"),
+    [
+        (4, 1, (8, 12), 4),
+        (4, 1, (6,), 3),
+        (4, 1, (8, 6), 2),
+        (3, 1, (7,), 1),
+        (8, 1, (4,), 4),
+        (3, 1, (None,), 3),  # without a batch, copies
+        (8, 2, (6,), 6),  # three rows of two
+        (7, 2, (6,), 6),
+    ],
+)
+def test_fitted(devices, model, batches, used):
+    fragments = [fragment(f"f{i}", "actor", batch=n) for i, n in enumerate(batches)]
+    group = Group("a", tuple(range(10, 10 + devices)), model=model)
+    assert fitted(group, fragments, POLICY).devices == tuple(range(10, 10 + used))
+
+
+@pytest.mark.parametrize(
+    ("group", "words"),
+    [
+        (
+            Group("a", (0, 1, 2, 3), exact=True),
+            "fragment 'f' (actor) has a batch of 6, which does not divide by the 4 devices of its a: use 3,"
+            " or a batch of 4 or 8",
+        ),
+        (Group("a", tuple(range(8)), exact=True), "by the 8 devices of its a: use 6, or a batch of 8"),
+        (Group("a", tuple(range(8)), exact=True, model=2), "by the 4 rows of its a: use 3,"),
+        (Group("a", (0, 1, 2), exact=True, model=2), "the 3 devices of its a do not divide into rows of 2"),
+        (Group("a", (0,), model=2), "use a multiple of 2"),
+    ],
+)
+def test_what_does_not_fit(group, words):
+    with pytest.raises(PlanError) as error:
+        fitted(group, [fragment("free", "actor"), fragment("f", "actor", batch=6)], POLICY)
+    assert words in str(error.value)
+
+
+# --- groups on the same devices ---
+
+
+def test_groups_on_the_same_devices_become_one():
+    one, two = Group("one", (0, 1)), Group("two", (0, 1), exact=True, model=2, parameters="fsdp")
+    apart, some = Group("apart", (0, 1), apart=True), Group("some", (1,))
+    merged = merge_shared({"f": one, "g": two, "h": apart, "i": some, "j": one}, POLICY)
+    assert names(merged) == {"f": "one+two", "g": "one+two", "h": "apart", "i": "some", "j": "one+two"}
+    both = merged["f"]
+    assert (both.devices, both.exact, both.model, both.parameters) == ((0, 1), True, 2, two.parameters)
+    assert merged["h"] is apart
+
+
+def test_not_if_they_shard_in_different_ways():
+    one, two = (Group(name, (0, 1), parameters=[("w", over)]) for name, over in (("x", "batch"), ("y", None)))
+    with pytest.raises(PlanError, match="groups 'x' and 'y' are on the same devices"):
+        merge_shared({"f": one, "g": two}, POLICY)
+    merge_shared({"f": one, "g": Group("y", (0, 1), parameters=[("w", "batch")])}, POLICY)
+
+
+# --- what a policy may answer ---
+
+ACTING = graph(fragment("act", "actor"), fragment("learn", "learner"))
+
+
+@pytest.mark.parametrize(
+    ("placement", "words"),
+    [
+        ([A], "return a dict of roles to fdg.Group(name, devices)"),
+        ({"actor": (0,)}, "return a dict of roles to fdg.Group(name, devices)"),
+        ({}, "places no role"),
+        ({"actor": Group("g", (3,))}, "places 'actor' on device 3 (group g), of 3 devices, 0 to 2"),
+        ({"actor": Group("g", (0, -1))}, "on device -1"),
+        ({"actor": Group("g", ())}, "on no device"),
+        ({"actor": Group("g", (1, 0, 1))}, "on device 1 twice"),
+        ({"actor": A, "learner": Group("a", (2,))}, "two groups 'a', of 'actor' on devices (0, 1) and of 'l"),
+        ({"actor": A, "critic": B}, "has its b for 'critic', and mine has no fragment of that role (it has"),
+        ({"actor": A, "critic": B, "buffer": B}, "no fragment of those roles"),
+    ],
+)
+def test_what_no_policy_may_answer(placement, words):
+    with pytest.raises(PlanError) as error:
+        check_placement(ACTING, POLICY, placement, 3)
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "placement",
+    [
+        {"actor": A, "learner": B},
+        {"critic": A},  # one group: everything lives there
+        {"actor": A, "critic": A, "learner": Group("a", (0, 1), exact=True)},
+        {"actor": A, "critic": Group("b", (2,), optional=True)},
+    ],
+)
+def test_what_a_policy_may_answer(placement):
+    check_placement(ACTING, POLICY, placement, 3)
+
+
+@pytest.mark.parametrize(
+    ("role", "placement", "words"),
+    [
+        ("leaner", {"actor": A}, ["fragment 'f' has the role 'leaner'", "mean 'learner'"]),
+        ("actor", {"laerner": A}, ["places the role 'laerner'", "mean 'learner'"]),
+        ("mine", {"mien": A}, ["'mine'", "'mien'"]),  # one of a user's own
+        ("mine", {"mine": A}, []),
+        ("dreamer", {"actor": A, "learner": B}, []),
+    ],
+)
+def test_roles_that_are_almost_others(role, placement, words):
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        warn_of_near_roles(graph(fragment("f", role)), placement)
+    found = " ".join(str(each.message) for each in told)
+    assert bool(told) == bool(words) and all(word in found for word in words), found
+    assert all(each.category is FdgWarning for each in told)
