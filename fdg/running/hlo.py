@@ -14,7 +14,6 @@ _KINDS = (
     "reduce-scatter",
     "collective-broadcast",
 )
-_BITS = {"pred": 8, "bf16": 16, "c64": 64, "c128": 128}  # the others end in their width: f32, s8, u64, f8e4m3
 
 
 def read_collectives(text: str) -> tuple[Collective, ...]:
@@ -53,10 +52,8 @@ def _walk(computations: dict[str, list[str]], name: str, calls: int) -> Iterator
             path = op_name[1] if op_name else ""
             fragments = tuple(dict.fromkeys(re.findall(r"fdg:[^:()]+:([^()]+)\)", path)))
             yield Collective(kind, _bytes(shape), calls, fragments, path)
-        trips = 1
-        if operation == "while":
-            known = re.search(r'known_trip_count":\{"n":"(\d+)"', line)
-            trips = int(known[1]) if known else 1
+        known = re.search(r'known_trip_count":\{"n":"(\d+)"', line)  # of a loop
+        trips = int(known[1]) if known else 1
         for inner in _called(line):
             yield from _walk(computations, inner, calls * trips)
 
@@ -74,7 +71,7 @@ def _called(line: str) -> list[str]:
 def _bytes(shape: str) -> int:
     total = 0
     for dtype, dimensions in re.findall(r"([a-z]+\d*\w*)\[([\d,]*)\]", shape):
-        width = re.match(r"[a-z]+(\d+)", dtype)
-        bits = _BITS.get(dtype) or (int(width[1]) if width else 0)
-        total += math.prod(int(n) for n in dimensions.split(",") if n) * bits // 8
+        width = re.match(r"[a-z]+(\d+)", dtype)  # bf16, s4, f8e4m3, c128
+        bits = int(width[1]) if width else 8 * (dtype == "pred")
+        total += -(-math.prod(int(n) for n in dimensions.split(",") if n) * bits // 8)
     return total

@@ -9,6 +9,7 @@ from fdg import Group, PlanError
 from fdg.errors import FdgWarning
 from fdg.placing.assignment import assign, check_placement, fitted, merge_shared, warn_of_near_roles
 from fdg.tracing.graph import FDG, Array, Edge, Fragment
+from fdg.tracing.trace import WHOLE
 
 POLICY = policies.GPUOnly()
 A, B = Group("a", (0, 1)), Group("b", (2,))
@@ -105,7 +106,11 @@ def test_fitted(devices, model, batches, used):
 )
 def test_what_does_not_fit(group, words):
     with pytest.raises(PlanError) as error:
-        fitted(group, [fragment("free", "actor"), fragment("f", "actor", batch=6)], POLICY)
+        fitted(
+            group,
+            [fragment("free", "x"), fragment("fine", "x", batch=24), fragment("f", "actor", batch=6)],
+            POLICY,
+        )
     assert words in str(error.value)
 
 
@@ -140,18 +145,22 @@ ACTING = graph(fragment("act", "actor"), fragment("learn", "learner"))
         ([A], "return a dict of roles to fdg.Group(name, devices)"),
         ({"actor": (0,)}, "return a dict of roles to fdg.Group(name, devices)"),
         ({}, "places no role"),
-        ({"actor": Group("g", (3,))}, "places 'actor' on device 3 (group g), of 3 devices, 0 to 2"),
+        ({"actor": Group("g", (4, -1))}, "places 'actor' on device 4 (group g), of 4 devices, 0 to 3"),
         ({"actor": Group("g", (0, -1))}, "on device -1"),
         ({"actor": Group("g", ())}, "on no device"),
-        ({"actor": Group("g", (1, 0, 1))}, "on device 1 twice"),
-        ({"actor": A, "learner": Group("a", (2,))}, "two groups 'a', of 'actor' on devices (0, 1) and of 'l"),
+        ({"actor": Group("g", (1, 0, 1, 0))}, "on device 1 twice"),
+        (
+            {"actor": A, "x": A, "learner": Group("a", (2,))},
+            "two groups 'a', of 'actor' on devices (0, 1) and of 'l",
+        ),
         ({"actor": A, "critic": B}, "has its b for 'critic', and mine has no fragment of that role (it has"),
         ({"actor": A, "critic": B, "buffer": B}, "no fragment of those roles"),
+        ({"actor": A, "critic": B, "buffer": B}, "mark one with fdg.fragment('critic')"),
     ],
 )
 def test_what_no_policy_may_answer(placement, words):
     with pytest.raises(PlanError) as error:
-        check_placement(ACTING, POLICY, placement, 3)
+        check_placement(ACTING, POLICY, placement, 4)
     assert words in str(error.value) and "\n" not in str(error.value)
 
 
@@ -166,6 +175,10 @@ def test_what_no_policy_may_answer(placement, words):
 )
 def test_what_a_policy_may_answer(placement):
     check_placement(ACTING, POLICY, placement, 3)
+
+
+def test_an_algorithm_without_fragments_lives_with_the_first_group():
+    check_placement(graph(fragment("iterate", WHOLE)), POLICY, {"actor": A, "learner": B}, 3)
 
 
 @pytest.mark.parametrize(

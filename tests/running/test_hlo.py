@@ -55,6 +55,7 @@ metadata={op_name="jit(iterate)/jit(fdg:learner:learn)/while/jit(fdg:gradient:gr
 
 ENTRY %main (x: f32[4,2]) -> f32[4,2] {
   %x = f32[4,2]{1,0} parameter(0)
+  // no instruction
   %y = u8[6]{0} conditional(%x), branch_computations={%yes, %no}
   %z = (s32[], f32[4]{0}) while(%x), condition=%test.3, body=%trip.2, \
 backend_config={"known_trip_count":{"n":"3"}}
@@ -89,7 +90,7 @@ def test_a_program():
         ("f64[2,3]{1,0}", 48),
         ("pred[9]{0}", 9),
         ("c128[2]{0}", 32),
-        ("s4[6]{0}", 3),  # two to a byte
+        ("s4[7]{0}", 4),  # two to a byte
         ("f8e4m3fn[5]{0}", 5),
         ("bf16[5]{0:T(8,128)(2,1)}", 10),
         ("(u32[2]{0}, (f16[3]{0}, s64[]))", 8 + 6 + 8),
