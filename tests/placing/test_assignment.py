@@ -151,7 +151,7 @@ ACTING = graph(fragment("act", "actor"), fragment("learn", "learner"))
         ({"actor": Group("g", (1, 0, 1, 0))}, "on device 1 twice"),
         (
             {"actor": A, "x": A, "learner": Group("a", (2,))},
-            "two groups 'a', of 'actor' on devices (0, 1) and of 'l",
+            "two groups 'a', of 'actor' on devices (0, 1)",
         ),
         ({"actor": A, "critic": B}, "has its b for 'critic', and mine has no fragment of that role (it has"),
         ({"actor": A, "critic": B, "buffer": B}, "no fragment of those roles"),
