@@ -1,0 +1,48 @@
+"""Arrays of several processes, as far as one process can tell."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import SingleDeviceSharding
+
+from fdg.processes.arrays import committed, made_by, put, share
+
+
+def shape_of(array):
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
+
+
+@pytest.mark.parametrize("kind", ["threefry2x32", "rbg"])
+def test_what_one_process_makes_all_have(kind):
+    made = [jnp.arange(6.0).reshape(2, 3), jax.random.split(jax.random.key(3, impl=kind), 2), jnp.int32(7)]
+    calls = []
+
+    def make():
+        calls.append(1)
+        return made
+
+    found = made_by(0, make, [shape_of(array) for array in made])
+    assert calls == [1] and [x.dtype for x in found] == [x.dtype for x in made]
+    for got, want in zip(found, made, strict=True):
+        if jax.dtypes.issubdtype(want.dtype, jax.dtypes.prng_key):
+            got, want = jax.random.key_data(got), jax.random.key_data(want)
+        np.testing.assert_array_equal(got, want)
+
+
+def test_what_is_shared_is_a_copy_on_each_process(devices):
+    value = jax.device_put(jnp.arange(3.0), devices[2])
+    (found,) = share([value], [shape_of(value)], [0])
+    np.testing.assert_array_equal(found, value)
+    assert found.is_fully_replicated and found.sharding.device_set == {devices[0]}
+
+
+def test_where_arrays_lie(devices):
+    there = SingleDeviceSharding(devices[1])
+    shape = jax.ShapeDtypeStruct((2,), jnp.float32, sharding=there)
+    laid_out = put([1.0, 2.0], shape)
+    assert laid_out.sharding == there and laid_out.tolist() == [1.0, 2.0]
+    assert committed(laid_out, there) is laid_out
+    loose = jnp.ones(2)
+    tied = committed(loose, SingleDeviceSharding(devices[0]))
+    assert tied.committed and tied.unsafe_buffer_pointer() == loose.unsafe_buffer_pointer()

@@ -1,0 +1,78 @@
+"""How processes find each other, in one process: whoever comes early, late, or finds nobody."""
+
+import concurrent.futures
+import json
+import sys
+import threading
+import time
+
+import pytest
+
+from fdg.commands import launch
+from fdg.errors import FdgError
+from fdg.processes import distributed, lines, peers, ports
+from fdg.processes.door import Door, Hello, knock
+
+HELLO = json.dumps({"who": "process 1", "process": 1, "processes": 2}).encode()
+
+
+@pytest.fixture
+def port():
+    return ports.free_port("localhost")
+
+
+@pytest.mark.parametrize("late", ["door", "process"])
+def test_either_may_be_late(port, late):
+    """Nobody comes for a while, and the door stays open; nobody is there yet, and who knocks comes again."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        early = pool.submit(knock, "localhost", port, 10) if late == "door" else None
+        time.sleep(0.25)
+        with Door("localhost", port) as door:
+            assert early is not None or door.wait(0.25) is None
+            one = knock("localhost", port, 10) if early is None else early.result(10)
+            one.send(lines.HELLO, HELLO)
+            found = door.wait(10)
+            assert found is not None and found[1] == Hello("process 1", 1, 2) and door.strangers == 0
+            found[0].close()
+            one.close()
+
+
+def test_nobody_is_there(port):
+    with pytest.raises(FdgError, match=rf"process 0 was not at localhost:{port} within 0 s: .*refused"):
+        knock("localhost", port, 0)
+
+
+def test_two_doors_at_one_address(port):
+    with Door("localhost", port), pytest.raises(FdgError, match=f"cannot listen on localhost:{port}: "):
+        Door("localhost", port)
+
+
+def test_where_every_port_in_question_is_taken_it_is_another(monkeypatch):
+    usual = ports.listen
+
+    def listen(host, port):
+        if port:
+            raise OSError("taken")
+        return usual(host, port)
+
+    monkeypatch.setattr(ports, "listen", listen)
+    assert 0 < ports.free_port("localhost") < 65536
+
+
+def test_processes_are_joined_once(monkeypatch):
+    monkeypatch.setattr(peers, "JOIN_SECONDS", 0.1)  # as long as the wrong answer would take
+    monkeypatch.setattr(distributed, "_peers", object())
+    with pytest.raises(FdgError, match=r"distributed\.initialize was called before"):
+        distributed.initialize("localhost:1", 2, 1)
+
+
+def test_the_launcher_does_not_wait_for_what_its_processes_leave_behind(tmp_path, monkeypatch):
+    """Here a child that keeps standard error open: what reads it must not keep the launcher alive."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nsleep 3 &\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    before = set(threading.enumerate())
+    assert launch.main(["--num-processes", "2"]) == 0
+    left = set(threading.enumerate()) - before
+    assert left and all(thread.daemon for thread in left)
