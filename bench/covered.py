@@ -10,6 +10,8 @@ import ast
 import bisect
 import dataclasses
 import json
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -103,17 +105,24 @@ class Covered:
     Attributes:
       data: Coverage.py's, with the name of a test and its phase as context.
       seconds: of each test.
+      new: tests that have come since, of which nothing is noted.
     """
 
     data: coverage.CoverageData
     seconds: dict[str, float]
+    new: tuple[str, ...]
 
     @classmethod
     def read(cls, folder: Path) -> "Covered":
         """From the folder that `note` filled; FileNotFoundError where it did not."""
         data = coverage.CoverageData(basename=str(folder / LINES))
         data.read()
-        return cls(data, json.loads((folder / SECONDS).read_text()))
+        seconds = json.loads((folder / SECONDS).read_text())
+        words = [sys.executable, "-m", "pytest", "--collect-only", "-q"]
+        listed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+        known = {context.rpartition("|")[0] for context in data.measured_contexts()} | {*seconds}
+        names = [line for line in listed.splitlines() if "::" in line]
+        return cls(data, seconds, tuple(name for name in names if name not in known))
 
     def tests(self, module: str, line: int) -> list[str]:
         """Those that run the statement at a line, quickest first.

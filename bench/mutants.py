@@ -250,7 +250,8 @@ def tests_of(
     """What to run for a fault, one list after the other; first those that killed others in its module.
 
     If it is noted who runs its line: the quickest of them, the module's own first, for half the limit at
-    most, and then the tests that start processes, of which nothing is noted.
+    most, those of the module that have come since, and then the tests that start processes: nothing is noted
+    of them.
     """
     module, *files = tests_for(mutant.module)
     by_line = noted.tests(module, mutant.position[0]) if noted else []
@@ -260,7 +261,8 @@ def tests_of(
         return [first] * bool(first) + [[module, *files[:1]], *([file] for file in files[1:])]
     own = [test for test in by_line if test.split("::")[0] in (module, *files)]
     others = [test for test in by_line if test not in set(own)]
-    tests = noted.within(own, limit / 3) + noted.within(others, limit / 6)
+    new = [test for test in noted.new if test.split("::")[0] in (module, *files)]
+    tests = noted.within(own, limit / 3) + new + noted.within(others, limit / 6)
     tests = [test for test in killers if test in set(tests)][:2] + tests
     batches = [tests[i : i + 16] for i in range(0, len(tests), 16)]
     return batches + [[file] for file in files if file.startswith("tests/processes/")]
@@ -279,7 +281,7 @@ def copied(target: Path) -> Path:
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What became of a mutant: "killed" by a test, "survived" or "timed out"; `seconds` that it took."""
+    """What became of a mutant: "killed" by a test, "survived", "timed out", "unclear"; `seconds` taken."""
 
     mutant: str
     diff: str
@@ -408,6 +410,8 @@ def main() -> int:
             try:
                 first = list(killers.get(mutant.module, ()))[::-1][:8]
                 return copy.tried(mutant, tests_of(mutant, noted, options.limit, first), options.limit)
+            except Exception as error:  # this tool's, not the tests'; the others go on
+                return Found(str(mutant), "\n".join(diff(mutant)), "unclear", f"{error!r}"[:2000], 0.0)
             finally:
                 free.put(copy)
 

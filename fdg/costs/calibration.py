@@ -31,6 +31,7 @@ from fdg.profiling.work import Product, Work, work_of
 
 ROUNDS = 5
 _SMALL, _LARGE = 2**18, 2**26  # bytes of arrays: in the cache, and in memory
+_NOTHING = 1e-16  # seconds of a FLOP or a byte: what a fit leaves of those that take no time
 _AXIS = "device"
 Say = Callable[[str], None]
 
@@ -229,12 +230,12 @@ def _product_figures(lanes: int) -> dict[str, Figure]:
     scale = np.array([1e-6, 1e-11, 1e-10])
     start, a_flop, a_byte = nnls(np.array(rows) * scale, np.array(taken))[0] * scale
     largest = timed[str((512, 512, 512))]
-    best = 2 * 512**3 / largest.crowded
+    rate = 1 / a_flop if a_flop > _NOTHING else 2 * 512**3 / largest.crowded
     found = {
-        "product/float32": Figure(1 / a_flop if a_flop > 0 else best, round(largest.spread, 3), _measured()),
+        "product/float32": Figure(rate, round(largest.spread, 3), _measured()),
         "product_call": Figure(float(start), round(largest.spread, 3), _measured()),
     }
-    if a_byte > 0:
+    if a_byte > _NOTHING:
         found["product_bytes"] = Figure(float(1 / a_byte), round(largest.spread, 3), _measured())
     else:
         found["product_bytes"] = Figure(1e15, 0.0, "products take no longer for what they read and write")

@@ -173,6 +173,11 @@ def _cells(row: Row, measured: bool) -> tuple[str, ...]:
 
 
 def _seconds(value: float) -> str:
+    """With its unit.
+
+    >>> _seconds(2.5e-5), _seconds(0.0251), _seconds(2.0)
+    ('25 us', '25.1 ms', '2 s')
+    """
     return (
         quantity(value * 1e6, "us")
         if value < 1e-3

@@ -1,5 +1,7 @@
 """Sampling against plain full forward passes, and the same tokens for every number of slots."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -137,6 +139,8 @@ def test_draws_are_as_likely_as_they_say():
             "prompts of 26 tokens and max_new_tokens=7 are 33, and the decoder's context",
         ),
         ({"slots": 0}, "slots=0: it takes one at least"),
+        ({"stop": -1}, "stop_tokens=[-1]: the vocabulary has 0 to 10"),
+        ({"stop": 11}, "stop_tokens=[11]: the vocabulary has 0 to 10"),
         ({"mask": 4}, "prompts have tokens [2, 5] and a mask [2, 4]: both are [N, P]"),
     ],
 )
@@ -147,5 +151,6 @@ def test_errors(decoder, parameters, changes, message):
     if "mask" in changes:
         asked = asked._replace(mask=asked.mask[:, :4])
     with pytest.raises(FdgError) as error:
-        generate(decoder, parameters, asked, jax.random.key(0), SAMPLING, changes.get("slots"))
+        sampling = dataclasses.replace(SAMPLING, stop_tokens=(0, 10, changes.get("stop", STOP)))
+        generate(decoder, parameters, asked, jax.random.key(0), sampling, changes.get("slots"))
     assert message in str(error.value)

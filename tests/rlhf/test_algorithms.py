@@ -22,6 +22,7 @@ import policies
 from algos.language import Decoder, DecoderConfig, weights
 from algos.rlhf import data, updates
 from algos.rlhf.group_relative import Batch
+from algos.rlhf.ppo import Judgement
 from algos.rlhf.preferences import paired
 from algos.rlhf.responses import Responses, finished, scores
 from envs.text import CharacterTokenizer, Problem, Prompts, Reply, Reward
@@ -145,6 +146,26 @@ RESPONSES = Responses(
     jnp.array([[7, 2, 0], [8, 9, 2]]),
     *[jnp.array([[True, True, False], [True, True, True]])] * 2,
 )
+
+
+def test_how_much_of_the_returns_the_critic_explains():
+    """1 - Var[target - value] / Var[target], of tokens that are the policy's own alone."""
+
+    class Judged(algos.get("ppo_rlhf")):
+        """Its critic stands still."""
+
+        def _epochs(self, step, carry, samples, key):
+            return carry, {}
+
+    algorithm = Judged(env=envs.make(TASK), **SMALL)
+    target, value = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
+    mask = np.array([[1, 1, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0]], bool)
+    prompts = Prompts(jnp.zeros((3, 2), jnp.int32), jnp.ones((3, 2), bool))
+    responses = Responses(prompts, jnp.zeros((3, 4), jnp.int32), jnp.ones((3, 4), bool), jnp.array(mask))
+    judgement = Judgement(jnp.array(value), jnp.zeros((3, 4)), jnp.array(target))
+    *_, measures = algorithm.fit(None, None, (responses, judgement), jax.random.key(0))
+    expected = 1 - np.var((target - value)[mask]) / np.var(target[mask])
+    assert float(measures["explained_variance"]) == pytest.approx(expected, rel=1e-4)
 
 
 def test_scores_are_those_of_each_response_alone():
