@@ -128,10 +128,12 @@ def test_groups_on_the_same_devices_become_one():
 
 
 def test_not_if_they_shard_in_different_ways():
-    one, two = (Group(name, (0, 1), parameters=[("w", over)]) for name, over in (("x", "batch"), ("y", None)))
+    one, two = (
+        Group(name, (0, 1), parameters=(("w", over),)) for name, over in (("x", "batch"), ("y", "model"))
+    )
     with pytest.raises(PlanError, match="groups 'x' and 'y' are on the same devices"):
         merge_shared({"f": one, "g": two}, POLICY)
-    merge_shared({"f": one, "g": Group("y", (0, 1), parameters=[("w", "batch")])}, POLICY)
+    merge_shared({"f": one, "g": Group("y", (0, 1), parameters=(("w", "batch"),))}, POLICY)
 
 
 # --- what a policy may answer ---

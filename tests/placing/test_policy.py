@@ -58,7 +58,7 @@ def test_what_are_no_rules(given, words):
 
 
 def test_a_group_that_generates_splits_over_model_alone():
-    rules = [("a", ("batch", "model")), ("b", "batch")]
+    rules = ("a", ("batch", "model")), ("b", "batch")
     group = Group("g", (0, 1, 2, 3), model=2, parameters=rules, whole_along_batch=True)
     assert group.parameters == (("a", (None, "model")), ("b", ()))
     assert Group("g", (0, 1), parameters="declared", whole_along_batch=True).parameters == "declared"
