@@ -233,8 +233,8 @@ def test_two_signals_end_it_at_once():
     "settings, message",
     [
         ({"devices": 99}, "devices=99: there are"),
-        ({"total_steps": 3}, "total-steps 3 is less than one iteration"),
-        ({"eval_every": 0}, "eval-every 0: it must be at least 1"),
+        ({"total_steps": 3}, "total_steps=3 is less than one iteration"),
+        ({"eval_every": 0}, "eval_every=0: it must be at least 1"),
         ({"resume": True, "out": None}, "resume=True: say which run"),
         ({"start_from": "nowhere"}, "no run in nowhere"),
     ],

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -108,7 +109,7 @@ def test_every_float_is_in_the_program(name):
     floats = [
         field.name
         for field in dataclasses.fields(cls)
-        if "float" in str(field.type) and field.name not in structural(cls)
+        if re.search(r"\bfloat\b", str(field.type)) and field.name not in structural(cls)
     ]
     values = {
         field: 0.5 if getattr(algorithm, field) is None else getattr(algorithm, field) for field in floats
