@@ -22,7 +22,7 @@ from fdg.errors import FdgError
 # slowed the whole core down, in the first that had them, LLVM's 256 stay.
 _WIDE = {"xla_cpu_prefer_vector_width": 512}
 
-# LLVM's first level of three: programs compile in a fifth to a third less of a core's time, run in the same,
+# LLVM's first level of three: programs compile in a tenth to a third less of a core's time, run in the same,
 # and give the same bits (docs/performance.md). Below it is code that rounds otherwise.
 _QUICK_TO_COMPILE = {"xla_backend_optimization_level": 1}
 
