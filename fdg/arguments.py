@@ -129,6 +129,8 @@ def _is(value: Any, kind: Any) -> bool:
         return True
     if cls in (Sequence, list, tuple, Iterable):
         is_one = isinstance(value, cls) and not isinstance(value, str | bytes)
+        if cls is tuple and arguments and arguments[-1] is not ...:
+            return is_one and len(value) == len(arguments) and all(map(_is, value, arguments))
         inner = arguments[0] if arguments else Any
         return is_one and (cls is Iterable or inner is Any or all(_is(one, inner) for one in value))
     return isinstance(value, cls)
@@ -145,9 +147,12 @@ def _words(kind: Any) -> list[str]:
     cls = origin or kind
     if cls in _WORDS:
         return [_WORDS[cls]]
+    if cls is tuple and arguments and arguments[-1] is not ...:
+        return [f"a tuple ({', '.join(_words(one)[0] for one in arguments)})"]
     if cls in (Sequence, list, tuple, Iterable):
         inner = _words(arguments[0])[0].partition(" ")[2] if arguments else "values"
-        return [f"a {'sequence' if cls in (Sequence, Iterable) else cls.__name__} of {inner}s"]
+        plural = inner if inner.endswith("s") else f"{inner}s"
+        return [f"a {'sequence' if cls in (Sequence, Iterable) else cls.__name__} of {plural}"]
     return [f"an {cls.__name__}" if cls.__name__[0] in "AEIOU" else f"a {cls.__name__}"]
 
 

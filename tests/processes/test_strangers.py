@@ -12,6 +12,7 @@ import pytest
 
 from fdg.commands import launch
 from fdg.errors import FdgError
+from fdg.launching import here
 from fdg.processes import door, lines, peers, ports
 
 
@@ -96,7 +97,7 @@ def test_the_launcher_gives_each_run_a_key_of_its_own(tmp_path, monkeypatch, cap
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho $FDG_AUTHKEY\n")
     python.chmod(0o755)
-    monkeypatch.setattr(launch.sys, "executable", str(python))
+    monkeypatch.setattr(here.sys, "executable", str(python))
 
     def keys():
         assert launch.main(["--num-processes", "2"]) == 0
