@@ -22,8 +22,8 @@ from fdg.errors import FdgError
 # slowed the whole core down, in the first that had them, LLVM's 256 stay.
 _WIDE = {"xla_cpu_prefer_vector_width": 512}
 
-# LLVM's first level of three, for programs that run once or seldom: they compile in a tenth to a third less of
-# a core's time, with the same bits (docs/decisions/062). Below it is code that rounds otherwise.
+# LLVM's first level of three, for programs that run once or seldom: they compile in a tenth to a third less
+# of a core's time, with the same bits (docs/decisions/062). Below it is code that rounds otherwise.
 _QUICK_TO_COMPILE = {"xla_backend_optimization_level": 1}
 
 # None is used unless it is asked for (`--xla-options preset`): no GPU was at hand to measure them on.
