@@ -1,10 +1,13 @@
 """What calibrations make of measured times: the times are given here, so the figures are known."""
 
+import types
+
 import jax
 import pytest
 
 from fdg.costs import calibration
 from fdg.costs.calibration import Timed
+from fdg.errors import FdgError
 from fdg.profiling.work import Product, work_of
 
 LANES = 4
@@ -112,3 +115,9 @@ def test_links_by_little_and_much_on_two_and_on_all(monkeypatch, devices, count,
     assert (link.latency.value, link.call.value) == pytest.approx((latency, call), rel=1e-6)
     assert link.bandwidth.value == pytest.approx(2**22 / ((2**22 - 16) / 1e9))
     assert calibration._link(devices[:1], print) is None
+
+
+def test_devices_of_two_kinds_are_calibrated_one_by_one():
+    both = [types.SimpleNamespace(device_kind=kind, platform="gpu") for kind in ("A100", "H100")]
+    with pytest.raises(FdgError, match="devices of 2 kinds: calibrate one kind at a time"):
+        calibration.calibrate(both)

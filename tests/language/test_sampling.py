@@ -1,0 +1,25 @@
+"""How tokens may be chosen: what is out of range is refused."""
+
+import pytest
+
+from algos.language import Sampling
+from fdg.errors import FdgError
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens=0: it must be 1 or more"),
+        ({"temperature": -0.1}, "temperature=-0.1: it must be zero or above"),
+        ({"top_k": -1}, "top_k=-1: it must be zero"),
+        ({"top_p": 0.0}, "top_p=0.0: it must be above 0, and 1 at most"),
+        ({"top_p": 1.01}, "top_p=1.01: it must be above 0, and 1 at most"),
+    ],
+)
+def test_what_is_out_of_range(fields, said):
+    with pytest.raises(FdgError, match=said):
+        Sampling(**{"max_new_tokens": 1, **fields})
+
+
+def test_the_ends_of_the_ranges_are_in_them():
+    Sampling(1, temperature=0, top_k=0, top_p=1.0)
