@@ -452,35 +452,6 @@ def test_what_a_fragment_makes_or_hands_on_is_its_own_version(groups, reader):
     assert_equal(expected, rewritten(program(maybe), START, GROUPS[groups], 1, 4, Looped()))
 
 
-def test_a_branch_that_would_go_two_ways():
-    def program(p, s):
-        (x,) = p.choose(s["w"], lambda w, x: (act(p, w, x),), lambda w, x: (x,), s["w"], s["x"])
-        return {"w": learn(p, s["w"], x), "v": s["v"], "x": x}, {}
-
-    refused(program, "branch (cond)", "state['w']", "'act' (actors)", "decide it in a fragment", groups=TWO)
-
-
-def decided_between(reader):
-    """The learner's fragment in a branch that an actor's weight decides; who reads what comes out?"""
-
-    def program(p, s):
-        (y,) = p.choose(s["w"], lambda w, x: (learn(p, w, x),), lambda w, x: (x,), s["w"], s["x"])
-        x = act(p, s["w"], y if reader == "actor" else s["x"])
-        return {"w": learn(p, s["w"], y, name="update"), "v": s["v"], "x": x}, {}
-
-    return program
-
-
-def test_a_branch_whose_result_would_have_two_versions():
-    words = "branch (cond)", "state['w']", "'act' (actors)", "decide it in a fragment"
-    refused(decided_between("actor"), *words, groups=TWO)
-
-
-def test_a_branch_is_fine_where_only_the_newest_is_read():
-    program, arguments = decided_between("learner"), (START, TWO, 1, 4)
-    assert_equal(python(program, *arguments), rewritten(program, *arguments, Looped()))
-
-
 def test_an_effect_is_not_repeated():
     def shown(w):
         jax.debug.print("{}", w)
