@@ -120,9 +120,9 @@ class _Rewriter:
 
         def pinned(atom: Any) -> Any:
             """As it is made, for all readers: the partitioner would give them what one of them needs."""
-            if not hasattr(atom, "val") and atom.aval.shape and atom not in current:
+            if atom not in current:
                 current[atom] = constrained(atom, axes.get(atom))
-            return current.get(atom, atom)
+            return current[atom]
 
         def take(atoms: Sequence[Any], step: EquationFlow | Flow) -> list[Any]:
             operands = [atom if hasattr(atom, "val") else current.get(atom, atom) for atom in atoms]

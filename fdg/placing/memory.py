@@ -113,14 +113,11 @@ def _peak_steps(
 
     last = {value: i for i, step in enumerate(steps) for value in reads(step)}
     alive: dict[Value, int] = {}
+    lent: set[Value] = set()  # of what the group holds all the time: these count less than nothing
     peak: collections.Counter[str] = collections.Counter()
     for i, step in enumerate(steps):
-        back: list[Value] = []
-        for value in makes(step):
-            if alive.get(value, 0) < 0:
-                back.append(value)  # it was lent, and is there again
-            else:
-                alive[value] = _share_of(value, sizes)
+        back = [value for value in makes(step) if value in lent]
+        alive.update((value, _share_of(value, sizes)) for value in makes(step) if value not in lent)
         now: collections.Counter[str] = collections.Counter()
         for value, size in alive.items():
             now[names[value.group]] += size
@@ -133,22 +130,29 @@ def _peak_steps(
             now[names[step.group]] += max(0, inside - made)
         elif isinstance(step, Move):
             if step.lends:  # leaf by leaf: of one alone both layouts are there
-                now[names[step.source]] += _lending(step, alive, back, sizes)
+                now[names[step.source]] += _lending(step, alive, lent, back, sizes)
         else:
             now.update(_peak_steps(step.steps, sizes, names))
         peak |= now
         for value in list(alive):
-            if last.get(value, len(steps)) <= i and alive[value] >= 0:
+            if last.get(value, len(steps)) <= i and value not in lent:
                 del alive[value]
         for value in back:
             del alive[value]
+        lent.difference_update(back)
     return peak
 
 
-def _lending(move: Move, alive: dict[Value, int], back: Sequence[Value], sizes: Mapping[str, int]) -> int:
+def _lending(
+    move: Move,
+    alive: dict[Value, int],
+    lent: set[Value],
+    back: Sequence[Value],
+    sizes: Mapping[str, int],
+) -> int:
     """Marks what is lent away, and says how much is counted once too often or too rarely during the move."""
     owned = [a for a, _ in move.pairs if a not in alive]
-    for value in owned:
-        alive[value] = -_share_of(value, sizes)
+    alive.update((value, -_share_of(value, sizes)) for value in owned)
+    lent.update(owned)
     largest = max(_share_of(value, sizes) for value in owned or back)
     return largest - sum(_share_of(value, sizes) for value in owned)

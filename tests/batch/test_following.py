@@ -408,3 +408,24 @@ def test_what_a_rule_says(name):
     jaxpr = jax.make_jaxpr(function)(X)
     assert batch_flow.axes(jaxpr, [0]) == expected
     assert without_rule(jaxpr, [0]) == ()
+
+
+@pytest.mark.parametrize("of_kernel", [False, True])
+def test_a_convolution_carries_the_batch_of_either_operand(of_kernel):
+    """Rows of images stay rows, output features of a kernel become features; input features are summed."""
+    images = jax.ShapeDtypeStruct((8, 5, 5, 4), jnp.float32)
+    kernel = jax.ShapeDtypeStruct((3, 3, 4, 16), jnp.float32)
+    numbers = ("NHWC", "HWIO", "NHWC")
+    convolve = lambda x, w: lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=numbers)  # noqa: E731
+    jaxpr = jax.make_jaxpr(convolve)(images, kernel)
+
+    def steps(axes):
+        (step,) = batch_flow.follow(jaxpr, axes, 4).equations
+        return step.results, step.gathered, step.reduced
+
+    if of_kernel:
+        assert steps((None, 3)) == ((3,), (), False)
+        assert steps((None, 2)) == ((None,), (), True)
+    else:
+        assert steps((0, None)) == ((0,), (), False)
+        assert steps((3, None)) == ((None,), (), True)

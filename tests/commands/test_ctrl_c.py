@@ -50,6 +50,27 @@ def test_while_it_compiles_and_while_it_trains(after, tmp_path):
     assert f"go on with --resume {run}" in said
 
 
+def test_another_signal_is_not_ctrl_c():
+    """One that somebody else handles: what is guarded goes on, whatever its patience."""
+    code = """
+import os, signal, sys, time
+sys.modules["__main__"].__dict__["__spec__"] = None
+from fdg import ctrl_c
+ctrl_c.guard()
+signal.signal(signal.SIGUSR1, lambda *_: None)
+for patience in (0, None, 5):
+    ctrl_c.be_patient(patience)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    time.sleep(0.1)
+ctrl_c.be_patient(None)
+os.kill(os.getpid(), signal.SIGINT)
+time.sleep(0.1)
+print("it goes on")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "it goes on\n"), done.stderr
+
+
 def test_in_a_program_of_somebody_elses_nothing_changes():
     code = "import fdg, signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

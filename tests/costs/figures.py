@@ -4,12 +4,18 @@ The tables of docs/scale.md belong to these. Whoever changes one on purpose runs
 `python -m tests.costs.figures`.
 """
 
+import itertools
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from fdg.costs import machine, program_time, published
 from fdg.costs.hardware import RATES, DeviceKind, Link
+from fdg.costs.memory import program_need
 
 FILE = Path(__file__).parent / "figures.json"
 PRODUCTS = ("product/float32", "product/bfloat16", "product/float64", "product/int8")
@@ -23,8 +29,73 @@ def figures() -> dict[str, Any]:
         "kinds": {name: _of_kind(kind) for name, kind in kinds.items()},
         "links": {name: _of_link(link) for name, link in links.items()},
         "joined": {name: dict(shares) for name, shares in program_time.JOINED.items()},
+        "needs": {name: _needs(*program) for name, program in PROGRAMS.items()},
     }
     return json.loads(json.dumps(found))
+
+
+def _layers(x, *weights):
+    for w in weights:
+        x = jnp.tanh(x @ w)
+    return jnp.mean(x**2)
+
+
+def _attention(x, w):
+    scores = jax.nn.softmax((x @ w) @ jnp.swapaxes(x, 1, 2), axis=-1)
+    return scores @ x
+
+
+def _called(x, w):
+    inside = jax.jit(lambda x: (jnp.tanh(x) @ w).reshape(-1))
+    return inside(inside(x).reshape(x.shape)).reshape(x.shape).T
+
+
+def _loop(x, w):
+    def step(carry, row):
+        carry = jnp.tanh(carry @ w + row)
+        return carry, carry.sum(axis=1)
+
+    return jax.lax.scan(step, x, jnp.broadcast_to(x, (5, *x.shape)))
+
+
+def _branches(x, w):
+    return jax.lax.cond(x.sum() > 0, lambda x: jnp.sort(x @ w, axis=0), lambda x: x[::-1] * 2, x)
+
+
+def _places(x, w):
+    order = jnp.argsort(x[:, 0])
+    return x.at[order].add(x @ w)[order], jnp.concatenate([x, x], 1)[:, 3:9]
+
+
+def _wide(x):
+    """Products of which a library takes one into a reduction, and of which it leaves one."""
+    taken, left = jnp.ones((8, 8)), jnp.ones((7, 7))
+    return (x @ taken).sum(axis=0), (x[:, :7] @ left).sum(axis=0), (x[:, :1] * x).max(axis=0)
+
+
+# Name: function, shapes of its arguments, batch axes of the first of them.
+PROGRAMS = {
+    "gradient": (jax.grad(_layers, (1, 2)), [(512, 8), (8, 16), (16, 16)], (0,)),
+    "attention": (_attention, [(16, 12, 8), (8, 8)], (0,)),
+    "calls": (_called, [(64, 64), (64, 64)], (0,)),
+    "loop": (_loop, [(32, 16), (16, 16)], (0,)),
+    "branches": (_branches, [(64, 64), (64, 64)], ()),
+    "places": (_places, [(64, 16), (16, 16)], ()),
+    "reductions": (_wide, [(4096, 8)], ()),
+    "draws": (lambda x: x + jax.random.normal(jax.random.key(0), x.shape), [(64, 64)], ()),
+}
+
+
+def _needs(
+    function: Callable, shapes: Sequence[tuple[int, ...]], axes: Sequence[int]
+) -> dict[str, list[int]]:
+    """Bytes of arguments, results and temporaries on one and on two devices of either platform."""
+    jaxpr = jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes))
+    found = {}
+    for platform, devices in itertools.product(("cpu", "gpu"), (1, 2)):
+        need = program_need(jaxpr, axes, devices, frozenset(), platform=platform)
+        found[f"{platform} {devices}"] = [need.arguments, need.results, need.temporaries]
+    return found
 
 
 def _of_kind(kind: DeviceKind) -> dict[str, Any]:

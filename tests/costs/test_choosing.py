@@ -42,6 +42,15 @@ def test_the_table_says_what_was_looked_at_and_why():
     assert "chosen: " in table.splitlines()[-1] and "an iteration predicted" in table
 
 
+def test_the_table_counts_its_rows():
+    found = policies.auto(Pupil(6), cluster(8))
+    good = sum(row.prediction is not None for row in found.rows)
+    left = sum("left out" in row.refused or "far off" in row.refused for row in found.rows)
+    others = len(found.rows) - good - left
+    said = f"{good} of them predicted, {left} left out for their kind is far off, {others} not feasible;"
+    assert good and others > 0 and said in found.table
+
+
 def test_what_does_not_fit_is_refused_with_the_number_and_the_fix():
     small = cluster(2, figures={"memory_bytes": 100.0})
     with pytest.raises(PlanError, match=r"needs .* of memory, and round has 100 B: use more devices"):

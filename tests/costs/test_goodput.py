@@ -1,7 +1,9 @@
 """Checkpoint intervals: formulas against failures that are drawn."""
 
+import itertools
 import math
 
+import numpy as np
 import pytest
 
 from fdg.costs.goodput import Failing, best_interval, daly, expected_goodput, simulate, young
@@ -37,3 +39,28 @@ def test_saving_that_never_ends_keeps_nothing():
 def test_bad_numbers_say_so():
     with pytest.raises(FdgError, match="between = 0"):
         Failing(0.0, 1.0, 1.0)
+
+
+def one_by_one(job, interval, work, seed):
+    """What `simulate` says, interval by interval."""
+    random = np.random.default_rng(seed)
+    now = done = 0.0
+    failure = random.exponential(job.between)
+    while done < work:
+        left = min(interval, work - done)
+        end = now + left + (job.save if done + left < work else 0.0)
+        if end <= failure:
+            now, done = end, done + left
+            continue
+        now = failure
+        while (failure := now + random.exponential(job.between)) <= now + job.restart:
+            now = failure
+        now += job.restart
+    return work / now
+
+
+@pytest.mark.parametrize("save", [0.0, 0.5, 7.0])
+def test_whole_intervals_at_once_are_intervals_one_by_one(save):
+    job = Failing(between=100.0, save=save, restart=5.0)
+    for seed, interval in itertools.product(range(5), (0.7, 3.0, 40.0)):
+        assert simulate(job, interval, 500.0, seed) == pytest.approx(one_by_one(job, interval, 500.0, seed))

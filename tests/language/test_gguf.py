@@ -48,14 +48,17 @@ def test_it_answers_what_the_capital_of_france_is(tmp_path):
     assert "Paris" in tokenizer.decode([int(token) for token in found.tokens[0]])
 
 
-def test_a_file_as_llama_cpp_writes_it_is_read(tmp_path):
-    """Tensors under its names, rows of queries and keys in its order; and no others."""
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_a_file_as_llama_cpp_writes_it_is_read(tmp_path, family):
+    """Tensors under its names; of Llama alone, rows of queries and keys in an order of its own."""
     writing = pytest.importorskip("gguf")
-    config = DecoderConfig.tiny(11, **TINY, tie_embeddings=False, rms_norm_eps=1e-5, rope_theta=5e4)
+    config = DecoderConfig.tiny(
+        11, **TINY, tie_embeddings=False, rms_norm_eps=1e-5, rope_theta=5e4, qkv_bias=family == "qwen2"
+    )
     draw = np.random.default_rng(0)
     made = {key: draw.normal(size=shape).astype(np.float32) for key, (_, shape, _) in names(config).items()}
     file = tmp_path / "tiny.gguf"
-    writer = writing.GGUFWriter(file, "llama")
+    writer = writing.GGUFWriter(file, family)
     writer.add_block_count(2)
     writer.add_context_length(512)
     writer.add_embedding_length(16)
@@ -72,7 +75,7 @@ def test_a_file_as_llama_cpp_writes_it_is_read(tmp_path):
         "model.layers.": "blk.",
     }  # fmt: skip
     for key, array in made.items():
-        if "q_proj" in key or "k_proj" in key:  # pairs (i, i + h / 2) of a head become neighbours
+        if family == "llama" and ("q_proj" in key or "k_proj" in key):  # pairs (i, i + h / 2) of a head become neighbours
             array = array.reshape(-1, 2, 2, 16).swapaxes(1, 2).reshape(array.shape)
         for one, other in there.items():
             key = key.replace(one, other)

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import jax
@@ -216,6 +217,23 @@ def test_a_full_disk_is_one_line_and_leaves_no_half(two):
     assert "\n" not in str(caught.value)
     assert sorted(path.name for path in directory.iterdir()) == ["1", "2"]
     assert Checkpoints(directory).latest() == 2
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_folder_that_is_gone_has_no_room_to_make(tmp_path, monkeypatch, there):
+    def save(*_, **__):
+        raise FileNotFoundError(2, "No such file or directory")
+
+    if there:
+        (tmp_path / "config.json").write_text("{}")
+    module = sys.modules[Checkpoints.__module__]
+    monkeypatch.setattr(module, "_checkpointer", lambda: types.SimpleNamespace(save=save))
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    checkpoints.save(1, {"x": jnp.zeros(2)})
+    with pytest.raises(RunError) as caught:
+        checkpoints.close()
+    assert ("make room there, and go on" in str(caught.value)) == there
+    assert ("the folder is gone" in str(caught.value)) != there
 
 
 def test_the_state_of_something_else_is_refused(tmp_path):

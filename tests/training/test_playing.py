@@ -156,3 +156,40 @@ def test_what_answers_in_text_is_not_told_to_act():
 
     with pytest.raises(FdgError, match="Speaker cannot play: it answers in text"):
         fdg.Run(Speaker(), {}, 0).play("video.gif")
+
+
+def test_who_draws_itself_starts_from_the_seed(monkeypatch):
+    """Another seed, another start; and the captions say how actions are chosen."""
+    import jax
+
+    class Source:
+        def record(self, act, episodes, limit, seed):
+            return episodes, limit, seed
+
+    class Algorithm:
+        class env:
+            source, max_episode_steps = Source(), None
+
+    monkeypatch.setattr(playing, "_actor_on_host", lambda *words: words)
+    seeds = {playing.record(Algorithm, {}, jax.random.key(i), 2, True, 9) for i in range(3)}
+    assert len(seeds) == 3 and {one[:2] for one in seeds} == {(2, 9)}
+    assert max(seed for *_, seed in seeds) > 2**20
+
+
+def test_the_caption(monkeypatch):
+    from PIL import ImageDraw
+
+    class Single:
+        def render(self, state):
+            return np.zeros((4, 6, 3), np.uint8)
+
+    class Env:
+        name, single = "mine", Single()
+
+    said = []
+    monkeypatch.setattr(ImageDraw.ImageDraw, "text", lambda self, at, text, fill: said.append(text))
+    episode = Episode([0, 0], np.zeros((2, 1)), np.zeros(2), np.array([1.5, 2.0]), True)
+    for greedy in (True, False):
+        assert len(list(playing._side_by_side(Env(), [episode], greedy))) == 2
+    words = ["greedy, step 1, return 1.5", "greedy, step 2, return 3.5"]
+    assert said == [*words, *(word.replace("greedy", "sampled") for word in words)]

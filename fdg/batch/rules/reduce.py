@@ -16,7 +16,7 @@ from fdg.batch.rules.result import (
 
 
 def _reduce(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    axis, gone = operands[0], eqn.params["axes"]
+    (axis,), gone = operands, eqn.params["axes"]
     if axis is None or axis in gone:
         return every_result(eqn, None, reduced=True)
     return every_result(eqn, without(axis, gone))
