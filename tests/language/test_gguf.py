@@ -75,7 +75,8 @@ def test_a_file_as_llama_cpp_writes_it_is_read(tmp_path, family):
         "model.layers.": "blk.",
     }  # fmt: skip
     for key, array in made.items():
-        if family == "llama" and ("q_proj" in key or "k_proj" in key):  # pairs (i, i + h / 2) of a head become neighbours
+        # Pairs (i, i + h / 2) of a head become neighbours.
+        if family == "llama" and ("q_proj" in key or "k_proj" in key):
             array = array.reshape(-1, 2, 2, 16).swapaxes(1, 2).reshape(array.shape)
         for one, other in there.items():
             key = key.replace(one, other)
