@@ -31,7 +31,8 @@ def keep_programs(directory: str | None = None) -> str | None:
       The directory, None where nothing is kept.
 
     Raises:
-      FdgError: `directory` was given, and cannot be written to.
+      FdgError: `directory` was given, and cannot be written to, or its name (or that of JAX's own setting) is
+        no UTF-8, which XLA asks for.
     """
     check_arguments(keep_programs, locals())
     if directory == OFF:
@@ -41,7 +42,13 @@ def keep_programs(directory: str | None = None) -> str | None:
         return None
     own = getattr(jax.config, "jax_compilation_cache_dir", None)
     if directory is None and own:
+        if not _is_text(own):
+            raise FdgError(f"JAX_COMPILATION_CACHE_DIR={own!r}: its name is no UTF-8: give another directory")
         return own
+    if directory is not None and not _is_text(directory):
+        raise FdgError(
+            f"--program-cache {directory!r}: its name is no UTF-8: give another directory, or '{OFF}'"
+        )
     path = default_directory() if directory is None else Path(directory)
     if path is None or not _is_usable(path):
         if directory is not None:
@@ -81,7 +88,18 @@ def _processor() -> str:
     return hashlib.sha256(features.encode()).hexdigest()[:12]
 
 
+def _is_text(name: str) -> bool:
+    """Whether a name is UTF-8; what is none comes from the operating system with lone surrogates."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _is_usable(path: Path) -> bool:
+    if not _is_text(str(path)):
+        return False
     try:
         # Whoever can write here has their code run.
         path.mkdir(mode=0o700, parents=True, exist_ok=True)

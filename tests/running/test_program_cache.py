@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 from fdg.errors import FdgError
@@ -81,6 +82,23 @@ def test_a_directory_that_was_asked_for_and_cannot_be(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(FdgError, match=r"--program-cache .*file.* cannot be written to: give another"):
         program_cache.keep_programs(str(tmp_path / "file"))
+
+
+def test_a_name_that_xla_cannot_read(tmp_path, monkeypatch):
+    """Of a folder on a disk of another encoding: refused where it was asked for, else nothing is kept."""
+    odd = os.fsdecode(b"caf\xe9")
+    with pytest.raises(FdgError, match=r"--program-cache 'caf\\udce9': its name is no UTF-8"):
+        program_cache.keep_programs(odd)
+    usual = jax.config.jax_compilation_cache_dir
+    try:
+        jax.config.update("jax_compilation_cache_dir", odd)
+        with pytest.raises(FdgError, match=r"JAX_COMPILATION_CACHE_DIR='caf\\udce9': its name"):
+            program_cache.keep_programs()
+        jax.config.update("jax_compilation_cache_dir", None)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / odd))
+        assert program_cache.keep_programs() is None and not list(tmp_path.iterdir())
+    finally:
+        jax.config.update("jax_compilation_cache_dir", usual)
 
 
 def test_the_oldest_programs_go_first(tmp_path):
