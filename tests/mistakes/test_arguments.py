@@ -7,6 +7,7 @@ name, apart from the annotations that the functions themselves go by.
 import dataclasses
 import inspect
 import math
+from typing import Protocol, TypeVar
 from unittest import mock
 
 import numpy as np
@@ -16,6 +17,7 @@ import algos
 import envs
 import fdg
 import policies
+from fdg.arguments import check_arguments
 from fdg.errors import FdgError
 from fdg.training import evaluation, exporting, fit, playing, run, sweeping
 from tests import tiny
@@ -192,3 +194,18 @@ def test_numbers_of_numpy_are_numbers(number):
 def test_what_is_said_of_flags_is_said_of_arguments():
     with pytest.raises(FdgError, match=r"^num_seeds=0: it must be at least 1$"):
         fdg.fit(WALK, total_steps=64, num_seeds=0)
+
+
+def test_protocols_and_type_variables_are_not_looked_at():
+    class Speaks(Protocol):
+        def say(self) -> str: ...
+
+    kind = TypeVar("kind")
+
+    def act(who: Speaks, what: kind, often: kind | None = None) -> kind:
+        check_arguments(act, {"who": who, "what": what, "often": often})
+        return what
+
+    # Annotations of a function within a function are found in no module.
+    act.__annotations__.update(who=Speaks, what=kind, often=kind | None)
+    assert act(3, "x", 2) == "x"
