@@ -46,13 +46,16 @@ PACKAGES = ("algos", "fdg", "policies")
 # is, and all of its room's. All lines that match count; `*` stays within a folder.
 QUICK = (  # seconds: before all others
     ("algos/**.py", "tests/algos/test_settings.py"),
-    ("**.py", "tests/test_values.py"),
+    ("**.py", "tests/test_values.py tests/test_signatures.py"),
     ("fdg/showing/**.py", "tests/showing/test_words.py tests/showing/test_golden_drawings.py"),
 )
 TESTS = (
     ("algos/ppo.py", "tests/algos/test_recurrent_ppo.py tests/algos/test_ippo.py"),
     ("algos/*actor*.py", "tests/algos/test_ppo.py tests/algos/test_a2c.py tests/algos/test_impala.py"),
-    ("algos/agent.py", "tests/algos/test_ppo.py tests/algos/test_dqn.py tests/algos/test_sac.py"),
+    (
+        "algos/agent.py",
+        "tests/algos/test_modules.py tests/algos/test_ppo.py tests/algos/test_dqn.py tests/algos/test_sac.py",
+    ),
     ("algos/*memory*.py", "tests/algos/test_recurrent.py tests/algos/test_recurrent_ppo.py"),
     ("algos/*multi*.py", "tests/algos/test_ippo.py tests/algos/test_mappo.py"),
     ("algos/rlhf/*.py", "tests/rlhf/*.py"),
@@ -181,8 +184,8 @@ def is_equivalent(mutant: Mutant, known: Sequence[dict[str, str]]) -> bool:
     known = [one for one in known if one["module"] == mutant.module]
     is_check = mutant.operator == "core/ReplaceTrueWithFalse"
     lines = diff(mutant) if known or is_check else []
-    removed = " ".join(line[1:].strip() for line in lines if line.startswith("-"))
-    added = " ".join(line[1:].strip() for line in lines if line.startswith("+"))
+    removed = " ".join(line[1:].strip() for line in lines if line.startswith("-")).strip()
+    added = " ".join(line[1:].strip() for line in lines if line.startswith("+")).strip()
     if is_check and "strict=True" in removed and removed.replace("strict=True", "strict=False", 1) == added:
         return True
     return any((one["was"], one["is"]) == (removed, added) for one in known)

@@ -70,7 +70,9 @@ def _places(x, w):
 def _wide(x):
     """Products of which a library takes one into a reduction, and of which it leaves one."""
     taken, left = jnp.ones((8, 8)), jnp.ones((7, 7))
-    return (x @ taken).sum(axis=0), (x[:, :7] @ left).sum(axis=0), (x[:, :1] * x).max(axis=0)
+    eights, sevens = x.reshape(-1, 8, 8), x.reshape(-1)[: 600 * 49].reshape(600, 7, 7)
+    rows = [(some @ jnp.ones(some.shape)).sum(axis=1) for some in (eights, sevens)]
+    return (x @ taken).sum(axis=0), (x[:, :7] @ left).sum(axis=0), (x[:, :1] * x).max(axis=0), rows
 
 
 # Name: function, shapes of its arguments, batch axes of the first of them.

@@ -174,16 +174,22 @@ def test_modules_of_ones_own_are_imported_only_when_trusted(tmp_path, monkeypatc
     assert fdg.load(tmp_path / "run", algorithm=Guesser()).iteration == 1
 
 
-def test_what_a_file_cannot_say_is_given(tmp_path):
+def with_a_network_of_its_own():
     from algos import networks
 
     env = envs.make("CartPole-v1")
-    network = networks.actor_critic(env.observation_space, env.action_space, (5,))
-    algorithm = small(network=network)
-    said = description.describe(algorithm, policies.GPUOnly())
+    return small(network=networks.actor_critic(env.observation_space, env.action_space, (5,)))
+
+
+def test_what_a_file_cannot_say_is_said():
+    said = description.describe(with_a_network_of_its_own(), policies.GPUOnly())
     assert said["rebuilds"] is False
     with pytest.raises(FdgError, match=r"an algorithm that config\.json cannot describe \(ppo, say with"):
         description.rebuild(said)  # rather than another one, of the same class
+
+
+def test_what_a_file_cannot_say_is_given(tmp_path):
+    algorithm = with_a_network_of_its_own()
     run = fitted(tmp_path / "run", algorithm, iterations=1)
     with pytest.raises(FdgError, match="give it, with algorithm="):
         fdg.load(tmp_path / "run", trust=True)
