@@ -1,7 +1,7 @@
 """Trying to break it: random command lines, kills, Ctrl-C and damaged files, each by its number.
 
     python -m bench.break_it flags --count 10000     in process: each is a run, or one clear line and status 2
-    python -m bench.break_it kills --count 100       kill -9, resumed: not a bit differs
+    python -m bench.break_it kills --count 34        kill -9, three times each, resumed: not a bit differs
     python -m bench.break_it interrupts --count 50   Ctrl-C from the first moment on: status 130 in 2 s
     python -m bench.break_it bytes                   one bit in each file of a run: nothing is loaded silently
     python -m bench.break_it configs --count 50      config.json edited by hand: one clear line, or a run
@@ -29,7 +29,8 @@ from unittest import mock
 import jax
 from jax.extend.backend import clear_backends
 
-from bench.break_it_signals import KEPT, interrupts, kills
+from bench.break_it_interrupts import interrupts
+from bench.break_it_kills import KEPT, kills, kills_told
 from fdg.commands import calibrate, cli, launch, using
 from fdg.costs import machine
 from fdg.launching import on_ray
@@ -64,6 +65,8 @@ def main() -> int:
             file.flush()
             if done[number]:
                 print(f"{number}: {done[number]}", flush=True)
+    if arguments.what == "kills":
+        print(kills_told())
     wrong = {number: text for number, text in done.items() if text and number < arguments.count}
     print(f"{arguments.what}: {len(wrong)} of {min(len(done), arguments.count)} went wrong ({path})")
     return int(bool(wrong))

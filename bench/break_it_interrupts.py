@@ -1,0 +1,61 @@
+"""Ctrl-C at random moments, for `bench.break_it`."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from bench.break_it_kills import KEPT, worked
+
+
+def interrupts(number: int) -> str | None:
+    """Ctrl-C at a random moment of a run's first work: status 130 within two seconds, and how to go on.
+
+    The moment and the two seconds are of the process's own work; what it waits for is not counted, but must
+    end all the same.
+    """
+    draw = random.Random(number)
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder, "run")
+        words = ["--devices", "1", "--num-envs", str(4 + number), "--out", str(run)]
+        environment = {**os.environ, "PYTHONPATH": os.getcwd(), "JAX_PLATFORMS": "cpu"}
+        environment["JAX_COMPILATION_CACHE_DIR"] = folder  # so that it compiles
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fdg.train", *words],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        moment = draw.uniform(0.0, 12.0)
+        while worked(process.pid) < moment:
+            if process.poll() is not None:
+                process.communicate()
+                return None  # it was done before
+            time.sleep(0.005)
+        before, begun = worked(process.pid), time.monotonic()
+        process.send_signal(signal.SIGINT)
+        after = before
+        while process.poll() is None and time.monotonic() - begun < 60.0:
+            after = max(after, worked(process.pid))
+            time.sleep(0.005)
+        if process.returncode is None:
+            process.kill()
+        said, _ = process.communicate()
+        work, seconds = after - before, time.monotonic() - begun
+        what = f"after {moment:.2f} s: status {process.returncode}, {work:.2f} s of work, {seconds:.2f} s"
+        # Before Python has begun to run anything of ours, the operating system ends it.
+        early = process.returncode == -signal.SIGINT and moment < 0.3
+        if (process.returncode != 130 and not early) or work > 2.0:
+            return f"{what}: {said[-300:]}"
+        if process.returncode == 130 and "interrupted" not in said:
+            return f"{what}: it does not say so: {said[-300:]}"
+        if (run / "config.json").exists() and "go on with --resume" not in said:
+            return f"{what}: it does not say how to go on: {said[-300:]}"
+        with (KEPT / "interrupted.txt").open("a") as file:
+            file.write(f"{number}: {what}\n")
+    return None
