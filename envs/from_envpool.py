@@ -19,6 +19,7 @@ import dataclasses
 import functools
 import importlib.util
 import os
+import tempfile
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -108,6 +109,7 @@ class EnvPoolPool:
 
         def begin() -> tuple[Any, np.ndarray]:
             options = {"num_threads": _threads(self._size), **dict(self._source.options)}
+            _make_room(self._source.name)
             with _quiet():
                 env = _make(self._source.name, num_envs=self._size, seed=seeds.tolist(), **options)
                 return env, self._source.encoded(env.reset()[0])
@@ -157,6 +159,27 @@ class EnvPoolPool:
             np.array(truncated),
             final_observation,
         )
+
+
+def _make_room(name: str) -> None:
+    """Makes the folder that every instance of ViZDoom would make for itself where it is started.
+
+    Where two do so at once, or it cannot be made, ViZDoom ends the whole process by a segmentation fault.
+
+    Raises:
+      HostError: it cannot be made.
+    """
+    if "vizdoom" not in type(_spec(name)).__name__.lower():
+        return
+    try:
+        os.makedirs("_vizdoom", exist_ok=True)
+        with tempfile.TemporaryFile(dir="."):  # and its settings beside it
+            pass
+    except OSError as error:
+        raise HostError(
+            f"environment '{name}': ViZDoom writes into the folder that it is started in, and cannot"
+            f" ({os.path.abspath(error.filename or '.')}: {error.strerror}): start it in another one"
+        ) from error
 
 
 def _threads(size: int) -> int:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from fdg.addresses import split_address
 from fdg.errors import FdgError, one_line
 
 _ANSWER_SECONDS = 5.0  # within which somebody must listen at a cluster's address
@@ -136,13 +137,11 @@ def _of_this_machine() -> str | None:
 
 
 def _check_listens(address: str, named: str) -> None:
-    host, _, port = address.rpartition(":")
     if "://" in address:
         raise FdgError(f"{named}: start this on a machine of the cluster, and give HOST:PORT of its head")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise FdgError(f"{named}: write HOST:PORT, such as 10.0.0.1:6379")
+    host, port = split_address(address, named, "10.0.0.1:6379")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS).close()
+        socket.create_connection((host, port), timeout=_ANSWER_SECONDS).close()
     except OSError as error:
         raise FdgError(
             f"{named}: nobody answers there ({error.strerror or error}): start a cluster with"

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from fdg import keys
+from fdg.addresses import split_address
 from fdg.errors import FdgError
 from fdg.processes import peers, ports
 
@@ -52,7 +53,7 @@ def initialize(
     if coordinator_address is None:
         coordinator_address, num_processes, process_id, local_device_ids = _detect()
     assert coordinator_address is not None and num_processes is not None and process_id is not None
-    host, _ = ports.split_address(coordinator_address)
+    host, _ = split_address(coordinator_address, f"--coordinator-address {coordinator_address}")
     group = peers.Peers(
         coordinator_address, num_processes, process_id, None if process_id else ports.free_port(host)
     )
@@ -99,7 +100,7 @@ def check(given: Mapping[str, Any]) -> None:
     if not there:
         return
     number, index = given["num_processes"], given["process_id"]
-    ports.split_address(given["coordinator_address"])
+    split_address(given["coordinator_address"], f"--coordinator-address {given['coordinator_address']}")
     if number < 1:
         raise FdgError(f"--num-processes {number}: it must be at least 1")
     if not 0 <= index < number:

@@ -12,10 +12,10 @@ import threading
 import time
 from typing import Any, NoReturn
 
+from fdg.addresses import split_address
 from fdg.errors import FdgError
 from fdg.processes.door import Door, Hello, knock
 from fdg.processes.lines import BEAT, BEAT_SECONDS, DATA, END, HELLO, SILENT_BEATS, Line
-from fdg.processes.ports import split_address
 
 JOIN_SECONDS = 300.0  # within which all processes must come, as in JAX
 GRACE_SECONDS = 3.0  # in which a process may put its things in order once another is gone

@@ -1,4 +1,4 @@
-"""Addresses and ports: reading HOST:PORT, listening, and a port that outlives what it leads to."""
+"""Ports: listening, and one that outlives what it leads to."""
 
 import contextlib
 import random
@@ -7,29 +7,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from fdg.errors import FdgError
-
 _NOT_EPHEMERAL = range(20_000, 32_000)
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """HOST:PORT as host and port.
-
-    >>> split_address("localhost:1234"), split_address("[::1]:80")
-    (('localhost', 1234), ('::1', 80))
-    >>> split_address("far.away:65535")[1], split_address("far.away:1")[1]
-    (65535, 1)
-    >>> split_address("far.away:65536")
-    Traceback (most recent call last):
-    fdg.errors.FdgError: --coordinator-address far.away:65536: write HOST:PORT
-
-    Raises:
-      FdgError: it is none.
-    """
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise FdgError(f"--coordinator-address {address}: write HOST:PORT")
-    return host.strip("[]"), int(port)
 
 
 def is_local(host: str) -> bool:

@@ -6,6 +6,7 @@
         manifest.json       the checksum of every file beside it, written last
       140.writing/          what is being written, or what a killed process left
       160.damaged/          what could not be read, once a new 160 took its place
+    .checkpoints            the iteration of the newest, by which it is missed once somebody removes it
 
 See docs/decisions/028-checkpoints-are-sealed.md.
 """
@@ -48,6 +49,7 @@ class Checkpoints:
 
     def __init__(self, directory: Path, keep: int = KEEP):
         self._directory, self._keep = directory.absolute(), keep
+        self._noted = self._directory.with_name(f".{self._directory.name}")
         self._whole: set[int] = set()  # looked at before, and found undamaged
         self._writer: ThreadPoolExecutor | None = None
         self._writing: Future[None] | None = None
@@ -61,18 +63,23 @@ class Checkpoints:
     def latest(self) -> int | None:
         """Iteration of the newest checkpoint that is undamaged, None where there is none at all.
 
-        Warns (`FdgWarning`) of newer ones that are damaged.
+        Warns (`FdgWarning`) of newer ones that are damaged, or were removed.
 
         Raises:
-          FdgError: there are checkpoints, and all are damaged.
+          FdgError: there are checkpoints, and all are damaged; or there were some, and all are gone.
         """
         refused: list[str] = []
-        for iteration in reversed(self.iterations()):
+        self.check_not_gone()
+        there, newest = self.iterations(), self._newest()
+        if newest > max(there, default=newest):
+            refused.append(f"checkpoint {self._directory / str(newest)}, the newest, was removed")
+        for iteration in reversed(there):
             reason = self.damage(iteration)
             if reason is None:
                 if refused:
+                    unused = "it is not used, " if "damaged" in refused[-1] else ""
                     warnings.warn(
-                        f"{'; '.join(refused)}: it is not used, going on from iteration {iteration}",
+                        f"{'; '.join(refused)}: {unused}going on from iteration {iteration}",
                         FdgWarning,
                         stacklevel=2,
                     )
@@ -84,6 +91,18 @@ class Checkpoints:
                 f" or start a new run"
             )
         return None
+
+    def check_not_gone(self) -> None:
+        """Refuses what has lost all its checkpoints, which is something else than one that had none yet.
+
+        Raises:
+          FdgError: there were some, and all are gone.
+        """
+        if self._newest() >= 0 and not self.iterations():
+            raise FdgError(
+                f"all checkpoints in {self._directory} were removed (the newest was of iteration"
+                f" {self._newest():,}): bring them back from a copy, or start a new run with another --out"
+            )
 
     def damage(self, iteration: int) -> str | None:
         """What is wrong with the files of a checkpoint, None if nothing is: compares all checksums."""
@@ -221,6 +240,7 @@ class Checkpoints:
             if final.exists():  # damaged, or this run would not be here again
                 os.rename(final, self._directory / f"{iteration}.damaged")
             os.rename(temporary, final)
+            self._note(iteration)
             for old in self.iterations()[: -self._keep]:
                 if not (self._directory / f"{old}.keep").exists():
                     os.rename(self._directory / str(old), self._directory / f"{old}.removed")
@@ -234,6 +254,20 @@ class Checkpoints:
             if isinstance(error, FileNotFoundError) and not (run / "config.json").exists():
                 fix = "the folder is gone, and what was saved in it"
             raise RunError(f"cannot write a checkpoint in {self._directory} ({why}): {fix}") from error
+
+    def _note(self, iteration: int) -> None:
+        """Notes beside the directory which one is the newest; where it cannot, none is missed later."""
+        temporary = self._noted.with_name(f"{self._noted.name}.writing")
+        with contextlib.suppress(OSError):
+            temporary.write_text(f"{iteration}\n")
+            os.replace(temporary, self._noted)
+
+    def _newest(self) -> int:
+        """The iteration that was noted, -1 where none was."""
+        try:
+            return int(self._noted.read_bytes()[:20])
+        except (OSError, ValueError):
+            return -1
 
     def _tidy(self) -> None:
         """Removes what a killed process left half written or half removed, and damage of long ago.

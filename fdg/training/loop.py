@@ -190,7 +190,8 @@ class _Sitting:
         wall_before = last["wall_s"] if last else 0.0
         self.samples = write_samples(job, engine, state, run.path, start)  # compiles it before time is taken
         if job.resumes:
-            say(f"resuming at iteration {start:,} of {total:,}")
+            none = "" if latest is not None else " (no checkpoint had been written)"
+            say(f"resuming at iteration {start:,} of {total:,}{none}")
         say(f"compiled in {compile_s:.1f} s; run directory {run.path}")
         for line in unexplained(engine):
             say(line)

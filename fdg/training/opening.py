@@ -29,8 +29,14 @@ def open_run(job: Job) -> RunDirectory:
         run = RunDirectory.create(path, {**job.config, **sitting})
     else:
         run = RunDirectory.reopen(path)
-        done = max(Checkpoints(run.checkpoints).iterations(), default=0)
-        if done > job.num_iterations:  # before anything is written
+        checkpoints = Checkpoints(run.checkpoints)
+        try:
+            checkpoints.check_not_gone()  # before anything is written
+        except FdgError:
+            run.close()
+            raise
+        done = max(checkpoints.iterations(), default=0)
+        if done > job.num_iterations:
             run.close()
             raise FdgError(
                 f"{path} has done {done:,} iterations, and --total-steps makes {job.num_iterations:,}:"

@@ -242,7 +242,9 @@ def read_config(path: Path, prefix: str = "--resume: ") -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         raise FdgError(
             f"{prefix}no run in {path} (it has no config.json)"
-            + (": leave out --resume to start one" if prefix else "")
+            + {"--resume: ": ": leave out --resume to start one", "": ""}.get(
+                prefix, ": give the run directory, which the run's --out named"
+            )
         ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise FdgError(f"{prefix}{path / 'config.json'} cannot be read: {one_line(error)}") from error

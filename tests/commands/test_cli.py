@@ -103,6 +103,7 @@ ERRORS = {
     "--out /proc/nowhere": "--out /proc/nowhere cannot be written to",
     "--resume": "--resume: say which run: --resume runs/NAME",
     "--resume /nowhere": "no run in /nowhere (it has no config.json): leave out --resume to start one",
+    "--from /nowhere": "--from: no run in /nowhere (it has no config.json): give the run directory, which",
     "--resume a --out b": "--resume a and --out b are two directories",
 }
 

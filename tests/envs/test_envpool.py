@@ -9,7 +9,7 @@ import algos
 import envs
 from envs import host
 from envs.spaces import Box, Discrete
-from fdg.errors import FdgError, UnknownNameError
+from fdg.errors import FdgError, HostError, UnknownNameError
 from tests.envs.conformance import assert_conforms
 from tests.envs.test_gymnasium import NUM_ENVS, STEPS, random_rollout
 
@@ -87,6 +87,22 @@ def test_parts_stay_apart_and_a_mask_is_one(name):
     else:
         assert mask is None and features["direction"].dtype == "int32"
         assert {features[part].dtype.name for part in ("image", "mission")} == {"uint8"}
+
+
+def test_vizdoom_has_its_folder_or_says_so(tmp_path, monkeypatch):
+    """Two instances that make it at once, and one that cannot, take the process down with them."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "_vizdoom").write_bytes(b"")
+    pool = envs.make("envpool:DeadlyCorridor-v1").source.start(2)
+    seeds = np.arange(2)
+    with pytest.raises(HostError, match=r"into the folder that it is started in, and cannot \(.*/_vizdoom: "):
+        pool.reset(seeds, seeds, 30.0)
+    (tmp_path / "_vizdoom").unlink()
+    try:
+        assert pool.reset(seeds, seeds, 30.0).shape == (2, 84, 84, 12)
+        assert not pool.step(np.zeros((2, 7), np.float32), 30.0).failures
+    finally:
+        pool.close()
 
 
 def test_names_are_those_of_envpool():

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from fdg.addresses import split_address
 from fdg.commands import launch
 from fdg.errors import FdgError
 from fdg.launching import here
@@ -20,7 +21,7 @@ def connect(address):
     deadline = time.monotonic() + 5
     while True:
         try:
-            return socket.create_connection(ports.split_address(address), timeout=5)
+            return socket.create_connection(split_address(address), timeout=5)
         except OSError:
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -71,7 +72,7 @@ def test_strangers_do_not_disturb_the_start(address, together):
 
 def test_a_silent_connection_is_ended(address, monkeypatch):
     monkeypatch.setattr(lines, "HANDSHAKE_SECONDS", 0.3)
-    with door.Door(*ports.split_address(address)), connect(address) as stranger:
+    with door.Door(*split_address(address)), connect(address) as stranger:
         received = b""
         with contextlib.suppress(ConnectionResetError):
             while more := stranger.recv(1000):

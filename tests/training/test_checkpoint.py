@@ -170,6 +170,26 @@ def test_where_all_are_damaged_nothing_starts_anew(two):
         Checkpoints(directory).latest()
 
 
+def test_what_was_removed_is_missed(two):
+    directory, state, _ = two
+    shutil.rmtree(directory / "2")
+    with pytest.warns(FdgWarning, match=r"/2, the newest, was removed: going on from iteration 1$"):
+        assert Checkpoints(directory).latest() == 1
+    (directory / "1" / "manifest.json").unlink()
+    with pytest.raises(FdgError, match=r"/2, the newest, was removed, and so is every other one"):
+        Checkpoints(directory).latest()
+    shutil.rmtree(directory)
+    with pytest.raises(FdgError, match=r"were removed \(the newest was of iteration 2\): bring them back"):
+        Checkpoints(directory).latest()
+    checkpoints = Checkpoints(directory)  # whoever saves all the same begins anew
+    checkpoints.save(1, state)
+    checkpoints.close()
+    assert Checkpoints(directory).latest() == 1
+    directory.with_name(f".{directory.name}").write_bytes(b"\xff\x00")  # what cannot be read is no note
+    shutil.rmtree(directory)
+    assert Checkpoints(directory).latest() is None
+
+
 def test_a_damaged_one_is_set_aside_when_its_iteration_comes_again(two):
     directory, state, files = two
     files[0].write_bytes(b"")
@@ -337,6 +357,26 @@ def test_a_damaged_checkpoint_on_the_command_line(tmp_path, capsys):
     assert "checkpoints/20 is damaged" in said.err and "going on from iteration 19" in said.err
     assert "resuming at iteration 19 of 20" in said.out
     assert metrics(run) == whole
+
+
+def test_a_run_without_its_checkpoints_is_not_trained_anew(tmp_path, capsys):
+    run = tmp_path / "run"
+    assert train_main([*WALK, "--total-steps", "32", "--checkpoint-every", "2", "--out", str(run)]) == 0
+    before = (run / "config.json").read_bytes(), (run / "metrics.jsonl").read_bytes()
+    shutil.rmtree(run / "checkpoints" / "4")
+    capsys.readouterr()
+    with pytest.warns(FdgWarning, match="checkpoints/4, the newest, was removed: going on from iteration 2"):
+        assert fdg.load(run).iteration == 2
+    shutil.rmtree(run / "checkpoints")
+    for words in ([*WALK, "--resume"], [*WALK, "--total-steps", "64", "--resume"]):
+        assert train_main([*words, str(run)]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("error: all checkpoints in ") and said.count("\n") == 1
+        assert "another --out" in said
+    assert before == ((run / "config.json").read_bytes(), (run / "metrics.jsonl").read_bytes())
+    (run / ".checkpoints").unlink()  # as if the run had been killed before its first one
+    assert train_main([*WALK, "--resume", str(run)]) == 0
+    assert "resuming at iteration 0 of 4 (no checkpoint had been written)" in capsys.readouterr().out
 
 
 def test_walk_keeps_the_whole_state():

@@ -1,0 +1,29 @@
+"""Reading HOST:PORT, wherever one is written."""
+
+from fdg.errors import FdgError
+
+
+def split_address(address: str, named: str | None = None, example: str = "10.0.0.1:1234") -> tuple[str, int]:
+    """HOST:PORT as host and port.
+
+    Args:
+      address: as it was written; an IPv6 host in brackets.
+      named: where it was written, as it begins the error: `--ray-address x`.
+      example: one as it could be.
+
+    >>> split_address("localhost:1234"), split_address("[::1]:80")
+    (('localhost', 1234), ('::1', 80))
+    >>> split_address("far.away:65535")[1], split_address("far.away:1")[1]
+    (65535, 1)
+    >>> split_address("far.away:65536", "--coordinator-address far.away:65536")
+    Traceback (most recent call last):
+    fdg.errors.FdgError: --coordinator-address far.away:65536: write HOST:PORT, such as 10.0.0.1:1234
+
+    Raises:
+      FdgError: it is none.
+    """
+    host, _, port = address.rpartition(":")
+    # What is no ASCII is a digit to Python too.
+    if not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port[:6]) < 65536:
+        raise FdgError(f"{named or f'{address!r:.60}'}: write HOST:PORT, such as {example}")
+    return host.strip("[]"), int(port)
