@@ -108,7 +108,7 @@ TESTS = (
         "fdg/commands/**.py",
         "tests/commands/*.py tests/training/test_train.py tests/processes/test_strangers.py",
     ),
-    ("fdg/processes/**.py", "tests/processes/test_strangers.py tests/processes/*.py"),
+    ("fdg/processes/**.py", "tests/processes/test_door.py tests/processes/*.py"),
     ("fdg/engine.py", "tests/test_engine.py tests/lowering/test_host_calls.py tests/envs/test_host.py"),
 )
 
