@@ -1,53 +1,64 @@
-"""Whether a step costs as much among many environments as among few: CPU time a step, in turns.
+"""Whether a step takes as long among many environments as among few, as `fdg.train` runs it.
 
     python -m bench.linear_cost                             # PPO on CartPole-v1, 1,024 against 16,384
     python -m bench.linear_cost --sizes 64 1024 16384 -- --env Breakout-MinAtar
+    python -m bench.linear_cost -- --devices 1              # and not on as many devices as it chooses
 
-What follows `--` are flags of `fdg.train`. Processor time of all threads, not the clock, so that other work
-on the machine counts for little; the least of the rounds. Prints a line for each size, and the last against
-the first, which is asked to be at most 1.
+What follows `--` are flags of `fdg.train`. Each size is a process of its own, which has compiled and waits;
+they train in turns. Prints steps/s and processor time a step of each, and how much longer a step takes among
+the most environments than among the fewest: the median of the rounds, and the middle half. At most 1 is asked.
 """
 
 import argparse
-import time
+import contextlib
+import statistics
+import sys
+from pathlib import Path
 
-import jax
-
-import fdg
-from fdg.commands.parse import parse
+from bench.peers.alternate import Driver, middle_half
 
 SIZES = (1_024, 16_384)
 
 
-def main() -> None:
-    """Reads the command line, measures, prints."""
+def main() -> int:
+    """Reads the command line, measures, prints; the status says whether it is at most 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="numbers of environments")
-    parser.add_argument("--rounds", type=int, default=3, help="of each size, in turns")
+    parser.add_argument("--rounds", type=int, default=5, help="of each size, in turns, after one more")
+    parser.add_argument("--steps", type=int, default=1 << 22, help="of a round")
     parser.add_argument("flags", nargs="*", help="flags of fdg.train, after --")
     given = parser.parse_args()
-    engines, states, least = {}, {}, {}
-    for size in given.sizes:
-        words = ["--num-envs", str(size), "--total-steps", str(10**9), "--devices", "1"]
-        job = parse([*given.flags, *words], "bench.linear_cost", "measures")
-        engine = fdg.compile(job.algorithm, job.policy, jax.devices()[:1])
-        engines[size] = engine, job.steps_per_iteration
-        states[size], _ = engine.run(engine.init(0), 1)  # compiled, and warm
-    for _ in range(given.rounds):
-        for size, (engine, steps) in engines.items():
-            iterations = max(1, 2 * max(n for _, n in engines.values()) // steps // 4)
-            began = time.process_time()
-            states[size], metrics = engine.run(states[size], iterations)
-            jax.block_until_ready((states[size], metrics))
-            spent = (time.process_time() - began) / (iterations * steps)
-            least[size] = min(spent, least.get(size, spent))
-    for size, seconds in least.items():
-        print(f"{size:>8,} environments: {seconds * 1e6:.3f} us of CPU time a step")
-    first, last = given.sizes[0], given.sizes[-1]
+    with contextlib.ExitStack() as stack:
+        drivers: dict[int, Driver] = {}
+        for size in given.sizes:
+            words = [*given.flags, "--num-envs", str(size), "--total-steps", str(given.steps)]
+            driver = Driver(Path(sys.executable), "ours", {"flags": words, "continues": True})
+            stack.callback(driver.close)
+            drivers[size] = driver
+        rounds = [{size: one.round(i) for size, one in drivers.items()} for i in range(given.rounds + 1)][1:]
+    for size, driver in drivers.items():
+        seconds, work = (
+            statistics.median(one[size][name] / one[size]["steps"] for one in rounds)
+            for name in ("seconds", "cpu_seconds")
+        )
+        print(
+            f"{size:>8,} environments on {driver.facts['devices']} devices:"
+            f" {1 / seconds:,.0f} steps/s, {work * 1e6:.3f} us of processor time a step"
+        )
+    few, many = min(drivers), max(drivers)
+
+    def longer(name: str) -> list[float]:
+        each = [{size: one[size][name] / one[size]["steps"] for size in (few, many)} for one in rounds]
+        return [one[many] / one[few] for one in each]
+
+    by_clock, by_work = longer("seconds"), longer("cpu_seconds")
+    low, high = middle_half(by_clock)
     print(
-        f"a step among {last:,} costs {least[last] / least[first]:.3f} of one among {first:,} (asked: <= 1)"
+        f"a step among {many:,} takes {statistics.median(by_clock):.3f} ({low:.3f} to {high:.3f}) of one"
+        f" among {few:,}, and {statistics.median(by_work):.3f} of the processor time (asked: at most 1)"
     )
+    return int(statistics.median(by_clock) > 1)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

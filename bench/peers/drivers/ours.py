@@ -5,6 +5,7 @@ round is a whole training, from its first parameters on, or goes on where the la
 """
 
 import resource
+import time
 import warnings
 from typing import Any
 
@@ -34,9 +35,11 @@ def prepare(config: dict[str, Any]):
 
     def one_round(seed: int) -> dict[str, Any]:
         with Stopwatch() as watch:
+            worked = time.process_time()
             begun = states.pop() if config["continues"] else engine.init(seed)
             state, metrics = engine.run(begun, job.num_iterations)
             jax.block_until_ready((state, metrics))
+            work = time.process_time() - worked
         states[:] = [state]
         returns = np.asarray(metrics["episode_return"])
         ended = returns[~np.isnan(returns)]
@@ -44,6 +47,7 @@ def prepare(config: dict[str, Any]):
         return {
             "steps": steps,
             "seconds": watch.seconds,
+            "cpu_seconds": work,
             "return": float(last.mean()) if len(last) else None,
             "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         }
