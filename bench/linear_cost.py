@@ -6,7 +6,7 @@
 
 What follows `--` are flags of `fdg.train`. Each size is a process of its own, which has compiled and waits;
 they train in turns. Prints steps/s and processor time a step of each, and how much longer a step takes among
-the most environments than among the fewest: the median of the rounds, and the middle half. At most 1 is asked.
+the most environments than among the fewest: the median of the rounds, and the middle half. Asked: 1.
 """
 
 import argparse
