@@ -7,10 +7,11 @@ import jax
 import optax
 
 import fdg
-from algos import distributions, foreign, modules, optimizers, presets
+from algos import distributions, foreign, modules, optimizers
 from algos.acting import Actor, Policy, chosen
 from algos.hyperparameters import require, require_positive, require_types, require_within
 from algos.precision import Precise
+from algos.presets.preferring import HasPresets
 from algos.rollout import evaluate
 from envs import Environment, Observation, check_spec, num_agents
 from envs.checking import check_batch_reset, check_batch_step
@@ -20,7 +21,7 @@ from fdg.errors import FdgError, unknown_name
 KNOWN: dict[str, type["Agent"]] = {}
 
 
-class Agent(Precise):
+class Agent(HasPresets, Precise):
     """Base of the algorithms of this package; a user's own needs none.
 
     A subclass is a frozen dataclass with at least the fields annotated here; it calls `_check_common` when
@@ -52,24 +53,6 @@ class Agent(Precise):
                     f"hyperparameter of {cls.__name__}", name, fields, f"help(algos.{cls.__name__})"
                 )
         return super().__new__(cls)
-
-    @classmethod
-    def preset(cls, env_name: str, env: Environment | None = None) -> dict[str, Any]:
-        """Field values found good for an environment; empty where the defaults are.
-
-        Those of a subclass that somebody else wrote are those of the algorithm that it is based on.
-
-        Args:
-          env_name: as `envs.make` knows it.
-          env: the environment, whose spaces count where its name says nothing.
-        """
-        return presets.of(cls.based_on(), env_name, env)
-
-    @classmethod
-    def based_on(cls) -> str:
-        """Name of the algorithm of this package that it is, or is derived from."""
-        ours = __name__.partition(".")[0]
-        return next(kind for kind in cls.__mro__ if kind.__module__.partition(".")[0] == ours).__name__
 
     @property
     def steps_per_iteration(self) -> int:

@@ -10,15 +10,14 @@ import fnmatch
 from collections.abc import Mapping
 from typing import Any
 
-from algos.presets import control, physics, pixels, teams, worlds
+from algos.presets import control, language, physics, pixels, teams, worlds
 from algos.presets.entry import Entry
-from envs import Environment
 from envs.families import family, family_by_spaces
 from fdg.errors import unknown_name
 
 __all__ = ["Entry", "Preset", "find", "named", "names", "of"]
 
-_FILES = (control, physics, pixels, teams, worlds)
+_FILES = (control, language, physics, pixels, teams, worlds)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Preset:
     values: Mapping[str, Any]
 
 
-def of(algorithm: str, env_name: str, env: Environment | None = None) -> dict[str, Any]:
+def of(algorithm: str, env_name: str, env: Any = None) -> dict[str, Any]:
     """The fields that an environment changes, by the name of the algorithm's class; empty for none.
 
     The arguments are those of `find`.
@@ -50,18 +49,18 @@ def of(algorithm: str, env_name: str, env: Environment | None = None) -> dict[st
     return dict(found.values) if found else {}
 
 
-def find(algorithm: str, env_name: str, env: Environment | None = None) -> Preset | None:
+def find(algorithm: str, env_name: str, env: Any = None) -> Preset | None:
     """The preset of an algorithm for an environment; None if there is none.
 
     Args:
       algorithm: name of its class.
       env_name: as `envs.make` knows it.
-      env: the environment itself: one whose name says nothing is known by its spaces.
+      env: the environment itself: one whose name says nothing is known by its spaces, if it has any.
     """
     table = _entries(algorithm)
     env_name = env_name.removeprefix("ray:")  # which says where it runs
     kind = family(env_name)
-    if kind is None and env is not None:
+    if kind is None and hasattr(env, "observation_space"):
         kind = family_by_spaces(env.observation_space, env.action_space)
     patterns = [key for key in table if key != env_name and fnmatch.fnmatchcase(env_name, key)]
     key = next((key for key in (env_name, *patterns, kind) if key in table), None)

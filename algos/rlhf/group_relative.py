@@ -258,8 +258,9 @@ class GRPO(JudgedAgent):
             "first_ratio_error_max": jnp.where(is_first, jnp.abs(ratio - 1.0), 0.0),
         }
         if not self._needs_old:  # else it is measured on all of the batch, before the updates
-            away = jnp.where(mask, jnp.abs(now - batch.sampled_log_prob), 0.0)
-            means["log_prob_difference"] = largest["log_prob_difference_max"] = away
+            away = jnp.where(mask & is_first, jnp.abs(now - batch.sampled_log_prob), 0.0)
+            means["log_prob_difference"] = away * self.updates_per_iteration  # of which the mean is taken
+            largest["log_prob_difference_max"] = away
         if self._has_reference:
             means["kl"] = losses.divergence(log_prob, batch.reference_log_prob, "k3")
             if wanted.kl_in == "loss":
@@ -275,7 +276,7 @@ class GRPO(JudgedAgent):
     def _samples(self, parameters: Any, batch: Batch) -> Minibatch:
         """All of a batch, with log-probabilities before the first update and with advantages."""
         wanted, mask = self.objective, batch.weight_mask
-        old = batch.sampled_log_prob  # not looked at where there is one update
+        old = batch.sampled_log_prob  # looked at where no other is needed, if at all
         if self._needs_old:
             score = lambda some: scores(self.network, parameters, some, self.temperature)[0]  # noqa: E731
             old = updates.mapped(score, batch.responses, self.micro_batch)
@@ -336,10 +337,11 @@ class GRPO(JudgedAgent):
 
     @property
     def _needs_old(self) -> bool:
-        """Whether log-probabilities before the first update are wanted by others than the first update."""
+        """Whether the learner's log-probabilities before the first update are wanted by others than it."""
         wanted = self.objective
         in_reward = wanted.kl_coefficient > 0 and wanted.kl_in != "loss"
-        return self.updates_per_iteration > 1 or in_reward
+        in_updates = self.old_log_prob == "learner" or wanted.correction != "none"
+        return in_reward or (in_updates and self.updates_per_iteration > 1)
 
     @property
     def _candidates(self) -> int:

@@ -5,6 +5,7 @@ Letters in shapes: `B` prompts of an iteration, `G` responses to each, `N = B * 
 """
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -19,6 +20,7 @@ from algos.language.config import DecoderConfig
 from algos.language.decoder import Decoder
 from algos.language.generation import Samples
 from algos.language.sampling import Sampling
+from algos.presets.preferring import HasPresets
 from algos.rlhf import data, updates
 from algos.rlhf.checkpoints import begun, config_of, in_its_words
 from algos.rlhf.responses import Responses, finished
@@ -28,7 +30,7 @@ from fdg.errors import FdgError, unknown_name
 
 
 @dataclasses.dataclass(frozen=True)
-class LanguageAgent:
+class LanguageAgent(HasPresets):
     """Base of the algorithms that train a decoder on a text task; a user's own needs none.
 
     A subclass is a frozen dataclass with more fields, and with `init` and `iterate`. What it learns is a
@@ -137,7 +139,7 @@ class LanguageAgent:
         size_of_one = count // self.num_minibatches
         require(
             self,
-            micro is None or size_of_one % micro == 0,
+            micro is None or micro >= size_of_one or size_of_one % micro == 0,
             f"micro_batch={micro} does not divide the {size_of_one} {what} of a minibatch",
         )
 
@@ -262,6 +264,9 @@ class LanguageAgent:
                 num_heads=self.num_heads,
                 num_kv_heads=self.num_kv_heads or self.num_heads,
                 max_positions=self._context,
+                # Nguyen and Salazar 2019, arXiv 1910.05895, section 2.2: 0.08 at width 64. With the 0.02 of
+                # large networks a small one needs five times as many updates to begin to learn.
+                initializer_range=math.sqrt(2 / (5 * self.hidden_size)),
                 **options,
             )
         )

@@ -58,8 +58,8 @@ class Countdown:
 
     @property
     def prompt_length(self) -> int:
-        """Numbers, each with a sign, what stands between them, and the target."""
-        return self.count * (self._digits + 2) + len(str(self.target)) + 2
+        """Numbers, what stands behind each, and the target with `?`."""
+        return self.count * (self._digits + 1) + len(str(self.target)) + 1
 
     @property
     def response_length(self) -> int:

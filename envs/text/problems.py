@@ -34,8 +34,8 @@ class _Operation:
 
     @property
     def prompt_length(self) -> int:
-        """Two numbers, with a sign each, an operator and `=`."""
-        return 2 * (self.digits + 1) + 2
+        """Two numbers, an operator and `=`."""
+        return 2 * self.digits + 2
 
     @property
     def response_length(self) -> int:
@@ -111,8 +111,8 @@ class Division(_Operation):
 
     @property
     def prompt_length(self) -> int:
-        """A product, a number, an operator and `=`; each number with a sign."""
-        return 3 * self.digits + 4
+        """A product, a number, an operator and `=`."""
+        return 3 * self.digits + 2
 
     def draw(self, key: jax.Array) -> jax.Array:
         """A product and one of its factors, `[2] int32`."""
@@ -198,8 +198,8 @@ class Arithmetic:
 
     @property
     def prompt_length(self) -> int:
-        """Numbers, each with a sign, operators between them, and `=`."""
-        return self.terms * (self.digits + 2)
+        """Numbers, operators between them, and `=`."""
+        return self.terms * (self.digits + 1)
 
     @property
     def response_length(self) -> int:
@@ -255,8 +255,8 @@ class _OfNumbers:
 
     @property
     def prompt_length(self) -> int:
-        """Numbers, each with a sign, and what stands behind each."""
-        return self.length * (self.digits + 2)
+        """Numbers, and what stands behind each."""
+        return self.length * (self.digits + 1)
 
     @property
     def response_length(self) -> int:
@@ -291,8 +291,8 @@ class Sorting(_OfNumbers):
 
     @property
     def response_length(self) -> int:
-        """As many numbers."""
-        return self.length * (self.digits + 2) - 1
+        """As many numbers, and what stands between them."""
+        return self.length * (self.digits + 1) - 1
 
     def solution(self, content: jax.Array) -> Text:
         """The numbers in order."""

@@ -112,9 +112,9 @@ def table(preset: Preset | None, algo: str, env_name: str, flags: list[Flag], kn
 
 def _based_on(cls: type) -> str | None:
     """The algorithm of ours whose presets a class has; None for one whose `preset` somebody else wrote."""
-    from algos.agent import Agent
+    from algos.presets.preferring import HasPresets
 
-    if not issubclass(cls, Agent):
+    if not issubclass(cls, HasPresets):
         return None
     written = next(vars(kind)["preset"] for kind in cls.__mro__ if "preset" in vars(kind))
-    return cls.based_on() if written is vars(Agent)["preset"] else None
+    return cls.based_on() if written is vars(HasPresets)["preset"] else None
