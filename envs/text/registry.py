@@ -53,7 +53,7 @@ def make(name: str, /, **overrides: Any) -> TextTask:
       FdgError: no task has this name, or it has no such parameter, or does not take such a value.
 
     >>> make("addition", digits=3).prompt_length
-    11
+    9
     """
     problem = _PROBLEMS.get(name) or _OTHERS.get(name)
     if problem is None:

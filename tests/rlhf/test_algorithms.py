@@ -230,7 +230,7 @@ def test_micro_batches_add_up_and_the_first_ratio_is_exactly_one():
 
 def test_where_nothing_is_to_be_learned_nothing_moves():
     """Of rounding, Adam would make steps as large as any: on each placement others."""
-    algorithm = made("grpo", group_size=2, num_minibatches=2, kl_coefficient=0.04)
+    algorithm = made("grpo", group_size=2, num_minibatches=2, kl_coefficient=0.004)
     state, batch = jax.jit(algorithm.init)(jax.random.key(0)), _batch(algorithm, 8)
     reference = jax.jit(algorithm.refer)(state.reference, batch.responses)
     batch = batch._replace(sampled_log_prob=reference, reward=Reward(jnp.full(8, 0.1), {}))
@@ -246,6 +246,65 @@ def test_where_nothing_is_to_be_learned_nothing_moves():
     assert moved(2e-6) == (0.0, 0.0)
     distance, slope = moved(1e-4)  # beyond rounding: an opinion, and a full step of Adam's
     assert distance > 1e-4 and 0 < slope < 1e-4
+
+
+def test_what_one_algorithm_begins_with_is_what_another_has_learned():
+    """By presets, as the command line takes them: one network on every task, whatever learns it."""
+    env = envs.make("text:sorting")
+    made = [algos.make(name, env) for name in algos.names("text")]
+    assert len({algorithm.network for algorithm in made}) == 1 and made[0].hidden_size == 64
+    assert made[0].network.config.initializer_range == pytest.approx((0.4 / 64) ** 0.5)
+    assert algos.make("grpo", env, num_prompts=2).micro_batch > 4, "all of a minibatch at once"
+
+
+def test_ratios_over_what_was_drawn_need_no_second_look_at_it():
+    """The actor's log-probabilities are the learner's, but for rounding: the same steps, one pass less."""
+    found = []
+    for whose in ("learner", "actor"):
+        algorithm = made(
+            "grpo", group_size=2, num_minibatches=2, kl_coefficient=0.0, old_log_prob=whose, temperature=0.7
+        )
+        state, batch = jax.jit(algorithm.init)(jax.random.key(0)), _batch(algorithm, 8)
+        drawn = jax.jit(lambda p, r, a=algorithm: scores(a.network, p, r, a.temperature)[0])(
+            state.parameters, batch.responses
+        )
+        batch = batch._replace(sampled_log_prob=drawn)
+        learn = jax.jit(algorithm.learn)
+        arguments = (state.parameters, state.optimizer_state, 0, batch, state.key)
+        trained, _, measures = learn(*arguments)
+        found.append((trained, measures, learn.lower(*arguments).cost_analysis()["flops"]))
+    (one, said, more), (other, also, fewer) = found
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+    assert said["clip_fraction"] == also["clip_fraction"] and fewer < more
+    assert float(also["log_prob_difference_max"]) < 1e-5 > float(also["log_prob_difference"])
+
+
+def test_the_gradient_is_that_of_reinforce_written_by_hand():
+    """-1 / (N R) sum of A log pi over tokens that were said, A a reward less its group's mean."""
+    algorithm = made("grpo", group_size=4, variant="dr_grpo", temperature=0.7)
+    parameters, batch = jax.jit(algorithm.network.init)(jax.random.key(3)), _batch(algorithm, 16)
+    samples = algorithm._samples(parameters, batch)
+    minibatch = samples._replace(
+        weight=algorithm._weights(batch.weight_mask), share=algorithm._shares(batch.weight_mask)
+    )
+    asked, said, mask = batch.responses.prompts.tokens, batch.responses.tokens, np.array(batch.weight_mask)
+    rows, rewards = jnp.concatenate([asked, said], axis=1), np.array(batch.reward.total).reshape(4, 4)
+    advantage = (rewards - rewards.mean(axis=1, keepdims=True)).reshape(16, 1)
+
+    def by_hand(parameters):
+        logits = algorithm.network.apply(parameters, rows, jnp.ones_like(rows)) / 0.7
+        every = jax.nn.log_softmax(logits)[:, asked.shape[1] - 1 : -1]
+        log_prob = jnp.take_along_axis(every, said[..., None], axis=2)[..., 0]
+        return -jnp.sum(np.where(mask, advantage, 0.0) * log_prob) / mask.size
+
+    want = jax.jit(jax.grad(by_hand))(parameters)
+    found, measures = jax.jit(algorithm.gradient)(parameters, True, minibatch)
+    assert (
+        measures["log_prob_difference"] > 0 and max(jnp.max(jnp.abs(x)) for x in jax.tree.leaves(want)) > 1e-2
+    )
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
 def test_dynamic_sampling_takes_the_prompts_whose_responses_differ():
