@@ -3,9 +3,6 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-
 from fdg.costs.scaling import Point
 
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe & Ito
@@ -13,6 +10,9 @@ _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  #
 
 def draw_sweep(points: Sequence[Point], path: Path, title: str) -> None:
     """Writes a PNG: a line for each policy."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     lines: dict[str, list[Point]] = {}
     for one in points:
         lines.setdefault(one.policy.partition("(")[0], []).append(one)
@@ -66,6 +66,9 @@ def draw_lines(
       up: what the vertical axis is.
       logs: which of "x" and "y" are logarithmic.
     """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(6.5, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axis = figure.subplots()

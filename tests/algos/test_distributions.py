@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import scipy.stats
+import scipy  # imports `stats` when it is asked for
 
 from algos.distributions import (
     Categorical,

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import stats
+import scipy  # imports `stats` when it is asked for
 
 from algos import minibatches
 from algos.minibatches import permutations, shuffled_rows, take, take_of_every_env
@@ -48,7 +48,7 @@ def _chance(found: np.ndarray, kinds: int) -> float:
     """The probability that equally probable kinds differ as much as those found."""
     counts = np.bincount(np.unique(found, return_inverse=True)[1].ravel(), minlength=kinds)
     assert len(counts) == kinds
-    return float(stats.chisquare(counts).pvalue)
+    return float(scipy.stats.chisquare(counts).pvalue)
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5])
@@ -67,7 +67,7 @@ def test_rows_come_anywhere_and_in_any_company(count):
     half = orders < count // 2
     together = (count // 2) * (count // 2 - 1) / (count * (count - 1))
     found = int((half[:, 0] & half[:, 1]).sum())
-    assert stats.binomtest(found, len(orders), together).pvalue > 1e-3
+    assert scipy.stats.binomtest(found, len(orders), together).pvalue > 1e-3
 
 
 def test_a_shuffle_of_few_rounds_would_be_noticed(monkeypatch):

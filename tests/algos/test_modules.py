@@ -74,27 +74,31 @@ def for_spaces(observation_space, action_space):
 
 
 NOTHING = 3
-X = jax.random.normal(jax.random.key(1), (6, 3))
+X = np.random.default_rng(1).normal(size=(6, 3)).astype(np.float32)
 KEY = jax.random.key(7)
-GIVEN = {
-    "linen": (Linen(), lambda: Linen().init(KEY, X), lambda v, x: Linen().apply(v, x)),
-    "nnx": (Nnx, lambda: Nnx(rngs=nnx.Rngs(KEY)), lambda module, x: module(x)),
+GIVEN = {  # what is given, when it is asked for; how its own library makes it; how that calls it
+    "linen": (lambda: Linen(), lambda: Linen().init(KEY, X), lambda v, x: Linen().apply(v, x)),
+    "nnx": (lambda: Nnx, lambda: Nnx(rngs=nnx.Rngs(KEY)), lambda module, x: module(x)),
     "nnx partial": (
-        functools.partial(Nnx, 6),
+        lambda: functools.partial(Nnx, 6),
         lambda: Nnx(6, rngs=nnx.Rngs(KEY)),
         lambda module, x: module(x),
     ),
-    "nnx instance": (Nnx(rngs=nnx.Rngs(3)), lambda: Nnx(rngs=nnx.Rngs(3)), lambda module, x: module(x)),
-    "equinox": (Equinox, lambda: Equinox(key=KEY), lambda module, x: jax.vmap(module)(x)),
-    "equinox instance": (Equinox(key=KEY), lambda: Equinox(key=KEY), lambda module, x: jax.vmap(module)(x)),
-    "a name": (f"{__name__}:for_spaces", lambda: Equinox(5, key=KEY), lambda module, x: jax.vmap(module)(x)),
+    "nnx instance": (*[lambda: Nnx(rngs=nnx.Rngs(3))] * 2, lambda module, x: module(x)),
+    "equinox": (lambda: Equinox, lambda: Equinox(key=KEY), lambda module, x: jax.vmap(module)(x)),
+    "equinox instance": (*[lambda: Equinox(key=KEY)] * 2, lambda module, x: jax.vmap(module)(x)),
+    "a name": (
+        lambda: f"{__name__}:for_spaces",
+        lambda: Equinox(5, key=KEY),
+        lambda module, x: jax.vmap(module)(x),
+    ),
 }
 
 
 @pytest.mark.parametrize("name", GIVEN)
 def test_it_computes_what_its_own_library_does(name):
     given, make, apply = GIVEN[name]
-    given = algos.foreign.hashable(given)
+    given = algos.foreign.hashable(given())
     network = modules.resolved(given, SEEN, ACTIONS)
     parameters = network.init(KEY, X)
     for mine, theirs in zip(network.apply(parameters, X), apply(make(), X), strict=True):
@@ -116,7 +120,7 @@ def test_an_algorithm_takes_it(name):
         def step(self, key, state, action):
             return (), jnp.ones(3), jnp.float32(1), jnp.bool_(True), jnp.bool_(False)
 
-    fields = {"env": envs.vectorize(Observed()), "num_envs": 2, "num_steps": 2, "network": GIVEN[name][0]}
+    fields = {"env": envs.vectorize(Observed()), "num_envs": 2, "num_steps": 2, "network": GIVEN[name][0]()}
     algorithm = algos.A2C(**fields)
     assert hash(algorithm) == hash(algorithm) and algorithm == algorithm
     assert {f.role for f in fdg.trace(algorithm).fragments} >= {"actor", "learner"}

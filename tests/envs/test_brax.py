@@ -13,15 +13,15 @@ from envs import from_brax
 from envs.quiet import quietly
 from fdg.errors import FdgError
 from tests.envs.conformance import assert_conforms, assert_tracing_allocates_nothing
+from tests.later import Later
 
-with quietly():
-    import brax.envs
+brax_envs = Later("brax.envs")
 
 LIMIT = 7  # steps of an episode: it is cut off three times within a rollout
 
 
 def test_the_names_are_those_that_brax_registers():
-    assert list(from_brax.ENVIRONMENTS) == list(brax.envs._envs)
+    assert list(from_brax.ENVIRONMENTS) == list(brax_envs._envs)
 
 
 class BraxStep:
@@ -29,8 +29,8 @@ class BraxStep:
 
     def __init__(self, name, **arguments):
         with quietly():
-            single = brax.envs.get_environment(name, **arguments)
-        self.env = brax.envs.training.wrap(single, episode_length=LIMIT)
+            single = brax_envs.get_environment(name, **arguments)
+        self.env = brax_envs.training.wrap(single, episode_length=LIMIT)
 
     def reset(self, keys):
         with from_brax._tolerance():

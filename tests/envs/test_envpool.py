@@ -1,6 +1,5 @@
 """EnvPool's environments: the contract, and the numbers of stepping the library by hand."""
 
-import envpool
 import jax
 import numpy as np
 import pytest
@@ -12,6 +11,9 @@ from envs.spaces import Box, Discrete
 from fdg.errors import FdgError, HostError, UnknownNameError
 from tests.envs.conformance import assert_conforms
 from tests.envs.test_gymnasium import NUM_ENVS, STEPS, random_rollout
+from tests.later import Later
+
+envpool = Later("envpool")
 
 
 @pytest.fixture(autouse=True)

@@ -3,17 +3,19 @@
 import urllib.error
 
 import gymnasium
-import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gymnax.utils import load_mnist
 
 import envs
 from envs import from_gymnax
 from fdg.errors import FdgError
 from tests.envs.conformance import assert_conforms
+from tests.later import Later
+
+gymnax = Later("gymnax")  # draws with seaborn, which reads with pandas
+MNIST = "gymnax.utils.load_mnist.load_mnist"
 
 LIMIT = 7  # truncates three times within a rollout
 
@@ -24,7 +26,7 @@ def mnist():
     images = np.arange(4 * 28 * 28).reshape(4, 28, 28).astype(np.uint8).view(np.int8)
     labels = np.arange(4, dtype=np.uint8)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(load_mnist, "load_mnist", lambda: ((images, labels), (images, labels)))
+        patch.setattr(MNIST, lambda: ((images, labels), (images, labels)))
         clear_caches()
         yield
     clear_caches()
@@ -187,7 +189,7 @@ def test_a_data_set_that_cannot_be_downloaded_is_a_clear_error(monkeypatch):
     def offline():
         raise urllib.error.URLError("no network")
 
-    monkeypatch.setattr(load_mnist, "load_mnist", offline)
+    monkeypatch.setattr(MNIST, offline)
     clear_caches()
     env = envs.make("MNISTBandit-bsuite")
     with pytest.raises(

@@ -9,13 +9,11 @@ import pytest
 
 import envs
 from envs import from_jaxmarl
-from envs.quiet import quietly
 from fdg.errors import FdgError
 from tests.envs.conformance import assert_conforms, assert_tracing_allocates_nothing
+from tests.later import Later
 
-with quietly():
-    import jaxmarl
-    from jaxmarl.wrappers.baselines import CTRolloutManager
+jaxmarl, baselines = Later("jaxmarl"), Later("jaxmarl.wrappers.baselines")
 
 LIMIT = 7  # steps of an episode: it is cut off three times within a rollout
 SHORT = {"max_steps": LIMIT - 1}
@@ -97,7 +95,7 @@ def test_every_environment_conforms_and_gives_the_numbers_of_jaxmarl(name, overr
 
 def test_agents_are_told_apart_as_by_jaxmarls_own_wrapper():
     name = "MPE_simple_speaker_listener_v4"
-    manager = CTRolloutManager(jaxmarl.make(name), batch_size=1)
+    manager = baselines.CTRolloutManager(jaxmarl.make(name), batch_size=1)
     with jax.numpy_rank_promotion("allow"):
         theirs, _ = manager.wrapped_reset(jax.random.key(3))
     ours = envs.make(name).reset(jax.random.key(3)[None])[1]

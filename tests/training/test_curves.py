@@ -5,8 +5,8 @@ import json
 
 import numpy as np
 import pytest
+import scipy  # imports `stats` when it is asked for
 from PIL import Image
-from scipy import stats
 
 from fdg.commands.using import plot_main
 from fdg.errors import FdgError
@@ -131,10 +131,10 @@ def test_the_points_of_a_sweep_are_curves_of_their_own(figures):
 
 def test_statistics_are_scipys():
     values = np.random.default_rng(0).gamma(2.0, size=12)
-    assert statistics.interquartile_mean(values) == stats.trim_mean(values, 0.25)
+    assert statistics.interquartile_mean(values) == scipy.stats.trim_mean(values, 0.25)
     for statistic in statistics.STATISTICS.values():
         low, high = statistics.interval(values, statistic)
-        theirs = stats.bootstrap(
+        theirs = scipy.stats.bootstrap(
             (values,), statistic, n_resamples=9_999, method="percentile", rng=np.random.default_rng(1)
         ).confidence_interval
         assert low == pytest.approx(theirs.low, abs=0.08) and high == pytest.approx(theirs.high, abs=0.08)

@@ -39,7 +39,7 @@ def _plain(x):
 
 
 def test_fit_is_the_command(tmp_path, capsys):
-    run = fitted(tmp_path / "python", small(), seed=3)
+    run = fitted(tmp_path / "python", small(), seed=3, eval_episodes=8)
     words = (
         "--num-envs 4 --num-steps 8 --hidden 8 --num-minibatches 2 --num-epochs 1 --total-steps 128 --seed 3"
     )
@@ -73,18 +73,18 @@ def test_callbacks_are_told_and_can_stop(tmp_path):
         told.append(report)
         return report.iteration >= 4
 
-    run = fitted(tmp_path / "run", small(), iterations=20, callbacks=[callback])
+    run = fitted(tmp_path / "run", Walk(), iterations=20, callbacks=[callback])
     seen = [row["iteration"] for report in told for row in report.rows]
     assert seen == list(range(1, len(seen) + 1)) and told[0].num_iterations == 20
-    assert told[-1].env_steps == 32 * told[-1].iteration
+    assert told[-1].env_steps == 8 * told[-1].iteration
     assert not run.finished and run.stopped == "a callback ended it" and 4 <= run.iteration < 20
     assert f"stopped at iteration {run.iteration} of 20: a callback ended it" in run.said
     assert json.loads((run.path / "summary.json").read_text())["stopped"] == "a callback ended it"
     assert len(rows(run.path)) == run.iteration
     # It can go on, and is then the run that never stopped.
-    again = fitted(tmp_path / "run", small(), iterations=20, resume=True)
+    again = fitted(tmp_path / "run", Walk(), iterations=20, resume=True)
     assert again.finished and again.iteration == 20
-    assert without_times(run.path) == without_times(fitted(tmp_path / "whole", small(), iterations=20).path)
+    assert without_times(run.path) == without_times(fitted(tmp_path / "whole", Walk(), iterations=20).path)
 
 
 @pytest.mark.parametrize("name", ["ppo", "stepped"])
@@ -124,7 +124,7 @@ def once_at(iteration):
 
 def test_in_a_thread_of_ones_own(tmp_path):
     found = []
-    thread = threading.Thread(target=lambda: found.append(fitted(tmp_path / "run", small(), iterations=2)))
+    thread = threading.Thread(target=lambda: found.append(fitted(tmp_path / "run", Walk(), iterations=2)))
     thread.start()
     thread.join()
     assert found[0].finished
@@ -173,8 +173,8 @@ def test_a_run_begins_with_the_weights_of_another(tmp_path):
 
 def test_from_the_command_line(tmp_path, capsys):
     first = fitted(tmp_path / "first", small())
-    words = ["--from", str(first.path), "--learning-rate", "1e-4", "--total-steps", "64", "--seed", "1"]
-    assert train_main([*words, "--devices", "1", "--out", str(tmp_path / "second")]) == 0
+    words = f"--from {first.path} --learning-rate 1e-4 --total-steps 64 --eval-episodes 0".split()
+    assert train_main([*words, "--seed", "1", "--devices", "1", "--out", str(tmp_path / "second")]) == 0
     config = json.loads((tmp_path / "second" / "config.json").read_text())
     assert config["hyperparameters"]["num_envs"] == 4 and config["hyperparameters"]["learning_rate"] == 1e-4
     assert config["from"]["run"] == str(first.path) and "learning_rate" in config["command"].replace("-", "_")
@@ -260,7 +260,7 @@ def test_the_curve_of_a_notebook(tmp_path, monkeypatch):
 
     monkeypatch.setattr(IPython.display, "display", display)
     monkeypatch.setattr(live_plot, "_SECONDS", 0.0)
-    fitted(tmp_path / "run", small(), iterations=6, live_plot=True)
+    fitted(tmp_path / "run", Walk(), iterations=6, live_plot=True)
     assert len(shown) > 2 and all(image.data.startswith(b"\x89PNG") for image in shown)
     assert not live_plot.in_notebook()
 

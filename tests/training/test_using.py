@@ -19,7 +19,7 @@ from tests.training.trained import fitted, small
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return fitted(tmp_path_factory.mktemp("runs") / "ppo")
+    return fitted(tmp_path_factory.mktemp("runs") / "ppo", eval_episodes=8)
 
 
 def summary(run):
@@ -59,7 +59,7 @@ def test_evaluate_is_eval_return_to_the_last_digit(run):
     ],
 )
 def test_so_it_is_for_every_kind_of_run(tmp_path, name, env, fields, settings):
-    found = fitted(tmp_path / "run", small(name, env, **fields), **settings)
+    found = fitted(tmp_path / "run", small(name, env, **fields), eval_episodes=8, **settings)
     loaded = fdg.load(tmp_path / "run")
     assert loaded.evaluate().mean == summary(found)["eval_return"]
     if settings.get("num_seeds"):
@@ -92,8 +92,9 @@ def test_a_policy_compiles_once(run):
     assert not compiled
 
 
-def test_a_policy_remembers_until_an_episode_begins(tmp_path):
-    run = fitted(tmp_path / "run", small("recurrent_ppo", memory_size=8), iterations=1)
+def test_a_policy_remembers_until_an_episode_begins():
+    algorithm = small("recurrent_ppo", memory_size=8)
+    run = fdg.Run(algorithm, jax.jit(algorithm.init)(jax.random.key(0)), 0)  # untrained ones remember too
     memories = []
     policy = run.acting()
     for observation, start in ((0.5, None), (0.1, None), (0.5, True)):
@@ -144,7 +145,7 @@ def test_an_algorithm_that_does_not_say_how_it_acts(tmp_path):
     for call in (lambda: run.policy, run.evaluate, lambda: run.play("x.gif"), lambda: run.export("x")):
         with pytest.raises(FdgError, match=r"Silent cannot .*: .* give it a method actor\(state\)"):
             call()
-    pupil = fitted(tmp_path / "pupil", Pupil(), iterations=2, total_steps=16)
+    pupil = fitted(tmp_path / "pupil", Pupil(), iterations=2, total_steps=16, eval_episodes=8)
     assert pupil.evaluate().mean == summary(pupil)["eval_return"] and pupil.evaluate().returns is None
     with pytest.raises(FdgError, match="Pupil cannot be evaluated"):
         pupil.evaluate(greedy=False)
@@ -154,7 +155,7 @@ def test_an_algorithm_of_somebody_elses(tmp_path):
     """No base class: two methods, and `actor` where it is to act."""
     from tests.training.own import Guesser
 
-    run = fitted(tmp_path / "run", Guesser(), iterations=2, total_steps=16)
+    run = fitted(tmp_path / "run", Guesser(), iterations=2, total_steps=16, eval_episodes=8)
     loaded = fdg.load(tmp_path / "run")
     assert loaded.evaluate().mean == summary(run)["eval_return"]
     assert loaded.evaluate(greedy=False).returns.shape == (1, 8)
@@ -190,7 +191,7 @@ def test_what_a_file_cannot_say_is_said():
 
 def test_what_a_file_cannot_say_is_given(tmp_path):
     algorithm = with_a_network_of_its_own()
-    run = fitted(tmp_path / "run", algorithm, iterations=1)
+    run = fitted(tmp_path / "run", algorithm, iterations=1, eval_episodes=8)
     with pytest.raises(FdgError, match="give it, with algorithm="):
         fdg.load(tmp_path / "run", trust=True)
     assert train_main(["--resume", str(tmp_path / "run")]) == 2
