@@ -61,7 +61,8 @@ STUDIES: dict[tuple[str, str], Study] = {
         confirm_on=("CartPole-v1",),
         total_steps=500_000,
         shapes=(
-            "--num-envs 16 --num-steps 128 --num-epochs 10 --num-minibatches 32 --normalize-observation",
+            "--num-envs 16 --num-steps 128 --num-epochs 10 --num-minibatches 32 --normalize-observation"
+            " --normalize-reward",
             "--num-envs 16 --num-steps 256 --num-epochs 4 --num-minibatches 64 --normalize-observation",
         ),
         sweep=("learning_rate=3e-4,1e-3,3e-3", "entropy_coefficient=0,0.01", "gae_lambda=0.95,0.98"),
