@@ -18,6 +18,9 @@ def split_address(address: str, named: str | None = None, example: str = "10.0.0
     >>> split_address("far.away:65536", "--coordinator-address far.away:65536")
     Traceback (most recent call last):
     fdg.errors.FdgError: --coordinator-address far.away:65536: write HOST:PORT, such as 10.0.0.1:1234
+    >>> split_address("far.away:ssh")
+    Traceback (most recent call last):
+    fdg.errors.FdgError: 'far.away:ssh': write HOST:PORT, such as 10.0.0.1:1234
 
     Raises:
       FdgError: it is none.

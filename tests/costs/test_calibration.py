@@ -121,3 +121,7 @@ def test_devices_of_two_kinds_are_calibrated_one_by_one():
     both = [types.SimpleNamespace(device_kind=kind, platform="gpu") for kind in ("A100", "H100")]
     with pytest.raises(FdgError, match="devices of 2 kinds: calibrate one kind at a time"):
         calibration.calibrate(both)
+
+
+def test_a_spread_is_how_far_the_median_lies_above_the_least():
+    assert calibration._spread([2.0, 1.0, 4.0]) == 1.0 and calibration._spread([6.0, 1.0, 4.0]) == 3.0

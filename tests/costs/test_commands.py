@@ -76,6 +76,7 @@ def test_a_sweep_with_pictures(capsys, cluster, tmp_path, monkeypatch):
     more = ["--compare", "gpu_only,central", "--pictures", str(tmp_path / "pictures")]
     assert plan_main([*words.split(), *more]) == 0
     said = capsys.readouterr().out
+    assert any(line.startswith(8 * " " + "1  GPUOnly") for line in said.splitlines())  # numbers, flush right
     assert "H100: 8 hosts of 8 devices" in said and "save every: Young" in said and "half the rate" in said
     assert (tmp_path / "pictures" / "sweep.png").stat().st_size > 10_000
     axes = next(figure.axes for figure in drawn if len(figure.axes) == 4)

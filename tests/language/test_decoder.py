@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -134,3 +135,20 @@ def test_errors_of_configs(fields, message):
     with pytest.raises(FdgError) as error:
         DecoderConfig.tiny(V, **fields)
     assert message in str(error.value)
+
+
+def test_yarn_by_its_equations():
+    """arXiv 2309.00071, equations 17 to 23, of a head of 64 and a context of 2,048 stretched four times."""
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
+    config = DecoderConfig.tiny(11, head_dim=64, rope_scaling=tuple(sorted(scaling.items())))
+    found, attention = rotary_frequencies(config)
+    expected = []
+    for pair in range(32):
+        plain = 10_000.0 ** (-pair / 32)
+        # Pairs that turn 32 times and more in the context stay, those that turn less than once are stretched.
+        begins = math.floor(32 * math.log(2048 / (32 * 2 * math.pi)) / math.log(10_000.0))
+        ends = math.ceil(32 * math.log(2048 / (2 * math.pi)) / math.log(10_000.0))
+        stretched = min(1.0, max(0.0, (pair - begins) / (ends - begins)))
+        expected.append(plain * (1 - stretched) + plain / 4 * stretched)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    assert attention == pytest.approx(0.1 * math.log(4.0) + 1)

@@ -90,6 +90,21 @@ def test_a_policy_of_several_groups_pays_for_each_program_and_move(ppo):
     assert choose(ppo(64), policies.SingleLearnerFine(), 2).devices == 1
 
 
+def test_groups_that_lag_work_at_the_same_time(ppo):
+    """Of the same graph with and without staleness: the longer of both groups in place of their sum."""
+    graph = ppo(64)
+    both = fdg.place(graph, policies.SingleLearnerCoarse(), 2)
+    lagging = fdg.place(graph, policies.SingleLearnerCoarse(staleness=1), 2)
+    moves = [
+        sum(m.crossings_per_iteration for m in plan.movements if m.how == "transfer")
+        for plan in (both, lagging)
+    ]
+    assert moves[0] and moves[1]
+    together, apart = iteration_seconds(lagging), iteration_seconds(both)
+    learner = graph.fragment("learn").flops_per_call / default_devices.FLOPS_PER_S
+    assert together < 0.95 * apart and together > learner
+
+
 def test_of_many_cores_not_every_number_is_looked_at():
     assert list(default_devices._candidates(4)) == [1, 2, 3, 4]
     assert list(default_devices._candidates(40)) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40]

@@ -4,6 +4,8 @@ import importlib.util
 import json
 import re
 import sys
+import types
+from typing import ClassVar
 
 import jax
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 import fdg
 from fdg.commands.cli import train_main
 from fdg.errors import FdgError
+from fdg.training import loggers
 from fdg.training.during import EPISODES
 from fdg.training.evaluation import evaluation_keys
 from tests.training.trained import fitted, small
@@ -136,3 +139,41 @@ def test_mlflow_in_a_file(tmp_path, monkeypatch):
     (losses,) = run.path.glob("mlruns/*/*/metrics/loss")
     steps = [int(line.split()[2]) for line in losses.read_text().splitlines()]
     assert steps == [row["env_steps"] for row in rows(run.path)]
+
+
+class Experiments:
+    """What is used of the package `mlflow`: it remembers what is created, and what is logged where."""
+
+    runs: ClassVar[list] = []
+
+    class entities:
+        Param = Metric = lambda *values: values
+
+    def __init__(self, tracking_uri=None):
+        self.logged = []
+
+    MlflowClient = classmethod(lambda cls, tracking_uri: cls())
+
+    def get_experiment_by_name(self, name):
+        return types.SimpleNamespace(experiment_id=name)
+
+    def search_runs(self, experiments, query, max_results):
+        return [one for one in self.runs if repr(one.name) in query][:max_results]
+
+    def create_run(self, experiment, run_name):
+        info = types.SimpleNamespace(run_id=f"{run_name}-{len(self.runs)}")
+        self.runs.append(types.SimpleNamespace(name=run_name, info=info))
+        return self.runs[-1]
+
+    def log_batch(self, run, params=(), metrics=()):
+        self.logged.append((run, params, metrics))
+
+
+def test_mlflow_goes_on_with_the_run_of_that_name_and_no_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(Experiments, "runs", [])
+    job = types.SimpleNamespace(config={"env": "x", "hyperparameters": {"rate": 1}})
+
+    def logger(start, name="run"):
+        return loggers.MLflow(Experiments, job, tmp_path / name, None, start)._id
+
+    assert [logger(0), logger(5), logger(0), logger(5, "other")] == ["run-0", "run-0", "run-1", "other-2"]
