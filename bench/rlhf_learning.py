@@ -60,13 +60,13 @@ _JUDGE = {"num_prompts": 64, "group_size": 4, "warmup": 20, "total_steps": 51_20
 
 EXPERIMENTS = {
     "sorting": Experiment(
-        "text:sorting?max_response=10", 0.2, 5, {"total_steps": 25_600}, {"total_steps": 153_600}, 0.95
+        "text:sorting?max_response=10", 0.25, 3, {"total_steps": 25_600}, {"total_steps": 102_400}, 0.95
     ),
     "addition": Experiment(
-        "text:addition?max_response=4", 0.25, 20, {"total_steps": 128_000}, {"total_steps": 512_000}, 0.98
+        "text:addition?max_response=4", 0.25, 20, {"total_steps": 128_000}, {"total_steps": 307_200}, 0.98
     ),
     "countdown": Experiment(
-        "text:countdown", 0.2, 20, {"total_steps": 64_000}, {"total_steps": 256_000}, 2.0, as_ratio=True
+        "text:countdown", 0.2, 20, {"total_steps": 64_000}, {"total_steps": 153_600}, 2.0, as_ratio=True
     ),
     # Small enough to see it learn within a minute.
     "small": Experiment(
