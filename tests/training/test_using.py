@@ -1,6 +1,7 @@
 """What was trained, used: loaded, acting, evaluated, from Python and from the command line."""
 
 import json
+import types
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import pytest
 import envs
 import fdg
 import policies
+from fdg.commands import sweeping
 from fdg.commands.cli import train_main
 from fdg.commands.using import evaluate_main
 from fdg.errors import FdgError
@@ -223,3 +225,18 @@ def test_the_command(run, capsys):
     assert evaluate_main([]) == 2
     assert evaluate_main([str(run.path / "none")]) == 2
     assert capsys.readouterr().err.count("\n") == 2
+
+
+def test_a_run_in_one_line(tmp_path):
+    state = types.SimpleNamespace(iteration=jnp.int32(0))
+    one, several = (fdg.Run(small(), state, 1200, agents=agents) for agents in (None, 3))
+    assert repr(one) == "<Run PPO on CartPole-v1, iteration 1,200>"
+    assert repr(several) == "<Run PPO on CartPole-v1, iteration 1,200, 3 agents>"
+
+
+def test_a_member_by_its_words():
+    """`best` is one, and so are values by their names, whatever letter they begin with."""
+    run = types.SimpleNamespace(best="the best", member=lambda seed, **named: (seed, named))
+    assert sweeping.member_of(run, "best") == "the best"
+    assert sweeping.member_of(run, "seed=2,lr=1e-3") == (2, {"learning_rate": 1e-3})
+    assert sweeping.member_of(run, "anneal=0.5") == (None, {"anneal": 0.5})
