@@ -237,14 +237,6 @@ def _packed(spans: Sequence[_Span]) -> int:
     return most
 
 
-_AHEAD: Recall[core.ClosedJaxpr] = Recall(most=256)
-
-
-def _ahead(jaxpr: core.ClosedJaxpr) -> core.ClosedJaxpr:
-    """The program that is compiled."""
-    return _AHEAD(jaxpr, (), lambda: draw_ahead(jaxpr))
-
-
 def program_needs(plan: Plan, platform: str = "cpu") -> dict[str, Need]:
     """Of each program of a plan, by its name; leaves that rules split count whole. Nothing is compiled.
 
@@ -256,7 +248,7 @@ def program_needs(plan: Plan, platform: str = "cpu") -> dict[str, Need]:
     if plan.schedule is not None:
         return {
             call.name: program_need(
-                _ahead(call.jaxpr),
+                draw_ahead(call.jaxpr),
                 [v.axis for v in call.inputs],
                 groups[call.group].rows,
                 call.donated,
@@ -268,7 +260,7 @@ def program_needs(plan: Plan, platform: str = "cpu") -> dict[str, Need]:
     agents = 1 if plan.num_seeds is None else plan.num_seeds // len(group)
     axes, rows = (graph.state_axes, group.rows) if plan.num_seeds is None else ((), 1)
     state = frozenset(range(len(graph.state_axes)))
-    one = program_need(_ahead(graph.jaxpr), axes, rows, state, platform, repeated=True)
+    one = program_need(draw_ahead(graph.jaxpr), axes, rows, state, platform, repeated=True)
     records = jax.tree.leaves(graph.metrics)
     kept = metrics.capacity(records * agents) * sum(map(jaxprs.bytes_of, records))
     return {

@@ -23,6 +23,7 @@ from jax.extend import core
 
 from fdg import jaxprs
 from fdg.batch.rules.random import draws_from_the_batch
+from fdg.placing.recall import Recall
 
 # Of what is drawn for all trips of a loop: of more, the loop's own trips are the better ones.
 MOST_BYTES = 64 << 20
@@ -32,14 +33,21 @@ _DRAWS = frozenset(
 )
 
 
+_KNOWN: Recall[core.ClosedJaxpr] = Recall(most=256)
+
+
 def draw_ahead(jaxpr: core.ClosedJaxpr) -> core.ClosedJaxpr:
     """The program with the draws of its scans taken out of them, at any depth.
 
     Args:
-      jaxpr: a traced program, in the global view.
+      jaxpr: a traced program, in the global view; one that was rewritten before is not again.
     """
-    lowered = _Hoister().rewrite(jaxprs.open_jaxpr(jaxpr))
-    return jaxpr if lowered is None else jaxprs.with_jaxpr(jaxpr, lowered)
+
+    def rewrite() -> core.ClosedJaxpr:
+        lowered = _Hoister().rewrite(jaxprs.open_jaxpr(jaxpr))
+        return jaxpr if lowered is None else jaxprs.with_jaxpr(jaxpr, lowered)
+
+    return _KNOWN(jaxpr, MOST_BYTES, rewrite)
 
 
 class _Parts(NamedTuple):
