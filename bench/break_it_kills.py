@@ -29,8 +29,8 @@ import numpy as np
 
 KEPT = Path("build", "break_it")
 # What is killed: flags, under which a run is some seconds of work, and writes thirty checkpoints.
-# Step sizes are at most 1e-3: with 1e-2 a last digit of the first parameters, or a sum in another order, grows
-# to 1e-5 and more within sixty iterations, on one device too, and would hide what is looked for.
+# Step sizes are at most 1e-3: with 1e-2 a last digit of the first parameters, or a sum in another order,
+# grows to 1e-5 and more within sixty iterations, on one device too, and would hide what is looked for.
 _SMALL = "--num-envs 4 --num-steps 8 --hidden 8 --total-steps 1920"
 _ANYWHERE = (
     "--devices 2",
@@ -65,7 +65,7 @@ KILLED: Mapping[str, Killed] = {
         f"--policy single_learner_coarse --devices 2 --staleness 1 {_SMALL}",
         ("--devices 1", "--devices 3", "--learners 2 --devices 4"),
     ),
-    "agents": Killed(f"--num-seeds 3 {_SMALL}", ("--devices 3", "--policy multi_learner --devices 2")),
+    "agents": Killed(f"--num-seeds 3 {_SMALL}", ("--devices 3", "--policy multi_learner --devices 3")),
     "sweep": Killed(f"--sweep lr=1e-4,1e-3 --num-seeds 2 {_SMALL}", ("--devices 2", "--devices 4")),
     "population": Killed(
         f"--sweep lr=log:1e-4..1e-3x4 --exploit-every 5 {_SMALL}", ("--devices 2", "--devices 4")

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import fdg.ctrl_c
 import fdg.showing  # noqa: F401 - graphs and plans are printed and drawn by it
 from fdg.bfloat16 import in_bfloat16
+from fdg.ending import is_command
 from fdg.engine import Engine, compile
 from fdg.errors import FdgError, FdgWarning, GraphError, PlanError, RunError, UnknownNameError
 from fdg.fragment import fragment
@@ -99,5 +100,5 @@ def __getattr__(name: str) -> Any:
 
 
 reserve_threads()  # for host devices configured before this import
-if _hidden := hidden():
+if (_hidden := hidden()) and not is_command():  # a command refuses
     warnings.warn(_hidden, FdgWarning, stacklevel=2)

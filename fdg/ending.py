@@ -5,6 +5,10 @@ is ended by `pthread_exit`, which unwinds its frames of C++, and the process abo
 rethrown` (Python 3.11; one end in ten of two processes that were told to stop). So everything that is
 registered for the end runs, output is written out, and then the process is left at once.
 
+What ends one with a traceback because a file of the current folder is named as a library is one line instead.
+And one that begins with closed streams (`>&-`) gets /dev/null for them: the next files that it opens would
+take their numbers, and what C++ has to say would be written into these.
+
 Only for processes that are one of the commands; elsewhere nothing here does anything.
 """
 
@@ -12,6 +16,9 @@ import atexit
 import itertools
 import os
 import sys
+from typing import Any
+
+from fdg.neighbours import shadowed
 
 _status: int | None = None
 
@@ -44,5 +51,33 @@ def _leave() -> None:
     os._exit(_status)
 
 
+def _explain(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    line = shadowed(error)
+    if line is None:
+        sys.__excepthook__(kind, error, trace)
+        return
+    sys.stdout.flush()
+    os.write(2, f"error: {line}\n".encode(errors="backslashreplace"))
+    os._exit(2)
+
+
+def _overhear(unraisable: Any) -> None:
+    # TensorStore's threads say it once a checkpoint has failed, when Orbax has ended the loop that it ran in.
+    if str(unraisable.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(unraisable)
+
+
+def _open_closed() -> None:
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False))
+
+
 if is_command():
+    _open_closed()
+    sys.excepthook, sys.unraisablehook = _explain, _overhear
     atexit.register(_leave)

@@ -1,8 +1,10 @@
-"""The packages beside this one, `algos`, `envs`, `policies`: whether somebody else's folder hides them."""
+"""What the current folder hides: the packages beside this one, and libraries that it needs."""
 
+import os
 import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
+from types import TracebackType
 
 NAMES = ("algos", "envs", "policies")
 
@@ -25,3 +27,51 @@ def hidden() -> str | None:
                 f" Python in another folder"
             )
     return None
+
+
+def shadowed(error: BaseException) -> str | None:
+    """Says which file of the current folder, named as a library, an unexpected error is due to; None if none.
+
+    Args:
+      error: what nobody caught: a file `jax.py` that is imported in place of JAX makes an import fail, or an
+        attribute missing, somewhere.
+    """
+    if not isinstance(error, Exception):
+        return None
+    try:
+        here = Path.cwd()
+        files = [*_loaded(), *_running(error.__traceback__)]
+        for file in files:
+            name = file.parent.name if file.name == "__init__.py" else file.stem
+            folder = file.parents[1] if file.name == "__init__.py" else file.parent
+            if folder != here or name in (*NAMES, "fdg") or not name.isidentifier():
+                continue
+            if name in sys.stdlib_module_names:
+                what = "Python's own module"
+            elif PathFinder.find_spec(name, [path for path in sys.path if Path(path).resolve() != here]):
+                what = "the installed package"
+            else:
+                continue
+            said = " ".join(str(error).split())
+            return (
+                f"{file} hides {what} '{name}' ({type(error).__name__}: {said:.80}): rename it, or start"
+                f" Python in another folder"
+            )
+    except (OSError, ValueError, ImportError):  # a folder that is gone, a module that says nonsense of itself
+        pass
+    return None
+
+
+def _loaded() -> list[Path]:
+    modules = [module for name, module in [*sys.modules.items()] if "." not in name]
+    files = [getattr(module, "__file__", None) for module in modules]
+    return [Path(os.path.abspath(file)) for file in files if isinstance(file, str)]
+
+
+def _running(trace: TracebackType | None) -> list[Path]:
+    """Files of a traceback: one that raises while it is imported is no module any more."""
+    found = []
+    while trace is not None:
+        found.append(Path(os.path.abspath(trace.tb_frame.f_code.co_filename)))
+        trace = trace.tb_next
+    return found

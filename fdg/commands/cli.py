@@ -16,6 +16,7 @@ from fdg.garbage import looked_for_seldom
 from fdg.neighbours import hidden
 from fdg.processes import distributed
 from fdg.processes.peers import LostError
+from fdg.running.program_cache import told_of_damage
 
 _CAUSE_SECONDS = 5.0  # a collective fails a moment before the process that broke it is known
 
@@ -161,6 +162,8 @@ def _said_in_one_line() -> Iterator[None]:
         def show(message: Any, category: type[Warning], *more: Any, **named: Any) -> None:
             if issubclass(category, FdgWarning):
                 print("warning:", " ".join(str(message).split()), file=sys.stderr, flush=True)
+            elif line := told_of_damage(str(message)):
+                print("warning:", line, file=sys.stderr, flush=True)
             else:
                 usual(message, category, *more, **named)
 

@@ -91,7 +91,12 @@ def evaluate_main(argv: Sequence[str] | None = None) -> int:
             raise FdgError(f"--actions {given['actions']}: it must be greedy, sampled or both")
         out = Path(given["out"] or Path(given["run"]) / "evaluation.jsonl")
         loaded = _load(given)
-        check_writable(out)
+        try:
+            check_writable(out)
+        except FdgError as error:
+            raise FdgError(
+                f"{error}: give another file by --out" if given["out"] is None else str(error)
+            ) from None
         env = None
         if given["env"] is not None:
             import envs

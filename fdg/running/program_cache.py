@@ -1,9 +1,11 @@
 """Compiled programs, kept from one process to the next: a second start of a job compiles nothing."""
 
 import contextlib
+import glob
 import hashlib
 import os
 import platform
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -61,6 +63,30 @@ def keep_programs(directory: str | None = None) -> str | None:
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # small ones are many
     return str(path)
+
+
+def told_of_damage(warning: str) -> str | None:
+    """What to say in place of JAX's warning that a kept program cannot be read or written; None for others.
+
+    One that a killed process has half written stays as it is, for JAX writes none that is there: so it is
+    removed here, before JAX, which compiles the program instead, keeps it again.
+
+    >>> told_of_damage("something else")
+    """
+    said = re.match(
+        r"Error (reading|writing) persistent compilation cache entry for '([^']*)': (.*)", warning
+    )
+    if said is None:
+        return None
+    what, name, why = said.groups()
+    if what == "writing":
+        return f"compiled programs cannot be kept ({why:.100}): the next start compiles again"
+    directory = getattr(jax.config, "jax_compilation_cache_dir", None)
+    if directory:
+        for path in Path(directory).glob(f"{glob.escape(name)}-*-cache"):
+            with contextlib.suppress(OSError):
+                path.unlink()
+    return f"a program that was kept, {name}, cannot be read any more: it is compiled again"
 
 
 def default_directory(environment: Mapping[str, str] = os.environ) -> Path | None:

@@ -14,7 +14,9 @@ See docs/decisions/028-checkpoints-are-sealed.md.
 import contextlib
 import hashlib
 import json
+import logging
 import os
+import re
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -304,6 +306,7 @@ def _orbax() -> Any:
     # Here, because importing Orbax takes as long as importing JAX.
     import orbax.checkpoint
 
+    logging.getLogger("absl").addFilter(_is_no_echo)  # added again, it stays one
     return orbax.checkpoint
 
 
@@ -388,6 +391,13 @@ def _text(shape_dtype: tuple[Any, Any] | None) -> str:
     return "absent" if shape_dtype is None else f"{shape_dtype[1]}{list(shape_dtype[0])}"
 
 
+def _is_no_echo(record: logging.LogRecord) -> bool:
+    """Orbax's threads log the traceback of what they raise, and raise it: once is enough."""
+    return "_SignalingThread" not in record.getMessage()
+
+
 def _first_line(error: Exception) -> str:
+    if of_the_system := re.search(r": ([A-Z][^:]*) \[os_error_code", str(error)):  # as TensorStore says it
+        return of_the_system[1]
     lines = str(error).strip().splitlines()
     return lines[0][:200] if lines else type(error).__name__

@@ -26,7 +26,7 @@ class Progress:
     ):
         self._num_iterations, self._start = num_iterations, start
         self._steps_per_iteration = steps_per_iteration
-        self._file = sys.stdout if file is None else file
+        self._file: TextIO | None = sys.stdout if file is None else file
         self._begun = self._shown_at = time.monotonic()
         self._lines = start * LINES // num_iterations
         self._return: float | None = None
@@ -34,7 +34,7 @@ class Progress:
 
     def __enter__(self) -> "Progress":
         self._begun = self._shown_at = time.monotonic()
-        if self._file.isatty():
+        if self._file is not None and self._file.isatty():  # a process may have no standard output
             from rich.console import Console
             from rich.progress import BarColumn, TextColumn
             from rich.progress import Progress as Bar

@@ -6,6 +6,7 @@ import fcntl
 import json
 import math
 import os
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -210,16 +211,19 @@ def check_free(path: Path) -> None:
     Raises:
       FdgError: it is a file, lies below one, cannot be written to, or holds a run.
     """
+    check_spelled(path)
     try:
         if path.exists() and not path.is_dir():
             raise FdgError(f"--out {path} is a file: give a directory")
         taken = [name for name in FILES if (path / name).exists()]
         existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
-    except OSError as error:
-        raise FdgError(f"--out {path} cannot be written to: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:  # ValueError: a null character
+        why = getattr(error, "strerror", None) or error
+        raise FdgError(f"--out {path} cannot be written to: {why}") from error
     if "config.json" in taken:
         raise FdgError(
             f"--out {path} holds a run already: give another directory, or go on with --resume {path}"
+            " (in Python: resume=True)"
         )
     if taken:
         raise FdgError(
@@ -231,14 +235,31 @@ def check_free(path: Path) -> None:
         raise FdgError(f"--out {path} cannot be written to: no permission to write in {existing}")
 
 
+def check_spelled(path: Path) -> None:
+    """Refuses a run directory whose name checkpoints cannot be written under: TensorStore takes UTF-8 alone.
+
+    Raises:
+      FdgError: it is no UTF-8, or this process's locale cannot spell it.
+    """
+    try:
+        str(path.absolute()).encode()
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        fix = "give another directory"
+        if sys.getfilesystemencoding() != "utf-8":
+            fix = f"this process takes names of files for {sys.getfilesystemencoding()}: set PYTHONUTF8=1"
+        raise FdgError(f"{ascii(str(path))[1:-1]}: its name is no UTF-8: {fix}") from None
+
+
 def read_config(path: Path, prefix: str = "--resume: ") -> dict[str, Any]:
     """The configuration of the run in `path`; `prefix` begins errors.
 
     Raises:
       FdgError: there is no run, or its configuration is damaged.
     """
+    check_spelled(path)
     try:
-        return json.loads((path / "config.json").read_text())
+        return json.loads((path / "config.json").read_text("utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         raise FdgError(
             f"{prefix}no run in {path} (it has no config.json)"

@@ -101,6 +101,8 @@ ERRORS = {
     "--out /dev/null": "--out /dev/null is a file: give a directory",
     "--out /dev/null/below": "--out /dev/null/below cannot be made: /dev/null is a file",
     "--out /proc/nowhere": "--out /proc/nowhere cannot be written to",
+    "--out \udcff": "\\udcff: its name is no UTF-8: give another directory",
+    "--resume \udcff": "\\udcff: its name is no UTF-8: give another directory",
     "--resume": "--resume: say which run: --resume runs/NAME",
     "--resume /nowhere": "no run in /nowhere (it has no config.json): leave out --resume to start one",
     "--from /nowhere": "--from: no run in /nowhere (it has no config.json): give the run directory, which",

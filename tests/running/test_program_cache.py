@@ -3,11 +3,13 @@
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import jax
 import pytest
 
+from fdg.commands.cli import guarded
 from fdg.errors import FdgError
 from fdg.running import program_cache
 
@@ -115,3 +117,32 @@ def test_the_oldest_programs_go_first(tmp_path):
 def test_the_users_cache_directory(variable, below):
     directory = program_cache.default_directory({"XDG_CACHE_HOME": variable})
     assert directory.is_relative_to(Path(below).expanduser() / "fdg" / "programs")
+
+
+def test_a_program_half_written_is_removed_and_said_in_one_line(tmp_path, capsys):
+    """JAX writes none that is there, and would warn of it at every start."""
+    for name in ("jit_train-12-cache", "jit_train-ab-atime", "jit_train_all-34-cache"):
+        (tmp_path / name).write_bytes(b"")
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    entry = "persistent compilation cache entry for 'jit_train': "
+
+    def run(_):
+        warnings.simplefilter("always")
+        warnings.warn(f"Error reading {entry}ZlibError: incomplete", stacklevel=1)
+        warnings.warn(f"Error writing {entry}OSError: No space left on device", stacklevel=1)
+        return 0
+
+    try:
+        assert guarded(run, []) == 0
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+    assert capsys.readouterr().err.splitlines() == [
+        "warning: a program that was kept, jit_train, cannot be read any more: it is compiled again",
+        "warning: compiled programs cannot be kept (OSError: No space left on device): the next start"
+        " compiles again",
+    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "jit_train-ab-atime",
+        "jit_train_all-34-cache",
+    ]

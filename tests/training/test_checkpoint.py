@@ -1,6 +1,7 @@
 """Checkpoints: whole, atomic, readable on other devices; a killed run goes on bit for bit."""
 
 import json
+import logging
 import os
 import random
 import resource
@@ -254,6 +255,25 @@ def test_a_folder_that_is_gone_has_no_room_to_make(tmp_path, monkeypatch, there)
         checkpoints.close()
     assert ("make room there, and go on" in str(caught.value)) == there
     assert ("the folder is gone" in str(caught.value)) != there
+
+
+def test_what_tensorstore_says_of_a_full_disk_is_one_reason(tmp_path, monkeypatch, caplog):
+    """Its own words are longer than a line; its thread's log of them is not wanted, other logs are."""
+
+    def save(*_, **__):
+        text = 'Failed writing: "/a/b": Failed to write 9 bytes to file 18: No space left on device'
+        raise ValueError(f"RESOURCE_EXHAUSTED: {'x' * 300}: {text} [os_error_code='28'] [source locations='")
+
+    module = sys.modules[Checkpoints.__module__]
+    monkeypatch.setattr(module, "_checkpointer", lambda: types.SimpleNamespace(save=save))
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    checkpoints.save(1, {"x": jnp.zeros(2)})
+    with pytest.raises(RunError, match=r"checkpoints \(No space left on device\): make room there"):
+        checkpoints.close()
+    module._orbax()
+    for line in ("_SignalingThread.run() raised an exception", "other words"):
+        logging.getLogger("absl").error(line)
+    assert [record.message for record in caplog.records] == ["other words"]
 
 
 def test_the_state_of_something_else_is_refused(tmp_path):

@@ -289,6 +289,13 @@ def test_the_display_on_a_terminal():
     assert "50%" in last and "iteration 5/10" in last and "500 steps" in last and "return 12.5" in last
 
 
+def test_a_process_without_standard_output(monkeypatch):
+    monkeypatch.setattr("sys.stdout", None)
+    with progress.Progress(10, 100) as shown:
+        shown.update(10)
+        shown.say("nobody reads this")
+
+
 def test_the_display_in_a_log():
     log = io.StringIO()
     with progress.Progress(1000, 8, start=500, file=log) as shown:

@@ -220,6 +220,11 @@ def test_the_command(run, capsys):
     rows = [json.loads(line) for line in (run.path / "evaluation.jsonl").read_text().splitlines()]
     assert [row["actions"] for row in rows] == ["greedy"] * 8 + ["sampled"] * 8
     assert np.mean([row["return"] for row in rows[:8]]) == pytest.approx(summary(run)["eval_return"])
+    (run.path / "evaluation.jsonl").unlink()
+    (run.path / "evaluation.jsonl").mkdir()  # as in the run of somebody else's
+    assert evaluate_main([str(run.path)]) == 2
+    assert "cannot be written: Is a directory: give another file by --out" in capsys.readouterr().err
+    (run.path / "evaluation.jsonl").rmdir()
     assert evaluate_main([str(run.path), "--actions", "greedily"]) == 2
     assert "it must be greedy, sampled or both" in capsys.readouterr().err
     assert evaluate_main([]) == 2
