@@ -294,7 +294,7 @@ class Run:
 
 def _in_another(algorithm: Any, env: Any) -> Any:
     """The algorithm in another environment with the same spaces, or on a task with the same tokenizer."""
-    if not hasattr(env, "observation_space"):
+    if not (hasattr(env, "observation_space") or hasattr(env, "tokenizer")):
         raise FdgError(f"env={quoted(env)}: give an environment, such as envs.make('CartPole-v1')")
     here, there = (getattr(task, "tokenizer", None) for task in (algorithm.env, env))
     if here is not None or there is not None:
