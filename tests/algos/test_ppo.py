@@ -101,7 +101,8 @@ def test_forbidden_actions_are_never_taken(devices):
 
 def test_evaluation_sees_normalised_observations(devices):
     """The statistics in the state are those of the rollouts, and evaluation acts on them."""
-    algorithm = algos.PPO(env=envs.make("Pendulum-v1"), num_envs=8, num_steps=16, normalize_observation=True)
+    sizes = {"num_envs": 8, "num_steps": 16, "num_minibatches": 1, "hidden": (8,)}
+    algorithm = algos.PPO(env=envs.make("Pendulum-v1"), normalize_observation=True, **sizes)
     engine = fdg.compile(algorithm, policies.GPUOnly(), devices[:1])
     state, _ = engine.run(engine.init(0), 2)
     assert float(state.observation_statistics.count) == 2 * 8 * 16
@@ -133,9 +134,8 @@ def cartpole(state, action):
 def test_metrics_are_those_of_a_numpy_replay(devices):
     """Take the actions of one iteration, step NumPy's cart and pole, and count episodes by hand."""
     steps, environments, limit = 64, 4, 20
-    algorithm = algos.PPO(
-        env=envs.make("CartPole-v1", max_steps_in_episode=limit), num_envs=environments, num_steps=steps
-    )
+    fields = {"num_envs": environments, "num_steps": steps, "num_epochs": 1, "hidden": (8,)}
+    algorithm = algos.PPO(env=envs.make("CartPole-v1", max_steps_in_episode=limit), **fields)
     record = {}
     learn = algorithm.learn
 
@@ -144,7 +144,7 @@ def test_metrics_are_those_of_a_numpy_replay(devices):
             record["trajectory"] = jax.tree.map(np.asarray, trajectory)
             return learn(learned, running_return, trajectory, key)
 
-    recording = Recording(env=algorithm.env, num_envs=environments, num_steps=steps)
+    recording = Recording(env=algorithm.env, **fields)
     recording.iterate(recording.init(jax.random.key(2)))  # outside jit, so that the arrays can be kept
     observations, actions, _, time_step = record["trajectory"]
 
@@ -175,7 +175,7 @@ def test_metrics_are_those_of_a_numpy_replay(devices):
 
 
 def test_an_iteration_in_which_no_episode_ends_has_no_return(devices):
-    algorithm = algos.PPO(env=envs.make("Pendulum-v1"), num_envs=4, num_steps=8)
+    algorithm = algos.PPO(env=envs.make("Pendulum-v1"), num_envs=4, num_steps=8, hidden=(8,))
     _, metrics = jax.jit(algorithm.iterate)(algorithm.init(jax.random.key(0)))
     assert np.isnan(metrics["episode_return"]) and metrics["episodes"] == 0
 
