@@ -27,6 +27,7 @@ from typing import Any
 import algos
 import envs
 import fdg
+from fdg.training.curves import compare
 
 RUNS = Path("runs/rlhf")
 EPISODES = 512
@@ -120,7 +121,7 @@ def one_seed(name: str, seed: int, reward: str, scale: float) -> dict[str, Any]:
 def draw(name: str, seeds: list[int], reward: str) -> None:
     """The share of right answers in training, mean and interval over seeds: `runs/rlhf/TASK-REWARD.png`."""
     folders = [_folder(name, seed, reward) / "grpo" for seed in seeds]
-    figure, _ = fdg.compare([folder for folder in folders if folder.exists()], metric="reward_correct")
+    figure, _ = compare([folder for folder in folders if folder.exists()], metric="reward_correct")
     figure.savefig(RUNS / f"{name}-{reward}.png", dpi=110)
 
 
