@@ -19,6 +19,8 @@ def interrupts(number: int) -> str | None:
     end all the same.
     """
     draw = random.Random(number)
+    # A shell has its background jobs ignore Ctrl-C, and so would what they start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run")
         words = ["--devices", "1", "--num-envs", str(4 + number), "--out", str(run)]
