@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import io
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -123,9 +124,11 @@ def carry_out(
         sitting = _Sitting(job, engine, weights, run, checkpoints, callbacks, _nothing if quiet else say)
         with host_errors():
             return sitting.train(settled.table, choice, brief, io.StringIO() if quiet else None)
-    except Exception:
+    except Exception as error:
         if not job.resumes:
             run.discard()
+        if isinstance(error, BrokenPipeError) and distributed.is_first() and run.path.exists():
+            print(f"standard output was closed: go on with --resume {run.path}", file=sys.stderr)
         raise
     finally:
         checkpoints.close()

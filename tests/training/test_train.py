@@ -296,6 +296,20 @@ def test_a_process_without_standard_output(monkeypatch):
         shown.say("nobody reads this")
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_reader_that_goes_away_leaves_a_run_that_goes_on(begun, tmp_path, capsys, monkeypatch):
+    """As in `| head -3`; of a run that has kept nothing, nothing is left."""
+
+    def closed(*_):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(*((progress.Progress, "update") if begun else (train._Sitting, "_start")), closed)
+    with pytest.raises(BrokenPipeError):
+        train.carry_out(parse([*WALK, "--total-steps", "32", "--out", str(tmp_path / "run")], "", ""))
+    said = f"standard output was closed: go on with --resume {tmp_path / 'run'}\n"
+    assert capsys.readouterr().err == (said if begun else "") and (tmp_path / "run").exists() == begun
+
+
 def test_the_display_in_a_log():
     log = io.StringIO()
     with progress.Progress(1000, 8, start=500, file=log) as shown:
