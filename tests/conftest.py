@@ -2,7 +2,6 @@
 
 import collections
 import gc
-import itertools
 import os
 import signal
 import sys
@@ -77,18 +76,11 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if not item.get_closest_marker("whole")]
 
 
-_modules = itertools.count(1)
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _forget_programs():
-    """Compiled programs would otherwise stay in memory until the last module, a tenth of a GB for each.
-
-    Not after each: what all of them need, such as keys and sums, would be traced and read from disk anew.
-    """
+    """Compiled programs of one module would otherwise stay in memory until the last."""
     yield
-    if next(_modules) % 6 == 0:
-        jax.clear_caches()
+    jax.clear_caches()
 
 
 @pytest.fixture(scope="module", autouse=True)
