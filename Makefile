@@ -47,6 +47,8 @@ train: $(STAMP)
 plan: $(STAMP)
 	"$(BIN)/python" -m fdg.plan $(ARGS)
 
+# Programs that tests start find our modules compiled, also where the environment says that none are kept.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: $(STAMP)
 	"$(BIN)/python" -m pytest $(or $(ARGS),--numprocesses $(JOBS) --dist loadscope)
 

@@ -97,11 +97,18 @@ def curves() -> None:
     """Who asks for it has its runs draw their learning curves."""
 
 
+@pytest.fixture
+def predictions() -> None:
+    """Who asks for it has its runs say how long an iteration was predicted to take."""
+
+
 @pytest.fixture(autouse=True)
-def _no_curves(request, monkeypatch):
-    """The picture of a run takes longer than the run, in most tests."""
+def _no_extras(request, monkeypatch):
+    """The picture of a run takes longer than the run, in most tests, and its prediction half as long."""
     if "curves" not in request.fixturenames and (loop := sys.modules.get("fdg.training.loop")):
         monkeypatch.setattr(loop, "draw_learning_curve", lambda *_: None)
+    if "predictions" not in request.fixturenames and (summary := sys.modules.get("fdg.training.summary")):
+        monkeypatch.setattr(summary, "predicted_seconds", lambda engine: None)
 
 
 @pytest.fixture(scope="session")

@@ -44,7 +44,7 @@ def test_a_plan_that_chose_itself(capsys):
     assert "candidates in" in said and "chosen: " in said and "places Pupil on 8 devices" in said
 
 
-def test_a_run_that_chose_itself_keeps_to_it(capsys, tmp_path):
+def test_a_run_that_chose_itself_keeps_to_it(capsys, tmp_path, predictions):
     out = tmp_path / "run"
     words = (
         f"--algo tests.tiny:Pupil --policy auto --devices 2 --total-steps 64 --eval-episodes 0 --out {out}"
