@@ -66,7 +66,7 @@ def _open(file: str | os.PathLike[str]) -> Any:
         import gguf
     except ImportError:
         raise FdgError("GGUF files need gguf: pip install 'fdg[gguf]'") from None
-    if not pathlib.Path(file).is_file():
+    if not os.path.isfile(file):
         raise FdgError(f"{file}: no such file: give a GGUF file")
     try:
         return gguf.GGUFReader(file)

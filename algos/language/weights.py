@@ -274,7 +274,7 @@ def _read_json(path: pathlib.Path) -> Mapping[str, Any]:
     try:
         found = json.loads(path.read_text())
     except OSError:
-        known = "no such directory" if not path.parent.is_dir() else f"it has no {path.name}"
+        known = "no such directory" if not os.path.isdir(path.parent) else f"it has no {path.name}"
         raise FdgError(
             f"{path.parent}: {known}: give a directory with config.json and *.safetensors"
         ) from None
@@ -297,19 +297,19 @@ def _entries(folder: pathlib.Path) -> Iterator[tuple[str, tuple[int, ...], Calla
     except ImportError:
         raise FdgError("checkpoints need safetensors: pip install 'fdg[language]'") from None
 
-    if (folder / _INDEX).exists():
+    if os.path.exists(folder / _INDEX):
         index = _read_json(folder / _INDEX).get("weight_map")
         if not isinstance(index, dict):
             raise FdgError(f"{folder / _INDEX}: has no weight_map")
         files = sorted(set(index.values()))
         for file in files:
-            if not (folder / file).exists():
+            if not os.path.exists(folder / file):
                 count = sum(each == file for each in index.values())
                 raise FdgError(
                     f"{folder}: shard {file} is missing, which holds {count} of {len(index)} tensors by"
                     f" {_INDEX}: copy it there"
                 )
-    elif (folder / _ONE).exists():
+    elif os.path.exists(folder / _ONE):
         files = [_ONE]
     else:
         other = sorted(file.name for file in folder.glob("*.bin"))

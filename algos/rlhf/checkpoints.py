@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def begun_reward(network: Decoder, path: str, key: jax.Array) -> Any:
 def in_its_words(env: Any, path: str, max_response: int | None) -> Any:
     """The task with the checkpoint's own tokenizer, where it has one and the task none of that kind."""
     plain = not isinstance(env.tokenizer, HuggingFaceTokenizer)
-    if plain and (Path(path) / "tokenizer.json").exists():
+    if plain and os.path.exists(Path(path, "tokenizer.json")):
         return env.with_tokenizer(HuggingFaceTokenizer(path), max_response=max_response or _LONGEST)
     return env
 

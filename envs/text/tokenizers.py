@@ -8,6 +8,7 @@ whatever model there is.
 import dataclasses
 import functools
 import json
+import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
@@ -221,7 +222,7 @@ class HuggingFaceTokenizer:
     def chat_template(self) -> str | None:
         """The template, of `tokenizer_config.json` or a file `chat_template.jinja`."""
         file = pathlib.Path(self.path) / "chat_template.jinja"
-        if file.is_file():
+        if os.path.isfile(file):
             return file.read_text()
         found = _json(self.path, "tokenizer_config.json").get("chat_template")
         if isinstance(found, list):
@@ -282,7 +283,7 @@ def _loaded(path: str) -> Any:
     except ImportError as error:
         raise FdgError(f"tokenizer of '{path}': pip install 'fdg[language]' ({one_line(error)})") from error
     file = pathlib.Path(path) / "tokenizer.json"
-    if not file.is_file():
+    if not os.path.isfile(file):
         raise FdgError(
             f"tokenizer of '{path}': there is no file tokenizer.json; give a checkpoint's directory"
         )
@@ -295,7 +296,7 @@ def _loaded(path: str) -> Any:
 @functools.cache
 def _json(path: str, name: str) -> dict[str, Any]:
     file = pathlib.Path(path) / name
-    if not file.is_file():
+    if not os.path.isfile(file):
         return {}
     try:
         found = json.loads(file.read_text())

@@ -1,6 +1,7 @@
 """What a command line takes from earlier runs, and what `config.json` keeps of the command line."""
 
 import json
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -44,7 +45,7 @@ def template_of(early: Mapping[str, Any], flags: Sequence[Flag]) -> tuple[dict[s
     if start is None and file is None:
         return {}, Path()
     if file is not None:
-        path = Path(file) / "config.json" if Path(file).is_dir() else Path(file)
+        path = Path(file) / "config.json" if os.path.isdir(file) else Path(file)
         said = checked(path, _read(path), flags)
     else:
         path = Path(str(start), "config.json")

@@ -294,3 +294,18 @@ def test_out_of_memory_is_one_line(capsys, monkeypatch):
 
     monkeypatch.setattr("fdg.training.loop.train", fail)
     assert "out of memory" in refuse(capsys, [])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--config {}", "--resume {}", "--from {}", "--out {}", "--program-cache {}",
+        "--algo sft --env text:sorting --model {}", "--algo grpo --env text:sorting --reward-model {}",
+    ],
+)  # fmt: skip
+def test_a_name_that_is_too_long_for_a_file(words, capsys):
+    """Python's own questions about a path raise an error for one, where they say no for any other."""
+    for name in ("x" * 3000, "y/" + "x" * 300):
+        assert train_main([*words.format(name).split(), "--total-steps", "16"]) == 2
+        line = capsys.readouterr().err
+        assert line.startswith("error: ") and line.count("\n") == 1 and len(line) < 1500, line
