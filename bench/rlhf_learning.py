@@ -64,7 +64,7 @@ EXPERIMENTS = {
         "text:sorting?max_response=10", 0.25, 3, {"total_steps": 25_600}, {"total_steps": 102_400}, 0.95
     ),
     "addition": Experiment(
-        "text:addition?max_response=4", 0.25, 20, {"total_steps": 128_000}, {"total_steps": 921_600}, 0.98
+        "text:addition?max_response=4", 0.25, 20, {"total_steps": 128_000}, {"total_steps": 307_200}, 0.98
     ),
     "countdown": Experiment(
         "text:countdown", 0.2, 20, {"total_steps": 64_000}, {"total_steps": 153_600}, 2.0, as_ratio=True
