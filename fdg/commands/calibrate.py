@@ -96,6 +96,8 @@ def _check_writable(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if _is_no_file(path):
+            return
         _beside(path).touch()
         _beside(path).unlink()
     except OSError as error:
@@ -103,10 +105,19 @@ def _check_writable(path: Path) -> None:
 
 
 def _write(path: Path, calibration: Calibration) -> None:
-    """Whole or not at all."""
+    """Whole or not at all; what is no file, such as /dev/null, must not become one."""
+    text = json.dumps(calibration.as_json(), indent=1) + "\n"
+    if _is_no_file(path):
+        path.write_text(text)
+        return
     beside = _beside(path)
-    beside.write_text(json.dumps(calibration.as_json(), indent=1) + "\n")
-    beside.replace(path)
+    beside.write_text(text)
+    beside.replace(path.resolve())  # not in the place of a link to it
+
+
+def _is_no_file(path: Path) -> bool:
+    """Whether there is something that is only written into: a device, or a pipe."""
+    return path.exists() and not path.is_file()
 
 
 def _beside(path: Path) -> Path:

@@ -1,12 +1,14 @@
 """The command line: `--policy auto`, `--cluster`, `python -m fdg.calibrate`; what it says of bad input."""
 
 import json
+import os
 
 import pytest
 from matplotlib.figure import Figure
 
 from fdg.commands.calibrate import calibrate_main
 from fdg.commands.cli import plan_main, train_main
+from fdg.costs import machine
 
 CLUSTER = """
 hosts = 8
@@ -112,6 +114,29 @@ def test_bad_input_is_one_line(capsys, cluster, words, says):
 
 def test_no_calibration_to_show(capsys):
     assert "there is no calibration" in fails(capsys, calibrate_main, "--show")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "file"])
+def test_a_calibration_is_written_into_what_is_there(kind, capsys, tmp_path, monkeypatch):
+    """A device or a pipe does not become a file (whoever is root would lose /dev/null), nor a link its own."""
+    here = machine.fingerprint("cpu")
+    found = machine.Calibration(here, machine.REFERENCE, machine.SHARED_MEMORY, machine.SOCKETS, 2)
+    monkeypatch.setattr("fdg.commands.calibrate.calibrate", lambda *_: found)
+    out, target = tmp_path / "out", tmp_path / "target"
+    target.write_text("before")
+    if kind == "pipe":
+        os.mkfifo(out)
+        reader = os.open(out, os.O_RDONLY | os.O_NONBLOCK)
+    elif kind == "link":
+        out.symlink_to(target)
+    assert calibrate_main(["--out", str(out)]) == 0
+    text = os.read(reader, 1 << 16).decode() if kind == "pipe" else out.read_text()
+    assert json.loads(text) == json.loads(json.dumps(found.as_json()))
+    assert out.is_fifo() == (kind == "pipe") and out.is_symlink() == (kind == "link")
+    assert (target.read_text() == "before") == (kind != "link")
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "target"}
+    if kind == "pipe":
+        os.close(reader)
 
 
 def test_a_calibration_that_cannot_be_kept(capsys, tmp_path):

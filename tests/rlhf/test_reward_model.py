@@ -195,9 +195,7 @@ def test_what_cannot_judge_is_refused_in_one_line(folder, trained, tmp_path):
     weights.save(tmp_path, algorithm.network, state.parameters["network"])
     with pytest.raises(FdgError, match=r"'score.weight' is missing, which a llama .* is it no reward model"):
         made("grpo", reward_model=str(tmp_path))
-    with pytest.raises(
-        FdgError, match=r"reward_model=.* has a context of 11 tokens, and task 'text:addition"
-    ):
+    with pytest.raises(FdgError, match=r"reward_model=.* has a context of 9 tokens, and task 'text:addition"):
         algos.GRPO(env=envs.make("text:addition"), **SMALL, reward_model=str(folder))
     with pytest.raises(FdgError, match="no such directory"):
         made("ppo_rlhf", reward_model="/no/such/judge")
