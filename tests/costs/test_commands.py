@@ -118,7 +118,7 @@ def test_no_calibration_to_show(capsys):
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "file"])
 def test_a_calibration_is_written_into_what_is_there(kind, capsys, tmp_path, monkeypatch):
-    """A device or a pipe does not become a file (whoever is root would lose /dev/null), nor a link its own."""
+    """A device or a pipe does not become a file (who is root would lose /dev/null), nor a link its own."""
     here = machine.fingerprint("cpu")
     found = machine.Calibration(here, machine.REFERENCE, machine.SHARED_MEMORY, machine.SOCKETS, 2)
     monkeypatch.setattr("fdg.commands.calibrate.calibrate", lambda *_: found)
