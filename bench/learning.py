@@ -72,6 +72,7 @@ EXPERIMENTS = (
     Experiment("sac", "Pendulum-v1", 100_000, -160),
     Experiment("td3", "Pendulum-v1", 100_000, -200),
     Experiment("qr_dqn", "CartPole-v1", 500_000, 450),
+    Experiment("c51", "CartPole-v1", 500_000, 450),
     Experiment("crossq", "Pendulum-v1", 50_000, -200),
     Experiment("ppo", "Breakout-MinAtar", 10_000_000, 40, of="interquartile mean", num_seeds=10),
     Experiment("ippo", "MPE_simple_spread_v3", 10_000_000, -20.0),
