@@ -94,7 +94,7 @@ def test_parts_stay_apart_and_a_mask_is_one(name):
 def test_vizdoom_has_its_folder_or_says_so(tmp_path, monkeypatch):
     """Two instances that make it at once, and one that cannot, take the process down with them.
 
-    ViZDoom itself is not started: it may hang, in a call that keeps Python's lock, so that no time limit holds.
+    ViZDoom itself is not started: it may hang in a call that keeps Python's lock, and no time limit holds.
     """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "_vizdoom").write_bytes(b"")
