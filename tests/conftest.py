@@ -26,12 +26,11 @@ os.environ["XLA_FLAGS"] = " ".join(
 
 # Compiling is most of what the tests do. What one has compiled, others find, also those that start processes,
 # and the next run too if a directory is given. (Who listens for compilations still hears a program that is
-# made again: it is traced and lowered before it is looked up.) To keep one of a tenth of a second costs more
-# than to make it again.
+# made again: it is traced and lowered before it is looked up.)
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     _programs = tempfile.TemporaryDirectory(prefix="fdg-programs-")
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _programs.name
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 import jax
 import pytest
