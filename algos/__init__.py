@@ -117,4 +117,4 @@ def make(name: str, env: Environment, **hyperparameters: Any) -> Any:
     1000000
     """
     algorithm = get(name)
-    return algorithm(env=env, **{**algorithm.preset(env.name, env), **hyperparameters})
+    return algorithm(env=env, **algorithm.settings(env.name, env, hyperparameters))

@@ -7,7 +7,7 @@ family that the environment belongs to. The most exact one wins. Every entry nam
 
 import dataclasses
 import fnmatch
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from algos.presets import control, language, physics, pixels, teams, worlds
@@ -33,6 +33,11 @@ class Preset:
     name: str
     source: str
     values: Mapping[str, Any]
+
+    def without(self, fields: Collection[str]) -> "Preset":
+        """The same without the settings of some fields."""
+        kept = {field: value for field, value in self.values.items() if field not in fields}
+        return dataclasses.replace(self, values=kept)
 
 
 def of(algorithm: str, env_name: str, env: Any = None) -> dict[str, Any]:

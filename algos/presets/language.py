@@ -1,4 +1,4 @@
-"""Language models on tasks of text that are generated: small networks that begin from nothing."""
+"""Language models: small networks that begin from nothing, on tasks of text; and checkpoints (`--model`)."""
 
 from typing import Any
 
@@ -34,10 +34,64 @@ _GRPO = Entry(
 )
 _OTHERS = Entry(_SOURCE, _NETWORK)
 
+# Networks that were trained before, of 100M parameters and more, move by steps a hundredth to a thousandth as
+# large. Unlike those above, these settings are what others have published, and were not tried here.
+_TRL = "defaults of TRL 1.16"
+_ON_CPU: dict[str, Any] = {"dtype": "float32"}  # which has no units for the other
+_CHECKPOINT: dict[str, Any] = {
+    "dtype": "bfloat16",
+    "remat": True,
+    "micro_batch": 8,
+    "anneal_learning_rate": True,
+}
+_LEARN_ADAPTERS = (
+    "ten times the step size for adapters and alpha 32: Schulman et al. 2025, LoRA Without Regret"
+)
+
+
+def _checkpoint(source: str, learning_rate: float, **values: Any) -> dict[str, Entry]:
+    """Of a whole checkpoint, and of adapters beside it."""
+    whole = Entry(source, {**_CHECKPOINT, "learning_rate": learning_rate, **values}, on_cpu=_ON_CPU)
+    # Not the product, whose last digit is not what one would write.
+    adapters = {"learning_rate": float(f"{10 * learning_rate:.6g}"), "lora_alpha": 32.0}
+    return {"checkpoint": whole, "checkpoint-lora": whole.but(_LEARN_ADAPTERS, **adapters)}
+
+
 PRESETS: dict[str, dict[str, Entry]] = {
-    "SFT": {"text:*": _SFT},
-    "GRPO": {"text:*": _GRPO},
-    "DPO": {"text:*": _OTHERS},
-    "PPORLHF": {"text:*": _OTHERS},
-    "RewardModel": {"text:*": _OTHERS},
+    "SFT": {
+        "text:*": _SFT,
+        **_checkpoint(f"{_TRL}'s SFTConfig; batches of 32, below which adapters lose nothing", 2e-5),
+    },
+    "GRPO": {
+        "text:*": _GRPO,
+        **_checkpoint(
+            f"{_TRL}'s GRPOConfig (verl 0.9 has the same step size)",
+            1e-6,
+            group_size=8,
+            kl_coefficient=0.0,
+            temperature=1.0,
+        ),
+    },
+    "DPO": {
+        "text:*": _OTHERS,
+        **_checkpoint(f"{_TRL}'s DPOConfig (arXiv 2305.18290, appendix B, has the same step size)", 1e-6),
+    },
+    "PPORLHF": {
+        "text:*": _OTHERS,
+        **_checkpoint(
+            "verl 0.9's ppo_trainer.yaml",
+            1e-6,
+            anneal_learning_rate=False,
+            critic_learning_rate=1e-5,
+            num_epochs=1,
+            num_minibatches=4,
+            clip_value=0.5,
+            gae_lambda=1.0,
+            kl_coefficient=1e-3,
+        ),
+    },
+    "RewardModel": {
+        "text:*": _OTHERS,
+        **_checkpoint("arXiv 2203.02155, appendix C.2", 9e-6, num_prompts=64),
+    },
 }

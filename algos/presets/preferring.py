@@ -1,12 +1,17 @@
 """What a class has that begins with the settings found good for an environment."""
 
-from typing import Any
+import dataclasses
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar
 
 from algos import presets
 
 
 class HasPresets:
     """Base of the algorithms of this package, as far as settings go."""
+
+    # Hyperparameters that, once a user names them, decide which preset it is, or what of it counts.
+    preset_depends_on: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def preset(cls, env_name: str, env: Any = None) -> dict[str, Any]:
@@ -19,6 +24,34 @@ class HasPresets:
           env: the environment, whose spaces count where its name says nothing.
         """
         return presets.of(cls.based_on(), env_name, env)
+
+    @classmethod
+    def settings(cls, env_name: str, env: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Field values: those that are given, and of a preset what goes with them."""
+        name, own = cls.preset_name(given), cls.based_on()
+        found = cls.preset(env_name, env) if name is None else dict(presets.named(own, name).values)
+        kept = {field: value for field, value in found.items() if field not in cls.gives_way(given)}
+        return cls.settled({**kept, **given}, given)
+
+    @classmethod
+    def preset_name(cls, given: Mapping[str, Any]) -> str | None:
+        """The preset that the given hyperparameters ask for, by its name; None for the environment's."""
+        return None
+
+    @classmethod
+    def gives_way(cls, given: Mapping[str, Any]) -> frozenset[str]:
+        """Fields that are not taken from a preset, for what is given says otherwise."""
+        return frozenset()
+
+    @classmethod
+    def settled(cls, values: Mapping[str, Any], named: Collection[str]) -> dict[str, Any]:
+        """Field values, of which those that a user did not name follow those that they did."""
+        return dict(values)
+
+    def changed(self, **values: Any) -> Any:
+        """The same with other values of some fields; fields that change no number follow them."""
+        made: Any = self
+        return dataclasses.replace(made, **values)
 
     @classmethod
     def based_on(cls) -> str:

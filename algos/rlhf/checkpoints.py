@@ -12,7 +12,7 @@ from algos.language import weights
 from algos.language.config import DecoderConfig
 from algos.language.decoder import Decoder
 from algos.rlhf import rewards
-from envs.text import HuggingFaceTokenizer
+from envs.text import HuggingFaceTokenizer, TextTask
 from fdg.errors import FdgError, HostError
 
 _LONGEST = 64  # tokens of a response, where a checkpoint's tokenizer has no one token for each character
@@ -51,11 +51,20 @@ def begun_reward(network: Decoder, path: str, key: jax.Array) -> Any:
 
 
 def in_its_words(env: Any, path: str, max_response: int | None) -> Any:
-    """The task with the checkpoint's own tokenizer, where it has one and the task none of that kind."""
-    plain = not isinstance(env.tokenizer, HuggingFaceTokenizer)
-    if plain and os.path.exists(Path(path, "tokenizer.json")):
-        return env.with_tokenizer(HuggingFaceTokenizer(path), max_response=max_response or _LONGEST)
-    return env
+    """The task with the checkpoint's own tokenizer, where it has one and the task none of that kind.
+
+    Responses have `max_response` tokens, or what the task was given; else 64, or what the context has room
+    for.
+    """
+    plain = isinstance(env, TextTask) and not isinstance(env.tokenizer, HuggingFaceTokenizer)
+    if not plain or not os.path.exists(Path(path, "tokenizer.json")):
+        return env
+    named = max_response or env.max_response
+    found = env.with_tokenizer(HuggingFaceTokenizer(path), max_response=named or _LONGEST)
+    room = config_of(path).max_positions - found.prompt_length
+    if named is None and 0 < room < _LONGEST:
+        return dataclasses.replace(found, max_response=room)
+    return found
 
 
 def _read(path: str, dtype: Any, scores: bool = False) -> Any:

@@ -97,7 +97,7 @@ class DPO(PreferenceAgent, JudgedAgent):
     @fdg.fragment("reference", in_axes=(None, 0))
     def refer(self, parameters, pairs):
         """Log-probabilities `[B, R]` of the chosen and the rejected responses under the reference."""
-        return updates.mapped(lambda some: self._scores(parameters, some), pairs, self.micro_batch)
+        return updates.mapped(lambda some: self._scores(parameters, some), pairs, self.at_once)
 
     # --- parts ---
 

@@ -10,7 +10,8 @@ a minibatch or a micro-batch of it.
 
 import dataclasses
 import functools
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ from algos.rlhf import losses, updates
 from algos.rlhf.advantages import Baseline, Scale, informative
 from algos.rlhf.judged import JudgedAgent
 from algos.rlhf.losses import Aggregation, Correction, Estimator, RatioLevel
-from algos.rlhf.objective import Convention, Objective, Penalised, Variant, objective
+from algos.rlhf.objective import VARIANTS, Convention, Objective, Penalised, Variant, objective
 from algos.rlhf.responses import Responses, finished, scores
 from envs.text import Reward
 
@@ -73,6 +74,8 @@ class GRPO(JudgedAgent):
     >>> GRPO(env=envs.make("text:addition"), variant="dapo").objective.clip_high
     0.28
     """
+
+    preset_depends_on: ClassVar[tuple[str, ...]] = (*JudgedAgent.preset_depends_on, "variant", "correction")
 
     num_prompts: int = hyperparameter(16, "prompts of an iteration")
     group_size: int = hyperparameter(8, "responses to each prompt, compared with each other")
@@ -138,6 +141,20 @@ class GRPO(JudgedAgent):
             f"dataset_size={size} is less than the {self._candidates} prompts that an iteration draws",
         )
 
+    @classmethod
+    def times_drawn(cls, values: Mapping[str, Any]) -> int:
+        """By dynamic sampling, the variant's where none is given."""
+        times = values.get("dynamic_sampling")
+        if times is None:
+            times = VARIANTS.get(str(values.get("variant")), {}).get("dynamic_sampling", 0)
+        return max(1, times) if isinstance(times, int) else 1
+
+    @classmethod
+    def gives_way(cls, given: Mapping[str, Any]) -> frozenset[str]:
+        """What a variant says goes before a preset; who asks for a correction wants it of something."""
+        own = frozenset(VARIANTS.get(str(given.get("variant")), {}))
+        return own | {"old_log_prob"} if given.get("correction", "none") != "none" else own
+
     @property
     def objective(self) -> Objective:
         """What is maximised: variant and convention, and the values given on top of them."""
@@ -190,7 +207,7 @@ class GRPO(JudgedAgent):
     def refer(self, parameters, responses):
         """Log-probabilities `[N, R]` of `Responses [N]` under the reference."""
         score = lambda some: scores(self.network, parameters, some, self.temperature)[0]  # noqa: E731
-        return updates.mapped(score, responses, self.micro_batch)
+        return updates.mapped(score, responses, self.at_once)
 
     @fdg.fragment("learner", in_axes=(None, None, None, 0, None), out_axes=None)
     def learn(self, parameters, optimizer_state, iteration, batch, key):
@@ -203,7 +220,7 @@ class GRPO(JudgedAgent):
             mask = minibatch.batch.weight_mask
             minibatch = minibatch._replace(weight=self._weights(mask), share=self._shares(mask))
             slope = functools.partial(self.gradient, self._with_trained(parameters, trained), is_first)
-            gradient, measures = updates.accumulated(slope, minibatch, self.micro_batch)
+            gradient, measures = updates.accumulated(slope, minibatch, self.at_once)
             trained, optimizer_state = self.update(gradient, optimizer_state, trained)
             return (trained, optimizer_state), {**measures, "gradient_norm": optax.tree.norm(gradient)}
 
@@ -279,7 +296,7 @@ class GRPO(JudgedAgent):
         old = batch.sampled_log_prob  # looked at where no other is needed, if at all
         if self._needs_old:
             score = lambda some: scores(self.network, parameters, some, self.temperature)[0]  # noqa: E731
-            old = updates.mapped(score, batch.responses, self.micro_batch)
+            old = updates.mapped(score, batch.responses, self.at_once)
         lengths = jnp.sum(batch.responses.own, axis=1, dtype=jnp.int32)
         reward = wanted.reward(batch.reward.total, lengths, self.longest)
         advantage = wanted.advantage(reward, old, batch.reference_log_prob, mask, self.group_size)

@@ -61,7 +61,7 @@ class JudgedAgent(LanguageAgent):
         def score(some: Responses) -> jax.Array:
             return rewards.score(self._reward_network, reward_model, some)
 
-        return updates.mapped(score, responses, self.micro_batch)
+        return updates.mapped(score, responses, self.at_once)
 
     def _rollout(self, state: Any, count: int) -> tuple[Responses, jax.Array, jax.Array, Reward]:
         responses, log_prob, version, reward = super()._rollout(state, count)

@@ -6,6 +6,7 @@ Letters in shapes: `B` prompts of an iteration, `G` responses to each, `N = B * 
 
 import dataclasses
 import math
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -23,6 +24,7 @@ from algos.language.sampling import Sampling
 from algos.presets.preferring import HasPresets
 from algos.rlhf import data, updates
 from algos.rlhf.checkpoints import begun, config_of, in_its_words
+from algos.rlhf.following import Rows, fits, followed
 from algos.rlhf.responses import Responses, finished
 from algos.rlhf.speaker import Speaker, converse, evaluated, is_game, repeated
 from envs.text import Prompts, Reward, TextTask
@@ -44,6 +46,7 @@ class LanguageAgent(HasPresets):
     # Of an evaluation while it learns: rewards of 0 and 1 say little in few, and responses are cheap.
     episodes_while_training: ClassVar[int] = 256
     default_env: ClassVar[str] = "text:addition"  # of the command line, where it names none
+    preset_depends_on: ClassVar[tuple[str, ...]] = ("model", "lora_rank")
     # What leaves of the state begin with in a run that begins with the weights of another: the reference is
     # where learning starts, the critic what it was or else the policy, a network with adapters one without.
     begins_as: ClassVar[dict[str, tuple[str, ...]]] = {
@@ -70,7 +73,8 @@ class LanguageAgent(HasPresets):
     lora_alpha: float = hyperparameter(16.0, "adapters are scaled by this over their rank")
     max_response: int | None = hyperparameter(
         None,
-        "tokens of a response (None: what the task's longest answer takes; 64 for a checkpoint's tokenizer",
+        "tokens of a response (None: what the task's longest answer takes; of a checkpoint's tokenizer 64, or"
+        " what its context has room for)",
     )
     num_prompts: int = hyperparameter(32, "prompts of an iteration")
     total_steps: int = hyperparameter(64_000, "responses of the whole run")
@@ -97,15 +101,18 @@ class LanguageAgent(HasPresets):
         None, "responses in the making at once, each place taken again when one ends (None: all)"
     )
 
-    def __new__(cls, *_: Any, **given: Any) -> Any:
-        """Refuses a name that is no field, with the nearest that is."""
+    def __new__(cls, *first: Any, **given: Any) -> Any:
+        """Refuses a name that is no field, with the nearest that is; keeps in mind which were given."""
         fields = [field.name for field in dataclasses.fields(cls) if field.init]
         for name in given:
             if name not in fields:
                 raise unknown_name(
                     f"hyperparameter of {cls.__name__}", name, fields, f"help(algos.{cls.__name__})"
                 )
-        return super().__new__(cls)
+        made = super().__new__(cls)
+        if first or given:  # until it is put together
+            object.__setattr__(made, "_named", (*fields[: len(first)], *given))
+        return made
 
     def __post_init__(self) -> None:
         if not (isinstance(self.env, TextTask) or is_game(self.env)):
@@ -122,26 +129,76 @@ class LanguageAgent(HasPresets):
         require(self, self.warmup >= 0, f"warmup={self.warmup}: it must be zero or above")
         self._check_network()
         _ = self._speaker  # whose own checks are these
+        named = vars(self).pop("_named", ())
+        for name, value in self._following(vars(self), named).items():
+            object.__setattr__(self, name, value)
         size = self.dataset_size
         require(
             self,
             size is None or size >= self.num_prompts,
             f"dataset_size={size} is less than the num_prompts={self.num_prompts} of an iteration",
         )
-        count, groups, what = self._learned_from
+        count, groups, what = self.rows_of(vars(self))
         require(
             self,
             count % self.num_minibatches == 0 and updates.divides(count, groups, self.num_minibatches),
             f"num_minibatches={self.num_minibatches} does not divide the {count} {what} of an iteration"
             + (f" ({groups} prompts) evenly" if groups == self.num_prompts else ""),
         )
-        micro = self.micro_batch
-        size_of_one = count // self.num_minibatches
         require(
             self,
-            micro is None or micro >= size_of_one or size_of_one % micro == 0,
-            f"micro_batch={micro} does not divide the {size_of_one} {what} of a minibatch",
+            fits({**vars(self), "dataset_size": None}, self.rows_of, 1),
+            f"micro_batch={self.micro_batch} does not divide the {count // self.num_minibatches} {what} of a"
+            " minibatch",
         )
+
+    # --- settings ---
+
+    @classmethod
+    def preset_name(cls, given: Mapping[str, Any]) -> str | None:
+        """Of a checkpoint, settings are what is published for such; in place of those for the task."""
+        if given.get("model") is None:
+            return None
+        return "checkpoint-lora" if given.get("lora_rank") else "checkpoint"
+
+    @classmethod
+    def settled(cls, values: Mapping[str, Any], named: Collection[str]) -> dict[str, Any]:
+        """Fields, of which those that a user did not name follow those that they did."""
+        defaults = {field.name: field.default for field in dataclasses.fields(cls)}
+        return {**values, **cls._following({**defaults, **values}, named)}
+
+    def changed(self, **values: Any) -> Any:
+        """The same with other values of some fields, and a micro-batch that divides then."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        named = {*fields, *values} - ({"micro_batch"} - values.keys())
+        return type(self)(**self.settled({**fields, **values}, named))
+
+    @classmethod
+    def rows_of(cls, values: Mapping[str, Any]) -> Rows:
+        """What the updates of an iteration are of, by fields of these values."""
+        prompts = values["num_prompts"]
+        return Rows(prompts * values.get("group_size", 1), prompts, "responses")
+
+    @classmethod
+    def times_drawn(cls, values: Mapping[str, Any]) -> int:
+        """Times as many prompts are drawn as are learned from, by fields of these values."""
+        return 1
+
+    @classmethod
+    def _following(cls, values: Mapping[str, Any], named: Collection[str]) -> dict[str, int]:
+        """What has to change of the fields that were not named: see `following.followed`."""
+        needed = ("num_prompts", "num_minibatches", "group_size", "packing")
+        whole = (*needed, "micro_batch", "dataset_size")
+        for name in whole:
+            value = values.get(name, 1)
+            none = value is None and name not in ("num_prompts", "num_minibatches", "group_size")
+            if not none and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                return {}  # which is refused
+        found = followed(values, named, cls.rows_of, cls.times_drawn(values))
+        heads, pairs = values["num_heads"], values["num_kv_heads"]
+        if "num_heads" not in named and pairs in range(1, 1 << 16) and heads % pairs:
+            found["num_heads"] = pairs * max(1, round(heads / pairs))
+        return found
 
     # --- lengths ---
 
@@ -161,9 +218,11 @@ class LanguageAgent(HasPresets):
         return self.env.response_length * getattr(self.env, "turns", 1)
 
     @property
-    def _learned_from(self) -> tuple[int, int, str]:
-        """Rows of an iteration that minibatches are of, groups of them that are spread evenly, their name."""
-        return self.steps_per_iteration, self.num_prompts, "responses"
+    def at_once(self) -> int | None:
+        """Rows of a micro-batch; None for any number at once."""
+        if self.micro_batch is None:
+            return None
+        return min(self.micro_batch, self.rows_of(vars(self)).count // self.num_minibatches)
 
     @property
     def num_iterations(self) -> int:
@@ -263,6 +322,8 @@ class LanguageAgent(HasPresets):
                 num_layers=self.num_layers,
                 num_heads=self.num_heads,
                 num_kv_heads=self.num_kv_heads or self.num_heads,
+                # Rotary positions take an even one; heads need not be as wide as the network together.
+                head_dim=2 * max(1, round(self.hidden_size / self.num_heads / 2)),
                 max_positions=self._context,
                 # Nguyen and Salazar 2019, arXiv 1910.05895, section 2.2: 0.08 at width 64. With the 0.02 of
                 # large networks a small one needs five times as many updates to begin to learn.
@@ -396,11 +457,13 @@ class LanguageAgent(HasPresets):
             f"task '{env.name}' has a vocabulary of {env.tokenizer.vocab_size} tokens, and the network one of"
             f" {config.vocab_size}: give the task the network's tokenizer (env.with_tokenizer)",
         )
+        room = config.max_positions - self._context + env.response_length
         require(
             self,
             self._context <= config.max_positions,
             f"task '{env.name}' has prompts of up to {env.prompt_length} tokens and responses of"
-            f" {env.response_length}, and the network's context is {config.max_positions}: shorten the task",
+            f" {env.response_length}, and the network's context is {config.max_positions}: "
+            + (f"use max_response={room}" if room > 0 and not is_game(env) else "shorten the task"),
         )
 
 

@@ -168,7 +168,7 @@ class PPORLHF(JudgedAgent):
         kl = losses.divergence(log_prob, reference_log_prob, self.kl_estimator)
         rewards = reward_at_end(reward, mask) - self.kl_coefficient * jnp.where(mask, kl, 0.0)
         values = lambda some: self._values(critic, some)  # noqa: E731
-        value = jnp.where(mask, updates.mapped(values, responses, self.micro_batch), 0.0)
+        value = jnp.where(mask, updates.mapped(values, responses, self.at_once), 0.0)
         advantage, target = token_advantages(rewards, value, mask, self.discount, self.gae_lambda)
         return Judgement(value, advantage, target)
 
@@ -185,7 +185,7 @@ class PPORLHF(JudgedAgent):
             trained, optimizer_state = carry
             minibatch = minibatch._replace(share=self._shares(minibatch.responses.own))
             slope = functools.partial(self.gradient, self._with_trained(parameters, trained), is_first)
-            gradient, measures = updates.accumulated(slope, minibatch, self.micro_batch)
+            gradient, measures = updates.accumulated(slope, minibatch, self.at_once)
             trained, optimizer_state = self.update(gradient, optimizer_state, trained)
             return (trained, optimizer_state), {**measures, "gradient_norm": optax.tree.norm(gradient)}
 
@@ -204,7 +204,7 @@ class PPORLHF(JudgedAgent):
             critic, optimizer_state = carry
             minibatch = minibatch._replace(share=self._shares(minibatch.responses.own))
             slope = functools.partial(self.value_gradient, critic)
-            gradient, measures = updates.accumulated(slope, minibatch, self.micro_batch)
+            gradient, measures = updates.accumulated(slope, minibatch, self.at_once)
             return self.value_update(gradient, optimizer_state, critic), measures
 
         samples = Minibatch(responses, nothing, nothing, judgement, nothing)
@@ -278,7 +278,7 @@ class PPORLHF(JudgedAgent):
 
     def _log_probs(self, parameters, responses):
         score = lambda some: scores(self.network, parameters, some, self.temperature)[0]  # noqa: E731
-        return updates.mapped(score, responses, self.micro_batch)
+        return updates.mapped(score, responses, self.at_once)
 
     def _shares(self, mask: jax.Array) -> jax.Array:
         return losses.token_weights(mask, "token_mean", self.longest)

@@ -6,6 +6,7 @@ pair; `N = B * G`; `R` tokens of a response; `n` pairs of a micro-batch.
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +16,7 @@ import optax
 import fdg
 from algos.hyperparameters import hyperparameter, require, require_positive
 from algos.rlhf import updates
+from algos.rlhf.following import Rows
 from algos.rlhf.language_agent import LanguageAgent
 from algos.rlhf.responses import Responses
 
@@ -69,13 +71,11 @@ class PreferenceAgent(LanguageAgent):
         require(
             self, self.group_size >= 2, f"group_size={self.group_size}: a pair takes at least 2 responses"
         )
-        count = self.num_prompts // self.num_minibatches
-        require(
-            self,
-            self.num_prompts % self.num_minibatches == 0 and count % (self.micro_batch or count) == 0,
-            f"num_prompts={self.num_prompts} pairs do not divide into num_minibatches={self.num_minibatches}"
-            f" of micro_batch={self.micro_batch}",
-        )
+
+    @classmethod
+    def rows_of(cls, values: Mapping[str, Any]) -> Rows:
+        """Pairs, one a prompt."""
+        return Rows(values["num_prompts"], values["num_prompts"], "pairs")
 
     @property
     def responses_per_prompt(self) -> int:
@@ -94,7 +94,7 @@ class PreferenceAgent(LanguageAgent):
             counted = minibatch.pairs.differ.astype(jnp.float32)
             minibatch = minibatch._replace(weight=counted / jnp.maximum(jnp.sum(counted), 1))
             slope = functools.partial(self.gradient, self._with_trained(parameters, trained))
-            gradient, measures = updates.accumulated(slope, minibatch, self.micro_batch)
+            gradient, measures = updates.accumulated(slope, minibatch, self.at_once)
             trained, optimizer_state = self.update(gradient, optimizer_state, trained)
             return (trained, optimizer_state), {**measures, "gradient_norm": optax.tree.norm(gradient)}
 

@@ -6,6 +6,7 @@ micro-batch, or rows of `L` tokens that they are packed into.
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +17,7 @@ import fdg
 from algos.hyperparameters import hyperparameter, require, require_positive
 from algos.language.packing import pack_rows
 from algos.rlhf import losses, updates
+from algos.rlhf.following import Rows
 from algos.rlhf.language_agent import LanguageAgent
 from algos.rlhf.losses import Aggregation
 from algos.rlhf.responses import Responses, scores, sequences
@@ -102,11 +104,11 @@ class SFT(LanguageAgent):
         parameters = self._with_trained(state.parameters, trained)
         return State(parameters, optimizer_state, state.key, state.iteration + 1), metrics
 
-    @property
-    def _learned_from(self) -> tuple[int, int, str]:
-        if self.packing is None:
-            return super()._learned_from
-        return self.packing, self.packing, "packed rows"
+    @classmethod
+    def rows_of(cls, values: Mapping[str, Any]) -> Rows:
+        """Packed rows, where demonstrations are packed."""
+        packed = values.get("packing")
+        return super().rows_of(values) if packed is None else Rows(packed, packed, "packed rows")
 
     # --- fragments; `update` is that of every `LanguageAgent` ---
 
@@ -132,7 +134,7 @@ class SFT(LanguageAgent):
                 share=losses.token_weights(own, "token_mean", longest),
             )
             slope = functools.partial(self.gradient, self._with_trained(parameters, trained))
-            gradient, measures = updates.accumulated(slope, minibatch, self.micro_batch)
+            gradient, measures = updates.accumulated(slope, minibatch, self.at_once)
             trained, optimizer_state = self.update(gradient, optimizer_state, trained)
             return (trained, optimizer_state), {**measures, "gradient_norm": optax.tree.norm(gradient)}
 
@@ -143,7 +145,7 @@ class SFT(LanguageAgent):
             key,
             self.num_epochs,
             self.num_minibatches,
-            self._learned_from[1],
+            self.rows_of(vars(self)).groups,
         )
         return trained, optimizer_state, {**self._lengths(responses), **left_out, **measures}
 

@@ -138,7 +138,7 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     )
     check_kind(chosen, algo, env.get("env"))
     presets.check_allowed(early, bool(stored), base.get("algo") == algo)
-    found = presets.chosen(chosen, early.get("preset"), registered_name, env.get("env"))
+    found = presets.chosen(chosen, early.get("preset"), registered_name, env.get("env"), words)
     preset = dict(found.values) if found else {}
 
     flags = JobFlags.of(chosen, policy_class, is_auto, preset)
@@ -167,7 +167,8 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
 
     earlier = part(file, "hyperparameters", base, own_flags, algo) if base.get("algo") == algo else {}
     now = {flag.name: given[flag.name] for flag in own_flags if flag.name in given}
-    algorithm = construct(chosen, algo, {**preset, **earlier, **now, **env})
+    values = presets.settled(chosen, {**preset, **earlier, **now, **env}, now)
+    algorithm = construct(chosen, algo, values)
     # The fields of another policy than this one mean nothing to it.
     same = base.get("policy") == policy_name
     kept = part(file, "policy_fields", base, policy_flags, policy_name) if same else {}

@@ -6,10 +6,10 @@ flags are read for the first time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fdg.commands.flags import Flag, shown
+from fdg.commands.flags import Flag, Parser, add_aliases, add_flags, fields_of, shown
 from fdg.errors import FdgError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ FLAGS = (
 )
 
 
-def chosen(cls: type, asked: str | None, env_name: str, env: Any) -> Preset | None:
+def chosen(cls: type, asked: str | None, env_name: str, env: Any, words: Sequence[str] = ()) -> Preset | None:
     """The preset that an algorithm begins with on an environment; None for its defaults.
 
     Args:
@@ -35,23 +35,34 @@ def chosen(cls: type, asked: str | None, env_name: str, env: Any) -> Preset | No
       asked: what `--preset` says.
       env_name: the environment, without its parameters.
       env: the environment itself; None where the algorithm has its own.
+      words: the command line, of which some hyperparameters may decide.
 
     Raises:
       UnknownNameError: there is no preset of the name that was asked for.
     """
     from algos import presets
+    from algos.presets.preferring import HasPresets
 
     if asked == "none" or env is None:
         return None
     based_on = _based_on(cls)
     if based_on is not None:
-        if asked is not None:
-            return presets.named(based_on, asked)
-        return presets.find(based_on, env_name, env)
+        assert issubclass(cls, HasPresets)
+        given = _deciding(cls, words)
+        name = asked or cls.preset_name(given)
+        found = presets.find(based_on, env_name, env) if name is None else presets.named(based_on, name)
+        return None if found is None else found.without(cls.gives_way(given))
     if asked is not None:
         raise FdgError(f"--preset {asked}: {cls.__name__} has no presets by name: leave it out, or say none")
     values = cls.preset(env_name) if hasattr(cls, "preset") else {}
     return presets.Preset(env_name, f"{cls.__name__}.preset", values) if values else None
+
+
+def settled(cls: type, values: Mapping[str, Any], named: Collection[str]) -> Mapping[str, Any]:
+    """An algorithm's fields, of which those that were not named follow those that were."""
+    from algos.presets.preferring import HasPresets
+
+    return cls.settled(values, named) if issubclass(cls, HasPresets) else values
 
 
 def known(cls: type) -> tuple[str, ...]:
@@ -108,6 +119,15 @@ def table(preset: Preset | None, algo: str, env_name: str, flags: list[Flag], kn
         for name, value in preset.values.items()
     ]
     return "\n".join([f"preset {preset.name} of {algo} for {env_name}", f"from {preset.source}", *lines])
+
+
+def _deciding(cls: Any, words: Sequence[str]) -> dict[str, Any]:
+    """What a command line says of the hyperparameters that a preset depends on."""
+    parser = Parser(add_help=False, allow_abbrev=False)
+    flags = [flag for flag in fields_of(cls) if flag.name in cls.preset_depends_on]
+    add_flags(parser, flags)
+    add_aliases(parser, flags)
+    return vars(parser.parse_known_args(list(words))[0])
 
 
 def _based_on(cls: type) -> str | None:

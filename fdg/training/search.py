@@ -29,7 +29,7 @@ from fdg.training.recorder import Report
 from fdg.training.run_directory import RunDirectory, read_metrics
 from fdg.training.search_results import Trial, write_results
 from fdg.training.space import Space, space_text, written
-from fdg.training.sweep import Sweep, agent_count
+from fdg.training.sweep import Sweep, agent_count, changed
 from fdg.training.sweep_results import best_of, results
 
 REDUCTION = 3  # of the trials that reach a rung, one in so many goes on
@@ -207,9 +207,10 @@ class _Search:
         if isinstance(swept, Sweep):
             algorithm: Any = swept.with_algorithm(**values)
         else:
-            algorithm = dataclasses.replace(swept, **values)
+            algorithm = changed(swept, values)
         kept = ("optuna", "search", "halving")
         config = {name: value for name, value in job.config.items() if name not in kept}
+        values = {**values, **_follows(job.algorithm, algorithm)}
         said = {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
         config["hyperparameters"] = {**config["hyperparameters"], **said}
         iterations, steps = lengths(algorithm, type(algorithm).__name__, job.config.get("total_steps"))
@@ -265,6 +266,13 @@ def _worth(job: Job, outcome: Outcome) -> tuple[float, list[float]]:
     ]
     value = float(np.mean(late)) if late else math.nan
     return value, [value]
+
+
+def _follows(before: Any, after: Any) -> dict[str, Any]:
+    """What else has changed of an algorithm than what was searched: whole numbers that have to divide."""
+    old, new = (one.algorithm if isinstance(one, Sweep) else one for one in (before, after))
+    names = [field.name for field in dataclasses.fields(new) if isinstance(getattr(new, field.name), int)]
+    return {name: getattr(new, name) for name in names if getattr(new, name) != getattr(old, name)}
 
 
 def _nothing(line: Any) -> None:

@@ -233,7 +233,7 @@ class Sweep:
 
     def with_algorithm(self, **fields: Any) -> "Sweep":
         """The same sweep of an algorithm with other fields."""
-        return dataclasses.replace(self, algorithm=dataclasses.replace(self.algorithm, **fields))
+        return dataclasses.replace(self, algorithm=changed(self.algorithm, fields))
 
     @contextlib.contextmanager
     def _explained(self, call: Callable[[Any], Any]) -> Iterator[None]:
@@ -280,6 +280,12 @@ class Sweep:
             return getattr(self._with(state.hyperparameters), name)(state.state, *rest, **named)
 
         return of_its_agent
+
+
+def changed(algorithm: Any, fields: Mapping[str, Any]) -> Any:
+    """The algorithm with other values of some fields; one may say itself what else changes with them."""
+    change = getattr(algorithm, "changed", None)
+    return change(**fields) if callable(change) else dataclasses.replace(algorithm, **fields)
 
 
 def swept(algorithm: Any, config: Mapping[str, Any]) -> Any:
