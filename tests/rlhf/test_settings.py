@@ -1,0 +1,197 @@
+"""What a user names wins, what they do not name goes with it; checkpoints have settings of their own."""
+
+import dataclasses
+
+import jax
+import pytest
+
+import algos
+import envs
+import fdg
+from algos import presets
+from algos.language import Decoder, DecoderConfig, weights
+from algos.rlhf import updates
+from envs.text import CharacterTokenizer
+from fdg.commands.cli import train_main
+from fdg.commands.parse import parse as parse_words
+from fdg.errors import FdgError
+from fdg.training.search import _follows
+from fdg.training.sweep import Sweep, changed
+
+ENV = envs.make("text:addition")
+LEARNERS = ("sft", "grpo", "dpo", "ppo_rlhf", "reward_model")
+
+
+def parse(words):
+    return parse_words(words.split(), "train", "").algorithm
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A folder with a small one, of a context of 40 tokens."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    config = DecoderConfig.tiny(
+        56, hidden_size=8, num_layers=1, num_heads=2, num_kv_heads=1, max_positions=40
+    )
+    decoder = Decoder(config)
+    weights.save(folder, decoder, jax.jit(decoder.init)(jax.random.key(0)))
+    return folder
+
+
+def divides(algorithm):
+    """Whether each minibatch is of whole micro-batches, and each iteration of whole minibatches."""
+    count, groups, _ = algorithm.rows_of(vars(algorithm))
+    number = algorithm.num_minibatches
+    size, part = count // number, algorithm.at_once or count // number
+    return count % number == 0 and updates.divides(count, groups, number) and size % part == 0
+
+
+NAMED = [
+    {"group_size": 5},
+    {"group_size": 7, "num_prompts": 3},
+    {"num_prompts": 50},
+    {"num_prompts": 7},
+    {"num_minibatches": 3},
+    {"num_minibatches": 5, "micro_batch": 4},
+    {"micro_batch": 5},
+    {"micro_batch": 1000},
+    {"dataset_size": 50},
+    {"dataset_size": 1},
+    {"packing": 48},
+    {"packing": 7, "num_minibatches": 7},
+    {"variant": "dapo", "dataset_size": 30},
+    {"hidden_size": 50},
+    {"num_heads": 3},
+    {"num_kv_heads": 3},
+]
+
+
+@pytest.mark.parametrize("named", NAMED, ids=lambda named: " ".join(f"{k}={v}" for k, v in named.items()))
+def test_what_was_not_named_follows(named):
+    """Of every learner that has the fields, beside its preset, by Python, by flags and by the class alone."""
+    for name in LEARNERS:
+        cls = algos.get(name)
+        if not named.keys() <= {field.name for field in dataclasses.fields(cls)}:
+            continue
+        made = algos.make(name, ENV, **named)
+        flags = " ".join(f"--{key} {value}" for key, value in named.items())
+        assert made == parse(f"--algo {name} --env text:addition {flags}")
+        for algorithm in (made, cls(env=ENV, **named)):
+            assert divides(algorithm), name
+            assert {key: getattr(algorithm, key) for key in named} == named
+            assert algorithm.network.config.num_parameters > 0
+            assert not {*vars(algorithm)} - {field.name for field in dataclasses.fields(cls)}
+        assert dataclasses.replace(made) == made
+
+
+def test_the_least_is_changed():
+    grpo = algos.make("grpo", ENV)
+    assert dataclasses.replace(grpo, group_size=5, micro_batch=20) == algos.make("grpo", ENV, group_size=5)
+    assert algos.make("grpo", ENV, num_prompts=32) == dataclasses.replace(grpo, num_prompts=32)
+
+
+@pytest.mark.parametrize(
+    ("name", "named", "said"),
+    [
+        ("grpo", {"num_minibatches": 3, "num_prompts": 64}, "num_minibatches=3 does not divide the 512 resp"),
+        ("sft", {"micro_batch": 5, "num_prompts": 16}, "micro_batch=5 does not divide the 16 responses of a"),
+        (
+            "dpo",
+            {"micro_batch": 5, "num_prompts": 16},
+            "micro_batch=5 does not divide the 16 pairs of a mini",
+        ),
+        ("sft", {"packing": 6, "num_minibatches": 4}, "does not divide the 6 packed rows of an iteration"),
+        ("grpo", {"dataset_size": 8, "num_prompts": 16}, "dataset_size=8 is less than the num_prompts=16"),
+        ("grpo", {"micro_batch": 0}, "micro_batch=0: it must be above zero"),
+        ("ppo_rlhf", {"num_prompts": 2.5}, "num_prompts=2.5: it must be an integer"),
+    ],
+)
+def test_what_is_named_and_does_not_fit_together_is_refused(name, named, said):
+    with pytest.raises(FdgError, match=said) as caught:
+        algos.make(name, ENV, **named)
+    assert "\n" not in str(caught.value)
+
+
+def test_micro_batches_larger_than_a_minibatch_and_smaller_than_an_iteration():
+    """Of 12 responses in three minibatches eight are no whole part: the reference takes four at once."""
+    sizes = {"num_prompts": 3, "group_size": 4, "num_minibatches": 3, "micro_batch": 8}
+    small = {"hidden_size": 8, "num_layers": 1, "num_heads": 2}
+    algorithm = algos.GRPO(env=ENV, **sizes, **small, kl_coefficient=0.1)
+    assert algorithm.at_once == 4
+    state = jax.eval_shape(algorithm.init, jax.random.key(0))
+    assert jax.tree.structure(jax.eval_shape(algorithm.iterate, state)[0]) == jax.tree.structure(state)
+
+
+def test_trials_of_a_search_follow_in_what_changes_no_number():
+    grpo = algos.make("grpo", ENV)
+    tried = changed(grpo, {"group_size": 5})
+    assert (tried.micro_batch, _follows(grpo, tried)) == (20, {"group_size": 5, "micro_batch": 20})
+    swept = Sweep(grpo, (("learning_rate", (1e-3, 1e-4)),)).with_algorithm(group_size=5)
+    assert swept.algorithm == tried
+    with pytest.raises(FdgError, match="num_minibatches=3 does not divide"):
+        changed(grpo, {"num_minibatches": 3})
+
+
+def test_a_variant_and_a_correction_go_before_a_preset():
+    assert algos.make("grpo", ENV).objective.kl_coefficient == 0
+    rloo = parse("--algo grpo --env text:addition --variant rloo")
+    assert rloo == algos.make("grpo", ENV, variant="rloo") and rloo.objective.kl_coefficient == 0.05
+    assert algos.make("grpo", ENV, variant="rloo", kl_coefficient=0.2).objective.kl_coefficient == 0.2
+    assert algos.make("grpo", ENV, correction="truncate_token").old_log_prob == "learner"
+    assert algos.make("grpo", ENV, variant="grpo") == algos.make("grpo", ENV)
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_a_checkpoint_has_settings_of_its_own(name, checkpoint, capsys):
+    words = ["--algo", name, "--env", "text:addition", "--model", str(checkpoint)]
+    for adapters, key in (([], "checkpoint"), (["--lora-rank", "4"], "checkpoint-lora")):
+        rank = {"lora_rank": 4} if adapters else {}
+        found = algos.make(name, ENV, model=str(checkpoint), **rank)
+        values = presets.named(algos.get(name).__name__, key).values
+        assert {field: getattr(found, field) for field in values if field != "micro_batch"} == {
+            field: value for field, value in values.items() if field != "micro_batch"
+        }
+        assert divides(found) and found.learning_rate <= (2e-4 if adapters else 2e-5)
+        assert parse(" ".join([*words, *adapters])) == found
+        assert train_main([*words, *adapters, "--show-preset"]) == 0
+        said = capsys.readouterr().out
+        assert said.startswith(f"preset {key} of {name} for text:addition\nfrom ") and "learning_rate" in said
+    own = parse(" ".join([*words, "--learning-rate", "0.5"]))
+    assert own.learning_rate == 0.5 and own.remat
+    small = parse(" ".join([*words, "--preset", "text:*"]))
+    assert small.learning_rate == algos.make(name, ENV).learning_rate and small.model == str(checkpoint)
+
+
+def test_responses_of_a_checkpoint_fit_its_context(checkpoint, monkeypatch):
+    """64 tokens are what nobody asked for: 40 less the prompt's."""
+    (checkpoint / "tokenizer.json").write_text("{}")
+    monkeypatch.setattr("algos.rlhf.checkpoints.HuggingFaceTokenizer", lambda _: CharacterTokenizer())
+    algorithm = algos.SFT(env=ENV, model=str(checkpoint))
+    assert algorithm.env.prompt_length + algorithm.env.response_length == 40
+    room = algorithm.env.response_length
+    with pytest.raises(FdgError, match=rf"responses of 50, .* is 40: use max_response={room}"):
+        algos.SFT(env=ENV, model=str(checkpoint), max_response=50)
+    asked = envs.make("text:addition", max_response=9)
+    assert algos.SFT(env=asked, model=str(checkpoint)).env.response_length == 9
+
+
+class _Enough(Exception):
+    pass
+
+
+def test_two_seeds_are_trained_by_one_program(tmp_path, monkeypatch):
+    """Byte by byte what is compiled: no seed is in it, and no moment, so a cache of programs finds it."""
+    found = []
+
+    def keep(lowered, platform):
+        found.append(lowered.as_text())
+        raise _Enough
+
+    monkeypatch.setattr("fdg.running.program.compile_lowered", keep)
+    for seed in range(2):
+        algorithm = algos.make(
+            "grpo", envs.make("text:addition"), num_prompts=2, group_size=2, hidden_size=8, num_layers=1
+        )
+        with pytest.raises(_Enough):
+            fdg.fit(algorithm, seed=seed, devices=1, out=tmp_path / str(seed), progress=False)
+    assert found[0] == found[1] and len(found) == 2
