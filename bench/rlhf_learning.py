@@ -151,6 +151,7 @@ def main() -> None:
     chosen = EXPERIMENTS[given.task]
     asked = f"{'ratio to the start' if chosen.as_ratio else 'share'} >= {chosen.at_least:g}"
     said = {"task": chosen.env, "reward": given.reward, "scale": given.scale, "asked": asked}
+    fdg.keep_programs()  # the second seed compiles nothing, in this process or another
     path = RUNS / f"{given.task}-{given.reward}{'' if given.scale == 1 else f'-{given.scale:g}'}.json"
     rows = json.loads(path.read_text())["seeds"] if path.exists() else []
     for seed in range(given.first_seed, given.first_seed + given.seeds):
