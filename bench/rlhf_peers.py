@@ -1,15 +1,17 @@
-"""GRPO beside TRL's `GRPOTrainer` (1.16): speed in turns, and learning from the same start.
+"""GRPO beside TRL's `GRPOTrainer` (1.16) and tunix's `GRPOLearner` (0.1.7): speed in turns, and learning.
 
-    python -m bench.rlhf_peers speed               # iterations a second, alternating: asked >= 3
-    python -m bench.rlhf_peers speed --rounds 9
+    python -m bench.rlhf_peers speed               # beside TRL, in turns: asked >= 3
+    python -m bench.rlhf_peers speed --peer tunix  # asked >= 1.2
     python -m bench.rlhf_peers learning --seed 0   # from runs/rlhf/sorting-task-0/sft, which
                                                    # `python -m bench.rlhf_learning sorting` makes
 
 Both sides have the same network in float32, in a folder of Hugging Face's format, the same problems, lengths,
-responses, updates and step sizes. TRL runs in an environment of its own:
+responses, updates and step sizes. Peers run in environments of their own:
 
     python -m venv build/venvs/language
     build/venvs/language/bin/pip install torch==2.13.0 trl==1.16.0
+    python -m venv build/venvs/tunix
+    build/venvs/tunix/bin/pip install google-tunix==0.1.7
 
 Speed: 2 prompts x 4 responses of at most 16 tokens, one update, 77 thousand parameters; a round is so many
 iterations of each side in turn, so that what else the machine does falls on both. Learning: as
@@ -36,7 +38,7 @@ from bench.peers import ROOT
 from bench.peers.alternate import Driver, middle_half
 from bench.rlhf_learning import EPISODES, EXPERIMENTS, RUNS
 
-PYTHON = ROOT / "build" / "venvs" / "language" / "bin" / "python"
+PEERS = {"trl": ("language", 3.0), "tunix": ("tunix", 1.2)}  # environment, and the ratio that is asked
 NETWORK = {"hidden_size": 64, "intermediate_size": 128, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2}
 _PROBLEMS = 8_192
 
@@ -48,8 +50,9 @@ def pairs_of(env: Any, count: int, split: Any) -> list[tuple[str, str]]:
     return list(zip(prompts, env.texts(shown.responses, shown.mask), strict=True))
 
 
-def speed(rounds: int, iterations: int, env_name: str = "text:addition?max_response=16") -> dict[str, Any]:
+def speed(peer_name: str, rounds: int, iterations: int) -> dict[str, Any]:
     """Responses a second of both sides, in turns, and their ratio."""
+    env_name = "text:addition?max_response=16"
     env = _made(env_name)
     with tempfile.TemporaryDirectory() as folder:
         decoder = Decoder(DecoderConfig(env.tokenizer.vocab_size, **NETWORK))
@@ -64,7 +67,7 @@ def speed(rounds: int, iterations: int, env_name: str = "text:addition?max_respo
             "trl": _settings(env, per_update=8, group=4, updates=1, learning_rate=1e-6),
         }
         ours = Driver(Path(sys.executable), "ours", {"flags": flags, "continues": True})
-        peer = Driver(PYTHON, "trl", theirs)
+        peer = Driver(_python(peer_name), peer_name, theirs)
         try:
             said: dict[Driver, list[float]] = {ours: [], peer: []}
             for number in range(rounds + 1):
@@ -77,11 +80,12 @@ def speed(rounds: int, iterations: int, env_name: str = "text:addition?max_respo
     a, b = said[ours][1:], said[peer][1:]
     ratios = [x / y for x, y in zip(a, b, strict=True)]
     return {
+        "peer": peer_name,
         "ours_responses_per_s": statistics.median(a),
-        "trl_responses_per_s": statistics.median(b),
+        "theirs_responses_per_s": statistics.median(b),
         "ratio": statistics.median(ratios),
         "ratio_middle_half": middle_half(ratios),
-        "asked": 3,
+        "asked": PEERS[peer_name][1],
         "rounds": rounds,
         "iterations": iterations,
     }
@@ -113,7 +117,7 @@ def learning(seed: int, rounds: int, scale: float) -> dict[str, Any]:
                 warmup_steps=grpo.warmup,
             ),
         }
-        peer = Driver(PYTHON, "trl", config)
+        peer = Driver(_python("trl"), "trl", config)
         try:
             found = [peer.facts["first"], *(peer.round(number) for number in range(1, rounds))]
         finally:
@@ -129,6 +133,13 @@ def learning(seed: int, rounds: int, scale: float) -> dict[str, Any]:
         for i, (one, s) in enumerate(zip(found, seconds, strict=True))
     ]
     return {"seed": seed, "env": EXPERIMENTS["sorting"].env, "trl": "1.16.0", "rows": rows}
+
+
+def _python(peer: str) -> Path:
+    path = ROOT / "build" / "venvs" / PEERS[peer][0] / "bin" / "python"
+    if not path.exists():
+        raise SystemExit(f"{path} is not there: python -m bench.rlhf_peers --help says how it is made")
+    return path
 
 
 def _made(name: str) -> Any:
@@ -163,15 +174,14 @@ def _settings(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("what", choices=("speed", "learning"))
+    parser.add_argument("--peer", choices=PEERS, default="trl", help="of speed")
     parser.add_argument("--rounds", type=int, help="default: 7 of speed, 10 of learning")
     parser.add_argument("--iterations", type=int, default=20, help="of a round of speed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--scale", type=float, default=1.0, help="of the iterations of learning")
     given = parser.parse_args()
-    if not PYTHON.exists():
-        raise SystemExit(f"{PYTHON} is not there: {(__doc__ or '').split('own:')[1].split('Speed:')[0]}")
     if given.what == "speed":
-        print(json.dumps(speed(given.rounds or 7, given.iterations), indent=1))
+        print(json.dumps(speed(given.peer, given.rounds or 7, given.iterations), indent=1))
         return
     found = learning(given.seed, given.rounds or 10, given.scale)
     RUNS.mkdir(parents=True, exist_ok=True)

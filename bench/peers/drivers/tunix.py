@@ -1,0 +1,151 @@
+"""google-tunix's `GRPOLearner` (0.1.7, JAX) on a checkpoint and on problems that the configuration names.
+
+Its `train` is one call; here a round is so many of its iterations: the call runs in a thread of its own, and
+the reward function, which it calls once an iteration, waits for the next round. Configuration: as of
+`trl.py`; of `"trl"` are read the numbers that both libraries have.
+"""
+
+import itertools
+import json
+import queue
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+from tunix.models.llama3 import model as llama
+from tunix.models.llama3 import params
+from tunix.rl import rl_cluster
+from tunix.rl.grpo import grpo_learner
+from tunix.rl.rollout import base_rollout
+
+from bench.peers.serve import serve
+
+_SPECIAL = ("<pad>", "<bos>", "<eos>")
+
+
+def prepare(config: dict[str, Any]):
+    """Builds the learner, and trains up to the end of its first round."""
+    wanted = config["trl"]
+    group = wanted["num_generations"]
+    prompts = wanted["per_device_train_batch_size"] * wanted["steps_per_generation"] // group
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("fsdp", "tp"))
+    folder = config["model"]
+    with mesh:
+        actor = params.create_model_from_safe_tensors(folder, shape_of(folder), mesh, jnp.float32)
+    longest = max(len(prompt) for prompt, _ in config["problems"]) + 1
+    length = wanted["max_completion_length"]
+    cluster = rl_cluster.RLCluster(
+        actor=actor,
+        tokenizer=tokenizer_of(config["alphabet"]),
+        cluster_config=rl_cluster.ClusterConfig(
+            role_to_mesh=dict.fromkeys(rl_cluster.Role, mesh),
+            training_config=rl_cluster.RLTrainingConfig(
+                actor_optimizer=optax.chain(
+                    optax.clip_by_global_norm(wanted["max_grad_norm"]), optax.adamw(wanted["learning_rate"])
+                ),
+                eval_every_n_steps=1_000_000,
+                max_steps=1_000_000,
+                mini_batch_size=prompts // wanted["steps_per_generation"],
+            ),
+            rollout_config=base_rollout.RolloutConfig(
+                max_tokens_to_generate=length,
+                max_prompt_length=longest,
+                kv_cache_size=longest + length + 1,
+                temperature=wanted.get("temperature", 1.0),
+                top_p=1.0,
+            ),
+        ),
+    )
+    asked: queue.Queue[int] = queue.Queue()
+    done: queue.Queue[dict[str, Any] | Exception] = queue.Queue()
+    each = {"iterations": config["iterations"], "responses": prompts * group * config["iterations"]}
+    rewards: list[float] = []
+    calls, begun = itertools.count(1), [time.perf_counter()]
+
+    def right(prompts: list[str], completions: list[str], answer: Any, **_: Any) -> list[float]:
+        found = [float(said.strip() == str(wanted)) for said, wanted in zip(completions, answer, strict=True)]
+        rewards.extend(found)
+        if next(calls) % each["iterations"] == 0:
+            seconds = time.perf_counter() - begun[0]
+            done.put({"steps": each["responses"], "seconds": seconds, "return": sum(rewards) / len(rewards)})
+            rewards.clear()
+            asked.get()
+            begun[0] = time.perf_counter()
+        return found
+
+    learner = grpo_learner.GRPOLearner(
+        rl_cluster=cluster,
+        algo_config=grpo_learner.GRPOConfig(num_generations=group, num_iterations=1, beta=0.0),
+        reward_fns=right,
+    )
+
+    def batches():
+        problems = itertools.cycle(config["problems"])
+        while True:
+            some = list(itertools.islice(problems, prompts))
+            yield {
+                "prompts": [f"<bos>{prompt}" for prompt, _ in some],
+                "answer": [answer for _, answer in some],
+            }
+
+    def call() -> None:
+        try:
+            with mesh:
+                learner.train(batches())
+        except Exception as error:
+            done.put(error)
+
+    threading.Thread(target=call, daemon=True).start()
+    first = _answer(done)
+
+    def one_round(seed: int) -> dict[str, Any]:
+        asked.put(seed)
+        return _answer(done)
+
+    return one_round, {"compile_seconds": first["seconds"], "first": first}
+
+
+def shape_of(folder: str) -> llama.ModelConfig:
+    """The sizes that the folder's `config.json` says."""
+    said = json.loads(Path(folder, "config.json").read_text())
+    return llama.ModelConfig(
+        num_layers=said["num_hidden_layers"],
+        vocab_size=said["vocab_size"],
+        embed_dim=said["hidden_size"],
+        hidden_dim=said["intermediate_size"],
+        num_heads=said["num_attention_heads"],
+        head_dim=said["head_dim"],
+        num_kv_heads=said["num_key_value_heads"],
+        rope_theta=int(said["rope_theta"]),
+        norm_eps=said["rms_norm_eps"],
+        weight_tying=said["tie_word_embeddings"],
+    )
+
+
+def tokenizer_of(alphabet: str) -> PreTrainedTokenizerFast:
+    """A token for each character, after the three special ones."""
+    vocabulary = {token: i for i, token in enumerate((*_SPECIAL, *alphabet))}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    made.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    pad, bos, eos = _SPECIAL
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token=pad, bos_token=bos, eos_token=eos, padding_side="left"
+    )
+
+
+def _answer(done: queue.Queue) -> dict[str, Any]:
+    answer = done.get()
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+if __name__ == "__main__":
+    serve(prepare)
