@@ -127,11 +127,11 @@ class LanguageAgent(HasPresets):
             if getattr(self, name) is not None:
                 require_positive(self, name)
         require(self, self.warmup >= 0, f"warmup={self.warmup}: it must be zero or above")
-        self._check_network()
-        _ = self._speaker  # whose own checks are these
         named = vars(self).pop("_named", ())
         for name, value in self._following(vars(self), named).items():
             object.__setattr__(self, name, value)
+        self._check_network()
+        _ = self._speaker  # whose own checks are these
         size = self.dataset_size
         require(
             self,

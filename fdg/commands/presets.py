@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fdg.commands.flags import Flag, Parser, add_aliases, add_flags, fields_of, shown
+from fdg.commands.flags import Flag, Parser, add_aliases, add_flag, fields_of, shown
 from fdg.errors import FdgError
 
 if TYPE_CHECKING:
@@ -125,7 +125,8 @@ def _deciding(cls: Any, words: Sequence[str]) -> dict[str, Any]:
     """What a command line says of the hyperparameters that a preset depends on."""
     parser = Parser(add_help=False, allow_abbrev=False)
     flags = [flag for flag in fields_of(cls) if flag.name in cls.preset_depends_on]
-    add_flags(parser, flags)
+    for flag in flags:
+        add_flag(parser, flag)
     add_aliases(parser, flags)
     return vars(parser.parse_known_args(list(words))[0])
 

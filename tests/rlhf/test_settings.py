@@ -1,6 +1,7 @@
 """What a user names wins, what they do not name goes with it; checkpoints have settings of their own."""
 
 import dataclasses
+import shutil
 
 import jax
 import pytest
@@ -12,6 +13,7 @@ from algos import presets
 from algos.language import Decoder, DecoderConfig, weights
 from algos.rlhf import updates
 from envs.text import CharacterTokenizer
+from envs.text.tokenizers import COMMON
 from fdg.commands.cli import train_main
 from fdg.commands.parse import parse as parse_words
 from fdg.errors import FdgError
@@ -162,10 +164,18 @@ def test_a_checkpoint_has_settings_of_its_own(name, checkpoint, capsys):
     assert small.learning_rate == algos.make(name, ENV).learning_rate and small.model == str(checkpoint)
 
 
-def test_responses_of_a_checkpoint_fit_its_context(checkpoint, monkeypatch):
+class OfAFolder(CharacterTokenizer):
+    """What stands for the tokenizer that a folder has."""
+
+    def __init__(self, folder):
+        object.__setattr__(self, "alphabet", COMMON)
+
+
+def test_responses_of_a_checkpoint_fit_its_context(checkpoint, tmp_path, monkeypatch):
     """64 tokens are what nobody asked for: 40 less the prompt's."""
+    checkpoint = shutil.copytree(checkpoint, tmp_path / "checkpoint")
     (checkpoint / "tokenizer.json").write_text("{}")
-    monkeypatch.setattr("algos.rlhf.checkpoints.HuggingFaceTokenizer", lambda _: CharacterTokenizer())
+    monkeypatch.setattr("algos.rlhf.checkpoints.HuggingFaceTokenizer", OfAFolder)
     algorithm = algos.SFT(env=ENV, model=str(checkpoint))
     assert algorithm.env.prompt_length + algorithm.env.response_length == 40
     room = algorithm.env.response_length
