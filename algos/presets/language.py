@@ -53,7 +53,7 @@ def _checkpoint(source: str, learning_rate: float, **values: Any) -> dict[str, E
     """Of a whole checkpoint, and of adapters beside it."""
     whole = Entry(source, {**_CHECKPOINT, "learning_rate": learning_rate, **values}, on_cpu=_ON_CPU)
     # Not the product, whose last digit is not what one would write.
-    adapters = {"learning_rate": float(f"{10 * learning_rate:.6g}"), "lora_alpha": 32.0}
+    adapters: dict[str, Any] = {"learning_rate": float(f"{10 * learning_rate:.6g}"), "lora_alpha": 32.0}
     return {"checkpoint": whole, "checkpoint-lora": whole.but(_LEARN_ADAPTERS, **adapters)}
 
 

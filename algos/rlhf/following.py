@@ -11,7 +11,7 @@ _SIZES = ("num_prompts", "num_minibatches", "micro_batch")
 class Rows(NamedTuple):
     """What the updates of an iteration are of."""
 
-    count: int
+    size: int
     groups: int  # that are spread evenly over minibatches
     what: str
 
@@ -65,7 +65,7 @@ def followed(
         tried = {**values, "num_minibatches": number, "num_prompts": prompts}
         micro = values["micro_batch"]
         if "micro_batch" in free and micro is not None:
-            size = max(1, rows_of(tried).count // number)
+            size = max(1, rows_of(tried).size // number)
             if micro < size:
                 tried["micro_batch"] = next(part for part in range(micro, 0, -1) if size % part == 0)
         if fits(tried, rows_of, drawn):

@@ -222,7 +222,7 @@ class LanguageAgent(HasPresets):
         """Rows of a micro-batch; None for any number at once."""
         if self.micro_batch is None:
             return None
-        return min(self.micro_batch, self.rows_of(vars(self)).count // self.num_minibatches)
+        return min(self.micro_batch, self.rows_of(vars(self)).size // self.num_minibatches)
 
     @property
     def num_iterations(self) -> int:
