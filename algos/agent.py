@@ -160,7 +160,11 @@ class Agent(HasPresets, Precise):
             f" use {self._others()}",
         )
         space = self.env.action_space
-        require(self, isinstance(space, self.action_spaces), f"cannot act in the action space {space}")
+        require(
+            self,
+            isinstance(space, self.action_spaces),
+            f"cannot act in the action space {space}: use {self._others()}",
+        )
 
     def _others(self) -> str:
         """Names of the algorithms that can act in this environment, as a message lists them."""

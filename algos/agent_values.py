@@ -15,7 +15,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from algos import layers
+from algos import distributions, layers
 from algos.memories import MemoryKind
 from algos.networks import Network, actor_features, of_module
 from algos.recurrent import MemoryTrunk, RecurrentNetwork
@@ -52,8 +52,7 @@ def agent_q_network(
         num_agents: `A`.
         hidden: widths of the dense layers. Default: that of the memory; without, as `networks.actor_critic`.
         activation, layer_norm, convolve: as for `networks.actor_critic`.
-        dueling: as for `networks.q_network`; several choices have one value, and each its advantages, as
-            the branches of Tavakoli et al. 2018 (arXiv 1711.08946, equation 1).
+        dueling: as for `networks.q_network`.
         memory: what remembers; None: nothing does.
         identity: each agent also sees its number, one-hot.
 
@@ -68,20 +67,11 @@ def agent_q_network(
     if memory is not None and hidden is None:
         hidden = (memory.size,)
     module = AgentQNetwork(
-        observation_space, sizes(action_space), num_agents,
+        observation_space, distributions.sizes(action_space), num_agents,
         layers.checked_widths(observation_space, hidden, activation, convolve),
         memory, activation, dueling, layer_norm, convolve, identity,
     )  # fmt: skip
     return RecurrentNetwork(_Init(module), _NothingYet(module), _Unroll(module))
-
-
-def sizes(action_space: Discrete | MultiDiscrete) -> tuple[int, ...]:
-    """How many actions each choice of an agent has.
-
-    >>> sizes(Discrete(4)), sizes(MultiDiscrete((2, 3)))
-    ((4,), (2, 3))
-    """
-    return (action_space.n,) if isinstance(action_space, Discrete) else action_space.nvec
 
 
 def of_each_agent(network: Network) -> RecurrentNetwork:
@@ -148,11 +138,8 @@ class AgentQNetwork(nn.Module):
             jax.tree.map(lambda x: x.reshape(steps, rows, *x.shape[1:]), seen),
             jnp.repeat(start, agents, axis=1).reshape(steps, rows),
         )
-        if self.dueling:  # as `networks.q_network`
-            value, *advantages = jnp.split(values, _starts(self.choices), axis=-1)
-            values = jnp.concatenate(
-                [value + one - jnp.mean(one, axis=-1, keepdims=True) for one in advantages], axis=-1
-            )
+        if self.dueling:
+            values = distributions.dueling(values, self.choices)
         if self.remembers is None:
             values = values.reshape(each[1], each[0], agents, actions).swapaxes(0, 1)
         memories = jax.tree.map(lambda x: x.reshape(*each, *x.shape[2:]), memories)
@@ -161,11 +148,6 @@ class AgentQNetwork(nn.Module):
     def nothing_yet(self, num_envs: int) -> Any:
         """The memory before anything was seen."""
         return () if self.remembers is None else self.remembers.empty((num_envs, self.num_agents))
-
-
-def _starts(choices: tuple[int, ...]) -> list[int]:
-    """Where the advantages of each choice begin, after one value."""
-    return [1 + sum(choices[:m]) for m in range(len(choices))]
 
 
 class MonotonicMixer(nn.Module):

@@ -7,7 +7,7 @@ Letters in shapes: `N` samples of a minibatch, `n` actions, `K` numbers of each.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,12 @@ from envs import Discrete, Observation, features_and_mask
 
 @dataclasses.dataclass(frozen=True)
 class DistributionalDQN(DQN):
-    """Base of `QRDQN` and `C51`; a subclass adds `numbers_of_an_action`, `_mean` and `_loss`."""
+    """Base of `QRDQN` and `C51`; a subclass adds `numbers_of_an_action`, `_mean` and `_loss`.
+
+    One choice alone: the returns of branches that are fitted to a mean have no distribution of their own.
+    """
+
+    action_spaces: ClassVar[tuple[type, ...]] = (Discrete,)
 
     max_error: float | None = hyperparameter(
         None, "not used here: the loss is another", structural="nothing here (the loss is another)"

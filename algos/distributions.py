@@ -293,6 +293,30 @@ def allowed_only(values: jax.Array, action_mask: jax.Array | None) -> jax.Array:
     return jnp.where(action_mask | ~jnp.any(action_mask, axis=-1, keepdims=True), values, -jnp.inf)
 
 
+def sizes(action_space: Discrete | MultiDiscrete) -> tuple[int, ...]:
+    """How many actions each choice has.
+
+    >>> sizes(Discrete(4)), sizes(MultiDiscrete((2, 3)))
+    ((4,), (2, 3))
+    """
+    return (action_space.n,) if isinstance(action_space, Discrete) else action_space.nvec
+
+
+def dueling(head: jax.Array, choices: tuple[int, ...]) -> jax.Array:
+    """Values of actions `[..., sum(choices)]` of one value and their advantages, `[..., 1 + sum(choices)]`.
+
+    Wang et al. 2016, arXiv 1511.06581, equation 9; several choices share the value, and each has advantages
+    of its own: Tavakoli et al. 2018, arXiv 1711.08946, equation 1.
+
+    >>> dueling(jnp.array([10.0, 1.0, 3.0, 5.0]), (2, 1)).tolist()
+    [9.0, 11.0, 10.0]
+    """
+    starts = [1 + sum(choices[:m]) for m in range(len(choices))]
+    value, *advantages = jnp.split(head, starts, axis=-1)
+    each = [value + one - jnp.mean(one, axis=-1, keepdims=True) for one in advantages]
+    return each[0] if len(each) == 1 else jnp.concatenate(each, axis=-1)
+
+
 def choices(values: jax.Array, nvec: tuple[int, ...], filler: float | bool = -jnp.inf) -> jax.Array:
     """Logits, or values, `[..., sum(nvec)]` of `M = len(nvec)` choices as `[..., M, max(nvec)]`.
 

@@ -19,7 +19,7 @@ import optax
 from algos.acting import Actor
 from algos.hyperparameters import NETWORK, hyperparameter, require, whole_updates
 from algos.networks import Network, of_action
-from algos.q_learning import QLearning
+from algos.q_learning import QLearning, for_each_choice, over_choices
 from algos.replay import Replay, ReplayState, Step, Transition
 from algos.replayed_q import Learned, ReplayedQLearning
 from algos.rollout import episode_metrics, rollout
@@ -40,7 +40,7 @@ class State(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class DQN(ReplayedQLearning, QLearning):
-    """Deep Q-learning for discrete actions.
+    """Deep Q-learning for discrete actions; of several choices with a branch for each (BDQ).
 
     Defaults are close to those of CleanRL's `dqn.py` (Huang et al. 2022, JMLR 23(274)), with eight
     environments in place of one. Errors are not clipped: where episodes end in failure, as CartPole's do, the
@@ -116,7 +116,9 @@ class DQN(ReplayedQLearning, QLearning):
         return State(
             learned=self._begin(parameters),
             observation_statistics=self._first_statistics(),
-            replay=self._replay.init(observation, jnp.zeros(self.num_envs, jnp.int32)),
+            replay=self._replay.init(
+                observation, jnp.zeros((self.num_envs, *self._actions.shape), jnp.int32)
+            ),
             env_state=env_state,
             observation=observation,
             key=key,
@@ -165,14 +167,16 @@ class DQN(ReplayedQLearning, QLearning):
     def _loss(self, parameters, target_parameters, transition: Transition, weight):
         value = of_action(self._values(parameters, transition.observation), transition.action)
         target = jax.lax.stop_gradient(self._target(parameters, target_parameters, transition))
-        error = target - value
+        error = for_each_choice(target, value) - value
         # The loss L_i of Mnih et al. ("Training algorithm for deep Q-networks"), halved; weighted as in
         # Schaul et al., algorithm 1, line 12. To clip the error, as the former do, is to let the square go on
         # as a line.
         squared = 0.5 * jnp.square(error)
         if self.max_error is not None:
             squared = optax.losses.huber_loss(error, delta=self.max_error)
-        loss = jnp.mean(weight * squared)
+        loss = jnp.mean(weight * over_choices(squared))
+        # Priorities of several choices: Tavakoli et al., section "Error for experience prioritization".
+        error = error if error.ndim == 1 else jnp.sum(jnp.abs(error), axis=-1)
         return loss, (error, {"loss": loss, "value": jnp.mean(value)})
 
     def _target(self, parameters, target_parameters, transition: Transition) -> jax.Array:
@@ -183,7 +187,7 @@ class DQN(ReplayedQLearning, QLearning):
             next_value = of_action(next_values, best)
         else:  # the same paper, equation 2 with the target network of Mnih et al.
             next_value = jnp.max(next_values, axis=-1)
-        return transition.reward + transition.discount * next_value
+        return transition.reward + transition.discount * over_choices(next_value)
 
     @property
     def _replay(self) -> Replay:

@@ -10,6 +10,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from envs import composite
 from envs.composite import ObservationSpace
@@ -29,6 +30,8 @@ _SMALL_IMAGE_HIDDEN = (128,)
 _LARGE_IMAGE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 _LARGE_IMAGE_HIDDEN = (512,)
 _LARGE_FROM = 36
+
+_LARGEST_SPAN = 2.0**16  # bounds of integers that are further apart say nothing of what they will be
 
 
 class Trunk(nn.Module):
@@ -137,8 +140,7 @@ def checked_widths(
 
 
 def _is_image(space: Space) -> bool:
-    """Three axes, large enough for the 3 x 3 convolution."""
-    return isinstance(space, Box) and len(space.shape) == 3 and min(space.shape[:2]) >= 3
+    return isinstance(space, Box) and space.is_image
 
 
 def _is_large(image_shape: tuple[int, ...]) -> bool:
@@ -181,6 +183,38 @@ def _of_part(observation: jax.Array, space: Space, convolve: bool) -> jax.Array:
         case MultiDiscrete(nvec):
             columns = [jax.nn.one_hot(observation[:, i], n, dtype=jnp.float32) for i, n in enumerate(nvec)]
             return jnp.concatenate(columns, axis=-1)
-    scale = 1.0 / 255.0 if observation.dtype == jnp.uint8 else 1.0
-    inputs = observation.astype(jnp.float32) * scale
-    return inputs if convolve and _is_image(space) else inputs.reshape(count, math.prod(space.shape))
+    inputs = _as_numbers(observation, space)
+    if convolve and _is_image(space):
+        return inputs if inputs.ndim == 4 else inputs[..., None]
+    return inputs.reshape(count, -1)
+
+
+def _as_numbers(observation: jax.Array, space: Box) -> jax.Array:
+    """Float32 `[N, *shape]`; codes are one-hot, for those of each channel of a map one channel each.
+
+    Integers between two bounds become numbers from 0 to 1. What has been normalised is no integer any more.
+    """
+    inputs = observation.astype(jnp.float32)
+    if not jnp.issubdtype(observation.dtype, jnp.integer):
+        return inputs
+    if space.codes is None:
+        low, span = _low_and_span(space)
+        return (inputs - low if low.any() else inputs) * (1.0 / span)
+    channels = observation if len(space.shape) == 3 else observation[..., None]
+    columns = []
+    for i, (lowest, count) in enumerate(space.codes):
+        code = channels[..., i].astype(jnp.int32) - lowest
+        # Two codes are one number, 0 or 1.
+        columns.append(jax.nn.one_hot(code, count) if count > 2 else code[..., None].astype(jnp.float32))
+    return jnp.concatenate(columns, axis=-1)
+
+
+def _low_and_span(space: Box) -> tuple[np.ndarray, np.ndarray]:
+    """What is taken from integers, and what they are divided by, float32: scalars, or `[1, *shape]`."""
+    low, high = (np.asarray(side, np.float32) for side in (space.low, space.high))
+    span = high - low
+    if not space.is_bounded or span.max() > _LARGEST_SPAN:
+        low, span = np.float32(0.0), np.float32(255.0 if space.dtype == "uint8" else 1.0)
+    span = np.maximum(span, np.float32(1.0))
+    low, span = np.broadcast_arrays(low, span)
+    return (low[None], span[None]) if low.ndim else (low, span)

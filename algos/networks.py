@@ -20,7 +20,7 @@ from algos.layers import Trunk, checked_widths, features
 from envs import composite
 from envs.composite import ObservationSpace
 from envs.environment import Observation, features_and_mask
-from envs.spaces import Box, Discrete, Space
+from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from fdg.errors import FdgError
 
 
@@ -64,11 +64,13 @@ def actor_critic(
     measure it).
 
     Args:
-        observation_space: `Box`: boolean and uint8 become float32 (uint8 divided by 255);
-            three axes `[height, width, channels]` are an image, with stacked frames along its channels, and
-            get convolutions first: one of 3 x 3, or from 36 x 36 on the three of DQN; all other shapes are
-            flattened. `Discrete` and `MultiDiscrete`: one-hot. `Dict` and `Tuple`: every part so, and what
-            comes of it side by side. The actor does not see what is `privileged`.
+        observation_space: `Box`: all become float32. Integers that are codes (`Box.codes`: of at most 64
+            kinds) are one-hot, others between bounds are scaled to 0 and 1 (uint8: divided by 255);
+            three axes `[height, width, channels]` are an image, with stacked frames along its channels, two
+            axes of codes are a map, and both get convolutions first: one of 3 x 3, or from 36 x 36 on the
+            three of DQN; all other shapes are flattened. `Discrete` and `MultiDiscrete`: one-hot. `Dict` and
+            `Tuple`: every part so, and what comes of it side by side. The actor does not see what is
+            `privileged`.
         action_space: any that `distributions.for_space` knows.
         hidden: widths of the dense layers, the same for actor and critic. Default: `(64, 64)`; after the
             convolutions of a small image `(128,)`, of a large one `(512,)`.
@@ -171,16 +173,19 @@ def q_network(
 ) -> Network:
     """The value of every action: `apply(parameters, observation [N, *obs])` returns `[N, n]` float32.
 
+    Where an action is several choices, the values of all of them one after the other, `n = sum(nvec)`.
+
     Initialised as the critic of `actor_critic`, and with the same layers.
 
     Args:
         observation_space: any that `actor_critic` knows. What is `privileged` is not seen, for who acts by
             these values has not got it.
-        action_space: `Discrete(n)`.
+        action_space: `Discrete(n)` or `MultiDiscrete(nvec)`.
         hidden: widths of the dense layers. Default: as in `actor_critic`.
         activation: as in `actor_critic`.
         dueling: the head gives V and advantages A, and `Q = V + A - mean(A)` (Wang et al. 2016, arXiv
-            1511.06581, equation 9). V and A share all layers but the head.
+            1511.06581, equation 9). V and A share all layers but the head. Several choices have one V, and
+            each its A (Tavakoli et al. 2018, arXiv 1711.08946, equation 1).
         layer_norm: normalise each layer before its activation.
         convolve: as in `actor_critic`.
 
@@ -190,9 +195,13 @@ def q_network(
     (8, 2)
     """
     widths = checked_widths(observation_space, hidden, activation, convolve)
-    if not isinstance(action_space, Discrete):
-        raise FdgError(f"a Q network has a value for each action of Discrete(n), not of {action_space}")
-    module = QNetwork(observation_space, action_space.n, widths, activation, dueling, layer_norm, convolve)
+    if not isinstance(action_space, Discrete | MultiDiscrete):
+        raise FdgError(
+            "a Q network has a value for each action of Discrete(n) or MultiDiscrete(nvec), not of"
+            f" {action_space}"
+        )
+    choices = distributions.sizes(action_space)
+    module = QNetwork(observation_space, choices, widths, activation, dueling, layer_norm, convolve)
     return Network(_Init(module), _Apply(module))
 
 
@@ -304,7 +313,7 @@ class QNetwork(nn.Module):
     """One trunk whose head has a value for every action: `[N, *obs]` to `[N, actions]` (see `q_network`)."""
 
     observation_space: ObservationSpace
-    actions: int
+    choices: tuple[int, ...]
     hidden: tuple[int, ...]
     activation: str
     dueling: bool
@@ -314,12 +323,9 @@ class QNetwork(nn.Module):
     @nn.compact
     def __call__(self, observation: Any) -> jax.Array:  # noqa: D102
         seen = actor_features(observation, self.observation_space, self.convolve)
-        outputs = self.actions + 1 if self.dueling else self.actions
+        outputs = sum(self.choices) + self.dueling
         head = Trunk(self.hidden, outputs, 1.0, self.activation, self.layer_norm, name="q")(seen)
-        if not self.dueling:
-            return head
-        value, advantage = head[:, :1], head[:, 1:]
-        return value + advantage - jnp.mean(advantage, axis=-1, keepdims=True)
+        return distributions.dueling(head, self.choices) if self.dueling else head
 
 
 def actor_features(observation: Any, space: ObservationSpace, convolve: bool) -> Any:

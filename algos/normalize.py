@@ -57,7 +57,8 @@ def has_statistics(space: ObservationSpace) -> bool:
 def init_observations(space: ObservationSpace) -> Any:
     """Statistics of no observations: one for each part that is normalised, None for the others.
 
-    Of parts, those that are numbers are: not categories, nor images of bytes, which networks scale by 255.
+    Of parts, those that are amounts are: not categories nor codes, which networks see one-hot, nor images of
+    bytes, which they scale by 255.
     An observation that is one array has statistics in any case.
     """
     if not composite.is_composite(space):
@@ -66,7 +67,7 @@ def init_observations(space: ObservationSpace) -> Any:
 
 
 def _is_normalised(space: ObservationSpace, part: Space) -> bool:
-    return isinstance(part, Box) and (part is space or part.dtype != "uint8")
+    return isinstance(part, Box) and (part is space or (part.dtype != "uint8" and part.codes is None))
 
 
 def normalize_observations(stats: Any, observation: Any) -> Any:

@@ -24,7 +24,7 @@ from algos.hyperparameters import NETWORK, hyperparameter, require, require_posi
 from algos.minibatches import own_blocks, shuffled_rows, take, updated
 from algos.networks import Network, of_action
 from algos.normalizing import NormalizedRewards
-from algos.q_learning import QLearning
+from algos.q_learning import QLearning, for_each_choice, over_choices
 from algos.returns import lambda_returns
 from algos.rollout import environment_major, episode_metrics, rollout, time_major
 from envs import Environment, Observation, TimeStep, features_and_mask
@@ -48,7 +48,7 @@ class Trajectory(NamedTuple):
     """A rollout; to the loss, observations and rewards are normalised if that was asked for."""
 
     observation: Observation  # [T, B, *obs]
-    action: jax.Array  # [T, B] int32
+    action: jax.Array  # [T, B, *action] int32
     time_step: TimeStep  # [T, B], what came of the action
 
 
@@ -56,13 +56,13 @@ class Minibatch(NamedTuple):
     """Samples that a gradient is taken over."""
 
     observation: Observation  # [N, *obs]
-    action: jax.Array  # [N] int32
+    action: jax.Array  # [N, *action] int32
     target: jax.Array  # [N] float32, what Q(observation, action) is fitted to
 
 
 @dataclasses.dataclass(frozen=True)
 class PQN(QLearning, NormalizedRewards):
-    """PQN for discrete actions.
+    """PQN for discrete actions; of several choices with a branch for each, as in `algos/q_learning.py`.
 
     Defaults are those of the authors' PureJaxQL for CartPole, but for narrower layers. Frozen and hashable;
     equal values are equal algorithms.
@@ -212,13 +212,13 @@ class PQN(QLearning, NormalizedRewards):
     def _loss(self, parameters, minibatch: Minibatch):
         """Half the mean squared error of the values of the actions taken (the last line of algorithm 1)."""
         value = of_action(self._values(parameters, minibatch.observation), minibatch.action)
-        loss = 0.5 * jnp.mean(jnp.square(value - minibatch.target))
+        loss = 0.5 * jnp.mean(jnp.square(value - for_each_choice(minibatch.target, value)))
         return loss, {"loss": loss, "value": jnp.mean(value)}
 
     def _target(self, parameters, time_step: TimeStep) -> jax.Array:
         """Lambda-returns `[T, B]` of the best actions' values; a truncation is followed by its own."""
         final = jax.tree.map(environment_major, time_step.final_observation)
-        next_value = jnp.max(self._values(parameters, final), axis=-1)
+        next_value = over_choices(jnp.max(self._values(parameters, final), axis=-1))
         return lambda_returns(
             self.reward_scale * time_step.reward, time_major(next_value, self.num_steps),
             time_step.terminated, time_step.truncated, self.discount, self.q_lambda,

@@ -1,21 +1,27 @@
 """What algorithms share that learn the value of each action (`DQN`, `PQN`, ...): how they act and explore.
 
-Letters in shapes: `B` environments, `N` rows of any origin.
+Where an action is several choices (`MultiDiscrete`) there are as many values as the sum of the choices, and
+not as their product: each choice is a branch that is valued, and explored, by itself (Tavakoli et al. 2018,
+arXiv 1711.08946). All are fitted to one target, what the best of each is worth in the mean (its equation 6).
+
+Letters in shapes: `B` environments, `N` rows of any origin, `M` choices.
 """
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 
 import fdg
 from algos import networks, outputs
 from algos.acting import Actor, empty_memory
-from algos.distributions import Categorical
+from algos.distributions import Categorical, allowed_values, sizes
 from algos.exploration import epsilon_greedy, linear
 from algos.hyperparameters import require_positive, require_within
 from algos.networks import Network
 from algos.normalizing import NormalizedObservations
-from envs import Discrete, Observation, features_and_mask
+from envs import Discrete, MultiDiscrete, Observation, features_and_mask
 
 
 class EpsilonGreedy(NormalizedObservations):
@@ -40,10 +46,12 @@ class EpsilonGreedy(NormalizedObservations):
 
 
 class QLearning(EpsilonGreedy):
-    """Base of algorithms of one agent without memory that values actions.
+    """Base of algorithms of one agent without memory that values actions, or each choice of an action.
 
     A subclass has also the fields annotated here, `init`, `iterate`, `actor`, a learner and a loss.
     """
+
+    action_spaces: ClassVar[tuple[type, ...]] = (Discrete, MultiDiscrete)
 
     dueling: bool  # a value, and advantages of actions
     layer_norm: bool  # normalise each layer before its activation
@@ -55,7 +63,7 @@ class QLearning(EpsilonGreedy):
 
     @fdg.fragment("actor", in_axes=(None, None, None, 0, 0))
     def act(self, parameters, statistics, epsilon, observation, keys):
-        """`observation [B, *obs]`, `keys [B]` -> `action [B]`."""
+        """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`."""
         values = self._values(parameters, self._seen(statistics, observation))
         return epsilon_greedy(values, epsilon).sample(keys)
 
@@ -72,17 +80,25 @@ class QLearning(EpsilonGreedy):
         return Actor(empty_memory, act)
 
     def _values(self, parameters: Any, observation: Observation) -> jax.Array:
-        """Q of every action `[N, n]`, for observations `[N, *obs]` as the network sees them."""
-        return networks.action_values(self._network, parameters, observation)
+        """Q of every action `[N, n]`, for observations `[N, *obs]` as the network sees them.
+
+        Of several choices `[N, M, n]`, `n` being the most that one has. `-inf`: not allowed, or not there.
+        """
+        features, action_mask = features_and_mask(observation)
+        return allowed_values(self._actions, self._network.apply(parameters, features), action_mask)
 
     def check_when_traced(self, state: Any) -> None:
         """Refuses a network that does not value each action."""
-        space = self.env.action_space
-        assert isinstance(space, Discrete)  # checked when constructed
         features = features_and_mask(state.observation)[0]
         parameters = getattr(state, "learned", state).parameters
         values = jax.eval_shape(self._network.apply, parameters, features)
-        outputs.action_values(values, space.n, self.num_envs)
+        outputs.action_values(values, sum(sizes(self._actions)), self.num_envs)
+
+    @property
+    def _actions(self) -> Discrete | MultiDiscrete:
+        space = self.env.action_space
+        assert isinstance(space, Discrete | MultiDiscrete)  # checked when constructed
+        return space
 
     @property
     def _network(self) -> Network:
@@ -90,3 +106,17 @@ class QLearning(EpsilonGreedy):
             self.env.observation_space, self.env.action_space,
             self.hidden, self.activation, self.dueling, self.layer_norm, self.convolve,
         ))  # fmt: skip
+
+
+def over_choices(each: jax.Array, reduced: Callable[[jax.Array, int], jax.Array] = jnp.mean) -> jax.Array:
+    """What each choice of an action is worth, `[N, M]`, as one number, `[N]`; of one choice it stays `[N]`.
+
+    >>> over_choices(jnp.array([[1.0, 3.0]])).tolist(), over_choices(jnp.array([1.0, 3.0])).tolist()
+    ([2.0], [1.0, 3.0])
+    """
+    return each if each.ndim == 1 else reduced(each, -1)
+
+
+def for_each_choice(one: jax.Array, values: jax.Array) -> jax.Array:
+    """Numbers `[N]` in a shape that goes with `values`, `[N]` or `[N, M]`."""
+    return one if values.ndim == 1 else one[:, None]

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import fdg
 from algos import agent_values, layers, outputs
 from algos.acting import Actor
-from algos.distributions import Categorical, allowed_values
+from algos.distributions import Categorical, allowed_values, sizes
 from algos.exploration import epsilon_greedy
 from algos.hyperparameters import NETWORK, hyperparameter, require, require_positive, require_within
 from algos.memories import MemoryKind
@@ -235,7 +235,7 @@ class ValueDecomposition(ReplayedQLearning):
         )
         agents, memory = state.learned.parameters.agents, state.recollection.memory
         found = jax.eval_shape(self._network.unroll, agents, memory, first, begins)
-        actions = sum(agent_values.sizes(self._actions))
+        actions = sum(sizes(self._actions))
         outputs.agent_values(found, actions, (1, self.num_envs, self._agents))
 
     # --- what a subclass says ---

@@ -109,7 +109,7 @@ def algorithm_for(env: Any, another: bool) -> str:
         return "ippo" if several else "ppo"
     if several:
         return "qmix" if isinstance(env.action_space, envs.Discrete) else "mappo"
-    if isinstance(env.action_space, envs.Discrete):
+    if isinstance(env.action_space, envs.Discrete | envs.MultiDiscrete):
         return "dqn"
     return "sac" if isinstance(env.action_space, envs.Box) and env.action_space.is_bounded else "a2c"
 

@@ -173,12 +173,15 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="print the commands and run nothing")
     parser.add_argument("--all", action="store_true", help="all of them")
     parser.add_argument("--seed", type=int, default=0, help="the first one")
+    parser.add_argument("--num-seeds", type=int, default=None, help="fewer, or more, than the experiment's")
     parser.add_argument("--pictures", action="store_true", help=f"copy learning curves to {PICTURES}")
     given = parser.parse_args()
     unknown = [name for name in given.names if name not in known]
     if unknown or not (given.names or given.all or given.list):
         parser.error(f"{'unknown: ' + unknown[0] if unknown else 'name some'}; there are {', '.join(known)}")
     chosen = [e for e in EXPERIMENTS if given.all or given.list or e.name in given.names]
+    if given.num_seeds is not None:
+        chosen = [dataclasses.replace(e, num_seeds=given.num_seeds) for e in chosen]
     for experiment in chosen:
         if given.list:
             print("python", *experiment.command(given.seed, RUNS / experiment.name))

@@ -37,6 +37,15 @@ _PROCGEN = (
     "Bigfish", "Bossfight", "Caveflyer", "Chaser", "Climber", "Coinrun", "Dodgeball", "Fruitbot", "Heist",
     "Jumper", "Leaper", "Maze", "Miner", "Ninja", "Plunder", "Starpilot",
 )  # fmt: skip
+_PROCGEN_MODES = ("Easy", "Hard", "Extreme", "Memory", "Exploration")  # a bare Maze is Jumanji's
+
+# Jumanji's games, as EnvPool has them too, of all versions; there also as `Jumanji/Snake-v1`.
+_JUMANJI = (
+    "BinPack", "CVRP", "Cleaner", "Connector", "FlatPack", "Game2048", "GraphColoring", "JobShop", "Knapsack",
+    "LevelBasedForaging", "MMST", "Maze", "Minesweeper", "MultiCVRP", "PacMan", "RobotWarehouse",
+    "RubiksCube", "RubiksCube-partly-scrambled", "SearchAndRescue", "SlidingTilePuzzle", "Snake", "Sokoban",
+    "Sudoku", "Sudoku-very-easy", "TSP", "Tetris",
+)  # fmt: skip
 
 # In this order: the first that has a name is its family.
 _FAMILIES: dict[str, tuple[str, ...]] = {
@@ -69,14 +78,18 @@ _FAMILIES: dict[str, tuple[str, ...]] = {
     "jaxnav": ("jaxnav*",),
     "craftax": ("Craftax-*",),
     "octax": ("octax:*",),
-    "jumanji": ("jumanji:*",),
+    "jumanji": (
+        "jumanji:*",
+        "envpool:Jumanji/*",
+        *(f"envpool:{game}-v[0-9]" for game in _JUMANJI),
+    ),
     "minigrid": _hosted("MiniGrid-*", "BabyAI-*"),
-    "procgen": tuple(f"envpool:{game}*-v0" for game in _PROCGEN),
+    "procgen": tuple(f"envpool:{game}{mode}-v0" for game in _PROCGEN for mode in _PROCGEN_MODES),
     "atari": ("envpool:*-v5", "gymnasium:ALE/*", "gymnasium:*NoFrameskip-v4"),
 }
 
 # Families of environments that no name is known of, by their spaces.
-CONTINUOUS, GRID = "continuous-control", "grid"
+CONTINUOUS, VISUAL, GRID, PICTURES = "continuous-control", "visual-control", "grid", "pictures"
 _LARGE_IMAGE = 36  # pixels: from here on convolutions pay, also on a CPU
 
 
@@ -86,7 +99,7 @@ def names() -> tuple[str, ...]:
     >>> "minatar" in names()
     True
     """
-    return (*_FAMILIES, CONTINUOUS, GRID)
+    return (*_FAMILIES, CONTINUOUS, VISUAL, GRID, PICTURES)
 
 
 def family(name: str) -> str | None:
@@ -98,6 +111,8 @@ def family(name: str) -> str | None:
     ('sparse-control', None)
     """
     name = name.removeprefix("ray:")  # which says where it runs
+    if name.startswith("gymnasium:"):  # `gymnasium:module:Name` imports the module first
+        name = "gymnasium:" + name.rpartition(":")[2]
     return next((kind for kind, patterns in _FAMILIES.items() if _matches(name, patterns)), None)
 
 
@@ -114,10 +129,13 @@ def family_by_spaces(observation: ObservationSpace, action: Space) -> str | None
     'continuous-control'
     """
     boxes = [part for _, part in composite.parts(observation) if isinstance(part, Box)]
-    images = [box.shape for box in boxes if len(box.shape) == 3]
+    images = [box.shape for box in boxes if box.is_image]
     if isinstance(action, Box):
-        return CONTINUOUS if any(len(box.shape) == 1 for box in boxes) and not images else None
-    return GRID if images and all(min(shape[:2]) < _LARGE_IMAGE for shape in images) else None
+        amounts = any(box.codes is None and box.dtype != "uint8" for box in boxes)
+        return VISUAL if images else CONTINUOUS if amounts else None
+    if not images:
+        return None
+    return GRID if all(min(shape[:2]) < _LARGE_IMAGE for shape in images) else PICTURES
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:

@@ -7,6 +7,8 @@
 - A world takes many times as long to make as a step of it. As with the `OptimisticResetVecEnvWrapper` of its
   baselines, 16 environments share one new world a step (`reset_ratio`; see `envs/optimistic.py`).
 - The package's arrays are held on the host, as literals: nothing is allocated when an environment is made.
+- Its pictures are made in the size that is asked for. Craftax makes three, the largest for people (64 pixels
+  a block), and compresses all into a file: many minutes, of which the agent's own size takes seconds.
 
 The keys of one step are split as Craftax splits them (step, then reset), so for equal keys, and while no two
 of those that share a world end at the same step, the numbers are those of its own `step`.
@@ -23,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs.environment import Vectorized
-from envs.literals import hold, hold_modules
+from envs.literals import hold_modules, literals
 from envs.optimistic import vectorize_optimistically
 from envs.quiet import quietly, tolerantly
 from envs.spaces import Box, Discrete
@@ -89,12 +91,9 @@ class CraftaxEnvironment:
     def frames(self, states: Sequence[Any]) -> Any:
         """Pictures of states, `[H, W, 3]` uint8 each, by Craftax's renderer."""
         classic, _ = NAMES[self.name]
-        _load_textures(classic)
-        package = _package(classic)
-        renderer = importlib.import_module(f"{package}.renderer")
-        size = importlib.import_module(f"{package}.constants").BLOCK_PIXEL_SIZE_IMG
-        draw = jax.jit(functools.partial(renderer.render_craftax_pixels, block_pixel_size=size))
+        constants, renderer = _drawing(classic)
         with tolerantly():
+            draw = jax.jit(renderer.make_craftax_pixel_renderer(constants.BLOCK_PIXEL_SIZE_IMG))
             for state in states:
                 yield np.clip(np.asarray(draw(state)), 0, 255).astype(np.uint8)
 
@@ -144,12 +143,29 @@ def _package(classic: bool) -> str:
     return "craftax.craftax_classic" if classic else "craftax.craftax"
 
 
+class _Textures(dict[int, Any]):
+    """Craftax's pictures by their size, on the host, made when they are asked for."""
+
+    def __init__(self, make: Callable[[int], dict[str, Any]]):
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, size: int) -> dict[str, Any]:
+        with jax.ensure_compile_time_eval(), quietly(), tolerantly():
+            self[size] = literals(self._make(size))
+        return self[size]
+
+
 @functools.cache
-def _load_textures(classic: bool) -> None:
-    """Loads Craftax's pictures, which it makes and keeps in a file the first time, onto the host."""
-    constants = importlib.import_module(f"{_package(classic)}.constants")
-    with jax.ensure_compile_time_eval(), quietly(), tolerantly():
-        hold(constants.load_all_textures(), "craftax")
+def _drawing(classic: bool) -> tuple[Any, Any]:
+    """Craftax's modules `constants` and `renderer`, which draw with `_Textures`."""
+    constants, renderer = (
+        importlib.import_module(f"{_package(classic)}.{module}") for module in ("constants", "renderer")
+    )
+    textures = _Textures(constants.load_all_textures_given_size)
+    for module in (constants, renderer):
+        vars(module)["load_all_textures"] = lambda: textures
+    return constants, renderer
 
 
 @functools.cache
@@ -162,7 +178,7 @@ def _theirs(name: str, static: tuple[tuple[str, Scalar], ...] = ()) -> Any:
             module = importlib.import_module(f"{_package(classic)}.envs.craftax_{kind.lower()}_env")
             hold_modules("craftax")
             if pixels:
-                _load_textures(classic)
+                _drawing(classic)
     except ModuleNotFoundError as error:
         raise FdgError(
             f"environment '{name}' needs Craftax, and {error.name} is not installed:"

@@ -3,7 +3,8 @@
 `jumanji:Snake-v1`, and so all that Jumanji registers. What is made uniform:
 
 - An observation of parts is one vector, `[sum of sizes]` float32, the parts in Jumanji's order; one that is a
-  single array stays as it is, float32.
+  single array stays as it is, float32. Integers that are codes (`envs.Box.codes`: what lies in a cell, which
+  node, which machine) are one-hot in it; a map of them alone is a picture with a channel for each.
 - `action_mask` becomes the mask of our actions. Where it says which *combinations* of choices are allowed
   (Tetris: turn and column), these become one choice among all of them; where it says so for each choice by
   itself, they stay several. In a state that allows nothing, everything is allowed: it is the last one.
@@ -42,7 +43,9 @@ NAMES = (
 )  # fmt: skip
 
 _MOST_COMBINATIONS = 2**16
+_MOST_FEATURES = 2**12  # of one part
 
+Codes: TypeAlias = tuple[int, int]  # the lowest, and how many
 Scalar: TypeAlias = "bool | int | float | str"
 
 
@@ -102,7 +105,8 @@ class JumanjiEnvironment:
 
     def _observe(self, observation: Any) -> Observation:
         facts = _facts(self)
-        parts = [jnp.asarray(part, jnp.float32) for part in _parts(observation, facts.masked)]
+        each = zip(_parts(observation, facts.masked), facts.codes, strict=True)
+        parts = [_as_numbers(part, codes) for part, codes in each]
         features = parts[0] if len(parts) == 1 else jnp.concatenate([part.reshape(-1) for part in parts])
         if not facts.masked:
             return features
@@ -185,22 +189,56 @@ class _Facts:
     action_dtype: str
     combined: tuple[int, ...] | None  # the choices that one choice among all combinations stands for
     masked: bool
+    codes: tuple[Codes | None, ...]  # of each part
 
 
 @functools.cache
 def _facts(single: JumanjiEnvironment) -> _Facts:
     env = _theirs(single)
     with jax.ensure_compile_time_eval(), tolerantly():
-        spec = env.action_spec
+        spec, shown = env.action_spec, env.observation_spec
         hold(env, "jumanji")  # it keeps what it was asked for
     with tolerantly():
         observation = jax.eval_shape(lambda: env.reset(jax.random.key(0)))[1].observation
     mask = getattr(observation, "action_mask", None)
     space, combined = _action_space(spec, None if mask is None else mask.shape)
     masked = mask is not None and _fits(space, mask.shape)
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(_unmasked(observation, masked))]
     parts = _parts(observation, masked)
-    shape = parts[0].shape if len(parts) == 1 else (sum(math.prod(part.shape) for part in parts),)
-    return _Facts(tuple(shape), space, tuple(spec.shape), np.dtype(spec.dtype).name, combined, masked)
+    codes = tuple(_codes(shown, path, part) for path, part in zip(paths, parts, strict=True))
+    with tolerantly():
+        numbers = [
+            jax.eval_shape(functools.partial(_as_numbers, codes=c), p)
+            for p, c in zip(parts, codes, strict=True)
+        ]
+    shape = numbers[0].shape if len(parts) == 1 else (sum(math.prod(part.shape) for part in numbers),)
+    return _Facts(tuple(shape), space, tuple(spec.shape), np.dtype(spec.dtype).name, combined, masked, codes)
+
+
+def _codes(spec: Any, path: Any, part: Any) -> Codes | None:
+    """Lowest code of a part and how many there are, by Jumanji's account of it; None where it is amounts."""
+    for key in path:
+        spec = getattr(spec, getattr(key, "name", str(key)), None)
+    low, high = getattr(spec, "minimum", None), getattr(spec, "maximum", None)
+    if low is None or high is None or not np.issubdtype(part.dtype, np.integer):
+        return None
+    codes = Box(float(np.min(low)), float(np.max(high)), (math.prod(part.shape),), "int32").codes
+    if codes is None or codes[0][1] <= 2 or math.prod(part.shape) * codes[0][1] > _MOST_FEATURES:
+        return None
+    return codes[0]
+
+
+def _as_numbers(part: jax.Array, codes: Codes | None) -> jax.Array:
+    """A part as float32: as it is, or one-hot, as `[H, W, C]` where it has two axes or more.
+
+    >>> _as_numbers(jnp.array([[-1, 1]]), (-1, 3)).tolist()
+    [[[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]]
+    """
+    if codes is None:
+        return jnp.asarray(part, jnp.float32)
+    lowest, count = codes
+    one_hot = jax.nn.one_hot(jnp.asarray(part, jnp.int32) - lowest, count)
+    return one_hot.reshape(*part.shape[:2], -1) if part.ndim > 1 else one_hot.reshape(-1)
 
 
 def _action_space(spec: Any, mask: tuple[int, ...] | None) -> tuple[Space, tuple[int, ...] | None]:
@@ -233,6 +271,8 @@ def _fits(space: Space, mask: tuple[int, ...]) -> bool:
 
 def _parts(observation: Any, masked: bool) -> list[Any]:
     """The arrays of an observation, without the mask of actions."""
-    if masked:
-        observation = observation._replace(action_mask=None)
-    return jax.tree.leaves(observation)
+    return jax.tree.leaves(_unmasked(observation, masked))
+
+
+def _unmasked(observation: Any, masked: bool) -> Any:
+    return observation._replace(action_mask=None) if masked else observation

@@ -4,7 +4,10 @@ A batch of elements is an array `[B, ...]`, or a dictionary or tuple of such for
 
 - Bytes stay uint8, which networks scale: images (two or three axes), their channels moved last where the
   shortest axis is first; and any array of them whose range is all of 0 to 255, such as a console's memory.
+- Integers of few values stay integers, for they are codes (`envs.Box.codes`), which networks see one-hot. The
+  maps of MiniGrid and BabyAI, whose spaces say bytes, get the range that their codes have.
 - Any other array is float32.
+- A text is its bytes, zeros behind.
 - A category, several of them, or bits, are one-hot, `[n]` float32.
 - What has parts is one vector, `[sum of sizes]` float32: the parts in the space's order. (`gymnasium_parts`
   keeps them apart.)
@@ -15,8 +18,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from envs.families import family
 from envs.spaces import Box, Discrete, MultiDiscrete, Space, bound
 from fdg.errors import FdgError
+
+# Of each cell the kind of thing, its colour, and its state, or an agent's direction (Chevalier-Boisvert et
+# al. 2023, arXiv 2306.13831; the highest of each in minigrid's core/constants.py).
+_MINIGRID_CODES = (10, 5, 3)
+_PICTURE = 36  # pixels: a wrapper's, of what else is a map
+
+_TEXTS = ("Text", "MissionSpace")
+_TEXT_LENGTH = 96  # bytes, of a text whose space does not say
 
 
 class Facts(NamedTuple):
@@ -48,7 +60,13 @@ def observation_box(name: str, space: Any) -> Box:
     """
     if _is_bytes(space):
         low, high = (_channels_last(np.asarray(b), 0) for b in (space.low, space.high))
+        if family(name) == "minigrid" and low.shape[2:] == (3,) and min(low.shape[:2]) < _PICTURE:
+            high = np.minimum(high, _MINIGRID_CODES)
         return Box(bound(low), bound(high), low.shape, "uint8")
+    if _kind(space) in _TEXTS:
+        return Box(0.0, 255.0, (_text_length(space),), "uint8")
+    if _is_codes(space):
+        return Box(bound(space.low), bound(space.high), tuple(space.shape), "int32")
     if _kind(space) == "Box":
         return Box(bound(_low(space)), bound(space.high), tuple(space.shape))
     bounds = [_bounds(name, part) for part, _ in _parts(space, None)]
@@ -60,8 +78,10 @@ def encode(space: Any, batch: Any) -> np.ndarray:
     """A batch of observations as `[B, *observation_box.shape]`, always a copy."""
     if _is_bytes(space):
         return np.array(_channels_last(np.asarray(batch), 1), np.uint8, order="C")
+    if _kind(space) in _TEXTS:
+        return _as_bytes(batch, _text_length(space))
     if _kind(space) == "Box":
-        array = np.array(batch, np.float32)
+        array = np.array(batch, np.int32 if _is_codes(space) else np.float32)
         return array.reshape(len(array), *space.shape)
     return np.concatenate([_vectors(part, np.asarray(values)) for part, values in _parts(space, batch)], 1)
 
@@ -107,6 +127,26 @@ def _is_bytes(space: Any) -> bool:
     return len(space.shape) in (2, 3) or bool((space.low == 0).all() and (space.high == 255).all())
 
 
+def _is_codes(space: Any) -> bool:
+    """Whether these are integers of few values (`Box.codes`)."""
+    if _kind(space) != "Box" or not np.issubdtype(space.dtype, np.integer) or _is_bytes(space):
+        return False
+    return Box(bound(space.low), bound(space.high), tuple(space.shape), "int32").codes is not None
+
+
+def _text_length(space: Any) -> int:
+    return int(getattr(space, "max_length", _TEXT_LENGTH))
+
+
+def _as_bytes(texts: Any, length: int) -> np.ndarray:
+    """Texts `[B]` as `[B, length]` uint8."""
+    rows = np.zeros((len(texts), length), np.uint8)
+    for row, text in zip(rows, texts, strict=True):
+        written = np.frombuffer(str(text).encode()[:length], np.uint8)
+        row[: len(written)] = written
+    return rows
+
+
 def _channels_last(image: np.ndarray, first: int) -> np.ndarray:
     """Axes from `first` on are those of an image: `[C, H, W]` becomes `[H, W, C]`, others stay."""
     shape = image.shape[first:]
@@ -135,6 +175,8 @@ def _bounds(name: str, space: Any) -> tuple[np.ndarray, np.ndarray]:
     match _kind(space):
         case "Box":
             return _low(space).reshape(-1), space.high.reshape(-1)
+        case "Text" | "MissionSpace":
+            return np.zeros(_text_length(space)), np.full(_text_length(space), 255.0)
         case "Discrete" | "MultiDiscrete" | "MultiBinary":
             size = _vectors(space, np.zeros((1, *space.shape), np.int64)).shape[1]
             return np.zeros(size), np.ones(size)
@@ -143,6 +185,8 @@ def _bounds(name: str, space: Any) -> tuple[np.ndarray, np.ndarray]:
 
 def _vectors(space: Any, values: np.ndarray) -> np.ndarray:
     """The part of a batch that belongs to a part of a space, as vectors `[B, size]` float32."""
+    if _kind(space) in _TEXTS:
+        return _as_bytes(values, _text_length(space)).astype(np.float32)
     values = values.reshape(len(values), -1)
     match _kind(space):
         case "Discrete":

@@ -16,6 +16,9 @@ from fdg.errors import FdgError
 
 Bound: TypeAlias = "float | tuple[Any, ...]"
 
+_MOST_CODES = 64  # integers of a wider range are amounts
+_SMALLEST_IMAGE = 3  # pixels a side, for the 3 x 3 convolution
+
 
 @dataclasses.dataclass(frozen=True)
 class Discrete:
@@ -148,6 +151,34 @@ class Box:
     def is_bounded(self) -> bool:
         """Whether every component has a finite lower and upper bound."""
         return bool(np.isfinite(np.asarray(self.low)).all() and np.isfinite(np.asarray(self.high)).all())
+
+    @property
+    def codes(self) -> tuple[tuple[int, int], ...] | None:
+        """Lowest code and how many there are, where integers stand for kinds of things; None for amounts.
+
+        They do where at most 64 of them are possible. Of a map with three axes by channel (the last axis);
+        of any other shape once, for all components.
+
+        >>> Box(0.0, 4.0, (10, 10, 2), "uint8").codes, Box(-1.0, 8.0, (10, 10), "int32").codes
+        (((0, 5), (0, 5)), ((-1, 10),))
+        >>> Box(0.0, 255.0, (10, 10, 2), "uint8").codes, Box(0.0, 4.0, (10, 10, 2)).codes
+        (None, None)
+        """
+        if np.dtype(self.dtype).kind not in "iu" or not self.is_bounded or not math.prod(self.shape):
+            return None
+        channels = self.shape[-1] if len(self.shape) == 3 else 1
+        low = self.low_array.astype(np.int64).reshape(-1, channels).min(axis=0)
+        high = self.high_array.astype(np.int64).reshape(-1, channels).max(axis=0)
+        counts = (high - low + 1).tolist()
+        return tuple(zip(low.tolist(), counts, strict=True)) if max(counts) <= _MOST_CODES else None
+
+    @property
+    def is_image(self) -> bool:
+        """Whether it is a picture `[H, W, C]`, or a map of codes `[H, W]`, large enough to be convolved."""
+        axes = len(self.shape)
+        if axes != 3 and not (axes == 2 and self.codes):
+            return False
+        return min(self.shape[:2]) >= _SMALLEST_IMAGE
 
     def sample(self, key: jax.Array) -> jax.Array:
         """Draw one element, `[*shape]` of `dtype`.

@@ -10,6 +10,7 @@ import fnmatch
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from algos.normalize import has_statistics
 from algos.presets import control, language, physics, pixels, teams, worlds
 from algos.presets.entry import Entry
 from envs.families import family, family_by_spaces
@@ -55,21 +56,23 @@ def of(algorithm: str, env_name: str, env: Any = None) -> dict[str, Any]:
 
 
 def find(algorithm: str, env_name: str, env: Any = None) -> Preset | None:
-    """The preset of an algorithm for an environment; None if there is none.
+    """The preset of an algorithm for an environment; None if there is none, or its defaults are right.
 
     Args:
       algorithm: name of its class.
       env_name: as `envs.make` knows it.
-      env: the environment itself: one whose name says nothing is known by its spaces, if it has any.
+      env: the environment itself, known by its spaces where the algorithm has nothing for its name. What does
+        not fit them is left out: statistics of observations that are all codes, categories or pictures.
     """
     table = _entries(algorithm)
     env_name = env_name.removeprefix("ray:")  # which says where it runs
-    kind = family(env_name)
-    if kind is None and hasattr(env, "observation_space"):
-        kind = family_by_spaces(env.observation_space, env.action_space)
+    kinds = [family(env_name)]
+    if hasattr(env, "observation_space") and kinds != ["probe"]:
+        kinds.append(family_by_spaces(env.observation_space, env.action_space))
     patterns = [key for key in table if key != env_name and fnmatch.fnmatchcase(env_name, key)]
-    key = next((key for key in (env_name, *patterns, kind) if key in table), None)
-    return None if key is None else _preset(key, table[key])
+    key = next((key for key in (env_name, *patterns, *kinds) if key in table), None)
+    found = None if key is None else _fitting(_preset(key, table[key]), env)
+    return found if found and found.values else None
 
 
 def named(algorithm: str, name: str) -> Preset:
@@ -102,3 +105,9 @@ def _entries(algorithm: str) -> dict[str, Entry]:
 
 def _preset(name: str, entry: Entry) -> Preset:
     return Preset(name, entry.source, entry.here())
+
+
+def _fitting(preset: Preset, env: Any) -> Preset:
+    space = getattr(env, "observation_space", None)
+    plain = space is None or has_statistics(space)
+    return preset if plain else preset.without(("normalize_observation",))

@@ -111,6 +111,7 @@ NORMALIZING_OFF_POLICY = Entry(
 PRESETS: dict[str, dict[str, Entry]] = {
     "DQN": {"CartPole-v1": _CARTPOLE_DQN},
     "C51": {"CartPole-v1": _CARTPOLE_DQN.but("here for C51")},
+    "QRDQN": {"CartPole-v1": _CARTPOLE_DQN.but("here for QR-DQN")},
     "PPO": {
         "Pendulum-v1": Entry(
             "chosen among eight settings; docs/results.md",
@@ -175,7 +176,10 @@ PRESETS["CrossQ"] = {
     "continuous-control": NORMALIZING_OFF_POLICY,
 }
 PRESETS["SAC"]["continuous-control"] = NORMALIZING_OFF_POLICY
-PRESETS["TD3"] = {"continuous-control": NORMALIZING_OFF_POLICY}
+PRESETS["TD3"] = {
+    "pendulum": PRESETS["SAC"]["Pendulum-v1"].but("here for TD3"),
+    "continuous-control": NORMALIZING_OFF_POLICY,
+}
 
 for _algorithm in ("PPO", "SAC"):  # the same task, from whichever source it comes
     PRESETS[_algorithm]["pendulum"] = PRESETS[_algorithm]["Pendulum-v1"]

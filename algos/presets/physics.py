@@ -123,5 +123,9 @@ for _task in ("AcrobotSwingup", "AcrobotSwingupSparse", "SwimmerSwimmer6", "Walk
     PRESETS["PPO"].update(_of_suite(_task, _longer))
 for _algorithm in ("A2C", "A3C", "IMPALA"):
     PRESETS[_algorithm] = dict.fromkeys(("mujoco", "brax", "control-suite"), NORMALIZING)
+_AS_THEY_ARE = Entry("its defaults: CleanRL and the Zoo of Stable-Baselines3 train MuJoCo's tasks so", {})
 for _algorithm in ("SAC", "CrossQ", "TD3"):
-    PRESETS[_algorithm] = dict.fromkeys(("brax", "control-suite"), NORMALIZING_OFF_POLICY)
+    PRESETS[_algorithm] = {
+        "mujoco": _AS_THEY_ARE,
+        **dict.fromkeys(("brax", "control-suite"), NORMALIZING_OFF_POLICY),
+    }

@@ -63,6 +63,35 @@ _ATARI = Entry(
         "activation": "relu",
     },
 )
+_PICTURES = _ATARI.but("for pictures of any kind")
+# Without exploration that depends on the state, nor what its wrappers do to the pictures.
+_VISUAL = Entry(
+    "Stable-Baselines3 Zoo's hyperparams/ppo.yml, CarRacing, but for its kind of exploration; not tuned",
+    {
+        "total_steps": 4_000_000,
+        "num_envs": 8,
+        "num_steps": 512,
+        "num_epochs": 10,
+        "num_minibatches": 32,
+        "learning_rate": 1e-4,
+        "entropy_coefficient": 0.0,
+        "normalize_reward": True,
+        "activation": "gelu",
+    },
+)
+_MINIGRID = Entry(
+    "rl-starter-files' scripts/train.py for MiniGrid, its maps one-hot and flattened",
+    {
+        "total_steps": 1_000_000,
+        "num_envs": 16,
+        "num_steps": 128,
+        "num_minibatches": 8,
+        "learning_rate": 7e-4,
+        "anneal_learning_rate": False,
+        "activation": "relu",
+        "convolve": False,
+    },
+)
 _ATARI_PQN = Entry(
     "purejaxql's config/alg/pqn_atari.yaml; give the environment ?reward_clip=True&episodic_life=True, as it",
     {
@@ -106,7 +135,10 @@ PRESETS: dict[str, dict[str, Entry]] = {
         "minatar": _MINATAR,
         "atari": _ATARI,
         "procgen": _PROCGEN,
+        "minigrid": _MINIGRID,
         "grid": _GRID,
+        "pictures": _PICTURES,
+        "visual-control": _VISUAL,
     },
     "PQN": {"minatar": _MINATAR_PQN, "atari": _ATARI_PQN, "grid": Entry(_GRID.source, {"convolve": False})},
     "DQN": {"minatar": _MINATAR_DQN, "grid": Entry(_GRID.source, {"convolve": False})},

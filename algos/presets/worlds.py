@@ -58,6 +58,7 @@ _JUMANJI = Entry(
         "normalize_reward": True,
         "hidden": (256, 256),
         "activation": "relu",
+        "convolve": False,
     },
 )
 

@@ -113,7 +113,7 @@ def table(preset: Preset | None, algo: str, env_name: str, flags: list[Flag], kn
         families = f"; there are presets for {', '.join(known)}" if known else ""
         return f"no preset of {algo} for {env_name}: the algorithm's defaults{families}"
     defaults = {flag.name: flag.default for flag in flags}
-    width = max(len(name) for name in preset.values)
+    width = max((len(name) for name in preset.values), default=0)
     lines = [
         f"  {name:{width}}  {shown(value)}  (default: {shown(defaults.get(name))})"
         for name, value in preset.values.items()

@@ -103,6 +103,13 @@ def test_refused(fields, says):
         algorithm(**fields)
 
 
+def test_several_choices_are_refused_and_who_takes_them_is_said():
+    with pytest.raises(
+        FdgError, match=r"C51: cannot act in the action space MultiDiscrete.*: use .*DQN.*PPO"
+    ):
+        algos.C51(env=envs.make("probe:multi_discrete"))
+
+
 def test_it_learns_how_returns_are_distributed():
     """A reward of 1 or -1 by what was seen, told before: the last atom, or the first."""
     algorithm = algos.C51(

@@ -50,6 +50,47 @@ def test_targets_by_hand():
     assert target.tolist() == [1 + 0.5 * 9, -1 + 0.5 * 8, 2, 0.25 * 8]
 
 
+# The same of an action that is a choice of two and a choice of three, one after the other.
+BRANCHES = algos.Network(
+    init=lambda key, observation: jnp.zeros((2, 5)),
+    apply=lambda table, observation: table[observation[:, 0].astype(jnp.int32)],
+)
+CHOOSING = jnp.array([[1.0, 4.0, 2.0, 0.0, 3.0], [0.0, 3.0, 6.0, 5.0, 1.0]])
+OLDER = jnp.array([[5.0, 1.0, 9.0, 2.0, 7.0], [8.0, 2.0, 7.0, 4.0, 6.0]])
+
+
+def test_several_choices_by_hand():
+    """What follows is worth the mean over choices: (5 + 9) / 2 = 7 in 0, (8 + 7) / 2 = 7.5 in 1.
+
+    With double Q-learning those that learn prefer (1, 2) in 0 and (1, 0) in 1: (1 + 7) / 2 and (2 + 7) / 2.
+    The first sample saw 1 and chose (1, 0), worth 3 and 6 there, with 4.5 asked of both: errors of 1.5 and
+    -1.5, a priority of 3. Where a choice of 0 is not allowed, it is not hoped for.
+    """
+    env = envs.make("probe:multi_discrete")
+    fields = {"env": env, "num_envs": 2, "batch_size": 2, "learning_starts": 0, "network": BRANCHES}
+    taken = transition()._replace(action=jnp.array([[1, 0], [0, 2], [0, 0], [1, 1]]))
+    taken = jax.tree.map(lambda x: x[:2], taken)
+    target = algos.DQN(**fields)._target(CHOOSING, OLDER, taken)
+    assert target.tolist() == [1 + 0.5 * 7, -1 + 0.5 * 7.5]
+    assert algos.DQN(**fields, double=True)._target(CHOOSING, OLDER, taken).tolist() == [3.0, -1 + 0.5 * 4.5]
+    gradient, error, losses = algos.DQN(**fields).gradient(CHOOSING, OLDER, taken, jnp.ones(2))
+    errors = np.array([[1.5, -1.5], [2.75 - 1, 2.75 - 3]])
+    assert float(losses["loss"]) == pytest.approx(np.mean(errors**2) / 2)
+    assert error.tolist() == np.abs(errors).sum(1).tolist()
+    np.testing.assert_allclose(
+        gradient, -np.array([[1.75, 0, 0, 0, -0.25], [0, 1.5, -1.5, 0, 0]]) / 4, rtol=1e-6
+    )
+    mask = jnp.ones((2, 5), bool).at[:, 0].set(False)
+    seen = taken._replace(next_observation=envs.MaskedObservation(taken.next_observation, mask))
+    assert algos.DQN(**fields)._target(CHOOSING, OLDER, seen).tolist() == [3.5, -1 + 0.5 * 4.5]
+
+
+def test_several_choices_are_learned(devices):
+    """Twenty-four targets, all copied: values of five actions, not of six pairs."""
+    algorithm, state = trained("probe:multi_discrete", 150, devices, dueling=True, priority_exponent=0.6)
+    assert float(algorithm.evaluate(state, jax.random.key(1), 64)["return"]) > 0.95
+
+
 def test_double_q_targets_by_hand():
     """The network that learns prefers action 1 in observation 0, 2 in 1; the target network says 1 and 7."""
     target = dqn(double=True)._target(ONLINE, TARGET, transition())

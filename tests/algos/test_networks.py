@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from algos import distributions
-from algos.layers import Convolution
+from algos.layers import Convolution, features
 from algos.networks import (
     Network,
     action_values,
@@ -26,7 +26,7 @@ BATCH = 6
 
 
 def box(*shape: int, dtype="float32") -> Box:
-    return Box(0.0, 1.0, shape, dtype)
+    return Box(0.0, {"uint8": 255.0, "int32": 9.0}.get(dtype, 1.0), shape, dtype)
 
 
 OBSERVATIONS = {
@@ -214,6 +214,24 @@ def test_pixels_are_divided_by_255_and_booleans_are_not():
             network.apply(parameters, observation), network.apply(parameters, as_float), strict=True
         ):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_codes_are_one_hot_and_other_integers_lie_between_0_and_1():
+    """Of a map each channel has a channel for each of its codes; two codes are one number, 0 or 1."""
+    cells = Box(((((-1, 0),) * 3),) * 3, ((((1, 1),) * 3),) * 3, (3, 3, 2), "int32")
+    seen = jnp.zeros((2, 3, 3, 2), jnp.int32).at[1, 2, 0].set(jnp.array([-1, 1]))
+    found = features(seen, cells)
+    assert found.shape == (2, 3, 3, 4) and found[1, 2, 0].tolist() == [1, 0, 0, 1]
+    assert found[0, 0, 0].tolist() == [0, 1, 0, 0]
+    assert features(seen, cells, convolve=False).shape == (2, 36)
+    board = Box(0.0, 2.0, (3, 4), "uint8")  # a map of one channel, which is convolved too
+    assert features(jnp.ones((1, 3, 4), jnp.uint8), board)[0, 2, 3].tolist() == [0, 1, 0]
+    assert features(jnp.array([[0, 2]]), Box(0.0, 2.0, (2,), "int32")).tolist() == [[1, 0, 0, 0, 0, 1]]
+    amounts = Box((-100.0, 0.0), (100.0, 200.0), (2,), "int32")
+    np.testing.assert_allclose(features(jnp.array([[0, 50]]), amounts), [[0.5, 0.25]])
+    assert features(jnp.array([[-3.0, 7.5]]), amounts).tolist() == [[-3.0, 7.5]], "normalised already"
+    anything = Box(-(2.0**31), 2.0**31 - 1, (1,), "int32")
+    assert features(jnp.array([[1234]]), anything).tolist() == [[1234.0]]
 
 
 def test_images_of_atari_give_the_features_of_dqn():

@@ -71,6 +71,33 @@ def test_loss_by_hand():
     assert gradient.tolist() == [[0.0, 1.5], [0.0, 0.0], [-1.0, 0.0]]
 
 
+def test_several_choices_by_hand():
+    """Of a choice of two and a choice of three: the best are worth 4 and 3, 3.5 in the mean.
+
+    The minibatch's target is 2 for both, what was chosen is worth 1 and 3: (1 + 1) / 4.
+    """
+    table = jnp.array([[1.0, 4.0, 2.0, 0.0, 3.0]])
+    network = algos.Network(lambda key, seen: table, lambda table, seen: table[seen[:, 0].astype(jnp.int32)])
+    env = envs.make("probe:multi_discrete")
+    algorithm = algos.PQN(
+        env=env, network=network, num_envs=2, num_steps=5, num_minibatches=1, discount=0.5, reward_scale=2.0
+    )
+    never, zero = column(*[False] * 5), column(*[0.0] * 5)
+    target = algorithm._target(table, time_step(column(*[1.0] * 5), ~never, never, zero))
+    assert target.tolist() == [[2.0, 2.0]] * 5
+    cut = algorithm._target(table, time_step(column(*[1.0] * 5), never, ~never, zero))
+    assert cut.tolist() == [[2.0 + 0.5 * 3.5] * 2] * 5
+    minibatch = Minibatch(jnp.zeros((1, 1)), jnp.array([[0, 2]]), jnp.array([2.0]))
+    gradient, losses = algorithm.gradient(table, minibatch)
+    assert float(losses["loss"]) == 0.5 and gradient.tolist() == [[-0.5, 0, 0, 0, 0.5]]
+
+
+@pytest.mark.whole  # the figures are above, and DQN learns them in `test_dqn.py`
+def test_several_choices_are_learned(devices):
+    algorithm, state = trained("probe:multi_discrete", 100, devices)
+    assert float(algorithm.evaluate(state, jax.random.key(1), 64)["return"]) > 0.95
+
+
 def test_epsilon_falls_over_part_of_the_run():
     """Eight iterations, half of them with ever fewer random actions: 1, 3/4, 1/2, ..."""
     algorithm = algos.PQN(

@@ -43,19 +43,25 @@ def test_an_entry_makes_the_algorithm_here_and_on_an_accelerator(algorithm, key,
         assert preset.source and made.num_iterations > 1, "a run of one iteration learns nothing"
 
 
+_VECTOR, _MOTORS = envs.Box(-1.0, 1.0, (3,)), envs.Box(-1.0, 1.0, (2,))
+
+
 @dataclasses.dataclass(frozen=True)
 class _Continuous:
     """A vector in, a vector out: no name, so its spaces say what family it is of."""
 
     name: str = "continuous"
-    observation_space: typing.ClassVar = envs.Box(-1.0, 1.0, (3,))
-    action_space: typing.ClassVar = envs.Box(-1.0, 1.0, (2,))
+    observation_space: typing.Any = _VECTOR
+    action_space: typing.Any = _MOTORS
     max_episode_steps: typing.ClassVar[int] = 5
 
     def reset(self, key):
         raise NotImplementedError
 
     step = reset
+
+
+_CONTINUOUS = _Continuous()
 
 
 def test_the_most_exact_entry_wins(monkeypatch):
@@ -78,6 +84,33 @@ def test_observation_statistics_are_the_default_for_continuous_control():
     assert algos.make("ppo", env).normalize_observation
     assert not algos.PPO(env=env).normalize_observation
     assert presets.find("PPO", "probe:value", envs.make("probe:value")) is None
+
+
+def test_a_family_without_an_entry_is_known_by_its_spaces():
+    """MiniGrid by DQN as any grid; MuJoCo by SAC has its defaults all the same, and probes no preset."""
+    cells = envs.Box(0.0, 10.0, (7, 7, 3), "uint8")
+    grid = dataclasses.replace(_CONTINUOUS, observation_space=cells, action_space=envs.Discrete(7))
+    assert presets.find("DQN", "envpool:MiniGrid-Empty-5x5-v0", grid).name == "grid"
+    assert presets.find("PPO", "envpool:MiniGrid-Empty-5x5-v0", grid).name == "minigrid"
+    assert presets.find("DQN", "envpool:MiniGrid-Empty-5x5-v0") is None
+    assert presets.find("TD3", "gymnasium:BipedalWalker-v3", _CONTINUOUS).name == "continuous-control"
+    for algorithm, name in (
+        ("SAC", "envpool:Hopper-v4"),
+        ("PPO", "probe:continuous"),
+    ):
+        assert presets.find(algorithm, name, _CONTINUOUS) is None
+    rescue = dataclasses.replace(_CONTINUOUS, observation_space=envs.Box(-1.0, 1.0, (2, 3, 128)))
+    assert presets.find("PPO", "my.module:rescue", rescue).name == "continuous-control"
+    assert presets.find("PPO", "envpool:Jumanji/SearchAndRescue-v0", rescue).name == "jumanji"
+
+
+def test_statistics_are_left_out_where_there_are_none():
+    """All of this is codes or categories, and a preset that asked for statistics would be refused."""
+    coded = envs.Dict({"map": envs.Box(0.0, 4.0, (9, 9), "int32"), "step": envs.Discrete(9)})
+    sokoban = dataclasses.replace(_CONTINUOUS, observation_space=coded, action_space=envs.Discrete(4))
+    values = presets.of("PPO", "envpool:Sokoban-v0", sokoban)
+    assert values["normalize_reward"] and "normalize_observation" not in values
+    assert presets.of("PPO", "envpool:Sokoban-v0")["normalize_observation"]
 
 
 def test_an_accelerator_gets_more_environments(monkeypatch):

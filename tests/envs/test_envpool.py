@@ -89,6 +89,7 @@ def test_parts_stay_apart_and_a_mask_is_one(name):
     else:
         assert mask is None and features["direction"].dtype == "int32"
         assert {features[part].dtype.name for part in ("image", "mission")} == {"uint8"}
+        assert env.observation_space["image"].codes == ((0, 11), (0, 6), (0, 4))
 
 
 def test_vizdoom_has_its_folder_or_says_so(tmp_path, monkeypatch):

@@ -15,6 +15,9 @@ SAME = [
     ("MPE_simple_tag_v3", "MPE_simple_spread_v3"),
     ("HeuristicEnemySMAX", "SMAX", "HeuristicEnemySMAX:3m"),
     ("brax:ant", "brax:hopper:mjx"),
+    ("jumanji:SearchAndRescue-v0", "envpool:Jumanji/SearchAndRescue-v0", "envpool:Maze-v0", "envpool:TSP-v1"),
+    ("gymnasium:minigrid:MiniGrid-Empty-5x5-v0", "envpool:BabyAI-GoToObj-v0"),
+    ("envpool:MazeHard-v0", "envpool:HeistMemory-v0"),
 ]
 
 
@@ -35,6 +38,7 @@ def test_families_that_look_alike_are_told_apart():
             "MountainCarContinuous-v0",
             "Pong-misc",
             "envpool:MazeHard-v0",
+            "envpool:Maze-v0",
         )
     }
     assert kinds == {
@@ -44,6 +48,7 @@ def test_families_that_look_alike_are_told_apart():
         "sparse-control",
         "sparse-continuous-control",
         "procgen",
+        "jumanji",
         None,
     }
 
@@ -62,13 +67,16 @@ ARM = envs.Dict({"joints": envs.Box(-1.0, 1.0, (9,)), "goal": envs.Discrete(3)})
         (envs.Box(-1.0, 1.0, (3,)), envs.Box(-1.0, 1.0, (1,)), families.CONTINUOUS),
         (envs.Box(-1.0, 1.0, (3,)), envs.Discrete(2), None),
         (envs.Box(0.0, 1.0, (10, 10, 4)), envs.Discrete(2), families.GRID),
-        (envs.Box(0.0, 255.0, (84, 84, 4), "uint8"), envs.Discrete(2), None),
-        (envs.Box(0.0, 255.0, (84, 84, 4), "uint8"), envs.Box(-1.0, 1.0, (1,)), None),
+        (envs.Box(0.0, 255.0, (84, 84, 4), "uint8"), envs.Discrete(2), families.PICTURES),
+        (envs.Box(0.0, 255.0, (84, 84, 4), "uint8"), envs.Box(-1.0, 1.0, (1,)), families.VISUAL),
+        (envs.Box(0.0, 8.0, (9, 9), "int32"), envs.MultiDiscrete((9, 9, 9)), families.GRID),
+        (envs.Box(-1.0, 1.0, (2, 12, 12)), envs.Box(-1.0, 1.0, (1,)), families.CONTINUOUS),
+        (envs.Box(0.0, 8.0, (9,), "int32"), envs.Box(-1.0, 1.0, (1,)), None),
         (envs.Discrete(5), envs.MultiDiscrete((2, 3)), None),
         (ARM, envs.Box(-1.0, 1.0, (1,)), families.CONTINUOUS),
         (ARM, envs.Discrete(2), None),
         (envs.Tuple((ARM, envs.Box(0.0, 1.0, (7, 7, 3)))), envs.Discrete(2), families.GRID),
-        (envs.Tuple((ARM, envs.Box(0.0, 1.0, (7, 7, 3)))), envs.Box(-1.0, 1.0, (1,)), None),
+        (envs.Tuple((ARM, envs.Box(0.0, 1.0, (7, 7, 3)))), envs.Box(-1.0, 1.0, (1,)), families.VISUAL),
     ],
 )
 def test_an_environment_without_a_name_is_known_by_its_spaces(observation, action, expected):

@@ -136,12 +136,17 @@ def test_parts_become_one_vector_as_gymnasium_flattens_them():
     np.testing.assert_array_equal(box.high_array, flat.high)
 
 
-def test_other_numbers_are_float32():
-    for dtype in (np.float64, np.int32, np.uint8):
-        space = spaces.Box(0, 9, (5,), dtype)
-        assert gymnasium_spaces.observation_box("it", space) == Box(0.0, 9.0, (5,))
+def test_codes_stay_integers_and_other_numbers_are_float32():
+    for dtype, high in ((np.float64, 9), (np.int32, 900), (np.uint8, 100)):
+        space = spaces.Box(0, high, (5,), dtype)
+        assert gymnasium_spaces.observation_box("it", space) == Box(0.0, float(high), (5,))
         encoded = gymnasium_spaces.encode(space, np.arange(10, dtype=dtype).reshape(2, 5))
         assert encoded.dtype == np.float32 and encoded[1, 4] == 9
+    for dtype in (np.int8, np.int64, np.uint8):
+        space = spaces.Box(0, 9, (5,), dtype)
+        assert gymnasium_spaces.observation_box("it", space) == Box(0.0, 9.0, (5,), "int32")
+        encoded = gymnasium_spaces.encode(space, np.arange(10, dtype=dtype).reshape(2, 5))
+        assert encoded.dtype == np.int32 and encoded[1].tolist() == [5, 6, 7, 8, 9]
     memory = spaces.Box(0, 255, (5,), np.uint8)  # a console's, which networks scale as they scale pictures
     assert gymnasium_spaces.observation_box("it", memory) == Box(0.0, 255.0, (5,), "uint8")
     assert gymnasium_spaces.encode(memory, np.full((2, 5), 200, np.uint8)).dtype == np.uint8
@@ -149,6 +154,22 @@ def test_other_numbers_are_float32():
     np.testing.assert_array_equal(
         gymnasium_spaces.encode(spaces.Discrete(3, start=2), np.array([2, 4])), [[1, 0, 0], [0, 0, 1]]
     )
+
+
+def test_a_map_of_minigrid_has_the_range_of_its_codes_and_a_text_is_bytes():
+    """From whichever source it comes, and however its module is named; pictures of a wrapper are pictures."""
+    cells, drawn = (spaces.Box(0, 255, (size, size, 3), np.uint8) for size in (7, 56))
+    for name in ("envpool:MiniGrid-Empty-5x5-v0", "gymnasium:minigrid:BabyAI-GoToObj-v0"):
+        found = gymnasium_spaces.observation_box(name, cells)
+        assert found.codes == ((0, 11), (0, 6), (0, 4)) and found.dtype == "uint8"
+        assert gymnasium_spaces.observation_box(name, drawn).codes is None
+    assert gymnasium_spaces.observation_box("gymnasium:Mine-v0", cells).codes is None
+    theirs = spaces.Dict({"map": cells, "mission": spaces.Text(4)})
+    assert gymnasium_parts.observation_space("it", theirs)["mission"] == Box(0.0, 255.0, (4,), "uint8")
+    batch = {"map": np.zeros((2, 7, 7, 3), np.uint8), "mission": np.array(["go", "open it"])}
+    assert gymnasium_parts.encode(theirs, batch)["mission"].tolist() == [list(b"go\0\0"), list(b"open")]
+    assert gymnasium_spaces.encode(theirs, batch)[1, -4:].tolist() == list(b"open")
+    assert gymnasium_spaces.observation_box("it", theirs).shape == (7 * 7 * 3 + 4,)
 
 
 @pytest.mark.parametrize(
@@ -176,8 +197,8 @@ def test_the_smallest_positive_number_is_no_bound():
 
 
 def test_spaces_without_a_place_are_refused():
-    with pytest.raises(FdgError, match="environment 'it': its observations hold a Text"):
-        gymnasium_spaces.observation_box("it", spaces.Dict({"a": spaces.Text(3)}))
+    with pytest.raises(FdgError, match="environment 'it': its observations hold a Sequence"):
+        gymnasium_spaces.observation_box("it", spaces.Dict({"a": spaces.Sequence(spaces.Discrete(3))}))
     with pytest.raises(FdgError, match="environment 'it': its actions are Dict"):
         gymnasium_spaces.action_space("it", spaces.Dict({"a": spaces.Discrete(3)}))
 

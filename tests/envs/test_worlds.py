@@ -56,7 +56,8 @@ _BRIX = from_octax.OctaxEnvironment("brix")
         ),
         ("playground:CartpoleBalance", {"action_repeat": 4}, (5,), envs.Box(-1.0, 1.0, (1,)), 250),
         ("jumanji:Snake-v1", {"num_rows": 6, "num_cols": 6}, (181,), envs.Discrete(4), None),
-        ("jumanji:Connector-v3", {}, None, envs.MultiDiscrete((5,) * 10), None),
+        # A map of 10 x 10 cells that hold one of 32 things, and a clock of 51.
+        ("jumanji:Connector-v3", {}, (10 * 10 * 32 + 51,), envs.MultiDiscrete((5,) * 10), None),
         ("jumanji:MultiCVRP-v0", {}, None, envs.MultiDiscrete((21, 21)), None),
     ],
 )
@@ -145,6 +146,23 @@ def test_a_game_of_jumanji_conforms_and_gives_its_numbers():
     np.testing.assert_array_equal(observation[0, :30], np.asarray(first.observation.grid).reshape(-1))
     assert rollout.step.reward[0, 0] == np.asarray(second.reward)
     assert rollout.step.terminated.any(), "the clock runs out, which Jumanji shows"
+
+
+# --- Craftax: pictures ---
+
+
+def test_pictures_are_made_once_in_the_sizes_that_are_asked_for():
+    made = []
+    textures = from_craftax._Textures(lambda size: made.append(size) or {"grass": jnp.ones((size, size))})
+    assert isinstance(textures[2]["grass"], Literal) and textures[2] is textures[2]
+    assert textures[3]["grass"].shape == (3, 3) and made == [2, 3]
+
+
+@pytest.mark.whole  # four seconds to read the package's files
+def test_craftax_is_shown_in_pixels():
+    assert traced("Craftax-Pixels-v1")[1].observation.shape == (2, 130, 110, 3)
+    state, _ = traced("Craftax-Classic-Pixels-v1")
+    assert state.inner.map.shape == (2, 64, 64)
 
 
 # --- optimistic resets ---
