@@ -25,6 +25,9 @@ def prepare(config: dict[str, Any]):
     wandb.log = lambda metrics, **_: logged.append(metrics)
     script = importlib.import_module(script_name)
     settings = dict(config["config"])
+    layout = settings.get("ENV_KWARGS", {}).get("layout")
+    if layout is not None:  # by name, as the scripts' own command lines have it
+        settings["ENV_KWARGS"] = {**settings["ENV_KWARGS"], "layout": script.overcooked_layouts[layout]}
     with Stopwatch() as watch:
         train = jax.jit(script.make_train(settings)).lower(jax.random.PRNGKey(0)).compile()
     steps = settings["NUM_UPDATES"] * settings["NUM_STEPS"] * settings["NUM_ENVS"]
