@@ -37,6 +37,7 @@ class Experiment:
       num_seeds: how many.
       together: in one program, with seeds over the devices.
       flags: further ones.
+      label: its name, where algorithm and environment do not say enough.
     """
 
     algo: str
@@ -47,11 +48,12 @@ class Experiment:
     num_seeds: int = 6  # an even number keeps both of two cores busy
     together: bool = True
     flags: tuple[str, ...] = ()
+    label: str = ""
 
     @property
     def name(self) -> str:
         """As the command line of this module takes it."""
-        return f"{self.algo}-{self.env}".replace(":", "-")
+        return self.label or f"{self.algo}-{self.env}".replace(":", "-")
 
     def command(self, seed: int, out: Path) -> list[str]:
         """Words after `python`; all seeds from `seed` on, or that one."""

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from envs import gymnasium_parts, gymnasium_spaces
+from envs.families import family
 from envs.host import Deadline, HostEnvironment, Transition, make_from
 from fdg.errors import FdgError, HostError, one_line, unknown_name
 
@@ -221,7 +222,11 @@ def _spec(name: str, **options: Any) -> Any:
 
 
 def _make(name: str, **options: Any) -> Any:
-    return _envpool().make_gymnasium(name.removeprefix(PREFIX), **options)
+    library = _envpool()
+    if family(name) == "jumanji":
+        # Sudoku's boards lie in the package itself, and it looks for them among the assets of others.
+        options["base_path"] = os.path.dirname(os.path.abspath(library.__file__))
+    return library.make_gymnasium(name.removeprefix(PREFIX), **options)
 
 
 def _envpool() -> Any:

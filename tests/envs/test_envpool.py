@@ -92,6 +92,12 @@ def test_parts_stay_apart_and_a_mask_is_one(name):
         assert env.observation_space["image"].codes == ((0, 11), (0, 6), (0, 4))
 
 
+def test_sudoku_finds_its_boards():
+    _, seen = envs.make("envpool:Sudoku-very-easy-v0").reset(jax.random.split(jax.random.key(0), 2))
+    board = np.asarray(envs.features_and_mask(seen)[0]["board"])
+    assert board.dtype == np.int32 and (board > 0).sum() > 30, "a board is half full"
+
+
 def test_vizdoom_has_its_folder_or_says_so(tmp_path, monkeypatch):
     """Two instances that make it at once, and one that cannot, take the process down with them.
 
