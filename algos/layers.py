@@ -212,9 +212,11 @@ def _as_numbers(observation: jax.Array, space: Box) -> jax.Array:
 def _low_and_span(space: Box) -> tuple[np.ndarray, np.ndarray]:
     """What is taken from integers, and what they are divided by, float32: scalars, or `[1, *shape]`."""
     low, high = (np.asarray(side, np.float32) for side in (space.low, space.high))
-    span = high - low
+    span = np.asarray(np.maximum(high - low, 1.0), np.float32)
     if not space.is_bounded or span.max() > _LARGEST_SPAN:
-        low, span = np.float32(0.0), np.float32(255.0 if space.dtype == "uint8" else 1.0)
-    span = np.maximum(span, np.float32(1.0))
+        low, span = (
+            np.zeros((), np.float32),
+            np.full((), 255.0 if space.dtype == "uint8" else 1.0, np.float32),
+        )
     low, span = np.broadcast_arrays(low, span)
     return (low[None], span[None]) if low.ndim else (low, span)

@@ -17,6 +17,7 @@ import envs
 import fdg
 import policies
 from algos.replay import Replay, Sample, Transition
+from tests.conformance.comparison import ITERATIONS, assert_same, plain
 
 # A network of two observations, 0 and 1, and three actions that is a table: its parameters are its values.
 TABLE = algos.Network(
@@ -85,10 +86,21 @@ def test_several_choices_by_hand():
     assert algos.DQN(**fields)._target(CHOOSING, OLDER, seen).tolist() == [3.5, -1 + 0.5 * 4.5]
 
 
+@pytest.mark.whole  # the figures are above
 def test_several_choices_are_learned(devices):
-    """Twenty-four targets, all copied: values of five actions, not of six pairs."""
+    """Six targets, all copied, by values of five actions."""
     algorithm, state = trained("probe:multi_discrete", 150, devices, dueling=True, priority_exponent=0.6)
     assert float(algorithm.evaluate(state, jax.random.key(1), 64)["return"]) > 0.95
+
+
+@pytest.mark.whole  # their replay is that of any action
+def test_several_choices_have_the_same_numbers_on_every_device(devices):
+    algorithm = algos.DQN(env=envs.make("probe:multi_discrete"), **{**QUICK, **OPTIONS, "hidden": (4,)})
+    expected, _ = plain(algorithm, jax.jit(algorithm.init)(jax.random.key(0)), ITERATIONS)
+    for count in (2, 8):
+        engine = fdg.compile(algorithm, policies.GPUOnly(), devices[:count])
+        state, _ = engine.run(engine.init(0), ITERATIONS)
+        assert_same(expected, engine.algorithm_state(state))
 
 
 def test_double_q_targets_by_hand():

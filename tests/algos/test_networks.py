@@ -26,7 +26,7 @@ BATCH = 6
 
 
 def box(*shape: int, dtype="float32") -> Box:
-    return Box(0.0, {"uint8": 255.0, "int32": 9.0}.get(dtype, 1.0), shape, dtype)
+    return Box(0.0, {"uint8": 255.0, "int32": 9.0}.get(np.dtype(dtype).name, 1.0), shape, dtype)
 
 
 OBSERVATIONS = {
@@ -428,7 +428,7 @@ def test_actions_that_are_not_allowed_have_no_value_and_no_gradient():
 
 
 def test_values_of_continuous_actions_are_refused():
-    with pytest.raises(FdgError, match=r"a value for each action of Discrete\(n\), not of Box"):
+    with pytest.raises(FdgError, match=r"of Discrete\(n\) or MultiDiscrete\(nvec\), not of Box"):
         q_network(OBSERVATIONS["vector"], ACTIONS["box"])
 
 
