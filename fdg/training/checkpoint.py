@@ -15,9 +15,11 @@ import contextlib
 import hashlib
 import json
 import logging
+import math
 import os
 import re
 import shutil
+import time
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -33,6 +35,7 @@ from fdg.errors import FdgError, FdgWarning, RunError
 from fdg.processes import distributed
 
 KEEP = 3  # the newest; older ones are removed once a newer one is complete
+_SHARE = 0.01  # of a run's time, to be spent on checkpoints that nobody asked for one by one
 _ARRAYS, _MANIFEST = "arrays", "manifest.json"
 
 
@@ -55,6 +58,7 @@ class Checkpoints:
         self._whole: set[int] = set()  # looked at before, and found undamaged
         self._writer: ThreadPoolExecutor | None = None
         self._writing: Future[None] | None = None
+        self._begun, self._seconds = -math.inf, 0.0  # of the latest: when, and how long it took to write
 
     def iterations(self) -> list[int]:
         """Those that have a checkpoint, damaged or not, in ascending order."""
@@ -130,6 +134,15 @@ class Checkpoints:
             return f"{name} is missing"
         return f"{name} is not what was written" if name in expected else f"{name} was added"
 
+    def are_cheap(self) -> bool:
+        """Whether the latest one took at most a hundredth of the time since; true where there is none yet.
+
+        Of several processes, what the first one says counts, for it writes.
+        """
+        busy = self._writing is not None and not self._writing.done()
+        cheap = not busy and self._seconds <= _SHARE * (time.monotonic() - self._begun)
+        return bool(distributed.exchange(cheap)[0])
+
     def save(self, iteration: int, state: Any) -> None:
         """Starts to write `state`; it may be donated as soon as this returns.
 
@@ -149,6 +162,7 @@ class Checkpoints:
         if self._writer is None:
             self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._whole.discard(iteration)
+        self._begun = time.monotonic()
         self._writing = self._writer.submit(self._write, iteration, arrays)
 
     def protect(self, iteration: int) -> None:
@@ -235,9 +249,10 @@ class Checkpoints:
     def _write(self, iteration: int, arrays: dict[str, Any]) -> None:
         final, temporary = (self._directory / f"{iteration}{end}" for end in ("", ".writing"))
         try:
+            checkpointer, begun = _checkpointer(), time.monotonic()
             self._directory.mkdir(parents=True, exist_ok=True)
             self._tidy()
-            _checkpointer().save(temporary / _ARRAYS, args=_orbax().args.StandardSave(jax.device_get(arrays)))
+            checkpointer.save(temporary / _ARRAYS, args=_orbax().args.StandardSave(jax.device_get(arrays)))
             (temporary / _MANIFEST).write_bytes(_manifest(iteration, _checksums(temporary)))
             if final.exists():  # damaged, or this run would not be here again
                 os.rename(final, self._directory / f"{iteration}.damaged")
@@ -247,6 +262,7 @@ class Checkpoints:
                 if not (self._directory / f"{old}.keep").exists():
                     os.rename(self._directory / str(old), self._directory / f"{old}.removed")
             self._tidy()
+            self._seconds = time.monotonic() - begun
         except Exception as error:  # Orbax and TensorStore raise many types, none of them their own
             with contextlib.suppress(OSError):
                 shutil.rmtree(temporary, ignore_errors=True)

@@ -70,7 +70,8 @@ def fit(
       start_from: an earlier run's directory, whose weights this new run begins with.
       eval_every: iterations from one evaluation during training to the next; the best state is kept.
       eval_episodes: of the evaluation after training; 0 for none.
-      checkpoint_every: iterations, at least; None for about twenty checkpoints.
+      checkpoint_every: iterations, at least; None for about twenty checkpoints, fewer where writing them
+        would take more than a hundredth of the time.
       stop_at: end as soon as an evaluation during training returns this much.
       callbacks: each is called with a `Report` of the iterations just recorded; one that returns true ends
         the run.

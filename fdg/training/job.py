@@ -23,7 +23,7 @@ class Job:
       num_iterations: of the whole run.
       steps_per_iteration: environment steps of one agent in one iteration.
       eval_episodes: 0 for no evaluation.
-      checkpoint_every: iterations; None for about twenty checkpoints.
+      checkpoint_every: iterations; None for about twenty checkpoints, fewer where they would cost too much.
       out: the run directory; None for one named after the job.
       resumes: whether `out` holds an earlier run to go on with.
       start_from: a run whose weights a new one begins with; None for fresh ones.

@@ -284,7 +284,10 @@ class _Sitting:
             if job.stop_at is not None or self.callbacks:
                 ended = any(distributed.exchange(during.stopped is not None or recorder.wants_to_stop))
             caught = signals.agreed()
-            if iteration % checkpoint_every == 0 or iteration == total or caught is not None or ended:
+            is_due = iteration % checkpoint_every == 0 and (
+                job.checkpoint_every is not None or self.checkpoints.are_cheap()
+            )
+            if is_due or iteration == total or caught is not None or ended:
                 recorder.flush()  # first, for a checkpoint is never ahead of the metrics
                 self.checkpoints.save(iteration, state)
                 self.samples = write_samples(job, self.engine, state, self.run.path, iteration)
