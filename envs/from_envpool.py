@@ -109,7 +109,7 @@ class EnvPoolPool:
         self._abandon()
 
         def begin() -> tuple[Any, np.ndarray]:
-            options = {"num_threads": _threads(self._size), **dict(self._source.options)}
+            options = {"num_threads": threads_for(self._size), **dict(self._source.options)}
             _make_room(self._source.name)
             with _quiet():
                 env = _make(self._source.name, num_envs=self._size, seed=seeds.tolist(), **options)
@@ -183,8 +183,8 @@ def _make_room(name: str) -> None:
         ) from error
 
 
-def _threads(size: int) -> int:
-    """For so many instances: one a core but one."""
+def threads_for(size: int) -> int:
+    """How many threads step so many instances: one a core but one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(size, max(1, cores - 1))
 

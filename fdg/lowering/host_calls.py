@@ -13,6 +13,7 @@ equal where the functions and their places are, and so are programs that were co
 
 import contextlib
 import dataclasses
+import functools
 import os
 import sys
 import threading
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
@@ -146,7 +148,7 @@ class Guarded:
         if len(results) != len(self.expected):
             raise HostError(f"{self.who} gave {len(results)} arrays, expected {len(self.expected)}")
         for i, (result, (shape, dtype)) in enumerate(zip(results, self.expected, strict=True)):
-            if result.shape == shape and result.dtype.name == dtype:
+            if result.shape == shape and result.dtype == _dtype(dtype):
                 continue  # without asking JAX, which takes longer than small environments do
             found = jax.dtypes.canonicalize_dtype(result.dtype)  # as JAX does, with or without 64 bits
             if result.shape != shape or found != dtype:
@@ -154,6 +156,11 @@ class Guarded:
                 raise HostError(
                     f"{self.who} gave {found}{list(result.shape)}{which}, expected {dtype}{list(shape)}"
                 )
+
+
+@functools.cache
+def _dtype(name: str) -> np.dtype:
+    return jnp.dtype(name)  # bfloat16 too; a dtype's own name is worked out whenever it is asked for
 
 
 class _Exits:
