@@ -3,11 +3,11 @@
     python -m bench.host_rate                               # PPO on HalfCheetah-v4, of several sizes
     python -m bench.host_rate --sizes 8 64 -- --algo sac    # what follows `--` are flags of fdg.train
 
-In turns: a round of `fdg.train` from first parameters on, in a process of its own that has compiled and waits, then
-random actions through EnvPool alone, whose instances are made for it and closed again. The actions are as an
-untrained policy draws them, for what a step takes depends on them: a HalfCheetah that thrashes keeps MuJoCo less
-busy, by a quarter, than one that runs or lies there. Prints the median and the middle
-half of the ratios. Asked: 60% at one of the sizes.
+In turns: a round of `fdg.train` from first parameters on, in a process of its own that has compiled and
+waits, then random actions through EnvPool alone, whose instances are made for it and closed again. The
+actions are as an untrained policy draws them, for what a step takes depends on them: a HalfCheetah that
+thrashes keeps MuJoCo less busy, by a quarter, than one that runs or lies there. Prints the median and the
+middle half of the ratios. Asked: 60% at one of the sizes.
 """
 
 import argparse
@@ -84,8 +84,8 @@ def main() -> int:
         low, high = middle_half(ratios)
         reached.append(statistics.median(ratios))
         print(
-            f"{size:>4} environments, {threads_for(size)} threads: training {ours:,.0f} steps/s, EnvPool alone"
-            f" {alone:,.0f}: {reached[-1]:.2f} ({low:.2f} to {high:.2f}) of it",
+            f"{size:>4} environments, {threads_for(size)} threads: training {ours:,.0f} steps/s, EnvPool"
+            f" alone {alone:,.0f}: {reached[-1]:.2f} ({low:.2f} to {high:.2f}) of it",
             flush=True,
         )
     return int(max(reached) < AT_LEAST)

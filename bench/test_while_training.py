@@ -15,7 +15,7 @@ AT_MOST = 0.05
 
 
 def test_while_training_cost(benchmark, record, tmp_path):
-    """Seconds of training, all on (ten evaluations, checkpoints as often as they come) against all off; one warm process."""
+    """Seconds of training, all on (ten evaluations, checkpoints by default) against all off; one process."""
     algorithm = algos.PPO(env=envs.make("CartPole-v1"), num_envs=64, total_steps=STEPS)
     every = algorithm.num_iterations // 10
     settings = {

@@ -46,7 +46,7 @@ RUN = (
         "checkpoint_every",
         int | None,
         None,
-        "iterations from checkpoint to checkpoint, at least (None: a twentieth of all, and no more than 1% of the time)",
+        "iterations from checkpoint to checkpoint, at least (None: a twentieth of all, but 1% of the time)",
     ),
     Flag(
         "on_nan",
