@@ -265,7 +265,7 @@ class FleetPool:
             [i for i, _ in asked], self._answers(asked, timeout), strict=True
         ):
             if observation is None:
-                raise HostError(f"environment '{self._name}': {self._fleet.where(i)}, at its start: {reason}")
+                raise HostError(f"environment '{self._name}': at its start, {reason}")
             observations.append(observation)
         return np.concatenate(observations)
 

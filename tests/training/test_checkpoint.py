@@ -364,9 +364,33 @@ def test_going_on_with_other_devices(tmp_path, host_devices):
     assert_same(final_state(moved), final_state(whole))
 
 
+@pytest.mark.parametrize(
+    ("words", "seconds", "expected"),
+    [
+        ("", 0.0, [18, 19, 20]),  # after each twentieth of a run
+        ("", 100.0, [1, 20]),  # a hundred seconds each: once in hours
+        ("--checkpoint-every 1", 100.0, [18, 19, 20]),  # as was asked for
+    ],
+)
+def test_those_that_nobody_asked_for_take_a_hundredth_of_the_time(
+    words, seconds, expected, tmp_path, monkeypatch
+):
+    save = Checkpoints.save
+
+    def at_once(self, iteration, state):
+        save(self, iteration, state)
+        self._wait()
+        self._seconds = seconds
+
+    monkeypatch.setattr(Checkpoints, "save", at_once)
+    run = tmp_path / "run"
+    assert train_main([*WALK, "--total-steps", "160", *words.split(), "--out", str(run)]) == 0
+    assert Checkpoints(run / "checkpoints").iterations() == expected
+
+
 def test_a_damaged_checkpoint_on_the_command_line(tmp_path, capsys):
     run = tmp_path / "run"
-    assert train_main([*WALK, "--total-steps", "160", "--out", str(run)]) == 0
+    assert train_main([*WALK, "--total-steps", "160", "--checkpoint-every", "1", "--out", str(run)]) == 0
     (run / "summary.json").unlink()
     whole = metrics(run)
     shutil.rmtree(run / "checkpoints" / "20" / "arrays")
