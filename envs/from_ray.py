@@ -261,9 +261,7 @@ class FleetPool:
                 (i, actor.reset.remote(self._key(i), start, np.flatnonzero(chosen), theirs, timeout))
             )
         observations = []
-        for i, (observation, reason) in zip(
-            [i for i, _ in asked], self._answers(asked, timeout), strict=True
-        ):
+        for observation, reason in self._answers(asked, timeout):
             if observation is None:
                 raise HostError(f"environment '{self._name}': at its start, {reason}")
             observations.append(observation)

@@ -19,7 +19,7 @@ from fdg import ray_cluster
 from fdg.errors import HostError
 from tests.envs.test_host import keys, stepped
 
-LIMIT = 5
+LIMIT, SEEN, ACTIONS = 5, envs.Box(-1e6, 1e6, (2,)), envs.Discrete(2)
 
 
 class CountingPool:
@@ -50,8 +50,8 @@ class CountingPool:
 @dataclasses.dataclass(frozen=True)
 class Counting:
     name: str = "counting"
-    observation_space: envs.Box = envs.Box(-1e6, 1e6, (2,))
-    action_space: envs.Discrete = envs.Discrete(2)
+    observation_space: envs.Box = SEEN
+    action_space: envs.Discrete = ACTIONS
     max_episode_steps: int = LIMIT
 
     def start(self, size):
@@ -79,7 +79,7 @@ class Answer:
 class PlayedRay:
     """What `envs.from_ray` uses of Ray's module, for a cluster of so many CPUs."""
 
-    class exceptions:  # noqa: N801
+    class exceptions:
         class RayError(Exception):
             pass
 
@@ -227,7 +227,7 @@ def test_workers_are_as_many_as_there_is_room_for(ray):
 
 def test_workers_that_do_not_start_are_ended_and_counted(ray, monkeypatch):
     monkeypatch.setattr(ray, "wait", lambda refs, num_returns, timeout: (refs[:1], refs[1:]))
-    with pytest.raises(HostError, match="1 of 2 workers have not started in 300 s: .* use --env-workers 1"):
+    with pytest.raises(HostError, match=r"1 of 2 workers have not started in 300 s: .* use --env-workers 1"):
         from_ray.fleet(from_ray.FleetSource(Counting(), 2))
     assert ray.actors == []
 
