@@ -66,6 +66,10 @@ EXPERIMENTS = {
     "addition": Experiment(
         "text:addition?max_response=4", 0.25, 20, {"total_steps": 128_000}, {"total_steps": 307_200}, 0.98
     ),
+    "addition-reversed": Experiment(
+        "text:addition?reverse=true&max_response=4",
+        *(0.25, 10, {"total_steps": 128_000}, {"total_steps": 307_200}, 0.98),
+    ),
     "countdown": Experiment(
         "text:countdown", 0.2, 20, {"total_steps": 64_000}, {"total_steps": 153_600}, 2.0, as_ratio=True
     ),

@@ -105,6 +105,17 @@ def numbers(values: jax.Array, digits: int, separator: str = ",") -> Text:
     return join([number(values[i], digits) for i in range(values.shape[0])], separator)
 
 
+def backwards(text: Text) -> Text:
+    """From its last character to its first.
+
+    >>> to_string(backwards(number(jnp.int32(-305), 5)))
+    '503-'
+    """
+    places = jnp.arange(text.codes.shape[0])
+    turned = jnp.take(text.codes, jnp.clip(text.length - 1 - places, 0, max(len(places) - 1, 0)))
+    return Text(jnp.where(places < text.length, turned, 0), text.length)
+
+
 def equal(a: Text, b: Text) -> jax.Array:
     """Whether two texts of any room say the same, `[] bool`."""
     width = max(a.codes.shape[0], b.codes.shape[0])

@@ -10,7 +10,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from envs.text.characters import Text, character, concatenate, literal, number, numbers
+from envs.text.characters import Text, backwards, character, concatenate, literal, number, numbers
 from envs.text.drawing import enough, uniform, whole_number
 from envs.text.expressions import evaluate
 from envs.text.task import exact
@@ -19,18 +19,32 @@ from fdg.errors import FdgError
 
 @dataclasses.dataclass(frozen=True)
 class _Operation:
-    """Two numbers and what becomes of them; `12+34=` asks for `46`."""
+    """Two numbers and what becomes of them; `12+34=` asks for `46`.
+
+    Attributes:
+      digits: of each number, at most.
+      reverse: whether the answer is written from its last character to its first, `64`. So each digit of a
+        sum follows from two digits and a carry (Lee et al. 2023, arXiv 2307.03381, section 3).
+    """
 
     digits: int = 2
+    reverse: bool = False
     sign: ClassVar[str]
     name: ClassVar[str]
-    instruction: ClassVar[str] = "Work this out. Answer with the number alone."
+    asks: ClassVar[str] = "Work this out. Answer with the number alone."
     commutes: ClassVar[bool] = False
     longest: ClassVar[int] = 8  # digits that int32 can take
 
     def __post_init__(self) -> None:
         whole_number(self, "digits", 1, self.longest)
         enough(self, 10 ** (2 * self.digits), "use digits=1 or more")
+        if not isinstance(self.reverse, bool):
+            raise FdgError(f"task 'text:{self.name}': reverse={self.reverse!r} must be True or False")
+
+    @property
+    def instruction(self) -> str:
+        """What is asked, and how it is to be written."""
+        return self.asks + " Write it from its last character to its first." * self.reverse
 
     @property
     def prompt_length(self) -> int:
@@ -58,7 +72,8 @@ class _Operation:
 
     def solution(self, content: jax.Array) -> Text:
         """`46`."""
-        return number(self.result(content[0], content[1]), min(9, self.response_length - 1))
+        found = number(self.result(content[0], content[1]), min(9, self.response_length - 1))
+        return backwards(found) if self.reverse else found
 
     def identity(self, content: jax.Array) -> jax.Array:
         """The two numbers, in any order where that does not matter."""
@@ -148,7 +163,7 @@ class Divisor(_Operation):
     """`12,18=` asks for `6`, the greatest common divisor."""
 
     name, sign, commutes = "divisor", ",", True
-    instruction = "Find the greatest common divisor. Answer with the number alone."
+    asks = "Find the greatest common divisor. Answer with the number alone."
 
     def result(self, a: jax.Array, b: jax.Array) -> jax.Array:
         """Their greatest common divisor; that of 0 and a number is the number (Euclid)."""
@@ -161,7 +176,7 @@ class Comparison(_Operation):
     """`12?34=` asks for `<`."""
 
     name, sign = "comparison", "?"
-    instruction = "Compare the two numbers. Answer with <, = or > alone."
+    asks = "Compare the two numbers. Answer with <, = or > alone."
 
     def solution(self, content: jax.Array) -> Text:
         """`<`, `=` or `>`."""

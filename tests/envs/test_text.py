@@ -310,11 +310,29 @@ def test_tasks_are_values_that_allocate_nothing():
     assert envs.make("text:addition", max_response=3).response_length == 3
 
 
+def test_answers_written_backwards():
+    """`12-34=` asks for `22-`; problems, and which of them are held out, stay as they are."""
+    plain, turned = (envs.make("text:subtraction", reverse=reverse) for reverse in (False, True))
+    for pair, said in (((12, 34), "22-"), ((99, 9), "09")):
+        content = jnp.array(pair)
+        assert to_string(turned.problem.solution(content)) == said
+        scores = [turned.problem.score(content, literal(text))["correct"] for text in (said, said[::-1])]
+        assert scores == [1.0, float(said == said[::-1])]
+        assert to_string(plain.problem.solution(content)) == said[::-1]
+        assert (turned.problem.identity(content) == plain.problem.identity(content)).all()
+    assert turned.overrides == (("reverse", True),) and turned.prompt_length == plain.prompt_length
+    assert "Write it from its last character" in turned.problem.instruction
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
         (lambda: envs.make("text:adition"), "unknown text task 'adition': did you mean 'addition'?"),
-        (lambda: envs.make("text:addition", digit=3), "no parameter 'digit': it has digits and max_response"),
+        (
+            lambda: envs.make("text:addition", digit=3),
+            "no parameter 'digit': it has digits, reverse and max_response",
+        ),
+        (lambda: envs.make("text:addition", reverse=1), "reverse=1 must be True or False"),
         (lambda: envs.make("text:addition", digits=9), "digits=9 must be an integer from 1 to 8"),
         (
             lambda: envs.make("text:parity", length=4),
