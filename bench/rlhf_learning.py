@@ -67,7 +67,7 @@ EXPERIMENTS = {
         "text:addition?max_response=4", 0.25, 20, {"total_steps": 128_000}, {"total_steps": 307_200}, 0.98
     ),
     "addition-reversed": Experiment(
-        "text:addition?reverse=true&max_response=4",
+        "text:addition?reverse=True&max_response=4",
         *(0.25, 10, {"total_steps": 128_000}, {"total_steps": 307_200}, 0.98),
     ),
     "countdown": Experiment(
