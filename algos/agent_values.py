@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from algos import distributions, layers
+from algos.hyperparameters import number
 from algos.memories import MemoryKind
 from algos.networks import Network, actor_features, of_module
 from algos.recurrent import MemoryTrunk, RecurrentNetwork
@@ -79,7 +80,9 @@ def of_each_agent(network: Network) -> RecurrentNetwork:
     return RecurrentNetwork(_InitOfAgents(network), _no_memory, _UnrollAgents(network))
 
 
-def monotonic_mixer(units: int = 32, hypernetwork: Sequence[int] = (64,)) -> Network:
+def monotonic_mixer(
+    units: int = 32, hypernetwork: Sequence[int] = (64,), scale: float | jax.Array = 1.0
+) -> Network:
     """The mixing network of QMIX (Rashid et al. 2018, arXiv 1803.11485, section 4.1 and figure 2a).
 
     `apply(parameters, values [N, A], state [N, S])` returns `[N]`, the value of what all agents do together.
@@ -89,13 +92,16 @@ def monotonic_mixer(units: int = 32, hypernetwork: Sequence[int] = (64,)) -> Net
     Args:
         units: `H`, of the one hidden layer, whose activation is an ELU.
         hypernetwork: widths of the layers, with ReLU, between the state and the weights; the paper has none.
+        scale: of the hypernetworks' first weights; 1: uniform within 1 / sqrt(inputs) of zero, as the authors
+            had them. With larger ones a mixture of 32 units magnifies what agents' values differ by many
+            times, the best of them are thought far too much of, and targets made of these run away.
 
     >>> mixer = monotonic_mixer(8)
     >>> values, state = jnp.ones((5, 3)), jnp.ones((5, 4))
     >>> mixer.apply(mixer.init(jax.random.key(0), values, state), values, state).shape
     (5,)
     """
-    module = MonotonicMixer(units, tuple(hypernetwork))
+    module = MonotonicMixer(units, tuple(hypernetwork), number(scale))
     return of_module(module)
 
 
@@ -155,24 +161,28 @@ class MonotonicMixer(nn.Module):
 
     units: int
     hypernetwork: tuple[int, ...]
+    scale: float = 1.0
 
     @nn.compact
     def __call__(self, values: jax.Array, state: jax.Array) -> jax.Array:  # noqa: D102
         count, agents = values.shape
 
+        kernel_init = nn.initializers.variance_scaling(self.scale**2 / 3.0, "fan_in", "uniform")
+
+        def dense(x: jax.Array, outputs: int, name: str) -> jax.Array:
+            return nn.Dense(outputs, kernel_init=kernel_init, name=name)(x)
+
         def from_state(outputs: int, name: str) -> jax.Array:
             x = state
             for i, width in enumerate(self.hypernetwork):
-                x = nn.relu(nn.Dense(width, name=f"{name}_{i}")(x))
-            return nn.Dense(outputs, name=name)(x)
+                x = nn.relu(dense(x, width, f"{name}_{i}"))
+            return dense(x, outputs, name)
 
         first = jnp.abs(from_state(agents * self.units, "weight_1")).reshape(count, agents, self.units)
-        hidden = nn.elu(
-            jnp.sum(values[:, :, None] * first, axis=1) + nn.Dense(self.units, name="bias_1")(state)
-        )
+        hidden = nn.elu(jnp.sum(values[:, :, None] * first, axis=1) + dense(state, self.units, "bias_1"))
         second = jnp.abs(from_state(self.units, "weight_2"))
         # "a 2-layer hypernetwork with a ReLU nonlinearity" makes the last bias.
-        last = nn.Dense(1, name="bias_2")(nn.relu(nn.Dense(self.units, name="bias_2_0")(state)))
+        last = dense(nn.relu(dense(state, self.units, "bias_2_0")), 1, "bias_2")
         return jnp.sum(hidden * second, axis=1) + last[:, 0]
 
 

@@ -36,9 +36,13 @@ class QMIX(ValueDecomposition):
         (64,), "widths of the layers between state and mixing weights; the paper has none: ()"
     )
 
+    mixer_scale: float = hyperparameter(
+        1.0, "of the hypernetworks' first weights; small: what all do is worth nothing at first"
+    )
+
     def __post_init__(self):
         super().__post_init__()
-        require_positive(self, "mixer_size")
+        require_positive(self, "mixer_size", "mixer_scale")
         require(
             self,
             all(width > 0 for width in self.hypernetwork),
@@ -54,4 +58,4 @@ class QMIX(ValueDecomposition):
 
     @property
     def _mixer(self) -> Network:
-        return agent_values.monotonic_mixer(self.mixer_size, self.hypernetwork)
+        return agent_values.monotonic_mixer(self.mixer_size, self.hypernetwork, self.mixer_scale)

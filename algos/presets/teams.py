@@ -130,6 +130,7 @@ _MIXED = {
         "the mixing network of ql_rnn_mpe.yaml, and a fifth of its step size; docs/algorithms/qmix.md",
         learning_rate=1e-3,
         hypernetwork=(128,),
+        mixer_scale=0.01,
     ),
     "smax": _QL_SMAX.but("its mixing network", mixer_size=64, hypernetwork=(256,)),
     "overcooked": _QL_OVERCOOKED,
