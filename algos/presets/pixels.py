@@ -63,12 +63,12 @@ _ATARI = Entry(
         "activation": "relu",
     },
 )
-_PICTURES = _ATARI.but("for pictures of any kind")
+_PICTURES = _ATARI.but("for pictures of any kind, a tenth of its steps", total_steps=1_000_000)
 # Without exploration that depends on the state, nor what its wrappers do to the pictures.
 _VISUAL = Entry(
-    "Stable-Baselines3 Zoo's hyperparams/ppo.yml, CarRacing, but for its kind of exploration; not tuned",
+    "Stable-Baselines3 Zoo's hyperparams/ppo.yml, CarRacing, a quarter of its steps; not tuned",
     {
-        "total_steps": 4_000_000,
+        "total_steps": 1_000_000,
         "num_envs": 8,
         "num_steps": 512,
         "num_epochs": 10,
