@@ -62,7 +62,8 @@ lint: $(STAMP)
 	PYTHONPATH=. "$(BIN)/lint-imports" --no-logo --no-cache
 	@! grep -rnwE '$(DISTRIBUTION)' --include='*.py' algos envs \
 		|| { echo 'error: distribution code in algos/ or envs/ (lines above): let a policy place the fragment' >&2; exit 1; }
-	@"$(BIN)/mkdocs" build --strict --quiet
+	@mkdir -p build  # and not with --quiet, which lets warnings pass
+	@"$(BIN)/mkdocs" build --strict > build/site.log 2>&1 || { cat build/site.log; exit 1; }
 
 # Material for MkDocs says at every start that it will be followed by another program: docs/decisions/046.
 export NO_MKDOCS_2_WARNING := 1
