@@ -44,10 +44,9 @@ def train_main(argv: Sequence[str] | None = None) -> int:
         from fdg.training import loop  # knows algorithms, whose import may start JAX: `parse` goes first
 
         if job.config["env"] is not None and not job.resumes:
-            record = job.record
-            loop.say(
-                presets.line(record["preset_name"], record["preset"], job.config["algo"], job.config["env"])
-            )
+            record, algo, env_name = job.record, job.config["algo"], job.config["env"]
+            name, preset, follows = record["preset_name"], record["preset"], record.get("follows")
+            loop.say(presets.line(name, preset, algo, env_name, follows))
         if job.rounded is not None:
             loop.say(job.rounded)
         if job.config.get("optuna") is not None:

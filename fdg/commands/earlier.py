@@ -18,6 +18,7 @@ _NOT_TAKEN = (
     "command",
     "preset",
     "preset_name",
+    "follows",
     "versions",
     "git_commit",
     "resumes",

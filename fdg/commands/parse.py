@@ -167,8 +167,10 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
 
     earlier = part(file, "hyperparameters", base, own_flags, algo) if base.get("algo") == algo else {}
     now = {flag.name: given[flag.name] for flag in own_flags if flag.name in given}
-    values = presets.settled(chosen, {**preset, **earlier, **now, **env}, now)
+    asked = {**preset, **earlier, **now, **env}
+    values = presets.settled(chosen, asked, now)
     algorithm = construct(chosen, algo, values)
+    follows = {name: value for name, value in values.items() if name not in asked or value is not asked[name]}
     # The fields of another policy than this one mean nothing to it.
     same = base.get("policy") == policy_name
     kept = part(file, "policy_fields", base, policy_flags, policy_name) if same else {}
@@ -208,7 +210,8 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
         eval_every=run["eval_every"],
         stop_at=run["stop_at"],
         loggers=loggers_of(run),
-        record=record_of(program, argv, preset, found.name if found else None, early, base),
+        record=record_of(program, argv, preset, found.name if found else None, early, base)
+        | ({"follows": follows} if follows else {}),
         config={
             "algo": algo,
             "env": env_name if has_env else None,

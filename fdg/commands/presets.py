@@ -85,17 +85,26 @@ def check_allowed(asked: Mapping[str, Any], resumes: bool, keeps: bool) -> None:
         raise FdgError(f"--preset {name}: {other} the settings of a run: leave it out")
 
 
-def line(name: str | None, values: Mapping[str, Any], algo: str, env_name: str | None) -> str:
-    """What a run says of its preset, in a line.
+def line(
+    name: str | None,
+    values: Mapping[str, Any],
+    algo: str,
+    env_name: str | None,
+    follows: Mapping[str, Any] | None = None,
+) -> str:
+    """What a run says of its preset, in a line; `follows` are settings that go with what was named.
 
     >>> line("minatar", {"num_envs": 64, "num_steps": 128}, "ppo", "Asterix-MinAtar")
     'preset: minatar, 2 settings of ppo for Asterix-MinAtar (--show-preset: which; --preset none: without)'
     """
+    said = "".join(
+        f"; {field}={shown(value)} goes with the flags" for field, value in (follows or {}).items()
+    )
     if name is None:
-        return f"preset: none for {env_name}, the defaults of {algo}"
+        return f"preset: none for {env_name}, the defaults of {algo}{said}"
     return (
         f"preset: {name}, {len(values)} settings of {algo} for {env_name}"
-        " (--show-preset: which; --preset none: without)"
+        f" (--show-preset: which; --preset none: without){said}"
     )
 
 

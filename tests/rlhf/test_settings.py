@@ -1,6 +1,7 @@
 """What a user names wins, what they do not name goes with it; checkpoints have settings of their own."""
 
 import dataclasses
+import json
 import shutil
 
 import jax
@@ -16,6 +17,7 @@ from envs.text import CharacterTokenizer
 from envs.text.tokenizers import COMMON
 from fdg.commands.cli import train_main
 from fdg.commands.parse import parse as parse_words
+from fdg.commands.presets import line as presets_line
 from fdg.errors import FdgError
 from fdg.training.search import _follows
 from fdg.training.sweep import Sweep, changed
@@ -90,6 +92,18 @@ def test_the_least_is_changed():
     grpo = algos.make("grpo", ENV)
     assert dataclasses.replace(grpo, group_size=5, micro_batch=20) == algos.make("grpo", ENV, group_size=5)
     assert algos.make("grpo", ENV, num_prompts=32) == dataclasses.replace(grpo, num_prompts=32)
+
+
+def test_a_run_says_what_follows(tmp_path):
+    """In the line of its preset; who begins with its file does not take that along."""
+    job = parse_words("--algo grpo --env text:addition --num-minibatches 3".split(), "train", "")
+    assert job.record["follows"] == {"num_prompts": 63, "micro_batch": 28}
+    line = presets_line("text:*", {}, "grpo", "text:addition", job.record["follows"])
+    assert line.endswith("; num_prompts=63 goes with the flags; micro_batch=28 goes with the flags")
+    assert "follows" not in parse_words("--algo grpo --env text:addition".split(), "train", "").record
+    (tmp_path / "config.json").write_text(json.dumps({**job.config, **job.record}))
+    again = parse_words(["--config", str(tmp_path)], "train", "")
+    assert again.algorithm == job.algorithm and "follows" not in again.record
 
 
 @pytest.mark.parametrize(
