@@ -66,9 +66,9 @@ EXPERIMENTS = {
     "addition": Experiment(
         "text:addition?max_response=4", 0.25, 20, {"total_steps": 128_000}, {"total_steps": 307_200}, 0.98
     ),
-    "addition-reversed": Experiment(
-        "text:addition?reverse=True&max_response=4",
-        *(0.25, 10, {"total_steps": 128_000}, {"total_steps": 512_000}, 0.98),
+    "addition-padded": Experiment(
+        "text:addition?padded=True&max_response=4",
+        *(0.25, 20, {"total_steps": 128_000}, {"total_steps": 307_200}, 0.98),
     ),
     "countdown": Experiment(
         "text:countdown", 0.2, 20, {"total_steps": 64_000}, {"total_steps": 153_600}, 2.0, as_ratio=True

@@ -54,6 +54,16 @@ def number(value: jax.Array, digits: int) -> Text:
     return concatenate(sign, Text(codes.astype(jnp.int32), used))
 
 
+def zero_padded(value: jax.Array, digits: int) -> Text:
+    """An integer of zero or above in decimal, with so many digits, at most 9.
+
+    >>> to_string(zero_padded(jnp.int32(7), 3))
+    '007'
+    """
+    powers = np.array([10**i for i in reversed(range(digits))], np.int32)
+    return Text((value // powers % 10 + ord("0")).astype(jnp.int32), jnp.int32(digits))
+
+
 def character(code: jax.Array) -> Text:
     """A text of one character, from its code `[] int32`."""
     return Text(jnp.asarray(code, jnp.int32)[None], jnp.int32(1))

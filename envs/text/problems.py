@@ -10,7 +10,16 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from envs.text.characters import Text, backwards, character, concatenate, literal, number, numbers
+from envs.text.characters import (
+    Text,
+    backwards,
+    character,
+    concatenate,
+    literal,
+    number,
+    numbers,
+    zero_padded,
+)
 from envs.text.drawing import enough, uniform, whole_number
 from envs.text.expressions import evaluate
 from envs.text.task import exact
@@ -23,11 +32,13 @@ class _Operation:
 
     Attributes:
       digits: of each number, at most.
+      padded: whether the numbers that are given are all written with so many digits, `07+05=`.
       reverse: whether the answer is written from its last character to its first, `64`. So each digit of a
         sum follows from two digits and a carry (Lee et al. 2023, arXiv 2307.03381, section 3).
     """
 
     digits: int = 2
+    padded: bool = False
     reverse: bool = False
     sign: ClassVar[str]
     name: ClassVar[str]
@@ -38,8 +49,10 @@ class _Operation:
     def __post_init__(self) -> None:
         whole_number(self, "digits", 1, self.longest)
         enough(self, 10 ** (2 * self.digits), "use digits=1 or more")
-        if not isinstance(self.reverse, bool):
-            raise FdgError(f"task 'text:{self.name}': reverse={self.reverse!r} must be True or False")
+        for name in ("padded", "reverse"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise FdgError(f"task 'text:{self.name}': {name}={value!r} must be True or False")
 
     @property
     def instruction(self) -> str:
@@ -66,9 +79,11 @@ class _Operation:
 
     def prompt(self, content: jax.Array) -> Text:
         """`12+34=`."""
-        digits = min(9, self.digits + 1)
-        a, b = (number(content[i], digits) for i in range(2))
+        a, b = (self._given(content[i], self.digits) for i in range(2))
         return concatenate(a, literal(self.sign), b, literal("="))
+
+    def _given(self, value: jax.Array, digits: int) -> Text:
+        return zero_padded(value, digits) if self.padded else number(value, min(9, digits + 1))
 
     def solution(self, content: jax.Array) -> Text:
         """`46`."""
@@ -136,7 +151,7 @@ class Division(_Operation):
 
     def prompt(self, content: jax.Array) -> Text:
         """`408/12=`."""
-        a, b = number(content[0], 2 * self.digits), number(content[1], self.digits)
+        a, b = self._given(content[0], 2 * self.digits), self._given(content[1], self.digits)
         return concatenate(a, literal(self.sign), b, literal("="))
 
     def result(self, a: jax.Array, b: jax.Array) -> jax.Array:

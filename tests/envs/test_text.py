@@ -310,7 +310,7 @@ def test_tasks_are_values_that_allocate_nothing():
     assert envs.make("text:addition", max_response=3).response_length == 3
 
 
-def test_answers_written_backwards():
+def test_answers_written_backwards_and_numbers_with_leading_zeros():
     """`12-34=` asks for `22-`; problems, and which of them are held out, stay as they are."""
     plain, turned = (envs.make("text:subtraction", reverse=reverse) for reverse in (False, True))
     for pair, said in (((12, 34), "22-"), ((99, 9), "09")):
@@ -322,6 +322,9 @@ def test_answers_written_backwards():
         assert (turned.problem.identity(content) == plain.problem.identity(content)).all()
     assert turned.overrides == (("reverse", True),) and turned.prompt_length == plain.prompt_length
     assert "Write it from its last character" in turned.problem.instruction
+    padded = envs.make("text:division", padded=True)
+    assert to_string(padded.problem.prompt(jnp.array([408, 2]))) == "0408/02="
+    assert padded.prompt_length == envs.make("text:division").prompt_length
 
 
 @pytest.mark.parametrize(
@@ -330,7 +333,7 @@ def test_answers_written_backwards():
         (lambda: envs.make("text:adition"), "unknown text task 'adition': did you mean 'addition'?"),
         (
             lambda: envs.make("text:addition", digit=3),
-            "no parameter 'digit': it has digits, reverse and max_response",
+            "no parameter 'digit': it has digits, padded, reverse and max_response",
         ),
         (lambda: envs.make("text:addition", reverse=1), "reverse=1 must be True or False"),
         (lambda: envs.make("text:addition", digits=9), "digits=9 must be an integer from 1 to 8"),
