@@ -15,6 +15,7 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -174,6 +175,11 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--placements", action="store_true")
     given = parser.parse_args()
+    names = given.algo or ALGORITHMS
+    if len(names) > 1:  # who has read a checkpoint has threads, and a fork of it may wait for ever
+        more = ["--kills", str(given.kills), *["--placements"] * given.placements]
+        command = [sys.executable, "-m", "bench.rlhf_resume", *more, "--algo"]
+        return max(subprocess.run([*command, name], check=False).returncode for name in names)
     os.environ |= {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": str(given.placements)}
     # With a cache of programs (JAX_COMPILATION_CACHE_DIR), a child compiles nothing that another one has.
     os.environ |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
@@ -184,7 +190,7 @@ def main() -> int:
     assert fdg.training.checkpoint
     placements = PLACEMENTS[1:] + PLACEMENTS[:1] if given.placements else PLACEMENTS[:1]
     iterations, wrong = 3 * given.kills + 2, 0
-    for name in given.algo or ALGORITHMS:
+    for name in names:
         whole, run = (
             KEPT / f"{name}{'-placements' * given.placements}-{kind}" for kind in ("whole", "killed")
         )
