@@ -68,7 +68,9 @@ EXPERIMENTS = {
     ),
     "addition-padded": Experiment(
         "text:addition?padded=True&max_response=4",
-        *(0.25, 20, {"total_steps": 128_000}, {"total_steps": 307_200}, 0.98),
+        *(0.25, 20, {"total_steps": 128_000}),
+        {"total_steps": 614_400, "learning_rate": 5e-4, "warmup": 100},  # see docs/results.md
+        0.98,
     ),
     "countdown": Experiment(
         "text:countdown", 0.2, 20, {"total_steps": 64_000}, {"total_steps": 153_600}, 2.0, as_ratio=True
