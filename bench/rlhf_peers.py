@@ -148,12 +148,10 @@ def _made(name: str) -> Any:
 
 
 def _problem_of(env: Any, folder: str, held_out: int) -> dict[str, Any]:
-    return {
-        "model": folder,
-        "alphabet": env.tokenizer.alphabet,
-        "problems": pairs_of(env, _PROBLEMS, "train"),
-        "held_out": pairs_of(env, held_out, "test") if held_out else [],
-    }
+    problems = pairs_of(env, _PROBLEMS, "train"), pairs_of(env, held_out, "test") if held_out else []
+    path = Path(folder, "problems.json")  # too many for a command line
+    path.write_text(json.dumps(dict(zip(("problems", "held_out"), problems, strict=True))))
+    return {"model": folder, "alphabet": env.tokenizer.alphabet, "problems": str(path)}
 
 
 def _settings(

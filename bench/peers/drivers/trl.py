@@ -3,14 +3,16 @@
 Its `train` is one call; here a round is so many of its iterations (one generation and the updates on it): the
 call runs in a thread of its own, and a callback waits for the next round.
 
-Configuration: `{"model": folder, "alphabet": characters, "problems": [[prompt, answer], ...], "iterations":
-of a round, "rounds": at most, "held_out": [[prompt, answer], ...], "trl": fields of GRPOConfig}`. With
-`held_out`, a round says too what share of them is right, with the most likely tokens.
+Configuration: `{"model": folder, "alphabet": characters, "problems": file, "iterations": of a round,
+"rounds": at most, "trl": fields of GRPOConfig}`. In the file `problems` and `held_out` are lists of
+`[prompt, answer]`; of those held out, if any, a round says what share is right, with the most likely tokens.
 """
 
+import json
 import queue
 import tempfile
 import threading
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +29,7 @@ _SPECIAL = ("<pad>", "<bos>", "<eos>")  # 0, 1, 2, as fdg's tokenizer of charact
 def prepare(config: dict[str, Any]):
     """Builds the trainer, and trains up to the end of its first round."""
     torch.manual_seed(0)
+    config |= json.loads(Path(config["problems"]).read_text())
     tokenizer = tokenizer_of(config["alphabet"])
     model = AutoModelForCausalLM.from_pretrained(config["model"], dtype=torch.float32)
     updates = config["trl"]["steps_per_generation"]

@@ -32,6 +32,7 @@ _SPECIAL = ("<pad>", "<bos>", "<eos>")
 
 def prepare(config: dict[str, Any]):
     """Builds the learner, and trains up to the end of its first round."""
+    config |= json.loads(Path(config["problems"]).read_text())
     wanted = config["trl"]
     group = wanted["num_generations"]
     prompts = wanted["per_device_train_batch_size"] * wanted["steps_per_generation"] // group
