@@ -3,11 +3,11 @@
     python -m bench.host_rate                               # PPO on HalfCheetah-v4, of several sizes
     python -m bench.host_rate --sizes 8 64 -- --algo sac    # what follows `--` are flags of fdg.train
 
-In turns: a round of `fdg.train` from first parameters on, in a process of its own that has compiled and
-waits, then random actions through EnvPool alone, whose instances are made for it and closed again. The
-actions are as an untrained policy draws them, for what a step takes depends on them: a HalfCheetah that
-thrashes keeps MuJoCo less busy, by a quarter, than one that runs or lies there. Prints the median and the
-middle half of the ratios. Asked: 60% at one of the sizes.
+In turns: some iterations of `fdg.train`, in a process of its own that has compiled and waits, then random
+actions through EnvPool alone, whose instances are made for it and closed again. The actions are as an
+untrained policy draws them, for what a step takes depends on them: a HalfCheetah that thrashes keeps MuJoCo
+less busy, by a quarter, than one that runs or lies there; so the rounds are short. Prints the median and
+the middle half of the ratios. Asked: 60% at one of the sizes.
 """
 
 import argparse
@@ -63,14 +63,14 @@ def main() -> int:
     parser.add_argument("--env", default="HalfCheetah-v4", help="one of EnvPool's")
     parser.add_argument("--sizes", type=int, nargs="+", default=(8, 16, 64), help="numbers of environments")
     parser.add_argument("--rounds", type=int, default=5, help="of each, in turns, after one more")
-    parser.add_argument("--steps", type=int, default=1 << 16, help="of a round of training")
+    parser.add_argument("--steps", type=int, default=1 << 15, help="of a round of training")
     parser.add_argument("--seconds", type=float, default=2.0, help="of a round of EnvPool alone")
     parser.add_argument("flags", nargs="*", help="flags of fdg.train, after --")
     given = parser.parse_args()
     reached = []
     for size in given.sizes:
         words = ["--env", PREFIX + given.env, *given.flags, "--num-envs", str(size)]
-        flags = {"flags": [*words, "--total-steps", str(given.steps)], "continues": False}
+        flags = {"flags": [*words, "--total-steps", str(given.steps)], "continues": True}
         driver = Driver(Path(sys.executable), "ours", flags)
         try:
             pairs = []
