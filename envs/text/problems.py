@@ -35,11 +35,13 @@ class _Operation:
       padded: whether the numbers that are given are all written with so many digits, `07+05=`.
       reverse: whether the answer is written from its last character to its first, `64`. So each digit of a
         sum follows from two digits and a carry (Lee et al. 2023, arXiv 2307.03381, section 3).
+      smallest: of the numbers that are drawn; 10 leaves those of one digit out.
     """
 
     digits: int = 2
     padded: bool = False
     reverse: bool = False
+    smallest: int = 0
     sign: ClassVar[str]
     name: ClassVar[str]
     asks: ClassVar[str] = "Work this out. Answer with the number alone."
@@ -48,7 +50,8 @@ class _Operation:
 
     def __post_init__(self) -> None:
         whole_number(self, "digits", 1, self.longest)
-        enough(self, 10 ** (2 * self.digits), "use digits=1 or more")
+        whole_number(self, "smallest", 0, 10**self.digits - 1)
+        enough(self, (10**self.digits - self.smallest) ** 2, "use a smaller smallest, or more digits")
         for name in ("padded", "reverse"):
             value = getattr(self, name)
             if not isinstance(value, bool):
@@ -71,7 +74,7 @@ class _Operation:
 
     def draw(self, key: jax.Array) -> jax.Array:
         """Two numbers, `[2] int32`."""
-        return uniform(key, (2,), 0, 10**self.digits - 1)
+        return uniform(key, (2,), self.smallest, 10**self.digits - 1)
 
     def result(self, a: jax.Array, b: jax.Array) -> jax.Array:
         """The right answer, `[] int32`."""
@@ -146,7 +149,7 @@ class Division(_Operation):
 
     def draw(self, key: jax.Array) -> jax.Array:
         """A product and one of its factors, `[2] int32`."""
-        other, divisor = uniform(key, (2,), 1, 10**self.digits - 1)
+        other, divisor = uniform(key, (2,), max(1, self.smallest), 10**self.digits - 1)
         return jnp.stack([other * divisor, divisor])
 
     def prompt(self, content: jax.Array) -> Text:
@@ -166,7 +169,7 @@ class Remainder(_Operation):
 
     def draw(self, key: jax.Array) -> jax.Array:
         """A number, and one that is at least 1, `[2] int32`."""
-        a, b = uniform(key, (2,), 0, 10**self.digits - 1)
+        a, b = uniform(key, (2,), self.smallest, 10**self.digits - 1)
         return jnp.stack([a, jnp.maximum(b, 1)])
 
     def result(self, a: jax.Array, b: jax.Array) -> jax.Array:

@@ -327,15 +327,25 @@ def test_answers_written_backwards_and_numbers_with_leading_zeros():
     assert padded.prompt_length == envs.make("text:division").prompt_length
 
 
+@pytest.mark.parametrize("name", ["addition", "remainder", "division"])
+def test_numbers_are_drawn_from_the_smallest_on(name):
+    problem = envs.make(f"text:{name}", smallest=90).problem
+    drawn = jax.vmap(problem.draw)(jax.random.split(jax.random.key(0), 500))
+    numbers = drawn if name != "division" else jnp.stack([drawn[:, 0] // drawn[:, 1], drawn[:, 1]])
+    assert [int(numbers.min()), int(numbers.max())] == [90, 99]
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
         (lambda: envs.make("text:adition"), "unknown text task 'adition': did you mean 'addition'?"),
         (
             lambda: envs.make("text:addition", digit=3),
-            "no parameter 'digit': it has digits, padded, reverse and max_response",
+            "no parameter 'digit': it has digits, padded, reverse, smallest and max_response",
         ),
         (lambda: envs.make("text:addition", reverse=1), "reverse=1 must be True or False"),
+        (lambda: envs.make("text:addition", smallest=100), "smallest=100 must be an integer from 0 to 99"),
+        (lambda: envs.make("text:addition", smallest=93), "49 such problems, too few to hold some out"),
         (lambda: envs.make("text:addition", digits=9), "digits=9 must be an integer from 1 to 8"),
         (
             lambda: envs.make("text:parity", length=4),
