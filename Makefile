@@ -50,7 +50,7 @@ plan: $(STAMP)
 # Programs that tests start find our modules compiled, also where the environment says that none are kept.
 test: export PYTHONDONTWRITEBYTECODE :=
 test: $(STAMP)
-	"$(BIN)/python" -m pytest $(or $(ARGS),--numprocesses $(JOBS) --dist loadscope)
+	"$(BIN)/python" -m pytest $(or $(ARGS),--numprocesses $(JOBS) --dist loadscope --no-loadscope-reorder)
 
 # Algorithms and environments say nothing about devices: that is the engine's part alone.
 DISTRIBUTION := pmean|psum|all_gather|ppermute|shard_map|device_put|PartitionSpec|NamedSharding|Mesh

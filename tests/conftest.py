@@ -51,6 +51,12 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.devices()  # starts the backends: from here on no --devices flag that a test gives changes the number
 
 
+_START_PROCESSES = (
+    *("tests/processes/", "tests/training/", "tests/commands/", "tests/language/", "tests/test_"),
+    *("tests/envs/test_host", "tests/running/test_program_cache", "tests/conformance/"),
+)
+
+
 def pytest_addoption(parser):
     parser.addoption("--whole", action="store_true", help="also the tests that repeat what others have shown")
 
@@ -74,6 +80,9 @@ def pytest_collection_modifyitems(config, items):
         left_out = [item for item in items if item.get_closest_marker("whole")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("whole")]
+    # Modules whose few tests take long, since they start processes, go first: at the end one of them would
+    # have the other workers wait.
+    items.sort(key=lambda item: not item.nodeid.startswith(_START_PROCESSES))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -226,7 +226,8 @@ LIKE = {
 # Of two that are like another in the same way, the more involved one is shown; these meet all with `--whole`.
 SIMPLER = {
     "c51": "qr_dqn",
-    "ippo": "mappo",
+    "ippo": "qmix",
+    "mappo": "qmix",
     "td3": "crossq",
     "vdn": "qmix",
     "recurrent_ppo transformer": "recurrent_ppo",
