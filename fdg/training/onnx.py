@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,18 +30,39 @@ def to_onnx(function: Callable[..., Any], arguments: Sequence[jax.ShapeDtypeStru
     Raises:
       FdgError: jax2onnx is not installed, or does not know an operation of the function.
     """
-    try:
-        converter = importlib.import_module("jax2onnx")
-    except ImportError as error:
-        raise FdgError(
-            f"ONNX needs jax2onnx, which is not installed ({error}): pip install 'fdg[onnx]'"
-        ) from error
-    try:
-        with _what_the_converter_misses():
-            model = converter.to_onnx(_without_calls(function), list(arguments), model_name=name)
-    except Exception as error:  # whatever of a network the converter does not know
-        raise FdgError(f"{name} cannot be written as ONNX: {one_line(error)}") from error
+    with _functions_of_libraries_kept():
+        try:
+            converter = importlib.import_module("jax2onnx")
+        except ImportError as error:
+            raise FdgError(
+                f"ONNX needs jax2onnx, which is not installed ({error}): pip install 'fdg[onnx]'"
+            ) from error
+        try:
+            with _what_the_converter_misses():
+                model = converter.to_onnx(_without_calls(function), list(arguments), model_name=name)
+        except Exception as error:  # whatever of a network the converter does not know
+            raise FdgError(f"{name} cannot be written as ONNX: {one_line(error)}") from error
     return model.SerializeToString()
+
+
+_LIBRARIES = ("jax", "flax", "optax", "equinox")
+
+
+@contextlib.contextmanager
+def _functions_of_libraries_kept() -> Iterator[None]:
+    """Puts back what jax2onnx replaces for good: `jax.numpy.cumsum`, by one that takes no `cumsum(x, 0)`."""
+    before = {
+        module: {key: value for key, value in vars(module).items() if callable(value)}
+        for name, module in list(sys.modules.items())
+        if name.split(".")[0] in _LIBRARIES and "_src" not in name and module is not None
+    }
+    try:
+        yield
+    finally:
+        for module, functions in before.items():
+            for key, value in functions.items():
+                if vars(module).get(key) is not value:
+                    setattr(module, key, value)
 
 
 def _without_calls(function: Callable[..., Any]) -> Callable[..., Any]:

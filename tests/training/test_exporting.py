@@ -14,6 +14,7 @@ import envs
 import fdg
 from fdg.commands.using import export_main
 from fdg.errors import FdgError
+from fdg.training.onnx import to_onnx
 from tests.training.trained import fitted, small
 
 CASES = {
@@ -69,6 +70,14 @@ def test_a_thousand_actions_of_onnx(run, tmp_path):
         start = np.zeros(len(seen), bool)
         np.testing.assert_allclose(action, expected, rtol=1e-4, atol=1e-5)
         assert action.dtype == expected.dtype and action.shape == expected.shape
+
+
+def test_what_the_converter_puts_in_the_place_of_jaxs_functions_does_not_stay(tmp_path):
+    before = {name: value for name, value in vars(jnp).items() if callable(value)}
+    to_onnx(lambda x: jnp.cumsum(x) * 2, [jax.ShapeDtypeStruct((3,), jnp.float32)], "cumulated")
+    after = {name: value for name, value in vars(jnp).items() if name in before}
+    assert {name for name in before if after[name] is not before[name]} == set()
+    np.testing.assert_array_equal(jnp.cumsum(jnp.ones((2, 2)), 0), [[1, 1], [2, 2]])
 
 
 def test_actions_that_are_drawn(tmp_path):
