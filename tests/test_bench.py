@@ -11,6 +11,7 @@ from bench.peers import alternate
 from bench.peers.checkouts import PAIRS as OF_CHECKOUTS
 from bench.peers.drivers import ours
 from bench.peers.peers import PEERS
+from bench.peers.serve import Rounds
 from bench.peers.table import PAIRS
 
 # Speeds of the rounds that a driver claims, the first of which does not count; ours are thrice theirs.
@@ -128,3 +129,19 @@ def test_what_is_written_by_hand_stays():
     assert written.startswith(before) and written.endswith(after)
     assert "old" not in written and "new" in written
     assert performance.written(written, "new") == written
+
+
+def test_a_training_in_one_call_goes_round_by_round_and_raises_where_it_is_asked():
+    rounds, trained = Rounds(), []
+
+    def train():
+        for i in range(2):
+            trained.append(i)
+            rounds.end({"steps": i})
+            rounds.wait()
+        raise ValueError("there is no third one")
+
+    assert rounds.start(train) == {"steps": 0} and trained == [0]
+    assert rounds.next(1) == {"steps": 1} and trained == [0, 1]
+    with pytest.raises(ValueError, match="no third one"):
+        rounds.next(2)

@@ -7,7 +7,9 @@ standard input, which is the seed of a round. Whatever libraries print goes to s
 
 import json
 import os
+import queue
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -40,3 +42,42 @@ class Stopwatch:
 
     def __exit__(self, *_: object) -> None:
         self.seconds = time.perf_counter() - self._begun
+
+
+class Rounds:
+    """Rounds of a trainer whose training is one call: it runs in a thread of its own and waits after each."""
+
+    def __init__(self) -> None:
+        self._asked: queue.Queue[int] = queue.Queue()
+        self._done: queue.Queue[dict[str, Any] | Exception] = queue.Queue()
+
+    def start(self, train: Callable[[], Any]) -> dict[str, Any]:
+        """Begins the training; what its first round says."""
+
+        def call() -> None:
+            try:
+                train()
+            except Exception as error:
+                self._done.put(error)
+
+        threading.Thread(target=call, daemon=True).start()
+        return self._said()
+
+    def next(self, seed: int) -> dict[str, Any]:
+        """Has it go on; what the round says. Raises what the training raises."""
+        self._asked.put(seed)
+        return self._said()
+
+    def end(self, said: dict[str, Any]) -> None:
+        """Of the training's own thread, at the end of a round: says so."""
+        self._done.put(said)
+
+    def wait(self) -> None:
+        """Of the training's own thread: until the next round is asked for."""
+        self._asked.get()
+
+    def _said(self) -> dict[str, Any]:
+        said = self._done.get()
+        if isinstance(said, Exception):
+            raise said
+        return said

@@ -51,7 +51,7 @@ class _Operation:
     def __post_init__(self) -> None:
         whole_number(self, "digits", 1, self.longest)
         whole_number(self, "smallest", 0, 10**self.digits - 1)
-        enough(self, (10**self.digits - self.smallest) ** 2, "use a smaller smallest, or more digits")
+        enough(self, (10**self.digits - self.smallest) ** 2, "lower smallest, or take more digits")
         for name in ("padded", "reverse"):
             value = getattr(self, name)
             if not isinstance(value, bool):

@@ -46,7 +46,8 @@ RUN = (
         "checkpoint_every",
         int | None,
         None,
-        "iterations from checkpoint to checkpoint, at least (None: a twentieth of all, but 1% of the time)",
+        "iterations from checkpoint to checkpoint, at least (None: a twentieth of all; more where writing"
+        " them would take over 1% of the time)",
     ),
     Flag(
         "on_nan",

@@ -6,14 +6,12 @@ Configuration: `{"env", "hidden", "steps", "train"}`, the latter as the trainer 
 """
 
 import functools
-import queue
-import threading
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from bench.peers.serve import Stopwatch, serve
+from bench.peers.serve import Rounds, Stopwatch, serve
 
 _EPOCHS = 64  # more than there are rounds
 
@@ -26,41 +24,32 @@ def prepare(config: dict[str, Any]):
     if not hasattr(jax, "device_put_replicated"):  # gone from JAX 0.10, and brax 0.14.2 calls it
         jax.device_put_replicated = _replicated
     hidden = tuple(config["hidden"])
-    asked: queue.Queue[int] = queue.Queue()
-    done: queue.Queue[dict[str, Any] | Exception] = queue.Queue()
+    rounds = Rounds()
 
     def epoch_done(_: int, metrics: dict[str, Any]) -> None:
         seconds = config["steps"] / float(metrics["training/sps"])
-        done.put({"steps": config["steps"], "seconds": seconds, "return": None})
-        asked.get()
+        rounds.end({"steps": config["steps"], "seconds": seconds, "return": None})
+        rounds.wait()
 
     def call() -> None:
-        try:
-            train.train(
-                environment=envs.get_environment(config["env"]),
-                num_timesteps=_EPOCHS * config["steps"],
-                num_evals=_EPOCHS + 1,
-                run_evals=False,  # they take longer than the training
-                progress_fn=epoch_done,
-                network_factory=functools.partial(
-                    networks.make_ppo_networks,
-                    policy_hidden_layer_sizes=hidden,
-                    value_hidden_layer_sizes=hidden,
-                ),
-                **config["train"],
-            )
-        except Exception as error:
-            done.put(error)
+        train.train(
+            environment=envs.get_environment(config["env"]),
+            num_timesteps=_EPOCHS * config["steps"],
+            num_evals=_EPOCHS + 1,
+            run_evals=False,  # they take longer than the training
+            progress_fn=epoch_done,
+            network_factory=functools.partial(
+                networks.make_ppo_networks,
+                policy_hidden_layer_sizes=hidden,
+                value_hidden_layer_sizes=hidden,
+            ),
+            **config["train"],
+        )
 
-    threading.Thread(target=call, daemon=True).start()
     with Stopwatch() as watch:
-        first = _answer(done)
+        first = rounds.start(call)
 
-    def one_round(seed: int) -> dict[str, Any]:
-        asked.put(seed)
-        return _answer(done)
-
-    return one_round, {"compile_seconds": watch.seconds, "first": first}
+    return rounds.next, {"compile_seconds": watch.seconds, "first": first}
 
 
 def _replicated(tree: Any, devices: list[jax.Device]) -> Any:
@@ -68,13 +57,6 @@ def _replicated(tree: Any, devices: list[jax.Device]) -> Any:
     mesh = jax.sharding.Mesh(devices, "i")
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("i"))
     return jax.tree.map(lambda x: jax.device_put(jnp.stack([x] * len(devices)), sharding), tree)
-
-
-def _answer(done: queue.Queue) -> dict[str, Any]:
-    answer = done.get()
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
 
 
 if __name__ == "__main__":

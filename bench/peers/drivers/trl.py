@@ -9,21 +9,17 @@ Configuration: `{"model": folder, "alphabet": characters, "problems": file, "ite
 """
 
 import json
-import queue
 import tempfile
-import threading
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, TrainerCallback
+from transformers import AutoModelForCausalLM, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from bench.peers.serve import Stopwatch, serve
-
-_SPECIAL = ("<pad>", "<bos>", "<eos>")  # 0, 1, 2, as fdg's tokenizer of characters has them
+from bench.peers.drivers.characters import tokenizer_of
+from bench.peers.serve import Rounds, Stopwatch, serve
 
 
 def prepare(config: dict[str, Any]):
@@ -47,8 +43,7 @@ def prepare(config: dict[str, Any]):
         disable_tqdm=True,
         **config["trl"],
     )
-    asked: queue.Queue[int] = queue.Queue()
-    done: queue.Queue[dict[str, Any] | Exception] = queue.Queue()
+    rounds = Rounds()
     responses = arguments.per_device_train_batch_size * updates * config["iterations"]
     rewards: list[float] = []
 
@@ -71,9 +66,9 @@ def prepare(config: dict[str, Any]):
             rewards.clear()
             if config["held_out"]:
                 said["held_out"] = share_right(model, tokenizer, config["held_out"], arguments)
-            done.put(said)
+            rounds.end(said)
             if state.global_step < state.max_steps:
-                asked.get()
+                rounds.wait()
                 self.watch = Stopwatch().__enter__()
 
     rows = [{"prompt": f"<bos>{prompt}", "answer": answer} for prompt, answer in config["problems"]]
@@ -86,31 +81,9 @@ def prepare(config: dict[str, Any]):
         callbacks=[InRounds()],
     )
 
-    def call() -> None:
-        try:
-            trainer.train()
-        except Exception as error:
-            done.put(error)
+    first = rounds.start(trainer.train)
 
-    threading.Thread(target=call, daemon=True).start()
-    first = _answer(done)
-
-    def one_round(seed: int) -> dict[str, Any]:
-        asked.put(seed)
-        return _answer(done)
-
-    return one_round, {"compile_seconds": first["seconds"], "first": first}
-
-
-def tokenizer_of(alphabet: str) -> PreTrainedTokenizerFast:
-    """A token for each character, after the three special ones."""
-    vocabulary = {token: i for i, token in enumerate((*_SPECIAL, *alphabet))}
-    made = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
-    made.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    pad, bos, eos = _SPECIAL
-    return PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token=pad, bos_token=bos, eos_token=eos, padding_side="left"
-    )
+    return rounds.next, {"compile_seconds": first["seconds"], "first": first}
 
 
 def share_right(model: Any, tokenizer: Any, problems: list[list[str]], arguments: Any) -> float:
@@ -129,13 +102,6 @@ def share_right(model: Any, tokenizer: Any, problems: list[list[str]], arguments
     ended = (said == tokenizer.eos_token_id).any(dim=1).tolist()
     texts = ["".join(text.split()) for text in tokenizer.batch_decode(said, skip_special_tokens=True)]
     return sum(e and t == a for e, t, (_, a) in zip(ended, texts, problems, strict=True)) / len(problems)
-
-
-def _answer(done: queue.Queue) -> dict[str, Any]:
-    answer = done.get()
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
 
 
 if __name__ == "__main__":

@@ -7,8 +7,6 @@ the reward function, which it calls once an iteration, waits for the next round.
 
 import itertools
 import json
-import queue
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,17 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 from tunix.models.llama3 import model as llama
 from tunix.models.llama3 import params
 from tunix.rl import rl_cluster
 from tunix.rl.grpo import grpo_learner
 from tunix.rl.rollout import base_rollout
 
-from bench.peers.serve import serve
-
-_SPECIAL = ("<pad>", "<bos>", "<eos>")
+from bench.peers.drivers.characters import tokenizer_of
+from bench.peers.serve import Rounds, serve
 
 
 def prepare(config: dict[str, Any]):
@@ -64,8 +59,7 @@ def prepare(config: dict[str, Any]):
             ),
         ),
     )
-    asked: queue.Queue[int] = queue.Queue()
-    done: queue.Queue[dict[str, Any] | Exception] = queue.Queue()
+    rounds = Rounds()
     each = {"iterations": config["iterations"], "responses": prompts * group * config["iterations"]}
     rewards: list[float] = []
     calls, begun = itertools.count(1), [time.perf_counter()]
@@ -75,9 +69,11 @@ def prepare(config: dict[str, Any]):
         rewards.extend(found)
         if next(calls) % each["iterations"] == 0:
             seconds = time.perf_counter() - begun[0]
-            done.put({"steps": each["responses"], "seconds": seconds, "return": sum(rewards) / len(rewards)})
+            rounds.end(
+                {"steps": each["responses"], "seconds": seconds, "return": sum(rewards) / len(rewards)}
+            )
             rewards.clear()
-            asked.get()
+            rounds.wait()
             begun[0] = time.perf_counter()
         return found
 
@@ -96,21 +92,13 @@ def prepare(config: dict[str, Any]):
                 "answer": [answer for _, answer in some],
             }
 
-    def call() -> None:
-        try:
-            with mesh:
-                learner.train(batches())
-        except Exception as error:
-            done.put(error)
+    def train() -> None:
+        with mesh:
+            learner.train(batches())
 
-    threading.Thread(target=call, daemon=True).start()
-    first = _answer(done)
+    first = rounds.start(train)
 
-    def one_round(seed: int) -> dict[str, Any]:
-        asked.put(seed)
-        return _answer(done)
-
-    return one_round, {"compile_seconds": first["seconds"], "first": first}
+    return rounds.next, {"compile_seconds": first["seconds"], "first": first}
 
 
 def shape_of(folder: str) -> llama.ModelConfig:
@@ -128,24 +116,6 @@ def shape_of(folder: str) -> llama.ModelConfig:
         norm_eps=said["rms_norm_eps"],
         weight_tying=said["tie_word_embeddings"],
     )
-
-
-def tokenizer_of(alphabet: str) -> PreTrainedTokenizerFast:
-    """A token for each character, after the three special ones."""
-    vocabulary = {token: i for i, token in enumerate((*_SPECIAL, *alphabet))}
-    made = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
-    made.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    pad, bos, eos = _SPECIAL
-    return PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token=pad, bos_token=bos, eos_token=eos, padding_side="left"
-    )
-
-
-def _answer(done: queue.Queue) -> dict[str, Any]:
-    answer = done.get()
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
 
 
 if __name__ == "__main__":
