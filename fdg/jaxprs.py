@@ -47,9 +47,10 @@ def open_jaxpr(jaxpr: Any) -> core.Jaxpr:
     return jaxpr.jaxpr if not _ONE_TYPE and isinstance(jaxpr, core.ClosedJaxpr) else jaxpr
 
 
-def with_jaxpr(closed: core.ClosedJaxpr, jaxpr: Any) -> core.ClosedJaxpr:
-    """`closed`, with another jaxpr over the same constants."""
-    return jaxpr if _ONE_TYPE else core.ClosedJaxpr(jaxpr, closed.consts)
+def with_jaxpr(closed: Any, jaxpr: Any) -> Any:
+    """`closed`, with another jaxpr over the same constants, where it has any."""
+    is_open = _ONE_TYPE or not isinstance(closed, core.ClosedJaxpr)  # as the body of a `checkpoint` is
+    return jaxpr if is_open else core.ClosedJaxpr(jaxpr, closed.consts)
 
 
 @functools.cache

@@ -22,7 +22,7 @@ from fdg.lowering import constraints as sharding
 from fdg.lowering.draws import draw_ahead
 from fdg.lowering.mesh import SEED, batch_sharding, group_mesh, layout_sharding, make_mesh
 from fdg.lowering.population import exchanging
-from fdg.lowering.tiles import pays_on, tile
+from fdg.lowering.tiles import have_a_core_each, tile
 from fdg.placing.layout import Layout, Spec
 from fdg.placing.plan import Plan
 from fdg.placing.policy import Group
@@ -161,8 +161,9 @@ def _constrained(
     specs: Sequence[Spec | None] | None,
 ) -> core.ClosedJaxpr:
     jaxpr = draw_ahead(jaxpr)
-    if specs is None and pays_on(mesh):
-        jaxpr = tile(jaxpr, input_axes, mesh.size)
+    cut, is_cpu = have_a_core_each(mesh), mesh.devices.flat[0].platform == "cpu"
+    if specs is None and (cut or (is_cpu and mesh.size > 1)):
+        jaxpr = tile(jaxpr, input_axes, mesh.size, cut)
     if mesh.size == 1:
         return jaxpr
     return sharding.constrain(jaxpr, mesh, input_axes, output_axes, specs)

@@ -7,10 +7,12 @@ on the host do. So of many short iterations only some are watched, and stand for
     watched     x  x  x  x                    x          as long as watching stays below 1% of the time
 """
 
+import atexit
 import contextlib
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -32,6 +34,7 @@ class ProgramRun:
 _ALWAYS = 4  # iterations that are watched at first, whatever that costs
 _COST_S = 100e-6  # of watching one program, about
 _SHARE = 0.01  # of the time that watching may take
+_AT_EXIT_S = 10.0  # to wait for what still runs when Python ends
 
 
 def affordable(watched: int, programs: int, seconds: float) -> bool:
@@ -88,6 +91,7 @@ class Timeline:
     def begin(self) -> None:
         """Starts to watch."""
         if not self._threads:
+            _watching.add(self)
             for group in self._queues:
                 thread = threading.Thread(target=self._watch, args=(group,), daemon=True)
                 thread.start()
@@ -97,6 +101,12 @@ class Timeline:
         """Ends the watching; what was started before is still recorded."""
         for waiting in self._queues.values():
             waiting.put(None)
+
+    def end(self, seconds: float) -> None:
+        """Ends the watching, and waits so long at most until nobody watches."""
+        self.close()
+        for thread in self._threads:
+            thread.join(seconds)
 
     def latest(self) -> list[jax.Array]:
         """What to wait for to have all that was started so far."""
@@ -126,3 +136,13 @@ class Timeline:
             free = run.finished
             run.after = []
             run.known.set()
+
+
+_watching: weakref.WeakSet[Timeline] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    """No thread may wait in XLA when Python ends: it would be unwound there, which aborts the process."""
+    for timeline in list(_watching):
+        timeline.end(_AT_EXIT_S)

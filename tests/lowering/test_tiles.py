@@ -14,6 +14,8 @@ import fdg
 import policies
 from fdg import jaxprs
 from fdg.lowering import programs, tiles
+from fdg.lowering.constraints import constrain
+from fdg.lowering.mesh import make_mesh
 
 ROWS = 64
 
@@ -58,7 +60,11 @@ def last_axis(w, x, y):
     return jnp.mean(jnp.square(jnp.tanh(w.T @ x.T) - y.T))
 
 
-LOSSES = (squares, standardized, standardized_output, in_a_call, two_products, last_axis)
+def rematerialized(w, x, y):
+    return jax.checkpoint(squares)(w, x, y)
+
+
+LOSSES = (squares, standardized, standardized_output, in_a_call, two_products, last_axis, rematerialized)
 
 
 def traced(function):
@@ -164,7 +170,7 @@ def test_algorithms_on_devices(make, monkeypatch):
     }[make]()
 
     def trained(devices, tiled):
-        monkeypatch.setattr(programs, "pays_on", lambda mesh: tiled)
+        monkeypatch.setattr(programs, "have_a_core_each", lambda mesh: tiled)
         engine = fdg.compile(algorithm, policies.GPUOnly(), jax.devices()[:devices])
         state, metrics = engine.run(engine.init(0), 2)
         assert engine.unexplained() == ()
@@ -175,3 +181,23 @@ def test_algorithms_on_devices(make, monkeypatch):
         made, more = trained(devices, True)
         assert_alike(made, plain)
         assert more > loops
+
+
+@pytest.mark.parametrize("limit", [1 << 20, 32])
+def test_sums_of_devices_travel_as_one_array(monkeypatch, limit):
+    """Also where a device has cores enough to be left in one piece; only large arrays go by themselves."""
+    monkeypatch.setattr(tiles, "PACKED_BYTES", limit)
+
+    def function(w, x, y, b):
+        return jax.grad(lambda w, b: squares(w, x, y - b[None]), argnums=(0, 1))(w, b)
+
+    arguments = normal(0, 4, 3), normal(1, ROWS, 4), normal(2, ROWS, 3), normal(3, 3)
+    jaxpr, axes = jax.make_jaxpr(function)(*arguments), [None, 0, 0, None]
+    tiled = tiles.tile(jaxpr, axes, 4, cut=False)
+    assert set(counts(tiled)) == {1}
+    mesh = make_mesh(jax.devices()[:4])
+    lowered = jax.jit(core.jaxpr_as_fun(constrain(tiled, mesh, axes)))
+    made = re.findall(r"= (\(.*?\)|\S+) all-reduce\(", lowered.lower(*arguments).compile().as_text())
+    arrays = re.findall(r"f32\[([\d,]*)\]", "".join(made))
+    assert sorted(arrays) == (["15"] if limit > 32 else ["12", "3"])  # w has 4 x 3 numbers, 48 bytes
+    assert_alike(lowered(*arguments), core.jaxpr_as_fun(jaxpr)(*arguments))

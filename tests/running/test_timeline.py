@@ -1,5 +1,7 @@
 """Busy time of groups, of runs that end when the test says so."""
 
+import subprocess
+import sys
 import threading
 import time
 
@@ -235,3 +237,23 @@ def test_a_run_begins_when_what_it_reads_is_known_to_be_there(timeline):
     time.sleep(TICK)
     acted.comes()
     assert ticks(timeline) == {"actors": 2, "learners": 0}
+
+
+def test_python_may_end_while_a_program_runs():
+    """A thread that still waited in XLA then would abort the process."""
+    code = """
+import time
+import jax, jax.numpy as jnp
+from fdg.running.timeline import Timeline
+
+program = jax.jit(lambda x: jax.lax.fori_loop(0, 2000, lambda i, x: x @ x * 1e-3, x))
+jax.block_until_ready(program(jnp.ones((300, 300))))
+timeline = Timeline(["learners"])
+timeline.begin()
+run = timeline.start("learners", ())
+timeline.started("learners", run, program(jnp.ones((300, 300))))
+time.sleep(0.05)
+assert not run.known.is_set()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
