@@ -32,6 +32,7 @@ from fdg.profiling.work import Product, Work, work_of
 ROUNDS = 5
 _SMALL, _LARGE = 2**18, 2**26  # bytes of arrays: in the cache, and in memory
 _NOTHING = 1e-16  # seconds of a FLOP or a byte: what a fit leaves of those that take no time
+_MUCH = 2**22  # bytes of an all-reduce whose bytes count
 _AXIS = "device"
 Say = Callable[[str], None]
 
@@ -296,45 +297,71 @@ def _transfer_figure(devices: Sequence[jax.Device]) -> dict[str, Figure]:
 
 
 def _link(devices: Sequence[jax.Device], say: Say) -> Link | None:
-    """Among devices: from all-reduces of little and of much, on two of them and on all."""
+    """Among devices: from all-reduces of little and of much, on two of them and on all.
+
+    What a collective takes besides its bytes is how much longer some work takes with one behind it: devices
+    that meet at once, one time after the other, find each other awake, and after work they do not.
+    """
     if len(devices) < 2:
         return None
     counts = [2] if len(devices) < 4 else [2, len(devices)]
-    programs = {(count, size): _all_reduce(devices[:count], size) for count in counts for size in (16, 2**22)}
+    programs = {(count, how): _worked(devices[:count], how) for count in counts for how in ("", "little")}
+    programs[2, "much"] = _worked(devices[:2], "much")
     say("collectives")
     compile_all(programs.values())
-    samples: dict[tuple[int, int], list[float]] = {key: [] for key in programs}
-    for _ in range(ROUNDS):
+    taken: dict[tuple[int, str], list[float]] = {key: [] for key in programs}
+    for _ in range(2 * ROUNDS):
         for key, one in programs.items():
             one.samples.clear()
             one.measure()
-            samples[key].append(max(one.seconds, 1e-10))
-    taken = {key: min(each) for key, each in samples.items()}
-    spread = round(_spread(samples[2, 16]), 3)
+            taken[key].append(one.seconds)
+    met = {
+        count: [b - a for a, b in zip(taken[count, ""], taken[count, "little"], strict=True)]
+        for count in counts
+    }
+    typical = {count: max(1e-7, statistics.median(each)) for count, each in met.items()}
+    spread = round(statistics.median(abs(each - typical[2]) for each in met[2]) / typical[2], 3)
     latency = 0.0
     if len(counts) > 1:
         rounds = 2 * (math.log2(counts[1]) - 1)
-        latency = max(0.0, (taken[counts[1], 16] - taken[2, 16]) / rounds)
-    call = max(1e-7, taken[2, 16] - 2 * latency)
-    bandwidth = 2**22 / max(taken[2, 2**22] - taken[2, 16], 1e-9)
+        latency = max(0.0, (typical[counts[1]] - typical[2]) / rounds)
+    call = max(1e-7, typical[2] - 2 * latency)
+    longer = min(taken[2, "much"]) - min(taken[2, "little"])
     platform = devices[0].platform
     name = "shared memory" if platform == "cpu" else f"links of {devices[0].device_kind}"
     return Link(
         name,
         Figure(latency, spread, _measured()),
-        Figure(bandwidth, spread, _measured()),
+        Figure(_MUCH / max(longer, 1e-9), spread, _measured()),
         Figure(call, spread, _measured()),
     )
 
 
-def _all_reduce(devices: Sequence[jax.Device], size: int) -> Repeated:
-    """An all-reduce of so many bytes: twice (n - 1) / n of them pass each device."""
+def _worked(devices: Sequence[jax.Device], how: str) -> Repeated:
+    """Some work on each device, and an all-reduce of "little" or "much" behind it, or none.
+
+    Of an all-reduce twice (n - 1) / n of the bytes pass each device.
+    """
     mesh = make_mesh(devices, _AXIS)
-    spec = PartitionSpec(_AXIS)
+    split, whole = PartitionSpec(_AXIS), PartitionSpec()
 
-    def reduce(x: jax.Array) -> list[jax.Array]:
-        return [jax.lax.psum(x, _AXIS) * 0.5]
+    def work(x: jax.Array, weights: jax.Array, large: jax.Array) -> list[jax.Array]:
+        for _ in range(4):
+            x = jnp.tanh(x @ weights)
+        if how == "little":
+            x = x + 1e-6 * jax.lax.psum(x[0], _AXIS)
+        if how == "much":
+            large = jax.lax.psum(large + x[0, 0], _AXIS) * 0.5
+        return [x, large]
 
-    function = jax.shard_map(reduce, mesh=mesh, in_specs=(spec,), out_specs=spec, check_vma=False)
-    x = jax.device_put(jnp.ones((len(devices), size // 4), jnp.float32), NamedSharding(mesh, spec))
-    return Repeated(function, [x], {0: 0})
+    specs = split, whole, split
+    function = jax.shard_map(work, mesh=mesh, in_specs=specs, out_specs=[split, split], check_vma=False)
+    arguments = [
+        jnp.ones((len(devices) * 256, 64), jnp.float32),
+        jnp.eye(64, dtype=jnp.float32),
+        jnp.ones((len(devices), _MUCH // 4), jnp.float32),
+    ]
+    placed = [
+        jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in zip(arguments, specs, strict=True)
+    ]
+    return Repeated(function, placed, {0: 0, 1: 2})

@@ -76,11 +76,13 @@ class TensorBoard:
         where = str(path / TENSORBOARD)
         # Of a resumed run, what an earlier sitting logged after its last checkpoint counts for nothing.
         self._writer = package.SummaryWriter(where, purge_step=steps + 1 if start else None)
+        self._summary = importlib.import_module(f"{package.__name__}.proto.summary_pb2").Summary
 
     def log(self, env_steps: int, metrics: Mapping[str, float]) -> None:
         """See `Logger`."""
-        for name, value in metrics.items():
-            self._writer.add_scalar(name, value, env_steps)
+        # A row as one event: an `add_scalar` for each number takes twelve times as long.
+        values = [self._summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+        self._writer.file_writer.add_summary(self._summary(value=values), env_steps)
 
     def close(self) -> None:
         """See `Logger`."""

@@ -225,7 +225,9 @@ LIKE = {
 
 # Of two that are like another in the same way, the more involved one is shown; these meet all with `--whole`.
 SIMPLER = {
-    "c51": "qr_dqn",
+    "a2c": "a3c",
+    "c51": "dqn",
+    "qr_dqn": "dqn",
     "ippo": "qmix",
     "mappo": "qmix",
     "td3": "crossq",
