@@ -27,6 +27,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 CELLS = ROOT / "bench" / "costs.json"
+CALIBRATION = ROOT / "bench" / "costs_calibration.json"  # of the machine that they were measured on
 _TIMEOUT = 300
 
 
@@ -143,9 +144,14 @@ def cell_of(parts: Sequence[Any]) -> Cell:
 def measure(only: str, again: bool, seconds: float) -> None:
     """Every cell that was not measured yet, each in a process of its own; saved one by one."""
     from bench.machine import described
+    from fdg.costs.machine import path_of
 
     stored = read()
     stored["machine"] = described()
+    calibration = path_of("cpu")
+    if calibration is None or not calibration.exists():
+        raise SystemExit("error: this machine has no calibration: run python -m fdg.calibrate first")
+    CALIBRATION.write_bytes(calibration.read_bytes())
     end = time.monotonic() + seconds
     for cell in cells():
         if only not in str(cell) or (cell.key in stored["cells"] and not again):
@@ -192,12 +198,12 @@ def fit() -> dict[str, float]:
     import numpy as np
     from scipy.optimize import lsq_linear
 
-    from fdg.costs.machine import host_cluster
+    from fdg.costs.overheads import OVERHEADS
     from fdg.costs.program_time import CLASSES, JOINED
 
-    kind = host_cluster("cpu", "cpu", 1).kind
-    cluster = host_cluster("cpu", "cpu", 1)
-    gain = 1 + kind.rate("parallel") * ((cluster.cores or 1) - 1)
+    cluster = measured_on(1)
+    cores = OVERHEADS["cpu"].cores(cluster.cores or 1)
+    gain = 1 + cluster.kind.rate("parallel") * (cores - 1)
     rows, names = [], list(CLASSES)
     for cell, found in measured_cells():
         if cell.is_fitted and cell.devices == 1 and found["classes"]:
@@ -216,15 +222,23 @@ def fit() -> dict[str, float]:
     return fitted
 
 
+def measured_on(devices: int) -> Any:
+    """The machine of the cells, with so many host devices."""
+    from fdg.costs import machine
+    from fdg.costs.hardware import Cluster
+
+    found = machine.read(CALIBRATION)
+    return Cluster(found.kind, devices, 1, found.inside, found.between, cores=found.cores)
+
+
 def predicted_again(cell: Cell) -> float:
     """With the model as it is now; what was measured stays."""
     import fdg
-    from fdg.costs.machine import host_cluster
     from fdg.costs.prediction import predict
 
     algorithm, policy = build(cell)
     plan = fdg.place(algorithm, policy, cell.devices)
-    return predict(plan, host_cluster("cpu", "cpu", cell.devices)).seconds
+    return predict(plan, measured_on(cell.devices)).seconds
 
 
 def report(half: str, again: bool) -> None:

@@ -58,14 +58,14 @@ REFERENCE = DeviceKind(
             "trip": 1e-8,
             "dispatch": 5e-6,
             "argument": 1e-6,
-            "transfer": 9e-5,
+            "transfer": 2e-5,
             "parallel": 0.9,
             "parallel_bytes": 1e5,
         }.items()
     },
 )
 SHARED_MEMORY = Link(
-    "shared memory", Figure(5e-6, 0.5, _A_CORE), Figure(4.5e9, 0.5, _A_CORE), Figure(2.5e-5, 0.5, _A_CORE)
+    "shared memory", Figure(5e-6, 0.5, _A_CORE), Figure(4.5e9, 0.5, _A_CORE), Figure(5e-5, 0.5, _A_CORE)
 )
 SOCKETS = Link(
     "sockets of this host", Figure(2e-4, 0.5, _A_CORE), Figure(1e9, 0.5, _A_CORE), Figure(2e-4, 0.5, _A_CORE)

@@ -21,6 +21,7 @@ from fdg.costs import traffic
 from fdg.costs.hardware import Cluster
 from fdg.costs.loads import Load, loads
 from fdg.costs.memory import plan_memory
+from fdg.costs.overheads import OVERHEADS
 from fdg.costs.program_time import Seconds, seconds_of
 from fdg.costs.simulation import Simulation, Trace
 from fdg.costs.stepping import HOST, Cost, Stepper, loop_lengths
@@ -120,6 +121,7 @@ class _Model:
     def __init__(self, plan: Plan, cluster: Cluster, joined: Mapping[str, float] | None):
         self.plan, self.cluster = plan, cluster
         self.groups = {group.name: group for group in plan.groups}
+        self.lost = OVERHEADS[cluster.kind.platform]
         self.loads = loads(plan)
         self.seconds = {load.program: self._seconds(load, joined) for load in self.loads}
         self.sent = {load.program: self._sent(load) for load in self.loads}
@@ -131,10 +133,16 @@ class _Model:
         return self.cluster.cores / max(1, min(len(group), self.cluster.devices_per_host))
 
     def _seconds(self, load: Load, joined: Mapping[str, float] | None) -> Seconds:
-        return seconds_of(load.work, self.cluster.kind, self.cores(load.group), joined)
+        cores = self.lost.cores(self.cores(load.group))
+        return seconds_of(load.work, self.cluster.kind, cores, joined)
 
-    def _sent(self, load: Load) -> list[tuple[traffic.Sent, int]]:
-        return [(traffic.collective(c, load.group.devices, self.cluster), c.calls) for c in load.collectives]
+    def _sent(self, load: Load) -> list[tuple[traffic.Sent, float]]:
+        """Collectives, and how often each is met for."""
+        times = self.lost.meetings
+        return [
+            (traffic.collective(c, load.group.devices, self.cluster), c.calls * times)
+            for c in load.collectives
+        ]
 
     def wanted(self, load: Load) -> float:
         """Cores that a program wants of the pool; 0 where there is none."""
@@ -145,10 +153,14 @@ class _Model:
     @property
     def pool(self) -> float | None:
         """Cores of all hosts; None where each device has its own."""
-        return None if self.cluster.cores is None else float(self.cluster.cores * self.cluster.hosts)
+        if self.cluster.cores is None:
+            return None
+        share = 1.0 if self.plan.schedule is None else self.lost.shared
+        return self.cluster.cores * self.cluster.hosts * share
 
     def parts(self, load: Load, stretched: float = 1.0) -> dict[str, float]:
         """Seconds of a program by what they go to, alone on its host."""
+        stretched *= self.lost.stretch(min(self.plan.num_devices, self.cluster.devices_per_host))
         found = {
             f"{name} on {load.group.name}": seconds * stretched
             for name, seconds in self.seconds[load.program].by_class.items()
@@ -165,7 +177,7 @@ class _Model:
         times = {program.name: program.calls_per_iteration for program in self.plan.programs}
         for load in self.loads:
             for sent, calls in self.sent[load.program]:
-                count = calls * times[load.program]
+                count = calls / self.lost.meetings * times[load.program]  # bytes travel once
                 inside, between = inside + sent.inside * count, between + sent.between * count
                 routes[f"collectives of {load.group.name}"] += (sent.inside + sent.between) * count
         for move, count in self.plan.schedule.moves() if self.plan.schedule is not None else ():
@@ -186,13 +198,13 @@ class _Model:
         start, array = kind.rate("dispatch"), kind.rate("argument")
         found: dict[Step, Cost] = {}
         for load, (call, _) in zip(self.loads, self.plan.schedule.calls(), strict=True):
-            seconds = sum(self.parts(load).values())
+            seconds = sum(self.parts(load).values()) + self.lost.seconds_to_start(len(load.group))
             found[call] = Cost(start + array * load.arrays, seconds, self.wanted(load))
         for move, _ in self.plan.schedule.moves():
             source, target = self.groups[move.source].devices, self.groups[move.target].devices
             work = traffic.handling(move, source, target)
-            host = kind.rate("transfer") + work.programs * start + work.arrays * array
-            found[move] = Cost(host, self.transfer(move).seconds)
+            host = kind.rate("transfer") + work.programs * start + work.arrays * (array + self.lost.array)
+            found[move] = Cost(host, self.transfer(move).seconds + work.arrays * self.lost.arrival)
         return found
 
     def notes(self) -> tuple[str, ...]:

@@ -22,13 +22,13 @@ JOINED: Mapping[str, Mapping[str, float]] = MappingProxyType(
         # Fitted by `python -m bench.costs fit`, on one half of its cells; see docs/scale.md.
         "cpu": {
             **_AS_IT_STANDS,
-            "product": 0.7,
-            "elementwise": 0.19,
-            "transcendental": 0.14,
-            "reduction": 0.75,
-            "random": 1.4,
-            "movement": 0.55,
-            "operation": 0.14,
+            "product": 0.9,
+            "elementwise": 0.15,
+            "transcendental": 0.11,
+            "reduction": 0.6,
+            "random": 1.1,
+            "movement": 0.44,
+            "operation": 0.15,
         },
         # Not fitted, for none was at hand: of ten operations one becomes a kernel, and elementwise ones are
         # read and written with the products around them.

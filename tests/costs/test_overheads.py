@@ -1,0 +1,34 @@
+"""What is lost between programs and devices, by hand."""
+
+import pytest
+
+import algos
+import envs
+import fdg
+import policies
+from fdg.costs import prediction
+from fdg.costs.machine import host_cluster
+from fdg.costs.overheads import OVERHEADS, Overheads
+
+
+def test_by_hand():
+    lost = Overheads(divided=0.5, slowed=0.25, start=1e-5, further=0.5)
+    assert [lost.stretch(n) for n in (1, 2, 8)] == [1.0, 1.25, 1.75]
+    assert [lost.cores(n) for n in (0.5, 1, 3)] == [1.0, 1.0, 2.0]
+    assert [lost.seconds_to_start(n) for n in (1, 3)] == pytest.approx([1e-5, 2e-5])
+
+
+def test_nothing_is_lost_where_nothing_was_fitted():
+    assert OVERHEADS["gpu"] == OVERHEADS["tpu"] == Overheads()
+    assert (Overheads().stretch(8), Overheads().cores(4), Overheads().seconds_to_start(8)) == (1.0, 4, 0.0)
+
+
+@pytest.mark.parametrize("policy", [policies.GPUOnly(), policies.SingleLearnerCoarse(staleness=1)])
+def test_it_takes_time_and_moves_nothing(policy, monkeypatch):
+    algorithm = algos.PPO(env=envs.make("CartPole-v1"), num_envs=16, num_steps=8)
+    plan, machine = fdg.place(algorithm, policy, 2), host_cluster("cpu", "cpu", 2)
+    with_it = prediction.predict(plan, machine)
+    monkeypatch.setattr(prediction, "OVERHEADS", {"cpu": Overheads()})
+    without = prediction.predict(plan, machine)
+    assert with_it.seconds > 1.2 * without.seconds
+    assert with_it.routes == pytest.approx(without.routes) and with_it.memory == without.memory
