@@ -19,7 +19,7 @@ CLASSES = ("product", "convolution", *BY_BYTES, "operation", "trip")
 _AS_IT_STANDS: Mapping[str, float] = dict.fromkeys(CLASSES, 1.0)
 JOINED: Mapping[str, Mapping[str, float]] = MappingProxyType(
     {
-        # Fitted by `python -m bench.costs fit`, on one half of its cells; see docs/scale.md.
+        # Fitted with `overheads.OVERHEADS` to one half of the cells of `bench.costs`; see docs/scale.md.
         "cpu": {
             **_AS_IT_STANDS,
             "product": 0.9,

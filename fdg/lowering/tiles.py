@@ -166,9 +166,8 @@ def _packed_sum(shares: Sequence[jax.Array]) -> list[jax.Array]:
     """The sums over all devices; the smaller arrays of a dtype travel as one."""
     packs: dict[Any, list[int]] = {}
     for i, share in enumerate(shares):
-        packs.setdefault(share.dtype if share.size * share.dtype.itemsize <= PACKED_BYTES else i, []).append(
-            i
-        )
+        large = share.size * share.dtype.itemsize > PACKED_BYTES
+        packs.setdefault(i if large else share.dtype, []).append(i)
     flat = [jnp.concatenate([shares[i].ravel() for i in pack]) for pack in packs.values()]
     sums: list[Any] = [None] * len(shares)
     for pack, together in zip(packs.values(), jax.lax.psum(flat, BATCH), strict=True):
