@@ -1,8 +1,8 @@
 """What is lost between programs and devices, beside work and bytes: fitted, by platform.
 
     an operation that several cores divide                  gains `divided` of what such operations gain alone
-    host devices of one process share a pool of threads     each is slower by `slowed` for a doubling of them
-    sums that wait for each other                           `meetings` all-reduces of XLA's for one of the plan's
+    host devices of one process share a pool of threads     each is slower by `slowed` a doubling
+    sums that wait for each other                           `meetings` all-reduces for one of the plan
     a program that may begin                                begins after `start`
     an array of a transfer                                  `array` of the host, and `arrival` on the way
 
