@@ -26,6 +26,7 @@ from fdg.running.execution import execution
 from fdg.running.interrupts import Held
 from fdg.running.leaves import Remembered, without_aliases
 from fdg.running.metrics import PendingMetrics
+from fdg.running.order import has_ordered_collectives
 from fdg.running.xla_options import xla_options
 from fdg.tracing.graph import FDG
 from fdg.tracing.trace import checked_name, trace
@@ -176,6 +177,16 @@ class Engine:
         self._execution.compile()
         self._read_collectives()
 
+    def compile_init(self, seed: int = 0) -> None:
+        """Compiles the program of `init`; nothing stays on a device.
+
+        Args:
+          seed: as of `init`.
+        """
+        traced = self._init.trace(self._starts(seed))
+        if not host_calls.calls_host(jaxprs.open_jaxpr(traced.jaxpr).eqns):
+            traced.lower().compile()
+
     def _read_collectives(self) -> None:
         """Enters into the plan what could not be predicted: the collectives of groups that shard parameters.
 
@@ -216,6 +227,14 @@ class Engine:
             if program.is_here and not program.exchanges
             for collective in unexplained(program.collectives(), predicted.get(program.name, ()))
         )
+
+    def is_in_order(self) -> bool:
+        """Whether each device waits for others in one place at a time; compiles.
+
+        Of several programs, each with its devices, nothing is said: False.
+        """
+        self.compile()
+        return len(self.programs) == 1 and has_ordered_collectives(self.programs[0].hlo())
 
     @property
     def moved_bytes(self) -> int:

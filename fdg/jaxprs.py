@@ -1,6 +1,6 @@
 """Reading and building jaxprs: what runs inside an equation, how often, and what feeds what.
 
-Everything here uses only the public `jax.extend.core`; nothing is evaluated.
+Everything here uses only the public `jax.extend.core` and `jax.interpreters`; nothing is evaluated.
 """
 
 import dataclasses
@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 from jax.extend import core
+from jax.interpreters import partial_eval
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +52,17 @@ def with_jaxpr(closed: Any, jaxpr: Any) -> Any:
     """`closed`, with another jaxpr over the same constants, where it has any."""
     is_open = _ONE_TYPE or not isinstance(closed, core.ClosedJaxpr)  # as the body of a `checkpoint` is
     return jaxpr if is_open else core.ClosedJaxpr(jaxpr, closed.consts)
+
+
+def without_dead_code(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
+    """A closed jaxpr without what none of its outputs needs, in branches, loops and calls too.
+
+    XLA drops the same but for some branches: a result of theirs that nobody reads would be made, exchanges
+    included.
+    """
+    jaxpr = open_jaxpr(closed)
+    live, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
+    return with_jaxpr(closed, live)
 
 
 @functools.cache

@@ -21,6 +21,7 @@ from fdg.batch.rules.random import draws_from_the_batch
 from fdg.lowering import constraints as sharding
 from fdg.lowering.draws import draw_ahead
 from fdg.lowering.mesh import SEED, batch_sharding, group_mesh, layout_sharding, make_mesh
+from fdg.lowering.ordering import in_order
 from fdg.lowering.population import exchanging
 from fdg.lowering.tiles import have_a_core_each, tile
 from fdg.placing.layout import Layout, Spec
@@ -166,6 +167,8 @@ def _constrained(
         jaxpr = tile(jaxpr, input_axes, mesh.size, cut)
     if mesh.size == 1:
         return jaxpr
+    if is_cpu and specs is None:
+        jaxpr = in_order(jaxpr, input_axes, mesh.size, output_axes)
     return sharding.constrain(jaxpr, mesh, input_axes, output_axes, specs)
 
 

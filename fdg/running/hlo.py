@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from fdg.batch.collective import Collective
 
-_KINDS = (
+KINDS = (
     "all-reduce",
     "all-gather",
     "all-to-all",
@@ -18,14 +18,12 @@ _KINDS = (
 
 def read_collectives(text: str) -> tuple[Collective, ...]:
     """The collectives of a program's optimised HLO (`Program.hlo()`), in program order."""
-    computations = dict(_computations(text))
-    entry = next(
-        (name for name, lines in computations.items() if lines and lines[0].startswith("ENTRY")), None
-    )
-    return tuple(_walk(computations, entry, 1)) if entry else ()
+    found = dict(computations(text))
+    entry = next((name for name, lines in found.items() if lines and lines[0].startswith("ENTRY")), None)
+    return tuple(_walk(found, entry, 1)) if entry else ()
 
 
-def _computations(text: str) -> Iterator[tuple[str, list[str]]]:
+def computations(text: str) -> Iterator[tuple[str, list[str]]]:
     """Each computation's name and its lines, the heading first."""
     name, lines = None, []
     for line in text.splitlines():
@@ -40,25 +38,25 @@ def _computations(text: str) -> Iterator[tuple[str, list[str]]]:
             lines.append(line)
 
 
-def _walk(computations: dict[str, list[str]], name: str, calls: int) -> Iterator[Collective]:
-    for line in computations.get(name, [""])[1:]:
+def _walk(program: dict[str, list[str]], name: str, calls: int) -> Iterator[Collective]:
+    for line in program.get(name, [""])[1:]:
         made = re.match(r"\s*(?:ROOT )?%?[\w.\-]+ = (\(.*?\)|\S+) ([\w\-]+)\(", line)
         if not made:
             continue
         shape, operation = made[1], made[2]
         kind = operation.removesuffix("-start")
-        if kind in _KINDS:
+        if kind in KINDS:
             op_name = re.search(r'op_name="([^"]*)"', line)
             path = op_name[1] if op_name else ""
             fragments = tuple(dict.fromkeys(re.findall(r"fdg:[^:()]+:([^()]+)\)", path)))
             yield Collective(kind, _bytes(shape), calls, fragments, path)
         known = re.search(r'known_trip_count":\{"n":"(\d+)"', line)  # of a loop
         trips = int(known[1]) if known else 1
-        for inner in _called(line):
-            yield from _walk(computations, inner, calls * trips)
+        for inner in called_by(line):
+            yield from _walk(program, inner, calls * trips)
 
 
-def _called(line: str) -> list[str]:
+def called_by(line: str) -> list[str]:
     """Computations that an instruction runs; the scalar function of a reduction holds no collective."""
     names = re.findall(
         r"(?:body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)", line

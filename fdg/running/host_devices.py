@@ -3,7 +3,8 @@
 XLA's CPU backend runs all host devices on one pool of as many threads as there are cores. A device that
 waits in a collective holds a thread; with more devices than cores the others may find none left to arrive
 on, and XLA ends the process after 40 seconds. `PJRT_NPROC`, which the backend reads when it starts, sets
-the size of the pool: see `docs/decisions/009-two-threads-a-host-device.md`.
+the size of the pool: see `docs/decisions/009-two-threads-a-host-device.md`, and
+`069-a-thread-a-host-device.md` for programs whose collectives come one after the other.
 """
 
 import contextlib
@@ -103,9 +104,19 @@ def reserve_threads(count: int | None = None) -> None:
         os.environ[_THREADS] = _reserved[_THREADS] = str(threads_for(count))
 
 
-def threads_for(count: int) -> int:
-    """Threads with which `count` host devices cannot wait for each other for ever."""
-    return max(os.cpu_count() or 1, THREADS_A_DEVICE * count)
+def threads_for(count: int, in_order: bool = False) -> int:
+    """Threads with which `count` host devices cannot wait for each other for ever.
+
+    Args:
+      count: how many host devices.
+      in_order: whether each waits in one place at a time (`running.order`), and so holds one thread.
+    """
+    return max(os.cpu_count() or 1, count if in_order else THREADS_A_DEVICE * count)
+
+
+def has_few_threads(count: int) -> bool:
+    """Whether a command has begun with as many threads as are enough for programs that are in order only."""
+    return count > 1 and _reserved.get(_THREADS) == os.environ.get(_THREADS) != str(threads_for(count))
 
 
 def _configured() -> int:

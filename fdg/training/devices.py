@@ -1,6 +1,7 @@
 """The devices of a job: those that there are, and whether all that were asked for get something to do."""
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 
@@ -8,13 +9,42 @@ import fdg
 from fdg.errors import FdgError
 from fdg.placing.policy import with_host
 from fdg.processes import distributed
-from fdg.running.host_devices import begin_anew, make_host_devices
+from fdg.running.host_devices import begin_anew, has_few_threads, make_host_devices
 from fdg.training.default_devices import Choice, choose, threads_of
 from fdg.training.job import Job
 
 
-def devices_of(job: Job, graph: fdg.FDG) -> tuple[list[jax.Device], Choice | None]:
+def with_enough_threads(job: Job, engine: fdg.Engine, begins: bool = True) -> fdg.Engine:
+    """The engine of a job; made again on a backend of more threads where it needs them.
+
+    Where host devices share a batch, a command begins with as many threads as are enough for programs whose
+    devices wait in one place at a time. Whether one does is seen when it is compiled, and that is before any
+    array lies on a device.
+
+    Args:
+      job: what is trained.
+      engine: on the devices of `devices_of`.
+      begins: whether its `init` is needed, which is a program of its own and takes as long to compile.
+    """
+    if not has_few_threads(len(engine.devices)):
+        return engine
+    with ThreadPoolExecutor(1) as pool:
+        in_order = pool.submit(engine.is_in_order)
+        if begins:
+            engine.compile_init(job.seed)
+    if in_order.result():
+        return engine
+    devices, _ = devices_of(job, engine.plan.graph, in_order=False)
+    return fdg.compile(job.algorithm, job.policy, devices, job.agents, engine.plan.graph)
+
+
+def devices_of(job: Job, graph: fdg.FDG, in_order: bool = True) -> tuple[list[jax.Device], Choice | None]:
     """The devices of a job, and why they are so many where nobody said how many.
+
+    Args:
+      job: what to train, and how.
+      graph: its algorithm's.
+      in_order: whether to begin with the threads that are enough for programs in one order.
 
     Raises:
       FdgError: there are not so many as it asks for, or its policy cannot be carried out on those there are.
@@ -26,7 +56,7 @@ def devices_of(job: Job, graph: fdg.FDG) -> tuple[list[jax.Device], Choice | Non
         choice = choose(graph, job.policy, min(job.cores, len(devices)), job.agents)
         count = choice.devices
     if count is not None and devices[0].platform == "cpu" and distributed.count() == 1:
-        if threads := threads_of(graph, count, job.agents):
+        if threads := threads_of(graph, count, job.agents, in_order):
             begin_anew(count, threads)
         devices = available_devices(None)
     return with_host(job.policy, devices[:count]), choice

@@ -22,7 +22,7 @@ from fdg.training.checkpoint import Checkpoints
 from fdg.training.choosing import settle
 from fdg.training.curves import draw_learning_curve
 from fdg.training.default_devices import Choice
-from fdg.training.devices import check_all_busy, devices_of
+from fdg.training.devices import check_all_busy, devices_of, with_enough_threads
 from fdg.training.during import During
 from fdg.training.evaluation import SOLVED, Evaluation, evaluate, summarized, verdict
 from fdg.training.finite import Finite
@@ -186,7 +186,7 @@ class _Sitting:
                 say(f"devices: {choice.reason}")
         say("compiling ...")
         state, compile_s = self._start(latest)
-        start = latest or 0
+        engine, start = self.engine, latest or 0
         last = run.truncate_metrics(start) if job.resumes else None
         lost = LostEpisodes(job)
         lost.go_on(last)
@@ -295,8 +295,9 @@ class _Sitting:
 
     def _start(self, latest: int | None) -> tuple[Any, float]:
         """The state to begin with, all compiled that training needs, and the seconds that this took."""
-        job, engine = self.job, self.engine
         begun = time.perf_counter()
+        job = self.job
+        engine = self.engine = with_enough_threads(job, self.engine, begins=latest is None)
         if latest is not None:
             state = self.checkpoints.restore(latest, engine.state_shape)
             if latest < job.num_iterations:

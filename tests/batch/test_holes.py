@@ -82,6 +82,28 @@ def test_what_is_whole_and_then_cut_under_another_name(same, devices):
     assert_as_predicted(twice, [0], devices[:4], numbers(B, F))
 
 
+def test_a_branch_exchanges_nothing_for_a_result_that_nobody_reads(devices):
+    """In a loop XLA keeps such a result, where a branch gives one value twice; the plan does not name it."""
+
+    @fdg.fragment("actor")
+    def running(x):
+        return lax.map(jnp.sin, x)
+
+    class Switching:
+        def init(self, key):
+            return jnp.int32(0), numbers(B), numbers(B)
+
+        def iterate(self, state):
+            which, x, y = state
+            branches = [lambda x, y: (y, running(y)), lambda x, y: (y, x), lambda x, y: (x, x)]
+            y, _ = lax.switch(which, branches, x, y)
+            return (which, x, y), {}
+
+    engine = fdg.compile(Switching(), policies.GPUOnly(), devices=devices[:4])
+    engine.compile(3)
+    assert not engine.unexplained()
+
+
 def test_an_erf_of_an_erf_is_not_gathered(devices):
     def function(x):
         return lax.erf(jnp.sin(lax.erf(x)))

@@ -15,7 +15,7 @@ import numpy as np
 import fdg
 from bench.peers.serve import Stopwatch, serve
 from fdg.commands.parse import parse
-from fdg.training.devices import devices_of
+from fdg.training.devices import devices_of, with_enough_threads
 
 
 def prepare(config: dict[str, Any]):
@@ -25,6 +25,7 @@ def prepare(config: dict[str, Any]):
         graph = fdg.trace(job.algorithm)
         devices, _ = devices_of(job, graph)
         engine = fdg.compile(job.algorithm, job.policy, devices, job.agents, graph)
+        engine = with_enough_threads(job, engine)
         engine.compile()
         jax.block_until_ready(engine.init(0))
     steps = job.num_iterations * job.steps_per_iteration * (job.agents or 1)

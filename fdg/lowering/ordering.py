@@ -1,0 +1,207 @@
+"""A program in which devices meet in one order: what they exchange after a loop waits until the loop is done.
+
+XLA's CPU backend starts whatever has its operands, and goes on with other operations while a loop runs. A sum
+for a metric then meets the other devices in the midst of the training loop beside it:
+
+    parameters = loop over minibatches: ... sum of gradients ...
+    error = sum over the batch (x)            # needs nothing of the loop
+
+A device that waits in both places holds two threads, so that each device would need two, and more threads
+than cores slow all of them down (docs/decisions/069-a-thread-a-host-device.md). Here what comes later is
+given a need for what comes before:
+
+    error = sum over the batch (x, once `parameters` are there)
+
+The numbers are the same, bit for bit. Whether all is in order can only be seen in the compiled program:
+`running.order` looks.
+"""
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import core
+
+from fdg import jaxprs
+from fdg.batch.flow import EquationFlow, Flow
+from fdg.batch.follow import follow
+from fdg.batch.rules.result import Axis
+from fdg.rowwise import rowwise
+
+_LOOPS = ("scan", "while", "cond")
+_ZERO_BITS = 7  # a number of bits, of at most 64, has none from here on
+
+
+def in_order(
+    jaxpr: core.ClosedJaxpr, axes: Sequence[Axis], devices: int, output_axes: Sequence[Axis] | None = None
+) -> core.ClosedJaxpr:
+    """The program with each exchange among devices behind the loops with exchanges that come before it.
+
+    Args:
+      jaxpr: a traced program, in the global view.
+      axes: the batch axes of its first inputs; the others are shared.
+      devices: how many share the batch.
+      output_axes: what its outputs are brought to.
+    """
+    flow = follow(jaxpr, axes, devices, output_axes)
+    return jaxprs.with_jaxpr(jaxpr, _Orderer().rewrite(flow)) if _meets_inside(flow) else jaxpr
+
+
+def _meets(step: EquationFlow) -> bool:
+    return bool(step.gathered or step.reduced or step.agreed) or any(map(_meets_inside, step.bodies))
+
+
+def _meets_inside(flow: Flow) -> bool:
+    return bool(flow.gathered) or any(map(_meets, flow.equations))
+
+
+def _goes_on(step: EquationFlow) -> bool:
+    """Whether devices meet in a loop or a branch of it, beside which XLA goes on with what comes later."""
+    return any(map(_meets_inside, step.bodies)) and (
+        step.eqn.primitive.name in _LOOPS
+        or any(_goes_on(inner) for body in step.bodies for inner in body.equations)
+    )
+
+
+class _Meeting:
+    """A step in which devices meet, and what cannot be there before it is done.
+
+    Attributes:
+      goes_on: whether XLA goes on with what comes later while it runs.
+      signs: results that say that it is done, with the axis of their batch.
+      behind: all that needs one of its results.
+    """
+
+    def __init__(self, step: EquationFlow):
+        self.goes_on = _goes_on(step)
+        self.signs = _signs(step)
+        self.behind: set[Any] = set(step.eqn.outvars)
+
+    def reaches(self, atoms: Iterable[Any]) -> bool:
+        return any(not jaxprs.is_literal(v) and v in self.behind for v in atoms)
+
+
+def _signs(step: EquationFlow) -> list[tuple[Any, Axis]]:
+    """All results that could be one; of a loop one, which is not what it was before it, and no counter."""
+    found = zip(step.eqn.outvars, step.results, strict=True)
+    possible = [(v, axis) for v, axis in found if not isinstance(v, core.DropVar) and _can_wait(v)]
+    if step.eqn.primitive.name not in _LOOPS:
+        return possible
+    replaced = _replaced(step).values()
+
+    def rank(sign: tuple[Any, Axis]) -> tuple[bool, bool, int]:
+        v, axis = sign
+        return axis is not None, not jax.numpy.issubdtype(v.aval.dtype, jnp.floating), jaxprs.bytes_of(v.aval)
+
+    return sorted((sign for sign in possible if sign[0] in replaced), key=rank)[:1]
+
+
+def _replaced(step: EquationFlow) -> dict[int, Any]:
+    """What a loop makes anew, by the position of the operand that it begins with; of a branch all results."""
+    body = jaxprs.bodies(step.eqn)[-1]
+    if step.eqn.primitive.name == "cond":
+        return {len(step.operands) + j: v for j, v in enumerate(step.eqn.outvars)}
+    inner, results = body.jaxpr.invars, body.jaxpr.outvars
+    return {body.operands[i]: step.eqn.outvars[j] for i, j in body.carry if results[j] is not inner[i]}
+
+
+class _Orderer:
+    """Rewrites the bodies of a flow; one that is called from several places is rewritten once."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, tuple[Flow, Any]] = {}
+
+    def rewrite(self, flow: Flow) -> Any:
+        """The open jaxpr of a flow, in order."""
+        if id(flow) not in self.known:
+            self.known[id(flow)] = flow, self._rewrite(flow)
+        return self.known[id(flow)][1]
+
+    def _rewrite(self, flow: Flow) -> Any:
+        equations: list[Any] = []
+        before: list[_Meeting] = []  # the last that goes on, and what came after it
+        for step in flow.equations:
+            eqn = step.eqn
+            if any(map(_meets_inside, step.bodies)):
+                inner = [self.rewrite(body) if _meets_inside(body) else None for body in step.bodies]
+                eqn = jaxprs.with_new_bodies(eqn, inner)
+            meeting = _Meeting(step) if _meets(step) else None
+            if meeting is not None:
+                awaited = [each for each in before if each.goes_on or meeting.goes_on]
+                eqn = eqn.replace(invars=_awaiting(step, eqn.invars, awaited, equations))
+            for each in before:
+                if each.reaches(step.eqn.invars) or (meeting is not None and each in awaited):
+                    each.behind.update(step.eqn.outvars)
+            equations.append(eqn)
+            if meeting is not None:
+                before = [meeting] if meeting.goes_on else [*before, meeting]
+        return flow.jaxpr.replace(eqns=equations)
+
+
+def _awaiting(
+    step: EquationFlow, operands: Sequence[Any], awaited: Sequence[_Meeting], equations: list[Any]
+) -> list[Any]:
+    """The operands of a step, none of which is there before what is awaited; appends what that takes."""
+    operands = list(operands)
+    split = [i for i, axis in enumerate(step.operands) if axis is not None] + [*step.gathered]
+    possible = [i for i, v in enumerate(operands) if not jaxprs.is_literal(v) and _can_wait(v)]
+    if step.eqn.primitive.name in _LOOPS:  # which starts with the last of its operands
+        replaced = [i for i in possible if i in _replaced(step)] or possible
+        late = [each for each in awaited if not each.reaches(operands)]
+        waiting = dict.fromkeys(sorted(replaced, key=lambda i: jaxprs.bytes_of(operands[i].aval))[:1], late)
+    else:
+        waiting = {i: [m for m in awaited if not m.reaches([operands[i]])] for i in possible if i in split}
+    for i, late in waiting.items():
+        axis = step.operands[i] if i not in step.gathered else None
+        signs = [sign for each in late for sign in each.signs if _can_be_told(operands[i], axis, *sign)]
+        if signs:
+            names = (operands[i], *(v for v, _ in signs))
+            shapes = tuple(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in names)
+            (model,) = _once_there(shapes, (axis, *(of for _, of in signs))).eqns
+            made = core.Var(operands[i].aval)
+            equations.append(model.replace(invars=names, outvars=[made]))
+            operands[i] = made
+    return operands
+
+
+def _can_wait(v: Any) -> bool:
+    return not jax.dtypes.issubdtype(v.aval.dtype, jax.dtypes.extended) and v.aval.size > 0
+
+
+def _can_be_told(v: Any, axis: Axis, sign: Any, sign_axis: Axis) -> bool:
+    """Whether a device has enough of a sign for its part of a value."""
+    if sign_axis is None:
+        return True
+    return axis is not None and v.aval.shape[axis] == sign.aval.shape[sign_axis]
+
+
+@functools.lru_cache(maxsize=256)
+def _once_there(shapes: tuple[Any, ...], axes: tuple[Axis, ...]) -> Any:
+    """A jaxpr of one equation: `once_there`, by each device for its rows where signs are split."""
+    alone = all(axis is None for axis in axes[1:])
+    waits = jax.jit(once_there) if alone else rowwise(once_there, in_axes=axes, out_axes=axes[0])
+    return jaxprs.open_jaxpr(jax.make_jaxpr(waits)(*shapes))
+
+
+def once_there(x: jax.Array, *signs: jax.Array) -> jax.Array:
+    """`x`, bit for bit, which XLA cannot know to need nothing of `signs`: arrays of any shape and dtype.
+
+    >>> once_there(jnp.float32(2.5), jnp.ones(3)).item()
+    2.5
+    """
+    nothing = functools.reduce(jnp.bitwise_or, map(_nothing, signs))
+    return lax.select(nothing == 0, x, jnp.zeros_like(x))
+
+
+def _nothing(sign: jax.Array) -> jax.Array:
+    """Zero: how many bits are set in an element, divided by more than it has."""
+    one = lax.reshape(lax.slice(sign, [0] * sign.ndim, [1] * sign.ndim), ())
+    if jnp.issubdtype(one.dtype, jnp.floating):
+        one = lax.bitcast_convert_type(one, f"uint{8 * one.dtype.itemsize}")
+    elif jnp.issubdtype(one.dtype, jnp.complexfloating):
+        one = lax.bitcast_convert_type(one.real, f"uint{4 * one.dtype.itemsize}")
+    bits = lax.population_count(one.astype(jnp.uint32))
+    return lax.shift_right_logical(bits, jnp.uint32(_ZERO_BITS))

@@ -1,0 +1,201 @@
+"""Whether a program's devices wait for each other in one place at a time: read from its optimised HLO.
+
+XLA's CPU backend runs operations that do not need each other at the same time, but for collectives, which it
+runs in the order of the program; one that waits for other devices holds its thread. It also goes on beside a
+loop. Where whatever comes after a loop with collectives, and has some too, needs what the loop made, a device
+waits in one place, and as many threads as devices are enough: one that does not wait still has one. Otherwise
+it may hold the threads on which another would arrive (docs/decisions/069-a-thread-a-host-device.md).
+
+What an operation needs is followed to who has written it. A loop hands on elements of its state that it never
+touches, and they are there before it ends:
+
+    sum = all-reduce(x)
+    state = while((sum, y))             # replaces element 1, by collectives of its own
+    a = all-reduce(element 1 of state)  # after the loop
+    b = all-reduce(element 0 of state)  # that is `sum`: perhaps beside the loop
+"""
+
+import dataclasses
+import functools
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from fdg.running.hlo import KINDS, called_by, computations
+
+_OTHER_NAMES = ("tuple", "get-tuple-element", "bitcast", "opt-barrier", "parameter", "constant")
+_INSTRUCTION = re.compile(r"\s*(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\(")
+
+
+class _Written(NamedTuple):
+    """An element of what an instruction has written; of a parameter, of what it is given."""
+
+    name: str
+    element: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Instruction:
+    """One line of a computation.
+
+    Attributes:
+      operands: names.
+      called: computations that it runs; of a loop its test and its body.
+      body: what makes the next state of a loop.
+      number: of a parameter or an element of a tuple.
+      size: of how many elements its result is.
+    """
+
+    name: str
+    operation: str
+    operands: tuple[str, ...]
+    called: tuple[str, ...]
+    body: str
+    number: int
+    size: int
+    is_root: bool
+
+
+def has_ordered_collectives(text: str) -> bool:
+    """Whether each device waits for others in one place at a time, as far as can be seen.
+
+    Args:
+      text: its optimised HLO (`Program.hlo()`), instructions in the order of their schedule.
+
+    Returns:
+      False also where that cannot be seen, such as for collectives that are started and awaited apart.
+    """
+    return _Reader({name: tuple(_instructions(lines)) for name, lines in computations(text)}).is_ordered()
+
+
+def _instructions(lines: Sequence[str]) -> Iterator[_Instruction]:
+    for line in lines[1:]:
+        line = re.sub(r"/\*.*?\*/", "", line)
+        if found := _INSTRUCTION.match(line):
+            root, name, shape, operation = found.groups()
+            within = _until_closed(line[found.end() :])
+            number = re.search(r"index=(\d+)", line) if operation == "get-tuple-element" else None
+            given = number[1] if number else within if operation == "parameter" else "0"
+            body = re.search(r"body=%?([\w.\-]+)", line)
+            yield _Instruction(
+                name,
+                operation,
+                tuple(re.findall(r"%([\w.\-]+)", within)),
+                tuple(called_by(line)),
+                body[1] if body else "",
+                int(given),
+                len(re.sub(r"\[[^]]*\]|\{[^}]*\}", "", shape).split(",")),
+                root is not None,
+            )
+
+
+def _until_closed(rest: str) -> str:
+    """
+    >>> _until_closed("%a, (%b)), index=1")
+    '%a, (%b)'
+    """
+    depth = 1
+    for i, character in enumerate(rest):
+        depth += (character == "(") - (character == ")")
+        if not depth:
+            return rest[:i]
+    return rest
+
+
+class _Reader:
+    """Follows what instructions need, in each computation of a program."""
+
+    def __init__(self, program: dict[str, tuple[_Instruction, ...]]):
+        self.program = program
+        self.named = {name: {i.name: i for i in body} for name, body in program.items()}
+        self.roots = {name: i.name for name, body in program.items() for i in body if i.is_root}
+        # Asked again and again, of thousands of lines.
+        self.meets = functools.cache(self._meets)
+        self.writer = functools.cache(self._writer)
+        self.read_inside = functools.cache(self._read_inside)
+
+    def is_ordered(self) -> bool:
+        """Whether in every computation what comes after a loop or a branch with collectives needs it."""
+        for name, body in self.program.items():
+            meeting = [i for i in body if self.meets(i)]
+            if any(i.operation.endswith(("-start", "-done")) for i in meeting):
+                return False
+            for first, second in itertools.pairwise(meeting):
+                if first.operation not in KINDS and not self._needs(name, second, first.name):
+                    return False
+        return True
+
+    def _meets(self, instruction: _Instruction) -> bool:
+        """Whether devices meet in it, or in what it runs."""
+        if re.sub("-(start|done)$", "", instruction.operation) in KINDS:
+            return True
+        return any(self.meets(i) for name in instruction.called for i in self.program.get(name, ()))
+
+    def _needs(self, computation: str, second: _Instruction, first: str) -> bool:
+        seen: set[str] = set()
+        todo = [second]
+        while todo:
+            for name, _ in self._reads(computation, todo.pop()):
+                if name == first:
+                    return True
+                if name not in seen:
+                    seen.add(name)
+                    todo.append(self.named[computation][name])
+        return False
+
+    def _reads(self, computation: str, instruction: _Instruction) -> set[_Written]:
+        """What an instruction reads or writes over; nothing for those that only give names."""
+        operands, called = instruction.operands, instruction.called
+        if instruction.operation in _OTHER_NAMES:
+            return set()
+        if instruction.operation == "while":
+            replaced = {e for e in range(instruction.size) if not self._is_handed_on(instruction.body, e)}
+            wanted = replaced.union(*(self.read_inside(name, 0) for name in called))
+            pairs = [(operands[0], e) for e in wanted]
+        elif instruction.operation == "conditional":
+            given = zip(operands[1:], called, strict=True)
+            pairs = [(operand, e) for operand, name in given for e in self.read_inside(name, 0)]
+            pairs.append((operands[0], 0))
+        elif instruction.operation == "call":
+            pairs = [(o, e) for p, o in enumerate(operands) for e in self.read_inside(called[0], p)]
+        else:
+            pairs = [(operand, 0) for operand in operands]
+        found = {self.writer(computation, operand, e) for operand, e in pairs}
+        return {written for written in found if written is not None}
+
+    def _read_inside(self, computation: str, parameter: int) -> frozenset[int]:
+        """The elements of a parameter that a computation does more with than hand them on."""
+        body, named = self.program.get(computation, ()), self.named.get(computation, {})
+        found = {written for instruction in body for written in self._reads(computation, instruction)}
+        return frozenset(
+            element
+            for name, element in found
+            if named[name].operation == "parameter" and named[name].number == parameter
+        )
+
+    def _is_handed_on(self, body: str, element: int) -> bool:
+        """Whether a loop's body leaves an element of the state as it was."""
+        written = self.writer(body, self.roots[body], element)
+        if written is None:
+            return True  # nobody knows who wrote it: no promise that this loop did
+        return self.named[body][written.name].operation == "parameter" and written.element == element
+
+    def _writer(self, computation: str, name: str, element: int) -> _Written | None:
+        """Who wrote an element; None where that depends on a branch."""
+        instruction = self.named[computation][name]
+        operation, operands = instruction.operation, instruction.operands
+        if operation == "tuple":
+            return self.writer(computation, operands[element], 0) if element < len(operands) else None
+        if operation == "get-tuple-element":
+            return self.writer(computation, operands[0], instruction.number)
+        if operation in ("bitcast", "opt-barrier"):
+            return self.writer(computation, operands[0], element)
+        if operation == "while" and self._is_handed_on(instruction.body, element):
+            return self.writer(computation, operands[0], element)
+        if operation in ("call", "conditional"):
+            for called in instruction.called:
+                inner = self.writer(called, self.roots[called], element)
+                if inner is None or self.named[called][inner.name].operation == "parameter":
+                    return None
+        return _Written(name, element)
