@@ -17,7 +17,7 @@ The numbers are the same, bit for bit. Whether all is in order can only be seen 
 """
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -29,9 +29,11 @@ from fdg import jaxprs
 from fdg.batch.flow import EquationFlow, Flow
 from fdg.batch.follow import follow
 from fdg.batch.rules.result import Axis
+from fdg.lowering.ahead import Taker, take_ahead
 from fdg.rowwise import rowwise
 
 _LOOPS = ("scan", "while", "cond")
+MOST_BYTES = 8 << 20  # of what is made for all trips of a loop: more than a cache holds takes longer
 _ZERO_BITS = 7  # a number of bits, of at most 64, has none from here on
 
 
@@ -48,6 +50,30 @@ def in_order(
     """
     flow = follow(jaxpr, axes, devices, output_axes)
     return jaxprs.with_jaxpr(jaxpr, _Orderer().rewrite(flow)) if _meets_inside(flow) else jaxpr
+
+
+def meet_ahead(
+    jaxpr: core.ClosedJaxpr, axes: Sequence[Axis], devices: int, output_axes: Sequence[Axis] | None = None
+) -> core.ClosedJaxpr:
+    """The program with sums over the batch taken out of loops that do not change them, for all trips in one.
+
+    Such as mean and deviation of each minibatch's advantages: devices meet for them once, not in each trip.
+    Arguments are those of `in_order`.
+    """
+    flow = follow(jaxpr, axes, devices, output_axes)
+    sums = {id(step.eqn) for step in _steps(flow) if step.reduced and not step.bodies}
+    return (
+        take_ahead(jaxpr, Taker("sums", lambda eqn: id(eqn) in sums, MOST_BYTES, again=True))
+        if sums
+        else jaxpr
+    )
+
+
+def _steps(flow: Flow) -> Iterator[EquationFlow]:
+    for step in flow.equations:
+        yield step
+        for body in step.bodies:
+            yield from _steps(body)
 
 
 def _meets(step: EquationFlow) -> bool:

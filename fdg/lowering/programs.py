@@ -21,7 +21,7 @@ from fdg.batch.rules.random import draws_from_the_batch
 from fdg.lowering import constraints as sharding
 from fdg.lowering.draws import draw_ahead
 from fdg.lowering.mesh import SEED, batch_sharding, group_mesh, layout_sharding, make_mesh
-from fdg.lowering.ordering import in_order
+from fdg.lowering.ordering import in_order, meet_ahead
 from fdg.lowering.population import exchanging
 from fdg.lowering.tiles import have_a_core_each, tile
 from fdg.placing.layout import Layout, Spec
@@ -163,6 +163,8 @@ def _constrained(
 ) -> core.ClosedJaxpr:
     jaxpr = draw_ahead(jaxpr)
     cut, is_cpu = have_a_core_each(mesh), mesh.devices.flat[0].platform == "cpu"
+    if specs is None and mesh.size > 1:
+        jaxpr = meet_ahead(jaxpr, input_axes, mesh.size, output_axes)
     if specs is None and (cut or (is_cpu and mesh.size > 1)):
         jaxpr = tile(jaxpr, input_axes, mesh.size, cut)
     if mesh.size == 1:

@@ -22,12 +22,12 @@ from fdg.tracing.graph import FDG
 # Of one core and of a pair of host devices, fitted to PPO on CartPole-v1 with 4 to 1,024 environments. The
 # rate is what the best of our fragments reach: work is never made out to be more than it is.
 FLOPS_PER_S = 100e9
-EXCHANGE_S = 300e-6  # a collective among two devices; more of them are taken to need more rounds
+EXCHANGE_S = 120e-6  # a collective among two devices; more of them are taken to need more rounds
 STEP_S = 150e-6  # a program or a transfer that the host starts by itself
 BYTES_PER_S = 2e9
 MARGIN = 2.0  # beside other processes, exchanges take longer than by themselves
 ONE_THREAD_FLOPS = 12_000_000  # of the largest operation: from there on a second core is worth its thread
-GAIN = 1.7  # what more devices have to promise: one too uses all cores, in its large products
+GAIN = 1.35  # what more devices have to promise: one too uses all cores, in its large products
 
 
 @dataclasses.dataclass(frozen=True)

@@ -113,6 +113,7 @@ def test_of_many_cores_not_every_number_is_looked_at():
 def test_one_thread_where_all_operations_are_small(ppo):
     few, many = ppo(4), ppo(8192)
     assert [default_devices.threads_of(few, n) for n in (1, 2, 8)] == [1, *map(threads_for, (2, 8))]
+    assert default_devices.threads_of(many, 2, in_order=True) == max(2, os.cpu_count())
     assert default_devices.threads_of(many, 1) == usable_cores()
     assert default_devices.threads_of(few, 1, num_seeds=10_000) == usable_cores()
 
@@ -145,6 +146,20 @@ def test_a_run_keeps_to_its_choice(tmp_path):
     said = train("--resume", run, "--trust")
     assert "on 1 device, 2 agents" in said
     assert said.endswith("threads 1, devices 1\n")
+
+
+@pytest.mark.parametrize(("in_order", "threads"), [(True, 1), (False, 2)])
+def test_a_program_that_is_not_in_order_is_made_again_with_more_threads(in_order, threads, tmp_path):
+    devices = os.cpu_count()
+    code = f"import fdg; fdg.Engine.is_in_order = lambda self: {in_order}{TRAIN_AND_TELL}"
+    words = f"--algo tests.tiny:Walk --devices {devices} --num-envs {devices} --total-steps {64 * devices}"
+    alone = {name: value for name, value in os.environ.items() if name != "PJRT_NPROC"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words.split(), "--eval-episodes", "0", "--out", str(tmp_path / "run")],
+        capture_output=True, text=True, timeout=600, env=alone,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith(f"threads {threads * devices}, devices {devices}\n"), done.stdout
 
 
 def test_a_plan_of_nothing_but_one_device_says_so():

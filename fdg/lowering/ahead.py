@@ -1,0 +1,232 @@
+"""Taking out of a loop what it could do before its first trip, for all trips in one go.
+
+A `Taker` says which operations of a body are worth it; they are taken along with what they need, if that is
+known before the loop: what goes on from trip to trip is not.
+
+    scan 128 trips { x; row: a = f row; b = dear a; x = step x a b }
+
+With `dear` taken, and `f row` made again in the loop (`again`) or handed to it:
+
+    bs = for all 128 rows: dear (f row)                as = ..., bs = for all 128 rows: ...
+    scan 128 trips { x; row, b: ... step x (f row) b } scan 128 trips { x; a, b: x = step x a b }
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.extend import core
+
+from fdg import jaxprs
+from fdg.batch.rules.random import draws_from_the_batch
+
+
+class Taker(NamedTuple):
+    """What to take out of loops.
+
+    Attributes:
+      name: of the call that does it.
+      takes: whether an equation, which is no call, is worth it.
+      most_bytes: of what is handed to a loop's trips, and with `again` of all that is made for it.
+      again: whether a loop makes again what else it needs, in place of having it handed.
+    """
+
+    name: str
+    takes: Callable[[Any], bool]
+    most_bytes: int
+    again: bool = False
+
+
+def take_ahead(jaxpr: core.ClosedJaxpr, taker: Taker) -> core.ClosedJaxpr:
+    """The program, in the global view, with what can be taken out of its scans taken out, at any depth."""
+    lowered = _Hoister(taker).rewrite(jaxprs.open_jaxpr(jaxpr))
+    return jaxpr if lowered is None else jaxprs.with_jaxpr(jaxpr, lowered)
+
+
+class _Parts(NamedTuple):
+    """A jaxpr in two: what is taken, and what is left to do with it.
+
+    Attributes:
+      early: equations that depend on no carried value.
+      late: all others, and those of the former that are done again.
+      handed: what the latter read of the former.
+    """
+
+    early: list[Any]
+    late: list[Any]
+    handed: list[core.Var]
+
+
+class _Hoister:
+    """Rewrites jaxprs; one that is called from several places is rewritten once."""
+
+    def __init__(self, taker: Taker) -> None:
+        self.taker = taker
+        self.known: dict[int, tuple[Any, Any]] = {}
+
+    def rewrite(self, jaxpr: Any) -> Any:
+        """The jaxpr with its scans rewritten; None if nothing changes."""
+        if id(jaxpr) not in self.known:
+            self.known[id(jaxpr)] = jaxpr, self._rewrite(jaxpr)
+        return self.known[id(jaxpr)][1]
+
+    def _rewrite(self, jaxpr: Any) -> Any:
+        equations: list[Any] = []
+        changed = False
+        for eqn in jaxpr.eqns:
+            now = jaxprs.with_new_bodies(eqn, [self.rewrite(body.jaxpr) for body in jaxprs.bodies(eqn)])
+            made = self._in_two(now) if eqn.primitive.name == "scan" and not eqn.effects else None
+            changed = changed or now is not eqn or made is not None
+            equations += [now] if made is None else made
+        return jaxpr.replace(eqns=equations) if changed else None
+
+    def _in_two(self, eqn: Any) -> list[Any] | None:
+        """A scan as a call before it and a scan over what that makes; None where there is nothing to take."""
+        (body,) = jaxprs.bodies(eqn)
+        closed = jaxprs.closed_bodies(eqn)[0]
+        if jaxprs.constants_of(closed) or draws_from_the_batch(body.jaxpr):
+            return None
+        carried = {i for i, _ in body.carry}
+        inputs = body.jaxpr.invars
+        parts = self._split(body.jaxpr, {v for i, v in enumerate(inputs) if i not in carried})
+        if parts is None or body.trips * _bytes(parts, self.taker.again) > self.taker.most_bytes:
+            return None
+        needed = _read(parts.early, parts.handed)
+        own = [i for i, v in enumerate(inputs) if v in needed]
+        if not any(i in body.sliced for i in own):
+            return None  # the same every trip, which XLA takes out itself
+        ahead = core.jaxpr_as_fun(jaxprs.build([inputs[i] for i in own], parts.handed, parts.early))
+        rows = [0 if i in body.sliced else None for i in own]
+        operands = [eqn.invars[i] for i in own]
+        made = jax.make_jaxpr(jax.vmap(ahead, in_axes=rows))(*_shapes(operands))
+        stacks = [core.Var(aval) for aval in made.out_avals]
+        late = jaxprs.build([*inputs, *parts.handed], body.jaxpr.outvars, parts.late)
+        return [
+            _call(self.taker.name, made, operands, stacks),
+            _scan(eqn, late, [*eqn.invars, *stacks], eqn.outvars),
+        ]
+
+    def _split(self, jaxpr: Any, free: set[Any]) -> _Parts | None:
+        """Takes out of a jaxpr what is worth it, with what that needs.
+
+        Args:
+          jaxpr: an open one.
+          free: its inputs that may be known ahead.
+        """
+        free = set(free)
+        equations: list[tuple[Any, bool, bool]] = []  # with whether it is free, and whether it is worth it
+        for eqn in jaxpr.eqns:
+            for each in self._calls_apart(eqn, free):
+                known = not each.effects and all(jaxprs.is_literal(v) or v in free for v in each.invars)
+                if known:
+                    free.update(each.outvars)
+                equations.append((each, known, known and self._is_worth_it(each)))
+        wanted: set[Any] = set()
+        early: list[Any] = []
+        late: list[Any] = []
+        read = _read(
+            (), jaxpr.outvars
+        )  # by what is left, of which those that are done again are needed for it
+        for each, known, worth in reversed(equations):
+            taken = worth or (known and any(v in wanted for v in each.outvars))
+            if taken:
+                wanted.update(v for v in each.invars if not jaxprs.is_literal(v))
+                early.append(each)
+            if not taken or (self.taker.again and not worth and any(v in read for v in each.outvars)):
+                read |= _read([each], ())
+                late.append(each)
+        if not early:
+            return None
+        early.reverse()
+        late.reverse()
+        left = {v for each in late for v in each.outvars}
+        made = [v for each in early for v in each.outvars if v in read and v not in left]
+        return _Parts(early, late, made)
+
+    def _calls_apart(self, eqn: Any, free: set[Any]) -> list[Any]:
+        """A call as two, of which the first does what is taken; any other equation by itself."""
+        if eqn.primitive.name not in ("jit", "pjit") or eqn.effects:
+            return [eqn]
+        (body,), (closed,) = jaxprs.bodies(eqn), jaxprs.closed_bodies(eqn)
+        pairs = list(zip(body.jaxpr.invars, eqn.invars, strict=True))
+        known = {inner for inner, outer in pairs if jaxprs.is_literal(outer) or outer in free}
+        if len(known) == len(pairs) or jaxprs.constants_of(closed):
+            return [eqn]
+        parts = self._split(body.jaxpr, known)
+        if parts is None:
+            return [eqn]
+        needed = _read(parts.early, parts.handed)
+        inputs = [(inner, outer) for inner, outer in pairs if inner in needed]
+        handed = [core.Var(v.aval) for v in parts.handed]
+        first = jaxprs.build([inner for inner, _ in inputs], parts.handed, parts.early)
+        second = jaxprs.build([*body.jaxpr.invars, *parts.handed], body.jaxpr.outvars, parts.late)
+        return [
+            _call(eqn.params["name"], first, [outer for _, outer in inputs], handed),
+            _call(eqn.params["name"], second, [*eqn.invars, *handed], eqn.outvars),
+        ]
+
+    def _is_worth_it(self, eqn: Any) -> bool:
+        inner = (each for body in jaxprs.bodies(eqn) for each in body.jaxpr.eqns)
+        return self.taker.takes(eqn) or any(map(self._is_worth_it, inner))
+
+
+def _bytes(parts: _Parts, all_of_it: bool) -> int:
+    made = [v for each in parts.early for v in each.outvars] if all_of_it else parts.handed
+    return sum(jaxprs.bytes_of(v.aval) for v in made)
+
+
+# Stands for a body while the equation around it is traced: JAX takes what a body hands on out of an equation,
+# whose results would then be fewer than those that are wanted.
+_body_p = core.Primitive("body")
+_body_p.multiple_results = True
+_body_p.def_abstract_eval(lambda *_, avals: list(avals))
+
+
+def _call(name: str, body: Any, invars: Sequence[Any], outvars: Sequence[Any]) -> Any:
+    """A call of a jaxpr."""
+    avals = tuple(v.aval for v in jaxprs.open_jaxpr(body).outvars)
+
+    def called(*operands: Any) -> list[Any]:
+        return _body_p.bind(*operands, avals=avals)
+
+    called.__name__ = called.__qualname__ = name
+    return _with_body(jax.make_jaxpr(jax.jit(called))(*_shapes(invars)), body, invars, outvars)
+
+
+def _scan(model: Any, late: Any, invars: Sequence[Any], outvars: Sequence[Any]) -> Any:
+    """A scan like another one, with another body and more to go over."""
+    (body,) = jaxprs.bodies(model)
+    count = len(body.carry)
+    first = len(model.invars) - len(body.sliced) - count
+    avals = tuple(v.aval for v in body.jaxpr.outvars)
+
+    def loop(*operands: Any) -> Any:
+        constants, start, rows = operands[:first], operands[first : first + count], operands[first + count :]
+
+        def one(carry: Sequence[Any], rows: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            results = _body_p.bind(*constants, *carry, *rows, avals=avals)
+            return list(results[:count]), list(results[count:])
+
+        how = {name: model.params[name] for name in ("reverse", "unroll")}
+        return jax.lax.scan(one, list(start), list(rows), length=body.trips, **how)
+
+    return _with_body(jax.make_jaxpr(loop)(*_shapes(invars)), late, invars, outvars)
+
+
+def _with_body(traced: Any, body: Any, invars: Sequence[Any], outvars: Sequence[Any]) -> Any:
+    """The one equation that was traced, with the body in it that was stood for."""
+    jaxpr = jaxprs.open_jaxpr(traced)
+    (eqn,) = jaxpr.eqns
+    assert list(eqn.invars) == list(jaxpr.invars) and len(eqn.outvars) == len(outvars), eqn
+    return jaxprs.with_bodies(eqn, [body]).replace(invars=list(invars), outvars=list(outvars))
+
+
+def _shapes(atoms: Iterable[Any]) -> list[jax.ShapeDtypeStruct]:
+    avals = [v.aval for v in atoms]
+    return [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
+
+
+def _read(equations: Iterable[Any], ends: Iterable[Any]) -> set[Any]:
+    """The variables that equations, or what comes out at the end, need."""
+    read = {v for each in equations for v in each.invars if not jaxprs.is_literal(v)}
+    return read | {v for v in ends if not jaxprs.is_literal(v)}

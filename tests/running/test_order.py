@@ -1,0 +1,137 @@
+"""Whether devices wait in one place at a time: HLO written by hand, and compiled programs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import algos
+import envs
+import fdg
+import policies
+from fdg.lowering import ordering, programs
+from fdg.running.order import has_ordered_collectives
+
+SUM = "replica_groups={}, to_apply=%add"
+PROGRAM = """HloModule jit_train, is_scheduled=true
+
+%add (a: f32[], b: f32[]) -> f32[] {{
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %add.1 = f32[] add(%a, %b)
+}}
+
+%body (state: (f32[], f32[], f32[])) -> (f32[], f32[], f32[]) {{
+  %state = (f32[], f32[], f32[]) parameter(0)
+  %first = f32[] get-tuple-element(%state), index=0
+  %second = f32[] get-tuple-element(%state), index=1
+  %third = f32[] get-tuple-element(%state), index=2
+  %met = f32[] all-reduce(%second), {sum}
+  %more = f32[] add(%met, %third)
+  ROOT %next = (f32[], f32[], /*index=2*/f32[]) tuple(%first, %more, %third)
+}}
+
+%test (state.1: (f32[], f32[], f32[])) -> pred[] {{
+  %state.1 = (f32[], f32[], f32[]) parameter(0)
+  %second.1 = f32[] get-tuple-element(%state.1), index=1
+  ROOT %less = pred[] compare(%second.1, %second.1), direction=LT
+}}
+
+ENTRY %main (x: f32[], y: f32[], z: f32[]) -> f32[] {{
+  %x = f32[] parameter(0)
+  %y = f32[] parameter(1)
+  %z = f32[] parameter(2)
+{before}
+  %begun = (f32[], f32[], f32[]) tuple(%x, {begins}, %z)
+  %loop = (f32[], f32[], f32[]) while(%begun), condition=%test, body=%body
+  %untouched = f32[] get-tuple-element(%loop), index=0
+  %changed = f32[] get-tuple-element(%loop), index=1
+  %read = f32[] get-tuple-element(%loop), index=2
+  %scaled = f32[] multiply(%changed, %y)
+  ROOT %last = f32[] all-reduce({ends}), {sum}
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "begins", "ends", "ordered"),
+    [
+        ("", "%y", "%changed", True),
+        ("", "%y", "%scaled", True),
+        ("", "%y", "%untouched", False),  # which is `x`, and there before the loop
+        ("", "%y", "%read", False),  # what a loop reads it has not written
+        ("", "%y", "%z", False),
+        (f"  %early = f32[] all-reduce(%x), {SUM}", "%early", "%changed", True),
+        (f"  %early = f32[] all-reduce(%x), {SUM}", "%y", "%changed", True),  # XLA itself sees to that
+        ("  %early = f32[] all-reduce-start(%x), replica_groups={}", "%y", "%changed", False),
+    ],
+)
+def test_what_comes_after_a_loop_needs_it(before, begins, ends, ordered):
+    text = PROGRAM.format(before=before, begins=begins, ends=ends, sum=SUM)
+    assert has_ordered_collectives(text) is ordered
+
+
+def test_programs_without_collectives_are_in_order():
+    text = jax.jit(lambda x: lax.fori_loop(0, 3, lambda _, y: y * 2, x)).lower(1.0).compile().as_text()
+    assert has_ordered_collectives(text)
+
+
+@fdg.fragment("learner", in_axes=(0, None), out_axes=None)
+def two_loops_and_a_sum(x, w):
+    """Nothing of which needs the others."""
+
+    def trip(w, _):
+        return w * 0.5 + jnp.mean(jnp.tanh(x * w)), jnp.var(x + w)
+
+    first, spread = lax.scan(trip, w[0], None, length=3)
+    second, _ = lax.scan(trip, w[1], None, length=4)
+    return jnp.stack([first, second, jnp.mean(x)]), spread.sum()
+
+
+class Beside:
+    def init(self, key):
+        return jax.random.normal(key, (8, 3)), jnp.arange(3.0)
+
+    def iterate(self, state):
+        x, w = state
+        w, spread = two_loops_and_a_sum(x, w)
+        return (x, w), {"spread": spread}
+
+
+def test_loops_are_put_in_order_and_the_numbers_stay(devices, monkeypatch):
+    def compiled():
+        return fdg.compile(Beside(), policies.GPUOnly(), devices[:2])
+
+    engine = compiled()
+    assert engine.is_in_order()
+    state, metrics = engine.run(engine.init(0), 3)
+    monkeypatch.setattr(programs, "in_order", lambda jaxpr, *_: jaxpr)
+    before = compiled()
+    assert not before.is_in_order()
+    expected = before.run(before.init(0), 3)
+    for a, b in zip(jax.tree.leaves((state, metrics)), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("sign", [jnp.float32(jnp.nan), jnp.arange(4), jnp.array([True]), jnp.float32(-0.0)])
+def test_a_sign_changes_nothing(sign):
+    for x in jnp.array([-0.0, jnp.inf, 3.5]), jnp.arange(3), jnp.array([True, False]):
+        made = jax.jit(ordering.once_there)(x, sign, jnp.ones((2, 3)))
+        assert made.dtype == x.dtype and made.tobytes() == x.tobytes()
+
+
+def test_several_programs_are_not_in_order(devices):
+    algorithm = algos.PPO(env=envs.make("CartPole-v1"), num_envs=4, num_steps=4, hidden=(4,))
+    assert not fdg.compile(algorithm, policies.SingleLearnerCoarse(), devices[:2]).is_in_order()
+
+
+def test_moments_of_minibatches_are_exchanged_once_an_iteration(devices):
+    """PPO's losses and gradient travel in each update, what its advantages are standardised by before."""
+    algorithm = algos.PPO(env=envs.make("CartPole-v1"), num_envs=4, num_steps=8, hidden=(4,))
+    engine = fdg.compile(algorithm, policies.GPUOnly(), devices[:2])
+    sums = [c for c in engine.programs[0].collectives() if "gradient" in c.fragments]
+    often, once = [c for c in sums if c.calls == 16], [c for c in sums if c.calls == 1]
+    assert len(often) == 1
+    assert sum(c.bytes for c in once) == 3 * 16 * 4  # a mean, and a deviation, which takes its own mean
+    assert engine.is_in_order() and not engine.unexplained()
