@@ -119,7 +119,7 @@ shapes = given(steps=st.integers(1, 12), batch=st.integers(1, 5), seed=st.intege
 
 
 @shapes
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_gae_agrees_with_the_double_loop(steps, batch, seed):
     trajectory = random_trajectory(steps, batch, seed)
     advantage, target = generalized_advantage_estimation(*map(jnp.asarray, trajectory), 0.97, 0.9)
@@ -129,7 +129,7 @@ def test_gae_agrees_with_the_double_loop(steps, batch, seed):
 
 
 @shapes
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_discounted_returns_agree_with_the_double_loop(steps, batch, seed):
     reward, value, next_value, terminated, truncated = random_trajectory(steps, batch, seed)
     arguments = (reward, value[0], terminated, truncated, next_value)
