@@ -1,6 +1,7 @@
 """What the documents say is so: README's code and plan, and the notebooks from top to bottom."""
 
 import ast
+import builtins
 import re
 from pathlib import Path
 
@@ -84,6 +85,9 @@ def shell(monkeypatch, tmp_path, host_devices):
     select_figure_formats(shell, {"png"})
     yield shell
     InteractiveShell.clear_instance()
+    vars(builtins).pop(
+        "__IPYTHON__", None
+    )  # by which Jumanji, imported later, would take this for a notebook
     plt.close("all")
     matplotlib.use(before)
 

@@ -29,12 +29,14 @@ class Taker(NamedTuple):
       takes: whether an equation, which is no call, is worth it.
       most_bytes: of what is handed to a loop's trips, and with `again` of all that is made for it.
       again: whether a loop makes again what else it needs, in place of having it handed.
+      stays: whether an equation is left where it is, with all that needs it.
     """
 
     name: str
     takes: Callable[[Any], bool]
     most_bytes: int
     again: bool = False
+    stays: Callable[[Any], bool] = lambda eqn: False
 
 
 def take_ahead(jaxpr: core.ClosedJaxpr, taker: Taker) -> core.ClosedJaxpr:
@@ -118,9 +120,10 @@ class _Hoister:
         for eqn in jaxpr.eqns:
             for each in self._calls_apart(eqn, free):
                 known = not each.effects and all(jaxprs.is_literal(v) or v in free for v in each.invars)
+                known = known and not _any(self.taker.stays, each)
                 if known:
                     free.update(each.outvars)
-                equations.append((each, known, known and self._is_worth_it(each)))
+                equations.append((each, known, known and _any(self.taker.takes, each)))
         wanted: set[Any] = set()
         early: list[Any] = []
         late: list[Any] = []
@@ -165,9 +168,11 @@ class _Hoister:
             _call(eqn.params["name"], second, [*eqn.invars, *handed], eqn.outvars),
         ]
 
-    def _is_worth_it(self, eqn: Any) -> bool:
-        inner = (each for body in jaxprs.bodies(eqn) for each in body.jaxpr.eqns)
-        return self.taker.takes(eqn) or any(map(self._is_worth_it, inner))
+
+def _any(test: Callable[[Any], bool], eqn: Any) -> bool:
+    """Whether something holds of an equation or of any inside it."""
+    inner = (each for body in jaxprs.bodies(eqn) for each in body.jaxpr.eqns)
+    return test(eqn) or any(_any(test, each) for each in inner)
 
 
 def _bytes(parts: _Parts, all_of_it: bool) -> int:

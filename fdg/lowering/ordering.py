@@ -61,12 +61,14 @@ def meet_ahead(
     Arguments are those of `in_order`.
     """
     flow = follow(jaxpr, axes, devices, output_axes)
-    sums = {id(step.eqn) for step in _steps(flow) if step.reduced and not step.bodies}
-    return (
-        take_ahead(jaxpr, Taker("sums", lambda eqn: id(eqn) in sums, MOST_BYTES, again=True))
-        if sums
-        else jaxpr
+    steps = list(_steps(flow))
+    sums = {id(step.eqn) for step in steps if step.reduced and step.eqn.primitive.name.startswith("reduce_")}
+    # Other exchanges, such as of samples that all devices shuffle, would be made twice.
+    others = {id(s.eqn) for s in steps if s.gathered or s.agreed or (s.reduced and id(s.eqn) not in sums)}
+    taker = Taker(
+        "sums", lambda eqn: id(eqn) in sums, MOST_BYTES, again=True, stays=lambda eqn: id(eqn) in others
     )
+    return take_ahead(jaxpr, taker) if sums else jaxpr
 
 
 def _steps(flow: Flow) -> Iterator[EquationFlow]:

@@ -216,7 +216,6 @@ LIKE = {
     "td3": "sac",
     "crossq": "sac",
     "qr_dqn": "dqn",
-    "ppo rnd": "ppo",
     "c51": "dqn",
     "vdn": "dqn",
     "qmix": "dqn",
