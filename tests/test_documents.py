@@ -85,9 +85,7 @@ def shell(monkeypatch, tmp_path, host_devices):
     select_figure_formats(shell, {"png"})
     yield shell
     InteractiveShell.clear_instance()
-    vars(builtins).pop(
-        "__IPYTHON__", None
-    )  # by which Jumanji, imported later, would take this for a notebook
+    vars(builtins).pop("__IPYTHON__", None)  # by which Jumanji would take this for a notebook
     plt.close("all")
     matplotlib.use(before)
 

@@ -103,19 +103,22 @@ class _Meeting:
       behind: all that needs one of its results.
     """
 
-    def __init__(self, step: EquationFlow):
+    def __init__(self, step: EquationFlow, read: set[Any]):
         self.goes_on = _goes_on(step)
-        self.signs = _signs(step)
+        self.signs = _signs(step, read)
         self.behind: set[Any] = set(step.eqn.outvars)
 
     def reaches(self, atoms: Iterable[Any]) -> bool:
         return any(not jaxprs.is_literal(v) and v in self.behind for v in atoms)
 
 
-def _signs(step: EquationFlow) -> list[tuple[Any, Axis]]:
-    """All results that could be one; of a loop one, which is not what it was before it, and no counter."""
+def _signs(step: EquationFlow, read: set[Any]) -> list[tuple[Any, Axis]]:
+    """All results that could be one; of a loop one, which is not what it was before it, and no counter.
+
+    None that nobody reads: XLA would make it for this alone.
+    """
     found = zip(step.eqn.outvars, step.results, strict=True)
-    possible = [(v, axis) for v, axis in found if not isinstance(v, core.DropVar) and _can_wait(v)]
+    possible = [(v, axis) for v, axis in found if v in read and _can_wait(v)]
     if step.eqn.primitive.name not in _LOOPS:
         return possible
     replaced = _replaced(step).values()
@@ -150,13 +153,15 @@ class _Orderer:
 
     def _rewrite(self, flow: Flow) -> Any:
         equations: list[Any] = []
+        read = {v for eqn in flow.jaxpr.eqns for v in eqn.invars if not jaxprs.is_literal(v)}
+        read.update(v for v in flow.jaxpr.outvars if not jaxprs.is_literal(v))
         before: list[_Meeting] = []  # the last that goes on, and what came after it
         for step in flow.equations:
             eqn = step.eqn
             if any(map(_meets_inside, step.bodies)):
                 inner = [self.rewrite(body) if _meets_inside(body) else None for body in step.bodies]
                 eqn = jaxprs.with_new_bodies(eqn, inner)
-            meeting = _Meeting(step) if _meets(step) else None
+            meeting = _Meeting(step, read) if _meets(step) else None
             if meeting is not None:
                 awaited = [each for each in before if each.goes_on or meeting.goes_on]
                 eqn = eqn.replace(invars=_awaiting(step, eqn.invars, awaited, equations))

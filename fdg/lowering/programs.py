@@ -161,7 +161,7 @@ def _constrained(
     output_axes: Sequence[int | None],
     specs: Sequence[Spec | None] | None,
 ) -> core.ClosedJaxpr:
-    jaxpr = draw_ahead(jaxpr)
+    jaxpr = jaxprs.without_dead_code(draw_ahead(jaxpr))  # or what is put in order would need it
     cut, is_cpu = have_a_core_each(mesh), mesh.devices.flat[0].platform == "cpu"
     if specs is None and mesh.size > 1:
         jaxpr = meet_ahead(jaxpr, input_axes, mesh.size, output_axes)
