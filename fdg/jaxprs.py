@@ -278,6 +278,27 @@ def largest_operation(jaxpr: core.Jaxpr) -> int:
     return largest
 
 
+def wide_product_flops(jaxpr: core.Jaxpr, width: int, least: int) -> int:
+    """Of `flops_of`, those of matrix products of at least `least` operations that are `width` wide.
+
+    That is, each row is multiplied by a matrix of so many rows and columns at least.
+    """
+    return sum(_wide_product_flops(eqn, width, least) for eqn in jaxpr.eqns)
+
+
+def _wide_product_flops(eqn: core.JaxprEqn, width: int, least: int) -> int:
+    inner = bodies(eqn)
+    if inner:
+        each = [body.trips * wide_product_flops(body.jaxpr, width, least) for body in inner]
+        return max(each) if eqn.primitive.name == "cond" else sum(each)
+    if eqn.primitive.name != "dot_general" or _operation_flops(eqn) < least:
+        return 0
+    (contracting, _), (batch, _) = eqn.params["dimension_numbers"]
+    lhs, result = (list(v.aval.shape) for v in (eqn.invars[0], eqn.outvars[0]))  # type: ignore[attr-defined]
+    sizes = [math.prod(lhs[axis] for axis in contracting), *result[len(batch) :]]
+    return _operation_flops(eqn) if min(sizes) >= width else 0
+
+
 _ELEMENTWISE = 100
 
 _MOVES = frozenset(

@@ -27,7 +27,8 @@ STEP_S = 150e-6  # a program or a transfer that the host starts by itself
 BYTES_PER_S = 2e9
 MARGIN = 2.0  # beside other processes, exchanges take longer than by themselves
 ONE_THREAD_FLOPS = 12_000_000  # of the largest operation: from there on a second core is worth its thread
-GAIN = 1.35  # what more devices have to promise: one too uses all cores, in its large products
+GAIN = 1.35  # what more devices have to promise
+WIDE = 128  # a matrix from which on products are quick on all cores at once, which one device has too
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +64,8 @@ def choose(graph: FDG, policy: Any, cores: int, num_seeds: int | None = None) ->
             continue
         if not plan.idle and not (plan.unpredicted and count > 1):
             seconds[count] = iteration_seconds(plan)
+            if count == 1:
+                seconds[count] *= 1 - _on_all_cores(graph) * (1 - 1 / cores)
     if not seconds:
         assert refused is not None
         raise refused
@@ -126,6 +129,13 @@ def iteration_seconds(plan: Plan) -> float:
     )
     overlapped = max if plan.delayed is not None else sum
     return overlapped(seconds.values()) + MARGIN * moves
+
+
+def _on_all_cores(graph: FDG) -> float:
+    """Which part of an iteration's work XLA spreads over all cores where there is one device."""
+    jaxpr = jaxprs.open_jaxpr(graph.jaxpr)
+    wide = jaxprs.wide_product_flops(jaxpr, WIDE, ONE_THREAD_FLOPS)
+    return wide / max(wide, jaxprs.flops_of(jaxpr), 1)
 
 
 def _own_work(graph: FDG) -> list[tuple[str, int, bool]]:

@@ -128,6 +128,28 @@ def test_the_largest_operation_by_hand():
     assert jaxprs.largest_operation(traced(jnp.zeros((6, 20)), jnp.zeros((20, 80))).jaxpr) == 19_200
 
 
+def test_wide_products_by_hand():
+    def program(x, w, narrow):
+        y = jax.lax.fori_loop(0, 3, lambda _, x: x @ w, x)
+        return jax.lax.cond(y[0, 0] > 0, lambda y: y @ w, lambda y: jnp.tanh(y), y) @ narrow
+
+    jaxpr = jax.make_jaxpr(jax.jit(program))(jnp.zeros((20, 8)), jnp.zeros((8, 8)), jnp.zeros((8, 4))).jaxpr
+    each = 2 * 20 * 8 * 8
+    assert jaxprs.wide_product_flops(jaxpr, 8, 0) == 4 * each
+    assert jaxprs.wide_product_flops(jaxpr, 4, 0) == 4 * each + each // 2
+    assert jaxprs.wide_product_flops(jaxpr, 9, 0) == jaxprs.wide_product_flops(jaxpr, 8, each + 1) == 0
+
+
+def test_where_one_device_uses_all_cores_it_stays_one():
+    def chosen(width):
+        algorithm = algos.PPO(
+            env=envs.make("probe:discount"), num_envs=2048, hidden=(width, width), total_steps=10**8
+        )
+        return choose(fdg.trace(algorithm), policies.GPUOnly(), 2).devices
+
+    assert (chosen(64), chosen(256)) == (2, 1)
+
+
 def test_a_run_keeps_to_its_choice(tmp_path):
     def train(*words):
         words = [sys.executable, "-c", TRAIN_AND_TELL, *words]
