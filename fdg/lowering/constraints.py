@@ -55,7 +55,6 @@ def constrain(
         batch's axis of a value is said, and that parameters are gathered over it where they meet; all else
         is XLA's.
     """
-    jaxpr = jaxprs.without_dead_code(jaxpr)
     flow = follow(jaxpr, axes, mesh.shape[BATCH], output_axes)
     inputs = (*(specs or ()), *[None] * (len(flow.inputs) - len(specs or ())))
     lowered = _Rewriter(mesh, specs is not None).rewrite(flow, inputs)

@@ -33,7 +33,7 @@ from fdg.lowering.ahead import Taker, take_ahead
 from fdg.rowwise import rowwise
 
 _LOOPS = ("scan", "while", "cond")
-MOST_BYTES = 8 << 20  # of what is made for all trips of a loop: more than a cache holds takes longer
+MOST_BYTES = 8 << 20  # of what is made for all trips of a loop, which a cache is to hold
 _ZERO_BITS = 7  # a number of bits, of at most 64, has none from here on
 
 

@@ -212,7 +212,9 @@ class _Tiler:
         if any(map(_adds_up_a_gradient, flow.equations)):
             # Calls in its way are opened, where they are no fragments.
             axes = [axis for axis, _ in flow.inputs]
-            opened = follow(_live(_without_calls(flow.jaxpr)), axes, self.devices, flow.outputs)
+            opened = follow(
+                jaxprs.without_dead_code(_without_calls(flow.jaxpr)), axes, self.devices, flow.outputs
+            )
             region = _find(opened, self.devices, self.cut)
             flow = flow if region is None else opened
         equations = [
@@ -383,17 +385,6 @@ def _without_calls(jaxpr: Any) -> Any:
     walk(jaxpr, names)
     outvars = [v if jaxprs.is_literal(v) else names.get(v, v) for v in jaxpr.outvars]
     return jaxpr.replace(eqns=equations, outvars=outvars)
-
-
-def _live(jaxpr: Any) -> Any:
-    """An open jaxpr without what nobody reads: a sum that is made for nobody would travel with the others."""
-    read = set(_variables(jaxpr.outvars))
-    kept: list[Any] = []
-    for eqn in reversed(jaxpr.eqns):
-        if eqn.effects or not read.isdisjoint(eqn.outvars):
-            kept.append(eqn)
-            read.update(_variables(eqn.invars))
-    return jaxpr.replace(eqns=kept[::-1])
 
 
 def _called(eqn: Any) -> Any:

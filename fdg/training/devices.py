@@ -1,5 +1,7 @@
 """The devices of a job: those that there are, and whether all that were asked for get something to do."""
 
+import gc
+import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,7 +11,7 @@ import fdg
 from fdg.errors import FdgError
 from fdg.placing.policy import with_host
 from fdg.processes import distributed
-from fdg.running.host_devices import begin_anew, has_few_threads, make_host_devices
+from fdg.running.host_devices import begin_anew, has_few_threads, make_host_devices, threads_for
 from fdg.training.default_devices import Choice, choose, threads_of
 from fdg.training.job import Job
 
@@ -25,6 +27,9 @@ def with_enough_threads(job: Job, engine: fdg.Engine, begins: bool = True) -> fd
       job: what is trained.
       engine: on the devices of `devices_of`.
       begins: whether its `init` is needed, which is a program of its own and takes as long to compile.
+
+    Raises:
+      FdgError: it needs more threads, and something lies on the backend already.
     """
     if not has_few_threads(len(engine.devices)):
         return engine
@@ -34,7 +39,13 @@ def with_enough_threads(job: Job, engine: fdg.Engine, begins: bool = True) -> fd
             engine.compile_init(job.seed)
     if in_order.result():
         return engine
+    gc.collect()  # of weights that were read, say: a backend that holds arrays cannot start again
     devices, _ = devices_of(job, engine.plan.graph, in_order=False)
+    if has_few_threads(len(devices)):  # the backend could not start again
+        raise FdgError(
+            f"--devices {len(devices)}: this program's devices may wait for each other for ever on"
+            f" {os.environ.get('PJRT_NPROC')} threads: set PJRT_NPROC={threads_for(len(devices))}"
+        )
     return fdg.compile(job.algorithm, job.policy, devices, job.agents, engine.plan.graph)
 
 

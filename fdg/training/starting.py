@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import fdg
 from fdg.errors import FdgError
@@ -22,11 +23,12 @@ class Weights:
     """What a new run begins with.
 
     Attributes:
-      arrays: by the position of the leaf of the algorithm's state that each is of.
+      arrays: by the position of the leaf of the algorithm's state that each is of; on the host, for a backend
+        that holds any cannot start again (`devices.with_enough_threads`).
       said: where they come from, as a line to print.
     """
 
-    arrays: dict[int, jax.Array]
+    arrays: dict[int, np.ndarray]
     said: str
 
 
@@ -61,7 +63,7 @@ def read_weights(job: Job, graph: fdg.FDG) -> Weights | None:
     if not arrays:
         raise FdgError(f"--from {job.start_from}: nothing that it learned is in the state of {graph.name}")
     said = f"begins with {len(arrays)} arrays of weights from {job.start_from}"
-    return Weights(arrays, f"{said}, iteration {earlier.iteration:,}")
+    return Weights(jax.device_get(arrays), f"{said}, iteration {earlier.iteration:,}")
 
 
 def begin_with(weights: Weights, engine: fdg.Engine, state: Any) -> Any:

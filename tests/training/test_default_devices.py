@@ -16,9 +16,10 @@ import fdg
 import policies
 from fdg import jaxprs
 from fdg.cores import usable_cores
-from fdg.errors import PlanError
+from fdg.errors import FdgError, PlanError
 from fdg.running.host_devices import threads_for
 from fdg.training import default_devices
+from fdg.training import devices as fitting
 from fdg.training.default_devices import choose, iteration_seconds
 from tests.tiny import Walk
 
@@ -181,6 +182,15 @@ def test_a_program_that_is_not_in_order_is_made_again_with_more_threads(tmp_path
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith(f"threads {2 * devices}, devices {devices}\n"), done.stdout
+
+
+def test_where_no_more_threads_can_be_had_nothing_is_begun(monkeypatch):
+    monkeypatch.setattr(fitting, "has_few_threads", lambda count: True)
+    monkeypatch.setattr(fitting, "devices_of", lambda *_, **__: (jax.devices()[:2], None))
+    engine = fdg.compile(Walk(), policies.GPUOnly(), jax.devices()[:2])
+    monkeypatch.setattr(engine, "is_in_order", lambda: False)
+    with pytest.raises(FdgError, match=f"--devices 2: .* set PJRT_NPROC={threads_for(2)}"):
+        fitting.with_enough_threads(None, engine, begins=False)
 
 
 def test_a_plan_of_nothing_but_one_device_says_so():
