@@ -15,7 +15,6 @@ import functools
 from collections.abc import Callable, Mapping
 
 import numpy as np
-from scipy.special import ndtri
 
 from fdg.costs import traffic
 from fdg.costs.hardware import Cluster
@@ -109,6 +108,8 @@ def _stragglers(cluster: Cluster, seed: int | None) -> Callable[[int], float]:
     spread = cluster.straggling
     if not spread:
         return lambda devices: 1.0
+    from scipy.special import ndtri  # here, for it takes a tenth of a second
+
     if seed is None:  # the mean of the largest, by Blom's approximation (1958) of normal order statistics
         return lambda devices: 1 + spread * float(ndtri((devices - 0.375) / (devices + 0.25)))
     random = np.random.default_rng(seed)

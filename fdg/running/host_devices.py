@@ -116,7 +116,13 @@ def threads_for(count: int, in_order: bool = False) -> int:
 
 def has_few_threads(count: int) -> bool:
     """Whether a command has begun with as many threads as are enough for programs that are in order only."""
-    return count > 1 and _reserved.get(_THREADS) == os.environ.get(_THREADS) != str(threads_for(count))
+    there = os.environ.get(_THREADS)
+    return (
+        count > 1
+        and there is not None
+        and there == _reserved.get(_THREADS)
+        and int(there) < threads_for(count)
+    )
 
 
 def _configured() -> int:

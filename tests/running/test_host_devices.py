@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from fdg.running import host_devices
 from fdg.running.host_devices import reserve_threads
 from policies.groups import accelerators_and_hosts
 
@@ -23,6 +24,14 @@ def test_one_device_needs_none(monkeypatch):
     monkeypatch.delenv("PJRT_NPROC", raising=False)
     reserve_threads(1)
     assert "PJRT_NPROC" not in os.environ
+
+
+@pytest.mark.parametrize(("there", "few"), [("8", False), ("7", True), ("16", False), (None, False)])
+def test_more_threads_than_four_devices_need_are_not_few(there, few, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(host_devices, "_reserved", {"PJRT_NPROC": there} if there else {})
+    monkeypatch.setenv("PJRT_NPROC", there) if there else monkeypatch.delenv("PJRT_NPROC", raising=False)
+    assert host_devices.has_few_threads(4) is few
 
 
 @pytest.mark.parametrize("platform", ["gpu", "tpu", "METAL", "axelera"])
