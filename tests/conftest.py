@@ -1,6 +1,8 @@
 """Eight host devices, strict shapes, a cache of programs: set here, before JAX starts its backends."""
 
 import collections
+import contextlib
+import functools
 import gc
 import os
 import signal
@@ -9,6 +11,7 @@ import tempfile
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
+from unittest import mock
 
 # Most programs here run for milliseconds and compile for seconds. A sixth of that is enough without LLVM's
 # optimisation, with the older code generator, which jaxlib 0.11 has no more (and refuses the flag), in one
@@ -34,6 +37,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 import jax
 import pytest
+from jax._src.interpreters import mlir
 
 import fdg
 from envs import registry
@@ -90,6 +94,18 @@ def _forget_programs():
     """Compiled programs of one module would otherwise stay in memory until the last."""
     yield
     jax.clear_caches()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_context():
+    """One of MLIR takes four milliseconds to make, and JAX lowers each of thousands of programs in a new one."""
+    make = getattr(mlir, "make_ir_context", None)  # of JAX's inner parts: it may be gone in a later version
+    with (
+        mock.patch.object(mlir, "make_ir_context", functools.cache(make))
+        if make
+        else contextlib.nullcontext()
+    ):
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -72,17 +72,22 @@ def imitator(**changes):
 
 
 def test_policies_give_the_plain_numbers_and_sampling_exchanges_nothing(devices):
+    assert not exchanges_of_sampling(policies.SingleLearnerCoarse(actors=2, learners=2), devices[:4])
+
+
+def test_sampling_with_split_heads_exchanges_activations_and_no_parameters(devices):
+    exchanged = exchanges_of_sampling(policies.GPUOnly(model_parallel=2), devices[:4])
+    # Of a prompt of 5 tokens; the smallest parameter that is split has 16 x 16.
+    assert exchanged and all(each.bytes <= 4 * 5 * 16 for each in exchanged)
+
+
+def exchanges_of_sampling(policy, devices):
+    """What the fragment that samples exchanges under a policy, whose numbers are the plain ones."""
     algorithm = imitator()
-    start = jax.jit(algorithm.init)(jax.random.key(0))
-    expected, metrics = plain(algorithm, start, 2)
-    split = policies.GPUOnly(model_parallel=2)  # heads and hidden units, while sampling too
-    for policy in (split, policies.SingleLearnerCoarse(actors=4, learners=2)):
-        engine = fdg.compile(algorithm, policy, devices=devices)
-        state, found = engine.run(engine.init(0), 2)
-        assert_same(expected, state, 1e-4)
-        np.testing.assert_array_equal(found["tokens"], metrics["tokens"])
-        (acting,) = [each for each in engine.programs if "act" in each.fragments]
-        exchanged = [each for each in acting.collectives() if "act" in each.fragments]
-        assert bool(exchanged) == (policy is split)
-        # Activations of a prompt of 5 tokens, and no parameters: the smallest that is split has 16 x 16.
-        assert all(each.bytes <= 4 * 5 * 16 for each in exchanged)
+    expected, metrics = plain(algorithm, jax.jit(algorithm.init)(jax.random.key(0)), 2)
+    engine = fdg.compile(algorithm, policy, devices=devices)
+    state, found = engine.run(engine.init(0), 2)
+    assert_same(expected, state, 1e-4)
+    np.testing.assert_array_equal(found["tokens"], metrics["tokens"])
+    (acting,) = [each for each in engine.programs if "act" in each.fragments]
+    return [each for each in acting.collectives() if "act" in each.fragments]
