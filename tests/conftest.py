@@ -1,7 +1,6 @@
 """Eight host devices, strict shapes, a cache of programs: set here, before JAX starts its backends."""
 
 import collections
-import contextlib
 import functools
 import gc
 import os
@@ -98,13 +97,18 @@ def _forget_programs():
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_context():
-    """One of MLIR takes four milliseconds to make, and JAX lowers each of thousands of programs in a new one."""
+    """One of MLIR takes four milliseconds to make, and JAX makes one for each of thousands of programs."""
     make = getattr(mlir, "make_ir_context", None)  # of JAX's inner parts: it may be gone in a later version
-    with (
-        mock.patch.object(mlir, "make_ir_context", functools.cache(make))
-        if make
-        else contextlib.nullcontext()
-    ):
+    if make is None:
+        yield
+        return
+    shared = functools.cache(make)
+
+    def context():
+        # A program that is made while another is lowered would become a part of that one.
+        return shared() if mlir.ir.Context.current is None else make()
+
+    with mock.patch.object(mlir, "make_ir_context", context):
         yield
 
 

@@ -4,7 +4,7 @@ And goes on from a checkpoint, bit for bit: all of it, replay, priorities, memor
 
 One entry of `SMALL` an algorithm; a test says which are missing. An algorithm whose fragments are those of
 another, with other losses, meets one policy here, which cuts its batch, or none where a more involved one of
-its kind does; the others three, and all meet all with `--whole`: `make test ARGS="tests/conformance --whole"`.
+its kind does; the others three. All meet all with `--whole`: `make test ARGS="tests/conformance --whole"`.
 """
 
 import functools
