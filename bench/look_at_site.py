@@ -71,16 +71,21 @@ def browser(width: int, dark: bool) -> Iterator[webdriver.Chrome]:
         driver.quit()
 
 
+def _look(driver: webdriver.Chrome, page: str) -> tuple[str, set[str], list[str]]:
+    """Title, names of places and targets of links of a page."""
+    driver.get(page)
+    script = "return [document.title, [...document.querySelectorAll('[id]')].map(e => e.id),"
+    script += " [...document.querySelectorAll('a[href]')].map(e => e.getAttribute('href'))]"
+    title, names, targets = driver.execute_script(script)
+    return title, set(names), targets
+
+
 def pages(driver: webdriver.Chrome, start: str) -> tuple[list[str], list[str]]:
     """Addresses of all pages that links lead to from the start, and what is wrong with the links."""
     todo, seen, links, wrong = [start], {}, [], []
     while todo:
         page = todo.pop()
-        driver.get(page)
-        script = "return [document.title, [...document.querySelectorAll('[id]')].map(e => e.id),"
-        script += " [...document.querySelectorAll('a[href]')].map(e => e.getAttribute('href'))]"
-        title, names, targets = driver.execute_script(script)
-        seen[page] = set(names)
+        title, seen[page], targets = _look(driver, page)
         if "404" in title or "Error" in title:
             wrong.append(f"{page}: {title}")
         wrong += [f"{page}: {message['message']}" for message in driver.get_log("browser")]
@@ -90,6 +95,8 @@ def pages(driver: webdriver.Chrome, start: str) -> tuple[list[str], list[str]]:
                 links.append((page, address, name))
                 if address not in seen and address not in todo:
                     todo.append(address)
+    for address in {address for _, address, name in links if name and name not in seen[address]}:
+        seen[address] |= _look(driver, address)[1]  # on a busy machine a page was looked at half loaded
     missing = [(page, address, name) for page, address, name in links if name and name not in seen[address]]
     wrong += [f"{page}: {address} has no #{name}" for page, address, name in missing if name != "__skip"]
     return sorted(seen), wrong

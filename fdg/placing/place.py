@@ -42,7 +42,7 @@ from fdg.placing.scheduling.lending import reshard, resharding_notes
 from fdg.placing.scheduling.partition import partition
 from fdg.placing.scheduling.schedule import Schedule
 from fdg.placing.sharded import by_position, lay_out, sharded_leaves, unused_rules, with_rules
-from fdg.placing.staleness import Delay, delay
+from fdg.placing.staleness import Delay, DelayedState, delay
 from fdg.tracing.graph import FDG
 from fdg.tracing.trace import trace
 
@@ -87,6 +87,11 @@ def place(
     ):
         raise PlanError(f"num_seeds={num_seeds!r}: give a whole number of agents, at least one, or None")
     graph = algorithm if isinstance(algorithm, FDG) else trace(algorithm)
+    if isinstance(graph.state, DelayedState):
+        raise PlanError(
+            f"this graph of {graph.name} is a plan's, with the delays of a staleness written into it: give the"
+            f" algorithm, or what fdg.trace makes of it"
+        )
     placement = policy.place(platforms)
     check_placement(graph, policy, placement, count)
     warn_of_near_roles(graph, placement)

@@ -16,7 +16,7 @@ from fdg.training.default_devices import Choice, choose, threads_of
 from fdg.training.job import Job
 
 
-def with_enough_threads(job: Job, engine: fdg.Engine, begins: bool = True) -> fdg.Engine:
+def with_enough_threads(job: Job, engine: fdg.Engine, graph: fdg.FDG, begins: bool = True) -> fdg.Engine:
     """The engine of a job; made again on a backend of more threads where it needs them.
 
     Where host devices share a batch, a command begins with as many threads as are enough for programs whose
@@ -26,6 +26,7 @@ def with_enough_threads(job: Job, engine: fdg.Engine, begins: bool = True) -> fd
     Args:
       job: what is trained.
       engine: on the devices of `devices_of`.
+      graph: the algorithm's, of which the engine's plan has one that is made for its policy.
       begins: whether its `init` is needed, which is a program of its own and takes as long to compile.
 
     Raises:
@@ -40,13 +41,13 @@ def with_enough_threads(job: Job, engine: fdg.Engine, begins: bool = True) -> fd
     if in_order.result():
         return engine
     gc.collect()  # of weights that were read, say: a backend that holds arrays cannot start again
-    devices, _ = devices_of(job, engine.plan.graph, in_order=False)
+    devices, _ = devices_of(job, graph, in_order=False)
     if has_few_threads(len(devices)):  # the backend could not start again
         raise FdgError(
             f"--devices {len(devices)}: this program's devices may wait for each other for ever on"
             f" {os.environ.get('PJRT_NPROC')} threads: set PJRT_NPROC={threads_for(len(devices))}"
         )
-    return fdg.compile(job.algorithm, job.policy, devices, job.agents, engine.plan.graph)
+    return fdg.compile(job.algorithm, job.policy, devices, job.agents, graph)
 
 
 def devices_of(job: Job, graph: fdg.FDG, in_order: bool = True) -> tuple[list[jax.Device], Choice | None]:

@@ -121,7 +121,9 @@ def carry_out(
     run = open_run(job)
     checkpoints = Checkpoints(run.checkpoints)
     try:
-        sitting = _Sitting(job, engine, weights, run, checkpoints, callbacks, _nothing if quiet else say)
+        sitting = _Sitting(
+            job, graph, engine, weights, run, checkpoints, callbacks, _nothing if quiet else say
+        )
         with host_errors():
             return sitting.train(settled.table, choice, brief, io.StringIO() if quiet else None)
     except Exception as error:
@@ -152,6 +154,7 @@ class _Sitting:
     """One process's work on a run, from its start or its last checkpoint to its end or an interruption."""
 
     job: Job
+    graph: fdg.FDG
     engine: fdg.Engine
     weights: Weights | None
     run: RunDirectory
@@ -297,7 +300,7 @@ class _Sitting:
         """The state to begin with, all compiled that training needs, and the seconds that this took."""
         begun = time.perf_counter()
         job = self.job
-        engine = self.engine = with_enough_threads(job, self.engine, begins=latest is None)
+        engine = self.engine = with_enough_threads(job, self.engine, self.graph, begins=latest is None)
         if latest is not None:
             state = self.checkpoints.restore(latest, engine.state_shape)
             if latest < job.num_iterations:

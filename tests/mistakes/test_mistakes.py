@@ -15,6 +15,7 @@ from algos.networks import Network
 from fdg.errors import FdgError, FdgWarning
 from tests.mistakes import algorithms as broken
 from tests.mistakes import environments as faulty
+from tests.tiny import Pupil
 
 ENV = envs.vectorize(faulty.Corridor())
 
@@ -261,6 +262,11 @@ MISTAKES = {
         lambda: place(policy=policies.SingleLearnerFine()),
         "has no fragment",
         "mark one with fdg.fragment",
+    ),
+    "a plan's graph, delayed": (
+        lambda: place(fdg.place(Pupil(), policies.SingleLearnerCoarse(staleness=1), 2).graph),
+        "with the delays of a staleness written into it",
+        "fdg.trace",
     ),
     "no iterations": (several_at_once, "iterations=0", "at least 1"),
     "more host devices, too late": (

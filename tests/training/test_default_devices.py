@@ -171,17 +171,18 @@ def test_a_run_keeps_to_its_choice(tmp_path):
     assert said.endswith("threads 1, devices 1\n")
 
 
-def test_a_program_that_is_not_in_order_is_made_again_with_more_threads(tmp_path):
-    devices = os.cpu_count()
-    code = f"import fdg; fdg.Engine.is_in_order = lambda self: False{TRAIN_AND_TELL}"
-    words = f"--algo tests.tiny:Walk --devices {devices} --num-envs {devices} --total-steps {64 * devices}"
+@pytest.mark.parametrize("flags", ["", "--staleness 1"])
+def test_programs_of_several_groups_are_made_again_with_more_threads(flags, tmp_path):
+    """For no order holds between groups. Of the graph too, into which staleness has written its delays."""
+    words = f"--algo tests.tiny:Pupil --num-envs 12 --policy single_learner_coarse --devices 3 {flags}"
     alone = {name: value for name, value in os.environ.items() if name != "PJRT_NPROC"}
     done = subprocess.run(
-        [sys.executable, "-c", code, *words.split(), "--eval-episodes", "0", "--out", str(tmp_path / "run")],
+        [sys.executable, "-c", TRAIN_AND_TELL, *words.split(), *"--total-steps 96 --eval-episodes 0".split(),
+         "--out", str(tmp_path / "run")],
         capture_output=True, text=True, timeout=600, env=alone,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith(f"threads {2 * devices}, devices {devices}\n"), done.stdout
+    assert done.stdout.endswith(f"threads {threads_for(3)}, devices 3\n"), done.stdout
 
 
 def test_where_no_more_threads_can_be_had_nothing_is_begun(monkeypatch):
@@ -190,7 +191,7 @@ def test_where_no_more_threads_can_be_had_nothing_is_begun(monkeypatch):
     engine = fdg.compile(Walk(), policies.GPUOnly(), jax.devices()[:2])
     monkeypatch.setattr(engine, "is_in_order", lambda: False)
     with pytest.raises(FdgError, match=f"--devices 2: .* set PJRT_NPROC={threads_for(2)}"):
-        fitting.with_enough_threads(None, engine, begins=False)
+        fitting.with_enough_threads(None, engine, fdg.trace(Walk()), begins=False)
 
 
 def test_a_plan_of_nothing_but_one_device_says_so():
