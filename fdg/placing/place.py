@@ -89,8 +89,8 @@ def place(
     graph = algorithm if isinstance(algorithm, FDG) else trace(algorithm)
     if isinstance(graph.state, DelayedState):
         raise PlanError(
-            f"this graph of {graph.name} is a plan's, with the delays of a staleness written into it: give the"
-            f" algorithm, or what fdg.trace makes of it"
+            f"this graph of {graph.name} is a plan's, with the delays of a staleness written into it: give"
+            f" the algorithm, or what fdg.trace makes of it"
         )
     placement = policy.place(platforms)
     check_placement(graph, policy, placement, count)
