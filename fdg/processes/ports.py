@@ -52,18 +52,24 @@ def keep_open(upstream: Sequence[Any]) -> int:
                 local.close()  # whoever it is will try again
                 continue
             remote.settimeout(None)
-            threading.Thread(target=pump, args=(local, remote, True), daemon=True).start()
-            threading.Thread(target=pump, args=(remote, local, False), daemon=True).start()
+            threading.Thread(target=forward, args=(local, remote), daemon=True).start()
+            threading.Thread(target=pump, args=(remote, local), daemon=True).start()
 
-    def pump(source: socket.socket, target: socket.socket, closes: bool) -> None:
-        source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    def forward(local: socket.socket, remote: socket.socket) -> None:
+        pump(local, remote)
+        # Nobody answers now what is still sent: it is swallowed until the sender itself closes.
         with contextlib.suppress(OSError):
+            while local.recv(65536):
+                pass
+        for one in (local, remote):
+            with contextlib.suppress(OSError):
+                one.close()
+
+    def pump(source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             while data := source.recv(65536):
                 target.sendall(data)
-        if closes:
-            for one in (source, target):
-                with contextlib.suppress(OSError):
-                    one.close()
 
     server = socket.create_server(("127.0.0.1", 0))
     threading.Thread(target=serve, daemon=True).start()

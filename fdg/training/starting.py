@@ -10,6 +10,7 @@ import numpy as np
 
 import fdg
 from fdg.errors import FdgError
+from fdg.processes.arrays import put
 from fdg.training.job import Job
 from fdg.training.loading import load
 from fdg.training.run import Run
@@ -68,15 +69,15 @@ def read_weights(job: Job, graph: fdg.FDG) -> Weights | None:
 
 def begin_with(weights: Weights, engine: fdg.Engine, state: Any) -> Any:
     """The engine's fresh state, with weights in place of those that it was made with."""
-    leaves, structure = jax.tree.flatten(engine.algorithm_state(state))
-    for i, array in weights.arrays.items():
-        leaves[i] = jax.device_put(array, leaves[i].sharding)
-    own = jax.tree.unflatten(structure, leaves)
+    leaves, structure = jax.tree.flatten(state)
+    own = range(len(jax.tree.leaves(engine.algorithm_state(state))))
     delayed = engine.plan.delayed
-    if delayed is None:
-        return own
     # Actors begin with these weights too, not with those that the fresh state has.
-    return jax.jit(delayed.start if engine.plan.num_seeds is None else jax.vmap(delayed.start))(own)
+    older = () if delayed is None else delayed.leaves * delayed.staleness
+    for position, i in enumerate((*own, *older)):
+        if i in weights.arrays:
+            leaves[position] = put(weights.arrays[i], jax.tree.leaves(engine.state_shape)[position])
+    return jax.tree.unflatten(structure, leaves)
 
 
 def _by_name(state: Any) -> dict[str, Any]:

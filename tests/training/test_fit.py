@@ -17,6 +17,7 @@ from fdg.commands.cli import train_main
 from fdg.errors import FdgError
 from fdg.training import fit as fit_module
 from fdg.training import live_plot
+from fdg.training.starting import Weights, begin_with
 from tests.tiny import Pupil, Walk
 from tests.training.trained import fitted, small
 
@@ -169,6 +170,25 @@ def test_a_run_begins_with_the_weights_of_another(tmp_path):
     same = small(normalize_observation=True)
     many = fitted(tmp_path / "many", same, start_from=first.path, num_seeds=2, iterations=1)
     assert many.num_seeds == 2
+
+
+@pytest.mark.parametrize("num_seeds", [None, 2])
+def test_actors_that_lag_begin_with_the_weights_of_another_too(num_seeds, tmp_path, devices):
+    policy = policies.SingleLearnerCoarse(staleness=2)
+    engine = fdg.compile(Pupil(12), policy, devices[:2], num_seeds)
+    shape = engine.state_shape.state["weight"].shape
+    position = sorted(Pupil(12).init(jax.random.key(0))).index("weight")
+    learned = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    state = begin_with(Weights({position: learned}, ""), engine, engine.init(0))
+    for weight in (state["weight"], *(old for (old,) in state.history)):
+        np.testing.assert_array_equal(weight, learned)
+    state, _ = engine.run(state)
+    for (old,) in state.history:
+        np.testing.assert_array_equal(old, learned)
+    assert (np.asarray(state["weight"]) != learned).all()
+    first = fitted(tmp_path / "first", Pupil(12), iterations=3)
+    settings = {"policy": policy, "devices": 2, "num_seeds": num_seeds, "iterations": 2}
+    assert fitted(tmp_path / "second", Pupil(12), start_from=first.path, **settings).finished
 
 
 def test_from_the_command_line(tmp_path, capsys):

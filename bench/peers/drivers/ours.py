@@ -25,7 +25,7 @@ def prepare(config: dict[str, Any]):
         graph = fdg.trace(job.algorithm)
         devices, _ = devices_of(job, graph)
         engine = fdg.compile(job.algorithm, job.policy, devices, job.agents, graph)
-        engine = with_enough_threads(job, engine)
+        engine = with_enough_threads(job, engine, graph)
         engine.compile()
         jax.block_until_ready(engine.init(0))
     steps = job.num_iterations * job.steps_per_iteration * (job.agents or 1)
