@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -38,11 +39,25 @@ def to_onnx(function: Callable[..., Any], arguments: Sequence[jax.ShapeDtypeStru
                 f"ONNX needs jax2onnx, which is not installed ({error}): pip install 'fdg[onnx]'"
             ) from error
         try:
-            with _what_the_converter_misses():
+            with _what_the_converter_misses(), _without_its_log():
                 model = converter.to_onnx(_without_calls(function), list(arguments), model_name=name)
+                content = model.SerializeToString()
         except Exception as error:  # whatever of a network the converter does not know
             raise FdgError(f"{name} cannot be written as ONNX: {one_line(error)}") from error
-    return model.SerializeToString()
+    return content
+
+
+@contextlib.contextmanager
+def _without_its_log() -> Iterator[None]:
+    """Keeps off the terminal that some inner values have no type in the file, for every value a line."""
+    logger, root = logging.getLogger("onnx_ir"), logging.getLogger()
+    level, handlers = logger.level, list(root.handlers)
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        root.handlers[:] = handlers  # one that prints all there is may have come
 
 
 _LIBRARIES = ("jax", "flax", "optax", "equinox")

@@ -55,10 +55,11 @@ def test_a_thousand_actions(run, tmp_path):
         policy(np.zeros(17))
 
 
-def test_a_thousand_actions_of_onnx(run, tmp_path):
+def test_a_thousand_actions_of_onnx(run, tmp_path, caplog):
     pytest.importorskip("jax2onnx")
     runtime = pytest.importorskip("onnxruntime")
     session = runtime.InferenceSession(str(run.export(tmp_path / "policy.onnx")))
+    assert not [record for record in caplog.records if record.name.startswith("onnx_ir")]
     seen = observations(run)
     memory = jax.tree.leaves(run.actor().memory(len(seen)))
     start = np.ones(len(seen), bool)
