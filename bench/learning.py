@@ -76,7 +76,14 @@ EXPERIMENTS = (
     Experiment("qr_dqn", "CartPole-v1", 500_000, 450),
     Experiment("c51", "CartPole-v1", 500_000, 450),
     Experiment("crossq", "Pendulum-v1", 50_000, -200),
-    Experiment("ppo", "Breakout-MinAtar", 10_000_000, 40, of="interquartile mean", num_seeds=10),
+    *(
+        Experiment(algo, f"{game}-MinAtar", 10_000_000, asked, of="interquartile mean", num_seeds=10)
+        for algo, asked_of in (
+            ("ppo", {"Breakout": 70, "Asterix": 24, "Freeway": 60, "SpaceInvaders": 180}),
+            ("pqn", {"Breakout": 60, "Asterix": 24, "Freeway": 60, "SpaceInvaders": 180}),
+        )
+        for game, asked in asked_of.items()
+    ),
     Experiment("ippo", "MPE_simple_spread_v3", 10_000_000, -20.0),
     Experiment("mappo", "MPE_simple_spread_v3", 600_000, -17.3),
     Experiment("vdn", "MPE_simple_spread_v3", 500_000, -21.0),
