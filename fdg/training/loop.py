@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TextIO
 
 import jax
@@ -34,7 +33,7 @@ from fdg.training.recorder import Callback, Recorder
 from fdg.training.run_directory import RunDirectory
 from fdg.training.samples import sample_lines, write_samples
 from fdg.training.signals import Signals
-from fdg.training.starting import Weights, begin_with, read_weights
+from fdg.training.starting import Weights, begin_with, compiled_and_begun, read_weights
 from fdg.training.summary import groups_summary, summary, unexplained, versions
 from fdg.training.sweep import Sweep, point_names
 from fdg.training.sweep_results import report
@@ -306,10 +305,7 @@ class _Sitting:
             if latest < job.num_iterations:
                 engine.compile()
         else:
-            with ThreadPoolExecutor(1) as pool:
-                compiling = pool.submit(engine.compile)
-                state = engine.init(job.seed)  # a program of its own, which takes as long to compile
-            compiling.result()
+            state = compiled_and_begun(engine, job.seed)
             if self.weights is not None:
                 state = begin_with(self.weights, engine, state)
                 self.say(self.weights.said)

@@ -1,7 +1,8 @@
-"""A new run that begins with the weights of an earlier one."""
+"""How a new run begins: its programs and first state, and the weights of an earlier one."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -31,6 +32,15 @@ class Weights:
 
     arrays: dict[int, np.ndarray]
     said: str
+
+
+def compiled_and_begun(engine: fdg.Engine, seed: int) -> Any:
+    """The engine's first state; all that training needs is compiled meanwhile."""
+    with ThreadPoolExecutor(1) as pool:
+        compiling = pool.submit(engine.compile)
+        state = engine.init(seed)  # a program of its own, which takes nearly as long to compile
+    compiling.result()
+    return state
 
 
 def read_weights(job: Job, graph: fdg.FDG) -> Weights | None:

@@ -16,6 +16,7 @@ import fdg
 from bench.peers.serve import Stopwatch, serve
 from fdg.commands.parse import parse
 from fdg.training.devices import devices_of, with_enough_threads
+from fdg.training.starting import compiled_and_begun
 
 
 def prepare(config: dict[str, Any]):
@@ -26,8 +27,7 @@ def prepare(config: dict[str, Any]):
         devices, _ = devices_of(job, graph)
         engine = fdg.compile(job.algorithm, job.policy, devices, job.agents, graph)
         engine = with_enough_threads(job, engine, graph)
-        engine.compile()
-        jax.block_until_ready(engine.init(0))
+        jax.block_until_ready(compiled_and_begun(engine, 0))
     steps = job.num_iterations * job.steps_per_iteration * (job.agents or 1)
 
     # Speed is measured for as long as it takes, beyond where the step size has fallen to zero.
