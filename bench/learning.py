@@ -108,7 +108,10 @@ EXPERIMENTS = (
         label="rnd-DeepSea-bsuite",
     ),
     Experiment("ppo", "brax:inverted_pendulum", 2_000_000, 950),
-    Experiment("ppo", "envpool:HalfCheetah-v4", 1_000_000, 1_440, num_seeds=5, together=False),
+    *(
+        Experiment("ppo", f"envpool:{task}-v4", 1_000_000, asked, num_seeds=5, together=False)
+        for task, asked in (("HalfCheetah", 2_500), ("Hopper", 2_800), ("Walker2d", 2_288))
+    ),
 )
 
 

@@ -102,7 +102,12 @@ STUDIES: dict[tuple[str, str], Study] = {
         choose_on=("envpool:HalfCheetah-v4", "envpool:Hopper-v4"),
         confirm_on=("envpool:Walker2d-v4",),
         total_steps=1_000_000,
-        shapes=("", "--num-envs 4 --num-steps 512", "--activation relu --hidden 256 256"),
+        shapes=(
+            "",
+            "--initial-log-std 0",
+            "--initial-log-std -2",
+            "--activation relu --hidden 256 256 --initial-log-std -2",
+        ),
         sweep=(),
         together=False,
     ),
