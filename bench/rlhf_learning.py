@@ -77,12 +77,7 @@ EXPERIMENTS = {
         0.98,
     ),
     "countdown": Experiment(
-        "text:countdown", 0.2, 20,
-        {"total_steps": 64_000},
-        # 0.1 for a right form counts little beside 1 for a right answer; see docs/results.md.
-        {"total_steps": 768_000, "scale": "none", "entropy_coefficient": 0.01, "temperature": 1.0},
-        2.0,
-        as_ratio=True,
+        "text:countdown", 0.2, 20, {"total_steps": 64_000}, {"total_steps": 768_000}, 2.0, as_ratio=True
     ),
     # Small enough to see it learn within a minute.
     "small": Experiment(

@@ -32,6 +32,14 @@ _GRPO = Entry(
     },
     on_cpu=_IN_CACHE,
 )
+# It pays 0.1 for a right form: divided by a group's deviation that would be as much as a right answer's 1.
+_GRPO_COUNTDOWN = _GRPO.but(
+    "countdown's own",
+    scale="none",
+    entropy_coefficient=0.01,
+    temperature=1.0,
+    total_steps=768_000,
+)
 _OTHERS = Entry(_SOURCE, _NETWORK)
 
 # Networks that were trained before, of 100M parameters and more, move by steps a hundredth to a thousandth as
@@ -64,6 +72,7 @@ PRESETS: dict[str, dict[str, Entry]] = {
     },
     "GRPO": {
         "text:*": _GRPO,
+        "text:countdown": _GRPO_COUNTDOWN,
         **_checkpoint(
             f"{_TRL}'s GRPOConfig (verl 0.9 has the same step size)",
             1e-6,
