@@ -185,14 +185,25 @@ class _Rewriter:
                 if step.reduced:  # or it may be the operand that is exchanged, where that is small
                     positions |= {i for i, axis in enumerate(step.operands) if axis is not None}
             found |= {atoms[i] for i in positions if not hasattr(atoms[i], "val")}
-            cut |= {atoms[i] for i in dict(step.sliced) if not hasattr(atoms[i], "val")}
-        # What is whole and then cut may be another name of what it is made of: XLA drops a slice of a
-        # concatenation that takes all of a part, and gives the other readers of that part the cut one.
-        for step in flow.equations:
+            cut |= {atoms[i] for i in positions if not hasattr(atoms[i], "val") and i in self._whole(step)}
+        # What is whole and then cut may be another name of what it is made of, however many operations ago:
+        # XLA drops a slice of a concatenation that takes all of a part, or a call that hands a value on, and
+        # gives the other readers of that value the cut one.
+        for step in reversed(flow.equations):
             if cut.intersection(step.eqn.outvars):
-                whole = zip(step.eqn.invars, step.operands, strict=True)
-                found |= {v for v, axis in whole if axis is None and not hasattr(v, "val") and v.aval.shape}
+                operands = zip(step.eqn.invars, step.operands, strict=True)
+                results = zip(step.eqn.outvars, step.results, strict=True)
+                whole = {v for v, axis in (*operands, *results) if axis is None and _has_shape(v)}
+                found |= whole
+                cut |= whole
         return found
+
+    def _whole(self, step: EquationFlow | Flow) -> set[int]:
+        """The positions of what a step reads whole before it, or something in it, takes its part."""
+        sliced = set(dict(step.sliced))
+        if isinstance(step, Flow):
+            return sliced
+        return sliced | {i for i, axis in enumerate(step.operands) if axis is None and i not in step.gathered}
 
     def _constrained_inside(self, step: EquationFlow) -> list[int]:
         """The operands of a call that are constrained in its body."""
@@ -238,6 +249,11 @@ class _Rewriter:
         )
         avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
         return jax.make_jaxpr(jax.jit(run))(*avals)
+
+
+def _has_shape(atom: Any) -> bool:
+    """Whether it is a variable of at least one dimension."""
+    return not hasattr(atom, "val") and not isinstance(atom, core.DropVar) and bool(atom.aval.shape)
 
 
 def _tiled_locally(step: EquationFlow) -> EquationFlow:

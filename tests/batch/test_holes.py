@@ -60,16 +60,20 @@ def shifted(x):
     return jnp.concatenate([jnp.ones((1, *x.shape[1:])), x])
 
 
-@pytest.mark.parametrize(
-    "same",
-    [
-        lambda x: shifted(x)[1:],
-        lambda x: x.reshape(4, -1, *x.shape[1:]).reshape(x.shape),
-        lambda x: jnp.concatenate([x, x[:0]]),
-        lambda x: jnp.negative(-shifted(x)[1:]),
-    ],
-    ids=["slice of a concatenation", "reshaped twice", "nothing appended", "negated twice"],
-)
+SAME = {
+    "slice of a concatenation": lambda x: shifted(x)[1:],
+    "reshaped twice": lambda x: x.reshape(4, -1, *x.shape[1:]).reshape(x.shape),
+    "nothing appended": lambda x: jnp.concatenate([x, x[:0]]),
+    "negated twice": lambda x: jnp.negative(-shifted(x)[1:]),
+    "handed on": lambda x: jax.jit(lambda _: x)(0.0),
+    "handed on twice": lambda x: jax.jit(lambda y: jax.jit(lambda _: y)(0.0))(jax.jit(lambda _: x)(0.0)),
+    "one of two names": lambda x: jax.jit(lambda _: (x, x))(0.0)[1],
+    "by a branch": lambda x: lax.cond(x.sum() > 0, lambda: x, lambda: x),
+    "by a loop": lambda x: lax.scan(lambda y, _: (y, None), x, None, 3)[0],
+}
+
+
+@pytest.mark.parametrize("same", SAME.values(), ids=SAME)
 def test_what_is_whole_and_then_cut_under_another_name(same, devices):
     """XLA drops what changes nothing, and would give the other reader the cut one."""
 
@@ -80,6 +84,26 @@ def test_what_is_whole_and_then_cut_under_another_name(same, devices):
     assert_as_predicted(function, [0, 0], devices[:4], numbers(B, F), numbers(B, F))
     twice = lambda x: jnp.diff(jnp.diff(x, axis=0, prepend=0.5), axis=0, prepend=0.5)  # noqa: E731
     assert_as_predicted(twice, [0], devices[:4], numbers(B, F))
+
+
+@pytest.mark.parametrize("same", SAME.values(), ids=SAME)
+def test_what_a_fragment_cuts_under_another_name_stays_whole_for_the_state(same, devices):
+    @fdg.fragment("learner", in_axes=(0, 0), out_axes=0)
+    def weigh(x, y):
+        return jnp.tanh(x * y)
+
+    class Carrying:
+        def init(self, key):
+            return numbers(B, F), numbers(B, F)
+
+        def iterate(self, state):
+            whole = jnp.sin(state[0] + 0.2)
+            return (whole, weigh(same(whole), state[1])), {}
+
+    engine = fdg.compile(Carrying(), policies.GPUOnly(), devices=devices[:4])
+    engine.compile()
+    assert engine.state_shape[0].sharding.is_fully_replicated
+    assert not engine.unexplained()
 
 
 def test_a_branch_exchanges_nothing_for_a_result_that_nobody_reads(devices):
