@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.summarize import bootstrap_interval, interquartile_mean
+from fdg.training.curves import draw_learning_curve
 from fdg.training.run_directory import RunDirectory, read_metrics
 
 RUNS = Path("runs/learning")
@@ -153,7 +154,7 @@ def _join(parts: list[Path], out: Path, title: str) -> None:
     (out / "metrics.jsonl").unlink(missing_ok=True)
     run = RunDirectory(out)
     run.append_metrics(_mean_row(same_iteration) for same_iteration in rows)
-    run.draw_learning_curve(title)
+    draw_learning_curve(run, title)
     run.close()
 
 

@@ -70,8 +70,11 @@ def cases():
         "sac parts",
         algos.SAC(env=parts(continuous=True), updates_per_step=0.25, learning_starts=16, **replay),
     )
-    for kind in (algos.A2C, algos.A3C, algos.IMPALA):
-        yield f"{kind.__name__.lower()} parts", kind(env=parts(), num_envs=8, num_steps=4, hidden=(8,))
+    for algorithm in (algos.A2C, algos.A3C, algos.IMPALA):
+        yield (
+            f"{algorithm.__name__.lower()} parts",
+            algorithm(env=parts(), num_envs=8, num_steps=4, hidden=(8,)),
+        )
 
 
 def main(words):

@@ -33,6 +33,9 @@ RUNS = Path("runs/rlhf")
 EPISODES = 512
 
 
+_JUDGE = {"num_prompts": 64, "group_size": 4, "warmup": 20, "total_steps": 51_200}
+
+
 @dataclasses.dataclass(frozen=True)
 class Experiment:
     """One task.
@@ -57,7 +60,6 @@ class Experiment:
 
 
 _SMALLER = {"hidden_size": 48}
-_JUDGE = {"num_prompts": 64, "group_size": 4, "warmup": 20, "total_steps": 51_200}
 
 EXPERIMENTS = {
     "sorting": Experiment(

@@ -44,7 +44,7 @@ def prepare(config: dict[str, Any]):
     script = importlib.import_module(config["script"])
     settings = dict(config["config"])
     if settings["ENV_NAME"] in gymnax.registered_envs and hasattr(script, "BraxGymnaxWrapper"):
-        script.BraxGymnaxWrapper = _Continuous
+        setattr(script, "BraxGymnaxWrapper", _Continuous)  # noqa: B010
     with Stopwatch() as watch:
         train = jax.jit(script.make_train(settings)).lower(jax.random.PRNGKey(0)).compile()
     steps = settings["NUM_UPDATES"] * settings["NUM_STEPS"] * settings["NUM_ENVS"]
