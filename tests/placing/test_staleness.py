@@ -489,3 +489,56 @@ def test_groups_on_devices_of_their_own(program, groups, devices):
     state, metrics = engine.run(engine.init(0), 5)
     expected, each = python(program, START, groups, 2, 5)
     assert_equal((expected, each[-1]), (state.state, {name: m[-1] for name, m in metrics.items()}))
+
+
+@jax.custom_jvp
+def second(_, x):
+    return x
+
+
+second.defjvp(lambda primals, tangents: (primals[1], tangents[1]))
+
+BODIES = {
+    "call": lambda f, x: jax.jit(f)(x),
+    "checkpoint": lambda f, x: jax.checkpoint(f)(x),
+    "loop": lambda f, x: jax.lax.scan(lambda c, _: (c, f(x)), 0.0, None, 2)[1][0],
+    "carry": lambda f, x: jax.lax.scan(lambda c, _: (f(c), None), x, None, 2)[0],
+}
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+def test_a_result_that_is_handed_over_and_not_looked_at(body, devices):
+    """Of it there is the actor's older version alone; `second` takes it, and gives its other operand."""
+
+    class Overlooking:
+        def init(self, key):
+            return jnp.linspace(0, 1, 12), jnp.ones((12, 3))
+
+        @fdg.fragment("actor", in_axes=(0, None), out_axes=0)
+        def act(self, seen, w):
+            return w + seen
+
+        @fdg.fragment("learner", in_axes=(0, 0), out_axes=0)
+        def learn(self, w, x):
+            return w + 0.1 * x[:, None]
+
+        def iterate(self, state):
+            x, w = state
+
+            def inner(w):
+                seen = jnp.sin(w)
+                self.act(seen, w)
+                return seen
+
+            newest = second(body(inner, w), w)
+            return (x, self.learn(w, x)), {"newest": newest.mean()}
+
+    algorithm = Overlooking()
+    engine = fdg.compile(algorithm, policies.SingleLearnerCoarse(staleness=1), devices[:2])
+    state, metrics = engine.run(engine.init(0), 3)
+    plain, expected = algorithm.init(None), []
+    for _ in range(3):
+        plain, row = algorithm.iterate(plain)
+        expected.append(row["newest"])
+    np.testing.assert_allclose(metrics["newest"], expected, rtol=1e-6)
+    np.testing.assert_allclose(engine.algorithm_state(state)[1], plain[1], rtol=1e-6)

@@ -98,11 +98,13 @@ class Rewriter:
         inner, wiring = block.inner[position], jaxprs.bodies(eqn)
         handed_on = demand.handed_on(block, eqn)
         # Which results there will be: positions and versions.
+        certain = {k for k, v in enumerate(eqn.outvars) if self._certain(block, v)}
         if kind in ("scan", "while"):
             carry = {k: inner[-1].jaxpr.invars[i] for i, k in wiring[-1].carry}
             made = [(k, version) for k, v in enumerate(eqn.outvars)
                     for version in (demand.kept(inner[-1], carry[k]) if k in carry
                                     else self._results(block, v, handed_on[k]))]  # fmt: skip
+            certain |= {k for k, v in carry.items() if self._certain(inner[-1], v)}
         else:
             mark = FragmentMark.of(eqn)
             made = [(k, version) for k, v in enumerate(eqn.outvars)
@@ -120,8 +122,8 @@ class Rewriter:
                 [self._operand(new, one, v, eqn.invars[at], version) for version in demand.kept(one, v)]
                 for v, at in zip(one.jaxpr.invars, body.operands, strict=True)
             ])  # fmt: skip
-            ends = [(0, demand.reader(one))] if i < tests else made
-            closed.append(self._body(eqn, i, one, inputs, ends))
+            ends = ([(0, demand.reader(one))], {0}) if i < tests else (made, certain)
+            closed.append(self._body(eqn, i, one, inputs, *ends))
         results = self._build(new, eqn, kind, closed, operands, made)
         for (k, version), result in zip(made, results, strict=True):
             if handed_on[k] is None:
@@ -169,13 +171,18 @@ class Rewriter:
         one: Block,
         inputs: dict[tuple[Any, Version], Any],
         made: Sequence[tuple[int, Version]],
+        certain: set[int],
     ) -> core.ClosedJaxpr:
-        """A body whose inputs are the versions of the old one's, and whose outputs are `made`."""
+        """A body whose inputs are the versions of the old one's, and whose outputs are `made`.
+
+        Of a result that is not `certain` nobody needs a certain version: there may be another one only, which
+        a fragment in the body reads.
+        """
         new = self.run(one, inputs)
-        ends = [one.jaxpr.outvars[k] for k, _ in made]
+        ends = [(one.jaxpr.outvars[k], k in certain, version) for k, version in made]
         outputs = [
-            self.look_up(new, v, version if self._certain(one, v) else ANY)
-            for v, (_, version) in zip(ends, made, strict=True)
+            self.look_up(new, v, version if needed and self._certain(one, v) else ANY)
+            for v, needed, version in ends
         ]
         constants = jaxprs.constants_of(jaxprs.closed_bodies(eqn)[index])
         variables = [*one.jaxpr.constvars, *(v for v, _ in new.constants)]
