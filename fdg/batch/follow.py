@@ -37,6 +37,7 @@ from fdg.batch.requested import AS_MADE, find_requested
 from fdg.batch.rules import RULES
 from fdg.batch.rules.result import Axis, first, shape_of
 from fdg.fragment import boundary_p
+from fdg.recall import Recall
 
 
 def follow(
@@ -121,9 +122,8 @@ class _Follower:
 
     def __init__(self, unit: int):
         self.unit = unit
-        # A helper is called from many places with the same axes, and is in many plans. Each flow holds its
-        # jaxpr, so that no other one can have the same id.
-        self.known: dict[tuple, Flow] = {}
+        # A helper is called from many places with the same axes, and is in many plans.
+        self._known: Recall[Flow] = Recall(most=_MOST_KNOWN)
 
     def flow(
         self,
@@ -141,23 +141,23 @@ class _Follower:
           output_axes: what its outputs are to be brought to; `AS_MADE` (and all, if None): whatever they are.
         """
         output_axes = output_axes or (AS_MADE,) * len(jaxpr.outvars)
-        key = (id(jaxpr), inputs, depth, output_axes)
-        if key not in self.known:
-            if len(self.known) > _MOST_KNOWN:
-                self.known.clear()
-            flow, values = self._forward(jaxpr, inputs, depth, output_axes, {})
-            split, requested = find_requested(
-                flow,
-                values,
-                output_axes,
-                self.unit,
-                lambda inner, outputs: self.flow(inner.jaxpr, inner.inputs, depth, outputs),
-            )
-            if split:
-                flow, _ = self._forward(jaxpr, inputs, depth, output_axes, split)
-            found = self.known[key] = dataclasses.replace(flow, requested_axes=requested)
-            return found
-        return self.known[key]
+        how = inputs, depth, output_axes
+        return self._known(jaxpr, how, lambda: self._follow(jaxpr, *how))
+
+    def _follow(
+        self, jaxpr: Any, inputs: tuple[AxisAndLevel, ...], depth: int, output_axes: tuple[Any, ...]
+    ) -> Flow:
+        flow, values = self._forward(jaxpr, inputs, depth, output_axes, {})
+        split, requested = find_requested(
+            flow,
+            values,
+            output_axes,
+            self.unit,
+            lambda inner, outputs: self.flow(inner.jaxpr, inner.inputs, depth, outputs),
+        )
+        if split:
+            flow, _ = self._forward(jaxpr, inputs, depth, output_axes, split)
+        return dataclasses.replace(flow, requested_axes=requested)
 
     def _forward(
         self,

@@ -4,6 +4,7 @@ import dataclasses
 
 from fdg import jaxprs
 from fdg.batch.flow import EquationFlow, Flow
+from fdg.recall import Recall
 
 
 def prune(flow: Flow) -> Flow:
@@ -15,26 +16,25 @@ class _Pruner:
     """A body that is called from many places for the same results is pruned once."""
 
     def __init__(self):
-        self.known: dict[tuple, tuple[Flow, frozenset[int]]] = {}
+        self._known: Recall[tuple[Flow, frozenset[int]]] = Recall()
 
     def flow(self, flow: Flow, outputs: frozenset[int]) -> tuple[Flow, frozenset[int]]:
         """What some of a flow's outputs need of it: of its equations, and which of its inputs."""
-        key = (id(flow), outputs)
-        if key not in self.known:
-            read = {flow.jaxpr.outvars[j] for j in outputs if not jaxprs.is_literal(flow.jaxpr.outvars[j])}
-            equations = []
-            for each in reversed(flow.equations):
-                used = frozenset(k for k, v in enumerate(each.eqn.outvars) if v in read)
-                if used or each.eqn.effects:
-                    kept, operands = self._equation(each, used)
-                    equations.append(kept)
-                    atoms = [each.eqn.invars[i] for i in operands]
-                    read.update(v for v in atoms if not jaxprs.is_literal(v))
-            inputs = frozenset(i for i, v in enumerate(flow.jaxpr.invars) if v in read)
-            gathered = tuple(i for i in flow.gathered if i in outputs)
-            pruned = dataclasses.replace(flow, equations=tuple(reversed(equations)), gathered=gathered)
-            self.known[key] = pruned, inputs
-        return self.known[key]
+        return self._known(flow, outputs, lambda: self._prune(flow, outputs))
+
+    def _prune(self, flow: Flow, outputs: frozenset[int]) -> tuple[Flow, frozenset[int]]:
+        read = {flow.jaxpr.outvars[j] for j in outputs if not jaxprs.is_literal(flow.jaxpr.outvars[j])}
+        equations = []
+        for each in reversed(flow.equations):
+            used = frozenset(k for k, v in enumerate(each.eqn.outvars) if v in read)
+            if used or each.eqn.effects:
+                kept, operands = self._equation(each, used)
+                equations.append(kept)
+                atoms = [each.eqn.invars[i] for i in operands]
+                read.update(v for v in atoms if not jaxprs.is_literal(v))
+        inputs = frozenset(i for i, v in enumerate(flow.jaxpr.invars) if v in read)
+        gathered = tuple(i for i in flow.gathered if i in outputs)
+        return dataclasses.replace(flow, equations=tuple(reversed(equations)), gathered=gathered), inputs
 
     def _equation(self, each: EquationFlow, used: frozenset[int]) -> tuple[EquationFlow, set[int]]:
         """An equation for the sake of some of its results, and the operands that it then needs."""

@@ -15,7 +15,7 @@ from fdg.errors import FdgError, PlanError
 from fdg.garbage import looked_for_seldom
 from fdg.placing.place import place
 from fdg.placing.plan import Plan
-from fdg.placing.recall import Recall
+from fdg.recall import Recall
 from fdg.showing.words import clip, quantity, table
 from fdg.tracing.graph import FDG
 

@@ -24,8 +24,8 @@ from fdg.costs.buffers import IN_PLACE, Program, Step, program_of
 from fdg.lowering.draws import draw_ahead
 from fdg.placing.plan import Plan
 from fdg.placing.policy import Group
-from fdg.placing.recall import Recall
 from fdg.placing.scheduling.schedule import Value
+from fdg.recall import Recall
 from fdg.running import metrics
 
 

@@ -19,6 +19,7 @@ from jax.extend import core
 
 from fdg import jaxprs
 from fdg.batch.rules.random import draws_from_the_batch
+from fdg.recall import Recall
 
 
 class Taker(NamedTuple):
@@ -64,13 +65,11 @@ class _Hoister:
 
     def __init__(self, taker: Taker) -> None:
         self.taker = taker
-        self.known: dict[int, tuple[Any, Any]] = {}
+        self._known: Recall[Any] = Recall()
 
     def rewrite(self, jaxpr: Any) -> Any:
         """The jaxpr with its scans rewritten; None if nothing changes."""
-        if id(jaxpr) not in self.known:
-            self.known[id(jaxpr)] = jaxpr, self._rewrite(jaxpr)
-        return self.known[id(jaxpr)][1]
+        return self._known(jaxpr, None, lambda: self._rewrite(jaxpr))
 
     def _rewrite(self, jaxpr: Any) -> Any:
         equations: list[Any] = []

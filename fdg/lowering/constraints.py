@@ -25,6 +25,7 @@ from fdg.lowering.local import Local
 from fdg.lowering.mesh import SEED, batch_sharding, make_mesh
 from fdg.lowering.tiles import run_tiles, tiles_of
 from fdg.placing.layout import BATCH, Spec
+from fdg.recall import Recall
 from fdg.rowwise import rowwise_p
 
 __all__ = ["BATCH", "SEED", "batch_sharding", "constrain", "make_mesh"]
@@ -67,8 +68,7 @@ class _Rewriter:
 
     def __init__(self, mesh: Mesh, sharded: bool = False):
         self.mesh, self.sharded = mesh, sharded
-        # By id of the flow, which is kept alive, and the specs of its inputs.
-        self.known: dict[tuple, tuple[Flow, Any, set[Any], list[Spec | None]]] = {}
+        self._known: Recall[tuple[Any, set[Any], list[Spec | None]]] = Recall()
 
     def rewrite(self, flow: Flow, specs: tuple[Spec | None, ...]) -> Any:
         """The jaxpr of a flow, with its decisions written into it."""
@@ -78,9 +78,7 @@ class _Rewriter:
         self, flow: Flow, specs: tuple[Spec | None, ...]
     ) -> tuple[Any, set[Any], list[Spec | None]]:
         """The same, which of its inputs it constrains, and the specs of its outputs."""
-        if (id(flow), specs) not in self.known:
-            self.known[id(flow), specs] = flow, *self._rewrite(flow, specs)
-        return self.known[id(flow), specs][1:]
+        return self._known(flow, specs, lambda: self._rewrite(flow, specs))
 
     def _rewrite(self, flow: Flow, specs: tuple[Spec | None, ...]) -> tuple[Any, set[Any], list[Spec | None]]:
         equations: list[Any] = []

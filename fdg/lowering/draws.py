@@ -18,7 +18,7 @@ of other generators, which depend on the batch that a key is in, stay where they
 from jax.extend import core
 
 from fdg.lowering.ahead import Taker, take_ahead
-from fdg.placing.recall import Recall
+from fdg.recall import Recall
 
 # Of what is drawn for all trips of a loop: of more, the loop's own trips are the better ones.
 MOST_BYTES = 64 << 20

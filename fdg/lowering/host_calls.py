@@ -28,6 +28,7 @@ from jax.extend import core
 from fdg import jaxprs
 from fdg.errors import HostError, one_line
 from fdg.fragment import FragmentMark
+from fdg.recall import Recall
 
 _os: Any = os  # whose `_exit` is another one while a guarded function runs
 _GIVES_BACK = ("io_callback", "pure_callback")
@@ -60,18 +61,18 @@ def calls_host(equations: Sequence[core.JaxprEqn]) -> bool:
 class _Guard:
     def __init__(self, last_words: LastWords | None):
         self._last_words = last_words
-        self._done: dict[tuple[int, str], Any] = {}  # what was one jaxpr stays one, for JAX's caches
+        self._known: Recall[Any] = Recall()  # what was one jaxpr stays one, for JAX's caches
 
     def jaxpr(self, jaxpr: Any, where: str) -> Any:
-        if (id(jaxpr), where) not in self._done:
-            opened = jaxprs.open_jaxpr(jaxpr)
-            equations = [self._equation(eqn, where) for eqn in opened.eqns]
-            new = jaxpr
-            if any(a is not b for a, b in zip(equations, opened.eqns, strict=True)):
-                new = opened.replace(eqns=equations)
-                new = new if opened is jaxpr else jaxprs.with_jaxpr(jaxpr, new)
-            self._done[id(jaxpr), where] = new
-        return self._done[id(jaxpr), where]
+        return self._known(jaxpr, where, lambda: self._guarded(jaxpr, where))
+
+    def _guarded(self, jaxpr: Any, where: str) -> Any:
+        opened = jaxprs.open_jaxpr(jaxpr)
+        equations = [self._equation(eqn, where) for eqn in opened.eqns]
+        if all(a is b for a, b in zip(equations, opened.eqns, strict=True)):
+            return jaxpr
+        new = opened.replace(eqns=equations)
+        return new if opened is jaxpr else jaxprs.with_jaxpr(jaxpr, new)
 
     def _equation(self, eqn: core.JaxprEqn, where: str) -> core.JaxprEqn:
         mark = FragmentMark.of(eqn)

@@ -30,6 +30,7 @@ from fdg.batch.flow import EquationFlow, Flow
 from fdg.batch.follow import follow
 from fdg.batch.rules.result import Axis
 from fdg.lowering.ahead import Taker, take_ahead
+from fdg.recall import Recall
 from fdg.rowwise import rowwise
 
 _LOOPS = ("scan", "while", "cond")
@@ -143,13 +144,11 @@ class _Orderer:
     """Rewrites the bodies of a flow; one that is called from several places is rewritten once."""
 
     def __init__(self) -> None:
-        self.known: dict[int, tuple[Flow, Any]] = {}
+        self._known: Recall[Any] = Recall()
 
     def rewrite(self, flow: Flow) -> Any:
         """The open jaxpr of a flow, in order."""
-        if id(flow) not in self.known:
-            self.known[id(flow)] = flow, self._rewrite(flow)
-        return self.known[id(flow)][1]
+        return self._known(flow, None, lambda: self._rewrite(flow))
 
     def _rewrite(self, flow: Flow) -> Any:
         equations: list[Any] = []

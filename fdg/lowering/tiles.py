@@ -37,6 +37,7 @@ from fdg.cores import usable_cores
 from fdg.fragment import FragmentMark
 from fdg.lowering.local import Local
 from fdg.lowering.mesh import BATCH
+from fdg.recall import Recall
 
 TILE_BYTES = 3 << 20  # of all values of a tile that have a batch; XLA fuses most of them away
 TILE_FLOPS = 4 << 20  # operations of a tile below which the loop around it would cost too much
@@ -199,13 +200,11 @@ class _Tiler:
 
     def __init__(self, devices: int, cut: bool):
         self.devices, self.cut = devices, cut
-        self.known: dict[int, tuple[Flow, Any]] = {}
+        self._known: Recall[Any] = Recall()
 
     def rewrite(self, flow: Flow) -> Any:
         """The jaxpr of a flow with its regions in tiles; None if it has none, at any depth."""
-        if id(flow) not in self.known:
-            self.known[id(flow)] = flow, self._rewrite(flow)
-        return self.known[id(flow)][1]
+        return self._known(flow, None, lambda: self._rewrite(flow))
 
     def _rewrite(self, flow: Flow) -> Any:
         region = None

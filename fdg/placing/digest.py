@@ -26,6 +26,7 @@ from jax.extend import core
 from fdg import jaxprs, keys
 from fdg.fragment import FragmentMark
 from fdg.placing.plan import Plan
+from fdg.recall import Recall
 
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
@@ -56,19 +57,20 @@ class _Walker:
 
     def __init__(self) -> None:
         self.fragments: dict[str, list[str]] = {}
-        self._known: dict[int, tuple[Any, str]] = {}  # by id; the value itself, so that its id stays its own
+        self._known: Recall[str] = Recall()
 
     def closed(self, jaxpr: Any) -> str:
         """Digest of a jaxpr with its constants, open or closed."""
-        if id(jaxpr) not in self._known:
-            numbers: dict[Any, int] = {}
-            opened = jaxprs.open_jaxpr(jaxpr)
-            constants = [self.text(value, numbers) for value in jaxprs.constants_of(jaxpr)]
-            inputs = [self._variable(v, numbers) for v in (*opened.constvars, *opened.invars)]
-            equations = [self._equation(eqn, numbers) for eqn in opened.eqns]
-            results = [self.text(v, numbers) for v in opened.outvars]
-            self._known[id(jaxpr)] = jaxpr, _sha("\n".join([*constants, *inputs, *equations, *results]))
-        return self._known[id(jaxpr)][1]
+        return self._known(jaxpr, None, lambda: self._digest(jaxpr))
+
+    def _digest(self, jaxpr: Any) -> str:
+        numbers: dict[Any, int] = {}
+        opened = jaxprs.open_jaxpr(jaxpr)
+        constants = [self.text(value, numbers) for value in jaxprs.constants_of(jaxpr)]
+        inputs = [self._variable(v, numbers) for v in (*opened.constvars, *opened.invars)]
+        equations = [self._equation(eqn, numbers) for eqn in opened.eqns]
+        results = [self.text(v, numbers) for v in opened.outvars]
+        return _sha("\n".join([*constants, *inputs, *equations, *results]))
 
     def text(self, value: Any, numbers: dict[Any, int]) -> str:
         """Of any value; `numbers` are those of the variables so far."""

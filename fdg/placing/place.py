@@ -34,7 +34,6 @@ from fdg.placing.memory import peak_by_group, peak_bytes
 from fdg.placing.plan import Plan, PlannedProgram
 from fdg.placing.policy import Group, Policy, check_policy, checked_devices, with_host
 from fdg.placing.population import exchanged_by_agents
-from fdg.placing.recall import Recall
 from fdg.placing.regions.effects import check_one_agent, check_one_device, check_one_process
 from fdg.placing.regions.opening import open_iteration
 from fdg.placing.regions.region import Opened
@@ -43,13 +42,14 @@ from fdg.placing.scheduling.partition import partition
 from fdg.placing.scheduling.schedule import Schedule
 from fdg.placing.sharded import by_position, lay_out, sharded_leaves, unused_rules, with_rules
 from fdg.placing.staleness import Delay, DelayedState, delay
+from fdg.recall import Recall
 from fdg.tracing.graph import FDG
 from fdg.tracing.trace import trace
 
 _MOST_DEVICES = 2**20
 _MOST_STALENESS = 200  # so many older parameters are kept, and the plan grows with them
-_OPENED: Recall[Opened] = Recall()
-_DELAYED: Recall[tuple[FDG, Delay]] = Recall()
+_OPENED: Recall[Opened] = Recall(most=16)
+_DELAYED: Recall[tuple[FDG, Delay]] = Recall(most=16)
 _EXCHANGED: Recall[tuple[tuple[Collective, ...], tuple[WithoutRule, ...]]] = Recall(most=256)
 
 

@@ -15,7 +15,6 @@ import math
 from collections.abc import Mapping, Sequence
 
 from fdg.batch.lengths import alike
-from fdg.placing.recall import Recall
 from fdg.placing.regions.region import Opened
 from fdg.placing.scheduling.axes import batch_axes
 from fdg.placing.scheduling.drafts import Draft, Values, in_order
@@ -25,6 +24,7 @@ from fdg.placing.scheduling.merging import merge
 from fdg.placing.scheduling.naming import find_origins, program_names
 from fdg.placing.scheduling.residents import Placement, place_operations
 from fdg.placing.scheduling.schedule import Schedule
+from fdg.recall import Recall
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +76,7 @@ def passes(
     )
 
 
-_PLACED: Recall[Placement] = Recall()
+_PLACED: Recall[Placement] = Recall(most=16)
 _PASSES: Recall[Passes] = Recall(most=64)
 
 

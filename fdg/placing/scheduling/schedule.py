@@ -19,9 +19,9 @@ from jax.extend import core
 
 from fdg import jaxprs
 from fdg.placing.layout import Layout
-from fdg.placing.recall import Recall
 from fdg.placing.regions.region import Names
 from fdg.placing.resharding import Change
+from fdg.recall import Recall
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

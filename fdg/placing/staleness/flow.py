@@ -15,6 +15,7 @@ from jax.extend import core
 
 from fdg import jaxprs
 from fdg.fragment import FragmentMark
+from fdg.recall import Recall
 
 Origins: TypeAlias = frozenset[Any]  # leaves of the state by position, fragments by name
 
@@ -69,9 +70,9 @@ class Flow:
 
     def __init__(self, groups: Mapping[str, str]):
         self.groups = groups
-        self._unchanged: dict[int, tuple[Any, list[int | None]]] = {}  # by id, the equation kept alive
-        self._dependence: dict[int, tuple[Any, list[frozenset[int]]]] = {}
-        self._fragments: dict[int, tuple[Any, tuple[str, ...]]] = {}
+        self._unchanged: Recall[list[int | None]] = Recall()
+        self._dependence: Recall[list[frozenset[int]]] = Recall()
+        self._fragments: Recall[tuple[str, ...]] = Recall()
 
     def block(self, jaxpr: core.Jaxpr, inputs: Sequence[Origins], inside: str | None = None) -> Block:
         """Follows the inputs of a jaxpr to its end."""
@@ -86,29 +87,15 @@ class Flow:
 
     def fragments(self, eqn: core.JaxprEqn) -> tuple[str, ...]:
         """Names of the fragments that run when an equation does, outermost first."""
-        if id(eqn) not in self._fragments:
-            mark = FragmentMark.of(eqn)
-            found = [] if mark is None else [mark.name]
-            for body in jaxprs.bodies(eqn):
-                for inner in body.jaxpr.eqns:
-                    found += self.fragments(inner)
-            self._fragments[id(eqn)] = (eqn, tuple(found))
-        return self._fragments[id(eqn)][1]
+        return self._fragments(eqn, None, lambda: self._find_fragments(eqn))
 
     def unchanged(self, eqn: core.JaxprEqn) -> list[int | None]:
         """For each result, the operand that it certainly is; None where it is another value, or may be."""
-        if id(eqn) not in self._unchanged:
-            self._unchanged[id(eqn)] = (eqn, self._find_unchanged(eqn))
-        return self._unchanged[id(eqn)][1]
+        return self._unchanged(eqn, None, lambda: self._find_unchanged(eqn))
 
     def dependence(self, eqn: core.JaxprEqn) -> list[frozenset[int]]:
         """For each result, the operands that it depends on."""
-        if id(eqn) not in self._dependence:
-            operands = [frozenset({i}) for i in range(len(eqn.invars))]
-            found, _ = self._through(eqn, operands, None)
-            positions = [frozenset(x for x in result if isinstance(x, int)) for result in found]
-            self._dependence[id(eqn)] = (eqn, positions)
-        return self._dependence[id(eqn)][1]
+        return self._dependence(eqn, None, lambda: self._find_dependence(eqn))
 
     # --- through an equation ---
 
@@ -206,6 +193,19 @@ class Flow:
         return [block.origins_of(v) for v in block.jaxpr.outvars]
 
     # --- what is handed on unchanged ---
+
+    def _find_fragments(self, eqn: core.JaxprEqn) -> tuple[str, ...]:
+        mark = FragmentMark.of(eqn)
+        found = [] if mark is None else [mark.name]
+        for body in jaxprs.bodies(eqn):
+            for inner in body.jaxpr.eqns:
+                found += self.fragments(inner)
+        return tuple(found)
+
+    def _find_dependence(self, eqn: core.JaxprEqn) -> list[frozenset[int]]:
+        operands = [frozenset({i}) for i in range(len(eqn.invars))]
+        found, _ = self._through(eqn, operands, None)
+        return [frozenset(x for x in result if isinstance(x, int)) for result in found]
 
     def _find_unchanged(self, eqn: core.JaxprEqn) -> list[int | None]:
         kind = control_flow(eqn)

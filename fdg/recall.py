@@ -1,4 +1,4 @@
-"""What was worked out for one plan and holds for others: those that differ in their groups' sizes alone.
+"""What was worked out for an object, by its identity: a jaxpr called from many places is rewritten once.
 
 Choosing among hundreds of plans of a graph opens its iteration once for each way to place its fragments.
 """
@@ -11,10 +11,10 @@ Found = TypeVar("Found")
 
 
 class Recall(Generic[Found]):
-    """Results by what they are of, the latest few; errors are raised anew each time."""
+    """Results by what they are of; errors are raised anew each time."""
 
-    def __init__(self, most: int = 16) -> None:
-        """Of at most so many."""
+    def __init__(self, most: int | None = None) -> None:
+        """Of the latest `most`; of all, if None."""
         self._most = most
         self._known: collections.OrderedDict[Hashable, tuple[Any, Found]] = collections.OrderedDict()
 
@@ -23,7 +23,7 @@ class Recall(Generic[Found]):
 
         Args:
           of: told apart by identity; kept, so that nothing else gets its identity.
-          how: whatever else the result depends on.
+          how: whatever else the result depends on; None for nothing.
           make: works it out.
         """
         key = id(of), how
@@ -32,6 +32,6 @@ class Recall(Generic[Found]):
             return self._known[key][1]
         found = make()
         self._known[key] = of, found
-        if len(self._known) > self._most:
+        if self._most is not None and len(self._known) > self._most:
             self._known.popitem(last=False)
         return found
