@@ -6,6 +6,7 @@ flags are read for the first time.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -116,11 +117,17 @@ def table(preset: Preset | None, algo: str, env_name: str, flags: list[Flag], kn
       algo: the algorithm, as the command line names it.
       env_name: likewise.
       flags: of the algorithm's hyperparameters, with the class's defaults.
-      known: names of all its presets.
+      known: names of all its presets; shown are the families among them.
     """
     if preset is None:
-        families = f"; there are presets for {', '.join(known)}" if known else ""
-        return f"no preset of {algo} for {env_name}: the algorithm's defaults{families}"
+        first = f"no preset of {algo} for {env_name}: the algorithm's defaults"
+        families = ", ".join(name for name in known if name.islower() and not set(name) & set(":*"))
+        others = f"--preset FAMILY takes that of another family: {families}"
+        return "\n".join(
+            [first, *textwrap.wrap(others, 80, subsequent_indent="  ", break_on_hyphens=False)]
+            if families
+            else [first]
+        )
     defaults = {flag.name: flag.default for flag in flags}
     width = max((len(name) for name in preset.values), default=0)
     lines = [
