@@ -59,12 +59,12 @@ class _Reads:
             made = self.made(reads, _group_of_gradient(line, self.assignment, group))
             return [made if group is None else frozenset([("made", group)])]  # whose code scales it
         if line.kind == "scan":
-            return self.loop(line.blocks[0], [], reads, line.options[0], around, group)
+            return self.loop(line.blocks[0], [], reads, line.options[0], line.number, around, group)
         if line.kind == "fori":
-            return self.loop(line.blocks[0], [frozenset()], reads, len(reads), around, group)
+            return self.loop(line.blocks[0], [frozenset()], reads, len(reads), line.number, around, group)
         if line.kind == "while":
             self.choices |= reads[0]
-            ends = self.loop(line.blocks[0], [], reads[1:], len(reads) - 1, around, group)
+            ends = self.loop(line.blocks[0], [], reads[1:], len(reads) - 1, None, around, group)
             return [a | b for a, b in zip(reads[1:], ends, strict=True)]
         if line.kind == "cond":
             self.choices |= reads[0]
@@ -79,10 +79,18 @@ class _Reads:
         first: list[Labels],
         reads: list[Labels],
         carried: int,
+        trips: int | None,
         around: Mapping[str, Labels],
         group: str | None,
     ) -> list[Labels]:
+        """Labels of its results; of so many trips, or of any number."""
         carry, rows = list(reads[:carried]), list(reads[carried:])
+        if trips is not None:
+            of_trips = []
+            for _ in range(trips):
+                of_trips.append(self.block(block, [*first, *carry, *rows], around, group))
+                carry = of_trips[-1][:carried]
+            return [*carry, *(frozenset().union(*x) for x in list(zip(*of_trips, strict=True))[carried:])]
         while True:
             ends = self.block(block, [*first, *carry, *rows], around, group)
             grown = [a | b for a, b in zip(carry, ends, strict=False)]

@@ -366,6 +366,22 @@ def test_a_loop_without_a_trip_makes_nothing(trips, late):
     assert [sorted(dict(START))[i] for i in delayed.leaves] == late
 
 
+@pytest.mark.parametrize("trips", [1, 2, 3, 4])
+def test_what_changes_places_in_a_loop_is_the_learners_after_so_many_trips(trips):
+    """Of one trip too many the actors would wait for a weight that nobody makes."""
+
+    def program(p, s):
+        x = act(p, s["w"], s["x"])
+        w, v = p.loop(trips, lambda carry, _: (carry[1], learn(p, carry[0], x)), (s["w"], s["v"]))
+        return {"w": w, "v": v, "x": x}, {}
+
+    looped, unrolled = (
+        delayed_graph(program, START, COARSE, 1, how).delayed for how in (Looped(), Unrolled())
+    )
+    assert looped.leaves == unrolled.leaves
+    assert [sorted(dict(START))[i] for i in looped.leaves] == ([] if trips == 1 else ["w"])
+
+
 def test_a_staleness_that_delays_nothing_says_so():
     def program(p, s):
         y = act(p, s["x"], s["x"])
