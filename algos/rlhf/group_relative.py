@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos.hyperparameters import hyperparameter, require, require_within
+from algos.hyperparameters import hyperparameter, is_traced, require, require_within
 from algos.rlhf import losses, updates
 from algos.rlhf.advantages import Baseline, Scale, informative
 from algos.rlhf.judged import JudgedAgent
@@ -86,6 +86,9 @@ class GRPO(JudgedAgent):
         "whose log-probabilities ratios are over: the learner's before its updates, or those at sampling",
     )
     entropy_coefficient: float = hyperparameter(0.0, "weight of an entropy bonus")
+    entropy_cap: float | None = hyperparameter(
+        None, "nats of a token's entropy beyond which the bonus does not grow (None: it always does)"
+    )
     baseline: Baseline | None = hyperparameter(None, "what a reward is compared with (None: the variant's)")
     scale: Scale | None = hyperparameter(None, "what an advantage is divided by (None: the variant's)")
     guard: float | None = hyperparameter(None, "added to a deviation (None: the convention's)")
@@ -132,6 +135,10 @@ class GRPO(JudgedAgent):
         cap, times = wanted.correction_cap, wanted.dynamic_sampling
         require(self, cap >= 1, f"correction_cap={cap}: it must be one or above")
         require(self, times >= 0, f"dynamic_sampling={times}: it must be zero or above")
+        entropy = self.entropy_cap
+        require(
+            self, entropy is None or entropy > 0, f"entropy_cap={entropy}: it must be above zero, or None"
+        )
         bound = wanted.dual_clip
         require(self, bound is None or bound > 1, f"dual_clip={bound}: it must be above one")
         size = self.dataset_size
@@ -262,8 +269,9 @@ class GRPO(JudgedAgent):
             batch.sampled_log_prob, old, mask, wanted.correction, wanted.correction_cap
         )
         loss = policy_loss = jnp.sum(minibatch.weight * cost)
-        if self.entropy_coefficient:
-            loss = loss - self.entropy_coefficient * jnp.sum(minibatch.weight * entropy)
+        if is_traced(self.entropy_coefficient) or self.entropy_coefficient:
+            bonus = losses.entropy_bonus(entropy, self.entropy_cap)
+            loss = loss - self.entropy_coefficient * jnp.sum(minibatch.weight * bonus)
         ratio = jnp.where(mask, jnp.exp(jax.lax.stop_gradient(log_ratio)), 1.0)
         means = {
             "entropy": entropy,

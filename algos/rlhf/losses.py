@@ -176,6 +176,25 @@ def divergence(log_prob: jax.Array, reference_log_prob: jax.Array, estimator: Es
     return jnp.exp(back) - 1.0 - back
 
 
+def entropy_bonus(entropy: jax.Array, cap: float | None) -> jax.Array:
+    """What the entropy of each token is worth, `[N, R]` float32, in nats: itself, up to a cap.
+
+    A bonus without one never ends: where no response is right nothing else moves the policy, Adam makes full
+    steps of it however small its weight, and all tokens become equally likely. Under the cap it keeps tokens
+    from being certain, and beyond it has no gradient. (A bonus that ends where a
+    batch's entropy is at a target: He et al. 2025, arXiv 2505.22312.)
+
+    Args:
+      entropy: `[N, R]` float32, of what each token was drawn from.
+      cap: nats; None for no cap.
+
+    >>> gradient = jax.grad(lambda x: entropy_bonus(x, 0.5).sum())
+    >>> gradient(jnp.array([0.2, 0.8])).tolist()
+    [1.0, 0.0]
+    """
+    return entropy if cap is None else jnp.minimum(entropy, cap)
+
+
 def correction(
     sampled_log_prob: jax.Array, log_prob: jax.Array, mask: jax.Array, kind: Correction, cap: float
 ) -> jax.Array:

@@ -197,6 +197,8 @@ class Run:
           FdgError: the algorithm does not say how it acts, or the format cannot express its network.
         """
         check_arguments(Run.export, locals())
+        if isinstance(self.algorithm, Sweep):
+            return self.member(agent).export(path, format=format, greedy=greedy)
         if callable(getattr(self.algorithm, "export", None)):
             return exporting.export_own_way(self.algorithm, self._state_of(agent), Path(path), format)
         evaluation.require_actor(self.algorithm, "be exported")

@@ -30,7 +30,7 @@ from fdg.training.job import MOST_AGENTS
 from fdg.training.population import Population
 
 _MOST_CHECKED = 256  # points, one by one
-_OF_A_STATE = ("actor", "evaluate")  # methods of an algorithm that take its state
+_OF_A_STATE = ("actor", "evaluate", "examples")  # methods of an algorithm that take its state
 
 
 class SweptState(NamedTuple):

@@ -353,6 +353,39 @@ def test_demonstrations_in_packed_rows_are_learned_from_as_in_rows_of_their_own(
     assert len(set(lengths.tolist())) > 1
 
 
+@pytest.mark.parametrize("name", ["grpo", "ppo_rlhf"])
+def test_beyond_its_cap_entropy_pays_nothing(name):
+    """By the gradient: under a cap that every token's entropy is above, that of no bonus at all."""
+
+    def gradient(**fields):
+        algorithm = made(name, group_size=2, **fields)
+        state = algorithm.init(jax.random.key(0))
+        after, metrics = jax.jit(algorithm.iterate)(state)
+        assert metrics["entropy"] > 1
+        return after.parameters
+
+    none = gradient()
+    assert_same(gradient(entropy_coefficient=10.0, entropy_cap=1e-3), none, tolerance=0)
+    with pytest.raises(AssertionError):
+        assert_same(gradient(entropy_coefficient=10.0, entropy_cap=1e3), none, tolerance=0)
+    with pytest.raises(FdgError, match="entropy_cap=0: it must be above zero, or None"):
+        made(name, entropy_cap=0)
+
+
+def test_a_sweep_says_what_it_samples_and_each_of_its_agents_can_be_exported(tmp_path):
+    run = fdg.sweep(
+        made("grpo", group_size=2),
+        {"learning_rate": [1e-3, 1e-2], "entropy_coefficient": [0.0]},
+        out=tmp_path / "run", total_steps=8, devices=1, eval_episodes=0, progress=False,
+    )  # fmt: skip
+    rows = (tmp_path / "run" / "samples" / "00000001.jsonl").read_text().splitlines()
+    assert json.loads(rows[0])["iteration"] == 1
+    for agent in (0, 1):
+        run.export(tmp_path / str(agent), agent=agent)
+        found = weights.load(tmp_path / str(agent))[1]
+        assert_same(found, run.member(agent).state.parameters, tolerance=0)
+
+
 def test_the_order_of_problems_follows_from_key_and_iteration_alone():
     """Also where a batch begins in one epoch and ends in the next."""
     key = jax.random.key(5)

@@ -123,6 +123,13 @@ def test_values_gain_nothing_beyond_the_clip():
     same(losses.value_error(value, old, target, 0.2), [[0.5 * 1.8**2]])
 
 
+def test_a_bonus_for_entropy_ends_at_its_cap():
+    entropy = jnp.array([[0.2, 0.5, 0.8]])
+    same(losses.entropy_bonus(entropy, None), entropy)
+    same(losses.entropy_bonus(entropy, 0.6), [[0.2, 0.5, 0.6]])
+    same(jax.grad(lambda x: losses.entropy_bonus(x, 0.6).sum())(entropy), [[1.0, 1.0, 0.0]])
+
+
 def test_preferences():
     margin = jnp.array([2.0, -1.0])
     sigmoid = [math.log(1 + math.exp(-0.2)), math.log(1 + math.exp(0.1))]
