@@ -88,8 +88,8 @@ def prepare(config: dict[str, Any]):
         while True:
             some = list(itertools.islice(problems, prompts))
             yield {
-                "prompts": [f"<bos>{prompt}" for prompt, _ in some],
-                "answer": [answer for _, answer in some],
+                "prompts": np.array([f"<bos>{prompt}" for prompt, _ in some]),
+                "answer": np.array([answer for _, answer in some]),
             }
 
     def train() -> None:
