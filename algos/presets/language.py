@@ -34,9 +34,11 @@ _GRPO = Entry(
 )
 # It pays 0.1 for a right form: divided by a group's deviation that would be as much as a right answer's 1.
 _GRPO_COUNTDOWN = _GRPO.but(
-    "countdown's own",
+    "countdown's own, chosen on seeds 100 and 101",
     scale="none",
-    entropy_coefficient=0.01,
+    entropy_coefficient=0.02,
+    entropy_cap=0.3,  # without one, seed 2 had lost all within 60 iterations
+    learning_rate=3e-4,
     temperature=1.0,
     total_steps=768_000,
 )
