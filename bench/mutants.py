@@ -59,7 +59,7 @@ TESTS = (
     ("algos/*memory*.py", "tests/algos/test_recurrent.py tests/algos/test_recurrent_ppo.py"),
     ("algos/*multi*.py", "tests/algos/test_ippo.py tests/algos/test_mappo.py"),
     ("algos/rlhf/*.py", "tests/rlhf/*.py"),
-    ("algos/language/*.py", "tests/language/*.py tests/rlhf/test_algorithms.py"),
+    ("algos/language/*.py", "tests/language/*.py tests/rlhf/test_algorithms.py tests/rlhf/test_runs.py"),
     ("algos/presets/*.py", "tests/algos/test_presets.py tests/envs/test_families.py"),
     ("algos/replay*.py", "tests/algos/test_replay.py tests/algos/test_dqn.py tests/algos/test_sac.py"),
     ("algos/*distribution*.py", "tests/algos/test_c51.py tests/algos/test_qr_dqn.py"),
@@ -88,7 +88,10 @@ TESTS = (
     ("fdg/batch/**.py", "tests/batch/*.py tests/oracle/test_oracle.py tests/conformance/test_bytes.py"),
     ("fdg/tracing/**.py", "tests/tracing/*.py tests/test_fragment.py tests/placing/test_placement.py"),
     ("fdg/placing/sharded.py", "tests/conformance/test_sharded_parameters.py"),
-    ("fdg/placing/staleness/**.py", "tests/placing/test_staleness.py tests/oracle/test_oracle.py"),
+    (
+        "fdg/placing/staleness/**.py",
+        "tests/placing/test_staleness.py tests/placing/test_delayed.py tests/oracle/test_oracle.py",
+    ),
     ("fdg/placing/regions/**.py", "tests/placing/test_regions.py tests/placing/test_effects.py"),
     ("fdg/placing/scheduling/**.py", "tests/placing/test_passes.py tests/placing/test_partition.py"),
     (

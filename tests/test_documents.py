@@ -22,6 +22,7 @@ from fdg.commands.cli import plan_main
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+CODE = ("algos", "bench", "docs", "envs", "fdg", "policies", "tests")
 
 
 def test_readme_code_runs(capsys):
@@ -49,6 +50,13 @@ def test_the_tests_of_an_algorithm_say_where_its_loss_comes_from(name):
     docstring = ast.get_docstring(ast.parse(tests))
     assert re.search(r"arXiv\s\d{4}\.\d{5}", docstring), "which paper"
     assert re.search(r"equation|section|algorithm \w?\d|appendix", docstring), "which line of it"
+
+
+def test_no_file_of_code_is_longer_than_500_lines():
+    """One that is, is more than one thing."""
+    files = [f for folder in CODE for f in (ROOT / folder).rglob("*.py")]
+    lengths = {str(f.relative_to(ROOT)): len(f.read_text().splitlines()) for f in files}
+    assert len(files) > 500 and {f: n for f, n in lengths.items() if n > 500} == {}
 
 
 def test_readme_plan_is_the_printed_one():

@@ -181,8 +181,8 @@ def entropy_bonus(entropy: jax.Array, cap: float | None) -> jax.Array:
 
     A bonus without one never ends: where no response is right nothing else moves the policy, Adam makes full
     steps of it however small its weight, and all tokens become equally likely. Under the cap it keeps tokens
-    from being certain, and beyond it has no gradient. (A bonus that ends where a
-    batch's entropy is at a target: He et al. 2025, arXiv 2505.22312.)
+    from being certain, and beyond it has no gradient. (He et al. 2025, arXiv 2505.22312, end a bonus where
+    the entropy of a batch is at a target.)
 
     Args:
       entropy: `[N, R]` float32, of what each token was drawn from.

@@ -217,3 +217,21 @@ def assert_equal(expected, actual):
     """States and metrics agree to rounding."""
     for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(actual), strict=True):
         np.testing.assert_allclose(b, a, rtol=2e-5, atol=1e-5)
+
+
+# --- what programs are made of ---
+
+TWO = {"actor": "actors", "learner": "learners"}
+START = (("w", 1.0), ("v", 2.0), ("x", 0.5))
+
+
+def act(p, w, x, role="actor", name="act"):
+    return p.fragment(role, name, lambda w, x: (0.5 * w + x,), w, x)[0]
+
+
+def hand_on(p, w, x, role="actor", name="hand"):
+    return p.fragment(role, name, lambda w, x: (Same(0), w - 0.25 * x), w, x)
+
+
+def learn(p, w, y, role="learner", name="learn"):
+    return p.fragment(role, name, lambda w, y: (w + 1.0 + 0.125 * y,), w, y)[0]

@@ -7,7 +7,6 @@ the divergence in the reward: arXiv 1909.08593, equation 2.
 
 import dataclasses
 import functools
-import json
 from typing import ClassVar
 
 import jax
@@ -19,7 +18,7 @@ import algos
 import envs
 import fdg
 import policies
-from algos.language import Decoder, DecoderConfig, weights
+from algos.language import Decoder, DecoderConfig
 from algos.rlhf import data, updates
 from algos.rlhf.group_relative import Batch
 from algos.rlhf.ppo import Judgement
@@ -27,16 +26,8 @@ from algos.rlhf.preferences import paired
 from algos.rlhf.responses import Responses, finished, scores
 from envs.text import CharacterTokenizer, Problem, Prompts, Reply, Reward
 from fdg.errors import FdgError
-from fdg.training.description import describe, rebuild
 from tests.conformance.comparison import assert_same
-
-TASK = "text:addition"
-SMALL = {"num_prompts": 4, "hidden_size": 8, "num_layers": 1, "num_heads": 2}
-
-
-def made(name, **fields):
-    return algos.get(name)(env=envs.make(TASK), **{**SMALL, **fields})
-
+from tests.rlhf.small import SMALL, TASK, made
 
 CASES = {
     "sft": {"num_minibatches": 2, "micro_batch": 1},
@@ -372,20 +363,6 @@ def test_beyond_its_cap_entropy_pays_nothing(name):
         made(name, entropy_cap=0)
 
 
-def test_a_sweep_says_what_it_samples_and_each_of_its_agents_can_be_exported(tmp_path):
-    run = fdg.sweep(
-        made("grpo", group_size=2),
-        {"learning_rate": [1e-3, 1e-2], "entropy_coefficient": [0.0]},
-        out=tmp_path / "run", total_steps=8, devices=1, eval_episodes=0, progress=False,
-    )  # fmt: skip
-    rows = (tmp_path / "run" / "samples" / "00000001.jsonl").read_text().splitlines()
-    assert json.loads(rows[0])["iteration"] == 1
-    for agent in (0, 1):
-        run.export(tmp_path / str(agent), agent=agent)
-        found = weights.load(tmp_path / str(agent))[1]
-        assert_same(found, run.member(agent).state.parameters, tolerance=0)
-
-
 def test_the_order_of_problems_follows_from_key_and_iteration_alone():
     """Also where a batch begins in one epoch and ends in the next."""
     key = jax.random.key(5)
@@ -434,20 +411,6 @@ def test_what_cannot_be_is_refused_in_one_line(name, fields, said):
     assert "\n" not in str(caught.value)
 
 
-def test_a_checkpoint_on_disk_is_what_learning_begins_with(tmp_path):
-    decoder = Decoder(DecoderConfig.tiny(56, hidden_size=8, num_layers=1, num_heads=2, num_kv_heads=1))
-    parameters = jax.jit(decoder.init)(jax.random.key(3))
-    weights.save(tmp_path, decoder, parameters)
-    algorithm = made("sft", model=str(tmp_path))
-    assert algorithm.network == decoder
-    assert_same(parameters, algorithm._first_parameters(jax.random.key(0)), 0)
-    with pytest.raises(FdgError, match="give one"):
-        made("sft", model=str(tmp_path), decoder=decoder)
-    (tmp_path / "model.safetensors").unlink()  # after it was looked at
-    with pytest.raises(jax.errors.JaxRuntimeError, match=f"HostError: {tmp_path}: it has neither"):
-        jax.block_until_ready(algorithm._first_parameters(jax.random.key(0)))
-
-
 def test_an_environment_is_no_text_task():
     with pytest.raises(FdgError, match=r"'CartPole-v1' is no text task: use envs.make\('text:addition'\)"):
         algos.GRPO(env=envs.make("CartPole-v1"))
@@ -460,45 +423,6 @@ def test_prompts_of_somebody_are_answered_or_refused():
         algorithm.answer(state, ["1+1=", "Ω"])
     with pytest.raises(FdgError, match="prompt 0"):
         algorithm.answer(state, ["1" * 50])
-
-
-def test_a_reward_that_raises_is_named_and_the_run_goes_on_where_it_was(tmp_path):
-    """As if it had never happened: the checkpoint of the iteration before is there."""
-    calls = []
-
-    def judge(prompts, responses, answers):
-        if len(prompts) == 4:  # of training, and not of a table of samples
-            calls.append(prompts)
-            if len(calls) == 3:
-                raise ValueError("the judge is asleep")
-        return [len(response) % 3 for response in responses]
-
-    algorithm = dataclasses.replace(
-        made("grpo", group_size=2, num_prompts=2), env=envs.make(TASK).with_reward(judge)
-    )
-    told = {"total_steps": 4 * 4, "devices": 1, "eval_episodes": 0, "progress": False, "checkpoint_every": 1}
-    with pytest.raises(
-        FdgError, match="reward 'judge' of task 'text:addition' raised ValueError: the judge"
-    ) as e:
-        fdg.fit(algorithm, out=tmp_path, **told)
-    assert "\n" not in str(e.value)
-    first = (tmp_path / "metrics.jsonl").read_text()
-    assert first.count("\n") == 2
-    run = fdg.fit(algorithm, out=tmp_path, resume=True, **told)
-    assert (tmp_path / "metrics.jsonl").read_text().startswith(first)
-    # The third iteration asked again what it had asked.
-    assert run.state.iteration == 4 and calls[3] == calls[2] and calls[2] != calls[1]
-
-
-@pytest.mark.parametrize(
-    "env", ["text:addition", "text:addition?digits=1&max_response=7", "text:countdown?count=4"]
-)
-def test_a_run_from_python_can_be_made_again_from_its_file(env):
-    name, parameters = envs.parse(env)
-    algorithm = algos.GRPO(env=envs.make(name, **parameters), **SMALL, variant="dapo", clip_low=0.1)
-    said = json.loads(json.dumps(describe(algorithm, policies.GPUOnly())))
-    assert "rebuilds" not in said
-    assert rebuild(said)[0] == algorithm
 
 
 def test_equal_algorithms_hash_alike():

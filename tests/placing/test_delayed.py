@@ -1,0 +1,191 @@
+"""What staleness delays, and for whom; and what cannot be delayed."""
+
+import jax
+import numpy as np
+import pytest
+
+import algos
+import envs
+import fdg
+import policies
+from tests.placing.versions import (
+    COARSE,
+    GROUPS,
+    START,
+    TWO,
+    Looped,
+    Unrolled,
+    act,
+    assert_equal,
+    delayed_graph,
+    learn,
+    python,
+    rewritten,
+)
+
+# --- what is delayed ---
+
+
+def reads(graph, policy):
+    """Names of the delayed parts of the state, and the fragments that read them."""
+    delayed = fdg.place(graph, policy, 3).delayed
+    paths = list(jax.tree_util.tree_leaves_with_path(graph.state))
+    names = dict.fromkeys(jax.tree_util.keystr(paths[i][0][:1], simple=True) for i in delayed.leaves)
+    return list(names), delayed.readers
+
+
+@pytest.mark.parametrize("name", ["A2C", "A3C", "PPO", "IMPALA"])
+def test_what_the_algorithms_delay(name):
+    parameters = "worker_parameters" if name == "A3C" else "parameters"
+    graph = fdg.trace(getattr(algos, name)(env=envs.make("CartPole-v1"), num_envs=8, hidden=(4,)))
+    assert reads(graph, policies.SingleLearnerCoarse(staleness=1)) == ([parameters], ("act",))
+    names, readers = reads(graph, policies.Central(staleness=1))
+    assert names == [parameters] and {"act", "gradient"} <= set(readers) and "update" not in readers
+
+
+def test_statistics_are_delayed_where_another_group_makes_them():
+    """The learner's group under Coarse; under Central the workers' own."""
+    environment = envs.make("Pendulum-v1")
+    graph = fdg.trace(algos.PPO(env=environment, num_envs=8, hidden=(4,), normalize_observation=True))
+    coarse, _ = reads(graph, policies.SingleLearnerCoarse(staleness=1))
+    central, _ = reads(graph, policies.Central(staleness=1))
+    assert coarse == ["parameters", "observation_statistics"] and central == ["parameters"]
+
+
+@pytest.mark.parametrize(("trips", "late"), [(0, []), (1, ["w"]), (3, ["w"])])
+def test_a_loop_without_a_trip_makes_nothing(trips, late):
+    """Then the actors' own group has made the weight, and waits for nobody."""
+
+    def program(p, s):
+        w = act(p, s["w"], s["x"])
+        (w,) = p.loop(trips, lambda carry, _: (learn(p, carry[0], carry[0]),), (w,))
+        return {"w": w, "v": s["v"], "x": s["x"]}, {}
+
+    delayed = delayed_graph(program, START, COARSE, 1, Looped()).delayed
+    assert [sorted(dict(START))[i] for i in delayed.leaves] == late
+
+
+@pytest.mark.parametrize("trips", [1, 2, 3, 4])
+def test_what_changes_places_in_a_loop_is_the_learners_after_so_many_trips(trips):
+    """Of one trip too many the actors would wait for a weight that nobody makes."""
+
+    def program(p, s):
+        x = act(p, s["w"], s["x"])
+        w, v = p.loop(trips, lambda carry, _: (carry[1], learn(p, carry[0], x)), (s["w"], s["v"]))
+        return {"w": w, "v": v, "x": x}, {}
+
+    looped, unrolled = (
+        delayed_graph(program, START, COARSE, 1, how).delayed for how in (Looped(), Unrolled())
+    )
+    assert looped.leaves == unrolled.leaves
+    assert [sorted(dict(START))[i] for i in looped.leaves] == ([] if trips == 1 else ["w"])
+
+
+def test_a_staleness_that_delays_nothing_says_so():
+    def program(p, s):
+        y = act(p, s["x"], s["x"])
+        return {"w": learn(p, s["w"], y), "v": s["v"], "x": y}, {}
+
+    plan = delayed_graph(program, START, TWO, 2, Looped())
+    assert plan.delayed.leaves == () and plan.delayed.readers == ()
+    assert "staleness 2: delays nothing, for no group with an actor reads what another one makes" in str(plan)
+
+
+# --- what cannot be delayed ---
+
+
+def refused(program, *words, groups=COARSE):
+    with pytest.raises(fdg.PlanError) as error:
+        delayed_graph(program, START, groups, 1, Looped())
+    assert "\n" not in str(error.value)
+    for word in ("staleness=1", *words):
+        assert word in str(error.value), str(error.value)
+
+
+@pytest.mark.parametrize("how", ["branch", "while"])
+def test_a_fragment_that_may_hand_on_or_compute(how):
+    def either(w, x):
+        if how == "branch":
+            return jax.lax.cond(x > 0, lambda w: w, lambda w: 2 * w, w), x
+        return jax.lax.while_loop(lambda w: w < x, lambda w: 2 * w, w), x
+
+    def program(p, s):
+        w, x = p.fragment("actor", "act", either, s["w"], s["x"])
+        return {"w": learn(p, w, x), "v": s["v"], "x": x}, {}
+
+    refused(program, "'act' (actors)", "state['w']", "'learn'", "float32[]", "jnp.where", "staleness=0")
+
+
+def test_such_a_fragment_is_fine_where_one_version_is_read():
+    """The learner that may skip its update: nobody reads another version of what it makes."""
+
+    def program(p, s):
+        x = act(p, s["w"], s["x"])
+        (w,) = p.fragment(
+            "learner",
+            "learn",
+            lambda w, x: (jax.lax.cond(x > 1, lambda w: w + x, lambda w: w, w),),
+            s["w"],
+            x,
+        )
+        return {"w": w, "v": act(p, s["v"], s["w"]), "x": x}, {}
+
+    def by_hand(p, s):
+        x = act(p, s["w"], s["x"])
+        (w,) = p.fragment("learner", "learn", lambda w, x: (w + x * (x > 1),), s["w"], x)
+        return {"w": w, "v": act(p, s["v"], s["w"]), "x": x}, {}
+
+    expected = python(by_hand, START, TWO, 2, 6)
+    assert_equal(expected, rewritten(program, START, TWO, 2, 6, Looped()))
+
+
+@pytest.mark.parametrize("reader", ["nobody", "the update"])
+@pytest.mark.parametrize("groups", ["coarse", "central", "three"])
+def test_what_a_fragment_makes_or_hands_on_is_its_own_version(groups, reader):
+    """Whoever reads it, if anybody: a loop with no trip hands on, a branch taken makes; neither is proved."""
+
+    def maybe(w, x):
+        looped, _ = jax.lax.while_loop(lambda s: s[1] < x, lambda s: (s[0] / 2, s[1] + 1), (w, 0.0))
+        return looped, jax.lax.cond(x > 1, lambda w: 3 * w, lambda w: w, w), w + x
+
+    def by_hand(w, x):
+        trips = np.maximum(np.ceil(x), 0)
+        return w / 2**trips, 3 * w if x > 1 else w, w + x
+
+    def program(function):
+        def lines(p, s):
+            looped, branched, x = p.fragment("actor", "act", function, s["w"], s["x"])
+            nested = p.fragment("actor", "outer", lambda w, x: (function(w, x)[2],), s["w"], x)[0]
+            if reader == "nobody":
+                return {"w": learn(p, s["w"], nested, "update"), "v": s["v"], "x": x}, {}
+            inside = act(p, looped, branched)
+            return {"w": learn(p, s["w"], inside, "update"), "v": s["v"], "x": x}, {}
+
+        return lines
+
+    expected = python(program(by_hand), START, GROUPS[groups], 1, 4)
+    assert_equal(expected, rewritten(program(maybe), START, GROUPS[groups], 1, 4, Looped()))
+
+
+def test_an_effect_is_not_repeated():
+    def shown(w):
+        jax.debug.print("{}", w)
+        return jax.experimental.io_callback(lambda w: w, w, w)
+
+    def program(p, s):
+        x = act(p, p.glue(shown, s["w"]), s["x"])
+        return {"w": learn(p, s["w"], x), "v": s["v"], "x": x}, {}
+
+    refused(program, "io_callback", "has an effect", "state['w']", "'act' (actors)", groups=TWO)
+
+
+def test_actor_and_learner_that_take_turns_within_a_while_loop():
+    def program(p, s):
+        def trip(carry, i):
+            w, x = carry
+            return learn(p, w, x), act(p, p.glue(lambda w: 2 * w, w), x)
+
+        w, x = p.loop(2, trip, (s["w"], s["x"]), "while")
+        return {"w": w, "v": s["v"], "x": x}, {}
+
+    refused(program, "'act' (actors)", "'learn' (learners)", "take turns", "use staleness=0", groups=TWO)
