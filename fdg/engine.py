@@ -56,9 +56,7 @@ class Engine:
         self._init = jax.jit(
             self._init_leaves,
             out_shardings=self._shardings if whole else None,
-            compiler_options=xla_options(
-                devices[0].platform if whole else jax.default_backend(), seldom=True
-            ),
+            compiler_options=xla_options(devices[0].platform if whole else jax.default_backend()),
         )
         self._returned = Remembered()
         self._iterations = 0  # that led to what was returned, as far as they were done here

@@ -22,8 +22,8 @@ from fdg.errors import FdgError
 # slowed the whole core down, in the first that had them, LLVM's 256 stay.
 _WIDE = {"xla_cpu_prefer_vector_width": 512}
 
-# LLVM's first level of three, for programs that run once or seldom: they compile in a tenth to a third less
-# of a core's time, with the same bits (docs/decisions/062). Below it is code that rounds otherwise.
+# LLVM's first level of three: programs compile in a tenth to a third less of a core's time, and are no slower
+# (docs/decisions/062). Below it is code that rounds otherwise.
 _QUICK_TO_COMPILE = {"xla_backend_optimization_level": 1}
 
 # None is used unless it is asked for (`--xla-options preset`): no GPU was at hand to measure them on.
@@ -66,12 +66,11 @@ def choose_xla_options(text: str | None) -> None:
         _chosen.update(_named(str(text)))
 
 
-def xla_options(platform: str, seldom: bool = False) -> dict[str, Any]:
+def xla_options(platform: str) -> dict[str, Any]:
     """The options to compile a program with, on "cpu", "gpu" or "tpu".
 
     Args:
       platform: of its devices.
-      seldom: whether it runs so seldom that compiling it counts for more.
 
     Of a preset those that the installed XLA knows and that the user's `XLA_FLAGS` do not set.
 
@@ -90,7 +89,7 @@ def xla_options(platform: str, seldom: bool = False) -> dict[str, Any]:
         return dict(_chosen)
     own = set(re.findall(r"--(xla_\w+)", os.environ.get("XLA_FLAGS", "")))
     options = {
-        **(_QUICK_TO_COMPILE if kind == "cpu" and seldom else {}),
+        **(_QUICK_TO_COMPILE if kind == "cpu" else {}),
         **(_WIDE if kind == "cpu" and has_wide_vectors() else {}),
         **(PRESETS.get(kind, {}) if PRESET in _chosen else {}),
     }

@@ -145,7 +145,7 @@ def _program(algorithm: Any, episodes: int, greedy: bool, several: bool) -> Call
             found = play_episodes(algorithm.env, algorithm.actor(state), key, episodes, greedy)
         return {name: found[name] for name in ("return", "returns", "lengths") if name in found}
 
-    options = xla_options(jax.default_backend(), seldom=True)
+    options = xla_options(jax.default_backend())
     return jax.jit(jax.vmap(play) if several else play, compiler_options=options)
 
 

@@ -43,17 +43,17 @@ def test_wide_vectors_unless_something_else_is_said(monkeypatch):
     assert xla_options.xla_options("cpu") == {}
 
 
-def test_what_runs_seldom_compiles_on_the_first_level_unless_something_else_is_said(monkeypatch):
+def test_programs_compile_on_the_first_level_unless_something_else_is_said(monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(xla_options, "has_wide_vectors", lambda: False)
     monkeypatch.setenv("XLA_FLAGS", "")
-    assert xla_options.xla_options("cpu", seldom=True) == {"xla_backend_optimization_level": 1}
-    assert xla_options.xla_options("cpu") == xla_options.xla_options("gpu", seldom=True) == {}
+    assert xla_options.xla_options("cpu") == {"xla_backend_optimization_level": 1}
+    assert xla_options.xla_options("gpu") == {}
     monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=3")
-    assert xla_options.xla_options("cpu", seldom=True) == {}
+    assert xla_options.xla_options("cpu") == {}
     monkeypatch.setenv("XLA_FLAGS", "")
     choose_xla_options("none")
-    assert xla_options.xla_options("cpu", seldom=True) == {}
+    assert xla_options.xla_options("cpu") == {}
 
 
 def test_presets_are_known_to_the_installed_xla():
