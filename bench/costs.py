@@ -1,7 +1,7 @@
 """Predicted against measured: what the cost model of `fdg.costs` says of an iteration, and what it takes.
 
     python -m bench.costs measure        each cell in a process of its own; goes on where it was stopped
-    python -m bench.costs fit            from one half: what remains of each class when XLA joins operations
+    python -m bench.costs fit            from one half: what joining leaves, what is lost (`costs_fit`)
     python -m bench.costs report         the other half: rank, median error, choices, the worst ten
     python -m bench.costs memory         predicted peak by XLA's own, of jobs of its own (`costs_memory`)
     python -m bench.costs search         CPU seconds of a choice among 244 candidates
@@ -103,11 +103,9 @@ def measure_one(text: str) -> dict[str, Any]:
     import jax
 
     import fdg
-    from fdg.costs.loads import loads
     from fdg.costs.machine import cluster_of
     from fdg.costs.measuring import iteration_seconds
     from fdg.costs.prediction import predict
-    from fdg.costs.program_time import raw_seconds
 
     cell = cell_of(json.loads(text))
     fdg.host_devices(cell.devices)
@@ -116,15 +114,9 @@ def measure_one(text: str) -> dict[str, Any]:
     plan = fdg.place(algorithm, policy, devices)
     cluster = cluster_of(devices)
     prediction = predict(plan, cluster)
-    classes = {}
-    if plan.schedule is None:
-        (load,) = loads(plan)
-        wide, narrow = raw_seconds(load.work, cluster.kind)
-        classes = {"wide": dict(wide), "narrow": dict(narrow)}
     return {
         "seconds": iteration_seconds(algorithm, policy, devices),
         "predicted": prediction.seconds,
-        "classes": classes,
         "collectives": [dataclasses.asdict(c) for p in plan.programs for c in p.collectives],
         "shares": dict(prediction.shares),
         "rates": cluster.note,
@@ -181,45 +173,13 @@ def read() -> dict[str, Any]:
     return json.loads(CELLS.read_text()) if CELLS.exists() else {"cells": {}}
 
 
-# --- fitting and reporting ---
+# --- reporting ---
 
 
 def measured_cells() -> list[tuple[Cell, Mapping[str, Any]]]:
     """The cells that were measured, with what was found."""
     found = [(cell_of(json.loads(key)), value) for key, value in read()["cells"].items()]
     return [(cell, value) for cell, value in found if "seconds" in value]
-
-
-def fit() -> dict[str, float]:
-    """What remains of each class, by least squares of relative errors, from one-device cells of one half.
-
-    Devices that share cores and exchange are left out: their rates are calibrated, not fitted.
-    """
-    import numpy as np
-    from scipy.optimize import lsq_linear
-
-    from fdg.costs.overheads import OVERHEADS
-    from fdg.costs.program_time import CLASSES, JOINED
-
-    cluster = measured_on(1)
-    cores = OVERHEADS["cpu"].cores(cluster.cores or 1)
-    gain = 1 + cluster.kind.rate("parallel") * (cores - 1)
-    rows, names = [], list(CLASSES)
-    for cell, found in measured_cells():
-        if cell.is_fitted and cell.devices == 1 and found["classes"]:
-            wide, narrow = found["classes"]["wide"], found["classes"]["narrow"]
-            parts = [wide.get(name, 0.0) / gain + narrow.get(name, 0.0) for name in names]
-            rows.append([part / found["seconds"] for part in parts])
-    matrix = np.array(rows)
-    prior = np.array([JOINED["cpu"][name] for name in names])
-    # A little of what is known already, for classes that few cells have.
-    weight = 0.1
-    stacked = np.vstack([matrix * prior, weight * np.eye(len(names))])
-    wanted = np.concatenate([np.ones(len(rows)), weight * np.ones(len(names))])
-    solution = prior * lsq_linear(stacked, wanted, bounds=(0.02, 50)).x
-    fitted = {name: round(float(value), 3) for name, value in zip(names, solution, strict=True)}
-    print(f"fitted to {len(rows)} cells; enter these in fdg/costs/program_time.py:\n{json.dumps(fitted)}")
-    return fitted
 
 
 def measured_on(devices: int) -> Any:
@@ -306,6 +266,8 @@ def main() -> None:
     elif given.what == "one":
         print(json.dumps(measure_one(given.cell)))
     elif given.what == "fit":
+        from bench.costs_fit import fit
+
         fit()
     elif given.what == "report":
         report(given.half, given.again)

@@ -20,7 +20,7 @@ from fdg.costs import traffic
 from fdg.costs.hardware import Cluster
 from fdg.costs.loads import Load, loads
 from fdg.costs.memory import plan_memory
-from fdg.costs.overheads import OVERHEADS
+from fdg.costs.overheads import OVERHEADS, Overheads
 from fdg.costs.program_time import Seconds, seconds_of
 from fdg.costs.simulation import Simulation, Trace
 from fdg.costs.stepping import HOST, Cost, Stepper, loop_lengths
@@ -76,6 +76,7 @@ def predict(
     cluster: Cluster,
     *,
     joined: Mapping[str, float] | None = None,
+    overheads: Overheads | None = None,
     exactly: bool = False,
     stragglers: int | None = None,
 ) -> Prediction:
@@ -84,7 +85,7 @@ def predict(
     Args:
       plan: whose devices are those of the cluster, host by host.
       cluster: at least as many devices.
-      joined: in place of `program_time.JOINED`.
+      joined, overheads: in place of `program_time.JOINED` and of `overheads.OVERHEADS` of the platform.
       exactly: simulates every trip of long loops, and does not go on from some of them.
       stragglers: a seed, to draw each program's time anew; None for its mean.
 
@@ -96,7 +97,7 @@ def predict(
             f"a plan for {plan.num_devices} devices does not go on a cluster of {cluster.devices}:"
             f" use --devices {cluster.devices}, or more hosts"
         )
-    model = _Model(plan, cluster, joined)
+    model = _Model(plan, cluster, joined, overheads)
     slow = _stragglers(cluster, stragglers)
     if plan.schedule is None:
         return _of_one(model, slow)
@@ -119,10 +120,16 @@ def _stragglers(cluster: Cluster, seed: int | None) -> Callable[[int], float]:
 class _Model:
     """What the parts of a plan cost on a cluster."""
 
-    def __init__(self, plan: Plan, cluster: Cluster, joined: Mapping[str, float] | None):
+    def __init__(
+        self,
+        plan: Plan,
+        cluster: Cluster,
+        joined: Mapping[str, float] | None = None,
+        overheads: Overheads | None = None,
+    ):
         self.plan, self.cluster = plan, cluster
         self.groups = {group.name: group for group in plan.groups}
-        self.lost = OVERHEADS[cluster.kind.platform]
+        self.lost = OVERHEADS[cluster.kind.platform] if overheads is None else overheads
         self.loads = loads(plan)
         self.seconds = {load.program: self._seconds(load, joined) for load in self.loads}
         self.sent = {load.program: self._sent(load) for load in self.loads}
@@ -312,5 +319,5 @@ def _shares(
 
 def program_parts(plan: Plan, cluster: Cluster) -> Mapping[str, Mapping[str, float]]:
     """Seconds of each program of a plan by what they go to, alone on its host, each time that it runs."""
-    model = _Model(plan, cluster, None)
+    model = _Model(plan, cluster)
     return {load.program: model.parts(load) for load in model.loads}
