@@ -3,6 +3,7 @@
     python -m bench.costs measure        each cell in a process of its own; goes on where it was stopped
     python -m bench.costs fit            from one half: what joining leaves, what is lost (`costs_fit`)
     python -m bench.costs report         the other half: rank, median error, choices, the worst ten
+    python -m bench.costs processes      two processes: measured, and with the calibration's sockets predicted
     python -m bench.costs memory         predicted peak by XLA's own, of jobs of its own (`costs_memory`)
     python -m bench.costs search         CPU seconds of a choice among 244 candidates
     python -m bench.costs paper          MSRL's two clusters, and 4,096 H100s: figures and pictures
@@ -253,7 +254,9 @@ def search() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.costs", description=__doc__)
-    parser.add_argument("what", choices=("measure", "one", "fit", "report", "memory", "search", "paper"))
+    parser.add_argument(
+        "what", choices=("measure", "one", "fit", "report", "processes", "memory", "search", "paper")
+    )
     parser.add_argument("cell", nargs="?", default="")
     parser.add_argument("--only", default="", help="cells whose name holds this")
     parser.add_argument("--again", action="store_true", help="measure, or predict, what was already")
@@ -271,6 +274,10 @@ def main() -> None:
         fit()
     elif given.what == "report":
         report(given.half, given.again)
+    elif given.what == "processes":
+        from bench.costs_processes import processes
+
+        processes(given.again)
     elif given.what == "memory":
         from bench.costs_memory import memory
 

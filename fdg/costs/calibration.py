@@ -8,7 +8,6 @@ how much quicker one device is that has all cores is measured beside it.
 
 import dataclasses
 import datetime
-import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,23 +16,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 from scipy.optimize import nnls
 
 from fdg.cores import usable_cores
-from fdg.costs import published
+from fdg.costs import links, published
 from fdg.costs.hardware import DeviceKind, Figure, Link
 from fdg.costs.machine import MEASURED, REFERENCE, SHARED_MEMORY, SOCKETS, Calibration, fingerprint
 from fdg.errors import FdgError, UnknownNameError
-from fdg.lowering.mesh import make_mesh
 from fdg.profiling.repeating import Repeated, compile_all
 from fdg.profiling.work import Product, Work, work_of
 
 ROUNDS = 5
 _SMALL, _LARGE = 2**18, 2**26  # bytes of arrays: in the cache, and in memory
 _NOTHING = 1e-16  # seconds of a FLOP or a byte: what a fit leaves of those that take no time
-_MUCH = 2**22  # bytes of an all-reduce whose bytes count
-_AXIS = "device"
 Say = Callable[[str], None]
 
 
@@ -76,8 +71,12 @@ def calibrate(devices: Sequence[jax.Device], say: Say = lambda line: None) -> Ca
         figures.update(_host_figures())
     say("links")
     figures.update(_transfer_figure(devices))
-    inside = _link(devices, say) or (SHARED_MEMORY if is_cpu else _published_links(first)[0])
-    between = SOCKETS if is_cpu else _published_links(first)[1]
+    if is_cpu:
+        inside = links.among(devices, "shared memory", say) or SHARED_MEMORY
+        between = links.between_processes(say) or SOCKETS
+    else:
+        inside, between = _published_links(first)
+        inside = links.among(devices, f"links of {first.device_kind}", say) or inside
     memory = (first.memory_stats() or {}).get("bytes_limit") if not is_cpu else None
     if memory:
         figures["memory_bytes"] = Figure(float(memory), 0.0, "what the allocator says")
@@ -298,75 +297,3 @@ def _moving(devices: Sequence[jax.Device], arrays: int) -> list[float]:
         samples.append((time.perf_counter() - begun) / 50)
         jax.block_until_ready(arrived)
     return samples
-
-
-# --- links ---
-
-
-def _link(devices: Sequence[jax.Device], say: Say) -> Link | None:
-    """Among devices: from all-reduces of little and of much, on two of them and on all.
-
-    What a collective takes besides its bytes is how much longer some work takes with one behind it: devices
-    that meet at once, one time after the other, find each other awake, and after work they do not.
-    """
-    if len(devices) < 2:
-        return None
-    counts = [2] if len(devices) < 4 else [2, len(devices)]
-    programs = {(count, how): _worked(devices[:count], how) for count in counts for how in ("", "little")}
-    programs[2, "much"] = _worked(devices[:2], "much")
-    say("collectives")
-    compile_all(programs.values())
-    taken: dict[tuple[int, str], list[float]] = {key: [] for key in programs}
-    for _ in range(2 * ROUNDS):
-        for key, one in programs.items():
-            one.samples.clear()
-            one.measure()
-            taken[key].append(one.seconds)
-    met = {
-        count: [b - a for a, b in zip(taken[count, ""], taken[count, "little"], strict=True)]
-        for count in counts
-    }
-    typical = {count: max(1e-7, statistics.median(each)) for count, each in met.items()}
-    spread = round(statistics.median(abs(each - typical[2]) for each in met[2]) / typical[2], 3)
-    latency = 0.0
-    if len(counts) > 1:
-        rounds = 2 * (math.log2(counts[1]) - 1)
-        latency = max(0.0, (typical[counts[1]] - typical[2]) / rounds)
-    call = max(1e-7, typical[2] - 2 * latency)
-    longer = min(taken[2, "much"]) - min(taken[2, "little"])
-    platform = devices[0].platform
-    name = "shared memory" if platform == "cpu" else f"links of {devices[0].device_kind}"
-    return Link(
-        name,
-        Figure(latency, spread, _measured()),
-        Figure(_MUCH / max(longer, 1e-9), spread, _measured()),
-        Figure(call, spread, _measured()),
-    )
-
-
-def _worked(devices: Sequence[jax.Device], how: str) -> Repeated:
-    """Some work on each device, and an all-reduce of "little" or "much" behind it, or none.
-
-    Of an all-reduce twice (n - 1) / n of the bytes pass each device.
-    """
-    mesh = make_mesh(devices, _AXIS)
-    split, whole = PartitionSpec(_AXIS), PartitionSpec()
-
-    def work(x: jax.Array, weights: jax.Array, large: jax.Array) -> list[jax.Array]:
-        for _ in range(4):
-            x = jnp.tanh(x @ weights)
-        if how == "little":
-            x = x + 1e-6 * jax.lax.psum(x[0], _AXIS)
-        if how == "much":
-            large = jax.lax.psum(large + x[0, 0], _AXIS) * 0.5
-        return [x, large]
-
-    specs = split, whole, split
-    function = jax.shard_map(work, mesh=mesh, in_specs=specs, out_specs=[split, split], check_vma=False)
-    arguments = [
-        jnp.ones((len(devices) * 256, 64), jnp.float32),
-        jnp.eye(64, dtype=jnp.float32),
-        jnp.ones((len(devices), _MUCH // 4), jnp.float32),
-    ]
-    placed = [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in zip(arguments, specs, strict=True)]
-    return Repeated(function, placed, {0: 0, 1: 2})

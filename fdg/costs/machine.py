@@ -108,10 +108,6 @@ class Calibration:
     def as_json(self) -> dict[str, Any]:
         """Of numbers, strings and dicts."""
 
-        def link(one: Link) -> dict[str, Any]:
-            figures = {"latency": one.latency, "bandwidth": one.bandwidth, "call": one.call}
-            return {"name": one.name, **{name: figure._asdict() for name, figure in figures.items()}}
-
         return {
             "version": VERSION,
             "machine": dict(self.machine),
@@ -120,8 +116,8 @@ class Calibration:
             "cores": self.cores,
             "kind": {"name": self.kind.name, "platform": self.kind.platform},
             "figures": {name: figure._asdict() for name, figure in self.kind.figures.items()},
-            "inside": link(self.inside),
-            "between": link(self.between),
+            "inside": link_as_json(self.inside),
+            "between": link_as_json(self.between),
         }
 
 
@@ -164,7 +160,7 @@ def read(path: Path) -> Calibration:
     try:
         figures = {name: Figure(**figure) for name, figure in stored["figures"].items()}
         kind = DeviceKind(stored["kind"]["name"], stored["kind"]["platform"], figures)
-        inside, between = (_link(stored[word]) for word in ("inside", "between"))
+        inside, between = (link_from_json(stored[word]) for word in ("inside", "between"))
         return Calibration(
             stored["machine"], kind, inside, between, stored["cores"], stored["date"], stored["seconds"]
         )
@@ -172,7 +168,14 @@ def read(path: Path) -> Calibration:
         raise FdgError(f"{path} is no whole calibration ({error}): remove it, and {FIX}") from None
 
 
-def _link(stored: Mapping[str, Any]) -> Link:
+def link_as_json(link: Link) -> dict[str, Any]:
+    """Of numbers, strings and dicts."""
+    figures = {"latency": link.latency, "bandwidth": link.bandwidth, "call": link.call}
+    return {"name": link.name, **{name: figure._asdict() for name, figure in figures.items()}}
+
+
+def link_from_json(stored: Mapping[str, Any]) -> Link:
+    """What `link_as_json` made."""
     latency, bandwidth, call = (Figure(**stored[name]) for name in ("latency", "bandwidth", "call"))
     return Link(stored["name"], latency, bandwidth, call)
 

@@ -5,7 +5,7 @@ import types
 import jax
 import pytest
 
-from fdg.costs import calibration
+from fdg.costs import calibration, links
 from fdg.costs.calibration import Timed
 from fdg.errors import FdgError
 from fdg.profiling.work import Product, work_of
@@ -106,17 +106,25 @@ def test_links_by_little_and_much_on_two_and_on_all(monkeypatch, devices, count,
 
     def worked(some, how):
         rounds = {2: 1, 4: 3, 8: 5}[len(some)]
-        size = {"": 0, "little": 0, "much": calibration._MUCH}[how]
+        size = {"": 0, "little": 0, "much": links._MUCH}[how]
         meeting = 2e-6 + rounds * 1.5e-6 + 1.5e-6 if how else 0.0
         once = 8e-5 + meeting + size / 1e9
-        return Fake(once + 1e-3 * (i == 1) for i in range(2 * calibration.ROUNDS))
+        return Fake(once + 1e-3 * (i == 1) for i in range(links.ROUNDS))
 
-    monkeypatch.setattr(calibration, "_worked", worked)
-    monkeypatch.setattr(calibration, "compile_all", lambda programs: None)
-    link = calibration._link(devices[:count], print)
+    monkeypatch.setattr(links, "_worked", worked)
+    monkeypatch.setattr(links, "compile_all", lambda programs: None)
+    link = links.among(devices[:count], "wires", print)
     assert (link.latency.value, link.call.value) == pytest.approx((latency, call), rel=1e-6)
     assert link.bandwidth.value == pytest.approx(1e9)
-    assert calibration._link(devices[:1], print) is None
+    assert links.among(devices[:1], "wires", print) is None
+
+
+def test_sockets_by_two_processes_of_this_machine(monkeypatch):
+    link = links.between_processes(print)
+    assert link is not None and link.name == "sockets of this host"
+    assert 1e-5 < link.call.value < 1 and 1e6 < link.bandwidth.value < 1e12
+    monkeypatch.setattr(links.sys, "executable", "/bin/false")
+    assert links.between_processes(print) is None
 
 
 def test_devices_of_two_kinds_are_calibrated_one_by_one():

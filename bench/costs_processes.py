@@ -1,0 +1,98 @@
+"""Predicted against measured for two processes of this machine, a CPU device each (`bench.costs processes`).
+
+Rates are those of this machine's calibration, the sockets between the processes among them. The processes
+share its cores, so each is a host of half of them.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from typing import Any
+
+from bench import costs
+from bench.costs import Cell
+
+STORED = costs.ROOT / "bench" / "costs_processes.json"
+_TIMEOUT = 300
+
+
+def cells() -> list[Cell]:
+    """Three algorithms, all on both processes, or actors on one and the learner on the other."""
+    jobs = [
+        ("PPO", "CartPole-v1", (("num_envs", 256), ("num_steps", 32))),
+        ("PPO", "Pendulum-v1", (("num_envs", 128), ("num_steps", 64), ("hidden", (256, 256)))),
+        ("PQN", "CartPole-v1", (("num_envs", 128), ("num_steps", 32))),
+    ]
+    ways: list[tuple[str, Any]] = [("GPUOnly", ())]
+    ways += [("SingleLearnerCoarse", (("staleness", k),)) for k in (0, 1, 2)]
+    return [Cell(*job, policy, sizes, 2) for job in jobs for policy, sizes in ways]
+
+
+def predicted(cell: Cell) -> float:
+    """Seconds of an iteration, with the calibration that is kept beside the cells."""
+    import fdg
+    from fdg.costs import machine
+    from fdg.costs.hardware import Cluster
+    from fdg.costs.prediction import predict
+
+    found = machine.read(costs.CALIBRATION)
+    cluster = Cluster(found.kind, 1, 2, found.inside, found.between, cores=max(1, (found.cores or 2) // 2))
+    return predict(fdg.place(*costs.build(cell), 2), cluster).seconds
+
+
+def measured(cell: Cell) -> float:
+    """Seconds of an iteration, from two children."""
+    from fdg.processes.ports import free_port
+
+    words = [sys.executable, "-m", "bench.costs_processes", f"localhost:{free_port('localhost')}"]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "text": True, "env": environment, "cwd": costs.ROOT}
+    children = [subprocess.Popen([*words, index, cell.key], **pipes) for index in ("0", "1")]
+    try:
+        said = [child.communicate(timeout=_TIMEOUT)[0] for child in children]
+    finally:
+        for child in children:
+            child.kill()
+    return float(said[0].splitlines()[-1])
+
+
+def processes(again: bool) -> None:
+    """Measures what was not yet, and prints all."""
+    from bench.machine import described
+
+    stored = json.loads(STORED.read_text()) if STORED.exists() and not again else {"cells": {}}
+    for cell in cells():
+        if cell.key not in stored["cells"]:
+            stored["cells"][cell.key] = measured(cell)
+            stored["machine"] = described()
+            STORED.write_text(json.dumps(stored, indent=1) + "\n")
+    ratios = []
+    for cell in cells():
+        seconds, expected = stored["cells"][cell.key], predicted(cell)
+        ratios.append(expected / seconds)
+        print(
+            f"{ratios[-1]:6.2f}  measured {seconds * 1e3:9.3f} ms  predicted {expected * 1e3:9.3f} ms  {cell}"
+        )
+    error = statistics.median(abs(ratio - 1) for ratio in ratios)
+    print(f"{len(ratios)} cells of two processes: median error {error:.1%}")
+
+
+def main(address: str, index: int, key: str) -> None:
+    """One of the two children: the first prints seconds of an iteration."""
+    import jax
+
+    from fdg.costs.measuring import iteration_seconds
+    from fdg.processes import distributed
+
+    distributed.initialize(address, 2, index)
+    cell = costs.cell_of(json.loads(key))
+    seconds = iteration_seconds(*costs.build(cell), jax.devices())
+    if distributed.is_first():
+        print(seconds, flush=True)
+    distributed.leave()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
