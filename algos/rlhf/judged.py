@@ -27,6 +27,11 @@ class JudgedAgent(LanguageAgent):
     evaluations are of.
     """
 
+    # What `fdg.train` says where every response so far was worth the same.
+    advice_without_rewards: ClassVar[str] = (
+        "begin with imitation: train --algo sft on the same --env, and give its run directory to --from"
+    )
+
     # The reward model is the one named here, whatever an earlier run had.
     begins_as: ClassVar[dict[str, tuple[str, ...]]] = {**LanguageAgent.begins_as, ".reward_model": ()}
 

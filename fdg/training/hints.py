@@ -5,6 +5,8 @@ from collections.abc import Iterable
 
 _PART = 10  # of the run: so much has to have passed
 _VALUES = 3  # mean returns of iterations: one alone is always the same as itself
+_EXPLORE = "more exploration (--entropy-coefficient, --epsilon-end)"
+_ADVICE = f"try another --algo or --preset, more --num-envs, or {_EXPLORE}"
 
 
 class Unchanged:
@@ -16,11 +18,13 @@ class Unchanged:
     Args:
       num_iterations: of the whole run.
       start: iterations that were done before; a resumed run is not told again.
+      advice: what may help; None for what helps most algorithms.
     """
 
-    def __init__(self, num_iterations: int, start: int = 0):
+    def __init__(self, num_iterations: int, start: int = 0, advice: str | None = None):
         self._after = math.ceil(num_iterations / _PART)
         self._done = start >= self._after
+        self._advice = advice or _ADVICE
         self._count, self._lowest, self._highest = 0, math.inf, -math.inf
 
     def look(self, iteration: int, env_steps: int, returns: Iterable[float]) -> str | None:
@@ -43,6 +47,5 @@ class Unchanged:
             return None
         return (
             f"hint: after {env_steps:,} steps every episode has returned {self._lowest:,.1f}, so there is"
-            " nothing to learn from yet: try another --algo or --preset, more --num-envs, or more exploration"
-            " (--entropy-coefficient, --epsilon-end)"
+            f" nothing to learn from yet: {self._advice}"
         )

@@ -69,7 +69,9 @@ class Recorder:
         self._loggers, self._callbacks = loggers, callbacks
         self._finite, self._lost = finite, lost
         self._per_agent = getattr(job.algorithm, "recorded_per_agent", ())
-        self._unchanged = Unchanged(job.num_iterations, iteration)
+        self._unchanged = Unchanged(
+            job.num_iterations, iteration, getattr(job.algorithm, "advice_without_rewards", None)
+        )
         self._clock = time.perf_counter()
         self._latest: tuple[PendingMetrics, dict[str, Any]] | None = None
 

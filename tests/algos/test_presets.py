@@ -194,6 +194,14 @@ def test_a_hint_waits_for_episodes_to_end():
     assert "after 5,000 steps" in unchanged.look(10, 5000, [-200.0])
 
 
+def test_the_hint_says_what_the_algorithm_advises():
+    said = [
+        Unchanged(num_iterations=20, advice=advice).look(2, 1000, [0.0, 0.0, 0.0])
+        for advice in (None, algos.GRPO.advice_without_rewards)
+    ]
+    assert "try another --algo" in said[0] and "--algo sft" in said[1] and "--num-envs" not in said[1]
+
+
 def test_a_resumed_run_is_not_told_again():
     unchanged = Unchanged(num_iterations=20, start=2)
     assert unchanged.look(3, 1500, [-1.0]) is None
