@@ -70,7 +70,7 @@ EXPERIMENTS = {
     ),
     "addition-of-two-digits": Experiment(
         "text:addition?smallest=10&max_response=4",
-        *(0.25, 20, {"total_steps": 128_000}, {"total_steps": 614_400}, 0.98),
+        *(0.25, 5, {"total_steps": 128_000}, {"total_steps": 614_400}, 0.98),
     ),
     "addition-padded": Experiment(
         "text:addition?padded=True&max_response=4",
