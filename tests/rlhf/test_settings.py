@@ -22,7 +22,7 @@ from fdg.errors import FdgError
 from fdg.training.search import _follows
 from fdg.training.sweep import Sweep, changed
 
-ENV = envs.make("text:addition")
+ENV = envs.make("text:sorting")
 LEARNERS = ("sft", "grpo", "dpo", "ppo_rlhf", "reward_model")
 
 
@@ -79,7 +79,7 @@ def test_what_was_not_named_follows(named):
             continue
         made = algos.make(name, ENV, **named)
         flags = " ".join(f"--{key} {value}" for key, value in named.items())
-        assert made == parse(f"--algo {name} --env text:addition {flags}")
+        assert made == parse(f"--algo {name} --env text:sorting {flags}")
         for algorithm in (made, cls(env=ENV, **named)):
             assert divides(algorithm), name
             assert {key: getattr(algorithm, key) for key in named} == named
@@ -96,11 +96,11 @@ def test_the_least_is_changed():
 
 def test_a_run_says_what_follows(tmp_path):
     """In the line of its preset; who begins with its file does not take that along."""
-    job = parse_words("--algo grpo --env text:addition --num-minibatches 3".split(), "train", "")
+    job = parse_words("--algo grpo --env text:sorting --num-minibatches 3".split(), "train", "")
     assert job.record["follows"] == {"num_prompts": 63, "micro_batch": 28}
-    line = presets_line("text:*", {}, "grpo", "text:addition", job.record["follows"])
+    line = presets_line("text:*", {}, "grpo", "text:sorting", job.record["follows"])
     assert line.endswith("; num_prompts=63 goes with the flags; micro_batch=28 goes with the flags")
-    assert "follows" not in parse_words("--algo grpo --env text:addition".split(), "train", "").record
+    assert "follows" not in parse_words("--algo grpo --env text:sorting".split(), "train", "").record
     (tmp_path / "config.json").write_text(json.dumps({**job.config, **job.record}))
     again = parse_words(["--config", str(tmp_path)], "train", "")
     assert again.algorithm == job.algorithm and "follows" not in again.record
@@ -150,7 +150,7 @@ def test_trials_of_a_search_follow_in_what_changes_no_number():
 
 def test_a_variant_and_a_correction_go_before_a_preset():
     assert algos.make("grpo", ENV).objective.kl_coefficient == 0
-    rloo = parse("--algo grpo --env text:addition --variant rloo")
+    rloo = parse("--algo grpo --env text:sorting --variant rloo")
     assert rloo == algos.make("grpo", ENV, variant="rloo") and rloo.objective.kl_coefficient == 0.05
     assert algos.make("grpo", ENV, variant="rloo", kl_coefficient=0.2).objective.kl_coefficient == 0.2
     assert algos.make("grpo", ENV, correction="truncate_token").old_log_prob == "learner"
@@ -159,7 +159,7 @@ def test_a_variant_and_a_correction_go_before_a_preset():
 
 @pytest.mark.parametrize("name", LEARNERS)
 def test_a_checkpoint_has_settings_of_its_own(name, checkpoint, capsys):
-    words = ["--algo", name, "--env", "text:addition", "--model", str(checkpoint)]
+    words = ["--algo", name, "--env", "text:sorting", "--model", str(checkpoint)]
     for adapters, key in (([], "checkpoint"), (["--lora-rank", "4"], "checkpoint-lora")):
         rank = {"lora_rank": 4} if adapters else {}
         found = algos.make(name, ENV, model=str(checkpoint), **rank)
@@ -171,11 +171,11 @@ def test_a_checkpoint_has_settings_of_its_own(name, checkpoint, capsys):
         assert parse(" ".join([*words, *adapters])) == found
         assert train_main([*words, *adapters, "--show-preset"]) == 0
         said = capsys.readouterr().out
-        assert said.startswith(f"preset {key} of {name} for text:addition\nfrom ") and "learning_rate" in said
+        assert said.startswith(f"preset {key} of {name} for text:sorting\nfrom ") and "learning_rate" in said
     own = parse(" ".join([*words, "--learning-rate", "0.5"]))
     assert own.learning_rate == 0.5 and own.remat
     small = parse(" ".join([*words, "--preset", "text:*"]))
-    assert small.learning_rate == algos.make(name, "text:sorting").learning_rate and small.model == str(
+    assert small.learning_rate == algos.make(name, ENV).learning_rate and small.model == str(
         checkpoint
     )
 
@@ -197,7 +197,7 @@ def test_responses_of_a_checkpoint_fit_its_context(checkpoint, tmp_path, monkeyp
     room = algorithm.env.response_length
     with pytest.raises(FdgError, match=rf"responses of 50, .* is 40: use max_response={room}"):
         algos.SFT(env=ENV, model=str(checkpoint), max_response=50)
-    asked = envs.make("text:addition", max_response=9)
+    asked = envs.make("text:sorting", max_response=9)
     assert algos.SFT(env=asked, model=str(checkpoint)).env.response_length == 9
 
 
@@ -216,7 +216,7 @@ def test_two_seeds_are_trained_by_one_program(tmp_path, monkeypatch):
     monkeypatch.setattr("fdg.running.program.compile_lowered", keep)
     for seed in range(2):
         algorithm = algos.make(
-            "grpo", envs.make("text:addition"), num_prompts=2, group_size=2, hidden_size=8, num_layers=1
+            "grpo", envs.make("text:sorting"), num_prompts=2, group_size=2, hidden_size=8, num_layers=1
         )
         with pytest.raises(_Enough):
             fdg.fit(algorithm, seed=seed, devices=1, out=tmp_path / str(seed), progress=False)
