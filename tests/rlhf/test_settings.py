@@ -175,9 +175,7 @@ def test_a_checkpoint_has_settings_of_its_own(name, checkpoint, capsys):
     own = parse(" ".join([*words, "--learning-rate", "0.5"]))
     assert own.learning_rate == 0.5 and own.remat
     small = parse(" ".join([*words, "--preset", "text:*"]))
-    assert small.learning_rate == algos.make(name, ENV).learning_rate and small.model == str(
-        checkpoint
-    )
+    assert small.learning_rate == algos.make(name, ENV).learning_rate and small.model == str(checkpoint)
 
 
 class OfAFolder(CharacterTokenizer):
