@@ -23,7 +23,7 @@ from fdg.processes import distributed
 from fdg.processes.ports import free_port
 from fdg.profiling.repeating import Repeated, compile_all
 
-ROUNDS = 10
+ROUNDS = 20
 _MUCH = 2**22  # bytes of an all-reduce whose bytes count
 _AXIS = "device"
 _PATIENCE = 120  # seconds for the children
