@@ -1,12 +1,13 @@
 """Predicted against measured: what the cost model of `fdg.costs` says of an iteration, and what it takes.
 
     python -m bench.costs measure        each cell in a process of its own; goes on where it was stopped
-    python -m bench.costs fit            from one half: what joining leaves, what is lost (`costs_fit`)
     python -m bench.costs report         the other half: rank, median error, choices, the worst ten
-    python -m bench.costs processes      two processes: measured, and with the calibration's sockets predicted
     python -m bench.costs memory         predicted peak by XLA's own, of jobs of its own (`costs_memory`)
     python -m bench.costs search         CPU seconds of a choice among 244 candidates
     python -m bench.costs paper          MSRL's two clusters, and 4,096 H100s: figures and pictures
+
+`python -m bench.costs_fit` fits the model's own numbers to the first half; `python -m bench.costs_processes`
+does the same as `measure` and `report` for two processes.
 
 A cell is an algorithm, an environment, sizes, a policy, a number of host devices and a staleness. Measure
 on a quiet machine, after `python -m fdg.calibrate` on the same.
@@ -254,9 +255,7 @@ def search() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.costs", description=__doc__)
-    parser.add_argument(
-        "what", choices=("measure", "one", "fit", "report", "processes", "memory", "search", "paper")
-    )
+    parser.add_argument("what", choices=("measure", "one", "report", "memory", "search", "paper"))
     parser.add_argument("cell", nargs="?", default="")
     parser.add_argument("--only", default="", help="cells whose name holds this")
     parser.add_argument("--again", action="store_true", help="measure, or predict, what was already")
@@ -268,16 +267,8 @@ def main() -> None:
         measure(given.only, given.again, given.seconds)
     elif given.what == "one":
         print(json.dumps(measure_one(given.cell)))
-    elif given.what == "fit":
-        from bench.costs_fit import fit
-
-        fit()
     elif given.what == "report":
         report(given.half, given.again)
-    elif given.what == "processes":
-        from bench.costs_processes import processes
-
-        processes(given.again)
     elif given.what == "memory":
         from bench.costs_memory import memory
 

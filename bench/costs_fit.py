@@ -1,5 +1,7 @@
 """The numbers of the cost model that are no rates, from one half of the cells that were measured.
 
+    python -m bench.costs_fit
+
 `program_time.JOINED` and `overheads.OVERHEADS` explain each other, so they are fitted together: least squares
 of the logarithm of predicted by measured, with large errors counted less (soft L1), and a little of what is
 known already, for what few cells say anything about.
@@ -42,15 +44,12 @@ def fit(half: str = "fitted") -> tuple[Mapping[str, float], Overheads]:
     now = [JOINED["cpu"][name] for name in classes] + [getattr(OVERHEADS["cpu"], name) for name in fields]
     known = np.log(now)
 
-    def entered(logs: Sequence[float]) -> tuple[Mapping[str, float], Overheads]:
-        values = [float(f"{math.exp(x):.2g}") for x in logs]
+    def named(values: Sequence[float]) -> tuple[Mapping[str, float], Overheads]:
         joined = {**JOINED["cpu"], **dict(zip(classes, values[: len(classes)], strict=True))}
         return joined, Overheads(**dict(zip(fields, values[len(classes) :], strict=True)))
 
     def errors(logs: Any) -> Any:
-        values = np.exp(logs)
-        joined = {**JOINED["cpu"], **dict(zip(classes, values[: len(classes)], strict=True))}
-        lost = Overheads(**dict(zip(fields, values[len(classes) :], strict=True)))
+        joined, lost = named(np.exp(logs))
         return np.array(
             [
                 math.log(predict(plan, cluster, joined=joined, overheads=lost).seconds / seconds)
@@ -68,9 +67,13 @@ def fit(half: str = "fitted") -> tuple[Mapping[str, float], Overheads]:
     of_share = [i for i, name in enumerate(classes + fields) if name in ("divided", "shared")]
     bounds[1][of_share] = 0.0
     found = least_squares(residuals, np.minimum(known, bounds[1] - 1e-3), bounds=bounds, diff_step=0.03)
-    joined, lost = entered(found.x)
+    joined, lost = named([float(f"{math.exp(x):.2g}") for x in found.x])
     before, after = (statistics.median(abs(np.expm1(errors(x)))) for x in (known, found.x))
     print(f"fitted to {len(rows)} cells: median error {before:.1%} before, {after:.1%} after; enter these:")
     print(f"fdg/costs/program_time.py: {json.dumps({name: joined[name] for name in classes})}")
     print(f"fdg/costs/overheads.py: {lost}")
     return joined, lost
+
+
+if __name__ == "__main__":
+    fit()

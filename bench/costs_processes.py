@@ -1,4 +1,6 @@
-"""Predicted against measured for two processes of this machine, a CPU device each (`bench.costs processes`).
+"""Predicted against measured for two processes of this machine, a CPU device each .
+
+    python -m bench.costs_processes            # or --again, to measure what was already
 
 Rates are those of this machine's calibration, the sockets between the processes among them. The processes
 share its cores, so each is a host of half of them.
@@ -95,4 +97,7 @@ def main(address: str, index: int, key: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    if len(sys.argv) == 4:
+        main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    else:
+        processes(again="--again" in sys.argv)

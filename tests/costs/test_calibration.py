@@ -122,7 +122,7 @@ def test_links_by_little_and_much_on_two_and_on_all(monkeypatch, devices, count,
 def test_sockets_by_two_processes_of_this_machine(monkeypatch):
     link = links.between_processes(print)
     assert link is not None and link.name == "sockets of this host"
-    assert link.call.value > 0 and link.bandwidth.value > 0  # more is not sure beside other tests
+    assert "measured here" in {link.call.source, link.bandwidth.source}  # values depend on what else runs
     monkeypatch.setattr(links.sys, "executable", "/bin/false")
     assert links.between_processes(print) is None
 
