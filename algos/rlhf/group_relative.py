@@ -18,12 +18,12 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos.hyperparameters import hyperparameter, is_traced, require, require_within
+from algos.hyperparameters import hyperparameter, require, require_within
 from algos.rlhf import losses, updates
 from algos.rlhf.advantages import Baseline, Scale, informative
-from algos.rlhf.judged import JudgedAgent
 from algos.rlhf.losses import Aggregation, Correction, Estimator, RatioLevel
 from algos.rlhf.objective import VARIANTS, Convention, Objective, Penalised, Variant, objective
+from algos.rlhf.policy_gradient import PolicyGradientAgent
 from algos.rlhf.responses import Responses, finished, scores
 from envs.text import Reward
 
@@ -61,7 +61,7 @@ class Minibatch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class GRPO(JudgedAgent):
+class GRPO(PolicyGradientAgent):
     """Group-relative policy optimisation (Shao et al. 2024, arXiv 2402.03300), and its relatives.
 
     `variant` says which paper's, `convention` whose habits where papers leave room; any value may be given on
@@ -75,7 +75,11 @@ class GRPO(JudgedAgent):
     0.28
     """
 
-    preset_depends_on: ClassVar[tuple[str, ...]] = (*JudgedAgent.preset_depends_on, "variant", "correction")
+    preset_depends_on: ClassVar[tuple[str, ...]] = (
+        *PolicyGradientAgent.preset_depends_on,
+        "variant",
+        "correction",
+    )
 
     num_prompts: int = hyperparameter(16, "prompts of an iteration")
     group_size: int = hyperparameter(8, "responses to each prompt, compared with each other")
@@ -84,10 +88,6 @@ class GRPO(JudgedAgent):
     old_log_prob: Literal["learner", "actor"] = hyperparameter(
         "learner",
         "whose log-probabilities ratios are over: the learner's before its updates, or those at sampling",
-    )
-    entropy_coefficient: float = hyperparameter(0.0, "weight of an entropy bonus")
-    entropy_cap: float | None = hyperparameter(
-        None, "nats of a token's entropy beyond which the bonus does not grow (None: it always does)"
     )
     baseline: Baseline | None = hyperparameter(None, "what a reward is compared with (None: the variant's)")
     scale: Scale | None = hyperparameter(None, "what an advantage is divided by (None: the variant's)")
@@ -135,10 +135,6 @@ class GRPO(JudgedAgent):
         cap, times = wanted.correction_cap, wanted.dynamic_sampling
         require(self, cap >= 1, f"correction_cap={cap}: it must be one or above")
         require(self, times >= 0, f"dynamic_sampling={times}: it must be zero or above")
-        entropy = self.entropy_cap
-        require(
-            self, entropy is None or entropy > 0, f"entropy_cap={entropy}: it must be above zero, or None"
-        )
         bound = wanted.dual_clip
         require(self, bound is None or bound > 1, f"dual_clip={bound}: it must be above one")
         size = self.dataset_size
@@ -268,10 +264,8 @@ class GRPO(JudgedAgent):
         cost = cost * losses.correction(
             batch.sampled_log_prob, old, mask, wanted.correction, wanted.correction_cap
         )
-        loss = policy_loss = jnp.sum(minibatch.weight * cost)
-        if is_traced(self.entropy_coefficient) or self.entropy_coefficient:
-            bonus = losses.entropy_bonus(entropy, self.entropy_cap)
-            loss = loss - self.entropy_coefficient * jnp.sum(minibatch.weight * bonus)
+        policy_loss = jnp.sum(minibatch.weight * cost)
+        loss = self._less_bonus(policy_loss, minibatch.weight, entropy)
         ratio = jnp.where(mask, jnp.exp(jax.lax.stop_gradient(log_ratio)), 1.0)
         means = {
             "entropy": entropy,

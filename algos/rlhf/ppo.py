@@ -17,12 +17,12 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos.hyperparameters import hyperparameter, is_traced, require, require_positive, require_within
+from algos.hyperparameters import hyperparameter, require, require_positive, require_within
 from algos.language.decoder import Decoder
 from algos.rlhf import losses, updates
 from algos.rlhf.advantages import reward_at_end, token_advantages, whiten
-from algos.rlhf.judged import JudgedAgent
 from algos.rlhf.losses import Estimator
+from algos.rlhf.policy_gradient import PolicyGradientAgent
 from algos.rlhf.responses import Responses, hidden_before, scores
 
 
@@ -58,7 +58,7 @@ class Minibatch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class PPORLHF(JudgedAgent):
+class PPORLHF(PolicyGradientAgent):
     """PPO for language models, KL in the reward. Frozen and hashable.
 
     Raises:
@@ -79,22 +79,14 @@ class PPORLHF(JudgedAgent):
     kl_estimator: Estimator = hyperparameter("k1", "how that is estimated")
     discount: float = hyperparameter(1.0, "gamma, a token")
     gae_lambda: float = hyperparameter(0.95, "lambda of the advantages")
-    entropy_coefficient: float = hyperparameter(0.0, "weight of an entropy bonus")
-    entropy_cap: float | None = hyperparameter(
-        None, "nats of a token's entropy beyond which the bonus does not grow (None: it always does)"
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive(self, "group_size", "critic_learning_rate")
         require_within(self, 0, 1, "discount", "gae_lambda")
-        for name in ("clip_low", "clip_high", "kl_coefficient", "entropy_coefficient"):
+        for name in ("clip_low", "clip_high", "kl_coefficient"):
             value = getattr(self, name)
             require(self, value >= 0, f"{name}={value}: it must be zero or above")
-        entropy = self.entropy_cap
-        require(
-            self, entropy is None or entropy > 0, f"entropy_cap={entropy}: it must be above zero, or None"
-        )
         clip = self.clip_value
         require(self, clip is None or clip > 0, f"clip_value={clip}: it must be above zero, or None")
 
@@ -260,10 +252,8 @@ class PPORLHF(JudgedAgent):
         log_ratio = losses.log_ratio(log_prob, old, mask, "token")
         advantage = minibatch.judgement.advantage
         cost = losses.surrogate(log_ratio, advantage, self.clip_low, self.clip_high)
-        loss = policy_loss = jnp.sum(share * cost)
-        if is_traced(self.entropy_coefficient) or self.entropy_coefficient:
-            bonus = losses.entropy_bonus(entropy, self.entropy_cap)
-            loss = loss - self.entropy_coefficient * jnp.sum(share * bonus)
+        policy_loss = jnp.sum(share * cost)
+        loss = self._less_bonus(policy_loss, share, entropy)
         ratio = jnp.where(mask, jnp.exp(jax.lax.stop_gradient(log_ratio)), 1.0)
         means = {
             "entropy": entropy,

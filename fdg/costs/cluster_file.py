@@ -35,7 +35,7 @@ _NUMBERS = {
     "restart_seconds": "restart",
     "storage_bytes_per_second": "storage",
 }
-_WHOLE = ("hosts", "devices_per_host", "cores", "processes_per_host")
+_WHOLE = ("hosts", "devices_per_host", "cores")
 _KNOWN = (*_WHOLE, *_NUMBERS, "kind", "inside", "between", "kinds", "links", "devices")
 
 
@@ -91,7 +91,6 @@ def cluster_of(content: Mapping[str, Any]) -> Cluster:
         inside,
         between,
         cores=whole.get("cores", cores),
-        processes_per_host=whole.get("processes_per_host", 1),
         note=f"rates: {_source(kind)}",
         **numbers,
     )

@@ -216,7 +216,6 @@ class Cluster:
       inside: the link between the devices of a host.
       between: the link of each host to the others.
       cores: that a host's devices share, where they are CPUs; None where each has its own.
-      processes_per_host: of the run; arrays cross from process to process by collectives.
       price: of a device for an hour, in whatever money.
       straggling: relative standard deviation of a device's time for the same work.
       failures: of a device in an hour.
@@ -231,7 +230,6 @@ class Cluster:
     inside: Link
     between: Link
     cores: int | None = None
-    processes_per_host: int = 1
     price: float = 0.0
     straggling: float = 0.0
     failures: float = 0.0
@@ -240,7 +238,7 @@ class Cluster:
     note: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("devices_per_host", "hosts", "processes_per_host"):
+        for name in ("devices_per_host", "hosts"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise FdgError(f"cluster: {name} = {value!r}: give a whole number of at least 1")

@@ -6,6 +6,7 @@ all of this too. See `docs/decisions/011-processes.md`.
 
 import atexit
 import os
+import socket
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -21,6 +22,7 @@ from fdg.processes import peers, ports
 HEARTBEAT_SECONDS = 45  # JAX's own, should `peers` fail to see that a process is gone
 
 _peers: peers.Peers | None = None
+_sharing = 1
 
 
 def initialize(
@@ -40,7 +42,7 @@ def initialize(
     Raises:
       FdgError: the arguments contradict each other, no cluster was detected, or not all processes came.
     """
-    global _peers
+    global _peers, _sharing
     given = {
         "coordinator_address": coordinator_address,
         "num_processes": num_processes,
@@ -78,6 +80,7 @@ def initialize(
         )
     except RuntimeError as error:
         raise FdgError(f"jax.distributed cannot start: {error}") from error
+    _sharing = _most_sharing(exchange([socket.gethostname(), sorted(_affinity())]))
 
 
 def check(given: Mapping[str, Any]) -> None:
@@ -110,6 +113,11 @@ def check(given: Mapping[str, Any]) -> None:
 def count() -> int:
     """How many processes there are."""
     return 1 if _peers is None else _peers.count
+
+
+def sharing() -> int:
+    """How many processes have to share cores, on the host where most of them do; the same in all of them."""
+    return 1 if _peers is None else _sharing
 
 
 def is_first() -> bool:
@@ -270,6 +278,29 @@ def _detect() -> tuple[str, int, int, Any]:
             " give --coordinator-address, --num-processes and --process-id"
         )
     return address, number, index, local_device_ids
+
+
+def _affinity() -> set[int]:
+    """The cores that this process may use."""
+    found = getattr(os, "sched_getaffinity", None)
+    return found(0) if found else set(range(os.cpu_count() or 1))
+
+
+def _most_sharing(everywhere: list[list[Any]]) -> int:
+    """The most processes whose cores overlap with one's, itself too.
+
+    Args:
+      everywhere: the host of each process, and its cores.
+
+    >>> _most_sharing([["a", [0, 1]], ["a", [0, 1]], ["b", [0, 1]]])
+    2
+    >>> _most_sharing([["a", [0]], ["a", [1]]])
+    1
+    """
+    return max(
+        sum(host == other and not set(cores).isdisjoint(others) for other, others in everywhere)
+        for host, cores in everywhere
+    )
 
 
 def _data(leaf: jax.Array) -> jax.Array:

@@ -119,6 +119,7 @@ if index == 0:
         assert array.astype(np.float32).tobytes() == values.tobytes()
     assert fetched[4].tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
 assert distributed.exchange({"i": index}) == [{"i": 0}, {"i": 1}]
+assert distributed.sharing() == 2  # of this machine, its cores
 print("fetched", flush=True)
 for words in json.loads(sys.argv[3]):
     assert train(parse(words.split(), "", "")) == 0
