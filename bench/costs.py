@@ -16,6 +16,7 @@ on a quiet machine, after `python -m fdg.calibrate` on the same.
 import argparse
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -75,9 +76,18 @@ def cells() -> list[Cell]:
         ("PQN", "CartPole-v1", (("num_envs", 128), ("num_steps", 32))),
         ("DQN", "CartPole-v1", (("num_envs", 64), ("learning_starts", 1000))),
     ]
+    others = [
+        ("PPO", "MountainCar-v0", (("num_envs", 512), ("num_steps", 64))),
+        ("A2C", "Acrobot-v1", (("num_envs", 2048), ("num_steps", 8), ("hidden", (128, 128)))),
+        ("A2C", "Pendulum-v1", (("num_envs", 64), ("num_steps", 32), ("hidden", (256, 256)))),
+        ("IMPALA", "CartPole-v1", (("num_envs", 64), ("num_steps", 64))),
+        ("PQN", "Acrobot-v1", (("num_envs", 1024), ("num_steps", 16))),
+        ("SAC", "Pendulum-v1", (("num_envs", 16), ("learning_starts", 1000))),
+        ("IPPO", "MPE_simple_spread_v3", (("num_envs", 64), ("num_steps", 25))),
+    ]
     found = []
-    for algorithm, env, fields in jobs:
-        for devices in (1, 2, 4, 8):
+    for some, counts in ((jobs, (1, 2, 4, 8)), (others, (1, 2, 4))):
+        for (algorithm, env, fields), devices in itertools.product(some, counts):
             ways: list[tuple[str, tuple[tuple[str, Any], ...]]] = [("GPUOnly", ())]
             if devices > 1:
                 ways += [("SingleLearnerCoarse", (("staleness", k),)) for k in (0, 1, 2)]
