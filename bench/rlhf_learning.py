@@ -5,6 +5,7 @@
     python -m bench.rlhf_learning addition --reward random       # a reward that knows nothing
     python -m bench.rlhf_learning addition --reward model        # a reward model of the start's pairs
     python -m bench.rlhf_learning sorting --seeds 1 --scale 0.1  # a tenth of the steps, to try it
+    python -m bench.rlhf_learning text:subtraction               # any other task, of which nothing is asked
 
 Settings are those of `--algo sft` and `--algo grpo` on these tasks (`algos/presets/language.py`). Each seed
 first imitates right answers until `start` of the held-out problems are right, with the most likely tokens,
@@ -80,6 +81,13 @@ EXPERIMENTS = {
 }  # fmt: skip
 
 
+def experiment(name: str) -> Experiment:
+    """The one of a name; of another task, one that asks for nothing but to start from a quarter."""
+    if name.startswith("text:"):
+        return Experiment(name, 0.25, 5, {}, {}, 0.0)
+    return EXPERIMENTS[name]
+
+
 def at_random(prompts: list[str], responses: list[str], answers: list[Any]) -> list[float]:
     """A reward that has nothing to do with the answer: a bit of a hash of the text."""
     texts = (f"{prompt}|{response}" for prompt, response in zip(prompts, responses, strict=True))
@@ -88,7 +96,7 @@ def at_random(prompts: list[str], responses: list[str], answers: list[Any]) -> l
 
 def one_seed(name: str, seed: int, reward: str, scale: float) -> dict[str, Any]:
     """Trains one seed, and says what share of held-out problems it has right before and after."""
-    chosen, begun = EXPERIMENTS[name], time.process_time()
+    chosen, begun = experiment(name), time.process_time()
     task, parameters = envs.parse(chosen.env)
     env = envs.make(task, **parameters)
     folder = _folder(name, seed, reward)
@@ -131,7 +139,7 @@ def draw(name: str, seeds: list[int], reward: str) -> None:
     """The share of right answers in training, mean and interval over seeds: `runs/rlhf/TASK-REWARD.png`."""
     folders = [_folder(name, seed, reward) / "grpo" for seed in seeds]
     figure, _ = compare([folder for folder in folders if folder.exists()], metric="reward_correct")
-    figure.savefig(RUNS / f"{name}-{reward}.png", dpi=110)
+    figure.savefig(RUNS / f"{_word(name)}-{reward}.png", dpi=110)
 
 
 def _right(run: fdg.Run, env: Any, greedy: bool) -> float:
@@ -142,7 +150,12 @@ def _right(run: fdg.Run, env: Any, greedy: bool) -> float:
 
 
 def _folder(name: str, seed: int, reward: str) -> Path:
-    return RUNS / f"{name}-{reward}-{seed}"
+    return RUNS / f"{_word(name)}-{reward}-{seed}"
+
+
+def _word(name: str) -> str:
+    """As a part of a file's name."""
+    return name.removeprefix("text:").translate(str.maketrans("?=&", "---"))
 
 
 def _made(algo: str, env: Any, fields: dict[str, Any], scale: float, **more: Any) -> Any:
@@ -152,17 +165,19 @@ def _made(algo: str, env: Any, fields: dict[str, Any], scale: float, **more: Any
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("task", choices=EXPERIMENTS)
+    parser.add_argument("task", help=f"{', '.join(EXPERIMENTS)}, or text:NAME?parameters")
     parser.add_argument("--reward", choices=("task", "random", "model"), default="task")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--scale", type=float, default=1.0, help="of all numbers of steps")
     given = parser.parse_args()
-    chosen = EXPERIMENTS[given.task]
+    if given.task not in EXPERIMENTS and not given.task.startswith("text:"):
+        parser.error(f"task {given.task!r}: give one of {', '.join(EXPERIMENTS)}, or text:NAME")
+    chosen = experiment(given.task)
     asked = f"{'ratio to the start' if chosen.as_ratio else 'share'} >= {chosen.at_least:g}"
     said = {"task": chosen.env, "reward": given.reward, "scale": given.scale, "asked": asked}
     fdg.keep_programs()  # the second seed compiles nothing, in this process or another
-    path = RUNS / f"{given.task}-{given.reward}{'' if given.scale == 1 else f'-{given.scale:g}'}.json"
+    path = RUNS / f"{_word(given.task)}-{given.reward}{'' if given.scale == 1 else f'-{given.scale:g}'}.json"
     rows = json.loads(path.read_text())["seeds"] if path.exists() else []
     for seed in range(given.first_seed, given.first_seed + given.seeds):
         if any(row["seed"] == seed for row in rows):
