@@ -2,8 +2,7 @@
 
     python -m bench.costs_processes            # or --again, to measure what was already
 
-Rates are those of this machine's calibration, the sockets between the processes among them. The processes
-share its cores, so each is a host of half of them.
+Rates are those of this machine's calibration, the sockets between the processes among them.
 """
 
 import json
@@ -40,7 +39,7 @@ def predicted(cell: Cell) -> float:
     from fdg.costs.prediction import predict
 
     found = machine.read(costs.CALIBRATION)
-    cluster = Cluster(found.kind, 1, 2, found.inside, found.between, cores=max(1, (found.cores or 2) // 2))
+    cluster = Cluster(found.kind, 1, 2, found.inside, found.between, found.cores, hosts_per_machine=2)
     return predict(fdg.place(*costs.build(cell), 2), cluster).seconds
 
 

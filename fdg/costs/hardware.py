@@ -215,7 +215,8 @@ class Cluster:
       hosts: how many.
       inside: the link between the devices of a host.
       between: the link of each host to the others.
-      cores: that a host's devices share, where they are CPUs; None where each has its own.
+      cores: that a machine's devices share, where they are CPUs; None where each has its own.
+      hosts_per_machine: processes of a run that share the cores of a machine, where each counts as a host.
       price: of a device for an hour, in whatever money.
       straggling: relative standard deviation of a device's time for the same work.
       failures: of a device in an hour.
@@ -230,6 +231,7 @@ class Cluster:
     inside: Link
     between: Link
     cores: int | None = None
+    hosts_per_machine: int = 1
     price: float = 0.0
     straggling: float = 0.0
     failures: float = 0.0
@@ -238,7 +240,7 @@ class Cluster:
     note: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("devices_per_host", "hosts"):
+        for name in ("devices_per_host", "hosts", "hosts_per_machine"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise FdgError(f"cluster: {name} = {value!r}: give a whole number of at least 1")
@@ -250,6 +252,16 @@ class Cluster:
             raise FdgError(f"cluster: storage = {self.storage!r}: give bytes a second above 0")
         if self.cores is not None and (not isinstance(self.cores, int) or self.cores < 1):
             raise FdgError(f"cluster: cores = {self.cores!r}: give a whole number of at least 1")
+
+    @property
+    def devices_per_machine(self) -> int:
+        """Those that share cores."""
+        return self.devices_per_host * min(self.hosts, self.hosts_per_machine)
+
+    @property
+    def machines(self) -> int:
+        """That the hosts are on."""
+        return -(-self.hosts // self.hosts_per_machine)
 
     @property
     def devices(self) -> int:

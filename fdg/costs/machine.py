@@ -235,8 +235,7 @@ def busy_cores() -> float:
 def cluster_of(devices: Sequence[jax.Device]) -> Cluster:
     """The cluster that some devices are: those of the job's, process by process.
 
-    Each process is a host: sockets lie between them. Those that share a machine's cores have a part of them
-    each.
+    Each process is a host: sockets lie between them.
 
     Raises:
       FdgError: nothing is known of their kind; says how to measure it.
@@ -244,9 +243,7 @@ def cluster_of(devices: Sequence[jax.Device]) -> Cluster:
     device = next((one for one in devices if one.platform != "cpu"), devices[0])
     processes = len({one.process_index for one in devices})
     found = host_cluster(device.device_kind, device.platform, math.ceil(len(devices) / processes), processes)
-    if found.cores is None or distributed.sharing() == 1:
-        return found
-    return dataclasses.replace(found, cores=max(1, found.cores // distributed.sharing()))
+    return dataclasses.replace(found, hosts_per_machine=min(processes, distributed.sharing()))
 
 
 def host_cluster(device_kind: str, platform_name: str, devices_per_host: int, hosts: int = 1) -> Cluster:

@@ -80,24 +80,29 @@ def program_need(
         if not jaxprs.is_literal(v)
     )
     temporaries = _lives(devices, platform == "cpu").peak(opened, flow)
-    counters = sum(2 * _WORD * math.prod(shape) for shape in _counted(opened, repeated))
+    counters = 2 * _WORD * sum(_counted(opened, flow, devices, repeated).values())
     return Need(arguments, max(0, made - room), temporaries + counters)
 
 
 _WORD = 4  # bytes
 
 
-def _counted(jaxpr: core.Jaxpr, in_loop: bool) -> set[tuple[int, ...]]:
+def _counted(jaxpr: core.Jaxpr, flow: Flow | None, devices: int, in_loop: bool) -> dict[tuple[int, ...], int]:
     """Shapes of what a key is asked for in loops: threefry hashes positions, which XLA writes down before
-    the loops, as two words each.
+    the loops, as two words each. With each shape, how many positions a device has.
     """
-    found: set[tuple[int, ...]] = set()
-    for eqn in jaxpr.eqns:
+    found: dict[tuple[int, ...], int] = {}
+    steps = [None] * len(jaxpr.eqns) if flow is None else flow.equations
+    for eqn, step in zip(jaxpr.eqns, steps, strict=True):
         shape = eqn.params.get("shape")
         if in_loop and shape and eqn.primitive.name in ("random_bits", "random_split"):
-            found.add(tuple(shape))
-        for body in jaxprs.bodies(eqn):
-            found |= _counted(body.jaxpr, in_loop or eqn.primitive.name in ("scan", "while"))
+            is_split = step is not None and step.results[0] is not None
+            found[tuple(shape)] = math.prod(shape) // (devices if is_split else 1)
+        bodies = jaxprs.bodies(eqn)
+        flows = step.bodies if step is not None and step.bodies else [None] * len(bodies)
+        for body, inner in zip(bodies, flows, strict=True):
+            in_body = in_loop or eqn.primitive.name in ("scan", "while")
+            found |= _counted(body.jaxpr, inner, devices, in_body)
     return found
 
 

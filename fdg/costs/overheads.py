@@ -57,14 +57,14 @@ OVERHEADS: Mapping[str, Overheads] = MappingProxyType(
         # Fitted to one half of the cells of `python -m bench.costs` (docs/scale.md): two cores of an AMD
         # EPYC, 2 to 8 devices. The seconds are those of threads that are woken.
         "cpu": Overheads(
-            divided=0.81,
-            shared=0.84,
-            slowed=0.35,
-            meetings=1.3,
-            start=4.4e-5,
-            further=1.7,
-            array=1.6e-5,
-            arrival=1.1e-5,
+            divided=0.72,
+            shared=0.68,
+            slowed=0.12,
+            meetings=0.82,
+            start=9.7e-5,
+            further=0.62,
+            array=1.8e-5,
+            arrival=8.2e-6,
         ),
         # Not fitted: none was at hand.
         "gpu": Overheads(),

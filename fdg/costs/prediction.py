@@ -135,10 +135,10 @@ class _Model:
         self.sent = {load.program: self._sent(load) for load in self.loads}
 
     def cores(self, group: Group) -> float:
-        """That each device of a group may use by itself: all of its host's, if the others wait."""
+        """That each device of a group may use by itself: all of its machine's, if the others wait."""
         if self.cluster.cores is None:
             return 1.0
-        return self.cluster.cores / max(1, min(len(group), self.cluster.devices_per_host))
+        return self.cluster.cores / max(1, min(len(group), self.cluster.devices_per_machine))
 
     def _seconds(self, load: Load, joined: Mapping[str, float] | None) -> Seconds:
         cores = self.lost.cores(self.cores(load.group))
@@ -160,11 +160,11 @@ class _Model:
 
     @property
     def pool(self) -> float | None:
-        """Cores of all hosts; None where each device has its own."""
+        """Cores of all machines; None where each device has its own."""
         if self.cluster.cores is None:
             return None
         share = 1.0 if self.plan.schedule is None else self.lost.shared
-        return self.cluster.cores * self.cluster.hosts * share
+        return self.cluster.cores * self.cluster.machines * share
 
     def parts(self, load: Load, stretched: float = 1.0) -> dict[str, float]:
         """Seconds of a program by what they go to, alone on its host."""

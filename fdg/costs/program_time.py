@@ -22,13 +22,13 @@ JOINED: Mapping[str, Mapping[str, float]] = MappingProxyType(
         # Fitted with `overheads.OVERHEADS` to one half of the cells of `bench.costs`; see docs/scale.md.
         "cpu": {
             **_AS_IT_STANDS,
-            "product": 0.45,
-            "elementwise": 0.86,
-            "transcendental": 0.9,
-            "reduction": 1.2,
-            "random": 0.75,
-            "movement": 0.59,
-            "operation": 0.16,
+            "product": 0.51,
+            "elementwise": 0.56,
+            "transcendental": 1.5,
+            "reduction": 0.54,
+            "random": 0.24,
+            "movement": 6.5,
+            "operation": 0.15,
         },
         # Not fitted, for none was at hand: of ten operations one becomes a kernel, and elementwise ones are
         # read and written with the products around them.

@@ -59,8 +59,9 @@ def collective(one: Collective, devices: Sequence[int], cluster: Cluster) -> Sen
         # The devices of a host have a part each after the first step, and share its card.
         between = passes * one.bytes * (hosts - 1) / hosts
         _add(parts, cluster.between, rounds * math.ceil(math.log2(hosts)), between)
-    if cluster.cores is not None:  # all of them have to get their turn on the cores of their host
-        parts[f"{link.name} latency"] *= max(1.0, each / cluster.cores)
+    if cluster.cores is not None:  # all of them have to get their turn on the cores of their machine
+        there = each * min(hosts, cluster.hosts_per_machine)
+        parts[f"{link.name} latency"] *= max(1.0, there / cluster.cores)
     bound = max(parts, key=lambda name: parts[name])
     return Sent(sum(parts.values()), inside * count, between * hosts, bound)
 

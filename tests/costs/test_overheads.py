@@ -24,11 +24,11 @@ def test_nothing_is_lost_where_nothing_was_fitted():
 
 
 @pytest.mark.parametrize("policy", [policies.GPUOnly(), policies.SingleLearnerCoarse(staleness=1)])
-def test_it_takes_time_and_moves_nothing(policy, monkeypatch):
+def test_it_takes_time_and_moves_nothing(policy):
     algorithm = algos.PPO(env=envs.make("CartPole-v1"), num_envs=16, num_steps=8)
     plan, machine = fdg.place(algorithm, policy, 2), host_cluster("cpu", "cpu", 2)
-    with_it = prediction.predict(plan, machine)
-    monkeypatch.setattr(prediction, "OVERHEADS", {"cpu": Overheads()})
-    without = prediction.predict(plan, machine)
+    lost = Overheads(divided=0.8, slowed=0.3, meetings=1.3, start=5e-5, further=1.0, array=2e-5, arrival=1e-5)
+    with_it = prediction.predict(plan, machine, overheads=lost)
+    without = prediction.predict(plan, machine, overheads=Overheads())
     assert with_it.seconds > 1.2 * without.seconds
     assert with_it.routes == pytest.approx(without.routes) and with_it.memory == without.memory

@@ -7,6 +7,7 @@ import pytest
 import fdg
 import policies
 from fdg.costs.loads import loads
+from fdg.costs.overheads import Overheads
 from fdg.costs.prediction import predict
 from fdg.costs.program_time import CLASSES, seconds_of
 from fdg.errors import FdgError
@@ -89,6 +90,17 @@ def test_hosts_apart_send_over_the_network(graph):
     plan = fdg.place(graph, policies.GPUOnly(), 4)
     near, far = predict(plan, cluster(4)), predict(plan, cluster(4, hosts=2))
     assert near.between == 0 < far.between
+
+
+def test_processes_of_one_machine_share_its_cores():
+    """Devices that want two cores each, in two processes: with two machines they have them, with one not."""
+    apart = dataclasses.replace(cluster(2, 2, {"parallel": 1.0, "parallel_bytes": 1.0}), cores=2)
+    together = dataclasses.replace(apart, hosts_per_machine=2)
+    assert (apart.machines, apart.devices_per_machine) == (2, 1)
+    assert (together.machines, together.devices_per_machine) == (1, 2)
+    plan = fdg.place(fdg.trace(Pupil(num_envs=8192)), policies.GPUOnly(), 2)
+    quick, slow = (predict(plan, one, overheads=Overheads()) for one in (apart, together))
+    assert quick.seconds < slow.seconds
 
 
 def test_a_plan_larger_than_the_cluster(graph):
