@@ -72,7 +72,9 @@ def cluster_of(content: Mapping[str, Any]) -> Cluster:
         if name not in content and not (name == "hosts" and "devices" in content):
             raise FdgError(f"'{name}' is missing: give {name} = {'8' if name == 'hosts' else repr('H100')}")
     whole = {name: _whole(name, content[name]) for name in (*_WHOLE, "devices") if name in content}
-    numbers = {field: _number(name, content[name]) for name, field in _NUMBERS.items() if name in content}
+    numbers: dict[str, Any] = {
+        field: _number(name, content[name]) for name, field in _NUMBERS.items() if name in content
+    }
     own, links = _tables(content, "kinds"), _tables(content, "links")
     if not isinstance(content["kind"], str):
         raise FdgError(f"kind = {content['kind']!r}: give a name in quotes, such as 'H100' or '{HERE}'")
