@@ -54,8 +54,8 @@ class Overheads:
 
 OVERHEADS: Mapping[str, Overheads] = MappingProxyType(
     {
-        # Fitted to one half of the cells of `python -m bench.costs` (docs/scale.md): two cores of an AMD
-        # EPYC, 2 to 8 devices. The seconds are those of threads that are woken.
+        # Fitted to one half of the cells of `python -m bench.costs` (docs/scale.md): two cores of an Intel
+        # Xeon, 1 to 8 devices. The seconds are those of threads that are woken.
         "cpu": Overheads(
             divided=0.72,
             shared=0.68,
