@@ -64,6 +64,8 @@ def jobs() -> list[Job]:
         Job("IPPO", "MPE_simple_spread_v3", {"num_envs": 32, "num_steps": 32}),
         Job("PPO", "CartPole-v1", {"num_envs": 256, "num_steps": 32}, devices=2),
         Job("A2C", "CartPole-v1", {"num_envs": 512, "num_steps": 8}, devices=4),
+        Job("PPO", "CartPole-v1", {"num_envs": 2048, "num_steps": 32}, devices=8),
+        Job("PPO", "Pendulum-v1", {"num_envs": 1024, "num_steps": 64}, devices=8),
         *(
             Job(
                 "PPO",

@@ -33,7 +33,7 @@ _GRPO = Entry(
     on_cpu=_IN_CACHE,
 )
 # Late, few problems have responses that differ, and only those teach: four times as many are responded to as
-# are learned from. Responding to all costs as much as the gradient of a quarter.
+# are learned from, which takes a good third of what their gradient would.
 _GRPO_ADDITION = _GRPO.but(
     "addition's own, chosen on seed 29",
     num_prompts=16,
