@@ -79,6 +79,16 @@ def jobs() -> list[Job]:
         ),
         Job("IMPALA", "Acrobot-v1", {"num_envs": 256, "num_steps": 32}, "Central", {}, 2),
         Job("SAC", "Pendulum-v1", {"num_envs": 16, "hidden": (64, 64)}, "SingleLearnerCoarse", {}, 2),
+        Job("PPO", "Pendulum-v1", {"num_envs": 128, "num_steps": 64, "hidden": (256, 256)}, devices=2),
+        Job("PPO", "Breakout-MinAtar", {"num_envs": 64, "num_steps": 16}, devices=2),
+        Job("PQN", "CartPole-v1", {"num_envs": 128, "num_steps": 32}, devices=2),
+        Job("DQN", "CartPole-v1", {"num_envs": 64, "learning_starts": 1024}, devices=2),
+        Job("SAC", "Pendulum-v1", {"num_envs": 16, "hidden": (64, 64)}, devices=2),
+        Job("IMPALA", "Acrobot-v1", {"num_envs": 256, "num_steps": 32}, devices=4),
+        Job("RecurrentPPO", "CartPole-v1", small, devices=2),
+        Job("IPPO", "MPE_simple_spread_v3", {"num_envs": 32, "num_steps": 32}, devices=4),
+        Job("PPO", "CartPole-v1", {"num_envs": 256, "num_steps": 32}, "SingleLearnerFine", {}, 2),
+        Job("PPO", "CartPole-v1", {"num_envs": 256, "num_steps": 32}, "SingleLearnerCoarse", {}, 4),
     ]
 
 

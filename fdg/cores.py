@@ -1,9 +1,22 @@
-"""How many cores this process has."""
+"""How many cores this process has, and how many processes of the run have the same ones."""
 
 import contextlib
 import math
 import os
 from pathlib import Path
+
+_processes = 1
+
+
+def share_among(processes: int) -> None:
+    """Says that so many processes of the run share cores (`processes.distributed` does)."""
+    global _processes
+    _processes = processes
+
+
+def sharing() -> int:
+    """How many processes of the run share cores; 1 unless said otherwise."""
+    return _processes
 
 
 def usable_cores() -> int:

@@ -159,6 +159,6 @@ def _point(
             all_devices=True,
         ).policy
     plan = fdg.place(graph, policy, count, job.agents)
-    check_memory(plan, cluster, plan_memory(plan, cluster.kind.platform))
+    check_memory(plan, cluster, plan_memory(plan, cluster.target))
     steps = getattr(algorithm, "steps_per_iteration", job.steps_per_iteration)
     return point(plan, cluster, steps * (job.agents or 1))

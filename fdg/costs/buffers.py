@@ -12,19 +12,26 @@ the order in which they become ready.
 import collections
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jax.extend import core
 
 from fdg import jaxprs
 from fdg.batch.flow import EquationFlow, Flow
-from fdg.profiling.work import PICKS, VIEWS, class_of, product_of
+from fdg.lowering.tiles import tiles_of
+from fdg.profiling.work import VIEWS, class_of, product_of
 
-_JOINS = frozenset({"elementwise", "transcendental"})  # classes of operations that their readers compute
-_MOVED = frozenset({"transpose", "slice", "rev", "pad", "concatenate"})  # likewise
-_WHOLE = frozenset({"product", "convolution", "sort", "linear algebra", "host"})  # classes that read arrays
+_JOINS = frozenset(
+    {"elementwise", "transcendental", "special"}
+)  # classes of operations that their readers compute
+_MOVED = frozenset({"transpose", "slice", "rev", "pad", "concatenate", "dynamic_slice"})  # likewise
+_WHOLE = frozenset(
+    {"product", "convolution", "sort", "linear algebra", "exchange", "host"}
+)  # classes that read arrays
+TILES = "tiles"  # the name of a step in which each device runs through its part in tiles
 IN_PLACE = frozenset({"dynamic_update_slice", "scatter", "scatter-add"})
+_READ_WHOLE = IN_PLACE | {"gather"}
 _CONTROL = frozenset({"scan", "while", "cond", "custom_linear_solve"})  # not written out, as calls are
 
 # What XLA's library for CPUs (YNNPACK) takes into the loop of a reduction, and how many elements it takes.
@@ -57,6 +64,7 @@ class Step:
       joins: whether it is computed element by element, with its readers.
       view: whether it gives another name to what it reads.
       library: whether it is a library's loop, which reads arrays.
+      carried: of a loop, its results that go from trip to trip, each with what it begins as.
     """
 
     eqn: core.JaxprEqn
@@ -68,6 +76,7 @@ class Step:
     joins: bool = False
     view: bool = False
     library: bool = False
+    carried: tuple[tuple[Any, Any], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,8 +94,8 @@ class Program:
     arrays: frozenset[Any]
 
 
-def program_of(jaxpr: core.Jaxpr, flow: Flow | None, on_cpu: bool) -> Program:
-    """Of an open jaxpr; `flow` says where the batch is in it, None where it is not split."""
+def program_of(jaxpr: core.Jaxpr, flow: Flow | None, on_cpu: bool, devices: int = 1) -> Program:
+    """Of an open jaxpr; `flow` says where the batch is in it, which so many devices share."""
     steps, outputs = _inlined(jaxpr, flow)
     names = {v: step.reads[0] for step in steps if step.view for v, _ in step.makes}
 
@@ -99,9 +108,19 @@ def program_of(jaxpr: core.Jaxpr, flow: Flow | None, on_cpu: bool) -> Program:
     given = {v for v in ends if not jaxprs.is_literal(v)}
     steps = _needed(steps, {v for v in outputs if not jaxprs.is_literal(v)})
     if on_cpu:
-        steps = _in_the_library(steps, given, array_of)
+        axes = {v: axis for step in steps for v, axis in step.makes}
+        if flow is not None:
+            axes.update((v, axis) for v, (axis, _) in zip(jaxpr.invars, flow.inputs, strict=True))
+
+        def elements(v: Any) -> int:
+            return _elements(v) // (1 if axes.get(v) is None else devices)
+
+        steps = _in_the_library(steps, given, elements)
     arrays = _arrays(steps, given, array_of)
-    steps = _alone(steps, arrays, array_of)
+    steps = [
+        dataclasses.replace(one, carried=tuple((v, array_of(start)) for v, start in one.carried))
+        for one in _alone(steps, arrays, array_of)
+    ]
     return Program(_as_ready(steps) if on_cpu else _without_views(steps, array_of), ends, frozenset(arrays))
 
 
@@ -113,13 +132,14 @@ def _inlined(jaxpr: core.Jaxpr, flow: Flow | None) -> tuple[list[Step], list[Any
     def repeat(v: Any, eqn: core.JaxprEqn, axis: int | None) -> Any:
         """An operand of an elementwise operation, repeated to the shape of the result."""
         aval: Any = eqn.outvars[0].aval
-        if jaxprs.is_literal(v) or v.aval.shape in ((), aval.shape) or _elements(v) == 1:
+        number = jaxprs.is_literal(v)
+        if v.aval.shape == aval.shape or (not number and _elements(v) == 1):
             return v
-        key = v, aval.shape
+        key = (str(v) if number else v), aval.shape
         if key not in repeated:
             repeated[key] = Array(aval.update(dtype=v.aval.dtype))
             makes = ((repeated[key], axis),)
-            steps.append(Step(eqn, "broadcast_in_dim", (v,), makes, joins=True))
+            steps.append(Step(eqn, "broadcast_in_dim", () if number else (v,), makes, joins=True))
         return repeated[key]
 
     def visit(inner: core.Jaxpr, its_flow: Flow | None, names: dict[Any, Any]) -> list[Any]:
@@ -134,7 +154,13 @@ def _inlined(jaxpr: core.Jaxpr, flow: Flow | None) -> tuple[list[Step], list[Any
         for eqn, each in zip(inner.eqns, flows, strict=True):
             reads = [name_of(v) for v in eqn.invars]
             bodies = jaxprs.bodies(eqn)
-            if bodies and eqn.primitive.name not in _CONTROL and (each is None or each.bodies):
+            in_tiles = each is not None and tiles_of(eqn) is not None
+            if (
+                bodies
+                and not in_tiles
+                and eqn.primitive.name not in _CONTROL
+                and (each is None or each.bodies)
+            ):
                 body = bodies[0]
                 given = {v: reads[k] for v, k in zip(body.jaxpr.invars, body.operands, strict=True)}
                 ends = visit(body.jaxpr, None if each is None else each.bodies[0], given)
@@ -152,18 +178,30 @@ def _inlined(jaxpr: core.Jaxpr, flow: Flow | None) -> tuple[list[Step], list[Any
             steps.append(
                 Step(
                     eqn,
-                    eqn.primitive.name,
+                    TILES if in_tiles else eqn.primitive.name,
                     known,
                     tuple(makes),
                     bodies,
                     () if each is None else each.bodies,
                     joins=not bodies and _joins(eqn),
+                    carried=_carried(eqn, bodies, names, reads),
                     view=bool(known and makes) and _is_view(eqn),
                 )
             )
         return [name_of(v) for v in inner.outvars]
 
     return steps, visit(jaxpr, flow, {})
+
+
+def _carried(
+    eqn: core.JaxprEqn, bodies: Sequence[jaxprs.Body], names: Mapping[Any, Any], reads: Sequence[Any]
+) -> tuple[tuple[Any, Any], ...]:
+    if eqn.primitive.name != "scan":
+        return ()
+    (body,) = bodies
+    made = {j: names[v] for v, j in zip(eqn.outvars, body.results, strict=True)}
+    pairs = [(made[j], reads[body.operands[i]]) for i, j in body.carry]
+    return tuple((result, start) for result, start in pairs if not jaxprs.is_literal(start))
 
 
 def _joins(eqn: core.JaxprEqn) -> bool:
@@ -202,21 +240,29 @@ def _elements(atom: Any) -> int:
     return math.prod(getattr(atom.aval, "shape", ()))
 
 
-def _in_the_library(steps: Sequence[Step], given: set[Any], array_of: Any) -> list[Step]:
-    """With one step for each reduction over much and all that leads to it alone."""
+def _in_the_library(steps: Sequence[Step], given: set[Any], elements: Callable[[Any], int]) -> list[Step]:
+    """With one step for each reduction over much and all that leads to it alone.
+
+    Args:
+      steps: all of them.
+      given: what the program gives.
+      elements: of a value, on one device.
+    """
     maker = {v: step for step in steps for v, _ in step.makes}
     readers = _readers(steps)
     taken: dict[Step, Step] = {}  # steps, and the reduction that they go into
     for root in reversed(steps):
         if root in taken or root.name not in ("reduce_sum", "reduce_max", "reduce_min"):
             continue
-        if not any(_elements(v) >= _LEAST_OF_LIBRARY for v in root.reads):
+        if not any(elements(v) >= _LEAST_OF_LIBRARY for v in root.reads):
             continue
         inside, queue = {root}, collections.deque([root])
         while queue:
             for v in queue.popleft().reads:
                 step = maker.get(v)
-                if step is None or step in inside or step in taken or v in given or not _fits_library(step):
+                if step is None or step in inside or step in taken or v in given:
+                    continue
+                if not _fits_library(step, elements):
                     continue
                 if all(reader in inside for reader in readers[v]):
                     inside.add(step)
@@ -234,7 +280,7 @@ def _in_the_library(steps: Sequence[Step], given: set[Any], array_of: Any) -> li
     return found
 
 
-def _fits_library(step: Step) -> bool:
+def _fits_library(step: Step, elements: Callable[[Any], int]) -> bool:
     if step.view:
         return True
     if step.name not in _LIBRARY or len(step.makes) != 1:
@@ -245,7 +291,7 @@ def _fits_library(step: Step) -> bool:
     if step.name == "dot_general":
         product = product_of(step.eqn)
         return product is not None and 1 not in (product.m, product.n) and max(product[1:4]) >= 8
-    return max(map(_elements, (made, *step.reads))) >= _LEAST_OF_LIBRARY
+    return max(map(elements, (made, *step.reads))) >= _LEAST_OF_LIBRARY
 
 
 def _arrays(steps: Sequence[Step], given: set[Any], array_of: Any) -> set[Any]:
@@ -254,7 +300,11 @@ def _arrays(steps: Sequence[Step], given: set[Any], array_of: Any) -> set[Any]:
     for step in steps:
         if not step.joins and not step.view:
             whole = (
-                step.bodies or class_of(step.name) in _WHOLE or step.name in IN_PLACE | PICKS or step.library
+                step.bodies
+                or class_of(step.name) in _WHOLE
+                or step.name in IN_PLACE
+                or step.name == "gather"
+                or step.library
             )
             needed.update(map(array_of, step.reads) if whole else ())
     return {v for step in steps if not step.view for v, _ in step.makes if not step.joins or v in needed}

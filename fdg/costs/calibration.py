@@ -117,7 +117,7 @@ def _device_figures(lanes: int, say: Say) -> dict[str, Figure]:
         found[name] = _figure(one.work.total_bytes / one.crowded, one)
     found["cache_bytes"] = Figure(2**21, 0.0, "taken as 2 MiB, not measured")
     for name, one in timed.items():
-        size = one.work.bytes[name]
+        size = sum(operation.bytes * count for operation, count in one.work.operations.items())
         found[name] = _figure(size / max(one.crowded - found["operation"].value, 1e-9), one)
     if lanes > 1:
         gains = [
@@ -136,7 +136,7 @@ def _operations() -> dict[str, tuple[Callable, list[Any]]]:
     small, large = _SMALL // 4, _LARGE // 8
     x, big = jnp.ones((small,), jnp.float32), jnp.ones((large,), jnp.float32)
     rows = jnp.ones((4096, 16), jnp.float32)
-    order = jax.random.permutation(jax.random.key(0), 4096)
+    order = jax.random.permutation(jax.random.key(0), small)
     table, unsorted = jnp.ones((256, small // 256)), jax.random.uniform(jax.random.key(1), (64, 1024))
 
     def starts(x: jax.Array) -> list[jax.Array]:
@@ -152,10 +152,12 @@ def _operations() -> dict[str, tuple[Callable, list[Any]]]:
         "cache": (lambda x: [x + 1.0], [x]),
         "elementwise": (lambda x: [x + 1.0], [x]),
         "transcendental": (lambda x: [jnp.tanh(x)], [x]),
+        "special": (lambda x: [jnp.sin(x)], [x]),
         "reduction": (lambda x: [x.sum(axis=1)], [table]),
         "random": (lambda key: [jax.random.bits(key, (small // 4,))], [jax.random.key(0)]),
         "sort": (lambda x: [jax.lax.sort(x)], [unsorted]),
-        "movement": (lambda x, i: [x.at[i].get(mode="promise_in_bounds")], [rows, order]),
+        "movement": (lambda x, i: [x.at[i].get(mode="promise_in_bounds")], [x, order]),
+        "copy": (lambda x: [x.T], [rows]),
         "host": (_on_host, [x]),
         "operation": (starts, [jnp.ones((8,), jnp.float32)]),
         "trip": (trips, [jnp.ones((8,), jnp.float32)]),

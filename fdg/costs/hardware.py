@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from fdg.costs.compiled import Target
 from fdg.errors import FdgError, unknown_name
 
 
@@ -34,10 +35,12 @@ RATES: Mapping[str, str] = {
     "cache_bytes": "B that fit the cache",
     "elementwise": "B/s of additions and the like",
     "transcendental": "B/s of tanh and the like",
+    "special": "B/s of sine, powers, remainders and the like",
     "reduction": "B/s of sums and the like",
     "random": "B/s of random bits",
     "sort": "B/s of sorts",
-    "movement": "B/s of look-ups, slices and the like",
+    "movement": "B/s of look-ups, with all of each cache line",
+    "copy": "B/s of slices, transpositions and the like",
     "linear algebra": "B/s of factorisations and the like",
     "host": "B/s to and from functions on the host",
     "host_call": "s of a call of a function on the host",
@@ -136,10 +139,12 @@ _WIDTHS = {"float8": 1, "int8": 1, "bfloat16": 2, "float16": 2, "float32": 4, "i
 BY_BYTES = (
     "elementwise",
     "transcendental",
+    "special",
     "reduction",
     "random",
     "sort",
     "movement",
+    "copy",
     "linear algebra",
     "host",
 )
@@ -262,6 +267,11 @@ class Cluster:
     def machines(self) -> int:
         """That the hosts are on."""
         return -(-self.hosts // self.hosts_per_machine)
+
+    @property
+    def target(self) -> Target:
+        """What lowering asks of them."""
+        return Target(self.kind.platform, self.cores, self.devices_per_machine)
 
     @property
     def devices(self) -> int:

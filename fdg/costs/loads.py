@@ -1,12 +1,7 @@
-"""The work of each program of a plan on one of its devices: worked out once, then priced on any cluster.
-
-GPUOnly on 4 devices         one program, a quarter of the batch
-actors (3) + learners (1)    act+step on a third of it; learn on all of it
-"""
+"""The work of each program of a plan on one of its devices: worked out once, then priced on any cluster."""
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,6 +9,7 @@ from jax.extend import core
 
 from fdg import jaxprs
 from fdg.batch.collective import Collective
+from fdg.costs.compiled import HERE, Compiled, Target, programs
 from fdg.placing.plan import Plan
 from fdg.placing.policy import Group
 from fdg.profiling.work import Work, work_of
@@ -38,38 +34,31 @@ class Load:
     collectives: tuple[Collective, ...]
 
 
-def loads(plan: Plan) -> tuple[Load, ...]:
-    """The programs of a plan, in its order; nothing is compiled or allocated."""
-    groups = {group.name: group for group in plan.groups}
-    if plan.schedule is None:
-        (planned,), (group,) = plan.programs, plan.groups
-        state = len(plan.graph.state_axes)
-        return (Load(planned.name, group, _whole(plan, group), 2 * state, planned.collectives),)
-    found = []
-    for planned, (call, _) in zip(plan.programs, plan.schedule.calls(), strict=True):
-        group = groups[call.group]
-        work = work_of(call.jaxpr, [value.axis for value in call.inputs], group.rows)
-        arrays = len(call.inputs) + len(call.outputs)
-        found.append(Load(planned.name, group, _shared(work, group), arrays, planned.collectives))
-    return tuple(found)
+def loads(plan: Plan, target: Target = HERE) -> tuple[Load, ...]:
+    """The programs of a plan, in its order; nothing is compiled or allocated.
+
+    Args:
+      plan: any.
+      target: the devices that it is for.
+    """
+    arrays = [2 * len(plan.graph.state_axes)]
+    if plan.schedule is not None:
+        arrays = [len(call.inputs) + len(call.outputs) for call, _ in plan.schedule.calls()]
+    return tuple(
+        Load(one.name, one.group, _shared(_work(one), one.group), count, planned.collectives)
+        for planned, one, count in zip(plan.programs, programs(plan, target), arrays, strict=True)
+    )
 
 
-def _whole(plan: Plan, group: Group) -> Work:
-    """Of an iteration on one device; with agents, of those that one device has."""
-    if plan.num_seeds is None:
-        return _shared(_iteration(plan.graph.jaxpr, plan.graph.state_axes, group.rows), group)
-    return _agents(plan.graph.jaxpr, plan.num_seeds // len(group))
-
-
-@functools.lru_cache(maxsize=64)
-def _iteration(jaxpr: core.ClosedJaxpr, axes: tuple[int | None, ...], rows: int) -> Work:
-    return work_of(jaxpr, axes, rows)
+def _work(one: Compiled) -> Work:
+    """On one device, of all the agents that it has."""
+    return work_of(one.jaxpr, one.axes, one.rows) if one.agents == 1 else _agents(one.jaxpr, one.agents)
 
 
 @functools.lru_cache(maxsize=64)
 def _agents(jaxpr: core.ClosedJaxpr, agents: int) -> Work:
     """Of so many on one device."""
-    inputs: Sequence[Any] = jaxprs.open_jaxpr(jaxpr).invars
+    inputs: Any = jaxprs.open_jaxpr(jaxpr).invars
     shapes = [jax.ShapeDtypeStruct((agents, *v.aval.shape), v.aval.dtype) for v in inputs]
     return work_of(jax.make_jaxpr(jax.vmap(core.jaxpr_as_fun(jaxpr)))(*shapes))
 

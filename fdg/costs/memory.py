@@ -20,8 +20,9 @@ from jax.extend import core
 from fdg import jaxprs
 from fdg.batch.flow import Flow
 from fdg.batch.follow import follow
-from fdg.costs.buffers import IN_PLACE, Program, Step, program_of
-from fdg.lowering.draws import draw_ahead
+from fdg.costs.buffers import IN_PLACE, TILES, Program, Step, program_of
+from fdg.costs.compiled import HERE, Target, programs
+from fdg.lowering.tiles import on_one_device, tiles_of
 from fdg.placing.plan import Plan
 from fdg.placing.policy import Group
 from fdg.placing.scheduling.schedule import Value
@@ -165,8 +166,17 @@ class _Lives:
             self.known[key] = found, jaxpr, flow
         return self.known[key][0]
 
+    def _inside(self, step: Step) -> list[_Spans]:
+        """Of the bodies of a step."""
+        if step.name == TILES:
+            (flow,), tiles = step.flows, tiles_of(step.eqn)
+            assert flow is not None and tiles is not None
+            return [_lives(1, self.on_cpu).spans(on_one_device(flow, self.devices, tiles), None)]
+        flows = step.flows or [None] * len(step.bodies)
+        return [self.spans(body.jaxpr, flow) for body, flow in zip(step.bodies, flows, strict=True)]
+
     def _spans(self, jaxpr: core.Jaxpr, flow: Flow | None) -> _Spans:
-        program = _program(jaxpr, flow, self.on_cpu)
+        program = _program(jaxpr, flow, self.on_cpu, self.devices)
         given = {v for v in program.outputs if not jaxprs.is_literal(v)}
         found: list[_Span] = []
         made: dict[Any, tuple[int, int, str]] = {}  # where each array begins, its bytes, and what makes it
@@ -176,19 +186,21 @@ class _Lives:
             over = step.joins or step.name in IN_PLACE
             sizes = {_size(v, axis, self.devices) for v, axis in step.makes}
             length = 2
-            for body, inner in zip(step.bodies, step.flows or [None] * len(step.bodies), strict=True):
-                spans, moments = self.spans(body.jaxpr, inner)  # one after another
+            for spans, moments in self._inside(step):  # one after another
                 begin = now + length - 2
                 found += [_Span(begin + one.begin, begin + one.end, one.size, one.what) for one in spans]
                 length += moments
+            carried = {start: v for v, start in reversed(step.carried) if start in made}
             for v in step.reads:
                 if v in made:  # what is computed element by element is written over what it read
-                    ends[v] = now if over and made[v][1] in sizes else now + length
+                    ends[v] = now if v in carried or (over and made[v][1] in sizes) else now + length
             rows = _rows(step)
             for v, axis in step.makes:
                 begin = now + (1 if over else 0)
                 if v in rows:
                     begin = 0  # they begin as zeros, which wait for nothing
+                if step.name == TILES and axis is None:
+                    begin = now + length - 1  # sums of all devices, after the last tile
                 if step.name in ("random_bits", "random_split"):
                     begin = now + length
                     words = _size(v, axis, self.devices) // (2 if step.name == "random_split" else 1)
@@ -215,9 +227,11 @@ def _rows(step: Step) -> set[Any]:
 _PROGRAMS: Recall[Program] = Recall(most=_MOST_KNOWN)
 
 
-def _program(jaxpr: core.Jaxpr, flow: Flow | None, on_cpu: bool) -> Program:
+def _program(jaxpr: core.Jaxpr, flow: Flow | None, on_cpu: bool, devices: int) -> Program:
     """Of a jaxpr for all numbers of devices whose flow it is; that is kept by what is made of it."""
-    return _PROGRAMS(jaxpr, (id(flow), on_cpu), lambda: program_of(jaxpr, flow, on_cpu))
+    of_library = devices if on_cpu else 1  # which alone asks for the size of a part
+    how = id(flow), on_cpu, of_library
+    return _PROGRAMS(jaxpr, how, lambda: program_of(jaxpr, flow, on_cpu, of_library))
 
 
 def _packed(spans: Sequence[_Span]) -> int:
@@ -242,48 +256,37 @@ def _packed(spans: Sequence[_Span]) -> int:
     return most
 
 
-def program_needs(plan: Plan, platform: str = "cpu") -> dict[str, Need]:
+def program_needs(plan: Plan, target: Target = HERE) -> dict[str, Need]:
     """Of each program of a plan, by its name; leaves that rules split count whole. Nothing is compiled.
 
     Args:
       plan: any.
-      platform: of the devices.
+      target: the devices that it is for.
     """
-    groups = {group.name: group for group in plan.groups}
-    if plan.schedule is not None:
-        return {
-            call.name: program_need(
-                draw_ahead(call.jaxpr),
-                [v.axis for v in call.inputs],
-                groups[call.group].rows,
-                call.donated,
-                platform,
-            )
-            for call, _ in plan.schedule.calls()
-        }
-    ((program,), (group,), graph) = plan.programs, plan.groups, plan.graph
-    agents = 1 if plan.num_seeds is None else plan.num_seeds // len(group)
-    axes, rows = (graph.state_axes, group.rows) if plan.num_seeds is None else ((), 1)
-    state = frozenset(range(len(graph.state_axes)))
-    one = program_need(draw_ahead(graph.jaxpr), axes, rows, state, platform, repeated=True)
-    records = jax.tree.leaves(graph.metrics)
-    kept = metrics.capacity(records * agents) * sum(map(jaxprs.bytes_of, records))
-    return {
-        program.name: Need(agents * one.arguments, agents * (one.results + kept), agents * one.temporaries)
-    }
+    found = {}
+    for one in programs(plan, target):
+        need = program_need(one.jaxpr, one.axes, one.rows, one.donated, target.platform, one.repeated)
+        kept = 0
+        if one.repeated:
+            records = jax.tree.leaves(plan.graph.metrics)
+            kept = metrics.capacity(records * one.agents) * sum(map(jaxprs.bytes_of, records))
+        found[one.name] = Need(
+            one.agents * need.arguments, one.agents * (need.results + kept), one.agents * need.temporaries
+        )
+    return found
 
 
-def plan_memory(plan: Plan, platform: str = "cpu") -> dict[str, int]:
+def plan_memory(plan: Plan, target: Target = HERE) -> dict[str, int]:
     """Bytes that each device of each group needs at its peak, for a plan; nothing is compiled.
 
     It is the program that needs most, and what of the state is on the group meanwhile.
 
     Args:
       plan: any.
-      platform: of the devices.
+      target: the devices that it is for.
     """
     groups = {group.name: group for group in plan.groups}
-    needs = program_needs(plan, platform)
+    needs = program_needs(plan, target)
     if plan.schedule is None:
         (group,), (need,) = plan.groups, needs.values()
         return {group.name: _with_sharded(plan, group, need.peak)}

@@ -57,14 +57,14 @@ OVERHEADS: Mapping[str, Overheads] = MappingProxyType(
         # Fitted to one half of the cells of `python -m bench.costs` (docs/scale.md): two cores of an Intel
         # Xeon, 1 to 8 devices. The seconds are those of threads that are woken.
         "cpu": Overheads(
-            divided=0.72,
-            shared=0.68,
-            slowed=0.12,
-            meetings=0.82,
-            start=9.7e-5,
-            further=0.62,
+            divided=0.57,
+            shared=0.66,
+            slowed=0.1,
+            meetings=0.87,
+            start=1.2e-4,
+            further=0.39,
             array=1.8e-5,
-            arrival=8.2e-6,
+            arrival=6.8e-6,
         ),
         # Not fitted: none was at hand.
         "gpu": Overheads(),

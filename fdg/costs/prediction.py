@@ -130,7 +130,7 @@ class _Model:
         self.plan, self.cluster = plan, cluster
         self.groups = {group.name: group for group in plan.groups}
         self.lost = OVERHEADS[cluster.kind.platform] if overheads is None else overheads
-        self.loads = loads(plan)
+        self.loads = loads(plan, cluster.target)
         self.seconds = {load.program: self._seconds(load, joined) for load in self.loads}
         self.sent = {load.program: self._sent(load) for load in self.loads}
 
@@ -232,7 +232,7 @@ class _Model:
         """With what does not depend on time."""
         routes, inside, between = self.routes()
         devices = len({device for group in self.plan.groups for device in group.devices})
-        memory = plan_memory(self.plan, self.cluster.kind.platform)
+        memory = plan_memory(self.plan, self.cluster.target)
         return Prediction(seconds, shares, busy, inside, between, routes, memory, devices, self.notes())
 
 

@@ -61,7 +61,14 @@ def meet_ahead(
     Such as mean and deviation of each minibatch's advantages: devices meet for them once, not in each trip.
     Arguments are those of `in_order`.
     """
-    flow = follow(jaxpr, axes, devices, output_axes)
+    flow = follow(jaxpr, axes, devices, output_axes)  # one flow serves many numbers of devices
+    return _AHEAD(flow, None, lambda: _meet_ahead(jaxpr, flow))
+
+
+_AHEAD: Recall[core.ClosedJaxpr] = Recall(most=256)
+
+
+def _meet_ahead(jaxpr: core.ClosedJaxpr, flow: Flow) -> core.ClosedJaxpr:
     steps = list(_steps(flow))
     sums = {id(step.eqn) for step in steps if step.reduced and step.eqn.primitive.name.startswith("reduce_")}
     # Other exchanges, such as of samples that all devices shuffle, would be made twice.

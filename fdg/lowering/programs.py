@@ -21,9 +21,9 @@ from fdg.batch.rules.random import draws_from_the_batch
 from fdg.lowering import constraints as sharding
 from fdg.lowering.draws import draw_ahead
 from fdg.lowering.mesh import SEED, batch_sharding, group_mesh, layout_sharding, make_mesh
-from fdg.lowering.ordering import in_order, meet_ahead
 from fdg.lowering.population import exchanging
-from fdg.lowering.tiles import have_a_core_each, tile
+from fdg.lowering.rewriting import rewritten
+from fdg.lowering.tiles import have_a_core_each
 from fdg.placing.layout import Layout, Spec
 from fdg.placing.plan import Plan
 from fdg.placing.policy import Group
@@ -161,16 +161,17 @@ def _constrained(
     output_axes: Sequence[int | None],
     specs: Sequence[Spec | None] | None,
 ) -> core.ClosedJaxpr:
-    jaxpr = jaxprs.without_dead_code(draw_ahead(jaxpr))  # or what is put in order would need it
-    cut, is_cpu = have_a_core_each(mesh), mesh.devices.flat[0].platform == "cpu"
-    if specs is None and mesh.size > 1:
-        jaxpr = meet_ahead(jaxpr, input_axes, mesh.size, output_axes)
-    if specs is None and (cut or (is_cpu and mesh.size > 1)):
-        jaxpr = tile(jaxpr, input_axes, mesh.size, cut)
+    jaxpr = rewritten(
+        jaxpr,
+        input_axes,
+        mesh.size,
+        output_axes,
+        on_cpu=mesh.devices.flat[0].platform == "cpu",
+        a_core_each=have_a_core_each(mesh),
+        sharded=specs is not None,
+    )
     if mesh.size == 1:
         return jaxpr
-    if is_cpu and specs is None:
-        jaxpr = in_order(jaxpr, input_axes, mesh.size, output_axes)
     return sharding.constrain(jaxpr, mesh, input_axes, output_axes, specs)
 
 

@@ -33,7 +33,7 @@ from fdg import jaxprs
 from fdg.batch.flow import EquationFlow, Flow, is_independent
 from fdg.batch.follow import follow
 from fdg.batch.rules.result import Axis
-from fdg.cores import usable_cores
+from fdg.cores import sharing, usable_cores
 from fdg.fragment import FragmentMark
 from fdg.lowering.local import Local
 from fdg.lowering.mesh import BATCH
@@ -53,9 +53,14 @@ _EXTREMES: dict[str, tuple[Callable, Callable]] = {
 
 
 def have_a_core_each(mesh: Mesh) -> bool:
-    """Whether the devices of a mesh are as many CPU devices as there are cores for them, or more."""
+    """Whether the devices of a mesh are as many CPU devices as there are cores for them, or more.
+
+    Devices of other processes count where these share the cores of a machine.
+    """
     here = [d for d in mesh.devices.flat if d.process_index == jax.process_index()]
-    return bool(here) and here[0].platform == "cpu" and len(here) >= usable_cores()
+    if not here or here[0].platform != "cpu":
+        return False
+    return min(mesh.size, len(here) * sharing()) >= usable_cores()
 
 
 def tile(jaxpr: core.ClosedJaxpr, axes: Sequence[Axis], devices: int, cut: bool = True) -> core.ClosedJaxpr:
@@ -122,6 +127,27 @@ def run_tiles(called: Flow, devices: int, tiles: int) -> Callable[..., list[Any]
         ]
 
     return run
+
+
+_PARTS: Recall[core.Jaxpr] = Recall(most=1024)
+
+
+def on_one_device(called: Flow, devices: int, tiles: int) -> core.Jaxpr:
+    """What `run_tiles` does, traced with the shapes of one device's part; its exchanges are `psum`s in it.
+
+    Args:
+      called, devices, tiles: as there.
+    """
+
+    def trace() -> core.Jaxpr:
+        parts = []
+        for v, (axis, _) in zip(called.jaxpr.invars, called.inputs, strict=True):
+            shape = [n // devices if i == axis else n for i, n in enumerate(v.aval.shape)]
+            parts.append(jax.ShapeDtypeStruct(shape, v.aval.dtype))
+        run = run_tiles(called, devices, tiles)
+        return jaxprs.open_jaxpr(jax.make_jaxpr(run, axis_env=[(BATCH, devices)])(*parts))
+
+    return _PARTS(called, (devices, tiles), trace)
 
 
 def _rows(x: Any, axis: Axis, tiles: int, i: jax.Array) -> Any:

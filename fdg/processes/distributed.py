@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fdg import keys
+from fdg import cores, keys
 from fdg.addresses import split_address
 from fdg.errors import FdgError
 from fdg.processes import peers, ports
@@ -22,7 +22,6 @@ from fdg.processes import peers, ports
 HEARTBEAT_SECONDS = 45  # JAX's own, should `peers` fail to see that a process is gone
 
 _peers: peers.Peers | None = None
-_sharing = 1
 
 
 def initialize(
@@ -42,7 +41,7 @@ def initialize(
     Raises:
       FdgError: the arguments contradict each other, no cluster was detected, or not all processes came.
     """
-    global _peers, _sharing
+    global _peers
     given = {
         "coordinator_address": coordinator_address,
         "num_processes": num_processes,
@@ -80,7 +79,7 @@ def initialize(
         )
     except RuntimeError as error:
         raise FdgError(f"jax.distributed cannot start: {error}") from error
-    _sharing = _most_sharing(exchange([socket.gethostname(), sorted(_affinity())]))
+    cores.share_among(_most_sharing(exchange([socket.gethostname(), sorted(_affinity())])))
 
 
 def check(given: Mapping[str, Any]) -> None:
@@ -117,7 +116,7 @@ def count() -> int:
 
 def sharing() -> int:
     """How many processes have to share cores, on the host where most of them do; the same in all of them."""
-    return 1 if _peers is None else _sharing
+    return cores.sharing()
 
 
 def is_first() -> bool:

@@ -18,6 +18,7 @@ from jax.extend import core
 from fdg import jaxprs
 from fdg.batch.flow import EquationFlow, Flow
 from fdg.batch.follow import follow
+from fdg.lowering.tiles import on_one_device, tiles_of
 
 
 class Product(NamedTuple):
@@ -64,22 +65,28 @@ CLASSES: Mapping[str, frozenset[str]] = {
     for name, words in {
         "product": "dot_general ragged_dot_general",
         "convolution": "conv_general_dilated",
-        "transcendental": """tanh exp exp2 expm1 log log1p logistic sin cos tan asin acos atan atan2 sinh cosh
-            asinh acosh atanh erf erfc erf_inv lgamma digamma pow sqrt rsqrt cbrt igamma random_gamma""",
+        "transcendental": "tanh exp exp2 expm1 log log1p logistic erf erfc sqrt rsqrt",
+        "special": """sin cos tan asin acos atan atan2 sinh cosh asinh acosh atanh pow rem cbrt erf_inv lgamma
+            digamma igamma random_gamma""",
         "reduction": """reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax
             argmin reduce reduce_window reduce_window_sum reduce_window_max cumsum cumprod cummax cummin
             cumlogsumexp reduce_precision select_and_scatter_add select_and_gather_add""",
         "random": """random_bits random_split random_fold_in random_seed threefry2x32 rng_bit_generator
             rng_uniform""",
         "sort": "sort top_k approx_top_k",
-        "movement": """gather scatter scatter-add scatter_add scatter_mul scatter_max scatter_min
-            dynamic_slice dynamic_update_slice concatenate pad rev transpose copy copy_p slice split""",
+        "movement": "gather scatter scatter-add scatter_add scatter_mul scatter_max scatter_min",
+        "copy": """dynamic_slice dynamic_update_slice concatenate pad rev transpose copy copy_p slice
+            split""",
         "linear algebra": """cholesky eig eigh hessenberg householder_product lu qr geqrf ormqr schur svd
             triangular_solve tridiagonal tridiagonal_solve""",
+        "exchange": "psum psum2 psum_invariant pmax pmin all_gather all_to_all ppermute axis_index",
         "host": "io_callback pure_callback debug_callback",
     }.items()
 }
-"""Classes of operations by the names of JAX's primitives; all others are "elementwise"."""
+"""Classes of operations by the names of JAX's primitives; all others are "elementwise".
+
+What is "special" is computed number by number on a CPU; what is "transcendental", several at once.
+"""
 
 VIEWS = frozenset(
     """reshape squeeze expand_dims broadcast_in_dim iota fragment_boundary stop_gradient optimization_barrier
@@ -108,7 +115,8 @@ class Work:
       bytes: by class, what each operation by itself reads and writes: far more than reaches memory, since
         XLA joins operations. Views cost nothing; of a look-up counts what is looked up.
       products: how often there are products of each shape, convolutions among them.
-      operations: how often there are operations of each class and size, products and views left out.
+      operations: how often there are operations of each class and size, products and views left out; of a
+        look-up counts all of each cache line that it reaches.
       trips: of loops, all together.
       exact: False if part of it is in a `while` loop (counted as one trip) or a branch (the dearest counts).
     """
@@ -208,6 +216,9 @@ class _Walk:
         bodies = jaxprs.bodies(eqn)
         if not bodies or (step is not None and not step.bodies):
             return self.operation(eqn, step)
+        tiles = None if step is None else tiles_of(eqn)
+        if step is not None and tiles is not None:
+            return _walk(1).work(on_one_device(step.bodies[0], self.devices, tiles), None)
         flows: Sequence[Flow | None] = [None] * len(bodies) if step is None else step.bodies
         inner = [
             self.work(body.jaxpr, flow).times(body.trips) for body, flow in zip(bodies, flows, strict=True)
@@ -242,11 +253,12 @@ class _Walk:
             part = max((math.prod(_shape(v)) // n for v, n in (*operands, *results)), default=0)
             flops = jaxprs.equation_flops(eqn) * part // max(whole, 1)
         moved = _moved(name, operands, results)
+        reached = max(moved, _reached(name, operands))
         return Work(
             {kind: flops} if flops else {},
             {kind: moved} if moved else {},
             {} if product is None else {product: 1},
-            operations={Operation(kind, moved): 1} if moved and product is None else {},
+            operations={Operation(kind, reached): 1} if moved and product is None else {},
         )
 
     def _share(self, atom: Any, axis: int | None) -> tuple[Any, int]:
@@ -305,9 +317,20 @@ def _with_axes(atoms: Sequence[Any], axes: Sequence[int | None] | None) -> Itera
     return zip(atoms, axes if axes is not None else [None] * len(atoms), strict=True)
 
 
+_CACHE_LINE = 64  # bytes
+
+
+def _reached(name: str, operands: Sequence[tuple[Any, int]]) -> int:
+    """Bytes of the cache lines that a look-up reads, and of those that it writes: at least one for each."""
+    if name != "gather" and name not in PUTS:
+        return 0
+    indices, parts = operands[1]
+    return 2 * _CACHE_LINE * (math.prod(_shape(indices)[:-1]) // parts)
+
+
 def _moved(name: str, operands: Sequence[tuple[Any, int]], results: Sequence[tuple[Any, int]]) -> int:
     """Bytes that an operation reads and writes, given its values and the number of parts of each."""
-    if name in VIEWS:
+    if name in VIEWS or class_of(name) == "exchange":  # counted as a collective, not as work
         return 0
 
     def size(values: Sequence[tuple[Any, int]]) -> int:

@@ -26,7 +26,7 @@ def test_one_program_takes_its_work_and_what_it_exchanges(graph):
     plan = fdg.place(graph, policies.GPUOnly(), 4)
     slow = cluster(4, inside=link("inside", call=1e-3))
     found = predict(plan, slow, joined=WHOLE)
-    (load,) = loads(plan)
+    (load,) = loads(plan, slow.target)
     calls = sum(c.calls for c in plan.programs[0].collectives)
     assert calls >= 2
     computing = seconds_of(load.work, slow.kind, joined=WHOLE).total

@@ -1,0 +1,107 @@
+"""The programs of a plan as they are compiled: what the cost model looks at is what runs.
+
+GPUOnly on 4 devices         one program, a quarter of the batch on each
+actors (3) + learners (1)    act+step with a third of it; learn with all of it
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+from jax.extend import core
+
+from fdg.cores import usable_cores
+from fdg.lowering.draws import draw_ahead
+from fdg.lowering.rewriting import rewritten
+from fdg.placing.plan import Plan
+from fdg.placing.policy import Group
+from fdg.recall import Recall
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """One of them.
+
+    Attributes:
+      name: of the program.
+      group: where it runs.
+      jaxpr: in the global view, rewritten as for compiling; of several agents that of one.
+      axes: the batch axis of each input.
+      rows: that the batch is split over.
+      donated: inputs whose memory results take over.
+      agents: on each device; 1 unless a plan has several.
+      repeated: whether the program is a loop over the jaxpr.
+    """
+
+    name: str
+    group: Group
+    jaxpr: core.ClosedJaxpr
+    axes: tuple[int | None, ...]
+    rows: int
+    donated: frozenset[int]
+    agents: int = 1
+    repeated: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What lowering asks of devices.
+
+    Attributes:
+      platform: theirs.
+      cores: of a machine with CPU devices, that these share; None for as many as this process has.
+      devices: most of them that a machine has; None for all.
+    """
+
+    platform: str = "cpu"
+    cores: float | None = None
+    devices: int | None = None
+
+    def has_a_core_each(self, group: Group) -> bool:
+        """Whether a group has as many CPU devices on a machine as it has cores, or more."""
+        here = len(group) if self.devices is None else min(len(group), self.devices)
+        return self.platform == "cpu" and here >= (usable_cores() if self.cores is None else self.cores)
+
+
+HERE = Target()
+"""CPU devices of this process."""
+
+
+def programs(plan: Plan, target: Target) -> tuple[Compiled, ...]:
+    """All of a plan, in its order; nothing is compiled or allocated."""
+    groups = {group.name: group for group in plan.groups}
+    if plan.schedule is None:
+        (planned,), (group,), graph = plan.programs, plan.groups, plan.graph
+        state = frozenset(range(len(graph.state_axes)))
+        if plan.num_seeds is not None:
+            agents = plan.num_seeds // len(group)
+            return (Compiled(planned.name, group, draw_ahead(graph.jaxpr), (), 1, state, agents, True),)
+        axes = tuple(graph.state_axes)
+        jaxpr = _rewritten(graph.jaxpr, axes, graph.output_axes, group, target)
+        return (Compiled(planned.name, group, jaxpr, axes, group.rows, state, repeated=True),)
+    found = []
+    for call, _ in plan.schedule.calls():
+        group = groups[call.group]
+        axes, ends = (tuple(value.axis for value in side) for side in (call.inputs, call.outputs))
+        jaxpr = _rewritten(call.jaxpr, axes, ends, group, target)
+        found.append(Compiled(call.name, group, jaxpr, axes, group.rows, frozenset(call.donated)))
+    return tuple(found)
+
+
+_KNOWN: Recall[core.ClosedJaxpr] = Recall(most=1024)
+
+
+def _rewritten(
+    jaxpr: core.ClosedJaxpr,
+    axes: tuple[int | None, ...],
+    output_axes: Sequence[int | None],
+    group: Group,
+    target: Target,
+) -> core.ClosedJaxpr:
+    on_cpu, a_core_each, ends = target.platform == "cpu", target.has_a_core_each(group), tuple(output_axes)
+    return _KNOWN(
+        jaxpr,
+        (axes, ends, group.rows, on_cpu, a_core_each, group.shards),
+        lambda: rewritten(
+            jaxpr, axes, group.rows, ends, on_cpu=on_cpu, a_core_each=a_core_each, sharded=group.shards
+        ),
+    )
