@@ -229,7 +229,7 @@ class RecurrentPPO(ProximalAgent):
         before = jax.tree.map(lambda first, x: jnp.concatenate([first[None], x[:-1]]), memory, memories)
         sequences = (seen, start, action, decision, advantage, target)
         samples = Minibatch(
-            self._memory_before_each(before, past),
+            self._memory_before_each(memory if past is None else past.memory, before),
             self._burn_in(past, observation_statistics, observation, start),
             *jax.tree.map(lambda x: _sequence_rows(x.reshape(-1, self._length, *x.shape[1:])), sequences),
         )
@@ -298,12 +298,14 @@ class RecurrentPPO(ProximalAgent):
         observation, start = jax.tree.map(lambda x: x[None], (observation, start))
         return jax.tree.map(lambda x: x[0], self._unroll(parameters, memory, observation, start))
 
-    def _memory_before_each(self, before, past: Past | None):
+    def _memory_before_each(self, first, before):
         """The memory that each sequence starts from, burn-in included: `[S, ...]`.
 
-        `before` is the memory before each step of the rollout, `[T, B, ...]`.
+        `first` is that of the rollout's first sequence, `[B, ...]`; `before` is the memory before each step of the
+        rollout, `[T, B, ...]`.
         """
-        first = jax.tree.map(lambda x: x[0], before) if past is None else past.memory
+        if self._length == self.num_steps:  # and no memory on the way is computed for nothing
+            return first
         start, stop = self._length - self.burn_in, self.num_steps - self.burn_in
         return jax.tree.map(
             lambda first, x: environment_major(

@@ -1,4 +1,4 @@
-"""How many cores this process has, and how many processes of the run have the same ones."""
+"""How many cores this process has, and what the processes of a run have in common."""
 
 import contextlib
 import math
@@ -6,12 +6,23 @@ import os
 from pathlib import Path
 
 _processes = 1
+_common: int | None = None
 
 
-def share_among(processes: int) -> None:
-    """Says that so many processes of the run share cores (`processes.distributed` does)."""
-    global _processes
-    _processes = processes
+def share_among(processes: int, cores: int | None = None) -> None:
+    """Says what the processes of a run have found out together (`processes.distributed` does).
+
+    Args:
+      processes: so many of them share cores, where most do.
+      cores: that each of them has at least; None for one process.
+    """
+    global _processes, _common
+    _processes, _common = processes, cores
+
+
+def common_cores() -> int:
+    """Cores that every process of the run may use: programs that they run together are made for so many."""
+    return usable_cores() if _common is None else _common
 
 
 def sharing() -> int:

@@ -5,6 +5,7 @@ Everything here uses only the public `jax.extend.core` and `jax.interpreters`; n
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -61,8 +62,31 @@ def without_dead_code(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
     included.
     """
     jaxpr = open_jaxpr(closed)
+    jaxpr = _without_unread_constants(jaxpr) or jaxpr
     live, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
     return with_jaxpr(closed, live)
+
+
+def _without_unread_constants(jaxpr: core.Jaxpr) -> core.Jaxpr | None:
+    """With `while` loops that are given nothing that no trip reads, which JAX leaves to XLA; None if all are so."""
+    eqns = [_reads_all(eqn) for eqn in jaxpr.eqns]
+    return None if all(new is old for new, old in zip(eqns, jaxpr.eqns, strict=True)) else jaxpr.replace(eqns=eqns)
+
+
+def _reads_all(eqn: core.JaxprEqn) -> core.JaxprEqn:
+    eqn = with_new_bodies(eqn, [_without_unread_constants(body.jaxpr) for body in bodies(eqn)])
+    if eqn.primitive.name != "while":
+        return eqn
+    closed, first, count = (eqn.params[key] for key in ("body_jaxpr", "cond_nconsts", "body_nconsts"))
+    body = open_jaxpr(closed)
+    carried = len(body.invars) - count
+    all_of_it = [True] * len(body.outvars)
+    live, read = partial_eval.dce_jaxpr(body, all_of_it, instantiate=[False] * count + [True] * carried)
+    if all(read):
+        return eqn
+    kept = [*eqn.invars[:first], *itertools.compress(eqn.invars[first:], read)]
+    params = {**eqn.params, "body_jaxpr": with_jaxpr(closed, live), "body_nconsts": sum(read[:count])}
+    return eqn.replace(invars=kept, params=params)
 
 
 @functools.cache

@@ -31,7 +31,8 @@ _WHOLE = frozenset(
 )  # classes that read arrays
 TILES = "tiles"  # the name of a step in which each device runs through its part in tiles
 IN_PLACE = frozenset({"dynamic_update_slice", "scatter", "scatter-add"})
-_READ_WHOLE = IN_PLACE | {"gather"}
+_READ_WHOLE = IN_PLACE | {"gather", "concatenate"}  # the latter only where it does not join
+_MOST_JOINED = 8  # arrays that are put together where they are read; of more, XLA makes an array first
 _CONTROL = frozenset({"scan", "while", "cond", "custom_linear_solve"})  # not written out, as calls are
 
 # What XLA's library for CPUs (YNNPACK) takes into the loop of a reduction, and how many elements it takes.
@@ -41,6 +42,7 @@ _LIBRARY = frozenset(
     reduce_min copy""".split()
 )
 _LEAST_OF_LIBRARY = 4096
+_OF_NUMBERS = ("broadcast_in_dim", "convert_element_type")  # what numbers that are written down go through
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -106,7 +108,7 @@ def program_of(jaxpr: core.Jaxpr, flow: Flow | None, on_cpu: bool, devices: int 
 
     ends = [v if jaxprs.is_literal(v) else array_of(v) for v in outputs]
     given = {v for v in ends if not jaxprs.is_literal(v)}
-    steps = _needed(steps, {v for v in outputs if not jaxprs.is_literal(v)})
+    steps = _clamped(_needed(steps, {v for v in outputs if not jaxprs.is_literal(v)}))
     if on_cpu:
         axes = {v: axis for step in steps for v, axis in step.makes}
         if flow is not None:
@@ -206,8 +208,10 @@ def _carried(
 
 def _joins(eqn: core.JaxprEqn) -> bool:
     name = eqn.primitive.name
-    if class_of(name) in _JOINS or name in VIEWS or name in _MOVED:
+    if class_of(name) in _JOINS or name in VIEWS:
         return True
+    if name in _MOVED:
+        return len(eqn.invars) <= _MOST_JOINED
     product = product_of(eqn) if name == "dot_general" else None
     return product is not None and product.k == 1  # a product of numbers, each with each
 
@@ -226,6 +230,25 @@ def _needed(steps: Sequence[Step], outputs: set[Any]) -> list[Step]:
             read.update(step.reads)
             kept.append(step)
     return kept[::-1]
+
+
+def _clamped(steps: Sequence[Step]) -> list[Step]:
+    """With XLA's one operation for what is held between two numbers, which its library for CPUs does not know."""
+    maker = {v: step for step in steps for v, _ in step.makes}
+
+    def is_number(v: Any) -> bool:
+        made = maker.get(v)
+        return made is not None and made.name in _OF_NUMBERS and all(map(is_number, made.reads))
+
+    def is_bound(step: Step | None, name: str) -> bool:
+        return step is not None and step.name == name and any(map(is_number, step.reads))
+
+    return [
+        dataclasses.replace(step, name="clamp")
+        if is_bound(step, "min") and any(is_bound(maker.get(v), "max") for v in step.reads)
+        else step
+        for step in steps
+    ]
 
 
 def _readers(steps: Sequence[Step]) -> dict[Any, list[Step]]:
@@ -299,13 +322,7 @@ def _arrays(steps: Sequence[Step], given: set[Any], array_of: Any) -> set[Any]:
     needed = set(given)
     for step in steps:
         if not step.joins and not step.view:
-            whole = (
-                step.bodies
-                or class_of(step.name) in _WHOLE
-                or step.name in IN_PLACE
-                or step.name == "gather"
-                or step.library
-            )
+            whole = step.bodies or step.library or class_of(step.name) in _WHOLE or step.name in _READ_WHOLE
             needed.update(map(array_of, step.reads) if whole else ())
     return {v for step in steps if not step.view for v, _ in step.makes if not step.joins or v in needed}
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from jax.extend import core
 
-from fdg.cores import usable_cores
+from fdg.cores import common_cores
 from fdg.lowering.draws import draw_ahead
 from fdg.lowering.rewriting import rewritten
 from fdg.placing.plan import Plan
@@ -48,7 +48,7 @@ class Target:
 
     Attributes:
       platform: theirs.
-      cores: of a machine with CPU devices, that these share; None for as many as this process has.
+      cores: of a machine with CPU devices, that these share; None for as many as each process here has.
       devices: most of them that a machine has; None for all.
     """
 
@@ -59,7 +59,7 @@ class Target:
     def has_a_core_each(self, group: Group) -> bool:
         """Whether a group has as many CPU devices on a machine as it has cores, or more."""
         here = len(group) if self.devices is None else min(len(group), self.devices)
-        return self.platform == "cpu" and here >= (usable_cores() if self.cores is None else self.cores)
+        return self.platform == "cpu" and here >= (common_cores() if self.cores is None else self.cores)
 
 
 HERE = Target()

@@ -18,6 +18,7 @@ travel as one array, while XLA's CPU backend lets devices meet anew for each arr
 arrays: 370 us as they are, 55 us as one).
 """
 
+import collections
 import dataclasses
 import itertools
 import math
@@ -33,7 +34,7 @@ from fdg import jaxprs
 from fdg.batch.flow import EquationFlow, Flow, is_independent
 from fdg.batch.follow import follow
 from fdg.batch.rules.result import Axis
-from fdg.cores import sharing, usable_cores
+from fdg.cores import common_cores, sharing
 from fdg.fragment import FragmentMark
 from fdg.lowering.local import Local
 from fdg.lowering.mesh import BATCH
@@ -55,12 +56,12 @@ _EXTREMES: dict[str, tuple[Callable, Callable]] = {
 def have_a_core_each(mesh: Mesh) -> bool:
     """Whether the devices of a mesh are as many CPU devices as there are cores for them, or more.
 
-    Devices of other processes count where these share the cores of a machine.
+    Devices of other processes count where these share the cores of a machine. All processes say the same.
     """
-    here = [d for d in mesh.devices.flat if d.process_index == jax.process_index()]
-    if not here or here[0].platform != "cpu":
+    if mesh.devices.flat[0].platform != "cpu":
         return False
-    return min(mesh.size, len(here) * sharing()) >= usable_cores()
+    most = max(collections.Counter(device.process_index for device in mesh.devices.flat).values())
+    return min(mesh.size, most * sharing()) >= common_cores()
 
 
 def tile(jaxpr: core.ClosedJaxpr, axes: Sequence[Axis], devices: int, cut: bool = True) -> core.ClosedJaxpr:

@@ -79,7 +79,8 @@ def initialize(
         )
     except RuntimeError as error:
         raise FdgError(f"jax.distributed cannot start: {error}") from error
-    cores.share_among(_most_sharing(exchange([socket.gethostname(), sorted(_affinity())])))
+    everywhere = exchange([socket.gethostname(), sorted(_affinity()), cores.usable_cores()])
+    cores.share_among(_most_sharing([one[:2] for one in everywhere]), min(one[2] for one in everywhere))
 
 
 def check(given: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ import fdg
 import policies
 from bench import costs_memory
 from fdg.costs.memory import plan_memory, program_need
+from fdg.lowering.rewriting import rewritten
 from tests.tiny import Pupil
 
 M = 1000 * 1000  # elements
@@ -67,6 +68,39 @@ def test_a_library_takes_nothing_that_others_read():
     """The product is read twice: by the reduction and by a look-up of one row."""
     found = need(lambda x: (jnp.max(y := x @ x), y[:1] @ x), (1000, 1000))
     assert found.temporaries >= 4 * M
+
+
+@pytest.mark.parametrize(("platform", "temporaries"), [("cpu", 4 * M), ("gpu", 0)])
+def test_what_is_held_between_two_numbers_is_no_work_of_the_library(platform, temporaries):
+    def clipped(x, y):
+        return jnp.sum(jnp.clip(1 - x, 0.0, 1.0) * y, axis=1)
+
+    assert need(clipped, (1000, 1000), (1000, 1000), platform=platform).temporaries == temporaries
+    held = need(lambda x, y: jnp.sum(jnp.minimum(jnp.maximum(x, y), y) * y), (1000, 1000), (1000, 1000))
+    assert held.temporaries == 0  # not between numbers
+
+
+@pytest.mark.parametrize(("parts", "arrays"), [(8, 1), (9, 2)])
+def test_of_many_parts_each_is_an_array(parts, arrays):
+    """They are made of [1000 * parts, 9], put together [1000, 9 * parts], and read by a product."""
+
+    def together(x, w):
+        x = jnp.tanh(x)
+        return jnp.concatenate([x[1000 * i : 1000 * (i + 1)] for i in range(parts)], axis=1) @ w
+
+    found = need(together, (1000 * parts, 9), (9 * parts, 1), platform="gpu")
+    assert found.temporaries == arrays * 4 * 1000 * parts * 9
+
+
+def test_a_gradient_in_tiles_has_arrays_of_one_tile():
+    """On as many devices as there are cores; `x @ w` of all rows of a device would be 4 MB."""
+    x, w = jax.ShapeDtypeStruct((2000, 1000), jnp.float32), jax.ShapeDtypeStruct((1000, 1000), jnp.float32)
+    jaxpr = jax.make_jaxpr(lambda x, w: jax.grad(lambda w: jnp.mean(jnp.tanh(x @ w) ** 2))(w))(x, w)
+    whole, tiled = (
+        program_need(rewritten(jaxpr, (0,), 2, None, on_cpu=True, a_core_each=each), (0,), 2).temporaries
+        for each in (False, True)
+    )
+    assert 4 * M <= tiled < whole - 4 * M  # of a tile, beside the gradient
 
 
 def test_random_numbers_are_made_of_words_and_counted():

@@ -1,0 +1,91 @@
+"""What is rewritten in a program before it is compiled."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fdg import jaxprs
+from fdg.cores import common_cores, share_among, sharing, usable_cores
+from fdg.costs.compiled import Target
+from fdg.lowering.rewriting import rewritten
+from fdg.lowering.tiles import have_a_core_each, tiles_of
+from fdg.placing.policy import Group
+
+
+def names_of(jaxpr):
+    """Of all operations, those inside of others too."""
+    found = set()
+    for eqn in jaxpr.eqns:
+        found |= {eqn.primitive.name}.union(*(names_of(body.jaxpr) for body in jaxprs.bodies(eqn)))
+    return found
+
+
+def halved(x, unread):
+    """A loop that is given a sine, and looks at it for nothing."""
+
+    def trip(carry):
+        _ = jnp.cos(unread).sum()
+        return carry / 2
+
+    return jax.lax.while_loop(lambda carry: carry.sum() > 1, trip, x)
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, lambda f: lambda x: jax.lax.map(f, x[None])[0]])
+def test_what_no_trip_of_a_loop_reads_is_not_computed(wrap):
+    x = jnp.arange(4.0)
+    jaxpr = jax.make_jaxpr(wrap(lambda x: halved(x, jnp.sin(x))))(x)
+    assert {"sin", "cos"} <= names_of(jaxprs.open_jaxpr(jaxpr))
+    live = jaxprs.without_dead_code(jaxpr)
+    assert not {"sin", "cos"} & names_of(jaxprs.open_jaxpr(live))
+    (found,) = jax.extend.core.jaxpr_as_fun(live)(x)
+    np.testing.assert_array_equal(found, x / 8)
+
+
+def test_a_loop_that_reads_all_stays_as_it_is():
+    def doubled(x, by):
+        return jax.lax.while_loop(lambda carry: carry.sum() < 100, lambda carry: carry * by, x)
+
+    jaxpr = jax.make_jaxpr(doubled)(jnp.ones(4), jnp.float32(2))
+    live = jaxprs.open_jaxpr(jaxprs.without_dead_code(jaxpr))
+    assert live.eqns[-1] is jaxprs.open_jaxpr(jaxpr).eqns[-1]
+
+
+@pytest.mark.parametrize(("devices", "cores", "each"), [(1, None, 8), (8, 2, 4), (8, 16, 8)])
+def test_devices_have_a_core_each_by_cores_of_the_target(devices, cores, each):
+    """A machine with `each` devices of a group of 8 has fewer cores than those, or not."""
+    group = Group("all", tuple(range(8)))
+    target = Target("cpu", float(cores) if cores else 1.0, each)
+    assert target.has_a_core_each(group) == (each >= (cores or 1))
+    assert not Target("gpu", 1.0).has_a_core_each(group)
+
+
+def test_processes_that_share_cores_have_their_devices_counted_together(devices):
+    """Two processes of one device each, on two cores: the mesh of both has a core each, that of one has not."""
+    mesh = jax.sharding.Mesh(np.array(devices[:2]), ("batch",))
+    one = jax.sharding.Mesh(np.array(devices[:1]), ("batch",))
+    assert sharing() == 1 and common_cores() == usable_cores()
+    try:
+        share_among(2, cores=4)
+        assert not have_a_core_each(mesh)  # four places, and two devices in all
+        share_among(2, cores=2)  # another process has less than this one, and all make programs for that
+        assert have_a_core_each(mesh) and not have_a_core_each(one)
+    finally:
+        share_among(1)
+
+
+def test_on_a_gpu_nothing_is_tiled():
+    def loss(w, x):
+        return jnp.mean(jnp.tanh(x @ w) ** 2)
+
+    jaxpr = jax.make_jaxpr(jax.grad(loss))(jnp.ones((256, 256)), jnp.ones((4096, 256)))
+    counts = {
+        on_cpu: sum(
+            tiles_of(eqn) is not None
+            for eqn in jaxprs.open_jaxpr(
+                rewritten(jaxpr, (None, 0), 2, None, on_cpu=on_cpu, a_core_each=on_cpu)
+            ).eqns
+        )
+        for on_cpu in (False, True)
+    }
+    assert counts[False] == 0 < counts[True]
