@@ -301,8 +301,8 @@ class RecurrentPPO(ProximalAgent):
     def _memory_before_each(self, first, before):
         """The memory that each sequence starts from, burn-in included: `[S, ...]`.
 
-        `first` is that of the rollout's first sequence, `[B, ...]`; `before` is the memory before each step of the
-        rollout, `[T, B, ...]`.
+        `first` is the memory that the rollout began with, `[B, ...]`; `before` is that before each of its
+        steps, `[T, B, ...]`.
         """
         if self._length == self.num_steps:  # and no memory on the way is computed for nothing
             return first

@@ -51,13 +51,15 @@ _UNSEEN = (
     Job("RecurrentPPO", "CartPole-v1", {"num_envs": 32, "num_steps": 32, "memory": "lstm"}, devices=2),
     Job("TD3", "Pendulum-v1", {"num_envs": 16}, devices=2),
     Job("PPO", "brax:inverted_pendulum", {"num_envs": 64, "num_steps": 16}),
-    Job("A2C", "Pendulum-v1", {"num_envs": 128, "num_steps": 16, "hidden": (128,)}, "MultiLearner", devices=4),
+    Job(
+        "A2C", "Pendulum-v1", {"num_envs": 128, "num_steps": 16, "hidden": (128,)}, "MultiLearner", devices=4
+    ),
     Job("PQN", "Breakout-MinAtar", {"num_envs": 64, "num_steps": 16}, "Environments", devices=2),
 )
 
 
 def jobs() -> list[Job]:
-    """Those before `_UNSEEN` the model was made with; the others it met when it was finished, but for the last.
+    """Those before `_UNSEEN` the model was made with; the others it met when finished, but for the last.
 
     That one had 0.79 of XLA's, since nine arrays that are put together were taken for a view.
     """

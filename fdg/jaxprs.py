@@ -68,9 +68,13 @@ def without_dead_code(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
 
 
 def _without_unread_constants(jaxpr: core.Jaxpr) -> core.Jaxpr | None:
-    """With `while` loops that are given nothing that no trip reads, which JAX leaves to XLA; None if all are so."""
+    """With `while` loops given nothing that no trip reads, which JAX leaves to XLA; None if all are so."""
     eqns = [_reads_all(eqn) for eqn in jaxpr.eqns]
-    return None if all(new is old for new, old in zip(eqns, jaxpr.eqns, strict=True)) else jaxpr.replace(eqns=eqns)
+    return (
+        None
+        if all(new is old for new, old in zip(eqns, jaxpr.eqns, strict=True))
+        else jaxpr.replace(eqns=eqns)
+    )
 
 
 def _reads_all(eqn: core.JaxprEqn) -> core.JaxprEqn:

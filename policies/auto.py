@@ -85,6 +85,7 @@ def auto(
     policies: Iterable[type] = POLICIES,
     graph: FDG | None = None,
     all_devices: bool = False,
+    further: bool = True,
 ) -> Choice:
     """Predicts every policy with every sensible size of its groups, and takes the quickest.
 
@@ -101,6 +102,7 @@ def auto(
       policies: classes to try.
       graph: the algorithm's, where it was traced before.
       all_devices: whether all of them have to be given to the policy.
+      further: whether to look at what more freedom would bring (`max_staleness`, `may_change`).
 
     Returns:
       `.policy`, `.devices` (how many), `.algorithm`, `.seconds` (an iteration, predicted), `.prediction`,
@@ -131,7 +133,7 @@ def auto(
     others = [name for name in _VARIED if name not in allowed.changeable]
     more = functools.partial(_if_allowed, algorithm, others, max_staleness)
     platforms = functools.partial(_platforms, devices)
-    return choose(algorithm, candidates, cluster, graph_of, num_seeds, platforms, more)
+    return choose(algorithm, candidates, cluster, graph_of, num_seeds, platforms, more if further else None)
 
 
 def _cluster(devices: int | Sequence[jax.Device] | Cluster | None) -> Cluster:

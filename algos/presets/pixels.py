@@ -4,17 +4,20 @@ from typing import Any
 
 from algos.presets.entry import Entry
 
-# With less of an entropy bonus most agents clear a wall up to its last bricks, miss those for ever, and see
-# no other wall.
+# With less of an entropy bonus most agents of Breakout clear a wall up to its last bricks, miss those for
+# ever, and see no other wall; those of Asterix are at 24 where these are at 39. Values that may move by 0.2
+# in an iteration lag behind returns that rise to a hundred.
 _MINATAR = Entry(
-    "PureJaxRL's settings for MinAtar, half its step size, three times its entropy bonus; docs/results.md",
+    "PureJaxRL's settings for MinAtar, a fifth of its step size, five times its entropy bonus, values that"
+    " move freely; docs/results.md",
     {
         "total_steps": 10_000_000,
         "num_envs": 64,
         "num_steps": 128,
         "num_minibatches": 8,
-        "learning_rate": 2.5e-3,
-        "entropy_coefficient": 0.03,
+        "learning_rate": 1e-3,
+        "entropy_coefficient": 0.05,
+        "clip_value": False,
         "activation": "relu",
         "convolve": False,
     },
@@ -133,6 +136,13 @@ _ATOMS: dict[str, Any] = {"atoms": 51, "value_min": -10.0, "value_max": 10.0}
 PRESETS: dict[str, dict[str, Entry]] = {
     "PPO": {
         "minatar": _MINATAR,
+        # What is shot at is near: returns further off only add noise.
+        "SpaceInvaders-MinAtar": _MINATAR.but(
+            "a nearer horizon and twice the step size, 183 for 170 on seed 501",
+            discount=0.98,
+            gae_lambda=0.9,
+            learning_rate=2e-3,
+        ),
         "atari": _ATARI,
         "procgen": _PROCGEN,
         "minigrid": _MINIGRID,

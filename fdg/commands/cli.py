@@ -83,7 +83,7 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
         job, graph = settled.job, settled.graph
         devices, choice = (job.devices, None) if job.devices is not None else devices_of(job, graph)
         said = [
-            *([settled.table] if settled.table else []),
+            *([settled.said] if settled.said else []),
             graph,
             fdg.place(graph, job.policy, devices, job.agents),
         ]

@@ -120,6 +120,8 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     own = {name: early[name] for name in NETWORKS if name in early}
     check_trusted(file, {**base, **named, **own}, {**named, **own}, early.get("trust", False))
     algo, env_name, policy_name = (known.get(flag.name) or flag.default for flag in NAMES)
+    if known.get("policy") is None:
+        policy_name = _unnamed_policy(words)
     is_auto = policy_name in _AUTO
     chosen, policy_class = algorithm_class(algo), _policy_class(policy_name)
     env_name = known.get("env") or getattr(chosen, "default_env", env_name)
@@ -175,9 +177,11 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     same = base.get("policy") == policy_name
     kept = part(file, "policy_fields", base, policy_flags, policy_name) if same else {}
     if is_auto and given.get("staleness"):
+        at_least(0, staleness=given["staleness"])
         raise FdgError(
             f"--staleness {given['staleness']}: under --policy {policy_name} it is the most that may be"
-            f" chosen: use --max-staleness {given['staleness']}"
+            f" chosen: use --max-staleness {given['staleness']}, or name a policy, such as"
+            " --policy single_learner_coarse"
         )
     policy_fields = {flag.name: {**kept, **given}.get(flag.name, flag.default) for flag in policy_flags}
     run = {flag.name: {**base, **given}.get(flag.name, flag.default) for flag in (STALENESS, *run_flags)}
@@ -210,6 +214,7 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
         eval_every=run["eval_every"],
         stop_at=run["stop_at"],
         loggers=loggers_of(run),
+        explains=known.get("policy") is not None,
         record=record_of(program, argv, preset, found.name if found else None, early, base)
         | ({"follows": follows} if follows else {}),
         config={
@@ -254,6 +259,14 @@ def _environment(name: str, overrides: Mapping[str, Any], workers: int | None) -
         except Exception as error:
             raise FdgError(f"environment '{name}' does not work with {given}: {one_line(error)}") from error
     return made
+
+
+def _unnamed_policy(words: Sequence[str]) -> str:
+    """The policy where none is named: `gpu_only` if a flag of its own is given, else one that is chosen."""
+    import policies
+
+    own = {f"--{flag.name.replace('_', '-')}" for flag in fields_of(policies.GPUOnly)}
+    return "gpu_only" if own & {word.partition("=")[0] for word in words} else "auto"
 
 
 def _policy_class(name: str) -> type:

@@ -18,7 +18,7 @@ NAMES = (
     Flag(
         "policy",
         str,
-        "gpu_only",
+        "auto",
         "a distribution policy: which devices each fragment runs on; auto: the one that is"
         " predicted to be quickest; auto:measure: of the best three, the one that is",
     ),

@@ -233,7 +233,7 @@ def _needed(steps: Sequence[Step], outputs: set[Any]) -> list[Step]:
 
 
 def _clamped(steps: Sequence[Step]) -> list[Step]:
-    """With XLA's one operation for what is held between two numbers, which its library for CPUs does not know."""
+    """With XLA's one operation for what is held between two numbers: its library for CPUs has none."""
     maker = {v: step for step in steps for v, _ in step.makes}
 
     def is_number(v: Any) -> bool:

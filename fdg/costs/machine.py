@@ -28,50 +28,48 @@ MEASURED = "measured here"  # the source of what was
 AT_MOST_UNREST = 0.25
 FIX = "run python -m fdg.calibrate, which takes two minutes"
 
-# What a core does where nobody has measured it: about that of a server in 2026. Links, float64, and what it
-# takes to start something are assumed.
-_A_CORE = (
-    "rough: partly measured on a busy core with AVX-512, partly assumed; this machine has no calibration"
-)
+# What a core does where nobody has measured it: figures of a server's of 2026, as
+# `bench/costs_calibration.json` has them. Those of float64, linear algebra and calls of the host are assumed.
+_A_CORE = "rough: of another machine's core, an Intel Xeon of 2026; this machine has no calibration"
 REFERENCE = DeviceKind(
     "cpu",
     "cpu",
     {
         name: Figure(value, 0.5, _A_CORE)
         for name, value in {
-            "product/float32": 1.1e11,
-            "product/float64": 5.5e10,
-            "product_bytes": 1e15,
-            "product_call": 2.2e-6,
-            "memory": 1.8e10,
-            "cache": 2.7e10,
+            "product/float32": 1.5e11,
+            "product/float64": 7.5e10,
+            "product_bytes": 1.9e10,
+            "product_call": 2.5e-7,
+            "memory": 2.2e10,
+            "cache": 2.6e10,
             "cache_bytes": 2**21,
-            "elementwise": 2.9e10,
-            "transcendental": 5.9e9,
-            "special": 3.2e9,
-            "reduction": 2e10,
-            "random": 2.75e8,
-            "sort": 2.6e7,
-            "movement": 8e10,
-            "copy": 2e10,
+            "elementwise": 2.5e10,
+            "transcendental": 2.1e10,
+            "special": 2.9e9,
+            "reduction": 1.3e10,
+            "random": 2.3e8,
+            "sort": 3.5e7,
+            "movement": 2e11,
+            "copy": 4.7e10,
             "linear algebra": 1e9,
             "host": 3.4e9,
             "host_call": 3e-5,
-            "operation": 2.5e-8,
+            "operation": 1.7e-8,
             "trip": 1e-8,
-            "dispatch": 5e-6,
-            "argument": 1e-6,
-            "transfer": 2e-5,
-            "parallel": 0.9,
+            "dispatch": 3.2e-6,
+            "argument": 6e-7,
+            "transfer": 5.9e-6,
+            "parallel": 1.0,
             "parallel_bytes": 1e5,
         }.items()
     },
 )
 SHARED_MEMORY = Link(
-    "shared memory", Figure(5e-6, 0.5, _A_CORE), Figure(4.5e9, 0.5, _A_CORE), Figure(5e-5, 0.5, _A_CORE)
+    "shared memory", Figure(0.0, 0.5, _A_CORE), Figure(3.7e9, 0.5, _A_CORE), Figure(7.3e-5, 0.5, _A_CORE)
 )
 SOCKETS = Link(
-    "sockets of this host", Figure(2e-4, 0.5, _A_CORE), Figure(1e9, 0.5, _A_CORE), Figure(2e-4, 0.5, _A_CORE)
+    "sockets of this host", Figure(0.0, 0.5, _A_CORE), Figure(1e9, 0.5, _A_CORE), Figure(7.4e-4, 0.5, _A_CORE)
 )
 
 

@@ -65,6 +65,14 @@ def keep_programs(directory: str | None = None) -> str | None:
     return str(path)
 
 
+def kept_in() -> Path | None:
+    """Where programs are kept, by this module or by JAX's own settings; None for nowhere."""
+    directory = getattr(jax.config, "jax_compilation_cache_dir", None)
+    return (
+        Path(directory) if directory and getattr(jax.config, "jax_enable_compilation_cache", True) else None
+    )
+
+
 def told_of_damage(warning: str) -> str | None:
     """What to say in place of JAX's warning that a kept program cannot be read or written; None for others.
 

@@ -1,14 +1,35 @@
-"""A job whose policy chooses itself: what was chosen takes the place of `auto`, in the job and its config."""
+"""A job whose policy chooses itself: what was chosen takes the place of `auto`, in the job and its config.
 
+A policy that nobody asked to be chosen (`auto` is the default) is chosen by predictions alone, and once: what
+was chosen for a job on a machine is kept beside its compiled programs, so that a second start looks it up.
+"""
+
+import contextlib
 import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+import jax
 
 import fdg
 import policies
+from fdg import costs, jaxprs
+from fdg.costs.choosing import Choice
+from fdg.costs.machine import cluster_of
 from fdg.costs.measuring import measured
+from fdg.errors import FdgError, PlanError
+from fdg.lowering.host_calls import calls_host
 from fdg.processes import distributed
+from fdg.running.program_cache import kept_in
+from fdg.training.default_devices import choose
 from fdg.training.devices import available_devices
 from fdg.training.job import Job
+
+_Found = tuple[Any, int, str]  # a policy, how many devices, and why
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,12 +39,12 @@ class Settled:
     Attributes:
       job: as it was, with policy, devices and algorithm as chosen.
       graph: of its algorithm.
-      table: what it was chosen among, to be printed.
+      said: what it was chosen among, or why, to be printed; "" if nothing was chosen.
     """
 
     job: Job
     graph: fdg.FDG
-    table: str
+    said: str
 
 
 def settle(job: Job, graph: fdg.FDG, plans_only: bool = False) -> Settled:
@@ -37,44 +58,176 @@ def settle(job: Job, graph: fdg.FDG, plans_only: bool = False) -> Settled:
     Raises:
       FdgError: nothing can be chosen.
     """
-    asked = job.policy
-    if not isinstance(asked, policies.Auto):
+    if not isinstance(job.policy, policies.Auto):
         return Settled(job, graph, "")
     devices: Any = job.devices
     if not plans_only or devices is None:
         devices = available_devices(job.devices)
         if job.devices is None and job.cores is not None:
             devices = devices[: job.cores]
-    choice = policies.auto(
+    if not job.explains:
+        return _unasked(job, graph, devices)
+    choice = _chosen(job, graph, devices, job.devices is not None or distributed.count() > 1)
+    if job.policy.measure and not plans_only:
+        choice = measured(choice, devices, num_seeds=job.agents)
+    changes = {name: getattr(choice.algorithm, name) for name in job.policy.changeable}
+    (policy, count, _), changes = _of_all(((choice.policy, choice.devices, ""), changes))
+    if any(getattr(job.algorithm, name) != value for name, value in changes.items()):
+        job = dataclasses.replace(job, algorithm=dataclasses.replace(job.algorithm, **changes))
+    job = _with_policy(job, job.policy, policy, count)
+    same = job.algorithm == choice.algorithm
+    return Settled(job, choice.graph if same else fdg.trace(job.algorithm), choice.table)
+
+
+def _of_all(mine: tuple[_Found | None, dict[str, Any]]) -> tuple[Any, dict[str, Any]]:
+    """What the first of several processes found, and changes of the algorithm; a collective."""
+    if distributed.count() == 1:
+        return mine
+    found, changes = mine
+    said = None if found is None else [_name(found[0]), dataclasses.asdict(found[0]), *found[1:]]
+    said, changes = distributed.exchange([said, changes])[0]
+    if said is None:
+        return None, changes
+    name, fields, count, why = said
+    return (policies.get(name)(**fields), count, why), changes
+
+
+def _chosen(job: Job, graph: fdg.FDG, devices: Any, all_devices: bool, further: bool = True) -> Choice:
+    assert isinstance(job.policy, policies.Auto)
+    return policies.auto(
         job.algorithm,
         devices,
-        max_staleness=asked.max_staleness,
-        may_change=asked.changeable,
+        max_staleness=job.policy.max_staleness,
+        may_change=job.policy.changeable,
         num_seeds=job.agents,
         graph=graph,
-        all_devices=job.devices is not None or distributed.count() > 1,
+        all_devices=all_devices,
+        further=further,
     )
-    if asked.measure and not plans_only:
-        choice = measured(choice, devices, num_seeds=job.agents)
-    picked = distributed.exchange((choice.policy, choice.devices, choice.algorithm))[0]
-    policy, count, algorithm = (
-        picked if distributed.count() > 1 else (choice.policy, choice.devices, choice.algorithm)
-    )
+
+
+def _unasked(job: Job, graph: fdg.FDG, devices: Any) -> Settled:
+    """The policy of a job that names none, on as many devices as `default_devices` gives to `GPUOnly`.
+
+    That where no time can be predicted.
+    """
+    plain = Settled(_with_policy(job, job.policy, policies.GPUOnly(), None), graph, "")
+    if calls_host(jaxprs.open_jaxpr(graph.jaxpr).eqns):  # what a function on the host takes is not known
+        return plain
+    if job.devices is None and job.cores is not None and devices[0].platform == "cpu":
+        try:
+            devices = devices[: choose(graph, policies.GPUOnly(), len(devices), job.agents).devices]
+        except PlanError:
+            return plain  # and the plan will say why
+    if devices == 1 or (not isinstance(devices, int) and len(devices) == 1):
+        return plain
+    found, _ = _of_all((_found(job, graph, devices), {}))
+    if found is None:
+        return plain
+    policy, count, why = found
+    # The devices of `GPUOnly` are chosen, and explained, as if it had been named.
+    of_policy = None if isinstance(policy, policies.GPUOnly) else count
+    return Settled(_with_policy(job, job.policy, policy, of_policy), graph, f"policy: {why}")
+
+
+def _found(job: Job, graph: fdg.FDG, devices: Any) -> _Found | None:
+    """Policy, number of devices, and why; None where nothing can be chosen, and the plan will say why."""
+    try:
+        kept = _kept_at(job, graph, devices)
+        found = _read(kept)
+        if found is None:
+            found = _worth_it(_chosen(job, graph, devices, all_devices=True, further=False))
+            _write(kept, *found)
+    except FdgError:  # such as of a kind of device whose rates are not known
+        return None
+    return found
+
+
+GAIN = 1.15  # what another policy has to promise: more than predictions are off by
+
+
+def _worth_it(choice: Choice) -> _Found:
+    """The policy and its devices, and why: `GPUOnly`, if nothing is much quicker."""
+    rows = [row for row in choice.rows if row.prediction is not None]
+    plain = next((row for row in rows if isinstance(row.candidate.policy, policies.GPUOnly)), None)
+    if plain is None or plain.seconds > GAIN * choice.seconds:
+        return choice.policy, choice.devices, choice.reason
+    one = plain.candidate
+    other = next((row for row in rows if row is not plain), None)
+    why = "nothing else can be carried out"
+    if other is not None and other.seconds > plain.seconds:
+        ratio = other.seconds / plain.seconds
+        why = f"predicted to be {ratio:.2f} times as quick as {other.candidate}, the next"
+    elif other is not None:
+        why = f"no other is predicted to be {GAIN} times as quick"
+    return one.policy, one.devices, f"{one.policy}: {why}"
+
+
+def _with_policy(job: Job, asked: Any, policy: Any, count: int | None) -> Job:
+    """The job with what was chosen for it; `count` devices, None for a choice that is still to be made."""
     fields = {field.name: getattr(policy, field.name) for field in dataclasses.fields(policy)}
     staleness = fields.pop("staleness", 0)
     hyperparameters = {
-        name: getattr(algorithm, name) if name in asked.changeable else value
+        name: getattr(job.algorithm, name) if name in asked.changeable else value
         for name, value in job.config["hyperparameters"].items()
     }
     config = {
         **job.config,
-        "policy": next(name for name in policies.names() if policies.get(name) is type(policy)),
+        "policy": _name(policy),
         "policy_asked": job.config["policy"],
         "policy_fields": fields,
         "staleness": staleness,
         "hyperparameters": hyperparameters,
     }
-    if job.devices is None and distributed.count() == 1:
+    if count is not None and job.devices is None and distributed.count() == 1:
         config["devices_chosen"] = count
-    job = dataclasses.replace(job, algorithm=algorithm, policy=policy, chosen=count, config=config)
-    return Settled(job, choice.graph if algorithm == choice.algorithm else fdg.trace(algorithm), choice.table)
+    return dataclasses.replace(job, policy=policy, chosen=count, config=config)
+
+
+def _name(policy: Any) -> str:
+    return next(name for name in policies.names() if policies.get(name) is type(policy))
+
+
+# --- what was chosen before ---
+
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
+
+
+def _kept_at(job: Job, graph: fdg.FDG, devices: int | Sequence[jax.Device]) -> Path | None:
+    """The file of this job, on this machine, by this version of the model; None where nothing is kept."""
+    directory = kept_in()
+    if directory is None:
+        return None
+    cluster = None if isinstance(devices, int) else dataclasses.replace(cluster_of(list(devices)), note="")
+    words = [_ADDRESS.sub("", str(graph.jaxpr)), repr(cluster), repr(devices), repr(job.policy)]
+    words += [repr(job.agents), repr(job.devices), jax.__version__]
+    known = hashlib.sha256("\n".join(words).encode())
+    for file in sorted(Path(costs.__file__).parent.glob("*.py")):  # a model that was changed chooses anew
+        known.update(file.read_bytes())
+    return directory / "choices" / f"{known.hexdigest()[:32]}.json"
+
+
+def _read(file: Path | None) -> _Found | None:
+    """What was chosen; None if nothing was, or the file is not what `_write` writes."""
+    if file is None:
+        return None
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, FdgError):
+        said = json.loads(file.read_text())
+        return policies.get(said["policy"])(**said["fields"]), int(said["devices"]), str(said["reason"])
+    return None
+
+
+def _write(file: Path | None, policy: Any, devices: int, reason: str) -> None:
+    if file is None or not distributed.is_first():
+        return
+    said = {
+        "policy": _name(policy),
+        "fields": dataclasses.asdict(policy),
+        "devices": devices,
+        "reason": reason,
+    }
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(mode=0o700, exist_ok=True)
+        part = file.with_suffix(f".{jax.process_index()}.part")
+        part.write_text(json.dumps(said))
+        part.replace(file)

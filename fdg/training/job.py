@@ -32,6 +32,7 @@ class Job:
       loggers: where metrics go beside the run directory: `tensorboard`, `wandb` or `mlflow`, and of the last
         two the project or experiment.
       profiles: whether an iteration is profiled after training.
+      explains: whether the candidates of a policy that chooses itself are shown; else why it chose.
       on_nan: "stop" or "warn", where a loss is infinite or not a number.
       config: the flags that make this job again, for `config.json`.
       record: what else `config.json` keeps: where values came from, and how the run was started.
@@ -58,6 +59,7 @@ class Job:
     stop_at: float | None = None
     loggers: tuple[tuple[str, str | None], ...] = ()
     record: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    explains: bool = True
 
     @property
     def rounded(self) -> str | None:

@@ -124,7 +124,7 @@ def carry_out(
             job, graph, engine, weights, run, checkpoints, callbacks, _nothing if quiet else say
         )
         with host_errors():
-            return sitting.train(settled.table, choice, brief, io.StringIO() if quiet else None)
+            return sitting.train(settled.said, choice, brief, io.StringIO() if quiet else None)
     except Exception as error:
         if not job.resumes:
             run.discard()

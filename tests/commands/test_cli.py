@@ -77,9 +77,11 @@ ERRORS = {
     "--seed -1": "--seed -1: it must be at least 0",
     "--seed 4294967296": "--seed 4294967296: seeds are below 4294967296",
     "--staleness -1": "--staleness -1: it must be at least 0",
-    "--staleness 1": "--staleness 1: under gpu_only, actors always have the newest parameters",
+    "--staleness 1": "use --max-staleness 1, or name a policy, such as --policy single_learner_coarse",
+    "--policy gpu_only --staleness 1": "under gpu_only, actors always have the newest parameters",
     "--policy central --actors 3": "'--actors' under --policy central, which has --workers, --servers",
-    "--workers 3": "under --policy gpu_only, which has --model-parallel, --parameters: it is a flag of",
+    "--workers 3": "it is a flag of --policy single_learner_fine, environments, central",
+    "--policy gpu_only --workers 3": "under --policy gpu_only, which has --model-parallel, --parameters: it",
     "--policy central --workers 0": "workers=0: at least one device is needed",
     "--policy single_learner_fine --staleness 1": "use --policy single_learner_coarse or central",
     "--learning-rate -1e-3": "learning_rate=-0.001: it must be above zero",
@@ -203,8 +205,14 @@ def test_values():
 
 def test_without_flags_it_trains_ppo_on_cartpole():
     job = parse("")
-    assert (job.config["algo"], job.config["env"], job.config["policy"]) == ("ppo", "CartPole-v1", "gpu_only")
+    assert (job.config["algo"], job.config["env"], job.config["policy"]) == ("ppo", "CartPole-v1", "auto")
+    assert not job.explains and parse("--policy auto").explains
     assert job.algorithm.total_steps == 500_000 and job.algorithm.env.name == "CartPole-v1"
+
+
+@pytest.mark.parametrize("flag", ["--model-parallel 1", "--parameters=fsdp"])
+def test_a_flag_of_gpu_only_names_it(flag):
+    assert parse(flag).config["policy"] == "gpu_only"
 
 
 def test_parameters_of_an_environment():

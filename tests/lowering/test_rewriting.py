@@ -61,7 +61,7 @@ def test_devices_have_a_core_each_by_cores_of_the_target(devices, cores, each):
 
 
 def test_processes_that_share_cores_have_their_devices_counted_together(devices):
-    """Two processes of one device each, on two cores: the mesh of both has a core each, that of one has not."""
+    """Two processes of one device each, on two cores: a mesh of both has a core each, one of one has not."""
     mesh = jax.sharding.Mesh(np.array(devices[:2]), ("batch",))
     one = jax.sharding.Mesh(np.array(devices[:1]), ("batch",))
     assert sharing() == 1 and common_cores() == usable_cores()

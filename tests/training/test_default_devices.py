@@ -160,7 +160,7 @@ def test_a_run_keeps_to_its_choice(tmp_path):
         return done.stdout
 
     run = str(tmp_path / "run")
-    words = "--algo tests.tiny:Walk --num-seeds 2 --total-steps 64 --eval-episodes 0"
+    words = "--algo tests.tiny:Walk --policy gpu_only --num-seeds 2 --total-steps 64 --eval-episodes 0"
     said = train(*words.split(), "--out", run)
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["devices"] is None and f"devices: {config['devices_chosen']} of " in said

@@ -1,0 +1,158 @@
+"""The policy of a job that names none: predicted, kept, and no less simple than it has to be."""
+
+import dataclasses
+import json
+import types
+
+import pytest
+
+import fdg
+import policies
+from bench import costs
+from fdg.commands.parse import parse as parsed
+from fdg.costs.choosing import Candidate
+from fdg.costs.machine import REFERENCE
+from fdg.errors import FdgError
+from fdg.training import choosing
+from fdg.training.choosing import settle
+
+PUPIL = "--algo tests.tiny:Pupil --num-envs 64 --total-steps 512"
+
+
+def parse(line):
+    return parsed(line.split(), "", "")
+
+
+@pytest.fixture
+def directory(tmp_path, monkeypatch):
+    """Where programs, and choices, are kept."""
+    monkeypatch.setattr(choosing, "kept_in", lambda: tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def looked(monkeypatch):
+    """How often candidates were looked at."""
+    calls = []
+    auto = policies.auto
+    monkeypatch.setattr(choosing.policies, "auto", lambda *args, **how: calls.append(1) or auto(*args, **how))
+    return calls
+
+
+def test_what_was_chosen_is_kept_for_the_next_start(directory, looked):
+    job = parse(f"{PUPIL} --devices 2")
+    graph = fdg.trace(job.algorithm)
+    first, second = settle(job, graph), settle(job, graph)
+    assert len(looked) == 1 and first.said == second.said and first.said.startswith("policy: ")
+    assert first.job.policy == second.job.policy
+    assert first.job.config["policy_asked"] == "auto"
+    (kept,) = (directory / "choices").iterdir()
+    assert json.loads(kept.read_text())["policy"] == first.job.config["policy"]
+    other = parse(f"{PUPIL} --devices 4")
+    settle(other, fdg.trace(other.algorithm))
+    assert len(looked) == 2
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{}", '{"policy": "gpu_onyl", "fields": {}, "devices": 2, "reason": ""}']
+)
+def test_a_file_that_cannot_be_read_is_written_anew(directory, looked, content):
+    job = parse(f"{PUPIL} --devices 2")
+    graph = fdg.trace(job.algorithm)
+    first = settle(job, graph)
+    (kept,) = (directory / "choices").iterdir()
+    kept.write_text(content)
+    assert settle(job, graph).job.policy == first.job.policy and len(looked) == 2
+    assert json.loads(kept.read_text())["devices"] == 2
+
+
+def test_who_asks_for_it_gets_the_table(directory, looked):
+    job = parse(f"{PUPIL} --devices 2 --policy auto")
+    graph = fdg.trace(job.algorithm)
+    assert "chosen: " in settle(job, graph).said and "chosen: " in settle(job, graph).said
+    assert len(looked) == 2 and not list(directory.iterdir())
+
+
+def test_one_device_leaves_no_choice(looked):
+    job = parse(f"{PUPIL} --devices 1")
+    settled = settle(job, fdg.trace(job.algorithm))
+    assert settled.job.policy == policies.GPUOnly() and not looked and not settled.said
+
+
+def rows_of(*seconds):
+    """A choice among candidates that take so long."""
+    rows = tuple(
+        types.SimpleNamespace(candidate=candidate, prediction=True, seconds=taken)
+        for candidate, taken in sorted(seconds, key=lambda one: one[1])
+    )
+    best = rows[0]
+    return types.SimpleNamespace(
+        rows=rows, candidate=best.candidate, policy=best.candidate.policy, devices=best.candidate.devices,
+        seconds=best.seconds, reason="it is quickest",
+    )  # fmt: skip
+
+
+def test_another_policy_has_to_promise_more_than_predictions_are_off_by():
+    plain, other = policies.GPUOnly(), policies.SingleLearnerCoarse()
+    near = rows_of((Candidate(plain, 2), 1.0), (Candidate(other, 2), 0.9))
+    far = rows_of((Candidate(plain, 2), 1.0), (Candidate(other, 2), 0.8))
+    assert choosing._worth_it(near) == (plain, 2, f"{plain}: no other is predicted to be 1.15 times as quick")
+    assert choosing._worth_it(far) == (other, 2, "it is quickest")
+    best = rows_of((Candidate(plain, 2), 1.0), (Candidate(other, 2), 1.5))
+    assert choosing._worth_it(best)[2] == f"{plain}: predicted to be 1.50 times as quick as {other}, the next"
+    alone = rows_of((Candidate(plain, 2), 1.0))
+    assert choosing._worth_it(alone)[2] == f"{plain}: nothing else can be carried out"
+
+
+def test_so_many_devices_as_gpu_only_would_get(monkeypatch, looked):
+    few = parse("--algo tests.tiny:Pupil --num-envs 4 --total-steps 512")
+    settled = settle(dataclasses.replace(few, cores=2), fdg.trace(few.algorithm))
+    assert settled.job.policy == policies.GPUOnly() and settled.job.chosen is None and not looked
+
+
+def test_without_rates_it_is_gpu_only(monkeypatch):
+    def unknown(*args, **how):
+        raise FdgError("no rates are known for devices of kind 'abacus'")
+
+    monkeypatch.setattr(choosing.policies, "auto", unknown)
+    job = parse(f"{PUPIL} --devices 2 --program-cache off")
+    settled = settle(job, fdg.trace(job.algorithm))
+    assert settled.job.policy == policies.GPUOnly() and settled.said == ""
+
+
+def test_environments_on_the_host_are_not_predicted(looked):
+    job = parse("--env gymnasium:CartPole-v1 --num-envs 2 --devices 2")
+    settled = settle(job, fdg.trace(job.algorithm))
+    assert settled.job.policy == policies.GPUOnly() and not looked
+
+
+def test_rates_of_nobody_are_those_of_the_cells():
+    """Where a machine has no calibration, rates are about those that the model was fitted with."""
+    kept = json.loads(costs.CALIBRATION.read_text())["figures"]
+    for name, figure in kept.items():
+        assert REFERENCE.rate(name) == pytest.approx(figure["value"], rel=0.05), name
+
+
+def test_a_job_that_has_a_policy_keeps_it():
+    job = parse(f"{PUPIL} --policy gpu_only")
+    graph = fdg.trace(job.algorithm)
+    assert settle(job, graph).job is job
+    assert dataclasses.replace(job, explains=False).policy == policies.GPUOnly()
+
+
+def test_of_several_processes_the_first_one_decides(monkeypatch):
+    """What they exchange goes through JSON, policies and fields of the algorithm too."""
+    said = []
+
+    def exchange(value):
+        said.append(json.loads(json.dumps(value)))
+        return said[:1]
+
+    monkeypatch.setattr(choosing.distributed, "count", lambda: 2)
+    monkeypatch.setattr(choosing.distributed, "exchange", exchange)
+    coarse = policies.SingleLearnerCoarse(actors=3, learners=1)
+    first = choosing._of_all(((coarse, 4, "quick"), {"shuffle": "time"}))
+    assert first == ((coarse, 4, "quick"), {"shuffle": "time"})
+    assert choosing._of_all(((policies.GPUOnly(), 2, "another"), {"shuffle": "all"})) == first
+    said.clear()
+    assert choosing._of_all((None, {})) == (None, {})
