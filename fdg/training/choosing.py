@@ -19,7 +19,7 @@ import fdg
 import policies
 from fdg import costs, jaxprs
 from fdg.costs.choosing import Choice
-from fdg.costs.machine import cluster_of
+from fdg.costs.machine import cluster_of, host_cluster
 from fdg.costs.measuring import measured
 from fdg.errors import FdgError, PlanError
 from fdg.lowering.host_calls import calls_host
@@ -198,8 +198,9 @@ def _kept_at(job: Job, graph: fdg.FDG, devices: int | Sequence[jax.Device]) -> P
     directory = kept_in()
     if directory is None:
         return None
-    cluster = None if isinstance(devices, int) else dataclasses.replace(cluster_of(list(devices)), note="")
-    words = [_ADDRESS.sub("", str(graph.jaxpr)), repr(cluster), repr(devices), repr(job.policy)]
+    cluster = host_cluster("cpu", "cpu", devices) if isinstance(devices, int) else cluster_of(list(devices))
+    rates = dataclasses.replace(cluster, note="")  # which speaks of other work just now
+    words = [_ADDRESS.sub("", str(graph.jaxpr)), repr(rates), repr(devices), repr(job.policy)]
     words += [repr(job.agents), repr(job.devices), jax.__version__]
     known = hashlib.sha256("\n".join(words).encode())
     for file in sorted(Path(costs.__file__).parent.glob("*.py")):  # a model that was changed chooses anew
