@@ -135,7 +135,7 @@ def one(name: str, another: bool, trace: bool) -> dict[str, Any]:
             _step(job.algorithm.env, min(job.algorithm.num_envs, 2))
         return result
     job = dataclasses.replace(job, num_iterations=ITERATIONS)
-    engine = fdg.compile(job.algorithm, job.policy, jax.devices()[:1])
+    engine = fdg.compile(job.algorithm, policies.GPUOnly(), jax.devices()[:1])
     _, metrics = engine.run(engine.init(0), ITERATIONS)
     finite = all(bool(jax.numpy.isfinite(x).all()) for k, x in metrics.items() if "loss" in k)
     learns_later = getattr(job.algorithm, "learning_starts", 0) > ITERATIONS * job.steps_per_iteration

@@ -10,7 +10,7 @@ import algos
 import envs
 import fdg
 import policies
-from fdg.lowering import ordering, programs
+from fdg.lowering import ordering, rewriting
 from fdg.running.order import has_ordered_collectives
 
 SUM = "replica_groups={}, to_apply=%add"
@@ -106,7 +106,7 @@ def test_loops_are_put_in_order_and_the_numbers_stay(devices, monkeypatch):
     engine = compiled()
     assert engine.is_in_order()
     state, metrics = engine.run(engine.init(0), 3)
-    monkeypatch.setattr(programs, "in_order", lambda jaxpr, *_: jaxpr)
+    monkeypatch.setattr(rewriting, "in_order", lambda jaxpr, *_: jaxpr)
     before = compiled()
     assert not before.is_in_order()
     expected = before.run(before.init(0), 3)

@@ -15,6 +15,7 @@ import numpy as np
 import fdg
 from bench.peers.serve import Stopwatch, serve
 from fdg.commands.parse import parse
+from fdg.training.choosing import settle
 from fdg.training.devices import devices_of, with_enough_threads
 from fdg.training.starting import compiled_and_begun
 
@@ -23,7 +24,8 @@ def prepare(config: dict[str, Any]):
     """Compiles what the flags say."""
     with Stopwatch() as watch:
         job = parse(config["flags"], "ours", "")
-        graph = fdg.trace(job.algorithm)
+        settled = settle(job, fdg.trace(job.algorithm))
+        job, graph = settled.job, settled.graph
         devices, _ = devices_of(job, graph)
         engine = fdg.compile(job.algorithm, job.policy, devices, job.agents, graph)
         engine = with_enough_threads(job, engine, graph)
