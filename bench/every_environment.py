@@ -123,6 +123,7 @@ def one(name: str, another: bool, trace: bool) -> dict[str, Any]:
 
     import envs
     import fdg
+    import policies
     from fdg.commands.parse import parse
 
     algo = algorithm_for(envs.make(name), another)
