@@ -94,9 +94,9 @@ def rows_of(*seconds):
 
 def test_another_policy_has_to_promise_more_than_predictions_are_off_by():
     plain, other = policies.GPUOnly(), policies.SingleLearnerCoarse()
-    near = rows_of((Candidate(plain, 2), 1.0), (Candidate(other, 2), 0.9))
-    far = rows_of((Candidate(plain, 2), 1.0), (Candidate(other, 2), 0.8))
-    assert choosing._worth_it(near) == (plain, 2, f"{plain}: no other is predicted to be 1.15 times as quick")
+    near = rows_of((Candidate(plain, 2), 1.0), (Candidate(other, 2), 0.8))
+    far = rows_of((Candidate(plain, 2), 1.0), (Candidate(other, 2), 0.7))
+    assert choosing._worth_it(near) == (plain, 2, f"{plain}: no other is predicted to be 1.3 times as quick")
     assert choosing._worth_it(far) == (other, 2, "it is quickest")
     best = rows_of((Candidate(plain, 2), 1.0), (Candidate(other, 2), 1.5))
     assert choosing._worth_it(best)[2] == f"{plain}: predicted to be 1.50 times as quick as {other}, the next"
@@ -137,7 +137,6 @@ def test_a_job_that_has_a_policy_keeps_it():
     job = parse(f"{PUPIL} --policy gpu_only")
     graph = fdg.trace(job.algorithm)
     assert settle(job, graph).job is job
-    assert dataclasses.replace(job, explains=False).policy == policies.GPUOnly()
 
 
 def test_of_several_processes_the_first_one_decides(monkeypatch):
