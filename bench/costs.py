@@ -1,20 +1,21 @@
 """Predicted against measured: what the cost model of `fdg.costs` says of an iteration, and what it takes.
 
     python -m bench.costs measure        each cell in a process of its own; goes on where it was stopped
-    python -m bench.costs report         the other half: rank, median error, choices, the worst ten
+    python -m bench.costs report         the other half, of every machine: rank, median error, choices, the worst ten
     python -m bench.costs memory         predicted peak by XLA's own, of jobs of its own (`costs_memory`)
     python -m bench.costs search         CPU seconds of a choice among 244 candidates
     python -m bench.costs paper          MSRL's two clusters, and 4,096 H100s: figures and pictures
 
-`python -m bench.costs_fit` fits the model's own numbers to the first half; `python -m bench.costs_processes`
+`python -m bench.costs_fit` fits the model's own numbers to the first halves; `python -m bench.costs_processes`
 does the same as `measure` and `report` for two processes.
 
-A cell is an algorithm, an environment, sizes, a policy, a number of host devices and a staleness. Measure
-on a quiet machine, after `python -m fdg.calibrate` on the same.
+A cell is an algorithm, an environment, sizes, a policy, a number of host devices and a staleness. What was
+measured is kept by machine (`bench/machines/`), with the machine's calibration. Measure on a quiet machine,
+after `python -m fdg.calibrate` on the same.
 """
 
 import argparse
-import dataclasses
+import functools
 import hashlib
 import itertools
 import json
@@ -24,30 +25,22 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import fdg
+from bench.machine import described
+from fdg.costs import machine
+from fdg.costs.fitting import Sample
+from fdg.costs.jobs import Job
+
 ROOT = Path(__file__).parents[1]
-CELLS = ROOT / "bench" / "costs.json"
-CALIBRATION = ROOT / "bench" / "costs_calibration.json"  # of the machine that they were measured on
+MACHINES = ROOT / "bench" / "machines"
 _TIMEOUT = 300
 
 
-@dataclasses.dataclass(frozen=True)
-class Cell:
-    """One thing to predict and measure; `policy` is the name of its class, `sizes` are its fields."""
-
-    algorithm: str
-    env: str
-    fields: tuple[tuple[str, Any], ...]
-    policy: str
-    sizes: tuple[tuple[str, Any], ...]
-    devices: int
-
-    @property
-    def key(self) -> str:
-        return json.dumps(dataclasses.astuple(self))
+class Cell(Job):
+    """One thing to predict and measure."""
 
     @property
     def group(self) -> str:
@@ -59,9 +52,54 @@ class Cell:
         """Which half: by the cell's own name, so that neither order nor number of cells moves it."""
         return hashlib.sha256(self.group.encode()).digest()[0] % 2 == 0
 
-    def __str__(self) -> str:
-        words = ", ".join(f"{name}={value}" for name, value in (*self.fields, *self.sizes))
-        return f"{self.algorithm} {self.env} {self.policy} on {self.devices} ({words})"
+
+class Machine:
+    """What was measured of one, in a folder: its calibration, its cells, and those of two processes."""
+
+    def __init__(self, name: str):
+        self.name = name
+        self.calibration_file, self.cells_file, self.processes_file = (
+            MACHINES / name / file for file in ("calibration.json", "cells.json", "processes.json")
+        )
+
+    @functools.cached_property
+    def calibration(self) -> machine.Calibration:
+        """That its predictions go by."""
+        return machine.read(self.calibration_file)
+
+    def stored(self, file: Path) -> dict[str, Any]:
+        """What a file has so far."""
+        return json.loads(file.read_text()) if file.exists() else {"cells": {}}
+
+    def store(self, file: Path, content: dict[str, Any]) -> None:
+        """With what machine it was."""
+        content["machine"] = described()
+        file.write_text(json.dumps(content, indent=1) + "\n")
+
+    def measured(self) -> list[tuple[Cell, float]]:
+        """Its cells, with seconds of an iteration."""
+        cells = self.stored(self.cells_file)["cells"]
+        return [(Cell.of_key(key), found["seconds"]) for key, found in cells.items() if "seconds" in found]
+
+    def samples(self, half: str) -> list[Sample]:
+        """Its cells of a half ("fitted", "other" or "all"), to fit to."""
+        return [
+            Sample(fdg.place(*cell.build(), cell.devices), self.calibration.cluster(cell.devices), seconds)
+            for cell, seconds in self.measured()
+            if half == "all" or cell.is_fitted == (half == "fitted")
+        ]
+
+
+def this_machine() -> Machine:
+    """By its processor: what it is called, and its features."""
+    called = described()["processor"].lower().replace("(r)", "").replace("(tm)", "")
+    words = "".join(c if c.isalnum() else " " for c in called).split()
+    return Machine("-".join([*words[:2], machine.fingerprint("cpu")["processor"][:6]]))
+
+
+def machines() -> list[Machine]:
+    """All that have cells."""
+    return [Machine(path.parent.name) for path in sorted(MACHINES.glob("*/cells.json"))]
 
 
 def cells() -> list[Cell]:
@@ -96,66 +134,32 @@ def cells() -> list[Cell]:
     return found
 
 
-def build(cell: Cell) -> tuple[Any, Any]:
-    """The algorithm and the policy of a cell."""
-    import algos
-    import envs
-    import policies
-
-    cls = getattr(algos, cell.algorithm)
-    algorithm = cls(env=envs.make(cell.env), **dict(cell.fields), total_steps=10**9)
-    return algorithm, getattr(policies, cell.policy)(**dict(cell.sizes))
-
-
 # --- measuring ---
 
 
-def measure_one(text: str) -> dict[str, Any]:
+def measure_one(key: str) -> dict[str, Any]:
     """In a process of its own: seconds of an iteration, and what is predicted."""
     import jax
 
-    import fdg
-    from fdg.costs.machine import cluster_of
     from fdg.costs.measuring import iteration_seconds
     from fdg.costs.prediction import predict
 
-    cell = cell_of(json.loads(text))
+    cell = Cell.of_key(key)
     fdg.host_devices(cell.devices)
     devices = jax.devices("cpu")[: cell.devices]
-    algorithm, policy = build(cell)
-    plan = fdg.place(algorithm, policy, devices)
-    cluster = cluster_of(devices)
-    prediction = predict(plan, cluster)
-    return {
-        "seconds": iteration_seconds(algorithm, policy, devices),
-        "predicted": prediction.seconds,
-        "collectives": [dataclasses.asdict(c) for p in plan.programs for c in p.collectives],
-        "shares": dict(prediction.shares),
-        "rates": cluster.note,
-    }
-
-
-def cell_of(parts: Sequence[Any]) -> Cell:
-    """From its key."""
-
-    def pairs(given: Iterable[Any]) -> tuple[tuple[str, Any], ...]:
-        return tuple((name, tuple(v) if isinstance(v, list) else v) for name, v in given)
-
-    algorithm, env, fields, policy, sizes, devices = parts
-    return Cell(algorithm, env, pairs(fields), policy, pairs(sizes), devices)
+    prediction = predict(fdg.place(*cell.build(), devices), machine.cluster_of(devices))
+    return {"seconds": iteration_seconds(*cell.build(), devices), "predicted": prediction.seconds}
 
 
 def measure(only: str, again: bool, seconds: float) -> None:
     """Every cell that was not measured yet, each in a process of its own; saved one by one."""
-    from bench.machine import described
-    from fdg.costs.machine import path_of
-
-    stored = read()
-    stored["machine"] = described()
-    calibration = path_of("cpu")
+    calibration = machine.path_of("cpu")
     if calibration is None or not calibration.exists():
         raise SystemExit("error: this machine has no calibration: run python -m fdg.calibrate first")
-    CALIBRATION.write_bytes(calibration.read_bytes())
+    here = this_machine()
+    here.calibration_file.parent.mkdir(parents=True, exist_ok=True)
+    here.calibration_file.write_bytes(calibration.read_bytes())
+    stored = here.stored(here.cells_file)
     end = time.monotonic() + seconds
     for cell in cells():
         if only not in str(cell) or (cell.key in stored["cells"] and not again):
@@ -172,56 +176,35 @@ def measure(only: str, again: bool, seconds: float) -> None:
             error = "" if said else (done.stderr.strip().splitlines() or ["nothing said"])[-1]
         except subprocess.TimeoutExpired:
             said, error = {}, f"longer than {_TIMEOUT} s"
-        stored["cells"][cell.key] = said or {"error": error}
-        CELLS.write_text(json.dumps(stored, indent=1) + "\n")
+        stored["cells"][cell.key] = {"seconds": said["seconds"]} if said else {"error": error}
+        here.store(here.cells_file, stored)
         ratio = (
             f"{said['predicted'] / said['seconds']:.2f} of {said['seconds'] * 1e3:.3g} ms" if said else error
         )
         print(f"{cell}: predicted {ratio}", flush=True)
 
 
-def read() -> dict[str, Any]:
-    """What was measured so far."""
-    return json.loads(CELLS.read_text()) if CELLS.exists() else {"cells": {}}
-
-
 # --- reporting ---
 
 
-def measured_cells() -> list[tuple[Cell, Mapping[str, Any]]]:
-    """The cells that were measured, with what was found."""
-    found = [(cell_of(json.loads(key)), value) for key, value in read()["cells"].items()]
-    return [(cell, value) for cell, value in found if "seconds" in value]
+def report(half: str) -> None:
+    """Of every machine: rank, errors and choices, over cells that the fit has not seen."""
+    for one in machines():
+        print(f"{one.name}:")
+        report_machine(one, half)
 
 
-def measured_on(devices: int) -> Any:
-    """The machine of the cells, with so many host devices."""
-    from fdg.costs import machine
-    from fdg.costs.hardware import Cluster
-
-    found = machine.read(CALIBRATION)
-    return Cluster(found.kind, devices, 1, found.inside, found.between, cores=found.cores)
-
-
-def predicted_again(cell: Cell) -> float:
-    """With the model as it is now; what was measured stays."""
-    import fdg
-    from fdg.costs.prediction import predict
-
-    algorithm, policy = build(cell)
-    plan = fdg.place(algorithm, policy, cell.devices)
-    return predict(plan, measured_on(cell.devices)).seconds
-
-
-def report(half: str, again: bool) -> None:
-    """Rank, errors and choices, over cells that the fit has not seen."""
+def report_machine(one: Machine, half: str) -> None:
+    """With the model as it is now."""
     from scipy.stats import spearmanr
 
+    from fdg.costs.prediction import predict
+
     rows = []
-    for cell, found in measured_cells():
+    for cell, seconds in one.measured():
         if half == "all" or cell.is_fitted == (half == "fitted"):
-            predicted = predicted_again(cell) if again else found["predicted"]
-            rows.append((cell, found["seconds"], predicted))
+            plan = fdg.place(*cell.build(), cell.devices)
+            rows.append((cell, seconds, predict(plan, one.calibration.cluster(cell.devices)).seconds))
     if len(rows) < 3:
         raise SystemExit(f"error: {len(rows)} cells were measured: run python -m bench.costs measure first")
     errors = [abs(p / s - 1) for _, s, p in rows]
@@ -268,7 +251,7 @@ def main() -> None:
     parser.add_argument("what", choices=("measure", "one", "report", "memory", "search", "paper"))
     parser.add_argument("cell", nargs="?", default="")
     parser.add_argument("--only", default="", help="cells whose name holds this")
-    parser.add_argument("--again", action="store_true", help="measure, or predict, what was already")
+    parser.add_argument("--again", action="store_true", help="measure what was already")
     parser.add_argument("--half", choices=("other", "fitted", "all"), default="other")
     parser.add_argument("--seconds", type=float, default=math.inf, help="to measure for at most")
     given = parser.parse_args()
@@ -278,7 +261,7 @@ def main() -> None:
     elif given.what == "one":
         print(json.dumps(measure_one(given.cell)))
     elif given.what == "report":
-        report(given.half, given.again)
+        report(given.half)
     elif given.what == "memory":
         from bench.costs_memory import memory
 

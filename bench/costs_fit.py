@@ -1,79 +1,56 @@
-"""The numbers of the cost model that are no rates, from one half of the cells that were measured.
+"""The numbers of the cost model that are no rates, from one half of the cells of every machine.
 
-    python -m bench.costs_fit
+    python -m bench.costs_fit              prints them
+    python -m bench.costs_fit --machines   and fits each machine's calibration to its jobs anew, from there on
 
-`program_time.JOINED` and `overheads.OVERHEADS` explain each other, so they are fitted together: least squares
-of the logarithm of predicted by measured, with large errors counted less (soft L1), and a little of what is
-known already, for what few cells say anything about.
+`program_time.JOINED` and `overheads.OVERHEADS` are what a machine has that was not calibrated, and what a
+calibration starts from. How a fit is made: `fdg.costs.fitting`.
 """
 
 import dataclasses
 import json
-import math
-import statistics
-from collections.abc import Mapping, Sequence
-from typing import Any
+import sys
 
-import numpy as np
-
-import fdg
 from bench import costs
-from fdg.costs.overheads import OVERHEADS, Overheads
-from fdg.costs.prediction import predict
-from fdg.costs.program_time import CLASSES, JOINED
-
-_NOT_IN_THE_CELLS = ("convolution", "host")  # nothing is said of these
-_KNOWN = 0.15  # what a factor of e from what is known counts, beside an error of a factor of e in one cell
-_LARGE = 0.2  # errors from here on count less
+from fdg.costs.calibration import fitted_to_jobs
+from fdg.costs.fitting import fitted
+from fdg.costs.jobs import REFERENCE_JOBS
 
 
-def fit(half: str = "fitted") -> tuple[Mapping[str, float], Overheads]:
+_KNOWN = 0.4  # of two hundred cells a few classes would end far from what a program can lose
+
+
+def fit(half: str = "fitted") -> None:
     """Prints the numbers to enter in `program_time.JOINED` and `overheads.OVERHEADS`.
 
     Args:
       half: "fitted"; "all" says how well the model can do at best, and is not to be entered.
     """
-    from scipy.optimize import least_squares
+    samples = [sample for one in costs.machines() for sample in one.samples(half)]
+    found = fitted(samples, known=_KNOWN)
+    print(
+        f"fitted to {len(samples)} cells: median error {found.before:.1%} before, {found.after:.1%} after;"
+        f" enter these:"
+    )
+    print(f"fdg/costs/program_time.py: {json.dumps(found.joined)}")
+    print(f"fdg/costs/overheads.py: {found.overheads}")
 
-    rows = [row for row in costs.measured_cells() if half == "all" or row[0].is_fitted]
-    plans = [fdg.place(*costs.build(cell), cell.devices) for cell, _ in rows]
-    clusters = [costs.measured_on(cell.devices) for cell, _ in rows]
-    measured = np.array([found["seconds"] for _, found in rows])
-    classes = [name for name in CLASSES if name not in _NOT_IN_THE_CELLS]
-    fields = [field.name for field in dataclasses.fields(Overheads)]
-    now = [JOINED["cpu"][name] for name in classes] + [getattr(OVERHEADS["cpu"], name) for name in fields]
-    known = np.log(now)
 
-    def named(values: Sequence[float]) -> tuple[Mapping[str, float], Overheads]:
-        joined = {**JOINED["cpu"], **dict(zip(classes, values[: len(classes)], strict=True))}
-        return joined, Overheads(**dict(zip(fields, values[len(classes) :], strict=True)))
+def fit_machines() -> None:
+    """Each kept calibration, as `python -m fdg.calibrate` would, with the model as it is now.
 
-    def errors(logs: Any) -> Any:
-        joined, lost = named(np.exp(logs))
-        return np.array(
-            [
-                math.log(predict(plan, cluster, joined=joined, overheads=lost).seconds / seconds)
-                for plan, cluster, seconds in zip(plans, clusters, measured, strict=True)
-            ]
-        )
-
-    def residuals(logs: Any) -> Any:
-        # The loss is soft in what cells say, not in what is known.
-        off = errors(logs) / _LARGE
-        soft = np.sign(off) * _LARGE * np.sqrt(2 * (np.sqrt(1 + off**2) - 1))
-        return np.concatenate([soft, _KNOWN * (logs - known)])
-
-    bounds = known - 2.5, known + 2.5
-    of_share = [i for i, name in enumerate(classes + fields) if name in ("divided", "shared")]
-    bounds[1][of_share] = 0.0
-    found = least_squares(residuals, np.minimum(known, bounds[1] - 1e-3), bounds=bounds, diff_step=0.03)
-    joined, lost = named([float(f"{math.exp(x):.2g}") for x in found.x])
-    before, after = (statistics.median(abs(np.expm1(errors(x)))) for x in (known, found.x))
-    print(f"fitted to {len(rows)} cells: median error {before:.1%} before, {after:.1%} after; enter these:")
-    print(f"fdg/costs/program_time.py: {json.dumps({name: joined[name] for name in classes})}")
-    print(f"fdg/costs/overheads.py: {lost}")
-    return joined, lost
+    A machine that was calibrated before there were jobs has the times of its cells for them.
+    """
+    for one in costs.machines():
+        cells = {cell.key: seconds for cell, seconds in one.measured()}
+        jobs = {job.key: cells[job.key] for job in REFERENCE_JOBS if job.key in cells}
+        found = one.calibration if one.calibration.jobs else None
+        found = fitted_to_jobs(found or dataclasses.replace(one.calibration, jobs=jobs))
+        one.calibration_file.write_text(json.dumps(found.as_json(), indent=1) + "\n")
+        print(f"{one.name}: fitted to {len(found.jobs)} jobs: {found.kind.joined}, {found.kind.overheads}")
 
 
 if __name__ == "__main__":
     fit()
+    if "--machines" in sys.argv:
+        fit_machines()

@@ -1,21 +1,20 @@
-"""Predicted against measured for two processes of this machine, a CPU device each .
+"""Predicted against measured for two processes of this machine, a CPU device each.
 
-    python -m bench.costs_processes            # or --again, to measure what was already
+    python -m bench.costs_processes            # or --again, to measure what was already; or report
 
 Rates are those of this machine's calibration, the sockets between the processes among them.
 """
 
-import json
 import os
 import statistics
 import subprocess
 import sys
 from typing import Any
 
+import fdg
 from bench import costs
-from bench.costs import Cell
+from bench.costs import Cell, Machine
 
-STORED = costs.ROOT / "bench" / "costs_processes.json"
 _TIMEOUT = 300
 
 
@@ -31,16 +30,11 @@ def cells() -> list[Cell]:
     return [Cell(*job, policy, sizes, 2) for job in jobs for policy, sizes in ways]
 
 
-def predicted(cell: Cell) -> float:
+def predicted(cell: Cell, one: Machine) -> float:
     """Seconds of an iteration, with the calibration that is kept beside the cells."""
-    import fdg
-    from fdg.costs import machine
-    from fdg.costs.hardware import Cluster
     from fdg.costs.prediction import predict
 
-    found = machine.read(costs.CALIBRATION)
-    cluster = Cluster(found.kind, 1, 2, found.inside, found.between, found.cores, hosts_per_machine=2)
-    return predict(fdg.place(*costs.build(cell), 2), cluster).seconds
+    return predict(fdg.place(*cell.build(), 2), one.calibration.cluster(1, processes=2)).seconds
 
 
 def measured(cell: Cell) -> float:
@@ -59,25 +53,30 @@ def measured(cell: Cell) -> float:
     return float(said[0].splitlines()[-1])
 
 
-def processes(again: bool) -> None:
-    """Measures what was not yet, and prints all."""
-    from bench.machine import described
-
-    stored = json.loads(STORED.read_text()) if STORED.exists() and not again else {"cells": {}}
+def measure(again: bool) -> None:
+    """Every cell that was not measured here yet."""
+    here = costs.this_machine()
+    stored = here.stored(here.processes_file) if not again else {"cells": {}}
     for cell in cells():
         if cell.key not in stored["cells"]:
             stored["cells"][cell.key] = measured(cell)
-            stored["machine"] = described()
-            STORED.write_text(json.dumps(stored, indent=1) + "\n")
-    ratios = []
-    for cell in cells():
-        seconds, expected = stored["cells"][cell.key], predicted(cell)
-        ratios.append(expected / seconds)
-        print(
-            f"{ratios[-1]:6.2f}  measured {seconds * 1e3:9.3f} ms  predicted {expected * 1e3:9.3f} ms  {cell}"
-        )
-    error = statistics.median(abs(ratio - 1) for ratio in ratios)
-    print(f"{len(ratios)} cells of two processes: median error {error:.1%}")
+            here.store(here.processes_file, stored)
+
+
+def report() -> None:
+    """Of every machine."""
+    for one in costs.machines():
+        found = one.stored(one.processes_file)["cells"]
+        ratios = []
+        for cell in (cell for cell in cells() if cell.key in found):
+            seconds, expected = found[cell.key], predicted(cell, one)
+            ratios.append(expected / seconds)
+            print(
+                f"{ratios[-1]:6.2f}  measured {seconds * 1e3:9.3f} ms  predicted {expected * 1e3:9.3f} ms  {cell}"
+            )
+        if ratios:
+            error = statistics.median(abs(ratio - 1) for ratio in ratios)
+            print(f"{one.name}: {len(ratios)} cells of two processes: median error {error:.1%}")
 
 
 def main(address: str, index: int, key: str) -> None:
@@ -88,8 +87,7 @@ def main(address: str, index: int, key: str) -> None:
     from fdg.processes import distributed
 
     distributed.initialize(address, 2, index)
-    cell = costs.cell_of(json.loads(key))
-    seconds = iteration_seconds(*costs.build(cell), jax.devices())
+    seconds = iteration_seconds(*Cell.of_key(key).build(), jax.devices())
     if distributed.is_first():
         print(seconds, flush=True)
     distributed.leave()
@@ -99,4 +97,6 @@ if __name__ == "__main__":
     if len(sys.argv) == 4:
         main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
     else:
-        processes(again="--again" in sys.argv)
+        if "report" not in sys.argv:
+            measure(again="--again" in sys.argv)
+        report()

@@ -1,5 +1,6 @@
 """The command `python -m fdg.calibrate`."""
 
+import dataclasses
 import errno
 import json
 import os
@@ -15,6 +16,8 @@ from fdg.costs import machine
 from fdg.costs.calibration import calibrate
 from fdg.costs.hardware import RATES, TIMES
 from fdg.costs.machine import Calibration
+from fdg.costs.overheads import OVERHEADS
+from fdg.costs.program_time import JOINED
 from fdg.errors import FdgError
 from fdg.running.host_devices import make_host_devices
 from fdg.showing.words import quantity, table
@@ -87,7 +90,29 @@ def shown(calibration: Calibration) -> str:
         else:
             value = quantity(figure.value, RATES.get(name, "B/s of a link").split()[0])
         rows.append((name, value, f"{figure.spread:.0%}", figure.source))
-    return "\n".join(table(["rate", "value", "spread", "source"], rows, numeric=(1, 2)))
+    lines = table(["rate", "value", "spread", "source"], rows, numeric=(1, 2))
+    return "\n".join([*lines, *_fitted(calibration)])
+
+
+def _fitted(calibration: Calibration) -> list[str]:
+    """What was fitted to jobs, beside what the platform has."""
+    kind = calibration.kind
+    if kind.joined is None or kind.overheads is None:
+        return []
+    known = JOINED[kind.platform]
+    rows = [
+        (f"joined: {name}", f"{value:.3g}", f"{known[name]:.3g}")
+        for name, value in kind.joined.items()
+        if value != known[name]
+    ]
+    before = dataclasses.asdict(OVERHEADS[kind.platform])
+    rows += [
+        (f"lost: {name}", f"{value:.3g}", f"{before[name]:.3g}")
+        for name, value in dataclasses.asdict(kind.overheads).items()
+        if value != before[name]
+    ]
+    head = [f"fitted to {len(calibration.jobs)} jobs", "here", f"a {kind.platform} elsewhere"]
+    return ["", *table(head, rows, numeric=(1, 2))]
 
 
 def _check_writable(path: Path) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fdg.costs.compiled import Target
+from fdg.costs.overheads import Overheads
 from fdg.errors import FdgError, unknown_name
 
 
@@ -69,11 +70,16 @@ class DeviceKind:
       name: such as "H100".
       platform: as JAX says it: "cpu", "gpu" or "tpu".
       figures: by their names in `RATES`; what is missing is worked out of the others (`rate`).
+      joined: what remains of a class's time where XLA joins operations, as far as this kind was fitted; None
+        for that of the platform (`program_time.JOINED`).
+      overheads: what is lost between programs and devices; None for that of the platform.
     """
 
     name: str
     platform: str
     figures: Mapping[str, Figure]
+    joined: Mapping[str, float] | None = None
+    overheads: Overheads | None = None
 
     def __post_init__(self) -> None:
         if self.platform not in PLATFORMS:

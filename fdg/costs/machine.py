@@ -19,11 +19,12 @@ import jax
 from fdg.cores import usable_cores
 from fdg.costs import published
 from fdg.costs.hardware import Cluster, DeviceKind, Figure, Link
+from fdg.costs.overheads import Overheads
 from fdg.errors import FdgError, UnknownNameError
 from fdg.processes import distributed
 from fdg.running import program_cache
 
-VERSION = 2
+VERSION = 3
 MEASURED = "measured here"  # the source of what was
 AT_MOST_UNREST = 0.25
 FIX = "run python -m fdg.calibrate, which takes two minutes"
@@ -83,6 +84,8 @@ class Calibration:
       inside, between: links among the devices of a process, and from process to process.
       cores: that they share; None for accelerators.
       date, seconds: when, and how long it took.
+      jobs: seconds of an iteration of those that `kind.joined` and `kind.overheads` are fitted to, by their
+        `jobs.Job.key`.
     """
 
     machine: Mapping[str, Any]
@@ -92,6 +95,13 @@ class Calibration:
     cores: int | None
     date: str = ""
     seconds: float = 0.0
+    jobs: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    def cluster(self, devices: int, processes: int = 1) -> Cluster:
+        """So many devices of it, in each of some processes."""
+        return Cluster(
+            self.kind, devices, processes, self.inside, self.between, self.cores, hosts_per_machine=processes
+        )
 
     @property
     def unrest(self) -> float:
@@ -116,6 +126,9 @@ class Calibration:
             "seconds": self.seconds,
             "cores": self.cores,
             "kind": {"name": self.kind.name, "platform": self.kind.platform},
+            "joined": None if self.kind.joined is None else dict(self.kind.joined),
+            "overheads": None if self.kind.overheads is None else dataclasses.asdict(self.kind.overheads),
+            "jobs": dict(self.jobs),
             "figures": {name: figure._asdict() for name, figure in self.kind.figures.items()},
             "inside": link_as_json(self.inside),
             "between": link_as_json(self.between),
@@ -160,11 +173,15 @@ def read(path: Path) -> Calibration:
         raise FdgError(f"{path} is a calibration of version {version}, and this needs {VERSION}: {FIX}")
     try:
         figures = {name: Figure(**figure) for name, figure in stored["figures"].items()}
-        kind = DeviceKind(stored["kind"]["name"], stored["kind"]["platform"], figures)
+        overheads = stored["overheads"] and Overheads(**stored["overheads"])
+        kind = DeviceKind(
+            stored["kind"]["name"], stored["kind"]["platform"], figures, stored["joined"], overheads
+        )
         inside, between = (link_from_json(stored[word]) for word in ("inside", "between"))
         return Calibration(
-            stored["machine"], kind, inside, between, stored["cores"], stored["date"], stored["seconds"]
-        )
+            stored["machine"], kind, inside, between, stored["cores"], stored["date"], stored["seconds"],
+            stored["jobs"],
+        )  # fmt: skip
     except (KeyError, TypeError, AttributeError) as error:
         raise FdgError(f"{path} is no whole calibration ({error}): remove it, and {FIX}") from None
 

@@ -66,22 +66,40 @@ def measured(
     )
 
 
+class Iterations:
+    """Iterations of a job, timed in rounds.
+
+    Attributes:
+      seconds: of an iteration, in the best round so far.
+    """
+
+    def __init__(
+        self, algorithm: Any, policy: Any, devices: Sequence[jax.Device], num_seeds: int | None = None
+    ):
+        """Compiles it, and finds out how many iterations make a round; the first ones are not counted."""
+        self._engine = compile_engine(algorithm, policy, with_host(policy, devices), num_seeds)
+        self._state: Any = self._engine.init(0)
+        self.seconds = math.inf
+        self._run(2)
+        once = self._run(2)
+        self._count = distributed.exchange(max(2, min(1000, math.ceil(_SECONDS / max(once, 1e-6)))))[0]
+
+    def round(self) -> None:
+        """One more."""
+        self.seconds = min(self.seconds, self._run(self._count))
+
+    def _run(self, count: int) -> float:
+        begun = time.perf_counter()
+        self._state, metrics = self._engine.run(self._state, count)
+        jax.block_until_ready((self._state, metrics))
+        return (time.perf_counter() - begun) / count
+
+
 def iteration_seconds(
     algorithm: Any, policy: Any, devices: Sequence[jax.Device], num_seeds: int | None = None
 ) -> float:
-    """Seconds of an iteration: the best of some rounds, the first call not counted."""
-    engine = compile_engine(algorithm, policy, with_host(policy, devices), num_seeds)
-    state, metrics = engine.run(engine.init(0), 2)
-    jax.block_until_ready((state, metrics))
-    begun = time.perf_counter()
-    state, metrics = engine.run(state, 2)
-    jax.block_until_ready((state, metrics))
-    once = (time.perf_counter() - begun) / 2
-    count = distributed.exchange(max(2, min(1000, math.ceil(_SECONDS / max(once, 1e-6)))))[0]
-    best = math.inf
+    """Seconds of an iteration: the best of some rounds; of several processes, in the slowest."""
+    iterations = Iterations(algorithm, policy, devices, num_seeds)
     for _ in range(_ROUNDS):
-        begun = time.perf_counter()
-        state, metrics = engine.run(state, count)
-        jax.block_until_ready((state, metrics))
-        best = min(best, (time.perf_counter() - begun) / count)
-    return max(distributed.exchange(best))
+        iterations.round()
+    return max(distributed.exchange(iterations.seconds))

@@ -13,6 +13,7 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -85,7 +86,8 @@ def predict(
     Args:
       plan: whose devices are those of the cluster, host by host.
       cluster: at least as many devices.
-      joined, overheads: in place of `program_time.JOINED` and of `overheads.OVERHEADS` of the platform.
+      joined, overheads: in place of the device kind's, or of `program_time.JOINED` and
+        `overheads.OVERHEADS` of its platform.
       exactly: simulates every trip of long loops, and does not go on from some of them.
       stragglers: a seed, to draw each program's time anew; None for its mean.
 
@@ -98,10 +100,26 @@ def predict(
             f" use --devices {cluster.devices}, or more hosts"
         )
     model = _Model(plan, cluster, joined, overheads)
-    slow = _stragglers(cluster, stragglers)
-    if plan.schedule is None:
-        return _of_one(model, slow)
-    return _of_steps(model, slow, exactly)
+    return model.prediction(_simulated(model, _stragglers(cluster, stragglers), exactly))
+
+
+def predicted_seconds(
+    plan: Plan, cluster: Cluster, joined: Mapping[str, float], overheads: Overheads
+) -> float:
+    """`predict(...).seconds`, without what else it looks at: a fit asks for it thousands of times."""
+    return _simulated(_Model(plan, cluster, joined, overheads), _stragglers(cluster, None), False).seconds
+
+
+class _Times(NamedTuple):
+    """`Prediction`'s fields of these names."""
+
+    seconds: float
+    shares: Mapping[str, float]
+    busy: Mapping[str, float]
+
+
+def _simulated(model: "_Model", slow: Callable[[int], float], exactly: bool) -> _Times:
+    return _of_one(model, slow) if model.plan.schedule is None else _of_steps(model, slow, exactly)
 
 
 def _stragglers(cluster: Cluster, seed: int | None) -> Callable[[int], float]:
@@ -129,7 +147,7 @@ class _Model:
     ):
         self.plan, self.cluster = plan, cluster
         self.groups = {group.name: group for group in plan.groups}
-        self.lost = OVERHEADS[cluster.kind.platform] if overheads is None else overheads
+        self.lost = overheads or cluster.kind.overheads or OVERHEADS[cluster.kind.platform]
         self.loads = loads(plan, cluster.target)
         self.seconds = {load.program: self._seconds(load, joined) for load in self.loads}
         self.sent = {load.program: self._sent(load) for load in self.loads}
@@ -226,17 +244,15 @@ class _Model:
             found.append(f"collectives of {', '.join(self.plan.unpredicted)} are known only after compiling")
         return (*found, *([self.cluster.note] if self.cluster.note else []))
 
-    def prediction(
-        self, seconds: float, shares: Mapping[str, float], busy: Mapping[str, float]
-    ) -> Prediction:
+    def prediction(self, times: _Times) -> Prediction:
         """With what does not depend on time."""
         routes, inside, between = self.routes()
         devices = len({device for group in self.plan.groups for device in group.devices})
         memory = plan_memory(self.plan, self.cluster.target)
-        return Prediction(seconds, shares, busy, inside, between, routes, memory, devices, self.notes())
+        return Prediction(*times, inside, between, routes, memory, devices, self.notes())
 
 
-def _of_one(model: _Model, slow: Callable[[int], float]) -> Prediction:
+def _of_one(model: _Model, slow: Callable[[int], float]) -> _Times:
     """All on the same devices: one program, that the host starts once for many iterations."""
     (load,), (group,) = model.loads, model.plan.groups
     crowded = 1.0
@@ -250,10 +266,10 @@ def _of_one(model: _Model, slow: Callable[[int], float]) -> Prediction:
         shares = {**parts, f"stragglers of {group.name}": sum(shares.values()) - sum(parts.values())}
     seconds = sum(shares.values())
     computing = sum(value for name, value in shares.items() if " on " in name)
-    return model.prediction(seconds, shares, {group.name: computing if len(group) > 1 else seconds})
+    return _Times(seconds, shares, {group.name: computing if len(group) > 1 else seconds})
 
 
-def _of_steps(model: _Model, slow: Callable[[int], float], exactly: bool) -> Prediction:
+def _of_steps(model: _Model, slow: Callable[[int], float], exactly: bool) -> _Times:
     assert model.plan.schedule is not None
     costs = model.costs()
     lengths = loop_lengths(model.plan.schedule.steps)
@@ -271,7 +287,7 @@ def _of_steps(model: _Model, slow: Callable[[int], float], exactly: bool) -> Pre
     seconds = total["seconds", ""]
     whole = sum(shares.values()) or 1.0
     shares = {name: value * seconds / whole for name, value in shares.items()}
-    return model.prediction(seconds, shares, {group: busy.get(group, 0.0) for group in model.groups})
+    return _Times(seconds, shares, {group: busy.get(group, 0.0) for group in model.groups})
 
 
 def _run(

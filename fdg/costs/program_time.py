@@ -1,9 +1,8 @@
 """Seconds of one run of a program on one device, by class of operation: its work over the device's rates.
 
 Each operation by itself would take what it reads and writes, over the rate of its class, and a start. XLA
-joins operations, so of most of that nothing remains: `JOINED` says how much does, by class. These are
-fractions, not rates, so what was found on one machine holds for another of its platform as far as XLA joins
-alike there.
+joins operations, so of most of that nothing remains: `JOINED` says how much does, by class, on a machine that
+nobody calibrated; a calibration fits them anew (`fitting`), for they are not the same on any two machines.
 """
 
 import collections
@@ -30,18 +29,19 @@ _OF_KERNELS: Mapping[str, float] = {
 }
 JOINED: Mapping[str, Mapping[str, float]] = MappingProxyType(
     {
-        # Fitted with `overheads.OVERHEADS` to one half of the cells of `bench.costs`; see docs/scale.md.
+        # Fitted with `overheads.OVERHEADS` to one half of the cells of `bench.costs`, on two machines; a
+        # machine's calibration has its own. See docs/scale.md.
         "cpu": {
             **_AS_IT_STANDS,
-            "product": 0.45,
-            "elementwise": 0.59,
-            "transcendental": 4.0,
-            "special": 1.7,
-            "reduction": 0.81,
-            "random": 0.21,
-            "movement": 0.92,
-            "copy": 1.4,
-            "operation": 0.16,
+            "product": 0.47,
+            "elementwise": 0.81,
+            "transcendental": 2.0,
+            "special": 2.6,
+            "reduction": 0.84,
+            "random": 0.22,
+            "movement": 0.89,
+            "copy": 2.1,
+            "operation": 0.17,
         },
         "gpu": _OF_KERNELS,
         "tpu": _OF_KERNELS,
@@ -82,9 +82,9 @@ def seconds_of(
       work: of one device (`profiling.work.work_of`).
       kind: the device's.
       cores: of the host that this device may use by itself.
-      joined: in place of `JOINED` of the platform.
+      joined: in place of the kind's, or of `JOINED` of its platform.
     """
-    keep = JOINED[kind.platform] if joined is None else joined
+    keep = joined or kind.joined or JOINED[kind.platform]
     wide, narrow = raw_seconds(work, kind)
     gain = 1 + kind.rate("parallel") * (max(1.0, cores) - 1)
     by_class = {

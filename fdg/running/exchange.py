@@ -2,7 +2,7 @@
 
 A copy from device to device ends at the border of a process. What crosses it goes through a program on the
 devices of both groups together, in which each device of the source permutes its chunks to those that need
-them; the other devices take part with zeros.
+them; the other devices take part with zeros. Chunks that go the same ways travel as one.
 """
 
 import collections
@@ -21,6 +21,7 @@ from fdg.placing.layout import Layout, route
 from fdg.running.transfers import cut_up, join_up, part_shape
 
 _ALL = "devices"  # the axis of the mesh of both groups
+_Ends = tuple[tuple[int, int], ...]  # from which device to which
 
 
 class Crossings:
@@ -152,20 +153,24 @@ class Exchange:
         sources = [self._position[d] for d in self.source.devices.flat]
         targets = [self._position[d] for d in self.target.devices.flat]
 
+        packets: dict[_Ends, list[tuple[int, int, int]]] = {}  # array, slot, which chunk of its part
+        for k, way in enumerate(self._routes):
+            for slot, chunk in enumerate(way.chunks):
+                for r, pairs in _rounds(chunk):
+                    ends = tuple((sources[i], targets[j]) for i, j in pairs)
+                    packets.setdefault(ends, []).append((k, slot, r))
+
         def exchange_local(rows):
             here = jax.lax.axis_index(_ALL)
-            received = []
-            for row, way in zip(rows, self._routes, strict=True):
-                slots = []
-                for chunk in way.chunks:
-                    slot = jnp.zeros_like(row[0])
-                    for r, pairs in _rounds(chunk):
-                        ends = [(sources[i], targets[j]) for i, j in pairs]
-                        got = jax.lax.ppermute(row[r], _ALL, ends)
-                        mine = jnp.isin(here, jnp.array([end for _, end in ends]))
-                        slot = jnp.where(mine, got, slot)
-                    slots.append(slot)
-                received.append(slots)
+            received = [
+                [jnp.zeros_like(row[0]) for _ in way.chunks]
+                for row, way in zip(rows, self._routes, strict=True)
+            ]
+            for ends, places in packets.items():
+                got = _permuted([rows[k][r] for k, _, r in places], ends)
+                mine = jnp.isin(here, jnp.array([end for _, end in ends]))
+                for (k, slot, _), x in zip(places, got, strict=True):
+                    received[k][slot] = jnp.where(mine, x, received[k][slot])
             return received
 
         spec = PartitionSpec(_ALL)
@@ -199,6 +204,29 @@ def _rounds(chunk: Sequence[tuple[int, int]]) -> list[tuple[int, list[tuple[int,
         found.setdefault((r, sent[i, r]), []).append((i, j))
         sent[i, r] += 1
     return [(r, pairs) for (r, _), pairs in found.items()]
+
+
+def _permuted(arrays: Sequence[jax.Array], ends: _Ends) -> list[jax.Array]:
+    """Each array of a device at its partner: all that are as wide in one collective, as a row of bits."""
+    found: list[Any] = [None] * len(arrays)
+    alike: dict[Any, list[int]] = {}
+    for i, x in enumerate(arrays):
+        alike.setdefault(_bits(x.dtype), []).append(i)
+    for bits, some in alike.items():
+        row = jnp.concatenate([jax.lax.bitcast_convert_type(arrays[i], bits).reshape(-1) for i in some])
+        row = jax.lax.ppermute(row, _ALL, list(ends))
+        borders = np.cumsum([arrays[i].size for i in some])[:-1]
+        for i, x in zip(some, jnp.split(row, borders), strict=True):
+            found[i] = jax.lax.bitcast_convert_type(x.reshape(arrays[i].shape), arrays[i].dtype)
+    return found
+
+
+def _bits(dtype: Any) -> Any:
+    """The unsigned integer of as many bits; complex numbers and those below a byte stay themselves."""
+    dtype = jnp.dtype(dtype)
+    width = str(8 * dtype.itemsize)
+    plain = dtype.name.endswith(width) and not jnp.issubdtype(dtype, jnp.complexfloating)
+    return jnp.dtype(f"uint{width}") if plain else dtype
 
 
 def _a_block_each(mesh: Mesh) -> PartitionSpec:

@@ -1,9 +1,12 @@
 """Collectives and transfers, by hand."""
 
+import types
+
 import pytest
 
 from fdg.batch.collective import Collective
-from fdg.costs.traffic import collective
+from fdg.costs.traffic import collective, transfer
+from fdg.placing.layout import Layout
 from tests.costs.machines import cluster, link
 
 
@@ -41,3 +44,15 @@ def test_hosts_have_a_ring_of_their_own():
 def test_devices_that_share_cores_wait_for_their_turn():
     slow = link("inside", call=1e-3)
     assert reduce(1, 8, inside=slow, cores=2).seconds == pytest.approx(4e-3, rel=1e-3)
+
+
+@pytest.mark.parametrize(("hosts", "seconds"), [(1, 2e-3 + 1e-3), (2, 4e-3 + 0.5e-3 + 7e-3)])
+def test_what_crosses_from_process_to_process_is_a_collective(hosts, seconds):
+    """1 MB from one device to another at 1 GB/s and 2 ms; to another host at 2 GB/s and 4 ms, and a call's 7 ms."""
+    value = types.SimpleNamespace(bytes=10**6, laid_out=Layout.of_batch((250_000,), None, 1))
+    move = types.SimpleNamespace(pairs=[(value, value)])
+    inside = link("inside", latency=2e-3, call=5e-3)
+    between = link("between", latency=4e-3, bandwidth=2e9, call=7e-3)
+    found = transfer(move, [0], [1], cluster(2, hosts, inside=inside, between=between))
+    assert found.seconds == pytest.approx(seconds)
+    assert (found.inside, found.between) == ((10**6, 0) if hosts == 1 else (0, 10**6))

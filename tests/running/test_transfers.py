@@ -1,6 +1,7 @@
 """Moving arrays between groups of any sizes: the values, the bytes, and that nobody waits."""
 
 import math
+import re
 import time
 
 import jax
@@ -276,3 +277,18 @@ def test_copies_at_the_source_are_asked_in_turn():
     source = Layout((2,), (), (("batch", 3),))
     target = Layout((2,), (("batch",),), (("batch", 2),))
     assert route(source, target).chunks == (((0, 0), (1, 1)),)
+
+
+def test_what_goes_the_same_way_travels_together(devices):
+    """Twelve arrays of five types from two devices to two others: a collective for each width of numbers."""
+    source, target = make_mesh(devices[:2]), make_mesh(devices[2:4])
+    arrays = [values((4, 3 + i), dtype) for i, dtype in enumerate(2 * DTYPES)]
+    ends = [(Layout.of_batch(x.shape, 0, 2), Layout.of_batch(x.shape, 0, 2)) for x in arrays]
+    exchange = Exchange(source, target, ends)
+    shapes = [
+        jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout_sharding(source, a))
+        for x, (a, _) in zip(arrays, ends, strict=True)
+    ]
+    function, argument = {name: rest for name, *rest in exchange.functions(shapes)}["exchange"]
+    text = function.lower(argument).compile().as_text()
+    assert len(re.findall(r"= .* collective-permute(?:-start)?\(", text)) == 3  # of 32, 16 and 8 bits

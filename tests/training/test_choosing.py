@@ -128,7 +128,7 @@ def test_environments_on_the_host_are_not_predicted(looked):
 
 def test_rates_of_nobody_are_those_of_the_cells():
     """Where a machine has no calibration, rates are about those that the model was fitted with."""
-    kept = json.loads(costs.CALIBRATION.read_text())["figures"]
+    kept = json.loads(costs.Machine("intel-xeon-6a7678").calibration_file.read_text())["figures"]
     for name, figure in kept.items():
         assert REFERENCE.rate(name) == pytest.approx(figure["value"], rel=0.05), name
 

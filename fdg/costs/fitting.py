@@ -1,0 +1,107 @@
+"""What is no rate, fitted to jobs that were timed: what remains of the operations that XLA joins, and what is
+lost between programs and devices. The two explain each other, so they are fitted together: least squares of
+the logarithm of predicted by measured, with large errors counted less (soft L1), and a little of what is
+known already, for what few jobs say anything about.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fdg.costs.hardware import Cluster
+from fdg.costs.overheads import OVERHEADS, Overheads
+from fdg.costs.prediction import predicted_seconds
+from fdg.costs.program_time import CLASSES, JOINED
+from fdg.placing.plan import Plan
+
+_LARGE = 0.2  # errors from here on count less
+_KNOWN = 0.2  # what a factor of e from what is known counts, beside an error of a factor of e in one job
+_FURTHEST = 2.5  # logarithm of how far from what is known a number may end
+_SHARES = ("divided", "shared")  # at most 1
+_DIGITS = 3
+
+
+class Sample(NamedTuple):
+    """A job that was timed: its plan, the cluster that it ran on, and seconds of an iteration."""
+
+    plan: Plan
+    cluster: Cluster
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Fitted:
+    """What a fit found.
+
+    Attributes:
+      joined: by class of operation: see `program_time.JOINED`.
+      overheads: see `overheads.OVERHEADS`.
+      before, after: median relative error of the samples.
+    """
+
+    joined: Mapping[str, float]
+    overheads: Overheads
+    before: float
+    after: float
+
+
+def fitted(
+    samples: Sequence[Sample],
+    joined: Mapping[str, float] | None = None,
+    overheads: Overheads | None = None,
+    known: float = _KNOWN,
+) -> Fitted:
+    """Fits both to samples of one platform.
+
+    Args:
+      samples: of at least one machine, each with its rates.
+      joined, overheads: what is known already; None for those of the platform. What is 0 stays so.
+      known: how much that counts.
+    """
+    from scipy.optimize import least_squares  # here, for it takes a while to import
+
+    platform = samples[0].cluster.kind.platform
+    joined = JOINED[platform] if joined is None else joined
+    overheads = OVERHEADS[platform] if overheads is None else overheads
+    counted = set().union(*(_classes(sample) for sample in samples))
+    classes = [name for name in CLASSES if name in counted and joined[name] > 0]
+    fields = [field.name for field in dataclasses.fields(overheads) if getattr(overheads, field.name) > 0]
+    start = np.log([joined[name] for name in classes] + [getattr(overheads, name) for name in fields])
+    measured = np.array([sample.seconds for sample in samples])
+
+    def named(logs: Any) -> tuple[Mapping[str, float], Overheads]:
+        values = [float(x) for x in np.exp(logs)]
+        return (
+            {**joined, **dict(zip(classes, values[: len(classes)], strict=True))},
+            dataclasses.replace(overheads, **dict(zip(fields, values[len(classes) :], strict=True))),
+        )
+
+    def errors(logs: Any) -> Any:
+        found = named(logs)
+        predicted = [predicted_seconds(sample.plan, sample.cluster, *found) for sample in samples]
+        return np.log(np.array(predicted) / measured)
+
+    def residuals(logs: Any) -> Any:
+        # The loss is soft in what jobs say, not in what is known.
+        off = errors(logs) / _LARGE
+        soft = np.sign(off) * _LARGE * np.sqrt(2 * (np.sqrt(1 + off**2) - 1))
+        return np.concatenate([soft, known * (logs - start)])
+
+    highest = start + _FURTHEST
+    highest[[i for i, name in enumerate(classes + fields) if name in _SHARES]] = 0.0
+    begun = np.minimum(start, highest - 1e-3)
+    found = least_squares(residuals, begun, bounds=(start - _FURTHEST, highest), diff_step=0.03, max_nfev=20)
+    rounded = np.log([float(f"{math.exp(x):.{_DIGITS}g}") for x in found.x])
+    before, after = (float(np.median(abs(np.expm1(errors(x))))) for x in (start, rounded))
+    return Fitted(*named(rounded), before, after)
+
+
+def _classes(sample: Sample) -> frozenset[str]:
+    """Of the operations of a plan's programs."""
+    from fdg.costs.prediction import program_parts
+
+    parts = program_parts(sample.plan, sample.cluster)
+    return frozenset(name.partition(" on ")[0] for found in parts.values() for name in found)

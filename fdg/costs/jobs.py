@@ -1,0 +1,172 @@
+"""Jobs to time, in children of this process: a calibration fits to them what is no rate (`fitting`).
+
+    python -m fdg.costs.jobs 2 JOB JOB ...      on 2 host devices: seconds of an iteration of each
+
+A child has as many host devices as its jobs need, for what a program takes depends on how many devices its
+process has.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from fdg.costs.measuring import Iterations
+from fdg.errors import FdgError
+from fdg.running.host_devices import make_host_devices
+
+Say = Callable[[str], None]
+_PATIENCE = 300  # seconds for a child
+_ROUNDS = 4  # of each job
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """An algorithm in an environment under a policy.
+
+    Attributes:
+      algorithm: the name of its class.
+      env: as in `envs.make`.
+      fields: of the algorithm.
+      policy: the name of its class.
+      sizes: its fields.
+      devices: that it has.
+    """
+
+    algorithm: str
+    env: str
+    fields: tuple[tuple[str, Any], ...]
+    policy: str
+    sizes: tuple[tuple[str, Any], ...]
+    devices: int
+
+    @classmethod
+    def of_key(cls, key: str) -> "Job":
+        """What `key` was made of."""
+        algorithm, env, fields, policy, sizes, devices = json.loads(key)
+        return cls(algorithm, env, _pairs(fields), policy, _pairs(sizes), devices)
+
+    @property
+    def key(self) -> str:
+        """JSON of all of it."""
+        return json.dumps(dataclasses.astuple(self))
+
+    def build(self) -> tuple[Any, Any]:
+        """The algorithm and the policy."""
+        import algos
+        import envs
+        import policies
+
+        cls = getattr(algos, self.algorithm)
+        algorithm = cls(env=envs.make(self.env), **dict(self.fields), total_steps=10**9)
+        return algorithm, getattr(policies, self.policy)(**dict(self.sizes))
+
+    def __str__(self) -> str:
+        words = ", ".join(f"{name}={value}" for name, value in (*self.fields, *self.sizes))
+        return f"{self.algorithm} {self.env} {self.policy} on {self.devices} ({words})"
+
+
+def _pairs(given: Iterable[Any]) -> tuple[tuple[str, Any], ...]:
+    return tuple((name, tuple(v) if isinstance(v, list) else v) for name, v in given)
+
+
+def _small(num_envs: int, num_steps: int, width: int = 0) -> tuple[tuple[str, Any], ...]:
+    sizes = (("num_envs", num_envs), ("num_steps", num_steps))
+    return (*sizes, ("hidden", (width, width))) if width else sizes
+
+
+_COARSE = ("SingleLearnerCoarse", (("staleness", 0),))
+_LATE = ("SingleLearnerCoarse", (("staleness", 1),))
+_ALONE, _FINE, _CENTRAL = ("GPUOnly", ()), ("SingleLearnerFine", ()), ("Central", ())
+_CARTPOLE = ("PPO", "CartPole-v1", _small(256, 32))
+_TINY = ("PPO", "CartPole-v1", _small(16, 32))
+_PENDULUM = ("PPO", "Pendulum-v1", _small(128, 64, 256))
+_SPREAD = ("IPPO", "MPE_simple_spread_v3", _small(64, 25))
+_A2C = ("A2C", "CartPole-v1", _small(512, 8))
+# Each class of operation weighs in some of them, each overhead in others. All are of the half of the cells
+# of `bench.costs` that the model may be fitted to.
+REFERENCE_JOBS: Sequence[Job] = tuple(
+    Job(*what, *how, devices)
+    for what, how, devices in (
+        (_TINY, _ALONE, 1),
+        (_CARTPOLE, _ALONE, 1),
+        (_PENDULUM, _ALONE, 1),
+        (_A2C, _ALONE, 1),
+        (_SPREAD, _ALONE, 1),
+        (("DQN", "CartPole-v1", (("num_envs", 64), ("learning_starts", 1000))), _ALONE, 1),
+        (("PPO", "MountainCar-v0", _small(512, 64)), _ALONE, 1),
+        (("A2C", "Pendulum-v1", _small(64, 32, 256)), _ALONE, 1),
+        (("PQN", "Acrobot-v1", _small(1024, 16)), _ALONE, 1),
+        (_TINY, _ALONE, 2),
+        (_TINY, _FINE, 2),
+        (_CARTPOLE, _ALONE, 2),
+        (_CARTPOLE, _COARSE, 2),
+        (_CARTPOLE, _CENTRAL, 2),
+        (_PENDULUM, _LATE, 2),
+        (_SPREAD, _ALONE, 2),
+        (_A2C, _COARSE, 2),
+        (_A2C, _CENTRAL, 2),
+        (_CARTPOLE, _ALONE, 4),
+        (_CARTPOLE, _FINE, 4),
+        (_SPREAD, _COARSE, 4),
+    )
+)
+
+
+def timed(jobs: Sequence[Job], devices: Sequence[jax.Device], say: Say) -> Mapping[Job, float]:
+    """Seconds of an iteration of each job that there are devices for, and that can be compiled.
+
+    CPU devices are those of children; others are the ones that are given.
+    """
+    found: dict[Job, float] = {}
+    on_cpu = devices[0].platform == "cpu"
+    for count in sorted({job.devices for job in jobs}):
+        if count > len(devices) and not on_cpu:
+            break
+        some = [job for job in jobs if job.devices == count]
+        say(f"training: {len(some)} jobs on {count} device{'s' if count > 1 else ''}")
+        seconds = _of_child(some, count) if on_cpu else _seconds(some, devices[:count])
+        found.update((job, one) for job, one in zip(some, seconds, strict=True) if one is not None)
+    return found
+
+
+def _seconds(jobs: Sequence[Job], devices: Sequence[jax.Device]) -> list[float | None]:
+    """Rounds of all in turns, so that whoever else has the machine for a while has some rounds of each."""
+    ready: dict[Job, Iterations] = {}
+    for job in jobs:
+        with contextlib.suppress(FdgError):
+            ready[job] = Iterations(*job.build(), devices)
+    for _ in range(_ROUNDS):
+        for one in ready.values():
+            one.round()
+    return [ready[job].seconds if job in ready else None for job in jobs]
+
+
+def _of_child(jobs: Sequence[Job], count: int) -> list[float | None]:
+    """Of a child with so many host devices; nothing of one that ends early, or takes too long."""
+    words = [sys.executable, "-m", "fdg.costs.jobs", str(count), *(job.key for job in jobs)]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    environment.pop("JAX_NUM_CPU_DEVICES", None)
+    try:
+        said = subprocess.run(
+            words, env=environment, capture_output=True, text=True, timeout=_PATIENCE, check=True
+        )
+        return json.loads(said.stdout.splitlines()[-1])
+    except (subprocess.SubprocessError, IndexError, ValueError):
+        return [None] * len(jobs)
+
+
+def main(count: int, keys: Sequence[str]) -> None:
+    """The child."""
+    make_host_devices(count)
+    print(json.dumps(_seconds([Job.of_key(key) for key in keys], jax.devices("cpu")[:count])), flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,152 @@
+"""What is no rate, fitted: to jobs that take what a model with known numbers says of them."""
+
+import dataclasses
+import types
+
+import pytest
+
+import fdg
+from bench import costs
+from fdg.costs import calibration, jobs
+from fdg.costs.fitting import Sample, fitted
+from fdg.costs.hardware import DeviceKind, Figure
+from fdg.costs.jobs import REFERENCE_JOBS, Job
+from fdg.costs.machine import REFERENCE, SHARED_MEMORY, SOCKETS, Calibration, fingerprint
+from fdg.costs.overheads import OVERHEADS, Overheads
+from fdg.costs.prediction import predict, predicted_seconds
+from fdg.costs.program_time import JOINED
+
+SMALL = tuple(
+    Job("PPO", env, (("num_envs", num_envs), ("num_steps", 8), ("hidden", (width, width))), *how)
+    for env, num_envs, width, how in (
+        ("CartPole-v1", 64, 32, ("GPUOnly", (), 1)),
+        ("Acrobot-v1", 512, 32, ("GPUOnly", (), 1)),
+        ("CartPole-v1", 256, 128, ("GPUOnly", (), 2)),
+        ("CartPole-v1", 64, 64, ("SingleLearnerCoarse", (("staleness", 0),), 2)),
+    )
+)
+ELSEWHERE = Job("PPO", "CartPole-v1", (("num_envs", 256), ("num_steps", 16)), "GPUOnly", (), 1)
+TRUE = {**JOINED["cpu"], "elementwise": 1.5, "product": 0.9}
+LOST = dataclasses.replace(OVERHEADS["cpu"], start=4e-4)
+
+
+@pytest.fixture(scope="module")
+def plans():
+    return {job: fdg.place(*job.build(), job.devices) for job in (*SMALL, ELSEWHERE)}
+
+
+def machine():
+    return Calibration(fingerprint("cpu"), REFERENCE, SHARED_MEMORY, SOCKETS, 2)
+
+
+def samples(plans, some=SMALL, off=1.0):
+    clusters = [machine().cluster(job.devices) for job in some]
+    return [
+        Sample(plans[job], one, off * predicted_seconds(plans[job], one, TRUE, LOST))
+        for job, one in zip(some, clusters, strict=True)
+    ]
+
+
+def test_a_fit_predicts_a_job_that_it_has_not_seen(plans):
+    found = fitted(samples(plans), known=1e-3)
+    assert found.after < 0.02 < 0.2 < found.before
+    (other,) = samples(plans, [ELSEWHERE])
+    new = predicted_seconds(other.plan, other.cluster, found.joined, found.overheads)
+    old = predicted_seconds(other.plan, other.cluster, JOINED["cpu"], OVERHEADS["cpu"])
+    assert new == pytest.approx(other.seconds, rel=0.05) and old < 0.8 * other.seconds
+
+
+def test_what_no_job_says_anything_about_stays(plans):
+    """No job has convolutions or sorts, and one device exchanges nothing with itself."""
+    found = fitted(samples(plans, SMALL[:2]))
+    same = {name: found.joined[name] for name in ("convolution", "sort", "linear algebra", "host")}
+    assert same == {name: JOINED["cpu"][name] for name in same}
+    kept = [getattr(found.overheads, name) for name in ("meetings", "array", "arrival", "start")]
+    before = [getattr(OVERHEADS["cpu"], name) for name in ("meetings", "array", "arrival", "start")]
+    assert kept == pytest.approx(before, rel=0.01)
+    assert found.overheads.divided <= 1
+
+
+def test_overheads_that_are_nothing_stay_nothing(plans):
+    found = fitted(samples(plans), overheads=Overheads(divided=0.5))
+    nothing = [found.overheads.start, found.overheads.array, found.overheads.slowed]
+    assert nothing == [0.0, 0.0, 0.0]
+
+
+def test_one_job_that_was_disturbed_counts_less_than_the_others(plans):
+    some = samples(plans)
+    some[0] = some[0]._replace(seconds=5 * some[0].seconds)
+    found = fitted(some, known=1e-3)
+    predicted = [predicted_seconds(s.plan, s.cluster, found.joined, found.overheads) for s in some[1:]]
+    assert predicted == pytest.approx([s.seconds for s in some[1:]], rel=0.3)
+
+
+def test_a_calibration_with_jobs_predicts_by_them(plans):
+    timed = {job.key: sample.seconds for job, sample in zip(SMALL, samples(plans), strict=True)}
+    bare = dataclasses.replace(machine(), jobs=timed)
+    found = calibration.fitted_to_jobs(bare)
+    assert found.jobs == timed and found.kind.figures == bare.kind.figures
+    for job in SMALL:
+        before, after = (predict(plans[job], one.cluster(job.devices)).seconds for one in (bare, found))
+        assert abs(after / timed[job.key] - 1) < abs(before / timed[job.key] - 1)
+    assert calibration.fitted_to_jobs(machine()) == machine()
+
+
+def test_a_kinds_own_numbers_come_before_its_platforms(plans):
+    cluster = machine().cluster(1)
+    kind = DeviceKind("mine", "cpu", REFERENCE.figures, TRUE, LOST)
+    said = predict(plans[ELSEWHERE], dataclasses.replace(cluster, kind=kind)).seconds
+    assert said == predict(plans[ELSEWHERE], cluster, joined=TRUE, overheads=LOST).seconds
+    assert said == predicted_seconds(plans[ELSEWHERE], cluster, TRUE, LOST)
+
+
+# --- the jobs ---
+
+
+@pytest.mark.parametrize("job", REFERENCE_JOBS, ids=str)
+def test_reference_jobs_are_cells_that_may_be_fitted_to(job):
+    cell = costs.Cell.of_key(job.key)
+    assert Job.of_key(job.key) == job and cell.is_fitted and cell in costs.cells()
+
+
+def test_children_time_jobs_and_leave_out_what_cannot_be_compiled(devices):
+    good = Job("PPO", "CartPole-v1", (("num_envs", 2), ("num_steps", 4)), "GPUOnly", (), 1)
+    odd = Job("PPO", "CartPole-v1", (("num_envs", -2), ("num_steps", 4)), "GPUOnly", (), 1)
+    said = []
+    found = jobs.timed([odd, good], devices, said.append)
+    assert set(found) == {good} and 0 < found[good] < 1
+    assert said == ["training: 2 jobs on 1 device"]
+
+
+def test_a_child_that_does_not_start_times_nothing(devices, monkeypatch):
+    monkeypatch.setattr(jobs.sys, "executable", "/bin/false")
+    assert jobs.timed(REFERENCE_JOBS[:1], devices, print) == {}
+
+
+def test_other_devices_are_used_as_they_are(monkeypatch):
+    """As many as there are; jobs for more are left out. Rounds of all jobs are in turns."""
+    rounds = []
+
+    class Iterations:
+        def __init__(self, algorithm, policy, devices):
+            self.seconds, self.name = float(len(devices)), (len(devices), len(rounds))
+
+        def round(self):
+            rounds.append(self)
+
+    monkeypatch.setattr(jobs, "Iterations", Iterations)
+    some = [types.SimpleNamespace(platform="gpu")] * 2
+    found = jobs.timed(REFERENCE_JOBS, some, print)
+    assert set(found) == {job for job in REFERENCE_JOBS if job.devices <= 2}
+    assert all(seconds == job.devices for job, seconds in found.items())
+    first = [one for one in rounds if one.seconds == 1.0]
+    turn = first[: len(first) // jobs._ROUNDS]
+    assert first == turn * jobs._ROUNDS and len(set(map(id, turn))) == len(turn)
+
+
+def test_of_two_measurements_the_better_one():
+    first = {"memory": Figure(1e9, 0.1), "trip": Figure(2e-6, 0.3), "special": Figure(5.0)}
+    second = {"memory": Figure(2e9, 0.2), "trip": Figure(3e-6, 0.2)}
+    assert calibration.better(first, second) == {
+        "memory": Figure(2e9, 0.2), "trip": Figure(2e-6, 0.3), "special": Figure(5.0)
+    }  # fmt: skip
