@@ -1,13 +1,13 @@
 """Predicted against measured: what the cost model of `fdg.costs` says of an iteration, and what it takes.
 
     python -m bench.costs measure        each cell in a process of its own; goes on where it was stopped
-    python -m bench.costs report         the other half, of every machine: rank, median error, choices, the worst ten
+    python -m bench.costs report         the other half, of every machine: rank, median error, choices
     python -m bench.costs memory         predicted peak by XLA's own, of jobs of its own (`costs_memory`)
     python -m bench.costs search         CPU seconds of a choice among 244 candidates
     python -m bench.costs paper          MSRL's two clusters, and 4,096 H100s: figures and pictures
 
-`python -m bench.costs_fit` fits the model's own numbers to the first halves; `python -m bench.costs_processes`
-does the same as `measure` and `report` for two processes.
+`python -m bench.costs_fit` fits the model's own numbers to the first halves; `bench.costs_processes` does the
+same as `measure` and `report` for two processes.
 
 A cell is an algorithm, an environment, sizes, a policy, a number of host devices and a staleness. What was
 measured is kept by machine (`bench/machines/`), with the machine's calibration. Measure on a quiet machine,

@@ -16,7 +16,6 @@ from fdg.costs.calibration import fitted_to_jobs
 from fdg.costs.fitting import fitted
 from fdg.costs.jobs import REFERENCE_JOBS
 
-
 _KNOWN = 0.4  # of two hundred cells a few classes would end far from what a program can lose
 
 

@@ -71,9 +71,8 @@ def report() -> None:
         for cell in (cell for cell in cells() if cell.key in found):
             seconds, expected = found[cell.key], predicted(cell, one)
             ratios.append(expected / seconds)
-            print(
-                f"{ratios[-1]:6.2f}  measured {seconds * 1e3:9.3f} ms  predicted {expected * 1e3:9.3f} ms  {cell}"
-            )
+            both = f"measured {seconds * 1e3:9.3f} ms  predicted {expected * 1e3:9.3f} ms"
+            print(f"{ratios[-1]:6.2f}  {both}  {cell}")
         if ratios:
             error = statistics.median(abs(ratio - 1) for ratio in ratios)
             print(f"{one.name}: {len(ratios)} cells of two processes: median error {error:.1%}")

@@ -81,42 +81,37 @@ def _small(num_envs: int, num_steps: int, width: int = 0) -> tuple[tuple[str, An
     return (*sizes, ("hidden", (width, width))) if width else sizes
 
 
-_COARSE = ("SingleLearnerCoarse", (("staleness", 0),))
-_LATE = ("SingleLearnerCoarse", (("staleness", 1),))
-_ALONE, _FINE, _CENTRAL = ("GPUOnly", ()), ("SingleLearnerFine", ()), ("Central", ())
-_CARTPOLE = ("PPO", "CartPole-v1", _small(256, 32))
-_TINY = ("PPO", "CartPole-v1", _small(16, 32))
-_PENDULUM = ("PPO", "Pendulum-v1", _small(128, 64, 256))
-_SPREAD = ("IPPO", "MPE_simple_spread_v3", _small(64, 25))
-_A2C = ("A2C", "CartPole-v1", _small(512, 8))
+_Fields = tuple[tuple[str, Any], ...]
+_What = tuple[str, str, _Fields]
+_How = tuple[str, _Fields]
+_ALONE: _How = ("GPUOnly", ())
+_COARSE: _How = ("SingleLearnerCoarse", (("staleness", 0),))
+_LATE: _How = ("SingleLearnerCoarse", (("staleness", 1),))
+_FINE: _How = ("SingleLearnerFine", ())
+_CENTRAL: _How = ("Central", ())
+_TINY: _What = ("PPO", "CartPole-v1", _small(16, 32))
+_CARTPOLE: _What = ("PPO", "CartPole-v1", _small(256, 32))
+_PENDULUM: _What = ("PPO", "Pendulum-v1", _small(128, 64, 256))
+_CAR: _What = ("PPO", "MountainCar-v0", _small(512, 64))
+_A2C: _What = ("A2C", "CartPole-v1", _small(512, 8))
+_A2C_PENDULUM: _What = ("A2C", "Pendulum-v1", _small(64, 32, 256))
+_DQN: _What = ("DQN", "CartPole-v1", (("num_envs", 64), ("learning_starts", 1000)))
+_PQN: _What = ("PQN", "Acrobot-v1", _small(1024, 16))
+_SPREAD: _What = ("IPPO", "MPE_simple_spread_v3", _small(64, 25))
 # Each class of operation weighs in some of them, each overhead in others. All are of the half of the cells
 # of `bench.costs` that the model may be fitted to.
-REFERENCE_JOBS: Sequence[Job] = tuple(
-    Job(*what, *how, devices)
-    for what, how, devices in (
-        (_TINY, _ALONE, 1),
-        (_CARTPOLE, _ALONE, 1),
-        (_PENDULUM, _ALONE, 1),
-        (_A2C, _ALONE, 1),
-        (_SPREAD, _ALONE, 1),
-        (("DQN", "CartPole-v1", (("num_envs", 64), ("learning_starts", 1000))), _ALONE, 1),
-        (("PPO", "MountainCar-v0", _small(512, 64)), _ALONE, 1),
-        (("A2C", "Pendulum-v1", _small(64, 32, 256)), _ALONE, 1),
-        (("PQN", "Acrobot-v1", _small(1024, 16)), _ALONE, 1),
-        (_TINY, _ALONE, 2),
-        (_TINY, _FINE, 2),
-        (_CARTPOLE, _ALONE, 2),
-        (_CARTPOLE, _COARSE, 2),
-        (_CARTPOLE, _CENTRAL, 2),
-        (_PENDULUM, _LATE, 2),
-        (_SPREAD, _ALONE, 2),
-        (_A2C, _COARSE, 2),
-        (_A2C, _CENTRAL, 2),
-        (_CARTPOLE, _ALONE, 4),
-        (_CARTPOLE, _FINE, 4),
-        (_SPREAD, _COARSE, 4),
-    )
+_JOBS: Sequence[tuple[_What, _How, int]] = (
+    *((what, _ALONE, 1) for what in (_TINY, _CARTPOLE, _PENDULUM, _A2C, _SPREAD)),
+    *((what, _ALONE, 1) for what in (_DQN, _CAR, _A2C_PENDULUM, _PQN)),
+    *((_TINY, how, 2) for how in (_ALONE, _FINE)),
+    *((_CARTPOLE, how, 2) for how in (_ALONE, _COARSE, _CENTRAL)),
+    (_PENDULUM, _LATE, 2),
+    (_SPREAD, _ALONE, 2),
+    *((_A2C, how, 2) for how in (_COARSE, _CENTRAL)),
+    *((_CARTPOLE, how, 4) for how in (_ALONE, _FINE)),
+    (_SPREAD, _COARSE, 4),
 )
+REFERENCE_JOBS: Sequence[Job] = tuple(Job(*what, *how, devices) for what, how, devices in _JOBS)
 
 
 def timed(jobs: Sequence[Job], devices: Sequence[jax.Device], say: Say) -> Mapping[Job, float]:

@@ -48,7 +48,7 @@ def test_devices_that_share_cores_wait_for_their_turn():
 
 @pytest.mark.parametrize(("hosts", "seconds"), [(1, 2e-3 + 1e-3), (2, 4e-3 + 0.5e-3 + 7e-3)])
 def test_what_crosses_from_process_to_process_is_a_collective(hosts, seconds):
-    """1 MB from one device to another at 1 GB/s and 2 ms; to another host at 2 GB/s and 4 ms, and a call's 7 ms."""
+    """1 MB at 1 GB/s after 2 ms; to another host at 2 GB/s after 4 ms, and a call's 7 ms."""
     value = types.SimpleNamespace(bytes=10**6, laid_out=Layout.of_batch((250_000,), None, 1))
     move = types.SimpleNamespace(pairs=[(value, value)])
     inside = link("inside", latency=2e-3, call=5e-3)
