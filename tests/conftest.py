@@ -96,6 +96,16 @@ def _forget_programs():
 
 
 @pytest.fixture(scope="module", autouse=True)
+def _where_programs_are_kept():
+    """A command that was given `--program-cache` within this process would decide it for all that follow."""
+    names = "jax_enable_compilation_cache", "jax_compilation_cache_dir"
+    before = {name: getattr(jax.config, name) for name in names}
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+@pytest.fixture(scope="module", autouse=True)
 def _one_context():
     """One of MLIR takes four milliseconds to make, and JAX makes one for each of thousands of programs."""
     make = getattr(mlir, "make_ir_context", None)  # of JAX's inner parts: it may be gone in a later version

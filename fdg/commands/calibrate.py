@@ -40,7 +40,7 @@ def calibrate_main(argv: Sequence[str] | None = None) -> int:
     """Measures, writes the file, prints the figures; returns the exit status."""
 
     def run(argv: Sequence[str]) -> int:
-        about = "Measures this machine's rates, in about two minutes; keep it quiet meanwhile."
+        about = "Measures this machine's rates, in about three minutes; keep it quiet meanwhile."
         parser = Parser(prog="python -m fdg.calibrate", description=about, allow_abbrev=False)
         for flag in FLAGS:
             add_flag(parser, flag)
@@ -116,7 +116,7 @@ def _fitted(calibration: Calibration) -> list[str]:
 
 
 def _check_writable(path: Path) -> None:
-    """Before two minutes of measuring."""
+    """Before minutes of measuring."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():

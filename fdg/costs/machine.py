@@ -27,10 +27,10 @@ from fdg.running import program_cache
 VERSION = 3
 MEASURED = "measured here"  # the source of what was
 AT_MOST_UNREST = 0.25
-FIX = "run python -m fdg.calibrate, which takes two minutes"
+FIX = "run python -m fdg.calibrate, which takes three minutes"
 
-# What a core does where nobody has measured it: figures of a server's of 2026, as
-# `bench/costs_calibration.json` has them. Those of float64, linear algebra and calls of the host are assumed.
+# What a core does where nobody has measured it: figures of a server's of 2026, as those of
+# `bench/machines/intel-xeon-*`. Those of float64, linear algebra and calls of the host are assumed.
 _A_CORE = "rough: of another machine's core, an Intel Xeon of 2026; this machine has no calibration"
 REFERENCE = DeviceKind(
     "cpu",
