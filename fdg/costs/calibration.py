@@ -1,4 +1,4 @@
-"""Measuring this machine, in three minutes: microbenchmarks, one for each figure of `hardware.RATES`; then some
+"""Measuring this machine, in three minutes: microbenchmarks, one for each figure of `hardware.RATES`; then
 jobs, to which what is no rate is fitted (`jobs`, `fitting`).
 
 Every operation runs many times in one program (`profiling.repeating`), and what the cost model would count
