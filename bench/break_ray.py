@@ -191,6 +191,8 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", default=CASES, help=f"of {', '.join(CASES)}")
     parser.add_argument("--keep", help="a folder for runs and logs, which then stay")
     given = parser.parse_args()
+    if unknown := sorted(set(given.cases) - set(CASES)):
+        parser.error(f"{', '.join(unknown)}: cases are {', '.join(CASES)}")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     with contextlib.ExitStack() as stack:
         folder = Path(given.keep or stack.enter_context(tempfile.TemporaryDirectory()))
