@@ -32,7 +32,7 @@ import fdg
 from bench.machine import described
 from fdg.costs import machine
 from fdg.costs.fitting import Sample
-from fdg.costs.jobs import Job
+from fdg.training.reference_jobs import Job
 
 ROOT = Path(__file__).parents[1]
 MACHINES = ROOT / "bench" / "machines"

@@ -12,9 +12,8 @@ import json
 import sys
 
 from bench import costs
-from fdg.costs.calibration import fitted_to_jobs
 from fdg.costs.fitting import fitted
-from fdg.costs.jobs import REFERENCE_JOBS
+from fdg.training.reference_jobs import REFERENCE_JOBS, fitted_to_jobs
 
 _KNOWN = 0.4  # of two hundred cells a few classes would end far from what a program can lose
 

@@ -4,7 +4,7 @@ import dataclasses
 import errno
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -21,6 +21,7 @@ from fdg.costs.program_time import JOINED
 from fdg.errors import FdgError
 from fdg.running.host_devices import make_host_devices
 from fdg.showing.words import quantity, table
+from fdg.training.reference_jobs import REFERENCE_JOBS, fitted_to_jobs, timed
 
 FLAGS = (
     Flag(
@@ -56,7 +57,14 @@ def calibrate_main(argv: Sequence[str] | None = None) -> int:
             print(shown(found))
             return 0
         _check_writable(out)
-        found = calibrate(devices, lambda line: print(f"measuring: {line}", flush=True))
+
+        def say(line: str) -> None:
+            print(f"measuring: {line}", flush=True)
+
+        def time_jobs() -> Mapping[str, float]:
+            return {job.key: seconds for job, seconds in timed(REFERENCE_JOBS, devices, say).items()}
+
+        found = fitted_to_jobs(calibrate(devices, say, time_jobs))
         print(shown(found))
         if found.is_disturbed and not given.get("disturbed"):
             raise FdgError(

@@ -1,5 +1,5 @@
 """Measuring this machine, in three minutes: microbenchmarks, one for each figure of `hardware.RATES`; then
-jobs, to which what is no rate is fitted (`jobs`, `fitting`).
+jobs, to which what is no rate is fitted (`fdg/training/reference_jobs.py`, `fitting`).
 
 Every operation runs many times in one program (`profiling.repeating`), and what the cost model would count
 of it (`profiling.work`) is divided by what it took: so a rate means the same where it is measured and where
@@ -21,12 +21,9 @@ from scipy.optimize import nnls
 
 from fdg.cores import usable_cores
 from fdg.costs import links, published
-from fdg.costs.fitting import Sample, fitted
 from fdg.costs.hardware import TIMES, DeviceKind, Figure, Link
-from fdg.costs.jobs import REFERENCE_JOBS, Job, timed
 from fdg.costs.machine import MEASURED, REFERENCE, SHARED_MEMORY, SOCKETS, Calibration, fingerprint
 from fdg.errors import FdgError, UnknownNameError
-from fdg.placing.place import place
 from fdg.profiling.repeating import Repeated, compile_all
 from fdg.profiling.work import Product, Work, work_of
 
@@ -53,12 +50,17 @@ class Timed:
     spread: float
 
 
-def calibrate(devices: Sequence[jax.Device], say: Say = lambda line: None) -> Calibration:
+def calibrate(
+    devices: Sequence[jax.Device],
+    say: Say = lambda line: None,
+    time_jobs: Callable[[], Mapping[str, float]] = dict,
+) -> Calibration:
     """Measures devices of one kind, of this process.
 
     Args:
       devices: at least one; with two or more, what they exchange is measured too.
       say: told what is being done.
+      time_jobs: times some jobs, as `Calibration.jobs` has them; rates are measured before and after it.
 
     Raises:
       FdgError: devices of several kinds, or of several processes.
@@ -84,19 +86,19 @@ def calibrate(devices: Sequence[jax.Device], say: Say = lambda line: None) -> Ca
     memory = (first.memory_stats() or {}).get("bytes_limit") if not is_cpu else None
     if memory:
         figures["memory_bytes"] = Figure(float(memory), 0.0, "what the allocator says")
-    jobs = {job.key: seconds for job, seconds in timed(REFERENCE_JOBS, devices, say).items()}
+    jobs = time_jobs()
     with jax.default_device(first):  # once more, for what was the rate of a cache that others used meanwhile
         figures = better(figures, _device_figures(lanes, say))
-    found = Calibration(
+    return Calibration(
         fingerprint(first.device_kind),
         DeviceKind(first.device_kind, first.platform, figures),
         inside,
         between,
         usable_cores() if is_cpu else None,
         datetime.date.today().isoformat(),
-        jobs=jobs,
+        time.perf_counter() - begun,
+        jobs,
     )
-    return dataclasses.replace(fitted_to_jobs(found), seconds=time.perf_counter() - begun)
 
 
 def better(first: Mapping[str, Figure], second: Mapping[str, Figure]) -> dict[str, Figure]:
@@ -108,19 +110,6 @@ def better(first: Mapping[str, Figure], second: Mapping[str, Figure]) -> dict[st
         spread = max(first[name].spread, second[name].spread)
         found[name] = first[name]._replace(value=best, spread=spread)
     return found
-
-
-def fitted_to_jobs(calibration: Calibration) -> Calibration:
-    """The same, with what is no rate fitted to its jobs, where it has any."""
-    samples = []
-    for key, seconds in calibration.jobs.items():
-        job = Job.of_key(key)
-        samples.append(Sample(place(*job.build(), job.devices), calibration.cluster(job.devices), seconds))
-    if not samples:
-        return calibration
-    found = fitted(samples)
-    kind = dataclasses.replace(calibration.kind, joined=found.joined, overheads=found.overheads)
-    return dataclasses.replace(calibration, kind=kind)
 
 
 def _published_links(device: jax.Device) -> tuple[Link, Link]:

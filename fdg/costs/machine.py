@@ -85,7 +85,7 @@ class Calibration:
       cores: that they share; None for accelerators.
       date, seconds: when, and how long it took.
       jobs: seconds of an iteration of those that `kind.joined` and `kind.overheads` are fitted to, by their
-        `jobs.Job.key`.
+        `reference_jobs.Job.key`.
     """
 
     machine: Mapping[str, Any]

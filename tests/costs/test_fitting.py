@@ -7,14 +7,15 @@ import pytest
 
 import fdg
 from bench import costs
-from fdg.costs import calibration, jobs
+from fdg.costs import calibration
 from fdg.costs.fitting import Sample, fitted
 from fdg.costs.hardware import DeviceKind, Figure
-from fdg.costs.jobs import REFERENCE_JOBS, Job
 from fdg.costs.machine import REFERENCE, SHARED_MEMORY, SOCKETS, Calibration, fingerprint
 from fdg.costs.overheads import OVERHEADS, Overheads
 from fdg.costs.prediction import predict, predicted_seconds
 from fdg.costs.program_time import JOINED
+from fdg.training import reference_jobs as jobs
+from fdg.training.reference_jobs import REFERENCE_JOBS, Job, fitted_to_jobs
 
 SMALL = tuple(
     Job("PPO", env, (("num_envs", num_envs), ("num_steps", 8), ("hidden", (width, width))), *how)
@@ -84,12 +85,12 @@ def test_one_job_that_was_disturbed_counts_less_than_the_others(plans):
 def test_a_calibration_with_jobs_predicts_by_them(plans):
     timed = {job.key: sample.seconds for job, sample in zip(SMALL, samples(plans), strict=True)}
     bare = dataclasses.replace(machine(), jobs=timed)
-    found = calibration.fitted_to_jobs(bare)
+    found = fitted_to_jobs(bare)
     assert found.jobs == timed and found.kind.figures == bare.kind.figures
     for job in SMALL:
         before, after = (predict(plans[job], one.cluster(job.devices)).seconds for one in (bare, found))
         assert abs(after / timed[job.key] - 1) < abs(before / timed[job.key] - 1)
-    assert calibration.fitted_to_jobs(machine()) == machine()
+    assert fitted_to_jobs(machine()) == machine()
 
 
 def test_a_kinds_own_numbers_come_before_its_platforms(plans):

@@ -1,6 +1,6 @@
-"""Jobs to time, in children of this process: a calibration fits to them what is no rate (`fitting`).
+"""Jobs to time, in children of this process: a calibration fits to them what is no rate (`costs/fitting.py`).
 
-    python -m fdg.costs.jobs 2 JOB JOB ...      on 2 host devices: seconds of an iteration of each
+    python -m fdg.training.reference_jobs 2 JOB JOB ...     on 2 host devices: seconds of an iteration of each
 
 A child has as many host devices as its jobs need, for what a program takes depends on how many devices its
 process has.
@@ -17,8 +17,14 @@ from typing import Any
 
 import jax
 
+import algos
+import envs
+import policies
+from fdg.costs.fitting import Sample, fitted
+from fdg.costs.machine import Calibration
 from fdg.costs.measuring import Iterations
 from fdg.errors import FdgError
+from fdg.placing.place import place
 from fdg.running.host_devices import make_host_devices
 
 Say = Callable[[str], None]
@@ -59,10 +65,6 @@ class Job:
 
     def build(self) -> tuple[Any, Any]:
         """The algorithm and the policy."""
-        import algos
-        import envs
-        import policies
-
         cls = getattr(algos, self.algorithm)
         algorithm = cls(env=envs.make(self.env), **dict(self.fields), total_steps=10**9)
         return algorithm, getattr(policies, self.policy)(**dict(self.sizes))
@@ -131,6 +133,19 @@ def timed(jobs: Sequence[Job], devices: Sequence[jax.Device], say: Say) -> Mappi
     return found
 
 
+def fitted_to_jobs(calibration: Calibration) -> Calibration:
+    """The same, with what is no rate fitted to its jobs, where it has any."""
+    samples = []
+    for key, seconds in calibration.jobs.items():
+        job = Job.of_key(key)
+        samples.append(Sample(place(*job.build(), job.devices), calibration.cluster(job.devices), seconds))
+    if not samples:
+        return calibration
+    found = fitted(samples)
+    kind = dataclasses.replace(calibration.kind, joined=found.joined, overheads=found.overheads)
+    return dataclasses.replace(calibration, kind=kind)
+
+
 def _seconds(jobs: Sequence[Job], devices: Sequence[jax.Device]) -> list[float | None]:
     """Rounds of all in turns, so that whoever else has the machine for a while has some rounds of each."""
     ready: dict[Job, Iterations] = {}
@@ -145,7 +160,7 @@ def _seconds(jobs: Sequence[Job], devices: Sequence[jax.Device]) -> list[float |
 
 def _of_child(jobs: Sequence[Job], count: int) -> list[float | None]:
     """Of a child with so many host devices; nothing of one that ends early, or takes too long."""
-    words = [sys.executable, "-m", "fdg.costs.jobs", str(count), *(job.key for job in jobs)]
+    words = [sys.executable, "-m", "fdg.training.reference_jobs", str(count), *(job.key for job in jobs)]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
     environment.pop("JAX_NUM_CPU_DEVICES", None)
     try:
