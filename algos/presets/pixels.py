@@ -141,8 +141,7 @@ PRESETS: dict[str, dict[str, Entry]] = {
         "Breakout-MinAtar": _MINATAR.but("layers twice as wide; docs/results.md", hidden=(128, 128)),
         # What is shot at is near: returns further off only add noise.
         "SpaceInvaders-MinAtar": _MINATAR.but(
-            "a nearer horizon, twice the step size, layers twice as wide; docs/results.md",
-            hidden=(128, 128),
+            "a nearer horizon and twice the step size; docs/results.md",
             discount=0.98,
             gae_lambda=0.9,
             learning_rate=2e-3,
