@@ -13,7 +13,7 @@ import numpy as np
 
 from fdg.costs.hardware import Cluster
 from fdg.costs.overheads import OVERHEADS, Overheads
-from fdg.costs.prediction import predicted_seconds
+from fdg.costs.prediction import predicted_seconds, program_parts
 from fdg.costs.program_time import CLASSES, JOINED
 from fdg.placing.plan import Plan
 
@@ -101,7 +101,5 @@ def fitted(
 
 def _classes(sample: Sample) -> frozenset[str]:
     """Of the operations of a plan's programs."""
-    from fdg.costs.prediction import program_parts
-
     parts = program_parts(sample.plan, sample.cluster)
     return frozenset(name.partition(" on ")[0] for found in parts.values() for name in found)

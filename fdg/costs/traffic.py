@@ -83,7 +83,7 @@ def transfer(move: Move, source: Sequence[int], target: Sequence[int], cluster: 
         link, ends = cluster.between, min(hosts_of(source, cluster), hosts_of(target, cluster))
         inside, between = 0.0, float(total)
     latency, bandwidth = link.latency.value, total / ends / link.bandwidth.value
-    if link is cluster.between:  # what crosses from process to process is a collective
+    if between:  # what crosses from process to process is a collective
         latency += link.call.value
     bound = f"{link.name} {'latency' if latency > bandwidth else 'bandwidth'}"
     return Sent(latency + bandwidth, inside, between, bound)
