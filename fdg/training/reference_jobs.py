@@ -1,9 +1,10 @@
 """Jobs to time, in children of this process: a calibration fits to them what is no rate (`costs/fitting.py`).
 
-    python -m fdg.training.reference_jobs 2 JOB JOB ...     on 2 host devices: seconds of an iteration of each
+    python -m fdg.training.reference_jobs 2 JOB JOB ...     on 2 host devices: a round for each line read
 
 A child has as many host devices as its jobs need, for what a program takes depends on how many devices its
-process has.
+process has. All children live until the end and have their rounds in turns: a machine that is shared is slow
+for a minute, and that minute must not have all jobs of one kind.
 """
 
 import contextlib
@@ -12,8 +13,9 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
@@ -28,8 +30,8 @@ from fdg.placing.place import place
 from fdg.running.host_devices import make_host_devices
 
 Say = Callable[[str], None]
-_PATIENCE = 300  # seconds for a child
-_ROUNDS = 4  # of each job
+_PATIENCE = 600  # seconds for a child
+_ROUNDS = 6  # of each job, as a cell of `bench.costs` has in two passes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,15 +123,24 @@ def timed(jobs: Sequence[Job], devices: Sequence[jax.Device], say: Say) -> Mappi
 
     CPU devices are those of children; others are the ones that are given.
     """
-    found: dict[Job, float] = {}
     on_cpu = devices[0].platform == "cpu"
-    for count in sorted({job.devices for job in jobs}):
-        if count > len(devices) and not on_cpu:
-            break
-        some = [job for job in jobs if job.devices == count]
-        say(f"training: {len(some)} jobs on {count} device{'s' if count > 1 else ''}")
-        seconds = _of_child(some, count) if on_cpu else _seconds(some, devices[:count])
-        found.update((job, one) for job, one in zip(some, seconds, strict=True) if one is not None)
+    found: dict[Job, float] = {}
+    with contextlib.ExitStack() as ends:
+        groups: list[tuple[list[Job], _Rounds]] = []
+        for count in sorted({job.devices for job in jobs}):
+            if count > len(devices) and not on_cpu:
+                break
+            some = [job for job in jobs if job.devices == count]
+            say(f"training: {len(some)} jobs on {count} device{'s' if count > 1 else ''}")
+            if on_cpu:
+                groups.append((some, ends.enter_context(contextlib.closing(_Child(some, count)))))
+            else:
+                groups.append((some, _Here(some, devices[:count])))
+        for i in range(_ROUNDS):
+            say(f"training: round {i + 1} of {_ROUNDS}")
+            for some, one in groups:
+                seconds = zip(some, one.round(), strict=True)
+                found.update((job, taken) for job, taken in seconds if taken is not None)
     return found
 
 
@@ -146,36 +157,71 @@ def fitted_to_jobs(calibration: Calibration) -> Calibration:
     return dataclasses.replace(calibration, kind=kind)
 
 
-def _seconds(jobs: Sequence[Job], devices: Sequence[jax.Device]) -> list[float | None]:
-    """Rounds of all in turns, so that whoever else has the machine for a while has some rounds of each."""
-    ready: dict[Job, Iterations] = {}
-    for job in jobs:
-        with contextlib.suppress(FdgError):
-            ready[job] = Iterations(*job.build(), devices)
-    for _ in range(_ROUNDS):
-        for one in ready.values():
-            one.round()
-    return [ready[job].seconds if job in ready else None for job in jobs]
+class _Rounds(Protocol):
+    """Jobs that are compiled."""
+
+    def round(self) -> Sequence[float | None]:
+        """Seconds of an iteration of each, in the best round so far; None of what cannot be timed."""
 
 
-def _of_child(jobs: Sequence[Job], count: int) -> list[float | None]:
-    """Of a child with so many host devices; nothing of one that ends early, or takes too long."""
-    words = [sys.executable, "-m", "fdg.training.reference_jobs", str(count), *(job.key for job in jobs)]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
-    environment.pop("JAX_NUM_CPU_DEVICES", None)
-    try:
-        said = subprocess.run(
-            words, env=environment, capture_output=True, text=True, timeout=_PATIENCE, check=True
-        )
-        return json.loads(said.stdout.splitlines()[-1])
-    except (subprocess.SubprocessError, IndexError, ValueError):
-        return [None] * len(jobs)
+class _Here:
+    """In this process."""
+
+    def __init__(self, jobs: Sequence[Job], devices: Sequence[jax.Device]):
+        self._ready: list[Iterations | None] = []
+        for job in jobs:
+            self._ready.append(None)
+            with contextlib.suppress(FdgError):
+                self._ready[-1] = Iterations(*job.build(), devices)
+
+    def round(self) -> Sequence[float | None]:
+        for one in self._ready:
+            if one is not None:
+                one.round()
+        return [None if one is None else one.seconds for one in self._ready]
+
+
+class _Child:
+    """In a process with so many host devices; nothing of one that ends early, or takes too long."""
+
+    def __init__(self, jobs: Sequence[Job], count: int):
+        words = [sys.executable, "-m", "fdg.training.reference_jobs", str(count), *(job.key for job in jobs)]
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+        environment.pop("JAX_NUM_CPU_DEVICES", None)
+        self._process = subprocess.Popen(
+            words, env=environment, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        self._watchdog = threading.Timer(_PATIENCE, self._process.kill)
+        self._watchdog.daemon = True
+        self._watchdog.start()
+        self._nothing: Sequence[float | None] = [None] * len(jobs)
+        self._process.stdout.readline()  # type: ignore[union-attr]  # until all are compiled
+
+    def round(self) -> Sequence[float | None]:
+        given, said = self._process.stdin, self._process.stdout
+        assert given is not None and said is not None
+        try:
+            given.write("\n")
+            given.flush()
+            return json.loads(said.readline())
+        except (OSError, ValueError):
+            return self._nothing
+
+    def close(self) -> None:
+        """Ends it."""
+        self._watchdog.cancel()
+        self._process.kill()
+        self._process.communicate()
 
 
 def main(count: int, keys: Sequence[str]) -> None:
-    """The child."""
+    """The child: a line when all are compiled, and one after each round."""
     make_host_devices(count)
-    print(json.dumps(_seconds([Job.of_key(key) for key in keys], jax.devices("cpu")[:count])), flush=True)
+    jobs = _Here([Job.of_key(key) for key in keys], jax.devices("cpu")[:count])
+    print("compiled", flush=True)
+    for _ in sys.stdin:
+        print(json.dumps(jobs.round()), flush=True)
 
 
 if __name__ == "__main__":
