@@ -9,6 +9,7 @@ how much quicker one device is that has all cores is measured beside it.
 
 import dataclasses
 import datetime
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,8 +28,9 @@ from fdg.errors import FdgError, UnknownNameError
 from fdg.profiling.repeating import Repeated, compile_all
 from fdg.profiling.work import Product, Work, work_of
 
-ROUNDS = 5
+ROUNDS = 8
 _SMALL, _LARGE = 2**18, 2**26  # bytes of arrays: in the cache, and in memory
+_SIZES = tuple(2**k for k in range(21, 26))  # bytes that an operation reads and writes: in between
 _NOTHING = 1e-16  # seconds of a FLOP or a byte: what a fit leaves of those that take no time
 Say = Callable[[str], None]
 
@@ -135,7 +137,11 @@ def _device_figures(lanes: int, say: Say) -> dict[str, Figure]:
     for name in ("memory", "cache"):
         one = timed.pop(name)
         found[name] = _figure(one.work.total_bytes / one.crowded, one)
-    found["cache_bytes"] = Figure(2**21, 0.0, "taken as 2 MiB, not measured")
+    sizes = {size: timed.pop(_sized(size)) for size in _SIZES}
+    at_least = math.sqrt(found["memory"].value * found["cache"].value)
+    fitting = [size for size, one in sizes.items() if size / one.crowded >= at_least]
+    largest = max(fitting, default=_SIZES[0] // 2)
+    found["cache_bytes"] = _figure(largest, sizes.get(largest, sizes[_SIZES[0]]))
     for name, one in timed.items():
         size = sum(operation.bytes * count for operation, count in one.work.operations.items())
         found[name] = _figure(size / max(one.crowded - found["operation"].value, 1e-9), one)
@@ -170,6 +176,7 @@ def _operations() -> dict[str, tuple[Callable, list[Any]]]:
     return {
         "memory": (lambda x: [x + 1.0], [big]),
         "cache": (lambda x: [x + 1.0], [x]),
+        **{_sized(size): (lambda x: [x + 1.0], [jnp.ones((size // 8,), jnp.float32)]) for size in _SIZES},
         "elementwise": (lambda x: [x + 1.0], [x]),
         "transcendental": (lambda x: [jnp.tanh(x)], [x]),
         "special": (lambda x: [jnp.sin(x)], [x]),
@@ -182,6 +189,11 @@ def _operations() -> dict[str, tuple[Callable, list[Any]]]:
         "operation": (starts, [jnp.ones((8,), jnp.float32)]),
         "trip": (trips, [jnp.ones((8,), jnp.float32)]),
     }
+
+
+def _sized(size: int) -> str:
+    """What the addition is called that reads and writes so many bytes."""
+    return f"{size} bytes"
 
 
 def _link_of_chain(x: jax.Array) -> jax.Array:

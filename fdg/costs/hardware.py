@@ -33,7 +33,7 @@ RATES: Mapping[str, str] = {
     "convolution": "share of the rate of products that convolutions reach",
     "memory": "B/s read and written, arrays larger than the cache",
     "cache": "B/s read and written, arrays that fit the cache",
-    "cache_bytes": "B that fit the cache",
+    "cache_bytes": "B that an operation may read and write at the rate of a cache",
     "elementwise": "B/s of additions and the like",
     "transcendental": "B/s of tanh and the like",
     "special": "B/s of sine, powers, remainders and the like",

@@ -24,7 +24,7 @@ from fdg.costs.memory import plan_memory
 from fdg.costs.overheads import OVERHEADS, Overheads
 from fdg.costs.program_time import Seconds, seconds_of
 from fdg.costs.simulation import Simulation, Trace
-from fdg.costs.stepping import HOST, Cost, Stepper, loop_lengths
+from fdg.costs.stepping import AHEAD, HOST, Cost, Stepper, loop_lengths
 from fdg.errors import FdgError
 from fdg.placing.plan import Plan
 from fdg.placing.policy import Group
@@ -298,26 +298,32 @@ def _run(
     of_host = 0.0 if model.pool is None else 1.0
     stepper = Stepper(simulation, model.plan, costs, of_host, slow, trips)
     warm = _WARM + (model.plan.delayed.staleness if model.plan.delayed is not None else 0)
-    last = [stepper.iteration() for _ in range(warm + _COUNTED)]
+    # Others come behind those that count, for groups that are ahead are at work for them meanwhile.
+    last = [stepper.iteration() for _ in range(warm + _COUNTED + AHEAD)]
     trace = simulation.run()
-    begin, end = max(trace.ends[: last[warm - 1] + 1]), max(trace.ends)
+    begin, end = (_ended(trace, last[iteration - 1]) for iteration in (warm, warm + _COUNTED))
     found = {("seconds", ""): (end - begin) / _COUNTED}
     busy = simulation.busy(trace, begin, end)
     for group in model.groups:
         lanes = [name for name in busy if group in name.split("&")]
         found["busy", group] = max((busy[name] for name in lanes), default=0.0) / _COUNTED
-    for name, seconds in _shares(model, simulation, trace, begin, end).items():
+    final = max(range(last[warm + _COUNTED - 1] + 1), key=trace.ends.__getitem__)
+    for name, seconds in _shares(model, simulation, trace, final, begin, end).items():
         found["share", name] = seconds / _COUNTED
     return found
 
 
+def _ended(trace: Trace, last: int) -> float:
+    """When all tasks up to one had ended."""
+    return max(trace.ends[: last + 1])
+
+
 def _shares(
-    model: _Model, simulation: Simulation, trace: Trace, begin: float, end: float
+    model: _Model, simulation: Simulation, trace: Trace, final: int, begin: float, end: float
 ) -> Mapping[str, float]:
-    """What the chain of tasks that everything waited for was made of, between two moments."""
+    """What the chain of tasks that one waited for was made of, between two moments."""
     found: dict[str, float] = collections.defaultdict(float)
     split = {load.program: model.parts(load) for load in model.loads}
-    final = max(range(len(trace.ends)), key=trace.ends.__getitem__)
     for task in trace.critical(final):
         seconds = min(trace.ends[task], end) - max(trace.starts[task], begin)
         if seconds <= 0:

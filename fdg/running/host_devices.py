@@ -104,6 +104,12 @@ def reserve_threads(count: int | None = None) -> None:
         os.environ[_THREADS] = _reserved[_THREADS] = str(threads_for(count))
 
 
+def environment_of_a_child() -> dict[str, str]:
+    """This process's environment without what was set here for its own devices: a child has others."""
+    own = {name for name, value in _reserved.items() if os.environ.get(name) == value}
+    return {name: value for name, value in os.environ.items() if name not in own}
+
+
 def threads_for(count: int, in_order: bool = False) -> int:
     """Threads with which `count` host devices cannot wait for each other for ever.
 

@@ -10,7 +10,6 @@ for a minute, and that minute must not have all jobs of one kind.
 import contextlib
 import dataclasses
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -27,7 +26,7 @@ from fdg.costs.machine import Calibration
 from fdg.costs.measuring import Iterations
 from fdg.errors import FdgError
 from fdg.placing.place import place
-from fdg.running.host_devices import make_host_devices
+from fdg.running.host_devices import environment_of_a_child, make_host_devices
 
 Say = Callable[[str], None]
 _PATIENCE = 600  # seconds for a child
@@ -186,7 +185,7 @@ class _Child:
 
     def __init__(self, jobs: Sequence[Job], count: int):
         words = [sys.executable, "-m", "fdg.training.reference_jobs", str(count), *(job.key for job in jobs)]
-        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+        environment = {**environment_of_a_child(), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
         environment.pop("JAX_NUM_CPU_DEVICES", None)
         self._process = subprocess.Popen(
             words, env=environment, text=True,
