@@ -5,7 +5,6 @@ Two processes are two children of this one, that run `python -m fdg.costs.links 
 
 import json
 import math
-import os
 import statistics
 import subprocess
 import sys
@@ -22,8 +21,9 @@ from fdg.lowering.mesh import make_mesh
 from fdg.processes import distributed
 from fdg.processes.ports import free_port
 from fdg.profiling.repeating import Repeated, compile_all
+from fdg.running.host_devices import environment_of_a_child
 
-ROUNDS = 20
+ROUNDS = 50
 _MUCH = 2**22  # bytes of an all-reduce whose bytes count
 _AXIS = "device"
 _PATIENCE = 120  # seconds for the children
@@ -35,7 +35,12 @@ def between_processes(say: Say) -> Link | None:
     say("two processes")
     address = f"localhost:{free_port('localhost')}"
     words = [sys.executable, "-m", "fdg.costs.links", address]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "JAX_NUM_CPU_DEVICES": "1"}
+    environment = {
+        **environment_of_a_child(),
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "",
+        "JAX_NUM_CPU_DEVICES": "1",
+    }
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
     children = [subprocess.Popen([*words, index], env=environment, **pipes) for index in ("0", "1")]
     try:

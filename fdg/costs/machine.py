@@ -24,7 +24,7 @@ from fdg.errors import FdgError, UnknownNameError
 from fdg.processes import distributed
 from fdg.running import program_cache
 
-VERSION = 3
+VERSION = 4
 MEASURED = "measured here"  # the source of what was
 AT_MOST_UNREST = 0.25
 FIX = "run python -m fdg.calibrate, which takes three minutes"

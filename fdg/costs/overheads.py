@@ -57,14 +57,14 @@ OVERHEADS: Mapping[str, Overheads] = MappingProxyType(
         # Fitted to one half of the cells of `python -m bench.costs` (docs/scale.md): two cores of an Intel
         # Xeon and of an AMD EPYC, 1 to 8 devices. The seconds are those of threads that are woken.
         "cpu": Overheads(
-            divided=0.6,
-            shared=0.66,
-            slowed=0.12,
-            meetings=0.91,
-            start=8.3e-5,
-            further=0.37,
-            array=1.5e-5,
-            arrival=6.5e-6,
+            divided=0.57,
+            shared=0.7,
+            slowed=0.11,
+            meetings=0.98,
+            start=7.3e-5,
+            further=0.4,
+            array=1.4e-5,
+            arrival=6.6e-6,
         ),
         # Not fitted: none was at hand.
         "gpu": Overheads(),

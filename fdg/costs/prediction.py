@@ -230,7 +230,9 @@ class _Model:
             source, target = self.groups[move.source].devices, self.groups[move.target].devices
             work = traffic.handling(move, source, target)
             host = kind.rate("transfer") + work.programs * start + work.arrays * (array + self.lost.array)
-            found[move] = Cost(host, self.transfer(move).seconds + work.arrays * self.lost.arrival)
+            sent = self.transfer(move)
+            seconds = sent.seconds + work.arrays * self.lost.arrival
+            found[move] = Cost(host, seconds, meets=sent.between > 0)
         return found
 
     def notes(self) -> tuple[str, ...]:

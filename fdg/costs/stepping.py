@@ -26,6 +26,8 @@ class Cost:
       cores: that it keeps busy of a pool.
       before, after: seconds on the group that a transfer leaves, and on that which it reaches, for programs
         that cut and join.
+      meets: whether a transfer is a program of both groups, as between processes (`running.exchange`): it
+        waits for what these were given before, and they have nothing else to do meanwhile.
     """
 
     host: float
@@ -33,6 +35,7 @@ class Cost:
     cores: float = 0.0
     before: float = 0.0
     after: float = 0.0
+    meets: bool = False
 
 
 Slow = Callable[[int], float]
@@ -121,7 +124,11 @@ class Stepper:
         if cost.before:
             lanes = self._lanes.of_group[move.source]
             after = [self._simulation.add(f"cut {name}", lanes, cost.before, after, cost.cores)]
-        moved = self._simulation.add(name, (name,), cost.seconds, after)
+        lanes = (name,)
+        if cost.meets:
+            ends = (*self._lanes.of_group[move.source], *self._lanes.of_group[move.target])
+            lanes = tuple(dict.fromkeys((name, *ends)))
+        moved = self._simulation.add(name, lanes, cost.seconds, after)
         if cost.after:
             lanes = self._lanes.of_group[move.target]
             moved = self._simulation.add(f"join {name}", lanes, cost.after, [moved], cost.cores)

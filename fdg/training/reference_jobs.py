@@ -97,6 +97,7 @@ _CARTPOLE: _What = ("PPO", "CartPole-v1", _small(256, 32))
 _PENDULUM: _What = ("PPO", "Pendulum-v1", _small(128, 64, 256))
 _CAR: _What = ("PPO", "MountainCar-v0", _small(512, 64))
 _A2C: _What = ("A2C", "CartPole-v1", _small(512, 8))
+_A2C_ACROBOT: _What = ("A2C", "Acrobot-v1", _small(2048, 8, 128))
 _A2C_PENDULUM: _What = ("A2C", "Pendulum-v1", _small(64, 32, 256))
 _DQN: _What = ("DQN", "CartPole-v1", (("num_envs", 64), ("learning_starts", 1000)))
 _PQN: _What = ("PQN", "Acrobot-v1", _small(1024, 16))
@@ -110,9 +111,10 @@ _JOBS: Sequence[tuple[_What, _How, int]] = (
     *((_CARTPOLE, how, 2) for how in (_ALONE, _COARSE, _CENTRAL)),
     (_PENDULUM, _LATE, 2),
     (_SPREAD, _ALONE, 2),
-    *((_A2C, how, 2) for how in (_COARSE, _CENTRAL)),
+    *((_A2C, how, 2) for how in (_COARSE, _LATE, _CENTRAL)),
     *((_CARTPOLE, how, 4) for how in (_ALONE, _FINE)),
     (_SPREAD, _COARSE, 4),
+    (_A2C_ACROBOT, _LATE, 4),
 )
 REFERENCE_JOBS: Sequence[Job] = tuple(Job(*what, *how, devices) for what, how, devices in _JOBS)
 

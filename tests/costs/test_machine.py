@@ -55,7 +55,7 @@ def test_one_of_another_machine_is_refused(home):
     [
         ("{", "no JSON"),
         ('{"version": 0}', "version 0"),
-        ('{"version": 3}', "no whole calibration"),
+        ('{"version": 4}', "no whole calibration"),
         ("[]", "None"),
     ],
 )

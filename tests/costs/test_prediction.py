@@ -67,6 +67,32 @@ def test_staleness_lets_groups_work_at_the_same_time(graph):
     assert min(together.idle.values()) < 0.1 < max(apart.idle.values())
 
 
+def test_groups_that_are_ahead_still_have_work_while_iterations_are_counted():
+    """Two groups that want both cores of a machine gain nothing by working at the same time, and are not
+    quicker the more iterations of the actors lie before those that are counted.
+    """
+    graph = fdg.trace(Pupil(num_envs=8192))
+    figures = {"memory": 1e6, "product/float32": 1e7, "parallel": 1.0, "parallel_bytes": 1.0}
+    where = dataclasses.replace(cluster(2, figures=figures), cores=2)
+
+    def seconds(staleness):
+        plan = fdg.place(graph, policies.SingleLearnerCoarse(staleness=staleness), 2)
+        return predict(plan, where, overheads=Overheads()).seconds
+
+    apart, together, further = (seconds(staleness) for staleness in (0, 1, 2))
+    assert together == pytest.approx(further, rel=1e-3)
+    assert 0.98 * apart < together <= apart
+
+
+def test_between_processes_a_transfer_is_a_program_of_both_groups(graph):
+    """Neither can do anything else meanwhile, so staleness hides nothing of it."""
+    plan = fdg.place(graph, policies.SingleLearnerCoarse(staleness=1), 2)
+    moves = sum(times for _, times in plan.schedule.moves())
+    far = predict(plan, cluster(2, 2, between=link("between", call=1.0))).seconds
+    near = predict(plan, cluster(2, inside=link("inside", latency=1.0))).seconds
+    assert far == pytest.approx(moves, rel=0.05) and near < 0.6 * far
+
+
 def test_a_long_loop_goes_on_as_it_began():
     """Of 100 trips some are simulated; all of them would say the same."""
     graph = fdg.trace(dataclasses.replace(Pupil(num_envs=8), num_updates=100))

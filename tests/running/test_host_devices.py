@@ -34,6 +34,15 @@ def test_more_threads_than_four_devices_need_are_not_few(there, few, monkeypatch
     assert host_devices.has_few_threads(4) is few
 
 
+def test_a_child_has_threads_for_its_own_devices(monkeypatch):
+    """What was set here for the devices of this process is not handed on; what a user has set is."""
+    monkeypatch.setenv("PJRT_NPROC", "4")
+    monkeypatch.setattr(host_devices, "_reserved", {"PJRT_NPROC": "4"})
+    assert "PJRT_NPROC" not in host_devices.environment_of_a_child()
+    monkeypatch.setattr(host_devices, "_reserved", {})
+    assert host_devices.environment_of_a_child()["PJRT_NPROC"] == "4"
+
+
 @pytest.mark.parametrize("platform", ["gpu", "tpu", "METAL", "axelera"])
 def test_whatever_is_no_cpu_is_an_accelerator(platform):
     assert accelerators_and_hosts([platform, "cpu", platform]) == ([0, 2], [1])
