@@ -202,13 +202,15 @@ def report_machine(one: Machine, half: str) -> None:
     """With the model as it is now."""
     from scipy.stats import spearmanr
 
+    from fdg.costs.choosing import preferred
     from fdg.costs.prediction import predict
 
-    rows = []
+    rows, of_groups = [], {}
     for cell, seconds in one.measured():
         if half == "all" or cell.is_fitted == (half == "fitted"):
             plan = fdg.place(*cell.build(), cell.devices)
             rows.append((cell, seconds, predict(plan, one.calibration.cluster(cell.devices)).seconds))
+            of_groups[cell] = len(plan.groups)
     if len(rows) < 3:
         raise SystemExit(f"error: {len(rows)} cells were measured: run python -m bench.costs measure first")
     errors = [abs(p / s - 1) for _, s, p in rows]
@@ -223,7 +225,7 @@ def report_machine(one: Machine, half: str) -> None:
     losses = []
     for some in groups.values():
         if len(some) > 1:
-            chosen = min(some, key=lambda row: row[2])
+            chosen = some[preferred([(predicted, of_groups[cell]) for cell, _, predicted in some])]
             losses.append(chosen[1] / min(row[1] for row in some))
     if losses:
         good = sum(loss <= 1.1 for loss in losses) / len(losses)

@@ -21,6 +21,7 @@ from fdg.tracing.graph import FDG
 
 _SHOWN = 12  # rows of a printed table
 _TRIED, _FAR = 2, 1.5  # of each kind so many first; the others if one of these came so near to the best
+TIE = 1.05  # predictions that lie nearer say nothing of which is quicker
 _LEFT_OUT = f"left out: no groups of its kind that were tried came within {_FAR} times of the best"
 
 
@@ -79,7 +80,7 @@ class Choice:
       algorithm: as given, or with the fields changed that were allowed to.
       graph: its graph.
       prediction: of an iteration.
-      rows: all that were looked at, the quickest first, those refused last.
+      rows: all that were looked at, the chosen one first, then the quickest, those refused last.
       took: seconds that choosing took.
       cluster: that it was chosen for.
     """
@@ -108,9 +109,14 @@ class Choice:
         """Why, in one line."""
         taken = _takeable(self.rows)
         best, *others = taken
+        quickest = min(others, key=lambda row: row.seconds, default=best)
         other = next((row for row in others if row.seconds > best.seconds), None)
         than = ""
-        if other is not None:
+        if quickest.seconds < best.seconds:
+            than = (
+                f", not told from {quickest.candidate} at {_seconds(quickest.seconds)}, which has more groups"
+            )
+        elif other is not None:
             than = f", {other.seconds / best.seconds:.2f} times as quick as {other.candidate} on {_on(other)}"
         how = "measured" if best.measured is not None else "predicted"
         return (
@@ -201,7 +207,7 @@ def choose(
     platforms: Callable[[int], Sequence[Any] | int] = int,
     more: Callable[[Sequence[Row]], Sequence[Candidate]] | None = None,
 ) -> Choice:
-    """Predicts all candidates, and takes the quickest that is feasible and allowed.
+    """Predicts all candidates, and takes the quickest that is feasible and allowed (`preferred`).
 
     Args:
       algorithm: as given.
@@ -226,9 +232,13 @@ def choose(
         rows += [look(one) for one in more(_takeable(rows))]
     rows.sort(key=lambda row: row.seconds)
     taken = _takeable(rows)
+    if taken:
+        first = taken[preferred([(row.seconds, len(row.prediction.busy)) for row in taken if row.prediction])]
+        rows = [first, *(row for row in rows if row is not first)]
+        taken = _takeable(rows)
     if not taken:
-        first = next((row.refused for row in rows if row.refused), "there is no candidate")
-        raise PlanError(f"no policy can be carried out: {first}")
+        why = next((row.refused for row in rows if row.refused), "there is no candidate")
+        raise PlanError(f"no policy can be carried out: {why}")
     best = taken[0]
     assert best.prediction is not None
     chosen, graph = graph_of(best.candidate.variant)
@@ -243,6 +253,17 @@ def choose(
         took,
         cluster,
     )
+
+
+def preferred(candidates: Sequence[tuple[float, int]]) -> int:
+    """Which of some to take: of those that no prediction can tell from the quickest, that of fewest groups.
+
+    Args:
+      candidates: predicted seconds and number of groups of each.
+    """
+    best = min(seconds for seconds, _ in candidates)
+    near = [i for i, (seconds, _) in enumerate(candidates) if seconds <= TIE * best]
+    return min(near, key=lambda i: (candidates[i][1], candidates[i][0]))
 
 
 def _search(candidates: Iterable[Candidate], look: Callable[[Candidate], Row]) -> list[Row]:
