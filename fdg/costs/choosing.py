@@ -20,9 +20,9 @@ from fdg.showing.words import clip, quantity, table
 from fdg.tracing.graph import FDG
 
 _SHOWN = 12  # rows of a printed table
-_TRIED, _FAR = 2, 1.5  # of each kind so many first; the others if one of these came so near to the best
+_TRIED, _FAR = 2, 1.5  # of each kind so many first; its others if one of these came so near to the best
 TIE = 1.05  # predictions that lie nearer say nothing of which is quicker
-_LEFT_OUT = f"left out: no groups of its kind that were tried came within {_FAR} times of the best"
+_LEFT_OUT = "left out: other groups of its kind are quicker, or far off"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +145,7 @@ class Choice:
         left = sum(row.refused == _LEFT_OUT for row in self.rows)
         lines = [
             f"{len(self.rows)} candidates in {self.took:.1f} s, {len(good)} of them predicted,"
-            f" {left} left out for their kind is far off,"
+            f" {left} left out for others of their kind are quicker, or all far off,"
             f" {len(self.rows) - len(good) - left} not feasible;"
             f" {self.cluster.note or 'rates: of ' + self.cluster.kind.name}"
         ]
@@ -267,30 +267,32 @@ def preferred(candidates: Sequence[tuple[float, int]]) -> int:
 
 
 def _search(candidates: Iterable[Candidate], look: Callable[[Candidate], Row]) -> list[Row]:
-    """Looks at some of every kind (policy, staleness, devices), then at all of those that came near the best.
+    """Looks at some of every kind (policy, staleness, devices), then around the best of those that came near.
 
-    Of a kind whose smallest, largest and middle groups take more than `_FAR` times the best of all, the sizes
-    between do not win.
+    Of a kind whose smallest and middle groups take more than `_FAR` times the best of all no other size wins;
+    of any other kind, sizes are looked at until both neighbours of its best one are slower.
     """
     kinds: dict[Any, list[Candidate]] = {}
     for one in candidates:
         kind = type(one.policy), getattr(one.policy, "staleness", 0), one.devices, one.variant
         kinds.setdefault(kind, []).append(one)
-    rows: list[Row] = []
-    later: list[tuple[float, list[Candidate]]] = []
+    found: list[dict[int, Row]] = []
     for some in kinds.values():
-        order = dict.fromkeys([0, len(some) // 2, len(some) - 1, *range(len(some))])
-        found: list[Row] = []
-        for position in order:
-            if sum(row.prediction is not None for row in found) < _TRIED:
-                found.append(look(some[position]))
-        seen = [row.candidate for row in found]
-        rows += found
-        later.append((min(row.seconds for row in found), [one for one in some if one not in seen]))
-    best = min((row.seconds for row in _takeable(rows)), default=float("inf"))
-    for nearest, rest in later:
-        rows += [look(one) if nearest <= _FAR * best else Row(one, None, _LEFT_OUT) for one in rest]
-    return rows
+        rows: dict[int, Row] = {}
+        for position in dict.fromkeys([0, len(some) // 2, len(some) - 1, *range(len(some))]):
+            if sum(row.prediction is not None for row in rows.values()) < _TRIED:
+                rows[position] = look(some[position])
+        found.append(rows)
+    every = [row for rows in found for row in rows.values()]
+    best = min((row.seconds for row in _takeable(every)), default=float("inf"))
+    for some, rows in zip(kinds.values(), found, strict=True):
+        while (nearest := min(rows, key=lambda i: rows[i].seconds)) is not None:
+            new = [i for i in (nearest - 1, nearest + 1) if 0 <= i < len(some) and i not in rows]
+            if rows[nearest].seconds > _FAR * best or not new:
+                break
+            rows.update((i, look(some[i])) for i in new)
+        rows.update((i, Row(one, None, _LEFT_OUT)) for i, one in enumerate(some) if i not in rows)
+    return [row for rows in found for row in rows.values()]
 
 
 def _different(candidates: Iterable[Candidate], cluster: Cluster) -> list[Candidate]:

@@ -299,7 +299,8 @@ def _run(
     simulation = Simulation(model.pool)
     of_host = 0.0 if model.pool is None else 1.0
     stepper = Stepper(simulation, model.plan, costs, of_host, slow, trips)
-    warm = _WARM + (model.plan.delayed.staleness if model.plan.delayed is not None else 0)
+    ahead = model.plan.delayed.staleness if model.plan.delayed is not None else 0
+    warm = _WARM + ahead
     # Others come behind those that count, for groups that are ahead are at work for them meanwhile.
     last = [stepper.iteration() for _ in range(warm + _COUNTED + AHEAD)]
     trace = simulation.run()
