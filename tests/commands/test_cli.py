@@ -255,7 +255,7 @@ def test_help_shows_every_hyperparameter_with_its_preset(capsys):
 
 def test_plan_needs_no_devices_and_leaves_nothing_behind(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert plan_main("--num-envs 128 --devices 64 --out here".split()) == 0
+    assert plan_main("--policy gpu_only --num-envs 128 --devices 64 --out here".split()) == 0
     text = capsys.readouterr().out
     assert "FDG of PPO" in text and "places PPO on 64 devices" in text and "all-reduce" in text
     assert not list(tmp_path.iterdir())
