@@ -47,7 +47,8 @@ def test_the_table_counts_its_rows():
     good = sum(row.prediction is not None for row in found.rows)
     left = sum("left out" in row.refused or "far off" in row.refused for row in found.rows)
     others = len(found.rows) - good - left
-    said = f"{good} of them predicted, {left} left out for others of their kind are quicker, or all far off, {others} not feasible;"
+    why = "others of their kind are quicker, or all far off"
+    said = f"{good} of them predicted, {left} left out for {why}, {others} not feasible;"
     assert good and others > 0 and said in found.table
 
 
