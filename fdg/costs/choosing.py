@@ -286,13 +286,22 @@ def _search(candidates: Iterable[Candidate], look: Callable[[Candidate], Row]) -
     every = [row for rows in found for row in rows.values()]
     best = min((row.seconds for row in _takeable(every)), default=float("inf"))
     for some, rows in zip(kinds.values(), found, strict=True):
-        while (nearest := min(rows, key=lambda i: rows[i].seconds)) is not None:
-            new = [i for i in (nearest - 1, nearest + 1) if 0 <= i < len(some) and i not in rows]
-            if rows[nearest].seconds > _FAR * best or not new:
-                break
-            rows.update((i, look(some[i])) for i in new)
+        while min(row.seconds for row in rows.values()) <= _FAR * best and _look_beside(some, rows, look):
+            pass
         rows.update((i, Row(one, None, _LEFT_OUT)) for i, one in enumerate(some) if i not in rows)
     return [row for rows in found for row in rows.values()]
+
+
+def _look_beside(some: Sequence[Candidate], rows: dict[int, Row], look: Callable[[Candidate], Row]) -> bool:
+    """Looks at the next feasible sizes on both sides of the best so far; whether any was new."""
+    nearest = min(rows, key=lambda i: rows[i].seconds)
+    before = len(rows)
+    for side in (range(nearest - 1, -1, -1), range(nearest + 1, len(some))):
+        for i in side:
+            rows[i] = rows[i] if i in rows else look(some[i])
+            if rows[i].prediction is not None:
+                break
+    return len(rows) > before
 
 
 def _different(candidates: Iterable[Candidate], cluster: Cluster) -> list[Candidate]:

@@ -2,11 +2,13 @@
 
 import dataclasses
 import time
+import types
 
 import pytest
 
 import fdg
 import policies
+from fdg.costs import choosing
 from fdg.costs.sensitivity import sensitivity, shown
 from fdg.errors import FdgError, PlanError
 from policies.auto import candidates_of, fewer, sizes
@@ -50,6 +52,24 @@ def test_the_table_counts_its_rows():
     why = "others of their kind are quicker, or all far off"
     said = f"{good} of them predicted, {left} left out for {why}, {others} not feasible;"
     assert good and others > 0 and said in found.table
+
+
+def test_sizes_that_cannot_be_do_not_end_the_search():
+    """Of ten sizes every other is refused, and the quickest lies beyond some of them."""
+    seconds = {0: 9.0, 2: 8.5, 5: 8.0, 8: 7.0, 9: 7.5}
+    some = [choosing.Candidate(policies.GPUOnly(), 1, (("size", i),)) for i in range(10)]
+    rows = {}
+
+    def look(one):
+        i = some.index(one)
+        found = types.SimpleNamespace(seconds=seconds[i]) if i in seconds else None
+        return choosing.Row(one, found, "" if found else "refused")
+
+    rows[0] = look(some[0])
+    while choosing._look_beside(some, rows, look):
+        pass
+    assert min(rows, key=lambda i: rows[i].seconds) == 8
+    assert len(rows) == 10  # both neighbours of the best were looked at
 
 
 def test_what_does_not_fit_is_refused_with_the_number_and_the_fix():
