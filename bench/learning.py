@@ -113,6 +113,7 @@ EXPERIMENTS = (
         Experiment("ppo", f"envpool:{task}-v4", 1_000_000, asked, num_seeds=5, together=False)
         for task, asked in (("HalfCheetah", 2_500), ("Hopper", 2_800), ("Walker2d", 2_288))
     ),
+    Experiment("td3", "envpool:HalfCheetah-v4", 300_000, 5_000, num_seeds=5, together=False),
 )
 
 

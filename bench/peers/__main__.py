@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="where results are kept (docs/performance.json)")
     parser.add_argument("--install-only", action="store_true", help="make the environments and run nothing")
     for peer in PEERS.values():
-        if peer.is_checkout:
+        if peer.is_checkout and any(pair.peer == peer.name for pair in PAIRS.values()):
             parser.add_argument(f"--{peer.name}", metavar="PATH", help=f"a checkout of {peer.source}")
     given = parser.parse_args()
     names = given.names or [""]

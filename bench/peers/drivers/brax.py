@@ -22,7 +22,7 @@ def prepare(config: dict[str, Any]):
     from brax.training.agents.ppo import networks, train
 
     if not hasattr(jax, "device_put_replicated"):  # gone from JAX 0.10, and brax 0.14.2 calls it
-        jax.device_put_replicated = _replicated
+        jax.device_put_replicated = replicated
     hidden = tuple(config["hidden"])
     rounds = Rounds()
 
@@ -52,7 +52,7 @@ def prepare(config: dict[str, Any]):
     return rounds.next, {"compile_seconds": watch.seconds, "first": first}
 
 
-def _replicated(tree: Any, devices: list[jax.Device]) -> Any:
+def replicated(tree: Any, devices: list[jax.Device]) -> Any:
     """As JAX had it, in the way that its guide to the migration of pmap gives."""
     mesh = jax.sharding.Mesh(devices, "i")
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("i"))

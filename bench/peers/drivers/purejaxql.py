@@ -1,7 +1,8 @@
 """purejaxql's `pqn_gymnax.py` and `pqn_minatar.py`, from a checkout (github.com/mttga/purejaxql).
 
 Configuration: `{"checkout": PATH, "script": "pqn_gymnax", "config": {...}}`, the latter as in the checkout's
-`config/`, without evaluations during training.
+`config/`. Evaluations during training are off unless it says `TEST_DURING_TRAINING`; with them a return is
+that of the last one, of greedy actions, else of the last twentieth of training.
 """
 
 import importlib
@@ -24,7 +25,7 @@ def prepare(config: dict[str, Any]):
     purerl.LogWrapper = lambda env: OldStep(log_wrapper(env))
     sys.path.insert(0, str(Path(config["checkout"]) / "purejaxql"))
     script = importlib.import_module(config["script"])
-    settings = {**config["config"], "TEST_DURING_TRAINING": False, "WANDB_MODE": "disabled"}
+    settings = {"TEST_DURING_TRAINING": False, **config["config"], "WANDB_MODE": "disabled"}
     with Stopwatch() as watch:
         train = jax.jit(script.make_train(settings)).lower(jax.random.PRNGKey(0)).compile()
     steps = settings["NUM_UPDATES"] * settings["NUM_STEPS"] * settings["NUM_ENVS"]
@@ -32,8 +33,11 @@ def prepare(config: dict[str, Any]):
     def one_round(seed: int) -> dict[str, Any]:
         with Stopwatch() as watch:
             result = jax.block_until_ready(train(jax.random.PRNGKey(seed)))
-        last = -max(1, settings["NUM_UPDATES"] // 20)
-        returns = np.asarray(result["metrics"]["returned_episode_returns"][last:])
+        if settings["TEST_DURING_TRAINING"]:
+            returns = np.asarray(result["metrics"]["test/returned_episode_returns"][-1])
+        else:
+            last = -max(1, settings["NUM_UPDATES"] // 20)
+            returns = np.asarray(result["metrics"]["returned_episode_returns"][last:])
         return {"steps": steps, "seconds": watch.seconds, "return": float(returns.mean())}
 
     return one_round, {"compile_seconds": watch.seconds}
