@@ -5,7 +5,7 @@
     python -m bench.beside smax-ippo --checkout build/jaxmarl --seeds 3
     python -m bench.beside craftax-classic --checkout build/craftax_baselines
     python -m bench.beside pqn-Asterix --checkout build/purejaxql
-    python -m bench.beside cartpole-balance                              # brax's trainer, as Playground sets it
+    python -m bench.beside cartpole-balance                              # of Playground, by brax's trainer
 
 Ours trains with default flags. Both act alike when they are judged: with drawn actions, or with the best ones
 where the peer tests itself so. What a peer's return is an average of, its driver says

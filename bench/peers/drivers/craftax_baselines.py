@@ -19,7 +19,7 @@ def prepare(config: dict[str, Any]):
     """Compiles the script's whole training, as it does itself."""
     sys.path.insert(0, config["checkout"])
     logged: collections.deque[float] = collections.deque(maxlen=8)
-    script = importlib.import_module("ppo")
+    script: Any = importlib.import_module("ppo")
     script.batch_log = lambda step, log, settings: logged.append(float(log["episode_return"]))
     settings = {**config["config"], "DEBUG": True, "USE_WANDB": True}  # else it logs nothing; nothing is sent
     with Stopwatch() as watch:
