@@ -36,7 +36,7 @@ class Beside:
 
     Attributes:
       algo, env: of ours, which has its preset.
-      peer: as `PEERS` has it; its driver has the same name unless `driver` says another.
+      peer: as `PEERS` has it; its driver has the same name.
       config: of the driver; settings are those of the peer's own configuration files.
       steps: environment steps, unless the command line says other.
       judged: environment that ours is judged in, if it is not `env`.
@@ -50,7 +50,6 @@ class Beside:
     steps: int
     judged: str | None = None
     greedy: bool = False
-    driver: str | None = None
 
 
 _JAXMARL: dict[str, Any] = {
@@ -215,7 +214,7 @@ def theirs(task: Beside, checkout: Path | None, steps: int, seeds: list[int]) ->
         if task.peer == "purejaxql":
             settings["TOTAL_TIMESTEPS_DECAY"] = steps
         config["config"] = settings
-    driver = Driver(PEERS[task.peer].python, task.driver or task.peer, config)
+    driver = Driver(PEERS[task.peer].python, task.peer, config)
     returns = []
     try:
         for seed in seeds:

@@ -6,7 +6,9 @@ import sys
 
 import pytest
 
-from bench import performance, results
+import algos
+import envs
+from bench import beside, performance, results
 from bench.peers import alternate
 from bench.peers.checkouts import PAIRS as OF_CHECKOUTS
 from bench.peers.drivers import ours
@@ -80,8 +82,17 @@ def test_every_pair_is_of_a_peer_and_has_a_driver():
         driver = (pair.driver or pair.peer).replace("-", "_")
         assert (alternate.ROOT / "bench" / "peers" / "drivers" / f"{driver}.py").exists(), pair.name
         assert pair.at_least > 1
-    assert {pair.peer for pair in PAIRS.values()} == set(PEERS)
+    at_equal_steps = {task.peer for task in beside.TASKS.values()}
+    assert {pair.peer for pair in PAIRS.values()} | at_equal_steps == set(PEERS)
     assert all(PEERS[pair.peer].is_checkout for pair in OF_CHECKOUTS)
+
+
+@pytest.mark.parametrize("name", beside.TASKS)
+def test_what_is_trained_beside_a_peer_has_a_preset_and_a_driver(name):
+    task = beside.TASKS[name]
+    assert (alternate.ROOT / "bench" / "peers" / "drivers" / f"{task.peer}.py").exists()
+    env, _ = envs.parse(task.env)
+    assert algos.get(task.algo).preset(env)
 
 
 def test_our_flags_are_read_by_the_command_line():
