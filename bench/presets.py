@@ -1,9 +1,11 @@
 """Presets are measured, not picked: candidates as sweeps on choosing seeds, the best confirmed on fresh ones.
 
-    python -m bench.presets --list                               # families, members, candidates
+    python -m bench.presets --list                             # families, members, candidates
     python -m bench.presets sparse-control --seeds 24          # choose, confirm; the table docs/presets.md
     python -m bench.presets minatar --seeds 24 --confirm-only  # what the present preset is worth
     python -m bench.presets minatar --algo pqn --seeds 24 --confirm-only
+
+Any family with any algorithm that can act in it; what is tried is in `bench/preset_studies.py`.
 
 Choosing: every *shape* (flags that make another program) is one run of `fdg.train --sweep`, in which all
 values of all seeds are one program, for each member of the family that settings are chosen on. Candidates are
@@ -27,98 +29,16 @@ from typing import Any
 
 import numpy as np
 
+import algos
+import envs
+from bench.preset_studies import MEMBERS, SWEPT, Study, default_algorithm, study_of
 from bench.summarize import bootstrap_interval, interquartile_mean
+from fdg.errors import FdgError
 from fdg.training.sweep_results import read_results
 
 RUNS = Path("runs/presets")
 KEPT, TABLE = Path("docs/presets.json"), Path("docs/presets.md")
 FRESH = 10_000  # seeds from here on confirm; below, they choose
-
-
-@dataclasses.dataclass(frozen=True)
-class Study:
-    """What is tried for a family.
-
-    Attributes:
-      choose_on, confirm_on: environments; the latter have no part in choosing.
-      total_steps: of each agent.
-      shapes: flags of candidates that make other programs.
-      sweep: values of floats, all combinations of which are tried for each shape.
-      together: seeds in one program; not for environments on the host.
-    """
-
-    choose_on: tuple[str, ...]
-    confirm_on: tuple[str, ...]
-    total_steps: int
-    shapes: tuple[str, ...]
-    sweep: tuple[str, ...]
-    together: bool = True
-
-
-STUDIES: dict[tuple[str, str], Study] = {
-    ("classic-control", "ppo"): Study(
-        choose_on=("Acrobot-v1",),
-        confirm_on=("CartPole-v1",),
-        total_steps=500_000,
-        shapes=(
-            "--num-envs 16 --num-steps 128 --num-epochs 10 --num-minibatches 32 --normalize-observation"
-            " --normalize-reward",
-            "--num-envs 16 --num-steps 256 --num-epochs 4 --num-minibatches 64 --normalize-observation",
-        ),
-        sweep=("learning_rate=3e-4,1e-3,3e-3", "entropy_coefficient=0,0.01", "gae_lambda=0.95,0.98"),
-    ),
-    ("sparse-control", "ppo"): Study(
-        choose_on=("MountainCar-v0",),
-        confirm_on=(),
-        total_steps=250_000,
-        shapes=(
-            "--num-envs 16 --num-steps 16 --normalize-observation --no-clip-value --no-anneal-learning-rate",
-            "--num-envs 16 --num-steps 128 --normalize-observation --no-clip-value",
-        ),
-        sweep=("learning_rate=1e-4,3e-4,1e-3", "entropy_coefficient=0,0.01", "gae_lambda=0.95,0.98"),
-    ),
-    ("sparse-continuous-control", "ppo"): Study(
-        choose_on=("MountainCarContinuous-v0",),
-        confirm_on=(),
-        total_steps=300_000,
-        shapes=("--num-envs 16 --num-steps 128 --num-epochs 10 --num-minibatches 32",),
-        sweep=("learning_rate=1e-4,3e-4", "initial_log_std=0,0.5,1", "discount=0.99,0.999"),
-    ),
-    ("minatar", "ppo"): Study(
-        choose_on=("Breakout-MinAtar", "Asterix-MinAtar"),
-        confirm_on=("Freeway-MinAtar", "SpaceInvaders-MinAtar"),
-        total_steps=10_000_000,
-        shapes=("", "--hidden 256 256", "--num-envs 128"),
-        sweep=("learning_rate=1e-3,2.5e-3,5e-3", "entropy_coefficient=0.01,0.03"),
-    ),
-    ("minatar", "pqn"): Study(
-        choose_on=("Breakout-MinAtar", "Asterix-MinAtar"),
-        confirm_on=("Freeway-MinAtar", "SpaceInvaders-MinAtar"),
-        total_steps=10_000_000,
-        shapes=("", "--hidden 128 128", "--hidden 512 512"),
-        sweep=("learning_rate=2.5e-4,5e-4,1e-3", "q_lambda=0.65,0.9"),
-    ),
-    ("mujoco", "ppo"): Study(
-        choose_on=("envpool:HalfCheetah-v4", "envpool:Hopper-v4"),
-        confirm_on=("envpool:Walker2d-v4",),
-        total_steps=1_000_000,
-        shapes=(
-            "",
-            "--initial-log-std 0",
-            "--initial-log-std -2",
-            "--activation relu --hidden 256 256 --initial-log-std -2",
-        ),
-        sweep=(),
-        together=False,
-    ),
-    ("mpe", "ippo"): Study(
-        choose_on=("MPE_simple_spread_v3",),
-        confirm_on=("MPE_simple_reference_v3", "MPE_simple_tag_v3"),
-        total_steps=2_000_000,
-        shapes=("", "--num-envs 32"),
-        sweep=("learning_rate=5e-4,1e-3,2e-3", "entropy_coefficient=0.003,0.01"),
-    ),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,8 +175,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("family", nargs="?", choices=sorted({family for family, _ in STUDIES}))
-    parser.add_argument("--algo", default=None, help="the family's first, if left out")
+    parser.add_argument("family", nargs="?", choices=sorted(MEMBERS))
+    parser.add_argument("--algo", choices=sorted(SWEPT), help="the family's first, if left out")
     parser.add_argument("--seeds", type=int, default=24)
     parser.add_argument("--seed", type=int, default=0, help="the first of those that choose")
     parser.add_argument(
@@ -268,24 +188,28 @@ def main() -> None:
     parser.add_argument("--list", action="store_true")
     given = parser.parse_args()
     if given.list or given.family is None:
-        for (family, algo), study in STUDIES.items():
-            print(f"{family} {algo}: {study}")
+        for family in MEMBERS:
+            algo = default_algorithm(family)
+            print(f"{family} {algo}: {study_of(family, algo)}")
         return
     if not 0 <= given.seed <= FRESH - given.seeds:
         parser.error(f"--seed {given.seed}: choosing seeds are below {FRESH - given.seeds}")
-    algo = given.algo or next(algo for family, algo in STUDIES if family == given.family)
-    if (given.family, algo) not in STUDIES:
-        parser.error(f"nothing is tried for {algo} on {given.family}: see --list")
-    study = STUDIES[given.family, algo]
+    algo = given.algo or default_algorithm(given.family)
+    tried = study_of(given.family, algo)
     if given.total_steps:
-        study = dataclasses.replace(study, total_steps=given.total_steps)
-    found: dict[str, Any] = {"chosen_on": study.choose_on, "confirmed": {}}
+        tried = dataclasses.replace(tried, total_steps=given.total_steps)
+    try:
+        name, changed = envs.parse(tried.choose_on[0])
+        algos.make(algo, envs.make(name, **changed))
+    except FdgError as error:
+        parser.error(str(error))
+    found: dict[str, Any] = {"chosen_on": tried.choose_on, "confirmed": {}}
     if not given.confirm_only:
-        chosen = choose(given.family, algo, study, given.seeds, given.seed)
+        chosen = choose(given.family, algo, tried, given.seeds, given.seed)
         found["tried"] = chosen["tried"]
         flags = chosen["best"].flags
-        found["confirmed"]["chosen"] = confirm(given.family, algo, study, given.seeds, flags, "chosen")
-    found["confirmed"]["preset"] = confirm(given.family, algo, study, given.seeds, "", "preset")
+        found["confirmed"]["chosen"] = confirm(given.family, algo, tried, given.seeds, flags, "chosen")
+    found["confirmed"]["preset"] = confirm(given.family, algo, tried, given.seeds, "", "preset")
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     kept[f"{given.family}, {algo}"] = found
     KEPT.write_text(json.dumps(kept, indent=1) + "\n")

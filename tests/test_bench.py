@@ -1,5 +1,6 @@
 """The parts of the benchmarks that make figures: turns, ratios, tables. No trainer runs here."""
 
+import dataclasses
 import doctest
 import json
 import sys
@@ -8,7 +9,7 @@ import pytest
 
 import algos
 import envs
-from bench import beside, performance, results
+from bench import beside, performance, preset_studies, results
 from bench.peers import alternate
 from bench.peers.checkouts import PAIRS as OF_CHECKOUTS
 from bench.peers.drivers import ours
@@ -156,3 +157,15 @@ def test_a_training_in_one_call_goes_round_by_round_and_raises_where_it_is_asked
     assert rounds.next(1) == {"steps": 1} and trained == [0, 1]
     with pytest.raises(ValueError, match="no third one"):
         rounds.next(2)
+
+
+def test_every_family_can_be_studied():
+    assert set(preset_studies.MEMBERS) == set(envs.families.names()) - {"probe"}
+    for family in preset_studies.MEMBERS:
+        algo = preset_studies.default_algorithm(family)
+        study = preset_studies.study_of(family, algo)
+        named = {envs.families.family(envs.parse(env)[0]) for env in (*study.choose_on, *study.confirm_on)}
+        assert named <= {family, None}, family
+        fields = {item.partition("=")[0] for item in study.sweep}
+        assert fields <= {field.name for field in dataclasses.fields(algos.get(algo))}, family
+    assert set(preset_studies.SWEPT) == set(algos.names("environments"))
