@@ -20,7 +20,7 @@ _CLEANRL = Entry(
 _ZOO = "Stable-Baselines3 Zoo's hyperparams/ppo.yml"
 
 _MOUNTAIN_CAR = Entry(
-    f"{_ZOO}, MountainCar-v0; docs/results.md",
+    f"{_ZOO}, MountainCar-v0; docs/settings.md",
     {
         "total_steps": 250_000,
         "num_envs": 16,
@@ -35,7 +35,7 @@ _MOUNTAIN_CAR = Entry(
 )
 
 _MOUNTAIN_CAR_CONTINUOUS = Entry(
-    "statistics, a wide start, a long horizon: the first that was tried; docs/results.md",
+    "statistics, a wide start, a long horizon: the first that was tried; docs/settings.md",
     {
         "total_steps": 300_000,
         "num_envs": 16,
@@ -53,7 +53,7 @@ _MOUNTAIN_CAR_CONTINUOUS = Entry(
 
 # Without rewards by their scale, ten passes over a rollout ended at -500 on one seed of ten.
 _ACROBOT = Entry(
-    "chosen among eight settings on seeds 500 to 505; docs/results.md",
+    "chosen among eight settings on seeds 500 to 505; docs/settings.md",
     {
         "total_steps": 500_000,
         "num_envs": 16,
@@ -92,7 +92,7 @@ NORMALIZING = Entry(
 # The layers of CleanRL's dqn.py, each normalised as in PQN. With plain layers, or returns of one step, some
 # seeds still waver when the run ends.
 _CARTPOLE_DQN = Entry(
-    "CleanRL's dqn.py with normalised layers and three-step returns; docs/results.md",
+    "CleanRL's dqn.py with normalised layers and three-step returns; docs/settings.md",
     {
         "learning_rate": 1e-3,
         "anneal_learning_rate": True,
@@ -114,7 +114,7 @@ PRESETS: dict[str, dict[str, Entry]] = {
     "QRDQN": {"CartPole-v1": _CARTPOLE_DQN.but("here for QR-DQN")},
     "PPO": {
         "Pendulum-v1": Entry(
-            "chosen among eight settings; docs/results.md",
+            "chosen among eight settings; docs/settings.md",
             {
                 "total_steps": 1_000_000,
                 "num_envs": 16,
@@ -138,7 +138,7 @@ PRESETS: dict[str, dict[str, Entry]] = {
     },
     "SAC": {
         "Pendulum-v1": Entry(
-            "chosen on seeds 0 to 4; docs/results.md",
+            "chosen on seeds 0 to 4; docs/settings.md",
             {
                 "total_steps": 100_000,
                 "num_envs": 4,
@@ -159,7 +159,7 @@ for _algorithm in ("A2C", "A3C", "IMPALA"):
 PRESETS["CrossQ"] = {
     "pendulum": Entry(
         "SAC's, with half the steps, critics twice as wide, and the correction of batches from a tenth on;"
-        " the first that was tried, docs/results.md",
+        " the first that was tried, docs/settings.md",
         {
             "total_steps": 50_000,
             "num_envs": 4,

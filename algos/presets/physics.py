@@ -6,7 +6,8 @@ from algos.presets.entry import Entry
 
 # With CleanRL's first standard deviation of 1 most half-cheetahs slide on their backs at 1,700 for ever.
 _MUJOCO = _CONTROL["PPO"]["continuous-control"].but(
-    "a first standard deviation of exp(-1), tried on seeds 500 and 501; docs/results.md", initial_log_std=-1.0
+    "a first standard deviation of exp(-1), tried on seeds 500 and 501; docs/settings.md",
+    initial_log_std=-1.0,
 )
 
 # In place of what PPO here has not (a fixed scale of rewards, a squashed Gaussian, layers of another width
@@ -45,7 +46,7 @@ _REACHER = _BRAX.but("its reacher", num_steps=200, num_epochs=8, discount=0.95)
 _PUSHER = _BRAX.but("its pusher", num_steps=120, num_minibatches=16, num_epochs=8, discount=0.95)
 _INVERTED_DOUBLE_PENDULUM = _BRAX.but("its inverted_double_pendulum", total_steps=20_000_000)
 _INVERTED_PENDULUM = Entry(
-    "chosen on three seeds; docs/results.md",
+    "chosen on three seeds; docs/settings.md",
     {
         "total_steps": 2_000_000,
         "num_envs": 64,

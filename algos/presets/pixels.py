@@ -9,7 +9,7 @@ from algos.presets.entry import Entry
 # in an iteration lag behind returns that rise to a hundred.
 _MINATAR = Entry(
     "PureJaxRL's settings for MinAtar, a fifth of its step size, five times its entropy bonus, values that"
-    " move freely; docs/results.md",
+    " move freely; docs/settings.md",
     {
         "total_steps": 10_000_000,
         "num_envs": 64,
@@ -127,7 +127,7 @@ _PROCGEN = Entry(
     },
 )
 _GRID = Entry(
-    "small grids are quicker flattened than convolved, and learn as well: MinAtar in docs/results.md",
+    "small grids are quicker flattened than convolved, and learn as well: MinAtar in docs/settings.md",
     {"convolve": False, "activation": "relu"},
 )
 
@@ -138,10 +138,10 @@ PRESETS: dict[str, dict[str, Entry]] = {
         "minatar": _MINATAR,
         # Layers of 64 learn where the ball goes, but not from everywhere: three agents of ten never hit the
         # last bricks of a wall.
-        "Breakout-MinAtar": _MINATAR.but("layers twice as wide; docs/results.md", hidden=(128, 128)),
+        "Breakout-MinAtar": _MINATAR.but("layers twice as wide; docs/settings.md", hidden=(128, 128)),
         # What is shot at is near: returns further off only add noise.
         "SpaceInvaders-MinAtar": _MINATAR.but(
-            "a nearer horizon and twice the step size; docs/results.md",
+            "a nearer horizon and twice the step size; docs/settings.md",
             discount=0.98,
             gae_lambda=0.9,
             learning_rate=2e-3,

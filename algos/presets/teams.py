@@ -5,14 +5,14 @@ from typing import Any
 from algos.presets.entry import Entry
 
 # An episode that is cut short is followed by a value here, so values of MPE become large, which a clipped
-# loss approaches by 0.2 an iteration: hence values of moderate size. See docs/results.md.
+# loss approaches by 0.2 an iteration: hence values of moderate size. See docs/settings.md.
 _MODERATE: dict[str, Any] = {"clip_value": False, "activation": "relu", "normalize_reward": True}
 _MPE_IPPO = Entry(
-    "JaxMARL's ippo_ff_mpe.yaml with four times its step size, ReLU, and scaled rewards; docs/results.md",
+    "JaxMARL's ippo_ff_mpe.yaml with four times its step size, ReLU, and scaled rewards; docs/settings.md",
     {"total_steps": 10_000_000, "learning_rate": 1e-3, **_MODERATE},
 )
 _MPE_MAPPO = Entry(
-    "JaxMARL's mappo_homogenous_rnn_mpe.yaml with scaled rewards; docs/results.md",
+    "JaxMARL's mappo_homogenous_rnn_mpe.yaml with scaled rewards; docs/settings.md",
     {"total_steps": 600_000, "learning_rate": 2e-3, **_MODERATE},
 )
 

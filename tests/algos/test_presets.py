@@ -133,7 +133,7 @@ def test_a_preset_by_name_and_none():
 def test_what_the_command_line_says_of_it(capsys, tmp_path):
     assert train_main("--env Pendulum-v1 --show-preset".split()) == 0
     said = capsys.readouterr().out
-    assert "preset Pendulum-v1 of ppo" in said and "docs/results.md" in said
+    assert "preset Pendulum-v1 of ppo" in said and "docs/settings.md" in said
     assert ["discount", "0.95", "(default:", "0.99)"] in [line.split() for line in said.splitlines()]
     assert train_main("--env CartPole-v1 --show-preset".split()) == 0
     assert "no preset of ppo for CartPole-v1" in capsys.readouterr().out
