@@ -141,7 +141,8 @@ PRESETS: dict[str, dict[str, Entry]] = {
         "Breakout-MinAtar": _MINATAR.but("layers twice as wide; docs/settings.md", hidden=(128, 128)),
         # What is shot at is near: returns further off only add noise.
         "SpaceInvaders-MinAtar": _MINATAR.but(
-            "a nearer horizon and twice the step size; docs/settings.md",
+            "a nearer horizon, twice the step size, layers twice as wide; docs/settings.md",
+            hidden=(128, 128),
             discount=0.98,
             gae_lambda=0.9,
             learning_rate=2e-3,
