@@ -211,16 +211,23 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     """The counts, the refusals with their reasons, and what started."""
     started = {name: result for name, result in results.items() if result["ok"]}
     refused = {name: result for name, result in results.items() if not result["ok"]}
-    trained = sum(result["how"] == "trained" for result in started.values())
-    lines = [
-        "# Which environments start",
-        "",
-        f"With no flag but the name {trained} of {len(results)} that were tried train for three iterations,"
-        f" {len(started) - trained} more were traced, and stepped if they live on the host, and"
-        f" {len(refused)} are refused.",
+    lines = ["# Which environments start", "", "With no flag but the name, for three iterations:", ""]
+    lines += ["| | tried | train | traced, and stepped on the host | refused |", "|---|---|---|---|---|"]
+    sources = {
+        "JAX sources": lambda name: not name.startswith(ON_THE_HOST),
+        "EnvPool": lambda name: name.startswith("envpool:"),
+        "Gymnasium": lambda name: name.startswith("gymnasium:"),
+    }
+    for source, is_of in sources.items():
+        those = [result for name, result in results.items() if is_of(name)]
+        how = [result["how"] if result["ok"] else "refused" for result in those]
+        counts = [len(those), *(how.count(what) for what in ("trained", "traced", "refused"))]
+        lines += [f"| {source} | {' | '.join(map(str, counts))} |"]
+    lines += [
         "",
         "```sh",
-        "python -m bench.every_environment  # also: --drawn 100 --seed 0, --kinds 2, --another, --trace",
+        "python -m bench.every_environment                       # all of the JAX sources",
+        "python -m bench.every_environment --drawn 100 --seed 0  # 100 of EnvPool's and Gymnasium's",
         "```",
         "",
     ]
