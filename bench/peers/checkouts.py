@@ -26,7 +26,7 @@ def _purejaxrl(env: str, size: int, steps: int, at_least: float) -> Pair:
         peer="purejaxrl",
         task=f"PPO {env}",
         size=size,
-        flags=("--env", env),
+        flags=("--env", env, *(("--hidden", "64", "64") if minatar else ())),
         config={
             "script": "ppo",
             "config": {
@@ -196,7 +196,7 @@ PAIRS = (
         "Breakout-MinAtar",
         "pqn_minatar",
         "--num-steps 32 --num-epochs 2 --num-minibatches 32 --learning-rate 5e-4 --q-lambda 0.65"
-        " --reward-scale 1 --epsilon-end 0.05 --exploration-fraction 0.1",
+        " --reward-scale 1 --epsilon-end 0.05 --exploration-fraction 0.1 --convolve true --hidden 128",
         _MINATAR,
         40_960,
         "32 steps, 2 epochs, 32 minibatches, 16 3x3 filters and 128 units, layer normalisation, RAdam: the "
