@@ -58,7 +58,7 @@ def lower_shared(graph: FDG, plan: Plan, devices: Sequence[jax.Device]) -> Train
     split = by_position(plan.sharded, group.name)
     specs = [split[i].spec if i in split else None for i in range(len(graph.state_axes))]
     axes = graph.state_axes, graph.output_axes
-    iterate = core.jaxpr_as_fun(_constrained(graph.jaxpr, mesh, *axes, specs if group.shards else None))
+    iterate = core.jaxpr_as_fun(on_mesh(graph.jaxpr, mesh, *axes, specs if group.shards else None))
     shardings = [
         layout_sharding(mesh, split.get(i) or Layout.of_batch(leaf.shape, axis, group.mesh))
         for i, (axis, leaf) in enumerate(zip(graph.state_axes, jax.tree.leaves(graph.state), strict=True))
@@ -131,7 +131,7 @@ def lower_call(call: Call, mesh: Mesh, group: Group) -> tuple[Any, list[jax.Shap
     jaxpr = jaxprs.build(inputs, outputs, call.equations)
     axes = [value.axis for value in call.inputs], [value.axis for value in call.outputs]
     specs = [value.laid_out.spec if value.axis is None else None for value in call.inputs]
-    function = core.jaxpr_as_fun(_constrained(jaxpr, mesh, *axes, specs if group.shards else None))
+    function = core.jaxpr_as_fun(on_mesh(jaxpr, mesh, *axes, specs if group.shards else None))
 
     def program(*arrays):
         return *function(*arrays), jnp.zeros((), jnp.uint8)
@@ -154,13 +154,21 @@ def value_shape(mesh: Mesh, value: Value) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=value_sharding(mesh, value))
 
 
-def _constrained(
+def on_mesh(
     jaxpr: core.ClosedJaxpr,
     mesh: Mesh,
     input_axes: Sequence[int | None],
     output_axes: Sequence[int | None],
     specs: Sequence[Spec | None] | None,
 ) -> core.ClosedJaxpr:
+    """A traced program as it runs on a mesh: rewritten, and with its values where they belong.
+
+    Args:
+      jaxpr: in the global view.
+      mesh: of a group.
+      input_axes, output_axes: batch axes; None for what every device has.
+      specs: how inputs without an axis lie, where parameters are split too; else None.
+    """
     jaxpr = rewritten(
         jaxpr,
         input_axes,

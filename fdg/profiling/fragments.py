@@ -11,8 +11,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from fdg import jaxprs
 from fdg.batch.rules.random import draws_from_the_batch
 from fdg.lowering import host_calls
-from fdg.lowering.constraints import constrain
 from fdg.lowering.mesh import SEED, group_mesh, layout_sharding, make_mesh
+from fdg.lowering.programs import on_mesh
 from fdg.placing.layout import Layout
 from fdg.placing.plan import Plan
 from fdg.placing.policy import Group
@@ -111,14 +111,12 @@ def _placed(
 
 
 def _constrained(site: Site, mesh: Mesh, group: Group, layouts: Sequence[Layout]) -> core.ClosedJaxpr:
-    if mesh.size == 1:
-        return site.jaxpr
     specs = None
     if group.shards:
         specs = [
             layout.spec if axis is None else None for layout, axis in zip(layouts, site.axes, strict=True)
         ]
-    return constrain(site.jaxpr, mesh, site.axes, site.output_axes, specs)
+    return on_mesh(site.jaxpr, mesh, site.axes, site.output_axes, specs)
 
 
 def _layout(plan: Plan, group: Group, v: core.Var, axis: int | None) -> Layout:

@@ -13,6 +13,7 @@ import policies
 from fdg.commands.cli import train_main
 from fdg.errors import FdgError
 from fdg.profiling import measuring, repeating
+from fdg.profiling.fragments import programs
 from fdg.profiling.tracing import fragments_of, trace
 from fdg.profiling.writing import as_json
 from tests.tiny import Pupil
@@ -118,6 +119,14 @@ def test_every_fragment_of_every_policy(policy, count, apart, devices):
         assert (group.busy_s is not None) == (len(profile.groups) > 1) and group.fragments_s > 0
     assert ("by itself (in parts" in str(profile)) == bool(apart)
     assert json.loads(json.dumps(as_json(profile)))["fragments"][0]["work"]["flops"]
+
+
+def test_a_fragment_is_timed_as_it_runs_in_training(devices):
+    engine = fdg.compile(Pupil(), policies.GPUOnly(), devices[:2])
+    leaves = jax.device_get(jax.tree.leaves(engine.init(0)))
+    gradient = programs(engine.plan, engine.devices, leaves)["slope"]
+    # Sums of CPU devices travel as one array, which is written down before XLA's partitioner sees it.
+    assert gradient.lower().as_text().count("stablehlo.all_reduce") == 1
 
 
 def test_several_agents(devices):
