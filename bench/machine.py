@@ -31,5 +31,12 @@ def _processor() -> str:
 
 
 def _commit() -> str:
-    git = ["git", "-C", str(_ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
-    return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+    """The commit, `-dirty` if files differ but for those under docs/, which figures are written to."""
+    commit = _git("rev-parse", "--short=12", "HEAD")
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs")
+    return (commit or "unknown") + ("-dirty" if changed else "")
+
+
+def _git(*words: str) -> str:
+    git = ["git", "-C", str(_ROOT), *words]
+    return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
