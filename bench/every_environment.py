@@ -171,7 +171,7 @@ def tried(name: str, another: bool, trace: bool, limit: int) -> dict[str, Any]:
         answered = reading.poll(limit * PATIENCE)
         with contextlib.suppress(EOFError):
             return {**reading.recv(), "wall_s": round(time.perf_counter() - begun, 1)} if answered else {
-                "ok": False, "said": f"not done after {limit * PATIENCE} s on the clock"
+                "ok": False, "how": "refused", "said": f"not done after {limit * PATIENCE} s on the clock"
             }  # fmt: skip
     finally:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -269,7 +269,7 @@ def main() -> None:
     for name in names:
         key = f"{name} by another" if given.another else name
         before = results.get(key)
-        enough = before is not None and (given.trace or before["how"] == "trained")
+        enough = before is not None and (given.trace or before["how"] != "traced")
         if enough and (before["ok"] or not given.again):
             continue
         results[key] = tried(name, given.another, given.trace, given.limit)

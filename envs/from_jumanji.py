@@ -234,10 +234,11 @@ def _as_numbers(part: jax.Array, codes: Codes | None) -> jax.Array:
     >>> _as_numbers(jnp.array([[-1, 1]]), (-1, 3)).tolist()
     [[[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]]
     """
+    part = jnp.asarray(part)  # some are Python's own numbers
     if codes is None:
-        return jnp.asarray(part, jnp.float32)
+        return part.astype(jnp.float32)
     lowest, count = codes
-    one_hot = jax.nn.one_hot(jnp.asarray(part, jnp.int32) - lowest, count)
+    one_hot = jax.nn.one_hot(part.astype(jnp.int32) - lowest, count)
     return one_hot.reshape(*part.shape[:2], -1) if part.ndim > 1 else one_hot.reshape(-1)
 
 

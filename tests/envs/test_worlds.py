@@ -59,6 +59,8 @@ _BRIX = from_octax.OctaxEnvironment("brix")
         # A map of 10 x 10 cells that hold one of 32 things, and a clock of 51.
         ("jumanji:Connector-v3", {}, (10 * 10 * 32 + 51,), envs.MultiDiscrete((5,) * 10), None),
         ("jumanji:MultiCVRP-v0", {}, None, envs.MultiDiscrete((21, 21)), None),
+        # Its score is a number of Python's at first.
+        ("jumanji:PacMan-v1", {}, None, envs.Discrete(5), None),
     ],
 )
 def test_an_environment_fits_its_spaces_and_leaves_nothing_behind(name, overrides, shape, actions, limit):
