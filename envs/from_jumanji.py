@@ -228,7 +228,7 @@ def _codes(spec: Any, path: Any, part: Any) -> Codes | None:
     return codes[0]
 
 
-def _as_numbers(part: jax.Array, codes: Codes | None) -> jax.Array:
+def _as_numbers(part: jax.typing.ArrayLike, codes: Codes | None) -> jax.Array:
     """A part as float32: as it is, or one-hot, as `[H, W, C]` where it has two axes or more.
 
     >>> _as_numbers(jnp.array([[-1, 1]]), (-1, 3)).tolist()

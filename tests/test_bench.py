@@ -102,8 +102,6 @@ def test_our_flags_are_read_by_the_command_line():
     from fdg.commands.parse import parse
 
     for pair in PAIRS.values():
-        if "brax" in pair.our_flags[1] or "MPE" in " ".join(pair.our_flags):
-            continue  # these import their libraries for seconds
         job = parse(pair.our_flags, "test", "")
         assert job.algorithm.num_envs == pair.size
         # A round is whole iterations on both sides, or the sides would not take the same steps.
@@ -116,6 +114,8 @@ def is_the_work_that_it_says(equal, algorithm):
     fields = {"steps": "num_steps", "epochs": "num_epochs", "minibatches": "num_minibatches"}
     for count, of_what in re.findall(r"(\d+) (steps|epochs|minibatches)", equal):
         assert getattr(algorithm, fields[of_what]) == int(count), equal
+    for activation in re.findall("tanh|ReLU|SiLU", equal):
+        assert algorithm.activation == activation.lower(), equal
     state = jax.eval_shape(algorithm.init, jax.random.key(0))
     shapes = {leaf.shape for leaf in jax.tree.leaves(state)}
     for width, other in re.findall(r"(\d+)x(\d+)(?! filters)", equal):
@@ -128,9 +128,9 @@ def test_another_amount_of_work_is_noticed():
     pair = PAIRS["purejaxrl/PPO-Breakout-MinAtar/64"]
     made = algos.get("ppo")
     env = envs.make("Breakout-MinAtar")
-    right = {"hidden": (64, 64), "convolve": False, "num_envs": 64, "num_steps": 128, "num_minibatches": 8}
+    right = {"hidden": (64, 64), "convolve": False, "num_envs": 64, "num_minibatches": 8, "activation": "relu"}
     is_the_work_that_it_says(pair.equal, made(env, **right))
-    for change in ({"hidden": (128, 128)}, {"num_epochs": 3}):
+    for change in ({"hidden": (128, 128)}, {"num_epochs": 3}, {"activation": "tanh"}):
         with pytest.raises(AssertionError):
             is_the_work_that_it_says(pair.equal, made(env, **{**right, **change}))
 

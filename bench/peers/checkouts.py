@@ -205,7 +205,7 @@ PAIRS = (
     _jaxmarl(
         "IPPO MPE_simple_spread_v3",
         "IPPO/ippo_ff_mpe",
-        "--algo ippo --env MPE_simple_spread_v3",
+        "--algo ippo --env MPE_simple_spread_v3 --activation tanh",
         {},
         163_840,
         2.0,
