@@ -128,7 +128,13 @@ def test_another_amount_of_work_is_noticed():
     pair = PAIRS["purejaxrl/PPO-Breakout-MinAtar/64"]
     made = algos.get("ppo")
     env = envs.make("Breakout-MinAtar")
-    right = {"hidden": (64, 64), "convolve": False, "num_envs": 64, "num_minibatches": 8, "activation": "relu"}
+    right = {
+        "hidden": (64, 64),
+        "convolve": False,
+        "num_envs": 64,
+        "num_minibatches": 8,
+        "activation": "relu",
+    }
     is_the_work_that_it_says(pair.equal, made(env, **right))
     for change in ({"hidden": (128, 128)}, {"num_epochs": 3}, {"activation": "tanh"}):
         with pytest.raises(AssertionError):
