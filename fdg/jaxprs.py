@@ -291,6 +291,15 @@ def equation_flops(eqn: core.JaxprEqn) -> int:
     return _operation_flops(eqn)
 
 
+def operations_of(jaxpr: core.Jaxpr) -> int:
+    """Equations of one run, those of loops as often as they run; an unbounded loop counts one trip."""
+    count = 0
+    for eqn in jaxpr.eqns:
+        inner = bodies(eqn)
+        count += sum(body.trips * operations_of(body.jaxpr) for body in inner) if inner else 1
+    return count
+
+
 def largest_operation(jaxpr: core.Jaxpr) -> int:
     """Floating-point operations of the largest single equation, counted as in `flops_of`, but a hundred for
     an element: a tanh takes as long as some fifty multiply-adds of a matrix product.

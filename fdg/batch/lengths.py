@@ -8,6 +8,7 @@ number serves the others of its kind: choosing among plans asks for many.
 """
 
 import functools
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,12 +23,14 @@ def alike(unit: int, lengths: frozenset[int]) -> int:
     (8, 2)
     """
     others = [length for length in lengths if length % unit]
-    return next(n for n in _divisors(unit) if all(length % n for length in others))
+    return next(n for n in divisors(unit) if all(length % n for length in others))
 
 
 @functools.lru_cache(maxsize=1024)
-def _divisors(number: int) -> tuple[int, ...]:
-    return tuple(n for n in range(1, number + 1) if number % n == 0)
+def divisors(number: int) -> tuple[int, ...]:
+    """All of a number, the least first."""
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return tuple(sorted({*small, *(number // n for n in small)}))
 
 
 @functools.lru_cache(maxsize=10_000)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from jax.extend import core
 
 from fdg.cores import common_cores
-from fdg.lowering.draws import draw_ahead
+from fdg.lowering.agents import of_one
 from fdg.lowering.rewriting import rewritten
 from fdg.placing.plan import Plan
 from fdg.placing.policy import Group
@@ -29,6 +29,7 @@ class Compiled:
       rows: that the batch is split over.
       donated: inputs whose memory results take over.
       agents: on each device; 1 unless a plan has several.
+      together: how many of them are mapped together (`lowering.agents`).
       repeated: whether the program is a loop over the jaxpr.
     """
 
@@ -39,6 +40,7 @@ class Compiled:
     rows: int
     donated: frozenset[int]
     agents: int = 1
+    together: int = 1
     repeated: bool = False
 
 
@@ -72,9 +74,12 @@ def programs(plan: Plan, target: Target) -> tuple[Compiled, ...]:
     if plan.schedule is None:
         (planned,), (group,), graph = plan.programs, plan.groups, plan.graph
         state = frozenset(range(len(graph.state_axes)))
-        if plan.num_seeds is not None:
+        if plan.num_seeds is not None and plan.together is not None:
             agents = plan.num_seeds // len(group)
-            return (Compiled(planned.name, group, draw_ahead(graph.jaxpr), (), 1, state, agents, True),)
+            on_cpu, a_core_each = target.platform == "cpu", target.has_a_core_each(group)
+            inputs, outputs = graph.state_axes, graph.output_axes
+            one = of_one(graph.jaxpr, inputs, outputs, plan.together, on_cpu=on_cpu, a_core_each=a_core_each)
+            return (Compiled(planned.name, group, one, (), 1, state, agents, plan.together, True),)
         axes = tuple(graph.state_axes)
         jaxpr = _rewritten(graph.jaxpr, axes, graph.output_axes, group, target)
         return (Compiled(planned.name, group, jaxpr, axes, group.rows, state, repeated=True),)

@@ -10,6 +10,7 @@ from jax.extend import core
 from fdg import jaxprs
 from fdg.batch.collective import Collective
 from fdg.costs.compiled import HERE, Compiled, Target, programs
+from fdg.lowering.agents import mapped
 from fdg.placing.plan import Plan
 from fdg.placing.policy import Group
 from fdg.profiling.work import Work, work_of
@@ -52,15 +53,17 @@ def loads(plan: Plan, target: Target = HERE) -> tuple[Load, ...]:
 
 def _work(one: Compiled) -> Work:
     """On one device, of all the agents that it has."""
-    return work_of(one.jaxpr, one.axes, one.rows) if one.agents == 1 else _agents(one.jaxpr, one.agents)
+    if one.agents == 1:
+        return work_of(one.jaxpr, one.axes, one.rows)
+    return _agents(one.jaxpr, one.agents, one.together)
 
 
 @functools.lru_cache(maxsize=64)
-def _agents(jaxpr: core.ClosedJaxpr, agents: int) -> Work:
+def _agents(jaxpr: core.ClosedJaxpr, agents: int, together: int) -> Work:
     """Of so many on one device."""
     inputs: Any = jaxprs.open_jaxpr(jaxpr).invars
     shapes = [jax.ShapeDtypeStruct((agents, *v.aval.shape), v.aval.dtype) for v in inputs]
-    return work_of(jax.make_jaxpr(jax.vmap(core.jaxpr_as_fun(jaxpr)))(*shapes))
+    return work_of(jax.make_jaxpr(mapped(core.jaxpr_as_fun(jaxpr), agents, together))(*shapes))
 
 
 def _shared(work: Work, group: Group) -> Work:

@@ -270,8 +270,11 @@ def program_needs(plan: Plan, target: Target = HERE) -> dict[str, Need]:
         if one.repeated:
             records = jax.tree.leaves(plan.graph.metrics)
             kept = metrics.capacity(records * one.agents) * sum(map(jaxprs.bytes_of, records))
+        copied = need.arguments if one.together < one.agents else 0  # states of those that are trained
         found[one.name] = Need(
-            one.agents * need.arguments, one.agents * (need.results + kept), one.agents * need.temporaries
+            one.agents * need.arguments,
+            one.agents * (need.results + kept),
+            one.together * (need.temporaries + copied),
         )
     return found
 

@@ -24,6 +24,11 @@ def group_mesh(group: Group, devices: Sequence[jax.Device]) -> Mesh:
     return Mesh(chosen.reshape(sizes), names, axis_types=(AxisType.Auto,) * len(names))
 
 
+def is_of_cpus(mesh: Mesh) -> bool:
+    """Whether the devices of a mesh are CPUs."""
+    return mesh.devices.flat[0].platform == "cpu"
+
+
 def batch_sharding(mesh: Mesh, axis: int | None) -> NamedSharding:
     """Split along `axis` over the mesh's batch axis; a copy on each device if None."""
     return NamedSharding(mesh, PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, BATCH))

@@ -17,10 +17,9 @@ from jax.extend import core
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fdg import jaxprs, keys
-from fdg.batch.rules.random import draws_from_the_batch
 from fdg.lowering import constraints as sharding
-from fdg.lowering.draws import draw_ahead
-from fdg.lowering.mesh import SEED, batch_sharding, group_mesh, layout_sharding, make_mesh
+from fdg.lowering.agents import by_groups, mapped, of_one
+from fdg.lowering.mesh import SEED, batch_sharding, group_mesh, is_of_cpus, layout_sharding, make_mesh
 from fdg.lowering.population import exchanging
 from fdg.lowering.rewriting import rewritten
 from fdg.lowering.tiles import have_a_core_each
@@ -71,41 +70,50 @@ def lower_shared(graph: FDG, plan: Plan, devices: Sequence[jax.Device]) -> Train
 
 
 def lower_seeds(graph: FDG, plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
-    """The program of several agents: each device steps its own together.
+    """The program of several agents, on each device some at a time (`lowering.agents`).
 
     None talks to another, but in a population (`graph.between_agents`), and there now and then.
     """
     mesh = make_mesh([devices[i] for i in plan.groups[0].devices], SEED)
-    agents, record, everywhere = PartitionSpec(SEED), PartitionSpec(None, SEED), PartitionSpec()
-    agent = core.jaxpr_as_fun(draw_ahead(graph.jaxpr))
-    if draws_from_the_batch(jaxprs.open_jaxpr(graph.jaxpr)):  # mapped, agents would share their draws
-        iterate: Callable = functools.partial(_in_turn, agent)
-    else:
-        iterate = jax.vmap(agent)
-    if graph.between_agents is not None:
-        iterate = exchanging(iterate, graph, graph.between_agents)
-    assert plan.num_seeds is not None
+    split, record, everywhere = PartitionSpec(SEED), PartitionSpec(None, SEED), PartitionSpec()
+    assert plan.num_seeds is not None and plan.together is not None
     here = plan.num_seeds // mesh.size
+    together = plan.together
+    agent = core.jaxpr_as_fun(one_agent(graph.jaxpr, graph.state_axes, graph.output_axes, together, mesh))
+    if graph.between_agents is None:
+        iterate = mapped(agent, together, together)
+    else:  # in step
+        iterate = exchanging(mapped(agent, here, together), graph, graph.between_agents)
+        together = here
     metrics = [
         jax.ShapeDtypeStruct((here, *metric.shape), metric.dtype) for metric in jax.tree.leaves(graph.metrics)
     ]
 
     def run(leaves: list, iterations: jax.Array, rows: int) -> tuple[list, list]:
+        def all_here(leaves: list, iterations: jax.Array) -> tuple[list, list]:
+            def some(leaves: list, buffers: list, first: Any) -> tuple[list, list]:
+                return _iterated(iterate, leaves, buffers, iterations, first)
+
+            return by_groups(some, here, together)(leaves, _buffers(metrics, rows))
+
         return jax.shard_map(
-            lambda leaves, iterations: _loop(iterate, metrics, leaves, iterations, rows),
-            mesh=mesh,
-            in_specs=(agents, everywhere),
-            out_specs=(agents, record),
-            check_vma=False,
+            all_here, mesh=mesh, in_specs=(split, everywhere), out_specs=(split, record), check_vma=False
         )(leaves, iterations)
 
-    shardings = [NamedSharding(mesh, agents)] * len(graph.state_axes)
+    shardings = [NamedSharding(mesh, split)] * len(graph.state_axes)
     return TrainingLoop(run, shardings, NamedSharding(mesh, record), NamedSharding(mesh, everywhere))
 
 
-def _in_turn(agent: Callable, *leaves: Any) -> list:
-    """`agent` for each row of the leaves, one after another."""
-    return jax.lax.map(lambda row: agent(*row), leaves)
+def one_agent(
+    jaxpr: core.ClosedJaxpr,
+    axes: Sequence[int | None],
+    output_axes: Sequence[int | None],
+    together: int,
+    mesh: Mesh,
+) -> core.ClosedJaxpr:
+    """A traced program of one agent as it runs on a mesh of agents (`agents.of_one`)."""
+    cpus, a_core_each = is_of_cpus(mesh), have_a_core_each(mesh)
+    return of_one(jaxpr, axes, output_axes, together, on_cpu=cpus, a_core_each=a_core_each)
 
 
 def _kept(iterate: Callable, shardings: Sequence[NamedSharding]) -> Callable:
@@ -174,7 +182,7 @@ def on_mesh(
         input_axes,
         mesh.size,
         output_axes,
-        on_cpu=mesh.devices.flat[0].platform == "cpu",
+        on_cpu=is_of_cpus(mesh),
         a_core_each=have_a_core_each(mesh),
         sharded=specs is not None,
     )
@@ -187,6 +195,18 @@ def _loop(
     iterate: Callable, metrics: Sequence[Any], leaves: list, iterations: jax.Array, rows: int
 ) -> tuple[list, list]:
     """`iterations` calls of `iterate`; their number is an argument of the program, so any is the same one."""
+    return _iterated(iterate, leaves, _buffers(metrics, rows), iterations)
+
+
+def _buffers(metrics: Sequence[Any], rows: int) -> list[jax.Array]:
+    words = [keys.words_shape(metric.shape, metric.dtype) for metric in metrics]
+    return [jnp.zeros((rows, *row.shape), row.dtype) for row in words]
+
+
+def _iterated(
+    iterate: Callable, leaves: list, buffers: list, iterations: jax.Array, first: Any = 0
+) -> tuple[list, list]:
+    """Leaves after `iterations`, and the buffers with a row of each; of some agents, from `first` on."""
 
     def unfinished(carry: Any) -> jax.Array:
         return carry[0] < iterations
@@ -196,12 +216,15 @@ def _loop(
         results = iterate(*leaves)
         leaves, made = list(results[: len(leaves)]), results[len(leaves) :]
         buffers = [
-            jax.lax.dynamic_update_index_in_dim(buffer, keys.words(row), i, 0)
-            for buffer, row in zip(buffers, made, strict=True)
+            _written(buffer, keys.words(row), i, first) for buffer, row in zip(buffers, made, strict=True)
         ]
         return i + 1, leaves, buffers
 
-    words = [keys.words_shape(metric.shape, metric.dtype) for metric in metrics]
-    buffers = [jnp.zeros((rows, *row.shape), row.dtype) for row in words]
     _, leaves, buffers = jax.lax.while_loop(unfinished, one, (jnp.int32(0), list(leaves), buffers))
     return leaves, buffers
+
+
+def _written(buffer: jax.Array, row: jax.Array, i: jax.Array, first: Any) -> jax.Array:
+    """The buffer with row `i`, or a part of it that begins at `first`."""
+    start = (i, first, *[0] * buffer.ndim)[: buffer.ndim]
+    return jax.lax.dynamic_update_slice(buffer, jnp.expand_dims(row, 0), start)

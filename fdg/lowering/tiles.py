@@ -22,7 +22,7 @@ import collections
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -33,11 +33,12 @@ from jax.sharding import Mesh
 from fdg import jaxprs
 from fdg.batch.flow import EquationFlow, Flow, is_independent
 from fdg.batch.follow import follow
+from fdg.batch.gradients import GradientSums, adds_up_a_gradient, gradient_sums, opened
+from fdg.batch.lengths import divisors
 from fdg.batch.rules.result import Axis
 from fdg.cores import common_cores, sharing
-from fdg.fragment import FragmentMark
 from fdg.lowering.local import Local
-from fdg.lowering.mesh import BATCH
+from fdg.lowering.mesh import BATCH, is_of_cpus
 from fdg.recall import Recall
 
 TILE_BYTES = 3 << 20  # of all values of a tile that have a batch; XLA fuses most of them away
@@ -45,8 +46,7 @@ TILE_FLOPS = 4 << 20  # operations of a tile below which the loop around it woul
 PACKED_BYTES = 1 << 20  # of an array, above which to copy it takes as long as to meet once more
 _PREFIX = "fdg-tiles"
 
-# How the shares of tiles are brought together, by the operation that made them.
-_SUMS = frozenset(("reduce_sum", "dot_general", "conv_general_dilated"))
+# How the shares of tiles are brought together where they are no sums, by the operation that made them.
 _EXTREMES: dict[str, tuple[Callable, Callable]] = {
     "reduce_max": (jnp.maximum, jax.lax.pmax),
     "reduce_min": (jnp.minimum, jax.lax.pmin),
@@ -58,7 +58,7 @@ def have_a_core_each(mesh: Mesh) -> bool:
 
     Devices of other processes count where these share the cores of a machine. All processes say the same.
     """
-    if mesh.devices.flat[0].platform != "cpu":
+    if not is_of_cpus(mesh):
         return False
     most = max(collections.Counter(device.process_index for device in mesh.devices.flat).values())
     return min(mesh.size, most * sharing()) >= common_cores()
@@ -235,14 +235,10 @@ class _Tiler:
 
     def _rewrite(self, flow: Flow) -> Any:
         region = None
-        if any(map(_adds_up_a_gradient, flow.equations)):
-            # Calls in its way are opened, where they are no fragments.
-            axes = [axis for axis, _ in flow.inputs]
-            opened = follow(
-                jaxprs.without_dead_code(_without_calls(flow.jaxpr)), axes, self.devices, flow.outputs
-            )
-            region = _find(opened, self.devices, self.cut)
-            flow = flow if region is None else opened
+        if any(map(adds_up_a_gradient, flow.equations)):
+            inlined = opened(flow, self.devices)
+            region = _find(inlined, self.devices, self.cut)
+            flow = flow if region is None else inlined
         equations = [
             jaxprs.with_new_bodies(each.eqn, [self.rewrite(body) for body in each.bodies])
             for each in flow.equations
@@ -281,99 +277,29 @@ class _Tiler:
 
 
 def _find(flow: Flow, devices: int, cut: bool) -> _Region | None:
-    """The equations at the end of a jaxpr whose sums over the batch feed no other equation on the batch."""
-    members = _members(flow)
-    if not any(_adds_up_a_gradient(flow.equations[i]) for i in members):
+    """The equations of a jaxpr that are to be tiled."""
+    found = gradient_sums(flow)
+    tiles = None if found is None else _tiles(found, devices, cut)
+    if found is None or tiles is None:
         return None
-    chosen = [flow.equations[i] for i in sorted(members)]
-    axis_of = {v: axis for v, (axis, _) in zip(flow.jaxpr.invars, flow.inputs, strict=True)}
-    for each in flow.equations:
-        axis_of.update(zip(each.eqn.outvars, each.results, strict=True))
-    inside = {v for each in chosen for v in each.eqn.outvars}
-    inputs = list(dict.fromkeys(v for each in chosen for v in _variables(each.eqn.invars) if v not in inside))
-    read = {v for i, e in enumerate(flow.equations) if i not in members for v in _variables(e.eqn.invars)}
-    read |= set(_variables(flow.jaxpr.outvars))
-    outputs = [v for each in chosen for v in each.eqn.outvars if v in read]
-    batched = [v for v in (*inputs, *inside) if axis_of.get(v) is not None]
-    tiles = _tiles(chosen, batched, axis_of, devices, cut)
-    if tiles is None:
+    jaxpr = jaxprs.build(found.inputs, found.outputs, [each.eqn for each in found.chosen])
+    axes, output_axes = ([found.axis_of.get(v) for v in side] for side in (found.inputs, found.outputs))
+    if not _fits(follow(jaxpr, axes, devices * tiles, output_axes), found.chosen):
         return None
-    jaxpr = jaxprs.build(inputs, outputs, [each.eqn for each in chosen])
-    axes, output_axes = ([axis_of.get(v) for v in side] for side in (inputs, outputs))
-    if not _fits(follow(jaxpr, axes, devices * tiles, output_axes), chosen):
-        return None
-    return _Region(members, jaxpr, follow(jaxpr, axes, devices, output_axes), tiles)
+    return _Region(found.members, jaxpr, follow(jaxpr, axes, devices, output_axes), tiles)
 
 
-def _members(flow: Flow) -> frozenset[int]:
-    """The equations that can be tiled: from the end backwards, each whose readers on the batch all are."""
-    readers: dict[Any, list[int]] = {}
-    for i, each in enumerate(flow.equations):
-        for v in _variables(each.eqn.invars):
-            readers.setdefault(v, []).append(i)
-    members: set[int] = set()
-    early: set[int] = set()  # equations that have to run before the tiles do
-    for i in range(len(flow.equations) - 1, -1, -1):
-        each = flow.equations[i]
-        after = [j for v in each.eqn.outvars for j in readers.get(v, ())]
-        on_batch = any(axis is not None for axis in (*each.operands, *each.results)) or each.gathered
-        if not on_batch:
-            if any(j in members or j in early for j in after) or each.eqn.effects:
-                early.add(i)
-            continue
-        split = [v for v, axis in zip(each.eqn.outvars, each.results, strict=True) if axis is not None]
-        shared = [v for v in each.eqn.outvars if v not in split]
-        fine = all(j in members for v in split for j in readers.get(v, ()))
-        fine &= not any(j in members or j in early for v in shared for j in readers.get(v, ()))
-        (members if fine and _can_be_tiled(each) else early).add(i)
-    return frozenset(members | _turned(flow, members))
-
-
-def _turned(flow: Flow, members: Collection[int]) -> set[int]:
-    """Where a sum is transposed at once: XLA has a product make it so, if it sees both together."""
-    sums = {v for i in members if flow.equations[i].reduced for v in flow.equations[i].eqn.outvars}
-    return {
-        i
-        for i, each in enumerate(flow.equations)
-        if each.eqn.primitive.name == "transpose" and each.eqn.invars[0] in sums
-    }
-
-
-def _can_be_tiled(each: EquationFlow) -> bool:
-    if each.gathered or each.agreed or each.eqn.effects:
-        return False
-    if each.reduced:
-        name, dtype = each.eqn.primitive.name, each.eqn.outvars[0].aval.dtype
-        return name in _SUMS or (name in _EXTREMES and jnp.issubdtype(dtype, jnp.number))
-    return all(axis is not None for axis in each.results) and all(map(is_independent, each.bodies))
-
-
-def _adds_up_a_gradient(each: EquationFlow) -> bool:
-    return each.reduced and each.eqn.primitive.name in ("dot_general", "conv_general_dilated")
-
-
-def _tiles(
-    chosen: Sequence[EquationFlow],
-    batched: Sequence[Any],
-    axis_of: dict[Any, Axis],
-    devices: int,
-    cut: bool,
-) -> int | None:
+def _tiles(found: GradientSums, devices: int, cut: bool) -> int | None:
     """How many tiles bring what a device holds of a batch below `TILE_BYTES`; None where none are needed."""
-    lengths = math.gcd(*(v.aval.shape[axis_of[v]] for v in batched))
-    size = sum(jaxprs.bytes_of(v.aval) for v in batched) // devices
-    work = sum(jaxprs.equation_flops(each.eqn) for each in chosen) // devices
+    lengths = math.gcd(*(v.aval.shape[found.axis_of[v]] for v in found.batched))
+    size = found.bytes // devices
+    work = sum(jaxprs.equation_flops(each.eqn) for each in found.chosen) // devices
     if lengths % devices:
         return None
-    large = [k for k in _divisors(lengths // devices) if cut and work // k >= TILE_FLOPS]
+    large = [k for k in divisors(lengths // devices) if cut and work // k >= TILE_FLOPS]
     enough = [k for k in large if size // k <= TILE_BYTES]
     tiles = min(enough, default=max(large, default=1))
     return tiles if tiles > 1 or devices > 1 else None
-
-
-def _divisors(number: int) -> list[int]:
-    small = [k for k in range(1, math.isqrt(number) + 1) if number % k == 0]
-    return sorted({*small, *(number // k for k in small)})
 
 
 def _fits(flow: Flow, chosen: Sequence[EquationFlow]) -> bool:
@@ -384,42 +310,3 @@ def _fits(flow: Flow, chosen: Sequence[EquationFlow]) -> bool:
         and all(map(is_independent, now.bodies))
         for now, then in zip(flow.equations, chosen, strict=True)
     )
-
-
-def _without_calls(jaxpr: Any) -> Any:
-    """An open jaxpr with what it calls in the place of the calls, but for fragments."""
-    equations: list[Any] = []
-
-    def walk(inner: Any, names: dict[Any, Any]) -> None:
-        def value(atom: Any) -> Any:
-            return atom if jaxprs.is_literal(atom) else names.get(atom, atom)
-
-        for eqn in inner.eqns:
-            operands = [value(v) for v in eqn.invars]
-            body = _called(eqn)
-            if body is not None:
-                called = dict(zip(body.invars, operands, strict=True))
-                walk(body, called)
-                results = [v if jaxprs.is_literal(v) else called[v] for v in body.outvars]
-                names.update(zip(eqn.outvars, results, strict=True))
-                continue
-            results = [v if isinstance(v, core.DropVar) else core.Var(v.aval) for v in eqn.outvars]
-            names.update(zip(eqn.outvars, results, strict=True))
-            equations.append(eqn.replace(invars=operands, outvars=results))
-
-    names: dict[Any, Any] = {}
-    walk(jaxpr, names)
-    outvars = [v if jaxprs.is_literal(v) else names.get(v, v) for v in jaxpr.outvars]
-    return jaxpr.replace(eqns=equations, outvars=outvars)
-
-
-def _called(eqn: Any) -> Any:
-    """The body of a plain call, open; None for any other equation, and for what has constants of its own."""
-    if eqn.primitive.name not in ("jit", "pjit") or FragmentMark.of(eqn) is not None or eqn.effects:
-        return None
-    (body,) = jaxprs.bodies(eqn)
-    return None if body.jaxpr.constvars or body.jaxpr.effects else body.jaxpr
-
-
-def _variables(atoms: Iterable[Any]) -> list[Any]:
-    return [v for v in atoms if not jaxprs.is_literal(v)]

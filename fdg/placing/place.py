@@ -21,7 +21,9 @@ from fdg import jaxprs
 from fdg.batch.collective import Collective
 from fdg.batch.exchanges import WithoutRule, predict
 from fdg.batch.lengths import alike, lengths_of
+from fdg.cores import common_cores
 from fdg.errors import PlanError
+from fdg.placing.agents import agents_together, notes_of_agents
 from fdg.placing.assignment import (
     assign,
     check_placement,
@@ -98,7 +100,7 @@ def place(
     by_policy = assign(graph, placement)
     graph, delayed = _with_staleness(graph, policy, by_policy)
     if num_seeds is not None:
-        return _plan_seeds(graph, policy, count, num_seeds, delayed)
+        return _plan_seeds(graph, policy, platforms, num_seeds, delayed)
     assignment = merge_shared(by_policy, policy)
     requested = tuple(dict.fromkeys(assignment.values())) or (next(iter(placement.values())),)
     groups = tuple(
@@ -172,8 +174,11 @@ def _check_effects(schedule: Schedule, plan: Plan, devices: Sequence[Any]) -> No
     check_one_process(programs, processes.__getitem__, plan.policy)
 
 
-def _plan_seeds(graph: FDG, policy: Policy, count: int, num_seeds: int, delayed: Delay | None) -> Plan:
+def _plan_seeds(
+    graph: FDG, policy: Policy, platforms: Sequence[str], num_seeds: int, delayed: Delay | None
+) -> Plan:
     """Agents do not talk to each other while they train, so whole ones go to devices; none is split."""
+    count = len(platforms)
     if num_seeds < 1:
         raise PlanError(f"num_seeds={num_seeds}: at least one agent is needed")
     if any(group.parameters or group.model > 1 for group in policy.place(["cpu"] * count).values()):
@@ -184,6 +189,8 @@ def _plan_seeds(graph: FDG, policy: Policy, count: int, num_seeds: int, delayed:
     width = largest_divisor(num_seeds, count)
     group = Group("agents", tuple(range(width)))
     collectives, notes = exchanged_by_agents(graph, num_seeds, width, delayed)
+    here = num_seeds // width
+    together = agents_together(graph, here, "cpu" in platforms, max(1.0, common_cores() / width))
     return Plan(
         graph,
         policy,
@@ -195,10 +202,18 @@ def _plan_seeds(graph: FDG, policy: Policy, count: int, num_seeds: int, delayed:
         programs=(
             PlannedProgram("train", group.name, tuple(f.name for f in graph.fragments), 1, collectives),
         ),
-        memory=((group.name, peak_bytes(graph.jaxpr, (), 1) * (num_seeds // width)),),
+        memory=((group.name, _bytes_of_agents(graph, here, together)),),
         delayed=delayed,
-        notes=notes,
+        notes=notes if graph.between_agents is not None else notes_of_agents(here, together),
+        together=together,
     )
+
+
+def _bytes_of_agents(graph: FDG, agents: int, together: int) -> int:
+    """At least, of a device's: all states, and what those that are mapped together make."""
+    one = peak_bytes(graph.jaxpr, (), 1)
+    state = sum(jaxprs.bytes_of(v.aval) for v in jaxprs.open_jaxpr(graph.jaxpr).invars)
+    return agents * state + together * (one - state)
 
 
 def _plan_whole(plan: Plan) -> Plan:

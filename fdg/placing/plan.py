@@ -39,6 +39,7 @@ class Plan(Drawn):
       sharded: the leaves of the state that rules take.
       unused_rules: (group, regular expression) of rules that take no leaf.
       unpredicted: groups whose collectives are known only after compiling, for they shard parameters.
+      together: how many agents a device maps together, of those that it has; None without a seed axis.
     """
 
     graph: FDG
@@ -58,6 +59,7 @@ class Plan(Drawn):
     sharded: tuple[ShardedLeaf, ...] = ()
     unused_rules: tuple[tuple[str, str], ...] = ()
     unpredicted: tuple[str, ...] = ()
+    together: int | None = None
 
     @functools.cached_property
     def movements(self) -> tuple[Movement, ...]:

@@ -5,14 +5,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend import core
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fdg import jaxprs
 from fdg.batch.rules.random import draws_from_the_batch
 from fdg.lowering import host_calls
+from fdg.lowering.agents import mapped
 from fdg.lowering.mesh import SEED, group_mesh, layout_sharding, make_mesh
-from fdg.lowering.programs import on_mesh
+from fdg.lowering.programs import on_mesh, one_agent
 from fdg.placing.layout import Layout
 from fdg.placing.plan import Plan
 from fdg.placing.policy import Group
@@ -54,7 +56,8 @@ def placed(plan: Plan) -> tuple[Placed, ...]:
         else:
             here = plan.num_seeds // len(group)
             shapes = [jax.ShapeDtypeStruct((here, *_shape(v)), _dtype(v)) for v in site.inputs]
-            jaxpr = jax.make_jaxpr(_of_agents(plan, site))(*shapes)
+            some = mapped(core.jaxpr_as_fun(site.jaxpr), here, plan.together or here)
+            jaxpr = jax.make_jaxpr(some)(*shapes)
             work, border = work_of(jaxpr), border_bytes(jaxpr)
         found.append(Placed(site, group, work, border))
     return tuple(found)
@@ -69,10 +72,12 @@ def programs(plan: Plan, devices: Sequence[jax.Device], leaves: Sequence[Any]) -
       leaves: of a state, on one device of this process.
     """
     found = {}
-    in_turn = _in_turn(plan)
+    chosen, times = _chosen(plan)
     # Every process computes the same, but none has instances of an environment that another one steps.
     if distributed.count() > 1 and host_calls.calls_host(jaxprs.open_jaxpr(plan.graph.jaxpr).eqns):
         return {}
+    in_turn = draws_from_the_batch(jaxprs.open_jaxpr(plan.graph.jaxpr))
+    leaves = leaves if chosen is None else [leaf[chosen] for leaf in leaves]
     values = inputs_of(plan.graph.jaxpr, leaves, plan.num_seeds, in_turn)
     for site in sites(plan.graph):
         name = site.fragment.name
@@ -87,7 +92,7 @@ def programs(plan: Plan, devices: Sequence[jax.Device], leaves: Sequence[Any]) -
             for v, sharding in zip(site.inputs, shardings, strict=True)
         ]
         goes_on = host_calls.calls_host([site.equation])
-        found[name] = Repeated(function, arguments, site.handed_on, goes_on)
+        found[name] = Repeated(function, arguments, site.handed_on, goes_on, times)
     return found
 
 
@@ -98,8 +103,14 @@ def _placed(
     if plan.num_seeds is not None:
         mesh = make_mesh([devices[i] for i in group.devices], SEED)
         agents = PartitionSpec(SEED)
+        together = plan.together or 1
+        one = one_agent(site.jaxpr, site.axes, site.output_axes, together, mesh)
         function = jax.shard_map(
-            _of_agents(plan, site), mesh=mesh, in_specs=agents, out_specs=agents, check_vma=False
+            mapped(core.jaxpr_as_fun(one), together, together),
+            mesh=mesh,
+            in_specs=agents,
+            out_specs=agents,
+            check_vma=False,
         )
         return function, [NamedSharding(mesh, agents)] * len(site.inputs)
     mesh = group_mesh(group, devices)
@@ -128,17 +139,16 @@ def _layout(plan: Plan, group: Group, v: core.Var, axis: int | None) -> Layout:
     return Layout.of_batch(_shape(v), axis, group.mesh)
 
 
-def _of_agents(plan: Plan, site: Site) -> Callable:
-    """A fragment of several agents, as one device runs it."""
-    one = core.jaxpr_as_fun(site.jaxpr)
-    if _in_turn(plan):
-        return lambda *arrays: jax.lax.map(lambda row: one(*row), arrays)
-    return jax.vmap(one)
+def _chosen(plan: Plan) -> tuple[np.ndarray | None, int]:
+    """The agents that stand for all, as rows of the state, and how many times as many there are.
 
-
-def _in_turn(plan: Plan) -> bool:
-    """Whether agents run one after another, for mapped they would share their draws."""
-    return plan.num_seeds is not None and draws_from_the_batch(jaxprs.open_jaxpr(plan.graph.jaxpr))
+    They are the first that each device maps together; None of a plan without agents.
+    """
+    if plan.num_seeds is None or plan.together is None:
+        return None, 1
+    width, together = len(plan.groups[0]), plan.together
+    here = plan.num_seeds // width
+    return np.concatenate([i * here + np.arange(together) for i in range(width)]), here // together
 
 
 def _is_here(group: Group, devices: Sequence[jax.Device]) -> bool:

@@ -42,6 +42,7 @@ class Repeated:
         arguments: Sequence[Any],
         handed_on: Mapping[int, int] | None = None,
         goes_on: bool = False,
+        times: int = 1,
     ):
         """Nothing is compiled yet: see `compiled`.
 
@@ -51,10 +52,12 @@ class Repeated:
           handed_on: argument by result: result k is argument `handed_on[k]` of the next call.
           goes_on: whether a run starts from what the one before handed on, as what is on the host does; else
             all start alike.
+          times: how many calls what is timed takes, of which only one at a time is made.
         """
         self._arguments, self._goes_on = list(arguments), goes_on
         self._function = jax.jit(_repeated(function, dict(handed_on or {})))
         self._run: Any = None
+        self._times = times
         self._calls = self.lanes = 1
         self._spans = any(not x.is_fully_addressable for x in arguments)
         self.samples: list[Sample] = []
@@ -84,8 +87,8 @@ class Repeated:
 
     @property
     def seconds(self) -> float:
-        """That a call takes, other copies' calls at the same time not counted."""
-        return self._per_call(self.samples) / self.lanes
+        """That `times` calls take, other copies' calls at the same time not counted."""
+        return self._times * self._per_call(self.samples) / self.lanes
 
     def _find_calls(self) -> None:
         while True:

@@ -1,16 +1,22 @@
 """One program under one placement: has the engine the numbers, effects and bytes that it should have?"""
 
+import contextlib
 import dataclasses
 import functools
 import itertools
 import traceback
+from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import fdg
+from fdg.batch.lengths import divisors
+from fdg.placing import place
+from fdg.placing.agents import agents_together
 from tests.oracle.interpret import Algorithm
 from tests.oracle.placements import Placement, groups_of
 from tests.oracle.program import Program, fragments
@@ -97,6 +103,18 @@ def under_test(program: Program) -> Algorithm:
     return Algorithm(program)
 
 
+@contextlib.contextmanager
+def at_most_together(count: int | None) -> Iterator[None]:
+    """Engines that are compiled meanwhile map no more agents together on a device; None: as they choose."""
+
+    def fewer(graph: fdg.FDG, here: int, *on: Any) -> int:
+        most = min(count or here, agents_together(graph, here, *on))
+        return max(n for n in divisors(here) if n <= most)
+
+    with mock.patch.object(place, "agents_together", fewer):
+        yield
+
+
 def check(
     program: Program, placement: Placement, expected: Expected | None = None, tolerance: float = 1e-5
 ) -> Verdict:
@@ -109,7 +127,8 @@ def check(
         return Verdict("unclear", str(unclear))
     algorithm = under_test(program)
     try:
-        engine = fdg.compile(algorithm, placement.policy, devices, placement.num_seeds)
+        with at_most_together(placement.together):
+            engine = fdg.compile(algorithm, placement.policy, devices, placement.num_seeds)
     except (fdg.GraphError, fdg.PlanError) as refusal:
         return _refusal(str(refusal), program, placement)
     except Exception as error:

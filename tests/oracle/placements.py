@@ -27,7 +27,8 @@ class Placement:
     """A policy on the first `devices` devices; `runs` are the iterations of each call of `run`.
 
     With `shares_arrays` the engine starts from `algorithm.init`'s own arrays, the same one twice included;
-    with `num_seeds` it runs so many agents.
+    with `num_seeds` it runs so many agents, of which a device maps `together` at a time, or as many as the
+    engine chooses.
     """
 
     policy: Any
@@ -35,6 +36,7 @@ class Placement:
     runs: tuple[int, ...] = (3,)
     shares_arrays: bool = False
     num_seeds: int | None = None
+    together: int | None = None
 
     @property
     def staleness(self) -> int:
@@ -43,6 +45,7 @@ class Placement:
     def __str__(self) -> str:
         shared = ", from init's own arrays" if self.shares_arrays else ""
         agents = f", {self.num_seeds} agents" if self.num_seeds else ""
+        agents += f", {self.together} at a time" if self.together else ""
         return f"{self.policy} on {self.devices} devices, runs of {self.runs}{shared}{agents}"
 
 
@@ -80,12 +83,16 @@ def placements_of(program: Program, seed: int, stale: bool) -> tuple[Placement, 
     ]
     agents = random.Random(f"agents {seed}")  # of its own, so that the others are as they would be without
     several = [(*agents.choice(chosen), agents.choice([2, 3, 4, 8]))] if agents.random() < 0.35 else []
+    together = agents.choice([None, 1, 2])
     return (
         *(
             Placement(policy, devices, runs, shares and not getattr(policy, "staleness", 0))
             for policy, devices in chosen
         ),
-        *(Placement(policy, devices, runs, num_seeds=count) for policy, devices, count in several),
+        *(
+            Placement(policy, devices, runs, num_seeds=count, together=together)
+            for policy, devices, count in several
+        ),
     )
 
 

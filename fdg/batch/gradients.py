@@ -1,0 +1,200 @@
+"""The gradients of a program: equations whose sums over the batch feed no other equation on the batch.
+
+`loss = mean(square(x @ w - y))` with x [4096, 8] split along axis 0, and its gradient:
+
+    p = dot_general x w     [4096]
+    e = sub p y             [4096]
+    g = dot_general e x     [8]     a sum over the batch
+    d = mul g 0.000488      [8]
+
+The first three belong together: nothing else reads what they make on the batch, so that any number of rows
+may go through all of them before the next do (`lowering.tiles`). They work on `x`, `y`, `p` and `e`.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax.extend import core
+
+from fdg import jaxprs
+from fdg.batch.flow import EquationFlow, Flow, is_independent
+from fdg.batch.follow import follow
+from fdg.batch.rules.result import Axis
+from fdg.fragment import FragmentMark
+from fdg.recall import Recall
+
+# What may be made of a part of the rows at a time, and brought together.
+_SUMS = frozenset(("reduce_sum", "dot_general", "conv_general_dilated"))
+_EXTREMES = frozenset(("reduce_max", "reduce_min"))
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientSums:
+    """The equations of a jaxpr that its gradients are made by.
+
+    Attributes:
+      members: their positions.
+      chosen: they themselves.
+      inputs: what they read from outside.
+      outputs: what is read of them outside.
+      batched: of what they read and make, what has a batch.
+      axis_of: the batch axis of each value.
+    """
+
+    members: frozenset[int]
+    chosen: tuple[EquationFlow, ...]
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+    batched: tuple[Any, ...]
+    axis_of: dict[Any, Axis]
+
+    @property
+    def bytes(self) -> int:
+        """Of all that has a batch."""
+        return sum(jaxprs.bytes_of(v.aval) for v in self.batched)
+
+
+def gradient_sums(flow: Flow) -> GradientSums | None:
+    """Those at the end of a jaxpr; None where none adds up a gradient."""
+    members = _members(flow)
+    if not any(adds_up_a_gradient(flow.equations[i]) for i in members):
+        return None
+    chosen = [flow.equations[i] for i in sorted(members)]
+    axis_of = {v: axis for v, (axis, _) in zip(flow.jaxpr.invars, flow.inputs, strict=True)}
+    for each in flow.equations:
+        axis_of.update(zip(each.eqn.outvars, each.results, strict=True))
+    inside = {v for each in chosen for v in each.eqn.outvars}
+    inputs = list(dict.fromkeys(v for each in chosen for v in _variables(each.eqn.invars) if v not in inside))
+    read = {v for i, e in enumerate(flow.equations) if i not in members for v in _variables(e.eqn.invars)}
+    read |= set(_variables(flow.jaxpr.outvars))
+    outputs = [v for each in chosen for v in each.eqn.outvars if v in read]
+    batched = [v for v in (*inputs, *inside) if axis_of.get(v) is not None]
+    return GradientSums(members, tuple(chosen), tuple(inputs), tuple(outputs), tuple(batched), axis_of)
+
+
+class GradientBytes(NamedTuple):
+    """Bytes of all values with a batch that the gradients of a program work on: of the largest, of all."""
+
+    largest: int
+    together: int
+
+
+def gradient_bytes(jaxpr: core.ClosedJaxpr, axes: Sequence[Axis]) -> GradientBytes:
+    """Of a program; zeros if it adds up no gradient over the batch.
+
+    Args:
+      jaxpr: traced, in the global view.
+      axes: the batch axes of its first inputs.
+    """
+
+    def of(flow: Flow) -> GradientBytes:
+        found = gradient_sums(opened(flow, 1)) if any(map(adds_up_a_gradient, flow.equations)) else None
+        here = 0 if found is None else found.bytes
+        largest, together = here, here
+        for each in flow.equations:
+            if not each.bodies:  # nothing in it is on the batch
+                continue
+            for body, of_eqn in zip(each.bodies, jaxprs.bodies(each.eqn), strict=True):
+                inside = known(body, None, functools.partial(of, body))
+                largest = max(largest, inside.largest)
+                together += of_eqn.trips * inside.together
+        return GradientBytes(largest, together)
+
+    known: Recall[GradientBytes] = Recall()
+    return of(follow(jaxpr, axes, 1))
+
+
+def opened(flow: Flow, devices: int) -> Flow:
+    """A flow with what it calls in the place of the calls, where they are no fragments."""
+    axes = [axis for axis, _ in flow.inputs]
+    return follow(jaxprs.without_dead_code(_without_calls(flow.jaxpr)), axes, devices, flow.outputs)
+
+
+def _members(flow: Flow) -> frozenset[int]:
+    """The equations that belong together: from the end backwards, each whose readers on the batch all are."""
+    readers: dict[Any, list[int]] = {}
+    for i, each in enumerate(flow.equations):
+        for v in _variables(each.eqn.invars):
+            readers.setdefault(v, []).append(i)
+    members: set[int] = set()
+    early: set[int] = set()  # equations that have to run before the tiles do
+    for i in range(len(flow.equations) - 1, -1, -1):
+        each = flow.equations[i]
+        after = [j for v in each.eqn.outvars for j in readers.get(v, ())]
+        on_batch = any(axis is not None for axis in (*each.operands, *each.results)) or each.gathered
+        if not on_batch:
+            if any(j in members or j in early for j in after) or each.eqn.effects:
+                early.add(i)
+            continue
+        split = [v for v, axis in zip(each.eqn.outvars, each.results, strict=True) if axis is not None]
+        shared = [v for v in each.eqn.outvars if v not in split]
+        fine = all(j in members for v in split for j in readers.get(v, ()))
+        fine &= not any(j in members or j in early for v in shared for j in readers.get(v, ()))
+        (members if fine and _can_be_tiled(each) else early).add(i)
+    return frozenset(members | _turned(flow, members))
+
+
+def _turned(flow: Flow, members: Collection[int]) -> set[int]:
+    """Where a sum is transposed at once: XLA has a product make it so, if it sees both together."""
+    sums = {v for i in members if flow.equations[i].reduced for v in flow.equations[i].eqn.outvars}
+    return {
+        i
+        for i, each in enumerate(flow.equations)
+        if each.eqn.primitive.name == "transpose" and each.eqn.invars[0] in sums
+    }
+
+
+def _can_be_tiled(each: EquationFlow) -> bool:
+    if each.gathered or each.agreed or each.eqn.effects:
+        return False
+    if each.reduced:
+        name, dtype = each.eqn.primitive.name, each.eqn.outvars[0].aval.dtype
+        return name in _SUMS or (name in _EXTREMES and jnp.issubdtype(dtype, jnp.number))
+    return all(axis is not None for axis in each.results) and all(map(is_independent, each.bodies))
+
+
+def adds_up_a_gradient(each: EquationFlow) -> bool:
+    """Whether an equation is a product or a convolution that sums over the batch."""
+    return each.reduced and each.eqn.primitive.name in ("dot_general", "conv_general_dilated")
+
+
+def _without_calls(jaxpr: Any) -> Any:
+    """An open jaxpr with what it calls in the place of the calls, but for fragments."""
+    equations: list[Any] = []
+
+    def walk(inner: Any, names: dict[Any, Any]) -> None:
+        def value(atom: Any) -> Any:
+            return atom if jaxprs.is_literal(atom) else names.get(atom, atom)
+
+        for eqn in inner.eqns:
+            operands = [value(v) for v in eqn.invars]
+            body = _called(eqn)
+            if body is not None:
+                called = dict(zip(body.invars, operands, strict=True))
+                walk(body, called)
+                results = [v if jaxprs.is_literal(v) else called[v] for v in body.outvars]
+                names.update(zip(eqn.outvars, results, strict=True))
+                continue
+            results = [v if isinstance(v, core.DropVar) else core.Var(v.aval) for v in eqn.outvars]
+            names.update(zip(eqn.outvars, results, strict=True))
+            equations.append(eqn.replace(invars=operands, outvars=results))
+
+    names: dict[Any, Any] = {}
+    walk(jaxpr, names)
+    outvars = [v if jaxprs.is_literal(v) else names.get(v, v) for v in jaxpr.outvars]
+    return jaxpr.replace(eqns=equations, outvars=outvars)
+
+
+def _called(eqn: Any) -> Any:
+    """The body of a plain call, open; None for any other equation, and for what has constants of its own."""
+    if eqn.primitive.name not in ("jit", "pjit") or FragmentMark.of(eqn) is not None or eqn.effects:
+        return None
+    (body,) = jaxprs.bodies(eqn)
+    return None if body.jaxpr.constvars or body.jaxpr.effects else body.jaxpr
+
+
+def _variables(atoms: Iterable[Any]) -> list[Any]:
+    return [v for v in atoms if not jaxprs.is_literal(v)]

@@ -1,0 +1,193 @@
+"""Agents of a device, a few at a time: the numbers of each alone, and as many as fill a cache."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import algos
+import envs
+import fdg
+import policies
+from fdg import jaxprs
+from fdg.batch.gradients import gradient_bytes
+from fdg.costs.memory import program_needs
+from fdg.lowering.agents import by_groups, mapped
+from fdg.placing import agents
+from fdg.placing.agents import agents_together
+from fdg.running import metrics
+from fdg.training.grid import make_grid
+from fdg.training.sweep import Sweep
+from tests.conformance.comparison import assert_same, plain, ppo
+from tests.oracle.compare import at_most_together
+from tests.tiny import Pupil
+from tests.training.descent import Descent
+
+SIX = 6
+BYTES = 20 * 128 * 4  # of the gradient of `gradient_of`
+
+
+@functools.cache
+def learner(name):
+    match name:
+        case "ppo":
+            return ppo("CartPole-v1")
+        case "dqn":  # a replay buffer, written in place
+            sizes = {"num_envs": 4, "num_steps": 4, "hidden": (8,), "buffer_size": 64, "batch_size": 8}
+            return algos.DQN(env=envs.make("CartPole-v1"), learning_starts=8, **sizes)
+        case "large":
+            return ppo("CartPole-v1", num_envs=128, num_steps=32, hidden=(32,))
+    return Pupil()
+
+
+@functools.cache
+def alone(name, agent):
+    return plain(learner(name), jax.jit(learner(name).init)(jax.random.key(5 + agent)), 5)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("together", [1, 2, 3])
+@pytest.mark.parametrize("name", ["ppo", "dqn", "pupil"])
+def test_each_has_the_numbers_of_one_alone(name, together, count, devices, monkeypatch):
+    """State and every row of the metrics, through calls of more iterations than a program has rows for."""
+    monkeypatch.setattr(metrics, "ROWS", 2)
+    with at_most_together(together):
+        engine = fdg.compile(learner(name), policies.GPUOnly(), devices[:count], num_seeds=SIX)
+    assert [len(group) for group in engine.plan.groups] == [count]
+    state, first = engine.run(engine.init(5), 2)
+    state, last = engine.run(state, 3)
+    rows = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), first, last)
+    for agent in range(SIX):
+        mine = jax.tree.map(lambda x: x[agent], state), {k: x[:, agent] for k, x in rows.items()}  # noqa: B023
+        assert_same(alone(name, agent), mine, 1e-4)
+
+
+@pytest.mark.parametrize("together", [1, 2])
+def test_a_population_keeps_step(together, devices):
+    """Its agents may run one by one within an iteration, and none is an iteration ahead of others."""
+    sweep = Sweep(Descent(), make_grid({"rate": [0.01, 0.02, 0.5, 0.6]}), num_seeds=2, exploit_every=3)
+    found = []
+    for most in (None, together):
+        with at_most_together(most):
+            engine = fdg.compile(sweep, policies.GPUOnly(), devices[:2], num_seeds=8)
+        found.append(engine.run(engine.init(0), 10))
+    assert_same(*found, 1e-5)
+
+
+def counting(leaves, buffers, first):
+    """A training loop of two rows: each adds one to its agents, and notes what they have become."""
+    for row in range(2):
+        leaves = [x + 1 for x in leaves]
+        buffers = [
+            jax.lax.dynamic_update_slice(buffer, x[None], (row, first))
+            for buffer, x in zip(buffers, leaves, strict=True)
+        ]
+    return leaves, buffers
+
+
+@pytest.mark.parametrize("together", [1, 2, 4])
+def test_a_group_after_another(together):
+    """Agents that start from 0, 10, 20 and 30: each group writes its own columns."""
+    leaves, buffers = by_groups(counting, 4, together)([10 * jnp.arange(4)], [jnp.zeros((2, 4), jnp.int32)])
+    assert leaves[0].tolist() == [2, 12, 22, 32]
+    assert buffers[0].tolist() == [[1, 11, 21, 31], [2, 12, 22, 32]]
+    shapes = []
+
+    def half(x):
+        shapes.append(x.shape)
+        return [x / 2]
+
+    assert mapped(half, 4, together)(jnp.arange(4.0))[0].tolist() == [0, 0.5, 1, 1.5]
+    assert shapes == [()]  # of one agent
+
+
+def gradient_of(steps):
+    """Where of four agents three values of 128 rows are summed up in `steps` steps."""
+
+    class Sums:
+        def init(self, key):
+            return {"w": jnp.zeros(8), "x": jax.random.normal(key, (128, 8)), "y": jnp.zeros(128)}
+
+        def iterate(self, state):
+            w = jax.lax.scan(
+                lambda w, _: (self.slope(w, state["x"], state["y"]), None), state["w"], length=steps
+            )
+            return {**state, "w": w[0]}, {}
+
+        @fdg.fragment("learner", in_axes=(None, 0, 0), out_axes=None)
+        def slope(self, w, x, y):
+            return (x @ w - y) @ x
+
+    return fdg.trace(Sums())
+
+
+def test_bytes_of_gradients():
+    """x and y are 9 columns, outside and inside the fragment; the product and its difference one each."""
+    for steps in (1, 5):
+        graph = gradient_of(steps)
+        assert gradient_bytes(graph.jaxpr, graph.state_axes) == (BYTES, BYTES * steps)
+    assert gradient_bytes(fdg.trace(Descent()).jaxpr, (None, None)) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("cache", "chosen"),
+    [(1, 1), (BYTES, 1), (2 * BYTES, 2), (4 * BYTES, 4), (5 * BYTES, 6), (9 * BYTES, 12), (10**9, 12)],
+)
+def test_as_many_as_fill_the_cache(cache, chosen, monkeypatch):
+    """Of the divisors of twelve the one that is nearest by ratio: 5 by 4 is more than 6 by 5."""
+    monkeypatch.setattr(agents, "CACHE_BYTES", cache)
+    monkeypatch.setattr(agents, "OPERATION_BYTES", 0)
+    assert agents_together(gradient_of(1), 12, on_cpu=True) == chosen
+    assert agents_together(gradient_of(1), 12, on_cpu=False) == 12
+    said = str(fdg.place(gradient_of(1), policies.GPUOnly(), 64, num_seeds=64 * 12))  # each has a core
+    sentence = "one after another" if chosen == 1 else f"{chosen} at a time"
+    assert (f"each device trains its 12 agents {sentence}" in said) == (chosen < 12)
+
+
+def test_small_operations_are_shared_by_all(monkeypatch):
+    """Two agents fill the cache; they run apart from others if their gradients outweigh their operations.
+
+    These count as often as a device has cores, which have to wait for each other at each of them.
+    """
+    monkeypatch.setattr(agents, "CACHE_BYTES", 2 * BYTES)
+    for cores in (1, 3):
+        for more, chosen in ((0, 2), (1, 12)):
+            graph = gradient_of(1)
+            operations = cores * jaxprs.operations_of(jaxprs.open_jaxpr(graph.jaxpr))
+            monkeypatch.setattr(agents, "OPERATION_BYTES", 2 * BYTES // operations + more)
+            assert agents_together(graph, 12, on_cpu=True, cores=cores) == chosen
+
+
+def test_operations_of_loops_count_as_often_as_they_run():
+    def three_times(x):
+        return jax.lax.scan(lambda x, _: (jnp.sin(x) * 2, None), x + 1, length=3)[0]
+
+    assert jaxprs.operations_of(jax.make_jaxpr(three_times)(1.0).jaxpr) == 1 + 3 * 2
+
+
+def test_defaults_of_presets():
+    """What was best of one core, and of both, or within a tenth of it (decision 073)."""
+    breakout = {"num_envs": 64, "convolve": False, "hidden": (128, 128)}
+    for algorithm, count, *best in (
+        (algos.PPO(env=envs.make("CartPole-v1")), 64, {4, 8}, {64}),
+        (algos.PPO(env=envs.make("Breakout-MinAtar"), **breakout), 8, {1, 2}, {1, 2}),
+        (algos.PQN(env=envs.make("CartPole-v1")), 16, {4}, {4}),
+        (algos.IMPALA(env=envs.make("CartPole-v1")), 16, {16}, {16}),
+    ):
+        graph = fdg.trace(algorithm)
+        for cores in (1, 2):
+            assert agents_together(graph, count, True, cores) in best[cores - 1], algorithm
+
+
+@pytest.mark.parametrize(("count", "together"), [(1, 1), (1, 2), (2, 3), (1, 6)])
+def test_memory_is_that_of_those_that_are_trained(count, together, devices):
+    """Within 15% of what XLA sets aside: of all states, and of so many agents' temporaries."""
+    with at_most_together(together):
+        engine = fdg.compile(learner("large"), policies.GPUOnly(), devices[:count], num_seeds=SIX)
+        engine.compile()
+        (need,) = program_needs(engine.plan).values()
+    said = engine.programs[0].compiled.memory_analysis()
+    theirs = said.argument_size_in_bytes + said.output_size_in_bytes - said.alias_size_in_bytes
+    assert need.peak == pytest.approx(theirs + said.temp_size_in_bytes, rel=0.15)
+    assert dict(engine.plan.memory)["agents"] <= need.peak
