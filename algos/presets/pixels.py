@@ -154,7 +154,17 @@ PRESETS: dict[str, dict[str, Entry]] = {
         "pictures": _PICTURES,
         "visual-control": _VISUAL,
     },
-    "PQN": {"minatar": _MINATAR_PQN, "atari": _ATARI_PQN, "grid": Entry(_GRID.source, {"convolve": False})},
+    "PQN": {
+        "minatar": _MINATAR_PQN,
+        "SpaceInvaders-MinAtar": _MINATAR_PQN.but(
+            "a nearer horizon, twice the step size, less exploration; docs/settings.md",
+            discount=0.98,
+            learning_rate=1e-3,
+            epsilon_end=0.01,
+        ),
+        "atari": _ATARI_PQN,
+        "grid": Entry(_GRID.source, {"convolve": False}),
+    },
     "DQN": {"minatar": _MINATAR_DQN, "grid": Entry(_GRID.source, {"convolve": False})},
     "QRDQN": {"minatar": _MINATAR_DQN, "grid": Entry(_GRID.source, {"convolve": False})},
     "C51": {
