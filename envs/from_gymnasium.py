@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -212,6 +213,15 @@ class _Worker:
         self._last_words.close()
 
 
+# What we call those of Gymnasium's extras that its environments ask for.
+_EXTRAS = {"gymnasium[box2d]": "box2d", "gymnasium[mujoco]": "gymnasium"}
+
+
+def _extra_for(said: str) -> str | None:
+    """Our extra for what Gymnasium says is missing; None for what it has no extra for, or we have none."""
+    return next((ours for theirs, ours in _EXTRAS.items() if theirs in said), None)
+
+
 @functools.cache
 def _facts(name: str, options: tuple[tuple[str, Any], ...]) -> gymnasium_spaces.Facts:
     if importlib.util.find_spec("gymnasium") is None:
@@ -219,8 +229,15 @@ def _facts(name: str, options: tuple[tuple[str, Any], ...]) -> gymnasium_spaces.
     import gymnasium
 
     try:
-        env = gymnasium.make(name.removeprefix(PREFIX), disable_env_checker=True, **dict(options))
+        with warnings.catch_warnings():
+            # SWIG's types (Box2D) warn while they are made; where warnings are errors, that ends the process.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            env = gymnasium.make(name.removeprefix(PREFIX), disable_env_checker=True, **dict(options))
     except Exception as error:  # whatever the environment's constructor raises
+        if isinstance(error, gymnasium.error.DependencyNotInstalled) and (extra := _extra_for(str(error))):
+            raise FdgError(
+                f"'{name}' needs packages that are not installed: pip install 'fdg[{extra}]'"
+            ) from error
         given = f" with {', '.join(f'{k}={v!r}' for k, v in options)}" if options else ""
         raise FdgError(f"environment '{name}'{given} cannot be made: {one_line(error)}") from error
     try:

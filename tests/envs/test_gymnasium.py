@@ -8,7 +8,7 @@ import pytest
 import envs
 import fdg
 from algos.rollout import rollout
-from envs import gymnasium_parts, gymnasium_spaces, host
+from envs import from_gymnasium, gymnasium_parts, gymnasium_spaces, host
 from envs.spaces import Box, Discrete, MultiDiscrete
 from fdg.commands.cli import train_main
 from fdg.errors import FdgError
@@ -90,6 +90,32 @@ def test_continuous_control():
 def test_what_gymnasium_does_not_make(name, options, words):
     with pytest.raises(FdgError, match=words):
         envs.make(f"gymnasium:{name}", **options)
+
+
+@pytest.mark.parametrize(
+    ("missing", "words"),
+    [
+        (
+            "box2d",
+            r"^'gymnasium:Missing-v0' needs packages that are not installed: pip install 'fdg\[box2d\]'$",
+        ),
+        ("mujoco", r"pip install 'fdg\[gymnasium\]'$"),
+        ("toy-text", r"cannot be made: DependencyNotInstalled: .*gymnasium\[toy-text\]"),
+    ],
+)
+def test_what_is_not_installed_is_named_as_our_extra(missing, words, monkeypatch):
+    def make(*_, **__):
+        raise gymnasium.error.DependencyNotInstalled(f'it is missing: pip install "gymnasium[{missing}]"')
+
+    monkeypatch.setattr(gymnasium, "make", make)
+    from_gymnasium._facts.cache_clear()
+    with pytest.raises(FdgError, match=words):
+        envs.make("gymnasium:Missing-v0")
+
+
+def test_a_lander_of_box2d():
+    env = envs.make("gymnasium:LunarLander-v3")
+    assert env.observation_space.shape == (8,) and env.action_space == Discrete(4)
 
 
 # --- spaces ---
