@@ -13,9 +13,11 @@ import policies
 from fdg.commands.cli import train_main
 from fdg.errors import FdgError
 from fdg.profiling import measuring, repeating
-from fdg.profiling.fragments import programs
+from fdg.profiling.fragments import placed, programs
+from fdg.profiling.repeating import Sample
 from fdg.profiling.tracing import fragments_of, trace
 from fdg.profiling.writing import as_json
+from tests.oracle.compare import at_most_together
 from tests.tiny import Pupil
 
 TICK = 1000.0  # seconds of a clock that callbacks put forward: a busy machine loses none of them
@@ -137,6 +139,22 @@ def test_several_agents(devices):
     assert profile.fragment("slope").flops == 4 * alone  # of all agents ...
     here = profile.fragment("slope").work.total_flops
     assert here == pytest.approx(2 * alone, rel=0.02)  # ... and of those on one device
+
+
+@pytest.mark.parametrize("together", [1, 2])
+def test_agents_that_run_a_few_at_a_time_are_timed_so(together, devices):
+    """One group's fragment is timed, on the agents that a device begins with; it stands for all groups."""
+    with at_most_together(together):
+        engine = fdg.compile(Pupil(), policies.GPUOnly(), devices[:2], num_seeds=8)
+    leaves = jax.tree.leaves(engine.init(0))
+    timed = programs(engine.plan, engine.devices, leaves)["slope"]
+    (_, (weight, positions, _)) = timed.lower().args_info[0]
+    assert weight.shape == (2 * together, 3) and positions.shape[0] == 2 * together
+    timed.samples.append(Sample(4.0, 1.0))
+    assert timed.seconds == 3.0 * 4 // together
+    (one,) = [each for each in placed(engine.plan) if each.site.fragment.name == "slope"]
+    alone = fdg.trace(Pupil()).fragment("slope").flops_per_call
+    assert one.work.total_flops == pytest.approx(4 * alone, rel=0.1)
 
 
 def test_rounds_are_counted(devices):
