@@ -103,7 +103,7 @@ def test_a_group_after_another(together):
 
 
 def gradient_of(steps):
-    """Where of four agents three values of 128 rows are summed up in `steps` steps."""
+    """Of an algorithm that takes `steps` steps by a gradient over 128 rows."""
 
     class Sums:
         def init(self, key):
