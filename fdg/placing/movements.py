@@ -56,6 +56,7 @@ class PlannedProgram:
       fragments: their names, in program order; empty for code between fragments alone.
       collectives: what its devices exchange each time that it runs.
       read: whether these were read from the compiled program, and not predicted.
+      together: how many agents a device maps together, of those that it has; None without a seed axis.
     """
 
     name: str
@@ -64,6 +65,7 @@ class PlannedProgram:
     calls_per_iteration: int
     collectives: tuple[Collective, ...] = ()
     read: bool = False
+    together: int | None = None
 
 
 def staying(edges: Sequence[Edge], assignment: Mapping[str, str]) -> list[Movement]:

@@ -191,6 +191,8 @@ def _plan_seeds(
     collectives, notes = exchanged_by_agents(graph, num_seeds, width, delayed)
     here = num_seeds // width
     together = agents_together(graph, here, "cpu" in platforms, max(1.0, common_cores() / width))
+    names = tuple(f.name for f in graph.fragments)
+    program = PlannedProgram("train", group.name, names, 1, collectives, together=together)
     return Plan(
         graph,
         policy,
@@ -199,13 +201,10 @@ def _plan_seeds(
         (group,),
         idle=tuple(range(width, count)),
         assignment=tuple((f.name, group.name) for f in graph.fragments),
-        programs=(
-            PlannedProgram("train", group.name, tuple(f.name for f in graph.fragments), 1, collectives),
-        ),
+        programs=(program,),
         memory=((group.name, _bytes_of_agents(graph, here, together)),),
         delayed=delayed,
         notes=notes if graph.between_agents is not None else notes_of_agents(here, together),
-        together=together,
     )
 
 

@@ -39,7 +39,6 @@ class Plan(Drawn):
       sharded: the leaves of the state that rules take.
       unused_rules: (group, regular expression) of rules that take no leaf.
       unpredicted: groups whose collectives are known only after compiling, for they shard parameters.
-      together: how many agents a device maps together, of those that it has; None without a seed axis.
     """
 
     graph: FDG
@@ -59,7 +58,6 @@ class Plan(Drawn):
     sharded: tuple[ShardedLeaf, ...] = ()
     unused_rules: tuple[tuple[str, str], ...] = ()
     unpredicted: tuple[str, ...] = ()
-    together: int | None = None
 
     @functools.cached_property
     def movements(self) -> tuple[Movement, ...]:
@@ -69,6 +67,11 @@ class Plan(Drawn):
             *(transfers(self.schedule) if self.schedule is not None else ()),
             *exchanges(self.programs),
         )
+
+    @property
+    def together(self) -> int | None:
+        """How many agents a device maps together, of those that it has; None without a seed axis."""
+        return self.programs[0].together if self.num_seeds is not None else None
 
     def __repr__(self) -> str:
         count = len(self.programs)
