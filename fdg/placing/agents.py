@@ -3,7 +3,7 @@
 A GPU wants large operations, so all of them. A core wants what it works on to stay in its cache: gradients
 of 128 agents of PPO on CartPole work on 142 MB, those of 8 on 9. And agents that run by themselves begin many
 small operations, which those that are mapped together share. Both are known from the traced program, not from
-a clock, so that the same job has the same bits.
+a clock, so that the same job on as many cores has the same bits.
 """
 
 import math
