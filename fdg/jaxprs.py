@@ -291,6 +291,19 @@ def equation_flops(eqn: core.JaxprEqn) -> int:
     return _operation_flops(eqn)
 
 
+def elements_of(jaxpr: core.Jaxpr) -> int:
+    """Of `flops_of`, those that are no products or convolutions: one for each element."""
+    return sum(map(_elements_of, jaxpr.eqns))
+
+
+def _elements_of(eqn: core.JaxprEqn) -> int:
+    inner = bodies(eqn)
+    if inner:
+        each = [body.trips * elements_of(body.jaxpr) for body in inner]
+        return max(each) if eqn.primitive.name == "cond" else sum(each)
+    return 0 if eqn.primitive.name in _PRODUCTS else _operation_flops(eqn)
+
+
 def operations_of(jaxpr: core.Jaxpr) -> int:
     """Equations of one run, those of loops as often as they run; an unbounded loop counts one trip."""
     count = 0
@@ -310,8 +323,8 @@ def largest_operation(jaxpr: core.Jaxpr) -> int:
         if inner:
             largest = max(largest, *(largest_operation(body.jaxpr) for body in inner))
         else:
-            is_product = eqn.primitive.name in ("dot_general", "conv_general_dilated")
-            largest = max(largest, _operation_flops(eqn) * (1 if is_product else _ELEMENTWISE))
+            weight = 1 if eqn.primitive.name in _PRODUCTS else _ELEMENTWISE
+            largest = max(largest, _operation_flops(eqn) * weight)
     return largest
 
 
@@ -337,6 +350,8 @@ def _wide_product_flops(eqn: core.JaxprEqn, width: int, least: int) -> int:
 
 
 _ELEMENTWISE = 100
+
+_PRODUCTS = ("dot_general", "conv_general_dilated")
 
 _MOVES = frozenset(
     """broadcast_in_dim reshape transpose squeeze slice dynamic_slice dynamic_update_slice gather scatter

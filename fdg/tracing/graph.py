@@ -46,6 +46,7 @@ class Fragment:
       calls_exact: False inside a while loop (counted as one trip) or a branch (counted as taken).
       flops_per_call: see `jaxprs.flops_of`.
       bytes_per_call: what it reads and writes at its border.
+      elements_per_call: of `flops_per_call`, those that are no products; see `jaxprs.elements_of`.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Fragment:
     bytes_per_call: int
     inputs: tuple[Array, ...]
     outputs: tuple[Array, ...]
+    elements_per_call: int = 0
 
     @property
     def batch_size(self) -> int | None:

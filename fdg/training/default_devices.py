@@ -17,17 +17,19 @@ from fdg.lowering.host_calls import calls_host
 from fdg.placing.place import place
 from fdg.placing.plan import Plan
 from fdg.running.host_devices import threads_for
-from fdg.tracing.graph import FDG
+from fdg.tracing.graph import FDG, Fragment
 
-# Of one core and of a pair of host devices, fitted to PPO on CartPole-v1 with 4 to 1,024 environments. The
-# rate is what the best of our fragments reach: work is never made out to be more than it is.
+# Of one core and of a pair of host devices, fitted to PPO on CartPole-v1 with 4 to 1,024 environments; the
+# rate of what is no product to physics of brax (`python -m bench.device_choice`). Rates are what the best of
+# our fragments reach: work is never made out to be more than it is.
 FLOPS_PER_S = 100e9
+ELEMENTS_PER_S = 10e9
 EXCHANGE_S = 120e-6  # a collective among two devices; more of them are taken to need more rounds
 STEP_S = 150e-6  # a program or a transfer that the host starts by itself
 BYTES_PER_S = 2e9
 MARGIN = 2.0  # beside other processes, exchanges take longer than by themselves
 ONE_THREAD_FLOPS = 12_000_000  # of the largest operation: from there on a second core is worth its thread
-GAIN = 1.35  # what more devices have to promise
+GAIN = 1.45  # what more devices have to promise: small operations take as long with half of the rows
 WIDE = 128  # a matrix from which on products are quick on all cores at once, which one device has too
 
 
@@ -54,21 +56,7 @@ def choose(graph: FDG, policy: Any, cores: int, num_seeds: int | None = None) ->
     if calls_host(jaxprs.open_jaxpr(graph.jaxpr).eqns):
         place(graph, policy, 1, num_seeds)
         return Choice(1, f"1 {of}: its environments step on the host, in threads of their own")
-    seconds: dict[int, float] = {}
-    refused: PlanError | None = None
-    for count in _candidates(cores):
-        try:
-            plan = place(graph, policy, count, num_seeds)
-        except PlanError as error:
-            refused = refused or error
-            continue
-        if not plan.idle and not (plan.unpredicted and count > 1):
-            seconds[count] = iteration_seconds(plan)
-            if count == 1:
-                seconds[count] *= 1 - _on_all_cores(graph) * (1 - 1 / cores)
-    if not seconds:
-        assert refused is not None
-        raise refused
+    seconds = predicted_seconds(graph, policy, cores, num_seeds)
     best = fewest = min(seconds)
     quickest = min(seconds, key=seconds.__getitem__)
     if seconds[fewest] >= GAIN * seconds[quickest]:
@@ -81,6 +69,30 @@ def choose(graph: FDG, policy: Any, cores: int, num_seeds: int | None = None) ->
         f"{best} {of}: an iteration is predicted to take {_milliseconds(seconds[best])} ms,"
         f" and {_milliseconds(seconds[other])} ms on {other}",
     )
+
+
+def predicted_seconds(graph: FDG, policy: Any, cores: int, num_seeds: int | None = None) -> dict[int, float]:
+    """Seconds of an iteration by the number of host devices, of those numbers that have no device idle.
+
+    Raises:
+      PlanError: there is none that the policy can be carried out on; what it says of one device.
+    """
+    seconds: dict[int, float] = {}
+    refused: PlanError | None = None
+    for count in _candidates(cores):
+        try:
+            plan = place(graph, policy, count, num_seeds)
+        except PlanError as error:
+            refused = refused or error
+            continue
+        if not plan.idle and not (plan.unpredicted and count > 1):
+            seconds[count] = iteration_seconds(plan)
+            if count == 1:
+                seconds[count] -= (num_seeds or 1) * _wide_seconds(graph) * (1 - 1 / cores)
+    if not seconds:
+        assert refused is not None
+        raise refused
+    return seconds
 
 
 def threads_of(graph: FDG, devices: int, num_seeds: int | None = None, in_order: bool = False) -> int | None:
@@ -112,11 +124,11 @@ def iteration_seconds(plan: Plan) -> float:
     groups = {group.name: group for group in plan.groups}
     assignment = dict(plan.assignment)
     seconds = dict.fromkeys(groups, 0.0)
-    for name, flops, is_split in _own_work(plan.graph):
+    for name, work, is_split in _own_work(plan.graph):
         group = groups[assignment[name]]
         agents = (plan.num_seeds or 1) / (len(group) if plan.num_seeds else 1)
         share = group.rows if is_split and plan.num_seeds is None else 1
-        seconds[group.name] += agents * flops / share / FLOPS_PER_S
+        seconds[group.name] += agents * work / share
     for program in plan.programs:
         rounds = math.log2(max(2, groups[program.group].rows))
         exchanges = sum(c.calls * (EXCHANGE_S * rounds + c.bytes / BYTES_PER_S) for c in program.collectives)
@@ -131,21 +143,25 @@ def iteration_seconds(plan: Plan) -> float:
     return overlapped(seconds.values()) + MARGIN * moves
 
 
-def _on_all_cores(graph: FDG) -> float:
-    """Which part of an iteration's work XLA spreads over all cores where there is one device."""
-    jaxpr = jaxprs.open_jaxpr(graph.jaxpr)
-    wide = jaxprs.wide_product_flops(jaxpr, WIDE, ONE_THREAD_FLOPS)
-    return wide / max(wide, jaxprs.flops_of(jaxpr), 1)
+def _wide_seconds(graph: FDG) -> float:
+    """Of an iteration's work, what XLA spreads over all cores where there is one device."""
+    wide = jaxprs.wide_product_flops(jaxprs.open_jaxpr(graph.jaxpr), WIDE, ONE_THREAD_FLOPS)
+    return wide / FLOPS_PER_S
 
 
-def _own_work(graph: FDG) -> list[tuple[str, int, bool]]:
-    """Of each fragment: operations an iteration, without those nested in it, and whether it has a batch."""
-    work = {f.name: f.flops_per_call * f.calls_per_iteration for f in graph.fragments}
-    own = dict(work)
+def _own_work(graph: FDG) -> list[tuple[str, float, bool]]:
+    """Of each fragment without those nested in it: seconds of a core, and whether it has a batch."""
+
+    def seconds(fragment: Fragment) -> float:
+        elements = fragment.elements_per_call
+        products = fragment.flops_per_call - elements
+        return fragment.calls_per_iteration * (products / FLOPS_PER_S + elements / ELEMENTS_PER_S)
+
+    own = {f.name: seconds(f) for f in graph.fragments}
     for fragment in graph.fragments:
         if fragment.parent is not None:
-            own[fragment.parent] -= work[fragment.name]
-    return [(f.name, max(0, own[f.name]), f.batch_size is not None) for f in graph.fragments]
+            own[fragment.parent] -= seconds(fragment)
+    return [(f.name, max(0.0, own[f.name]), f.batch_size is not None) for f in graph.fragments]
 
 
 def _candidates(cores: int) -> Sequence[int]:

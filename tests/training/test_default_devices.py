@@ -57,17 +57,28 @@ def test_the_prediction_by_hand(ppo):
     plan = fdg.place(graph, policies.GPUOnly(), 2)
     gradient, update, learn = map(graph.fragment, ("gradient", "update", "learn"))
     act, step = map(graph.fragment, ("act", "step"))
-    whole = learn.flops_per_call + act.calls_per_iteration * (act.flops_per_call + step.flops_per_call)
-    copied = update.calls_per_iteration * update.flops_per_call  # without a batch: on both devices
+
+    def seconds(fragment):
+        products = fragment.flops_per_call - fragment.elements_per_call
+        each = (
+            products / default_devices.FLOPS_PER_S
+            + fragment.elements_per_call / default_devices.ELEMENTS_PER_S
+        )
+        return fragment.calls_per_iteration * each
+
+    whole = seconds(learn) + seconds(act) + seconds(step)
+    copied = seconds(update)  # without a batch: on both devices
     assert gradient.flops_per_call * gradient.calls_per_iteration > 10 * copied
     exchanges = plan.programs[0].collectives
     number, size = sum(c.calls for c in exchanges), sum(c.calls * c.bytes for c in exchanges)
-    expected = ((whole - copied) / 2 + copied) / default_devices.FLOPS_PER_S + default_devices.MARGIN * (
-        number * default_devices.EXCHANGE_S + size / default_devices.BYTES_PER_S
+    expected = (
+        (whole - copied) / 2
+        + copied
+        + default_devices.MARGIN * (number * default_devices.EXCHANGE_S + size / default_devices.BYTES_PER_S)
     )
     assert iteration_seconds(plan) == pytest.approx(expected, rel=1e-6)
     one = iteration_seconds(fdg.place(graph, policies.GPUOnly(), 1))
-    assert one == pytest.approx(whole / default_devices.FLOPS_PER_S, rel=1e-6)
+    assert one == pytest.approx(whole, rel=1e-6)
 
 
 @pytest.mark.parametrize(("num_seeds", "cores", "devices"), [(4, 2, 2), (3, 2, 1), (6, 4, 3), (1, 8, 1)])
@@ -139,6 +150,19 @@ def test_wide_products_by_hand():
     assert jaxprs.wide_product_flops(jaxpr, 8, 0) == 4 * each
     assert jaxprs.wide_product_flops(jaxpr, 4, 0) == 4 * each + each // 2
     assert jaxprs.wide_product_flops(jaxpr, 9, 0) == jaxprs.wide_product_flops(jaxpr, 8, each + 1) == 0
+
+
+def test_elements_by_hand():
+    def program(x, w):
+        y = jax.lax.fori_loop(0, 3, lambda _, x: jnp.sin(x), x)
+        return jax.lax.cond(y[0, 0] > 0, lambda y: y @ w, lambda y: jnp.tanh(y) * 2, y)
+
+    jaxpr = jax.make_jaxpr(jax.jit(program))(jnp.zeros((20, 8)), jnp.zeros((8, 8))).jaxpr
+    few = (
+        jaxprs.elements_of(jaxpr) - 3 * 160 - 2 * 160
+    )  # the loop's counter and the question, of one element each
+    assert 0 < few < 20
+    assert jaxprs.flops_of(jaxpr) == jaxprs.elements_of(jaxpr) - 2 * 160 + 2 * 20 * 8 * 8
 
 
 def test_where_one_device_uses_all_cores_it_stays_one():

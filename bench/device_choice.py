@@ -1,0 +1,136 @@
+"""How many host devices a job is given, beside how fast it is on one and on all cores.
+
+    python -m bench.device_choice                           # jobs of all kinds, on a quiet machine
+    python -m bench.device_choice --only brax spread        # those whose names have these in them
+    python -m bench.device_choice --json build/choice.json  # what was measured, for fitting the constants
+
+A job is measured on one device and on as many as there are cores: a process each, which has compiled and
+waits; they train in turns. Prints what an iteration takes and what was predicted, what the job is given, and
+how long that takes by the quicker of the two. Asked: never longer than one device.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import math
+import statistics
+import sys
+from pathlib import Path
+
+import fdg
+from bench.peers.alternate import Driver
+from fdg.commands.parse import parse
+from fdg.cores import usable_cores
+from fdg.training.default_devices import choose, predicted_seconds
+
+# PureJaxRL's settings for continuous control, with long rollouts of few environments and short ones of many.
+_WIDE = "--hidden 256 256 --activation tanh --normalize-observation true --normalize-reward true"
+_FEW = f"{_WIDE} --num-steps 64 --num-minibatches 8"
+_MANY = f"{_WIDE} --num-steps 10 --num-minibatches 32"
+
+ROUND_S = 0.7  # at least, of training between one measurement and the next
+
+JOBS = {
+    **{f"cartpole-{n}": f"--num-envs {n}" for n in (4, 16, 32, 64, 256, 4096)},
+    "cartpole-pqn": "--algo pqn",
+    "cartpole-pqn-wide": "--algo pqn --num-envs 32 --hidden 256 256",
+    "cartpole-dqn": "--algo dqn",
+    "cartpole-a2c": "--algo a2c",
+    "cartpole-impala": "--algo impala",
+    "cartpole-recurrent": "--algo recurrent_ppo",
+    "acrobot": "--env Acrobot-v1",
+    "mountain-car": "--env MountainCar-v0",
+    "pendulum": "--env Pendulum-v1",
+    "pendulum-wide-16": f"--env Pendulum-v1 {_FEW} --num-epochs 10 --num-envs 16",
+    "pendulum-wide-2048": f"--env Pendulum-v1 {_MANY} --num-epochs 4 --num-envs 2048",
+    "pendulum-sac": "--algo sac --env Pendulum-v1",
+    "pendulum-td3": "--algo td3 --env Pendulum-v1",
+    "breakout": "--env Breakout-MinAtar",
+    "breakout-narrow": "--env Breakout-MinAtar --hidden 64 64",
+    "breakout-convolved": "--env Breakout-MinAtar --convolve true",
+    "breakout-pqn": "--algo pqn --env Breakout-MinAtar",
+    "asterix": "--env Asterix-MinAtar",
+    "brax": "--env brax:inverted_pendulum",
+    "brax-positional-64": f"--env brax:inverted_pendulum:positional {_FEW} --num-envs 64",
+    "brax-positional-2048": f"--env brax:inverted_pendulum:positional {_MANY} --num-envs 2048",
+    "spread-ippo": "--algo ippo --env MPE_simple_spread_v3",
+    "spread-ippo-tanh": "--algo ippo --env MPE_simple_spread_v3 --activation tanh --num-envs 16",
+    "spread-mappo": "--algo mappo --env MPE_simple_spread_v3",
+    "catch": "--env Catch-bsuite",
+    "snake": "--env jumanji:Snake-v1",
+    "craftax-classic": "--env Craftax-Classic-Symbolic-v1",
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """One job: seconds an iteration on one device and on all cores, and what was predicted.
+
+    Attributes:
+      name: of the job.
+      chosen: how many devices it is given.
+      seconds: an iteration, by the number of devices.
+      predicted: the same.
+    """
+
+    name: str
+    chosen: int
+    seconds: dict[int, float]
+    predicted: dict[int, float]
+
+    @property
+    def loss(self) -> float:
+        """How long an iteration takes with the devices that it is given, by the quickest."""
+        return self.seconds[self.chosen] / min(self.seconds.values())
+
+
+def measure(name: str, rounds: int) -> Measured:
+    """Traces a job, asks what it is given, and measures it on one device and on all cores in turns."""
+    words = [*JOBS[name].split(), "--policy", "gpu_only"]
+    job = parse([*words, "--total-steps", str(10**9)], "device_choice", "")
+    graph = fdg.trace(job.algorithm)
+    cores = usable_cores()
+    predicted = predicted_seconds(graph, job.policy, cores, job.agents)
+    chosen = choose(graph, job.policy, cores, job.agents).devices
+    counts = sorted({1, cores} & set(predicted))
+    iterations = math.ceil(ROUND_S / min(predicted[n] for n in counts))
+    steps = str(iterations * job.steps_per_iteration)
+    with contextlib.ExitStack() as stack:
+        drivers = {}
+        for count in counts:
+            more = [*words, "--devices", str(count), "--total-steps", steps]
+            drivers[count] = Driver(Path(sys.executable), "ours", {"flags": more, "continues": True})
+            stack.callback(drivers[count].close)
+        said = [{n: one.round(i)["seconds"] for n, one in drivers.items()} for i in range(rounds + 1)][1:]
+    seconds = {n: statistics.median(one[n] for one in said) / iterations for n in counts}
+    return Measured(name, chosen, seconds, predicted)
+
+
+def main() -> int:
+    """Reads the command line, measures, prints; the status says whether one device was ever quicker."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=[""], help="parts of the names of those to measure")
+    parser.add_argument("--rounds", type=int, default=5, help="of each, in turns, after one more")
+    parser.add_argument("--json", type=Path, help="where to write what was measured")
+    given = parser.parse_args()
+    names = [name for name in JOBS if any(part in name for part in given.only)]
+    print("| job | ms on 1 (predicted) | ms on all cores (predicted) | is given | by the quicker |")
+    print("|---|---|---|---|---|")
+    every = []
+    for name in names:
+        one = measure(name, given.rounds)
+        every.append(one)
+        cells = [f"{1e3 * s:.3g} ({1e3 * one.predicted[n]:.3g})" for n, s in one.seconds.items()]
+        print(f"| {name} | {' | '.join(cells)} | {one.chosen} | {one.loss:.2f} |", flush=True)
+        if given.json:
+            given.json.write_text(json.dumps([dataclasses.asdict(m) for m in every], indent=1))
+    slower = [m.name for m in every if m.seconds[m.chosen] > 1.05 * m.seconds[1]]
+    print(
+        f"\n{len(every)} jobs; slower than one device by more than a twentieth: {', '.join(slower) or 'none'}"
+    )
+    return int(bool(slower))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
