@@ -1,12 +1,12 @@
-"""How many host devices a job is given, beside how fast it is on one and on all cores.
+"""How many host devices a job is given, beside how fast it is on one, on so many, and on all cores.
 
     python -m bench.device_choice                           # jobs of all kinds, on a quiet machine
     python -m bench.device_choice --only brax spread        # those whose names have these in them
     python -m bench.device_choice --json build/choice.json  # what was measured, for fitting the constants
 
-A job is measured on one device and on as many as there are cores: a process each, which has compiled and
-waits; they train in turns. Prints what an iteration takes and what was predicted, what the job is given, and
-how long that takes by the quicker of the two. Asked: never longer than one device.
+A job is measured on one device, on as many as it is given, and on as many as there are cores: a process each,
+which has compiled and waits; they train in turns. Prints what an iteration takes and what was predicted, what
+the job is given, and how long that takes by the quickest. Asked: never longer than one device.
 """
 
 import argparse
@@ -22,14 +22,14 @@ import fdg
 from bench.peers.alternate import Driver
 from fdg.commands.parse import parse
 from fdg.cores import usable_cores
-from fdg.training.default_devices import choose, predicted_seconds
+from fdg.training.default_devices import choose, milliseconds, predicted_seconds
 
 # PureJaxRL's settings for continuous control, with long rollouts of few environments and short ones of many.
 _WIDE = "--hidden 256 256 --activation tanh --normalize-observation true --normalize-reward true"
 _FEW = f"{_WIDE} --num-steps 64 --num-minibatches 8"
 _MANY = f"{_WIDE} --num-steps 10 --num-minibatches 32"
 
-ROUND_S = 0.7  # at least, of training between one measurement and the next
+ROUND_S = 0.7  # of training in a round, as predicted for the quickest
 
 JOBS = {
     **{f"cartpole-{n}": f"--num-envs {n}" for n in (4, 16, 32, 64, 256, 4096)},
@@ -65,13 +65,13 @@ JOBS = {
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """One job: seconds an iteration on one device and on all cores, and what was predicted.
+    """One job: seconds an iteration, and what was predicted.
 
     Attributes:
       name: of the job.
       chosen: how many devices it is given.
       seconds: an iteration, by the number of devices.
-      predicted: the same.
+      predicted: the same, of all numbers that were looked at.
     """
 
     name: str
@@ -86,14 +86,14 @@ class Measured:
 
 
 def measure(name: str, rounds: int) -> Measured:
-    """Traces a job, asks what it is given, and measures it on one device and on all cores in turns."""
+    """Traces a job, asks what it is given, and measures it on one device, so many and all, in turns."""
     words = [*JOBS[name].split(), "--policy", "gpu_only"]
     job = parse([*words, "--total-steps", str(10**9)], "device_choice", "")
     graph = fdg.trace(job.algorithm)
     cores = usable_cores()
     predicted = predicted_seconds(graph, job.policy, cores, job.agents)
     chosen = choose(graph, job.policy, cores, job.agents).devices
-    counts = sorted({1, cores} & set(predicted))
+    counts = sorted({1, chosen, cores} & set(predicted))
     iterations = math.ceil(ROUND_S / min(predicted[n] for n in counts))
     steps = str(iterations * job.steps_per_iteration)
     with contextlib.ExitStack() as stack:
@@ -115,14 +115,18 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="where to write what was measured")
     given = parser.parse_args()
     names = [name for name in JOBS if any(part in name for part in given.only)]
-    print("| job | ms on 1 (predicted) | ms on all cores (predicted) | is given | by the quicker |")
-    print("|---|---|---|---|---|")
+    if not names:
+        parser.error(
+            f"--only {' '.join(given.only)}: no job has this in its name; they are {', '.join(JOBS)}"
+        )
+    print("| job | ms an iteration (predicted), by devices | is given | by the quickest |")
+    print("|---|---|---|---|")
     every = []
     for name in names:
         one = measure(name, given.rounds)
         every.append(one)
-        cells = [f"{1e3 * s:.3g} ({1e3 * one.predicted[n]:.3g})" for n, s in one.seconds.items()]
-        print(f"| {name} | {' | '.join(cells)} | {one.chosen} | {one.loss:.2f} |", flush=True)
+        cells = [f"{n}: {milliseconds(s)} ({milliseconds(one.predicted[n])})" for n, s in one.seconds.items()]
+        print(f"| {name} | {', '.join(cells)} | {one.chosen} | {one.loss:.2f} |", flush=True)
         if given.json:
             given.json.write_text(json.dumps([dataclasses.asdict(m) for m in every], indent=1))
     slower = [m.name for m in every if m.seconds[m.chosen] > 1.05 * m.seconds[1]]

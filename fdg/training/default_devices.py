@@ -20,8 +20,8 @@ from fdg.running.host_devices import threads_for
 from fdg.tracing.graph import FDG, Fragment
 
 # Of one core and of a pair of host devices, fitted to PPO on CartPole-v1 with 4 to 1,024 environments; the
-# rate of what is no product to physics of brax (`python -m bench.device_choice`). Rates are what the best of
-# our fragments reach: work is never made out to be more than it is.
+# rate of what is no product to physics of brax. Both are round, and some work takes less than they say: it is
+# the choices that were looked at (`python -m bench.device_choice`), not the seconds.
 FLOPS_PER_S = 100e9
 ELEMENTS_PER_S = 10e9
 EXCHANGE_S = 120e-6  # a collective among two devices; more of them are taken to need more rounds
@@ -66,8 +66,8 @@ def choose(graph: FDG, policy: Any, cores: int, num_seeds: int | None = None) ->
     other = fewest if best != fewest else min(set(seconds) - {best}, key=seconds.__getitem__)
     return Choice(
         best,
-        f"{best} {of}: an iteration is predicted to take {_milliseconds(seconds[best])} ms,"
-        f" and {_milliseconds(seconds[other])} ms on {other}",
+        f"{best} {of}: an iteration is predicted to take {milliseconds(seconds[best])} ms,"
+        f" and {milliseconds(seconds[other])} ms on {other}",
     )
 
 
@@ -172,5 +172,10 @@ def _candidates(cores: int) -> Sequence[int]:
     return sorted({n for n in powers if n <= cores} | {cores})
 
 
-def _milliseconds(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g}"
+def milliseconds(seconds: float) -> str:
+    """Milliseconds in three digits or whole ones.
+
+    >>> milliseconds(0.0098765), milliseconds(1.7)
+    ('9.88', '1,700')
+    """
+    return f"{seconds * 1e3:,.0f}" if seconds >= 0.1 else f"{seconds * 1e3:.3g}"
