@@ -157,10 +157,12 @@ PRESETS: dict[str, dict[str, Entry]] = {
     "PQN": {
         "minatar": _MINATAR_PQN,
         "SpaceInvaders-MinAtar": _MINATAR_PQN.but(
-            "a nearer horizon, twice the step size, less exploration; docs/settings.md",
+            "a nearer horizon, longer returns, twice the step size, less exploration; docs/settings.md",
             discount=0.98,
+            q_lambda=0.75,
             learning_rate=1e-3,
-            epsilon_end=0.01,
+            epsilon_end=0.001,
+            exploration_fraction=0.03,
         ),
         "atari": _ATARI_PQN,
         "grid": Entry(_GRID.source, {"convolve": False}),
