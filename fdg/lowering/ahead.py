@@ -11,7 +11,7 @@ With `dear` taken, and `f row` made again in the loop (`again`) or handed to it:
     scan 128 trips { x; row, b: ... step x (f row) b } scan 128 trips { x; a, b: x = step x a b }
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -84,24 +84,24 @@ class _Hoister:
     def _in_two(self, eqn: Any) -> list[Any] | None:
         """A scan as a call before it and a scan over what that makes; None where there is nothing to take."""
         (body,) = jaxprs.bodies(eqn)
-        closed = jaxprs.closed_bodies(eqn)[0]
-        if jaxprs.constants_of(closed) or draws_from_the_batch(body.jaxpr):
+        if draws_from_the_batch(body.jaxpr):
             return None
+        constants = _constants(eqn)
         carried = {i for i, _ in body.carry}
         inputs = body.jaxpr.invars
-        parts = self._split(body.jaxpr, {v for i, v in enumerate(inputs) if i not in carried})
+        parts = self._split(body.jaxpr, {*constants, *(v for i, v in enumerate(inputs) if i not in carried)})
         if parts is None or body.trips * _bytes(parts, self.taker.again) > self.taker.most_bytes:
             return None
         needed = _read(parts.early, parts.handed)
         own = [i for i, v in enumerate(inputs) if v in needed]
         if not any(i in body.sliced for i in own):
             return None  # the same every trip, which XLA takes out itself
-        ahead = core.jaxpr_as_fun(jaxprs.build([inputs[i] for i in own], parts.handed, parts.early))
+        ahead = core.jaxpr_as_fun(_closed([inputs[i] for i in own], parts.handed, parts.early, constants))
         rows = [0 if i in body.sliced else None for i in own]
         operands = [eqn.invars[i] for i in own]
         made = jax.make_jaxpr(jax.vmap(ahead, in_axes=rows))(*_shapes(operands))
         stacks = [core.Var(aval) for aval in made.out_avals]
-        late = jaxprs.build([*inputs, *parts.handed], body.jaxpr.outvars, parts.late)
+        late = _closed([*inputs, *parts.handed], body.jaxpr.outvars, parts.late, constants)
         return [
             _call(self.taker.name, made, operands, stacks),
             _scan(eqn, late, [*eqn.invars, *stacks], eqn.outvars),
@@ -149,19 +149,20 @@ class _Hoister:
         """A call as two, of which the first does what is taken; any other equation by itself."""
         if eqn.primitive.name not in ("jit", "pjit") or eqn.effects:
             return [eqn]
-        (body,), (closed,) = jaxprs.bodies(eqn), jaxprs.closed_bodies(eqn)
+        (body,) = jaxprs.bodies(eqn)
         pairs = list(zip(body.jaxpr.invars, eqn.invars, strict=True))
         known = {inner for inner, outer in pairs if jaxprs.is_literal(outer) or outer in free}
-        if len(known) == len(pairs) or jaxprs.constants_of(closed):
+        if len(known) == len(pairs):
             return [eqn]
-        parts = self._split(body.jaxpr, known)
+        constants = _constants(eqn)
+        parts = self._split(body.jaxpr, {*constants, *known})
         if parts is None:
             return [eqn]
         needed = _read(parts.early, parts.handed)
         inputs = [(inner, outer) for inner, outer in pairs if inner in needed]
         handed = [core.Var(v.aval) for v in parts.handed]
-        first = jaxprs.build([inner for inner, _ in inputs], parts.handed, parts.early)
-        second = jaxprs.build([*body.jaxpr.invars, *parts.handed], body.jaxpr.outvars, parts.late)
+        first = _closed([inner for inner, _ in inputs], parts.handed, parts.early, constants)
+        second = _closed([*body.jaxpr.invars, *parts.handed], body.jaxpr.outvars, parts.late, constants)
         return [
             _call(eqn.params["name"], first, [outer for _, outer in inputs], handed),
             _call(eqn.params["name"], second, [*eqn.invars, *handed], eqn.outvars),
@@ -177,6 +178,21 @@ def _any(test: Callable[[Any], bool], eqn: Any) -> bool:
 def _bytes(parts: _Parts, all_of_it: bool) -> int:
     made = [v for each in parts.early for v in each.outvars] if all_of_it else parts.handed
     return sum(jaxprs.bytes_of(v.aval) for v in made)
+
+
+def _constants(eqn: Any) -> dict[Any, Any]:
+    """The constants of the one body of an equation, by their variables."""
+    (body,), (closed,) = jaxprs.bodies(eqn), jaxprs.closed_bodies(eqn)
+    return dict(zip(body.jaxpr.constvars, jaxprs.constants_of(closed), strict=True))
+
+
+def _closed(
+    inputs: Sequence[Any], outputs: Sequence[Any], equations: Sequence[Any], constants: Mapping[Any, Any]
+) -> core.ClosedJaxpr:
+    """Equations as a jaxpr over those of the constants that they read."""
+    read = _read(equations, outputs)
+    own = [v for v in constants if v in read]
+    return jaxprs.build(inputs, outputs, equations, own, [constants[v] for v in own])
 
 
 # Stands for a body while the equation around it is traced: JAX takes what a body hands on out of an equation,

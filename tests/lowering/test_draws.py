@@ -71,6 +71,18 @@ def with_constants(x, keys):
     return jax.lax.scan(lambda x, k: (x + jax.vmap(jax.random.uniform)(shift), k), x, keys)
 
 
+def in_calls_with_constants(x, keys):
+    """Jitted functions that have arrays of their own, for keys and for what is done with draws."""
+    number, scale = np.arange(3), np.array([1.0, 2.0, 3.0], np.float32)
+
+    @jax.jit
+    def step(x, keys):
+        own = jax.vmap(jax.random.fold_in)(keys, number)
+        return x + scale * jax.vmap(jax.random.normal)(own)
+
+    return jax.lax.scan(lambda x, k: (step(x, k), x), x, keys)
+
+
 def drawn_in_loops(jaxpr, inside=False):
     """How often random bits are drawn in the bodies of scans."""
     count = 0
@@ -95,6 +107,7 @@ def values(results):
         (several_from_one, 0),
         (handed_on, 0),
         (with_constants, 1),
+        (in_calls_with_constants, 0),
     ],
     ids=lambda f: getattr(f, "__name__", str(f)),
 )
@@ -106,6 +119,31 @@ def test_draws_are_those_of_the_loop(function, left):
     made, expected = (values(core.jaxpr_as_fun(each)(x, KEYS)) for each in (hoisted, jaxpr))
     for a, b in zip(made, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_a_call_keeps_the_constants_that_it_reads():
+    x = jnp.arange(3.0)
+
+    def constants(jaxpr):
+        here = [np.shape(c) for closed in bodies(jaxpr) for c in jaxprs.constants_of(closed)]
+        return here + [c for closed in bodies(jaxpr) for c in constants(closed)]
+
+    def bodies(jaxpr):
+        return [c for eqn in jaxprs.open_jaxpr(jaxpr).eqns for c in jaxprs.closed_bodies(eqn)]
+
+    jaxpr = jax.make_jaxpr(in_calls_with_constants)(x, KEYS)
+    assert constants(jaxpr) == [(3,), (3,)]
+    assert constants(draws.draw_ahead(jaxpr)) == [(3,), (3,)]  # one each, of the draws and of the rest
+
+
+@pytest.mark.parametrize(
+    "name", ["Breakout-MinAtar", "Asterix-MinAtar", "MPE_simple_spread_v3", "overcooked"]
+)
+def test_nothing_is_drawn_in_rollouts_of_environments_with_arrays_of_their_own(name):
+    make = algos.IPPO if envs.num_agents(envs.make(name)) else algos.PPO
+    graph = fdg.trace(make(env=envs.make(name), num_envs=2, num_steps=4, num_minibatches=2, hidden=(8,)))
+    assert drawn_in_loops(graph.jaxpr) > 2
+    assert drawn_in_loops(draws.draw_ahead(graph.jaxpr)) == 0
 
 
 def test_a_loop_stays_as_unrolled_as_it_was():
