@@ -117,12 +117,17 @@ def add_flag(parser: Any, flag: Flag) -> None:
     _add_argument(parser, flag, flag.option, text)
 
 
+def written(flag: Flag) -> tuple[str, ...]:
+    """All ways in which a flag may be written: `--learning-rate`, `--lr`, ..."""
+    return (flag.option, *(f"--{alias}" for alias in ALIASES.get(flag.name, ())))
+
+
 def add_aliases(parser: Any, flags: Iterable[Flag]) -> None:
     """Adds the other names of flags, unless they are flags themselves: after all flags were added."""
     for flag in flags:
-        for alias in ALIASES.get(flag.name, ()):
+        for alias in written(flag)[1:]:
             with contextlib.suppress(argparse.ArgumentError):
-                _add_argument(parser, flag, f"--{alias}", argparse.SUPPRESS)
+                _add_argument(parser, flag, alias, argparse.SUPPRESS)
 
 
 def _add_argument(parser: Any, flag: Flag, option: str, text: str) -> None:

@@ -4,7 +4,7 @@ Most flags are not written here: each hyperparameter of the chosen algorithm, an
 policy, is one. So a command line is read twice, the first time for the names alone.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,16 @@ from fdg.commands import presets
 from fdg.commands.aliases import with_memory
 from fdg.commands.construct import algorithm_class, check_kind, construct, with_staleness
 from fdg.commands.earlier import loggers_of, record_of, template_of
-from fdg.commands.flags import Flag, Parser, add_aliases, dataclass_fields, fields_of, normalise, to_json
+from fdg.commands.flags import (
+    Flag,
+    Parser,
+    add_aliases,
+    dataclass_fields,
+    fields_of,
+    normalise,
+    to_json,
+    written,
+)
 from fdg.commands.run_flags import (
     DEVICES_CHOSEN,
     FREE_ON_RESUME,
@@ -148,6 +157,7 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     what = f"hyperparameters of {algo}" + (f" for {env_name}" if has_env else "")
     parser = flags.parser(what, prog=program, description=description)
     _check_policy_flags(words, policy_name, policy_class, [*policy_flags, STALENESS, *own_flags])
+    _check_algorithm_flags(words, algo, parser.options())
     given = parser.parse_strictly(words)
     if given.get("show_preset"):
         print(presets.table(found, algo, env_name, fields_of(chosen), presets.known(chosen)), flush=True)
@@ -283,6 +293,31 @@ def _policy_class(name: str) -> type:
         return policies.get(name)
     except UnknownNameError:
         raise unknown_name("policy", name, (*policies.names(), *_AUTO)) from None
+
+
+def _check_algorithm_flags(words: Sequence[str], algo: str, known: Container[str]) -> None:
+    """Refuses a flag that only other algorithms have.
+
+    Args:
+      words: of the command line, normalised.
+      algo: the algorithm's name.
+      known: every flag of this command line, as it is written.
+    """
+    import algos
+
+    for option in [word.partition("=")[0] for word in words if word.startswith("--")]:
+        if option in known:
+            continue
+        owners = [
+            other
+            for other in algos.names()
+            if any(option in written(flag) for flag in fields_of(algos.get(other)))
+        ]
+        if owners:
+            became = ", which PPO with a --memory is" if algo == "recurrent_ppo" else ""
+            raise FdgError(
+                f"unknown flag '{option}' under --algo {algo}{became}: it is a flag of --algo {', '.join(owners)}"
+            )
 
 
 def _check_policy_flags(
