@@ -316,7 +316,8 @@ def _check_algorithm_flags(words: Sequence[str], algo: str, known: Container[str
         if owners:
             became = ", which PPO with a --memory is" if algo == "recurrent_ppo" else ""
             raise FdgError(
-                f"unknown flag '{option}' under --algo {algo}{became}: it is a flag of --algo {', '.join(owners)}"
+                f"unknown flag '{option}' under --algo {algo}{became}:"
+                f" it is a flag of --algo {', '.join(owners)}"
             )
 
 
