@@ -20,13 +20,14 @@ import optax
 import fdg
 from algos import optimizers
 from algos.acting import Actor
+from algos.exploration import epsilon_greedy
 from algos.hyperparameters import NETWORK, hyperparameter, require, require_positive, require_within
 from algos.minibatches import own_blocks, shuffled_rows, take, updated
 from algos.networks import Network, of_action
 from algos.normalizing import NormalizedRewards
 from algos.q_learning import QLearning, for_each_choice, over_choices
 from algos.returns import lambda_returns
-from algos.rollout import environment_major, episode_metrics, rollout, time_major
+from algos.rollout import environment_major, episode_metrics, rollout, values_after
 from envs import Environment, Observation, TimeStep, features_and_mask
 
 
@@ -49,6 +50,7 @@ class Trajectory(NamedTuple):
 
     observation: Observation  # [T, B, *obs]
     action: jax.Array  # [T, B, *action] int32
+    value: jax.Array  # [T, B] float32, what the best action there is worth
     time_step: TimeStep  # [T, B], what came of the action
 
 
@@ -146,10 +148,9 @@ class PQN(QLearning, NormalizedRewards):
         """One rollout of all environments, and all updates on it."""
         key, rollout_key, shuffle_key = jax.random.split(state.key, 3)
         epsilon = self._epsilon(state.iteration)
-        env_state, observation, ((observations, actions), _, time_steps) = rollout(
-            act=lambda observation, keys: (
-                self.act(state.parameters, state.observation_statistics, epsilon, observation, keys),
-                (),
+        env_state, observation, ((observations, actions), values, time_steps) = rollout(
+            act=lambda observation, keys: self.act(
+                state.parameters, state.observation_statistics, epsilon, observation, keys
             ),
             step=self.step,
             key=rollout_key,
@@ -160,7 +161,7 @@ class PQN(QLearning, NormalizedRewards):
         learned, running_return, metrics = self.learn(
             (state.parameters, state.optimizer_state, state.observation_statistics, state.return_statistics),
             state.running_return,
-            Trajectory(observations, actions, time_steps),
+            Trajectory(observations, actions, values, time_steps),
             shuffle_key,
         )
         parameters, optimizer_state, observation_statistics, return_statistics = learned
@@ -181,15 +182,21 @@ class PQN(QLearning, NormalizedRewards):
         """How it acts with these values of actions."""
         return self._acting(state.parameters, state.observation_statistics, state.iteration)
 
-    # --- fragments; `act` is that of `QLearning`, `step` and `update` are those of every agent ---
+    # --- fragments; `step` and `update` are those of every agent ---
+
+    @fdg.fragment("actor", in_axes=(None, None, None, 0, 0))
+    def act(self, parameters, statistics, epsilon, observation, keys):
+        """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`, value of the best one `[B]`."""
+        values = self._values(parameters, self._seen(statistics, observation))
+        return epsilon_greedy(values, epsilon).sample(keys), _best(values)
 
     @fdg.fragment("learner", in_axes=(None, 0, 1, None), out_axes=(None, 0, None))
     def learn(self, learned, running_return, trajectory, key):
         """Several epochs of minibatch updates on a rollout `[T, B]`; statistics change after it."""
         parameters, optimizer_state, *statistics = learned
         seen, running_return, statistics = self._normalized(statistics, running_return, trajectory)
-        observation, action, time_step = seen
-        target = self._target(parameters, time_step)
+        observation, action, value, time_step = seen
+        target = self._target(parameters, value, time_step)
         samples = jax.tree.map(environment_major, Minibatch(observation, action, target))
         blocks = 1
         if self.shuffle == "each":
@@ -215,15 +222,19 @@ class PQN(QLearning, NormalizedRewards):
         loss = 0.5 * jnp.mean(jnp.square(value - for_each_choice(minibatch.target, value)))
         return loss, {"loss": loss, "value": jnp.mean(value)}
 
-    def _target(self, parameters, time_step: TimeStep) -> jax.Array:
+    def _target(self, parameters, value: jax.Array, time_step: TimeStep) -> jax.Array:
         """Lambda-returns `[T, B]` of the best actions' values; a truncation is followed by its own."""
-        final = jax.tree.map(environment_major, time_step.final_observation)
-        next_value = over_choices(jnp.max(self._values(parameters, final), axis=-1))
+        next_value = values_after(value, time_step, lambda final: _best(self._values(parameters, final)))
         return lambda_returns(
-            self.reward_scale * time_step.reward, time_major(next_value, self.num_steps),
+            self.reward_scale * time_step.reward, next_value,
             time_step.terminated, time_step.truncated, self.discount, self.q_lambda,
         )  # fmt: skip
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:
         return optimizers.clipped_radam(self._step_size, self.max_grad_norm)
+
+
+def _best(values: jax.Array) -> jax.Array:
+    """What the best action is worth: `[N]`, of values `[N, n]`, or `[N, M, n]` of several choices."""
+    return over_choices(jnp.max(values, axis=-1))

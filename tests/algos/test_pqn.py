@@ -52,6 +52,9 @@ def test_targets_by_hand():
     step 2 leads to 1: 2 * 2 + (2 / 2 + -1 / 2) / 2 = 4.25.
     step 1 terminates: 2 * 5 = 10.
     step 0 leads to 0: 2 * 1 + (4 / 2 + 10 / 2) / 2 = 5.5.
+
+    Where an episode goes on, the best value of the next row is known from acting; those of rows in which one
+    begins, 100 here, say nothing of the step before.
     """
     step = time_step(
         reward=column(1.0, 5.0, 2.0, 1.0, 3.0),
@@ -59,8 +62,17 @@ def test_targets_by_hand():
         truncated=column(False, False, False, True, False),
         final=column(0.0, 2.0, 1.0, 2.0, 0.0),
     )
-    target = pqn(discount=0.5, q_lambda=0.5, reward_scale=2.0)._target(VALUES, step)
+    value = column(100.0, 4.0, 100.0, 2.0, 100.0)
+    target = pqn(discount=0.5, q_lambda=0.5, reward_scale=2.0)._target(VALUES, value, step)
     np.testing.assert_allclose(target, column(5.5, 10.0, 4.25, -1.0, 8.0), rtol=1e-6)
+
+
+def test_acting_tells_the_best_value():
+    """Of the three observations 4, 2 and -6, whatever is done: a random action is none of them."""
+    observation, keys = jnp.array([[0.0], [1.0], [2.0]]), jax.random.split(jax.random.key(0), 3)
+    for epsilon in (0.0, 1.0):
+        _, value = pqn().act(VALUES, None, epsilon, observation, keys)
+        assert value.tolist() == [4.0, 2.0, -6.0]
 
 
 def test_loss_by_hand():
@@ -82,10 +94,10 @@ def test_several_choices_by_hand():
     algorithm = algos.PQN(
         env=env, network=network, num_envs=2, num_steps=5, num_minibatches=1, discount=0.5, reward_scale=2.0
     )
-    never, zero = column(*[False] * 5), column(*[0.0] * 5)
-    target = algorithm._target(table, time_step(column(*[1.0] * 5), ~never, never, zero))
+    never, zero, known = column(*[False] * 5), column(*[0.0] * 5), column(*[100.0] * 5)
+    target = algorithm._target(table, known, time_step(column(*[1.0] * 5), ~never, never, zero))
     assert target.tolist() == [[2.0, 2.0]] * 5
-    cut = algorithm._target(table, time_step(column(*[1.0] * 5), never, ~never, zero))
+    cut = algorithm._target(table, known, time_step(column(*[1.0] * 5), never, ~never, zero))
     assert cut.tolist() == [[2.0 + 0.5 * 3.5] * 2] * 5
     minibatch = Minibatch(jnp.zeros((1, 1)), jnp.array([[0, 2]]), jnp.array([2.0]))
     gradient, losses = algorithm.gradient(table, minibatch)
