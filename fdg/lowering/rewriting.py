@@ -12,6 +12,7 @@ from fdg.batch.rules.result import Axis
 from fdg.lowering.draws import draw_ahead
 from fdg.lowering.ordering import in_order, meet_ahead
 from fdg.lowering.tiles import tile
+from fdg.lowering.turning import turn_kernels
 from fdg.recall import Recall
 
 _DRAWN: Recall[core.ClosedJaxpr] = Recall(most=256)
@@ -46,4 +47,6 @@ def rewritten(
         jaxpr = meet_ahead(jaxpr, axes, devices, output_axes)
     if a_core_each or (on_cpu and devices > 1):
         jaxpr = tile(jaxpr, axes, devices, a_core_each)
+    if on_cpu:
+        jaxpr = turn_kernels(jaxpr)
     return in_order(jaxpr, axes, devices, output_axes) if on_cpu and devices > 1 else jaxpr
