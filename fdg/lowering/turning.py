@@ -60,6 +60,7 @@ class _Turner:
             and reads[eqn.invars[0]] == 1
         }
         dropped = {id(eqn) for eqn in then.values()}
+        columns: dict[core.Var, core.Var] = {}  # what is turned, and its name then
         eqns: list[Any] = []
         for eqn in jaxpr.eqns:
             if id(eqn) in dropped:
@@ -70,7 +71,10 @@ class _Turner:
                 if out in then:
                     first, second, out = second, first, then[out].outvars[0]
                 if _pays(first.aval, second.aval):
-                    eqns += _turned(eqn, first, second, out)
+                    if first not in columns:
+                        turning, columns[first] = _turned(first)
+                        eqns += turning
+                    eqns.append(_rows_with_columns(eqn, columns[first], second, out))
                     continue
                 eqns.append(eqn)
                 if eqn.outvars[0] in then:
@@ -94,19 +98,29 @@ def _pays(first: Any, second: Any) -> bool:
     return second.shape[1] >= _LEAST_COLUMNS or jaxprs.bytes_of(first) <= _LARGE_BYTES
 
 
-def _turned(eqn: Any, first: Any, second: Any, out: Any) -> Sequence[Any]:
-    """The product `[M, N]` of `first [K, M]` and `second [K, N]`, called `out`."""
+def _turned(operand: core.Var) -> tuple[list[core.JaxprEqn], core.Var]:
+    """The equations that turn an operand in memory, and the name of what they make."""
+
+    def turn(x: jax.Array) -> jax.Array:
+        return jax.lax.optimization_barrier(x.T)
+
+    made = jaxprs.open_jaxpr(jax.make_jaxpr(turn)(_aval(operand)))
+    (given,), (result,) = made.invars, made.outvars
+    eqns = [eqn.replace(invars=[operand if v is given else v for v in eqn.invars]) for eqn in made.eqns]
+    return eqns, result  # type: ignore[return-value]
+
+
+def _rows_with_columns(eqn: Any, first: core.Var, second: core.Var, out: core.Var) -> core.JaxprEqn:
+    """The product `[M, N]` of `first [M, K]` and `second [K, N]`, called `out`."""
 
     def product(first: jax.Array, second: jax.Array) -> jax.Array:
         params = {**eqn.params, "dimension_numbers": (((1,), (0,)), ((), ()))}
-        return eqn.primitive.bind(jax.lax.optimization_barrier(first.T), second, **params)
+        return eqn.primitive.bind(first, second, **params)
 
-    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in (first, second)]
-    made = jaxprs.open_jaxpr(jax.make_jaxpr(product)(*avals))
-    names = dict(zip(made.invars, (first, second), strict=True)) | {made.outvars[0]: out}
-    return [
-        each.replace(
-            invars=[names.get(v, v) for v in each.invars], outvars=[names.get(v, v) for v in each.outvars]
-        )
-        for each in made.eqns
-    ]
+    (made,) = jaxprs.open_jaxpr(jax.make_jaxpr(product)(_aval(first), _aval(second))).eqns
+    return made.replace(invars=[first, second], outvars=[out])
+
+
+def _aval(v: core.Var) -> jax.ShapeDtypeStruct:
+    aval: Any = v.aval
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)

@@ -69,6 +69,19 @@ def test_what_else_reads_a_product_still_does():
         np.testing.assert_allclose(result, right, rtol=1e-5, atol=1e-5)
 
 
+def test_an_operand_of_several_products_is_turned_once():
+    """As the inputs of a GRU's gates are: each turned copy would take memory of its own."""
+
+    def gates(w, x):
+        return jnp.sum(jnp.tanh(x @ w["reset"]) * jnp.tanh(x @ w["update"]) + x @ w["new"])
+
+    w = {name: numbers(64, 64, seed=k) for k, name in enumerate(("reset", "update", "new"))}
+    results, expected, names = turned(jax.grad(gates), w, numbers(16, 64, seed=3))
+    for result, right in zip(results, expected, strict=True):
+        np.testing.assert_allclose(result, right, rtol=1e-5, atol=1e-5)
+    assert names.count("optimization_barrier") == 1
+
+
 def test_an_output_keeps_its_shape():
     """A product that is a result itself, and is turned besides."""
 
