@@ -36,7 +36,7 @@ def loss(w, x):
 
 
 @pytest.mark.parametrize("rows", [1, 7, 128])
-@pytest.mark.parametrize(("wide", "narrow"), [(64, 64), (4, 64), (64, 5), (1, 1)])
+@pytest.mark.parametrize(("wide", "narrow"), [(64, 64), (4, 64), (64, 5), (2, 2)])
 def test_gradients_are_the_same(rows, wide, narrow):
     w = {"first": numbers(wide, narrow), "second": numbers(narrow, 3, seed=1)}
     results, expected, names = turned(jax.grad(loss), w, numbers(rows, wide, seed=2))
@@ -99,6 +99,14 @@ def test_large_operands_of_few_columns_stay():
     assert "optimization_barrier" not in names
     _, _, names = turned(gradient, numbers(36, 16), numbers(4096, 36))
     assert "optimization_barrier" in names
+
+
+@pytest.mark.parametrize(("wide", "narrow"), [(64, 1), (1, 64), (1, 1)])
+def test_products_of_one_column_stay(wide, narrow):
+    """The head of a value: 512 x 64 took 5.5 us as it is and 19.8 turned."""
+    gradient = jax.grad(lambda w, x: jnp.sum(jnp.square(x @ w)))
+    _, _, names = turned(gradient, numbers(wide, narrow), numbers(512, wide))
+    assert "optimization_barrier" not in names
 
 
 def test_other_products_stay():
