@@ -136,6 +136,8 @@ class Box:
                 )
         if not np.all(np.asarray(self.low) <= np.asarray(self.high)):
             raise FdgError(f"Box(low={self.low}, high={self.high}): low must not exceed high")
+        if np.any(np.isposinf(self.low)) or np.any(np.isneginf(self.high)):
+            raise FdgError(f"Box(low={self.low}, high={self.high}): no number lies between them")
 
     @property
     def low_array(self) -> np.ndarray:

@@ -95,7 +95,10 @@ def _adds_up_rows(eqn: Any) -> bool:
 
 
 def _pays(first: Any, second: Any) -> bool:
-    if 1 in (first.shape[1], second.shape[1]):  # XLA adds up products of numbers then: turned, 4 times as slow
+    if 1 in (
+        first.shape[1],
+        second.shape[1],
+    ):  # XLA adds up products of numbers then: turned, 4 times as slow
         return False
     return second.shape[1] >= _LEAST_COLUMNS or jaxprs.bytes_of(first) <= _LARGE_BYTES
 

@@ -158,10 +158,9 @@ def test_a_learner_of_rollouts_values_against_numpy():
     reward = rng.normal(1.0, 30.0, size=(STEPS, ENVIRONMENTS)).astype(np.float32)
     never, zero = np.zeros((2, STEPS, ENVIRONMENTS), bool)
     action = np.zeros((STEPS, ENVIRONMENTS), np.int32)
-    rollout = jax.tree.map(
-        jnp.asarray,
-        pqn.Trajectory(observation, action, TimeStep(None, reward, never, never, final, zero, zero)),
-    )
+    value = rng.normal(size=(STEPS, ENVIRONMENTS)).astype(np.float32)
+    time_step = TimeStep(None, reward, never, never, final, zero, zero)
+    rollout = jax.tree.map(jnp.asarray, pqn.Trajectory(observation, action, value, time_step))
     start, key = jax.jit(algorithm.init)(jax.random.key(1)), jax.random.key(2)
     statistics = normalize.update(start.observation_statistics, jnp.asarray(seen))
     learned = (start.parameters, start.optimizer_state, statistics, start.return_statistics)

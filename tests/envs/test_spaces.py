@@ -13,7 +13,9 @@ INF = float("inf")
 MAX = float(np.finfo(np.float32).max)
 
 seeds = st.integers(0, 2**31 - 1)
-bound = st.floats(width=32, allow_nan=False)
+# A lower bound may be -inf, an upper one inf; sorted, each still is what it may be.
+low_bound = st.floats(width=32, allow_nan=False, max_value=MAX)
+high_bound = st.floats(width=32, allow_nan=False, min_value=-MAX)
 # Few shapes, so that few programs compile.
 shapes = st.sampled_from([(), (2,), (2, 3)])
 
@@ -21,7 +23,7 @@ shapes = st.sampled_from([(), (2,), (2, 3)])
 @st.composite
 def boxes(draw):
     shape = draw(shapes)
-    pairs = [sorted((draw(bound), draw(bound))) for _ in range(int(np.prod(shape)))]
+    pairs = [sorted((draw(low_bound), draw(high_bound))) for _ in range(int(np.prod(shape)))]
     low, high = (np.asarray(side, float).reshape(shape) for side in zip(*pairs, strict=True))
     return Box(nested_tuple(low.tolist()), nested_tuple(high.tolist()), shape)
 
@@ -120,6 +122,8 @@ def test_a_dtype_is_one_however_it_is_written():
         (lambda: Box(0.0, float("nan"), (2,)), "a bound must be a number"),
         (lambda: Box((0.0, 0.0, 0.0), 1.0, (2,)), r"has shape \(3,\), but the space has \(2,\)"),
         (lambda: Box(1.0, 0.0, (2,)), "low must not exceed high"),
+        (lambda: Box(INF, INF, ()), "no number lies between"),
+        (lambda: Box((0.0, -INF), (1.0, -INF), (2,)), "no number lies between"),
         (lambda: Box(0.0, 1.0, [2]), "shape must be a tuple of integers"),
     ],
 )
