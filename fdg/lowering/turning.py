@@ -95,10 +95,7 @@ def _adds_up_rows(eqn: Any) -> bool:
 
 
 def _pays(first: Any, second: Any) -> bool:
-    if 1 in (
-        first.shape[1],
-        second.shape[1],
-    ):  # XLA adds up products of numbers then: turned, 4 times as slow
+    if 1 in (first.shape[1], second.shape[1]):  # to XLA a sum of products of numbers: 4 times as slow turned
         return False
     return second.shape[1] >= _LEAST_COLUMNS or jaxprs.bytes_of(first) <= _LARGE_BYTES
 
