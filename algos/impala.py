@@ -42,7 +42,7 @@ class IMPALA(ActorCritic):
     num_envs: int = hyperparameter(16, "environments stepped together")
     num_steps: int = hyperparameter(20, "steps of each environment in one iteration")
     total_steps: int = hyperparameter(1_000_000, "environment steps of the whole run; annealing ends there")
-    learning_rate: float = hyperparameter(1e-3, "RMSProp's step size")
+    learning_rate: float = hyperparameter(2e-3, "RMSProp's step size")
     anneal_learning_rate: bool = hyperparameter(True, "let the step size fall linearly to zero")
     discount: float = hyperparameter(0.99, "gamma")
     trace_lambda: float = hyperparameter(1.0, "lambda of V-trace")

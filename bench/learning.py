@@ -77,6 +77,9 @@ EXPERIMENTS = (
     Experiment("qr_dqn", "CartPole-v1", 500_000, 450),
     Experiment("c51", "CartPole-v1", 500_000, 450),
     Experiment("crossq", "Pendulum-v1", 50_000, -200),
+    *(Experiment(algo, "Pendulum-v1", 1_000_000, -200, num_seeds=10) for algo in ("a2c", "a3c", "impala")),
+    *(Experiment(algo, "Acrobot-v1", 500_000, -100, num_seeds=10) for algo in ("impala", "pqn")),
+    Experiment("dqn", "MountainCar-v0", 250_000, -115, num_seeds=10),
     *(
         Experiment(algo, f"{game}-MinAtar", 10_000_000, asked, of="interquartile mean", num_seeds=10)
         for algo, asked_of in (

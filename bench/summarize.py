@@ -1,4 +1,4 @@
-"""`python -m bench.summarize RUN [RUN ...]`: a run of several seeds as one row of `docs/results.md`.
+"""`python -m bench.summarize RUN [RUN ...]`: a run, of several seeds mostly, as one row of `docs/results.md`.
 
 Mean, interquartile mean (the mean of the middle half) and its 95% bootstrap interval over the seeds, as
 recommended by Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice"
@@ -35,7 +35,7 @@ def row(directory: Path) -> str:
     """`| environment | algorithm | steps | seeds | mean | IQM [interval] | lowest, highest | wall time |`"""
     config = json.loads((directory / "config.json").read_text())
     summary = json.loads((directory / "summary.json").read_text())
-    returns = np.asarray(summary["eval_returns"])
+    returns = np.atleast_1d(summary.get("eval_returns", summary.get("eval_return", np.nan)))  # a seed each
     low, high = bootstrap_interval(returns)
     return (
         f"| {config['env']} | {config['algo']} | {summary['env_steps']:,} | {len(returns)} "
@@ -46,6 +46,6 @@ def row(directory: Path) -> str:
 
 if __name__ == "__main__":
     if len(sys.argv) < 2:
-        raise SystemExit("usage: python -m bench.summarize RUN [RUN ...]: run directories with several seeds")
+        raise SystemExit("usage: python -m bench.summarize RUN [RUN ...]: run directories")
     for name in sys.argv[1:]:
         print(row(Path(name)))

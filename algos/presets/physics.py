@@ -1,6 +1,6 @@
 """Bodies that move: MuJoCo's tasks, brax, and the DeepMind Control Suite."""
 
-from algos.presets.control import NORMALIZING, NORMALIZING_OFF_POLICY
+from algos.presets.control import ACTOR_CRITICS, NORMALIZING_OFF_POLICY
 from algos.presets.control import PRESETS as _CONTROL
 from algos.presets.entry import Entry
 
@@ -125,8 +125,12 @@ PRESETS: dict[str, dict[str, Entry]] = {
 for _task in ("AcrobotSwingup", "AcrobotSwingupSparse", "SwimmerSwimmer6", "WalkerRun"):
     _longer = _CONTROL_SUITE.but("a longer run", total_steps=100_000_000)
     PRESETS["PPO"].update(_of_suite(_task, _longer))
-for _algorithm in ("A2C", "A3C", "IMPALA"):
-    PRESETS[_algorithm] = dict.fromkeys(("mujoco", "brax", "control-suite"), NORMALIZING)
+for _algorithm, _entry in ACTOR_CRITICS.items():
+    PRESETS[_algorithm] = {
+        "mujoco": _entry.but("a first standard deviation of exp(-1), as PPO's here", initial_log_std=-1.0),
+        "brax": _entry,
+        "control-suite": _entry,
+    }
 _AS_THEY_ARE = Entry("its defaults: CleanRL and the Zoo of Stable-Baselines3 train MuJoCo's tasks so", {})
 for _algorithm in ("SAC", "CrossQ", "TD3"):
     PRESETS[_algorithm] = {
