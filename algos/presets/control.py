@@ -147,8 +147,14 @@ NORMALIZING_OFF_POLICY = Entry(
 
 PRESETS: dict[str, dict[str, Entry]] = {
     "DQN": {"CartPole-v1": _CARTPOLE_DQN, "sparse-control": _MOUNTAIN_CAR_DQN},
-    "C51": {"CartPole-v1": _CARTPOLE_DQN.but("here for C51")},
-    "QRDQN": {"CartPole-v1": _CARTPOLE_DQN.but("here for QR-DQN")},
+    "C51": {
+        "CartPole-v1": _CARTPOLE_DQN.but("here for C51"),
+        "sparse-control": _MOUNTAIN_CAR_DQN.but("here for C51"),
+    },
+    "QRDQN": {
+        "CartPole-v1": _CARTPOLE_DQN.but("here for QR-DQN"),
+        "sparse-control": _MOUNTAIN_CAR_DQN.but("here for QR-DQN"),
+    },
     "PPO": {
         "Pendulum-v1": Entry(
             "chosen among eight settings; docs/settings.md",
