@@ -314,8 +314,9 @@ def test_out_of_memory_is_one_line(capsys, monkeypatch):
         "--algo sft --env text:sorting --model {}", "--algo grpo --env text:sorting --reward-model {}",
     ],
 )  # fmt: skip
-def test_a_name_that_is_too_long_for_a_file(words, capsys):
+def test_a_name_that_is_too_long_for_a_file(words, capsys, monkeypatch, tmp_path):
     """Python's own questions about a path raise an error for one, where they say no for any other."""
+    monkeypatch.chdir(tmp_path)
     for name in ("x" * 3000, "y/" + "x" * 300):
         assert train_main([*words.format(name).split(), "--total-steps", "16"]) == 2
         line = capsys.readouterr().err
