@@ -33,9 +33,14 @@ def bootstrap_interval(returns: np.ndarray, statistic=interquartile_mean) -> tup
 
 def row(directory: Path) -> str:
     """`| environment | algorithm | steps | seeds | mean | IQM [interval] | lowest, highest | wall time |`"""
-    config = json.loads((directory / "config.json").read_text())
-    summary = json.loads((directory / "summary.json").read_text())
-    returns = np.atleast_1d(summary.get("eval_returns", summary.get("eval_return", np.nan)))  # a seed each
+    try:
+        config, summary = (json.loads((directory / f"{n}.json").read_text()) for n in ("config", "summary"))
+    except FileNotFoundError as error:
+        why = "not a run directory, or its training has not ended"
+        raise SystemExit(f"{error.filename} is missing: {why}") from None
+    if "eval_return" not in summary:
+        raise SystemExit(f"{directory}: nothing was evaluated at its end (--eval-episodes 0)")
+    returns = np.asarray(summary.get("eval_returns", [summary["eval_return"]]))  # a seed each
     low, high = bootstrap_interval(returns)
     return (
         f"| {config['env']} | {config['algo']} | {summary['env_steps']:,} | {len(returns)} "

@@ -11,7 +11,7 @@ import pytest
 
 import algos
 import envs
-from bench import beside, performance, preset_studies, results
+from bench import beside, performance, preset_studies, results, summarize
 from bench.peers import alternate
 from bench.peers.checkouts import PAIRS as OF_CHECKOUTS
 from bench.peers.drivers import ours
@@ -202,3 +202,21 @@ def test_every_family_can_be_studied():
         fields = {item.partition("=")[0] for item in study.sweep}
         assert fields <= {field.name for field in dataclasses.fields(algos.get(algo))}, family
     assert set(preset_studies.SWEPT) == set(algos.names("environments"))
+
+
+def test_a_run_as_a_row(tmp_path):
+    """By hand: the middle half of 0, 2, 4 and 100 has a mean of 3; one seed is its own interval."""
+    with pytest.raises(SystemExit, match=r"config\.json is missing: not a run directory"):
+        summarize.row(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"env": "CartPole-v1", "algo": "ppo"}))
+    several = {"eval_return": 26.5, "eval_returns": [0.0, 2.0, 4.0, 100.0]}
+    for evaluated, expected in (
+        (several, r"\| 4 \| 26\.5 \| 3\.0 \[\S+, \S+\] \| 0\.0, 100\.0 \|"),
+        ({"eval_return": 7.0}, r"\| 1 \| 7\.0 \| 7\.0 \[7\.0, 7\.0\] \| 7\.0, 7\.0 \|"),
+    ):
+        summary = {"env_steps": 1000, "wall_s": 2.0, **evaluated}
+        (tmp_path / "summary.json").write_text(json.dumps(summary))
+        assert re.search(expected, summarize.row(tmp_path))
+    (tmp_path / "summary.json").write_text(json.dumps({"env_steps": 1000, "wall_s": 2.0}))
+    with pytest.raises(SystemExit, match="nothing was evaluated"):
+        summarize.row(tmp_path)

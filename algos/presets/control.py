@@ -96,7 +96,8 @@ _SHORT_ROLLOUTS: dict[str, Any] = {
     "normalize_reward": True,
 }
 _LAMBDA = {"A2C": "gae_lambda", "A3C": "gae_lambda", "IMPALA": "trace_lambda"}
-_SWINGING = {"A2C": 2e-3, "A3C": 5e-4, "IMPALA": 1e-3}  # step sizes; A3C's four workers make four updates
+# Four workers of A3C make four updates, each with a quarter of the samples.
+_PENDULUM_STEP_SIZES = {"A2C": 2e-3, "A3C": 5e-4, "IMPALA": 1e-3}
 
 # For continuous actions of any kind, by algorithm.
 ACTOR_CRITICS = {
@@ -203,7 +204,7 @@ for _algorithm, _entry in ACTOR_CRITICS.items():
             num_steps=5,
             discount=0.9,
             activation="relu",
-            learning_rate=_SWINGING[_algorithm],
+            learning_rate=_PENDULUM_STEP_SIZES[_algorithm],
         ),
         "continuous-control": _entry,
     }
