@@ -6,6 +6,7 @@ traced, once.
 """
 
 import inspect
+import math
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ _ATTRIBUTES = {
     "action_space": "action_space = envs.Discrete(2)",
     "max_episode_steps": "max_episode_steps = None (or a number of steps)",
 }
+_MOST_CHOICES = 2**20
 _FIVE = "(state, observation, reward, terminated, truncated)"
 _STEP_FIELDS = {  # dtype and whether there is one an agent
     "reward": ("float32", True),
@@ -94,12 +96,29 @@ def _check_kinds(env: Any) -> None:
                 f"environment '{name}': its {attribute} is {space!r:.60} ({kind.__module__}.{kind.__name__}):"
                 f" give a value of envs.Box, envs.Discrete or envs.MultiDiscrete{more}"
             )
+        for where, part in composite.parts(space):
+            if not math.prod(part.shape):
+                raise FdgError(
+                    f"environment '{name}': its {attribute}{where} is {part!r:.90}, which has no"
+                    " numbers: leave it out, or give it a shape without zeros"
+                )
+    choices = _choices(env.action_space)
+    if choices > _MOST_CHOICES:
+        raise FdgError(
+            f"environment '{name}': its actions are one of {choices:,} categories, each an output of"
+            f" the network (at most {_MOST_CHOICES:,}): wrap it with a Box of floats, and round them"
+        )
     for attribute in ("max_episode_steps", "num_agents"):
         number = getattr(env, attribute, None)
         if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
             raise FdgError(
                 f"environment '{name}': its {attribute} is {number!r}: give an integer of at least 1, or None"
             )
+
+
+def _choices(space: Any) -> int:
+    """How many categories a network that acts in the space has to tell apart; 0 for floats."""
+    return sum(getattr(space, "nvec", (getattr(space, "n", 0),)))
 
 
 def unpacked_reset(name: str, result: Any) -> tuple[Any, Any]:

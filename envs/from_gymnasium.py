@@ -116,8 +116,11 @@ class WorkerPool:
 
     def step(self, action: np.ndarray, timeout: float) -> Transition:
         """One step of every worker."""
-        action = gymnasium_spaces.decode(self._acting, action)
-        asked = {i: ("step", (action[share],)) for i, share in enumerate(self._shares)}
+        actions = gymnasium_spaces.decode(self._acting, action)
+        asked = {
+            i: ("step", ([gymnasium_spaces.rows(actions, row) for row in share],))
+            for i, share in enumerate(self._shares)
+        }
         made = Transition.empty(self._size, self._source.wire_space)
         failures = []
         for i, (ok, reply) in self._ask(asked, timeout).items():

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from envs import gymnasium_parts, gymnasium_spaces
+from envs.gymnasium_worker import Instance, stack
 from envs.rendering import Episode, quiet_pygame
 from fdg.errors import FdgError, one_line
 
@@ -67,26 +68,19 @@ def _one(
     done = False
     in_parts = gymnasium_parts.has_parts(facts.library_observation_space)
     encode = gymnasium_parts.encode if in_parts else gymnasium_spaces.encode
-    seen, _ = env.reset(seed=seed)
+    instance = Instance(env)
+    seen = instance.reset(seed)
     while not done and len(rewards) < max_steps:
-        encoded = encode(facts.library_observation_space, _batch(seen))
+        encoded = encode(facts.library_observation_space, stack([seen]))
         observation = jax.tree.map(lambda x: x[0], gymnasium_parts.shown(facts, encoded))
-        pictures.append(np.asarray(env.render()))
+        pictures.append(np.array(env.render()))  # a copy: many draw into one buffer
         action = act(observation, len(rewards))
-        theirs = gymnasium_spaces.decode(facts.library_action_space, np.asarray(action)[None])[0]
-        seen, reward, terminated, truncated, _ = env.step(theirs)
-        done = bool(terminated or truncated)
+        decoded = gymnasium_spaces.decode(facts.library_action_space, np.asarray(action)[None])
+        theirs = gymnasium_spaces.rows(decoded, 0)
+        seen, reward, terminated, truncated = instance.step(theirs)
+        done = terminated or truncated
         observations.append(observation)
         actions.append(np.asarray(action))
-        rewards.append(float(reward))
+        rewards.append(reward)
     observed = jax.tree.map(lambda *x: np.stack(x), *observations)
     return Episode(pictures, observed, np.stack(actions), np.asarray(rewards, np.float32), done)
-
-
-def _batch(element: Any) -> Any:
-    """An observation, or its parts, as a batch of one."""
-    if isinstance(element, dict):
-        return {key: _batch(part) for key, part in element.items()}
-    if isinstance(element, tuple):
-        return tuple(map(_batch, element))
-    return np.asarray(element)[None]

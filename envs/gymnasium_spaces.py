@@ -13,6 +13,7 @@ A batch of elements is an array `[B, ...]`, or a dictionary or tuple of such for
   keeps them apart.)
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -87,33 +88,83 @@ def encode(space: Any, batch: Any) -> np.ndarray:
 
 
 def action_space(name: str, space: Any) -> Space:
-    """The space of actions that `decode` takes.
+    """The space of actions that `decode` takes: the parts of a `Dict` or `Tuple` side by side.
 
     Raises:
-      FdgError: actions of environment `name` are neither categories nor numbers.
+      FdgError: actions of environment `name` are neither categories nor numbers, or both together.
     """
-    match _kind(space):
-        case "Discrete":
-            return Discrete(int(space.n))
-        case "MultiDiscrete" if len(space.shape) == 1:
-            return MultiDiscrete(tuple(map(int, space.nvec)))
-        case "MultiBinary" if len(space.shape) == 1:
-            return MultiDiscrete((2,) * space.shape[0])
-        case "Box" if np.issubdtype(space.dtype, np.floating):
-            return Box(bound(_low(space)), bound(space.high), tuple(space.shape))
-        case "Box" if np.issubdtype(space.dtype, np.integer) and len(space.shape) == 1:
-            return MultiDiscrete(tuple(int(n) + 1 for n in space.high.astype(np.int64) - space.low))
-    raise FdgError(f"environment '{name}': its actions are {space}: categories, or one array, are supported")
+    parts = [part for part, _ in _parts(space, None)]
+    choices = [_choices(part) for part in parts]
+    if all(choices):
+        numbers = [n for part in choices for n in part or ()]
+        return Discrete(numbers[0]) if _kind(space) == "Discrete" else MultiDiscrete(tuple(numbers))
+    if any(_kind(part) != "Box" and not numbers for part, numbers in zip(parts, choices, strict=True)):
+        raise FdgError(
+            f"environment '{name}': its actions are {space}: give categories, or arrays of numbers"
+        )
+    if any(choices):
+        raise FdgError(
+            f"environment '{name}': its actions are {space}, categories and floats together: wrap it so that"
+            " they are all one or the other, say with the floats in bins"
+        )
+    if len(parts) == 1 and _kind(space) == "Box":
+        return Box(bound(_low(space)), bound(space.high), tuple(space.shape))
+    low, high = (
+        np.concatenate(side) for side in zip(*[(_low(p).ravel(), p.high.ravel()) for p in parts], strict=True)
+    )
+    return Box(bound(low), bound(high), low.shape)
 
 
-def decode(space: Any, action: np.ndarray) -> np.ndarray:
-    """Actions `[B, ...]` of `action_space` as the library takes them."""
+def decode(space: Any, action: np.ndarray) -> Any:
+    """Actions `[B, ...]` of `action_space` as the library takes them: arrays `[B, ...]`, in parts if it has.
+
+    A bound that float32 cannot hold is the library's own again.
+    """
+    if _kind(space) in ("Dict", "Tuple"):
+        sizes = [math.prod(part.shape) for part, _ in _parts(space, None)]
+        columns = np.split(action, np.cumsum(sizes)[:-1], axis=1)
+        return _rebuilt(space, iter(columns))
+    action = action.reshape(len(action), *space.shape)
     match _kind(space):
         case "Discrete" | "MultiDiscrete":
             return (action + space.start).astype(space.dtype)
         case "Box" if np.issubdtype(space.dtype, np.integer):
-            return (action + space.low).astype(space.dtype)
+            return (action.astype(np.int64) + space.low).astype(space.dtype)
+        case "Box" if space.dtype == np.float64:
+            for end in (space.low, space.high):
+                action = np.where(action == end.astype(np.float32), end, action)
     return action.astype(space.dtype)
+
+
+def rows(batch: Any, chosen: Any) -> Any:
+    """Rows of a batch of `decode`; a number for `chosen` gives one element."""
+    if isinstance(batch, dict):
+        return {key: rows(part, chosen) for key, part in batch.items()}
+    return tuple(rows(part, chosen) for part in batch) if isinstance(batch, tuple) else batch[chosen]
+
+
+def _choices(space: Any) -> tuple[int, ...] | None:
+    """The number of categories of each component of a space without parts; None where they are floats."""
+    match _kind(space):
+        case "Discrete":
+            return (int(space.n),)
+        case "MultiDiscrete":
+            return tuple(map(int, space.nvec.ravel()))
+        case "MultiBinary":
+            return (2,) * math.prod(space.shape)
+        case "Box" if np.issubdtype(space.dtype, np.integer):
+            ends = zip(space.low.ravel().tolist(), space.high.ravel().tolist(), strict=True)
+            return tuple(high - low + 1 for low, high in ends)
+    return None
+
+
+def _rebuilt(space: Any, columns: Iterator[np.ndarray]) -> Any:
+    """The parts of a space's elements `[B, ...]` from columns `[B, size]`, one for each."""
+    if _kind(space) == "Dict":
+        return {key: _rebuilt(part, columns) for key, part in space.spaces.items()}
+    if _kind(space) == "Tuple":
+        return tuple(_rebuilt(part, columns) for part in space.spaces)
+    return decode(space, next(columns))
 
 
 def _kind(space: Any) -> str:
@@ -130,6 +181,9 @@ def _is_bytes(space: Any) -> bool:
 def _is_codes(space: Any) -> bool:
     """Whether these are integers of few values (`Box.codes`)."""
     if _kind(space) != "Box" or not np.issubdtype(space.dtype, np.integer) or _is_bytes(space):
+        return False
+    limits = np.iinfo(np.int32)
+    if not space.low.size or space.low.min() < limits.min or space.high.max() > limits.max:
         return False
     return Box(bound(space.low), bound(space.high), tuple(space.shape), "int32").codes is not None
 
@@ -178,7 +232,8 @@ def _bounds(name: str, space: Any) -> tuple[np.ndarray, np.ndarray]:
         case "Text" | "MissionSpace":
             return np.zeros(_text_length(space)), np.full(_text_length(space), 255.0)
         case "Discrete" | "MultiDiscrete" | "MultiBinary":
-            size = _vectors(space, np.zeros((1, *space.shape), np.int64)).shape[1]
+            counts = _choices(space) or ()
+            size = len(counts) if _kind(space) == "MultiBinary" else sum(counts)
             return np.zeros(size), np.ones(size)
     raise FdgError(f"environment '{name}': its observations hold a {space}, which is no array of numbers")
 

@@ -7,75 +7,174 @@ comes over it is `(method, arguments)`, what goes back `(True, result)` or `(Fal
 
 import signal
 import sys
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 
 
+class WrongAnswerError(Exception):
+    """An environment's `reset` or `step` gave what Gymnasium's interface does not allow."""
+
+
+class Instance:
+    """An environment whose answers are checked against its own spaces, and copied.
+
+    An environment may return Python numbers, another dtype, or the same array again and again.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+
+    def reset(self, seed: int | None = None) -> Any:
+        """The first observation of an episode: as `element`."""
+        answer = self.env.reset() if seed is None else self.env.reset(seed=seed)
+        if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[1], dict):
+            raise WrongAnswerError(
+                f"reset returned {_shown(answer)}: return the pair (observation, info), info a dictionary"
+            )
+        return element(self.env.observation_space, answer[0])
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool]:
+        """Observation (as `element`), reward, terminated and truncated."""
+        answer = self.env.step(action)
+        if not isinstance(answer, tuple) or len(answer) != 5:
+            raise WrongAnswerError(
+                f"step returned {_shown(answer)}: return five"
+                " (observation, reward, terminated, truncated, info)"
+            )
+        observation, reward, terminated, truncated, _ = answer
+        return (
+            element(self.env.observation_space, observation),
+            _scalar("reward", reward),
+            bool(_scalar("terminated", terminated)),
+            bool(_scalar("truncated", truncated)),
+        )
+
+
 class Instances:
     """Instances of one environment, each with its own random numbers."""
 
     def __init__(self) -> None:
-        self._envs: list[Any] = []
+        self._envs: list[Instance] = []
         self._at = 0  # the instance at work, for messages
 
     def reset(self, name: str, options: dict[str, Any], seeds: list[int]) -> Any:
         """Makes an instance for each seed; their first observations."""
         import gymnasium
 
-        self._envs = [gymnasium.make(name, disable_env_checker=True, **options) for _ in seeds]
-        return stack([self._of(i).reset(seed=seed)[0] for i, seed in enumerate(seeds)])
+        self._envs = [Instance(gymnasium.make(name, disable_env_checker=True, **options)) for _ in seeds]
+        return stack([self._of(i).reset(seed) for i, seed in enumerate(seeds)])
 
-    def step(self, actions: np.ndarray) -> tuple[Any, ...]:
+    def step(self, actions: list[Any]) -> tuple[Any, ...]:
         """Steps each; those whose episode ends begin the next one.
 
         Returns:
-          Observations after and before the reset (the same object where none was), and columns of rewards,
+          Observations after and before the reset (None where no episode ended), and columns of rewards,
           terminations and truncations.
         """
         observations: list[Any] = []
         finals: list[Any] = []
         numbers = np.zeros((3, len(self._envs)))
         for i, action in enumerate(actions):
-            observation, *numbers[:, i], _ = self._of(i).step(action)
-            if numbers[1:, i].any():
-                # An environment may hand out the same array again and again, so: before the reset.
-                finals.append(copy(observation))
-                observation = self._of(i).reset()[0]
-            else:
-                finals.append(None)
-            observations.append(copy(observation))
-        after = stack(observations)
-        if all(final is None for final in finals):
-            return after, None, numbers
-        before = stack([o if f is None else f for o, f in zip(observations, finals, strict=True)])
-        return after, before, numbers
+            observation, *numbers[:, i] = self._of(i).step(action)
+            finals.append(observation)
+            observations.append(self._of(i).reset() if numbers[1:, i].any() else observation)
+        return stack(observations), stack(finals) if numbers[1:].any() else None, numbers
 
     def blame(self, error: BaseException) -> str:
         """Which instance has raised what."""
-        return f"its instance {self._at} raised {type(error).__name__}: {' '.join(str(error).split())}"
+        text = " ".join(str(error).split())
+        if isinstance(error, WrongAnswerError):
+            return f"its instance {self._at}: {text}"
+        return f"its instance {self._at} raised {type(error).__name__}: {text}"
 
-    def _of(self, i: int) -> Any:
+    def _of(self, i: int) -> Instance:
         self._at = i
         return self._envs[i]
 
 
-def copy(element: Any) -> Any:
-    """A copy of an observation."""
-    if isinstance(element, dict):
-        return {key: copy(part) for key, part in element.items()}
-    return tuple(map(copy, element)) if isinstance(element, tuple) else np.array(element)
+def element(space: Any, value: Any, where: str = "observation") -> Any:
+    """An element of a Gymnasium space as a new array of its shape and dtype; in parts, of each part.
+
+    Args:
+      space: Gymnasium's; looked at by names, so that no library is imported.
+      value: what the environment returned: arrays, lists, tuples or numbers.
+      where: for messages.
+
+    Raises:
+      WrongAnswerError: parts are missing, a shape differs, or a number is not one of the space's dtype.
+    """
+    kind = type(space).__name__
+    if kind == "Dict":
+        missing = [key for key in space.spaces if not isinstance(value, Mapping) or key not in value]
+        if missing:
+            raise WrongAnswerError(
+                f"{where} is {_shown(value)}, without the part {missing[0]!r} of its space"
+            )
+        return {key: element(part, value[key], f"{where}[{key!r}]") for key, part in space.spaces.items()}
+    if kind == "Tuple":
+        if not isinstance(value, tuple | list) or len(value) != len(space.spaces):
+            raise WrongAnswerError(
+                f"{where} is {_shown(value)}, where its space has {len(space.spaces)} parts"
+            )
+        return tuple(element(part, value[i], f"{where}[{i}]") for i, part in enumerate(space.spaces))
+    if space.dtype is None or np.issubdtype(space.dtype, np.str_):
+        return str(value)
+    try:
+        given = np.asarray(value)
+        array = given.astype(space.dtype)  # a copy
+    except (TypeError, ValueError) as error:
+        raise WrongAnswerError(f"{where} is {_shown(value)}, which is no array of numbers: {error}") from None
+    if array.shape != tuple(space.shape):
+        raise WrongAnswerError(
+            f"{where} has the shape {list(array.shape)}, where its space has {list(space.shape)}"
+        )
+    if array.dtype.kind not in "fc" and given.dtype != array.dtype and not np.array_equal(array, given):
+        raise WrongAnswerError(
+            f"{where} has {given[array != given].flat[0]}, which its space's dtype {array.dtype} cannot hold"
+        )
+    if kind in ("Discrete", "MultiDiscrete"):
+        low, count = space.start, space.n if kind == "Discrete" else space.nvec
+        outside = (array < low) | (array >= low + count)
+        if outside.any():
+            raise WrongAnswerError(
+                f"{where} has {array[outside].flat[0]}, which is outside of its space {space}"
+            )
+    return array
 
 
 def stack(elements: list[Any]) -> Any:
-    """A batch: an array, or for observations that have parts a dictionary or tuple of them."""
+    """A batch: an array (of texts a list), or for observations in parts a dictionary or tuple of them."""
     first = elements[0]
     if isinstance(first, dict):
         return {key: stack([element[key] for element in elements]) for key in first}
     if isinstance(first, tuple):
         return tuple(stack([element[k] for element in elements]) for k in range(len(first)))
     return np.stack([np.asarray(element) for element in elements])
+
+
+def _scalar(what: str, value: Any) -> float:
+    """A number that an environment returned, perhaps as an array of one."""
+    try:
+        array = np.asarray(value, np.float64)
+    except (TypeError, ValueError):
+        array = np.empty(0)
+    if array.size != 1 or value is None:
+        raise WrongAnswerError(f"step returned {what} = {_shown(value)}: return one number")
+    return array.item()
+
+
+def _shown(value: Any) -> str:
+    """A value in a message: what it is, and of a tuple how many."""
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)} values"
+    if isinstance(value, Mapping):
+        return f"a dictionary of {', '.join(map(repr, value)) or 'nothing'}"[:200]
+    if isinstance(value, np.ndarray):
+        return f"an array of shape {list(value.shape)}"
+    return f"{type(value).__name__} {value!r:.60}"
 
 
 def main() -> None:

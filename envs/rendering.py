@@ -74,7 +74,7 @@ def html(env: Environment, episode: Episode) -> str | None:
 
 
 def _picture(frame: Any) -> np.ndarray:
-    frame = np.asarray(frame)
+    frame = np.array(frame)  # a copy: many draw into one buffer
     if frame.ndim == 2:
         frame = np.repeat(frame[..., None], 3, axis=2)
     if frame.dtype != np.uint8:

@@ -134,6 +134,14 @@ class Box:
                 raise FdgError(
                     f"Box({field}=...): has shape {np.shape(bound)}, but the space has {self.shape}"
                 )
+            if np.dtype(self.dtype).kind in "iu":
+                limits = np.iinfo(self.dtype)
+                strange = [x for x in np.ravel(np.asarray(bound, float)) if not limits.min <= x <= limits.max]
+                if strange:
+                    raise FdgError(
+                        f"Box({field}=...): {strange[0]:g} is no {self.dtype}: give a number from"
+                        f" {limits.min} to {limits.max}, or dtype='float32'"
+                    )
         if not np.all(np.asarray(self.low) <= np.asarray(self.high)):
             raise FdgError(f"Box(low={self.low}, high={self.high}): low must not exceed high")
         if np.any(np.isposinf(self.low)) or np.any(np.isneginf(self.high)):
@@ -190,6 +198,9 @@ class Box:
         """
         low, high = self.low_array, self.high_array
         if not np.issubdtype(low.dtype, np.floating):
+            span = high.astype(object) - low.astype(object) + 1  # Python's integers do not overflow
+            if np.any(span > np.iinfo(np.int32).max) or np.any(high == np.iinfo(np.int32).max):
+                return self._wide_sample(key, low, np.asarray(span))
             # The draw is wider than the dtype, so that `high + 1` does not wrap around (uint8: 255 + 1).
             wide = low.astype(np.int32), high.astype(np.int32) + 1
             return jax.random.randint(key, self.shape, *map(jnp.asarray, wide)).astype(self.dtype)
@@ -209,6 +220,13 @@ class Box:
             jnp.where(np.isfinite(high), np.where(np.isfinite(high), high, 0) - jnp.abs(normal), normal),
         )
         return jnp.where(bounded, uniform, shifted)
+
+    def _wide_sample(self, key: jax.Array, low: np.ndarray, span: np.ndarray) -> jax.Array:
+        """Uniform integers of 32 bits, from `low` on, `span` (up to 2**32) of them."""
+        bits = jax.random.bits(key, self.shape, jnp.uint32)
+        whole = np.asarray(span >= 2**32, bool)
+        offset = jnp.where(whole, bits, bits % np.where(whole, 1, span).astype(np.uint32))
+        return jax.lax.bitcast_convert_type(low.astype(np.uint32) + offset, jnp.int32).astype(self.dtype)
 
     def contains(self, x: Any) -> jax.Array:
         """Whether `x` is one element of the space. Returns `[] bool`; works on traced values."""

@@ -205,6 +205,8 @@ def test_a_map_of_minigrid_has_the_range_of_its_codes_and_a_text_is_bytes():
         (spaces.MultiDiscrete([2, 3], start=[1, 0]), MultiDiscrete((2, 3))),
         (spaces.MultiBinary(2), MultiDiscrete((2, 2))),
         (spaces.Box(2, 4, (2,), np.int32), MultiDiscrete((3, 3))),
+        (spaces.MultiDiscrete([[2, 3], [4, 5]]), MultiDiscrete((2, 3, 4, 5))),
+        (spaces.Dict({"b": spaces.Discrete(2), "a": spaces.MultiBinary(2)}), MultiDiscrete((2, 2, 2))),
         (spaces.Box(-1.0, np.array([1.0, 2.0]), dtype=np.float64), Box(-1.0, (1.0, 2.0), (2,))),
     ],
 )
@@ -212,8 +214,10 @@ def test_actions_are_those_of_the_library(space, expected):
     ours = gymnasium_spaces.action_space("it", space)
     assert ours == expected
     keys = jax.random.split(jax.random.key(0), 20)
-    for action in gymnasium_spaces.decode(space, np.asarray(jax.vmap(ours.sample)(keys))):
-        assert space.contains(action if action.ndim else action[()]), action
+    decoded = gymnasium_spaces.decode(space, np.asarray(jax.vmap(ours.sample)(keys)))
+    for row in range(20):
+        action = gymnasium_spaces.rows(decoded, row)
+        assert space.contains(action), action
 
 
 def test_the_smallest_positive_number_is_no_bound():
@@ -225,8 +229,8 @@ def test_the_smallest_positive_number_is_no_bound():
 def test_spaces_without_a_place_are_refused():
     with pytest.raises(FdgError, match="environment 'it': its observations hold a Sequence"):
         gymnasium_spaces.observation_box("it", spaces.Dict({"a": spaces.Sequence(spaces.Discrete(3))}))
-    with pytest.raises(FdgError, match="environment 'it': its actions are Dict"):
-        gymnasium_spaces.action_space("it", spaces.Dict({"a": spaces.Discrete(3)}))
+    with pytest.raises(FdgError, match="environment 'it': its actions are Sequence"):
+        gymnasium_spaces.action_space("it", spaces.Sequence(spaces.Discrete(3)))
 
 
 # --- observations in parts ---

@@ -1,0 +1,129 @@
+"""Gymnasium environments of random spaces, which answer in any form, and ones that answer wrongly."""
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs.registration import register
+
+
+def random_space(rng, depth=0, *, floats=True, categories=True):
+    """A space of one of the kinds that an agent may see, or act in."""
+    shape = tuple(map(int, rng.integers(1, 4, rng.integers(0, 3))))
+    makers = []
+    if floats:
+        makers.append(lambda: _box(rng.choice([np.float32, np.float64]), shape))
+    if categories:
+        makers += [
+            lambda: spaces.Discrete(int(rng.integers(2, 5)), start=int(rng.integers(-3, 4))),
+            lambda: spaces.MultiDiscrete(
+                rng.integers(2, 5, (2, *shape[:1])), start=np.full((2, *shape[:1]), 7)
+            ),
+            lambda: spaces.MultiBinary(shape or 2),
+            lambda: spaces.Box(-2, 3, (2, *shape), rng.choice([np.int8, np.int32, np.int64])),
+        ]
+    if depth < 2:
+        inner = lambda: random_space(rng, depth + 1, floats=floats, categories=categories)  # noqa: E731
+        makers += [
+            lambda: spaces.Dict({key: inner() for key in "ba"[: rng.integers(1, 3)]}),
+            lambda: spaces.Tuple([inner() for _ in range(rng.integers(1, 3))]),
+        ]
+    return makers[rng.integers(len(makers))]()
+
+
+def _box(dtype, shape):
+    return spaces.Box(np.full(shape, -3.1, dtype), np.full(shape, 0.1, dtype), dtype=dtype)
+
+
+def in_foreign_form(rng, element):
+    """An equal element in Python's own numbers, lists or tuples, in another dtype, or as it is."""
+    if isinstance(element, dict):
+        return {key: in_foreign_form(rng, part) for key, part in [*element.items()][::-1]}
+    if isinstance(element, tuple):
+        return tuple(in_foreign_form(rng, part) for part in element)
+    forms = [
+        lambda: element,
+        lambda: np.asarray(element).tolist(),
+        lambda: np.asarray(element, np.float64),
+        lambda: _tuples(np.asarray(element).tolist()),
+    ]
+    return forms[rng.integers(len(forms))]()
+
+
+def _tuples(value):
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+class Random(gymnasium.Env):
+    """Random spaces of number `case`; refuses actions outside of its space; each episode has four steps."""
+
+    def __init__(self, case=0):
+        rng = np.random.default_rng(case)
+        self.observation_space = random_space(rng)
+        is_float = bool(rng.integers(2))
+        self.action_space = random_space(rng, floats=is_float, categories=not is_float)
+        self.rng = rng
+
+    def see(self):
+        self.seen = self.observation_space.sample()
+        return in_foreign_form(self.rng, self.seen)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self.steps = 0
+        return self.see(), {}
+
+    def step(self, action):
+        if not self.action_space.contains(action):
+            raise ValueError(f"{action!r} is outside of {self.action_space}")
+        self.steps += 1
+        forms = [1.5, np.float32(1.5), np.array([1.5]), np.array(1.5)]
+        return self.see(), forms[self.steps % 4], np.bool_(False), self.steps >= 4, {}
+
+
+class Wrong(gymnasium.Env):
+    """Answers with one mistake."""
+
+    observation_space = spaces.Dict({"a": spaces.Box(0, 9, (3,), np.float32), "b": spaces.Discrete(3)})
+    action_space = spaces.Discrete(2)
+    good = ({"a": np.zeros(3), "b": 1}, 1.0, False, False, {})
+
+    def __init__(self, mistake="", when="step"):
+        self.mistake, self.when = mistake, when
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.answer((self.good[0], {}), self.when == "reset")
+
+    def step(self, action):
+        return self.answer(self.good, self.when == "step")
+
+    def answer(self, good, is_wrong):
+        return MISTAKES[self.mistake](good) if is_wrong else good
+
+
+def _seeing(**parts):
+    return lambda good: ({**good[0], **parts}, *good[1:])
+
+
+MISTAKES = {
+    "four": lambda good: good[:4],
+    "alone": lambda good: good[0],
+    "none": lambda good: None,
+    "no info": lambda good: (good[0], None),
+    "shape": _seeing(a=np.zeros(4)),
+    "column": _seeing(a=np.zeros((3, 1))),
+    "ragged": _seeing(a=[1, [2, 3]]),
+    "text": _seeing(a="three"),
+    "above": _seeing(b=3),
+    "below": _seeing(b=-1),
+    "half": _seeing(b=0.5),
+    "part": lambda good: ({"a": good[0]["a"]}, *good[1:]),
+    "array": lambda good: (np.zeros(4), *good[1:]),
+    "reward": lambda good: (good[0], np.ones(2), *good[2:]),
+    "no reward": lambda good: (good[0], None, *good[2:]),
+}
+
+register("Random-v0", entry_point=Random)
+register("Wrong-v0", entry_point=Wrong)

@@ -1,0 +1,200 @@
+"""What a library hands over is checked against its spaces, and copied; what it is given lies in them."""
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import envs
+from algos import PPO
+from envs import from_gymnasium, gymnasium_parts, gymnasium_spaces, host
+from envs.gymnasium_worker import Instance, WrongAnswerError, element
+from fdg.errors import FdgError
+from tests.envs.borders import MISTAKES, Random, Wrong, in_foreign_form, random_space
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_form_of_an_element_is_the_element_of_its_space(seed):
+    rng = np.random.default_rng(seed)
+    space = random_space(rng)
+    space.seed(seed)
+    for _ in range(5):
+        wanted = space.sample()
+        given = in_foreign_form(rng, wanted)
+        found = element(space, given)
+        jax.tree.map(np.testing.assert_array_equal, found, wanted)
+        assert all(
+            np.asarray(x).dtype == np.asarray(y).dtype
+            for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True)
+        )
+        arrays = [x for x in jax.tree.leaves(given) if isinstance(x, np.ndarray)]
+        assert not any(np.shares_memory(x, y) for x in arrays for y in jax.tree.leaves(found))
+
+
+@pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
+@pytest.mark.parametrize("seed", range(60))
+def test_any_action_lies_in_the_space_of_the_library(seed):
+    """At bounds that float32 cannot hold, too; what is decoded is told apart as what was sent."""
+    rng = np.random.default_rng(1000 + seed)
+    is_float = bool(seed % 2)
+    space = random_space(rng, floats=is_float, categories=not is_float)
+    ours = gymnasium_spaces.action_space("it", space)
+    sent = [np.asarray(ours.sample(jax.random.key(i))) for i in range(6)]
+    if is_float:
+        sent += [ours.low_array, ours.high_array]
+    decoded = gymnasium_spaces.decode(space, np.stack(sent))
+    for row, action in enumerate(sent):
+        theirs = gymnasium_spaces.rows(decoded, row)
+        assert space.contains(theirs), (space, theirs)
+        if is_float:
+            np.testing.assert_allclose(spaces.flatten(space, theirs), action.ravel(), rtol=1e-6)
+    if not is_float:
+        different = len({action.tobytes() for action in sent})
+        assert len({repr(gymnasium_spaces.rows(decoded, row)) for row in range(6)}) == different
+
+
+@pytest.mark.parametrize("case", range(8))
+def test_rollouts_of_random_spaces_see_what_the_environment_showed(case):
+    """Two instances in a worker; the numbers are those of one stepped here, encoded by hand."""
+    env = envs.make("gymnasium:tests.envs.borders:Random-v0", workers=1, case=case)
+    keys = jax.random.split(jax.random.key(case), 2)
+    state, seen = env.reset(keys)
+    one = Random(case)
+    one.reset(seed=int(host._seeds(keys)[1]))
+    encoded = env.source.unpacked(env.source.encoded(_batch(one.seen)))
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(x[1], y[0]), seen, encoded)
+    for _ in range(5):  # over the end of an episode
+        action = jnp.stack([env.action_space.sample(key) for key in keys])
+        state, step = env.step(keys, state, action)
+        assert step.reward.tolist() == [1.5, 1.5]
+    host.close()
+
+
+def _batch(value):
+    if isinstance(value, dict):
+        return {key: _batch(part) for key, part in value.items()}
+    return tuple(map(_batch, value)) if isinstance(value, tuple) else np.asarray(value)[None]
+
+
+SAID = {
+    "four": "returned a tuple of 4 values: return five",
+    "alone": "returned a dictionary of 'a', 'b': return",
+    "none": "returned NoneType None: return",
+    "shape": r"observation\['a'\] has the shape \[4\], where its space has \[3\]",
+    "column": r"observation\['a'\] has the shape \[3, 1\], where its space has \[3\]",
+    "ragged": r"observation\['a'\] is list \[1, \[2, 3\]\], which is no array of numbers",
+    "text": r"observation\['a'\] is str 'three', which is no array of numbers",
+    "above": r"observation\['b'\] has 3, which is outside of its space Discrete\(3\)",
+    "below": r"observation\['b'\] has -1, which is outside",
+    "half": r"observation\['b'\] has 0.5, which its space's dtype int64 cannot hold",
+    "part": "observation is a dictionary of 'a', without the part 'b' of its space",
+    "array": r"observation is an array of shape \[4\], without the part 'a'",
+    "reward": r"step returned reward = an array of shape \[2\]: return one number",
+    "no reward": "step returned reward = NoneType None",
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_wrong_answer_is_one_line(mistake):
+    in_reset = mistake not in ("four", "reward", "no reward")
+    instance = Instance(Wrong(mistake, "reset" if in_reset else "step"))
+    with pytest.raises(WrongAnswerError, match=SAID.get(mistake, "return the pair")):
+        instance.reset(0) if in_reset else instance.step(0)
+
+
+def test_a_wrong_answer_names_environment_worker_and_instance():
+    env = envs.make("gymnasium:tests.envs.borders:Wrong-v0", workers=1, mistake="shape")
+    keys = jax.random.split(jax.random.key(0), 2)
+    with pytest.raises(
+        Exception, match=r"'gymnasium:tests.envs.borders:Wrong-v0': worker 0 .* its instance 0: obs"
+    ):
+        jax.block_until_ready(env.step(keys, env.reset(keys)[0], jnp.zeros(2, jnp.int32)))
+    host.close()
+
+
+class Buffered(gymnasium.Env):
+    """One array for all observations, one for all pictures."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
+    observation_space, action_space = spaces.Box(0, 9, (1,), np.float32), spaces.Discrete(2)
+
+    def __init__(self, render_mode=None):
+        self.render_mode, self.picture = render_mode, np.zeros((8, 8, 3), np.uint8)
+        self.now = np.zeros(1, np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        self.now[:] = 0
+        return self.now, {}
+
+    def step(self, action):
+        self.now += 1
+        return self.now, 1.0, bool(self.now[0] >= 5), False, {}
+
+    def render(self):
+        self.picture[:] = 20 * self.now
+        return self.picture
+
+
+gymnasium.register("BorderBuffered-v0", entry_point=Buffered)
+
+
+def test_arrays_that_an_environment_uses_again_are_copied():
+    source = from_gymnasium.make("BorderBuffered-v0").source
+    (episode,) = source.record(lambda observation, step: np.int32(0), 1, 10, 0)
+    assert [int(picture.max()) for picture in episode.states] == [0, 20, 40, 60, 80]
+    assert episode.observation[:, 0].tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("observed", "acting", "said"),
+    [
+        (spaces.Box(-1, 1, (0,)), spaces.Discrete(2), "its observation_space is .* which has no numbers"),
+        (
+            spaces.Dict({"a": spaces.Box(-1, 1, (2, 0))}),
+            spaces.Discrete(2),
+            r"observation_space\['a'\] is .* no numbers",
+        ),
+        (spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (0,)), "its action_space is .* which has no numbers"),
+        (
+            spaces.Box(-1, 1, (2,)),
+            spaces.Box(-(2**31), 2**31 - 1, (2,), np.int32),
+            "one of 8,589,934,592 categories",
+        ),
+        (spaces.Box(-1, 1, (2,)), spaces.Discrete(2**40), "one of 1,099,511,627,776 categories"),
+        (
+            spaces.Box(-1, 1, (2,)),
+            spaces.Dict({"go": spaces.Discrete(2), "far": spaces.Box(0, 1, ())}),
+            "categories and floats together",
+        ),
+        (
+            spaces.Box(-1, 1, (2,)),
+            spaces.Sequence(spaces.Discrete(2)),
+            "give categories, or arrays of numbers",
+        ),
+    ],
+)
+def test_spaces_that_no_agent_can_take_are_refused_by_name(observed, acting, said):
+    class Odd(gymnasium.Env):
+        observation_space, action_space = observed, acting
+
+    gymnasium.envs.registration.registry.pop("BorderOdd-v0", None)
+    gymnasium.register("BorderOdd-v0", entry_point=Odd)
+    from_gymnasium._facts.cache_clear()
+    gymnasium_parts._parts_of.cache_clear()
+    with pytest.raises(FdgError, match=f"environment 'gymnasium:BorderOdd-v0': .*{said}"):
+        PPO(env=envs.make("gymnasium:BorderOdd-v0", workers=1), num_envs=2, num_steps=16)
+
+
+def test_integers_of_any_range_are_drawn_within_it():
+    """Bounds at the end of int32, and a range of all of it; against the mean of many draws."""
+    for low, high in ((2**31 - 3, 2**31 - 1), (-(2**31), 2**31 - 1), (-(2**31), 0), (-5, 5)):
+        box = envs.Box(float(low), float(high), (4000,), "int32")
+        drawn = np.asarray(box.sample(jax.random.key(0))).astype(np.float64)
+        assert drawn.min() >= low and drawn.max() <= high
+        width = high - low
+        assert abs(drawn.mean() - (low + high) / 2) <= 0.03 * width
+        assert drawn.max() - drawn.min() >= 0.99 * width
+    with pytest.raises(FdgError, match=r"Box\(high=...\): 300 is no uint8"):
+        envs.Box(0.0, 300.0, (2,), "uint8")
