@@ -27,7 +27,8 @@ from algos.rlhf.sft import SFT
 from algos.sac import SAC
 from algos.td3 import TD3
 from algos.vdn import VDN
-from envs import Environment
+from envs import Environment, check_spec
+from fdg.arguments import checked
 from fdg.errors import unknown_name
 
 __all__ = [
@@ -109,12 +110,17 @@ def get(name: str) -> Any:
     return found
 
 
+@checked
 def make(name: str, env: Environment, **hyperparameters: Any) -> Any:
     """An algorithm with its preset for an environment, except for the hyperparameters given.
+
+    Raises:
+      FdgError: no algorithm has this name, `env` is no environment, or a hyperparameter is unknown or wrong.
 
     >>> import envs
     >>> make("ppo", envs.make("Pendulum-v1"), num_envs=8).total_steps
     1000000
     """
     algorithm = get(name)
+    check_spec(env)
     return algorithm(env=env, **algorithm.settings(env.name, env, hyperparameters))

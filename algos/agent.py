@@ -15,7 +15,8 @@ from algos.presets.preferring import HasPresets
 from algos.rollout import evaluate
 from envs import Environment, Observation, check_spec, num_agents
 from envs.checking import check_batch_reset, check_batch_step
-from fdg.errors import FdgError, unknown_name
+from fdg.arguments import check_call
+from fdg.errors import FdgError
 
 # Algorithms by name, for messages that say which to use instead; `algos/__init__.py` fills it in.
 KNOWN: dict[str, type["Agent"]] = {}
@@ -44,14 +45,9 @@ class Agent(HasPresets, Precise):
     discount: float
     hidden: tuple[int, ...] | None  # widths of the layers
 
-    def __new__(cls, *_: Any, **given: Any) -> Any:
+    def __new__(cls, *args: Any, **given: Any) -> Any:
         """Refuses a name that is no field, with the nearest that is."""
-        fields = [field.name for field in dataclasses.fields(cls) if field.init]
-        for name in given:
-            if name not in fields:
-                raise unknown_name(
-                    f"hyperparameter of {cls.__name__}", name, fields, f"help(algos.{cls.__name__})"
-                )
+        check_call(cls, args, given, "hyperparameter")
         return super().__new__(cls)
 
     @property

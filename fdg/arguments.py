@@ -10,18 +10,119 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import numpy as np
 
-from fdg.errors import FdgError, listed
+from fdg.errors import FdgError, listed, one_line, unknown_name
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 _LONGEST = 60  # characters of a value that is quoted
 _TOO_LARGE = 10**18  # what JAX counts with has 63 bits
 
 
+def checked(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Decorates a public function, or a dataclass: wrong arguments are an `FdgError` of one line.
+
+    Raises:
+      FdgError: an argument that there is not, with the nearest that there is; one that is missing; or as
+        `check_arguments`.
+
+    >>> @checked
+    ... def play(path: str, total_steps: int = 1) -> None: ...
+    >>> play("a.gif", total_timesteps=3)
+    Traceback (most recent call last):
+    fdg.errors.UnknownNameError: unknown argument of play 'total_timesteps': did you mean 'total_steps'? (...)
+    >>> play(total_steps=3)
+    Traceback (most recent call last):
+    fdg.errors.FdgError: play: path is missing: give a string
+    """
+    if isinstance(function, type):
+        function.__init__ = checked(function.__init__)  # type: ignore[misc]
+        return function
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        check_arguments(function, _bound(function, signature, args, kwargs))
+        return function(*args, **kwargs)
+
+    return call
+
+
+def checked_names(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """As `checked` without a look at types, for what is called often: a call that binds costs nothing."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        try:
+            return function(*args, **kwargs)
+        except TypeError:
+            _bound(function, signature, args, kwargs)
+            raise
+
+    return call
+
+
+def check_call(cls: Any, args: Sequence[Any], kwargs: Mapping[str, Any], what: str = "argument") -> None:
+    """Refuses a call of a class with arguments that its `__init__` does not have, or without those it needs.
+
+    Args:
+      cls: the class.
+      args: by position, without `self`.
+      kwargs: by name.
+      what: an argument is called in messages.
+
+    Raises:
+      FdgError: names the class and the argument.
+    """
+    _bound(cls.__init__, inspect.signature(cls.__init__), (None, *args), kwargs, cls.__name__, what)
+
+
+def _bound(
+    function: Callable,
+    signature: inspect.Signature,
+    args: tuple,
+    kwargs: Mapping[str, Any],
+    name: str = "",
+    what: str = "argument",
+) -> Mapping[str, Any]:
+    """The arguments of a call by name."""
+    try:
+        return signature.bind(*args, **kwargs).arguments
+    except TypeError as error:
+        name, parameters = name or _name(function), signature.parameters
+        names = [parameter for parameter in parameters if parameter != "self"]
+        for key in kwargs:
+            if key not in names:
+                raise unknown_name(f"{what} of {name}", key, names, f"help({name})") from None
+        positional = [p for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+        if len(args) > len(positional):
+            extra = quoted(args[len(positional)])
+            raise FdgError(f"{name}({extra}): give it by name: one of {listed(names)}") from None
+        for p in list(parameters.values())[len(args) :]:
+            if p.default is p.empty and p.name not in kwargs:
+                kind = dict(_annotated(function)).get(p.name)
+                fix = f": give {listed(_words(kind))}" if kind else ""
+                raise FdgError(f"{name}: {p.name} is missing{fix}") from None
+        raise FdgError(f"{name}: {one_line(error)}") from None
+
+
+def _name(function: Callable) -> str:
+    """A function's name; of the `__init__` of a class, the class's.
+
+    >>> _name(str.upper), _name(FdgError.__str__)
+    ('upper', '__str__')
+    """
+    owner = function.__qualname__.split(".")[-2:]
+    return owner[0] if owner[-1] == "__init__" else function.__name__
+
+
 def check_arguments(function: Callable, given: Mapping[str, Any]) -> None:
-    """Refuses arguments that are not what a function's annotations say: its first line, with `locals()`.
+    """Refuses arguments that are not what a function's annotations say.
 
     Numbers may be of NumPy or JAX; `True` is no number, not-a-number is none either. What is annotated with
     protocols, type variables or `Any` is not looked at.
@@ -33,12 +134,11 @@ def check_arguments(function: Callable, given: Mapping[str, Any]) -> None:
     Raises:
       FdgError: names the function, the argument, its value and what is expected.
 
-    >>> def play(path: str, episodes: int = 1) -> None:
-    ...     check_arguments(play, locals())
-    >>> play("a.gif", "3")
+    >>> def play(path: str, episodes: int = 1) -> None: ...
+    >>> check_arguments(play, {"episodes": "3"})
     Traceback (most recent call last):
     fdg.errors.FdgError: play(episodes='3'): give an integer
-    >>> play("a.gif", 3e1)
+    >>> check_arguments(play, {"episodes": 3e1})
     Traceback (most recent call last):
     fdg.errors.FdgError: play(episodes=30.0): give an integer: write 30
     """
@@ -62,7 +162,7 @@ def _check(function: Callable, name: str, value: Any, kind: Any) -> None:
         if isinstance(value, int) and abs(value) >= _TOO_LARGE:
             fix = f" below {_TOO_LARGE:.0e}"
         what = listed(dict.fromkeys(_words(kind)))
-        raise FdgError(f"{function.__name__}({name}={quoted(value)}): give {what}{fix}")
+        raise FdgError(f"{_name(function)}({name}={quoted(value)}): give {what}{fix}")
 
 
 def quoted(value: Any) -> str:

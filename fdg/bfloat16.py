@@ -16,12 +16,13 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend import core
 
 from fdg import jaxprs
-from fdg.arguments import check_arguments
+from fdg.arguments import checked
 
 _PRODUCTS = ("dot_general", "conv_general_dilated")
 _OF_THEIR_OWN_GRADIENT = ("custom_jvp_call", "custom_vjp_call")
 
 
+@checked
 def in_bfloat16(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function with its products of float32 arrays in bfloat16, summed in float32.
 
@@ -39,7 +40,6 @@ def in_bfloat16(function: Callable[..., Any]) -> Callable[..., Any]:
     >>> print(jax.numpy.matmul(third, third), in_bfloat16(jax.numpy.matmul)(third, third))
     [[0.11111112]] [[0.11154556]]
     """
-    check_arguments(in_bfloat16, locals())
 
     @functools.wraps(function)
     def call(*arguments: Any, **options: Any) -> Any:

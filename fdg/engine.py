@@ -11,7 +11,7 @@ import numpy as np
 from jax.extend import core
 
 from fdg import jaxprs, keys
-from fdg.arguments import check_arguments
+from fdg.arguments import checked, checked_names
 from fdg.batch.collective import Collective, unexplained
 from fdg.errors import FdgError, FdgWarning, host_errors
 from fdg.garbage import looked_for_seldom
@@ -62,6 +62,7 @@ class Engine:
         self._iterations = 0  # that led to what was returned, as far as they were done here
         self._interrupted: tuple[Any, PendingMetrics] | None = None
 
+    @checked_names
     def init(self, seed: int = 0) -> Any:
         """The state that `algorithm.init(jax.random.key(seed))` gives, laid out on the devices.
 
@@ -80,6 +81,7 @@ class Engine:
             leaves = [put(x, shape) for x, shape in zip(leaves, self._shapes, strict=True)]
         return jax.tree.unflatten(self._structure, leaves)
 
+    @checked_names
     def run(self, state: Any, iterations: int = 1) -> tuple[Any, dict[str, jax.Array]]:
         """Trains for a number of iterations, and waits for their metrics.
 
@@ -107,6 +109,7 @@ class Engine:
                 self._interrupted = state, pending
                 raise
 
+    @checked_names
     def start(self, state: Any, iterations: int = 1) -> tuple[Any, PendingMetrics]:
         """`run` without waiting: the devices go on while the caller does something else.
 
@@ -337,6 +340,7 @@ def _last_words(line: str, status: int) -> None:
     distributed.abandon(f"error: {line}", status, f"failed: {line}")
 
 
+@checked
 @looked_for_seldom()
 def compile(
     algorithm: Any,
@@ -361,7 +365,6 @@ def compile(
     """
     check_policy(policy)
     devices = with_host(policy, jax.devices()) if devices is None else checked_devices(devices)
-    check_arguments(compile, {"graph": graph})
     checked_name(algorithm)
     graph = trace(algorithm) if graph is None else graph
     graph = dataclasses.replace(graph, jaxpr=host_calls.guard(graph.jaxpr, last_words=_last_words))

@@ -6,6 +6,8 @@ import logging
 import re
 from collections.abc import Iterable, Iterator
 
+from fdg import aliases
+
 _LONGEST = 1000  # characters of an error
 
 
@@ -134,12 +136,17 @@ def unknown_name(kind: str, name: str, known: Iterable[str], listing: str = "") 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     """The known names that are like a name, the most alike first, whatever their case; none where none is.
 
-    >>> nearest("cartpole", ["CartPole-v1", "Acrobot-v1"])
-    ['CartPole-v1']
+    What other libraries call by this name is the most alike.
+
+    >>> nearest("cartpole", ["CartPole-v1", "Acrobot-v1"]), nearest("lr", ["learning_rate", "env"])
+    (['CartPole-v1'], ['learning_rate'])
     """
     folded: dict[str, str] = {candidate.lower(): candidate for candidate in known}
     close = difflib.get_close_matches(name.lower(), folded, n=count, cutoff=0.5)
-    return [folded[candidate] for candidate in close]
+    found = [folded[candidate] for candidate in close]
+    if (meant := aliases.ours(name)) and meant in folded.values():
+        return [meant, *(one for one in found if one != meant)][:count]
+    return found
 
 
 def listed(words: Iterable[object], last: str = "or") -> str:

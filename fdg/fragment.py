@@ -17,7 +17,7 @@ import jax
 from jax.extend import core
 from jax.interpreters import ad, batching, mlir
 
-from fdg.arguments import check_arguments
+from fdg.arguments import checked
 from fdg.errors import GraphError
 
 # ---------------------------------------------------------------------------------------------------
@@ -270,6 +270,7 @@ def _why_unhashable(instance: Any) -> str:
 _HASHABLE: dict[type, str] = {list: "a tuple", set: "a frozenset", dict: "a tuple of pairs"}
 
 
+@checked
 def fragment(
     role: str, in_axes: Any = 0, out_axes: Any = 0, *, name: str | None = None
 ) -> Callable[[Callable], FragmentFunction]:
@@ -295,5 +296,4 @@ def fragment(
     >>> act(2.0, jax.numpy.arange(3.0)).tolist()
     [0.0, 2.0, 4.0]
     """
-    check_arguments(fragment, locals())
     return lambda function: FragmentFunction(function, role, in_axes, out_axes, name)

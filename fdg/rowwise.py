@@ -14,7 +14,7 @@ import jax
 from jax.extend import core
 from jax.interpreters import ad, batching, mlir
 
-from fdg.arguments import check_arguments
+from fdg.arguments import checked
 from fdg.errors import GraphError
 
 Axes = tuple[int | None, ...]
@@ -63,6 +63,7 @@ ad.primitive_jvps[rowwise_p] = _jvp
 mlir.register_lowering(rowwise_p, mlir.lower_fun(_run, multiple_results=True))
 
 
+@checked
 def rowwise(function: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callable[..., Any]:
     """A function whose rows are independent, so that each device may call it for its own.
 
@@ -87,7 +88,6 @@ def rowwise(function: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -
     >>> rowwise(halve)(jax.numpy.array([3.0, 0.5, 8.0])).tolist()
     [0.75, 0.5, 0.5]
     """
-    check_arguments(rowwise, locals())
 
     @functools.wraps(function)
     def call(*arguments: Any) -> Any:

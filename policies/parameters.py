@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+from fdg.arguments import check_call
 from fdg.errors import PlanError
 from fdg.placing.policy import DECLARED, Group, Rules, parameter_rules
 
@@ -43,6 +44,11 @@ class ShardsParameters:
         kw_only=True,
         metadata={"help": "fsdp or declared: how parameters are split; None: whole", "flag": str | None},
     )
+
+    def __new__(cls, *args: Any, **given: Any) -> Any:
+        """Refuses a name that is no field, with the nearest that is."""
+        check_call(cls, args, given)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         if not isinstance(self.model_parallel, int) or self.model_parallel < 1:

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 from algos import presets
+from algos.presets import sizes
 
 
 class HasPresets:
@@ -46,7 +47,14 @@ class HasPresets:
     @classmethod
     def settled(cls, values: Mapping[str, Any], named: Collection[str]) -> dict[str, Any]:
         """Field values, of which those that a user did not name follow those that they did."""
-        return dict(values)
+        made: Any = cls
+        defaults = {field.name: field.default for field in dataclasses.fields(made)}
+        return {**values, **cls._sizes({**defaults, **values}, named)}
+
+    @classmethod
+    def _sizes(cls, values: Mapping[str, Any], named: Collection[str]) -> dict[str, Any]:
+        """What has to change of the fields that were not named, so that sizes divide."""
+        return sizes.followed(values, named)
 
     def changed(self, **values: Any) -> Any:
         """The same with other values of some fields; fields that change no number follow them."""

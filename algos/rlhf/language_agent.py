@@ -28,7 +28,8 @@ from algos.rlhf.following import Rows, fits, followed
 from algos.rlhf.responses import Responses, finished
 from algos.rlhf.speaker import Speaker, converse, evaluated, is_game, repeated
 from envs.text import Prompts, Reward, TextTask
-from fdg.errors import FdgError, unknown_name
+from fdg.arguments import check_call
+from fdg.errors import FdgError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,12 +104,8 @@ class LanguageAgent(HasPresets):
 
     def __new__(cls, *first: Any, **given: Any) -> Any:
         """Refuses a name that is no field, with the nearest that is; keeps in mind which were given."""
+        check_call(cls, first, given, "hyperparameter")
         fields = [field.name for field in dataclasses.fields(cls) if field.init]
-        for name in given:
-            if name not in fields:
-                raise unknown_name(
-                    f"hyperparameter of {cls.__name__}", name, fields, f"help(algos.{cls.__name__})"
-                )
         made = super().__new__(cls)
         if first or given:  # until it is put together
             object.__setattr__(made, "_named", (*fields[: len(first)], *given))
@@ -128,7 +125,7 @@ class LanguageAgent(HasPresets):
                 require_positive(self, name)
         require(self, self.warmup >= 0, f"warmup={self.warmup}: it must be zero or above")
         named = vars(self).pop("_named", ())
-        for name, value in self._following(vars(self), named).items():
+        for name, value in self._sizes(vars(self), named).items():
             object.__setattr__(self, name, value)
         self._check_network()
         _ = self._speaker  # whose own checks are these
@@ -161,12 +158,6 @@ class LanguageAgent(HasPresets):
             return None
         return "checkpoint-lora" if given.get("lora_rank") else "checkpoint"
 
-    @classmethod
-    def settled(cls, values: Mapping[str, Any], named: Collection[str]) -> dict[str, Any]:
-        """Fields, of which those that a user did not name follow those that they did."""
-        defaults = {field.name: field.default for field in dataclasses.fields(cls)}
-        return {**values, **cls._following({**defaults, **values}, named)}
-
     def changed(self, **values: Any) -> Any:
         """The same with other values of some fields, and a micro-batch that divides then."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -185,7 +176,7 @@ class LanguageAgent(HasPresets):
         return 1
 
     @classmethod
-    def _following(cls, values: Mapping[str, Any], named: Collection[str]) -> dict[str, int]:
+    def _sizes(cls, values: Mapping[str, Any], named: Collection[str]) -> dict[str, Any]:
         """What has to change of the fields that were not named: see `following.followed`."""
         needed = ("num_prompts", "num_minibatches", "group_size", "packing")
         whole = (*needed, "micro_batch", "dataset_size")

@@ -13,7 +13,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
-from fdg.commands.aliases import ALIASES
+from fdg.aliases import ALIASES
 from fdg.errors import FdgError, nearest
 
 _NOT_FLAGS = ("env",)  # fields of an algorithm that a command line cannot write down

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from fdg.commands import presets
-from fdg.commands.aliases import with_memory
 from fdg.commands.construct import algorithm_class, check_kind, construct, with_staleness
 from fdg.commands.earlier import loggers_of, record_of, template_of
 from fdg.commands.flags import (
@@ -22,6 +21,7 @@ from fdg.commands.flags import (
     to_json,
     written,
 )
+from fdg.commands.memory import with_memory
 from fdg.commands.run_flags import (
     DEVICES_CHOSEN,
     FREE_ON_RESUME,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fdg.commands.aliases import ALIASES
+from fdg.aliases import ours
 from fdg.commands.flags import Flag, is_tuple, reader
 from fdg.errors import FdgError, unknown_name
 
@@ -173,6 +173,4 @@ def _single(grid: Any, text: str) -> Any:
 
 
 def _full_name(name: str) -> str:
-    plain = name.replace("-", "_")
-    full = {alias.replace("-", "_"): known for known, aliases in ALIASES.items() for alias in aliases}
-    return full.get(plain, plain)
+    return ours(name) or name.replace("-", "_")

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fdg import jaxprs
-from fdg.arguments import check_arguments
+from fdg.arguments import checked
 from fdg.engine import Engine
 from fdg.errors import FdgError
 from fdg.lowering import host_calls
@@ -31,6 +31,7 @@ _COVERED = 0.98  # of the operations in products are in those that are measured
 _MOST_PRODUCTS = 12  # of a group
 
 
+@checked
 def profile(engine: Engine, state: Any, rounds: int = 7) -> Profile:
     """Times an engine's iteration, each of its fragments, and what the devices could do at best.
 
@@ -47,7 +48,6 @@ def profile(engine: Engine, state: Any, rounds: int = 7) -> Profile:
     Raises:
       FdgError: `rounds` is below 1; as `engine.run`.
     """
-    check_arguments(profile, locals())
     if rounds < 1:
         raise FdgError(f"rounds={rounds!r}: give an integer of at least 1")
     plan = engine.plan

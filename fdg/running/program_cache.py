@@ -11,13 +11,14 @@ from pathlib import Path
 
 import jax
 
-from fdg.arguments import check_arguments
+from fdg.arguments import checked
 from fdg.errors import FdgError
 
 MOST_BYTES = 2 << 30
 OFF = "off"
 
 
+@checked
 def keep_programs(directory: str | None = None) -> str | None:
     """Has JAX keep what it compiles on disk, and look there first; call it before anything is compiled.
 
@@ -36,7 +37,6 @@ def keep_programs(directory: str | None = None) -> str | None:
       FdgError: `directory` was given, and cannot be written to, or its name (or that of JAX's own setting) is
         no UTF-8, which XLA asks for.
     """
-    check_arguments(keep_programs, locals())
     if directory == OFF:
         jax.config.update("jax_enable_compilation_cache", False)
         return None

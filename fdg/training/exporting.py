@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs import MaskedObservation, composite, features_and_mask, num_agents
-from fdg.arguments import check_arguments
+from fdg.arguments import checked
 from fdg.errors import FdgError, one_line
 from fdg.training.onnx import to_onnx
 from fdg.training.writable import check_writable, writing
@@ -286,6 +286,7 @@ class Exported:
         self._memory = None
 
 
+@checked
 def load_exported(path: str | Path) -> Exported:
     """The policy that `run.export` wrote; needs nothing of what trained it.
 
@@ -297,7 +298,6 @@ def load_exported(path: str | Path) -> Exported:
         policy = fdg.load_exported("policy.jax.zip")
         action = policy(observation)
     """
-    check_arguments(load_exported, locals())
     try:
         with zipfile.ZipFile(path) as package:
             function = jax.export.deserialize(bytearray(package.read(_FUNCTION)))

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 import policies
-from fdg.arguments import as_arguments, check_arguments
+from fdg.arguments import as_arguments, checked
 from fdg.errors import FdgError
 from fdg.placing.policy import check_policy, checked_devices
 from fdg.tracing.trace import checked_name
@@ -30,6 +30,7 @@ _FREE = {"policy", "devices", "devices_chosen", "eval_episodes", "checkpoint_eve
 _FREE |= {"total_steps", "rebuilds", "optuna", "halving"}
 
 
+@checked
 def fit(
     algorithm: Any,
     policy: Any = None,
@@ -92,7 +93,6 @@ def fit(
 
         run = fdg.fit(algos.PPO(env=envs.make("CartPole-v1")), total_steps=100_000)
     """
-    check_arguments(fit, locals())
     job = make_job(
         algorithm,
         policies.GPUOnly() if policy is None else policy,

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 import fdg
-from fdg.arguments import check_arguments
+from fdg.arguments import checked
 from fdg.errors import FdgError
 from fdg.tracing.trace import checked_name
 from fdg.training.checkpoint import Checkpoints
@@ -16,6 +16,7 @@ from fdg.training.run_directory import BEST, CHECKPOINTS, read_config, read_summ
 from fdg.training.sweep import Sweep, agent_count, swept
 
 
+@checked
 def load(
     path: str | Path,
     *,
@@ -42,7 +43,6 @@ def load(
         action = run.policy(observation)
         print(run.evaluate(episodes=100))
     """
-    check_arguments(load, locals())
     if algorithm is not None:
         checked_name(algorithm)
     path = Path(path)

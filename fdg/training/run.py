@@ -11,7 +11,7 @@ import numpy as np
 
 from algos.acting import Actor
 from envs import Box
-from fdg.arguments import check_arguments, quoted
+from fdg.arguments import checked, quoted
 from fdg.errors import FdgError, host_errors
 from fdg.training import evaluation, exporting, playing
 from fdg.training.acting import Acting
@@ -60,13 +60,13 @@ class Run:
 
     # --- acting ---
 
+    @checked
     def actor(self, agent: int = 0) -> Actor:
         """An agent as pure functions, for programs of your own: see `algos.Actor`.
 
         Raises:
           FdgError: the algorithm does not say how it acts, or there is no such agent.
         """
-        check_arguments(Run.actor, locals())
         evaluation.require_actor(self.algorithm, "act")
         return self.algorithm.actor(self._state_of(agent))
 
@@ -81,16 +81,17 @@ class Run:
         """
         return self.acting()
 
+    @checked
     def acting(self, agent: int = 0, greedy: bool = True, seed: int = 0) -> Acting:
         """An agent with a memory and random numbers of its own; `policy` is the first one, greedy.
 
         Raises:
           FdgError: the algorithm does not say how it acts, or there is no such agent.
         """
-        check_arguments(Run.acting, locals())
         evaluation.require_actor(self.algorithm, "act")
         return Acting(self.algorithm, self._state_of(agent), greedy, seed)
 
+    @checked
     def evaluate(
         self,
         episodes: int | None = None,
@@ -113,7 +114,6 @@ class Run:
         Raises:
           FdgError: `episodes` is below one, the algorithm does not say how it acts, `env` has other spaces.
         """
-        check_arguments(Run.evaluate, locals())
         episodes = self.eval_episodes if episodes is None else episodes
         if episodes < 1:
             raise FdgError(f"episodes={episodes!r}: give an integer of at least 1")
@@ -131,6 +131,7 @@ class Run:
         """How many episodes the evaluation after training had, or would have had."""
         return self.config.get("eval_episodes") or _DEFAULT_EPISODES
 
+    @checked
     def play(
         self,
         path: str | Path = "video.mp4",
@@ -159,7 +160,6 @@ class Run:
         Raises:
           FdgError: the algorithm does not say how it acts, or its environment cannot be drawn here.
         """
-        check_arguments(Run.play, locals())
         evaluation.require_actor(self.algorithm, "play")
         return playing.play(
             self.algorithm,
@@ -172,6 +172,7 @@ class Run:
             max_steps=max_steps,
         )
 
+    @checked
     def export(
         self,
         path: str | Path = "policy.jax",
@@ -196,7 +197,6 @@ class Run:
         Raises:
           FdgError: the algorithm does not say how it acts, or the format cannot express its network.
         """
-        check_arguments(Run.export, locals())
         if isinstance(self.algorithm, Sweep):
             return self.member(agent).export(path, format=format, greedy=greedy)
         if callable(getattr(self.algorithm, "export", None)):
@@ -211,6 +211,7 @@ class Run:
         """Agents that differ in their seeds alone: of a sweep, those of each point; None without an axis."""
         return self.algorithm.num_seeds if isinstance(self.algorithm, Sweep) else self.agents
 
+    @checked
     def member(self, agent: int | None = None, *, seed: int | None = None, **values: float) -> "Run":
         """Agents of a sweep as a run of their own: its algorithm has the hyperparameters that they have.
 
@@ -226,7 +227,6 @@ class Run:
 
             run.member(learning_rate=1e-3).evaluate()
         """
-        check_arguments(Run.member, locals())
         agents = self._sweep.chosen(agent, None if seed is None else seed - self.seed, values)
         return self._of_agents(agents)
 

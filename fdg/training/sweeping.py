@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 import policies
-from fdg.arguments import check_arguments
+from fdg.arguments import checked
 from fdg.errors import FdgError
 from fdg.training.fit import devices_given, fit, make_job
 from fdg.training.grid import make_grid
@@ -20,6 +20,7 @@ from fdg.training.space import make_space, space_text
 from fdg.training.sweep import Sweep
 
 
+@checked
 def sweep(
     algorithm: Any,
     values: Mapping[str, Any],
@@ -56,7 +57,6 @@ def sweep(
         )
         print(run.best.algorithm.learning_rate, run.best.evaluate())
     """
-    check_arguments(sweep, locals())
     return fit(Sweep(algorithm, make_grid(values), num_seeds, exploit_every), policy, **settings)
 
 
@@ -87,6 +87,7 @@ class Search:
         return load(self.path / "trials" / best.run)
 
 
+@checked
 def search(
     algorithm: Any,
     values: Mapping[str, Any],
@@ -122,7 +123,6 @@ def search(
         found = fdg.search(algorithm, {"hidden": [(64, 64), (256,)], "num_steps": [64, 128]}, trials=12)
         print(found.best.evaluate())
     """
-    check_arguments(search, locals())
     if trials < 1:
         raise FdgError(f"trials={trials!r}: give a whole number, at least 1")
     space = make_space(values, lambda name: is_whole(algorithm, name))

@@ -1,0 +1,58 @@
+"""Sizes that have to divide each other: those that a user did not name follow those that they did."""
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Any
+
+
+def followed(values: Mapping[str, Any], named: Collection[str]) -> dict[str, Any]:
+    """What has to change of the sizes that were not named, so that all fit; empty where nothing does.
+
+    Args:
+      values: all fields of an algorithm by name.
+      named: those that stay as they are.
+
+    >>> preset = {"num_envs": 64, "num_steps": 256, "num_minibatches": 32, "shuffle": "each"}
+    >>> followed({**preset, "num_envs": 2, "num_steps": 12}, ["num_envs", "num_steps"])
+    {'num_minibatches': 24}
+    >>> followed({**preset, "num_envs": 2, "num_steps": 12}, ["num_steps", "num_minibatches"])
+    {}
+    >>> followed({"num_envs": 24, "num_steps": 1, "batch_size": 256}, ["num_envs"])
+    {'batch_size': 264}
+    """
+    found: dict[str, Any] = {}
+
+    def size(name: str) -> int:
+        value = found.get(name, values.get(name))
+        return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+    def settle(name: str, fitting: int) -> None:
+        if size(name) and name not in named and fitting > 0 and fitting != size(name):
+            found[name] = fitting
+
+    num_envs, num_steps = size("num_envs"), size("num_steps")
+    if not num_envs or not num_steps:
+        return {}  # which is refused
+    settle("num_workers", _divisor(num_envs, size("num_workers")))
+    per_env = num_steps
+    if "sequence_length" in values and (values.get("recurrent", True) or values.get("memory") is not None):
+        settle("sequence_length", _divisor(num_steps, size("sequence_length")))
+        length = size("sequence_length") or num_steps
+        settle("burn_in", min(size("burn_in"), length))
+        per_env = num_steps // length
+    rows = per_env if values.get("shuffle") == "time" else num_envs * per_env
+    settle("num_minibatches", _divisor(rows, size("num_minibatches")))
+    settle("batch_size", max(1, round(size("batch_size") / num_envs)) * num_envs)
+    if size("buffer_size"):
+        settle("learning_starts", min(size("learning_starts"), size("buffer_size") // num_envs * num_envs))
+    rate, steps = values.get("updates_per_step"), num_envs * num_steps
+    if isinstance(rate, int | float) and rate > 0 and "updates_per_step" not in named:
+        updates = max(1, round(rate * steps))
+        if not math.isclose(updates, rate * steps):
+            found["updates_per_step"] = updates / steps
+    return found
+
+
+def _divisor(count: int, most: int) -> int:
+    """The largest divisor of `count` that is at most `most`; 0 if there is none."""
+    return next((n for n in range(min(most, count), 0, -1) if count % n == 0), 0)

@@ -1,0 +1,42 @@
+"""A user's sizes win, and those that they did not name follow: random sizes of every algorithm."""
+
+import random
+
+import jax
+import pytest
+
+import algos
+import envs
+
+ENVIRONMENTS = {
+    "ippo": ("MPE_simple_spread_v3",),
+    "mappo": ("MPE_simple_spread_v3",),
+    "vdn": ("MPE_simple_spread_v3",),
+    "qmix": ("MPE_simple_spread_v3",),
+    "sac": ("Pendulum-v1", "brax:ant"),
+    "td3": ("Pendulum-v1", "brax:ant"),
+    "crossq": ("Pendulum-v1", "brax:ant"),
+    "ppo": ("CartPole-v1", "brax:ant", "Breakout-MinAtar"),
+}
+
+
+@pytest.mark.parametrize("name", algos.names("environments"))
+def test_what_is_named_wins_and_the_rest_fits(name):
+    rng = random.Random(name)
+    cls = algos.get(name)
+    for env_name in ENVIRONMENTS.get(name, ("CartPole-v1", "Breakout-MinAtar")):
+        env = envs.make(env_name)
+        for _ in range(8):
+            given = {"num_envs": rng.randint(1, 40)}
+            if hasattr(cls, "num_steps"):
+                given["num_steps"] = rng.randint(1, 24)
+            if hasattr(cls, "buffer_size") and rng.random() < 0.5:
+                given["buffer_size"] = given["num_envs"] * given.get("num_steps", 1) * rng.randint(50, 60)
+            made = algos.make(name, env, **given)
+            assert {field: getattr(made, field) for field in given} == given
+            jax.eval_shape(made.init, jax.random.key(0))
+
+
+def test_named_sizes_that_do_not_divide_are_refused():
+    with pytest.raises(ValueError, match="num_minibatches=7 does not divide num_envs \\* num_steps=32"):
+        algos.make("ppo", envs.make("CartPole-v1"), num_envs=4, num_steps=8, num_minibatches=7)
