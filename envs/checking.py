@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from envs import composite
 from envs.spaces import Box, Discrete, MultiDiscrete
 from fdg.errors import FdgError, listed, one_line
+from fdg.tracing.mistakes import explained, line_of
 
 _ATTRIBUTES = {
     "name": "name = 'corridor'",
@@ -245,13 +246,16 @@ def check_traced(env: Any, num_envs: int = 2) -> None:
         return state, after
 
     try:
-        before, after = jax.eval_shape(
-            both, jax.eval_shape(lambda: jax.random.split(jax.random.key(0), num_envs))
-        )
+        with explained(f"environment '{env.name}'"):
+            before, after = jax.eval_shape(
+                both, jax.eval_shape(lambda: jax.random.split(jax.random.key(0), num_envs))
+            )
     except FdgError:
         raise
-    except Exception as error:
-        raise FdgError(f"environment '{env.name}' cannot be traced: {one_line(error)}") from error
+    except Exception as error:  # whatever code of somebody's own raises
+        raise FdgError(
+            f"environment '{env.name}' cannot be traced{line_of(error)}: {one_line(error)}"
+        ) from error
     kept = [(x.shape, x.dtype) for x in jax.tree.leaves(before)]
     if jax.tree.structure(before) != jax.tree.structure(after) or kept != [  # type: ignore[operator]
         (x.shape, x.dtype) for x in jax.tree.leaves(after)

@@ -11,7 +11,7 @@ import numpy as np
 from jax.extend import core
 
 from fdg import jaxprs, keys
-from fdg.arguments import checked, checked_names
+from fdg.arguments import check_arguments, checked_names
 from fdg.batch.collective import Collective, unexplained
 from fdg.errors import FdgError, FdgWarning, host_errors
 from fdg.garbage import looked_for_seldom
@@ -328,7 +328,7 @@ class Engine:
                 f"{self.plan.graph.name} learns for {last:,} iterations (its total_steps): from then on its"
                 f" step size is zero: give more total_steps, or anneal_learning_rate=False",
                 FdgWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
 
     def __repr__(self) -> str:
@@ -340,7 +340,7 @@ def _last_words(line: str, status: int) -> None:
     distributed.abandon(f"error: {line}", status, f"failed: {line}")
 
 
-@checked
+@checked_names
 @looked_for_seldom()
 def compile(
     algorithm: Any,
@@ -365,6 +365,7 @@ def compile(
     """
     check_policy(policy)
     devices = with_host(policy, jax.devices()) if devices is None else checked_devices(devices)
+    check_arguments(compile, {"graph": graph})
     checked_name(algorithm)
     graph = trace(algorithm) if graph is None else graph
     graph = dataclasses.replace(graph, jaxpr=host_calls.guard(graph.jaxpr, last_words=_last_words))

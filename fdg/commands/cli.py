@@ -75,7 +75,7 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
         from fdg.training.devices import devices_of
 
         elsewhere, rest = scale.take(normalise(argv))
-        job = parse(rest, "python -m fdg.plan", scale.ABOUT)
+        job = parse(rest, "python -m fdg.plan", scale.ABOUT, runs=False)
         if elsewhere:
             print(*scale.lines(job, elsewhere), sep="\n\n", flush=True)
             return 0

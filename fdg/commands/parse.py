@@ -70,13 +70,14 @@ def join(argv: Sequence[str]) -> None:
         distributed.initialize(**triple)
 
 
-def parse(argv: Sequence[str], program: str, description: str) -> Job:
+def parse(argv: Sequence[str], program: str, description: str, runs: bool = True) -> Job:
     """Reads and checks a command line.
 
     Args:
       argv: the words after the program's name.
       program: its name, for `--help`.
       description: what it does, for `--help`.
+      runs: whether the job will run; a plan may be of a job that is too short to.
 
     Raises:
       FdgError: with the one line to show.
@@ -203,7 +204,7 @@ def parse(argv: Sequence[str], program: str, description: str) -> Job:
     policy = construct(policy_class, policy_name, policy_values)
     algorithm = with_sweep(algorithm, run)
     check_searched(algorithm, run, own_flags)
-    num_iterations, steps_per_iteration = lengths(algorithm, algo, run.get("total_steps"))
+    num_iterations, steps_per_iteration = lengths(algorithm, algo, run.get("total_steps"), runs)
     return Job(
         algorithm=algorithm,
         policy=policy,

@@ -2,10 +2,12 @@
 
 import dataclasses
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
 from fdg.engine import Engine
+from fdg.errors import FdgWarning
 from fdg.processes import distributed
 from fdg.profiling.measuring import profile as measure
 from fdg.profiling.report import Profile
@@ -46,6 +48,12 @@ def profile_run(engine: Engine, state: Any, run: Path) -> list[str]:
       state: where iterations begin; it is copied.
       run: the run directory; earlier profiles in it are replaced.
     """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FdgWarning)  # that these iterations are past the end of the run
+        return _profile_run(engine, state, run)
+
+
+def _profile_run(engine: Engine, state: Any, run: Path) -> list[str]:
     profile = measure(engine, state)
     if not distributed.is_first():
         trace(engine, state, None)

@@ -38,7 +38,7 @@ _TRACED: Mapping[type[Exception], tuple[str, str]] = {
     ),
     jax.errors.ConcretizationTypeError: (
         "Python needs the number of a traced value (float, int, range, or a shape made from it)",
-        "keep it an array (jnp), and make sizes fields of the algorithm",
+        "keep it an array (jnp), and make sizes fields of its class",
     ),
     jax.errors.UnexpectedTracerError: (
         "a traced value was kept outside, and used again after its trace",
@@ -48,7 +48,7 @@ _TRACED: Mapping[type[Exception], tuple[str, str]] = {
 # Code in these is not where a user's mistake is.
 _NOT_THEIRS = tuple(
     f"{os.path.dirname(os.path.abspath(module.__file__))}{os.sep}"
-    for name in ("jax", "jaxlib", "flax", "optax", "chex", "contextlib", "fdg")
+    for name in ("jax", "jaxlib", "flax", "optax", "chex", "contextlib", "fdg", "envs")
     if (module := sys.modules.get(name)) is not None and module.__file__
 )
 
@@ -65,13 +65,16 @@ def explained(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except tuple(_TRACED) as error:
-        cause, fix = next(text for kind, text in _TRACED.items() if isinstance(error, kind))
-        raise GraphError(f"{what}{_where(error)}: {cause}: {fix}") from error
+    except Exception as error:
+        kinds = [kind for kind in _TRACED if isinstance(error, kind)]
+        if not kinds and "concrete values of integer type" not in str(error):  # of a shape
+            raise
+        cause, fix = _TRACED[kinds[0] if kinds else jax.errors.ConcretizationTypeError]
+        raise GraphError(f"{what}{line_of(error)}: {cause}: {fix}") from error
 
 
-def _where(error: BaseException) -> str:
-    """The last line of a user's own file that led to an error."""
+def line_of(error: BaseException) -> str:
+    """The last line of a user's own file that led to an error, such as `, line 3 of maze.py (...)`."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)

@@ -70,12 +70,25 @@ class Finite:
         if stops:
             parts = [name for name in metrics if name.startswith("reward_")]
             odd = [name for name in parts if not np.isfinite(metrics[name][row]).all()]
-            cause = "try a smaller --learning-rate or --max-grad-norm"
+            cause = (
+                "try a smaller --learning-rate or --max-grad-norm; envs.check(env) tells whether the"
+                " environment's rewards and observations are finite"
+            )
             if odd:
                 cause = f"so is {odd[0]}: look at what the reward says"
+            elif _has_bad_returns(metrics, row):
+                cause = "so is the return of episodes: mend the environment's rewards (envs.check(env) looks)"
             raise RunError(f"{said}: training stops, {kept}: {cause}, or --on-nan warn to go on regardless")
         if not self._warned and good is not None:
             self._checkpoints.protect(good)
             kept += ", and is kept"
         self._warned |= agents
         warnings.warn(f"{said}: training goes on, {kept}", FdgWarning, stacklevel=2)
+
+
+def _has_bad_returns(metrics: Mapping[str, np.ndarray], row: int) -> bool:
+    """Whether episodes ended up to this iteration with a return that is not finite."""
+    episodes, returns = metrics.get("episodes"), metrics.get("episode_return")
+    if episodes is None or returns is None:
+        return False
+    return bool(np.any((episodes[: row + 1] > 0) & ~np.isfinite(returns[: row + 1])))

@@ -96,8 +96,8 @@ def check_run(run: Mapping[str, Any]) -> None:
         raise FdgError(f"--seed {run['seed']}: seeds are below {2**32}")
 
 
-def lengths(algorithm: Any, name: str, total_steps: int | None) -> tuple[int, int]:
-    """Number of iterations, and environment steps in each.
+def lengths(algorithm: Any, name: str, total_steps: int | None, runs: bool = True) -> tuple[int, int]:
+    """Number of iterations, at least one where nothing `runs`, and environment steps in each.
 
     Raises:
       FdgError: less than one iteration, or the algorithm does not say how far one gets.
@@ -109,12 +109,12 @@ def lengths(algorithm: Any, name: str, total_steps: int | None) -> tuple[int, in
         )
     if total_steps is None:  # a hyperparameter
         total_steps = algorithm.total_steps
-    if total_steps < steps:
+    if total_steps < steps and runs:
         raise FdgError(
             f"--total-steps {total_steps} is less than one iteration of {steps} environment steps:"
             f" give at least {steps}"
         )
-    return total_steps // steps, steps
+    return max(1, total_steps // steps), steps
 
 
 def check_divides(devices: int | None, processes: int) -> None:
