@@ -109,7 +109,6 @@ class Engine:
                 self._interrupted = state, pending
                 raise
 
-    @checked_names
     def start(self, state: Any, iterations: int = 1) -> tuple[Any, PendingMetrics]:
         """`run` without waiting: the devices go on while the caller does something else.
 
