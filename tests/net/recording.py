@@ -1,0 +1,207 @@
+"""Recordings: made by processes that run jobs with some tree's code; kept in a folder, two files a job."""
+
+import hashlib
+import json
+import os
+import platform
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from tests.net.jobs import Job
+
+_WORKER = Path(__file__).with_name("worker.py")
+_RECORDED = ("fdg", "policies", "algos", "envs", "tests/mistakes")
+_JOBS_A_PROCESS = 40  # then a new one: programs and traces stay in memory
+_DEVICES = 4
+# Most of the time goes into compiling: without LLVM's optimisation it is a sixth, for both sides alike.
+_XLA_FLAGS = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
+
+
+class NetError(Exception):
+    """A mistake of the user's, of one line."""
+
+
+def record(tree: Path, out: Path, jobs: Sequence[Job], processes: int, cache: Path) -> None:
+    """Runs jobs with the code in `tree`, and keeps what comes of them in `out`, but for those that are there.
+
+    Raises:
+      NetError: `out` holds a recording of other code, or of another machine.
+    """
+    about = _about(tree)
+    there = read_about(out) if (out / "recording.json").exists() else None
+    if there is not None and any(there[name] != about[name] for name in ("code", "machine", "jax")):
+        raise NetError(
+            f"{out} holds a recording of other code, JAX or machine: remove it, or give another --out"
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "recording.json").write_text(json.dumps(about, indent=1) + "\n")
+    waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
+    left = [job for job in jobs if not _is_recorded(out, job)]
+    for job in left:
+        waiting.put(job)
+    print(f"{len(left)} of {len(jobs)} jobs to record of {about['commit']} in {out}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="fdg-net-") as empty:
+        environment = _environment(tree, cache, Path(empty))
+        done = _Counter(len(left))
+        threads = [
+            threading.Thread(target=_work, args=(waiting, out, environment, done)) for _ in range(processes)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+
+def read_about(folder: Path) -> dict[str, Any]:
+    """Of what a recording is: commit, digest of the code, machine, versions.
+
+    Raises:
+      NetError: there is no recording.
+    """
+    try:
+        return json.loads((folder / "recording.json").read_text())
+    except (OSError, ValueError):
+        raise NetError(f"{folder} holds no recording: make one with record --out {folder}") from None
+
+
+def digest(tree: Path) -> str:
+    """Of all the code that a recording runs: equal for equal code, wherever it stands."""
+    found = hashlib.sha256()
+    for folder in _RECORDED:
+        for path in sorted((tree / folder).rglob("*.py")):
+            found.update(f"{path.relative_to(tree)}\0".encode() + path.read_bytes() + b"\0")
+    return found.hexdigest()[:12]
+
+
+def _about(tree: Path) -> dict[str, Any]:
+    named = subprocess.run(
+        ["git", "-C", str(tree), "describe", "--always", "--dirty", "--abbrev=12"],
+        capture_output=True,
+        text=True,
+    )
+    return {
+        "commit": named.stdout.strip() or "no commit",
+        "code": digest(tree),
+        "machine": _machine(),
+        "jax": f"{version('jax')}, jaxlib {version('jaxlib')}",
+        "python": platform.python_version(),
+    }
+
+
+def _machine() -> str:
+    """The processor's model, its number and a digest of what it can do: XLA compiles for that."""
+    fields: dict[str, str] = {}
+    cpuinfo = Path("/proc/cpuinfo")
+    for line in cpuinfo.read_text().splitlines() if cpuinfo.exists() else []:
+        name, _, value = line.partition(":")
+        fields.setdefault(name.strip(), value.strip())
+    able = hashlib.sha256(" ".join(sorted(fields.get("flags", "").split())).encode()).hexdigest()[:8]
+    model = fields.get("model name", platform.processor() or platform.machine())
+    return f"{model}, {os.cpu_count()} cores, {able}"
+
+
+def _environment(tree: Path, cache: Path, empty: Path) -> dict[str, str]:
+    ours = {
+        "PYTHONPATH": str(tree),
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": str(cache),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0",
+        "XDG_CACHE_HOME": str(empty),  # no rates that were measured on this machine
+        "MPLBACKEND": "agg",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
+    return {**{name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}, **ours}
+
+
+def _is_recorded(out: Path, job: Job) -> bool:
+    path = out / f"{job.name}.json"
+    if not path.exists():
+        return False
+    given = {"name": job.name, "kind": job.kind, "arguments": job.arguments}
+    return json.loads(path.read_text())["job"] == json.loads(json.dumps(given))
+
+
+class _Counter:
+    """Prints how far it is, from several threads."""
+
+    def __init__(self, total: int):
+        self._lock, self._done, self._total, self._begun = threading.Lock(), 0, total, time.monotonic()
+
+    def add(self, job: Job, seconds: float, said: str) -> None:
+        with self._lock:
+            self._done += 1
+            took = time.monotonic() - self._begun
+            print(f"{took:5.0f} s {self._done:3}/{self._total} {job.name} {seconds:.1f} s{said}", flush=True)
+
+
+class _Process:
+    """A worker; tests of messages make devices of their own, so they have one that did not start JAX."""
+
+    def __init__(self, environment: Mapping[str, str], devices: int):
+        own = {}
+        if devices:
+            own = {
+                "XLA_FLAGS": f"{_XLA_FLAGS} --xla_force_host_platform_device_count={devices}",
+                "PJRT_NPROC": str(2 * devices),  # as many as XLA's pool has on any machine
+            }
+        self.devices, self.jobs = devices, 0
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(_WORKER), str(devices)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**environment, **own},
+            text=True,
+        )
+
+    def do(self, job: Job, out: Path) -> str | None:
+        """Records a job; returns what the worker says, or None if its process ended over it."""
+        self.jobs += 1
+        assert self._process.stdin is not None and self._process.stdout is not None
+        given = {"name": job.name, "kind": job.kind, "arguments": job.arguments}
+        try:
+            self._process.stdin.write(json.dumps({**given, "to": str(out.absolute() / job.name)}) + "\n")
+            self._process.stdin.flush()
+            return self._process.stdout.readline().strip() or None
+        except BrokenPipeError:
+            return None
+
+    def end(self) -> int:
+        """Its status; a worker ends when there are no more jobs."""
+        self._process.communicate()
+        return self._process.returncode
+
+
+def _work(
+    waiting: "queue.SimpleQueue[Job]", out: Path, environment: Mapping[str, str], done: _Counter
+) -> None:
+    process = None
+    while True:
+        try:
+            job = waiting.get_nowait()
+        except queue.Empty:
+            break
+        begun, said = time.monotonic(), ""
+        for _attempt in range(2):  # on a busy machine XLA may give up waiting for its threads: not twice
+            devices = 0 if job.kind == "messages" else _DEVICES
+            if process is not None and (process.devices != devices or process.jobs >= _JOBS_A_PROCESS):
+                process.end()
+                process = None
+            process = process or _Process(environment, devices)
+            if answer := process.do(job, out):
+                said = "" if answer == "done" else f": {answer[:200]}"
+                break
+            said = f": its process ended with {process.end()}"
+            process = None
+        done.add(job, time.monotonic() - begun, said)
+    if process is not None:
+        process.end()
