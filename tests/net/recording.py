@@ -58,6 +58,8 @@ def record(tree: Path, out: Path, jobs: Sequence[Job], processes: int, cache: Pa
             thread.start()
         for thread in threads:
             thread.join()
+    if left:
+        print(f"recorded with {done.cpu_s:.0f} s of a core", flush=True)
 
 
 def read_about(folder: Path) -> dict[str, Any]:
@@ -135,12 +137,15 @@ class _Counter:
 
     def __init__(self, total: int):
         self._lock, self._done, self._total, self._begun = threading.Lock(), 0, total, time.monotonic()
+        self.cpu_s = 0.0
 
-    def add(self, job: Job, seconds: float, said: str) -> None:
+    def add(self, job: Job, seconds: float, cpu_s: float, said: str) -> None:
         with self._lock:
             self._done += 1
+            self.cpu_s += cpu_s
             took = time.monotonic() - self._begun
-            print(f"{took:5.0f} s {self._done:3}/{self._total} {job.name} {seconds:.1f} s{said}", flush=True)
+            times = f"{seconds:.1f} s, {cpu_s:.1f} of a core"
+            print(f"{took:5.0f} s {self._done:3}/{self._total} {job.name}: {times}{said}", flush=True)
 
 
 class _Process:
@@ -153,7 +158,7 @@ class _Process:
                 "XLA_FLAGS": f"{_XLA_FLAGS} --xla_force_host_platform_device_count={devices}",
                 "PJRT_NPROC": str(2 * devices),  # as many as XLA's pool has on any machine
             }
-        self.devices, self.jobs = devices, 0
+        self.devices, self.jobs, self.cpu_s = devices, 0, 0.0
         self._process = subprocess.Popen(
             [sys.executable, "-P", str(_WORKER), str(devices)],
             stdin=subprocess.PIPE,
@@ -163,17 +168,18 @@ class _Process:
             text=True,
         )
 
-    def do(self, job: Job, out: Path) -> str | None:
-        """Records a job; returns what the worker says, or None if its process ended over it."""
+    def do(self, job: Job, out: Path) -> dict[str, Any] | None:
+        """Records a job; returns what the worker answers, or None if its process ended over it."""
         self.jobs += 1
         assert self._process.stdin is not None and self._process.stdout is not None
         given = {"name": job.name, "kind": job.kind, "arguments": job.arguments}
         try:
             self._process.stdin.write(json.dumps({**given, "to": str(out.absolute() / job.name)}) + "\n")
             self._process.stdin.flush()
-            return self._process.stdout.readline().strip() or None
+            answer = self._process.stdout.readline()
         except BrokenPipeError:
             return None
+        return json.loads(answer) if answer else None
 
     def end(self) -> int:
         """Its status; a worker ends when there are no more jobs."""
@@ -190,7 +196,7 @@ def _work(
             job = waiting.get_nowait()
         except queue.Empty:
             break
-        begun, said = time.monotonic(), ""
+        begun, said, cpu = time.monotonic(), "", 0.0
         for _attempt in range(2):  # on a busy machine XLA may give up waiting for its threads: not twice
             devices = 0 if job.kind == "messages" else _DEVICES
             if process is not None and (process.devices != devices or process.jobs >= _JOBS_A_PROCESS):
@@ -198,10 +204,11 @@ def _work(
                 process = None
             process = process or _Process(environment, devices)
             if answer := process.do(job, out):
-                said = "" if answer == "done" else f": {answer[:200]}"
+                said = f": {answer['error'][:200]}" if answer["error"] else ""
+                process.cpu_s, cpu = answer["cpu_s"], answer["cpu_s"] - process.cpu_s
                 break
             said = f": its process ended with {process.end()}"
             process = None
-        done.add(job, time.monotonic() - begun, said)
+        done.add(job, time.monotonic() - begun, cpu, said)
     if process is not None:
         process.end()

@@ -1,7 +1,7 @@
 """Runs jobs with the code that is in PYTHONPATH: one for each line of JSON that it reads, which it answers.
 
 It is started by its path, and imports nothing of this folder: the code that is recorded may be older, and
-have none of it. Of that code it uses what users do, the commands and the public names, so that it can record any.
+have none of it. Of that code it uses what users do, commands and public names, so that it can record any.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ import runpy
 import shlex
 import sys
 import tempfile
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -152,7 +153,8 @@ def main() -> None:
         write(Path(job["to"]), {"job": {k: job[k] for k in ("name", "kind", "arguments")}, **found}, arrays)
         jax.clear_caches()
         gc.collect()
-        answers.write(f"{found['texts'].get('error', 'done').strip().splitlines()[-1]}\n")
+        error = found["texts"].get("error", "").strip().splitlines()
+        answers.write(json.dumps({"error": error[-1] if error else "", "cpu_s": time.process_time()}) + "\n")
         answers.flush()
 
 
