@@ -16,7 +16,7 @@ from envs.environment import (
     vectorize,
 )
 from envs.observations import MaskedObservation, Observation, features_and_mask, map_features
-from envs.registry import make, module_of, names, parse, register, spelled
+from envs.registry import beyond_registries, make, names, parse, register, spelled
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from envs.trying import check
 from envs.unlike import Alike
@@ -37,12 +37,12 @@ __all__ = [
     "Space",
     "TimeStep",
     "Tuple",
+    "beyond_registries",
     "check",
     "check_spec",
     "features_and_mask",
     "make",
     "map_features",
-    "module_of",
     "names",
     "num_agents",
     "parse",

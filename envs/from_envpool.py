@@ -63,6 +63,13 @@ def make(name: str, **overrides: Any) -> HostEnvironment:
     return make_from(lambda options: EnvPoolSource(PREFIX + name, options), overrides)
 
 
+def beyond(name: str) -> str | None:
+    """What an environment does outside of this process, None for all but ViZDoom's; `name` has the prefix."""
+    found = _envpool().registration.registry.specs.get(name.removeprefix(PREFIX), ("",))
+    is_vizdoom = "vizdoom" in found[0]
+    return "starts ViZDoom, which writes into the current folder" if is_vizdoom else None
+
+
 @dataclasses.dataclass(frozen=True)
 class EnvPoolSource(gymnasium_parts.LibrarySource):
     """A `host.Source`: an environment of EnvPool, and options that differ from its defaults."""
@@ -170,7 +177,7 @@ def _make_room(name: str) -> None:
     Raises:
       HostError: it cannot be made.
     """
-    if "vizdoom" not in type(_spec(name)).__name__.lower():
+    if beyond(name) is None:
         return
     try:
         os.makedirs("_vizdoom", exist_ok=True)

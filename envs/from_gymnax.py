@@ -66,6 +66,8 @@ NAMES = (
     "FrozenLake-misc",
 )
 
+DOWNLOADS = ("MNISTBandit-bsuite",)  # those that fetch a data set when they are first made
+
 # Observations of these leave the box that gymnax declares: the context of -1 in MemoryChain, the last reward
 # in the other two. Their observation space has no bounds instead of wrong ones.
 _WRONG_BOUNDS = ("MemoryChain-bsuite", "MetaMaze-misc", "GaussianBandit-misc")

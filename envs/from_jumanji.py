@@ -42,6 +42,8 @@ NAMES = (
     "SearchAndRescue-v0",
 )  # fmt: skip
 
+DOWNLOADS = (PREFIX + "Sokoban-v0",)  # those that fetch their levels when they are first made
+
 _MOST_COMBINATIONS = 2**16
 _MOST_FEATURES = 2**12  # of one part
 

@@ -5,7 +5,7 @@ import importlib
 import importlib.metadata
 import inspect
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from envs.checking import check_spec
@@ -27,12 +27,15 @@ def module_of(name: str, known: Iterable[str]) -> str | None:
     return module if colon and module not in sources else None
 
 
-def found(what: str, name: str) -> Any:
+def found(what: str, name: str, fits: Callable[[Any], bool] = callable) -> Any:
     """What `module:name` names, `name` with dots for what is inside of something. Imports the module.
+
+    Whoever runs the program has to have named it, or to trust the file that does: see `fdg.training.said`.
 
     Args:
       what: how a message begins: "environment", "--network".
       name: such as `mine.deep:maze`.
+      fits: which things of the module a message lists, where it has none of that name.
 
     Raises:
       FdgError: there is no such module, importing it fails, or it has no such thing; one line.
@@ -56,7 +59,7 @@ def found(what: str, name: str) -> Any:
         raise FdgError(f"{what} '{name}': there is no module '{module_name}': {fix}") from None
     for part in attribute.split("."):
         if not hasattr(value, part):
-            there = [key for key, one in vars(value).items() if callable(one) and not key.startswith("_")]
+            there = [key for key, one in vars(value).items() if fits(one) and not key.startswith("_")]
             raise unknown_name(f"{what} in {module_name}", attribute, there) from None
         value = getattr(value, part)
     return value

@@ -6,7 +6,8 @@ imported, so that a missing or slow package costs only those who use it.
 """
 
 import ast
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from envs import (
@@ -94,7 +95,7 @@ def make(name: str, **overrides: Any) -> Any:
     factory = _registered.get(name) or _BUILT_IN.get(name)
     if factory is None and name in own.of_packages():
         return own.make_of_package(name, overrides)
-    if factory is None and module_of(name) is not None:
+    if factory is None and _module_of(name) is not None:
         made = own.make(name, overrides)
         options = "&".join(f"{parameter}={value!r}" for parameter, value in overrides.items())
         _spelled[made] = f"{name}?{options}" if options else name
@@ -152,18 +153,62 @@ def names() -> tuple[str, ...]:
     return (*_BUILT_IN, *(name for name in own.of_packages() if name not in _BUILT_IN), *_registered)
 
 
-def module_of(name: str) -> str | None:
-    """The module of somebody's own that `make(name)` would import; None if it would import none.
+def beyond_registries(name: str, parameters: Mapping[str, Any]) -> str | None:
+    """What `make(name, **parameters)` does that no registry answers for; None where there is nothing.
 
-    >>> module_of("mine:maze"), module_of("gymnasium:mine:Maze-v0"), module_of("brax:ant")
-    ('mine', 'mine', None)
+    That is to import a module, to start or join what runs outside of this program, to download, or to hand a
+    text to other people's code, which may take it for a module, a file or a command. Only whoever runs the
+    program may ask for it, never a file alone.
+
+    >>> beyond_registries("CartPole-v1", {"gravity": 9.0}), beyond_registries("text:sorting", {})
+    (None, None)
+    >>> beyond_registries("gymnasium:mine:Maze-v0", {})
+    'imports the module mine'
+    >>> beyond_registries("gymnasium:Hopper-v5", {"xml_file": "mine.xml"})
+    "hands the text xml_file='mine.xml' to code that may open or start it"
     """
-    if name in _registered or name in _BUILT_IN or name in own.of_packages():
-        return None
-    for prefix in _PREFIXES:
-        if name.startswith(prefix):
-            return None if prefix == from_envpool.PREFIX else module_of(name.removeprefix(prefix))
+    if name in _DOWNLOADS:
+        return "downloads its data"
+    if name in _BUILT_IN:
+        return _text_beyond(parameters, _WORD)
+    if name in _registered or name in own.of_packages():
+        return _text_beyond(parameters)
+    if name.startswith(text.PREFIX):
+        return None  # its problems are data: of `text:file`, a file is read
+    if name.startswith(from_ray.PREFIX):
+        return "starts a Ray cluster, or joins one"
+    if name.startswith(from_gymnasium.PREFIX):
+        imported, colon, _ = name.removeprefix(from_gymnasium.PREFIX).rpartition(":")
+        return f"imports the module {imported}" if colon else _text_beyond(parameters)
+    if name.startswith(from_envpool.PREFIX):
+        return from_envpool.beyond(name) or _text_beyond(parameters)
+    module = _module_of(name)
+    return None if module is None else f"imports the module {module}"
+
+
+def _module_of(name: str) -> str | None:
+    """The module of a user's own that a name without a known prefix begins with, None where it has none."""
     return own.module_of(name, (*_BUILT_IN, *own.of_packages()))
+
+
+_DOWNLOADS = frozenset(name for source in SOURCES for name in getattr(source, "DOWNLOADS", ()))
+_WORD = re.compile(r"[\w+|-]{1,64}")  # what a name of a registry looks like, and no path or module
+
+
+def _text_beyond(parameters: Mapping[str, Any], allowed: re.Pattern | None = None) -> str | None:
+    """Which parameter has, or holds, a text that is not allowed, as `beyond_registries` says it."""
+
+    def is_plain(value: Any) -> bool:
+        if isinstance(value, str):
+            return allowed is not None and allowed.fullmatch(value) is not None
+        if isinstance(value, tuple):
+            return all(map(is_plain, value))
+        return value is None or isinstance(value, bool | int | float)
+
+    for parameter, value in parameters.items():
+        if not is_plain(value):
+            return f"hands the text {parameter}={value!r:.60} to code that may open or start it"
+    return None
 
 
 def spelled(env: Any) -> str | None:

@@ -1,50 +1,11 @@
-"""Building what a command line names: the algorithm's class, and values of algorithms and policies."""
+"""Building what a command line names: values of algorithms and policies."""
 
 import dataclasses
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
 from fdg.commands.flags import dataclass_fields
-from fdg.errors import FdgError, unknown_name
-
-
-def algorithm_class(name: str) -> type:
-    """The class that `--algo` names: one of `algos`, or `module:Class` of a user's own.
-
-    Raises:
-      FdgError: there is none, or it has no `init` and `iterate`.
-    """
-    import algos
-
-    if ":" not in name:
-        return algos.get(name)
-    module_name, _, class_name = name.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except (ModuleNotFoundError, ValueError, TypeError) as error:
-        missing = getattr(error, "name", None)
-        if isinstance(error, ModuleNotFoundError) and missing and not module_name.startswith(missing):
-            raise  # it is the user's module that lacks something
-        is_path = module_name.endswith(".py") or "/" in module_name
-        suggestion = module_name.removesuffix(".py").strip("./").replace("/", ".")
-        fix = f"write {suggestion}:{class_name}" if is_path else "run from the folder that holds it"
-        raise FdgError(f"--algo {name}: there is no module '{module_name}': {fix}") from None
-    found = getattr(module, class_name, None)
-    classes = [key for key, value in vars(module).items() if _is_algorithm(value)]
-    if found is None and classes:
-        raise unknown_name(f"algorithm in {module_name}", class_name, classes)
-    if found is None or not _is_algorithm(found):
-        raise FdgError(
-            f"--algo {name}: an algorithm is a class with init(key) and iterate(state), and there is none"
-        )
-    return found
-
-
-def _is_algorithm(value: Any) -> bool:
-    return isinstance(value, type) and all(
-        callable(getattr(value, name, None)) for name in ("init", "iterate")
-    )
+from fdg.errors import FdgError
 
 
 def check_kind(cls: type, name: str, env: Any) -> None:

@@ -4,12 +4,13 @@ Most flags are not written here: each hyperparameter of the chosen algorithm, an
 policy, is one. So a command line is read twice, the first time for the names alone.
 """
 
+import dataclasses
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fdg.commands import presets
-from fdg.commands.construct import algorithm_class, check_kind, construct, with_staleness
+from fdg.commands.construct import check_kind, construct, with_staleness
 from fdg.commands.earlier import loggers_of, record_of, template_of
 from fdg.commands.flags import (
     Flag,
@@ -42,11 +43,8 @@ from fdg.running.host_devices import device_a_core, make_host_devices
 from fdg.running.program_cache import keep_programs
 from fdg.running.xla_options import choose_xla_options
 from fdg.training.job import MOST_DEVICES, Job, at_least, check_divides, check_run, lengths
-from fdg.training.trust import NETWORKS, check_trusted
 
 _AUTO = ("auto", "auto:measure")
-# Hyperparameters that name modules of a user's own, which are imported only where they are named.
-_NETWORKS = tuple(Flag(name, str | None, None, "") for name in NETWORKS)
 
 
 def join(argv: Sequence[str]) -> None:
@@ -85,7 +83,7 @@ def parse(argv: Sequence[str], program: str, description: str, runs: bool = True
     """
     words = normalise(argv)
     first = Parser(add_help=False, allow_abbrev=False)
-    add_flags(first, (*NAMES, *presets.FLAGS, *_NETWORKS, *RUN, *MACHINE, *PROCESSES))
+    add_flags(first, (*NAMES, *presets.FLAGS, *RUN, *MACHINE, *PROCESSES))
     add_aliases(first, (*NAMES, *RUN))
     words, early = with_memory(words, vars(first.parse_known_args(words)[0]))
     distributed.check(early)
@@ -118,7 +116,7 @@ def parse(argv: Sequence[str], program: str, description: str, runs: bool = True
     if chosen_before is not None and known.get("devices") is None:
         make_host_devices(chosen_before)
 
-    import envs
+    from fdg.training.said import Said
     from fdg.training.sweep import agent_count
 
     for flag in NAMES:
@@ -127,20 +125,21 @@ def parse(argv: Sequence[str], program: str, description: str, runs: bool = True
     named = {flag.name: early[flag.name] for flag in NAMES if flag.name in early}
     if stored:
         check_agrees(named, stored, FREE_ON_RESUME)
-    own = {name: early[name] for name in NETWORKS if name in early}
-    check_trusted(file, {**base, **named, **own}, {**named, **own}, early.get("trust", False))
+    said = Said(file if base else None, early, early.get("trust", False))
     algo, env_name, policy_name = (known.get(flag.name) or flag.default for flag in NAMES)
     if known.get("policy") is None:
         policy_name = _unnamed_policy(words)
     is_auto = policy_name in _AUTO
-    chosen, policy_class = algorithm_class(algo), _policy_class(policy_name)
-    env_name = known.get("env") or getattr(chosen, "default_env", env_name)
+    chosen, policy_class = said.algorithm_class(algo), _policy_class(policy_name, said)
+    if known.get("env") is None:
+        env_name = getattr(chosen, "default_env", env_name)
+        said = dataclasses.replace(said, named={**early, "env": env_name})  # the class does
     has_env = any(field.name == "env" for field in dataclass_fields(chosen))
     if early.get("env_workers") is not None and not has_env:
         raise FdgError(f"--env-workers {early['env_workers']}: {algo} has its own environment")
     if "env" in early and not has_env:
         raise FdgError(f"--env {env_name}: {algo} has its own environment (no field 'env')")
-    registered_name, overrides = envs.parse(env_name)
+    registered_name, overrides = said.environment(env_name)
     if base and has_env and known.get("env") is None:
         raise FdgError(f"{file} names no environment, and {algo} needs one: say which by --env")
     env = (
@@ -178,7 +177,9 @@ def parse(argv: Sequence[str], program: str, description: str, runs: bool = True
     if stored:
         check_agrees(given, stored, FREE_ON_RESUME | {flag.name for flag in policy_flags})
 
+    said = dataclasses.replace(said, named=given)
     earlier = part(file, "hyperparameters", base, own_flags, algo) if base.get("algo") == algo else {}
+    said.check_fields(chosen, earlier)
     now = {flag.name: given[flag.name] for flag in own_flags if flag.name in given}
     asked = {**preset, **earlier, **now, **env}
     values = presets.settled(chosen, asked, now)
@@ -198,12 +199,13 @@ def parse(argv: Sequence[str], program: str, description: str, runs: bool = True
     run = {flag.name: {**base, **given}.get(flag.name, flag.default) for flag in (STALENESS, *run_flags)}
     run.pop("out")
     check_run(run)
+    said.check_trackers(run)
     policy_values = with_staleness(policy_class, policy_name, policy_fields, run)
     if policy_name == "auto:measure":
         policy_values = {**policy_values, "measure": True}
     policy = construct(policy_class, policy_name, policy_values)
     algorithm = with_sweep(algorithm, run)
-    check_searched(algorithm, run, own_flags)
+    check_searched(algorithm, run, own_flags, said)
     num_iterations, steps_per_iteration = lengths(algorithm, algo, run.get("total_steps"), runs)
     return Job(
         algorithm=algorithm,
@@ -222,6 +224,7 @@ def parse(argv: Sequence[str], program: str, description: str, runs: bool = True
         profiles=run.pop("profile"),
         on_nan=run["on_nan"],
         start_from=None if start_from is None else Path(start_from),
+        trust=early.get("trust", False),
         eval_every=run["eval_every"],
         stop_at=run["stop_at"],
         loggers=loggers_of(run),
@@ -261,7 +264,7 @@ def _environment(name: str, overrides: Mapping[str, Any], workers: int | None) -
         overrides = {**overrides, "workers": workers}
     made = envs.make(name, **overrides)
     by_itself = name.startswith(("gymnasium:", "envpool:", "ray:", "text:"))  # looks at its parameters itself
-    if (overrides or envs.module_of(name) is not None) and not by_itself:
+    if (overrides or name not in envs.names()) and not by_itself:
         given = "&".join(f"{key}={value}" for key, value in overrides.items())
         try:
             envs.check(made, steps=0)
@@ -280,18 +283,22 @@ def _unnamed_policy(words: Sequence[str]) -> str:
     return "gpu_only" if own & {word.partition("=")[0] for word in words} else "auto"
 
 
-def _policy_class(name: str) -> type:
+def _policy_class(name: str, said: Any) -> type:
     """The class of a policy, or that of `auto`.
 
+    Args:
+      name: of the policy.
+      said: who says so, a `Said`.
+
     Raises:
-      UnknownNameError: there is none; says the nearest.
+      FdgError: there is none; says the nearest.
     """
     import policies
 
     if name in _AUTO:
         return policies.Auto
     try:
-        return policies.get(name)
+        return said.policy_class(name)
     except UnknownNameError:
         raise unknown_name("policy", name, (*policies.names(), *_AUTO)) from None
 

@@ -110,11 +110,18 @@ def space_of(text: str, flags: Sequence[Flag]) -> Any:
     return parse_space(" ".join(_full_name(name) + equals + v for name, equals, v in words), read)
 
 
-def check_searched(algorithm: Any, run: Mapping[str, Any], flags: Sequence[Flag]) -> None:
+def check_searched(algorithm: Any, run: Mapping[str, Any], flags: Sequence[Flag], said: Any) -> None:
     """Refuses a search that cannot be.
 
+    Args:
+      algorithm: whose hyperparameters are searched.
+      run: `optuna`, the number of trials, and `search`, the space.
+      flags: of its hyperparameters.
+      said: who says so, a `Said`.
+
     Raises:
-      FdgError: trials without values to choose from, or the other way round; of what cannot be searched.
+      FdgError: trials without values to choose from, or the other way round; of what cannot be searched; of
+        networks that only a file names.
     """
     from fdg.training.job import at_least
 
@@ -130,7 +137,9 @@ def check_searched(algorithm: Any, run: Mapping[str, Any], flags: Sequence[Flag]
     if text is not None:
         from fdg.training.search import check_search, require_optuna
 
-        check_search(algorithm, space_of(text, flags))
+        space = space_of(text, flags)
+        said.check_searched(algorithm, text, space)
+        check_search(algorithm, space)
         require_optuna()
 
 

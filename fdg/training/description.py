@@ -1,19 +1,17 @@
 """What a run was of, as `config.json` says it, and the algorithm and the policy made from that again."""
 
+import contextlib
 import dataclasses
-import importlib
 import math
-import sys
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import algos
 import envs
 import policies
 from fdg.errors import FdgError, one_line
+from fdg.training.said import CALLER, Said
 from fdg.training.sweep import Sweep, swept
-from fdg.training.trust import check_trusted
 
 _KEPT_APART = ("env", "staleness")
 
@@ -36,7 +34,7 @@ def describe(algorithm: Any, policy: Any) -> dict[str, Any]:
         "hyperparameters": _fields(algorithm),
     }
     try:
-        again, same_policy = rebuild(said, trust=True)
+        again, same_policy = rebuild(said, CALLER)
         if not (_alike(again, algorithm) and _alike(same_policy, policy)):
             said["rebuilds"] = False
     except Exception:  # whatever a class of somebody's own raises when made from its fields
@@ -44,51 +42,52 @@ def describe(algorithm: Any, policy: Any) -> dict[str, Any]:
     return said
 
 
-def rebuild(config: Mapping[str, Any], trust: bool = False, where: str = "this run") -> tuple[Any, Any]:
+def rebuild(config: Mapping[str, Any], said: Said, where: str = "this run") -> tuple[Any, Any]:
     """The algorithm and the policy that a configuration describes.
 
     Args:
       config: of `describe`, or of a command line.
-      trust: whether modules of somebody's own, which it may name, are imported.
+      said: who says so: names of a user's own count as far as that is trusted.
       where: the run, for messages.
 
     Raises:
-      FdgError: it was made from Python with what a file cannot say, names a module that is not trusted, or
-        does not fit the code that is here.
+      FdgError: it was made from Python with what a file cannot say, names what only the caller may, or does
+        not fit the code that is here.
     """
     if config.get("rebuilds") is False:
         raise FdgError(
             f"{where} was trained from Python with an algorithm that config.json cannot describe"
             f" ({config.get('algo')}, say with a network of its own): give it, with algorithm=..."
         )
-    check_trusted(
-        Path(where, "config.json"),
-        {"env": config.get("env"), "hyperparameters": config.get("hyperparameters")},
-        trust=trust,
-    )
-    try:
-        algorithm_class = _class_of(config["algo"], algos.get, trust, where)
+    with _fitting(where):
+        algorithm_class = said.algorithm_class(config["algo"])
         values = _values(algorithm_class, config["hyperparameters"])
+        said.check_fields(algorithm_class, values)
         if config.get("env") is not None:
-            name, overrides = envs.parse(config["env"])
-            values["env"] = envs.make(name, **overrides)
+            name, parameters = said.environment(config["env"])
+            values["env"] = envs.make(name, **parameters)
         algorithm = swept(algorithm_class(**values), config)
-        return algorithm, rebuild_policy(config, trust, where)
+    return algorithm, rebuild_policy(config, said, where)
+
+
+def rebuild_policy(config: Mapping[str, Any], said: Said, where: str = "this run") -> Any:
+    """The policy alone, whatever else a file cannot say; arguments and errors as for `rebuild`."""
+    with _fitting(where):
+        policy_class = said.policy_class(config["policy"])
+        values = _values(policy_class, config["policy_fields"])
+        if any(field.name == "staleness" for field in _dataclass_fields(policy_class)):
+            values["staleness"] = config.get("staleness", 0)
+        return policy_class(**values)
+
+
+@contextlib.contextmanager
+def _fitting(where: str) -> Iterator[None]:
+    """Whatever a class says of values that it cannot have, as one line."""
+    try:
+        yield
     except FdgError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise FdgError(f"{where}: its config.json does not fit ({one_line(error)})") from error
-
-
-def rebuild_policy(config: Mapping[str, Any], trust: bool = False, where: str = "this run") -> Any:
-    """The policy alone, whatever else a file cannot say; arguments and errors as for `rebuild`."""
-    policy_class = _class_of(config["policy"], policies.get, trust, where)
-    values = _values(policy_class, config["policy_fields"])
-    if any(field.name == "staleness" for field in _dataclass_fields(policy_class)):
-        values["staleness"] = config.get("staleness", 0)
-    try:
-        return policy_class(**values)
-    except TypeError as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         raise FdgError(f"{where}: its config.json does not fit ({one_line(error)})") from error
 
 
@@ -102,27 +101,6 @@ def _alike(one: Any, other: Any) -> bool:
 
 def _name_of(cls: type, known: Mapping[str, type]) -> str:
     return next((name for name, one in known.items() if one is cls), f"{cls.__module__}:{cls.__qualname__}")
-
-
-def _class_of(name: str, known: Any, trust: bool, where: str) -> Any:
-    if ":" not in name:
-        return known(name)
-    module_name, _, qualified = name.partition(":")
-    if module_name not in sys.modules and not trust:
-        raise FdgError(
-            f"{where} is of {name}, a module of your own: import {module_name} first, or say that it can be"
-            " trusted (trust=True, or --trust)"
-        )
-    try:
-        found: Any = importlib.import_module(module_name)
-        for part in qualified.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise FdgError(
-            f"{where} is of {name}, which is not found from {Path.cwd()} ({one_line(error)}):"
-            " start where it can be imported"
-        ) from error
-    return found
 
 
 def _env_name(env: Any) -> str | None:

@@ -27,6 +27,7 @@ class Job:
       out: the run directory; None for one named after the job.
       resumes: whether `out` holds an earlier run to go on with.
       start_from: a run whose weights a new one begins with; None for fresh ones.
+      trust: whether that run may name what only the caller may (`fdg.training.said`).
       eval_every: iterations from one evaluation during training to the next; None for none.
       stop_at: evaluation return at which training ends early; None for no such.
       loggers: where metrics go beside the run directory: `tensorboard`, `wandb` or `mlflow`, and of the last
@@ -55,6 +56,7 @@ class Job:
     chosen: int | None = None
     on_nan: str = "stop"
     start_from: Path | None = None
+    trust: bool = False
     eval_every: int | None = None
     stop_at: float | None = None
     loggers: tuple[tuple[str, str | None], ...] = ()

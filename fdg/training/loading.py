@@ -1,5 +1,6 @@
 """`fdg.load`: a run directory as a `Run`, whose agents act."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from fdg.training.checkpoint import Checkpoints
 from fdg.training.description import rebuild, rebuild_policy
 from fdg.training.run import Run
 from fdg.training.run_directory import BEST, CHECKPOINTS, read_config, read_summary
+from fdg.training.said import Said
 from fdg.training.sweep import Sweep, agent_count, swept
 
 
@@ -32,7 +34,7 @@ def load(
       path: the run directory.
       algorithm: what was trained, where `config.json` cannot say it (a network of your own).
       checkpoint: "last", "best" (of the evaluations that `--eval-every` makes), or an iteration.
-      trust: import modules of your own that the run names; those that are imported already need no trust.
+      trust: import modules of your own that the run names, and start what it names outside of this program.
 
     Raises:
       FdgError: there is no run, or no such checkpoint, it is damaged, or of another algorithm.
@@ -43,17 +45,30 @@ def load(
         action = run.policy(observation)
         print(run.evaluate(episodes=100))
     """
+    return load_as_said(path, None, algorithm=algorithm, checkpoint=checkpoint, trust=trust)
+
+
+def load_as_said(
+    path: str | Path,
+    named: Mapping[str, Any] | None,
+    *,
+    algorithm: Any = None,
+    checkpoint: str | int = "last",
+    trust: bool = False,
+) -> Run:
+    """As `load`, for a caller who names some of what the run's configuration does: see `Said`."""
     if algorithm is not None:
         checked_name(algorithm)
     path = Path(path)
     config = read_config(path, prefix="")
+    said = Said(path / "config.json", named, trust)
     if not {"algo", "policy", "policy_fields", "hyperparameters"} <= config.keys():
         raise FdgError(f"{path / 'config.json'} is no configuration of a run")
     policy: Any = None
     if algorithm is None:
-        algorithm, policy = rebuild(config, trust, str(path))
+        algorithm, policy = rebuild(config, said, str(path))
     elif config.get("staleness"):
-        policy = rebuild_policy(config, trust, str(path))
+        policy = rebuild_policy(config, said, str(path))
     if not isinstance(algorithm, Sweep):  # one that was given may be what was swept
         algorithm = swept(algorithm, config)
     checkpoints, iteration = _chosen(path, checkpoint)

@@ -13,6 +13,7 @@ System for Massively Parallel Hyperparameter Tuning", arXiv 1810.05934, algorith
 import dataclasses
 import importlib.util
 import math
+import re
 import typing
 from collections.abc import Callable
 from pathlib import Path
@@ -172,7 +173,7 @@ class _Search:
         """One trial; the signal that ended it early, None if none did."""
         trial = study.ask()
         values = {one.name: one.suggested(trial) for one in self.space}
-        name = trial.user_attrs.get("run") or f"{trial.number:04d}"
+        name = _run_of(trial)
         shown = ", ".join(f"{key}={written(value)}" for key, value in values.items())
         self.say(f"trial {number + 1} of {total}: {shown}")
         watch = _Watch(trial, self.job.num_iterations) if self.job.config.get("halving", True) else None
@@ -280,7 +281,9 @@ def _nothing(line: Any) -> None:
 
 
 def _run_of(trial: Any) -> str:
-    return trial.user_attrs.get("run") or f"{trial.number:04d}"
+    """The folder of a trial: its number, or that of the trial that it goes on with. The journal is a file."""
+    said = trial.user_attrs.get("run")
+    return said if isinstance(said, str) and re.fullmatch(r"\d{4,9}", said) else f"{trial.number:04d}"
 
 
 def _sampler(seed: int) -> Any:

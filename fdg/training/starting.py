@@ -13,7 +13,7 @@ import fdg
 from fdg.errors import FdgError
 from fdg.processes.arrays import put
 from fdg.training.job import Job
-from fdg.training.loading import load
+from fdg.training.loading import load_as_said
 from fdg.training.run import Run
 from fdg.training.sweep import Sweep, SweptState
 
@@ -60,7 +60,8 @@ def read_weights(job: Job, graph: fdg.FDG) -> Weights | None:
     """
     if job.start_from is None:
         return None
-    earlier = load(job.start_from, trust=True)  # what it names, the new run names
+    named = {**job.config, **job.config["hyperparameters"]}  # by the caller, for the new run
+    earlier = load_as_said(job.start_from, named, trust=job.trust)
     if isinstance(earlier.algorithm, Sweep) and earlier.agents != job.agents:
         earlier = earlier.best
     theirs = {n: x for n, x in _by_name(earlier.state).items() if not n.startswith(_OF_THE_SWEEP)}

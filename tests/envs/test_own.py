@@ -79,7 +79,9 @@ def test_what_cannot_be_made_is_said_in_one_line(module, text, name, overrides, 
 def test_a_source_of_ours_is_no_module():
     with pytest.raises(UnknownNameError, match="did you mean 'brax:ant'"):
         envs.make("brax:antt")
-    assert envs.module_of("brax:antt") is None and envs.module_of("envpool:Pong-v5") is None
+    assert (
+        envs.beyond_registries("brax:antt", {}) is None and envs.beyond_registries("envpool:A-v5", {}) is None
+    )
 
 
 class _Point:
@@ -104,7 +106,7 @@ def test_installed_packages_register_theirs(monkeypatch):
     )
     own.of_packages.cache_clear()
     try:
-        assert "Maze-v0" in envs.names() and envs.module_of("Maze-v0") is None
+        assert "Maze-v0" in envs.names() and envs.beyond_registries("Maze-v0", {}) is None
         assert envs.make("Maze-v0", delay=2) == envs.make("probe:memory", delay=2)
         assert envs.make("CartPole-v1") == registry._BUILT_IN["CartPole-v1"]()
         with pytest.raises(FdgError, match="mazes:make registers it as mazes:make, which cannot be imported"):

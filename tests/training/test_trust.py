@@ -14,10 +14,9 @@ import pytest
 from fdg import neighbours
 from fdg.commands.cli import plan_main, train_main
 from fdg.commands.parse import parse
-from fdg.errors import FdgError, FdgWarning, RunError
+from fdg.errors import FdgWarning, RunError
 from fdg.training import run_directory
 from fdg.training.finite import Finite
-from fdg.training.trust import check_trusted
 from tests.tiny import Walk
 
 WALK = ["--algo", "tests.tiny:Walk", "--devices", "1", "--total-steps", "64"]
@@ -133,27 +132,18 @@ def test_resuming_imports_nothing_unasked(copy, tmp_path, capsys, monkeypatch):
     (copy / "config.json").write_text(json.dumps({**config, "algo": "evil:Walk"}))
     monkeypatch.chdir(tmp_path)
     line = refused(["--resume", str(copy)], capsys)
-    assert "names the module 'evil'" in line and "--algo evil:Walk" in line and "--trust" in line
+    assert "imports the module evil" in line and "--algo evil:Walk" in line and "--trust" in line
     assert "evil" not in sys.modules and not (tmp_path / "was_here").exists()
     (copy / "config.json").write_text(json.dumps({**config, "algo": "ppo", "env": "gymnasium:evil:Maze-v0"}))
-    assert "names the module 'evil' (env" in refused(["--resume", str(copy)], capsys)
+    assert "env = gymnasium:evil:Maze-v0, which imports the module evil," in refused(
+        ["--resume", str(copy)], capsys
+    )
     assert "evil" not in sys.modules
 
 
 @pytest.mark.parametrize("says", [["--algo", "tests.tiny:Walk"], ["--trust"]])
 def test_a_module_that_is_named_again_or_trusted_is_imported(copy, says):
     assert train_main(["--resume", str(copy), *says]) == 0
-
-
-def test_what_is_trusted_from_python(tmp_path):
-    config = {"algo": "mine:Walk", "env": "CartPole-v1"}
-    check_trusted(tmp_path, {"algo": "tests.tiny:Walk"})  # imported already
-    check_trusted(tmp_path, config, trust=True)
-    check_trusted(tmp_path, config, {"algo": "mine:Walk"})
-    check_trusted(tmp_path, {**config, "algo": "ppo", "env": "brax:ant:spring"})
-    for named in (None, {"algo": "mine:Other"}, {"env": "mine:Walk"}):
-        with pytest.raises(FdgError, match="trust=True"):
-            check_trusted(tmp_path, config, named)
 
 
 # --- files ---

@@ -16,6 +16,7 @@ from fdg.commands.cli import train_main
 from fdg.commands.using import evaluate_main
 from fdg.errors import FdgError
 from fdg.training import description
+from fdg.training.said import CALLER
 from tests.training.trained import fitted, small
 
 
@@ -159,7 +160,7 @@ def test_an_algorithm_of_somebody_elses(tmp_path):
     from tests.training.own import Guesser
 
     run = fitted(tmp_path / "run", Guesser(), iterations=2, total_steps=16, eval_episodes=8)
-    loaded = fdg.load(tmp_path / "run")
+    loaded = fdg.load(tmp_path / "run", trust=True)
     assert loaded.evaluate().mean == summary(run)["eval_return"]
     assert loaded.evaluate(greedy=False).returns.shape == (1, 8)
     assert loaded.policy(np.zeros(4)) == 1
@@ -169,11 +170,13 @@ def test_modules_of_ones_own_are_imported_only_when_trusted(tmp_path, monkeypatc
     from tests.training.own import Guesser
 
     fitted(tmp_path / "run", Guesser(), iterations=1, total_steps=8)
+    with pytest.raises(FdgError, match=r"imports the module tests\.training\.own, .*: say --trust"):
+        fdg.load(tmp_path / "run")  # which is imported already: that is no trust
     config = tmp_path / "run" / "config.json"
     config.write_text(config.read_text().replace("tests.training.own:", "tests.training.absent:"))
-    with pytest.raises(FdgError, match=r"a module of your own: import tests\.training\.absent first, or"):
+    with pytest.raises(FdgError, match=r"imports the module tests\.training\.absent"):
         fdg.load(tmp_path / "run")
-    with pytest.raises(FdgError, match="is not found from"):
+    with pytest.raises(FdgError, match=r"there is no module 'tests\.training\.absent'"):
         fdg.load(tmp_path / "run", trust=True)
     assert fdg.load(tmp_path / "run", algorithm=Guesser()).iteration == 1
 
@@ -189,7 +192,7 @@ def test_what_a_file_cannot_say_is_said():
     said = description.describe(with_a_network_of_its_own(), policies.GPUOnly())
     assert said["rebuilds"] is False
     with pytest.raises(FdgError, match=r"an algorithm that config\.json cannot describe \(ppo, say with"):
-        description.rebuild(said)  # rather than another one, of the same class
+        description.rebuild(said, CALLER)  # rather than another one, of the same class
 
 
 def test_what_a_file_cannot_say_is_given(tmp_path):
@@ -210,7 +213,7 @@ def test_environments_are_described_by_their_names(name):
 
         algorithm = algos.PPO(env=envs.make(env_name, **overrides))
     said = description.describe(algorithm, policies.GPUOnly())
-    assert "rebuilds" not in said and description.rebuild(said)[0] == algorithm
+    assert "rebuilds" not in said and description.rebuild(said, CALLER)[0] == algorithm
 
 
 def test_the_command(run, capsys):

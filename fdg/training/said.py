@@ -1,0 +1,157 @@
+"""What a file says, resolved: a name of ours is looked up, and nothing else is imported unasked.
+
+A run directory, a `--config` and a `--from` may be another's. What they say is data: numbers and words, and
+names that registries hold (`algos`, `policies`, `envs`). A name of a user's own (`module:name`), and what
+reaches beyond this program (a Ray cluster, a tracker of experiments), counts only if the caller names that
+very value for that very field, or trusts the file. That a module is imported already is no trust: its
+functions would be called with what the file says. Every reader of such files resolves here; see
+docs/security.md.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+import algos
+import envs
+import policies
+from envs import own
+from fdg.errors import FdgError
+from fdg.training.space import Choices, Space
+from fdg.training.sweep import Sweep
+
+_MODULE = re.compile(r"[\w.\s-]+:")  # of a user's own, in front of a name
+_TRACKERS = ("wandb", "mlflow")
+
+
+@dataclasses.dataclass(frozen=True)
+class Said:
+    """Who says something: a file, and how far it is trusted.
+
+    Attributes:
+      file: that says it; None for the caller, of a command line or in Python, who may name anything.
+      named: what the caller names too, by field (`algo`, `env`, `policy`, a hyperparameter); None where the
+        caller has no way to.
+      trust: whether the caller trusts the file: it may then name anything.
+    """
+
+    file: Path | None = None
+    named: Mapping[str, Any] | None = None
+    trust: bool = False
+
+    def algorithm_class(self, name: Any) -> Any:
+        """The class that `--algo` names: one of `algos`, or `module:Class` of a user's own.
+
+        Raises:
+          FdgError: there is none, only a file names it, or it has no `init` and `iterate`.
+        """
+        return self._class("algo", name, algos, ("init", "iterate"), "init(key) and iterate(state)")
+
+    def policy_class(self, name: Any) -> Any:
+        """The class of a policy: one of `policies`, or `module:Class` of a user's own.
+
+        Raises:
+          FdgError: there is none, only a file names it, or it has no `place`.
+        """
+        return self._class("policy", name, policies, ("place",), "place(roles, devices)")
+
+    def environment(self, text: Any) -> tuple[str, dict[str, Any]]:
+        """The name and the parameters of an environment, for `envs.make`.
+
+        Raises:
+          FdgError: it is spelled wrongly, or only a file names it and no registry holds it.
+        """
+        name, parameters = envs.parse(text)
+        if not self._is_named("env", text) and (reason := envs.beyond_registries(name, parameters)):
+            raise self._refused("env", text, reason)
+        return name, parameters
+
+    def check_fields(self, cls: Any, values: Mapping[str, Any]) -> None:
+        """Refuses values for the fields of an algorithm's class that would have it import a module.
+
+        Raises:
+          FdgError: one of them names a network, or reads like `module:name`, and only a file says so.
+        """
+        fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+        networks = [field.name for field in fields if field.metadata.get("holds") == "network"]
+        for name, value in values.items():
+            texts = [one for one in jax.tree.leaves(value) if isinstance(one, str)]
+            bad = next((one for one in texts if name in networks or _MODULE.match(one)), None)
+            if bad is not None and not self._is_named(name, value):
+                raise self._refused(name, value, _imports(bad))
+
+    def check_trackers(self, values: Mapping[str, Any]) -> None:
+        """Refuses to send metrics where only a file says that they should go.
+
+        Raises:
+          FdgError: names the tracker.
+        """
+        for name in _TRACKERS:
+            value = values.get(name)
+            if value is not None and not self._is_named(name, value):
+                raise self._refused(name, value, "sends metrics to a service")
+
+    def check_searched(self, algorithm: Any, text: str, space: Space) -> None:
+        """Refuses a search among networks that only a file names.
+
+        Args:
+          algorithm: that is searched, or a sweep of it.
+          text: the space, as `config.json` has it.
+          space: the same, read.
+
+        Raises:
+          FdgError: names the network.
+        """
+        searched = algorithm.algorithm if isinstance(algorithm, Sweep) else algorithm
+        if not self._is_named("search", text):
+            for choices in (one for one in space if isinstance(one, Choices)):
+                self.check_fields(type(searched), {choices.name: choices.values})
+
+    def _class(self, field: str, name: Any, registry: Any, methods: tuple[str, ...], signatures: str) -> Any:
+        if not isinstance(name, str):
+            raise FdgError(f"{self._begin()}{field} {name!r:.60} is no name")
+        if ":" not in name:
+            return registry.get(name)
+        for known in map(registry.get, registry.names()):
+            if name == f"{known.__module__}:{known.__qualname__}":
+                return known
+        if not self._is_named(field, name):
+            raise self._refused(field, name, _imports(name))
+        kind = {"algo": "algorithm"}.get(field, field)
+        found = own.found(kind, name, _has(methods))
+        if not _has(methods)(found):
+            article = "an" if kind == "algorithm" else "a"
+            raise FdgError(
+                f"--{field} {name}: {article} {kind} is a class with {signatures}, and this is none"
+            )
+        return found
+
+    def _is_named(self, field: str, value: Any) -> bool:
+        return self.file is None or self.trust or (self.named or {}).get(field) == value
+
+    def _begin(self) -> str:
+        return "" if self.file is None else f"{self.file}: "
+
+    def _refused(self, field: str, value: Any, reason: str) -> FdgError:
+        name = "" if self.named is None else f"name it too, --{field.replace('_', '-')} {value!s:.200}, or "
+        return FdgError(
+            f"{self.file} has {field} = {value!s:.200}, which {reason}, and a file alone may not ask for"
+            f" that: {name}say --trust (Python: trust=True)"
+        )
+
+
+CALLER = Said()
+
+
+def _imports(name: str) -> str:
+    return f"imports the module {name.partition(':')[0].strip():.60}"
+
+
+def _has(methods: tuple[str, ...]) -> Callable[[Any], bool]:
+    return lambda value: (
+        isinstance(value, type) and all(callable(getattr(value, name, None)) for name in methods)
+    )
