@@ -1,0 +1,290 @@
+"""Runs a call under an audit hook and limits, and lists what it did that nobody asked for.
+
+    found = attempt(lambda: fdg.load(path), writable=[out])
+    assert not found.faults, found
+
+A fault is: an import of a module of `FOREIGN`, or of a file outside of this repository and what is installed;
+a process, a socket, a library or code from such a file; a write, a removal or a renaming outside of
+`writable`; an exception that is no `FdgError`; more time or memory than allowed.
+"""
+
+import contextlib
+import dataclasses
+import io
+import os
+import signal
+import site
+import sys
+import sysconfig
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from fdg.errors import FdgError
+
+SECONDS = 60.0  # that a call may take
+MEMORY = 1 << 30  # bytes that a call may add, beside the size of its files
+FOREIGN = ("evilmod", "evilpkg", "evil")  # modules that hostile files name; they lie in the current folder
+
+_REPOSITORY = Path(__file__).resolve().parents[2]
+_INSTALLED = tuple(
+    str(Path(path).resolve())
+    for path in {
+        *sysconfig.get_paths().values(),
+        *site.getsitepackages(),
+        *(entry for entry in sys.path if "site-packages" in entry),
+        sys.base_prefix,
+        _REPOSITORY,
+    }
+)
+# What was asked for may start these: `git describe`, and Gymnasium's workers.
+_OURS = ("git", "gymnasium_worker.py")
+_SYSTEM = ("/usr/lib", "/lib", "/etc/ld")  # where libraries of the system are
+_PROCESSES = (
+    "subprocess.Popen",
+    "os.system",
+    "os.exec",
+    "os.posix_spawn",
+    "os.spawn",
+    "os.fork",
+    "pty.spawn",
+)
+_SOCKETS = (
+    *("socket.connect", "socket.bind", "socket.sendto", "socket.getaddrinfo", "socket.gethostbyname"),
+    *("urllib.Request", "http.client.connect", "ftplib.connect", "smtplib.connect", "webbrowser.open"),
+)
+# Of each event, which of its arguments are paths that are written to.
+_WRITES = {
+    **dict.fromkeys(("os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "os.chown"), (0,)),
+    **dict.fromkeys(("os.utime", "os.setxattr", "os.removexattr", "os.mkfifo", "os.mknod"), (0,)),
+    **dict.fromkeys(("os.rename", "os.link", "os.symlink", "shutil.move"), (0, 1)),
+    **dict.fromkeys(("shutil.copyfile", "shutil.copytree", "shutil.unpack_archive"), (1,)),
+    **dict.fromkeys(("shutil.rmtree", "shutil.chown", "tempfile.mkdtemp", "tempfile.mkstemp"), (0,)),
+}
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+
+@dataclasses.dataclass
+class Found:
+    """What a call did.
+
+    Attributes:
+      faults: what nobody asked for, one line each.
+      status: what a command returned; None for an error, or another call.
+      said: the last line of the error, or of standard error.
+      seconds: how long it took.
+      grown: bytes that it added at its peak.
+    """
+
+    faults: list[str] = dataclasses.field(default_factory=list)
+    status: Any = None
+    said: str = ""
+    seconds: float = 0.0
+    grown: int = 0
+
+
+class TookTooLong(BaseException):
+    """No `Exception`, so that what is tried does not catch it."""
+
+
+@dataclasses.dataclass
+class _Watch:
+    writable: tuple[str, ...]
+    faults: list[str]
+    thread: int
+
+
+_watch: _Watch | None = None
+_hooked = False
+
+
+def attempt(
+    call: Callable[[], Any],
+    writable: Sequence[str | Path] = (),
+    seconds: float = SECONDS,
+    memory: int = MEMORY,
+) -> Found:
+    """Runs a call and says what it did.
+
+    Args:
+      call: of a command's `main`, or anything; what it prints is kept.
+      writable: folders and files that it may write to, beside the cache of programs and `/dev/null`.
+      seconds: that it may take.
+      memory: bytes that it may add.
+    """
+    global _watch
+    _hook()
+    found, errors = Found(), io.StringIO()
+    caches = [
+        os.environ.get(name) for name in ("JAX_COMPILATION_CACHE_DIR", "XDG_CACHE_HOME", "MPLCONFIGDIR")
+    ]
+    allowed = [str(Path(path).resolve()) for path in (*writable, *caches) if path is not None]
+    before, modules, begun = _resident(reset=True), set(sys.modules), time.monotonic()
+    watch = _Watch((*allowed, "/dev/null"), found.faults, threading.get_ident())
+    try:
+        with _limited(seconds), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(errors):
+            _watch = watch
+            found.status = call()
+    except FdgError as error:
+        found.said = str(error)
+        if "\n" in found.said:
+            found.faults.append(f"an error of several lines: {found.said!r:.200}")
+    except TookTooLong:
+        found.faults.append(f"took longer than {seconds:g} s")
+    except SystemExit as error:
+        found.status = error.code
+    except BaseException as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        what = " ".join(str(error).split())
+        found.faults.append(
+            f"traceback: {type(error).__name__}: {what:.160} ({where.filename}, line {where.lineno})"
+        )
+    finally:
+        _watch = None
+    found.seconds = time.monotonic() - begun
+    found.grown = max(0, _peak() - before)
+    if found.grown > memory:
+        found.faults.append(f"took {found.grown / 1e9:.2f} GB")
+    lines = errors.getvalue().strip().splitlines()
+    found.said = found.said or (lines[-1] if lines else "")
+    if len([line for line in lines if line.startswith("error: ")]) > 1 or "Traceback" in errors.getvalue():
+        found.faults.append(f"printed more than a line: {errors.getvalue()!r:.300}")
+    if found.status not in (None, 0, 1, 2) and isinstance(found.status, int):
+        found.faults.append(f"status {found.status}")
+    for name in set(sys.modules) - modules:
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if isinstance(file, str) and not _below(file, _INSTALLED):
+            found.faults.append(f"import of {name} from {file}")
+    found.faults[:] = dict.fromkeys(found.faults)
+    return found
+
+
+def files_size(*paths: str | Path) -> int:
+    """Bytes of all files in folders."""
+    return sum(one.stat().st_size for path in paths for one in Path(path).rglob("*") if one.is_file())
+
+
+def _hook() -> None:
+    global _hooked
+    if not _hooked:
+        sys.addaudithook(_audit)
+        _hooked = True
+
+
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    watch = _watch
+    if watch is None:
+        return
+    if fault := _fault(event, arguments, watch):
+        caller = traceback.extract_stack(limit=12)[:-2]
+        ours = [
+            frame
+            for frame in caller
+            if str(_REPOSITORY) in frame.filename and "hostile" not in frame.filename
+        ]
+        where = f" ({Path(ours[-1].filename).name}, line {ours[-1].lineno})" if ours else ""
+        watch.faults.append(fault + where)
+
+
+def _fault(event: str, arguments: tuple[Any, ...], watch: _Watch) -> str | None:
+    if event == "import":
+        name = str(arguments[0])
+        return f"import of {name}" if name.partition(".")[0] in FOREIGN else None
+    if event in ("exec", "compile"):
+        file = getattr(arguments[0], "co_filename", None) if event == "exec" else arguments[1]
+        file = os.fsdecode(file) if isinstance(file, str | bytes) else "<none>"
+        is_file = os.path.isabs(file) or os.path.exists(file)
+        return f"{event} of {file}" if is_file and not _below(file, _INSTALLED) else None
+    if event.startswith(_PROCESSES):
+        words = " ".join(map(str, arguments[1])) if event == "subprocess.Popen" else repr(arguments)
+        return None if _is_ours(event, arguments) else f"{event}: {words:.200}"
+    if event in _SOCKETS:
+        return f"{event} {arguments[1:]!r:.100}"
+    if event == "ctypes.dlopen":
+        name = str(arguments[0])
+        return f"{event} {name}" if "/" in name and not _below(name, (*_INSTALLED, *_SYSTEM)) else None
+    if event == "builtins.input":
+        return "waits for input"
+    if event == "pickle.find_class":
+        return (
+            None
+            if str(arguments[0]).partition(".")[0] in ("numpy", "builtins", "collections")
+            else (f"unpickles {arguments[0]}.{arguments[1]}")
+        )
+    if event == "open":
+        path, mode, flags = arguments
+        writes = bool(set(mode) & set("wax+")) if isinstance(mode, str) else bool((flags or 0) & _WRITING)
+        return _written(event, path, watch) if writes else None
+    for i in _WRITES.get(event, ()):
+        if fault := _written(event, arguments[i] if i < len(arguments) else None, watch):
+            return fault
+    return None
+
+
+def _is_ours(event: str, arguments: tuple[Any, ...]) -> bool:
+    if event == "os.fork":
+        return False
+    words = [str(word) for word in arguments[1]]
+    return any(Path(word).name in _OURS for word in words[:3])
+
+
+def _written(event: str, path: Any, watch: _Watch) -> str | None:
+    if not isinstance(path, str | bytes | os.PathLike):  # a descriptor, which was opened before
+        return None
+    real = os.path.realpath(os.fsdecode(path))
+    return (
+        None if _below(real, watch.writable) or "__pycache__" in real else f"{event} of {os.fsdecode(path)}"
+    )
+
+
+def _below(path: str, folders: Sequence[str]) -> bool:
+    real = os.path.realpath(path)
+    return any(real == folder or real.startswith(folder.rstrip("/") + "/") for folder in folders)
+
+
+@contextlib.contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """Interrupts the main thread when its time is over."""
+
+    def over(*_: Any) -> None:
+        raise TookTooLong
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, over)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _resident(reset: bool = False) -> int:
+    """Bytes of this process in memory; `reset` lets its peak begin again."""
+    if reset:
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
+    return _status("VmRSS")
+
+
+def _peak() -> int:
+    return _status("VmHWM")
+
+
+def _status(name: str) -> int:
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name + ":"))
+
+
+def scratch(prefix: str = "fdg-hostile-") -> Path:
+    """A new folder, whose path has no link in it."""
+    return Path(tempfile.mkdtemp(prefix=prefix)).resolve()
