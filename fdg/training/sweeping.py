@@ -12,7 +12,7 @@ from fdg.arguments import checked
 from fdg.errors import FdgError
 from fdg.training.fit import devices_given, fit, make_job
 from fdg.training.grid import make_grid
-from fdg.training.loading import load
+from fdg.training.loading import load_as_said
 from fdg.training.run import Run
 from fdg.training.search import carry_out_search, is_whole
 from fdg.training.search_results import Trial, best_trial
@@ -73,6 +73,7 @@ class Search:
     path: Path
     trials: tuple[Trial, ...]
     interrupted: bool = False
+    _named: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     @property
     def best(self) -> Run:
@@ -84,7 +85,7 @@ class Search:
         best = best_trial(self.trials)
         if best is None:
             raise FdgError(f"no trial of {self.path} is done: give more trials, or a longer training")
-        return load(self.path / "trials" / best.run)
+        return load_as_said(self.path / "trials" / best.run, self._named)
 
 
 @checked
@@ -129,4 +130,5 @@ def search(
     more = {"optuna": trials, "search": space_text(space), "halving": halving}
     job = make_job(algorithm, policies.GPUOnly() if policy is None else policy, **settings, more=more)
     path, made, caught = carry_out_search(job, space, devices_given(devices), quiet=not progress)
-    return Search(path, tuple(made), caught is not None)
+    named = {**job.config, **job.config["hyperparameters"]}  # by the caller; but for networks to choose from
+    return Search(path, tuple(made), caught is not None, named)

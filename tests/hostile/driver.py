@@ -61,10 +61,14 @@ _SOCKETS = (
 _WRITES = {
     **dict.fromkeys(("os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "os.chown"), (0,)),
     **dict.fromkeys(("os.utime", "os.setxattr", "os.removexattr", "os.mkfifo", "os.mknod"), (0,)),
-    **dict.fromkeys(("os.rename", "os.link", "os.symlink", "shutil.move"), (0, 1)),
-    **dict.fromkeys(("shutil.copyfile", "shutil.copytree", "shutil.unpack_archive"), (1,)),
+    **dict.fromkeys(("os.rename", "shutil.move"), (0, 1)),
+    **dict.fromkeys(
+        ("os.link", "os.symlink", "shutil.copyfile", "shutil.copytree", "shutil.unpack_archive"), (1,)
+    ),
     **dict.fromkeys(("shutil.rmtree", "shutil.chown", "tempfile.mkdtemp", "tempfile.mkstemp"), (0,)),
 }
+# Those whose last arguments are descriptors of the folders that paths are relative to.
+_RELATIVE = ("os.remove", "os.rmdir", "os.mkdir", "os.rename", "os.link", "os.symlink")
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
@@ -220,7 +224,12 @@ def _fault(event: str, arguments: tuple[Any, ...], watch: _Watch) -> str | None:
         writes = bool(set(mode) & set("wax+")) if isinstance(mode, str) else bool((flags or 0) & _WRITING)
         return _written(event, path, watch) if writes else None
     for i in _WRITES.get(event, ()):
-        if fault := _written(event, arguments[i] if i < len(arguments) else None, watch):
+        path = arguments[i] if i < len(arguments) else None
+        if event in _RELATIVE and isinstance(path, str | bytes):  # to a folder that is open
+            at = arguments[-2 + i] if len(_WRITES[event]) == 2 else arguments[-1]
+            folder = os.readlink(f"/proc/self/fd/{at}") if isinstance(at, int) and at >= 0 else os.getcwd()
+            path = os.path.join(folder, os.fsdecode(path))
+        if fault := _written(event, path, watch):
             return fault
     return None
 

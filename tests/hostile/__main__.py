@@ -1,0 +1,237 @@
+"""`python -m tests.hostile --count 2000 --seed 0`: hostile run directories through every command.
+
+Each directory goes through some of the commands, in a process of many, under the audit hook of `driver`; each
+50th also through one in a process of its own. Results are lines of OUT/results.jsonl, where a run that was
+stopped goes on. Exit status 1 if anything did what nobody asked for.
+"""
+
+import argparse
+import collections
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HANG = 150.0  # seconds after which a process that does not answer is killed
+
+
+def main() -> int:
+    """Starts processes that try directories, and another wherever one was lost; prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--count", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0, help="number of the first")
+    parser.add_argument(
+        "--processes", type=int, default=50, help="each so many-th has a process of its own too"
+    )
+    parser.add_argument("--each", type=int, default=3, help="commands that each goes through, drawn")
+    parser.add_argument("--only", default="", help="commands, with commas (default: all)")
+    parser.add_argument("--out", type=Path, default=Path("hostile-out"))
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    out = given.out.resolve()
+    if given.worker:
+        return work(given, out)
+    results = out / "results.jsonl"
+    end = given.first + given.count
+    words = [sys.executable, "-m", "tests.hostile", "--worker", "--seed", str(given.seed), "--out", str(out)]
+    words += ["--only", given.only, "--processes", str(given.processes), "--each", str(given.each)]
+    while (first := _next(results, given.first)) < end:
+        environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **_settings(out)}
+        more = ["--first", str(first), "--count", str(end - first)]
+        status = subprocess.run([*words, *more], env=environment).returncode
+        if status and (lost := _next(results, given.first)) < end:
+            at = (out / "at").read_text() if (out / "at").exists() else "?"
+            row = {
+                "number": lost,
+                "changes": at,
+                "tries": {"process": {"faults": [f"lost: status {status}"]}},
+            }
+            with results.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+    rows = [json.loads(line) for line in results.read_text().splitlines()]
+    return report([row for row in rows if given.first <= row["number"] < end])
+
+
+def report(rows: list[dict[str, Any]]) -> int:
+    """Prints a table of what was tried, and everything that went wrong."""
+    tried: collections.Counter[str] = collections.Counter()
+    ends: collections.Counter[tuple[str, str]] = collections.Counter()
+    seconds: collections.Counter[str] = collections.Counter()
+    slowest: dict[str, float] = {}
+    grown: dict[str, float] = {}
+    bad = []
+    for row in rows:
+        for command, found in row["tries"].items():
+            tried[command] += 1
+            kind = "fault" if found["faults"] else "worked" if found.get("status") == 0 else "refused"
+            ends[command, kind] += 1
+            seconds[command] += found.get("seconds", 0)
+            slowest[command] = max(slowest.get(command, 0), found.get("seconds", 0))
+            grown[command] = max(grown.get(command, 0), found.get("grown", 0) / 1e6)
+            bad += [f"{row['number']} {command}: {fault} | {row['changes']}" for fault in found["faults"]]
+    print("command           tries  refused  worked  faults  s/try  most s  most MB")
+    for command, count in tried.items():
+        refused, worked, fault = (ends[command, kind] for kind in ("refused", "worked", "fault"))
+        print(
+            f"{command:16} {count:6} {refused:8} {worked:7} {fault:7} {seconds[command] / count:6.2f}"
+            f" {slowest[command]:7.1f} {grown[command]:7.0f}"
+        )
+    print(f"{len(rows)} directories, {sum(tried.values())} calls, {len(bad)} faults", *bad, sep="\n")
+    return 1 if bad else 0
+
+
+def commands(path: Path, out: Path) -> dict[str, Callable[[], Any]]:
+    """What is done with a hostile run directory, by name; it may write to `out` and the directory alone."""
+    import fdg
+    from fdg.commands import cli, using
+
+    config, no_length = str(path / "config.json"), "--total-steps 32 --eval-episodes 0".split()
+
+    def loaded() -> Any:
+        fdg.load(path)
+        return 0
+
+    return {
+        "load": loaded,
+        "evaluate": lambda: using.evaluate_main(
+            [str(path), "--episodes", "2", "--out", str(out / "e.jsonl")]
+        ),
+        "export": lambda: using.export_main([str(path), "--out", str(out / "policy.jax")]),
+        "play": lambda: using.play_main([str(path), "--out", str(out / "v.gif"), "--max-steps", "2"]),
+        "plot": lambda: using.plot_main([str(path), "--out", str(out / "p.png")]),
+        "plan --config": lambda: cli.plan_main(["--config", config]),
+        "train --config": lambda: cli.train_main(["--config", config, *no_length, "--out", str(out / "a")]),
+        "train --from": lambda: cli.train_main(["--from", str(path), *no_length, "--out", str(out / "b")]),
+        "train --resume": lambda: cli.train_main(["--resume", str(path), "--total-steps", "64"]),
+    }
+
+
+WORDS = {
+    "load": ["-c", "import fdg, sys; fdg.load(sys.argv[1])", "DIR"],
+    "evaluate": ["-m", "fdg.evaluate", "DIR", "--out", "OUT/e.jsonl"],
+    "export": ["-m", "fdg.export", "DIR", "--out", "OUT/x.jax"],
+    "play": ["-m", "fdg.play", "DIR", "--out", "OUT/v.gif"],
+    "plot": ["-m", "fdg.plot", "DIR", "--out", "OUT/p.png"],
+    "plan --config": ["-m", "fdg.plan", "--config", "DIR/config.json"],
+    "train --config": "-m fdg.train --config DIR/config.json --total-steps 32 --out OUT/a".split(),
+    "train --from": "-m fdg.train --from DIR --total-steps 32 --out OUT/b".split(),
+    "train --resume": "-m fdg.train --resume DIR --total-steps 64".split(),
+}
+
+
+def in_process(command: str, path: Path, out: Path, mark: Path, folder: Path) -> dict[str, Any]:
+    """A command in a process of its own, in a folder with the modules that hostile files name."""
+    words = [word.replace("DIR", str(path)).replace("OUT", str(out)) for word in WORDS[command]]
+    root = str(Path(__file__).parents[2])
+    faults: list[str] = []
+    try:
+        ran = subprocess.run(
+            [sys.executable, *words],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": root},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=HANG,
+        )
+    except subprocess.TimeoutExpired:
+        return {"faults": [f"took longer than {HANG:g} s"]}
+    lines = ran.stderr.decode(errors="replace").strip().splitlines()
+    if ran.returncode not in (0, 1, 2):
+        faults.append(f"status {ran.returncode}")
+    if any(line.startswith("Traceback") for line in lines) and (
+        command != "load" or "FdgError" not in lines[-1]
+    ):
+        faults.append(f"traceback: {lines[-1]:.200}")
+    if mark.exists():
+        faults.append(f"the mark was made: {mark.read_text()}")
+        mark.unlink()
+    return {"faults": faults, "status": ran.returncode, "said": (lines or [""])[-1][:300]}
+
+
+def work(given: argparse.Namespace, out: Path) -> int:
+    """Tries directories one after the other; a line for each in `results.jsonl`."""
+    import faulthandler
+
+    import jax
+
+    import fdg
+    from tests.hostile import directories, driver
+
+    fdg.host_devices(2)
+    jax.devices()  # starts the backends: from here on no file changes their number
+    runs = directories.train_all(out / "runs")
+    for number in range(given.first, given.first + given.count):
+        folder = driver.scratch()
+        try:
+            mark = folder / "mark"
+            here = folder / "here"
+            here.mkdir()
+            directories.plant(here, mark)
+            os.chdir(here)
+            sys.path.insert(0, str(here))
+            path, changes = directories.hostile(runs, folder, number, given.seed, mark)
+            (out / "at").write_text(json.dumps(changes))
+            faulthandler.dump_traceback_later(HANG, exit=True)
+            kept = shutil.copytree(path, folder / "kept")
+            tries: dict[str, Any] = {}
+            names = [name for name in given.only.split(",") if name] or list(WORDS)
+            for command in random.Random(number).sample(names, min(given.each, len(names))):
+                write = folder / "out"
+                shutil.rmtree(write, ignore_errors=True)
+                write.mkdir()
+                faulthandler.dump_traceback_later(HANG, exit=True)
+                call = commands(path, write)[command]
+                size = driver.files_size(path)
+                found = driver.attempt(call, [write, path], memory=driver.MEMORY + 20 * size)
+                if mark.exists():
+                    found.faults.append(f"the mark was made: {mark.read_text()}")
+                    mark.unlink()
+                tries[command] = {**vars(found), "said": found.said[:300]}
+                if command.startswith("train --resume"):
+                    shutil.rmtree(path)
+                    shutil.copytree(kept, path)
+            if given.processes and number % given.processes == 0:
+                command = random.Random(number).choice(list(WORDS))
+                tries["process"] = in_process(command, path, write, mark, here)
+            faulthandler.cancel_dump_traceback_later()
+            with (out / "results.jsonl").open("a") as file:
+                file.write(
+                    json.dumps({"number": number, "changes": changes, "tries": tries}, default=str) + "\n"
+                )
+        finally:
+            os.chdir(out)
+            sys.path.remove(str(here))
+            shutil.rmtree(folder, ignore_errors=True)
+        if number % 25 == 24:
+            jax.clear_caches()
+    return 0
+
+
+def _next(results: Path, first: int) -> int:
+    """The number to try next."""
+    lines = results.read_text().splitlines() if results.exists() else []
+    return max([first, *(json.loads(line)["number"] + 1 for line in lines)])
+
+
+def _settings(out: Path) -> dict[str, str]:
+    """Where programs and fonts are kept, so that writing there is no fault; and how to compile quickly."""
+    names = {"JAX_COMPILATION_CACHE_DIR": "xla", "XDG_CACHE_HOME": "cache", "MPLCONFIGDIR": "mpl"}
+    caches = {name: os.environ.get(name) or str(out / folder) for name, folder in names.items()}
+    quick = "--xla_backend_optimization_level=0"  # programs run for milliseconds, and compile for seconds
+    return {
+        **caches,
+        "MPLBACKEND": "agg",
+        "XLA_FLAGS": quick,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

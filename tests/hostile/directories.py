@@ -1,0 +1,659 @@
+"""Hostile run directories: real ones, changed at random places by what an attacker or a disk would write."""
+
+import hashlib
+import json
+import random
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fdg.commands.cli import train_main
+
+SMALL = "--devices 1 --eval-episodes 2 --num-envs 4 --hidden 4 --total-steps"
+# Real runs that hostile ones are made of, by name.
+RUNS = {
+    "ppo": f"--algo ppo --num-steps 4 --num-minibatches 2 --num-epochs 1 {SMALL} 32",
+    "memory": f"--algo ppo --memory gru --num-steps 4 --num-minibatches 2 --num-epochs 1 {SMALL} 32",
+    "dqn": f"--algo dqn --num-steps 4 --buffer-size 64 --batch-size 8 --learning-starts 16 {SMALL} 64",
+    "sac": f"--algo sac --env Pendulum-v1 --num-steps 2 --buffer-size 64 --batch-size 8 {SMALL} 64",
+    "sweep": f"--algo a2c --num-steps 4 --sweep learning_rate=1e-3,1e-2 --num-seeds 2 {SMALL} 32",
+    "lagging": f"--algo ppo --policy single_learner_coarse --staleness 1 --num-steps 4 --num-minibatches 2"
+    f" --num-epochs 1 {SMALL} 32".replace("--devices 1", "--devices 2"),
+    "text": "--algo grpo --env text:sorting?length=3 --hidden-size 8 --num-layers 1 --num-heads 2"
+    " --num-prompts 2 --group-size 2 --num-minibatches 1 --devices 1 --eval-episodes 2 --total-steps 8",
+    "search": f"--algo a2c --optuna 2 --search num_steps=2,4 {SMALL} 32",
+}
+QUICK = ("ppo", "sweep")  # those that the suite makes
+
+EVIL = """
+import pathlib
+pathlib.Path(r"{mark}").write_text("imported")
+def thing(*given, **named):
+    pathlib.Path(r"{mark}").write_text("called")
+class Algo:
+    steps_per_iteration = 1
+    def __init__(self, **named):
+        thing()
+    def init(self, key):
+        return thing()
+    def iterate(self, state):
+        return thing(), {{}}
+    place = init
+"""
+
+_NAMES = (
+    *("evilmod:thing", "evilmod:Algo", "evilpkg.sub:thing", "evilpkg:sub.thing", "evilmod", "evilpkg.sub"),
+    *("subprocess:Popen", "subprocess:run", "subprocess:check_output", "os:system", "os:popen", "os:execv"),
+    *("os:remove", "os:fork", "os:_exit", "os:kill", "posix:system", "pty:spawn", "shutil:rmtree"),
+    *("runpy:run_path", "runpy:run_module", "importlib:import_module", "builtins:exec", "builtins:eval"),
+    *(
+        "builtins:open",
+        "builtins:__import__",
+        "builtins:input",
+        "builtins:compile",
+        "pickle:loads",
+        "io:open",
+    ),
+    *(
+        "ctypes:CDLL",
+        "socket:create_connection",
+        "urllib.request:urlopen",
+        "webbrowser:open",
+        "code:interact",
+    ),
+    *(
+        "pdb:run",
+        "timeit:timeit",
+        "cProfile:run",
+        "pydoc:locate",
+        "pkgutil:resolve_name",
+        "zipimport:zipimporter",
+    ),
+    *(
+        "pathlib:Path.write_text",
+        "pathlib:Path",
+        "tempfile:mkdtemp",
+        "logging.config:dictConfig",
+        "site:addsitedir",
+    ),
+    *("multiprocessing:Process", "concurrent.futures:ProcessPoolExecutor", "asyncio:run", "threading:Thread"),
+    *("functools:partial", "operator:methodcaller", "operator:attrgetter", "types:FunctionType", "sys:exit"),
+    *(
+        "numpy:load",
+        "numpy:fromfile",
+        "jax:pure_callback",
+        "jax.export:deserialize",
+        "orbax.checkpoint:Checkpointer",
+    ),
+    *(
+        "gymnasium:make",
+        "gymnasium:register",
+        "optuna:create_study",
+        "ray:init",
+        "flax.linen:Module",
+        "optax:adam",
+    ),
+    *(
+        "envs.own:make",
+        "envs.own:found",
+        "envs.rendering:_module",
+        "envs:make",
+        "envs:register",
+        "policies:get",
+    ),
+    *("fdg.ctrl_c:evil", "fdg:load", "fdg:fit", "fdg.training.loading:load", "fdg.commands.cli:train_main"),
+    *(
+        "algos.modules:_named",
+        "algos:get",
+        "algos:make",
+        "algos.ppo:PPO",
+        "policies.gpu_only:GPUOnly",
+        "algos:PPO",
+    ),
+    *(
+        "tests.tiny:Walk",
+        "__main__:thing",
+        "antigravity:geohash",
+        "this:s",
+        "idlelib.run:main",
+        "lib2to3.main:main",
+    ),
+)
+_QUERIES = (
+    *(
+        "?args=('touch','MARK')",
+        "?command='touch MARK'",
+        "?name='evilmod'",
+        "?path_name='evilmod.py'",
+        "?module=evilmod",
+    ),
+    *(
+        "?name='evilmod:thing'&overrides={}",
+        "?source=\"open('MARK','w')\"",
+        "?path='MARK'",
+        "?file='MARK'&mode='w'",
+    ),
+    *(
+        "?entry_point='evilmod:thing'",
+        "?id='evilmod:X-v0'",
+        "?render_mode='human'",
+        "?xml_file='MARK'",
+        "?vzd_path=evilmod",
+    ),
+    *(
+        "?gravity=9.0",
+        "?gravity='evilmod:thing'",
+        "?backend='evilmod:thing'",
+        "?length=1e400",
+        "?length=1000000000",
+    ),
+    *(
+        "?max_steps_in_episode=99999999999999999999",
+        "?delay=((((1,),),),)",
+        "?",
+        "?&",
+        "?=",
+        "?a",
+        "?a=b=c&a=d",
+        "?__class__=1",
+    ),
+)
+_ENVIRONMENTS = (
+    *(
+        "gymnasium:evilmod:X-v0",
+        "gymnasium:gymnasium:evilmod:X-v0",
+        "ray:gymnasium:evilmod:X-v0",
+        "ray:ray:CartPole-v1",
+    ),
+    *(
+        "ray:gymnasium:CartPole-v1",
+        "gymnasium: evilmod:X-v0",
+        "envpool:evilmod:X-v0",
+        "envpool:D1Basic-v1",
+        "envpool:Pong-v5",
+    ),
+    *(
+        "gymnasium:CartPole-v1",
+        "gymnasium:GymV26Environment-v0",
+        "gymnasium:Hopper-v5",
+        "gymnasium:ALE/Pong-v5",
+        "gymnasium:",
+    ),
+    *(
+        "MNISTBandit-bsuite",
+        "jumanji:Sokoban-v0",
+        "jumanji:Snake-v1",
+        "brax:ant:evilmod",
+        "brax:fast",
+        "probe:memory",
+    ),
+    *(
+        "text:file",
+        "text:file?path=/etc/hostname",
+        "text:file?path=/dev/zero",
+        "text:file?path=MARK",
+        "text:sorting?length=9",
+    ),
+    *(
+        "text:file?path=http://127.0.0.1:9/x",
+        "text:file?path=/dev/stdin",
+        "text:file?path=evilmod.py",
+        "text:reasoning_gym",
+    ),
+    *(
+        "text:reasoning_gym?dataset=evilmod",
+        "Pendulum-v1",
+        "Breakout-MinAtar",
+        "MPE_simple_v3",
+        "octax:brix",
+        "CartPole-v1",
+    ),
+    *(
+        "text:countdown?instruction=evilmod:thing",
+        "probe:memory?delay=1000000",
+        "DeepSea-bsuite?size=100000",
+        "Craftax-Symbolic-v1",
+    ),
+)
+_ODD = (
+    *(
+        "",
+        " ",
+        "\x00",
+        "\n",
+        "\x1b[2J\x1b]0;evil\x07",
+        "../../../../tmp/evil",
+        "/etc/passwd",
+        "/dev/zero",
+        "~",
+        "file:///etc/passwd",
+    ),
+    *(
+        "http://127.0.0.1:9/",
+        "{{7*7}}",
+        "{0.__class__}",
+        "%s%n",
+        "$(touch MARK)",
+        "`touch MARK`",
+        "; touch MARK",
+        "| touch MARK",
+    ),
+    *(
+        "-oProxyCommand=touch MARK",
+        "--out=MARK",
+        "\udcff",
+        "ünï",
+        "١",
+        "a" * 100_000,
+        "$\\frac",
+        "$x^{$",
+        "<script>alert(1)</script>",
+    ),
+    *(
+        "log:1..2x999999",
+        "learning_rate=log:1e-4..1e-2x999999",
+        "learning_rate=1,2 discount=3",
+        "network=evilmod:thing",
+    ),
+    *(
+        "num_steps=2,4 network=evilmod:thing|none",
+        "inf",
+        "-inf",
+        "nan",
+        "NaN",
+        "none",
+        "null",
+        "True",
+        "best",
+        "auto",
+        "auto:measure",
+    ),
+    *(
+        "python:exec",
+        "!!python/object/apply:os.system ['touch MARK']",
+        "__import__('os').system('touch MARK')",
+        "c__builtin__\neval",
+    ),
+)
+_VALUES: tuple[Any, ...] = (
+    *(
+        None,
+        True,
+        False,
+        0,
+        -1,
+        1,
+        2,
+        3,
+        7,
+        1.5,
+        -1e-3,
+        1e308,
+        1e400,
+        float("nan"),
+        2**31,
+        2**32,
+        2**63,
+        2**64,
+        10**30,
+    ),
+    *(
+        10**9,
+        10**6,
+        65_536,
+        65_537,
+        [],
+        {},
+        [None],
+        [[]],
+        [1, 2, 3],
+        ["evilmod:thing"],
+        {"evilmod:thing": 1},
+        [0] * 1000,
+    ),
+    *(
+        {"__class__": "evilmod:Algo"},
+        {"py/object": "evilmod.Algo"},
+        {"$ref": "MARK"},
+        {"entry_point": "evilmod:thing"},
+        [10**9],
+    ),
+)
+# Fields that a file may not have now, and that some code may look at.
+_FIELDS = (
+    *(
+        "network",
+        "actor_network",
+        "critic_network",
+        "memory",
+        "model",
+        "reward_model",
+        "decoder",
+        "env",
+        "env_workers",
+        "algo",
+    ),
+    *(
+        "policy",
+        "policy_fields",
+        "hyperparameters",
+        "staleness",
+        "sweep",
+        "search",
+        "optuna",
+        "halving",
+        "exploit_every",
+        "seed",
+    ),
+    *(
+        "num_seeds",
+        "devices",
+        "devices_chosen",
+        "eval_episodes",
+        "total_steps",
+        "tensorboard",
+        "wandb",
+        "mlflow",
+        "profile",
+        "out",
+    ),
+    *(
+        "resume",
+        "start_from",
+        "from",
+        "config",
+        "trust",
+        "preset",
+        "preset_name",
+        "follows",
+        "versions",
+        "resumes",
+        "command",
+    ),
+    *(
+        "program_cache",
+        "xla_options",
+        "coordinator_address",
+        "num_processes",
+        "distributed",
+        "rebuilds",
+        "logger",
+        "tokenizer",
+    ),
+    *(
+        "checkpoint_every",
+        "on_nan",
+        "eval_every",
+        "stop_at",
+        "num_envs",
+        "hidden",
+        "activation",
+        "git_commit",
+        "host_reward",
+    ),
+    *(
+        "measure",
+        "may_change",
+        "parameters",
+        "model_parallel",
+        "learners",
+        "actors",
+        "precision",
+        "shuffle",
+        "unroll",
+        "cluster",
+    ),
+)
+
+
+def train_all(folder: Path, names: Sequence[str] = tuple(RUNS)) -> dict[str, Path]:
+    """Trains the real runs below a folder."""
+    made = {}
+    for name in names:
+        made[name] = folder / name
+        if not (made[name] / "summary.json").exists() and not (made[name] / "search.json").exists():
+            shutil.rmtree(made[name], ignore_errors=True)
+            status = train_main([*RUNS[name].split(), "--out", str(made[name])])
+            if status != 0:
+                raise SystemExit(f"the run {name} ended with status {status}")
+    return made
+
+
+def plant(folder: Path, mark: Path) -> None:
+    """Puts the modules into a folder that hostile files name; whoever imports or calls one makes `mark`."""
+    (folder / "evilpkg").mkdir()
+    for file in ("evilmod.py", "evilpkg/__init__.py", "evilpkg/sub.py", "evil.py"):
+        (folder / file).write_text(EVIL.format(mark=mark))
+
+
+def hostile(
+    runs: dict[str, Path], folder: Path, number: int, seed: int, mark: Path
+) -> tuple[Path, list[str]]:
+    """Makes a hostile run directory.
+
+    Args:
+      runs: real ones.
+      folder: where it is made, as `run`.
+      number: which; the same number of the same seed is the same directory.
+      seed: of all of them.
+      mark: a file that payloads would write.
+
+    Returns:
+      The directory, and what was changed in it.
+    """
+    draw = random.Random(f"{seed}-{number}")
+    name = draw.choice(list(runs))
+    path = folder / "run"
+    shutil.copytree(runs[name], path)
+    changes = [f"of {name}"]
+    for _ in range(draw.choice((1, 1, 1, 2, 3))):
+        change = draw.choices(
+            (_config, _config_text, _metrics, _checkpoint, _summary, _journal), (70, 8, 6, 10, 3, 3)
+        )[0]
+        changes.append(change(path, draw, mark))
+    return path, changes
+
+
+def payload(draw: random.Random, mark: Path) -> str:
+    """A string that should name nothing, or something that must not run."""
+    name = draw.choice(_NAMES)
+    made = draw.choice(
+        (
+            lambda: name,
+            lambda: name + draw.choice(_QUERIES),
+            lambda: draw.choice(_ENVIRONMENTS),
+            lambda: draw.choice(_ENVIRONMENTS).partition("?")[0] + draw.choice(_QUERIES),
+            lambda: (
+                draw.choice(("gymnasium:", "ray:", "envpool:", "text:", "brax:", "GYMNASIUM:", "gymnasium::"))
+                + name
+            ),
+            lambda: draw.choice((" ", "\t", "\n", "\u200b", "\ufeff", ".", "..", ":", "./", "\x00")) + name,
+            lambda: (
+                name + draw.choice((" ", "\n", ".", ":", ".__init__", ".__globals__", "\x00", "()", ".py"))
+            ),
+            lambda: name.replace(
+                ":", draw.choice(("：", ": ", " :", "::", ".", "/", "\\", "։", "#", "%3A", "\n:"))
+            ),
+            lambda: name.upper(),
+            lambda: name.replace("e", draw.choice(("е", "ｅ", "𝐞"))),
+            lambda: name.rpartition(":")[2],
+            lambda: draw.choice(_ODD),
+        )
+    )()
+    return made.replace("MARK", str(mark))
+
+
+def _value(draw: random.Random, mark: Path) -> Any:
+    if draw.random() < 0.6:
+        return payload(draw, mark)
+    if draw.random() < 0.05:
+        deep: Any = "evilmod:thing"
+        for _ in range(draw.choice((10, 500))):
+            deep = [deep] if draw.random() < 0.5 else {"a": deep}
+        return deep
+    return json.loads(json.dumps(draw.choice(_VALUES)).replace("MARK", str(mark)))
+
+
+def _places(value: Any, where: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Paths to all values in a value of JSON."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [place for key, item in inner for place in ((*where, key), *_places(item, (*where, key)))]
+
+
+def _put(value: Any, place: Sequence[Any], new: Any) -> None:
+    for key in place[:-1]:
+        value = value[key]
+    value[place[-1]] = new
+
+
+def _config(path: Path, draw: random.Random, mark: Path) -> str:
+    file = path / "config.json"
+    try:
+        config = json.loads(file.read_text())
+        places = _places(config)
+    except (ValueError, OSError, RecursionError):
+        return "config.json: left"
+    if not places or not isinstance(config, dict):
+        return "config.json: left"
+    new = _value(draw, mark)
+    kind = draw.random()
+    if kind < 0.3:  # what names something
+        names = [("algo",), ("env",), ("policy",), ("hyperparameters", draw.choice(_FIELDS))]
+        place = draw.choice(names)
+    elif kind < 0.55:
+        place = draw.choice(places)
+    elif kind < 0.9:
+        part = draw.choice(((), (), ("hyperparameters",), ("policy_fields",)))
+        place = (*part, draw.choice(_FIELDS))
+    else:
+        place = draw.choice(places)
+        parent = config
+        for key in place[:-1]:
+            parent = parent[key]
+        del parent[place[-1]]
+        _write(file, config)
+        return f"config.json: without {place}"
+    try:
+        _put(config, place, new)
+    except (TypeError, LookupError):
+        config[str(place[-1])] = new
+    _write(file, config)
+    return f"config.json: {place} = {new!r:.200}"
+
+
+def _write(file: Path, value: Any) -> None:
+    try:
+        file.write_text(json.dumps(value, indent=2))
+    except RecursionError:
+        file.write_text("[" * 100_000)
+
+
+def _config_text(path: Path, draw: random.Random, mark: Path) -> str:
+    file = path / draw.choice(("config.json", "config.json", "summary.json", ".checkpoints"))
+    content = file.read_bytes() if file.is_file() else b"{}"
+    at = draw.randrange(len(content) + 1)
+    kinds: dict[str, Callable[[], bytes]] = {
+        "cut": lambda: content[:at],
+        "a bit": lambda: content[:at] + bytes([draw.randrange(256)]) + content[at + 1 :],
+        "twice": lambda: content + content,
+        "deep": lambda: b"[" * 100_000,
+        "deep objects": lambda: b'{"a":' * 50_000 + b"1" + b"}" * 50_000,
+        "digits": lambda: content.replace(b"32", b"9" * 5000, 1),
+        "another encoding": lambda: content.decode(errors="replace").encode("utf-16"),
+        "not a number": lambda: content.replace(b"null", b"NaN", 1),
+        "a list": lambda: b"[" + content + b"]",
+        "a key twice": lambda: (
+            content.replace(b"{", b'{"algo": "evilmod:Algo",', 1)[:-1].rstrip(b"}")
+            + b',"env":"evilmod:thing"}'
+        ),
+        "empty": lambda: b"",
+        "zeros": lambda: b"\0" * 1000,
+    }
+    kind = draw.choice(list(kinds))
+    file.write_bytes(kinds[kind]())
+    return f"{file.name}: {kind} at {at}"
+
+
+def _metrics(path: Path, draw: random.Random, mark: Path) -> str:
+    file = path / "metrics.jsonl"
+    lines = file.read_text(errors="replace").splitlines() if file.is_file() else []
+    row: dict[str, Any] = {"iteration": 1, "env_steps": 16, "wall_s": 0.1, "episode_return": 1.0}
+    _put(row, (draw.choice([*row, "x", payload(draw, mark)]),), _value(draw, mark))
+    lines.insert(draw.randrange(len(lines) + 1), json.dumps(row))
+    file.write_text("\n".join(lines) + "\n")
+    return f"metrics.jsonl: {row!r:.200}"
+
+
+def _summary(path: Path, draw: random.Random, mark: Path) -> str:
+    names = ("devices", "iterations", "env_steps", "eval_return", "versions", "x")
+    row = {draw.choice(names): _value(draw, mark) for _ in range(2)}
+    _write(path / "summary.json", row)
+    return f"summary.json: {row!r:.200}"
+
+
+def _checkpoint(path: Path, draw: random.Random, mark: Path) -> str:
+    """Something in a checkpoint, sealed again: whoever wrote it can do that."""
+    folders = [one for one in (path / "checkpoints").glob("*") if one.name.isdecimal()]
+    files = [file for folder in folders for file in folder.rglob("*") if file.is_file()]
+    if not files:
+        return "checkpoints: left"
+    file = draw.choice(files)
+    content = file.read_bytes()
+    new = json.dumps(payload(draw, mark)).strip('"').encode(errors="replace")
+    kind = draw.choice(("cut", "a bit", "a word", "a number", "renamed", "added", "manifest"))
+    at = draw.randrange(len(content) + 1)
+    folder = next(one for one in folders if one in file.parents)
+    if kind == "cut":
+        file.write_bytes(content[:at])
+    elif kind == "a bit":
+        file.write_bytes(content[:at] + bytes([draw.randrange(256)]) + content[at + 1 :])
+    elif kind == "a word":
+        words = [word for word in content.split(b'"')[1::2] if 2 < len(word) < 60]
+        file.write_bytes(content.replace(draw.choice(words), new) if words else content + new)
+    elif kind == "a number":
+        file.write_bytes(content.replace(b"4", draw.choice((b"-4", b"999999999999", b"4e9")), 1))
+    elif kind == "renamed":
+        number = draw.choice(("0", "99999999999999999999", "007", "٣", "1e3"))
+        if not folder.with_name(number).exists():
+            folder.rename(folder.with_name(number))
+        return f"checkpoints: {folder.name} is {number}"
+    elif kind == "added":
+        (folder / draw.choice(("evilmod.py", "x.pkl", "conftest.py", "sitecustomize.py"))).write_bytes(new)
+    else:
+        seal = {"iteration": 1, "files": {draw.choice(("../../config.json", "/etc/passwd", "x")): "0" * 64}}
+        (folder / "manifest.json").write_text(json.dumps(draw.choice((seal, _value(draw, mark)))))
+        return "manifest.json"
+    if folder.exists() and folder.name.isdecimal():
+        _seal(folder)
+    return f"{file.relative_to(path)}: {kind} at {at}"
+
+
+def _seal(folder: Path) -> None:
+    files = {
+        file.relative_to(folder).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in sorted(folder.rglob("*"))
+        if file.is_file() and file.name != "manifest.json"
+    }
+    said = json.dumps({"iteration": int(folder.name), "files": files}, indent=1) + "\n"
+    (folder / "manifest.json").write_text(said)
+
+
+def _journal(path: Path, draw: random.Random, mark: Path) -> str:
+    file = path / "study.journal"
+    if not file.is_file():
+        return "study.journal: there is none"
+    lines = file.read_text().splitlines()
+    at = draw.randrange(len(lines))
+    try:
+        record = json.loads(lines[at])
+        place = draw.choice(_places(record))
+        _put(record, place, _value(draw, mark))
+    except (ValueError, IndexError):
+        return "study.journal: left"
+    lines[at] = json.dumps(record)
+    if draw.random() < 0.3:
+        more = {"op_code": 8, "worker_id": "x", "trial_id": 0, "user_attr": {"run": "../../../../evil"}}
+        lines.append(json.dumps(more))
+    file.write_text("\n".join(lines) + "\n")
+    return f"study.journal: {place} of line {at}"
