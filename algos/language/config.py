@@ -1,16 +1,60 @@
 """The shape of a decoder: Llama, Qwen2 and Qwen3 as values of one dataclass, and `config.json`."""
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from fdg.arguments import quoted
 from fdg.errors import FdgError
 
 LINEAR = ("query", "key", "value", "output", "gate", "up", "down")
 """The linear layers of a block, by the names that they have in the parameters."""
 
-_ROPE_TYPES = ("linear", "llama3", "yarn")
+_ROPE_TYPES = {
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor",),
+}
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kind:
+    """What a field may be, and how an error says it."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 31
+
+
+def _is_number(value: Any) -> bool:
+    return _is_whole(value) or (isinstance(value, float) and math.isfinite(value))
+
+
+_COUNT = _Kind("a whole number above zero", lambda value: _is_whole(value) and value > 0)
+_WHOLE = _Kind("a whole number, zero or above", lambda value: _is_whole(value) and value >= 0)
+_NUMBER = _Kind("a number, zero or above", lambda value: _is_number(value) and value >= 0)
+_POSITIVE = _Kind("a number above zero", lambda value: _is_number(value) and value > 0)
+_BASE = _Kind("a number above one", lambda value: _is_number(value) and value > 1)
+_FLAG = _Kind("true or false", lambda value: isinstance(value, bool))
+
+_FIELDS = {
+    "vocab_size": _COUNT, "hidden_size": _COUNT, "intermediate_size": _COUNT, "num_layers": _COUNT,
+    "num_heads": _COUNT, "num_kv_heads": _COUNT, "head_dim": _COUNT, "rope_theta": _BASE,
+    "rms_norm_eps": _NUMBER, "tie_embeddings": _FLAG, "qkv_bias": _FLAG, "output_bias": _FLAG,
+    "mlp_bias": _FLAG, "qk_norm": _FLAG, "sliding_window": _COUNT, "first_sliding_layer": _WHOLE,
+    "max_positions": _COUNT, "remat": _FLAG, "lora_rank": _WHOLE, "initializer_range": _NUMBER,
+}  # fmt: skip
+_OPTIONAL = ("head_dim", "sliding_window")
+_ROPE = {
+    "factor": _POSITIVE, "low_freq_factor": _POSITIVE, "high_freq_factor": _POSITIVE, "beta_fast": _POSITIVE,
+    "beta_slow": _POSITIVE, "original_max_position_embeddings": _COUNT, "attention_factor": _POSITIVE,
+    "mscale": _NUMBER, "mscale_all_dim": _NUMBER, "truncate": _FLAG,
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,17 +115,15 @@ class DecoderConfig:
     initializer_range: float = 0.02
 
     def __post_init__(self) -> None:
+        for name in _FIELDS:
+            if getattr(self, name) is not None or name not in _OPTIONAL:
+                self._check(name, getattr(self, name), _FIELDS[name])
         if self.head_dim is None:
             self._require(
                 self.hidden_size % self.num_heads == 0,
                 f"hidden_size={self.hidden_size} does not divide by num_heads={self.num_heads}: say head_dim",
             )
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_heads)
-        sizes = "vocab_size hidden_size intermediate_size num_layers num_heads num_kv_heads max_positions"
-        for name in (*sizes.split(), "head_dim"):
-            value = getattr(self, name)
-            ok = isinstance(value, int) and not isinstance(value, bool) and value > 0
-            self._require(ok, f"{name}={value!r}: it must be a whole number above zero")
         self._require(
             self.num_heads % self.num_kv_heads == 0,
             f"num_heads={self.num_heads} does not divide by num_kv_heads={self.num_kv_heads}",
@@ -90,13 +132,25 @@ class DecoderConfig:
         self._require(
             self.dtype in ("float32", "bfloat16"), f"dtype={self.dtype!r}: it must be 'float32' or 'bfloat16'"
         )
-        self._require(self.lora_rank >= 0, f"lora_rank={self.lora_rank}: it must be zero or above")
         unknown = [name for name in self.lora_targets if name not in LINEAR]
         self._require(not unknown, f"lora_targets={unknown}: a block has {', '.join(LINEAR)}")
-        kind = self.rope_type
+        kind, rope = self.rope_type, self.rope
         self._require(
             kind in ("default", *_ROPE_TYPES), f"rope_type={kind!r}: known are {', '.join(_ROPE_TYPES)}"
         )
+        missing = [name for name in _ROPE_TYPES.get(kind, ()) if rope.get(name) is None]
+        self._require(not missing, f"rope_type={kind!r}: {', '.join(missing)} missing, which it has")
+        for name in _ROPE.keys() & rope.keys():
+            if rope[name] is not None:
+                self._check(name, rope[name], _ROPE[name])
+        for low, high in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
+            if rope.get(low) and rope.get(high):
+                self._require(
+                    rope[low] < rope[high], f"{low}={rope[low]}: it must be below {high}={rope[high]}"
+                )
+
+    def _check(self, name: str, value: Any, kind: "_Kind") -> None:
+        self._require(kind.holds(value), f"{name}={quoted(value)}: it must be {kind.words}")
 
     def _require(self, condition: bool, message: str) -> None:
         if not condition:
@@ -148,39 +202,52 @@ class DecoderConfig:
                 f"config.json: model_type={family!r} is no decoder that can be read: known are"
                 f" {', '.join(_FAMILIES)}"
             )
-        missing = [name for name in _SIZES if name not in config]
+        missing = [name for name in _SIZES if config.get(name) is None]
         if missing:
             raise FdgError(f"config.json: {', '.join(missing)} missing, which a {family} has")
         activation = config.get("hidden_act", "silu")
         if activation != "silu":
             raise FdgError(f"config.json: hidden_act={activation!r}: these decoders have 'silu'")
-        bias = bool(config.get("attention_bias", False))
-        rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        if not isinstance(rope, dict) or any(isinstance(value, list | dict) for value in rope.values()):
+            raise FdgError(
+                f"config.json: rope_scaling={quoted(rope)}: it must be an object of numbers and names"
+            )
+        rope = dict(rope)
         theta = rope.pop("rope_theta", None)  # where transformers 5 keeps it
         if rope.get("rope_type", rope.get("type", "default")) == "default":
             rope = {}
-        window = config.get("sliding_window")
-        if family in ("qwen2", "qwen3") and not config.get("use_sliding_window", False):
+
+        def value(key: str, field: str, default: Any) -> Any:
+            found = config.get(key)
+            if found is None:
+                return default
+            if not _FIELDS[field].holds(found):
+                raise FdgError(f"config.json: {key}={quoted(found)}: it must be {_FIELDS[field].words}")
+            return found
+
+        bias = value("attention_bias", "qkv_bias", False)
+        window = value("sliding_window", "sliding_window", None)
+        if family in ("qwen2", "qwen3") and not value("use_sliding_window", "qkv_bias", False):
             window = None
-        heads = config["num_attention_heads"]
         read = {
-            **{name: config[key] for key, name in _SIZES.items()},
-            "num_kv_heads": config.get("num_key_value_heads") or heads,
-            "head_dim": config.get("head_dim") or (128 if family == "qwen3" else None),
-            "rope_theta": float(config.get("rope_theta") or theta or 10_000.0),
+            **{name: value(key, name, None) for key, name in _SIZES.items()},
+            "num_kv_heads": value("num_key_value_heads", "num_kv_heads", config["num_attention_heads"]),
+            "head_dim": value("head_dim", "head_dim", 128 if family == "qwen3" else None),
+            "rope_theta": value("rope_theta", "rope_theta", 10_000.0 if theta is None else theta),
             "rope_scaling": tuple(sorted(rope.items())) or None,
-            "rms_norm_eps": float(config.get("rms_norm_eps", 1e-6)),
-            "tie_embeddings": bool(config.get("tie_word_embeddings", False)),
+            "rms_norm_eps": value("rms_norm_eps", "rms_norm_eps", 1e-6),
+            "tie_embeddings": value("tie_word_embeddings", "tie_embeddings", False),
             "qkv_bias": True if family == "qwen2" else bias,
             "output_bias": False if family == "qwen2" else bias,
-            "mlp_bias": bool(config.get("mlp_bias", False)),
+            "mlp_bias": value("mlp_bias", "mlp_bias", False),
             "qk_norm": family == "qwen3",
             "sliding_window": window,
-            "first_sliding_layer": config.get("max_window_layers", 0)
+            "first_sliding_layer": value("max_window_layers", "first_sliding_layer", 0)
             if window and family != "mistral"
             else 0,
-            "max_positions": config.get("max_position_embeddings", 2048),
-            "initializer_range": float(config.get("initializer_range", 0.02)),
+            "max_positions": value("max_position_embeddings", "max_positions", 2048),
+            "initializer_range": value("initializer_range", "initializer_range", 0.02),
         }
         return cls(**{**read, **changes})
 

@@ -4,13 +4,13 @@ Kernels are [in, out] here and [out, in] there. A directory is written under a n
 there before is whole until the new one is.
 """
 
-import functools
 import json
+import math
 import os
 import pathlib
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -20,11 +20,14 @@ from algos.language.config import DecoderConfig
 from algos.language.decoder import Decoder
 from algos.language.layers import Weights
 from algos.language.lora import merged
+from algos.language.tensor_files import Stored, safetensors
 from fdg.errors import FdgError, one_line
+from fdg.reading import read_json
 
 _INDEX, _ONE = "model.safetensors.index.json", "model.safetensors"
 _GENERATES, _SCORES = "ForCausalLM", "ForSequenceClassification"
 _SHARD_BYTES = 5 << 30  # of a file, as Hugging Face's own are
+_INDEX_BYTES = 32 << 20
 
 
 def names(
@@ -79,11 +82,14 @@ def names(
 def read_config(directory: str | os.PathLike[str], **changes: Any) -> DecoderConfig:
     """The shape of a directory's decoder, without its tensors; as `load`."""
     file = pathlib.Path(directory) / "config.json"
-    found = _read_json(file)
+    if not os.path.lexists(file):
+        known = "it has no config.json" if os.path.isdir(directory) else "no such directory"
+        raise FdgError(f"{directory}: {known}: give a directory with config.json and *.safetensors")
+    found = read_json(file)
     try:
         return DecoderConfig.from_hugging_face(found, **changes)
     except FdgError as error:
-        raise FdgError(f"{file}{str(error).removeprefix('config.json')}") from None
+        raise FdgError(f"{file}: {str(error).partition(': ')[2]}") from None
 
 
 def load(
@@ -99,79 +105,98 @@ def load(
         others).
 
     Raises:
-      FdgError: no such directory or file, a missing shard, another architecture: names it.
+      FdgError: no such directory or file, a missing shard, another architecture, numbers that are not finite:
+        names it.
     """
     folder = pathlib.Path(directory)
     config = read_config(folder, **changes)
     decoder = Decoder(config)
-    base = assemble(config, _tensors(folder), str(folder), scores)
+    base = assemble(config, _stored(folder), str(folder), scores)
     if not config.lora_rank:
         return decoder, base
     return decoder, decoder.with_adapters(base, jax.random.key(0))
 
 
 def assemble(
-    config: DecoderConfig, tensors: Iterator[tuple[str, np.ndarray]], where: str, scores: bool = False
+    config: DecoderConfig, tensors: Mapping[str, Stored], where: str, scores: bool = False
 ) -> Weights:
     """Parameters of tensors with Hugging Face's keys and shapes.
 
     Raises:
-      FdgError: one is missing, is not the config's, or has another shape.
+      FdgError: one is missing, is not the config's, has another shape, or numbers that are not finite.
     """
-    expected = names(config, scores)
     found: Weights = {}
-    seen = set()
-    for given, tensor in tensors:
-        key = _key(config, expected, given, tuple(tensor.shape), where)
-        if key is None:
-            continue
-        path, _, transposed = expected[key]
-        array = np.asarray(tensor, np.float32)
+    for key, (path, transposed, tensor) in _matched(config, tensors, where, scores).items():
+        array = tensor.read()
+        flat = array.reshape(-1)
+        if not math.isfinite(np.dot(flat, flat)):  # the fastest test; a sum may be too large by itself
+            count = array.size - np.count_nonzero(np.isfinite(array))
+            if count:
+                raise FdgError(
+                    f"{where}: '{key}': {count} of its {array.size} numbers are NaN or infinite in float32:"
+                    " take another checkpoint"
+                )
         at = found
         for name in path[:-1]:
             at = at.setdefault(name, {})
-        at[path[-1]] = np.ascontiguousarray(array.T) if transposed else array
-        seen.add(key)
-    _require_all(config, expected, seen, where)
+        at[path[-1]] = _turned(array) if transposed else array
     return found
+
+
+def _turned(array: np.ndarray) -> np.ndarray:
+    """The transpose of a matrix, contiguous: a few rows at a time, which stay in the processor's cache."""
+    out = np.empty(array.shape[::-1], array.dtype)
+    for i in range(0, len(array), 32):
+        out[:, i : i + 32] = array[i : i + 32].T
+    return out
 
 
 def check(directory: str | os.PathLike[str], scores: bool = False) -> DecoderConfig:
     """Whether `load` would find all that it needs, without reading a tensor: the config.
 
     Raises:
-      FdgError: as `load`.
+      FdgError: as `load`, but for the numbers in tensors.
     """
     folder = pathlib.Path(directory)
     config = read_config(folder)
-    expected = names(config, scores)
-    found = (_key(config, expected, key, shape, str(folder)) for key, shape, _ in _entries(folder))
-    _require_all(config, expected, {key for key in found if key is not None}, str(folder))
+    _matched(config, _stored(folder), str(folder), scores)
     return config
 
 
-def _key(
-    config: DecoderConfig, expected: Mapping[str, Any], given: str, shape: tuple[int, ...], where: str
-) -> str | None:
-    """Which of the `names` expected a tensor in a file is; None for one that is not needed."""
-    key = given if given in expected else f"model.{given}"  # of a model that was saved without its head
-    if key not in expected:
-        if _IGNORED.search(given):
-            return None
+def _matched(
+    config: DecoderConfig, tensors: Mapping[str, Stored], where: str, scores: bool
+) -> dict[str, tuple[tuple[str, ...], bool, Stored]]:
+    """The tensors that the config needs by their `names`, each with its path and whether it is transposed."""
+    if config.num_layers > len(tensors):  # before that many names are made
         raise FdgError(
-            f"{where}: holds '{given}', which a {config.family} of its config.json"
-            f" has not: is the checkpoint of another architecture?"
+            f"{where}: num_hidden_layers={config.num_layers} in its config.json, and it holds"
+            f" {len(tensors)} tensors in all"
         )
-    wanted = expected[key][1]
-    if shape != wanted:
-        raise FdgError(
-            f"{where}: '{key}' is {list(shape)}, and by its config.json it would be {list(wanted)}"
-        )
-    return key
-
-
-def _require_all(config: DecoderConfig, expected: Mapping[str, Any], seen: set[str], where: str) -> None:
-    missing = [key for key in expected if key not in seen]
+    expected = names(config, scores)
+    found: dict[str, tuple[tuple[str, ...], bool, Stored]] = {}
+    for given, tensor in tensors.items():
+        plain = given.removeprefix("_orig_mod.")  # of a compiled module
+        key = plain if plain in expected else f"model.{plain}"  # of a model that was saved without its head
+        if plain == "lm_head.weight" and config.tie_embeddings:
+            key = "model.embed_tokens.weight"
+            if not {key, key.removeprefix("model.")}.isdisjoint(tensors):
+                continue
+        if key not in expected:
+            if _IGNORED.search(given):
+                continue
+            raise FdgError(
+                f"{where}: holds '{given:.120}', which a {config.family} of its config.json"
+                f" has not: is the checkpoint of another architecture?"
+            )
+        path, wanted, transposed = expected[key]
+        if key in found:
+            raise FdgError(f"{where}: '{key}' is there twice, as '{given}' too: remove one")
+        if tensor.shape != wanted:
+            raise FdgError(
+                f"{where}: '{key}' is {list(tensor.shape)}, and by its config.json it would be {list(wanted)}"
+            )
+        found[key] = path, transposed, tensor
+    missing = [key for key in expected if key not in found]
     if missing:
         raise FdgError(
             f"{where}: '{missing[0]}' is missing"
@@ -179,10 +204,11 @@ def _require_all(config: DecoderConfig, expected: Mapping[str, Any], seen: set[s
             + f", which a {config.family} of its config.json has"
             + (": is it no reward model?" if missing == ["score.weight"] else "")
         )
+    return found
 
 
-# Buffers that old checkpoints hold, and a tied head that was written all the same.
-_IGNORED = re.compile(r"rotary_emb\.inv_freq$|lm_head\.weight$|masked_bias$")
+# Buffers that old checkpoints hold, the head of a reward model's base, and the value head of a trainer.
+_IGNORED = re.compile(r"rotary_emb\.inv_freq$|lm_head\.weight$|masked_bias$|^v_head\.")
 
 
 def save(
@@ -204,7 +230,10 @@ def save(
     Raises:
       FdgError: what the config says is no model of Hugging Face's; the directory cannot be written.
     """
-    from safetensors.numpy import save_file
+    try:
+        from safetensors.numpy import save_file
+    except ImportError:
+        raise FdgError("checkpoints need safetensors: pip install 'fdg[language]'") from None
 
     config = {**decoder.config.to_hugging_face(), "torch_dtype": dtype}
     base = merged(decoder.config, parameters)
@@ -270,56 +299,36 @@ def _shard_name(i: int, count: int) -> str:
     return f"model-{i + 1:05d}-of-{count:05d}.safetensors"
 
 
-def _read_json(path: pathlib.Path) -> Mapping[str, Any]:
-    try:
-        found = json.loads(path.read_text())
-    except OSError:
-        known = "no such directory" if not os.path.isdir(path.parent) else f"it has no {path.name}"
-        raise FdgError(
-            f"{path.parent}: {known}: give a directory with config.json and *.safetensors"
-        ) from None
-    except ValueError as error:
-        raise FdgError(f"{path}: is no JSON: {one_line(error)}") from None
-    if not isinstance(found, dict):
-        raise FdgError(f"{path}: holds no JSON object")
-    return found
-
-
-def _tensors(folder: pathlib.Path) -> Iterator[tuple[str, np.ndarray]]:
-    """The tensors of a directory's files, one at a time."""
-    return ((key, read()) for key, _, read in _entries(folder))
-
-
-def _entries(folder: pathlib.Path) -> Iterator[tuple[str, tuple[int, ...], Callable[[], np.ndarray]]]:
-    """The tensors of a directory's files: key, shape, and a function that reads it while its turn lasts."""
-    try:
-        from safetensors import SafetensorError, safe_open
-    except ImportError:
-        raise FdgError("checkpoints need safetensors: pip install 'fdg[language]'") from None
-
-    if os.path.exists(folder / _INDEX):
-        index = _read_json(folder / _INDEX).get("weight_map")
-        if not isinstance(index, dict):
-            raise FdgError(f"{folder / _INDEX}: has no weight_map")
-        files = sorted(set(index.values()))
-        for file in files:
-            if not os.path.exists(folder / file):
-                count = sum(each == file for each in index.values())
-                raise FdgError(
-                    f"{folder}: shard {file} is missing, which holds {count} of {len(index)} tensors by"
-                    f" {_INDEX}: copy it there"
-                )
-    elif os.path.exists(folder / _ONE):
+def _stored(folder: pathlib.Path) -> dict[str, Stored]:
+    """The tensors of a directory's files, by their names there."""
+    index: dict[str, Any] = {}
+    if os.path.lexists(folder / _ONE):  # which goes before an index, as for Hugging Face's library
         files = [_ONE]
+    elif os.path.lexists(folder / _INDEX):
+        index = read_json(folder / _INDEX, _INDEX_BYTES).get("weight_map") or {}
+        if not (isinstance(index, dict) and index and all(map(_is_plain, index.values()))):
+            raise FdgError(f"{folder / _INDEX}: has no weight_map of tensors to files in this directory")
+        files = sorted(set(index.values()))
     else:
         other = sorted(file.name for file in folder.glob("*.bin"))
         hint = f"; {other[0]} is of an older format, which is not read" if other else ""
         raise FdgError(f"{folder}: it has neither {_ONE} nor {_INDEX}{hint}")
+    found: dict[str, Stored] = {}
     for file in files:
-        try:
-            with safe_open(folder / file, framework="np") as opened:
-                for key in sorted(opened.keys()):
-                    shape = tuple(opened.get_slice(key).get_shape())
-                    yield key, shape, functools.partial(opened.get_tensor, key)
-        except (SafetensorError, OSError) as error:
-            raise FdgError(f"{folder / file}: cannot be read, is it whole? {one_line(error)}") from None
+        if not os.path.lexists(folder / file):
+            count = sum(each == file for each in index.values())
+            raise FdgError(
+                f"{folder}: shard {file} is missing, which holds {count} of {len(index)} tensors by"
+                f" {_INDEX}: copy it there"
+            )
+        tensors = safetensors(folder / file)
+        twice = sorted(found.keys() & tensors.keys())
+        if twice:
+            raise FdgError(f"{folder / file}: '{twice[0]}' is in an earlier shard too: remove one")
+        found |= tensors
+    return found
+
+
+def _is_plain(file: Any) -> bool:
+    """Whether a name is that of a file in the directory itself."""
+    return isinstance(file, str) and file not in ("", ".", "..") and not set("/\\\0") & set(file)

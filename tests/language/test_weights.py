@@ -108,7 +108,7 @@ def broken(folder, how):
         case "a shard is cut":
             shard = sorted(folder.glob("*.safetensors"))[0]
             shard.write_bytes(shard.read_bytes()[:-10])
-            return folder, f"{shard.name}: cannot be read, is it whole?"
+            return folder, f"{shard.name}: is cut: its header says"
     (folder / "model.safetensors.index.json").unlink()
     return folder, "it has neither model.safetensors nor model.safetensors.index.json"
 

@@ -1,0 +1,122 @@
+"""Tensors in files: where each one lies by the file's own header, read when it is needed.
+
+A header is checked before anything is read: what it says lies within the file, and no bytes belong to two
+tensors, so reading all of them costs no more than the file's size, times four where it holds float8.
+"""
+
+import math
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from fdg.errors import FdgError
+from fdg.reading import json_object, open_regular
+
+_HEADER_BYTES = 16 << 20  # of a safetensors file; a tensor takes about a hundred
+_NAMES = 120  # characters of a tensor's name in an error
+
+_FLOATS = {
+    "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16,
+    "F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2,
+}  # fmt: skip
+_OTHERS = {
+    "BOOL": np.bool_, "U8": np.uint8, "I8": np.int8, "U16": np.uint16, "I16": np.int16, "U32": np.uint32,
+    "I32": np.int32, "U64": np.uint64, "I64": np.int64, "C64": np.complex64,
+}  # fmt: skip
+
+
+class Stored(NamedTuple):
+    """A tensor in a file.
+
+    Attributes:
+      path: the file.
+      shape: of the tensor.
+      offset: of its first byte.
+      size: its bytes.
+      decode: bytes `[size] uint8` to numbers, in any shape and float dtype.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    offset: int
+    size: int
+    decode: Callable[[np.ndarray], np.ndarray]
+
+    def read(self) -> np.ndarray:
+        """The tensor, float32.
+
+        Raises:
+          FdgError: the file is shorter than it was, or gone.
+        """
+        content = np.empty(self.size, np.uint8)
+        with open_regular(self.path) as file:
+            file.seek(self.offset)
+            if file.readinto(content.data) != self.size:
+                raise FdgError(f"{self.path}: has become shorter while it was read")
+        with np.errstate(all="ignore"):  # what is not finite afterwards is the caller's matter
+            return self.decode(content).astype(np.float32, copy=False).reshape(self.shape)
+
+
+def safetensors(path: str | os.PathLike[str]) -> dict[str, Stored]:
+    """The tensors of a safetensors file by name, none of them read yet.
+
+    Raises:
+      FdgError: it is no such file, is cut, or its header contradicts itself or the file's size.
+    """
+    with open_regular(path) as file:
+        total = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little")
+        if not 0 < length <= min(total - 8, _HEADER_BYTES):
+            raise FdgError(
+                f"{path}: is cut, or no safetensors file: a header of {length} bytes, in a file of {total}"
+            )
+        header = json_object(file.read(length), path)
+    header.pop("__metadata__", None)
+    entries = {name: _entry(str(path), name, said) for name, said in header.items()}
+    end = 0
+    for name, (_, _, first, last) in sorted(entries.items(), key=lambda item: item[1][2:]):
+        if first != end:
+            raise FdgError(f"{path}: '{name:.{_NAMES}}' begins at byte {first}, where {end} bytes are taken")
+        end = last
+    if end != total - 8 - length:
+        raise FdgError(
+            f"{path}: is cut: its header says {end} bytes of tensors, and it holds {total - 8 - length}"
+            if end > total - 8 - length
+            else f"{path}: holds {total - 8 - length} bytes of tensors, and its header says {end}"
+        )
+    return {
+        name: Stored(str(path), shape, 8 + length + first, last - first, _decoder(str(path), name, dtype))
+        for name, (dtype, shape, first, last) in entries.items()
+    }
+
+
+def _entry(path: str, name: str, said: Any) -> tuple[str, tuple[int, ...], int, int]:
+    """What a header says of a tensor: dtype, shape, first byte and the one behind the last."""
+
+    def whole(value: Any) -> bool:
+        return isinstance(value, list) and all(type(one) is int and one >= 0 for one in value)
+
+    said = said if isinstance(said, dict) else {}
+    dtype, shape, at = said.get("dtype"), said.get("shape"), said.get("data_offsets")
+    if not (isinstance(dtype, str) and whole(shape) and whole(at) and len(at) == 2 and len(shape) <= 8):
+        raise FdgError(f"{path}: '{name:.{_NAMES}}' has no dtype, shape and data_offsets of a tensor")
+    known = {**_FLOATS, **_OTHERS}
+    if dtype not in known:
+        raise FdgError(f"{path}: '{name:.{_NAMES}}' is {dtype[:20]!r}: known are {', '.join(known)}")
+    if math.prod(shape) * np.dtype(known[dtype]).itemsize != at[1] - at[0]:
+        raise FdgError(
+            f"{path}: '{name:.{_NAMES}}' is {dtype} {shape}, and has {at[1] - at[0]} bytes in the file"
+        )
+    return dtype, tuple(shape), at[0], at[1]
+
+
+def _decoder(path: str, name: str, dtype: str) -> Callable[[np.ndarray], np.ndarray]:
+    def decode(content: np.ndarray) -> np.ndarray:
+        if dtype not in _FLOATS:
+            raise FdgError(f"{path}: '{name:.{_NAMES}}' is {dtype}: weights are {', '.join(_FLOATS)}")
+        return content.view(_FLOATS[dtype])
+
+    return decode

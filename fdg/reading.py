@@ -1,0 +1,172 @@
+"""Files that somebody else made, read as data: regular files only, of bounded size; JSON within bounds.
+
+Every reader of a checkpoint folder or a package opens its files here. A FIFO, a device or a socket is refused
+and not waited for, no more is read than a limit, and whatever is wrong is one line.
+"""
+
+import io
+import json
+import math
+import os
+import re
+import stat
+from collections.abc import Iterator
+from typing import Any
+
+from fdg.errors import FdgError, one_line
+
+JSON_BYTES = 8 << 20
+"""The largest JSON file that is read, unless the caller says otherwise."""
+
+_DEPTH = 64  # of objects and arrays in each other
+_LARGEST = 2**63  # an integer is smaller: what int64 holds
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
+    """Opens a regular file, or a link to one, for reading.
+
+    Raises:
+      FdgError: there is none, it cannot be opened, or it is a directory, a FIFO, a device or a socket.
+
+    >>> open_regular("/dev/zero")
+    Traceback (most recent call last):
+    fdg.errors.FdgError: /dev/zero: is a device: give a regular file
+    """
+    try:
+        kind = _KINDS.get(stat.S_IFMT(os.stat(path).st_mode))
+        if kind is None:
+            # The file may have been replaced since: a FIFO is not waited for either.
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            kind = _KINDS.get(stat.S_IFMT(os.fstat(descriptor).st_mode))
+            if kind is None:
+                return open(descriptor, "rb")
+            os.close(descriptor)
+    except FileNotFoundError:
+        raise FdgError(f"{path}: there is no such file") from None
+    except (OSError, ValueError) as error:  # ValueError: a null character
+        raise FdgError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    raise FdgError(f"{path}: is a {kind}: give a regular file")
+
+
+_KINDS = {
+    stat.S_IFDIR: "directory",
+    stat.S_IFIFO: "FIFO",
+    stat.S_IFCHR: "device",
+    stat.S_IFBLK: "device",
+    stat.S_IFSOCK: "socket",
+}
+
+
+def read_bytes(path: str | os.PathLike[str], limit: int) -> bytes:
+    """The content of a regular file of at most `limit` bytes.
+
+    Raises:
+      FdgError: as `open_regular`; it is larger.
+    """
+    with open_regular(path) as file:
+        try:
+            content = file.read(limit + 1)
+        except OSError as error:
+            raise FdgError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(content) > limit:
+        raise FdgError(f"{path}: is larger than {limit >> 20} MiB, and no such file is")
+    return content
+
+
+def read_text(path: str | os.PathLike[str], limit: int = JSON_BYTES) -> str:
+    """The text of a regular file in UTF-8.
+
+    Raises:
+      FdgError: as `read_bytes`; it is no UTF-8.
+    """
+    return _decoded(read_bytes(path, limit), path)
+
+
+def read_json(path: str | os.PathLike[str], limit: int = JSON_BYTES) -> dict[str, Any]:
+    """The JSON object in a regular file: see `json_object`.
+
+    Raises:
+      FdgError: as `read_bytes` and `json_object`.
+    """
+    return json_object(read_bytes(path, limit), path)
+
+
+def json_object(content: bytes, where: object) -> dict[str, Any]:
+    """A JSON object with no key twice, no NaN, integers of 64 bits, whole characters, and 64 levels at most.
+
+    Args:
+      content: in UTF-8.
+      where: what begins errors.
+
+    Raises:
+      FdgError: it is none of that kind.
+
+    >>> json_object(b'{"a": [1, 2.5]}', "some.json")
+    {'a': [1, 2.5]}
+    >>> json_object(b'{"a": 1, "a": 2}', "some.json")
+    Traceback (most recent call last):
+    fdg.errors.FdgError: some.json: 'a' is there twice: remove one
+    """
+    text = _decoded(content, where)
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            seen: set[str] = set()
+            name = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+            raise FdgError(f"{where}: {name[:60]!r} is there twice: remove one")
+        return found
+
+    def integer(digits: str) -> int:
+        if len(digits) > 20 or abs(int(digits)) >= _LARGEST:
+            raise FdgError(f"{where}: {digits[:20]}... is no number of 64 bits")
+        return int(digits)
+
+    def number(digits: str) -> float:
+        if not math.isfinite(float(digits)):
+            raise FdgError(f"{where}: {digits[:20]} is no finite number")
+        return float(digits)
+
+    try:
+        found = json.loads(
+            text, object_pairs_hook=once, parse_int=integer, parse_float=number, parse_constant=number
+        )
+    except FdgError:
+        raise
+    except RecursionError:
+        raise FdgError(f"{where}: is nested more than {_DEPTH} levels deep") from None
+    except ValueError as error:
+        raise FdgError(f"{where}: is no JSON: {one_line(error)}") from None
+    if not isinstance(found, dict):
+        raise FdgError(f"{where}: holds no JSON object")
+    if max(depth for depth, _ in _containers(found)) > _DEPTH:
+        raise FdgError(f"{where}: is nested more than {_DEPTH} levels deep")
+    if _SURROGATE.search(content) and not _is_unicode(found):
+        raise FdgError(f"{where}: has half a character (a lone surrogate)")
+    return found
+
+
+def _decoded(content: bytes, where: object) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise FdgError(f"{where}: is no UTF-8: byte {error.start} is {content[error.start]:#04x}") from None
+
+
+def _containers(found: Any) -> Iterator[tuple[int, Any]]:
+    """Objects and arrays, each with how deep it is."""
+    waiting = [(1, found)]
+    while waiting:
+        depth, one = waiting.pop()
+        yield depth, one
+        inner = one.values() if isinstance(one, dict) else one
+        waiting.extend((depth + 1, each) for each in inner if isinstance(each, dict | list))
+
+
+def _is_unicode(found: Any) -> bool:
+    try:
+        json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
