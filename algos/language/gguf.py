@@ -5,13 +5,15 @@
 Weights are made float32; the quantised numbers are those that llama.cpp computes with.
 """
 
+import functools
+import io
 import json
+import math
 import os
 import pathlib
 import re
 import sys
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,7 +21,10 @@ from algos.language import weights
 from algos.language.config import DecoderConfig
 from algos.language.decoder import Decoder
 from algos.language.layers import Weights
+from algos.language.tensor_files import Stored
+from fdg.arguments import quoted
 from fdg.errors import FdgError, one_line
+from fdg.reading import open_regular
 
 _FAMILIES = ("llama", "qwen2", "qwen3")
 
@@ -42,9 +47,9 @@ def load(file: str | os.PathLike[str], **changes: Any) -> tuple[Decoder, Weights
     Raises:
       FdgError: no such file, another architecture, or tensors that do not fit it.
     """
-    reader = _open(file)
-    config = _config(reader, str(file), changes)
-    return Decoder(config), weights.assemble(config, _tensors(reader, config), str(file))
+    opened = _open(file)
+    config = _config(opened, str(file), changes)
+    return Decoder(config), weights.assemble(config, _by_key(opened, config), str(file))
 
 
 def convert(file: str | os.PathLike[str], directory: str | os.PathLike[str]) -> None:
@@ -61,83 +66,201 @@ def convert(file: str | os.PathLike[str], directory: str | os.PathLike[str]) -> 
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
 
 
-def _open(file: str | os.PathLike[str]) -> Any:
+class _File(NamedTuple):
+    """What a file's header says: its values, and its tensors with their shapes in llama.cpp's order."""
+
+    values: dict[str, Any]
+    tensors: dict[str, Stored]
+
+    def of_kind(self, name: str, kind: type, where: object, default: Any = None) -> Any:
+        """A value of one type; None where there is none, or the default."""
+        found = self.values.get(name, default)
+        if found is not default and (not isinstance(found, kind) or isinstance(found, bool)):
+            raise FdgError(f"{where}: {name}={quoted(found)} is no {kind.__name__}")
+        return found
+
+
+_SCALARS = {
+    0: np.uint8, 1: np.int8, 2: np.uint16, 3: np.int16, 4: np.uint32, 5: np.int32, 6: np.float32, 7: np.bool_,
+    10: np.uint64, 11: np.int64, 12: np.float64,
+}  # fmt: skip
+_STRING, _ARRAY = 8, 9
+_MOST_STRINGS = 1 << 21  # of an array: larger than any vocabulary, and its merges
+_MOST = 1 << 16  # values, and tensors
+
+
+class _Header:
+    """Reads a header from front to back; what it says of lengths is checked against the file's size first."""
+
+    def __init__(self, file: io.BufferedReader, where: object):
+        self._file, self._where = file, where
+        self.size = os.fstat(file.fileno()).st_size
+        self.at = 0
+
+    def bytes(self, count: int) -> bytes:
+        if count > self.size - self.at:
+            raise self.wrong(f"{count} bytes at {self.at}, and it has {self.size}")
+        self.at += count
+        return self._file.read(count)
+
+    def numbers(self, dtype: Any, count: int) -> np.ndarray:
+        return np.frombuffer(self.bytes(count * np.dtype(dtype).itemsize), np.dtype(dtype).newbyteorder("<"))
+
+    def number(self, dtype: Any = np.uint64, most: int | None = None) -> Any:
+        found = self.numbers(dtype, 1)[0].item()
+        if most is not None and found > most:
+            raise self.wrong(f"{found} at {self.at}, where at most {most} can be")
+        return found
+
+    def text(self) -> str:
+        content = self.bytes(self.number())
+        try:
+            return content.decode()
+        except UnicodeDecodeError:
+            raise self.wrong(f"no UTF-8 at {self.at - len(content)}") from None
+
+    def value(self) -> Any:
+        kind = self.number(np.uint32)
+        if kind == _STRING:
+            return self.text()
+        if kind in _SCALARS:
+            return self.number(_SCALARS[kind])
+        if kind != _ARRAY:
+            raise self.wrong(f"a value of type {kind} at {self.at}")
+        inner, count = self.number(np.uint32), self.number()
+        if inner == _STRING and count <= min(_MOST_STRINGS, (self.size - self.at) // 8):
+            return [self.text() for _ in range(count)]
+        if inner not in _SCALARS:
+            raise self.wrong(f"an array of {count} values of type {inner} at {self.at}")
+        return self.numbers(_SCALARS[inner], count)
+
+    def wrong(self, said: str) -> FdgError:
+        return FdgError(f"{self._where}: is no GGUF file, or not whole: its header says {said}")
+
+
+def _open(file: str | os.PathLike[str]) -> _File:
     try:
         import gguf
     except ImportError:
         raise FdgError("GGUF files need gguf: pip install 'fdg[gguf]'") from None
-    if not os.path.isfile(file):
-        raise FdgError(f"{file}: no such file: give a GGUF file")
+    values: dict[str, Any] = {}
+    tensors: dict[str, Stored] = {}
+    where = str(file)
+    with open_regular(file) as opened:
+        header = _Header(opened, where)
+        magic, version = header.bytes(4), header.number(np.uint32)
+        if magic != b"GGUF" or version not in (2, 3):
+            raise header.wrong(f"{magic!r}, version {version}; known are 2 and 3")
+        counts = header.number(most=_MOST), header.number(most=_MOST)
+        for _ in range(counts[1]):
+            name = header.text()
+            if name in values:
+                raise header.wrong(f"{name:.60!r} twice")
+            values[name] = header.value()
+        places = []
+        for _ in range(counts[0]):
+            name = header.text()
+            shape = header.numbers(np.uint64, header.number(np.uint32, most=8)).tolist()[::-1]
+            places.append((name, shape, header.number(np.uint32), header.number()))
+        step = values.get("general.alignment", 32)
+        if type(step) is not int or step <= 0:
+            raise header.wrong(f"general.alignment={quoted(step)}")
+        start = -(-header.at // step) * step
+    for name, shape, number, offset in places:
+        try:
+            kind = gguf.GGMLQuantizationType(number)
+            block, size = gguf.GGML_QUANT_SIZES[kind]
+        except (ValueError, KeyError):
+            raise header.wrong(f"'{name:.60}' of type {number}, which is not known") from None
+        taken = math.prod(shape) // block * size
+        if name in tensors or not shape or shape[-1] % block or start + offset + taken > header.size:
+            raise header.wrong(f"'{name:.60}' is {shape} of type {kind.name} at {start + offset}")
+        decode = functools.partial(_decoded, kind, shape[-1] // block * size, where)
+        tensors[name] = Stored(where, tuple(shape), start + offset, taken, decode)
+    if sum(tensor.size for tensor in tensors.values()) > header.size - start:
+        raise header.wrong("that tensors lie over each other")
+    return _File(values, tensors)
+
+
+def _decoded(kind: Any, row: int, where: str, content: np.ndarray) -> np.ndarray:
+    from gguf.quants import dequantize
+
     try:
-        return gguf.GGUFReader(file)
-    except (ValueError, IndexError, OSError) as error:
-        raise FdgError(f"{file}: is no GGUF file, or not whole: {one_line(error)}") from None
+        return dequantize(content.reshape(-1, row), kind)
+    except NotImplementedError:
+        raise FdgError(f"{where}: tensors of type {kind.name} are not read") from None
 
 
-def _field(reader: Any, name: str, default: Any = None) -> Any:
-    field = reader.get_field(name)
-    return default if field is None else field.contents()
-
-
-def _config(reader: Any, file: str, changes: dict[str, Any]) -> DecoderConfig:
-    family = _field(reader, "general.architecture")
+def _config(opened: _File, file: str, changes: dict[str, Any]) -> DecoderConfig:
+    tensors = opened.tensors
+    family = opened.of_kind("general.architecture", str, file)
     if family not in _FAMILIES:
         raise FdgError(
-            f"{file}: architecture {family!r} is no decoder that can be read: known are"
+            f"{file}: architecture {quoted(family)} is no decoder that can be read: known are"
             f" {', '.join(_FAMILIES)}"
         )
-    if _field(reader, f"{family}.rope.scaling.type", "none") not in ("none", ""):
+    if opened.of_kind(f"{family}.rope.scaling.type", str, file, "none") not in ("none", ""):
         raise FdgError(f"{file}: its rotary positions are stretched, which is not read from GGUF files")
-    names = {tensor.name: tensor for tensor in reader.tensors}
+    embedding = tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise FdgError(f"{file}: has no matrix token_embd.weight")
 
-    def number(name: str, default: Any = None) -> Any:
-        found = _field(reader, f"{family}.{name}", default)
+    def number(name: str, kind: type = int, default: Any = None) -> Any:
+        found = opened.of_kind(f"{family}.{name}", kind, file, default)
         if found is None:
             raise FdgError(f"{file}: has no {family}.{name}")
         return found
 
-    heads, width = number("attention.head_count"), number("embedding_length")
+    heads = number("attention.head_count")
     read: dict[str, Any] = {
-        "vocab_size": int(names["token_embd.weight"].shape[1]),
-        "hidden_size": width,
+        "vocab_size": embedding.shape[0],
+        "hidden_size": number("embedding_length"),
         "intermediate_size": number("feed_forward_length"),
         "num_layers": number("block_count"),
         "num_heads": heads,
-        "num_kv_heads": number("attention.head_count_kv", heads),
-        "head_dim": number("attention.key_length", width // heads),
-        "rope_theta": float(number("rope.freq_base", 10_000.0)),
-        "rms_norm_eps": float(f"{number('attention.layer_norm_rms_epsilon'):.6g}"),
-        "tie_embeddings": "output.weight" not in names,
-        "qkv_bias": "blk.0.attn_q.bias" in names,
-        "output_bias": "blk.0.attn_output.bias" in names,
-        "mlp_bias": "blk.0.ffn_up.bias" in names,
+        "num_kv_heads": number("attention.head_count_kv", default=heads),
+        "head_dim": opened.of_kind(f"{family}.attention.key_length", int, file),
+        "rope_theta": number("rope.freq_base", float, 10_000.0),
+        "rms_norm_eps": float(f"{number('attention.layer_norm_rms_epsilon', float):.6g}"),
+        "tie_embeddings": "output.weight" not in tensors,
+        "qkv_bias": "blk.0.attn_q.bias" in tensors,
+        "output_bias": "blk.0.attn_output.bias" in tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in tensors,
         "qk_norm": family == "qwen3",
-        "max_positions": number("context_length", 2048),
+        "max_positions": number("context_length", default=2048),
     }
-    return DecoderConfig(**{**read, **changes})
+    try:
+        return DecoderConfig(**{**read, **changes})
+    except FdgError as error:
+        raise FdgError(f"{file}: {str(error).partition(': ')[2]}") from None
 
 
-def _tensors(reader: Any, config: DecoderConfig) -> Iterator[tuple[str, np.ndarray]]:
+def _by_key(opened: _File, config: DecoderConfig) -> dict[str, Stored]:
     """The tensors by Hugging Face's keys."""
-    from gguf.quants import dequantize
-
-    turned = _field(reader, "general.architecture") == "llama"
-    for tensor in reader.tensors:
-        block = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", tensor.name)
-        whole = re.fullmatch(r"(\w+)\.weight", tensor.name)
+    turned = opened.values["general.architecture"] == "llama"
+    found = {}
+    for name, tensor in opened.tensors.items():
+        block = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
+        whole = re.fullmatch(r"(\w+)\.weight", name)
         if block and block[2] in _NAMES:
             key = f"model.layers.{block[1]}.{_NAMES[block[2]]}.{block[3]}"
         elif whole and whole[1] in _WHOLE:
             key = f"{_WHOLE[whole[1]]}.weight"
         else:
-            key = tensor.name
-        array = dequantize(tensor.data, tensor.tensor_type)
+            key = name
         if turned and block and block[2] in ("attn_q", "attn_k"):
-            # llama.cpp turns pairs (2i, 2i + 1) of a Llama's heads, and has its rows in that order.
             heads = config.num_heads if block[2] == "attn_q" else config.num_kv_heads
-            pairs = array.reshape(heads, config.width // 2, 2, *array.shape[1:])
-            array = pairs.swapaxes(1, 2).reshape(array.shape)
-        yield key, array
+            decode = functools.partial(_pairs_apart, heads, config.width, tensor.shape, tensor.decode)
+            tensor = tensor._replace(decode=decode)
+        found[key] = tensor
+    return found
+
+
+def _pairs_apart(
+    heads: int, width: int, shape: tuple[int, ...], decode: Any, content: np.ndarray
+) -> np.ndarray:
+    # llama.cpp turns pairs (2i, 2i + 1) of a Llama's heads, and has its rows in that order.
+    return decode(content).reshape(heads, width // 2, 2, *shape[1:]).swapaxes(1, 2)
 
 
 def read_tokenizer(file: str | os.PathLike[str]) -> tuple[Any, dict[str, Any]]:
@@ -146,31 +269,40 @@ def read_tokenizer(file: str | os.PathLike[str]) -> tuple[Any, dict[str, Any]]:
     Raises:
       FdgError: no such file, or a tokenizer of another kind than byte-level BPE.
     """
-    reader = _open(file)
+    opened = _open(file)
     try:
         from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     except ImportError:
         raise FdgError("tokenizers are needed: pip install 'fdg[language]'") from None
 
-    kind, pattern = _field(reader, "tokenizer.ggml.model"), _field(reader, "tokenizer.ggml.pre", "default")
+    kind, pattern = (opened.of_kind(f"tokenizer.ggml.{name}", str, file) for name in ("model", "pre"))
     if kind != "gpt2":
-        raise FdgError(f"{file}: its tokenizer is {kind!r}, and only byte-level BPE ('gpt2') is converted")
-    words = _field(reader, "tokenizer.ggml.tokens")
-    merges = [tuple(pair.split(" ")) for pair in _field(reader, "tokenizer.ggml.merges")]
-    tokenizer = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, merges))
+        raise FdgError(
+            f"{file}: its tokenizer is {quoted(kind)}, and only byte-level BPE ('gpt2') is converted"
+        )
+    words, merges = (
+        opened.of_kind(f"tokenizer.ggml.{name}", list, file, []) for name in ("tokens", "merges")
+    )
+    kinds = opened.of_kind("tokenizer.ggml.token_type", np.ndarray, file, np.zeros(0, int))
+    try:
+        vocabulary = {word: i for i, word in enumerate(words)}
+        tokenizer = Tokenizer(models.BPE(vocabulary, [tuple(pair.split(" ")) for pair in merges]))
+    except Exception as error:  # the library raises bare Exceptions
+        raise FdgError(f"{file}: its tokenizer cannot be made: {one_line(error)}") from None
     digits = [pre_tokenizers.Digits(individual_digits=True)] if pattern == "smollm" else []
     level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*digits, level])
     tokenizer.decoder = decoders.ByteLevel()
-    kinds = _field(reader, "tokenizer.ggml.token_type", [])
-    control = [words[i] for i, each in enumerate(kinds) if each == 3]
+    control = [word for word, each in zip(words, kinds.tolist(), strict=False) if each == 3]
     tokenizer.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in control])
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     for name, key in (("bos_token", "bos"), ("eos_token", "eos"), ("pad_token", "padding")):
-        at = _field(reader, f"tokenizer.ggml.{key}_token_id")
+        at = opened.of_kind(f"tokenizer.ggml.{key}_token_id", int, file)
         if at is not None:
+            if not 0 <= at < len(words):
+                raise FdgError(f"{file}: tokenizer.ggml.{key}_token_id={at}, of {len(words)} tokens")
             settings[name] = words[at]
-    template = _field(reader, "tokenizer.chat_template")
+    template = opened.of_kind("tokenizer.chat_template", str, file)
     return tokenizer, settings | ({"chat_template": template} if template else {})
 
 

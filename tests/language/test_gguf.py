@@ -4,22 +4,24 @@ Its numbers beside transformers': `python -m bench.language_oracle smollm2`.
 """
 
 import importlib.util
+import json
 import pathlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
-from algos.language import DecoderConfig, Prompts, Sampling, generate, gguf
-from algos.language.weights import assemble, names
+from algos.language import DecoderConfig, Prompts, Sampling, generate, gguf, weights
+from algos.language.weights import names
 from fdg.errors import FdgError
 from tests.language.test_generation import TINY
 
 
 def test_a_file_that_is_none(tmp_path):
     pytest.importorskip("gguf")
-    with pytest.raises(FdgError, match="no such file: give a GGUF file"):
+    with pytest.raises(FdgError, match="there is no such file"):
         gguf.load(tmp_path / "none.gguf")
     (tmp_path / "some.gguf").write_bytes(b"some text that is long enough to be read" * 3)
     with pytest.raises(FdgError, match="is no GGUF file, or not whole"):
@@ -87,4 +89,6 @@ def test_a_file_as_llama_cpp_writes_it_is_read(tmp_path, family):
     writer.close()
     decoder, parameters = gguf.load(file)
     assert decoder.config == config
-    jax.tree.map(np.testing.assert_array_equal, parameters, assemble(config, iter(made.items()), "made"))
+    save_file(made, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config.to_hugging_face()))
+    jax.tree.map(np.testing.assert_array_equal, parameters, weights.load(tmp_path)[1])
