@@ -70,7 +70,7 @@ def read_bytes(path: str | os.PathLike[str], limit: int) -> bytes:
         except OSError as error:
             raise FdgError(f"{path}: cannot be read: {error.strerror}") from None
     if len(content) > limit:
-        raise FdgError(f"{path}: is larger than {limit >> 20} MiB, and no such file is")
+        raise FdgError(f"{path}: is larger than {limit >> 20} MiB, the most that is read")
     return content
 
 

@@ -7,10 +7,12 @@ critics see is none of them. How many environments `N` there are is left open.
 """
 
 import dataclasses
+import hashlib
 import io
 import json
+import re
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +23,23 @@ import numpy as np
 from envs import MaskedObservation, composite, features_and_mask, num_agents
 from fdg.arguments import checked
 from fdg.errors import FdgError, one_line
+from fdg.reading import json_object, read_bytes
 from fdg.training.onnx import to_onnx
 from fdg.training.writable import check_writable, writing
 
 FORMATS = ("jax", "onnx")
 _FUNCTION, _MEMORY, _FACTS = "policy.jax", "memory.npz", "policy.json"
 _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+_PACKAGE_BYTES = 4 << 30
+_ROOM = 64 << 20  # bytes that a small package may inflate to; a large one to eight times its size
+_CHECKSUM = "sha256:"  # a package's comment, followed by that of all bytes before the digest
+_DIGITS = 64
+
+# What a policy may call by name: checks of shapes, random bits, linear algebra. Nothing that calls Python.
+_CALLED = re.compile(
+    r"shape_assertion|Sharding|stablehlo\.dynamic_\w+|\w+_threefry2x32(_ffi)?"
+    r"|(lapack|cusolver|hipsolver|cusparse)_\w+_ffi|Qr|LuDecomposition|Eigh|ApproxTopK|(mhlo\.)?topk"
+)
 
 
 def export(algorithm: Any, state: Any, path: Path, format: str | None, greedy: bool = True) -> Path:
@@ -187,7 +200,9 @@ def _jax_file(parts: _Parts, greedy: bool) -> bytes:
         package.writestr(_FUNCTION, exported.serialize())
         package.writestr(_MEMORY, memory.getvalue())
         package.writestr(_FACTS, json.dumps(facts, indent=2) + "\n")
-    return file.getvalue()
+        package.comment = (_CHECKSUM + _DIGITS * "0").encode()
+    content = file.getvalue()[:-_DIGITS]
+    return content + hashlib.sha256(content).hexdigest().encode()
 
 
 def _facts_of(space: Any, agents: tuple[int, ...]) -> dict[str, Any]:
@@ -290,25 +305,100 @@ class Exported:
 def load_exported(path: str | Path) -> Exported:
     """The policy that `run.export` wrote; needs nothing of what trained it.
 
+    What the file says is checked before it is used: its checksum, where it has one (files of earlier versions
+    have none), the size that it inflates to, the functions that it calls by name, and its shapes against
+    those of its program.
+
     Raises:
-      FdgError: the file is none of those.
+      FdgError: the file is none of those, or damaged.
 
     Example::
 
         policy = fdg.load_exported("policy.jax.zip")
         action = policy(observation)
     """
+    content = read_bytes(path, _PACKAGE_BYTES)
     try:
-        with zipfile.ZipFile(path) as package:
-            function = jax.export.deserialize(bytearray(package.read(_FUNCTION)))
-            facts = json.loads(package.read(_FACTS))
-            with np.load(io.BytesIO(package.read(_MEMORY)), allow_pickle=False) as memory:
-                empty = [memory[name] for name in memory.files]
-    except FileNotFoundError:
-        raise FdgError(f"{path}: there is no such file") from None
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        parts = _members(content, {_FUNCTION, _MEMORY, _FACTS})
+        arrays = _members(parts[_MEMORY], None)
+        memory = [np.load(io.BytesIO(arrays[name]), allow_pickle=False) for name in arrays]
+        function = jax.export.deserialize(bytearray(parts[_FUNCTION]))
+        program = function.mlir_module()
+    except FdgError as error:
+        raise FdgError(f"{path} is no exported policy: {error}") from None
+    except Exception as error:  # whatever zipfile, NumPy and JAX raise of bytes that are none of theirs
         raise FdgError(f"{path} is no exported policy ({one_line(error)})") from error
-    return Exported(function.call, empty, facts)
+    for said in re.finditer(r"custom_call\W{0,3}([^\s(]*)", program):
+        if not _CALLED.fullmatch(said[1].strip('@"')):
+            raise FdgError(f"{path} calls {said[1][:60]!r}, which no exported policy does: it is not loaded")
+    facts = json_object(parts[_FACTS], f"{path}: {_FACTS}")
+    _check_facts(facts, function, memory, f"{path}: {_FACTS}")
+    return Exported(function.call, memory, facts)
+
+
+def _members(content: bytes, names: set[str] | None) -> dict[str, bytes]:
+    """The members of a zip, read no further than its directory says, and that is bounded.
+
+    Raises:
+      FdgError: it has others than these, inflates to too much, is encrypted, or has another checksum.
+    """
+    most, found = max(_ROOM, 8 * len(content)), {}
+    with zipfile.ZipFile(io.BytesIO(content)) as package:
+        if package.comment:
+            digest = hashlib.sha256(content[:-_DIGITS]).hexdigest()
+            if package.comment != (_CHECKSUM + digest).encode():
+                raise FdgError("it is damaged: its bytes are not those that were written")
+        members = package.infolist()
+        there = [one.filename for one in members]
+        if len(set(there)) < len(there) or (names is not None and set(there) != names):
+            raise FdgError(f"it has {', '.join(sorted(there)[:5]):.200}")
+        size = sum(one.file_size for one in members)
+        if size > most:
+            raise FdgError(f"it has {len(content)} bytes that inflate to {size}, and at most {most} are read")
+        for one in members:
+            if one.flag_bits & 1 or one.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise FdgError(f"{one.filename[:60]} is encrypted, or compressed in a way that is not read")
+            with package.open(one) as opened:
+                found[one.filename] = opened.read(one.file_size)
+    return found
+
+
+def _check_facts(facts: Mapping[str, Any], function: Any, memory: Sequence[Any], where: str) -> None:
+    """Refuses facts that are not those of the function: `Exported` relies on them."""
+    parts = list(_shapes(facts.get("observation"), where))
+    named = facts.get("arguments")
+    drawn = facts.get("actions") == "sampled"
+    expected = [*(["seed"] if drawn else []), *("observation" for _ in parts)]
+    expected += ["mask"] if isinstance(named, list) and "mask" in named else []
+    expected += [f"memory_{i}" for i in range(len(memory))] + (["start"] if memory else [])
+    given = [str(name).partition("[")[0] for name in named] if isinstance(named, list) else None
+    avals = function.in_avals
+    flat = jax.tree.structure((tuple(avals), {}))
+    if given != expected or len(avals) != len(expected) or function.in_tree != flat:
+        raise FdgError(f"{where}: its arguments are not those of its program")
+    if facts.get("actions") not in ("greedy", "sampled") or len(function.out_avals) != 1 + len(memory):
+        raise FdgError(f"{where}: its actions or results are not those of its program")
+    held = [(leaf.shape[1:], str(leaf.dtype)) for leaf in memory]
+    first = avals[int(drawn) : int(drawn) + len(parts)]
+    last = avals[len(avals) - 1 - len(memory) : -1] if memory else ()
+    for (shape, dtype), aval in zip([*parts, *held], [*first, *last], strict=True):
+        if tuple(shape) != tuple(aval.shape[1:]) or dtype != str(aval.dtype):
+            raise FdgError(f"{where}: {dtype} {list(shape)}, where its program has {aval.str_short()}")
+
+
+def _shapes(facts: Any, where: str) -> Iterator[tuple[list[int], str]]:
+    """Shape of one and dtype of each part of an observation, as a file describes it: see `_facts_of`."""
+    match facts:
+        case {"parts": dict(parts)} if parts:
+            for part in parts.values():
+                yield from _shapes(part, where)
+        case {"parts": list(parts)} if parts:
+            for part in parts:
+                yield from _shapes(part, where)
+        case {"shape": ["N", *shape], "dtype": str(dtype)}:
+            yield shape, dtype
+        case _:
+            raise FdgError(f"{where}: has no shapes and dtypes of an observation")
 
 
 def _onnx_file(parts: _Parts, greedy: bool) -> bytes:
