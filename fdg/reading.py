@@ -10,7 +10,6 @@ import math
 import os
 import re
 import stat
-from collections.abc import Iterator
 from typing import Any
 
 from fdg.errors import FdgError, one_line
@@ -20,6 +19,7 @@ JSON_BYTES = 8 << 20
 
 _DEPTH = 64  # of objects and arrays in each other
 _LARGEST = 2**63  # an integer is smaller: what int64 holds
+_LARGE = re.compile(rb"\d{19}|[eE]\+?\d{3}")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -128,9 +128,14 @@ def json_object(content: bytes, where: object) -> dict[str, Any]:
             raise FdgError(f"{where}: {digits[:20]} is no finite number")
         return float(digits)
 
+    large = _LARGE.search(content) is not None  # else no number can be out of range, and parsing is faster
     try:
         found = json.loads(
-            text, object_pairs_hook=once, parse_int=integer, parse_float=number, parse_constant=number
+            text,
+            object_pairs_hook=once,
+            parse_int=integer if large else None,
+            parse_float=number if large else None,
+            parse_constant=number,
         )
     except FdgError:
         raise
@@ -140,7 +145,7 @@ def json_object(content: bytes, where: object) -> dict[str, Any]:
         raise FdgError(f"{where}: is no JSON: {one_line(error)}") from None
     if not isinstance(found, dict):
         raise FdgError(f"{where}: holds no JSON object")
-    if max(depth for depth, _ in _containers(found)) > _DEPTH:
+    if _depth(found) > _DEPTH:
         raise FdgError(f"{where}: is nested more than {_DEPTH} levels deep")
     if _SURROGATE.search(content) and not _is_unicode(found):
         raise FdgError(f"{where}: has half a character (a lone surrogate)")
@@ -154,14 +159,14 @@ def _decoded(content: bytes, where: object) -> str:
         raise FdgError(f"{where}: is no UTF-8: byte {error.start} is {content[error.start]:#04x}") from None
 
 
-def _containers(found: Any) -> Iterator[tuple[int, Any]]:
-    """Objects and arrays, each with how deep it is."""
-    waiting = [(1, found)]
-    while waiting:
-        depth, one = waiting.pop()
-        yield depth, one
-        inner = one.values() if isinstance(one, dict) else one
-        waiting.extend((depth + 1, each) for each in inner if isinstance(each, dict | list))
+def _depth(found: Any) -> int:
+    """How many objects and arrays are in each other."""
+    level, depth = [found], 0
+    while level:
+        depth += 1
+        inner = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [each for values in inner for each in values if type(each) in (dict, list)]
+    return depth
 
 
 def _is_unicode(found: Any) -> bool:

@@ -5,9 +5,9 @@ A tokenizer is a value that hashes. `encode` and `decode` are Python's, for peop
 whatever model there is.
 """
 
+import contextlib
 import dataclasses
 import functools
-import json
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,10 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+from envs.text import tokenizer_files
+from fdg.arguments import quoted
 from fdg.errors import FdgError, one_line
+from fdg.reading import read_json, read_text
 
 COMMON = "0123456789+-*/%()=<>,;:?!. " + "abcdefghijklmnopqrstuvwxyz"
 """The characters that every problem here makes do with, so that one small model can learn all of them."""
@@ -172,9 +175,12 @@ class HuggingFaceTokenizer:
         Raises:
           FdgError: the checkpoint names none.
         """
-        ids = _json(self.path, "generation_config.json").get("eos_token_id")
-        of_config = _json(self.path, "config.json").get("eos_token_id")
-        found = [*_several(ids), *_several(self._named("eos_token")), *_several(of_config)]
+        named = self._named("eos_token")
+        found = [
+            *_stops(self.path, "generation_config.json"),
+            *([] if named is None else [named]),
+            *_stops(self.path, "config.json"),
+        ]
         if not found:
             raise FdgError(
                 f"checkpoint '{self.path}': neither its tokenizer nor config.json has an eos token"
@@ -185,7 +191,8 @@ class HuggingFaceTokenizer:
         """The tokens of a text, none in front or behind; special tokens that it spells out are taken as
         such.
         """
-        return list(_loaded(self.path).encode(text, add_special_tokens=False).ids)
+        with self._library():
+            return list(_loaded(self.path).encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, without special ones.
@@ -195,7 +202,8 @@ class HuggingFaceTokenizer:
         """
         ids = [int(i) for i in ids]
         check_tokens(ids, self.vocab_size)
-        return _loaded(self.path).decode(ids, skip_special_tokens=True)
+        with self._library():
+            return _loaded(self.path).decode(ids, skip_special_tokens=True)
 
     def chat(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
         """Messages (`role`, `content`) as the checkpoint's chat template writes them.
@@ -222,11 +230,14 @@ class HuggingFaceTokenizer:
     def chat_template(self) -> str | None:
         """The template, of `tokenizer_config.json` or a file `chat_template.jinja`."""
         file = pathlib.Path(self.path) / "chat_template.jinja"
-        if os.path.isfile(file):
-            return file.read_text()
+        if os.path.lexists(file):
+            return read_text(file)
         found = _json(self.path, "tokenizer_config.json").get("chat_template")
         if isinstance(found, list):
-            found = next((item["template"] for item in found if item.get("name") == "default"), None)
+            named = [one for one in found if isinstance(one, dict) and one.get("name") == "default"]
+            found = named[0].get("template") if named else None
+        if not isinstance(found, str | None):
+            raise _wrong(self.path, "tokenizer_config.json", "chat_template", found, "a string")
         return found
 
     def frame(self, instruction: str) -> tuple[list[int], list[int]]:
@@ -258,7 +269,13 @@ class HuggingFaceTokenizer:
 
     def _word(self, name: str) -> str | None:
         found = _json(self.path, "tokenizer_config.json").get(name)
-        return found.get("content") if isinstance(found, dict) else found
+        word = found.get("content") if isinstance(found, dict) else found
+        if not isinstance(word, str | None):
+            raise _wrong(self.path, "tokenizer_config.json", name, found, "a token")
+        return word
+
+    def _library(self) -> contextlib.AbstractContextManager[None]:
+        return tokenizer_files.library_errors(f"tokenizer of '{self.path}'")
 
     def _named(self, name: str) -> int | None:
         word = self._word(name)
@@ -272,59 +289,52 @@ def check_tokens(ids: Sequence[int], vocab_size: int) -> None:
             raise FdgError(f"token {token} at {i} is not in the vocabulary, whose last is {vocab_size - 1}")
 
 
-def _several(value: Any) -> list[int]:
-    return [] if value is None else list(value) if isinstance(value, list) else [value]
+def _stops(path: str, name: str) -> list[int]:
+    """The tokens that end a text by a file of the checkpoint's."""
+    found = _json(path, name).get("eos_token_id")
+    ids = [] if found is None else found if isinstance(found, list) else [found]
+    if any(type(one) is not int or not 0 <= one < 1 << 31 for one in ids):
+        raise _wrong(path, name, "eos_token_id", found, "a token's number, or several")
+    return ids
+
+
+def _wrong(path: str, file: str, name: str, found: Any, kind: str) -> FdgError:
+    return FdgError(f"{pathlib.Path(path) / file}: {name}={quoted(found)}: it must be {kind}")
 
 
 @functools.cache
 def _loaded(path: str) -> Any:
-    try:
-        from tokenizers import Tokenizer as Loaded
-    except ImportError as error:
-        raise FdgError(f"tokenizer of '{path}': pip install 'fdg[language]' ({one_line(error)})") from error
     file = pathlib.Path(path) / "tokenizer.json"
-    if not os.path.isfile(file):
+    if not os.path.lexists(file):
         raise FdgError(
             f"tokenizer of '{path}': there is no file tokenizer.json; give a checkpoint's directory"
         )
-    try:
-        return Loaded.from_file(str(file))
-    except Exception as error:  # the library raises bare Exceptions
-        raise FdgError(f"tokenizer '{file}' cannot be read: {one_line(error)}") from error
+    return tokenizer_files.load(file)
 
 
 @functools.cache
 def _json(path: str, name: str) -> dict[str, Any]:
     file = pathlib.Path(path) / name
-    if not os.path.isfile(file):
-        return {}
-    try:
-        found = json.loads(file.read_text())
-    except ValueError as error:
-        raise FdgError(f"'{file}' is no JSON: {one_line(error)}") from error
-    return found if isinstance(found, dict) else {}
+    return read_json(file) if os.path.lexists(file) else {}
 
 
 @functools.cache
 def _compiled(template: str) -> Any:
     try:
-        from jinja2.exceptions import TemplateError
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
+        from envs.text.templates import Template
     except ImportError as error:
         raise FdgError(f"chat templates: pip install 'fdg[language]' ({one_line(error)})") from error
-
-    def refuse(message: str) -> None:
-        raise TemplateError(message)
-
-    # A template is a stranger's code: it runs in a sandbox, as in transformers.
-    sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    sandbox.globals["raise_exception"] = refuse
-    return sandbox.from_string(template)
+    return Template(template)
 
 
 @functools.cache
 def _token_codes(path: str) -> tuple[np.ndarray, np.ndarray]:
     loaded = _loaded(path)
+    with tokenizer_files.library_errors(f"tokenizer of '{path}'"):
+        return _read_codes(loaded)
+
+
+def _read_codes(loaded: Any) -> tuple[np.ndarray, np.ndarray]:
     size = loaded.get_vocab_size(with_added_tokens=True)
     special = {i for i, added in loaded.get_added_tokens_decoder().items() if added.special}
     codes, counts = np.zeros((size, _LONGEST), np.uint8), np.zeros(size, np.int32)

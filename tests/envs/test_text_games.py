@@ -160,7 +160,7 @@ def test_broken_checkpoints_are_one_line(tmp_path, checkpoint):
 
     refused(lambda: HuggingFaceTokenizer(str(tmp_path / "none")), "there is no file tokenizer.json")
     (tmp_path / "tokenizer.json").write_text("{")
-    refused(lambda: HuggingFaceTokenizer(str(tmp_path)), "tokenizer.json", "cannot be read")
+    refused(lambda: HuggingFaceTokenizer(str(tmp_path)), "tokenizer.json", "is no JSON")
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "tokenizer.json").write_text((checkpoint / "tokenizer.json").read_text())
     bare = HuggingFaceTokenizer(str(tmp_path / "bare"))

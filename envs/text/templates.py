@@ -1,0 +1,292 @@
+"""Chat templates, which are code of whoever made the checkpoint: rendered in Jinja's sandbox, on a budget.
+
+A sandbox alone bounds neither time nor memory. Here every step of a loop, every call and every value that is
+made, compared or written costs units of a budget, and what makes a large value pays before it is made. So a
+template ends within a second or so, and with no more than some 100 MB, whatever is in it.
+"""
+
+import functools
+import re
+import string
+import threading
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
+from typing import Any
+
+from jinja2 import nodes, pass_context
+from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.runtime import Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+
+_BUDGET = 4_000_000
+_CHARACTERS = 8  # of a text, for a unit
+_VALUE = 4  # units, whatever it is
+_STEP = 100  # units of a call, or a turn of a loop; more in a long template, whose body may be long
+_SOURCE = 64 << 10  # characters of a template
+_WIDTH = 1000  # of padding and indents
+_BITS = 4096  # of an integer
+
+_FILTERS = (
+    "abs attr batch capitalize center count d default dictsort e escape first float forceescape format"
+    " groupby indent int items join last length list lower map max min reject rejectattr replace reverse"
+    " round safe select selectattr slice sort string sum title tojson trim truncate unique upper urlencode"
+    " wordcount"
+).split()
+_FREE = {"attr", "count", "d", "default", "first", "items", "last", "length"}  # they look at no more than one
+_COMPARE = {"==", "!=", "<", "<=", ">", ">=", "eq", "equalto", "ne", "lt", "lessthan", "le", "gt"}
+_COMPARE |= {"greaterthan", "ge", "in"}
+_WIDE = {"batch", "center", "indent", "ljust", "rjust", "round", "slice", "tojson", "truncate", "zfill"}
+
+_OF_TEXTS = (
+    "capitalize casefold center count endswith find format format_map index isalnum isalpha isascii isdecimal"
+    " isdigit islower isnumeric isspace istitle isupper join ljust lower lstrip partition removeprefix"
+    " removesuffix replace rfind rindex rjust rpartition rsplit rstrip split splitlines startswith strip"
+    " swapcase title upper zfill"
+).split()
+_METHODS: list[tuple[Any, list[str]]] = [
+    (str, _OF_TEXTS),
+    (Mapping, ["get", "items", "keys", "values"]),
+    (list | tuple, ["count", "index"]),
+]
+_SPECIFICATION = re.compile(r"[^{}\d]{0,3}\d{0,2}(\.\d{1,2})?[^{}\d]{0,2}")  # of a field in `"{}".format`
+_LARGE_FIELD = re.compile(r"%[^a-zA-Z%]*(\d{3,}|\*)")  # of `"%5d" % 7`
+_MADE, _STEPS, _JOINED = (
+    "value made",
+    "steps made",
+    "texts joined",
+)  # our filters, by names no template can say
+
+
+class Template:
+    """A chat template, ready to render.
+
+    Args:
+      source: in Jinja's language.
+
+    Raises:
+      jinja2.TemplateError: it cannot be compiled, or is longer than 64 KiB.
+    """
+
+    def __init__(self, source: str):
+        if len(source) > _SOURCE:
+            raise TemplateError(f"it has {len(source)} characters, and at most {_SOURCE} are read")
+        self._environment = _Environment(_STEP + len(source) // 64)
+        self._template = self._environment.from_string(source)
+        self._lock = threading.Lock()
+
+    def render(self, **values: Any) -> str:
+        """The text.
+
+        Raises:
+          jinja2.TemplateError: the template refuses the values, or takes more than its budget.
+          Exception: whatever else the code in it raises.
+        """
+        with self._lock:
+            self._environment.left = _BUDGET
+            return self._template.render(**values)
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox with a budget; `step` units are what a run through a whole template costs at least."""
+
+    intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
+
+    def __init__(self, step: int):
+        # Nothing is computed while compiling: neither by the optimizer nor for a finalizer without context.
+        super().__init__(trim_blocks=True, lstrip_blocks=True, optimized=False, finalize=self._finalizer())
+        self.left, self._step = _BUDGET, step
+        self.filters = {name: self._metered(name, self.filters[name], name in _FREE) for name in _FILTERS}
+        self.filters |= {_MADE: self._made, _STEPS: self._steps, _JOINED: self._joined}
+        self.tests = {
+            name: self._metered(name, test, name not in _COMPARE) for name, test in self.tests.items()
+        }
+        del self.globals["lipsum"]
+        self.globals["raise_exception"] = _refuse
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        return _Metering(self).visit(super()._parse(source, name, filename))
+
+    def pay(self, units: int) -> None:
+        """Takes units from the budget."""
+        self.left -= units
+        if self.left < 0:
+            raise TemplateError(
+                "it takes more steps, or makes longer texts, than a template needs: cut it short"
+            )
+
+    def weigh(self, *values: Any) -> None:
+        """Pays for all that values hold, whatever they share."""
+        waiting, left = list(values), self.left
+        while waiting and left >= 0:
+            one = waiting.pop()
+            left -= _VALUE
+            if isinstance(one, str):
+                left -= len(one) // _CHARACTERS
+            elif isinstance(one, dict):
+                waiting += [*one.keys(), *one.values()]
+            elif isinstance(one, list | tuple | set):
+                waiting += one
+        self.left = left
+        self.pay(0)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Those of Jinja's own objects, and the methods that make no large values, or are paid for."""
+        if not super().is_safe_attribute(obj, attr, value):
+            return False
+        known = next((names for kind, names in _METHODS if isinstance(obj, kind)), None)
+        return attr in known if known is not None else type(obj).__module__.startswith("jinja2.")
+
+    def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Calls a macro, a method or a global function."""
+        self.pay(self._step)
+        if isinstance(obj, Macro):  # its body pays for itself
+            return super().call(context, obj, *args, **kwargs)
+        args = tuple(map(self._whole, args))
+        owner = getattr(obj, "__self__", None)
+        if not isinstance(owner, Mapping):  # whose `get` looks at one value
+            self._before(getattr(obj, "__name__", ""), (owner, *args), kwargs)
+        found = super().call(context, obj, *args, **kwargs)
+        self.weigh(found)
+        return found
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Left and right by an operator; a result that would be large is paid for, or refused, before."""
+        bits = [abs(one).bit_length() for one in (left, right) if isinstance(one, int)]
+        sizes = [_size(one) for one in (left, right) if isinstance(one, str | list | tuple)]
+        self.pay(_VALUE + sum(sizes))
+        if operator == "%" and isinstance(left, str):
+            self._before("format", (left, right), {})
+        elif operator == "*" and sizes and bits:
+            self.pay(sizes[0] * max(left if isinstance(left, int) else right, 0))
+        elif len(bits) == 2 and (sum(bits) > _BITS or (operator == "**" and bits[0] * max(right, 0) > _BITS)):
+            raise TemplateError("it makes integers that are too large")
+        return super().call_binop(context, operator, left, right)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """`str.format` without wide fields, paid for."""
+        plain = super().wrap_str_format(value)
+        if plain is None:
+            return None
+
+        def wrapper(*args: Any, **kwargs: Any) -> str:
+            fields = list(string.Formatter().parse(value.__self__))
+            if not all(_SPECIFICATION.fullmatch(field[2] or "") for field in fields):
+                raise SecurityError("wide or computed fields are not formatted")
+            before = self.left
+            self.weigh(value.__self__, args, kwargs)
+            self.pay(len(fields) * (before - self.left))
+            return plain(*args, **kwargs)
+
+        return wrapper
+
+    def _metered(self, name: str, function: Any, free: bool) -> Callable:
+        """A filter or test that pays for what it reads and makes."""
+        first = 1 if hasattr(function, "jinja_pass_arg") else 0
+
+        @functools.wraps(function)
+        def metered(*args: Any, **kwargs: Any) -> Any:
+            self.pay(1)
+            if free:
+                return function(*args, **kwargs)
+            given = tuple(map(self._whole, args[first:]))
+            self._before(name, given, kwargs)
+            found = function(*args[:first], *given, **kwargs)
+            self.weigh(found)
+            return found
+
+        return metered
+
+    def _before(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Pays for what a function reads, and for a result that is longer than that."""
+        before = self.left
+        self.weigh(args, kwargs)
+        read, given = before - self.left, [*args, *kwargs.values()]
+        widths = [abs(one) for one in given[1:] if isinstance(one, int)]
+        if name in _WIDE and any(width > _WIDTH for width in widths):
+            raise TemplateError(f"{name} by more than {_WIDTH}")
+        match name:
+            case "join":
+                sizes = [len(one) for one in given if isinstance(one, str | list | tuple | Mapping)]
+                self.pay(sum(sizes) * sum(len(one) for one in given if isinstance(one, str)) // _CHARACTERS)
+            case "replace" if len(given) > 2:
+                text, *pair = map(str, given[:3])
+                for old, new in (pair, pair[::-1]):  # in either order, as they may be named
+                    self.pay((text.count(old) + 1) * len(new) // _CHARACTERS)
+            case "indent":
+                width = sum(widths) + sum(len(one) for one in given[1:] if isinstance(one, str))
+                self.pay((str(given[0]).count("\n") + 1) * width // _CHARACTERS)
+            case "tojson":
+                self.pay(50 * read * sum(widths))  # for each level
+            case "format":
+                text = str(given[0])
+                if _LARGE_FIELD.search(text):
+                    raise SecurityError("wide fields are not formatted")
+                self.pay(text.count("%") * read)
+            case "sum" if len(given) > 1 and isinstance(given[0], list | tuple):
+                self.pay(len(given[0]) ** 2)
+
+    def _whole(self, value: Any) -> Any:
+        """A value, or a list in place of an iterator, paid for."""
+        if isinstance(value, Iterator | KeysView | ValuesView | ItemsView | range):
+            return list(self._steps(value))
+        return value
+
+    def _steps(self, values: Any) -> Iterator[Any]:
+        for one in values:
+            self.pay(self._step)
+            yield one
+
+    def _made(self, value: Any) -> Any:
+        self.weigh(value)
+        return value
+
+    def _joined(self, values: list[Any]) -> str:
+        self.weigh(values)
+        return "".join(map(str, values))
+
+    def _finalizer(self) -> Callable:
+        @pass_context
+        def finalize(_: Any, value: Any) -> Any:
+            value = self._whole(value) if isinstance(value, KeysView | ValuesView | ItemsView) else value
+            self.weigh(value)
+            return value
+
+        return finalize
+
+
+class _Metering(NodeTransformer):
+    """Puts a filter that pays around all that neither calls, filters nor operators see."""
+
+    def __init__(self, environment: _Environment):
+        self._environment = environment
+
+    def generic_visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> nodes.Node:
+        node = super().generic_visit(node, *args, **kwargs)
+        match node:
+            case nodes.For():
+                if node.recursive:
+                    raise TemplateError("recursive loops are not run")
+                node.iter = self._through(_STEPS, node.iter)
+            case nodes.Concat():
+                return self._through(_JOINED, nodes.List(node.nodes, lineno=node.lineno))
+            case nodes.List() | nodes.Dict() | nodes.Getitem(arg=nodes.Slice()):
+                return self._through(_MADE, node)
+            case nodes.Tuple(ctx="load"):
+                return self._through(_MADE, node)
+            case nodes.Compare():
+                node.expr = self._through(_MADE, node.expr)
+                for operand in node.ops:
+                    operand.expr = self._through(_MADE, operand.expr)
+        return node
+
+    def _through(self, name: str, node: Any) -> nodes.Filter:
+        return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno, environment=self._environment)
+
+
+def _size(value: str | list | tuple) -> int:
+    """Units of a text or a list by itself."""
+    return 1 + (len(value) // _CHARACTERS if isinstance(value, str) else len(value))
+
+
+def _refuse(message: str) -> None:
+    raise TemplateError(message)

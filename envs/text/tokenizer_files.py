@@ -1,0 +1,184 @@
+"""`tokenizer.json`: checked before the library that reads it does, and loaded.
+
+The library does whatever a file says: a normaliser of 10 MB costs gigabytes. So the parts that may be large
+(vocabulary, merges, added tokens) are counted, all others are small, and what rewrites texts may make them
+longer by a bounded factor only.
+"""
+
+import base64
+import binascii
+import contextlib
+import itertools
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from fdg.arguments import quoted
+from fdg.errors import FdgError, one_line
+from fdg.reading import json_object, read_bytes
+
+_BYTES = 40 << 20  # the largest that is known has 34 MB
+_MOST_TOKENS = 1 << 20
+_MOST_ADDED, _ADDED_CHARACTERS = 1 << 16, 1 << 18
+_UNIGRAM_BYTES = 5 << 19  # of all pieces; the library makes a table for each byte
+_LARGEST_ID = 1 << 24
+_PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
+_ITEMS, _CHARACTERS = 2000, 16 << 10  # in all parts together
+_CHARSMAP_BYTES = 1 << 20
+_CONTENT = 64  # characters that are put in a place
+_GROWTH = {"normalizer": 1024, "decoder": 16}  # how many times longer a text may become
+_REPEATS = 1000
+_REPEAT = re.compile(r"\{(\d*)(?:,(\d*))?\}")
+
+
+@contextlib.contextmanager
+def library_errors(what: str) -> Iterator[None]:
+    """Within, whatever the library raises is one line: bare Exceptions, and its panics, which are none.
+
+    Raises:
+      FdgError: what was wrong.
+    """
+    try:
+        yield
+    except (FdgError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise FdgError(f"{what}: {one_line(error)}") from None
+
+
+def load(file: str | os.PathLike[str]) -> Any:
+    """The tokenizer (`tokenizers.Tokenizer`) in a file; it neither pads nor cuts, whatever the file says.
+
+    Raises:
+      FdgError: it is no such file, or has parts that are too large.
+    """
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise FdgError(f"tokenizer '{file}': pip install 'fdg[language]' ({one_line(error)})") from error
+    content = read_bytes(file, _BYTES)
+    _check(json_object(content, file), str(file))
+    with library_errors(f"tokenizer '{file}' cannot be read"):
+        loaded = Tokenizer.from_buffer(content)
+        loaded.no_padding()
+        loaded.no_truncation()
+    return loaded
+
+
+def _check(found: dict[str, Any], file: str) -> None:
+    def require(holds: bool, what: str) -> None:
+        if not holds:
+            raise FdgError(f"tokenizer '{file}' is not read: {what}")
+
+    model: Any = found.get("model")
+    added = found.get("added_tokens") or []
+    require(isinstance(model, dict), "it has no model")
+    vocabulary, merges = model.get("vocab"), model.get("merges") or []
+    require(isinstance(vocabulary, dict | list), f"model.vocab={quoted(vocabulary)}")
+    require(isinstance(merges, list), f"model.merges={quoted(merges)}")
+    for name, part in (("vocab", vocabulary), ("merges", merges)):
+        require(len(part) <= _MOST_TOKENS, f"model.{name} has {len(part)} entries, of {_MOST_TOKENS} at most")
+    if isinstance(vocabulary, dict):
+        numbers = vocabulary.values()
+        right = set(map(type, numbers)) == {int} and min(numbers) >= 0 and max(numbers) < _LARGEST_ID
+        require(right, f"model.vocab has a value that is no token number below {_LARGEST_ID}")
+    else:
+        pieces = [one[0] for one in vocabulary if isinstance(one, list) and one and isinstance(one[0], str)]
+        size = sum(len(piece.encode()) for piece in pieces)
+        require(
+            size <= _UNIGRAM_BYTES, f"model.vocab has {size} bytes of pieces, of {_UNIGRAM_BYTES} at most"
+        )
+    require(isinstance(added, list) and len(added) <= _MOST_ADDED, f"more than {_MOST_ADDED} added tokens")
+    words = [one.get("content") for one in added if isinstance(one, dict)]
+    size = sum(len(word) for word in words if isinstance(word, str))
+    require(size <= _ADDED_CHARACTERS, f"added tokens of {size} characters, of {_ADDED_CHARACTERS} at most")
+    for one in added:
+        number = one.get("id") if isinstance(one, dict) else None
+        require(type(number) is int and 0 <= number < _LARGEST_ID, f"an added token with id={quoted(number)}")
+
+    rest = {key: value for key, value in found.items() if key not in ("model", "added_tokens")}
+    rest["model"] = {key: value for key, value in model.items() if key not in ("vocab", "merges")}
+    items, characters = 0, 0
+    for key, value in _leaves(rest):
+        items += 1
+        if isinstance(value, str) and key != "precompiled_charsmap":
+            characters += len(value)
+        if isinstance(value, str) and key == "Regex":
+            counts = [int(number) for one in _REPEAT.findall(value) for number in one if number.isdigit()]
+            product = 1
+            for count in counts:
+                product *= max(min(count, _REPEATS + 1), 1)
+            require(product <= _REPEATS, f"the pattern {quoted(value)} repeats more than {_REPEATS} times")
+    require(
+        items <= _ITEMS and characters <= _CHARACTERS,
+        f"{', '.join(_PARTS)} have {items} values of {characters} characters,"
+        f" and {_ITEMS} of {_CHARACTERS} at most are read",
+    )
+    for part, most in _GROWTH.items():
+        growth = 1.0
+        for step in _steps(found.get(part)):
+            growth *= _growth(step, require)
+        require(
+            growth <= most, f"its {part} makes texts {growth:.0f} times longer, and {most} at most is read"
+        )
+
+
+def _leaves(found: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Keys and values that hold no others; 64 levels at most, as all JSON that is read."""
+    if isinstance(found, dict):
+        yield from itertools.chain.from_iterable(_leaves(value, name) for name, value in found.items())
+        yield from (("", name) for name in found)
+    elif isinstance(found, list):
+        yield key, None
+        yield from itertools.chain.from_iterable(_leaves(value, key) for value in found)
+    else:
+        yield key, found
+
+
+def _steps(part: Any) -> Iterator[dict[str, Any]]:
+    """What rewrites a text, one after the other."""
+    if isinstance(part, dict):
+        inner = part.get("normalizers", part.get("decoders"))
+        yield part
+        for each in inner if isinstance(inner, list) else []:
+            yield from _steps(each)
+
+
+def _growth(step: dict[str, Any], require: Any) -> float:
+    """How many times longer it may make a text."""
+    kind, pattern = step.get("type"), step.get("pattern")
+    content = step.get("content", step.get("prepend", ""))
+    require(isinstance(content, str) and len(content) <= _CONTENT, f"a {quoted(kind)} puts {quoted(content)}")
+    charsmap = step.get("precompiled_charsmap")
+    if isinstance(charsmap, str):
+        return _longest(charsmap, require)
+    if kind != "Replace" or not isinstance(pattern, dict):
+        return 1.0
+    literal = pattern.get("String")
+    found = len(literal) if isinstance(literal, str) else 0  # an expression may match nothing
+    return max(1.0, len(content) / found) if found else 1.0 + len(content)
+
+
+def _longest(charsmap: str, require: Any) -> float:
+    """The longest text that a compiled table puts in the place of a character; it ends at a zero byte."""
+    try:
+        table = base64.b64decode(charsmap, validate=True)
+    except (binascii.Error, ValueError):
+        table = b""
+    size = int.from_bytes(table[:4], "little")
+    right = 4 <= len(table) <= _CHARSMAP_BYTES and size % 1024 == 0 and 0 < size <= len(table) - 4
+    require(right, f"a precompiled_charsmap of {len(table)} bytes, {size} of them its table")
+    # A double array (Darts-clone): a unit leads to those at its own place, moved, with any byte; leaves say
+    # where their text begins.
+    units, texts = np.frombuffer(table[4 : 4 + size], "<u4").astype(np.int64), table[4 + size :]
+    moved = np.arange(len(units)) ^ (units >> 10 << (units >> 6 & 8))
+    leaf = units >> 31 == 1
+    begins = units[leaf] & 0x7FFFFFFF
+    right = bool(np.all((moved | 255)[~leaf] < len(units)) and np.all(begins < len(texts)))
+    starts = np.frombuffer(texts, np.uint8)
+    right = right and bool(np.all(starts[begins] & 0xC0 != 0x80))  # the first byte of a character
+    require(right, "its precompiled_charsmap leads out of its own table")
+    return max(1.0, *(len(text.decode("utf-8", "replace")) for text in texts.split(b"\0")))
