@@ -5,7 +5,8 @@ is ended by `pthread_exit`, which unwinds its frames of C++, and the process abo
 rethrown` (Python 3.11; one end in ten of two processes that were told to stop). So everything that is
 registered for the end runs, output is written out, and then the process is left at once.
 
-What ends one with a traceback because a file of the current folder is named as a library is one line instead.
+What ends one with a traceback because a file of the current folder is named as a library is one line instead;
+and where the reader of its output has gone (`| head`), it ends as SIGPIPE would end it, without a word.
 And one that begins with closed streams (`>&-`) gets /dev/null for them: the next files that it opens would
 take their numbers, and what C++ has to say would be written into these.
 
@@ -19,6 +20,8 @@ import sys
 from typing import Any
 
 from fdg.neighbours import shadowed
+
+CLOSED_PIPE = 141  # exit status of a process that SIGPIPE ends
 
 _status: int | None = None
 
@@ -52,6 +55,8 @@ def _leave() -> None:
 
 
 def _explain(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    if isinstance(error, BrokenPipeError):
+        os._exit(CLOSED_PIPE)
     line = shadowed(error)
     if line is None:
         sys.__excepthook__(kind, error, trace)

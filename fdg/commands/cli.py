@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from fdg import ctrl_c
+from fdg.ending import CLOSED_PIPE
 from fdg.errors import FdgError, FdgWarning, RunError, host_error, one_line, shortened
 from fdg.garbage import looked_for_seldom
 from fdg.neighbours import hidden
@@ -123,8 +124,8 @@ def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> 
         return 130
     except BrokenPipeError:  # `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        distributed.abandon("", 141, "lost its standard output")
-        return 141
+        distributed.abandon("", CLOSED_PIPE, "lost its standard output")
+        return CLOSED_PIPE
     except Exception as error:
         too_much = isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
         if too_much or isinstance(error, MemoryError):

@@ -33,3 +33,29 @@ def test_other_programs_end_as_they_would(tmp_path):
     done = end(tmp_path, "-c", "import fdg, own; from fdg.ending import ends_with; ends_with(3)")
     assert (done.returncode, done.stdout) == (0, "what is registered runs\n")
     assert done.stderr == "torn down\n"
+
+
+def test_a_reader_that_closes_the_pipe_ends_every_command_quietly():
+    """Whether or not lines are buffered, and whichever of the two streams it reads."""
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    reader, writer = os.pipe()
+    os.close(reader)
+    started = [
+        subprocess.Popen(
+            [sys.executable, *words],
+            env=environment,
+            stdout=subprocess.PIPE if "nonsense" in words else writer,
+            stderr=writer if "nonsense" in words else subprocess.PIPE,
+            text=True,
+        )
+        for words in (
+            ["-m", "fdg", "--help"],
+            ["-u", "-m", "fdg", "--help"],
+            ["-u", "-m", "fdg", "nonsense"],
+            ["-u", "-m", "fdg.plan", "--help"],
+        )
+    ]
+    os.close(writer)
+    for process in started:
+        out, err = process.communicate(timeout=120)
+        assert not out and not err and process.returncode in (0, 2, 141), (process.args, err)
