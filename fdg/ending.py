@@ -10,17 +10,24 @@ and where the reader of its output has gone (`| head`), it ends as SIGPIPE would
 And one that begins with closed streams (`>&-`) gets /dev/null for them: the next files that it opens would
 take their numbers, and what C++ has to say would be written into these.
 
+One that a launcher has started ends with it, however that ends: its standard input is a pipe that nobody
+writes to (`TIED` says so), which the operating system closes when the process at the other end is gone, be it
+killed. Then this one is killed too, for nobody would see what it says or stop it.
+
 Only for processes that are one of the commands; elsewhere nothing here does anything.
 """
 
 import atexit
 import itertools
 import os
+import signal
 import sys
+import threading
 from typing import Any
 
 from fdg.neighbours import shadowed
 
+TIED = "FDG_TIED"  # environment variable of a process whose standard input is its launcher's pipe
 CLOSED_PIPE = 141  # exit status of a process that SIGPIPE ends
 
 _status: int | None = None
@@ -82,7 +89,25 @@ def _open_closed() -> None:
             setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False))
 
 
+def _tie() -> None:
+    """From here on this process ends with its launcher; what this one starts does not get the pipe."""
+    signal.pthread_sigmask(
+        signal.SIG_UNBLOCK, {signal.SIGINT}
+    )  # Ray's processes block it, and their children
+    pipe = os.dup(0)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    threading.Thread(target=_watch, args=(pipe,), daemon=True, name="tied").start()
+
+
+def _watch(pipe: int) -> None:
+    while os.read(pipe, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 if is_command():
     _open_closed()
+    if os.environ.pop(TIED, None) is not None:  # at once: importing JAX takes seconds
+        _tie()
     sys.excepthook, sys.unraisablehook = _explain, _overhear
     atexit.register(_leave)

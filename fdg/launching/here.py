@@ -1,5 +1,6 @@
 """The processes of a run on this machine."""
 
+import contextlib
 import os
 import secrets
 import signal
@@ -12,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fdg import ctrl_c
-from fdg.launching.ending import REFUSED, STOP_SECONDS, Ending, Process, ending_of
+from fdg.ending import TIED
+from fdg.launching.ending import LOST_SECONDS, REFUSED, STOP_SECONDS, Ending, Process, ending_of
 from fdg.processes import lines, ports
 
 
@@ -33,7 +35,7 @@ class Here:
     def run(self, words: Sequence[str]) -> Ending:
         """Starts `fdg.train` in each, and waits for their end."""
         # Only who was started here can join: in the environment, for anybody can read a command line.
-        key = {lines.KEY_VARIABLE: secrets.token_hex(32)}
+        own = {lines.KEY_VARIABLE: secrets.token_hex(32), TIED: "1"}
         address = f"localhost:{ports.free_port('localhost')}"
         processes: list[subprocess.Popen] = []
         readers: list[threading.Thread] = []
@@ -52,7 +54,7 @@ class Here:
             for i in range(self.count):
                 mine = triple(address, self.count, i)
                 # On a machine with GPUs, process i has the i-th; a CPU's devices do not heed this.
-                environment = {"JAX_LOCAL_DEVICE_IDS": str(i), **key, **os.environ}
+                environment = {"JAX_LOCAL_DEVICE_IDS": str(i), **own, **os.environ}
                 process = _start([*words, *mine], environment, quiet=i > 0)
                 processes.append(process)
                 if i:
@@ -66,6 +68,8 @@ class Here:
                 process.kill()
             for process in processes:
                 process.wait()  # who starts next needs the run directory, which they lock
+                if process.stdin is not None:
+                    process.stdin.close()
             for reader in readers:
                 reader.join(1)
             if processes and processes[0].returncode != REFUSED:  # it has said what is wrong for all of them
@@ -87,6 +91,7 @@ def _start(words: Sequence[str], environment: Mapping[str, str], quiet: bool) ->
     return subprocess.Popen(
         [sys.executable, "-m", "fdg.train", *words],
         env=environment,
+        stdin=subprocess.PIPE,  # it ends when this end is closed: see `fdg.ending`
         stderr=subprocess.PIPE if quiet else None,
         text=True,
     )
@@ -100,19 +105,65 @@ def _forward_lines(index: int, process: subprocess.Popen, errors: list[str]) -> 
             if line.startswith("error: "):
                 errors.append(f"[{index}] {line}")
                 continue
-            print(f"[{index}] {line}", end="", file=sys.stderr, flush=True)
+            with contextlib.suppress(
+                OSError
+            ):  # whose reader has gone: the process must not wait for this one
+                print(f"[{index}] {line}", end="", file=sys.stderr, flush=True)
 
 
 def _wait(processes: Sequence[subprocess.Popen]) -> list[Process]:
-    """How each ended, in that order; those that do not end within the time are killed, and not blamed."""
+    """How each ended, in that order; those that do not end within the time are killed, and not blamed.
+
+    One that is stopped (SIGSTOP) for as long as a process may be silent counts as lost, and so does one that
+    is stopped when another has failed: that one has waited for it.
+    """
     ended: dict[int, Process] = {}
-    deadline = float("inf")
+    stopped: dict[int, float] = {}  # how long already, while this process was awake
+    deadline, before = float("inf"), time.monotonic()
+
+    def lose(i: int) -> None:
+        how = "it was stopped by a signal, and did not go on"
+        ended[i] = Process(_who(i, processes[i]), None, how)
+
     while len(ended) < len(processes) and time.monotonic() < deadline:
         time.sleep(0.05)
+        before, passed = time.monotonic(), min(1.0, time.monotonic() - before)
         for i, process in enumerate(processes):
-            if i not in ended and process.poll() is not None:
-                who = f"process {i} (host {socket.gethostname()}, pid {process.pid})"
-                ended[i] = Process(who, process.returncode)
-                if process.returncode and deadline == float("inf"):
-                    deadline = time.monotonic() + STOP_SECONDS
+            if i in ended:
+                continue
+            if _is_stopped(process, i in stopped):
+                stopped[i] = stopped.get(i, 0.0) + passed
+            else:
+                stopped.pop(i, None)
+            if stopped.get(i, 0.0) >= lines.SILENT_SECONDS:
+                lose(i)
+            elif process.returncode is not None:
+                ended[i] = Process(_who(i, process), process.returncode)
+        lost = [one for one in ended.values() if one.status is None or one.status < 0]
+        if any(one.status != 0 for one in ended.values()):
+            deadline = min(deadline, time.monotonic() + (LOST_SECONDS if lost else STOP_SECONDS))
+            if all(i in ended or i in stopped for i in range(len(processes))):
+                break
+    for i in stopped.keys() - ended.keys():
+        lose(i)
     return list(ended.values())
+
+
+def _who(index: int, process: subprocess.Popen) -> str:
+    return f"process {index} (host {socket.gethostname()}, pid {process.pid})"
+
+
+def _is_stopped(process: subprocess.Popen, was_stopped: bool) -> bool:
+    """Whether a process is stopped; notes its exit status, if it has ended."""
+    while process.returncode is None:
+        try:
+            found, status = os.waitpid(process.pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+        except ChildProcessError:  # somebody else has waited for it
+            process.poll()
+            return False
+        if not found:
+            return was_stopped
+        if not (os.WIFSTOPPED(status) or os.WIFCONTINUED(status)):
+            process.returncode = os.waitstatus_to_exitcode(status)
+        was_stopped = os.WIFSTOPPED(status)
+    return False

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fdg import ctrl_c, ray_cluster
+from fdg.ending import TIED
 from fdg.errors import FdgError, RunError, one_line
 from fdg.launching import ray_host
 from fdg.launching.ending import REFUSED, STOP_SECONDS, Ending, Process, ending_of
@@ -163,12 +164,13 @@ class OnRay:
         environment = {
             **ray_cluster.passed_on(os.environ),
             lines.KEY_VARIABLE: secrets.token_hex(32),
+            TIED: "1",
             "RAY_ADDRESS": first["address"],  # for fleets of environments
         }
         replies = []
         for one in started:
             mine = triple(address, len(started), one.index) if len(started) > 1 else []
-            command = ["-m", "fdg.launching.tied", "fdg.train", *words, *mine]
+            command = ["-m", "fdg.train", *words, *mine]
             replies.append(one.actor.start.remote(command, environment, os.getcwd()))
         for one, reply in zip(started, replies, strict=True):
             one.pid, refusal = self._ray.get(reply)

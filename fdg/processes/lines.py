@@ -15,8 +15,9 @@ import threading
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 
-BEAT_SECONDS = 10.0  # from one sign of life to the next ...
-SILENT_BEATS = 3  # ... and how many may be missing
+BEAT_SECONDS = 5.0  # from one sign of life to the next ...
+SILENT_BEATS = 4  # ... and how many may be missing: gloo gives up after 30 s, and may abort the process
+SILENT_SECONDS = SILENT_BEATS * BEAT_SECONDS
 HANDSHAKE_SECONDS = 10.0  # within which who connects has proved who it is
 KEY_VARIABLE = "FDG_AUTHKEY"
 
@@ -51,7 +52,7 @@ class Line:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.settimeout(None)
         # A message that has begun and does not go on: `poll` below has seen its first byte only.
-        seconds = struct.pack("ll", int(SILENT_BEATS * BEAT_SECONDS), 0)
+        seconds = struct.pack("ll", int(SILENT_SECONDS), 0)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
         self.who = ""
         self.inbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from fdg.addresses import split_address
 from fdg.errors import FdgError
 from fdg.processes.door import Door, Hello, knock
-from fdg.processes.lines import BEAT, BEAT_SECONDS, DATA, END, HELLO, SILENT_BEATS, Line
+from fdg.processes.lines import BEAT, BEAT_SECONDS, DATA, END, HELLO, SILENT_SECONDS, Line
 
 JOIN_SECONDS = 300.0  # within which all processes must come, as in JAX
 GRACE_SECONDS = 3.0  # in which a process may put its things in order once another is gone
@@ -139,7 +139,7 @@ class Peers:
                     cause, status = json.loads(data)
                     break
         except TimeoutError:
-            cause, status = f"{line.who} has not answered for {SILENT_BEATS * BEAT_SECONDS:.0f} s", 1
+            cause, status = f"{line.who} has not answered for {SILENT_SECONDS:.0f} s", 1
         except OSError:
             cause, status = f"{line.who} died or lost its connection", 1
         if not self._left:

@@ -10,7 +10,8 @@ import pytest
 
 from fdg import ray_cluster
 from fdg.commands import launch
-from fdg.launching import ray_host, tied
+from fdg.ending import TIED
+from fdg.launching import ray_host
 from fdg.launching.ending import Ending, Process, ending_of
 
 
@@ -26,6 +27,9 @@ def who(index):
         # Who was killed ends the others, and is noticed after them.
         ([Process(who(0), 1), Process(who(1), -9)], Ending(137, f"{who(1)} was killed by SIGKILL")),
         ([Process(who(0), -6), Process(who(1), None, "x")], Ending(1, f"{who(1)} is gone: x")),
+        # Who waits for it may abort before it is seen that it was killed.
+        ([Process(who(0), -6), Process(who(1), -9)], Ending(137, f"{who(1)} was killed by SIGKILL")),
+        ([Process(who(0), 1), Process(who(1), -6)], Ending(134, f"{who(1)} was killed by SIGABRT")),
         ([Process(who(0), 2)], Ending(2)),
         ([Process(who(0), 2, "no folder")], Ending(2, f"{who(0)}: no folder")),
     ],
@@ -112,11 +116,43 @@ def test_processes_that_die_are_started_again(monkeypatch, tmp_path, capfd):
     )
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
-    monkeypatch.setattr("fdg.launching.here.STOP_SECONDS", 0.5)
+    monkeypatch.setattr("fdg.launching.here.LOST_SECONDS", 0.5)
     assert launch.main("--restarts 1 --out run".split()) == 0
     assert len((tmp_path / "words1").read_text().splitlines()) == 2
     err = capfd.readouterr().err
     assert "error: process 1 (host " in err and "was killed by SIGKILL\nrestart 1 of 1, with 2 proc" in err
+
+
+@pytest.mark.parametrize(("seconds", "first_fails"), [(0.3, False), (60.0, True)])
+def test_a_process_that_is_stopped_is_named(seconds, first_fails, monkeypatch, tmp_path, capfd):
+    """Once it was silent for long, or another has failed that waited for it; neither is left running."""
+    python = tmp_path / "python"
+    python.write_text(
+        "#!/bin/sh\nfor word; do last=$word; done\necho $$ >> pids\n"
+        f"[ $last = 1 ] && kill -STOP $$\n{'sleep 0.5; exit 1' if first_fails else 'exec sleep 60'}\n"
+    )
+    python.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr("fdg.launching.here.LOST_SECONDS", 0.3)
+    monkeypatch.setattr("fdg.processes.lines.SILENT_SECONDS", seconds)
+    assert launch.main([]) == 1
+    err = capfd.readouterr().err
+    assert err.startswith("error: process 1 (host ") and "is gone: it was stopped by a signal" in err
+    assert not any(alive(int(pid)) for pid in (tmp_path / "pids").read_text().split())
+
+
+def test_a_process_that_goes_on_after_a_stop_is_no_loss(monkeypatch, tmp_path, capfd):
+    python = tmp_path / "python"
+    python.write_text(
+        "#!/bin/sh\nfor word; do last=$word; done\n[ $last = 0 ] && sleep 0.5 && exit 0\n"
+        "(sleep 0.2; kill -CONT $$) &\nkill -STOP $$\nsleep 0.5\n"
+    )
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr("fdg.processes.lines.SILENT_SECONDS", 0.4)
+    assert launch.main([]) == 0
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
@@ -213,19 +249,23 @@ def test_a_host_without_the_folder(tmp_path):
 
 
 def test_what_is_tied_ends_with_who_started_it(tmp_path):
-    """Killed, and without a word."""
-    (tmp_path / "sleeper.py").write_text("import time\nprint('there', flush=True)\ntime.sleep(60)\n")
+    """Killed, and without a word; what it has started in turn has another standard input, and no tie."""
+    sleeper = tmp_path / "fdg"  # as the command is called
+    sleeper.write_text(
+        "import os, subprocess, sys, time\nimport fdg.ending\n"
+        "print(sys.stdin.read() == '', os.environ.get('FDG_TIED'), flush=True)\ntime.sleep(60)\n"
+    )
     starter = (
         "import subprocess, sys, time\n"
-        f"child = subprocess.Popen([sys.executable, {tied.__file__!r}, 'sleeper'], stdin=subprocess.PIPE)\n"
+        f"child = subprocess.Popen([sys.executable, {str(sleeper)!r}], stdin=subprocess.PIPE)\n"
         "print(child.pid, flush=True)\ntime.sleep(60)"
     )
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    environment = {**os.environ, "PYTHONPATH": os.getcwd(), TIED: "1"}
     with subprocess.Popen(
         [sys.executable, "-c", starter], stdout=subprocess.PIPE, text=True, env=environment
     ) as process:
-        said = [process.stdout.readline().strip() for _ in range(2)]
-        child = int(next(line for line in said if line.isdecimal()))
+        child = int(process.stdout.readline())
+        assert process.stdout.readline() == "True None\n" and alive(child)
         process.send_signal(signal.SIGKILL)
         end = time.monotonic() + 20
         while alive(child) and time.monotonic() < end:

@@ -138,9 +138,9 @@ def test_a_process_on_each_node(run, capsys):
     assert cluster.told[-1] == "given back"
     keys = set()
     for i, command, environment, folder in cluster.commands:
-        assert command[:5] == ["-m", "fdg.launching.tied", "fdg.train", "--env", "CartPole-v1"]
+        assert command[:4] == ["-m", "fdg.train", "--env", "CartPole-v1"]
         meeting = ["--coordinator-address", "10.0.0.1:7", "--num-processes", "2", "--process-id", str(i)]
-        assert command[5:] == meeting and folder == os.getcwd()
+        assert command[4:] == meeting and folder == os.getcwd()
         assert environment["RAY_ADDRESS"] == "here:1"
         keys.add(environment[lines.KEY_VARIABLE])
     assert len(keys) == 1 and len(keys.pop()) == 64
@@ -151,7 +151,7 @@ def test_one_node_needs_no_meeting(run):
     engine = run(cluster, nodes=1)
     assert engine.reserve(first=True) == 1
     assert engine.run([]).status == 0
-    assert [command for _, command, *_ in cluster.commands] == [["-m", "fdg.launching.tied", "fdg.train"]]
+    assert [command for _, command, *_ in cluster.commands] == [["-m", "fdg.train"]]
 
 
 def test_a_process_that_cannot_start_is_named(run):
