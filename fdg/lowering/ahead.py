@@ -99,7 +99,10 @@ class _Hoister:
         ahead = core.jaxpr_as_fun(_closed([inputs[i] for i in own], parts.handed, parts.early, constants))
         rows = [0 if i in body.sliced else None for i in own]
         operands = [eqn.invars[i] for i in own]
-        made = jax.make_jaxpr(jax.vmap(ahead, in_axes=rows))(*_shapes(operands))
+        try:
+            made = jax.make_jaxpr(jax.vmap(ahead, in_axes=rows))(*_shapes(operands))
+        except NotImplementedError:
+            return None  # an operation of the user's own that has no batching rule
         stacks = [core.Var(aval) for aval in made.out_avals]
         late = _closed([*inputs, *parts.handed], body.jaxpr.outvars, parts.late, constants)
         return [
@@ -118,8 +121,8 @@ class _Hoister:
         equations: list[tuple[Any, bool, bool]] = []  # with whether it is free, and whether it is worth it
         for eqn in jaxpr.eqns:
             for each in self._calls_apart(eqn, free):
-                known = not each.effects and all(jaxprs.is_literal(v) or v in free for v in each.invars)
-                known = known and not _any(self.taker.stays, each)
+                known = all(jaxprs.is_literal(v) or v in free for v in each.invars)
+                known = known and not _any(_runs_once_a_trip, each) and not _any(self.taker.stays, each)
                 if known:
                     free.update(each.outvars)
                 equations.append((each, known, known and _any(self.taker.takes, each)))
@@ -173,6 +176,21 @@ def _any(test: Callable[[Any], bool], eqn: Any) -> bool:
     """Whether something holds of an equation or of any inside it."""
     inner = (each for body in jaxprs.bodies(eqn) for each in body.jaxpr.eqns)
     return test(eqn) or any(_any(test, each) for each in inner)
+
+
+def _runs_once_a_trip(eqn: Any) -> bool:
+    """Whether an equation stays in its loop, because a batch of all trips might not do the same.
+
+    Code outside of XLA runs for one trip at a time, in order, and a batching rule of the user's own runs only
+    where the user maps. Under `vmap` both branches of a `cond` run, and a loop in the one that is not taken
+    might never end.
+    """
+    if eqn.primitive.name == "cond":
+        return _any(lambda each: each.primitive.name == "while", eqn)
+    return bool(eqn.effects) or eqn.primitive.name in _OUTSIDE
+
+
+_OUTSIDE = frozenset("pure_callback io_callback debug_callback debug_print ffi_call custom_vmap_call".split())
 
 
 def _bytes(parts: _Parts, all_of_it: bool) -> int:

@@ -160,6 +160,63 @@ def test_a_draw_that_waits_for_what_is_carried_stays():
     assert draws.draw_ahead(jaxpr) is jaxpr
 
 
+def host_seed(t, key):
+    return jax.pure_callback(lambda t: np.int32(3 * t), jax.ShapeDtypeStruct((), jnp.int32), t)
+
+
+def printed_seed(t, key):
+    jax.debug.print("{}", t)
+    return t
+
+
+@jax.custom_batching.custom_vmap
+def own_rule(t):
+    return t + 1
+
+
+@own_rule.def_vmap
+def _(size, _, t):
+    return t - 1, True
+
+
+def chosen_loop(t, key):
+    """The loop in the branch that is not taken would never end."""
+    down = lambda t: jax.lax.while_loop(lambda i: i != 0, lambda i: i - 2, 2 * t + 2)  # noqa: E731
+    return jax.lax.cond(t % 2 == 0, down, lambda t: t, t)
+
+
+unbatched_p = core.Primitive("unbatched")
+unbatched_p.def_impl(lambda t: t)
+unbatched_p.def_abstract_eval(lambda t: t)
+jax.interpreters.mlir.register_lowering(
+    unbatched_p, jax.interpreters.mlir.lower_fun(lambda t: t + 1, multiple_results=False)
+)
+
+
+@pytest.mark.parametrize(
+    "seed_of",
+    [
+        host_seed,
+        jax.jit(host_seed),
+        printed_seed,
+        lambda t, key: own_rule(t),
+        jax.checkpoint(lambda t, key: own_rule(t)),
+        chosen_loop,
+        lambda t, key: unbatched_p.bind(t),
+        lambda t, key: jax.lax.cond(t > 1, host_seed, lambda t, key: t, t, key),
+    ],
+)
+def test_a_seed_that_is_made_one_trip_at_a_time_stays(seed_of):
+    def trip(x, t):
+        key = jax.random.fold_in(jax.random.key(0), seed_of(t, None))
+        return x + jax.random.uniform(key), None
+
+    jaxpr = jax.make_jaxpr(lambda x: jax.lax.scan(trip, x, jnp.arange(3))[0])(0.0)
+    made, expected = (core.jaxpr_as_fun(each)(0.0) for each in (draws.draw_ahead(jaxpr), jaxpr))
+    np.testing.assert_allclose(made, expected, rtol=1e-6)
+    assert drawn_in_loops(draws.draw_ahead(jaxpr)) == 1
+
+
 def test_draws_that_depend_on_the_batch_stay():
     keys = jax.random.split(jax.random.key(0, impl="rbg"), (5, 3))
     jaxpr = jax.make_jaxpr(loop)(jnp.arange(3.0), keys)
