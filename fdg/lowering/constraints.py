@@ -8,7 +8,7 @@ constraint can change the mathematics.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -21,6 +21,7 @@ from fdg.batch.follow import follow
 from fdg.batch.rules.result import Axis
 from fdg.fragment import boundary_p
 from fdg.lowering import weights
+from fdg.lowering.extremes import extreme_over, keep_nan, may_lose_nan
 from fdg.lowering.local import Local
 from fdg.lowering.mesh import SEED, batch_sharding, make_mesh
 from fdg.lowering.tiles import run_tiles, tiles_of
@@ -56,6 +57,8 @@ def constrain(
         batch's axis of a value is said, and that parameters are gathered over it where they meet; all else
         is XLA's.
     """
+    if specs is not None:
+        jaxpr = keep_nan(jaxpr)
     flow = follow(jaxpr, axes, mesh.shape[BATCH], output_axes)
     inputs = (*(specs or ()), *[None] * (len(flow.inputs) - len(specs or ())))
     lowered = _Rewriter(mesh, specs is not None).rewrite(flow, inputs)
@@ -130,7 +133,7 @@ class _Rewriter:
                 operands[i] = place(atoms[i], axis)
             return operands
 
-        flow = dataclasses.replace(flow, equations=tuple(map(_tiled_locally, flow.equations)))
+        flow = dataclasses.replace(flow, equations=tuple(map(_alone, flow.equations)))
         pins = self._pins(flow)
         for atom in flow.jaxpr.invars:
             if atom in pins:
@@ -232,13 +235,17 @@ class _Rewriter:
         count = self.mesh.shape[BATCH]
 
         def whole(*parts: Any) -> list[Any]:
-            return Local(count, lambda: jax.lax.axis_index(BATCH)).step(step, list(parts))
+            made = Local(count, lambda: jax.lax.axis_index(BATCH)).step(step, list(parts))
+            return [extreme_over(BATCH, step.eqn.primitive.name, x) for x in made] if step.reduced else made
 
         tiles = tiles_of(step.eqn)
+        function = whole if tiles is None else run_tiles(step.bodies[0], count, tiles)
         # Parameters that a whole function of rows reads stay split: all but the rows is left to XLA.
         stays_split = self.sharded and step.eqn.primitive is rowwise_p
+        if stays_split:
+            function = functools.partial(_keeping_nan, function)
         run = jax.shard_map(
-            whole if tiles is None else run_tiles(step.bodies[0], count, tiles),
+            function,
             mesh=self.mesh,
             in_specs=tuple(map(_spec, step.operands)),
             out_specs=list(map(_spec, step.results)),
@@ -249,14 +256,22 @@ class _Rewriter:
         return jax.make_jaxpr(jax.jit(run))(*avals)
 
 
+def _keeping_nan(function: Callable[..., Any], *parts: Any) -> Any:
+    return core.jaxpr_as_fun(keep_nan(jax.make_jaxpr(function)(*parts)))(*parts)
+
+
 def _has_shape(atom: Any) -> bool:
     """Whether it is a variable of at least one dimension."""
     return not hasattr(atom, "val") and not isinstance(atom, core.DropVar) and bool(atom.aval.shape)
 
 
-def _tiled_locally(step: EquationFlow) -> EquationFlow:
-    """Tiles of a device are its own affair: it adds up what they make before it turns to the others."""
-    return step if tiles_of(step.eqn) is None else dataclasses.replace(step, local=True)
+def _alone(step: EquationFlow) -> EquationFlow:
+    """Tiles of a device are its own affair: it adds up what they make before it turns to the others.
+
+    So is an extreme of floats, from which XLA's exchange could drop NaN.
+    """
+    alone = tiles_of(step.eqn) is not None or (step.reduced and may_lose_nan(step.eqn))
+    return dataclasses.replace(step, local=True) if alone else step
 
 
 def _constraint_to(sharding: NamedSharding, atom: Any) -> Any:

@@ -37,6 +37,7 @@ from fdg.batch.gradients import GradientSums, adds_up_a_gradient, gradient_sums,
 from fdg.batch.lengths import divisors
 from fdg.batch.rules.result import Axis
 from fdg.cores import common_cores, sharing
+from fdg.lowering.extremes import extreme_over
 from fdg.lowering.local import Local
 from fdg.lowering.mesh import BATCH, is_of_cpus
 from fdg.recall import Recall
@@ -47,10 +48,7 @@ PACKED_BYTES = 1 << 20  # of an array, above which to copy it takes as long as t
 _PREFIX = "fdg-tiles"
 
 # How the shares of tiles are brought together where they are no sums, by the operation that made them.
-_EXTREMES: dict[str, tuple[Callable, Callable]] = {
-    "reduce_max": (jnp.maximum, jax.lax.pmax),
-    "reduce_min": (jnp.minimum, jax.lax.pmin),
-}
+_EXTREMES: dict[str, Callable] = {"reduce_max": jnp.maximum, "reduce_min": jnp.minimum}
 
 
 def have_a_core_each(mesh: Mesh) -> bool:
@@ -166,7 +164,7 @@ def _joined(x: Any, axis: Axis) -> Any:
 
 
 def _together(name: str) -> Callable:
-    return _EXTREMES[name][0] if name in _EXTREMES else jnp.add
+    return _EXTREMES.get(name, jnp.add)
 
 
 def _nothing(name: str, aval: Any) -> jax.Array:
@@ -185,7 +183,7 @@ def _added_up(sums: Sequence[Any], names: Sequence[str]) -> list[Any]:
     adding = [x for x, name in zip(sums, names, strict=True) if name not in _EXTREMES]
     added = iter(_packed_sum(adding))
     return [
-        next(added) if name not in _EXTREMES else _EXTREMES[name][1](x, BATCH)
+        extreme_over(BATCH, name, x) if name in _EXTREMES else next(added)
         for x, name in zip(sums, names, strict=True)
     ]
 
