@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 import fdg.ctrl_c
 import fdg.showing  # noqa: F401 - graphs and plans are printed and drawn by it
+from fdg import packages
 from fdg.bfloat16 import in_bfloat16
 from fdg.ending import is_command
 from fdg.engine import Engine, compile
 from fdg.errors import FdgError, FdgWarning, GraphError, PlanError, RunError, UnknownNameError
 from fdg.fragment import fragment
-from fdg.neighbours import hidden
+from fdg.neighbours import NAMES, hidden, unreachable
 from fdg.placing.place import place
 from fdg.placing.plan import Plan
 from fdg.placing.policy import Group, Policy
@@ -40,6 +41,9 @@ from fdg.tracing.graph import FDG, Edge
 from fdg.tracing.trace import trace
 
 if TYPE_CHECKING:
+    import algos as algos
+    import envs as envs
+    import policies as policies
     from fdg.training.exporting import load_exported
     from fdg.training.fit import fit
     from fdg.training.loading import load
@@ -94,11 +98,14 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
+    if name in NAMES:
+        return importlib.import_module(f"fdg.{name}")
     if name in _LATER:
         return getattr(importlib.import_module(_LATER[name]), name)
     raise AttributeError(f"module 'fdg' has no attribute '{name}'")
 
 
+packages.install()
 reserve_threads()  # for host devices configured before this import
-if (_hidden := hidden()) and not is_command():  # a command refuses
-    warnings.warn(_hidden, FdgWarning, stacklevel=2)
+if not is_command() and (_line := hidden() or unreachable()):  # a command says so itself
+    warnings.warn(_line, FdgWarning, stacklevel=2)

@@ -29,6 +29,26 @@ def hidden() -> str | None:
     return None
 
 
+def unreachable() -> str | None:
+    """Says which folder of Python files, named as a package of ours, cannot be imported; None if all can.
+
+    A folder without `__init__.py` comes after every package of its name, wherever that is.
+    """
+    root = Path(__file__).resolve().parent.parent
+    try:
+        for folder in {Path(path or ".").resolve() for path in ("", *sys.path[:1])} - {root}:
+            for name in NAMES:
+                mine = folder / name
+                if not (mine / "__init__.py").exists() and any(mine.glob("*.py")):
+                    return (
+                        f"{mine} has no __init__.py, so 'import {name}' finds fdg's own package in its place:"
+                        f" rename that folder"
+                    )
+    except OSError:  # a folder that is gone, or cannot be read
+        pass
+    return None
+
+
 def shadowed(error: BaseException) -> str | None:
     """Says which file of the current folder, named as a library, an unexpected error is due to; None if none.
 

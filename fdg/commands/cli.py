@@ -14,7 +14,7 @@ from fdg import ctrl_c
 from fdg.ending import CLOSED_PIPE
 from fdg.errors import FdgError, FdgWarning, RunError, host_error, one_line, shortened
 from fdg.garbage import looked_for_seldom
-from fdg.neighbours import hidden
+from fdg.neighbours import hidden, unreachable
 from fdg.processes import distributed
 from fdg.processes.peers import LostError
 from fdg.running.program_cache import told_of_damage
@@ -109,6 +109,8 @@ def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> 
         if line := hidden():
             return _fail(line)
         with _said_in_one_line(), looked_for_seldom():
+            if line := unreachable():
+                warnings.warn(line, FdgWarning, stacklevel=2)
             status = _status(run, sys.argv[1:] if argv is None else argv)
         distributed.leave()
         if status == ctrl_c.STATUS and ctrl_c.is_guarding():
