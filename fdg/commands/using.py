@@ -67,6 +67,12 @@ FLAGS: Mapping[str, Sequence[Flag]] = {
         Flag("metric", str, "episode_return", "of metrics.jsonl"),
         Flag("x", str, "env_steps", "over env_steps or wall_s"),
         Flag("statistic", str, "mean", "over seeds: mean, or iqm (the interquartile mean)"),
+        Flag(
+            "label",
+            tuple[str, ...],
+            (),
+            "of the runs, in their order, with commas between (default: what differs)",
+        ),
     ),
 }
 
@@ -188,7 +194,11 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
 
         check_writable(Path(given["out"]))
         figure, found = curves.compare(
-            given["runs"], metric=given["metric"], x=given["x"], statistic=given["statistic"]
+            given["runs"],
+            metric=given["metric"],
+            x=given["x"],
+            statistic=given["statistic"],
+            labels=given["label"],
         )
         out = Path(given["out"])
         try:

@@ -1,6 +1,7 @@
 """Learning curves: of one run, and of several runs side by side."""
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 from fdg.errors import FdgError
 from fdg.training.grid import parse_grid, points_of
 from fdg.training.run_directory import RunDirectory, read_config, read_metrics, read_summary
-from fdg.training.statistics import STATISTICS, interval, intervals
+from fdg.training.statistics import STATISTICS, digits, interval, intervals
 
 _POINTS = 200  # more than that is noise at the size of the picture
 # Okabe and Ito's colours, which the colour-blind can tell apart; then the same with other strokes.
@@ -18,6 +19,9 @@ _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#
 _STROKES = ("-", "--", ":", "-.")
 _AXES = {"env_steps": "environment steps of each agent", "wall_s": "seconds of training"}
 _SIZE = (7.0, 4.4)
+_NAMES = ("algo", "env", "policy")
+_PARTS = 5  # of a label
+_COLUMNS = 3  # of panels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,13 +29,15 @@ class Curves:
     """Agents that differ in nothing but their seed.
 
     Attributes:
-      label: what they are.
+      label: what they are, in short.
+      env: where.
       x, y: one pair for each agent, `[points]` each, of a metric over steps or seconds.
       final: `[agents]` float, what each was worth in the end: its evaluation, else the end of its curve.
       evaluated: whether `final` is of evaluations.
     """
 
     label: str
+    env: str
     x: Sequence[np.ndarray]
     y: Sequence[np.ndarray]
     final: np.ndarray
@@ -87,7 +93,7 @@ def draw_run(
     if solved is not None:
         _mark(axes, solved, f"solved: {solved:g}")
     axes.set(title=title, xlabel="environment steps", ylabel="mean episode return", xlim=(0, None))
-    _finish(figure, axes, "env_steps")
+    _finish(figure, [axes], "env_steps")
     figure.savefig(picture, format="png", dpi=dpi)
 
 
@@ -119,22 +125,26 @@ def compare(
     metric: str = "episode_return",
     x: str = "env_steps",
     statistic: str = "mean",
+    labels: Sequence[str] = (),
 ) -> tuple[Any, list[Curves]]:
     """A figure of several runs: a statistic over seeds, and its 95% bootstrap interval.
 
-    Runs that differ only in their seeds are one curve; so are the agents of one run with `num_seeds`.
+    Runs that differ only in their seeds are one curve; so are the agents of one run with `num_seeds`. Each
+    environment has a panel.
 
     Args:
       paths: run directories.
       metric: what to draw, of `metrics.jsonl`.
       x: over what: `env_steps` or `wall_s`.
       statistic: `mean`, or `iqm` (the interquartile mean).
+      labels: of the runs, in their order; empty for what differs between them.
 
     Returns:
       A `matplotlib.figure.Figure`, which a notebook shows by itself, and what it shows.
 
     Raises:
-      FdgError: there is no run, one is there twice, none has the metric; `x` or `statistic` is none.
+      FdgError: there is no run, one is there twice, none has the metric; `x` or `statistic` is none;
+        there are more or fewer labels than runs.
     """
     if x not in _AXES:
         raise FdgError(f"x={x}: it must be one of {', '.join(_AXES)}")
@@ -144,24 +154,26 @@ def compare(
     twice = next((one for i, one in enumerate(folders) if one.resolve() in _resolved(folders[:i])), None)
     if twice is not None:
         raise FdgError(f"{twice} is there twice, and would count as another seed: name each run once")
-    curves = read_curves(folders, metric, x)
-    figure, axes = _figure()
-    for i, curve in enumerate(curves):
-        stroke, colour = style(i)
-        grid, values = _on_one_grid(curve)
-        together = STATISTICS[statistic](values, axis=0)
-        count = len(values)
-        label = f"{curve.label} ({count} {'seeds' if count > 1 else 'seed'})"
-        axes.plot(grid, together, stroke, color=colour, label=label)
-        if count > 1:
-            low, high = intervals(values, STATISTICS[statistic])
-            axes.fill_between(grid, low, high, color=colour, alpha=0.2, linewidth=0)
+    curves = read_curves(folders, metric, x, labels)
+    worlds = list(dict.fromkeys(curve.env for curve in curves))
+    names = list(dict.fromkeys(curve.label for curve in curves))
+    figure, *panels = _figure(len(worlds))
+    for env, axes in zip(worlds, panels, strict=True):
+        for curve in (one for one in curves if one.env == env):
+            stroke, colour = style(names.index(curve.label))
+            grid, values = _on_one_grid(curve)
+            counts = sorted({len(one.y) for one in curves if one.label == curve.label})
+            seeds = "1 seed" if counts == [1] else f"{' or '.join(map(str, counts))} seeds"
+            together = STATISTICS[statistic](values, axis=0)
+            axes.plot(grid, together, stroke, color=colour, label=f"{curve.label} ({seeds})")
+            if len(values) > 1:
+                low, high = intervals(values, STATISTICS[statistic])
+                axes.fill_between(grid, low, high, color=colour, alpha=0.2, linewidth=0)
+        axes.set(title=_shortened(env), xlabel=_AXES[x], ylabel=metric.replace("_", " "), xlim=(0, None))
     name = {"mean": "mean", "iqm": "interquartile mean"}[statistic]
-    over = (
-        f"{name} over seeds, 95% interval" if any(len(curve.y) > 1 for curve in curves) else "one seed each"
-    )
-    axes.set(title=over, xlabel=_AXES[x], ylabel=metric.replace("_", " "), xlim=(0, None))
-    _finish(figure, axes, x)
+    several = any(len(curve.y) > 1 for curve in curves)
+    figure.suptitle(f"{name} over seeds, 95% interval" if several else "one seed each", fontsize="medium")
+    _finish(figure, panels, x)
     return figure, curves
 
 
@@ -174,35 +186,40 @@ def style(position: int) -> tuple[str, str]:
 def table(curves: Sequence[Curves]) -> str:
     """What runs were worth in the end, a line each: mean and interquartile mean, each with its interval."""
     lines = []
+    several = len({curve.env for curve in curves}) > 1
     for curve in curves:
+        name = f"{curve.label} on {curve.env}" if several else curve.label
         final = curve.final[np.isfinite(curve.final)]
         if not final.size:
-            lines.append(f"{curve.label}: no episode ended")
+            lines.append(f"{name}: no episode ended")
             continue
         parts = []
-        for name, statistic in STATISTICS.items():
-            text = f"{name} {float(statistic(final)):.1f}"
-            if len(final) > 1:
-                text += " ({:.1f} to {:.1f})".format(*interval(final, statistic))
-            parts.append(text)
+        for kind, statistic in STATISTICS.items():
+            ends = interval(final, statistic) if len(final) > 1 else ()
+            value, *shown = digits(float(statistic(final)), *ends)
+            parts.append(f"{kind} {value}" + (f" ({shown[0]} to {shown[1]})" if shown else ""))
         what = "evaluation" if curve.evaluated else "last tenth of training"
         count = f"{len(final)} {'seeds' if len(final) > 1 else 'seed'}"
-        lines.append(f"{curve.label}: {', '.join(parts)}; {count}, {what}")
+        lines.append(f"{name}: {', '.join(parts)}; {count}, {what}")
     return "\n".join(lines)
 
 
-def read_curves(paths: Sequence[Path], metric: str, x: str) -> list[Curves]:
-    """The curves of runs, those that differ only in seeds together.
+def read_curves(paths: Sequence[Path], metric: str, x: str, labels: Sequence[str] = ()) -> list[Curves]:
+    """The curves of runs, those that differ only in seeds together; arguments as for `compare`.
 
     Raises:
-      FdgError: there is no run, or none has the metric.
+      FdgError: there is no run, none has the metric, or there are more or fewer labels than runs.
     """
     if not paths:
         raise FdgError("no run to draw: give at least one run directory")
     configs = [read_config(path, prefix="") for path in paths]
     of_agents = [_kinds(config) for config in configs]
     kinds = list(dict.fromkeys(kind for one in of_agents for kind in one))
-    labels = _labels(kinds)
+    if labels and len(labels) != len(paths):
+        raise FdgError(f"{len(labels)} labels for {len(paths)} runs: give one for each run, in their order")
+    named = _labels(kinds)
+    for own, label in reversed(list(zip(of_agents, labels, strict=False))):
+        named |= {kind: label if len(own) == 1 else f"{label}, {named[kind]}" for kind in own}
     found: dict[Any, list[tuple[np.ndarray, np.ndarray, float, bool]]] = {kind: [] for kind in kinds}
     for path, own in zip(paths, of_agents, strict=True):
         rows = list(read_metrics(path / "metrics.jsonl"))
@@ -224,7 +241,8 @@ def read_curves(paths: Sequence[Path], metric: str, x: str) -> list[Curves]:
             found[kind].append((grid, curve, value if of_evaluation else in_the_end, of_evaluation))
     return [
         Curves(
-            labels[kind],
+            named[kind],
+            dict(kind)["env"],
             [x for x, *_ in agents],
             [y for _, y, *_ in agents],
             np.array([value for *_, value, _ in agents], float),
@@ -253,17 +271,32 @@ def _kind(config: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def _labels(kinds: Sequence[tuple[tuple[str, str], ...]]) -> dict[Any, str]:
-    """Names that tell kinds of runs apart: algorithm, environment, policy, and further values that differ."""
-    always = ("algo", "env", "policy")
+    """Short names of kinds of runs: the algorithm, and what else differs between runs of its environment.
+
+    Hyperparameters are compared among runs of one algorithm: what two algorithms have of their own is not
+    what tells them apart.
+    """
     asked = [dict(kind) for kind in kinds]
-    names = dict.fromkeys(name for one in asked for name in one)
-    differing = [name for name in names if len({one.get(name) for one in asked}) > 1 and name not in always]
-    labels = {}
+    labels: dict[Any, str] = {}
     for kind, one in zip(kinds, asked, strict=True):
-        own = "".join(f", {name}={one[name]}" for name in differing if name in one)
-        env = f" on {one['env']}" if one.get("env") not in (None, "None") else ""
-        labels[kind] = f"{one['algo'].rpartition(':')[2]}{env}, {one['policy']}{own}"
+        parts = [one["algo"].rpartition(":")[2]]
+        if _differ("policy", [other for other in asked if other["env"] == one["env"]]):
+            parts.append(one["policy"].rpartition(":")[2])
+        alike = [other for other in asked if all(other[name] == one[name] for name in ("algo", "env"))]
+        parts += [f"{name}={one[name]:.40}" for name in one if name not in _NAMES and _differ(name, alike)]
+        more = f", and {len(parts) - _PARTS} more" if len(parts) > _PARTS else ""
+        label = ", ".join(parts[:_PARTS]) + more
+        same = [other for other in labels if labels[other] == label and dict(other)["env"] == one["env"]]
+        labels[kind] = f"{label} ({len(same) + 1})" if same else label
     return labels
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 48 else f"{text[:30]}...{text[-15:]}"
+
+
+def _differ(name: str, kinds: Sequence[Mapping[str, str]]) -> bool:
+    return len({kind.get(name) for kind in kinds}) > 1
 
 
 def _columns(
@@ -302,14 +335,21 @@ def _on_one_grid(curve: Curves) -> tuple[np.ndarray, np.ndarray]:
     return grid, np.stack([np.interp(grid, x, y) for x, y in there])
 
 
-def _figure() -> tuple[Any, Any]:
+def _figure(panels: int = 1) -> tuple[Any, ...]:
+    """A figure, and the axes of each of its panels."""
     # Not pyplot: it picks a window system, and keeps figures alive. Imported here because it takes 0.4 s.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=_SIZE, layout="constrained")
+    columns = 2 if panels == 4 else min(panels, _COLUMNS)
+    rows = math.ceil(panels / columns)
+    size = (_SIZE[0] * (1 if columns == 1 else 0.7 * columns), _SIZE[1] * (1 if rows == 1 else 0.85 * rows))
+    figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, figure.subplots()
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for unused in axes[panels:]:
+        unused.remove()
+    return figure, *axes[:panels]
 
 
 def _mark(axes: Any, value: float, label: str) -> None:
@@ -331,18 +371,22 @@ def _mark(axes: Any, value: float, label: str) -> None:
     )
 
 
-def _finish(figure: Any, axes: Any, x: str) -> None:
-    """Grid, units, and a legend below the axes, where it hides no curve."""
+def _finish(figure: Any, panels: Sequence[Any], x: str) -> None:
+    """Grid, units, and one legend below the axes, where it hides no curve."""
     from matplotlib.ticker import EngFormatter
 
-    if x == "env_steps":
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.title.set_fontsize("medium")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
-    handles, labels = axes.get_legend_handles_labels()
-    if labels:
-        columns = 1 if max(map(len, labels)) > 40 else min(3, len(labels))
+    shown: dict[str, Any] = {}
+    for axes in panels:
+        if x == "env_steps":
+            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.title.set_fontsize("medium")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25)
+        handles, labels = axes.get_legend_handles_labels()
+        shown = {**dict(zip(labels, handles, strict=True)), **shown}
+    if shown:
+        room = int(90 * figure.get_figwidth() / _SIZE[0])  # characters in a line
+        columns = max(1, min(4, len(shown), room // (max(map(len, shown)) + 8)))
         figure.legend(
-            handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize="small"
+            shown.values(), shown, loc="outside lower center", ncols=columns, frameon=False, fontsize="small"
         )

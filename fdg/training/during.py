@@ -9,6 +9,7 @@ from fdg.training.checkpoint import Checkpoints
 from fdg.training.evaluation import evaluate, summarized
 from fdg.training.job import Job
 from fdg.training.run_directory import RunDirectory, read_metrics
+from fdg.training.statistics import digits
 
 # Of each evaluation, and of each agent: a tenth of those at the end, unless an algorithm says
 # `episodes_while_training`, for whose tasks they are cheap.
@@ -56,7 +57,7 @@ class During:
             assert self._checkpoints is not None
             self._checkpoints.save(iteration, state)
         if job.stop_at is not None and value >= job.stop_at and self.stopped is None:
-            self.stopped = f"its evaluation return, {value:.1f}, has reached {job.stop_at:g}"
+            self.stopped = f"its evaluation return, {digits(value)[0]}, has reached {job.stop_at:g}"
         return said
 
     def best_summary(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from fdg.errors import FdgError
 from fdg.processes import distributed
 from fdg.running.xla_options import xla_options
 from fdg.training.job import Job
-from fdg.training.statistics import interval
+from fdg.training.statistics import digits, interval
 from fdg.training.sweep import agent_seeds
 
 # Returns at which Gymnasium's registry calls an environment solved (`reward_threshold`).
@@ -88,13 +88,14 @@ class Evaluation:
         ]
 
     def __str__(self) -> str:
-        text = f"{self.actions}: return {self.mean:.1f}"
-        if self.interval is not None:
-            text += " (95% interval {:.1f} to {:.1f})".format(*self.interval)
+        mean, *ends = digits(self.mean, *(self.interval or ()))
+        text = f"{self.actions}: return {mean}"
+        if ends:
+            text += f" (95% interval {ends[0]} to {ends[1]})"
         text += f" over {self.episodes:,} episodes"
         if self.several:
-            low, high = self.means.min(), self.means.max()
-            text += f" of each of {len(self.means)} agents (from {low:.1f} to {high:.1f})"
+            low, high = digits(self.means.min(), self.means.max())
+            text += f" of each of {len(self.means)} agents (from {low} to {high})"
         if self.lengths is not None:
             text += f", {self.lengths.mean():,.1f} steps long on average"
         return text
@@ -245,11 +246,12 @@ def summarized(evaluations: Sequence[Evaluation]) -> dict[str, Any]:
 def verdict(evaluation: Evaluation, env_name: str | None) -> str:
     """An evaluation as a line to print, and whether that counts as solved."""
     text = (
-        f"{evaluation.actions} evaluation return {evaluation.mean:.1f} over {evaluation.episodes:,} episodes"
+        f"{evaluation.actions} evaluation return {digits(evaluation.mean)[0]}"
+        f" over {evaluation.episodes:,} episodes"
     )
     if evaluation.several:
         means = evaluation.means
-        text += f" of each of {len(means)} agents (from {means.min():.1f} to {means.max():.1f})"
+        text += " of each of {} agents (from {} to {})".format(len(means), *digits(means.min(), means.max()))
     solved = SOLVED.get(env_name or "")
     if solved is not None:
         text += f" (solved: >= {solved:g})" if evaluation.mean >= solved else f" (not solved: < {solved:g})"

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Iterable
 
+from fdg.training.statistics import digits
+
 _PART = 10  # of the run: so much has to have passed
 _VALUES = 3  # mean returns of iterations: one alone is always the same as itself
 _EXPLORE = "more exploration (--entropy-coefficient, --epsilon-end)"
@@ -46,6 +48,6 @@ class Unchanged:
         if self._lowest < self._highest:
             return None
         return (
-            f"hint: after {env_steps:,} steps every episode has returned {self._lowest:,.1f}, so there is"
-            f" nothing to learn from yet: {self._advice}"
+            f"hint: after {env_steps:,} steps every episode has returned {digits(self._lowest)[0]}, so there"
+            f" is nothing to learn from yet: {self._advice}"
         )

@@ -4,6 +4,8 @@ import sys
 import time
 from typing import Any, TextIO
 
+from fdg.training.statistics import digits
+
 LINES = 10  # about so many in the log of a whole run ...
 COLUMNS = 80
 SECONDS = 30.0  # ... and one at least this often
@@ -81,7 +83,7 @@ class Progress:
             when.append(f"{clock(elapsed / done * left)} left")
             what.append(f"{done * self._steps_per_iteration / elapsed:,.0f} steps/s")
         if self._return is not None:
-            what.append(f"return {self._return:,.1f}")
+            what.append(f"return {digits(self._return)[0]}")
         return " | ".join(when), " | ".join(what)
 
 

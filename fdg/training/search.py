@@ -30,6 +30,7 @@ from fdg.training.recorder import Report
 from fdg.training.run_directory import RunDirectory, read_metrics
 from fdg.training.search_results import Trial, write_results
 from fdg.training.space import Space, space_text, written
+from fdg.training.statistics import digits
 from fdg.training.sweep import Sweep, agent_count, changed
 from fdg.training.sweep_results import best_of, results
 
@@ -197,7 +198,7 @@ class _Search:
             self.say(f"  ended early, at iteration {outcome.iteration:,} of {job.num_iterations:,}")
         elif math.isfinite(value):
             study.tell(trial, value)
-            self.say(f"  return {value:.1f}")
+            self.say(f"  return {digits(value)[0]}")
         else:
             trial.set_user_attr("refused", "no episode ended")
             study.tell(trial, state=_state("FAIL"))

@@ -4,6 +4,7 @@ As Agarwal et al. 2021 ("Deep Reinforcement Learning at the Edge of the Statisti
 2108.13264, sections 4.1 and 4.3) propose, and their library `rliable` computes them.
 """
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -29,6 +30,17 @@ def interquartile_mean(values: np.ndarray, axis: int = -1) -> np.ndarray:
 
 
 STATISTICS: dict[str, Callable[..., np.ndarray]] = {"mean": mean, "iqm": interquartile_mean}
+
+
+def digits(*values: float) -> list[str]:
+    """Values with as many decimals as the largest of them needs: one from 10 on, up to three below 1.
+
+    >>> digits(0.953, 0.9), digits(9.5, -3.0), digits(499.62), digits(0.0), digits(float("nan"))
+    (['0.953', '0.900'], ['9.50', '-3.00'], ['499.6'], ['0.0'], ['nan'])
+    """
+    largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
+    decimals = 1 if largest >= 10 or not largest else 2 if largest >= 1 else 3
+    return [f"{value:.{decimals}f}" for value in values]
 
 
 def interval(values: np.ndarray, statistic: Callable[..., np.ndarray] = mean) -> tuple[float, float]:

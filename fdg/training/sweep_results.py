@@ -13,7 +13,7 @@ import numpy as np
 from fdg.errors import FdgError
 from fdg.training.grid import spelled
 from fdg.training.run_directory import RunDirectory, plain, read_metrics
-from fdg.training.statistics import interquartile_mean, interval
+from fdg.training.statistics import digits, interquartile_mean, interval
 from fdg.training.sweep import Sweep
 
 FILES = ("sweep.json", "sweep.csv", "sweep.png")
@@ -175,7 +175,7 @@ def table(found: Sequence[PointResult], measure: str) -> str:
     order = sorted(range(len(found)), key=lambda i: (-_ranked(found[i].mean), i))
     for i in order[:_ROWS]:
         one = found[i]
-        ends = "-" if one.interval is None else f"{one.interval[0]:.1f} to {one.interval[1]:.1f}"
+        ends = "-" if one.interval is None else " to ".join(digits(*one.interval))
         numbers = (_shown(one.mean), ends, _shown(one.iqm), _shown(one.training))
         grid.add_row(
             *(f"{value:g}" for value in one.values.values()),
@@ -284,13 +284,13 @@ def _ranked(value: float) -> float:
 
 
 def _shown(value: float) -> str:
-    return f"{value:.1f}" if math.isfinite(value) else "-"
+    return digits(value)[0] if math.isfinite(value) else "-"
 
 
 def _worth(one: PointResult) -> str:
     if one.interval is None:
-        return f"return {one.mean:.1f}"
-    return "return {:.1f} (95% interval {:.1f} to {:.1f})".format(one.mean, *one.interval)
+        return f"return {digits(one.mean)[0]}"
+    return "return {} (95% interval {} to {})".format(*digits(one.mean, *one.interval))
 
 
 def _rivals(found: Sequence[PointResult], best: int) -> list[str]:

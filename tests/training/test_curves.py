@@ -13,10 +13,10 @@ from fdg.errors import FdgError
 from fdg.training import curves, statistics
 
 
-def written(path, returns, *, seed=0, summary=None, **hyperparameters):
+def written(path, returns, *, seed=0, summary=None, algo="ppo", env="CartPole-v1", **hyperparameters):
     """A run directory with a given curve: `[iterations]` or `[iterations, seeds]`."""
     path.mkdir()
-    config = {"algo": "ppo", "env": "CartPole-v1", "policy": "gpu_only", "policy_fields": {}, "seed": seed}
+    config = {"algo": algo, "env": env, "policy": "gpu_only", "policy_fields": {}, "seed": seed}
     (path / "config.json").write_text(json.dumps({**config, "hyperparameters": hyperparameters}))
     lines = []
     for i, value in enumerate(np.asarray(returns, float), 1):
@@ -37,8 +37,8 @@ def test_runs_that_differ_in_their_seed_are_one_curve(tmp_path):
     other = written(tmp_path / "c", [9, 9, 9], learning_rate=0.2)
     figure, found = curves.compare([one, two, other])
     assert [curve.label for curve in found] == [
-        "ppo on CartPole-v1, gpu_only, learning_rate=0.1",
-        "ppo on CartPole-v1, gpu_only, learning_rate=0.2",
+        "ppo, learning_rate=0.1",
+        "ppo, learning_rate=0.2",
     ]
     assert found[0].final.tolist() == [30, 50] and found[0].evaluated
     assert found[1].final.tolist() == [9] and not found[1].evaluated
@@ -53,6 +53,39 @@ def test_runs_that_differ_in_their_seed_are_one_curve(tmp_path):
     assert "mean 40.0 (30.0 to 50.0), iqm 40.0" in curves.table(
         found
     ) and "2 seeds, evaluation" in curves.table(found)
+
+
+def test_labels_are_short_and_each_environment_has_a_panel(tmp_path, capsys):
+    """Two algorithms with many hyperparameters of their own: 400 characters in a label until 2026-11."""
+    many = {f"field_{i}": i for i in range(30)}
+    paths = [
+        written(tmp_path / "a", [0.1, 0.953], learning_rate=0.1, **many),
+        written(tmp_path / "b", [0.1, 0.7], algo="dqn", buffer_size=10),
+        written(tmp_path / "c", [10, 20], env="Pendulum-v1", learning_rate=0.1, **many),
+        written(tmp_path / "d", [10, 30], env="Pendulum-v1", learning_rate=0.2, **many),
+    ]
+    figure, found = curves.compare(paths)
+    assert [(curve.env, curve.label) for curve in found] == [
+        ("CartPole-v1", "ppo"),
+        ("CartPole-v1", "dqn"),
+        ("Pendulum-v1", "ppo, learning_rate=0.1"),
+        ("Pendulum-v1", "ppo, learning_rate=0.2"),
+    ]
+    assert [axes.get_title() for axes in figure.axes] == ["CartPole-v1", "Pendulum-v1"]
+    assert [len(axes.get_lines()) for axes in figure.axes] == [2, 2]
+    assert "ppo on CartPole-v1: mean 0.953" in curves.table(found)
+    figure.canvas.draw()
+    (legend,) = figure.legends
+    assert legend.get_window_extent().x0 >= 0 and legend.get_window_extent().x1 <= figure.bbox.x1
+    many_apart = {f"field_{i}": i + 1 for i in range(30)}
+    apart = written(tmp_path / "e", [1, 2], learning_rate=0.3, **many_apart)
+    _, found = curves.compare([paths[0], apart])
+    assert found[1].label == "ppo, learning_rate=0.3, field_0=1, field_1=2, field_2=3, and 27 more"
+    words = [*map(str, paths[:2]), "--out", str(tmp_path / "x.png"), "--label"]
+    assert plot_main([*words, "wide,narrow"]) == 0
+    assert capsys.readouterr().out.startswith("wide: mean 0.953")
+    assert plot_main([*words, "wide"]) == 2
+    assert "1 labels for 2 runs" in capsys.readouterr().err
 
 
 def test_agents_of_one_run_and_seconds(tmp_path):
