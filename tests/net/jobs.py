@@ -167,8 +167,8 @@ _PLANNED = {
 
 
 def all_jobs() -> list[Job]:
-    """Every job, longest kinds first so that workers end at about the same time."""
-    return [*_trainings(), *_special(), *_plans(), *_messages()]
+    """Every job; the longest first, so that all processes end at about the same time."""
+    return [*_messages(), *_trainings(0), *_special(), *_trainings(1), *_plans()]
 
 
 def chosen(patterns: list[str]) -> list[Job]:
@@ -176,18 +176,17 @@ def chosen(patterns: list[str]) -> list[Job]:
     return [job for job in all_jobs() if not patterns or any(fnmatch.fnmatch(job.name, p) for p in patterns)]
 
 
-def _trainings() -> list[Job]:
+def _trainings(number: int) -> list[Job]:
+    """Each algorithm on the first or the second of its environments."""
     found = []
     for algorithm, (*environments, flags) in TRAINED.items():
-        apart = SPLIT_OF_TEXT if algorithm in OF_TEXT else COARSE
-        for env in environments:
-            for name, policy in (
-                ("gpu_only.1", "--policy gpu_only --devices 1"),
-                ("gpu_only.4", "--policy gpu_only --devices 4"),
-                ("split", apart),
-            ):
-                line = f"--algo {algorithm} --env {env} {policy} {flags}"
-                found.append(_training(f"train.{algorithm}.{env}.{name}", line))
+        for name, policy in (
+            ("gpu_only.1", "--policy gpu_only --devices 1"),
+            ("gpu_only.4", "--policy gpu_only --devices 4"),
+            ("split", SPLIT_OF_TEXT if algorithm in OF_TEXT else COARSE),
+        ):
+            line = f"--algo {algorithm} --env {environments[number]} {policy} {flags}"
+            found.append(_training(f"train.{algorithm}.{environments[number]}.{name}", line))
     return found
 
 

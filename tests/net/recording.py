@@ -1,5 +1,6 @@
 """Recordings: made by processes that run jobs with some tree's code; kept in a folder, two files a job."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -11,14 +12,18 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from tests.net.jobs import Job
 
 _WORKER = Path(__file__).with_name("worker.py")
-_RECORDED = ("fdg", "policies", "algos", "envs", "tests/mistakes")
+_RECORDED = (
+    *("fdg/**/*.py", "policies/**/*.py", "algos/**/*.py", "envs/**/*.py"),
+    *("tests/mistakes/*.py", "tests/tiny.py", "tests/conftest.py"),
+)
 _JOBS_A_PROCESS = 40  # then a new one: programs and traces stay in memory
 _DEVICES = 4
 # Most of the time goes into compiling: without LLVM's optimisation it is a sixth, for both sides alike.
@@ -37,10 +42,9 @@ def record(tree: Path, out: Path, jobs: Sequence[Job], processes: int, cache: Pa
     """
     about = _about(tree)
     there = read_about(out) if (out / "recording.json").exists() else None
-    if there is not None and any(there[name] != about[name] for name in ("code", "machine", "jax")):
-        raise NetError(
-            f"{out} holds a recording of other code, JAX or machine: remove it, or give another --out"
-        )
+    other = [name for name in ("code", "recorder", "machine", "jax") if (there or about)[name] != about[name]]
+    if other:
+        raise NetError(f"{out} holds a recording of another {other[0]}: remove it, or give another --out")
     out.mkdir(parents=True, exist_ok=True)
     (out / "recording.json").write_text(json.dumps(about, indent=1) + "\n")
     waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
@@ -51,13 +55,14 @@ def record(tree: Path, out: Path, jobs: Sequence[Job], processes: int, cache: Pa
     with tempfile.TemporaryDirectory(prefix="fdg-net-") as empty:
         environment = _environment(tree, cache, Path(empty))
         done = _Counter(len(left))
-        threads = [
-            threading.Thread(target=_work, args=(waiting, out, environment, done)) for _ in range(processes)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(processes) as pool, (out / "log.txt").open("a") as log:
+            working = [pool.submit(_work, waiting, out, environment, log, done) for _ in range(processes)]
+            try:
+                for one in working:
+                    one.result()
+            except KeyboardInterrupt:
+                done.stopped.set()
+                raise NetError("interrupted: the same command goes on from there") from None
     if left:
         print(f"recorded with {done.cpu_s:.0f} s of a core", flush=True)
 
@@ -77,9 +82,8 @@ def read_about(folder: Path) -> dict[str, Any]:
 def digest(tree: Path) -> str:
     """Of all the code that a recording runs: equal for equal code, wherever it stands."""
     found = hashlib.sha256()
-    for folder in _RECORDED:
-        for path in sorted((tree / folder).rglob("*.py")):
-            found.update(f"{path.relative_to(tree)}\0".encode() + path.read_bytes() + b"\0")
+    for path in sorted({path for pattern in _RECORDED for path in tree.glob(pattern)}):
+        found.update(f"{path.relative_to(tree)}\0".encode() + path.read_bytes() + b"\0")
     return found.hexdigest()[:12]
 
 
@@ -92,6 +96,7 @@ def _about(tree: Path) -> dict[str, Any]:
     return {
         "commit": named.stdout.strip() or "no commit",
         "code": digest(tree),
+        "recorder": hashlib.sha256(_WORKER.read_bytes()).hexdigest()[:12],
         "machine": _machine(),
         "jax": f"{version('jax')}, jaxlib {version('jaxlib')}",
         "python": platform.python_version(),
@@ -133,11 +138,11 @@ def _is_recorded(out: Path, job: Job) -> bool:
 
 
 class _Counter:
-    """Prints how far it is, from several threads."""
+    """Prints how far it is, from several threads, until it is stopped."""
 
     def __init__(self, total: int):
         self._lock, self._done, self._total, self._begun = threading.Lock(), 0, total, time.monotonic()
-        self.cpu_s = 0.0
+        self.cpu_s, self.stopped = 0.0, threading.Event()
 
     def add(self, job: Job, seconds: float, cpu_s: float, said: str) -> None:
         with self._lock:
@@ -151,7 +156,7 @@ class _Counter:
 class _Process:
     """A worker; tests of messages make devices of their own, so they have one that did not start JAX."""
 
-    def __init__(self, environment: Mapping[str, str], devices: int):
+    def __init__(self, environment: Mapping[str, str], devices: int, log: TextIO):
         own = {}
         if devices:
             own = {
@@ -163,7 +168,7 @@ class _Process:
             [sys.executable, "-P", str(_WORKER), str(devices)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=log,
             env={**environment, **own},
             text=True,
         )
@@ -188,27 +193,43 @@ class _Process:
 
 
 def _work(
-    waiting: "queue.SimpleQueue[Job]", out: Path, environment: Mapping[str, str], done: _Counter
+    waiting: "queue.SimpleQueue[Job]",
+    out: Path,
+    environment: Mapping[str, str],
+    log: TextIO,
+    done: _Counter,
 ) -> None:
     process = None
-    while True:
-        try:
-            job = waiting.get_nowait()
-        except queue.Empty:
-            break
-        begun, said, cpu = time.monotonic(), "", 0.0
-        for _attempt in range(2):  # on a busy machine XLA may give up waiting for its threads: not twice
-            devices = 0 if job.kind == "messages" else _DEVICES
-            if process is not None and (process.devices != devices or process.jobs >= _JOBS_A_PROCESS):
-                process.end()
-                process = None
-            process = process or _Process(environment, devices)
-            if answer := process.do(job, out):
-                said = f": {answer['error'][:200]}" if answer["error"] else ""
-                process.cpu_s, cpu = answer["cpu_s"], answer["cpu_s"] - process.cpu_s
-                break
-            said = f": its process ended with {process.end()}"
-            process = None
-        done.add(job, time.monotonic() - begun, cpu, said)
+    while not waiting.empty() and not done.stopped.is_set():
+        with contextlib.suppress(queue.Empty):
+            process = _record_one(waiting.get_nowait(), process, out, environment, log, done)
     if process is not None:
         process.end()
+
+
+def _record_one(
+    job: Job,
+    process: _Process | None,
+    out: Path,
+    environment: Mapping[str, str],
+    log: TextIO,
+    done: _Counter,
+) -> _Process | None:
+    """Has a process record a job; that of the job before, if it may go on, and returns it for the next."""
+    devices = 0 if job.kind == "messages" else _DEVICES
+    if process is not None and (process.devices != devices or process.jobs >= _JOBS_A_PROCESS):
+        process.end()
+        process = None
+    begun, said, cpu = time.monotonic(), "", 0.0
+    for _attempt in range(2):  # on a busy machine XLA may give up waiting for its threads: not twice
+        if done.stopped.is_set():
+            return process
+        process = process or _Process(environment, devices, log)
+        if answer := process.do(job, out):
+            said = f": {answer['error'][:200]}" if answer["error"] else ""
+            process.cpu_s, cpu = answer["cpu_s"], answer["cpu_s"] - process.cpu_s
+            break
+        said = f": its process ended with {process.end()}"
+        process = None
+    done.add(job, time.monotonic() - begun, cpu, said)
+    return process

@@ -5,6 +5,7 @@ have none of it. Of that code it uses what users do, commands and public names, 
 """
 
 import contextlib
+import functools
 import gc
 import io
 import json
@@ -17,7 +18,8 @@ import tempfile
 import time
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+from unittest import mock
 
 import jax
 import ml_dtypes  # noqa: F401  names bfloat16 for NumPy
@@ -100,6 +102,8 @@ def plan(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 def messages(module: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Runs a module of tests, and notes every message that one of them reads of an error or a warning."""
+    import pytest
+
     import fdg
 
     said: dict[str, list[str]] = {}
@@ -112,26 +116,30 @@ def messages(module: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         return text
 
     class Notes:
+        """Which test it is that reads messages, and which fail."""
+
+        failed: ClassVar[list[str]] = []
+
         def pytest_runtest_setup(self, item: Any) -> None:
             test[0] = item.nodeid.partition("::")[2]
 
-    import pytest
+        def pytest_runtest_logreport(self, report: Any) -> None:
+            if report.failed:
+                self.failed.append(report.nodeid.partition("::")[2])
 
-    path = Path(sys.modules[fdg.__name__].__file__).parents[1] / (module.replace(".", "/") + ".py")
-    for kind in (fdg.FdgError, fdg.FdgWarning):
-        kind.__str__ = lambda error, kind=kind: note(super(kind, error).__str__())  # type: ignore[method-assign]
+    path = Path(fdg.__file__).parents[1] / (module.replace(".", "/") + ".py")
     out = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-            status = pytest.main(
-                ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--whole", str(path)], plugins=[Notes()]
-            )
-    finally:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stdout(out))
+        stack.enter_context(contextlib.redirect_stderr(out))
         for kind in (fdg.FdgError, fdg.FdgWarning):
-            del kind.__str__
+            noting = functools.partialmethod(lambda error, say: note(say(error)), kind.__str__)
+            stack.enter_context(mock.patch.object(kind, "__str__", noting))
+        words = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--whole", str(path)]
+        status = pytest.main(words, plugins=[Notes()])
+    print(out.getvalue(), file=sys.stderr, flush=True)
     texts = {name: "\n".join(dict.fromkeys(lines)) for name, lines in said.items()}
-    failed = [line for line in out.getvalue().splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return {"texts": {**texts, "exit status": "\n".join([str(int(status)), *failed])}, "rows": {}}, {}
+    return {"texts": {**texts, "exit status": "\n".join([str(int(status)), *Notes.failed])}, "rows": {}}, {}
 
 
 def main() -> None:
