@@ -181,7 +181,7 @@ def beyond_registries(name: str, parameters: Mapping[str, Any]) -> str | None:
         imported, colon, _ = name.removeprefix(from_gymnasium.PREFIX).rpartition(":")
         return f"imports the module {imported}" if colon else _text_beyond(parameters)
     if name.startswith(from_envpool.PREFIX):
-        return from_envpool.beyond(name) or _text_beyond(parameters)
+        return _text_beyond(parameters) or from_envpool.beyond(name)
     module = _module_of(name)
     return None if module is None else f"imports the module {module}"
 

@@ -322,15 +322,11 @@ def load_exported(path: str | Path) -> Exported:
         parts = _members(content, {_FUNCTION, _MEMORY, _FACTS})
         arrays = _members(parts[_MEMORY], None)
         memory = [np.load(io.BytesIO(arrays[name]), allow_pickle=False) for name in arrays]
-        function = jax.export.deserialize(bytearray(parts[_FUNCTION]))
-        program = function.mlir_module()
+        function = _checked(jax.export.deserialize(bytearray(parts[_FUNCTION])))
     except FdgError as error:
         raise FdgError(f"{path} is no exported policy: {error}") from None
     except Exception as error:  # whatever zipfile, NumPy and JAX raise of bytes that are none of theirs
         raise FdgError(f"{path} is no exported policy ({one_line(error)})") from error
-    for said in re.finditer(r"custom_call\W{0,3}([^\s(]*)", program):
-        if not _CALLED.fullmatch(said[1].strip('@"')):
-            raise FdgError(f"{path} calls {said[1][:60]!r}, which no exported policy does: it is not loaded")
     facts = json_object(parts[_FACTS], f"{path}: {_FACTS}")
     _check_facts(facts, function, memory, f"{path}: {_FACTS}")
     return Exported(function.call, memory, facts)
@@ -399,6 +395,25 @@ def _shapes(facts: Any, where: str) -> Iterator[tuple[list[int], str]]:
             yield shape, dtype
         case _:
             raise FdgError(f"{where}: has no shapes and dtypes of an observation")
+
+
+def _checked(exported: Any) -> Any:
+    """The function, unless its program calls more than computes: a program is a file, and may say anything.
+
+    XLA runs a custom call by its name with what the program hands it, a pointer to a Python function among
+    that; `infeed` waits for ever.
+
+    Raises:
+      FdgError: names the call.
+    """
+    text = exported.mlir_module()
+    named = re.findall(r"\bcustom_call @\"?([^\"(]+)\"?\(", text)
+    other = [name for name in named if not _CALLED.fullmatch(name)]
+    other += re.findall(r"stablehlo\.(infeed|outfeed|send|recv)\b", text)
+    if other or len(named) != text.count("custom_call"):
+        called = repr(other[0][:60]) if other else "something by a name that is hidden"
+        raise FdgError(f"its program calls {called}, which no exported policy does")
+    return exported
 
 
 def _onnx_file(parts: _Parts, greedy: bool) -> bytes:

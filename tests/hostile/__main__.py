@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-HANG = 150.0  # seconds after which a process that does not answer is killed
+HANG = 400.0  # seconds after which a process that does not answer is killed
 
 
 def main() -> int:
@@ -29,7 +29,7 @@ def main() -> int:
     parser.add_argument(
         "--processes", type=int, default=50, help="each so many-th has a process of its own too"
     )
-    parser.add_argument("--each", type=int, default=3, help="commands that each goes through, drawn")
+    parser.add_argument("--each", type=int, default=2, help="commands that each goes through, drawn")
     parser.add_argument("--only", default="", help="commands, with commas (default: all)")
     parser.add_argument("--out", type=Path, default=Path("hostile-out"))
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
@@ -158,6 +158,7 @@ def in_process(command: str, path: Path, out: Path, mark: Path, folder: Path) ->
 def work(given: argparse.Namespace, out: Path) -> int:
     """Tries directories one after the other; a line for each in `results.jsonl`."""
     import faulthandler
+    import importlib.util
 
     import jax
 
@@ -166,6 +167,13 @@ def work(given: argparse.Namespace, out: Path) -> int:
 
     fdg.host_devices(2)
     jax.devices()  # starts the backends: from here on no file changes their number
+    for package in (
+        "matplotlib.pyplot",
+        "orbax.checkpoint",
+        "gymnasium",
+        "optuna",
+    ):  # not half-way, by a limit
+        importlib.util.find_spec(package.partition(".")[0]) and importlib.import_module(package)
     runs = directories.train_all(out / "runs")
     for number in range(given.first, given.first + given.count):
         folder = driver.scratch()

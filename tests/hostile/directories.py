@@ -447,9 +447,9 @@ def hostile(
     path = folder / "run"
     shutil.copytree(runs[name], path)
     changes = [f"of {name}"]
-    for _ in range(draw.choice((1, 1, 1, 2, 3))):
+    for _ in range(draw.choice((1, 1, 2, 3, 4))):
         change = draw.choices(
-            (_config, _config_text, _metrics, _checkpoint, _summary, _journal), (70, 8, 6, 10, 3, 3)
+            (_config, _config_text, _metrics, _checkpoint, _summary, _journal), (76, 8, 4, 7, 3, 2)
         )[0]
         changes.append(change(path, draw, mark))
     return path, changes
@@ -518,10 +518,10 @@ def _config(path: Path, draw: random.Random, mark: Path) -> str:
         return "config.json: left"
     new = _value(draw, mark)
     kind = draw.random()
-    if kind < 0.3:  # what names something
+    if kind < 0.4:  # what names something
         names = [("algo",), ("env",), ("policy",), ("hyperparameters", draw.choice(_FIELDS))]
         place = draw.choice(names)
-    elif kind < 0.55:
+    elif kind < 0.65:
         place = draw.choice(places)
     elif kind < 0.9:
         part = draw.choice(((), (), ("hyperparameters",), ("policy_fields",)))

@@ -20,11 +20,12 @@ import tempfile
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fdg.errors import FdgError
+from fdg.errors import FdgError, FdgWarning
 
 SECONDS = 60.0  # that a call may take
 MEMORY = 1 << 30  # bytes that a call may add, beside the size of its files
@@ -43,6 +44,7 @@ _INSTALLED = tuple(
 )
 # What was asked for may start these: `git describe`, and Gymnasium's workers.
 _OURS = ("git", "gymnasium_worker.py")
+_MADE_ON_IMPORT = ("/tmp/envpool-jumanji-matplotlib",)  # by EnvPool
 _SYSTEM = ("/usr/lib", "/lib", "/etc/ld")  # where libraries of the system are
 _PROCESSES = (
     "subprocess.Popen",
@@ -128,9 +130,14 @@ def attempt(
     ]
     allowed = [str(Path(path).resolve()) for path in (*writable, *caches) if path is not None]
     before, modules, begun = _resident(reset=True), set(sys.modules), time.monotonic()
-    watch = _Watch((*allowed, "/dev/null"), found.faults, threading.get_ident())
+    watch = _Watch((*allowed, *_MADE_ON_IMPORT, "/dev/null"), found.faults, threading.get_ident())
     try:
-        with _limited(seconds), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(errors):
+        with (
+            _quietly(),
+            _limited(seconds),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(errors),
+        ):
             _watch = watch
             found.status = call()
     except FdgError as error:
@@ -204,8 +211,7 @@ def _fault(event: str, arguments: tuple[Any, ...], watch: _Watch) -> str | None:
         is_file = os.path.isabs(file) or os.path.exists(file)
         return f"{event} of {file}" if is_file and not _below(file, _INSTALLED) else None
     if event.startswith(_PROCESSES):
-        words = " ".join(map(str, arguments[1])) if event == "subprocess.Popen" else repr(arguments)
-        return None if _is_ours(event, arguments) else f"{event}: {words:.200}"
+        return None if _is_ours(event, arguments) else f"{event}: {arguments[:2]!r:.200}"
     if event in _SOCKETS:
         return f"{event} {arguments[1:]!r:.100}"
     if event == "ctypes.dlopen":
@@ -235,10 +241,8 @@ def _fault(event: str, arguments: tuple[Any, ...], watch: _Watch) -> str | None:
 
 
 def _is_ours(event: str, arguments: tuple[Any, ...]) -> bool:
-    if event == "os.fork":
-        return False
-    words = [str(word) for word in arguments[1]]
-    return any(Path(word).name in _OURS for word in words[:3])
+    words = arguments[1] if len(arguments) > 1 and isinstance(arguments[1], list | tuple) else ()
+    return any(Path(str(word)).name in _OURS for word in words[:3])
 
 
 def _written(event: str, path: Any, watch: _Watch) -> str | None:
@@ -256,11 +260,23 @@ def _below(path: str, folders: Sequence[str]) -> bool:
 
 
 @contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FdgWarning)
+        yield
+
+
+@contextlib.contextmanager
 def _limited(seconds: float) -> Iterator[None]:
-    """Interrupts the main thread when its time is over."""
+    """Interrupts the main thread after so many seconds in which it waits, or works: not those of others."""
+
+    begun, worked = time.monotonic(), time.process_time()
 
     def over(*_: Any) -> None:
-        raise TookTooLong
+        share = (time.process_time() - worked) / (time.monotonic() - begun)
+        if time.process_time() - worked > seconds or share < 0.02:
+            raise TookTooLong
+        signal.setitimer(signal.ITIMER_REAL, seconds / 2)  # other processes have the cores
 
     if threading.current_thread() is not threading.main_thread():
         yield
