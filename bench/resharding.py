@@ -115,9 +115,9 @@ def neighbours(line: str) -> int:
     """How many devices take part in a collective together: `[4,2]<=...`, or `mesh['a'=4,'b'=2]... {'a'}`."""
     if count := re.search(r"replica_groups=\[\d+,(\d+)\]", line):
         return int(count[1])
-    sizes = {name: int(n) for name, n in re.findall(r"'(axis_\d+)'=(\d+)", line)}
+    sizes = {name: int(n) for name, n in re.findall(r"'(\w+)'=(\d+)", line)}
     named = re.search(r"replica_groups=mesh.*?\{([^}]*)\}", line)
-    return math.prod(sizes[name] for name in re.findall(r"axis_\d+", named[1])) if named else 1
+    return math.prod(sizes[name] for name in re.findall(r"\w+", named[1])) if named else 1
 
 
 def lines(text: str) -> list[str]:
