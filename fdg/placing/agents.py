@@ -16,7 +16,7 @@ from fdg.recall import Recall
 from fdg.tracing.graph import FDG
 
 CACHE_BYTES = 8 << 20  # of the gradients of agents that are mapped together
-OPERATION_BYTES = 3000  # that a core could read or write in the time that it takes to begin an operation
+OPERATION_BYTES = 2000  # that a core could read or write in the time that it takes to begin an operation
 
 _KNOWN: Recall[int] = Recall(most=64)
 
