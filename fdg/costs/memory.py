@@ -38,11 +38,13 @@ class Need:
       arguments: that it is given.
       results: that take over no argument's memory.
       temporaries: besides.
+      shared: of the temporaries, what agents that are mapped together have one of: positions of random draws.
     """
 
     arguments: int
     results: int
     temporaries: int
+    shared: int = 0
 
     @property
     def peak(self) -> int:
@@ -82,7 +84,7 @@ def program_need(
     )
     temporaries = _lives(devices, platform == "cpu").peak(opened, flow)
     counters = 2 * _WORD * sum(_counted(opened, flow, devices, repeated).values())
-    return Need(arguments, max(0, made - room), temporaries + counters)
+    return Need(arguments, max(0, made - room), temporaries + counters, counters)
 
 
 _WORD = 4  # bytes
@@ -274,7 +276,7 @@ def program_needs(plan: Plan, target: Target = HERE) -> dict[str, Need]:
         found[one.name] = Need(
             one.agents * need.arguments,
             one.agents * (need.results + kept),
-            one.together * (need.temporaries + copied),
+            one.together * (need.temporaries - need.shared + copied) + need.shared,
         )
     return found
 
