@@ -17,9 +17,10 @@ from jax.extend import core
 
 from fdg import jaxprs
 from fdg.arguments import checked
+from fdg.jax_internals import HIGH_LEVEL
 
 _PRODUCTS = ("dot_general", "conv_general_dilated")
-_OF_THEIR_OWN_GRADIENT = ("custom_jvp_call", "custom_vjp_call")
+_OF_THEIR_OWN_GRADIENT = ("custom_jvp_call", "custom_vjp_call", *HIGH_LEVEL)
 
 
 @checked
@@ -77,10 +78,10 @@ class _Rounding:
     def _equation(self, eqn: Any) -> Any:
         """An equation of the same operands and results; the same one where nothing changes."""
         if eqn.primitive.name in _PRODUCTS:
-            return _as_one(_product(eqn), eqn) if _is_to_be_rounded(eqn) else eqn
+            return jaxprs.as_one(_product(eqn), eqn) if _is_to_be_rounded(eqn) else eqn
         inner = [self.rewrite(body.jaxpr) for body in jaxprs.bodies(eqn)]
         if eqn.primitive.name in _OF_THEIR_OWN_GRADIENT and any(body is not None for body in inner):
-            return _as_one(_call(eqn), eqn)
+            return jaxprs.as_one(_call(eqn), eqn)
         return jaxprs.with_new_bodies(eqn, inner)
 
 
@@ -88,13 +89,6 @@ def _is_to_be_rounded(eqn: Any) -> bool:
     config: Any = jax.config  # whose default stands in every product, as if that had asked for it
     asked = eqn.params["precision"] is not None and config.jax_default_matmul_precision is None
     return not asked and all(v.aval.dtype == jnp.float32 for v in (*eqn.invars, *eqn.outvars))
-
-
-def _as_one(function: Callable[..., Any], eqn: Any) -> Any:
-    """A function with a gradient of its own in the place of an equation that has its operands and results."""
-    shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
-    (made,) = jaxprs.open_jaxpr(jax.make_jaxpr(function)(*shapes)).eqns
-    return made.replace(invars=eqn.invars, outvars=eqn.outvars)
 
 
 def _product(eqn: Any) -> Callable[..., jax.Array]:

@@ -1,18 +1,21 @@
 """Reading and building jaxprs: what runs inside an equation, how often, and what feeds what.
 
-Everything here uses only the public `jax.extend.core` and `jax.interpreters`; nothing is evaluated.
+Nothing is evaluated. What JAX's versions differ in stands in `fdg.jax_internals`.
 """
 
 import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from jax.extend import core
 from jax.interpreters import partial_eval
+
+from fdg.jax_internals import HIGH_LEVEL, ONE_TYPE, ClosedJaxpr, high_level_name, lower_high_level
+from fdg.recall import Recall
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,22 +43,18 @@ class Body:
     carry: tuple[tuple[int, int], ...] = ()
 
 
-# From JAX 0.11 on a jaxpr holds its own constants, and the two types are one.
-_ONE_TYPE: bool = core.ClosedJaxpr is core.Jaxpr  # type: ignore[comparison-overlap]
-
-
 def open_jaxpr(jaxpr: Any) -> core.Jaxpr:
     """The jaxpr of a closed one, or the open one itself."""
-    return jaxpr.jaxpr if not _ONE_TYPE and isinstance(jaxpr, core.ClosedJaxpr) else jaxpr
+    return jaxpr.jaxpr if not ONE_TYPE and isinstance(jaxpr, ClosedJaxpr) else jaxpr
 
 
 def with_jaxpr(closed: Any, jaxpr: Any) -> Any:
     """`closed`, with another jaxpr over the same constants, where it has any."""
-    is_open = _ONE_TYPE or not isinstance(closed, core.ClosedJaxpr)  # as the body of a `checkpoint` is
-    return jaxpr if is_open else core.ClosedJaxpr(jaxpr, closed.consts)
+    is_open = ONE_TYPE or not isinstance(closed, ClosedJaxpr)  # as the body of a `checkpoint` is
+    return jaxpr if is_open else ClosedJaxpr(jaxpr, closed.consts)
 
 
-def without_dead_code(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
+def without_dead_code(closed: ClosedJaxpr) -> ClosedJaxpr:
     """A closed jaxpr without what none of its outputs needs, in branches, loops and calls too.
 
     XLA drops the same but for some branches: a result of theirs that nobody reads would be made, exchanges
@@ -100,6 +99,9 @@ def _origin() -> Any:
     return traced.replace(outvars=[]).debug_info  # without names for arguments and results
 
 
+_jaxpr: Any = core.Jaxpr  # whose arguments differ from version to version
+
+
 def build(
     inputs: Sequence[Any],
     outputs: Sequence[Any],
@@ -107,19 +109,15 @@ def build(
     constvars: Sequence[Any] = (),
     constants: Sequence[Any] = (),
     checked: bool = True,
-) -> core.ClosedJaxpr:
+) -> ClosedJaxpr:
     """A closed jaxpr, checked unless it is only read; `constants` are the values of `constvars`."""
     effects = frozenset().union(*(eqn.effects for eqn in equations))
     parts = (list(constvars), list(inputs), list(outputs), list(equations), effects)
-    if _ONE_TYPE:
-        jaxpr = core.Jaxpr(*parts, debug_info=_origin(), consts=list(constants))  # type: ignore[call-arg]
-        if checked:
-            core.check_jaxpr(jaxpr)
-        return jaxpr  # type: ignore[return-value]
-    jaxpr = core.Jaxpr(*parts, debug_info=_origin())
+    held = {"consts": list(constants)} if ONE_TYPE else {}
+    jaxpr = _jaxpr(*parts, debug_info=_origin(), **held)
     if checked:
         core.check_jaxpr(jaxpr)
-    return core.ClosedJaxpr(jaxpr, list(constants))
+    return jaxpr if ONE_TYPE else ClosedJaxpr(jaxpr, list(constants))
 
 
 def constants_of(jaxpr: Any) -> Sequence[Any]:
@@ -140,7 +138,7 @@ def scan_sizes(params: dict[str, Any]) -> tuple[int, int]:
     return len(list(constants)), len(list(carried))
 
 
-_JAXPRS = (core.Jaxpr, core.ClosedJaxpr)
+_JAXPRS = (core.Jaxpr, ClosedJaxpr)
 
 
 def is_jaxpr(value: Any) -> bool:
@@ -181,6 +179,8 @@ def bodies(eqn: core.JaxprEqn) -> tuple[Body, ...]:
             right = range(sum(sizes), len(eqn.invars))
             operands = (*range(first, first + sizes.solve), *right)
             return (Body(solve, 1, True, operands, tuple(range(len(solve.outvars)))),)
+        case name if name in HIGH_LEVEL:
+            return _called(open_jaxpr(_expanded(eqn)))
     for value in params.values():
         if isinstance(value, _JAXPRS):
             j = open_jaxpr(value)
@@ -220,13 +220,15 @@ def closed_bodies(eqn: core.JaxprEqn) -> tuple[Any, ...]:
             return tuple(params["branches"])
         case "custom_linear_solve":
             return (params["jaxprs"].solve,)
+        case name if name in HIGH_LEVEL:
+            return (_expanded(eqn),)
     return tuple(
         next(v for v in params.values() if is_jaxpr(v) and open_jaxpr(v) is body.jaxpr)
         for body in bodies(eqn)
     )
 
 
-def with_bodies(eqn: core.JaxprEqn, closed: Sequence[core.ClosedJaxpr]) -> core.JaxprEqn:
+def with_bodies(eqn: core.JaxprEqn, closed: Sequence[ClosedJaxpr]) -> core.JaxprEqn:
     """The equation with other jaxprs of the same inputs and outputs, in the order of `bodies(eqn)`.
 
     A `cond` may get branches of other inputs and outputs, if its variables fit them.
@@ -240,10 +242,12 @@ def with_bodies(eqn: core.JaxprEqn, closed: Sequence[core.ClosedJaxpr]) -> core.
             changed = {"branches": tuple(closed)}
         case "custom_linear_solve":
             changed = {"jaxprs": eqn.params["jaxprs"]._replace(solve=closed[0])}
+        case name if name in HIGH_LEVEL:
+            return as_call(core.jaxpr_as_fun(closed[0]), high_level_name(eqn), eqn)
         case _:
             old = closed_bodies(eqn)
             changed = {
-                key: new if isinstance(value, core.ClosedJaxpr) else open_jaxpr(new)
+                key: new if isinstance(value, ClosedJaxpr) else open_jaxpr(new)
                 for before, new in zip(old, closed, strict=True)
                 for key, value in eqn.params.items()
                 if value is before
@@ -257,6 +261,56 @@ def with_new_bodies(eqn: core.JaxprEqn, new: Sequence[Any]) -> core.JaxprEqn:
         return eqn
     pairs = zip(closed_bodies(eqn), new, strict=True)
     return with_bodies(eqn, [old if body is None else with_jaxpr(old, body) for old, body in pairs])
+
+
+_EXPANDED: Recall[ClosedJaxpr] = Recall(most=1024)
+
+
+def _expanded(eqn: core.JaxprEqn) -> ClosedJaxpr:
+    """What a high-level operation stands for."""
+    high_level_name(eqn)
+
+    def expand() -> ClosedJaxpr:
+        inputs, outputs = ([core.Var(v.aval) for v in atoms] for atoms in (eqn.invars, eqn.outvars))
+        alone = eqn.replace(invars=inputs, outvars=outputs)
+        return lower_high_level(build(inputs, outputs, [alone], checked=False))
+
+    return _EXPANDED(eqn.params["_prim"], eqn.primitive.name, expand)
+
+
+def lowered(closed: Any) -> Any:
+    """A jaxpr with calls in the place of high-level operations, at any depth, so that all of it can be read."""
+    jaxpr: Any = open_jaxpr(closed)
+    eqns = [_lowered_equation(eqn) for eqn in jaxpr.eqns]
+    if all(new is old for new, old in zip(eqns, jaxpr.eqns, strict=True)):
+        return closed
+    return with_jaxpr(
+        closed, jaxpr.replace(eqns=eqns, **({"is_high": False} if hasattr(jaxpr, "is_high") else {}))
+    )
+
+
+def _lowered_equation(eqn: core.JaxprEqn) -> core.JaxprEqn:
+    old = closed_bodies(eqn)
+    new = [lowered(closed) for closed in old]
+    same = eqn.primitive.name not in HIGH_LEVEL and all(a is b for a, b in zip(old, new, strict=True))
+    return eqn if same else with_bodies(eqn, new)
+
+
+def as_one(function: Callable[..., Any], eqn: core.JaxprEqn) -> core.JaxprEqn:
+    """A function that is traced to one equation, in the place of one of the same operands and results."""
+    shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+    (made,) = open_jaxpr(jax.make_jaxpr(function)(*shapes)).eqns
+    return made.replace(invars=eqn.invars, outvars=eqn.outvars)
+
+
+def as_call(function: Callable[..., Any], name: str, eqn: core.JaxprEqn) -> core.JaxprEqn:
+    """A call of a function in the place of an equation of the same operands and results."""
+
+    def call(*operands: Any) -> Any:
+        return function(*operands)
+
+    call.__name__ = name
+    return as_one(jax.jit(call), eqn)
 
 
 def _alike(inside: Sequence[Any], outside: Sequence[Any]) -> bool:
@@ -355,9 +409,10 @@ _PRODUCTS = ("dot_general", "conv_general_dilated")
 
 _MOVES = frozenset(
     """broadcast_in_dim reshape transpose squeeze slice dynamic_slice dynamic_update_slice gather scatter
-    concatenate pad rev iota copy copy_p convert_element_type bitcast_convert_type stop_gradient
-    fragment_boundary random_wrap random_unwrap random_bits random_split random_fold_in random_seed
-    split sharding_constraint expand_dims optimization_barrier""".split()
+    concatenate stack unstack split tile pad rev iota empty empty2 copy convert_element_type
+    bitcast_convert_type stop_gradient fragment_boundary random_wrap random_unwrap random_bits random_split
+    random_fold_in random_seed random_clone sharding_constraint device_put name pvary tie
+    optimization_barrier""".split()
 )
 
 
@@ -372,4 +427,6 @@ def _operation_flops(eqn: Any) -> int:
         kernel = eqn.invars[1].aval.shape
         out_features = kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
         return 2 * math.prod(eqn.outvars[0].aval.shape) * math.prod(kernel) // max(out_features, 1)
+    if name == "polynomial":  # a product and a sum for each coefficient but one
+        return 2 * (len(eqn.invars) - 2) * size
     return 0 if name in _MOVES else size

@@ -14,6 +14,7 @@ import jax
 from jax.extend import core
 from jax.interpreters import ad, batching, mlir
 
+from fdg import jaxprs
 from fdg.arguments import checked
 from fdg.errors import GraphError
 
@@ -27,7 +28,9 @@ rowwise_p.multiple_results = True
 
 def trace_rows(function: Callable[..., Any], operands: Any) -> core.ClosedJaxpr:
     """The jaxpr of a flat function for operands of these shapes and dtypes."""
-    return jax.make_jaxpr(function)(*[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands])
+    return jaxprs.lowered(
+        jax.make_jaxpr(function)(*[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands])
+    )
 
 
 def _run(*operands: Any, jaxpr: Any, function: Any, splits: Splits) -> list[Any]:
@@ -53,7 +56,7 @@ def _batched(operands: Any, dims: Any, *, jaxpr: Any, function: Any, splits: Spl
 
 def _jvp(primals: Any, tangents: Any, *, jaxpr: Any, function: Any, splits: Splits) -> Any:
     known = tuple(ad.instantiate_zeros(tangent) for tangent in tangents)
-    return jax.jvp(core.jaxpr_as_fun(jaxpr), tuple(primals), known)
+    return jax.jvp(function, tuple(primals), known)  # whose operations may have derivatives of their own
 
 
 rowwise_p.def_impl(lambda *operands, jaxpr, **_: jax.jit(core.jaxpr_as_fun(jaxpr))(*operands))

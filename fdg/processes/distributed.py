@@ -17,6 +17,7 @@ import numpy as np
 from fdg import cores, keys
 from fdg.addresses import split_address
 from fdg.errors import FdgError
+from fdg.jax_internals import internal
 from fdg.processes import peers, ports
 
 HEARTBEAT_SECONDS = 45  # JAX's own, should `peers` fail to see that a process is gone
@@ -267,9 +268,8 @@ def _at_exit() -> None:
 
 def _detect() -> tuple[str, int, int, Any]:
     """What `jax.distributed.initialize()` would find out."""
-    from jax._src.clusters import ClusterEnv  # there is no public way to ask
-
-    address, number, index, local_device_ids = ClusterEnv.auto_detect_unset_distributed_params(
+    cluster = internal("clusters", "ClusterEnv", "detect a cluster")
+    address, number, index, local_device_ids = cluster.auto_detect_unset_distributed_params(
         os.environ.get("JAX_COORDINATOR_ADDRESS"), None, None, None, None, int(peers.JOIN_SECONDS)
     )
     if address is None or number is None or index is None:

@@ -60,7 +60,7 @@ def trace(algorithm: Any) -> FDG:
 
     def traced(function: Any) -> FDG:
         with explained(f"{name}.iterate"), unchanged(algorithm, "iterate"):
-            jaxpr = jax.make_jaxpr(function)(*leaves)
+            jaxpr = jaxprs.lowered(jax.make_jaxpr(function)(*leaves))
         try:
             core.check_jaxpr(jaxprs.open_jaxpr(jaxpr))
         except TypeError as error:

@@ -1,0 +1,60 @@
+"""What JAX's versions differ in, and the inner names of JAX that fdg needs: all of them here."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import jax
+from jax.extend import core
+from jax.interpreters import partial_eval
+
+from fdg.errors import FdgError, GraphError
+
+if TYPE_CHECKING:
+    from jax.extend.core import ClosedJaxpr
+else:
+    ClosedJaxpr = getattr(core, "ClosedJaxpr", core.Jaxpr)
+
+_types: tuple[Any, Any] = (ClosedJaxpr, core.Jaxpr)
+ONE_TYPE: bool = _types[0] is _types[1]
+"""True from JAX 0.11 on, where a jaxpr holds its own constants and `ClosedJaxpr` is an alias."""
+
+
+def internal(module: str, name: str, purpose: str) -> Any:
+    """A value of `jax._src`, where JAX has no public name for it.
+
+    Raises:
+      FdgError: this version of JAX has no such name.
+    """
+    try:
+        return getattr(importlib.import_module(f"jax._src.{module}"), name)
+    except (ImportError, AttributeError):
+        raise FdgError(
+            f"JAX {jax.__version__} has no jax._src.{module}.{name}, which fdg needs to {purpose}: update fdg,"
+            f" or install a JAX of its requirements"
+        ) from None
+
+
+HIGH_LEVEL = ("call_hi_primitive", "call_hi_primitive_linearized")
+"""Primitives that stand for a function of others: `jnp.searchsorted` of JAX 0.12, `HiPrim`s of users."""
+
+
+def high_level_name(eqn: core.JaxprEqn) -> str:
+    """The name of a high-level operation.
+
+    Raises:
+      GraphError: it is a loop of a kind that fdg does not read.
+    """
+    name = type(eqn.params["_prim"]).__name__
+    if name == "Scan3":
+        raise GraphError(
+            "JAX_SCAN3=1 makes jax.lax.scan a loop that cannot be cut into fragments: unset it, or"
+            " jax.config.update('jax_scan3', False)"
+        )
+    return name
+
+
+def lower_high_level(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+    """The jaxpr with each high-level operation in it replaced by what it stands for."""
+    lower = getattr(partial_eval, "lower_jaxpr2", None)  # public from JAX 0.11 on
+    lower = lower or internal("interpreters.partial_eval", "lower_jaxpr2", "read high-level operations")
+    return lower(jaxpr)
