@@ -25,7 +25,7 @@ from fdg.profiling.work import VIEWS, class_of, product_of
 _JOINS = frozenset(
     {"elementwise", "transcendental", "special"}
 )  # classes of operations that their readers compute
-_MOVED = frozenset({"transpose", "slice", "rev", "pad", "concatenate", "dynamic_slice"})  # likewise
+_MOVED = frozenset("transpose slice rev pad concatenate stack unstack tile dynamic_slice".split())  # likewise
 _WHOLE = frozenset(
     {"product", "convolution", "sort", "linear algebra", "exchange", "host"}
 )  # classes that read arrays

@@ -5,15 +5,16 @@ from typing import Any
 from fdg.batch.rules.result import Axis, Rule, RuleResult, every_result, locally, same, shape_of
 
 _ELEMENTWISE = """abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt
-    ceil clamp clz complex conj convert_element_type copy copy_p cos cosh digamma div eq
+    ceil clamp clz complex conj convert_element_type copy cos cosh digamma div eq
     eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt imag integer_pow is_finite le le_to
     lgamma log log1p log2 logistic lt lt_to max min mul mulhi name ne neg nextafter not
-    one_minus_square or population_count pow pvary real reduce_precision rem round rsqrt
+    one_minus_square or polynomial population_count pow pvary real reduce_precision rem round rsqrt
     select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square
-    stop_gradient sub tan tanh xor zeros_like""".split()
+    stop_gradient sub tan tanh tie xor zeros_like""".split()
 
-_LOOPS = """igamma igammac igamma_grad_a lgamma_grad polygamma random_gamma_grad regularized_incomplete_beta
-    zeta""".split()  # over all elements, once they are lowered
+_LOOPS = (
+    "igamma igammac igamma_grad_a polygamma regularized_incomplete_beta zeta".split()
+)  # over all elements, once they are lowered
 
 
 def _bitcast(eqn: Any, operands: list[Axis]) -> RuleResult | None:

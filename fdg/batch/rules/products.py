@@ -72,8 +72,8 @@ def _triangular_solve(eqn: Any, operands: list[Axis]) -> RuleResult | None:
     return RuleResult((free,)) if operands == [None, free] else _matrices(eqn, operands)
 
 
-_LINEAR_ALGEBRA = """cholesky eig eigh hessenberg householder_product lu qr geqrf ormqr schur svd tridiagonal
-    tridiagonal_solve""".split()
+_LINEAR_ALGEBRA = """cholesky cholesky_update eig eigh geqp3 geqrf hessenberg householder_product lu ormqr qr
+    schur svd symmetric_product tridiagonal tridiagonal_solve""".split()
 
 RULES: dict[str, Rule] = {
     "dot_general": _dot_general,

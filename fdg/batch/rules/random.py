@@ -23,7 +23,9 @@ def creates(eqn: Any, axis: Axis) -> bool:
         return False
     if name in ("random_bits", "random_split"):
         return axis is not None and axis >= len(shape_of(eqn.invars[0]))
-    return name == "iota" or (name == "broadcast_in_dim" and axis not in eqn.params["broadcast_dimensions"])
+    return name in ("iota", "empty") or (
+        name == "broadcast_in_dim" and axis not in eqn.params["broadcast_dimensions"]
+    )
 
 
 def draws_from_the_batch(jaxpr: Any) -> bool:
