@@ -29,8 +29,8 @@ def internal(module: str, name: str, purpose: str) -> Any:
         return getattr(importlib.import_module(f"jax._src.{module}"), name)
     except (ImportError, AttributeError):
         raise FdgError(
-            f"JAX {jax.__version__} has no jax._src.{module}.{name}, which fdg needs to {purpose}: update fdg,"
-            f" or install a JAX of its requirements"
+            f"JAX {jax.__version__} has no jax._src.{module}.{name}, which fdg needs to {purpose}:"
+            f" update fdg, or install a JAX of its requirements"
         ) from None
 
 
@@ -38,19 +38,17 @@ HIGH_LEVEL = ("call_hi_primitive", "call_hi_primitive_linearized")
 """Primitives that stand for a function of others: `jnp.searchsorted` of JAX 0.12, `HiPrim`s of users."""
 
 
-def high_level_name(eqn: core.JaxprEqn) -> str:
-    """The name of a high-level operation.
+def check_settings() -> None:
+    """Looks at settings of JAX that change what it traces.
 
     Raises:
-      GraphError: it is a loop of a kind that fdg does not read.
+      GraphError: loops are of a kind that fdg does not read, and JAX itself cannot map or differentiate.
     """
-    name = type(eqn.params["_prim"]).__name__
-    if name == "Scan3":
+    if getattr(jax.config, "jax_scan3", False):
         raise GraphError(
-            "JAX_SCAN3=1 makes jax.lax.scan a loop that cannot be cut into fragments: unset it, or"
+            "JAX_SCAN3=1 makes jax.lax.scan a loop that cannot be cut into fragments: unset it, or call"
             " jax.config.update('jax_scan3', False)"
         )
-    return name
 
 
 def lower_high_level(jaxpr: ClosedJaxpr) -> ClosedJaxpr:

@@ -14,7 +14,7 @@ import jax
 from jax.extend import core
 from jax.interpreters import partial_eval
 
-from fdg.jax_internals import HIGH_LEVEL, ONE_TYPE, ClosedJaxpr, high_level_name, lower_high_level
+from fdg.jax_internals import HIGH_LEVEL, ONE_TYPE, ClosedJaxpr, lower_high_level
 from fdg.recall import Recall
 
 
@@ -243,7 +243,7 @@ def with_bodies(eqn: core.JaxprEqn, closed: Sequence[ClosedJaxpr]) -> core.Jaxpr
         case "custom_linear_solve":
             changed = {"jaxprs": eqn.params["jaxprs"]._replace(solve=closed[0])}
         case name if name in HIGH_LEVEL:
-            return as_call(core.jaxpr_as_fun(closed[0]), high_level_name(eqn), eqn)
+            return as_call(core.jaxpr_as_fun(closed[0]), type(eqn.params["_prim"]).__name__, eqn)
         case _:
             old = closed_bodies(eqn)
             changed = {
@@ -268,32 +268,38 @@ _EXPANDED: Recall[ClosedJaxpr] = Recall(most=1024)
 
 def _expanded(eqn: core.JaxprEqn) -> ClosedJaxpr:
     """What a high-level operation stands for."""
-    high_level_name(eqn)
 
     def expand() -> ClosedJaxpr:
         inputs, outputs = ([core.Var(v.aval) for v in atoms] for atoms in (eqn.invars, eqn.outvars))
         alone = eqn.replace(invars=inputs, outvars=outputs)
         return lower_high_level(build(inputs, outputs, [alone], checked=False))
 
-    return _EXPANDED(eqn.params["_prim"], eqn.primitive.name, expand)
+    others = {key: value for key, value in eqn.params.items() if key != "_prim"}  # of its derivative
+    avals = [v.aval for v in (*eqn.invars, *eqn.outvars)]
+    return _EXPANDED(eqn.params["_prim"], (eqn.primitive.name, f"{others} {avals}"), expand)
 
 
 def lowered(closed: Any) -> Any:
-    """A jaxpr with calls in the place of high-level operations, at any depth, so that all of it can be read."""
-    jaxpr: Any = open_jaxpr(closed)
-    eqns = [_lowered_equation(eqn) for eqn in jaxpr.eqns]
-    if all(new is old for new, old in zip(eqns, jaxpr.eqns, strict=True)):
-        return closed
-    return with_jaxpr(
-        closed, jaxpr.replace(eqns=eqns, **({"is_high": False} if hasattr(jaxpr, "is_high") else {}))
-    )
+    """A jaxpr with calls in the place of high-level operations, at any depth."""
+    known: dict[int, tuple[Any, Any]] = {}  # a jaxpr called from many places stays one
 
+    def of_jaxpr(closed: Any) -> Any:
+        if id(closed) not in known:
+            jaxpr: Any = open_jaxpr(closed)
+            eqns = [of_equation(eqn) for eqn in jaxpr.eqns]
+            low = {"is_high": False} if hasattr(jaxpr, "is_high") else {}
+            same = all(new is old for new, old in zip(eqns, jaxpr.eqns, strict=True))
+            new = closed if same else with_jaxpr(closed, jaxpr.replace(eqns=eqns, **low))
+            known[id(closed)] = closed, new
+        return known[id(closed)][1]
 
-def _lowered_equation(eqn: core.JaxprEqn) -> core.JaxprEqn:
-    old = closed_bodies(eqn)
-    new = [lowered(closed) for closed in old]
-    same = eqn.primitive.name not in HIGH_LEVEL and all(a is b for a, b in zip(old, new, strict=True))
-    return eqn if same else with_bodies(eqn, new)
+    def of_equation(eqn: core.JaxprEqn) -> core.JaxprEqn:
+        old = closed_bodies(eqn)
+        new = [of_jaxpr(body) for body in old]
+        same = eqn.primitive.name not in HIGH_LEVEL and all(a is b for a, b in zip(old, new, strict=True))
+        return eqn if same else with_bodies(eqn, new)
+
+    return of_jaxpr(closed)
 
 
 def as_one(function: Callable[..., Any], eqn: core.JaxprEqn) -> core.JaxprEqn:

@@ -9,6 +9,7 @@ from jax.extend import core
 from fdg import jaxprs, keys
 from fdg.errors import GraphError
 from fdg.fragment import fragment
+from fdg.jax_internals import check_settings
 from fdg.tracing.graph import FDG, check
 from fdg.tracing.mistakes import check_arrays, explained, is_array, unchanged
 from fdg.tracing.names import name_fragments
@@ -34,6 +35,7 @@ def trace(algorithm: Any) -> FDG:
         is no array, its metrics are not a flat dict of scalars, Python asks a traced value for its number,
         or a fragment declares a batch axis that its arrays do not have.
     """
+    check_settings()
     name = checked_name(algorithm)
     state = abstract_state(algorithm)
     if hasattr(algorithm, "check_when_traced"):
