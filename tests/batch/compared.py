@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
+from fdg import jaxprs
 from fdg.batch import follow as batch_flow
 from fdg.batch.collective import unexplained
 from fdg.batch.exchanges import predict_collectives
@@ -23,7 +24,7 @@ def totals(rows):
 def compiled(function, axes, devices, *arguments):
     """The jaxpr, and its program on devices: (jaxpr, compiled, arguments laid out)."""
     mesh = sharding.make_mesh(devices, sharding.BATCH)
-    jaxpr = jax.make_jaxpr(function)(*arguments)
+    jaxpr = jaxprs.lowered(jax.make_jaxpr(function)(*arguments))
     axes = [*axes, *[None] * (len(arguments) - len(axes))]
     into = [sharding.batch_sharding(mesh, axis) for axis in axes]
     ends = batch_flow.axes(jaxpr, axes)

@@ -42,6 +42,9 @@ def convolve(row, groups=1, **kwargs):
         feature_group_count=groups, **kwargs)[0]  # fmt: skip
 
 
+horner = getattr(lax, "polynomial", lambda x, coefficients: jnp.polyval(jnp.stack(coefficients[::-1]), x))
+
+
 OPERATIONS = {
     # elementwise
     **{f"jnp.{n}": getattr(jnp, n) for n in
@@ -144,6 +147,8 @@ OPERATIONS = {
     "corrcoef": lambda r: jnp.corrcoef(r, jnp.roll(r, 1)),
     "cov": lambda r: jnp.cov(matrix(r)),
     "polyval": lambda r: jnp.polyval(r, jnp.arange(3.0)),
+    "polynomial": lambda r: horner(r, [1.0, r[0], 2.0]),
+    "polynomial of many": lambda r: horner(r, [0.1 * k for k in range(12)]),
     "roots": lambda r: jnp.sort(jnp.abs(jnp.polyval(r, r))),
     # shapes
     "reshape": lambda r: r.reshape(2, 3).T,
@@ -162,6 +167,7 @@ OPERATIONS = {
     "concatenate": lambda r: jnp.concatenate([r, r * 2]),
     "stack": lambda r: jnp.stack([r, 2 * r, r]),
     "split": lambda r: jnp.split(r, 3),
+    "unstack": lambda r: jnp.unstack(r.reshape(2, 3), axis=1),
     "array_split": lambda r: jnp.array_split(r, 4),
     "meshgrid": lambda r: jnp.meshgrid(r, r),
     "broadcast": lambda r: jnp.broadcast_to(r, (3, F)),
@@ -246,6 +252,8 @@ OPERATIONS = {
     "det": lambda r: jnp.linalg.det(square(r)),
     "slogdet": lambda r: jnp.linalg.slogdet(square(r)),
     "qr": lambda r: jnp.abs(jnp.linalg.qr(square(r))[1]),
+    "qr with pivots": lambda r: jnp.abs(jsp.linalg.qr(square(r), pivoting=True)[1]),
+    "symmetric_product": lambda r: lax.linalg.symmetric_product(square(r), matrix(r)),
     "svd": lambda r: jnp.linalg.svd(square(r), compute_uv=False),
     "eigh": lambda r: jnp.linalg.eigvalsh(matrix(r) + jnp.diag(jnp.arange(F))),
     "eig": lambda r: jnp.sort(jnp.abs(jnp.linalg.eigvals(square(r)))),

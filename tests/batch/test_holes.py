@@ -41,8 +41,14 @@ def test_numbers_and_exchanges(name, devices):
         assert_as_predicted(function, [0, 0], devices[:4], keys, x)
 
 
+# Of which JAX 0.12 makes one operation each.
+HIGH_LEVEL = "searchsorted", "searchsorted own", "interp", "unique", "nonzero"
+
+
 @pytest.mark.parametrize(
-    "operation", ["conv both per row", "reduce pair", "fft2", "tridiagonal_solve", "solve shared"]
+    "operation",
+    ["conv both per row", "reduce pair", "fft2", "tridiagonal_solve", "solve shared", "custom_root"]
+    + ["polynomial", "polynomial of many", "unstack", "qr with pivots", *HIGH_LEVEL],
 )
 def test_rows_that_each_device_computes_alone(operation, devices):
     """The partitioner would gather, or does not know the operation."""

@@ -1,0 +1,83 @@
+"""What the plans of all presets exchange on four devices, a line each: the same with every version of JAX.
+
+    python -m bench.exchanges > one.txt        # with another JAX too; then: diff one.txt other.txt
+
+An algorithm of a family of environments is there with its preset for one environment of the family.
+"""
+
+import os
+import sys
+
+# Each algorithm, and one environment of each family that it has a preset for (or its defaults on).
+JOBS = {
+    "ppo": """CartPole-v1 Acrobot-v1 Pendulum-v1 MountainCar-v0 MountainCarContinuous-v0 Breakout-MinAtar
+        SpaceInvaders-MinAtar Catch-bsuite brax:reacher Craftax-Symbolic-v1 octax:brix jumanji:Snake-v1""",
+    "recurrent_ppo": "CartPole-v1",
+    "ippo": "MPE_simple_spread_v3 switch_riddle",
+    "mappo": "MPE_simple_spread_v3 switch_riddle",
+    "a2c": "CartPole-v1 Pendulum-v1 Breakout-MinAtar",
+    "a3c": "CartPole-v1 Pendulum-v1 Breakout-MinAtar",
+    "impala": "CartPole-v1 Pendulum-v1 Breakout-MinAtar",
+    "dqn": "CartPole-v1 MountainCar-v0 Breakout-MinAtar",
+    "pqn": "CartPole-v1 Acrobot-v1 Breakout-MinAtar SpaceInvaders-MinAtar",
+    "sac": "Pendulum-v1 brax:reacher",
+    "td3": "Pendulum-v1 brax:reacher",
+    "qr_dqn": "CartPole-v1 MountainCar-v0 Breakout-MinAtar",
+    "c51": "CartPole-v1 MountainCar-v0 Breakout-MinAtar",
+    "crossq": "Pendulum-v1 brax:reacher",
+    "vdn": "MPE_simple_spread_v3",
+    "qmix": "MPE_simple_spread_v3",
+    "sft": "text:sorting",
+    "dpo": "text:sorting",
+    "ppo_rlhf": "text:sorting text:addition",
+    "grpo": "text:sorting text:addition text:countdown",
+    "reward_model": "text:sorting",
+}
+POLICIES = "gpu_only", "single_learner_coarse", "central"
+DEVICES = 4
+
+
+def graph_of(algorithm, environment):
+    """The graph of an algorithm with its preset for an environment."""
+    import algos
+    import envs
+    import fdg
+
+    return fdg.trace(algos.make(algorithm, envs.make(environment)))
+
+
+def lines(graph, policy):
+    """What a plan moves between its devices, sorted."""
+    import fdg
+    import policies
+
+    plan = fdg.place(graph, policies.get(policy)(), DEVICES)
+    return sorted(
+        f"{m.how} {m.source} -> {m.target} ({m.where}): {m.bytes_per_iteration} B"
+        for m in plan.movements
+        if m.how
+    )
+
+
+def main() -> int:
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    import jax
+
+    import fdg
+
+    print("JAX", jax.__version__, file=sys.stderr)
+    for algorithm, environments in JOBS.items():
+        for environment in environments.split():
+            graph = graph_of(algorithm, environment)
+            for policy in POLICIES:
+                try:
+                    found = lines(graph, policy)
+                except fdg.PlanError as error:
+                    found = [str(error)]
+                for line in found or ["nothing"]:
+                    print(algorithm, environment, policy, line, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""Every operation of every preset has a rule for a batch, and a class of work: none is left to a default."""
+
+import pytest
+
+from bench.exchanges import JOBS, graph_of
+from fdg import jaxprs
+from fdg.batch.rules import RULES
+from fdg.errors import FdgError
+from fdg.profiling.work import CLASSES, VIEWS
+
+CLASSIFIED = VIEWS.union(*CLASSES.values())
+# One of each kind of algorithm, network and environment; the others with --whole.
+SEEN_HERE = {
+    ("ppo", "Breakout-MinAtar"), ("recurrent_ppo", "CartPole-v1"), ("mappo", "MPE_simple_spread_v3"),
+    ("a3c", "CartPole-v1"), ("impala", "CartPole-v1"), ("dqn", "CartPole-v1"), ("pqn", "CartPole-v1"),
+    ("c51", "CartPole-v1"), ("crossq", "Pendulum-v1"), ("qmix", "MPE_simple_spread_v3"),
+    ("dpo", "text:sorting"), ("grpo", "text:sorting"),
+}  # fmt: skip
+ALL = [(algorithm, environment) for algorithm in JOBS for environment in JOBS[algorithm].split()]
+
+
+def operations(jaxpr, found=None, seen=None):
+    """Equations without bodies, by the names of their primitives."""
+    found, seen = ({}, set()) if found is None else (found, seen)
+    if id(jaxpr) not in seen:
+        seen.add(id(jaxpr))
+        for eqn in jaxpr.eqns:
+            inner = jaxprs.bodies(eqn)
+            if not inner:
+                found.setdefault(eqn.primitive.name, eqn)
+            for body in inner:
+                operations(body.jaxpr, found, seen)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "environment"),
+    [one if one in SEEN_HERE else pytest.param(*one, marks=pytest.mark.whole) for one in ALL],
+)
+def test_every_operation_of_a_preset_is_known(algorithm, environment):
+    try:
+        graph = graph_of(algorithm, environment)
+    except FdgError as error:
+        pytest.skip(str(error))  # a library that is not installed
+    found = operations(jaxprs.open_jaxpr(graph.jaxpr))
+    of_nothing = {name for name, eqn in found.items() if not eqn.invars}  # `iota`: no batch to follow
+    assert found.keys() - RULES.keys() - of_nothing - {"fragment_boundary"} == set()
+    assert found.keys() - CLASSIFIED == set()
