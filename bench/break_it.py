@@ -36,7 +36,7 @@ from fdg.costs import machine
 from fdg.launching import on_ray
 from fdg.launching.ending import Ending
 
-_UNSAID = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
+_UNSAID = getattr(jax.config, "jax_num_cpu_devices")  # noqa: B009 - not declared by every version
 SECONDS = 120  # of work, in which a command line is done
 
 
