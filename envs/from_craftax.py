@@ -29,6 +29,7 @@ from envs.literals import hold_modules, literals
 from envs.optimistic import vectorize_optimistically
 from envs.quiet import quietly, tolerantly
 from envs.spaces import Box, Discrete
+from envs.undrawn import undrawn
 from fdg.errors import FdgError
 
 # Name: whether it is Classic, and whether it is shown as a picture.
@@ -174,7 +175,7 @@ def _theirs(name: str, static: tuple[tuple[str, Scalar], ...] = ()) -> Any:
     classic, pixels = NAMES[name]
     kind = "Pixels" if pixels else "Symbolic"
     try:
-        with jax.ensure_compile_time_eval(), quietly():
+        with jax.ensure_compile_time_eval(), quietly(), undrawn():
             module = importlib.import_module(f"{_package(classic)}.envs.craftax_{kind.lower()}_env")
             hold_modules("craftax")
             if pixels:

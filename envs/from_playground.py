@@ -28,6 +28,7 @@ from envs.environment import Vectorized, vectorize
 from envs.literals import as_arrays, hold_pytrees
 from envs.quiet import mujoco_quietly, quietly, tolerantly
 from envs.spaces import Box
+from envs.undrawn import undrawn
 from fdg.errors import FdgError, one_line
 
 PREFIX = "playground:"
@@ -156,7 +157,8 @@ def _tolerance() -> Iterator[None]:
 def _suite() -> Any:
     """Playground's module; imports it, possibly while a program is being traced."""
     try:
-        with jax.ensure_compile_time_eval(), quietly():
+        # Of its tasks one alone writes XML, by a package that is as large as all of them.
+        with jax.ensure_compile_time_eval(), quietly(), undrawn("lxml"):
             from mujoco_playground._src import dm_control_suite
     except ModuleNotFoundError as error:
         raise FdgError(

@@ -13,19 +13,24 @@ _DRAWING = ("matplotlib", "seaborn")
 
 
 @contextlib.contextmanager
-def undrawn() -> Iterator[None]:
+def undrawn(*also: str) -> Iterator[None]:
     """Modules imported here get stand-ins for matplotlib and seaborn, which import those at first use.
 
     gymnax's environments import both at their top, and use them in methods that draw; with pandas and SciPy
-    behind them they take two seconds. What is imported already stays as it is.
+    behind them they take two seconds. What is imported already stays as it is. Where one is not installed,
+    the first use raises ModuleNotFoundError, and not the import.
+
+    Args:
+      also: further packages to treat so.
     """
-    finder = _Finder([name for name in _DRAWING if name not in sys.modules])
+    packages = (*_DRAWING, *also)
+    finder = _Finder([name for name in packages if name not in sys.modules])
     sys.meta_path.insert(0, finder)
     try:
         yield
     finally:
         sys.meta_path.remove(finder)
-        finder.forget(*_DRAWING)
+        finder.forget(*packages)
 
 
 class _Finder(MetaPathFinder, Loader):
@@ -72,12 +77,12 @@ class _StandIn(types.ModuleType):
 
 
 def _is_module(name: str) -> bool:
-    """Whether there is a module of this name; imports none."""
+    """Whether there is a module of this name, or may be: its package is not installed; imports none."""
     path: Any = None
     parts = name.split(".")
     for i in range(len(parts)):
         spec = PathFinder.find_spec(".".join(parts[: i + 1]), path)
         if spec is None:
-            return False
+            return i == 0
         path = spec.submodule_search_locations or []
     return True

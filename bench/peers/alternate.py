@@ -18,7 +18,8 @@ from bench.peers.pairs import Pair
 from bench.peers.peers import PEERS
 
 # No program comes from an earlier run, or the seconds that compiling takes would say nothing.
-_ENVIRONMENT = {"JAX_ENABLE_COMPILATION_CACHE": "false", "TF_CPP_MIN_LOG_LEVEL": "2", "JAX_PLATFORMS": "cpu"}
+FRESH = {"JAX_ENABLE_COMPILATION_CACHE": "false", "TF_CPP_MIN_LOG_LEVEL": "2"}
+_ENVIRONMENT = {**FRESH, "JAX_PLATFORMS": "cpu"}
 
 
 class DriverError(Exception):
@@ -32,13 +33,19 @@ class Driver:
       facts: what it said when it was ready; `start_seconds` were those from its start to then.
     """
 
-    def __init__(self, python: Path, module: str, config: Mapping[str, Any]):
+    def __init__(
+        self,
+        python: Path,
+        module: str,
+        config: Mapping[str, Any],
+        environment: Mapping[str, str] = _ENVIRONMENT,
+    ):
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - `close` does
         begun = time.perf_counter()
         self._process = subprocess.Popen(
             [python, "-m", f"bench.peers.drivers.{module}", json.dumps(config)],
             cwd=ROOT,
-            env={**os.environ, **_ENVIRONMENT},
+            env={**os.environ, **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._said,
@@ -109,8 +116,23 @@ def middle_half(values: Sequence[float]) -> tuple[float, float]:
     return ordered[without], ordered[-1 - without]
 
 
-def compare(pair: Pair, checkout: str | None, rounds: int, more_flags: Sequence[str] = ()) -> dict[str, Any]:
+def compare(
+    pair: Pair,
+    checkout: str | None,
+    rounds: int,
+    more_flags: Sequence[str] = (),
+    python: Path | None = None,
+    environment: Mapping[str, str] = _ENVIRONMENT,
+) -> dict[str, Any]:
     """Measures a pair: one round of each that does not count, then `rounds` of each in turns.
+
+    Args:
+      pair: what is compared.
+      checkout: of a peer that is a script.
+      rounds: of each that count.
+      more_flags: of `fdg.train`.
+      python: the peer's interpreter; None for that of its environment.
+      environment: variables of both sides, over those of this process.
 
     Raises:
       DriverError: a side could not be started, or failed.
@@ -119,8 +141,8 @@ def compare(pair: Pair, checkout: str | None, rounds: int, more_flags: Sequence[
     peer = PEERS[pair.peer]
     mine = {"flags": [*pair.our_flags, *more_flags], "continues": pair.continues}
     with (
-        _running(Path(sys.executable), "ours", mine) as ours,
-        _running(peer.python, pair.driver or pair.peer, config) as theirs,
+        _running(Path(sys.executable), "ours", mine, environment) as ours,
+        _running(python or peer.python, pair.driver or pair.peer, config, environment) as theirs,
     ):
         said: dict[Driver, list[dict[str, Any]]] = {ours: [], theirs: []}
         for seed in range(rounds + 1):
@@ -141,8 +163,8 @@ def compare(pair: Pair, checkout: str | None, rounds: int, more_flags: Sequence[
 
 
 @contextlib.contextmanager
-def _running(python: Path, module: str, config: Mapping[str, Any]) -> Iterator[Driver]:
-    driver = Driver(python, module, config)
+def _running(*words: Any) -> Iterator[Driver]:
+    driver = Driver(*words)
     try:
         yield driver
     finally:

@@ -19,7 +19,8 @@ _PUREJAXRL = {
 }
 
 
-def _purejaxrl(env: str, size: int, steps: int, at_least: float) -> Pair:
+def purejaxrl(env: str, size: int, steps: int, at_least: float) -> Pair:
+    """PureJaxRL's PPO in one of gymnax's environments."""
     minatar = env.endswith("MinAtar")
     changed = {"LR": 5e-3, "NUM_MINIBATCHES": 8, "ACTIVATION": "relu"} if minatar else {}
     return Pair(
@@ -173,13 +174,13 @@ def _jaxmarl(
 
 
 PAIRS = (
-    _purejaxrl("CartPole-v1", 4, 500_000, 1.3),
-    _purejaxrl("CartPole-v1", 64, 507_904, 2.0),
-    _purejaxrl("CartPole-v1", 256, 524_288, 3.0),
-    _purejaxrl("CartPole-v1", 1024, 524_288, 3.0),
-    _purejaxrl("CartPole-v1", 4096, 1_048_576, 3.0),
-    _purejaxrl("Breakout-MinAtar", 64, 327_680, 1.6),
-    _purejaxrl("Breakout-MinAtar", 1024, 393_216, 2.5),
+    purejaxrl("CartPole-v1", 4, 500_000, 1.3),
+    purejaxrl("CartPole-v1", 64, 507_904, 2.0),
+    purejaxrl("CartPole-v1", 256, 524_288, 3.0),
+    purejaxrl("CartPole-v1", 1024, 524_288, 3.0),
+    purejaxrl("CartPole-v1", 4096, 1_048_576, 3.0),
+    purejaxrl("Breakout-MinAtar", 64, 327_680, 1.6),
+    purejaxrl("Breakout-MinAtar", 1024, 393_216, 2.5),
     _purejaxrl_continuous("Pendulum-v1", "Pendulum-v1", 16, 64, 10, 8, 32_768),
     _purejaxrl_continuous("Pendulum-v1", "Pendulum-v1", 2048, 10, 4, 32, 122_880),
     _purejaxrl_continuous("brax:inverted_pendulum:positional", "inverted_pendulum", 64, 64, 4, 8, 65_536),

@@ -3,17 +3,18 @@
 from bench.peers.pairs import Pair
 
 
-def _brax(size: int, num_steps: int, steps: int) -> Pair:
+def brax(size: int, num_steps: int, steps: int, env: str = "inverted_pendulum") -> Pair:
+    """brax's trainer, in one of its environments."""
     return Pair(
         peer="brax",
-        task="PPO brax:inverted_pendulum",
+        task=f"PPO brax:{env}",
         size=size,
         flags=(
-            *("--env", "brax:inverted_pendulum", "--hidden", "64", "64", "--num-steps", str(num_steps)),
+            *("--env", f"brax:{env}", "--hidden", "64", "64", "--num-steps", str(num_steps)),
             *("--num-epochs", "4", "--num-minibatches", "8", "--activation", "silu"),
         ),
         config={
-            "env": "inverted_pendulum",
+            "env": env,
             "hidden": [64, 64],
             "steps": steps,
             "train": {
@@ -106,8 +107,8 @@ _DQN_EQUAL = "a gradient step for 8 environment steps, batches of 128, 64x64"
 _DQN_PLAIN = f"{_DQN} --n-step 1 --layer-norm false --hidden 64 64 --buffer-size 10000"
 
 PAIRS = (
-    _brax(64, 64, 65_536),
-    _brax(1024, 16, 131_072),
+    brax(64, 64, 65_536),
+    brax(1024, 16, 131_072),
     _rejax_on_policy(
         "PPO",
         "CartPole-v1",

@@ -1,7 +1,16 @@
 """gymnax 1.0 for scripts that were written for an older one, whose steps gave five values."""
 
-import gymnax
-from gymnax.wrappers import LegacyStepAPIWrapper
+import contextlib
+import importlib.util
+from typing import Any
+
+drawn: Any = contextlib.nullcontext
+if importlib.util.find_spec("matplotlib") is None:  # which gymnax imports, and only draws with
+    from envs.undrawn import undrawn as drawn
+
+with drawn():
+    import gymnax
+    from gymnax.wrappers import LegacyStepAPIWrapper
 
 _make = gymnax.make
 

@@ -7,6 +7,7 @@ round is a whole training, from its first parameters on, or goes on where the la
 import resource
 import time
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -17,19 +18,25 @@ from bench.peers.serve import Stopwatch, serve
 from fdg.commands.parse import parse
 from fdg.training.choosing import settle
 from fdg.training.devices import devices_of, with_enough_threads
+from fdg.training.job import Job
 from fdg.training.starting import compiled_and_begun
+
+
+def compiled(flags: Sequence[str]) -> tuple[Job, fdg.Engine, Any]:
+    """What flags of the command line say, with all that training needs compiled: job, engine, first state."""
+    job = parse(flags, "ours", "")
+    settled = settle(job, fdg.trace(job.algorithm))
+    job, graph = settled.job, settled.graph
+    devices, _ = devices_of(job, graph)
+    engine = fdg.compile(job.algorithm, job.policy, devices, job.agents, graph)
+    engine = with_enough_threads(job, engine, graph)
+    return job, engine, jax.block_until_ready(compiled_and_begun(engine, 0))
 
 
 def prepare(config: dict[str, Any]):
     """Compiles what the flags say."""
     with Stopwatch() as watch:
-        job = parse(config["flags"], "ours", "")
-        settled = settle(job, fdg.trace(job.algorithm))
-        job, graph = settled.job, settled.graph
-        devices, _ = devices_of(job, graph)
-        engine = fdg.compile(job.algorithm, job.policy, devices, job.agents, graph)
-        engine = with_enough_threads(job, engine, graph)
-        jax.block_until_ready(compiled_and_begun(engine, 0))
+        job, engine, _ = compiled(config["flags"])
     steps = job.num_iterations * job.steps_per_iteration * (job.agents or 1)
 
     # Speed is measured for as long as it takes, beyond where the step size has fallen to zero.
@@ -55,7 +62,7 @@ def prepare(config: dict[str, Any]):
             "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         }
 
-    return one_round, {"compile_seconds": watch.seconds, "devices": len(devices)}
+    return one_round, {"compile_seconds": watch.seconds, "devices": len(engine.devices)}
 
 
 if __name__ == "__main__":

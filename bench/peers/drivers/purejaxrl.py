@@ -4,17 +4,20 @@ Configuration: `{"checkout": PATH, "script": "ppo", "config": {...}}`, the latte
 """
 
 import importlib
+import importlib.util
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
-import gymnax
 import jax
 import numpy as np
-from gymnax.environments import spaces
 
-from bench.peers.drivers import old_gymnax
+from bench.peers.drivers import old_gymnax  # before gymnax
 from bench.peers.serve import Stopwatch, serve
+
+import gymnax  # isort: skip
+from gymnax.environments import spaces  # isort: skip
 
 
 class _Continuous:
@@ -41,6 +44,8 @@ def prepare(config: dict[str, Any]):
     """Compiles the script's whole training, as it does itself."""
     sys.path.insert(0, str(Path(config["checkout"]) / "purejaxrl"))
     gymnax.make = old_gymnax.make
+    if importlib.util.find_spec("navix") is None:  # of which another script makes its environments
+        sys.modules["navix"] = types.ModuleType("navix")
     script = importlib.import_module(config["script"])
     settings = dict(config["config"])
     if settings["ENV_NAME"] in gymnax.registered_envs and hasattr(script, "BraxGymnaxWrapper"):

@@ -1,0 +1,1 @@
+"""What to measure on a GPU in its first hour: see docs/gpu.md."""

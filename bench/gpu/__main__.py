@@ -1,0 +1,76 @@
+"""What to measure on a GPU in its first hour, part by part; docs/gpu.md has the commands in their order.
+
+    python -m bench.gpu --list                            the parts, and what each measures
+    python -m bench.gpu --part 1 --out DIR                measures; goes on where it was stopped
+    python -m bench.gpu --part 2 --out DIR --peers DIR    DIR/purejaxrl is a checkout
+    python -m bench.gpu --table DIR                       what was measured, as Markdown
+    python -m bench.gpu --wheels DIR                      downloads what the machine lacks; run it elsewhere
+    python -m bench.gpu --part 1 --out DIR --tiny         a rehearsal on a CPU
+
+Every figure is in DIR/part-N.json as soon as there is one.
+"""
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+from bench.gpu import wheels
+from bench.gpu.measuring import Record, Settings, apart, measure
+from bench.gpu.parts import PARTS
+from bench.gpu.tables import markdown, record_of
+from fdg.errors import FdgError
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.gpu", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--part", type=int, choices=PARTS, help="measure one of them")
+    what.add_argument("--list", action="store_true", help="print the parts and run nothing")
+    what.add_argument("--table", type=Path, metavar="DIR", help="print what was measured")
+    what.add_argument("--wheels", type=Path, metavar="DIR", help="download the packages that are needed")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where the figures are kept")
+    parser.add_argument("--peers", type=Path, metavar="DIR", help="a folder with checkouts of peers")
+    parser.add_argument("--seconds", type=float, help="that the part may take, in place of its own")
+    parser.add_argument("--tiny", action="store_true", help="sizes of a rehearsal")
+    given = parser.parse_args()
+    if given.part and given.out is None:
+        parser.error("--part takes --out DIR")
+    try:
+        if given.wheels:
+            wheels.download(given.wheels)
+        elif given.part:
+            run(given.part, Settings(given.out, given.tiny, given.peers), given.seconds)
+        else:
+            show(given.table, given.tiny)
+    except FdgError as error:
+        raise SystemExit(f"error: {error}") from None
+
+
+def run(number: int, settings: Settings, seconds: float | None) -> None:
+    """Measures a part and prints its tables."""
+    begun = time.monotonic()
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # some parts have several processes
+    record = Record(record_of(settings.out, number), settings.tiny)
+    with apart(number, settings) as call:
+        measure(PARTS[number], settings, record, call, seconds)
+    print("", *markdown(PARTS[number], number, settings.out), sep="\n")
+    print(f"part {number}: {time.monotonic() - begun:.0f} s")
+
+
+def show(folder: Path | None, tiny: bool) -> None:
+    """The tables in a folder; without one the names of all measurements."""
+    for number, part in PARTS.items():
+        if folder is not None:
+            print(*markdown(part, number, folder), sep="\n")
+            continue
+        print(f"{number}: {part.title}, {part.seconds:g} s")
+        for one in part.measurements(Settings(Path(), tiny)):
+            print(f"   {one.name}, about {one.seconds:g} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""What the machine is, what its devices do at best, and whether they compute what a CPU does."""
+
+import importlib.metadata
+import subprocess
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.lax import DotAlgorithmPreset
+
+import algos
+import envs
+import fdg
+import policies
+from bench.gpu.measuring import Figures, Measurement, Settings
+from bench.peers.serve import Stopwatch
+from fdg.profiling.repeating import Repeated, compile_all
+
+TOLERANCE = 1e-4
+"""Of the largest value of each array: after some iterations in float32 on two kinds of device."""
+
+_PRODUCTS = {
+    "bfloat16": (jnp.bfloat16, DotAlgorithmPreset.BF16_BF16_F32),
+    "tf32": (jnp.float32, DotAlgorithmPreset.TF32_TF32_F32),
+    "float32": (jnp.float32, DotAlgorithmPreset.F32_F32_F32),
+}
+_PACKAGES = (
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "chex",
+    "orbax-checkpoint",
+    "numpy",
+    "gymnax",
+    "brax",
+    "craftax",
+)
+_PACKAGES_OF_CUDA = ("jax-cuda13-plugin", "nvidia-cudnn-cu13", "nvidia-nccl-cu13", "nvidia-cublas")
+
+
+def measurements(settings: Settings) -> list[Measurement]:
+    """In seconds all of them."""
+    n = settings.size(8192, 128)
+    megabytes = settings.size(1024, 1)
+    return [
+        Measurement("Machine", "device", described, 3),
+        *(Measurement("Products", name, partial(product, name, n), 5) for name in _PRODUCTS),
+        Measurement("Memory", "read and write", partial(memory, megabytes * 2**20), 5),
+        Measurement("Starts", "a trip of a loop, a call", starts, 3),
+        Measurement(
+            "Agreement with the CPU", "PPO, CartPole-v1", partial(agreement, settings.size(256, 4)), 40
+        ),
+    ]
+
+
+def described() -> Figures:
+    """Devices, driver, versions."""
+    device = jax.devices()[0]
+    stats = device.memory_stats() or {}
+    return {
+        "kind": device.device_kind,
+        "devices": jax.device_count(),
+        "memory GiB": round(stats["bytes_limit"] / 2**30, 1) if "bytes_limit" in stats else None,
+        "driver": _driver(),
+        **{name: _version(name) for name in ("jax", "jaxlib")},
+        "versions": {name: _version(name) for name in (*_PACKAGES, *_PACKAGES_OF_CUDA)},
+    }
+
+
+def _driver() -> str | None:
+    words = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        return None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def seconds_of(repeated: Repeated, rounds: int = 5) -> float:
+    """Of a call, at best."""
+    compile_all([repeated])
+    for _ in range(rounds):
+        repeated.measure()
+    return repeated.seconds
+
+
+def product(name: str, n: int) -> Figures:
+    """`[n, n]` by `[n, n]`, of normal numbers: zeros take less power, and so less time."""
+    dtype, algorithm = _PRODUCTS[name]
+    x, w = (jax.random.normal(key, (n, n), dtype) for key in jax.random.split(jax.random.key(0)))
+    multiply = partial(jnp.dot, precision=algorithm, preferred_element_type=jnp.float32)
+    seconds = seconds_of(Repeated(lambda x, w: [multiply(x, w)], [x, w]))
+    return {"size": n, "ms": 1e3 * seconds, "TFLOP/s": 2e-12 * n**3 / seconds}
+
+
+def memory(size: int) -> Figures:
+    """An array of `size` bytes, read and written in place."""
+    x = jnp.ones(size // 4, jnp.float32)
+    seconds = seconds_of(Repeated(lambda x: [x * 0.5 + 0.5], [x], {0: 0}))
+    return {"MiB": size // 2**20, "ms": 1e3 * seconds, "GB/s": 2e-9 * size / seconds}
+
+
+def starts() -> Figures:
+    """A trip of a WHILE loop around one small operation, and a call of a compiled program with its result."""
+    x = jnp.ones(128)
+    trip = seconds_of(Repeated(lambda x: [jnp.sin(x)], [x], {0: 0}))
+    small = jax.jit(jnp.sin).lower(x).compile()
+
+    for calls in (10, 1000):
+        with Stopwatch() as watch:
+            for _ in range(calls):
+                small(x).block_until_ready()
+    return {"trip us": 1e6 * trip, "call us": 1e6 * watch.seconds / calls}
+
+
+def agreement(num_envs: int, iterations: int = 4) -> Figures:
+    """PPO for some iterations on the first device and on the CPU, both in whole float32.
+
+    A difference is relative to the largest value of its array. One that changes an action makes another run
+    of all that follows: then the differences are large, and so many integers and NaNs are not the same.
+    """
+    algorithm = algos.PPO(env=envs.make("CartPole-v1"), num_envs=num_envs, num_steps=32, total_steps=10**6)
+    found = []
+    with jax.default_matmul_precision("highest"):
+        for device in (jax.devices()[0], jax.devices("cpu")[0]):
+            with jax.default_device(device):
+                engine = fdg.compile(algorithm, policies.GPUOnly(), [device])
+                state, metrics = engine.run(engine.init(0), iterations)
+                found.append(jax.device_get((state.parameters, metrics)))
+    largest, differing = 0.0, 0
+    for one, other in zip(*(jax.tree.leaves(side) for side in found), strict=True):
+        if np.issubdtype(one.dtype, np.floating):
+            same_nan = np.isnan(one) == np.isnan(other)
+            differing += int(np.sum(~same_nan))
+            gap = np.abs(np.nan_to_num(one) - np.nan_to_num(other)).max(initial=0.0)
+            largest = max(largest, float(gap / max(np.abs(np.nan_to_num(other)).max(initial=0.0), 1e-30)))
+        else:
+            differing += int(np.sum(one != other))
+    return {
+        "iterations": iterations,
+        "largest relative difference": largest,
+        "tolerance": TOLERANCE,
+        "differing integers": differing,
+        "agrees": largest <= TOLERANCE and not differing,
+    }

@@ -1,0 +1,107 @@
+"""A decoder of half a billion parameters: tokens a second, and what learning takes."""
+
+import dataclasses
+import statistics
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import algos
+import envs
+import fdg
+import policies
+from algos.language import Decoder, DecoderConfig, Prompts, Sampling, generate, sample_keys
+from bench.gpu.measuring import Figures, Measurement, Settings
+from bench.gpu.training import memory_of
+from bench.peers.serve import Stopwatch
+
+# Qwen2.5-0.5B's config.json, with random weights.
+HALF_A_BILLION = DecoderConfig(
+    vocab_size=151_936,
+    hidden_size=896,
+    intermediate_size=4864,
+    num_layers=24,
+    num_heads=14,
+    num_kv_heads=2,
+    rope_theta=1e6,
+    qkv_bias=True,
+    max_positions=4096,
+    dtype="bfloat16",
+    remat=True,
+)
+
+
+def measurements(settings: Settings) -> list[Measurement]:
+    """Generation first."""
+    small = DecoderConfig.tiny(32, num_layers=1, max_positions=64, dtype="bfloat16")
+    config = settings.size(HALF_A_BILLION, small)
+    sizes = settings.size((64, 256, 16), (2,))
+    tokens = settings.size(128, 4)
+    learn = partial(learned, config, *settings.size((16, 8, 64), (2, 2, 4)))
+    return [
+        *(
+            Measurement("Generation", f"{rows} rows", partial(generated, config, rows, tokens), 40, 150, True)
+            for rows in sizes
+        ),
+        Measurement("GRPO", "an iteration", partial(learn, settings.size(32, 4)), 90, 300, True),
+    ]
+
+
+def generated(config: DecoderConfig, rows: int, tokens: int) -> Figures:
+    """As many tokens for every row, after prompts of 64, drawn at temperature 1."""
+    decoder = Decoder(config)
+    parameters = jax.jit(decoder.init)(jax.random.key(0))
+    length = min(64, config.max_positions // 2)
+    words = np.random.default_rng(0).integers(3, config.vocab_size, (rows, length))
+    prompts = Prompts(jnp.asarray(words, jnp.int32), jnp.ones(words.shape, bool))
+    keys = sample_keys(jax.random.key(1), rows)
+    sampling = Sampling(tokens, stop_tokens=())
+    with Stopwatch() as watch:
+        run = jax.jit(lambda p: generate(decoder, p, prompts, keys, sampling)).lower(parameters).compile()
+    seconds = []
+    for _ in range(4):
+        with Stopwatch() as one:
+            jax.block_until_ready(run(parameters))
+        seconds.append(one.seconds)
+    median = statistics.median(seconds[1:])
+    return {
+        "parameters": config.num_parameters,
+        "tokens/s": rows * tokens / median,
+        "ms a token of all rows": 1e3 * median / tokens,
+        "compile s": watch.seconds,
+        "allocated MiB": peak_mib(),
+    }
+
+
+def learned(config: DecoderConfig, prompts: int, group: int, response: int, micro_batch: int) -> Figures:
+    """GRPO on additions, its first iterations."""
+    algorithm = algos.GRPO(
+        env=envs.make("text:addition"), decoder=Decoder(config), num_prompts=prompts, group_size=group,
+        max_response=response, micro_batch=micro_batch, learning_rate=1e-6,
+    )  # fmt: skip
+    engine = fdg.compile(algorithm, policies.GPUOnly(), jax.devices()[:1])
+    with Stopwatch() as watch:
+        engine.compile()
+    state = engine.init(0)
+    seconds = []
+    for _ in range(3):
+        with Stopwatch() as one:
+            state, metrics = engine.run(state, 1)
+            jax.block_until_ready((state, metrics))
+        seconds.append(one.seconds)
+    return {
+        "responses": prompts * group,
+        "s an iteration": min(seconds[1:]),
+        "compile s": watch.seconds,
+        **memory_of(engine),
+        "allocated MiB": peak_mib(),
+        "config": dataclasses.asdict(config),
+    }
+
+
+def peak_mib() -> float | None:
+    """The most that this process had on the device; None where JAX does not say."""
+    stats = jax.devices()[0].memory_stats() or {}
+    return stats["peak_bytes_in_use"] / 2**20 if "peak_bytes_in_use" in stats else None

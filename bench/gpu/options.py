@@ -1,0 +1,118 @@
+"""XLA's settings one by one, in turns with none of them; and where the time of an iteration goes."""
+
+import functools
+import statistics
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import jax
+
+import fdg
+from bench.gpu.measuring import ROWS, Figures, Measurement, Settings
+from bench.gpu.training import compiled, flags_of
+from bench.peers.serve import Stopwatch
+from fdg.running.xla_options import NONE, PRESETS, choose_xla_options
+
+_COMMANDS = "xla_gpu_enable_command_buffer"
+_TRITON = "xla_gpu_triton_gemm_any"
+_OTHERS = {
+    "latency hiding scheduler": {"xla_gpu_enable_latency_hiding_scheduler": True},
+    "no Triton": {"xla_gpu_enable_triton_gemm": False},
+    "no command buffers": {"xla_gpu_graph_min_graph_size": 10**6},  # for none is as large
+}
+
+
+def variants() -> dict[str, Mapping[str, Any]]:
+    """By name, options: the prepared ones together, each alone, and all but one; others; and bfloat16."""
+    preset = PRESETS["gpu"]
+    loops = {name: value for name, value in preset.items() if name != _TRITON}
+    found: dict[str, Mapping[str, Any]] = {
+        "all prepared": preset,
+        "command buffers with WHILE": {_COMMANDS: preset[_COMMANDS]},
+        "Triton for any product": {_TRITON: preset[_TRITON]},
+        **_OTHERS,
+    }
+    for without in loops:
+        if without != _COMMANDS:  # these say how command buffers are made
+            found[f"all for loops but {without.removeprefix('xla_gpu_')}"] = {
+                name: value for name, value in loops.items() if name != without
+            }
+    return found
+
+
+def measurements(settings: Settings) -> list[Measurement]:
+    """Of the smallest networks in the largest loop first, where starts weigh most."""
+    found = []
+    seconds = settings.size(22, 1)
+    for env, most in settings.size({"CartPole-v1": None, "Breakout-MinAtar": 3}, {"CartPole-v1": 2}).items():
+        flags = tuple(flags_of(env, settings.size(4096, 8)))
+        profiling = partial(profiled, flags, rounds=settings.size(5, 1))
+        found.append(Measurement("Share of the limit", env, profiling, settings.size(45, 1), 120))
+        run = partial(in_turns, flags, rounds=settings.size(5, 2))
+        for name in (*list(variants())[:most], "bfloat16"):
+            found.append(Measurement("XLA's settings", f"{env}: {name}", partial(run, name), seconds, 90))
+    return found
+
+
+def _text(options: Mapping[str, Any]) -> str:
+    return ",".join(f"{name}={str(value).replace(',', '+')}" for name, value in options.items()) or NONE
+
+
+@functools.lru_cache(maxsize=1)
+def _plain(flags: tuple[str, ...]) -> tuple[Any, Any]:
+    """Without options: engine and state; the last one is kept."""
+    choose_xla_options(NONE)
+    _, engine, state = compiled(flags)
+    return engine, state
+
+
+def in_turns(flags: tuple[str, ...], name: str, rounds: int) -> Figures:
+    """A setting and none, some iterations of each in turn; the median of the ratios of their speeds."""
+    engine, state = _plain(flags)
+    options = variants().get(name, {})
+    with Stopwatch() as watch:
+        choose_xla_options(_text(options))
+        more = ("--precision", "bfloat16") if name == "bfloat16" else ()
+        job, other, begun = compiled((*flags, *more))
+    sides = [(engine, jax.tree.map(jax.numpy.copy, state)), (other, begun)]
+    seconds: tuple[list[float], list[float]] = ([], [])
+    count = 1
+    for _ in range(rounds + 1):
+        for i, (one, at) in enumerate(sides):
+            with Stopwatch() as round_:
+                at, metrics = one.run(at, count)
+                jax.block_until_ready((at, metrics))
+            sides[i] = (one, at)
+            seconds[i].append(round_.seconds / count)
+        count = max(1, round(0.3 / seconds[0][-1]))
+    without, with_it = (each[1:] for each in seconds)
+    return {
+        "steps/s without": job.steps_per_iteration / statistics.median(without),
+        "steps/s with": job.steps_per_iteration / statistics.median(with_it),
+        "ratio": statistics.median(a / b for a, b in zip(without, with_it, strict=True)),
+        "compile s": watch.seconds,
+        "options": dict(options),
+    }
+
+
+def profiled(flags: tuple[str, ...], rounds: int) -> Figures:
+    """`fdg.profile`: of each fragment its share of an iteration, and of the machine's limit."""
+    engine, state = _plain(flags)
+    found = fdg.profile(engine, state, rounds)
+    outermost = [one for one in found.fragments if one.depth == 0]
+    limit = sum(one.limit_s * one.calls for one in outermost)
+    rows = [
+        {
+            "fragment": one.name,
+            "ms an iteration": None if one.per_iteration is None else 1e3 * one.per_iteration,
+            "share": None if one.per_iteration is None else one.per_iteration / found.iteration_s,
+            "of its limit": one.roofline,
+        }
+        for one in found.fragments
+    ]
+    whole = {"fragment": "an iteration", "ms an iteration": 1e3 * found.iteration_s, "share": 1.0}
+    return {
+        ROWS: [whole | {"of its limit": limit / found.iteration_s}, *rows],
+        "printed": str(found).split("\n"),
+    }

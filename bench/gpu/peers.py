@@ -1,0 +1,71 @@
+"""fdg and other trainers on one device, in turns."""
+
+import dataclasses
+import sys
+from functools import partial
+from pathlib import Path
+
+from bench.gpu.measuring import Figures, Measurement, Settings
+from bench.peers.alternate import FRESH, DriverError, compare
+from bench.peers.checkouts import purejaxrl
+from bench.peers.libraries import brax
+from bench.peers.pairs import Pair
+from bench.peers.peers import PEERS
+from fdg.errors import FdgError
+
+
+def measurements(settings: Settings) -> list[Measurement]:
+    """Rounds of seconds on a GPU, in programs of the interpreter that runs this."""
+    pairs = [
+        purejaxrl("CartPole-v1", 4096, 10_485_760, 1.0),
+        purejaxrl("Breakout-MinAtar", 4096, 10_485_760, 1.0),
+        brax(4096, 16, 2_097_152),
+        purejaxrl("CartPole-v1", 65536, 83_886_080, 1.0),
+        brax(4096, 16, 2_097_152, "ant"),
+    ]
+    if settings.tiny:
+        pairs = [purejaxrl("CartPole-v1", 4, 1024, 1.0)]
+    run = partial(beside, rounds=settings.size(3, 1), peers=settings.peers)
+    return [
+        Measurement("In turns", pair.name, partial(run, pair), seconds=settings.size(60, 30), limit=150)
+        for pair in pairs
+    ]
+
+
+def beside(pair: Pair, rounds: int, peers: Path | None) -> Figures:
+    """Both sides' medians, and the median of the ratios.
+
+    Raises:
+      FdgError: the peer is a checkout, and there is none; or a side failed.
+    """
+    checkout = None
+    if PEERS[pair.peer].is_checkout:
+        checkout = peers and peers / pair.peer
+        if checkout is None or not checkout.is_dir():
+            raise FdgError(
+                f"no checkout of {PEERS[pair.peer].source} in {checkout or 'a folder: --peers DIR'}"
+            )
+    try:
+        found = compare(
+            pair,
+            checkout and str(checkout.resolve()),
+            rounds,
+            ["--devices", "1"],
+            python=Path(sys.executable),
+            # Two processes share the memory of the device.
+            environment={**FRESH, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
+        )
+    except DriverError as error:
+        raise FdgError((str(error).strip().splitlines() or ["it said nothing"])[-1]) from None
+    ours, theirs = found["ours"], found["theirs"]
+    return {
+        "fdg steps/s": ours["steps_per_s"],
+        "peer's steps/s": theirs["steps_per_s"],
+        "ratio": found["ratio"],
+        "fdg compiles s": ours["compile_seconds"],
+        "peer compiles s": theirs["compile_seconds"],
+        "fdg return": ours["returned"],
+        "peer's return": theirs["returned"],
+        "found": found,
+        "pair": dataclasses.asdict(pair),
+    }

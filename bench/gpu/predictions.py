@@ -1,0 +1,70 @@
+"""A calibration of the machine, and what the cost model then predicts beside what is measured."""
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import jax
+
+import fdg
+from bench.gpu.measuring import Figures, Measurement, Settings
+from fdg.costs import machine
+from fdg.costs.calibration import calibrate
+from fdg.costs.measuring import iteration_seconds
+from fdg.costs.prediction import predict
+from fdg.training.reference_jobs import REFERENCE_JOBS, Job, fitted_to_jobs, timed
+
+_FILE = "calibration.json"
+
+
+def measurements(settings: Settings) -> list[Measurement]:
+    """The calibration, then jobs that it has not seen."""
+    file = settings.out / _FILE
+    large = settings.size((4096, 16384, 65536), (16,))
+    jobs = [_job("PPO", "CartPole-v1", size, num_steps=32) for size in large]
+    if not settings.tiny:
+        jobs += [
+            _job("PPO", "Breakout-MinAtar", 4096, num_steps=32),
+            _job("PPO", "Pendulum-v1", 4096, num_steps=16, hidden=(256, 256)),
+            _job("PQN", "Breakout-MinAtar", 4096, num_steps=32),
+            _job("A2C", "Acrobot-v1", 16384, num_steps=8),
+            _job("DQN", "CartPole-v1", 4096, learning_starts=8192),
+        ]
+    return [
+        Measurement("Calibration", "this machine", partial(calibrated, file, not settings.tiny), 200, 400),
+        *(
+            Measurement("Seconds of an iteration", str(job), partial(compared, job, file), 25, 90)
+            for job in jobs
+        ),
+    ]
+
+
+def _job(algorithm: str, env: str, num_envs: int, **fields: object) -> Job:
+    return Job(algorithm, env, (("num_envs", num_envs), *fields.items()), "GPUOnly", (), 1)
+
+
+def calibrated(file: Path, fit: bool) -> Figures:
+    """As `python -m fdg.calibrate`; kept in `file`."""
+    devices = jax.local_devices()[:1]
+
+    def time_jobs() -> Mapping[str, float]:
+        return {job.key: taken for job, taken in timed(REFERENCE_JOBS, devices, print).items()}
+
+    found = fitted_to_jobs(calibrate(devices, print, time_jobs)) if fit else calibrate(devices, print)
+    file.write_text(json.dumps(found.as_json(), indent=1) + "\n")
+    return {"s": found.seconds, "jobs": len(found.jobs), "unrest": found.unrest}
+
+
+def compared(job: Job, file: Path) -> Figures:
+    """Predicted by the calibration in `file`, and measured.
+
+    Raises:
+      FdgError: there is no calibration.
+    """
+    cluster = machine.read(file).cluster(1)
+    algorithm, policy = job.build()
+    devices = jax.devices()[:1]
+    predicted = predict(fdg.place(algorithm, policy, devices), cluster).seconds
+    seconds = iteration_seconds(algorithm, policy, devices)
+    return {"predicted ms": 1e3 * predicted, "measured ms": 1e3 * seconds, "ratio": predicted / seconds}

@@ -1,0 +1,143 @@
+"""Training: steps a second, and seconds to a return."""
+
+import itertools
+import statistics
+import time
+import warnings
+from collections.abc import Sequence
+from functools import partial
+
+import jax
+import numpy as np
+
+import fdg
+from bench.gpu import ceilings
+from bench.gpu.measuring import Figures, Measurement, Settings
+from bench.peers.drivers.ours import compiled
+from bench.peers.serve import Stopwatch
+from fdg.costs.compiled import Target
+from fdg.costs.memory import program_needs
+
+_ROUND_S = 0.5  # of iterations, about, between looks at the clock
+
+# Environment: flags, the return at which it counts as solved, and where that is from.
+TASKS: dict[str, tuple[str, float | None]] = {
+    "CartPole-v1": ("--learning-rate 1e-3", 475.0),  # Gymnasium's threshold
+    "Breakout-MinAtar": ("--num-steps 32", 28.0),  # gymnax-blines' PPO
+    "Craftax-Classic-Symbolic-v1": ("--num-steps 16", None),
+}
+SIZES = (4096, 16384, 65536)
+_STEPS = {"CartPole-v1": 32, "Breakout-MinAtar": 32, "Craftax-Classic-Symbolic-v1": 16}
+
+
+def flags_of(env: str, num_envs: int, total_steps: int = 200_000_000) -> list[str]:
+    """As many minibatches as keep them at 8,192 samples, up to 64 of them."""
+    steps = _STEPS[env]
+    minibatches = min(64, max(1, num_envs * steps // 8192))
+    return [
+        *("--env", env, *TASKS[env][0].split(), "--num-steps", str(steps), "--devices", "1"),
+        *(
+            "--num-envs",
+            str(num_envs),
+            "--num-minibatches",
+            str(minibatches),
+            "--total-steps",
+            str(total_steps),
+        ),
+    ]
+
+
+def first_part(settings: Settings) -> list[Measurement]:
+    """The machine, then training from the middle size on."""
+    found = ceilings.measurements(settings)
+    for size, env in itertools.product(settings.size(SIZES, (8,)), TASKS):
+        if settings.tiny and env == "Craftax-Classic-Symbolic-v1":
+            continue  # a minute of compiling
+        run = partial(trained, flags_of(env, size, settings.size(200_000_000, 2048)), TASKS[env][1])
+        run = partial(run, seconds=settings.size(12.0, 1.0))
+        found.append(Measurement("Training", f"PPO, {env}, {size:,} environments", run, 30, 90))
+    return found
+
+
+def more_tasks(settings: Settings) -> list[Measurement]:
+    """Longer trainings, with the presets of their environments."""
+    tasks: list[tuple[str, str, float | None, float]] = [
+        ("brax:ant", "--num-envs 4096 --total-steps 25000000", None, 240),
+        ("Craftax-Symbolic-v1", "--num-envs 1024 --total-steps 100000000", None, 150),
+        ("playground:CartpoleBalance", "--num-envs 2048 --total-steps 20000000", None, 90),
+        ("playground:CheetahRun", "--num-envs 2048 --total-steps 60000000", None, 120),
+        ("playground:WalkerWalk", "--num-envs 2048 --total-steps 60000000", None, 120),
+    ]
+    if settings.tiny:
+        tasks = [
+            ("CartPole-v1", "--num-envs 8 --num-steps 16 --num-minibatches 1 --total-steps 2048", 475, 1)
+        ]
+    return [
+        Measurement(
+            "Larger tasks",
+            f"PPO, {env}",
+            partial(trained, ["--env", env, *flags.split(), "--devices", "1"], target, seconds=seconds),
+            seconds=min(60, seconds),
+            limit=seconds + 120,
+        )
+        for env, flags, target, seconds in tasks
+    ]
+
+
+def trained(flags: Sequence[str], solved_at: float | None, seconds: float) -> Figures:
+    """Trains until it is solved and its speed is known, its steps are done, or the time is over.
+
+    The return is the mean over the episodes that ended in an iteration. Seconds to solve are counted from the
+    first iteration, without compiling. `curve` has seconds, steps and return of each round.
+    """
+    warnings.simplefilter("ignore", fdg.FdgWarning)
+    with Stopwatch() as watch:
+        job, engine, state = compiled(flags)
+    done, taken, rates, curve = 0, 0.0, [], []
+    solved: float | None = None
+    count = 1
+    while done < job.num_iterations and taken < seconds and (solved is None or len(rates) < 4):
+        count = min(count, job.num_iterations - done)
+        begun = time.perf_counter()
+        state, metrics = engine.run(state, count)
+        jax.block_until_ready((state, metrics))
+        spent = time.perf_counter() - begun
+        returns = np.asarray(metrics["episode_return"])
+        if solved is None and solved_at is not None and (returns >= solved_at).any():
+            solved = taken + spent * (int(np.argmax(returns >= solved_at)) + 1) / count
+        done, taken = done + count, taken + spent
+        ended = returns[~np.isnan(returns)]
+        curve.append((taken, done * job.steps_per_iteration, float(ended.mean()) if len(ended) else None))
+        rates.append(count * job.steps_per_iteration / spent)
+        count = max(1, round(_ROUND_S / spent * count))
+    last = next((value for *_, value in reversed(curve) if value is not None), None)
+    return {
+        "steps/s": statistics.median(rates[1:] or rates),
+        "compile s": watch.seconds,
+        "steps": done * job.steps_per_iteration,
+        "s": taken,
+        "return": last,
+        "solved at": solved_at,
+        "s to solve": solved,
+        **memory_of(engine),
+        "flags": list(flags),
+        "curve": curve,
+    }
+
+
+def memory_of(engine: fdg.Engine) -> Figures:
+    """Of the program that needs most: what the model of memory predicts, and what XLA sets aside."""
+    platform = {"cuda": "gpu", "rocm": "gpu"}.get(engine.devices[0].platform, engine.devices[0].platform)
+    needs = program_needs(engine.plan, Target(platform))
+    said = [one.compile().memory_analysis() for one in engine.programs if one.name in needs]
+    taken = [
+        one.argument_size_in_bytes
+        + one.output_size_in_bytes
+        - one.alias_size_in_bytes
+        + one.temp_size_in_bytes
+        for one in said
+    ]
+    return {
+        "predicted MiB": max(need.peak for need in needs.values()) / 2**20,
+        "XLA's MiB": max(taken) / 2**20,
+    }
