@@ -2,6 +2,7 @@
 
 import dataclasses
 import statistics
+from collections.abc import Sequence
 from functools import partial
 
 import jax
@@ -16,6 +17,7 @@ from algos.language import Decoder, DecoderConfig, Prompts, Sampling, generate, 
 from bench.gpu.measuring import Figures, Measurement, Settings
 from bench.gpu.training import memory_of
 from bench.peers.serve import Stopwatch
+from envs.text import CharacterTokenizer
 
 # Qwen2.5-0.5B's config.json, with random weights.
 HALF_A_BILLION = DecoderConfig(
@@ -33,9 +35,31 @@ HALF_A_BILLION = DecoderConfig(
 )
 
 
+@dataclasses.dataclass(frozen=True)
+class Padded(CharacterTokenizer):
+    """Characters, and as many tokens of none as make the vocabulary of a model."""
+
+    size: int = 0
+
+    @property
+    def vocab_size(self) -> int:
+        """The model's."""
+        return self.size
+
+    def codes_of_tokens(self) -> tuple[np.ndarray, np.ndarray]:
+        """See `Tokenizer.codes_of_tokens`."""
+        codes = np.zeros((self.size, 1), np.uint8)
+        codes[[*self.encode(self.alphabet)], 0] = list(self.alphabet.encode())
+        return codes, (codes[:, 0] > 0).astype(np.int32)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of those that have one."""
+        return super().decode([i for i in ids if int(i) < super(Padded, self).vocab_size])
+
+
 def measurements(settings: Settings) -> list[Measurement]:
     """Generation first."""
-    small = DecoderConfig.tiny(32, num_layers=1, max_positions=64, dtype="bfloat16")
+    small = DecoderConfig.tiny(64, num_layers=1, max_positions=64, dtype="bfloat16")
     config = settings.size(HALF_A_BILLION, small)
     sizes = settings.size((64, 256, 16), (2,))
     tokens = settings.size(128, 4)
@@ -78,9 +102,14 @@ def generated(config: DecoderConfig, rows: int, tokens: int) -> Figures:
 def learned(config: DecoderConfig, prompts: int, group: int, response: int, micro_batch: int) -> Figures:
     """GRPO on additions, its first iterations."""
     algorithm = algos.GRPO(
-        env=envs.make("text:addition"), decoder=Decoder(config), num_prompts=prompts, group_size=group,
-        max_response=response, micro_batch=micro_batch, learning_rate=1e-6,
-    )  # fmt: skip
+        env=envs.make("text:addition").with_tokenizer(Padded(size=config.vocab_size)),
+        decoder=Decoder(config),
+        num_prompts=prompts,
+        group_size=group,
+        max_response=response,
+        micro_batch=micro_batch,
+        learning_rate=1e-6,
+    )
     engine = fdg.compile(algorithm, policies.GPUOnly(), jax.devices()[:1])
     with Stopwatch() as watch:
         engine.compile()

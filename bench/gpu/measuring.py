@@ -8,6 +8,7 @@ process. One that is longer than the time that is left is passed over, and said 
 import contextlib
 import dataclasses
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -145,8 +146,17 @@ class FailedError(Exception):
 
 
 def here(measurement: Measurement, limit: float) -> Figures:
-    """Makes it in this process, however long it takes."""
-    return measurement.measure()
+    """Makes it in this process, however long it takes.
+
+    Raises:
+      FailedError: it raised something else.
+    """
+    try:
+        return measurement.measure()
+    except Exception as error:
+        traceback.print_exc(file=sys.stderr)
+        said = (str(error).splitlines() or [""])[0]
+        raise FailedError(f"{type(error).__name__}: {said}"[:300]) from error
 
 
 def measure(part: Part, settings: Settings, record: Record, call: Call, seconds: float | None = None) -> None:
@@ -175,8 +185,8 @@ def measure(part: Part, settings: Settings, record: Record, call: Call, seconds:
 def shown(figures: Mapping[str, Any]) -> dict[str, str]:
     """The columns of a row, as text.
 
-    >>> shown({"steps/s": 1234567.0, "s": 0.012345, "solved": None, "kind": "cpu", "curve": [1, 2]})
-    {'steps/s': '1,234,567', 's': '0.01234', 'solved': '-', 'kind': 'cpu'}
+    >>> shown({"steps/s": 1234567.0, "s": 0.0123456, "solved": None, "kind": "cpu", "curve": [1, 2]})
+    {'steps/s': '1,234,567', 's': '0.01235', 'solved': '-', 'kind': 'cpu'}
     """
     return {column: _text(value) for column, value in figures.items() if not isinstance(value, list | dict)}
 
@@ -258,10 +268,9 @@ def serve(pipe: Any, number: int, settings: Settings) -> None:
         while True:
             name = pipe.recv()
             try:
-                pipe.send((known[name].measure(), None))
-            except Exception as error:
-                traceback.print_exc(file=sys.stderr)
-                pipe.send((None, f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"[:300]))
+                pipe.send((here(known[name], math.inf), None))
+            except FailedError as error:
+                pipe.send((None, str(error)))
 
 
 def _end_with_parent() -> None:

@@ -16,7 +16,7 @@ from fdg.running.xla_options import NONE, PRESETS, choose_xla_options
 
 _COMMANDS = "xla_gpu_enable_command_buffer"
 _TRITON = "xla_gpu_triton_gemm_any"
-_OTHERS = {
+_OTHERS: dict[str, Mapping[str, Any]] = {
     "latency hiding scheduler": {"xla_gpu_enable_latency_hiding_scheduler": True},
     "no Triton": {"xla_gpu_enable_triton_gemm": False},
     "no command buffers": {"xla_gpu_graph_min_graph_size": 10**6},  # for none is as large

@@ -96,7 +96,7 @@ def trained(flags: Sequence[str], solved_at: float | None, seconds: float) -> Fi
     done, taken, rates, curve = 0, 0.0, [], []
     solved: float | None = None
     count = 1
-    while done < job.num_iterations and taken < seconds and (solved is None or len(rates) < 4):
+    while done < job.num_iterations and (not rates or taken < seconds) and (solved is None or len(rates) < 4):
         count = min(count, job.num_iterations - done)
         begun = time.perf_counter()
         state, metrics = engine.run(state, count)

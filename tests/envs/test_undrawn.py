@@ -63,3 +63,24 @@ def test_what_a_module_needs_while_it_is_imported_is_imported(tmp_path):
         """
     )
     assert said.splitlines() == ["True False", "(0.0, 0.0, 0.0) seaborn"]
+
+
+def test_what_is_not_installed_is_missed_at_its_first_use(tmp_path):
+    (tmp_path / "drawer.py").write_text(
+        "import absent.pyplot as plt\nfrom absent import colors\nfrom absent.axes import Axes as axes\n"
+        "def draw():\n    return colors.to_rgb('k')\n"
+    )
+    said = run(
+        f"""
+        import sys
+        sys.path.insert(0, {str(tmp_path)!r})
+        from envs.undrawn import undrawn
+        with undrawn("absent"):
+            import drawer
+        try:
+            drawer.draw()
+        except ModuleNotFoundError as error:
+            print(error)
+        """
+    )
+    assert said.splitlines() == ["No module named 'absent'"]

@@ -1,0 +1,156 @@
+"""The measurements of a GPU, rehearsed on the CPU: nothing measured is lost, nothing is measured twice."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bench.gpu import ceilings, language, measuring, wheels
+from bench.gpu.measuring import FailedError, Measurement, Part, Record, Settings, here, measure
+from bench.gpu.parts import PARTS
+from bench.gpu.suite import counted
+from bench.gpu.tables import NOT_MEASURED, markdown, record_of
+from bench.gpu.training import trained
+from fdg.errors import FdgError
+
+ROOT = Path(__file__).parents[1]
+
+
+def part_of(*rows, calls=None):
+    """A part whose measurements take no time, and count how often they are made."""
+    calls = {} if calls is None else calls
+
+    def figures(row):
+        calls[row] = calls.get(row, 0) + 1
+        return {"value": float(calls[row]), "list": [row]}
+
+    return Part(
+        "Fakes",
+        100,
+        lambda settings: [Measurement("Rows", row, lambda row=row: figures(row), 10) for row in rows],
+    )
+
+
+def test_what_is_measured_is_kept_at_once_and_not_measured_again(tmp_path):
+    calls, path = {}, record_of(tmp_path, 1)
+    part = part_of("a", "b", "c", calls=calls)
+
+    def fails_at_b(one, limit):
+        kept = json.loads(path.read_text())["measured"] if path.exists() else {}
+        assert len(kept) == sum(calls.values())  # all so far is on the disk
+        if one.row == "b":
+            raise FailedError("out of memory")
+        return here(one, limit)
+
+    measure(part, Settings(tmp_path), Record(path), fails_at_b)
+    assert calls == {"a": 1, "c": 1}
+    printed = "\n".join(markdown(part, 1, tmp_path))
+    assert "| a | 1 |\n| b | - |\n| c | 1 |" in printed and "failed: Rows: b: out of memory" in printed
+    measure(part, Settings(tmp_path), Record(path), here)
+    assert calls == {"a": 1, "b": 1, "c": 1}
+    assert "failed" not in "\n".join(markdown(part, 1, tmp_path))
+
+
+def test_what_there_is_no_time_for_is_left_out_and_said_to_be(tmp_path, monkeypatch):
+    clock = iter(range(0, 1000, 7))  # each look takes seven seconds: a from 7 to 21, b has two left
+    monkeypatch.setattr(measuring.time, "monotonic", lambda: float(next(clock)))
+    record = Record(record_of(tmp_path, 1))
+    limits = []
+    measure(
+        part_of("a", "b"), Settings(tmp_path), record, lambda *both: limits.append(both[1]) or {}, seconds=30
+    )
+    assert limits == [23.0]
+    assert record.content["left out"] == {"Rows: b": "2 s were left, and it takes about 10"}
+    measure(part_of("a", "b"), Settings(tmp_path), Record(record_of(tmp_path, 1)), here)
+    assert not Record(record_of(tmp_path, 1)).content["left out"]
+
+
+def test_a_rehearsal_and_measurements_are_not_mixed(tmp_path):
+    path = record_of(tmp_path, 1)
+    Record(path, tiny=True).keep("measured", "a", {})
+    with pytest.raises(FdgError, match="a rehearsal, and this is measurements"):
+        Record(path)
+    path.write_text("[1]")
+    with pytest.raises(FdgError, match="no record of this command"):
+        Record(path)
+
+
+def process_of(tmp_path, *words):
+    """The command, and its record once there are figures in it."""
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    return subprocess.Popen(
+        [sys.executable, "-m", "bench.gpu", "--out", str(tmp_path), "--tiny", *words],
+        cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+
+
+def test_a_part_that_is_killed_keeps_what_it_had_and_goes_on_from_there(tmp_path):
+    path = record_of(tmp_path, 1)
+    process = process_of(tmp_path, "--part", "1")
+    end = time.monotonic() + 120
+    while not path.exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()  # ends only when its measuring process has ended too
+    had = Record(path, tiny=True).measured
+    assert "Machine: device" in had
+    first = Part("Ceilings", 100, ceilings.measurements)
+    measure(first, Settings(tmp_path, tiny=True), Record(path, tiny=True), here)
+    assert not Record(path, tiny=True).content["failed"]
+    now = Record(path, tiny=True).measured
+    assert {name: now[name] for name in had} == dict(had)
+    assert now["Agreement with the CPU: PPO, CartPole-v1"]["agrees"]
+    assert now["Products: bfloat16"]["TFLOP/s"] > 0 and now["Memory: read and write"]["GB/s"] > 0
+
+
+def test_training_says_its_speed_and_when_it_was_solved():
+    flags = "--env CartPole-v1 --num-envs 8 --num-steps 16 --num-minibatches 1 --total-steps 4096 --devices 1"
+    figures = trained(flags.split(), solved_at=10.0, seconds=60.0)
+    seconds, steps, returns = zip(*figures["curve"], strict=True)
+    assert figures["steps"] == steps[-1] <= 4096 and figures["s"] == seconds[-1]
+    assert figures["steps/s"] > 0 and any(value and value >= 10 for value in returns)
+    assert 0 < figures["s to solve"] <= seconds[-1]
+    assert figures["predicted MiB"] == pytest.approx(figures["XLA's MiB"], rel=0.2)
+    assert trained(flags.split(), solved_at=501.0, seconds=0.0)["s to solve"] is None
+
+
+def test_generation_of_a_small_decoder(tmp_path):
+    one, *_ = language.measurements(Settings(tmp_path, tiny=True))
+    assert one.measure()["tokens/s"] > 0
+    assert 490e6 < language.HALF_A_BILLION.num_parameters < 500e6  # as its card says
+
+
+def test_tests_are_counted_with_and_without_processes():
+    alone = "tests/a.py::b[x y] PASSED [ 1%]\ntests/a.py::c ERROR\ntests/a.py::d SKIPPED (no x) [ 9%]\n"
+    among = "[gw0] [ 50%] PASSED tests/a.py::e \n[gw3] [ 90%] FAILED tests/a.py::f[PASSED] \n"
+    said = counted(alone + among + "PASSED is a word\n")
+    assert (said["passed"], said["failed"], said["skipped"]) == (2, 2, 1)
+    assert said["failures"] == ["tests/a.py::f[PASSED]", "tests/a.py::c"]
+
+
+def test_the_wheels_fit_and_are_the_tested_versions():
+    assert sum(wheel.size for wheel in wheels.WHEELS) <= wheels.MOST == 45 * 2**20
+    pinned = dict(
+        line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line
+    )
+    for wheel in wheels.WHEELS:
+        assert pinned.get(wheel.name, wheel.version) == wheel.version, wheel.name
+
+
+def test_three_parts_take_22_minutes_and_every_part_ten():
+    assert sum(PARTS[number].seconds for number in (1, 2, 3)) <= 22 * 60
+    assert all(part.seconds < 600 for part in PARTS.values())
+
+
+@pytest.mark.parametrize("number", PARTS)
+def test_the_page_has_a_place_for_every_part(number, tmp_path):
+    heading, _, said, *_ = markdown(PARTS[number], number, tmp_path)
+    page = (ROOT / "docs" / "gpu.md").read_text()
+    assert said == NOT_MEASURED and heading in page
+    names = [one.name for one in PARTS[number].measurements(Settings(tmp_path))]
+    assert len(set(names)) == len(names)
