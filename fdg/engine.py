@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from fdg import jaxprs, keys
+from fdg import jaxprs
 from fdg.arguments import check_arguments, checked_names
 from fdg.batch.collective import Collective, unexplained
 from fdg.errors import FdgError, FdgWarning, host_errors
@@ -25,7 +25,7 @@ from fdg.processes import distributed
 from fdg.processes.arrays import made_by, put
 from fdg.running.execution import execution
 from fdg.running.interrupts import Held
-from fdg.running.leaves import Remembered, without_aliases
+from fdg.running.leaves import Remembered, typed_like, without_aliases
 from fdg.running.metrics import PendingMetrics
 from fdg.running.order import has_ordered_collectives
 from fdg.running.xla_options import xla_options
@@ -48,7 +48,10 @@ class Engine:
         self.algorithm, self.plan, self.devices = algorithm, plan, tuple(devices)
         self._execution = execution(plan.graph, plan, self.devices)
         self.programs = self._execution.programs
-        self._shapes = self._execution.shapes
+        self._shapes = [
+            jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=shape.sharding, weak_type=leaf.weak_type)
+            for shape, leaf in zip(self._execution.shapes, jax.tree.leaves(plan.graph.state), strict=True)
+        ]
         self._structure = jax.tree.structure(plan.graph.state)
         self.state_shape = jax.tree.unflatten(self._structure, self._shapes)
         self._shardings = [shape.sharding for shape in self._shapes]
@@ -80,7 +83,7 @@ class Engine:
         leaves = self._make(self._starts(seed))
         if self.plan.schedule is not None:
             leaves = [put(x, shape) for x, shape in zip(leaves, self._shapes, strict=True)]
-        return jax.tree.unflatten(self._structure, leaves)
+        return jax.tree.unflatten(self._structure, typed_like(self._shapes, leaves))
 
     @checked_names
     def run(self, state: Any, iterations: int = 1) -> tuple[Any, dict[str, jax.Array]]:
@@ -135,6 +138,7 @@ class Engine:
             # Between the donation and the return there is no state that the caller could still have.
             with Held() as held:
                 leaves, metrics = self._execution.start(placed, iterations, held.caught)
+                leaves = typed_like(self._shapes, leaves)
                 self._returned = Remembered(leaves)
                 result = jax.tree.unflatten(self._structure, leaves), metrics
         except KeyboardInterrupt:
@@ -288,11 +292,7 @@ class Engine:
         # Agents one after the other: LAPACK's batched QR, which orthogonal initialisers would become under
         # vmap, can wait for itself for ever in XLA's CPU thread pool (jaxlib 0.10.2, two cores).
         state = init(key) if self.plan.num_seeds is None else jax.lax.map(init, key)
-        # Strongly typed, so that the first run and the later ones are the same executable.
-        return [
-            leaf if keys.is_key(leaf.dtype) else jax.lax.convert_element_type(leaf, leaf.dtype)
-            for leaf in jax.tree.leaves(state)
-        ]
+        return jax.tree.leaves(state)
 
     def _check(self, state: Any) -> list[jax.Array]:
         leaves, structure = jax.tree.flatten(state)

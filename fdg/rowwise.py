@@ -27,10 +27,12 @@ rowwise_p.multiple_results = True
 
 
 def trace_rows(function: Callable[..., Any], operands: Any) -> core.ClosedJaxpr:
-    """The jaxpr of a flat function for operands of these shapes and dtypes."""
-    return jaxprs.lowered(
-        jax.make_jaxpr(function)(*[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands])
-    )
+    """The jaxpr of a flat function for operands of these shapes and dtypes, weakly typed or not."""
+    weak = [getattr(x, "weak_type", False) for x in operands]  # keys have none
+    shapes = [
+        jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=w) for x, w in zip(operands, weak, strict=True)
+    ]
+    return jaxprs.lowered(jax.make_jaxpr(function)(*shapes))
 
 
 def _run(*operands: Any, jaxpr: Any, function: Any, splits: Splits) -> list[Any]:

@@ -140,8 +140,10 @@ class Local:
             case "gather" if axis not in params["dimension_numbers"].operand_batching_dims:
                 return {**params, "slice_sizes": self._shape(params["slice_sizes"], axis)}
             case "rowwise":
-                atoms = zip(step.eqn.invars, step.operands, strict=True)
-                parts = [jax.ShapeDtypeStruct(self._shape(v.aval.shape, a), v.aval.dtype) for v, a in atoms]
+                parts = [
+                    v.aval.update(shape=self._shape(v.aval.shape, axis))
+                    for v, axis in zip(step.eqn.invars, step.operands, strict=True)
+                ]
                 return {**params, "jaxpr": trace_rows(params["function"], parts)}
         return params
 

@@ -27,6 +27,18 @@ class Remembered:
         )
 
 
+def typed_like(shapes: Sequence[Any], arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    """The same arrays, which nobody else has yet, weakly typed where their shapes are.
+
+    What XLA makes has no such type, and plain JAX takes it from what was traced.
+    """
+    for shape, array in zip(shapes, arrays, strict=True):
+        held: Any = array
+        if shape.weak_type != getattr(held, "weak_type", False):  # keys have none
+            held.aval = held.aval.update(weak_type=shape.weak_type)
+    return list(arrays)
+
+
 def without_aliases(leaves: Sequence[jax.Array]) -> list[jax.Array]:
     """The leaves, but a copy of each that lies, in part at least, in an earlier one's memory.
 

@@ -15,6 +15,7 @@ from fdg.tracing.mistakes import check_arrays, explained, is_array, unchanged
 from fdg.tracing.names import name_fragments
 from fdg.tracing.reader import Reader
 from fdg.tracing.state_axes import state_axes
+from fdg.tracing.weak_types import computes_alike, weakness, with_weakness
 
 WHOLE = "iteration"  # role of an iteration in which nothing is marked
 
@@ -42,6 +43,7 @@ def trace(algorithm: Any) -> FDG:
         algorithm.check_when_traced(state)
     leaves, structure = jax.tree.flatten(state)
     output: list[Any] = []
+    returned: list[bool] = []  # which leaves the last trace returned weakly typed
 
     def iterate(*leaves):
         result = algorithm.iterate(jax.tree.unflatten(structure, leaves))
@@ -55,14 +57,25 @@ def trace(algorithm: Any) -> FDG:
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (new_state, metrics))
         _check_fixed_point(name, state, shapes[0])
         output.append(shapes)
-        # A leaf may come back weakly typed (x * 2.0); the state's own type is the one that stays.
+        returned[:] = weakness(new_state)
+        # Strongly typed where the program ends; what the next iteration sees is what was returned.
         strong = [jax.lax.convert_element_type(n, o.dtype) if not keys.is_key(o.dtype) else n
                   for n, o in zip(jax.tree.leaves(new_state), leaves, strict=True)]  # fmt: skip
         return *strong, *jax.tree.leaves(metrics)
 
-    def traced(function: Any) -> FDG:
+    def jaxpr_of(function: Any, weak: list[bool]) -> Any:
         with explained(f"{name}.iterate"), unchanged(algorithm, "iterate"):
-            jaxpr = jaxprs.lowered(jax.make_jaxpr(function)(*leaves))
+            return jaxprs.lowered(jax.make_jaxpr(function)(*with_weakness(leaves, weak)))
+
+    def traced(function: Any) -> FDG:
+        nonlocal state
+        weak = weakness(leaves)
+        jaxpr, seen = jaxpr_of(function, weak), [weak]
+        while (after := list(returned)) not in seen:
+            if not computes_alike(jaxpr, jaxpr_of(function, after)):
+                raise GraphError(_changes_weakness(name, state, seen[-1], after))
+            seen.append(after)
+        state = with_weakness(state, seen[-1])
         try:
             core.check_jaxpr(jaxprs.open_jaxpr(jaxpr))
         except TypeError as error:
@@ -122,7 +135,7 @@ def read_graph(name: str, jaxpr: Any, state: Any, metrics: Any) -> FDG:
 
 
 def abstract_state(algorithm: Any) -> Any:
-    """The state's pytree as strongly typed `jax.ShapeDtypeStruct`."""
+    """The state's pytree as `jax.ShapeDtypeStruct`, weakly typed where `init` makes Python numbers."""
     name = type(algorithm).__name__
 
     def init() -> Any:
@@ -132,7 +145,7 @@ def abstract_state(algorithm: Any) -> Any:
 
     with explained(f"{name}.init"), unchanged(algorithm, "init"):
         shapes = jax.eval_shape(init)
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), shapes)
+    return with_weakness(shapes, weakness(shapes))
 
 
 def _check_fixed_point(name: str, before: Any, after: Any) -> None:
@@ -149,6 +162,16 @@ def _check_fixed_point(name: str, before: Any, after: Any) -> None:
                 f"{name}.iterate changes state{jax.tree_util.keystr(path)} from {old.dtype}{list(old.shape)} "
                 f"to {new.dtype}{list(new.shape)}: return the shape and dtype that init gives"
             )
+
+
+def _changes_weakness(name: str, state: Any, before: list[bool], after: list[bool]) -> str:
+    """What is wrong with a leaf that is weakly typed before some iterations and not before others."""
+    found = zip(jax.tree_util.tree_leaves_with_path(state), before, after, strict=True)
+    path, dtype, old = next((path, leaf.dtype, old) for (path, leaf), old, new in found if old != new)
+    where = f"{name}.iterate takes state{jax.tree_util.keystr(path)} as"
+    changes = f"a Python number and returns {dtype}" if old else f"{dtype} and returns a Python number"
+    fix = f"make it jnp.{dtype}(...) in init" if old else f"return it with jnp.asarray(..., jnp.{dtype})"
+    return f"{where} {changes}, which computes otherwise from the second iteration on: {fix}"
 
 
 def _check_metrics(name: str, metrics: Any) -> None:

@@ -33,6 +33,7 @@ import numpy as np
 from fdg import keys
 from fdg.errors import FdgError, FdgWarning, RunError
 from fdg.processes import distributed
+from fdg.running.leaves import typed_like
 
 KEEP = 3  # the newest; older ones are removed once a newer one is complete
 _SHARE = 0.01  # of a run's time, to be spent on checkpoints that nobody asked for one by one
@@ -224,7 +225,7 @@ class Checkpoints:
             )
             made_by = keys.implementation(leaf.shape, leaf.dtype)
             restored.append(array if made_by is None else jax.random.wrap_key_data(array, impl=made_by[0]))
-        return jax.tree.unflatten(structure, restored)
+        return jax.tree.unflatten(structure, typed_like(leaves, restored))
 
     def close(self) -> None:
         """Waits until everything is written.

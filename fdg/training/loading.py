@@ -81,7 +81,10 @@ def load_as_said(
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     lead = () if agents is None else (agents,)
     target = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(lead + leaf.shape, leaf.dtype, sharding=here), target
+        lambda leaf: jax.ShapeDtypeStruct(
+            lead + leaf.shape, leaf.dtype, sharding=here, weak_type=leaf.weak_type
+        ),
+        target,
     )
     try:
         state = checkpoints.restore(iteration, target)
