@@ -16,7 +16,7 @@ from fdg.batch.collective import Collective, unexplained
 from fdg.errors import FdgError, FdgWarning, host_errors
 from fdg.garbage import looked_for_seldom
 from fdg.lowering import host_calls
-from fdg.lowering.extremes import keep_nan
+from fdg.lowering.programs import split_as_seen_fit
 from fdg.placing.digest import digests
 from fdg.placing.place import place
 from fdg.placing.plan import BETWEEN, Plan
@@ -281,8 +281,9 @@ class Engine:
         return made_by(device.process_index, lambda: init(key), self._shapes)
 
     def _init_leaves(self, key):
-        """The first state's leaves. XLA splits what makes them over the devices as it sees fit."""
-        return core.jaxpr_as_fun(keep_nan(jax.make_jaxpr(self._first_leaves)(key)))(*jax.tree.leaves(key))
+        """The first state's leaves."""
+        made = split_as_seen_fit(jax.make_jaxpr(self._first_leaves)(key), self.plan, self.devices)
+        return core.jaxpr_as_fun(made)(*jax.tree.leaves(key))
 
     def _first_leaves(self, key):
         def init(key):

@@ -25,6 +25,7 @@ from fdg.lowering.extremes import extreme_over, keep_nan, may_lose_nan
 from fdg.lowering.local import Local
 from fdg.lowering.mesh import SEED, batch_sharding, make_mesh
 from fdg.lowering.tiles import run_tiles, tiles_of
+from fdg.lowering.unsplit import unsplit
 from fdg.placing.layout import BATCH, Spec
 from fdg.recall import Recall
 from fdg.rowwise import rowwise_p
@@ -101,8 +102,8 @@ class _Rewriter:
                 met[atom] = equations[-1].outvars[0]
             return met[atom]
 
-        def constrained(atom: Any, axis: Axis, gathered: Axis = None) -> Any:
-            equations.append(self._constraint(atom, axis, gathered))
+        def constrained(atom: Any, axis: Axis, whole: Sequence[int] = ()) -> Any:
+            equations.append(self._constraint(atom, axis, whole))
             return equations[-1].outvars[0]
 
         def place(atom: Any, axis: Axis) -> Any:
@@ -114,8 +115,9 @@ class _Rewriter:
                 # axis to another by way of the whole: there is no other exchange than a gather.
                 made = axes.get(atom)
                 before = made if None in (made, axis) else None
+                whole = () if made is None else (made,)
                 placed[atom, axis] = (
-                    pinned(atom) if made == axis else constrained(place(atom, before), axis, made)
+                    pinned(atom) if made == axis else constrained(place(atom, before), axis, whole)
                 )
             return placed[atom, axis]
 
@@ -143,6 +145,9 @@ class _Rewriter:
             invars = take(step.eqn.invars, step)
             for i in weights.meeting(step) if self.sharded else ():
                 invars[i] = meet(step.eqn.invars[i], invars[i])
+            takes, gives = unsplit(step) if self.sharded else ({}, {})
+            for i, whole in takes.items():
+                invars[i] = constrained(invars[i], step.operands[i], whole)
             eqn = step.eqn.replace(invars=invars)
             opened = jaxprs.bodies(step.eqn) if step.bodies and (self.sharded or not step.local) else ()
             inner = [
@@ -160,11 +165,14 @@ class _Rewriter:
             else:
                 if step.bodies:
                     eqn = _with_bodies(eqn, step, [jaxpr for jaxpr, *_ in inner])
-                shared = [v for v in eqn.outvars if step.reduced and v.aval.shape]
-                results = {v: core.Var(v.aval) for v in shared if not isinstance(v, core.DropVar)}
+                which = [
+                    k for k, v in enumerate(eqn.outvars) if _has_shape(v) and (step.reduced or k in gives)
+                ]
+                results = {eqn.outvars[k]: core.Var(eqn.outvars[k].aval) for k in which}
                 equations.append(eqn.replace(outvars=[results.get(v, v) for v in eqn.outvars]))
-                for old, new in results.items():
-                    equations.append(self._constraint(new, None).replace(outvars=[old]))
+                for k, (old, new) in zip(which, results.items(), strict=True):
+                    end = self._constraint(new, step.results[k], gives.get(k, ()))
+                    equations.append(end.replace(outvars=[old]))
             for atom in step.eqn.outvars:
                 if atom in pins:
                     pinned(atom)
@@ -216,17 +224,18 @@ class _Rewriter:
                 found += [i for i, v in inputs if v in constrained and i not in dict(step.sliced)]
         return found
 
-    def _constraint(self, atom: Any, axis: Axis, gathered: Axis = None) -> Any:
-        """An equation that gives `atom` the sharding of a batch axis, and makes it whole along `gathered`."""
+    def _constraint(self, atom: Any, axis: Axis, whole: Sequence[int] = ()) -> Any:
+        """An equation that gives `atom` the sharding of a batch axis; all else along `whole` is not split."""
         aval = atom.aval
         if axis is not None and aval.shape[axis] % self.mesh.shape[BATCH]:
             axis = None  # no part for each device; the plan lets no fragment's own batch get here
         sharding = batch_sharding(self.mesh, axis)
         if self.sharded:
             entries: list[Any] = [PartitionSpec.UNCONSTRAINED] * len(aval.shape)
-            for dimension, entry in ((gathered, None), (axis, BATCH)):
-                if dimension is not None:
-                    entries[dimension] = entry
+            for dimension in whole:
+                entries[dimension] = None
+            if axis is not None:
+                entries[axis] = BATCH
             sharding = NamedSharding(self.mesh, PartitionSpec(*entries))
         return _constraint_to(sharding, atom)
 

@@ -19,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from fdg import jaxprs, keys
 from fdg.lowering import constraints as sharding
 from fdg.lowering.agents import by_groups, mapped, of_one
+from fdg.lowering.extremes import keep_nan
 from fdg.lowering.mesh import SEED, batch_sharding, group_mesh, is_of_cpus, layout_sharding, make_mesh
 from fdg.lowering.population import exchanging
 from fdg.lowering.rewriting import rewritten
@@ -102,6 +103,14 @@ def lower_seeds(graph: FDG, plan: Plan, devices: Sequence[jax.Device]) -> Traini
 
     shardings = [NamedSharding(mesh, split)] * len(graph.state_axes)
     return TrainingLoop(run, shardings, NamedSharding(mesh, record), NamedSharding(mesh, everywhere))
+
+
+def split_as_seen_fit(jaxpr: core.ClosedJaxpr, plan: Plan, devices: Sequence[jax.Device]) -> core.ClosedJaxpr:
+    """A program of one group, such as that of the first state, that XLA splits as its results are to lie."""
+    group = plan.groups[0]
+    if len(plan.groups) > 1 or plan.num_seeds is not None or not group.shards:
+        return keep_nan(jaxpr)
+    return sharding.constrain(jaxpr, group_mesh(group, devices), specs=())
 
 
 def one_agent(

@@ -1,0 +1,66 @@
+"""Operations that XLA splits wrongly where parameters are split over `model`: the numbers of one device."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import fdg
+import policies
+
+
+def convolution(x, groups=1):
+    """Along the last axis, of eight channels."""
+    kernel = jnp.cos(x[:, : 8 // groups, :4])
+    return lax.conv_general_dilated(x, kernel, (1,), "SAME", feature_group_count=groups)
+
+
+def largest(x):
+    return lax.reduce_window(x, -jnp.inf, lax.max, (1, 4, 2), (1, 2, 1), "SAME")
+
+
+def total(function):
+    return jax.grad(lambda x: jnp.sum(function(x) ** 2))
+
+
+OPERATIONS = {
+    "convolve": lambda x: jnp.convolve(x[0, 0], x[0, 0], "same"),
+    "correlate": lambda x: jnp.correlate(x[0, 0], x[0, 1], "same"),
+    "convolution": convolution,
+    "its gradient": total(convolution),
+    "in groups": lambda x: convolution(x, 4),
+    "the largest": largest,
+    "where it is": total(largest),
+    "a function's": lambda x: lax.reduce(x, jnp.float32(0), lambda a, b: a + b + 0.1 * a * b, (2,)),
+}
+
+
+class Splits:
+    """Applies an operation to a parameter, between fragments and beside a batch."""
+
+    def __init__(self, operation):
+        self.operation = operation
+        self.fragment = fdg.fragment("learner", in_axes=(0, None), name="f")(
+            lambda x, p: x + operation(p).sum()
+        )
+
+    def init(self, key):
+        parameter = jax.random.normal(jax.random.key(1), (8, 8, 8))
+        return {"p": parameter, "made": self.operation(parameter), "rows": jnp.zeros(8)}
+
+    def iterate(self, state):
+        rows = self.fragment(state["rows"], state["p"])
+        return {"p": state["p"], "made": self.operation(state["p"]), "rows": rows}, {}
+
+
+@pytest.mark.parametrize("spec", [(None, None, "model"), ("batch", None, "model"), (None, "model", "batch")])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_numbers_are_those_of_one_device(name, spec, devices):
+    algorithm = Splits(OPERATIONS[name])
+    expected = jax.jit(algorithm.iterate)(algorithm.init(None))[0]
+    policy = policies.GPUOnly(model_parallel=2, parameters=(("'p'", spec),))
+    engine = fdg.compile(algorithm, policy, devices[:4])
+    state, _ = engine.run(engine.init(0))
+    for key in state:
+        np.testing.assert_allclose(state[key], expected[key], rtol=1e-4, atol=1e-3, err_msg=key)
