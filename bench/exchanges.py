@@ -53,7 +53,8 @@ def lines(graph, policy):
 
     plan = fdg.place(graph, policies.get(policy)(), DEVICES)
     return sorted(
-        f"{m.how} {m.source} -> {m.target} ({m.where}): {m.bytes_per_iteration} B"
+        f"{m.how} {m.source} -> {m.target} ({m.where}):"
+        f" {m.crossings_per_iteration} times {m.bytes_per_crossing} bytes"
         for m in plan.movements
         if m.how
     )

@@ -270,7 +270,8 @@ def _expanded(eqn: core.JaxprEqn) -> ClosedJaxpr:
     """What a high-level operation stands for."""
 
     def expand() -> ClosedJaxpr:
-        inputs, outputs = ([core.Var(v.aval) for v in atoms] for atoms in (eqn.invars, eqn.outvars))
+        inputs: list[Any] = [core.Var(v.aval) for v in eqn.invars]
+        outputs = [core.Var(v.aval) for v in eqn.outvars]
         alone = eqn.replace(invars=inputs, outvars=outputs)
         return lower_high_level(build(inputs, outputs, [alone], checked=False))
 
@@ -302,7 +303,7 @@ def lowered(closed: Any) -> Any:
     return of_jaxpr(closed)
 
 
-def as_one(function: Callable[..., Any], eqn: core.JaxprEqn) -> core.JaxprEqn:
+def as_one(function: Callable[..., Any], eqn: Any) -> core.JaxprEqn:
     """A function that is traced to one equation, in the place of one of the same operands and results."""
     shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
     (made,) = open_jaxpr(jax.make_jaxpr(function)(*shapes)).eqns
