@@ -16,7 +16,9 @@ from bench.gpu.parts import PARTS
 from bench.gpu.suite import counted
 from bench.gpu.tables import NOT_MEASURED, markdown, record_of
 from bench.gpu.training import trained
+from bench.peers.pairs import Pair
 from fdg.errors import FdgError
+from fdg.training.reference_jobs import Job
 
 ROOT = Path(__file__).parents[1]
 
@@ -117,6 +119,23 @@ def test_training_says_its_speed_and_when_it_was_solved():
     assert 0 < figures["s to solve"] <= seconds[-1]
     assert figures["predicted MiB"] == pytest.approx(figures["XLA's MiB"], rel=0.2)
     assert trained(flags.split(), solved_at=501.0, seconds=0.0)["s to solve"] is None
+
+
+@pytest.mark.parametrize("number", [1, 2, 5, 7])
+def test_full_sizes_are_read_by_the_command_line(number, tmp_path):
+    from fdg.commands.parse import parse
+
+    for one in PARTS[number].measurements(Settings(tmp_path)):
+        what, *_ = (*getattr(one.measure, "args", ()), None)
+        if (
+            getattr(one.measure, "func", None) is trained and "playground" not in one.row
+        ):  # which this environment lacks
+            assert parse(what, "test", "").num_iterations > 10, one.name
+        elif isinstance(what, Pair):
+            job = parse(what.our_flags, "test", "")
+            assert job.num_iterations * job.steps_per_iteration == what.steps, one.name
+        elif isinstance(what, Job):
+            assert what.build()[0].num_envs >= 128, one.name
 
 
 def test_generation_of_a_small_decoder(tmp_path):

@@ -29,7 +29,7 @@ def measurements(settings: Settings) -> list[Measurement]:
             _job("PPO", "Pendulum-v1", 4096, num_steps=16, hidden=(256, 256)),
             _job("PQN", "Breakout-MinAtar", 4096, num_steps=32),
             _job("A2C", "Acrobot-v1", 16384, num_steps=8),
-            _job("DQN", "CartPole-v1", 4096, learning_starts=8192),
+            _job("DQN", "CartPole-v1", 128, learning_starts=1024),
         ]
     return [
         Measurement("Calibration", "this machine", partial(calibrated, file, not settings.tiny), 200, 400),
