@@ -203,11 +203,14 @@ def check_policy(policy: Any) -> None:
         raise PlanError(
             f"{policy!r} is no policy: use a value such as policies.GPUOnly(), which has place(devices)"
         )
-    # Ours alone: what somebody annotates in a policy of their own, they may mean loosely. Numbers that do not
-    # fit are refused where groups are made, with what would fit.
+    # Ours alone: annotations in a user's policy may be meant loosely. Numbers of devices are refused where
+    # groups are made, with what would fit.
     if dataclasses.is_dataclass(policy) and type(policy).__module__.split(".")[0] == "policies":
-        fields = {field.name: getattr(policy, field.name) for field in dataclasses.fields(policy)}
-        given = [name for name, value in fields.items() if not isinstance(value, float)]
+        given = [
+            field.name
+            for field in dataclasses.fields(policy)
+            if not (field.metadata.get("devices") and isinstance(getattr(policy, field.name), float))
+        ]
         try:
             check_fields(policy, *given)
         except FdgError as error:
