@@ -7,8 +7,8 @@ import pytest
 
 import fdg
 import policies
-from fdg.placing.staleness.demand import Demand
-from fdg.placing.staleness.flow import Flow
+from fdg.placing.staleness import values
+from fdg.placing.staleness.readers import Readers
 from tests.placing.versions import (
     CENTRAL,
     COARSE,
@@ -218,14 +218,14 @@ def test_random_programs_against_plain_python(seed):
 
 
 def test_a_pass_that_takes_what_is_handed_on_for_a_product_is_found_out(monkeypatch):
-    monkeypatch.setattr(Flow, "unchanged", lambda self, eqn: [None] * len(eqn.outvars))
+    monkeypatch.setattr(values, "_certain", lambda value, among: value)
     arguments = START, COARSE, 1, 6
     with pytest.raises((AssertionError, fdg.PlanError)):
         assert_equal(python(scanned_hand_on, *arguments), rewritten(scanned_hand_on, *arguments, Looped()))
 
 
 def test_a_pass_that_has_nobody_wait_is_found_out(monkeypatch):
-    monkeypatch.setattr(Demand, "reader", lambda self, block: None)
+    monkeypatch.setattr(Readers, "old", lambda self, reader: frozenset())
     arguments = START, COARSE, 1, 6
     with pytest.raises(AssertionError):
         assert_equal(python(two_readers, *arguments), rewritten(two_readers, *arguments, Looped()))

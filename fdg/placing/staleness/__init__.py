@@ -6,9 +6,10 @@
 
 The delay is written into the iteration itself, before anything is placed: the state gets a history of what a
 group waits for, and what that group's fragments read comes from its old end. The result is a graph like any
-other, so that on any number of devices, one included, it has the same numbers. `flow` follows values forwards
-to say which come from the state unchanged, `demand` backwards to say who reads them, and `rewrite` writes it
-down.
+other, so that on any number of devices, one included, it has the same numbers.
+
+`values` says what each value comes from, `readers` which version of it each fragment reads, and `versions`
+writes the iteration again, with a variable for each version that is read.
 """
 
 from collections.abc import Mapping
@@ -18,10 +19,10 @@ import jax
 from jax.extend import core
 
 from fdg import jaxprs
-from fdg.placing.staleness.demand import Demand, Question, Reads
-from fdg.placing.staleness.flow import Flow
-from fdg.placing.staleness.rewrite import Rewriter
+from fdg.placing.staleness.readers import Readers
 from fdg.placing.staleness.state import Delay, DelayedState
+from fdg.placing.staleness.values import Block, Value
+from fdg.placing.staleness.versions import Written
 from fdg.tracing.graph import FDG
 from fdg.tracing.trace import read_graph
 
@@ -36,8 +37,9 @@ def delay(graph: FDG, assignment: Mapping[str, str], staleness: int, policy: Any
     between fragments), and whose next value another group's fragment makes. In iteration t the group reads
     the leaf as it was at the start of iteration t - staleness, and the first value before there is one.
     Everything else, and everybody else, reads the newest; so does the group, where another makes it in the
-    same iteration. Code between fragments is repeated on old values where it leads to the group; a value that
-    a fragment hands on unchanged is not its product.
+    same iteration. A fragment within another reads what that one reads, wherever it is placed, but a group
+    always the newest of what it makes itself. Code between fragments is repeated on old values where it leads
+    to the group; a value that a fragment hands on unchanged is not its product.
 
     Args:
       assignment: the group of each fragment, as the policy names it.
@@ -47,47 +49,28 @@ def delay(graph: FDG, assignment: Mapping[str, str], staleness: int, policy: Any
         delayed value on or not; a branch or loop around fragments depends on a delayed value; code with an
         effect would have to be repeated.
     """
-    waiting = frozenset(assignment[f.name] for f in graph.fragments if f.role == "actor")
-    jaxpr, num_state = jaxprs.open_jaxpr(graph.jaxpr), len(graph.state_axes)
-    flow = Flow(assignment)
-    top = flow.block(jaxpr, [frozenset({i}) for i in range(num_state)])
-    makers = [{x for x in top.origins_of(v) if isinstance(x, str)} for v in jaxpr.outvars[:num_state]]
-    late = {
-        i: frozenset(group for group in waiting if any(assignment[maker] != group for maker in found))
-        for i, found in enumerate(makers)
-    }
-    names = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(graph.state)]
-    actors = frozenset(f.name for f in graph.fragments if f.role == "actor")
+    leaves = [Value(v.aval, frozenset({i})) for i, v in enumerate(jaxprs.open_jaxpr(graph.jaxpr).invars)]
+    block, count = Block(graph.jaxpr, leaves), len(leaves)
+    names = [
+        f"state{jax.tree_util.keystr(path)}" for path, _ in jax.tree_util.tree_leaves_with_path(graph.state)
+    ]
     where = f"{policy}: staleness={staleness}"
-    demand = Demand(flow, Question(assignment, waiting, actors, late, [f"state{n}" for n in names], where))
-    newest: Reads = {(None, None)}
-    demand.run(top, [newest] * len(jaxpr.outvars))
-    delayed = [i for i, v in enumerate(jaxpr.invars) if any(demand.versions(top, v))]
-    what = Delay(staleness, tuple(delayed), _readers(graph, top.need, jaxpr.invars))
-    leaves = jax.tree.leaves(graph.state)
-    rows = tuple(tuple(leaves[i] for i in delayed) for _ in range(staleness))
+    readers = Readers(graph.fragments, assignment, staleness, block.ends[:count], names, where)
+    new = Written(block, [{None}] * len(block.ends), readers)
+
+    old = [{reader for reader in new.need.get(v, ()) if readers.version(v, reader)} for v in leaves]
+    delayed = [i for i, found in enumerate(old) if found]
+    late = set().union(*old)
+    what = Delay(staleness, tuple(delayed), tuple(f.name for f in graph.fragments if f.name in late))
+    shapes = jax.tree.leaves(graph.state)
+    state = DelayedState(graph.state, tuple(tuple(shapes[i] for i in delayed) for _ in range(staleness)))
     if not delayed:
-        return read_graph(graph.name, graph.jaxpr, DelayedState(graph.state, rows), graph.metrics), what
-
-    history = [[core.Var(jaxpr.invars[i].aval) for i in delayed] for _ in range(staleness)]
-    inputs: dict[tuple[Any, Any], Any] = {(v, None): v for v in jaxpr.invars}
-    for i, old in zip(delayed, history[0], strict=True):
-        inputs.update({(jaxpr.invars[i], group): old for group in waiting})
-    rewriter = Rewriter(demand)
-    new = rewriter.run(top, inputs)
-    ends = [rewriter.look_up(new, v, None) for v in jaxpr.outvars]
-    shifted = [*(v for row in history[1:] for v in row), *(jaxpr.invars[i] for i in delayed)]
-    closed = jaxprs.build(
-        [*jaxpr.invars, *(v for row in history for v in row)],
-        [*ends[:num_state], *shifted, *ends[num_state:]],
-        new.equations,
-        [*jaxpr.constvars, *(v for v, _ in new.constants)],
-        [*jaxprs.constants_of(graph.jaxpr), *(value for _, value in new.constants)],
-    )
-    return read_graph(graph.name, closed, DelayedState(graph.state, rows), graph.metrics), what
-
-
-def _readers(graph: FDG, need: Mapping[Any, Reads], leaves: Any) -> tuple[str, ...]:
-    """Fragments that read an older version of a leaf."""
-    found = {reader for v in leaves for version, reader in need.get(v, ()) if version}
-    return tuple(f.name for f in graph.fragments if f.name in found)
+        return read_graph(graph.name, graph.jaxpr, state, graph.metrics), what
+    ends = [new.read(v, [None]) for v in block.ends]
+    newest = [new.read(v, [None]) for v in leaves]
+    history = [(leaves[i], frozenset({(i, age)})) for age in range(staleness, 0, -1) for i in delayed]
+    older = [new.names.setdefault(pair, core.Var(pair[0].aval)) for pair in history]
+    shifted = [*older[len(delayed) :], *(newest[i] for i in delayed)]
+    inputs = [*((v, frozenset()) for v in leaves), *history]
+    closed = new.build(inputs, [*ends[:count], *shifted, *ends[count:]], checked=True)
+    return read_graph(graph.name, closed, state, graph.metrics), what

@@ -1,0 +1,166 @@
+"""Which version of each value a fragment reads, and what cannot be told."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+from jax.extend import core
+
+from fdg.errors import PlanError
+from fdg.placing.staleness.values import Origins, Value, fragments
+from fdg.tracing.graph import Fragment
+
+Reader: TypeAlias = str | None  # the innermost fragment that reads; None: the state, or a metric
+Version: TypeAlias = frozenset[
+    tuple[int, int]
+]  # each leaf of the state that is old, and its age in iterations
+Need: TypeAlias = Mapping[Value, set[Reader]]
+
+NEWEST: Version = frozenset()
+
+
+class Readers:
+    """The versions that fragments read."""
+
+    def __init__(
+        self,
+        fragments: Iterable[Fragment],
+        groups: Mapping[str, str],
+        staleness: int,
+        next_leaves: Sequence[Value],
+        leaf_names: Sequence[str],
+        where: str,
+    ):
+        """Takes the group of each fragment, the next value of each leaf of the state and its name.
+
+        `where` names the policy and its staleness, for errors.
+        """
+        self.groups, self.leaf_names, self.where = groups, leaf_names, where
+        self.around = {f.name: f.parent for f in fragments}
+        self.actors = {f.name for f in fragments if f.role == "actor"}
+        self.ages = {groups[name]: staleness for name in self.actors}  # of each group that waits
+        self._old: dict[Reader, Version] = {None: NEWEST}
+        self._versions: dict[tuple[Origins, Version], Version] = {}
+        self._origins: dict[Origins, Origins] = {}
+        names = [[x for x in self.origins(v) if isinstance(x, str)] for v in next_leaves]
+        self.makers = [{groups[name] for name in some} for some in names]
+        self._late = {i for i, made in enumerate(self.makers) if any(made - {group} for group in self.ages)}
+
+    def old(self, reader: Reader) -> Version:
+        """The version of the state that a fragment reads.
+
+        Within another fragment it reads what that one reads, but the newest of what its own group makes.
+        """
+        if reader not in self._old:
+            assert reader is not None
+            group, outer = self.groups[reader], self.around[reader]
+            waits = {i for i, made in enumerate(self.makers) if group in self.ages and made - {group}}
+            makes = {i for i, made in enumerate(self.makers) if group in made} - waits
+            own = {(i, self.ages[group]) for i in waits} if outer is None else self.old(outer)
+            self._old[reader] = frozenset((i, age) for i, age in own if i not in makes)
+        return self._old[reader]
+
+    def version(self, value: Value, reader: Reader) -> Version:
+        """The version of a value: as much of that of the state as it may come from."""
+        key = value.origins, self.old(reader)
+        if key not in self._versions:
+            self._versions[key] = frozenset(x for x in key[1] if x[0] in self.origins(value))
+        return self._versions[key]
+
+    def by_version(self, value: Value, readers: Iterable[Reader]) -> dict[Version, list[Reader]]:
+        """The readers of each version of a value, in a fixed order."""
+        found: dict[Version, list[Reader]] = {}
+        for reader in sorted(readers, key=lambda reader: reader or ""):
+            found.setdefault(self.version(value, reader), []).append(reader)
+        return dict(sorted(found.items(), key=lambda item: sorted(item[0])))
+
+    def is_alike(self, fragment: str, operands: Sequence[Value]) -> bool:
+        """Whether all fragments within one read the same versions of its operands as it does."""
+        inner = [name for name, outer in self.around.items() if outer == fragment]
+        same = (self.version(v, name) == self.version(v, fragment) for name in inner for v in operands)
+        return all(same) and all(self.is_alike(name, operands) for name in inner)
+
+    def origins(self, value: Value) -> Origins:
+        """The leaves and fragments that a value may come from."""
+        found = value.origins
+        if found not in self._origins:
+            parts = (self.origins(x) if isinstance(x, Value) else {x} for x in found)
+            self._origins[found] = frozenset().union(*parts)
+        return self._origins[found]
+
+    def late(self, values: Iterable[Value]) -> list[int]:
+        """Leaves that values may come from, of which some group reads an older version."""
+        return sorted(self._late.intersection(frozenset().union(*map(self.origins, values))))
+
+    # --- what cannot be delayed ---
+
+    def check_one_version(self, fragment: str, need: Need) -> None:
+        """A value that a fragment may have made or handed on has the version that the fragment reads."""
+        for value, readers in need.items():
+            own = self.version(value, fragment)
+            for version, (reader, *_) in self.by_version(value, readers).items():
+                if version != own:
+                    needed = f"the one that {self.groups[str(reader)]} reads" if version else "the newest"
+                    who = f"'{reader}'" if reader else "what comes after"
+                    raise PlanError(
+                        f"{self.where}: fragment {self._named(fragment)} makes a {value.aval.str_short()} or"
+                        f" hands {self._leaves(value)} on, and it cannot be told which: it reads"
+                        f" {'an older version' if own else 'the newest'}, and {who} needs {needed}; compute"
+                        f" it in every case (jnp.where, not a branch or while loop), or use staleness=0"
+                    )
+
+    def check_effect(self, eqn: core.JaxprEqn, operands: Sequence[Value], need: Need) -> None:
+        """Code between fragments that has an effect cannot be repeated."""
+        for value, readers in need.items():
+            for reader in sorted(name for name in readers if name and self.version(value, name)):
+                raise PlanError(
+                    f"{self.where}: code between fragments ({eqn.primitive.name}) has an effect, and"
+                    f" cannot be repeated with the older {self._leaves(*operands)} for"
+                    f" {self._named(reader)}: put it into a fragment, or use staleness=0"
+                )
+
+    def check_turns(self, start: Value, end: Value, readers: Iterable[Reader]) -> None:
+        """Within a loop, an actor may not act on what another group remakes: an iteration is no age then."""
+        order, groups = list(self.groups), self.groups
+        acting = [
+            x for x in self.actors.intersection(readers) if self.around[x] is None and self.version(start, x)
+        ]
+        for actor in sorted(acting, key=order.index):
+            others = [x for x in self.origins(end) if isinstance(x, str) and groups[x] != groups[actor]]
+            for other in sorted(others, key=order.index):
+                while (outer := self.around[other]) is not None and groups[outer] == groups[other]:
+                    other = outer
+                raise PlanError(
+                    f"{self.where} counts iterations, but within one iteration {self._named(actor)} and"
+                    f" {self._named(other)} take turns with the same parameters: use staleness=0, or let"
+                    f" the loop around them end before the update"
+                )
+
+    def check_control(self, eqn: core.JaxprEqn, choice: Value, need: Need) -> None:
+        """Whether a loop or branch goes on is one decision, also where a group would decide otherwise."""
+        after = sorted({reader for readers in need.values() for reader in readers if reader})
+        for reader in (*fragments(eqn), *after):
+            if self.version(choice, reader):
+                kind = "branch (cond)" if eqn.primitive.name == "cond" else "while loop"
+                raise PlanError(
+                    f"{self.where}: a {kind} between fragments depends on {self._leaves(choice)}, of which"
+                    f" {self._named(reader)} reads an older version than others, and it cannot go both ways:"
+                    f" decide it in a fragment, or use staleness=0"
+                )
+
+    def check_unknown(
+        self, eqn: core.JaxprEqn, operands: Sequence[Value], inside: Reader, need: Need
+    ) -> None:
+        """An older version cannot be followed through an equation of a kind that is not known."""
+        affected = [f for f in (*fragments(eqn), inside) if any(self.version(v, f) for v in operands)]
+        if affected or any(self.version(v, reader) for v, readers in need.items() for reader in readers):
+            raise PlanError(
+                f"{self.where}: {self._leaves(*operands)} cannot be followed through {eqn.primitive.name} to"
+                f" {', '.join(map(repr, affected)) or 'its readers'}: use a scan, cond or while loop, or"
+                f" staleness=0"
+            )
+
+    def _named(self, fragment: str) -> str:
+        return f"'{fragment}' ({self.groups[fragment]})"
+
+    def _leaves(self, *values: Value) -> str:
+        return ", ".join(self.leaf_names[i] for i in self.late(values))

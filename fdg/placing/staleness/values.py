@@ -1,0 +1,180 @@
+"""What each value of an iteration comes from, whichever version of it is read.
+
+    w, x -> scan(carry w, x: w, y = act(w, x)) -> w', ys -> learn(w', ys) -> w''
+
+`act` hands `w` on unchanged, so `w'` is `w`; `ys` come from `act`, `w''` from `learn`. Code between fragments
+makes no product: what it makes comes from whatever its operands come from.
+"""
+
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from jax.extend import core
+
+from fdg import jaxprs
+from fdg.fragment import FragmentMark
+
+Origins: TypeAlias = frozenset[Any]  # leaves of the state by position, fragments by name, values in loops
+
+_SAME_VALUE = frozenset(
+    "fragment_boundary copy copy_p optimization_barrier stop_gradient sharding_constraint name".split()
+)
+
+
+@dataclasses.dataclass(eq=False)
+class Value:
+    """A value at one place of the program.
+
+    Attributes:
+      origins: what it may come from.
+      same: the value that it certainly is, None if there is no other.
+      literal: the number that it is, if that is written into the jaxpr.
+      constant: the array that it is, if the jaxpr holds that.
+    """
+
+    aval: Any
+    origins: Origins = frozenset()
+    same: "Value | None" = None
+    literal: Any = None
+    constant: Any = None
+
+
+class Block:
+    """A jaxpr at one place of the program, from its inputs to its end; one that is called twice has two.
+
+    Attributes:
+      inside: the innermost fragment around it, None between fragments.
+      inputs, ends: the values that go in and come out.
+      inner: for each equation, a block for each of its bodies.
+    """
+
+    def __init__(self, closed: Any, inputs: Sequence[Value], inside: str | None = None):
+        self.jaxpr, self.inputs, self.inside = jaxprs.open_jaxpr(closed), inputs, inside
+        constants = [
+            Value(v.aval, constant=x)
+            for v, x in zip(self.jaxpr.constvars, jaxprs.constants_of(closed), strict=True)
+        ]
+        self._values = dict(
+            zip([*self.jaxpr.invars, *self.jaxpr.constvars], [*inputs, *constants], strict=True)
+        )
+        self.inner: list[list[Block]] = []
+        for eqn in self.jaxpr.eqns:
+            results, blocks = _through(eqn, self.of(eqn.invars), inside)
+            self._values.update(zip(eqn.outvars, results, strict=True))
+            self.inner.append(blocks)
+        self.ends = self.of(self.jaxpr.outvars)
+
+    def of(self, atoms: Iterable[Any]) -> list[Value]:
+        """The values of variables and numbers."""
+        return [Value(v.aval, literal=v) if jaxprs.is_literal(v) else self._values[v] for v in atoms]
+
+
+def is_identity(eqn: core.JaxprEqn) -> bool:
+    """Whether each result is the operand at its position, unchanged."""
+    name = eqn.primitive.name
+    if name == "convert_element_type":
+        return eqn.invars[0].aval.dtype == eqn.outvars[0].aval.dtype  # type: ignore[attr-defined]
+    return name in _SAME_VALUE and len(eqn.invars) == len(eqn.outvars)
+
+
+def control_flow(eqn: core.JaxprEqn) -> str | None:
+    """`scan`, `while`, `cond` or `call`, where the equation's bodies say all; None where they do not."""
+    name, bodies = eqn.primitive.name, jaxprs.bodies(eqn)
+    if name in ("scan", "while", "cond"):
+        return name
+    exact = len(bodies) == 1 and bodies[0].exact and bodies[0].operands == tuple(range(len(eqn.invars)))
+    return "call" if exact and name != "custom_linear_solve" else None
+
+
+def fragments(eqn: core.JaxprEqn) -> list[str]:
+    """Names of the fragments that run when an equation does, but for those within others."""
+    mark = FragmentMark.of(eqn)
+    if mark is not None:
+        return [mark.name]
+    return [name for body in jaxprs.bodies(eqn) for inner in body.jaxpr.eqns for name in fragments(inner)]
+
+
+def _through(
+    eqn: core.JaxprEqn, operands: list[Value], inside: str | None
+) -> tuple[list[Value], list[Block]]:
+    """An equation's results, and its bodies' blocks."""
+    kind, mark = control_flow(eqn), FragmentMark.of(eqn)
+    if is_identity(eqn):
+        return [Value(v.aval, v.origins, same=v) for v in operands], []
+    if kind is None:
+        made = {inside} if inside is not None else _joined(operands).union(fragments(eqn))
+        return [Value(v.aval, frozenset(made)) for v in eqn.outvars], []
+    if mark is not None:
+        inside = mark.name
+    if kind in ("scan", "while"):
+        return _loop(eqn, operands, inside)
+    bodies = zip(jaxprs.bodies(eqn), jaxprs.closed_bodies(eqn), strict=True)
+    blocks = [Block(closed, [operands[i] for i in body.operands], inside) for body, closed in bodies]
+    choice = operands[0].origins if kind == "cond" and inside is None else frozenset()
+    results = []
+    for ends in zip(*(block.ends for block in blocks), strict=True):
+        first, *others = (_certain(end, operands) for end in ends)
+        is_one = all(first is other for other in others) and (kind == "call" or first in operands)
+        results.append(first if is_one else Value(first.aval, choice | _joined(ends)))
+    return results, blocks
+
+
+def _loop(eqn: core.JaxprEqn, operands: list[Value], inside: str | None) -> tuple[list[Value], list[Block]]:
+    *tests, body = jaxprs.bodies(eqn)
+    closed, own = jaxprs.closed_bodies(eqn), None if inside is None else frozenset({inside})
+    inputs = [Value(v.aval) for v in body.jaxpr.invars]
+    carried = {k: inputs[i] for i, k in body.carry}
+    for i, value in enumerate(inputs):
+        operand = operands[body.operands[i]]
+        if i in body.sliced:  # taking a row is code
+            value.origins = own or operand.origins
+        elif value in carried.values():
+            value.origins = frozenset({value})
+        else:
+            inputs[i] = operand
+    starts = {
+        value: operands[body.operands[i]] for i, value in enumerate(inputs) if value in carried.values()
+    }
+    last = Block(closed[-1], inputs, inside)
+    trips = [{value: start.origins for value, start in starts.items()}]  # going into each, until it repeats
+    while (
+        following := {v: _replaced(last.ends[k].origins, trips[-1]) for k, v in carried.items()}
+    ) not in trips:
+        trips.append(following)
+    every = {value: frozenset().union(*(trip[value] for trip in trips)) for value in starts}
+    firsts = [[operands[i] for i in test.operands[: len(test.operands) - len(carried)]] for test in tests]
+    blocks = [Block(closed[0], [*first, *carried.values()], inside) for first in firsts]
+    choice = frozenset().union(*(_replaced(block.ends[0].origins, every) for block in blocks if own is None))
+    for k, value in carried.items():
+        value.origins = every[value]
+        value.same = starts[value] if _certain(last.ends[k], [value]) is value else None
+    length, first = eqn.params.get("length", 0), trips.index(following)
+    after = trips[length if length < len(trips) else first + (length - first) % (len(trips) - first)]
+    results = []
+    for k, v in enumerate(eqn.outvars):
+        if k in body.stacked:
+            results.append(Value(v.aval, own or _replaced(last.ends[k].origins, every)))
+            continue
+        value = carried[k]
+        same = value.same if tests else starts[value] if length == 0 else _certain(last.ends[k], operands)
+        origins = every[value] | choice if tests else after[value]
+        results.append(same if same in operands else Value(v.aval, origins))
+    return results, [*blocks, last]
+
+
+def _certain(value: Value, among: Collection[Value]) -> Value:
+    """The one of several values that a value certainly is, or itself."""
+    found: Value | None = value
+    while found is not None and found not in among:
+        found = found.same
+    return found or value
+
+
+def _joined(values: Iterable[Value]) -> Origins:
+    return frozenset().union(*(value.origins for value in values))
+
+
+def _replaced(origins: Origins, by: Mapping[Any, Origins]) -> Origins:
+    """With the origins of values that a loop carries in their place."""
+    return frozenset().union(*(by.get(x, {x}) for x in origins))

@@ -1,0 +1,238 @@
+"""Writes an iteration in which each reader gets its version of each value, and nothing that nobody reads.
+
+    w -> scan(act(w, x), step(x, a)), learn(w, ys)      `act` and `step` on actors, `learn` on learners
+
+Where `w` is older for the actors, the scan gets the older one and `learn` the newest. Equations are written
+from the last to the first, so that a value's readers are known when its own turn comes.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import jax
+from jax.extend import core
+
+from fdg import jaxprs
+from fdg.fragment import FragmentMark
+from fdg.placing.staleness.readers import Need, Reader, Readers, Version
+from fdg.placing.staleness.values import Block, Value, control_flow, fragments, is_identity
+
+Pair: TypeAlias = tuple[Value, Version]
+
+
+class Written:
+    """A block, written from its end.
+
+    Attributes:
+      need: the readers of each value.
+      names: the variable of each version that is read.
+      made: the versions that an equation here makes; others are inputs.
+    """
+
+    def __init__(self, block: Block, ends: Iterable[set[Reader]], readers: Readers):
+        """Takes the readers of each value at the block's end."""
+        self.block, self.readers = block, readers
+        self.need: dict[Value, set[Reader]] = {}
+        self.names: dict[Pair, Any] = {}
+        self.made: set[Pair] = set()
+        self._equations: list[Any] = []  # the last first; or (function, operands, results), traced when built
+        for value, some in zip(block.ends, ends, strict=True):
+            self.read(value, some)
+        for eqn, inner in reversed(list(zip(block.jaxpr.eqns, block.inner, strict=True))):
+            self._write(eqn, inner)
+
+    def read(self, value: Value, readers: Iterable[Reader]) -> Any:
+        """The variable of the version that the last of some readers gets."""
+        found = value.literal
+        for reader in readers if found is None else ():
+            self.need.setdefault(value, set()).add(reader)
+            found = self.names.setdefault((value, self.readers.version(value, reader)), core.Var(value.aval))
+        return found
+
+    def build(self, inputs: Iterable[Pair], outputs: Sequence[Any], checked: bool = False) -> Any:
+        """The closed jaxpr."""
+        equations: list[core.JaxprEqn] = []
+        same: dict[Any, Any] = {}  # what results that are traced turn out to be
+        variables = [self.names.get(pair) or core.Var(pair[0].aval) for pair in inputs]
+        constants = [
+            (v, x.constant)
+            for (x, _), v in self.names.items()
+            if x.constant is not None and v not in variables
+        ]
+        for equation in reversed(self._equations):
+            if not isinstance(equation, tuple):
+                equations.append(equation.replace(invars=_renamed(equation.invars, same)))
+                continue
+            function, operands, results = equation
+            shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in operands]
+            traced = jaxprs.open_jaxpr(jax.make_jaxpr(function)(*shapes))
+            inner = dict(zip(traced.invars, _renamed(operands, same), strict=True))
+            equations += (eqn.replace(invars=_renamed(eqn.invars, inner)) for eqn in traced.eqns)
+            same.update(zip(results, _renamed(traced.outvars, inner), strict=True))
+        ends, (names, arrays) = (
+            _renamed(outputs, same),
+            zip(*constants, strict=True) if constants else ((), ()),
+        )
+        return jaxprs.build(variables, ends, equations, names, arrays, checked)
+
+    def _make(self, value: Value, version: Version) -> Any:
+        """The variable of a version that an equation makes, which may be one that nobody reads."""
+        pair = value, version
+        if pair not in self.names or pair in self.made:
+            return core.Var(value.aval)
+        self.made.add(pair)
+        return self.names[pair]
+
+    def _write(self, eqn: core.JaxprEqn, inner: list[Block]) -> None:
+        operands, runs, mark = self.block.of(eqn.invars), fragments(eqn), FragmentMark.of(eqn)
+        results = [v for v in self.block.of(eqn.outvars) if v.literal is None and v not in operands]
+        need = {v: self.need.get(v, set()) for v in results}
+        if not (runs or eqn.effects or any(need.values())):
+            return
+        if mark is not None:
+            self.readers.check_one_version(mark.name, need)
+        if not runs or not self.readers.late(operands):
+            self._copy(eqn, need, self.block.inside)
+        elif mark is not None and self.readers.is_alike(mark.name, operands):
+            self._copy(eqn, need, mark.name)
+        elif control_flow(eqn) is None:
+            self.readers.check_unknown(eqn, operands, self.block.inside, need)
+            self._copy(eqn, need, self.block.inside)
+        else:
+            self._bodies(eqn, inner, need)
+
+    def _copy(self, eqn: core.JaxprEqn, need: Need, inside: Reader) -> None:
+        """An equation for each version that is read of its results; a fragment's own code is there once."""
+        readers: set[Reader] = set().union(*need.values())
+        if inside is not None and not is_identity(eqn):
+            self.readers.check_one_version(inside, need)
+            readers = {inside}
+        elif eqn.effects:
+            self.readers.check_effect(eqn, self.block.of(eqn.invars), need)
+            readers = {None}
+        for count, reader in enumerate(sorted(readers or {inside}, key=lambda reader: reader or "")):
+            versions = {v: self.readers.version(v, reader) for v in need}
+            missing = {
+                v for v in need if (v, versions[v]) in self.names and (v, versions[v]) not in self.made
+            }
+            one = self._without_unread(eqn, missing, reader)
+            operands = [self.read(v, [reader]) for v in self.block.of(one.invars)]
+            if missing or not count:
+                ends = self.block.of(one.outvars)
+                results = [self._make(v, versions[v]) if v in need else core.Var(v.aval) for v in ends]
+                self._equations.append(one.replace(invars=operands, outvars=results))
+
+    def _without_unread(self, eqn: core.JaxprEqn, read: set[Value], reader: Reader) -> core.JaxprEqn:
+        """The equation without results that are not read, if something older would be read for them alone."""
+        of = self.block.of
+        old = {v for v in of(eqn.invars) if self.readers.version(v, reader)}
+        wanted = [v for v, value in zip(eqn.outvars, of(eqn.outvars), strict=True) if value in read]
+        if not old or not wanted or eqn.effects or len(wanted) == len(eqn.outvars) or not jaxprs.bodies(eqn):
+            return eqn
+        inputs = list(dict.fromkeys(v for v in eqn.invars if not jaxprs.is_literal(v)))
+        live = jaxprs.without_dead_code(jaxprs.build(inputs, wanted, [eqn], checked=False))
+        (one,) = jaxprs.open_jaxpr(live).eqns
+        return eqn if old <= set(of(one.invars)) else one
+
+    def _bodies(self, eqn: core.JaxprEqn, blocks: list[Block], need: Need) -> None:
+        """An equation whose bodies read several versions: traced again, with an operand for each."""
+        kind, body, last = control_flow(eqn), jaxprs.bodies(eqn)[-1], blocks[-1]
+        operands, results, inside = self.block.of(eqn.invars), self.block.of(eqn.outvars), last.inside
+        if FragmentMark.of(eqn) is not None:
+            need = {v: {inside} if readers else set() for v, readers in need.items()}
+        elif kind in ("cond", "while") and inside is None:
+            self.readers.check_control(eqn, operands[0] if kind == "cond" else blocks[0].ends[0], need)
+
+        # Who reads what in it. A loop carries what is read of a value there, and what gives the result.
+        outside = {v: operands[j] for j, v in zip(body.operands, last.inputs, strict=True)}
+        carried = {k: last.inputs[i] for i, k in body.carry if last.inputs[i].same is None}
+        told = {
+            k: v if kind == "while" else last.ends[k] for k, v in carried.items()
+        }  # which of them gives it
+        code: set[Reader] | None = {inside} if inside is not None else None  # taking rows, and stacking them
+        turns: dict[int, set[Reader]] = {k: set() for k in carried}
+        version = self.readers.version
+        while True:
+            ends = [need.get(v, set()) | turns.get(k, set()) for k, v in enumerate(results)]
+            ends = [code if code and some and k in body.stacked else some for k, some in enumerate(ends)]
+            of_test: list[set[Reader]] = [{inside}]
+            parts = [
+                Written(block, of_test if kind == "while" and block is not last else ends, self.readers)
+                for block in blocks
+            ]
+            within: dict[Value, set[Reader]] = {}
+            for part in parts:
+                for v in (v for v, at in part.names if (v, at) not in part.made):
+                    within[v] = within.get(v, set()) | part.need[v]
+            grown = {k: turns[k] | within.get(v, set()) for k, v in carried.items()}
+            for k, carried_for in grown.items():
+                there = {version(told[k], reader) for reader in carried_for}
+                carried_for |= {
+                    reader for reader in need.get(results[k], ()) if version(told[k], reader) not in there
+                }
+            if grown == turns:
+                break
+            turns = grown
+        for k, v in carried.items():
+            self.readers.check_turns(outside[v], last.ends[k], within.get(v, set()))
+            within[v] = turns[k]
+
+        rows = [last.inputs[i] for i in sorted(body.sliced)]
+        inputs: dict[Pair, Any] = {}
+        if kind == "cond":
+            inputs[operands[0], version(operands[0], inside)] = self.read(operands[0], [inside])
+        sizes = []
+        for values in ([v for v in within if v not in (*carried.values(), *rows)], carried.values(), rows):
+            for v in values:
+                for at, some in self.readers.by_version(v, within.get(v, ())).items():
+                    inputs[v, at] = self.read(outside.get(v, v), code if code and v in rows else some)
+            sizes.append(len(inputs))
+        outputs: list[tuple[int, Reader, Any]] = []  # of the bodies, a reader of each, and the result
+        for k, v in enumerate(results):
+            wanted = self.readers.by_version(v, need.get(v, ()))
+            given = {version(told.get(k, v), readers[0]): at for at, readers in wanted.items()}
+            own = self.readers.by_version(carried.get(k, v), turns.get(k, ends[k]))
+            for reader, *_ in own.values():
+                found = given.get(version(told.get(k, v), reader))
+                outputs.append((k, reader, core.Var(v.aval) if found is None else self._make(v, found)))
+
+        def again(*operands: Any) -> Any:
+            functions = []
+            for part in parts:
+                is_test = kind == "while" and part is not parts[-1]
+                some = [(0, inside)] if is_test else [(k, reader) for k, reader, _ in outputs]
+                ends = [part.read(part.block.ends[k], [reader]) for k, reader in some]
+                functions.append(core.jaxpr_as_fun(part.build(inputs, ends)))
+            start, end = sizes[:2]
+            return _run(eqn, functions, operands[:start], operands[start:end], operands[end:])
+
+        again.__name__ = again.__qualname__ = str(eqn.params.get("name", kind))
+        function = jax.jit(again) if kind == "call" else again
+        self._equations.append((function, list(inputs.values()), [v for *_, v in outputs]))
+
+
+def _run(
+    eqn: core.JaxprEqn, functions: Sequence[Callable], consts: Sequence, turns: Sequence, rows: Sequence
+) -> Sequence[Any]:
+    """Calls functions as an equation calls its bodies; the first constant chooses a branch."""
+    *tests, body = functions
+    match eqn.primitive.name:
+        case "cond":
+            return jax.lax.switch(consts[0], functions, *consts)
+        case "while":
+            test = lambda turns: tests[0](*consts, *turns)[0]  # noqa: E731
+            return jax.lax.while_loop(test, lambda turns: body(*consts, *turns), list(turns))
+        case "scan":
+
+            def step(turns: Any, rows: Any) -> Any:
+                ends = body(*consts, *turns, *rows)
+                return ends[: len(turns)], ends[len(turns) :]
+
+            how = {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
+            last, stacked = jax.lax.scan(step, list(turns), list(rows), **how)
+            return *last, *stacked
+    return body(*consts)
+
+
+def _renamed(atoms: Iterable[Any], names: Mapping[Any, Any]) -> list[Any]:
+    return [v if jaxprs.is_literal(v) else names.get(v, v) for v in atoms]
