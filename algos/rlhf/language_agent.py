@@ -379,6 +379,14 @@ class LanguageAgent(HasPresets):
     def _problem_keys(self, state: Any, count: int) -> jax.Array:
         return data.problem_keys(jax.random.fold_in(state.key, 0), state.iteration, count, self.dataset_size)
 
+    def _version(self, state: Any) -> jax.Array:
+        """Iterations that made the parameters, by the optimiser's count of its updates.
+
+        The count is made by the fragment that makes the parameters, so it is as old as they are for whoever
+        reads both.
+        """
+        return updates.count(state.optimizer_state) // self.updates_per_iteration
+
     def _iteration_key(self, state: Any, stream: int) -> jax.Array:
         """A key of this iteration, other than those of its problems; `stream` from 1."""
         return jax.random.fold_in(jax.random.fold_in(state.key, stream), state.iteration)
@@ -396,7 +404,7 @@ class LanguageAgent(HasPresets):
         versions = []
 
         def respond(prompts: Prompts, keys: jax.Array) -> Samples:
-            samples, version = self.respond(state.parameters, state.iteration, prompts, keys)
+            samples, version = self.respond(state.parameters, self._version(state), prompts, keys)
             versions.append(version)
             return samples
 

@@ -114,6 +114,16 @@ def epochs(
     return carry, {name: jnp.max(x) if name.endswith("_max") else jnp.mean(x) for name, x in measures.items()}
 
 
+def count(optimizer_state: Any) -> jax.Array:
+    """Updates that an optimiser has made, `[]` int32.
+
+    >>> optimizer = adamw(1e-3, 0, None, 0.0, 1.0)
+    >>> int(count(optimizer.init(jnp.zeros(3))))
+    0
+    """
+    return optax.tree.get_all_with_path(optimizer_state, "count")[0][1]
+
+
 def adamw(
     learning_rate: float,
     warmup: int,

@@ -12,17 +12,27 @@ from typing import Any
 def _staleness() -> None:
     """Whoever reads a value of which there is an older version gets that one.
 
-    Relies on `placing.staleness.rewrite.Rewriter.look_up(new, atom, version)`, which gives every reader its
-    version (None is the newest) out of `new.variables[atom, version]`.
+    Relies on `placing.staleness.readers.Readers.old(reader)`, the version of the state that a fragment reads
+    (None: the state and metrics), and on its `actors`.
     """
-    rewriter: Any = importlib.import_module("fdg.placing.staleness.rewrite").Rewriter
-    look_up = rewriter.look_up
+    readers: Any = importlib.import_module("fdg.placing.staleness.readers").Readers
+    old = readers.old
+    readers.old = lambda self, reader: frozenset().union(*(old(self, actor) for actor in self.actors))
 
-    def oldest(self: Any, new: Any, atom: Any, version: Any) -> Any:
-        older = [v for (x, v) in new.variables if x is atom and v]
-        return look_up(self, new, atom, older[0] if version is None and older else version)
 
-    rewriter.look_up = oldest
+def _ages() -> None:
+    """Groups read each other's versions: those that wait the newest, others the older ones.
+
+    Relies on `placing.staleness.readers.Readers.old(reader)` and `actors`, as `_staleness` does.
+    """
+    readers: Any = importlib.import_module("fdg.placing.staleness.readers").Readers
+    old = readers.old
+
+    def swapped(self: Any, reader: Any) -> Any:
+        every = frozenset().union(*(old(self, actor) for actor in self.actors))
+        return every - old(self, reader) if reader is not None else old(self, reader)
+
+    readers.old = swapped
 
 
 def _effects() -> None:
@@ -51,4 +61,9 @@ def _axis() -> None:
         rules.RULES[name] = local
 
 
-BREAKAGES: dict[str, Callable[[], None]] = {"staleness": _staleness, "effects": _effects, "axis": _axis}
+BREAKAGES: dict[str, Callable[[], None]] = {
+    "staleness": _staleness,
+    "ages": _ages,
+    "effects": _effects,
+    "axis": _axis,
+}

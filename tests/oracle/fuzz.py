@@ -236,7 +236,7 @@ def main() -> int:
     parser.add_argument("--deadline", type=float, default=180, help="seconds of a program, all placements")
     parser.add_argument("--seed", type=int, help="replay and shrink this one")
     parser.add_argument("--no-shrink", action="store_true", help="replay without shrinking")
-    parser.add_argument("--break", dest="breakage", choices=("staleness", "effects", "axis"),
+    parser.add_argument("--break", dest="breakage", choices=("staleness", "ages", "effects", "axis"),
                         help="break the engine on purpose, and stop at the first failure")  # fmt: skip
     args = parser.parse_args()
     os.environ.update(environment())

@@ -3,10 +3,11 @@
 Groups are those of the policy. A group waits if it has a fragment of role `actor`. Where its code reads,
 through code between fragments or unchanged, a leaf of the state whose next value another group (partly)
 makes, it reads that leaf as it was `staleness` iterations ago. Everything else reads the newest: other
-groups, metrics, the state. What a fragment makes has one version; what it hands on is what it was. Loops are
-unrolled.
+groups, metrics, the state. What a fragment makes has one version; what it hands on is what it was. A fragment
+within another reads what that one reads, but its group the newest of what it makes itself. Loops are
+unrolled, and taking the row of a trip is code as any other.
 
-Here every value between lines is `Versions`: the newest, and what waiting groups see instead. A value that is
+Here every value between lines is `Versions`: the newest, and what other code sees instead. A value that is
 handed on is the same object.
 """
 
@@ -22,6 +23,7 @@ from tests.oracle.program import Block, Line, Program, walk
 
 Label = tuple[str, Any]  # ("leaf", position) or ("made", group)
 Labels = frozenset[Label]
+Chain = tuple[str, ...]  # groups of the fragments around some code, from the outermost; () between fragments
 
 
 class UnclearError(Exception):
@@ -33,45 +35,45 @@ class UnclearError(Exception):
 
 @dataclasses.dataclass
 class _Reads:
-    """Follows where values come from; `read` collects the leaves that each group's code reads."""
+    """Follows where values come from; `read` collects the leaves that code reads."""
 
     assignment: Mapping[str, str]
-    read: dict[str, set[int]] = dataclasses.field(default_factory=dict)
+    read: dict[Chain, set[int]] = dataclasses.field(default_factory=dict)
     choices: set[Label] = dataclasses.field(default_factory=set)
 
     def block(
-        self, block: Block, arguments: Sequence[Labels], around: Mapping[str, Labels], group: str | None
+        self, block: Block, arguments: Sequence[Labels], around: Mapping[str, Labels], chain: Chain
     ) -> list[Labels]:
         found = {**around, **{v.name: x for v, x in zip(block.params, arguments, strict=True)}}
         for line in block.lines:
-            results = self.line(line, [found[v.name] for v in line.reads], found, group)
+            results = self.line(line, [found[v.name] for v in line.reads], found, chain)
             found |= {v.name: x for v, x in zip(line.makes, results, strict=True)}
         return [found[v.name] for v in block.results]
 
     def line(
-        self, line: Line, reads: list[Labels], around: Mapping[str, Labels], group: str | None
+        self, line: Line, reads: list[Labels], around: Mapping[str, Labels], chain: Chain
     ) -> list[Labels]:
         if line.kind == "fragment":
-            return self.block(line.blocks[0], reads, {}, self.assignment[line.name])
+            return self.block(line.blocks[0], reads, {}, (*chain, self.assignment[line.name]))
         if line.kind in ("op", "effect"):
-            return [self.made(reads, group)] * len(line.makes)
+            return [self.made(reads, chain)] * len(line.makes)
         if line.kind == "grad":
-            made = self.made(reads, _group_of_gradient(line, self.assignment, group))
-            return [made if group is None else frozenset([("made", group)])]  # whose code scales it
+            made = self.made(reads, _of_gradient(line, self.assignment, chain))
+            return [frozenset([("made", chain[-1])]) if chain else made]  # whose code scales it
         if line.kind == "scan":
-            return self.loop(line.blocks[0], [], reads, line.options[0], line.number, around, group)
+            return self.loop(line.blocks[0], [], reads, line.options[0], line.number, around, chain)
         if line.kind == "fori":
-            return self.loop(line.blocks[0], [frozenset()], reads, len(reads), line.number, around, group)
+            return self.loop(line.blocks[0], [frozenset()], reads, len(reads), line.number, around, chain)
         if line.kind == "while":
             self.choices |= reads[0]
-            ends = self.loop(line.blocks[0], [], reads[1:], len(reads) - 1, None, around, group)
+            ends = self.loop(line.blocks[0], [], reads[1:], len(reads) - 1, None, around, chain)
             return [a | b for a, b in zip(reads[1:], ends, strict=True)]
         if line.kind == "cond":
             self.choices |= reads[0]
-            branches = [self.block(block, [], around, group) for block in line.blocks]
+            branches = [self.block(block, [], around, chain) for block in line.blocks]
             return [frozenset().union(*ends) for ends in zip(*branches, strict=True)]
         inner_scope = {} if line.kind == "vmap" else around
-        return self.block(line.blocks[0], reads, inner_scope, group)
+        return self.block(line.blocks[0], reads, inner_scope, chain)
 
     def loop(
         self,
@@ -81,39 +83,39 @@ class _Reads:
         carried: int,
         trips: int | None,
         around: Mapping[str, Labels],
-        group: str | None,
+        chain: Chain,
     ) -> list[Labels]:
         """Labels of its results; of so many trips, or of any number."""
-        carry, rows = list(reads[:carried]), list(reads[carried:])
+        carry, rows = list(reads[:carried]), [self.made([x], chain) for x in reads[carried:]]
         if trips is not None:
             of_trips = []
             for _ in range(trips):
-                of_trips.append(self.block(block, [*first, *carry, *rows], around, group))
+                of_trips.append(self.block(block, [*first, *carry, *rows], around, chain))
                 carry = of_trips[-1][:carried]
-            return [*carry, *(frozenset().union(*x) for x in list(zip(*of_trips, strict=True))[carried:])]
+            return [*carry, *(self.made(x, chain) for x in list(zip(*of_trips, strict=True))[carried:])]
         while True:
-            ends = self.block(block, [*first, *carry, *rows], around, group)
+            ends = self.block(block, [*first, *carry, *rows], around, chain)
             grown = [a | b for a, b in zip(carry, ends, strict=False)]
             if grown == carry:
                 return ends
             carry = grown
 
-    def made(self, reads: Sequence[Labels], group: str | None) -> Labels:
+    def made(self, reads: Sequence[Labels], chain: Chain) -> Labels:
         labels: Labels = frozenset().union(*reads)
-        if group is None:
+        if not chain:
             return labels
-        self.read.setdefault(group, set()).update(where for what, where in labels if what == "leaf")
-        return frozenset([("made", group)])
+        self.read.setdefault(chain, set()).update(where for what, where in labels if what == "leaf")
+        return frozenset([("made", chain[-1])])
 
 
-def _group_of_gradient(line: Line, assignment: Mapping[str, str], group: str | None) -> str | None:
-    """Of the only fragment that is differentiated."""
+def _of_gradient(line: Line, assignment: Mapping[str, str], chain: Chain) -> Chain:
+    """Who reads in a gradient: the only fragment that is differentiated."""
     inner = [x for x in walk(line.blocks[0].lines) if x.kind == "fragment"]
     if not inner:
-        return group
+        return chain
     if len(inner) > 1 or len(line.blocks[0].lines) > 1:
         raise UnclearError("a gradient of several fragments, or of code between them")
-    return assignment[inner[0].name]
+    return (*chain, assignment[inner[0].name])
 
 
 def delayed_leaves(program: Program, assignment: Mapping[str, str]) -> dict[str, set[int]]:
@@ -122,15 +124,29 @@ def delayed_leaves(program: Program, assignment: Mapping[str, str]) -> dict[str,
     Args:
       assignment: the group of each fragment, by name.
     """
+    late = old_leaves(program, assignment)
+    roles = {line.name: line.role for line in walk(program.lines) if line.kind == "fragment"}
+    waiting = {assignment[name] for name, role in roles.items() if role == "actor"}
+    return {group: late.get((group,), set()) for group in waiting}
+
+
+def old_leaves(program: Program, assignment: Mapping[str, str]) -> dict[Chain, set[int]]:
+    """The positions of the leaves that code reads late, by the fragments around it."""
     roles = {line.name: line.role for line in walk(program.lines) if line.kind == "fragment"}
     waiting = {assignment[name] for name, role in roles.items() if role == "actor"}
     found = _Reads(assignment)
     starts: list[Labels] = [frozenset([("leaf", i)]) for i in range(len(program.leaves))]
-    ends = found.block(program.block, starts, {}, None)[: len(starts)]
-    delayed: dict[str, set[int]] = {}
-    for group in waiting:
-        others = [i for i, end in enumerate(ends) if any(w == "made" and g != group for w, g in end)]
-        delayed[group] = set(others) & found.read.get(group, set())
+    ends = found.block(program.block, starts, {}, ())[: len(starts)]
+    makers = [{where for what, where in end if what == "made"} for end in ends]
+
+    def waits(group: str, i: int) -> bool:
+        return group in waiting and bool(makers[i] - {group})
+
+    def is_late(chain: Chain, i: int) -> bool:
+        outermost, *others = chain
+        return waits(outermost, i) and not any(g in makers[i] and not waits(g, i) for g in others)
+
+    delayed = {chain: {i for i in leaves if is_late(chain, i)} for chain, leaves in found.read.items()}
     late = {("leaf", i) for leaves in delayed.values() for i in leaves}
     if any(what == "made" or (what, where) in late for what, where in found.choices):
         raise UnclearError("a choice that hangs on what a fragment makes, or on what is late")
@@ -141,91 +157,91 @@ def delayed_leaves(program: Program, assignment: Mapping[str, str]) -> dict[str,
 
 
 class Versions:
-    """A value as it is, and as waiting groups see it."""
+    """A value as it is, and as code sees it that reads an older one."""
 
-    def __init__(self, plain: Any, old: Mapping[str, Any]):
+    def __init__(self, plain: Any, old: Mapping[Chain, Any]):
         self.plain, self.old = plain, dict(old)
 
-    def seen_by(self, group: str | None) -> Any:
-        return self.old.get(group, self.plain) if group is not None else self.plain
+    def seen_by(self, chain: Chain) -> Any:
+        return self.old.get(chain, self.plain)
 
 
 class _Iteration:
-    """Runs lines on versions; `group` is whose code it is, None between fragments."""
+    """Runs lines on versions; `chain` is whose code it is."""
 
     def __init__(self, assignment: Mapping[str, str], host: Host):
         self.assignment, self.arrays = assignment, Interpreter(host)
 
     def block(
-        self, block: Block, arguments: Sequence[Versions], around: Mapping[str, Versions], group: str | None
+        self, block: Block, arguments: Sequence[Versions], around: Mapping[str, Versions], chain: Chain
     ) -> list[Versions]:
         found = {**around, **{v.name: x for v, x in zip(block.params, arguments, strict=True)}}
         for line in block.lines:
-            results = self.line(line, [found[v.name] for v in line.reads], found, group)
+            results = self.line(line, [found[v.name] for v in line.reads], found, chain)
             found |= {v.name: x for v, x in zip(line.makes, results, strict=True)}
         return [found[v.name] for v in block.results]
 
     def line(
-        self, line: Line, reads: list[Versions], around: Mapping[str, Versions], group: str | None
+        self, line: Line, reads: list[Versions], around: Mapping[str, Versions], chain: Chain
     ) -> Sequence[Versions]:
         if line.kind == "fragment":
-            return self.block(line.blocks[0], reads, {}, self.assignment[line.name])
+            return self.block(line.blocks[0], reads, {}, (*chain, self.assignment[line.name]))
         if line.kind == "grad":
-            inner = _group_of_gradient(line, self.assignment, group)
+            inner = _of_gradient(line, self.assignment, chain)
             return self.on_arrays(lambda x: self.arrays.line(line, x, {}), reads, inner)
         if line.kind in ("op", "effect"):
-            if line.kind == "effect" and group is None:
+            if line.kind == "effect" and not chain:
                 raise UnclearError("an effect between fragments")
-            return self.on_arrays(lambda x: self.arrays.line(line, x, {}), reads, group)
+            return self.on_arrays(lambda x: self.arrays.line(line, x, {}), reads, chain)
         if line.kind == "scan":
-            return self.scan(line, reads, around, group)
+            return self.scan(line, reads, around, chain)
         if line.kind == "fori":
             for t in range(line.number):
-                reads = self.block(line.blocks[0], [Versions(jnp.int32(t), {}), *reads], around, group)
+                reads = self.block(line.blocks[0], [Versions(jnp.int32(t), {}), *reads], around, chain)
             return reads
         if line.kind == "while":
-            return self.while_(line, reads, around, group)
+            return self.while_(line, reads, around, chain)
         if line.kind == "cond":
-            return self.cond(line, reads, around, group)
+            return self.cond(line, reads, around, chain)
         if line.kind == "vmap":
-            return self.vmap(line, reads, group)
-        return self.block(line.blocks[0], reads, around, group)
+            return self.vmap(line, reads, chain)
+        return self.block(line.blocks[0], reads, around, chain)
 
     def on_arrays(
-        self, function: Callable[[list[Any]], Sequence[Any]], reads: Sequence[Versions], group: str | None
+        self, function: Callable[[list[Any]], Sequence[Any]], reads: Sequence[Versions], chain: Chain
     ) -> list[Versions]:
         """Code between fragments is evaluated for each version; a group's own on what that group sees."""
-        plain = function([x.seen_by(group) for x in reads])
-        groups = set() if group is not None else {g for x in reads for g in x.old}
-        old = {g: function([x.seen_by(g) for x in reads]) for g in groups}
-        return [Versions(x, {g: old[g][k] for g in groups}) for k, x in enumerate(plain)]
+        plain = function([x.seen_by(chain) for x in reads])
+        chains = set() if chain else {c for x in reads for c in x.old}
+        old = {c: function([x.seen_by(c) for x in reads]) for c in chains}
+        return [Versions(x, {c: old[c][k] for c in chains}) for k, x in enumerate(plain)]
 
-    def one(self, function: Callable, *reads: Versions, group: str | None) -> Versions:
-        return self.on_arrays(lambda x: [function(*x)], reads, group)[0]
+    def one(self, function: Callable, *reads: Versions, chain: Chain) -> Versions:
+        return self.on_arrays(lambda x: [function(*x)], reads, chain)[0]
 
-    def rows(self, x: Versions, count: int, stacked: bool, group: str | None) -> list[Versions]:
-        every = self.one(lambda x: rows_of(x, count), x, group=group) if stacked else x
-        return [self.one(lambda x, t=t: x[t], every, group=group) for t in range(count)]
+    def rows(self, x: Versions, count: int, stacked: bool, chain: Chain) -> list[Versions]:
+        every = self.one(lambda x: rows_of(x, count), x, chain=chain) if stacked else x
+        return [self.one(lambda x, t=t: x[t], every, chain=chain) for t in range(count)]
 
     def scan(
-        self, line: Line, reads: list[Versions], around: Mapping[str, Versions], group: str | None
+        self, line: Line, reads: list[Versions], around: Mapping[str, Versions], chain: Chain
     ) -> list[Versions]:
         (block,), (carried, direction, stacked) = line.blocks, line.options
         carry, operands = reads[:carried], reads[carried:]
-        rows = [self.rows(x, line.number, s, group) for x, s in zip(operands, stacked, strict=True)]
+        rows = [self.rows(x, line.number, s, chain) for x, s in zip(operands, stacked, strict=True)]
         trips = range(line.number)
         made: dict[int, list[Versions]] = {}
         for t in reversed(trips) if direction == "reverse" else trips:
-            results = self.block(block, [*carry, *[row[t] for row in rows]], around, group)
+            results = self.block(block, [*carry, *[row[t] for row in rows]], around, chain)
             carry, made[t] = results[:carried], results[carried:]
         stacks = [
-            self.one(lambda *x: jnp.stack(x), *[made[t][k] for t in trips], group=group)
+            self.one(lambda *x: jnp.stack(x), *[made[t][k] for t in trips], chain=chain)
             for k in range(len(line.makes) - carried)
         ]
         return [*carry, *stacks]
 
     def while_(
-        self, line: Line, reads: list[Versions], around: Mapping[str, Versions], group: str | None
+        self, line: Line, reads: list[Versions], around: Mapping[str, Versions], chain: Chain
     ) -> list[Versions]:
         """Without fragments inside, it is one operation."""
         block = line.blocks[0]
@@ -235,9 +251,9 @@ class _Iteration:
         made = self.on_arrays(
             lambda x: self.arrays.line(line, x[: len(reads)], dict(zip(names, x[len(reads) :], strict=True))),
             [*reads, *around.values()],
-            group,
+            chain,
         )
-        if group is None:
+        if not chain:
             return made
         outside = {*block.params, *(v for v in block.results if v.name in around)}
         for k, (param, result) in enumerate(zip(block.params, block.results, strict=True)):
@@ -248,33 +264,33 @@ class _Iteration:
         return made
 
     def cond(
-        self, line: Line, reads: list[Versions], around: Mapping[str, Versions], group: str | None
+        self, line: Line, reads: list[Versions], around: Mapping[str, Versions], chain: Chain
     ) -> list[Versions]:
         if any(inner.kind == "effect" for block in line.blocks for inner in walk(block.lines)):
             raise UnclearError("an effect in a branch, for all branches are run here")
         outside = {id(x) for x in around.values()}
-        branches = [self.block(block, [], around, group) for block in line.blocks]
+        branches = [self.block(block, [], around, chain) for block in line.blocks]
         results = []
         for ends in zip(*branches, strict=True):
             if all(x is ends[0] for x in ends):
                 results.append(ends[0])
                 continue
             passed = [id(x) in outside for x in ends]
-            if group is not None and any(passed):
+            if chain and any(passed):
                 raise UnclearError("one branch of a fragment hands on, another does not")
             # Between fragments both versions of each branch are there; the choice is the same for both.
-            results.append(self.one(_choose, reads[0], *ends, group=group))
+            results.append(self.one(_choose, reads[0], *ends, chain=chain))
         return results
 
-    def vmap(self, line: Line, reads: list[Versions], group: str | None) -> list[Versions]:
+    def vmap(self, line: Line, reads: list[Versions], chain: Chain) -> list[Versions]:
         mapped, out_axis = line.options
-        agents = [self.rows(x, 2, True, group) if m else [x, x] for x, m in zip(reads, mapped, strict=True)]
+        agents = [self.rows(x, 2, True, chain) if m else [x, x] for x, m in zip(reads, mapped, strict=True)]
         params = set(line.blocks[0].params)
-        if group is not None and params & set(line.blocks[0].results):
+        if chain and params & set(line.blocks[0].results):
             raise UnclearError("a mapped part of a fragment hands on")
-        made = [self.block(line.blocks[0], [pair[k] for pair in agents], {}, group) for k in range(2)]
+        made = [self.block(line.blocks[0], [pair[k] for pair in agents], {}, chain) for k in range(2)]
         return [
-            self.one(lambda a, b: jnp.stack([a, b], out_axis), *pair, group=group)
+            self.one(lambda a, b: jnp.stack([a, b], out_axis), *pair, chain=chain)
             for pair in zip(*made, strict=True)
         ]
 
@@ -302,14 +318,14 @@ def stale_run(
     Raises:
       UnclearError: the rules do not cover this program.
     """
-    delayed = delayed_leaves(program, assignment)
+    delayed = old_leaves(program, assignment)
 
     def iterate(new: list[Any], old: list[Any]) -> tuple[list[Any], dict[str, Any]]:
         leaves = [
-            Versions(x, {group: old[i] for group, late in delayed.items() if i in late})
+            Versions(x, {chain: old[i] for chain, late in delayed.items() if i in late})
             for i, x in enumerate(new)
         ]
-        results = _Iteration(assignment, host).block(program.block, leaves, {}, None)
+        results = _Iteration(assignment, host).block(program.block, leaves, {}, ())
         arrays = [x.plain for x in results]
         return arrays[: len(new)], metrics_of(arrays[len(new) :])
 

@@ -17,7 +17,7 @@ from tests.oracle.operations import OPERATIONS, WANTS
 from tests.oracle.placements import Placement, Scattered, groups_of
 from tests.oracle.program import Block, Leaf, Line, Program, Value, features, is_well_formed, text, walk
 from tests.oracle.shrink import shrunk
-from tests.oracle.staleness import UnclearError, delayed_leaves, stale_run
+from tests.oracle.staleness import UnclearError, delayed_leaves, old_leaves, stale_run
 from tests.placing.schedules import assert_valid
 
 # Chosen so that together they have most operations and every structure, effect and kind of placement.
@@ -153,6 +153,30 @@ def test_two_versions_in_one_loop():
     np.testing.assert_allclose(metrics["m0"], mixed, rtol=1e-6)
 
 
+def test_a_fragment_within_another_reads_what_that_one_reads():
+    """A learner whose loss calls the actor: half of the newest weight; as an update, of what it updates."""
+    inner = Line("fragment", "inner", (R,), (HALF,), 0,
+                 (Block((P,), (op("shrink", [P], Q),), (Q,)),), "actor", ((), (), ""))  # fmt: skip
+    act = fragment("actor", [W], [SEEN], [op("shrink", [P], Q)], [P], [Q])
+    learn = fragment("learner", [W], [NEXT, HANDED], [inner, op("bend", [R], S)], [R], [S, HALF])
+    program = Program((Leaf(W, 1),), (act, learn), (NEXT,), (SEEN, HANDED))
+    groups = {"actors": "a", "inner": "a", "learners": "b"}
+    _, metrics = stale_run(program, [jnp.float32(0.7)], 4, groups, 1, Host())
+    weights = [0.7]
+    for _ in range(3):
+        weights.append(bend(weights[-1]))
+    np.testing.assert_allclose(metrics["m0"], 0.5 * np.asarray([0.7, *weights[:3]]), rtol=1e-6)
+    np.testing.assert_allclose(metrics["m1"], 0.5 * np.asarray(weights), rtol=1e-6)
+    # The other way round: within an actor, a critic reads the old weight, and who makes it the newest.
+    inside = {"actors": "a", "critics": "c", "learners": "b"}
+    nested = fragment("critic", [P], [HALF], [op("shrink", [R], S)], [R], [S])
+    outer = fragment("actor", [W], [SEEN], [nested], [P], [HALF])
+    learn = fragment("learner", [W], [NEXT], [op("bend", [R], S)], [R], [S])
+    program = Program((Leaf(W, 1),), (outer, learn), (NEXT,), (SEEN,))
+    assert old_leaves(program, inside)["a", "c"] == {0}
+    assert old_leaves(program, {**inside, "critics": "b"})["a", "b"] == set()
+
+
 def test_a_choice_that_hangs_on_what_is_late_is_unclear():
     n, q = value("n", kind="i"), value("q1", kind="i")
     act = fragment("actor", [n], [q], [op("next", [value("pn", kind="i")], value("qn", kind="i"))],
@@ -215,4 +239,4 @@ def test_fragments_that_the_policy_does_not_name_have_their_parents_group():
 
 
 def test_breakages_have_names():
-    assert set(BREAKAGES) == {"staleness", "effects", "axis"}
+    assert set(BREAKAGES) == {"staleness", "ages", "effects", "axis"}
