@@ -309,6 +309,74 @@ def test_a_mapped_and_a_differentiated_actor_read_old_parameters(devices):
     assert engine.plan.delayed.readers == ("square", "square.2", "square.3")
 
 
+# --- fragments within fragments ---
+
+
+AROUND = {
+    "loss": lambda f, w: jax.grad(lambda w: jnp.sum(f(w)))(w),
+    "call": lambda f, w: jnp.max(jax.jit(f)(w)),
+    "checkpoint": lambda f, w: jnp.max(jax.checkpoint(f)(w)),
+    "loop": lambda f, w: jnp.max(jax.lax.scan(lambda c, _: (c, f(c)), w, None, 2)[1]),
+    "map": lambda f, w: jnp.max(jax.vmap(f)(jnp.stack([w, w]))),
+    "branch": lambda f, w: jnp.max(jax.lax.cond(w > 0, f, lambda w: jnp.zeros(2), w)),
+}
+
+
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("depth", [1, 2])
+def test_an_actor_within_the_learner_reads_what_the_learner_reads(around, depth, devices):
+    """It squares w, which grows by 1 from 1: between fragments that of t - 1, within the learner that of t."""
+
+    @fdg.fragment("actor", in_axes=(None, 0), name="act")
+    def square(w, x):
+        return w * w * x
+
+    def loss(w, x):
+        return AROUND[around](lambda w: square(w, x), w)
+
+    inner = fdg.fragment("gradient", in_axes=(None, 0), out_axes=None, name="slope")(loss)
+
+    @fdg.fragment("learner", in_axes=(None, 0), out_axes=(None, None))
+    def learn(w, x):
+        return w + 1 + 0 * jnp.sum(x), (inner if depth == 2 else loss)(w, x)
+
+    def iterate(state):
+        x = jnp.ones(2)
+        new, inside = learn(state["w"], square(state["w"], x) * 0 + x)
+        return {"w": new}, {"between": jnp.max(square(state["w"], x)), "inside": inside}
+
+    groups = {**TWO, "gradient": "learners"}
+    metrics, _ = run(iterate, {"w": jnp.float32(1)}, groups, 1, 4, devices[:2])
+    np.testing.assert_array_equal(metrics["between"], [1, 1, 4, 9])
+    np.testing.assert_array_equal(metrics["inside"], [4, 8, 12, 16] if around == "loss" else [1, 4, 9, 16])
+
+
+def test_within_an_actor_all_read_old_parameters_but_who_makes_them(devices):
+    """`judge` and `update` return w, from within the actor: on a third group, and on that which makes w."""
+
+    def own(role):
+        return fdg.fragment(role, in_axes=(None, 0), name=f"inner_{role}")(lambda w, x: w * x)
+
+    @fdg.fragment("actor", in_axes=(None, 0))
+    def act(w, x):
+        return w * x, own("critic")(w, x), own("update")(w, x)
+
+    @fdg.fragment("update", in_axes=(None, 0), out_axes=None)
+    def grow(w, x):
+        return w + 1 + 0 * jnp.sum(x)
+
+    def iterate(state):
+        found = act(state["w"], jnp.ones(2))
+        return {"w": grow(state["w"], found[0])}, dict(zip("abc", map(jnp.max, found), strict=True))
+
+    groups = {"actor": "actors", "critic": "critics", "update": "servers"}
+    metrics, engine = run(iterate, {"w": jnp.float32(1)}, groups, 2, 5, devices[:3])
+    np.testing.assert_array_equal(metrics["a"], [1, 1, 1, 2, 3])
+    np.testing.assert_array_equal(metrics["b"], [1, 1, 1, 2, 3])
+    np.testing.assert_array_equal(metrics["c"], [1, 2, 3, 4, 5])
+    assert engine.plan.delayed.readers == ("act", "inner_critic")
+
+
 # --- on devices of their own ---
 
 
