@@ -129,7 +129,9 @@ def assemble(
     for key, (path, transposed, tensor) in _matched(config, tensors, where, scores).items():
         array = tensor.read()
         flat = array.reshape(-1)
-        if not math.isfinite(np.dot(flat, flat)):  # the fastest test; a sum may be too large by itself
+        with np.errstate(all="ignore"):
+            total = np.dot(flat, flat)
+        if not math.isfinite(total):  # the fastest test; the sum may be too large by itself
             count = array.size - np.count_nonzero(np.isfinite(array))
             if count:
                 raise FdgError(

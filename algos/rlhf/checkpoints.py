@@ -57,7 +57,7 @@ def in_its_words(env: Any, path: str, max_response: int | None) -> Any:
     for.
     """
     plain = isinstance(env, TextTask) and not isinstance(env.tokenizer, HuggingFaceTokenizer)
-    if not plain or not os.path.exists(Path(path, "tokenizer.json")):
+    if not plain or not os.path.lexists(Path(path, "tokenizer.json")):
         return env
     named = max_response or env.max_response
     found = env.with_tokenizer(HuggingFaceTokenizer(path), max_response=named or _LONGEST)

@@ -4,8 +4,10 @@ import dataclasses
 import json
 
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from algos.language import Decoder, DecoderConfig, weights
 from algos.language.packing import pack, pack_rows
@@ -169,3 +171,123 @@ def test_sequences_are_packed_whole_and_apart():
         pack([[1], [2] * 9], 8)
     with pytest.raises(FdgError, match="3 sequences take 3 rows of 8, and rows=2"):
         pack([[1] * 8] * 3, 8, rows=2)
+
+
+def altered(folder, file="config.json", **changes):
+    config = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps({**config, **changes}))
+
+
+def refused(folder, message, *reads):
+    for read in reads or (weights.check, weights.load):
+        with pytest.raises(FdgError) as error:
+            read(folder)
+        assert message in str(error.value) and "\n" not in str(error.value), error.value
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000 in its config.json, and it holds 20"),
+        ({"num_hidden_layers": 10**12}, "num_hidden_layers=1000000000000: it must be a whole number"),
+        ({"num_attention_heads": 0}, "num_attention_heads=0: it must be a whole number above zero"),
+        ({"hidden_size": "16"}, "hidden_size='16': it must be a whole number above zero"),
+        ({"rms_norm_eps": None, "rope_theta": True}, "rope_theta=True: it must be a number above one"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings='no': it must be true or false"),
+        ({"rope_scaling": {"type": "llama3", "factor": 8}}, "low_freq_factor, high_freq_factor missing"),
+        ({"rope_scaling": {"type": "yarn", "factor": "8"}}, "config.json: factor='8': it must be a number"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "config.json: rope_type='dynamic': known are"),
+        ({"rope_scaling": ["yarn"]}, "rope_scaling=['yarn']: it must be an object"),
+        ({"head_dim": 3}, "config.json: head_dim=3: rotary positions need an even one"),
+    ],
+)  # fmt: skip
+def test_a_config_of_wrong_values_names_file_field_and_value(tmp_path, changes, message):
+    weights.save(tmp_path, *made())
+    altered(tmp_path, **changes)
+    refused(tmp_path, message)
+
+
+def tensors_written(path, tensors, cut=0, **header):
+    """A safetensors file by hand: `name: (dtype, shape, content)`; `header` replaces entries."""
+    entries, data = {}, b""
+    for name, (dtype, shape, content) in tensors.items():
+        entries[name] = {
+            "dtype": dtype,
+            "shape": shape,
+            "data_offsets": [len(data), len(data) + len(content)],
+        }
+        data += content
+    said = json.dumps({**entries, **header}).encode()
+    path.write_bytes(len(said).to_bytes(8, "little") + said + data[: len(data) - cut])
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ({"b": {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]}}, "'b' begins at byte 4, where 8"),
+        ({"b": {"dtype": "F32", "shape": [2], "data_offsets": [8, 2**40]}}, "'b' is F32 [2], and has"),
+        ({"b": {"dtype": "F32", "shape": [2**62, 4], "data_offsets": [8, 16]}}, "has 8 bytes in the file"),
+        ({"b": {"dtype": "F32", "shape": [-2], "data_offsets": [8, 16]}}, "has no dtype, shape"),
+        ({"b": {"dtype": "F99", "shape": [2], "data_offsets": [8, 16]}}, "'b' is 'F99': known are F64, F32"),
+        ({"c": {"dtype": "U8", "shape": [0], "data_offsets": [16, 16]}}, "holds 'a', which a llama"),
+        ({"c": {"dtype": "F32", "shape": [1], "data_offsets": [16, 20]}}, "is cut: its header says 20 bytes"),
+    ],
+)  # fmt: skip
+def test_a_header_that_contradicts_itself_or_the_file(tmp_path, header, message):
+    weights.save(tmp_path, *made())
+    tensors = {"a": ("F32", [2], bytes(8)), "b": ("F32", [2], bytes(8))}
+    tensors_written(tmp_path / "model.safetensors", tensors, **header)
+    refused(tmp_path, message)
+    (tmp_path / "model.safetensors").write_bytes((10**11).to_bytes(8, "little") + b"{}")
+    refused(tmp_path, "a header of 100000000000 bytes, in a file of 10")
+
+
+def test_numbers_that_are_not_finite_are_counted_and_named(tmp_path):
+    decoder, parameters = made()
+    kernel = parameters["layers"]["1"]["mlp"]["up"]["kernel"]
+    kernel[2, :3] = np.nan, np.inf, -np.inf
+    weights.save(tmp_path, decoder, parameters)
+    assert weights.check(tmp_path) == decoder.config  # which reads headers alone
+    refused(
+        tmp_path,
+        "'model.layers.1.mlp.up_proj.weight': 3 of its 384 numbers are NaN or infinite",
+        weights.load,
+    )
+    kernel[2, :3] = 3e38, 3e38, -3e38  # whose squares are infinite, and they are not
+    weights.save(tmp_path, decoder, parameters)
+    np.testing.assert_array_equal(weights.load(tmp_path)[1]["layers"]["1"]["mlp"]["up"]["kernel"], kernel)
+
+
+def test_an_index_stays_in_its_directory_and_names_each_tensor_once(tmp_path):
+    weights.save(tmp_path, *made(), shard_bytes=4000)
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
+    key, shard = next(iter(index.items()))
+    for other in ("../x.safetensors", "/etc/passwd", "..", "", "a\0b", 3, None):
+        altered(tmp_path, "model.safetensors.index.json", weight_map={**index, key: other})
+        refused(tmp_path, "has no weight_map of tensors to files in this directory")
+    (tmp_path / "copy.safetensors").write_bytes((tmp_path / shard).read_bytes())
+    altered(tmp_path, "model.safetensors.index.json", weight_map={**index, key: "copy.safetensors"})
+    refused(tmp_path, "is in an earlier shard too: remove one")
+
+
+def test_checkpoints_as_other_tools_leave_them(tmp_path):
+    decoder, parameters = made()
+    weights.save(tmp_path, decoder, parameters)
+    plain = load_file(tmp_path / "model.safetensors")
+    embedding = "model.embed_tokens.weight"
+    eight = {key: x.astype(ml_dtypes.float8_e4m3fn) for key, x in plain.items()}
+    variants = {
+        "a tied head alone": {"lm_head.weight" if key == embedding else key: x for key, x in plain.items()},
+        "a compiled module": {f"_orig_mod.{key}": x for key, x in plain.items()},
+        "a head of values": {**plain, "v_head.summary.weight": np.zeros((1, 16), np.float32)},
+    }
+    for held in variants.values():
+        save_file(held, tmp_path / "model.safetensors")
+        jax.tree.map(np.testing.assert_array_equal, weights.load(tmp_path)[1], parameters)
+    save_file(eight, tmp_path / "model.safetensors")
+    found = weights.load(tmp_path)[1]["embedding"]
+    np.testing.assert_array_equal(found, eight[embedding].astype(np.float32))
+    # One file goes before an index that was left there.
+    weights.save(tmp_path / "shards", decoder, parameters, shard_bytes=4000)
+    save_file({key: 0 * x for key, x in plain.items()}, tmp_path / "shards" / "model.safetensors")
+    assert not weights.load(tmp_path / "shards")[1]["embedding"].any()

@@ -1,0 +1,63 @@
+"""Files of others: regular ones only, and JSON within bounds."""
+
+import os
+import re
+import socket
+
+import pytest
+
+from fdg.errors import FdgError
+from fdg.reading import json_object, open_regular, read_bytes, read_json
+
+
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("fifo")
+    os.mkdir("directory")
+    os.symlink("/dev/zero", "device")
+    os.symlink("nowhere", "dangling")
+    os.symlink("loop", "loop")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind("socket")
+    for name in ("fifo", "directory", "device", "socket"):
+        with pytest.raises(FdgError, match=f"(?i){name}: is a {name}: give a regular file"):
+            open_regular(name)
+    for name in ("dangling", "none", "loop", "a\0b", "x" * 5000):
+        with pytest.raises(FdgError, match=f"{name[:20]}.*: (there is no such file|cannot be read: )"):
+            open_regular(name)
+    (tmp_path / "file").write_bytes(b'{"a": 1}')
+    os.symlink("file", "link")  # as caches have them
+    assert read_json("link") == {"a": 1}
+    with pytest.raises(FdgError, match="is larger than 0 MiB, the most that is read"):
+        read_bytes("file", 7)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"a": {"b": 1, "b": 2}}', "'b' is there twice"),
+        (b'{"a": ' + b"[" * 64 + b"]" * 64 + b"}", "more than 64 levels deep"),
+        (b"[" * 10**6, "more than 64 levels deep"),
+        (b'{"a": NaN}', "NaN is no finite number"),
+        (b'{"a": -Infinity}', "no finite number"),
+        (b'{"a": 1e999}', "no finite number"),
+        (b'{"a": 1' + b"0" * 5000 + b"}", "no number of 64 bits"),
+        (b'{"a": 9223372036854775808}', "no number of 64 bits"),
+        (b'{"a": "\\ud800"}', "half a character"),
+        (b'{"a": "\xff"}', "is no UTF-8: byte 7 is 0xff"),
+        (b"[1]", "holds no JSON object"),
+        (b'{"a": 1', "is no JSON"),
+        (b"", "is no JSON"),
+    ],
+)
+def test_json_out_of_bounds_is_one_line(content, message):
+    with pytest.raises(FdgError, match=f"^some.json: .*{re.escape(message)}") as error:
+        json_object(content, "some.json")
+    assert "\n" not in str(error.value) and len(str(error.value)) < 300
+
+
+def test_what_is_within_bounds_is_read():
+    deepest = b'{"a": ' + b"[" * 63 + b"]" * 63 + b"}"
+    assert json_object(b"\xef\xbb\xbf" + deepest, "x").keys() == {"a"}
+    content = b'{"a": 9223372036854775807, "b": -1.5e308, "c": "\\ud83d\\ude00 1e999"}'
+    assert json_object(content, "x") == {"a": 2**63 - 1, "b": -1.5e308, "c": "\U0001f600 1e999"}
