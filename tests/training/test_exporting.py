@@ -1,5 +1,6 @@
 """Exported policies: the same actions, in a process that knows nothing of the run, and in ONNX."""
 
+import io
 import json
 import subprocess
 import sys
@@ -138,6 +139,65 @@ def test_what_is_no_policy(tmp_path, content):
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(FdgError, match=r"is no exported policy|there is no such file"):
+        fdg.load_exported(path)
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    algorithm = CASES["ppo"]
+    run = fdg.Run(algorithm, jax.jit(algorithm.init)(jax.random.key(1)), 0)
+    return run.export(tmp_path_factory.mktemp("package") / "policy.jax").read_bytes()
+
+
+def test_any_bit_that_is_flipped_is_noticed(package, tmp_path):
+    path, draw = tmp_path / "policy.jax", np.random.default_rng(0)
+    for at in draw.integers(0, 8 * len(package), 200):
+        flipped = bytearray(package)
+        flipped[at // 8] ^= 1 << at % 8
+        path.write_bytes(flipped)
+        with pytest.raises(FdgError, match="is no exported policy"):
+            fdg.load_exported(path)
+
+
+def repacked(path, package, **changes):
+    """A package without a checksum, as earlier versions wrote, with other members."""
+    with (
+        zipfile.ZipFile(io.BytesIO(package)) as read,
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file,
+    ):
+        for name in read.namelist():
+            file.writestr(name, changes.get(name.replace(".", "_"), read.read(name)))
+    return path
+
+
+def calling(name):
+    """A program that calls a function of the process by its name."""
+    shape = jax.ShapeDtypeStruct((4,), jnp.float32)
+    checks = [jax.export.DisabledSafetyCheck.custom_call(name)]
+    function = jax.jit(jax.ffi.ffi_call(name, shape))
+    return bytes(jax.export.export(function, disabled_checks=checks)(shape).serialize())
+
+
+def test_packages_of_earlier_versions_and_of_others(package, tmp_path):
+    path = tmp_path / "policy.jax"
+    with zipfile.ZipFile(io.BytesIO(package)) as read:
+        facts = json.loads(read.read("policy.json"))
+    assert fdg.load_exported(repacked(path, package)).facts == facts
+
+    def refused(message, **changes):
+        with pytest.raises(FdgError, match=message) as error:
+            fdg.load_exported(repacked(path, package, **changes))
+        assert "\n" not in str(error.value)
+
+    refused("bytes that inflate to 300000", policy_jax=bytes(300_000_000))
+    refused("calls 'xla_ffi_python_cpu_callback'", policy_jax=calling("xla_ffi_python_cpu_callback"))
+    wide = {**facts, "observation": {"shape": ["N", 5], "dtype": "float32"}}
+    refused(r"float32 \[5\], where its program has float32\[N,4\]", policy_json=json.dumps(wide))
+    refused("its arguments are not", policy_json=json.dumps({**facts, "arguments": ["observation", "mask"]}))
+    refused("has no shapes and dtypes", policy_json=json.dumps({**facts, "observation": {"parts": {}}}))
+    refused("its actions or results are not", policy_json=json.dumps({**facts, "actions": "both"}))
+    path.write_bytes(package[:-100] + package[-100:].replace(b"sha256:", b"sha999:"))
+    with pytest.raises(FdgError, match="it is damaged"):
         fdg.load_exported(path)
 
 

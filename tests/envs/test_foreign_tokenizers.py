@@ -1,0 +1,148 @@
+"""Tokenizers and chat templates that cost more than their size: refused, in time and in little memory."""
+
+import json
+
+import pytest
+
+from fdg.errors import FdgError
+from tests.hostile import driver, model_folders
+
+tokenizers = pytest.importorskip("tokenizers")
+jinja2 = pytest.importorskip("jinja2")
+
+from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: E402
+
+from envs.text import HuggingFaceTokenizer, templates  # noqa: E402
+
+CALL = {"name": "f", "arguments": {"a": 1, "b": [1, 2.5, None]}}
+VALUES = {
+    "messages": [
+        {"role": "system", "content": "be nice"},
+        {"role": "user", "content": "a<b & 'q'\nline"},
+        {"role": "assistant", "content": "<think>no</think>x", "tool_calls": [CALL]},
+    ],
+    "tools": [{"type": "function", "function": CALL}],
+    "bos_token": "<s>",
+}
+PLAIN = [
+    "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m['content'] | trim }}{% endfor %}",
+    # As Qwen3's: backwards for the last question, thoughts left out, calls as JSON.
+    """{% for tool in tools %}{{ '\n' + (tool | tojson) }}{% endfor %}
+    {%- set ns = namespace(last=messages | length - 1) %}{% for m in messages[::-1] %}
+    {%- set i = (messages | length - 1) - loop.index0 %}
+    {%- if m.role == 'user' and m.content is string and not m.content.startswith('<t') %}
+    {%- set ns.last = i %}{% endif %}{% endfor %}{{ ns.last }}{% for m in messages %}
+    {%- if '</think>' in m.content %}{{ m.content.split('</think>')[-1].lstrip('\n') ~ '|' }}{% endif %}
+    {%- for call in m.tool_calls %}{{ call.name }}{{ call.arguments | tojson(indent=2) }}{% endfor %}
+    {%- endfor %}""",
+    """{% macro show(x, n=2) %}[{{ x.role | upper | center(12) }}:{{ n }}]{% endmacro %}
+    {% for i in range(messages | length) %}{% set m = messages[i] %}{{ show(m, n=i * 2) }}
+    {{ '%s-%02d' % (m.role, i) }}{{ '{:>4}|{}'.format(i, m.role) }}
+    {{ m.content.replace('a', 'bb').split() | join(', ') }}
+    {% for k, v in m.items() %}{{ k }}={{ v | string | indent(2) }}{% if not loop.last %}, {% endif %}
+    {% endfor %}{% endfor %}""",
+    """{{ messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | list }}
+    {{ {'a': 1, 'b': (2, 3)} }}{% set x %}block {{ bos_token }}{% endset %}{{ x }}{{ dict(a=1).get('a') }}
+    {{ 'x' in ['x', 'y'] }}{{ 7 // 2 ** 2 % 3 }}{{ [1, 2] + [3] }}{{ 'abc'[::-1] }}
+    {{ [3, 1, 2] | sort | sum }}{{ '<b>' | e }}{{ 'a' * 3 }}{{ 3.7 | round | int }}""",
+]
+
+
+@pytest.mark.parametrize("source", PLAIN)
+def test_templates_are_rendered_as_by_jinjas_own_sandbox(source):
+    plain = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    assert templates.Template(source).render(**VALUES) == plain.from_string(source).render(**VALUES) != ""
+
+
+GROWING = [
+    *model_folders.TEMPLATES[:9],
+    "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+    "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set y %}{{ ns.x }}{{ ns.x }}{% endset %}"
+    "{% set ns.x = y %}{% endfor %}",
+    "{% set ns = namespace(x=3) %}{% for i in range(60) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+    "{{ ('a' * 999999) | replace('', 'b' * 999999) }}",
+    "{{ ('a' * 999999) | replace(new='b' * 999999, old='a') }}",
+    "{{ ('a' * 99999).join(['b'] * 99999) }}",
+    "{{ ('{0}' * 99999).format('b' * 99999) }}",
+    "{{ ('%(a)s' * 99999) % {'a': 'b' * 99999} }}",
+    "{{ ['%900000000d'] | format(1) }}",
+    "{{ messages | tojson(indent=900000000) }}",
+    "{{ [1] | batch(900000000, 'x') | list }}",
+    "{{ [1] | slice(900000000) | list }}",
+    "{{ ('a' * 999999) | join('b' * 999999) }}",
+    "{{ range(99999) | map('string') | map('center', 99999) | join }}",
+    "{{ ([[1]] * 99999) | sum(start=[]) }}",
+    "{{ 'a\t'.expandtabs(900000000) }}",
+    "{{ (1).to_bytes(900000000, 'big') }}",
+    "{{ 'a'.translate({97: 'b' * 999999}) }}{{ 1 | round(900000000, 'ceil') }}",
+    "{% for i in range(99999) %}{{ messages | tojson }}{% endfor %}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("source", GROWING)
+def test_templates_that_grow_are_refused_before_they_do(source, monkeypatch):
+    monkeypatch.setattr(templates, "_BUDGET", 200_000)  # a twentieth, for a quick test
+
+    def render():
+        with pytest.raises(Exception, match=r"."):
+            templates.Template(source).render(**VALUES)
+
+    found = driver.attempt(render, seconds=10, memory=1 << 26)
+    assert not found.faults
+
+
+@pytest.fixture
+def folder(tmp_path):
+    model_folders.valid_folder(tmp_path / "model", "llama", "BPE", False, "float32")
+    return tmp_path / "model"
+
+
+def altered(folder, file, **changes):
+    found = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps({**found, **changes}))
+    return HuggingFaceTokenizer(str(folder))
+
+
+@pytest.mark.parametrize("kind", model_folders.TOKENIZERS)
+def test_tokenizers_of_each_kind_are_read(tmp_path, kind):
+    model_folders.valid_folder(tmp_path / "model", "llama", kind, False, "float32")
+    tokenizer = HuggingFaceTokenizer(str(tmp_path / "model"))
+    ids = tokenizer.encode("3")
+    assert tokenizer.decode(ids) == "3" and tokenizer.stops == (2,) and tokenizer.bos == 1
+
+
+REFUSED = {
+    0: "2000 of 16384 at most are read", 1: "makes texts 1099511627776 times longer", 2: "2000 of 16384",
+    3: "repeats more than 1000 times", 4: "a precompiled_charsmap of", 6: "its decoder makes texts",
+    8: "bytes of pieces, of 2621440 at most", 9: "added tokens of 8",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("i", REFUSED)
+def test_parts_of_a_tokenizer_that_are_too_large_are_named(folder, i):
+    name, made = model_folders.TOKENIZER_PARTS[i]
+    with pytest.raises(FdgError, match=REFUSED[i]) as error:
+        altered(folder, "tokenizer.json", **{name: made()})
+    assert "tokenizer.json' is not read: " in str(error.value) and len(str(error.value)) < 500
+
+
+def test_a_tokenizer_neither_pads_nor_cuts(folder):
+    (name, made), cut = model_folders.TOKENIZER_PARTS[7], {"direction": "Right", "stride": 0}
+    cut |= {"max_length": 2, "strategy": "LongestFirst"}
+    assert len(altered(folder, "tokenizer.json", **{name: made(), "truncation": cut}).encode("12345")) == 5
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "message"),
+    [
+        ("config.json", {"eos_token_id": "2"}, "config.json: eos_token_id='2': it must be a token's number"),
+        ("generation_config.json", {"eos_token_id": [2, -1]}, "eos_token_id=[2, -1]: it must be"),
+        ("tokenizer_config.json", {"eos_token": 3}, "eos_token=3: it must be a token"),
+        ("tokenizer_config.json", {"chat_template": {}}, "chat_template={}: it must be a string"),
+    ],
+)  # fmt: skip
+def test_settings_of_a_wrong_type_name_file_and_field(folder, file, changes, message):
+    tokenizer = altered(folder, file, **changes)
+    with pytest.raises(FdgError) as error:
+        _ = tokenizer.stops, tokenizer.chat_template
+    assert message in str(error.value)
