@@ -1,0 +1,650 @@
+"""`python -m tests.hostile.model_folders --folders 600 --packages 400`: malformed checkpoints and packages.
+
+Tiny valid ones (five kinds of decoders, four of tokenizers, safetensors in one file or several, GGUF;
+exported policies), changed at random places, through every function that reads them, under the audit hook and
+limits of `driver`: 10 seconds each, 1 GB above twenty times the file's size. Exit status 1 if anything but an
+`FdgError` came of it. A line for each in OUT/models.jsonl; a run that is stopped goes on where it was.
+"""
+
+import argparse
+import collections
+import contextlib
+import copy
+import functools
+import importlib
+import io
+import json
+import os
+import random
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+
+import fdg
+from algos.language import Decoder, DecoderConfig, gguf, weights
+from envs.text import HuggingFaceTokenizer
+from fdg.commands.cli import plan_main
+from tests.hostile import driver
+from tests.training.trained import small
+
+with contextlib.suppress(ImportError):  # before the audit hook looks
+    importlib.import_module("gguf.quants")
+
+SECONDS = 10.0
+FAMILIES = {
+    "llama": {},
+    "biased": {"qkv_bias": True, "output_bias": True, "mlp_bias": True},
+    "mistral": {"sliding_window": 8},
+    "qwen2": {"qkv_bias": True},
+    "qwen3": {"qk_norm": True, "tie_embeddings": False},
+}
+TOKENIZERS = ("BPE", "WordPiece", "WordLevel", "Unigram")
+SPECIAL = ("<unk>", "<s>", "</s>")
+TEMPLATE = "{% for m in messages %}<s>{{ m.role }}: {{ m.content | trim }}</s>{% endfor %}"
+
+# -- valid ones
+
+
+@functools.cache
+def _parameters(family: str) -> tuple[Decoder, Any]:
+    config = DecoderConfig.tiny(
+        120,
+        hidden_size=16,
+        intermediate_size=24,
+        num_heads=2,
+        num_kv_heads=1,
+        max_positions=64,
+        **FAMILIES[family],
+    )
+    shapes = jax.eval_shape(Decoder(config).init, jax.random.key(0))
+    draw = np.random.default_rng(0)
+    return Decoder(config), jax.tree.map(lambda x: draw.normal(size=x.shape).astype(np.float32), shapes)
+
+
+def _tokenizer(kind: str) -> tokenizers.Tokenizer:
+    pieces = [*SPECIAL, *map(chr, range(32, 127))]
+    vocabulary = {piece: i for i, piece in enumerate(pieces)}
+    model = {
+        "BPE": lambda: models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"),
+        "WordPiece": lambda: models.WordPiece(vocab=vocabulary, unk_token="<unk>"),
+        "WordLevel": lambda: models.WordLevel(vocab=vocabulary, unk_token="<unk>"),
+        "Unigram": lambda: models.Unigram([(piece, -1.0) for piece in pieces], unk_id=0),
+    }[kind]()
+    made = tokenizers.Tokenizer(model)
+    made.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Replace("\t", " ")])
+    pattern = tokenizers.Regex(r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
+    made.pre_tokenizer = pre_tokenizers.Split(pattern, behavior="isolated")
+    made.decoder = decoders.Sequence([decoders.Replace("_", " "), decoders.Fuse()])
+    made.add_special_tokens([AddedToken(word, special=True) for word in SPECIAL])
+    return made
+
+
+def valid_folder(folder: Path, family: str, kind: str, sharded: bool, dtype: str) -> None:
+    """A checkpoint as Hugging Face's library writes it."""
+    weights.save(folder, *_parameters(family), shard_bytes=4000 if sharded else 1 << 30, dtype=dtype)
+    config = json.loads((folder / "config.json").read_text())
+    config["rope_scaling"] = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+    }
+    (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": 2}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2], "pad_token_id": 0}))
+    words = {
+        "bos_token": {"content": "<s>"},
+        "eos_token": "</s>",
+        "pad_token": "<unk>",
+        "chat_template": TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(words))
+    _tokenizer(kind).save(str(folder / "tokenizer.json"))
+
+
+def valid_gguf(path: Path, family: str) -> None:
+    """A file as llama.cpp writes it, with a byte-level tokenizer of three tokens."""
+    c = _parameters(family)[0].config
+    arch = {"biased": "llama", "mistral": "llama"}.get(family, family)
+
+    def text(value: str) -> bytes:
+        return struct.pack("<Q", len(value.encode())) + value.encode()
+
+    def texts(values: list[str]) -> bytes:
+        return struct.pack("<IQ", 8, len(values)) + b"".join(map(text, values))
+
+    numbers = {
+        "block_count": c.num_layers, "embedding_length": c.hidden_size, "context_length": c.max_positions,
+        "feed_forward_length": c.intermediate_size, "attention.head_count": c.num_heads,
+        "attention.head_count_kv": c.num_kv_heads, "attention.key_length": c.width,
+    }  # fmt: skip
+    values = [text("general.architecture") + struct.pack("<I", 8) + text(arch)]
+    values += [text(f"{arch}.{name}") + struct.pack("<II", 4, value) for name, value in numbers.items()]
+    values += [
+        text(f"{arch}.attention.layer_norm_rms_epsilon") + struct.pack("<If", 6, 1e-5),
+        text("tokenizer.ggml.model") + struct.pack("<I", 8) + text("gpt2"),
+        text("tokenizer.ggml.tokens") + struct.pack("<I", 9) + texts(["a", "b", "ab"]),
+        text("tokenizer.ggml.merges") + struct.pack("<I", 9) + texts(["a b"]),
+        text("tokenizer.ggml.token_type") + struct.pack("<IIQ3i", 9, 5, 3, 1, 1, 1),
+        text("tokenizer.ggml.eos_token_id") + struct.pack("<II", 4, 2),
+    ]
+    there = {"embed_tokens": "token_embd", "q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v",
+             "o_proj": "attn_output", "gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down",
+             "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "q_norm": "attn_q_norm",
+             "k_norm": "attn_k_norm"}  # fmt: skip
+    infos, data = [], b""
+    for key, (_, shape, _) in weights.names(c).items():
+        *start, name, suffix = key.split(".")
+        place = {"norm": "output_norm", "lm_head": "output"}.get(name, there.get(name, name))
+        full = f"blk.{start[2]}.{place}.{suffix}" if "layers" in start else f"{place}.{suffix}"
+        content = np.full(shape, 0.01, np.float32).tobytes()
+        sizes = struct.pack(f"<I{len(shape)}Q", len(shape), *shape[::-1])
+        infos.append(text(full) + sizes + struct.pack("<IQ", 0, len(data)))
+        data += content + bytes(-len(content) % 32)
+    header = b"GGUF" + struct.pack("<IQQ", 3, len(infos), len(values)) + b"".join([*values, *infos])
+    path.write_bytes(header + bytes(-len(header) % 32) + data)
+
+
+@functools.cache
+def valid_package(kind: str) -> bytes:
+    """What `run.export` writes."""
+    made = {"ppo": small(), "memory": small("recurrent_ppo", memory_size=4)}[kind]
+    folder = driver.scratch()
+    try:
+        run = fdg.Run(made, jax.jit(made.init)(jax.random.key(1)), 0)
+        return run.export(folder / "policy.jax", greedy=kind == "memory").read_bytes()
+    finally:
+        shutil.rmtree(folder)
+
+
+# -- what is done to them
+
+_DEEP = object()
+_VALUES: list[Any] = [
+    None, True, False, -1, 0, 1, 7, 2**31, 10**9, 10**18, 10**30, 0.0, -0.5, 1.5, 1e300, float("nan"),
+    float("inf"), "", "x", "128", "\ud800", "../../x", "/dev/zero", "a\0b", "x" * 100_000, [], {}, [[]],
+    [1, "a"], {"a": 1}, [0] * 1000, {"type": "Sequence"}, _DEEP,
+]  # fmt: skip
+_DOUBLED = "{% for i in range(50) %}{% set ns.x = _ %}{% endfor %}{{ ns.x }}"
+TEMPLATES = (
+    "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3,
+    "{{ 'a' * 8000000000 }}",
+    "{{ (10 ** 10) ** (10 ** 8) }}",
+    "{{ 'a'.center(9000000000) }}",
+    "{{ 'a' | indent(9000000000, true) }}",
+    "{% set ns = namespace(x='a') %}" + _DOUBLED.replace("_", "ns.x ~ ns.x"),
+    "{% set ns = namespace(x=[1]) %}" + _DOUBLED.replace("_", "[ns.x, ns.x]"),
+    "{% set ns = namespace(x={}) %}" + _DOUBLED.replace("_", "{1: ns.x, 2: ns.x}"),
+    "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(70) }}",
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{% include '/etc/passwd' %}",
+    "{{ messages[0].__init__ }}",
+    "{{ '%0900000000d' % 1 }}",
+    "{{ '{:900000000}'.format(1) }}",
+    "{% if %}",
+    "{{ " + "(" * 5000,
+    "{{ lipsum(99999999) }}",
+    "{{ (range(99999) | list) | join('x' * 99999) }}",
+    "{{ cycler.__init__.__globals__.os.system('true') }}",
+    "{{ raise_exception('no\nway') }}",
+    "{% for m in messages recursive %}{{ loop(messages) }}{% endfor %}",
+    "",
+)
+
+
+def _nested(depth: int) -> str:
+    return "[" * depth + "]" * depth
+
+
+def _dumped(value: Any) -> str:
+    return json.dumps(value, default=lambda _: "<deep>").replace('"<deep>"', _nested(100_000))
+
+
+def _places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Of each value within, the keys that lead to it."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in inner:
+        yield (*at, key)
+        yield from _places(each, (*at, key))
+
+
+def changed_json(draw: random.Random, content: bytes) -> tuple[bytes, str]:
+    """JSON with another value somewhere, or without one, or with one twice, or no longer JSON."""
+    found = json.loads(content)
+    places = sorted(_places(found), key=len)
+    near = [place for place in places if len(place) < 3] or [()]
+    at = draw.choice(near if draw.random() < 0.8 else places or [()])
+    how = draw.choice(["set", "set", "set", "set", "remove", "twice", "cut", "flip", "bytes", "other"])
+    if how in ("set", "remove") and at:
+        inner = found
+        for key in at[:-1]:
+            inner = inner[key]
+        value = draw.choice(_VALUES)
+        if how == "set":
+            inner[at[-1]] = copy.deepcopy(value) if value is not _DEEP else value
+        else:
+            del inner[at[-1]]
+        return _dumped(found).encode("utf-8", "surrogatepass"), f"{how} {at} {value!r:.40}"
+    match how:
+        case "cut":
+            return content[: draw.randrange(len(content))], how
+        case "flip":
+            return _flipped(draw, content)
+        case "twice":
+            return b'{"' + str(at[0] if at else "a").encode() + b'": 1,' + content.lstrip()[1:], how
+        case "bytes":
+            extra = draw.choice([b"\xef\xbb\xbf", b"\xff\xfe", b"\x00", b"\xc3", b"[1]"])
+            return (extra + content if draw.random() < 0.5 else content + extra), f"{how} {extra!r}"
+    return draw.choice([b"", b"[]", b"1", b"null", b"{}", _nested(100_000).encode()]), how
+
+
+def _flipped(
+    draw: random.Random, content: bytes, first: int = 0, last: int | None = None
+) -> tuple[bytes, str]:
+    flipped = bytearray(content)
+    for _ in range(draw.choice([1, 1, 3, 20])):
+        at = draw.randrange(first, max(first + 1, min(last or len(content), len(content))))
+        flipped[at] ^= 1 << draw.randrange(8)
+    return bytes(flipped), "flip"
+
+
+def changed_bytes(draw: random.Random, content: bytes, header: int) -> tuple[bytes, str]:
+    """A binary file that is cut, longer, or has other bytes, mostly in its header."""
+    how = draw.choice(["cut", "longer", "flip", "flip", "number", "number"])
+    match how:
+        case "cut":
+            return content[: draw.randrange(len(content))], how
+        case "longer":
+            return content + bytes(draw.choice([1, 8, 10_000])), how
+        case "flip":
+            return _flipped(draw, content, last=draw.choice([header, None]))
+    at = draw.randrange(0, max(1, header - 8))
+    number = draw.choice([0, 1, 2**16, 2**31, 2**32 - 1, 2**40, 2**63, 2**64 - 1])
+    return content[:at] + struct.pack("<Q", number) + content[at + 8 :], f"{number} at {at}"
+
+
+def changed_safetensors(draw: random.Random, content: bytes) -> tuple[bytes, str]:
+    """A file whose header contradicts itself, whose numbers are not finite, or whose bytes are others."""
+    length = int.from_bytes(content[:8], "little")
+    how = draw.choice(["bytes", "header", "json", "nan"])
+    if how == "bytes":
+        return changed_bytes(draw, content, 8 + length)
+    if how == "nan":
+        at = 8 + length + 4 * draw.randrange((len(content) - 8 - length) // 4)
+        value = draw.choice([b"\x00\x00\xc0\x7f", b"\x00\x00\x80\xff"])
+        return content[:at] + value + content[at + 4 :], how
+    header = json.loads(content[8 : 8 + length])
+    if how == "json":
+        new, said = changed_json(draw, content[8 : 8 + length])
+    else:
+        names = [name for name in header if name != "__metadata__"]
+        entry, other = header[draw.choice(names)], header[draw.choice(names)]
+        field = draw.choice(["dtype", "shape", "data_offsets", "data_offsets", "twice"])
+        said = field
+        match field:
+            case "dtype":
+                entry[field] = draw.choice(["F16", "I64", "F8_E4M3", "F99", "", 3])
+            case "shape":
+                entry[field] = draw.choice([[-1], [2**62, 2**62], [0], [], [1] * 100, [1.5], "4"])
+            case "data_offsets":
+                entry[field] = draw.choice([other[field], [0, 2**62], [5, 1], [-4, 4], [0], None])
+            case "twice":
+                header["again"] = dict(entry)
+        new = json.dumps(header).encode()
+    return struct.pack("<Q", len(new)) + new + content[8 + length :], f"{how} {said}"
+
+
+def misplace(draw: random.Random, path: Path) -> str:
+    """Puts something that is no regular file, or a link, in the place of a file."""
+    kind = draw.choice(["fifo", "directory", "device", "dangling", "loop", "socket", "empty", "link", "gone"])
+    kept = path.with_name("elsewhere")
+    path.rename(kept)
+    match kind:
+        case "fifo":
+            os.mkfifo(path)
+        case "directory":
+            path.mkdir()
+        case "device":
+            path.symlink_to(draw.choice(["/dev/zero", "/dev/tty", "/dev/random"]))
+        case "dangling":
+            path.symlink_to("nowhere")
+        case "loop":
+            path.symlink_to(path.name)
+        case "socket":
+            with socket.socket(socket.AF_UNIX) as one:
+                here = os.getcwd()
+                os.chdir(path.parent)  # a socket's path is short
+                one.bind(path.name)
+                os.chdir(here)
+        case "empty":
+            path.touch()
+        case "link":
+            path.symlink_to(kept.name)
+    return kind
+
+
+def _unigram(size: int) -> dict[str, Any]:
+    pieces = [[f"{random.Random(i).getrandbits(8000):x}", -1.0] for i in range(size // 2000)]
+    return {"type": "Unigram", "unk_id": 0, "vocab": pieces}
+
+
+def _replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+def _added(i: int) -> dict[str, Any]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+    return {"id": i, "content": "x" * 900 + str(i), "normalized": True, "special": True, **flags}
+
+
+_LENGTH = {"direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0, "pad_token": "a"}
+_SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}
+TOKENIZER_PARTS: list[tuple[str, Callable[[], Any]]] = [
+    ("normalizer", lambda: {"type": "Sequence", "normalizers": [_replace({"String": "a"}, "b")] * 40_000}),
+    ("normalizer", lambda: {"type": "Sequence", "normalizers": [_replace({"String": "a"}, "aa")] * 40}),
+    ("normalizer", lambda: {"type": "Prepend", "prepend": "a" * 10_000_000}),
+    ("normalizer", lambda: _replace({"Regex": "((a{999}){999}){999}"}, "")),
+    ("normalizer", lambda: {"type": "Precompiled", "precompiled_charsmap": "AAQA" + "AB9x" * 400_000}),
+    ("pre_tokenizer", lambda: {**_SPLIT, "pattern": {"Regex": "(" * 5000}}),
+    ("decoder", lambda: {"type": "Sequence", "decoders": [_replace({"String": ""}, "x" * 60)] * 60}),
+    ("padding", lambda: {"strategy": {"Fixed": 10**9}, **_LENGTH}),
+    ("model", lambda: _unigram(6_000_000)),
+    ("added_tokens", lambda: [_added(i) for i in range(9000)]),
+]
+
+
+def hostile_folder(draw: random.Random, folder: Path) -> list[str]:
+    """A folder with one to three things wrong; what they are."""
+    family, kind = draw.choice(list(FAMILIES)), draw.choice(TOKENIZERS)
+    sharded, dtype = draw.random() < 0.4, draw.choice(["float32", "bfloat16", "float16"])
+    valid_folder(folder, family, kind, sharded, dtype)
+    valid_gguf(folder / "model.gguf", draw.choice(["llama", "qwen2", "qwen3"]))
+    done = [f"{family} {kind} {'shards' if sharded else 'one file'} {dtype}"]
+    for _ in range(draw.choice([1, 1, 1, 2, 3])):
+        path = draw.choice(sorted(one for one in folder.iterdir() if one.is_file()))
+        if draw.random() < 0.15:
+            done.append(f"{path.name}: {misplace(draw, path)}")
+            continue
+        content = path.read_bytes()
+        if not content:
+            continue
+        said = ""
+        if path.suffix == ".gguf":
+            content, said = changed_bytes(draw, content, 1500)
+        elif path.suffix == ".safetensors":
+            content, said = changed_safetensors(draw, content)
+        elif path.suffix == ".json":
+            try:
+                found = json.loads(content)
+                assert isinstance(found, dict)
+            except (ValueError, RecursionError, AssertionError):  # by an earlier change
+                continue
+            special = draw.random() < 0.4
+            if special and path.name == "tokenizer_config.json":
+                found["chat_template"] = said = draw.choice(TEMPLATES)
+            elif special and path.name == "tokenizer.json":
+                said, made = draw.choice(TOKENIZER_PARTS)
+                found[said] = made()
+            elif special and path.name == "config.json":
+                said = draw.choice(["num_hidden_layers", "vocab_size", "hidden_size", "num_attention_heads"])
+                found[said] = draw.choice([10**9, 2**31 - 1, 0, -1, 10**12])
+            elif special and path.name.endswith("index.json") and "weight_map" in found:
+                said = draw.choice(["../../x", "/etc/passwd", "config.json", "model.gguf", "", "..", "a\0b"])
+                found["weight_map"][draw.choice(list(found["weight_map"]))] = said
+            if said:
+                content = json.dumps(found).encode()
+            else:
+                content, said = changed_json(draw, content)
+        path.write_bytes(content)
+        done.append(f"{path.name}: {said}"[:200])
+    return done
+
+
+def _packed(members: dict[str, bytes], kind: int = zipfile.ZIP_DEFLATED) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", kind) as package:
+        for name, content in members.items():
+            package.writestr(name, content)
+    return file.getvalue()
+
+
+def hostile_package(draw: random.Random, path: Path) -> list[str]:
+    """An exported policy with something wrong; what it is."""
+    kind = draw.choice(["ppo", "memory"])
+    content = valid_package(kind)
+    with zipfile.ZipFile(io.BytesIO(content)) as package:
+        members = {name: package.read(name) for name in package.namelist()}
+    how = draw.choice(
+        ["bytes", "bytes", "facts", "facts", "facts", "member", "memory", "zip", "zip", "file", "call"]
+    )
+    said = ""
+    match how:
+        case "bytes":
+            content, said = changed_bytes(draw, content, len(content))
+        case "facts":
+            members["policy.json"], said = changed_json(draw, members["policy.json"])
+            content = _packed(members)
+        case "member":
+            said = draw.choice(list(members))
+            members[said] = changed_bytes(draw, members[said], len(members[said]))[0]
+            content = _packed(members)
+        case "memory":
+            said = draw.choice(["shape", "pickle", "many", "empty", "huge"])
+            file = io.BytesIO()
+            arrays: Any = {
+                "shape": [np.zeros((3, 4))], "pickle": [np.array([{}], object)], "many": [np.zeros(1)] * 500,
+                "empty": [np.zeros((0, 4), np.float32)], "huge": [np.zeros(1)],
+            }[said]  # fmt: skip
+            np.savez(file, *arrays)
+            members["memory.npz"] = (
+                file.getvalue().replace(b"(1,)", b"(9" + b"9" * 12 + b",)")
+                if said == "huge"
+                else file.getvalue()
+            )
+            content = _packed(members)
+        case "zip":
+            said = draw.choice(
+                ["bomb", "lying bomb", "encrypted", "lzma", "more", "less", "twice", "long name"]
+            )
+            content = _odd_zip(draw, members, said)
+        case "call":
+            members["policy.jax"] = _calling()
+            content = _packed(members)
+    path.write_bytes(content)
+    if how == "file":
+        said = misplace(draw, path)
+    return [f"{kind} {how}: {said}"[:200]]
+
+
+def _odd_zip(draw: random.Random, members: dict[str, bytes], how: str) -> bytes:
+    name = draw.choice(list(members))
+    if "bomb" in how:
+        members[name] = bytes(300_000_000)
+    content = _packed({**members, "more": b""} if how == "more" else members)
+    match how:
+        case "less":
+            return _packed({key: value for key, value in members.items() if key != name})
+        case "lzma":
+            return _packed(members, draw.choice([zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2]))
+        case "long name":
+            return _packed({f"{key}{'x' * 30_000}": value for key, value in members.items()})
+        case "twice":
+            file = io.BytesIO(content)
+            with zipfile.ZipFile(file, "a") as package:
+                package.fp.seek(0, 2)
+                package.NameToInfo.clear()
+                package.writestr(name, b"{}")
+            return file.getvalue()
+    changed = bytearray(content)
+    at = content.find(b"PK\x01\x02")
+    while at >= 0 and how in ("encrypted", "lying bomb"):
+        if how == "encrypted":
+            changed[at + 8] |= 1
+        else:  # says that it inflates to 1000 bytes
+            changed[at + 24 : at + 28] = struct.pack("<I", 1000)
+        at = content.find(b"PK\x01\x02", at + 1)
+    return bytes(changed)
+
+
+@functools.cache
+def _calling() -> bytes:
+    """A program that calls something of the process by its name."""
+    name = "xla_ffi_python_cpu_callback"
+    shape = jax.ShapeDtypeStruct((4,), np.float32)
+    checks = [jax.export.DisabledSafetyCheck.custom_call(name)]
+    return bytes(
+        jax.export.export(jax.jit(jax.ffi.ffi_call(name, shape)), disabled_checks=checks)(shape).serialize()
+    )
+
+
+# -- what reads them
+
+
+def readers(folder: Path, out: Path) -> dict[str, Callable[[], Any]]:
+    """Each function that reads a folder."""
+
+    def words() -> None:
+        tokenizer = HuggingFaceTokenizer(str(folder))
+        ids = tokenizer.encode("3 + 4 = seven")
+        tokenizer.decode(ids)
+        tokenizer.codes_of_tokens(), tokenizer.token_of_code()
+        _ = tokenizer.pad, tokenizer.bos, tokenizer.eos, tokenizer.vocab_size
+        tokenizer.frame("Answer.")
+        tokenizer.chat([{"role": "user", "content": "hello"}] * 3)
+
+    return {
+        "check": lambda: weights.check(folder) and None,
+        "load": lambda: weights.load(folder, lora_rank=2) and None,
+        "tokenizer": words,
+        "gguf": lambda: gguf.convert(folder / "model.gguf", out / "converted"),
+    }
+
+
+def planned(folder: Path) -> int:
+    """The command line, which reads all of it."""
+    words = f"--algo grpo --env text:addition --max-response 4 --devices 1 --model {folder}"
+    return plan_main(words.split())
+
+
+def acted(path: Path) -> None:
+    """Loads a package, and acts where it can be loaded."""
+    policy = fdg.load_exported(path)
+    shape = policy.facts["observation"]["shape"][1:]
+    policy(np.zeros((2, *shape), policy.facts["observation"]["dtype"]))
+
+
+def attempt(kind: str, number: int, seed: int, whole: bool = False) -> dict[str, Any]:
+    """One malformed folder or package, through all that reads it."""
+    draw = random.Random(f"{seed} {kind} {number}")
+    scratch = driver.scratch()
+    try:
+        at, out = scratch / "model", scratch / "out"
+        out.mkdir()
+        changes = hostile_folder(draw, at) if kind == "folders" else hostile_package(draw, at)
+        calls = {"load_exported": lambda: acted(at)} if kind == "packages" else readers(at, out)
+        if whole and kind == "folders":
+            calls["plan"] = lambda: planned(at)
+        size = sum(
+            one.stat().st_size for one in [at, *at.rglob("*")] if one.is_file() and not one.is_symlink()
+        )
+        tries = {}
+        for name, call in calls.items():
+            limit = 60.0 if name == "plan" else SECONDS
+            writable = [out, jax.config.jax_compilation_cache_dir or out]
+            found = driver.attempt(call, writable, seconds=limit, memory=driver.MEMORY + 20 * size)
+            tries[name] = {**vars(found), "said": found.said[:300]}
+        return {"kind": kind, "number": number, "changes": changes, "tries": tries}
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _warm(out: Path) -> Path:
+    valid_folder(out / "valid", "llama", "BPE", False, "float32")
+    return out / "valid"
+
+
+def main() -> int:
+    """Tries all in a process that is started again where one was lost; prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--folders", type=int, default=600)
+    parser.add_argument("--packages", type=int, default=400)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--plans", type=int, default=20, help="each so many-th folder goes through `fdg.plan` too"
+    )
+    parser.add_argument("--out", type=Path, default=Path("hostile-out"))
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    results = given.out / "models.jsonl"
+    wanted = [("folders", i) for i in range(given.folders)] + [("packages", i) for i in range(given.packages)]
+
+    def rows() -> list[dict[str, Any]]:
+        return [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+
+    def write(row: dict[str, Any]) -> None:
+        with results.open("a") as file:
+            file.write(json.dumps(row, default=str) + "\n")
+
+    def left() -> list[tuple[str, int]]:
+        there = {(row["kind"], row["number"]) for row in rows()}
+        return [one for one in wanted if one not in there]
+
+    if given.worker:
+        weights.load(_warm(given.out), lora_rank=2)  # compiles
+        for kind, number in left():
+            write(attempt(kind, number, given.seed, number % given.plans == 0))
+        return 0
+    environment = {**os.environ, **environment_of(given.out)}
+    while waiting := left():
+        words = [sys.executable, "-m", "tests.hostile.model_folders", "--worker", *sys.argv[1:]]
+        status = subprocess.run(words, env=environment).returncode
+        if status and left():
+            kind, number = left()[0]
+            lost = {"faults": [f"lost: status {status}"], "seconds": 0.0, "grown": 0}
+            write({"kind": kind, "number": number, "changes": [], "tries": {"process": lost}})
+        assert len(left()) < len(waiting)
+    return report([row for row in rows() if (row["kind"], row["number"]) in set(wanted)])
+
+
+def environment_of(out: Path) -> dict[str, str]:
+    """Where programs are kept, so that writing there is no fault."""
+    cache = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(out.resolve() / "xla")
+    return {"JAX_COMPILATION_CACHE_DIR": cache, "RUST_BACKTRACE": "0"}
+
+
+def report(rows: list[dict[str, Any]]) -> int:
+    """Prints a table of what was tried, and everything that went wrong."""
+    table: dict[str, list[Any]] = collections.defaultdict(list)
+    for row in rows:
+        for name, found in row["tries"].items():
+            table[name].append(found)
+    print(f"{'':14} tries  refused  worked  faults  most s  most MB")
+    for name, found in table.items():
+        faults = sum(bool(one["faults"]) for one in found)
+        refused = sum(not one["faults"] and bool(one.get("said")) for one in found)
+        most = max(one["seconds"] for one in found), max(one["grown"] for one in found) / 1e6
+        worked = len(found) - faults - refused
+        print(f"{name:14} {len(found):5} {refused:8} {worked:7} {faults:7} {most[0]:7.1f} {most[1]:8.0f}")
+    bad = [
+        f"{row['kind']} {row['number']} {name}: {fault} | {row['changes']}"
+        for row in rows
+        for name, found in row["tries"].items()
+        for fault in found["faults"]
+    ]
+    print(f"{len(rows)} malformed, {len(bad)} faults", *bad, sep="\n")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
