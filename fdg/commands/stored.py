@@ -8,8 +8,6 @@ from fdg.commands.flags import Flag, from_json, shown, to_json
 from fdg.errors import FdgError
 from fdg.training import run_directory
 
-_PARTS = ("policy_fields", "hyperparameters")
-
 
 def earlier_run(early: Mapping[str, Any], flags: Sequence[Flag]) -> tuple[Path | None, dict[str, Any]]:
     """The run directory that was asked for, and its configuration if it is to be resumed (else empty).
@@ -41,11 +39,9 @@ def checked(path: Path, config: Any, flags: Sequence[Flag]) -> dict[str, Any]:
     Raises:
       FdgError: it is no configuration of a run, or has a value that its flag cannot have.
     """
-    if not isinstance(config, dict) or not {"algo", "policy", *_PARTS} <= config.keys():
+    run_directory.checked_config(path, config)
+    if not {"algo", "policy", "policy_fields", "hyperparameters"} <= config.keys():
         raise FdgError(f"{path} is no configuration of a run: give the config.json of a run directory")
-    for part in _PARTS:
-        if not isinstance(config[part], dict):
-            raise FdgError(f"{path} has {part} = {config[part]!r:.60}, which is no object of names")
     return {**config, **values(path, config, [flag for flag in flags if flag.name in config])}
 
 

@@ -285,14 +285,19 @@ def _labels(kinds: Sequence[tuple[tuple[str, str], ...]]) -> dict[Any, str]:
         alike = [other for other in asked if all(other[name] == one[name] for name in ("algo", "env"))]
         parts += [f"{name}={one[name]:.40}" for name in one if name not in _NAMES and _differ(name, alike)]
         more = f", and {len(parts) - _PARTS} more" if len(parts) > _PARTS else ""
-        label = ", ".join(parts[:_PARTS]) + more
+        label = _plain(", ".join(parts[:_PARTS]) + more)
         same = [other for other in labels if labels[other] == label and dict(other)["env"] == one["env"]]
         labels[kind] = f"{label} ({len(same) + 1})" if same else label
     return labels
 
 
 def _shortened(text: str) -> str:
-    return text if len(text) <= 48 else f"{text[:30]}...{text[-15:]}"
+    return _plain(text if len(text) <= 48 else f"{text[:30]}...{text[-15:]}")
+
+
+def _plain(text: str) -> str:
+    """A text of a file in a picture: what is printable, and no formula."""
+    return "".join(c if c.isprintable() else "?" for c in text).replace("$", r"\$")
 
 
 def _differ(name: str, kinds: Sequence[Mapping[str, str]]) -> bool:
@@ -306,7 +311,9 @@ def _columns(
     times = np.array([row[x] for row in rows], float)
     each = f"{metric}_per_seed"
     if rows and rows[0].get(each) is not None:
-        values = np.array([row[each] for row in rows], float)
+        nothing = [None] * len(rows[0][each])
+        given = (row.get(each) or nothing for row in rows)
+        values = np.array([one if len(one) == len(nothing) else nothing for one in given], float)
     else:
         values = np.array([row.get(metric) for row in rows], float)[:, None]
     of_episodes = metric in ("episode_return", "episode_length")

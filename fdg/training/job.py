@@ -78,6 +78,7 @@ class Job:
 
 MOST_DEVICES = 65_536
 MOST_AGENTS = 1_000_000
+MOST_EPISODES = 100_000  # of an evaluation: they are played side by side
 
 
 def check_run(run: Mapping[str, Any]) -> None:
@@ -94,6 +95,8 @@ def check_run(run: Mapping[str, Any]) -> None:
     at_least(1, eval_every=run.get("eval_every"))
     if (run["num_seeds"] or 1) > MOST_AGENTS:
         raise FdgError(f"--num-seeds {run['num_seeds']}: it must be at most {MOST_AGENTS}")
+    if run["eval_episodes"] > MOST_EPISODES:
+        raise FdgError(f"--eval-episodes {run['eval_episodes']}: it must be at most {MOST_EPISODES}")
     if run["seed"] + (run["num_seeds"] or 1) > 2**32:  # JAX would take it modulo 2**32, unasked
         raise FdgError(f"--seed {run['seed']}: seeds are below {2**32}")
 

@@ -16,6 +16,7 @@ from typing import IO, Any
 import numpy as np
 
 from fdg.errors import FdgError, FdgWarning, RunError, one_line
+from fdg.training.job import MOST_AGENTS, MOST_DEVICES, MOST_EPISODES
 
 CHECKPOINTS = "checkpoints"
 BEST = "best_checkpoint"  # there only in runs that are evaluated while they train
@@ -259,7 +260,7 @@ def read_config(path: Path, prefix: str = "--resume: ") -> dict[str, Any]:
     """
     check_spelled(path)
     try:
-        return json.loads((path / "config.json").read_text("utf-8"))
+        said = json.loads((path / "config.json").read_text("utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         raise FdgError(
             f"{prefix}no run in {path} (it has no config.json)"
@@ -269,6 +270,57 @@ def read_config(path: Path, prefix: str = "--resume: ") -> dict[str, Any]:
         ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise FdgError(f"{prefix}{path / 'config.json'} cannot be read: {one_line(error)}") from error
+    return checked_config(path / "config.json", said)
+
+
+# Of a configuration, the whole numbers: the least, the most, and whether there may be none.
+_WHOLE = {
+    "seed": (0, 2**32 - 1, False),
+    "num_seeds": (1, MOST_AGENTS, True),
+    "devices": (1, MOST_DEVICES, True),
+    "devices_chosen": (1, MOST_DEVICES, True),
+    "staleness": (0, 1_000, False),
+    "eval_episodes": (0, MOST_EPISODES, False),
+    "exploit_every": (1, 2**31, True),
+}
+_KINDS: dict[str, Any] = {"policy_fields": dict, "hyperparameters": dict, "resumes": list}
+_TEXTS = ("algo", "env", "policy", "sweep", "search")
+_DEEPEST = 20  # values within values; ours have three
+
+
+def checked_config(file: Path, said: Any) -> dict[str, Any]:
+    """A configuration whose values are of the kinds that it has: whoever reads on need not look again.
+
+    Raises:
+      FdgError: it is none of a run; names the value.
+    """
+    if not isinstance(said, dict):
+        raise FdgError(f"{file} is no configuration of a run: give the config.json of a run directory")
+    for name, value in said.items():
+        least, most, optional = _WHOLE.get(name, (0, 0, True))
+        wrong = ""
+        if name in _WHOLE and not (value is None and optional):
+            if type(value) is not int or not least <= value <= most:
+                wrong = f"a whole number from {least} to {most}"
+        elif name in _KINDS and not isinstance(value, _KINDS[name]):
+            wrong = {dict: "an object of names", list: "a list"}[_KINDS[name]]
+        elif name in _TEXTS and not isinstance(value, str | None):
+            wrong = "a string"
+        elif _is_deep(value):
+            wrong = f"nested in less than {_DEEPEST} levels"
+        if wrong:
+            raise FdgError(f"{file} has {name} = {value!r:.60}, which is not {wrong}")
+    return said
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(_DEEPEST):
+        items = [
+            one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)
+        ]
+        level = [item for one in items for item in one]
+    return bool(level)
 
 
 def read_summary(path: Path) -> dict[str, Any] | None:
@@ -277,7 +329,16 @@ def read_summary(path: Path) -> dict[str, Any] | None:
         summary = json.loads((path / "summary.json").read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
-    return summary if isinstance(summary, dict) else None
+    known = isinstance(summary, dict) and not _is_deep(summary)
+    return summary if known and all(fits(summary.get(name)) for name, fits in _SUMMARY.items()) else None
+
+
+# Of a summary, what others read.
+_SUMMARY: dict[str, Callable[[Any], bool]] = {
+    "eval_return": lambda value: _is_metric("", value),
+    "eval_returns": lambda value: value is None or _is_metric("_per_seed", value),
+    "devices": lambda value: isinstance(value, list | None),
+}
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
@@ -297,9 +358,21 @@ def _row(line: bytes) -> dict[str, Any] | None:
         row = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(row, dict) or not isinstance(row.get("iteration"), int):
+    if not isinstance(row, dict) or type(row.get("iteration")) is not int:
         return None
-    return row if all(isinstance(row.get(name), int | float) for name in ("env_steps", "wall_s")) else None
+    if not all(type(row.get(name)) in (int, float) for name in ("env_steps", "wall_s")):
+        return None
+    return row if all(_is_metric(name, value) for name, value in row.items()) else None
+
+
+def _is_metric(name: str, value: Any) -> bool:
+    """Whether a value of a row is what a row has: a number, or of `..._per_seed` one of each agent."""
+    if name.endswith("_per_seed"):
+        return isinstance(value, list) and all(_is_metric("", one) for one in value)
+    return value is None or (isinstance(value, int | float) and -_MOST < value < _MOST)
+
+
+_MOST = 1e300  # what NumPy has as a number
 
 
 def plain(value: Any) -> Any:

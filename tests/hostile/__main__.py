@@ -126,6 +126,9 @@ WORDS = {
 }
 
 
+COMPILING = ("evaluate", "play", "train --config", "train --from", "train --resume")  # drawn less often
+
+
 def in_process(command: str, path: Path, out: Path, mark: Path, folder: Path) -> dict[str, Any]:
     """A command in a process of its own, in a folder with the modules that hostile files name."""
     words = [word.replace("DIR", str(path)).replace("OUT", str(out)) for word in WORDS[command]]
@@ -190,7 +193,12 @@ def work(given: argparse.Namespace, out: Path) -> int:
             kept = shutil.copytree(path, folder / "kept")
             tries: dict[str, Any] = {}
             names = [name for name in given.only.split(",") if name] or list(WORDS)
-            for command in random.Random(number).sample(names, min(given.each, len(names))):
+            draw = random.Random(number)
+            often = [name for name in names for _ in range(1 if name in COMPILING else 3)]
+            while len(tries) < min(given.each, len(names)):
+                command = draw.choice(often)
+                if command in tries:
+                    continue
                 write = folder / "out"
                 shutil.rmtree(write, ignore_errors=True)
                 write.mkdir()

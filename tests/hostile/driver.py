@@ -42,8 +42,8 @@ _INSTALLED = tuple(
         _REPOSITORY,
     }
 )
-# What was asked for may start these: `git describe`, and Gymnasium's workers.
-_OURS = ("git", "gymnasium_worker.py")
+# What may be started: `git describe`, the workers of Gymnasium, and `uname` by `platform.processor`.
+_OURS = ("git", "gymnasium_worker.py", "uname")
 _MADE_ON_IMPORT = ("/tmp/envpool-jumanji-matplotlib",)  # by EnvPool
 _SYSTEM = ("/usr/lib", "/lib", "/etc/ld")  # where libraries of the system are
 _PROCESSES = (
