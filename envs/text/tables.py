@@ -125,8 +125,12 @@ def _read(path: str) -> tuple[Row, ...]:
     if not path:
         raise FdgError("task 'text:file': give its file, as in text:file?path=problems.jsonl")
     try:
+        if not pathlib.Path(path).is_file():  # a pipe or a device never ends
+            raise FdgError(f"task 'text:file': '{path}' is no file")
         lines = pathlib.Path(path).read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+    except FdgError:
+        raise
+    except (OSError, ValueError) as error:
         raise FdgError(f"task 'text:file': '{path}' cannot be read: {one_line(error)}") from error
     rows = []
     for i, line in enumerate(lines, 1):

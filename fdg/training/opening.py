@@ -68,7 +68,17 @@ def git_commit() -> str | None:
     """The commit of the folder that the run was started in, `-dirty` if files differ; None outside of any."""
     try:
         said = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            # A folder's own settings may name a program to ask for changes: it is not started.
+            [
+                "git",
+                "-c",
+                "core.fsmonitor=false",
+                "describe",
+                "--always",
+                "--dirty",
+                "--abbrev=40",
+                "--exclude=*",
+            ],
             capture_output=True,
             text=True,
             timeout=5,

@@ -286,6 +286,7 @@ _WHOLE = {
 _KINDS: dict[str, Any] = {"policy_fields": dict, "hyperparameters": dict, "resumes": list}
 _TEXTS = ("algo", "env", "policy", "sweep", "search")
 _DEEPEST = 20  # values within values; ours have three
+_LARGEST = 10**12  # steps of the longest runs; a batch of more would take for ever to plan
 
 
 def checked_config(file: Path, said: Any) -> dict[str, Any]:
@@ -306,16 +307,19 @@ def checked_config(file: Path, said: Any) -> dict[str, Any]:
             wrong = {dict: "an object of names", list: "a list"}[_KINDS[name]]
         elif name in _TEXTS and not isinstance(value, str | None):
             wrong = "a string"
-        elif _is_deep(value):
-            wrong = f"nested in less than {_DEEPEST} levels"
+        elif _is_beyond(value):
+            wrong = f"numbers up to {_LARGEST:.0e}, in less than {_DEEPEST} levels"
         if wrong:
             raise FdgError(f"{file} has {name} = {value!r:.60}, which is not {wrong}")
     return said
 
 
-def _is_deep(value: Any) -> bool:
+def _is_beyond(value: Any) -> bool:
+    """Whether values lie within values in too many levels, or a whole number is above all that count."""
     level = [value]
     for _ in range(_DEEPEST):
+        if any(isinstance(one, int) and abs(one) > _LARGEST for one in level):
+            return True
         items = [
             one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)
         ]
@@ -329,7 +333,7 @@ def read_summary(path: Path) -> dict[str, Any] | None:
         summary = json.loads((path / "summary.json").read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
-    known = isinstance(summary, dict) and not _is_deep(summary)
+    known = isinstance(summary, dict) and not _is_beyond(summary)
     return summary if known and all(fits(summary.get(name)) for name, fits in _SUMMARY.items()) else None
 
 
