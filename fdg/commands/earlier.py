@@ -1,6 +1,5 @@
 """What a command line takes from earlier runs, and what `config.json` keeps of the command line."""
 
-import json
 import os
 import shlex
 from collections.abc import Mapping, Sequence
@@ -9,11 +8,13 @@ from typing import Any
 
 from fdg.commands.flags import Flag, to_json
 from fdg.commands.stored import checked
-from fdg.errors import FdgError, one_line
+from fdg.errors import FdgError
+from fdg.reading import read_json
 from fdg.training.loggers import MLFLOW, TENSORBOARD, WANDB
 from fdg.training.run_directory import read_config
 
 _NOT_TAKEN = (
+    "id",
     "devices_chosen",
     "command",
     "preset",
@@ -92,6 +93,6 @@ def loggers_of(run: Mapping[str, Any]) -> tuple[tuple[str, str | None], ...]:
 
 def _read(path: Path) -> Any:
     try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise FdgError(f"--config {path} cannot be read: {one_line(error)}") from error
+        return read_json(path)
+    except FdgError as error:
+        raise FdgError(f"--config {error}") from None

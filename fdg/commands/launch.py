@@ -3,7 +3,6 @@
 Elsewhere, start `fdg.train` with the cluster's own launcher (`srun`, Kubernetes) and `--distributed`.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from fdg.errors import FdgError
 from fdg.launching.here import Here
 from fdg.launching.restarting import carry_out
 from fdg.training.opening import free_directory
+from fdg.training.run_directory import read_config
 
 FLAGS = (
     Flag("num_processes", int, 2, "how many to start on this machine"),
@@ -119,8 +119,8 @@ class _Words:
           again: whether the run goes on; it begins anew if it had not come to its first file.
         """
         try:
-            config = json.loads((self._directory / "config.json").read_text()) if again else None
-        except (OSError, ValueError):
+            config = read_config(self._directory) if again else None
+        except FdgError:
             config = None
         if config is None:
             words = [*self._words, "--out", str(self._directory)] if self._adds else self._words

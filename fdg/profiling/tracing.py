@@ -6,8 +6,8 @@ operations have a second track: the fragments that they are of, as the compiled 
 
 import gzip
 import json
+import os
 import re
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fdg import files
 from fdg.engine import Engine
 from fdg.lowering.host_calls import BETWEEN
 
@@ -47,15 +48,16 @@ def trace(engine: Engine, state: Any, directory: Path | None) -> Path | None:
     if directory is None:
         jax.block_until_ready(engine.run(state, 1))
         return None
-    shutil.rmtree(directory / "plugins", ignore_errors=True)
     directory.mkdir(parents=True, exist_ok=True)
+    if os.path.lexists(directory / "plugins"):
+        files.remove(directory / "plugins")
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # the interpreter's calls: they would slow down what is traced
     with jax.profiler.trace(str(directory), profiler_options=options):
         jax.block_until_ready(engine.run(state, 1))
     whose = fragments_of(program.hlo() for program in engine.programs if program.is_here)
     target = directory / PERFETTO
-    with gzip.open(target, "wt", compresslevel=5) as file:
+    with files.replacing(target) as whole, gzip.open(whole, "wt", compresslevel=5) as file:
         json.dump({"traceEvents": list(_events(_threads(directory, whose)))}, file)
     return target
 

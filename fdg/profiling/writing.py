@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from fdg import files
 from fdg.engine import Engine
 from fdg.errors import FdgWarning
 from fdg.processes import distributed
@@ -58,10 +59,9 @@ def _profile_run(engine: Engine, state: Any, run: Path) -> list[str]:
     if not distributed.is_first():
         trace(engine, state, None)
         return []
-    directory = run / DIRECTORY
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "profile.txt").write_text(f"{profile}\n")
-    (directory / "profile.json").write_text(json.dumps(as_json(profile), indent=1) + "\n")
+    directory = files.make_folder(run / DIRECTORY)
+    files.replace(directory / "profile.txt", f"{profile}\n".encode())
+    files.replace(directory / "profile.json", (json.dumps(as_json(profile), indent=1) + "\n").encode())
     perfetto = trace(engine, state, directory)
     return [
         f"\n{profile}\n",

@@ -3,12 +3,12 @@
     checkpoints/
       120/                  the state after iteration 120
         arrays/             Orbax's: arrays and JSON, nothing that could be run
-        manifest.json       the checksum of every file beside it, written last
+        manifest.json       the run that it is of, and the checksum of every file beside it; written last
       140.writing/          what is being written, or what a killed process left
       160.damaged/          what could not be read, once a new 160 took its place
     .checkpoints            the iteration of the newest, by which it is missed once somebody removes it
 
-See docs/decisions/028-checkpoints-are-sealed.md.
+See docs/decisions/028-checkpoints-are-sealed.md, and for the run 081-nothing-is-written-through-a-link.md.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ import logging
 import math
 import os
 import re
-import shutil
+import stat
 import time
 import warnings
 from collections.abc import Iterator
@@ -30,14 +30,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fdg import keys
-from fdg.errors import FdgError, FdgWarning, RunError
+from fdg import files, keys
+from fdg.errors import FdgError, FdgWarning
 from fdg.processes import distributed
+from fdg.reading import open_regular, read_bytes
 from fdg.running.leaves import typed_like
+from fdg.training.run_directory import read_config, unwritable
 
 KEEP = 3  # the newest; older ones are removed once a newer one is complete
 _SHARE = 0.01  # of a run's time, to be spent on checkpoints that nobody asked for one by one
 _ARRAYS, _MANIFEST = "arrays", "manifest.json"
+_MANIFEST_BYTES = 64 << 20
 
 
 class Checkpoints:
@@ -48,6 +51,9 @@ class Checkpoints:
     is loaded. Writing goes on in the background. Of several processes, all call `save`, and the first one
     writes; each restores what its devices hold.
 
+    The manifest also names the run, by the `id` in the `config.json` of the run directory around it: a
+    checkpoint of another run is not used. A copy of a run directory has the same id.
+
     Args:
       directory: made when the first checkpoint is written.
       keep: how many of the newest stay.
@@ -56,6 +62,8 @@ class Checkpoints:
     def __init__(self, directory: Path, keep: int = KEEP):
         self._directory, self._keep = directory.absolute(), keep
         self._noted = self._directory.with_name(f".{self._directory.name}")
+        self._config = self._directory.with_name("config.json")
+        self._is_of_run, self._run = self._config.exists(), _id_of(self._directory.parent)
         self._whole: set[int] = set()  # looked at before, and found undamaged
         self._writer: ThreadPoolExecutor | None = None
         self._writing: Future[None] | None = None
@@ -70,28 +78,32 @@ class Checkpoints:
     def latest(self) -> int | None:
         """Iteration of the newest checkpoint that is undamaged, None where there is none at all.
 
-        Warns (`FdgWarning`) of newer ones that are damaged, or were removed.
+        Warns (`FdgWarning`) of newer ones that are damaged or of another run, or were removed.
 
         Raises:
-          FdgError: there are checkpoints, and all are damaged; or there were some, and all are gone.
+          FdgError: there are checkpoints, and none can be used; or there were some, and all are gone.
         """
         refused: list[str] = []
-        self.check_not_gone()
         there, newest = self.iterations(), self._newest()
+        if newest >= 0 and not there:  # something else than a run that had none yet
+            raise FdgError(
+                f"all checkpoints in {self._directory} were removed (the newest was of iteration"
+                f" {newest:,}): bring them back from a copy, or start a new run with another --out"
+            )
         if newest > max(there, default=newest):
             refused.append(f"checkpoint {self._directory / str(newest)}, the newest, was removed")
         for iteration in reversed(there):
             reason = self.damage(iteration)
             if reason is None:
                 if refused:
-                    unused = "it is not used, " if "damaged" in refused[-1] else ""
+                    unused = "" if refused[-1].endswith("removed") else "it is not used, "
                     warnings.warn(
                         f"{'; '.join(refused)}: {unused}going on from iteration {iteration}",
                         FdgWarning,
                         stacklevel=2,
                     )
                 return iteration
-            refused.append(f"checkpoint {self._directory / str(iteration)} is damaged ({reason})")
+            refused.append(f"checkpoint {self._directory / str(iteration)} {reason}")
         if refused:
             raise FdgError(
                 f"{refused[0]}, and so is every other one in {self._directory}: bring one back from a copy,"
@@ -99,41 +111,48 @@ class Checkpoints:
             )
         return None
 
-    def check_not_gone(self) -> None:
-        """Refuses what has lost all its checkpoints, which is something else than one that had none yet.
-
-        Raises:
-          FdgError: there were some, and all are gone.
-        """
-        if self._newest() >= 0 and not self.iterations():
-            raise FdgError(
-                f"all checkpoints in {self._directory} were removed (the newest was of iteration"
-                f" {self._newest():,}): bring them back from a copy, or start a new run with another --out"
-            )
-
     def damage(self, iteration: int) -> str | None:
-        """What is wrong with the files of a checkpoint, None if nothing is: compares all checksums."""
+        """What is wrong with a checkpoint, in words that follow its name, None if nothing is.
+
+        Compares all checksums, and the run.
+        """
         if iteration in self._whole:
             return None
         where = self._directory / str(iteration)
+        if not (where / _MANIFEST).exists():
+            return f"is damaged (it has no {_MANIFEST})"
         try:
-            sealed, found = (where / _MANIFEST).read_bytes(), _checksums(where)
-        except FileNotFoundError:
-            return f"it has no {_MANIFEST}"
+            sealed, found = read_bytes(where / _MANIFEST, _MANIFEST_BYTES), _checksums(where)
         except OSError as error:
-            return f"{error.filename}: {error.strerror}"
-        if sealed == _manifest(iteration, found):
+            return f"is damaged ({error.filename}: {error.strerror})"
+        except FdgError as error:
+            return f"is damaged ({error})"
+        here = self._run
+        if sealed == _manifest(iteration, found, here):
             self._whole.add(iteration)
             return None
         try:
-            expected = json.loads(sealed)["files"]
+            content = json.loads(sealed)
+            expected, run = content["files"], content.get("run")
             differing = sorted(set(expected.items()) ^ set(found.items()))
+            if not differing and run != here:
+                return (
+                    f"is of another run ({run or 'one without an id'}, and this is {here or 'one without'})"
+                )
             name = differing[0][0]
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-            return f"its {_MANIFEST} cannot be read"
+            return f"is damaged (its {_MANIFEST} cannot be read)"
         if name not in found:
-            return f"{name} is missing"
-        return f"{name} is not what was written" if name in expected else f"{name} was added"
+            return f"is damaged ({name} is missing)"
+        return f"is damaged ({name} {'is not what was written' if name in expected else 'was added'})"
+
+    def is_own(self, iteration: int) -> bool:
+        """Whether the manifest of a checkpoint names this run; no checksum is compared."""
+        try:
+            manifest = read_bytes(self._directory / str(iteration) / _MANIFEST, _MANIFEST_BYTES)
+            return bool(json.loads(manifest).get("run") == self._run)
+        except (ValueError, AttributeError, RecursionError):  # also `FdgError`
+            return False
 
     def are_cheap(self) -> bool:
         """Whether the latest one took at most a hundredth of the time since; true where there is none yet.
@@ -168,7 +187,7 @@ class Checkpoints:
 
     def protect(self, iteration: int) -> None:
         """Has a checkpoint kept, however many follow."""
-        (self._directory / f"{iteration}.keep").touch()
+        files.open_to_append(self._directory / f"{iteration}.keep").close()
 
     def last_finite(self) -> int | None:
         """The newest undamaged checkpoint without a not-a-number in it, None if there is none."""
@@ -251,41 +270,47 @@ class Checkpoints:
         final, temporary = (self._directory / f"{iteration}{end}" for end in ("", ".writing"))
         try:
             checkpointer, begun = _checkpointer(), time.monotonic()
-            self._directory.mkdir(parents=True, exist_ok=True)
+            if not self._is_of_run:
+                self._directory.parent.mkdir(parents=True, exist_ok=True)
+            files.make_folder(self._directory)
             self._tidy()
+            files.make_folder(temporary)
             checkpointer.save(temporary / _ARRAYS, args=_orbax().args.StandardSave(jax.device_get(arrays)))
-            (temporary / _MANIFEST).write_bytes(_manifest(iteration, _checksums(temporary)))
-            if final.exists():  # damaged, or this run would not be here again
-                os.rename(final, self._directory / f"{iteration}.damaged")
+            files.replace(temporary / _MANIFEST, _manifest(iteration, _checksums(temporary), self._run))
+            if os.path.lexists(final):  # damaged, or this run would not be here again
+                damaged = self._directory / f"{iteration}.damaged"
+                if os.path.lexists(damaged):
+                    files.remove(damaged)
+                os.rename(final, damaged)
             os.rename(temporary, final)
             self._note(iteration)
             for old in self.iterations()[: -self._keep]:
-                if not (self._directory / f"{old}.keep").exists():
+                if not os.path.lexists(self._directory / f"{old}.keep"):
                     os.rename(self._directory / str(old), self._directory / f"{old}.removed")
             self._tidy()
             self._seconds = time.monotonic() - begun
         except Exception as error:  # Orbax and TensorStore raise many types, none of them their own
+            is_gone = not self._config.exists() and (self._is_of_run or isinstance(error, FileNotFoundError))
             with contextlib.suppress(OSError):
-                shutil.rmtree(temporary, ignore_errors=True)
+                files.remove(temporary)
+            with contextlib.suppress(OSError):
+                if is_gone:  # what was made again by writing
+                    self._directory.rmdir()
+                    self._directory.parent.rmdir()
             why = error.strerror if isinstance(error, OSError) and error.strerror else _first_line(error)
-            run = self._directory.parent
-            fix = f"make room there, and go on from the last one with --resume {run}"
-            if isinstance(error, FileNotFoundError) and not (run / "config.json").exists():
-                fix = "the folder is gone, and what was saved in it"
-            raise RunError(f"cannot write a checkpoint in {self._directory} ({why}): {fix}") from error
+            what = f"cannot write a checkpoint in {self._directory}"
+            raise unwritable(self._directory.parent, what, why, is_gone, "make room there") from error
 
     def _note(self, iteration: int) -> None:
         """Notes beside the directory which one is the newest; where it cannot, none is missed later."""
-        temporary = self._noted.with_name(f"{self._noted.name}.writing")
         with contextlib.suppress(OSError):
-            temporary.write_text(f"{iteration}\n")
-            os.replace(temporary, self._noted)
+            files.replace(self._noted, f"{iteration}\n".encode())
 
     def _newest(self) -> int:
         """The iteration that was noted, -1 where none was."""
         try:
-            return int(self._noted.read_bytes()[:20])
-        except (OSError, ValueError):
+            return int(read_bytes(self._noted, 20))
+        except ValueError:  # also `FdgError`
             return -1
 
     def _tidy(self) -> None:
@@ -295,17 +320,17 @@ class Checkpoints:
         """
         for path in self._directory.iterdir():
             if path.suffix in (".writing", ".removed"):
-                shutil.rmtree(path)
-            elif path.suffix == ".damaged" and path.stem.isdecimal() and path.is_dir():
+                files.remove(path)
+            elif path.suffix == ".damaged" and path.stem.isdecimal():
                 others = [int(p.stem) for p in self._directory.glob("*.damaged") if p.stem.isdecimal()]
                 if int(path.stem) < max(others):
-                    shutil.rmtree(path)
+                    files.remove(path)
 
     @contextlib.contextmanager
     def _reader(self, iteration: int) -> Iterator[tuple[Any, Path]]:
         """What reads a checkpoint, and where its arrays are; checks its files first."""
         where = self._directory / str(iteration)
-        reason = self.damage(iteration) if where.is_dir() else "there is none"
+        reason = self.damage(iteration) if where.is_dir() else "is damaged (there is none)"
         if reason is None:
             try:
                 yield _checkpointer(), where / _ARRAYS
@@ -313,10 +338,19 @@ class Checkpoints:
             except FdgError:
                 raise
             except Exception as error:  # Orbax and TensorStore raise many types, none of them their own
-                reason = _first_line(error)
+                reason = f"is damaged ({_first_line(error)})"
         others = [other for other in self.iterations() if other != iteration]
         fix = f"go on from iteration {max(others)}" if others else "there is no other one"
-        raise FdgError(f"checkpoint {where} is damaged ({reason}): {fix}")
+        raise FdgError(f"checkpoint {where} {reason}: {fix}")
+
+
+def _id_of(run: Path) -> str | None:
+    """The id of the run in a directory, None where it has none."""
+    try:
+        found = read_config(run).get("id")
+    except FdgError:
+        return None
+    return found if isinstance(found, str) else None
 
 
 def _orbax() -> Any:
@@ -338,19 +372,27 @@ def _checkpointer() -> Any:
 
 
 def _checksums(directory: Path) -> dict[str, str]:
-    """SHA-256 of every file below a directory, by its path there, but of the manifest."""
+    """SHA-256 of every file below a directory, by its path there, but of the manifest.
+
+    Raises:
+      FdgError: there is something else than folders and regular files: reading would follow it, or wait.
+    """
     found = {}
     for path in sorted(directory.rglob("*")):
-        name = path.relative_to(directory).as_posix()
-        if path.is_file() and name != _MANIFEST:
-            with path.open("rb") as file:
-                found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+        name, mode = path.relative_to(directory).as_posix(), path.lstat().st_mode
+        if stat.S_ISDIR(mode) or name == _MANIFEST:
+            continue
+        if not stat.S_ISREG(mode):
+            raise FdgError(f"{name} is {'a link' if stat.S_ISLNK(mode) else 'no regular file'}")
+        with open_regular(path) as file:
+            found[name] = hashlib.file_digest(file, "sha256").hexdigest()
     return found
 
 
-def _manifest(iteration: int, checksums: dict[str, str]) -> bytes:
+def _manifest(iteration: int, checksums: dict[str, str], run: str | None) -> bytes:
     """The manifest's bytes: the same files make the same bytes, so none of them can change unnoticed."""
-    return (json.dumps({"iteration": iteration, "files": checksums}, indent=1) + "\n").encode()
+    named = {} if run is None else {"run": run}
+    return (json.dumps({"iteration": iteration, **named, "files": checksums}, indent=1) + "\n").encode()
 
 
 def _has_nan(array: np.ndarray) -> bool:

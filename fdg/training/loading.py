@@ -116,7 +116,7 @@ def _chosen(path: Path, checkpoint: str | int) -> tuple[Checkpoints, int]:
         raise FdgError(f"{path} has no checkpoint yet: train until it has written one")
     if checkpoint == "last":
         return checkpoints, latest
-    kept = sorted(int(one.name) for one in (path / CHECKPOINTS).iterdir() if one.name.isdigit())
+    kept = checkpoints.iterations()
     if checkpoint not in kept:
         there = ", ".join(map(str, kept))
         raise FdgError(

@@ -132,8 +132,8 @@ def carry_out(
             print(f"standard output was closed: go on with --resume {run.path}", file=sys.stderr)
         raise
     finally:
-        checkpoints.close()
-        run.close()
+        with contextlib.closing(run):
+            checkpoints.close()  # which may fail
 
 
 def iterations_per_call(num_iterations: int, steps_per_iteration: int) -> int:
@@ -193,7 +193,7 @@ class _Sitting:
         lost = LostEpisodes(job)
         lost.go_on(last)
         wall_before = last["wall_s"] if last else 0.0
-        self.samples = write_samples(job, engine, state, run.path, start)  # compiles it before time is taken
+        self.samples = write_samples(job, engine, state, run, start)  # compiles it before time is taken
         if job.resumes:
             none = "" if latest is not None else " (no checkpoint had been written)"
             say(f"resuming at iteration {start:,} of {total:,}{none}")
@@ -292,7 +292,7 @@ class _Sitting:
             if is_due or iteration == total or caught is not None or ended:
                 recorder.flush()  # first, for a checkpoint is never ahead of the metrics
                 self.checkpoints.save(iteration, state)
-                self.samples = write_samples(job, self.engine, state, self.run.path, iteration)
+                self.samples = write_samples(job, self.engine, state, self.run, iteration)
         return state, iteration, caught
 
     def _start(self, latest: int | None) -> tuple[Any, float]:

@@ -2,6 +2,7 @@
 
 import datetime
 import re
+import secrets
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,16 +27,18 @@ def open_run(job: Job) -> RunDirectory:
     sitting = {**job.record, "versions": versions(), "git_commit": git_commit()}
     path = _directory(job)
     if not job.resumes:
-        run = RunDirectory.create(path, {**job.config, **sitting})
+        run = RunDirectory.create(path, {"id": secrets.token_hex(8), **job.config, **sitting})
     else:
         run = RunDirectory.reopen(path)
         checkpoints = Checkpoints(run.checkpoints)
+        own = list(filter(checkpoints.is_own, checkpoints.iterations()))
         try:
-            checkpoints.check_not_gone()  # before anything is written
+            if not own:
+                checkpoints.latest()  # refuses one that has lost all of them, before anything is written
         except FdgError:
             run.close()
             raise
-        done = max(checkpoints.iterations(), default=0)
+        done = max(own, default=0)
         if done > job.num_iterations:
             run.close()
             raise FdgError(

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -15,24 +14,36 @@ from typing import IO, Any
 
 import numpy as np
 
-from fdg.errors import FdgError, FdgWarning, RunError, one_line
+from fdg import files
+from fdg.errors import FdgError, FdgWarning, RunError
+from fdg.reading import open_regular, read_json
 from fdg.training.job import MOST_AGENTS, MOST_DEVICES, MOST_EPISODES
 
 CHECKPOINTS = "checkpoints"
 BEST = "best_checkpoint"  # there only in runs that are evaluated while they train
 FILES = ("config.json", "metrics.jsonl", "summary.json", "learning_curve.png", CHECKPOINTS)
+# All that a run may write into its directory, by whichever of its parts.
+_FOLDERS = (CHECKPOINTS, BEST, "samples", "profile", "tensorboard", "wandb", "mlruns", "trials")
+_WRITTEN = (
+    *(".lock", "config.json", "metrics.jsonl", "metrics.unreadable", "summary.json", "learning_curve.png"),
+    *("sweep.json", "sweep.csv", "sweep.png", "search.json", "search.png", "study.journal"),
+    *(f".{CHECKPOINTS}", f".{BEST}", *_FOLDERS),
+)
+_JSON_BYTES = 64 << 20
 
 
 class RunDirectory:
     """One run's directory. Every file but the metrics is replaced as a whole, so none is ever half written.
+
+    Only regular files and real directories are written to, never what a link leads to; `path` may be a link.
 
     Use `create` or `reopen`.
     """
 
     def __init__(self, path: Path):
         self.path = path
-        self._metrics: IO[str] | None = None
-        self._lock: IO[str] | None = None
+        self._metrics: IO[bytes] | None = None
+        self._lock: IO[bytes] | None = None
 
     @property
     def checkpoints(self) -> Path:
@@ -57,7 +68,7 @@ class RunDirectory:
             path.mkdir(parents=True, exist_ok=True)
             run._acquire()
             check_free(path)
-            run._write("config.json", _dumps(config, indent=2).encode())
+            files.replace(path / "config.json", _dumps(config, indent=2).encode())
         except OSError as error:
             raise FdgError(f"--out {path} cannot be written to: {error.strerror or error}") from error
         return run
@@ -67,7 +78,8 @@ class RunDirectory:
         """Opens the directory of an earlier run to go on with it.
 
         Raises:
-          FdgError: another process is at work in it, or it cannot be written to.
+          FdgError: another process is at work in it, it cannot be written to, or what it holds is no regular
+            file where the run has one.
         """
         run = cls(path)
         try:
@@ -80,10 +92,10 @@ class RunDirectory:
         """Adds one line a row to `metrics.jsonl`, and hands them to the operating system."""
         with self._mended("metrics.jsonl"):
             if self._metrics is None:
-                self._metrics = (self.path / "metrics.jsonl").open("a")
-            self._metrics.writelines(_dumps(row) + "\n" for row in rows)
+                self._metrics = files.open_to_append(self.path / "metrics.jsonl")
+            self._metrics.writelines(_dumps(row).encode() + b"\n" for row in rows)
             self._metrics.flush()
-            if not os.fstat(self._metrics.fileno()).st_nlink:
+            if self._is_gone() or not os.fstat(self._metrics.fileno()).st_nlink:
                 raise FileNotFoundError(errno.ENOENT, "it was removed while the run went on")
 
     def truncate_metrics(self, iteration: int) -> dict[str, Any] | None:
@@ -95,24 +107,24 @@ class RunDirectory:
         if not path.exists():
             return None
         with self._mended(path.name):
-            *lines, cut_off = path.read_bytes().split(b"\n")
+            with open_regular(path) as file:
+                *lines, cut_off = file.read().split(b"\n")
             rows = {number: _row(line) for number, line in enumerate([*lines, cut_off], 1)}
             strange = [number for number, line in enumerate(lines, 1) if rows[number] is None]
             if strange:
-                with (self.path / "metrics.unreadable").open("ab") as file:
-                    file.writelines(lines[number - 1] + b"\n" for number in strange)
+                with files.open_to_append(self.path / "metrics.unreadable") as unreadable:
+                    unreadable.writelines(lines[number - 1] + b"\n" for number in strange)
                 warnings.warn(
                     f"{path}: line {', '.join(map(str, strange[:3]))}{' ...' if strange[3:] else ''} cannot"
                     f" be read, and was moved to metrics.unreadable; all other rows are kept",
                     FdgWarning,
                     stacklevel=2,
                 )
-            with tempfile.NamedTemporaryFile("w", dir=self.path, prefix=".metrics-", delete=False) as kept:
+            with files.replacing(path) as kept:
                 for row in rows.values():
                     if row is not None and row["iteration"] <= iteration:
-                        kept.write(_dumps(row) + "\n")
+                        kept.write(_dumps(row).encode() + b"\n")
                         last = row
-            _publish(Path(kept.name), path)
         return last
 
     def write_config(self, config: Mapping[str, Any]) -> None:
@@ -122,7 +134,7 @@ class RunDirectory:
           FdgError: it cannot be written.
         """
         try:
-            self._write("config.json", _dumps(config, indent=2).encode())
+            files.replace(self.path / "config.json", _dumps(config, indent=2).encode())
         except OSError as error:
             raise FdgError(f"{self.path} cannot be written to: {error.strerror or error}") from error
 
@@ -132,17 +144,29 @@ class RunDirectory:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Writes `summary.json`."""
-        with self._mended("summary.json"):
-            self._write("summary.json", (_dumps(summary, indent=2) + "\n").encode())
+        self.publish("summary.json", lambda file: file.write((_dumps(summary, indent=2) + "\n").encode()))
 
     def publish(self, name: str, write: Callable[[Any], object]) -> None:
-        """Replaces a file of the run as a whole, by what `write` writes.
+        """Replaces a file of the run, or of a folder in it, as a whole, by what `write` writes.
 
         Raises:
           RunError: it cannot be written.
         """
+        path = self.path / name
         with self._mended(name):
-            self._replace(name, write)
+            if path.parent != self.path:
+                files.make_folder(path.parent)
+            with files.replacing(path) as file:
+                write(file)
+
+    def check_there(self) -> None:
+        """Refuses to go on where the directory was removed or moved.
+
+        Raises:
+          RunError: it was.
+        """
+        if self._is_gone():
+            raise unwritable(self.path, "", "", is_gone=True)
 
     def close(self) -> None:
         """Releases the directory to other processes."""
@@ -154,6 +178,8 @@ class RunDirectory:
 
     def discard(self) -> None:
         """Removes the directory, if nothing was written into it but what says that it is one."""
+        if self._is_gone():  # and it may be another run's by now
+            return
         with contextlib.suppress(OSError):
             if {path.name for path in self.path.iterdir()} <= {"config.json", ".lock"}:
                 for name in ("config.json", ".lock"):
@@ -161,8 +187,13 @@ class RunDirectory:
                 self.path.rmdir()
 
     def _acquire(self) -> None:
-        """Keeps other processes out until this one ends, however it ends."""
-        self._lock = (self.path / ".lock").open("w")
+        """Keeps other processes out until this one ends, however it ends; first looks at what is there."""
+        for name in _WRITTEN:
+            try:
+                files.check_own(self.path / name, name in _FOLDERS)
+            except OSError as error:
+                raise FdgError(f"{self.path / name} cannot be written: {error.strerror}") from None
+        self._lock = files.open_to_append(self.path / ".lock")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -170,13 +201,16 @@ class RunDirectory:
                 f"{self.path} is in use: another process is training there; give another --out"
             ) from None
 
-    def _write(self, name: str, content: bytes) -> None:
-        self._replace(name, lambda file: file.write(content))
-
-    def _replace(self, name: str, write: Callable[[Any], object]) -> None:
-        with tempfile.NamedTemporaryFile(dir=self.path, prefix=f".{name}-", delete=False) as file:
-            write(file)
-        _publish(Path(file.name), self.path / name)
+    def _is_gone(self) -> bool:
+        """Whether the path leads no longer to what this process has locked."""
+        if self._lock is None:
+            return False
+        try:
+            return not os.path.samestat(os.stat(self.path / ".lock"), os.fstat(self._lock.fileno()))
+        except (FileNotFoundError, NotADirectoryError):  # or somebody has tidied up
+            return not (self.path / "config.json").exists()
+        except OSError:  # of a network, say: writing says what is wrong
+            return False
 
     @contextlib.contextmanager
     def _mended(self, name: str) -> Iterator[None]:
@@ -184,12 +218,8 @@ class RunDirectory:
         try:
             yield
         except OSError as error:
-            fix = f"put that right, and go on with --resume {self.path}"
-            if not (self.path / "config.json").exists():
-                fix = "the folder is gone, and what was saved in it"
-            raise RunError(
-                f"{self.path / name} cannot be written ({error.strerror or error}): {fix}"
-            ) from error
+            what, why = f"{self.path / name} cannot be written", error.strerror or str(error)
+            raise unwritable(self.path, what, why, self._is_gone()) from error
 
 
 class Unwritten(RunDirectory):
@@ -202,8 +232,39 @@ class Unwritten(RunDirectory):
     def publish(self, name: str, write: Callable[[Any], object]) -> None:
         """Does nothing."""
 
+    def check_there(self) -> None:
+        """Does nothing."""
+
     def discard(self) -> None:
         """Does nothing."""
+
+
+def unwritable(path: Path, what: str, why: str, is_gone: bool, fix: str = "put that right") -> RunError:
+    """The error of a run that can write no more: what is lost, and how to go on.
+
+    Args:
+      path: the run directory.
+      what: cannot be written, as a sentence.
+      why: as the system says it.
+      is_gone: whether the directory was removed or moved.
+      fix: of what the system says in words of its own.
+    """
+    if is_gone:
+        return RunError(
+            f"{path} was removed or moved while the run went on: the folder is gone, and what was saved in"
+            f" it: bring it back and go on with --resume {path}, or start the run again"
+        )
+    saved = [int(one.name) for one in (path / CHECKPOINTS).glob("[0-9]*") if one.name.isdecimal()]
+    rest = (
+        f" from iteration {max(saved):,}: what came after it is lost" if saved else ": nothing was saved yet"
+    )
+    return RunError(f"{what} ({why}): {_FIXES.get(why, fix)}, and go on with --resume {path}{rest}")
+
+
+_FIXES = {
+    **{os.strerror(code): "make room there" for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)},
+    **{os.strerror(code): "make it writable" for code in (errno.EACCES, errno.EPERM, errno.EROFS)},
+}
 
 
 def check_free(path: Path) -> None:
@@ -216,7 +277,7 @@ def check_free(path: Path) -> None:
     try:
         if path.exists() and not path.is_dir():
             raise FdgError(f"--out {path} is a file: give a directory")
-        taken = [name for name in FILES if (path / name).exists()]
+        taken = [name for name in FILES if os.path.lexists(path / name)]
         existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     except (OSError, ValueError) as error:  # ValueError: a null character
         why = getattr(error, "strerror", None) or error
@@ -259,8 +320,9 @@ def read_config(path: Path, prefix: str = "--resume: ") -> dict[str, Any]:
       FdgError: there is no run, or its configuration is damaged.
     """
     check_spelled(path)
+    file = path / "config.json"
     try:
-        said = json.loads((path / "config.json").read_text("utf-8"))
+        os.lstat(file)
     except (FileNotFoundError, NotADirectoryError):
         raise FdgError(
             f"{prefix}no run in {path} (it has no config.json)"
@@ -268,9 +330,14 @@ def read_config(path: Path, prefix: str = "--resume: ") -> dict[str, Any]:
                 prefix, ": give the run directory, which the run's --out named"
             )
         ) from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise FdgError(f"{prefix}{path / 'config.json'} cannot be read: {one_line(error)}") from error
-    return checked_config(path / "config.json", said)
+    except (OSError, ValueError):  # as reading it says
+        pass
+    try:
+        said = read_json(file, _JSON_BYTES)
+    except FdgError as error:
+        why = str(error).removeprefix(f"{file}: ").removeprefix("cannot be read: ")
+        raise FdgError(f"{prefix}{file} cannot be read: {why}") from None
+    return checked_config(file, said)
 
 
 # Of a configuration, the whole numbers: the least, the most, and whether there may be none.
@@ -330,11 +397,11 @@ def _is_beyond(value: Any) -> bool:
 def read_summary(path: Path) -> dict[str, Any] | None:
     """What `summary.json` in a run directory says; None before the run has ended, or if it cannot be read."""
     try:
-        summary = json.loads((path / "summary.json").read_bytes())
-    except (OSError, ValueError, RecursionError):
+        summary = read_json(path / "summary.json", _JSON_BYTES)
+    except FdgError:
         return None
-    known = isinstance(summary, dict) and not _is_beyond(summary)
-    return summary if known and all(fits(summary.get(name)) for name, fits in _SUMMARY.items()) else None
+    fit = all(fits(summary.get(name)) for name, fits in _SUMMARY.items())
+    return summary if fit and not _is_beyond(summary) else None
 
 
 # Of a summary, what others read.
@@ -346,10 +413,14 @@ _SUMMARY: dict[str, Callable[[Any], bool]] = {
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """Rows of a `metrics.jsonl`, without lines that cannot be read."""
-    if not path.exists():
+    """Rows of a `metrics.jsonl`, without lines that cannot be read.
+
+    Raises:
+      FdgError: it is no regular file, or cannot be opened.
+    """
+    if not os.path.lexists(path):
         return
-    with path.open("rb") as lines:
+    with open_regular(path) as lines:
         for line in lines:
             row = _row(line)
             if row is not None:
@@ -400,11 +471,3 @@ def plain(value: Any) -> Any:
 
 def _dumps(value: Any, indent: int | None = None) -> str:
     return json.dumps(plain(value), indent=indent, allow_nan=False)
-
-
-def _publish(temporary: Path, final: Path) -> None:
-    """Puts a file in its place at once, with ordinary permissions (temporary files are private)."""
-    mask = os.umask(0)
-    os.umask(mask)
-    temporary.chmod(0o666 & ~mask)
-    os.replace(temporary, final)

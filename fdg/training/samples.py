@@ -8,7 +8,6 @@ writes the same.
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,6 +17,7 @@ import fdg
 from fdg.processes import distributed
 from fdg.training.evaluation import evaluation_keys
 from fdg.training.job import Job
+from fdg.training.run_directory import RunDirectory
 
 COUNT = 8  # of each table
 _SHOWN = 3  # of the last one, at the end of a run
@@ -25,7 +25,7 @@ _WIDTH = 60  # characters of a prompt, or of a response, in a line
 
 
 def write_samples(
-    job: Job, engine: fdg.Engine, state: Any, path: Path, iteration: int
+    job: Job, engine: fdg.Engine, state: Any, run: RunDirectory, iteration: int
 ) -> list[dict[str, Any]]:
     """Writes the table of one iteration, of the first agent if there are several.
 
@@ -35,7 +35,7 @@ def write_samples(
       job: the run's.
       engine: what runs it.
       state: the engine's.
-      path: the run directory.
+      run: where it is written.
       iteration: that `state` is after.
 
     Returns:
@@ -55,10 +55,8 @@ def write_samples(
         state = jax.device_put(state, engine.devices[0])
     found = jax.tree.map(np.asarray, _program(job.algorithm)(state, key))
     rows = [{"iteration": iteration, **row} for row in job.algorithm.example_rows(found)]
-    folder = path / "samples"
-    folder.mkdir(exist_ok=True)
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    (folder / f"{iteration:08d}.jsonl").write_text(text, encoding="utf-8")
+    run.publish(f"samples/{iteration:08d}.jsonl", lambda file: file.write(text.encode()))
     return rows
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from fdg import files
 from fdg.errors import FdgError, RunError, one_line
 from fdg.processes import distributed
 from fdg.training.job import Job, lengths
@@ -172,6 +173,8 @@ class _Search:
 
     def _trial(self, study: Any, number: int, total: int) -> int | None:
         """One trial; the signal that ended it early, None if none did."""
+        self.run.check_there()  # a trial would make it again
+        trials = files.make_folder(self.run.path / "trials")
         trial = study.ask()
         values = {one.name: one.suggested(trial) for one in self.space}
         name = _run_of(trial)
@@ -179,11 +182,13 @@ class _Search:
         self.say(f"trial {number + 1} of {total}: {shown}")
         watch = _Watch(trial, self.job.num_iterations) if self.job.config.get("halving", True) else None
         try:
-            job = self._job_of(values, self.run.path / "trials" / name)
+            files.check_own(trials / name, is_folder=True)
+            job = self._job_of(values, trials / name)
             if watch is not None:
                 watch.num_iterations = job.num_iterations
             outcome = carry_out(job, self.devices, [watch] if watch else [], quiet=True)
         except (FdgError, ValueError) as error:  # sizes that do not fit, or losses that became infinite
+            self.run.check_there()
             said = str(error) if isinstance(error, FdgError) else one_line(error)
             trial.set_user_attr("refused", said)
             study.tell(trial, state=_state("FAIL"))

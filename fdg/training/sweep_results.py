@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fdg.errors import FdgError
+from fdg.reading import read_json
 from fdg.training.grid import spelled
 from fdg.training.run_directory import RunDirectory, plain, read_metrics
 from fdg.training.statistics import digits, interquartile_mean, interval
@@ -264,11 +265,9 @@ def read_results(path: Path) -> dict[str, Any]:
     Raises:
       FdgError: the run is no sweep, or has not ended.
     """
-    import json
-
     try:
-        return json.loads((path / "sweep.json").read_text())
-    except (OSError, ValueError) as error:
+        return read_json(path / "sweep.json", 64 << 20)
+    except FdgError as error:
         raise FdgError(f"{path} has no sweep.json: it is no sweep, or has not ended yet") from error
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fdg.errors import FdgError
+from fdg.files import check_own
 
 
 @contextlib.contextmanager
@@ -28,18 +29,23 @@ def check_writable(path: Path) -> None:
     """Refuses a file that could not be written; makes nothing.
 
     Raises:
-      FdgError: it is a folder, it or its folder is read-only, or what should be a folder is a file.
+      FdgError: it is a folder or a FIFO, a link in a run directory, it or its folder is read-only, or what
+        should be a folder is a file.
 
     >>> check_writable(Path("/dev/null/video.gif"))
     Traceback (most recent call last):
     fdg.errors.FdgError: /dev/null/video.gif cannot be written: /dev/null is no folder
     """
     try:
+        if path.is_symlink() and (path.parent / "config.json").exists():  # a run directory, maybe another's
+            check_own(path)
         above = [path, *path.absolute().parents]
         there = next(one for one in above if os.path.lexists(one) and one.stat())
         if there is path:
             if path.is_dir():
                 raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+            if path.is_fifo() or path.is_socket():
+                raise OSError(errno.EINVAL, "it is no regular file")
         elif not there.is_dir():
             raise OSError(errno.ENOTDIR, f"{there} is no folder")
         if not os.access(there, os.W_OK):

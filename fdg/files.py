@@ -1,0 +1,99 @@
+"""Writing into folders that others may have laid out: no link is followed, and no FIFO or device is opened.
+
+All that a run has in its directory are regular files and real directories; the run directory itself may be a
+link. `fdg.reading` is for files that are read.
+"""
+
+import contextlib
+import errno
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+
+def check_own(path: Path, is_folder: bool = False) -> None:
+    """Refuses what stands in the place of a file, or of a folder, and is none.
+
+    Raises:
+      OSError: it is a link or a special file, a folder in place of a file, or a file in place of a folder.
+    """
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    wanted = "directory" if is_folder else "regular file"
+    if stat.S_ISLNK(mode):
+        why = f"it is a link, and nothing is written through one: put a {wanted} there"
+        raise OSError(errno.ELOOP, why, str(path))
+    if not (stat.S_ISDIR(mode) if is_folder else stat.S_ISREG(mode)):
+        raise OSError(errno.EINVAL, f"it is no {wanted}: remove it", str(path))
+
+
+def make_folder(path: Path) -> Path:
+    """Makes a folder in a folder that is there, unless it is there too; gives it back.
+
+    Raises:
+      OSError: it cannot be made, or something else has its name.
+    """
+    check_own(path, is_folder=True)
+    with contextlib.suppress(FileExistsError):
+        path.mkdir()
+    return path
+
+
+def open_to_append(path: Path) -> IO[bytes]:
+    """A regular file, made if it is not there, to be written at its end.
+
+    Raises:
+      OSError: it cannot be opened, or something else has its name.
+    """
+    check_own(path)
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, 0o666), "ab")
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A new file that takes the place of `path` once all of it is written; if that fails, nothing is left.
+
+    Raises:
+      OSError: it cannot be written.
+    """
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}-", delete=False) as file:
+        try:
+            yield file
+            file.flush()
+            mask = os.umask(0)
+            os.umask(mask)
+            os.chmod(file.name, 0o666 & ~mask)  # temporary files are private
+            os.replace(file.name, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(file.name)
+            raise
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Writes a file as a whole, in place of what has its name.
+
+    Raises:
+      OSError: it cannot be written.
+    """
+    with replacing(path) as file:
+        file.write(content)
+
+
+def remove(path: Path) -> None:
+    """Removes a file, a folder with all that is in it, or a link, and not what it leads to.
+
+    Raises:
+      OSError: it cannot be removed.
+    """
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
