@@ -2,6 +2,7 @@
 
     python -m bench.break_it flags --count 10000     in process: each is a run, or one clear line and status 2
     python -m bench.break_it kills --count 34        kill -9, three times each, resumed: not a bit differs
+    python -m bench.break_it losses --count 24       one of two processes lost: named, none left, resumed
     python -m bench.break_it interrupts --count 50   Ctrl-C from the first moment on: status 130 in 2 s
     python -m bench.break_it bytes                   one bit in each file of a run: nothing is loaded silently
     python -m bench.break_it configs --count 50      config.json edited by hand: one clear line, or a run
@@ -31,6 +32,7 @@ from jax.extend.backend import clear_backends
 
 from bench.break_it_interrupts import interrupts
 from bench.break_it_kills import KEPT, kills, kills_told
+from bench.break_it_losses import losses
 from fdg.commands import calibrate, cli, launch, using
 from fdg.costs import machine
 from fdg.launching import on_ray
@@ -277,6 +279,7 @@ def configs(number: int) -> str | None:
 CHECKS: dict[str, Callable[[int], str | None]] = {
     "flags": flags,
     "kills": kills,
+    "losses": losses,
     "interrupts": interrupts,
     "bytes": bytes_,
     "configs": configs,

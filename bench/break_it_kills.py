@@ -74,7 +74,7 @@ KILLED: Mapping[str, Killed] = {
     "processes": Killed(f"--devices 2 {_SMALL}", ("--devices 1", "--devices 4", *_ANYWHERE[2:])),
 }
 KILLS = 3  # of each number
-_COMMON = ("--eval-episodes", "0", "--checkpoint-every", "2")
+COMMON = ("--eval-episodes", "0", "--checkpoint-every", "2")
 _CLOSE = 1e-5
 _PATIENCE = 600.0  # seconds of the clock, after which a process that does not end hangs
 _TICK = os.sysconf("SC_CLK_TCK")
@@ -112,7 +112,7 @@ def kills(number: int) -> str | None:
         status, _ = _started(placed, programs, None)
         if status:
             return f"{kind}, {placed}, at last: status {status}"
-        differing = _apart(_apart_from, run.absolute(), whole.absolute(), _CLOSE if moves else 0.0)
+        differing = in_a_copy(difference, run.absolute(), whole.absolute(), _CLOSE if moves else 0.0)
     with (KEPT / "killed.jsonl").open("a") as file:
         file.writelines(json.dumps(one) + "\n" for one in told)
     return f"{kind}, {'moved, ' * moves}killed: {differing}"[:2000] if differing else None
@@ -146,7 +146,7 @@ def _placed(kind: str, run: Path, elsewhere: str) -> list[list[str]]:
     exists = (run / "config.json").exists()
     if exists and elsewhere:
         return [["--resume", str(run), "--eval-episodes", "0", *elsewhere.split()]]
-    common = [*KILLED[kind].flags.split(), *_COMMON, "--resume" if exists else "--out", str(run)]
+    common = [*KILLED[kind].flags.split(), *COMMON, "--resume" if exists else "--out", str(run)]
     if kind != "processes":
         return [common]
     joined = ["--coordinator-address", f"localhost:{_free_port()}", "--num-processes", "2", "--process-id"]
@@ -165,7 +165,7 @@ def _met(run: Path) -> str:
     return "between checkpoints" if left else "before the first checkpoint"
 
 
-def _apart_from(run: Path, whole: Path, tolerance: float) -> str | None:
+def difference(run: Path, whole: Path, tolerance: float) -> str | None:
     """Where the state and the metrics of two runs differ by more than the tolerance; None if nowhere."""
     mine, theirs = _arrays(run), _arrays(whole)
     if mine.keys() != theirs.keys():
@@ -256,7 +256,7 @@ def _copy(words: Sequence[str]) -> int:
     os._exit(70)
 
 
-def _apart(function: Callable[..., Any], *arguments: Any) -> Any:
+def in_a_copy(function: Callable[..., Any], *arguments: Any) -> Any:
     """What a function gives, called in a copy of this process, which starts no backend so."""
     reader, writer = os.pipe()
     child = os.fork()
