@@ -34,7 +34,7 @@ def trace(algorithm: Any) -> FDG:
     Raises:
       GraphError: `iterate` changes the structure, a shape or a dtype of the state, state or metrics hold what
         is no array, its metrics are not a flat dict of scalars, Python asks a traced value for its number,
-        or a fragment declares a batch axis that its arrays do not have.
+        or a fragment declares a batch axis that its arrays do not have; JAX_SCAN3 is set.
     """
     check_settings()
     name = checked_name(algorithm)
