@@ -17,6 +17,7 @@ from jax.interpreters import ad, batching, mlir
 from fdg import jaxprs
 from fdg.arguments import checked
 from fdg.errors import GraphError
+from fdg.jax_internals import ClosedJaxpr
 
 Axes = tuple[int | None, ...]
 Splits = tuple[tuple[Axes, Axes], ...]
@@ -26,7 +27,7 @@ rowwise_p = core.Primitive("rowwise")
 rowwise_p.multiple_results = True
 
 
-def trace_rows(function: Callable[..., Any], operands: Any) -> core.ClosedJaxpr:
+def trace_rows(function: Callable[..., Any], operands: Any) -> ClosedJaxpr:
     """The jaxpr of a flat function for operands of these shapes and dtypes, weakly typed or not."""
     weak = [getattr(x, "weak_type", False) for x in operands]  # keys have none
     shapes = [

@@ -24,6 +24,7 @@ from fdg.batch.flow import EquationFlow, Flow, is_independent
 from fdg.batch.follow import follow
 from fdg.batch.rules.result import Axis
 from fdg.fragment import FragmentMark
+from fdg.jax_internals import ClosedJaxpr
 from fdg.recall import Recall
 
 # What may be made of a part of the rows at a time, and brought together.
@@ -82,7 +83,7 @@ class GradientBytes(NamedTuple):
     together: int
 
 
-def gradient_bytes(jaxpr: core.ClosedJaxpr, axes: Sequence[Axis]) -> GradientBytes:
+def gradient_bytes(jaxpr: ClosedJaxpr, axes: Sequence[Axis]) -> GradientBytes:
     """Of a program; zeros if it adds up no gradient over the batch.
 
     Args:

@@ -7,9 +7,8 @@ actors (3) + learners (1)    act+step with a third of it; learn with all of it
 import dataclasses
 from collections.abc import Sequence
 
-from jax.extend import core
-
 from fdg.cores import common_cores
+from fdg.jax_internals import ClosedJaxpr
 from fdg.lowering.agents import of_one
 from fdg.lowering.rewriting import rewritten
 from fdg.placing.plan import Plan
@@ -35,7 +34,7 @@ class Compiled:
 
     name: str
     group: Group
-    jaxpr: core.ClosedJaxpr
+    jaxpr: ClosedJaxpr
     axes: tuple[int | None, ...]
     rows: int
     donated: frozenset[int]
@@ -92,16 +91,16 @@ def programs(plan: Plan, target: Target) -> tuple[Compiled, ...]:
     return tuple(found)
 
 
-_KNOWN: Recall[core.ClosedJaxpr] = Recall(most=1024)
+_KNOWN: Recall[ClosedJaxpr] = Recall(most=1024)
 
 
 def _rewritten(
-    jaxpr: core.ClosedJaxpr,
+    jaxpr: ClosedJaxpr,
     axes: tuple[int | None, ...],
     output_axes: Sequence[int | None],
     group: Group,
     target: Target,
-) -> core.ClosedJaxpr:
+) -> ClosedJaxpr:
     on_cpu, a_core_each, ends = target.platform == "cpu", target.has_a_core_each(group), tuple(output_axes)
     return _KNOWN(
         jaxpr,

@@ -10,6 +10,7 @@ from jax.extend import core
 from fdg import jaxprs
 from fdg.batch.collective import Collective
 from fdg.costs.compiled import HERE, Compiled, Target, programs
+from fdg.jax_internals import ClosedJaxpr
 from fdg.lowering.agents import mapped
 from fdg.placing.plan import Plan
 from fdg.placing.policy import Group
@@ -59,7 +60,7 @@ def _work(one: Compiled) -> Work:
 
 
 @functools.lru_cache(maxsize=64)
-def _agents(jaxpr: core.ClosedJaxpr, agents: int, together: int) -> Work:
+def _agents(jaxpr: ClosedJaxpr, agents: int, together: int) -> Work:
     """Of so many on one device."""
     inputs: Any = jaxprs.open_jaxpr(jaxpr).invars
     shapes = [jax.ShapeDtypeStruct((agents, *v.aval.shape), v.aval.dtype) for v in inputs]

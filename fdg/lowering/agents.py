@@ -11,22 +11,22 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.extend import core
 
 from fdg.batch.rules.result import Axis
+from fdg.jax_internals import ClosedJaxpr
 from fdg.lowering.draws import draw_ahead
 from fdg.lowering.rewriting import rewritten
 
 
 def of_one(
-    jaxpr: core.ClosedJaxpr,
+    jaxpr: ClosedJaxpr,
     axes: Sequence[Axis],
     output_axes: Sequence[Axis] | None,
     together: int,
     *,
     on_cpu: bool,
     a_core_each: bool,
-) -> core.ClosedJaxpr:
+) -> ClosedJaxpr:
     """A traced program of one agent as it is to be mapped, or to run by itself.
 
     Args:

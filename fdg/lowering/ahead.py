@@ -19,6 +19,7 @@ from jax.extend import core
 
 from fdg import jaxprs
 from fdg.batch.rules.random import draws_from_the_batch
+from fdg.jax_internals import ClosedJaxpr
 from fdg.recall import Recall
 
 
@@ -40,7 +41,7 @@ class Taker(NamedTuple):
     stays: Callable[[Any], bool] = lambda eqn: False
 
 
-def take_ahead(jaxpr: core.ClosedJaxpr, taker: Taker) -> core.ClosedJaxpr:
+def take_ahead(jaxpr: ClosedJaxpr, taker: Taker) -> ClosedJaxpr:
     """The program, in the global view, with what can be taken out of its scans taken out, at any depth."""
     lowered = _Hoister(taker).rewrite(jaxprs.open_jaxpr(jaxpr))
     return jaxpr if lowered is None else jaxprs.with_jaxpr(jaxpr, lowered)
@@ -206,7 +207,7 @@ def _constants(eqn: Any) -> dict[Any, Any]:
 
 def _closed(
     inputs: Sequence[Any], outputs: Sequence[Any], equations: Sequence[Any], constants: Mapping[Any, Any]
-) -> core.ClosedJaxpr:
+) -> ClosedJaxpr:
     """Equations as a jaxpr over those of the constants that they read."""
     read = _read(equations, outputs)
     own = [v for v in constants if v in read]

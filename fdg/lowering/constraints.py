@@ -20,6 +20,7 @@ from fdg.batch.flow import EquationFlow, Flow
 from fdg.batch.follow import follow
 from fdg.batch.rules.result import Axis
 from fdg.fragment import boundary_p
+from fdg.jax_internals import ClosedJaxpr
 from fdg.lowering import weights
 from fdg.lowering.extremes import extreme_over, keep_nan, may_lose_nan
 from fdg.lowering.local import Local
@@ -38,12 +39,12 @@ def _spec(axis: Axis) -> PartitionSpec:
 
 
 def constrain(
-    jaxpr: core.ClosedJaxpr,
+    jaxpr: ClosedJaxpr,
     mesh: Mesh,
     axes: Sequence[Axis] = (),
     output_axes: Sequence[Axis] | None = None,
     specs: Sequence[Spec | None] | None = None,
-) -> core.ClosedJaxpr:
+) -> ClosedJaxpr:
     """Replaces fragment borders by shardings on the mesh, and makes every exchange of data explicit.
 
     The result exchanges what `exchanges.predict_collectives(jaxpr, axes, rows, output_axes)` says, with the
@@ -307,7 +308,7 @@ def _with_bodies(eqn: Any, step: EquationFlow, rewritten: Sequence[Any]) -> Any:
         if not jaxprs.is_jaxpr(value) or id(jaxprs.open_jaxpr(value)) not in new:
             return value
         body = new[id(jaxprs.open_jaxpr(value))]
-        return jaxprs.with_jaxpr(value, body) if isinstance(value, core.ClosedJaxpr) else body
+        return jaxprs.with_jaxpr(value, body) if isinstance(value, ClosedJaxpr) else body
 
     return eqn.replace(params={key: rebuild(value) for key, value in eqn.params.items()})
 

@@ -15,8 +15,7 @@ GPU each is a kernel to start. The bits are those of the loop, since threefry ha
 of other generators, which depend on the batch that a key is in, stay where they are.
 """
 
-from jax.extend import core
-
+from fdg.jax_internals import ClosedJaxpr
 from fdg.lowering.ahead import Taker, take_ahead
 from fdg.recall import Recall
 
@@ -28,10 +27,10 @@ _DRAWS = frozenset(
 )
 
 
-_KNOWN: Recall[core.ClosedJaxpr] = Recall(most=256)
+_KNOWN: Recall[ClosedJaxpr] = Recall(most=256)
 
 
-def draw_ahead(jaxpr: core.ClosedJaxpr) -> core.ClosedJaxpr:
+def draw_ahead(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     """The program with the draws of its scans taken out of them, at any depth.
 
     Args:

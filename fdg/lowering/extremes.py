@@ -18,9 +18,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend import core
 
 from fdg import jaxprs
+from fdg.jax_internals import ClosedJaxpr
 from fdg.recall import Recall
 
 _IS_MAX = {
@@ -63,7 +63,7 @@ def keeping_nan(eqn: Any) -> list[Any]:
     ]
 
 
-def keep_nan(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
+def keep_nan(closed: ClosedJaxpr) -> ClosedJaxpr:
     """A program all of whose extremes of floats keep NaN, at any depth, however XLA splits it."""
     known: Recall[Any] = Recall()
 

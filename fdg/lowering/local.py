@@ -6,12 +6,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend import core
 
 from fdg import jaxprs
 from fdg.batch.flow import EquationFlow, Flow
 from fdg.batch.rules.result import Axis
 from fdg.fragment import boundary_p
+from fdg.jax_internals import ClosedJaxpr
 from fdg.rowwise import trace_rows
 
 _GROUPS = ("feature_group_count", "batch_group_count")  # of convolutions
@@ -155,4 +155,4 @@ def _bind(eqn: Any, values: list[Any], params: dict[str, Any]) -> list[Any]:
 
 def _closed(params: dict[str, Any]) -> list[Any]:
     values = [v for value in params.values() for v in (value if isinstance(value, tuple) else (value,))]
-    return [value for value in values if isinstance(value, core.ClosedJaxpr)]
+    return [value for value in values if isinstance(value, ClosedJaxpr)]

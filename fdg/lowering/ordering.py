@@ -29,6 +29,7 @@ from fdg import jaxprs
 from fdg.batch.flow import EquationFlow, Flow
 from fdg.batch.follow import follow
 from fdg.batch.rules.result import Axis
+from fdg.jax_internals import ClosedJaxpr
 from fdg.lowering.ahead import Taker, take_ahead
 from fdg.recall import Recall
 from fdg.rowwise import rowwise
@@ -39,8 +40,8 @@ _ZERO_BITS = 7  # a number of bits, of at most 64, has none from here on
 
 
 def in_order(
-    jaxpr: core.ClosedJaxpr, axes: Sequence[Axis], devices: int, output_axes: Sequence[Axis] | None = None
-) -> core.ClosedJaxpr:
+    jaxpr: ClosedJaxpr, axes: Sequence[Axis], devices: int, output_axes: Sequence[Axis] | None = None
+) -> ClosedJaxpr:
     """The program with each exchange among devices behind the loops with exchanges that come before it.
 
     Args:
@@ -54,8 +55,8 @@ def in_order(
 
 
 def meet_ahead(
-    jaxpr: core.ClosedJaxpr, axes: Sequence[Axis], devices: int, output_axes: Sequence[Axis] | None = None
-) -> core.ClosedJaxpr:
+    jaxpr: ClosedJaxpr, axes: Sequence[Axis], devices: int, output_axes: Sequence[Axis] | None = None
+) -> ClosedJaxpr:
     """The program with sums over the batch taken out of loops that do not change them, for all trips in one.
 
     Such as mean and deviation of each minibatch's advantages: devices meet for them once, not in each trip.
@@ -65,10 +66,10 @@ def meet_ahead(
     return _AHEAD(flow, None, lambda: _meet_ahead(jaxpr, flow))
 
 
-_AHEAD: Recall[core.ClosedJaxpr] = Recall(most=256)
+_AHEAD: Recall[ClosedJaxpr] = Recall(most=256)
 
 
-def _meet_ahead(jaxpr: core.ClosedJaxpr, flow: Flow) -> core.ClosedJaxpr:
+def _meet_ahead(jaxpr: ClosedJaxpr, flow: Flow) -> ClosedJaxpr:
     steps = list(_steps(flow))
     sums = {id(step.eqn) for step in steps if step.reduced and step.eqn.primitive.name.startswith("reduce_")}
     # Other exchanges, such as of samples that all devices shuffle, would be made twice.

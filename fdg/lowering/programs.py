@@ -17,6 +17,7 @@ from jax.extend import core
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fdg import jaxprs, keys
+from fdg.jax_internals import ClosedJaxpr
 from fdg.lowering import constraints as sharding
 from fdg.lowering.agents import by_groups, mapped, of_one
 from fdg.lowering.extremes import keep_nan
@@ -105,7 +106,7 @@ def lower_seeds(graph: FDG, plan: Plan, devices: Sequence[jax.Device]) -> Traini
     return TrainingLoop(run, shardings, NamedSharding(mesh, record), NamedSharding(mesh, everywhere))
 
 
-def split_as_seen_fit(jaxpr: core.ClosedJaxpr, plan: Plan, devices: Sequence[jax.Device]) -> core.ClosedJaxpr:
+def split_as_seen_fit(jaxpr: ClosedJaxpr, plan: Plan, devices: Sequence[jax.Device]) -> ClosedJaxpr:
     """A program of one group, such as that of the first state, that XLA splits as its results are to lie."""
     group = plan.groups[0]
     if len(plan.groups) > 1 or plan.num_seeds is not None or not group.shards:
@@ -114,12 +115,12 @@ def split_as_seen_fit(jaxpr: core.ClosedJaxpr, plan: Plan, devices: Sequence[jax
 
 
 def one_agent(
-    jaxpr: core.ClosedJaxpr,
+    jaxpr: ClosedJaxpr,
     axes: Sequence[int | None],
     output_axes: Sequence[int | None],
     together: int,
     mesh: Mesh,
-) -> core.ClosedJaxpr:
+) -> ClosedJaxpr:
     """A traced program of one agent as it runs on a mesh of agents (`agents.of_one`)."""
     cpus, a_core_each = is_of_cpus(mesh), have_a_core_each(mesh)
     return of_one(jaxpr, axes, output_axes, together, on_cpu=cpus, a_core_each=a_core_each)
@@ -172,12 +173,12 @@ def value_shape(mesh: Mesh, value: Value) -> jax.ShapeDtypeStruct:
 
 
 def on_mesh(
-    jaxpr: core.ClosedJaxpr,
+    jaxpr: ClosedJaxpr,
     mesh: Mesh,
     input_axes: Sequence[int | None],
     output_axes: Sequence[int | None],
     specs: Sequence[Spec | None] | None,
-) -> core.ClosedJaxpr:
+) -> ClosedJaxpr:
     """A traced program as it runs on a mesh: rewritten, and with its values where they belong.
 
     Args:

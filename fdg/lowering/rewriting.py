@@ -5,21 +5,20 @@ So the cost model looks at the same program as the compiler does.
 
 from collections.abc import Sequence
 
-from jax.extend import core
-
 from fdg import jaxprs
 from fdg.batch.rules.result import Axis
+from fdg.jax_internals import ClosedJaxpr
 from fdg.lowering.draws import draw_ahead
 from fdg.lowering.ordering import in_order, meet_ahead
 from fdg.lowering.tiles import tile
 from fdg.lowering.turning import turn_kernels
 from fdg.recall import Recall
 
-_DRAWN: Recall[core.ClosedJaxpr] = Recall(most=256)
+_DRAWN: Recall[ClosedJaxpr] = Recall(most=256)
 
 
 def rewritten(
-    jaxpr: core.ClosedJaxpr,
+    jaxpr: ClosedJaxpr,
     axes: Sequence[Axis],
     devices: int,
     output_axes: Sequence[Axis] | None,
@@ -27,7 +26,7 @@ def rewritten(
     on_cpu: bool,
     a_core_each: bool,
     sharded: bool = False,
-) -> core.ClosedJaxpr:
+) -> ClosedJaxpr:
     """The program as it is to run: draws ahead of loops, sums in one go or in tiles, exchanges in order.
 
     Args:

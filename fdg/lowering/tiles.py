@@ -37,6 +37,7 @@ from fdg.batch.gradients import GradientSums, adds_up_a_gradient, gradient_sums,
 from fdg.batch.lengths import divisors
 from fdg.batch.rules.result import Axis
 from fdg.cores import common_cores, sharing
+from fdg.jax_internals import ClosedJaxpr
 from fdg.lowering.extremes import extreme_over
 from fdg.lowering.local import Local
 from fdg.lowering.mesh import BATCH, is_of_cpus
@@ -62,7 +63,7 @@ def have_a_core_each(mesh: Mesh) -> bool:
     return min(mesh.size, most * sharing()) >= common_cores()
 
 
-def tile(jaxpr: core.ClosedJaxpr, axes: Sequence[Axis], devices: int, cut: bool = True) -> core.ClosedJaxpr:
+def tile(jaxpr: ClosedJaxpr, axes: Sequence[Axis], devices: int, cut: bool = True) -> ClosedJaxpr:
     """A program whose large sums over the batch are calls of their own, marked with a number of tiles.
 
     On one device the calls are loops over tiles already; on several, `constraints` makes them so.
@@ -215,7 +216,7 @@ class _Region:
     """
 
     members: frozenset[int]
-    jaxpr: core.ClosedJaxpr
+    jaxpr: ClosedJaxpr
     flow: Flow
     tiles: int
 

@@ -16,13 +16,14 @@ import jax
 from jax.extend import core
 
 from fdg import jaxprs
+from fdg.jax_internals import ClosedJaxpr
 
 _LEAST_COLUMNS = 64  # of the other operand: with fewer, turning a large one takes longer than it saves
 _LARGE_BYTES = 1 << 20
 _OVER_ROWS = (((0,), (0,)), ((), ()))
 
 
-def turn_kernels(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
+def turn_kernels(closed: ClosedJaxpr) -> ClosedJaxpr:
     """A program whose products over rows have the first operand turned, in loops and calls too.
 
     >>> grad = jax.grad(lambda w, x: (x @ w).sum())

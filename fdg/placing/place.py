@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.extend import core
 
 from fdg import jaxprs
 from fdg.batch.collective import Collective
@@ -23,6 +22,7 @@ from fdg.batch.exchanges import WithoutRule, predict
 from fdg.batch.lengths import alike, lengths_of
 from fdg.cores import common_cores
 from fdg.errors import PlanError
+from fdg.jax_internals import ClosedJaxpr
 from fdg.placing.agents import agents_together, notes_of_agents
 from fdg.placing.assignment import (
     assign,
@@ -260,7 +260,7 @@ def _on_the_same_devices(groups: Sequence[Group]) -> dict[str, str]:
 
 
 def _exchanged(
-    jaxpr: core.ClosedJaxpr, inputs: Sequence[int | None], outputs: Sequence[int | None], group: Group
+    jaxpr: ClosedJaxpr, inputs: Sequence[int | None], outputs: Sequence[int | None], group: Group
 ) -> tuple[tuple[Collective, ...], tuple[str, ...]]:
     """What a group's devices exchange when they run a program once, and what they all do for want of a rule.
 

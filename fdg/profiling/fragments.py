@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fdg import jaxprs
 from fdg.batch.rules.random import draws_from_the_batch
+from fdg.jax_internals import ClosedJaxpr
 from fdg.lowering import host_calls
 from fdg.lowering.agents import mapped
 from fdg.lowering.mesh import SEED, group_mesh, layout_sharding, make_mesh
@@ -121,7 +122,7 @@ def _placed(
     )
 
 
-def _constrained(site: Site, mesh: Mesh, group: Group, layouts: Sequence[Layout]) -> core.ClosedJaxpr:
+def _constrained(site: Site, mesh: Mesh, group: Group, layouts: Sequence[Layout]) -> ClosedJaxpr:
     specs = None
     if group.shards:
         specs = [

@@ -15,9 +15,10 @@ from jax.extend import core
 
 from fdg import jaxprs
 from fdg.fragment import FragmentMark
+from fdg.jax_internals import ClosedJaxpr
 
 
-def first_inputs(jaxpr: core.ClosedJaxpr, leaves: Sequence[Any]) -> dict[str, list[Any]]:
+def first_inputs(jaxpr: ClosedJaxpr, leaves: Sequence[Any]) -> dict[str, list[Any]]:
     """The inputs of each fragment's first call in an iteration, in the order of its equation's operands.
 
     A pure function of `leaves`: to be called under `jax.jit`. What the iteration does on the host is done,
@@ -86,7 +87,7 @@ def _compute(
 
 
 def inputs_of(
-    jaxpr: core.ClosedJaxpr, leaves: Sequence[Any], num_seeds: int | None, in_turn: bool
+    jaxpr: ClosedJaxpr, leaves: Sequence[Any], num_seeds: int | None, in_turn: bool
 ) -> Mapping[str, list[jax.Array]]:
     """The first inputs of each fragment, computed on the device that `leaves` lie on.
 

@@ -15,6 +15,7 @@ from typing import Any
 from jax.extend import core
 
 from fdg import jaxprs
+from fdg.jax_internals import ClosedJaxpr
 from fdg.tracing.graph import FDG, Fragment
 from fdg.tracing.reader import Reader, Scope
 
@@ -43,7 +44,7 @@ class Site:
     handed_on: Mapping[int, int]
 
     @functools.cached_property
-    def jaxpr(self) -> core.ClosedJaxpr:
+    def jaxpr(self) -> ClosedJaxpr:
         """The fragment as a function of `inputs` to `outputs`. It prints nothing."""
         return jaxprs.build(self.inputs, self.outputs, [_silent(self.equation)])
 

@@ -7,9 +7,10 @@ from jax.extend import core
 
 from fdg import jaxprs
 from fdg.fragment import FragmentMark
+from fdg.jax_internals import ClosedJaxpr
 
 
-def name_fragments(jaxpr: core.ClosedJaxpr) -> core.ClosedJaxpr:
+def name_fragments(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     """The jaxpr with the calls of one fragment told apart: `act`, `act.2`, `act.3`, in program order.
 
     Whoever reads the jaxpr then knows a fragment by its mark alone (`FragmentMark.of(eqn).name`), however

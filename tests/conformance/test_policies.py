@@ -18,6 +18,7 @@ import fdg
 import policies
 from fdg import jaxprs
 from fdg.fragment import boundary_p
+from fdg.jax_internals import ClosedJaxpr
 from fdg.lowering import constraints as sharding
 from fdg.placing.policy import Group
 from fdg.running import transfers
@@ -155,7 +156,7 @@ def map_equations(jaxpr, change):
     """A copy of `jaxpr` with every equation, at any depth, replaced by `change(equation)`."""
 
     def rebuild(value):
-        if isinstance(value, core.ClosedJaxpr):
+        if isinstance(value, ClosedJaxpr):
             return jaxprs.with_jaxpr(value, map_equations(jaxprs.open_jaxpr(value), change))
         if isinstance(value, core.Jaxpr):
             return map_equations(value, change)

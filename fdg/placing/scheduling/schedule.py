@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 from jax.extend import core
 
 from fdg import jaxprs
+from fdg.jax_internals import ClosedJaxpr
 from fdg.placing.layout import Layout
 from fdg.placing.regions.region import Names
 from fdg.placing.resharding import Change
@@ -80,7 +81,7 @@ class Call:
     donated: frozenset[int]
 
     @functools.cached_property
-    def jaxpr(self) -> core.ClosedJaxpr:
+    def jaxpr(self) -> ClosedJaxpr:
         """The program as a function of its inputs, to be read: what is run is built and checked anew."""
         inputs, outputs = (
             tuple(value.variable for value in values) for values in (self.inputs, self.outputs)
@@ -90,7 +91,7 @@ class Call:
 
 
 # One jaxpr for all plans that have the program: much is known by jaxpr. It keeps alive what it is known by.
-_BUILT: Recall[core.ClosedJaxpr] = Recall(most=256)
+_BUILT: Recall[ClosedJaxpr] = Recall(most=256)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
