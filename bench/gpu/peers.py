@@ -26,10 +26,7 @@ def measurements(settings: Settings) -> list[Measurement]:
     if settings.tiny:
         pairs = [purejaxrl("CartPole-v1", 4, 1024, 1.0)]
     run = partial(beside, rounds=settings.size(3, 1), peers=settings.peers)
-    return [
-        Measurement("In turns", pair.name, partial(run, pair), seconds=60, limit=settings.size(150, 340))
-        for pair in pairs
-    ]
+    return [Measurement("In turns", pair.name, partial(run, pair), seconds=60, limit=150) for pair in pairs]
 
 
 def beside(pair: Pair, rounds: int, peers: Path | None) -> Figures:
