@@ -325,7 +325,7 @@ AROUND = {
 @pytest.mark.parametrize("around", AROUND)
 @pytest.mark.parametrize("depth", [1, 2])
 def test_an_actor_within_the_learner_reads_what_the_learner_reads(around, depth, devices):
-    """It squares w, which is 1, 2, ...: between fragments that of t - 1, within the learner that of t."""
+    """It squares w, which grows by 1: between fragments that of t - 1, within the learner that of t."""
 
     @fdg.fragment("actor", in_axes=(None, 0), name="act")
     def square(w, x):
