@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fdg.commands.cli import train_main
+from tests.hostile.payloads import EVIL, FIELDS, payload, value
 
 SMALL = "--devices 1 --eval-episodes 2 --num-envs 4 --hidden 4 --total-steps"
 # Real runs that hostile ones are made of, by name.
@@ -25,386 +26,6 @@ RUNS = {
     "search": f"--algo a2c --optuna 2 --search num_steps=2,4 {SMALL} 32",
 }
 QUICK = ("ppo", "sweep")  # those that the suite makes
-
-EVIL = """
-import pathlib
-pathlib.Path(r"{mark}").write_text("imported")
-def thing(*given, **named):
-    pathlib.Path(r"{mark}").write_text("called")
-class Algo:
-    steps_per_iteration = 1
-    def __init__(self, **named):
-        thing()
-    def init(self, key):
-        return thing()
-    def iterate(self, state):
-        return thing(), {{}}
-    place = init
-"""
-
-_NAMES = (
-    *("evilmod:thing", "evilmod:Algo", "evilpkg.sub:thing", "evilpkg:sub.thing", "evilmod", "evilpkg.sub"),
-    *("subprocess:Popen", "subprocess:run", "subprocess:check_output", "os:system", "os:popen", "os:execv"),
-    *("os:remove", "os:fork", "os:_exit", "os:kill", "posix:system", "pty:spawn", "shutil:rmtree"),
-    *("runpy:run_path", "runpy:run_module", "importlib:import_module", "builtins:exec", "builtins:eval"),
-    *(
-        "builtins:open",
-        "builtins:__import__",
-        "builtins:input",
-        "builtins:compile",
-        "pickle:loads",
-        "io:open",
-    ),
-    *(
-        "ctypes:CDLL",
-        "socket:create_connection",
-        "urllib.request:urlopen",
-        "webbrowser:open",
-        "code:interact",
-    ),
-    *(
-        "pdb:run",
-        "timeit:timeit",
-        "cProfile:run",
-        "pydoc:locate",
-        "pkgutil:resolve_name",
-        "zipimport:zipimporter",
-    ),
-    *(
-        "pathlib:Path.write_text",
-        "pathlib:Path",
-        "tempfile:mkdtemp",
-        "logging.config:dictConfig",
-        "site:addsitedir",
-    ),
-    *("multiprocessing:Process", "concurrent.futures:ProcessPoolExecutor", "asyncio:run", "threading:Thread"),
-    *("functools:partial", "operator:methodcaller", "operator:attrgetter", "types:FunctionType", "sys:exit"),
-    *(
-        "numpy:load",
-        "numpy:fromfile",
-        "jax:pure_callback",
-        "jax.export:deserialize",
-        "orbax.checkpoint:Checkpointer",
-    ),
-    *(
-        "gymnasium:make",
-        "gymnasium:register",
-        "optuna:create_study",
-        "ray:init",
-        "flax.linen:Module",
-        "optax:adam",
-    ),
-    *(
-        "envs.own:make",
-        "envs.own:found",
-        "envs.rendering:_module",
-        "envs:make",
-        "envs:register",
-        "policies:get",
-    ),
-    *("fdg.ctrl_c:evil", "fdg:load", "fdg:fit", "fdg.training.loading:load", "fdg.commands.cli:train_main"),
-    *(
-        "algos.modules:_named",
-        "algos:get",
-        "algos:make",
-        "algos.ppo:PPO",
-        "policies.gpu_only:GPUOnly",
-        "algos:PPO",
-    ),
-    *(
-        "tests.tiny:Walk",
-        "__main__:thing",
-        "antigravity:geohash",
-        "this:s",
-        "idlelib.run:main",
-        "lib2to3.main:main",
-    ),
-)
-_QUERIES = (
-    *(
-        "?args=('touch','MARK')",
-        "?command='touch MARK'",
-        "?name='evilmod'",
-        "?path_name='evilmod.py'",
-        "?module=evilmod",
-    ),
-    *(
-        "?name='evilmod:thing'&overrides={}",
-        "?source=\"open('MARK','w')\"",
-        "?path='MARK'",
-        "?file='MARK'&mode='w'",
-    ),
-    *(
-        "?entry_point='evilmod:thing'",
-        "?id='evilmod:X-v0'",
-        "?render_mode='human'",
-        "?xml_file='MARK'",
-        "?vzd_path=evilmod",
-    ),
-    *(
-        "?gravity=9.0",
-        "?gravity='evilmod:thing'",
-        "?backend='evilmod:thing'",
-        "?length=1e400",
-        "?length=1000000000",
-    ),
-    *(
-        "?max_steps_in_episode=99999999999999999999",
-        "?delay=((((1,),),),)",
-        "?",
-        "?&",
-        "?=",
-        "?a",
-        "?a=b=c&a=d",
-        "?__class__=1",
-    ),
-)
-_ENVIRONMENTS = (
-    *(
-        "gymnasium:evilmod:X-v0",
-        "gymnasium:gymnasium:evilmod:X-v0",
-        "ray:gymnasium:evilmod:X-v0",
-        "ray:ray:CartPole-v1",
-    ),
-    *(
-        "ray:gymnasium:CartPole-v1",
-        "gymnasium: evilmod:X-v0",
-        "envpool:evilmod:X-v0",
-        "envpool:D1Basic-v1",
-        "envpool:Pong-v5",
-    ),
-    *(
-        "gymnasium:CartPole-v1",
-        "gymnasium:GymV26Environment-v0",
-        "gymnasium:Hopper-v5",
-        "gymnasium:ALE/Pong-v5",
-        "gymnasium:",
-    ),
-    *(
-        "MNISTBandit-bsuite",
-        "jumanji:Sokoban-v0",
-        "jumanji:Snake-v1",
-        "brax:ant:evilmod",
-        "brax:fast",
-        "probe:memory",
-    ),
-    *(
-        "text:file",
-        "text:file?path=/etc/hostname",
-        "text:file?path=/dev/zero",
-        "text:file?path=MARK",
-        "text:sorting?length=9",
-    ),
-    *(
-        "text:file?path=http://127.0.0.1:9/x",
-        "text:file?path=/dev/stdin",
-        "text:file?path=evilmod.py",
-        "text:reasoning_gym",
-    ),
-    *(
-        "text:reasoning_gym?dataset=evilmod",
-        "Pendulum-v1",
-        "Breakout-MinAtar",
-        "MPE_simple_v3",
-        "octax:brix",
-        "CartPole-v1",
-    ),
-    *(
-        "text:countdown?instruction=evilmod:thing",
-        "probe:memory?delay=1000000",
-        "DeepSea-bsuite?size=100000",
-        "Craftax-Symbolic-v1",
-    ),
-)
-_ODD = (
-    *(
-        "",
-        " ",
-        "\x00",
-        "\n",
-        "\x1b[2J\x1b]0;evil\x07",
-        "../../../../tmp/evil",
-        "/etc/passwd",
-        "/dev/zero",
-        "~",
-        "file:///etc/passwd",
-    ),
-    *(
-        "http://127.0.0.1:9/",
-        "{{7*7}}",
-        "{0.__class__}",
-        "%s%n",
-        "$(touch MARK)",
-        "`touch MARK`",
-        "; touch MARK",
-        "| touch MARK",
-    ),
-    *(
-        "-oProxyCommand=touch MARK",
-        "--out=MARK",
-        "\udcff",
-        "ünï",
-        "١",
-        "a" * 100_000,
-        "$\\frac",
-        "$x^{$",
-        "<script>alert(1)</script>",
-    ),
-    *(
-        "log:1..2x999999",
-        "learning_rate=log:1e-4..1e-2x999999",
-        "learning_rate=1,2 discount=3",
-        "network=evilmod:thing",
-    ),
-    *(
-        "num_steps=2,4 network=evilmod:thing|none",
-        "inf",
-        "-inf",
-        "nan",
-        "NaN",
-        "none",
-        "null",
-        "True",
-        "best",
-        "auto",
-        "auto:measure",
-    ),
-    *(
-        "python:exec",
-        "!!python/object/apply:os.system ['touch MARK']",
-        "__import__('os').system('touch MARK')",
-        "c__builtin__\neval",
-    ),
-)
-_VALUES: tuple[Any, ...] = (
-    *(
-        None,
-        True,
-        False,
-        0,
-        -1,
-        1,
-        2,
-        3,
-        7,
-        1.5,
-        -1e-3,
-        1e308,
-        1e400,
-        float("nan"),
-        2**31,
-        2**32,
-        2**63,
-        2**64,
-        10**30,
-    ),
-    *(
-        10**9,
-        10**6,
-        65_536,
-        65_537,
-        [],
-        {},
-        [None],
-        [[]],
-        [1, 2, 3],
-        ["evilmod:thing"],
-        {"evilmod:thing": 1},
-        [0] * 1000,
-    ),
-    *(
-        {"__class__": "evilmod:Algo"},
-        {"py/object": "evilmod.Algo"},
-        {"$ref": "MARK"},
-        {"entry_point": "evilmod:thing"},
-        [10**9],
-    ),
-)
-# Fields that a file may not have now, and that some code may look at.
-_FIELDS = (
-    *(
-        "network",
-        "actor_network",
-        "critic_network",
-        "memory",
-        "model",
-        "reward_model",
-        "decoder",
-        "env",
-        "env_workers",
-        "algo",
-    ),
-    *(
-        "policy",
-        "policy_fields",
-        "hyperparameters",
-        "staleness",
-        "sweep",
-        "search",
-        "optuna",
-        "halving",
-        "exploit_every",
-        "seed",
-    ),
-    *(
-        "num_seeds",
-        "devices",
-        "devices_chosen",
-        "eval_episodes",
-        "total_steps",
-        "tensorboard",
-        "wandb",
-        "mlflow",
-        "profile",
-        "out",
-    ),
-    *(
-        "resume",
-        "start_from",
-        "from",
-        "config",
-        "trust",
-        "preset",
-        "preset_name",
-        "follows",
-        "versions",
-        "resumes",
-        "command",
-    ),
-    *(
-        "program_cache",
-        "xla_options",
-        "coordinator_address",
-        "num_processes",
-        "distributed",
-        "rebuilds",
-        "logger",
-        "tokenizer",
-    ),
-    *(
-        "checkpoint_every",
-        "on_nan",
-        "eval_every",
-        "stop_at",
-        "num_envs",
-        "hidden",
-        "activation",
-        "git_commit",
-        "host_reward",
-    ),
-    *(
-        "measure",
-        "may_change",
-        "parameters",
-        "model_parallel",
-        "learners",
-        "actors",
-        "precision",
-        "shuffle",
-        "unroll",
-        "cluster",
-    ),
-)
 
 
 def train_all(folder: Path, names: Sequence[str] = tuple(RUNS)) -> dict[str, Path]:
@@ -455,46 +76,6 @@ def hostile(
     return path, changes
 
 
-def payload(draw: random.Random, mark: Path) -> str:
-    """A string that should name nothing, or something that must not run."""
-    name = draw.choice(_NAMES)
-    made = draw.choice(
-        (
-            lambda: name,
-            lambda: name + draw.choice(_QUERIES),
-            lambda: draw.choice(_ENVIRONMENTS),
-            lambda: draw.choice(_ENVIRONMENTS).partition("?")[0] + draw.choice(_QUERIES),
-            lambda: (
-                draw.choice(("gymnasium:", "ray:", "envpool:", "text:", "brax:", "GYMNASIUM:", "gymnasium::"))
-                + name
-            ),
-            lambda: draw.choice((" ", "\t", "\n", "\u200b", "\ufeff", ".", "..", ":", "./", "\x00")) + name,
-            lambda: (
-                name + draw.choice((" ", "\n", ".", ":", ".__init__", ".__globals__", "\x00", "()", ".py"))
-            ),
-            lambda: name.replace(
-                ":", draw.choice(("：", ": ", " :", "::", ".", "/", "\\", "։", "#", "%3A", "\n:"))
-            ),
-            lambda: name.upper(),
-            lambda: name.replace("e", draw.choice(("е", "ｅ", "𝐞"))),
-            lambda: name.rpartition(":")[2],
-            lambda: draw.choice(_ODD),
-        )
-    )()
-    return made.replace("MARK", str(mark))
-
-
-def _value(draw: random.Random, mark: Path) -> Any:
-    if draw.random() < 0.6:
-        return payload(draw, mark)
-    if draw.random() < 0.05:
-        deep: Any = "evilmod:thing"
-        for _ in range(draw.choice((10, 500))):
-            deep = [deep] if draw.random() < 0.5 else {"a": deep}
-        return deep
-    return json.loads(json.dumps(draw.choice(_VALUES)).replace("MARK", str(mark)))
-
-
 def _places(value: Any, where: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Paths to all values in a value of JSON."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
@@ -516,16 +97,16 @@ def _config(path: Path, draw: random.Random, mark: Path) -> str:
         return "config.json: left"
     if not places or not isinstance(config, dict):
         return "config.json: left"
-    new = _value(draw, mark)
+    new = value(draw, mark)
     kind = draw.random()
     if kind < 0.4:  # what names something
-        names = [("algo",), ("env",), ("policy",), ("hyperparameters", draw.choice(_FIELDS))]
+        names = [("algo",), ("env",), ("policy",), ("hyperparameters", draw.choice(FIELDS))]
         place = draw.choice(names)
     elif kind < 0.65:
         place = draw.choice(places)
     elif kind < 0.9:
         part = draw.choice(((), (), ("hyperparameters",), ("policy_fields",)))
-        place = (*part, draw.choice(_FIELDS))
+        place = (*part, draw.choice(FIELDS))
     else:
         place = draw.choice(places)
         parent = config
@@ -579,7 +160,7 @@ def _metrics(path: Path, draw: random.Random, mark: Path) -> str:
     file = path / "metrics.jsonl"
     lines = file.read_text(errors="replace").splitlines() if file.is_file() else []
     row: dict[str, Any] = {"iteration": 1, "env_steps": 16, "wall_s": 0.1, "episode_return": 1.0}
-    _put(row, (draw.choice([*row, "x", payload(draw, mark)]),), _value(draw, mark))
+    _put(row, (draw.choice([*row, "x", payload(draw, mark)]),), value(draw, mark))
     lines.insert(draw.randrange(len(lines) + 1), json.dumps(row))
     file.write_text("\n".join(lines) + "\n")
     return f"metrics.jsonl: {row!r:.200}"
@@ -587,7 +168,7 @@ def _metrics(path: Path, draw: random.Random, mark: Path) -> str:
 
 def _summary(path: Path, draw: random.Random, mark: Path) -> str:
     names = ("devices", "iterations", "env_steps", "eval_return", "versions", "x")
-    row = {draw.choice(names): _value(draw, mark) for _ in range(2)}
+    row = {draw.choice(names): value(draw, mark) for _ in range(2)}
     _write(path / "summary.json", row)
     return f"summary.json: {row!r:.200}"
 
@@ -622,7 +203,7 @@ def _checkpoint(path: Path, draw: random.Random, mark: Path) -> str:
         (folder / draw.choice(("evilmod.py", "x.pkl", "conftest.py", "sitecustomize.py"))).write_bytes(new)
     else:
         seal = {"iteration": 1, "files": {draw.choice(("../../config.json", "/etc/passwd", "x")): "0" * 64}}
-        (folder / "manifest.json").write_text(json.dumps(draw.choice((seal, _value(draw, mark)))))
+        (folder / "manifest.json").write_text(json.dumps(draw.choice((seal, value(draw, mark)))))
         return "manifest.json"
     if folder.exists() and folder.name.isdecimal():
         _seal(folder)
@@ -648,7 +229,7 @@ def _journal(path: Path, draw: random.Random, mark: Path) -> str:
     try:
         record = json.loads(lines[at])
         place = draw.choice(_places(record))
-        _put(record, place, _value(draw, mark))
+        _put(record, place, value(draw, mark))
     except (ValueError, IndexError):
         return "study.journal: left"
     lines[at] = json.dumps(record)
