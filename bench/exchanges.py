@@ -43,7 +43,8 @@ def graph_of(algorithm, environment):
     import envs
     import fdg
 
-    return fdg.trace(algos.make(algorithm, envs.make(environment)))
+    cls, env = algos.get(algorithm), envs.make(environment)
+    return fdg.trace(cls(env=env, **cls.settings(env.name, env, {})))
 
 
 def lines(graph, policy):
