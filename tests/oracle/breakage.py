@@ -61,9 +61,42 @@ def _axis() -> None:
         rules.RULES[name] = local
 
 
+def _nan() -> None:
+    """Devices combine extremes as floats, from which XLA drops NaN.
+
+    Relies on `lowering.constraints.may_lose_nan(equation)`, which says what is combined as integers.
+    """
+    constraints: Any = importlib.import_module("fdg.lowering.constraints")
+    assert callable(constraints.may_lose_nan)
+    constraints.may_lose_nan = lambda eqn: False
+
+
+def _weak() -> None:
+    """Every leaf of the state is strongly typed.
+
+    Relies on `tracing.trace.with_weakness(tree, weak)`, which types what an iteration is traced with.
+    """
+    trace: Any = importlib.import_module("fdg.tracing.trace")
+    with_weakness = trace.with_weakness
+    trace.with_weakness = lambda tree, weak: with_weakness(tree, [False] * len(weak))
+
+
+def _host() -> None:
+    """Functions on the host are called before a loop, for all of its trips together.
+
+    Relies on `lowering.ahead._OUTSIDE`, the operations that stay in their loop.
+    """
+    ahead: Any = importlib.import_module("fdg.lowering.ahead")
+    assert "pure_callback" in ahead._OUTSIDE
+    ahead._OUTSIDE = frozenset()
+
+
 BREAKAGES: dict[str, Callable[[], None]] = {
     "staleness": _staleness,
     "ages": _ages,
     "effects": _effects,
     "axis": _axis,
+    "nan": _nan,
+    "weak": _weak,
+    "host": _host,
 }

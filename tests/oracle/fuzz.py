@@ -17,6 +17,7 @@ import threading
 import time
 from typing import Any
 
+from tests.oracle.breakage import BREAKAGES
 from tests.oracle.compare import Verdict
 from tests.oracle.program import Program, text
 from tests.oracle.shrink import shrunk
@@ -236,7 +237,7 @@ def main() -> int:
     parser.add_argument("--deadline", type=float, default=180, help="seconds of a program, all placements")
     parser.add_argument("--seed", type=int, help="replay and shrink this one")
     parser.add_argument("--no-shrink", action="store_true", help="replay without shrinking")
-    parser.add_argument("--break", dest="breakage", choices=("staleness", "ages", "effects", "axis"),
+    parser.add_argument("--break", dest="breakage", choices=sorted(BREAKAGES),
                         help="break the engine on purpose, and stop at the first failure")  # fmt: skip
     args = parser.parse_args()
     os.environ.update(environment())

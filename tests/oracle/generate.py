@@ -11,7 +11,10 @@ from tests.oracle.placements import Placement, placements_of
 from tests.oracle.program import BATCH, Block, Leaf, Line, Program, Value, fragments
 
 ROLES = ("environment", "actor", "learner", "update", "gradient", "dreamer")
-AROUND = ("scan", "scan", "fori", "while", "cond", "jit", "remat", "custom_jvp", "custom_vjp", "vmap", "grad")
+AROUND = (
+    *("scan", "scan", "fori", "while", "cond", "jit", "remat", "custom_jvp", "custom_vjp", "vmap", "grad"),
+    "linearize",
+)
 LEAVES = (
     ("f", (BATCH,)),
     ("f", (BATCH, 3)),
@@ -58,7 +61,7 @@ class _Writer:
         self.count = 0
         self.left = 0  # lines that may still be written
         self.stale = rng.random() < 0.4
-        families = sorted({op.family for op in OPERATIONS.values()})
+        families = sorted({op.family for op in OPERATIONS.values()} - {"host"})
         kept = {"elements", *rng.sample(families, rng.randint(2, 4))}
         some = [op for op in OPERATIONS.values() if op.family in kept]
         self.operations = rng.sample(some, min(len(some), rng.randint(8, 18)))
@@ -117,6 +120,12 @@ class _Writer:
             if self.chance(0.12):  # another leaf of the same type, sometimes the same array
                 start = leaves[-1].start if self.chance(0.5) else rng.randint(0, 99)
                 leaves.append(Leaf(self.new(Value("", kind, shape)), start))
+        if not self.stale and self.chance(0.25):  # a number, which is weakly typed
+            leaves += [
+                Leaf(self.new(Value("", kind, ())), rng.randint(0, 99), True)
+                for kind in rng.choice(["i", "if"])
+            ]
+            self.operations += [OPERATIONS["wrap"], OPERATIONS["narrow"]]
         scope = [leaf.value for leaf in leaves]
         lines: list[Line] = []
         if self.stale or self.chance(0.3):
@@ -138,6 +147,12 @@ class _Writer:
             acted = list(line.makes)
         ends = []
         for leaf in leaves:
+            if leaf.is_number:  # stays one, and is counted on or not
+                counts = leaf.value.kind == "i" and self.chance(0.5)
+                line = self.finished(Line("op", "next", (leaf.value,), ()), []) if counts else []
+                block = dataclasses.replace(block, lines=(*block.lines, *line))
+                ends.append(line[0].makes[0] if line else leaf.value)
+                continue
             if leaf.value in self.learned:
                 line = self.learner(scope, leaf.value)
                 block = dataclasses.replace(block, lines=(*block.lines, line))
@@ -199,7 +214,8 @@ class _Writer:
         tried.sort(key=lambda operation: operation.family == "elements" and self.chance(0.8))
         for operation in tried:
             reads = self.operands(operation, scope)
-            if reads is not None and not (where.differentiated and operation.name in NOT_DIFFERENTIABLE):
+            differentiates = not where.differentiated or operation.name not in NOT_DIFFERENTIABLE
+            if reads is not None and differentiates:
                 break
         else:
             return []
@@ -283,8 +299,11 @@ class _Writer:
         return self.finished(line, scope)[0]
 
     def effect(self, scope: list[Value]) -> list[Line]:
+        kind = self.rng.choice(["send", "send", "receive", "note", "seed"])
+        if kind == "seed":
+            reads = self.some_of(scope, 1, 1, WANTS["v"])
+            return self.finished(Line("op", "host_seed", tuple(reads), (), 1), scope) if reads else []
         reads = self.some_of(scope, 1, 1, WANTS["any"])
-        kind = self.rng.choice(["send", "send", "receive", "note"])
         return self.finished(Line("effect", kind, tuple(reads), ()), scope) if reads else []
 
     def structure(self, scope: list[Value], where: _Where) -> list[Line]:
@@ -299,8 +318,8 @@ class _Writer:
                 return self.cond(scope, inner)
             case "vmap":
                 return self.vmap(scope, inner)
-            case "grad":
-                return self.grad(scope, inner)
+            case "grad" | "linearize":
+                return self.grad(kind, scope, inner)
         return self.call(kind, scope, inner)
 
     def carried(self, body: list[Value], carry: Sequence[Value]) -> list[Value]:
@@ -398,10 +417,10 @@ class _Writer:
         if self.chance(self.hands_on):
             results.append(params[0])
         block = Block(tuple(params), tuple(lines), tuple(results))
-        options = (tuple(mapped), self.rng.choice([0, 0, -1]))
+        options = (tuple(mapped), self.rng.choice([0, 0, -1]), self.rng.choice([0, 1, 2]))
         return self.finished(Line("vmap", "vmap", tuple(reads), (), 0, (block,), "", options), scope)
 
-    def grad(self, scope: list[Value], where: _Where) -> list[Line]:
+    def grad(self, kind: str, scope: list[Value], where: _Where) -> list[Line]:
         first = self.pick(scope, WANTS["any"])
         if first is None or where.differentiated:
             return []
@@ -418,7 +437,7 @@ class _Writer:
         if not results:
             return []
         block = Block(tuple(params), tuple(lines), (self.rng.choice(results),))
-        return self.finished(Line("grad", "grad", tuple(reads), (), 0, (block,)), scope)
+        return self.finished(Line(kind, kind, tuple(reads), (), 0, (block,)), scope)
 
 
 def _nested(role: str) -> tuple[str, ...]:

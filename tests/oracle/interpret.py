@@ -6,7 +6,7 @@ Kinds of lines beside "op" and "fragment", with their options:
   fori, while  carry all of `reads`; the body of `fori` takes the trip's number first, `while` runs the first
                operand's number modulo 3 times and carries the others
   cond         chooses a block by its operand; `jit`, `remat`, `custom_jvp`, `custom_vjp` call theirs
-  vmap         (whether each operand is stacked here, for two agents; the results' axis)
+  vmap         (whether each operand is stacked here, for two agents; the results' axis; the operands')
   grad         of the mean of the block's first result, with respect to the first operand
   effect       send, receive, note: a call to the host (`Host`)
 """
@@ -58,9 +58,12 @@ class Algorithm:
         arrays: dict[tuple, Any] = {}
         for leaf in self.program.leaves:
             same = (leaf.start, leaf.value.type)
-            if same not in arrays:
+            if same not in arrays and not leaf.is_number:
                 arrays[same] = first_value(leaf, self.program.keys, seed)
-        return [arrays[leaf.start, leaf.value.type] for leaf in self.program.leaves]
+        return [
+            _number(leaf) if leaf.is_number else arrays[leaf.start, leaf.value.type]
+            for leaf in self.program.leaves
+        ]
 
     def iterate(self, state: list[Any]) -> tuple[list[Any], dict[str, Any]]:
         block = self.program.block
@@ -72,6 +75,11 @@ class Algorithm:
 def metrics_of(values: Sequence[Any]) -> dict[str, Any]:
     """A number for each array."""
     return {f"m{k}": jnp.mean(x.astype(float) if x.dtype == bool else x) for k, x in enumerate(values)}
+
+
+def _number(leaf: Leaf) -> float | int:
+    """The start of a leaf that is a number of Python's."""
+    return leaf.start % 7 + 2 if leaf.value.kind == "i" else leaf.start / 100
 
 
 def first_value(leaf: Leaf, implementation: str, seed: Any) -> Any:
@@ -180,10 +188,20 @@ class Interpreter:
         return function(*reads)
 
     def _vmap(self, line: Line, reads: list[Any], around: Mapping[str, Any]) -> Sequence[Any]:
-        mapped, out_axis = line.options
-        operands = [rows_of(x, 2) if made else x for x, made in zip(reads, mapped, strict=True)]
-        axes = tuple(0 if made else None for made in mapped)
+        mapped, out_axis, in_axis = line.options
+        axes = tuple(min(in_axis, x.ndim) if made else None for x, made in zip(reads, mapped, strict=True))
+        operands = [
+            x if axis is None else jnp.moveaxis(rows_of(x, 2), 0, axis)
+            for x, axis in zip(reads, axes, strict=True)
+        ]
         return jax.vmap(lambda *x: self.block(line.blocks[0], x, {}), axes, out_axis)(*operands)
+
+    def _linearize(self, line: Line, reads: list[Any], around: Mapping[str, Any]) -> Sequence[Any]:
+        def function(first: Any) -> Any:
+            return self.block(line.blocks[0], [first, *reads[1:]], {})[0]
+
+        made, push = jax.linearize(function, reads[0])
+        return [jnp.tanh(made + push(0.5 * jnp.cos(reads[0])))]
 
     def _grad(self, line: Line, reads: list[Any], around: Mapping[str, Any]) -> Sequence[Any]:
         def loss(first: Any) -> Any:
@@ -225,6 +243,8 @@ def made_by(line: Line) -> list[Value]:
         ]
     if line.kind == "effect":
         return [Value("", "f", (BATCH,))] if line.name == "receive" else []
+    if line.kind == "linearize":
+        return list(line.blocks[0].results[:1])
     if line.kind == "grad":
         return [line.reads[0]]
     results = line.blocks[0].results

@@ -299,6 +299,92 @@ _define("rows", "x", scan_rows=_front(lambda c, x: lax.scan(
     map_rows=_front(lambda c, x: lax.map(lambda row: jnp.sin(row) * 0.8, x)))  # fmt: skip
 _define("rows", "v n", while_all=lambda c, v, n: _while(v, n % 3, lambda v: v - jnp.mean(v) + 0.1))
 
+# --- values that are no usual numbers: what comes of them is a usual one, another where one is lost ---
+
+SPECIAL = (np.nan, np.inf, -np.inf, -0.0, 1e-40)
+
+
+def _wild(c: int, x: Any) -> Any:
+    """With special values in two rows."""
+    special = np.zeros(BATCH, np.float32)
+    special[(3 * c + 1) % BATCH], special[(5 * c + 4) % BATCH] = SPECIAL[0], SPECIAL[c + 1]
+    rows = _along(np.isin(np.arange(BATCH), [(3 * c + 1) % BATCH, (5 * c + 4) % BATCH]), x)
+    return jnp.where(rows, _along(jnp.asarray(special, x.dtype), x), x)
+
+
+def _tame(x: Any) -> Any:
+    return jnp.where(jnp.isnan(x), 0.3, jnp.where(jnp.isfinite(x), 0.5 * jnp.tanh(x), 0.4 * jnp.sign(x)))
+
+
+_define(
+    "specials",
+    "x",
+    wild_highest=lambda c, x: _tame(jnp.max(_wild(c, x), _axis(x))),
+    wild_lowest=lambda c, x: _tame(jnp.min(_wild(c, x))),
+    wild_sum=lambda c, x: _tame(jnp.sum(_wild(c, x), _axis(x))),
+    wild_sort=lambda c, x: _tame(jnp.sort(_wild(c, x), _axis(x))),
+    wild_cummax=lambda c, x: _tame(lax.cummax(_wild(c, x), _axis(x))),
+    wild_first=lambda c, x: 0.1 * jnp.argmax(_wild(c, x), _axis(x)).astype(x.dtype),
+    wild_softmax=lambda c, x: _tame(jax.nn.softmax(_wild(c, x), _axis(x))),
+    wild_branch=lambda c, x: lax.cond(
+        jnp.max(_wild(c, x)) > -9, lambda: 0.5 * x, lambda: 0.4 * x + 0.1),
+    wild_norm=lambda c, x: _tame(x / jnp.maximum(1, jnp.max(jnp.abs(_wild(c, x))))),
+)  # fmt: skip
+_define("specials", "m i", wild_bins=lambda c, m, i: _tame(jax.ops.segment_max(_wild(c, m), i % 3, 3)),
+        wild_scatter=lambda c, m, i: _tame(
+            jnp.zeros((4, 3), m.dtype).at[i % 3].min(_wild(c, m))[:3]))  # fmt: skip
+
+# --- other types and shapes, on the way from and to the usual ones ---
+
+
+def _through(dtype: Any) -> Callable:
+    return lambda c, x: jnp.max(jnp.clip(x, -2, 2).astype(dtype) * (c + 1), _axis(x)).astype(x.dtype) / 9
+
+
+_define(
+    "types",
+    "x",
+    complex=lambda c, x: jnp.abs(jnp.sum((x + 0.5j * c).astype(complex) ** 2, _axis(x))).astype(x.dtype) / 99,
+    spectrum=lambda c, x: jnp.tanh(jnp.abs(jnp.fft.fft(x, axis=_axis(x)))).astype(x.dtype),
+    half=lambda c, x: _through(jnp.float16)(c, jnp.round(x)),
+    brain=lambda c, x: _through(jnp.bfloat16)(c, jnp.round(x)),
+    eighth=lambda c, x: _through(jnp.float8_e4m3fn)(c, jnp.round(x)),
+    byte=lambda c, x: _through(jnp.int8)(c, jnp.round(x)),
+    truth=lambda c, x: jnp.any(x > 0.9 + c, _axis(x)).astype(x.dtype),
+    empty=lambda c, x: x + jnp.sum(lax.slice_in_dim(x, 0, 0, axis=_axis(x)))
+    + jnp.max(jnp.zeros(0, x.dtype), initial=0.1),
+    odd=_front(lambda c, x: jnp.concatenate(
+        [x[:7] * 0.9, x[: 5 - c], x[7 + 5 - c :], x[: 0], x[:c]])[:BATCH]),
+    pairs=_front(lambda c, x: lax.associative_scan(
+        lambda a, b: (a[0] * b[0], a[1] * b[0] + b[1]), (0.5 * jnp.cos(x), jnp.tanh(x)))[1]),
+)  # fmt: skip
+_define("types", "i n", wrap=lambda c, i, n: (i.astype(jnp.uint8) * 50 * n).astype(i.dtype) % 97)
+_define(
+    "types",
+    "x f",
+    narrow=lambda c, x, f: 0.3 * (jnp.round(x).astype(jnp.float16) * 200 * f > 3).astype(x.dtype),
+)
+
+
+# --- a function on the host ---
+
+
+def _seed(t: Any) -> np.ndarray:
+    """Another one for each trip, and for each number of trips that it is called for together."""
+    return np.asarray(t * 3 + np.size(t), np.int32)
+
+
+def _drawn(c: int, v: Any) -> Any:
+    def trip(v: Any, t: Any) -> tuple[Any, None]:
+        seed = jax.pure_callback(_seed, jax.ShapeDtypeStruct((), jnp.int32), t, vmap_method="expand_dims")
+        key = jax.random.fold_in(jax.random.key(c), seed)
+        return 0.8 * v + 0.1 * jax.random.normal(key, (BATCH,)), None
+
+    return lax.scan(trip, v, jnp.arange(3, dtype=jnp.int32))[0]
+
+
+_define("host", "v", host_seed=_drawn)
+
 NOT_DIFFERENTIABLE = {
     "while_rows",
     "while_solve",
@@ -307,4 +393,5 @@ NOT_DIFFERENTIABLE = {
     "while_all",
     "pool",
     "fori_rows",
+    *(name for name, operation in OPERATIONS.items() if operation.family in ("host", "specials", "types")),
 }

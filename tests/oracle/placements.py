@@ -97,7 +97,7 @@ def placements_of(program: Program, seed: int, stale: bool) -> tuple[Placement, 
 
 
 def _calls_host(line: Any) -> bool:
-    return any(x.kind == "effect" for x in walk(line.blocks[0].lines))
+    return any(x.kind == "effect" or x.name == "host_seed" for x in walk(line.blocks[0].lines))
 
 
 def _alone(rng: random.Random, roles: list[str], single: set[str], staleness: int) -> tuple[Any, int]:

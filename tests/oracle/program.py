@@ -62,10 +62,11 @@ class Line:
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """A leaf of the state. Leaves of one `start` are one array at first."""
+    """A leaf of the state. Leaves of one `start` are one array at first; a number is one of Python's."""
 
     value: Value
     start: int
+    is_number: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +134,7 @@ def features(program: Program) -> set[str]:
     found.update("swapped" for leaf, end in ends.items() if leaf != end and end in ends)
     if len({(leaf.start, leaf.value.type) for leaf in program.leaves}) < len(program.leaves):
         found.add("aliased")
+    found.update("number" for leaf in program.leaves if leaf.is_number)
     return found | {f"batch on axis {leaf.value.axis}" for leaf in program.leaves}
 
 
@@ -182,7 +184,8 @@ def text(program: Program) -> str:
     for leaf in program.leaves:
         value = leaf.value
         dtype = {"f": "float", "i": "int", "b": "bool", "k": f"{program.keys} key"}[value.kind]
-        lines.append(f"{value}: {dtype}{list(value.shape)} starts as array {leaf.start}")
+        what = "Python's number" if leaf.is_number else "array"
+        lines.append(f"{value}: {dtype}{list(value.shape)} starts as {what} {leaf.start}")
     lines.append(f"def iterate({_listed([leaf.value for leaf in program.leaves])}):")
     lines += _block_text(program.lines, "    ")
     ends = [f"{leaf.value}={end}" for leaf, end in zip(program.leaves, program.ends, strict=True)]

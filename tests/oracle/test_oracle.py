@@ -239,4 +239,4 @@ def test_fragments_that_the_policy_does_not_name_have_their_parents_group():
 
 
 def test_breakages_have_names():
-    assert set(BREAKAGES) == {"staleness", "ages", "effects", "axis"}
+    assert set(BREAKAGES) == {"staleness", "ages", "effects", "axis", "nan", "weak", "host"}
