@@ -18,6 +18,7 @@ import logging
 import math
 import os
 import re
+import shutil
 import stat
 import time
 import warnings
@@ -291,15 +292,23 @@ class Checkpoints:
             self._seconds = time.monotonic() - begun
         except Exception as error:  # Orbax and TensorStore raise many types, none of them their own
             is_gone = not self._config.exists() and (self._is_of_run or isinstance(error, FileNotFoundError))
-            with contextlib.suppress(OSError):
-                files.remove(temporary)
-            with contextlib.suppress(OSError):
-                if is_gone:  # what was made again by writing
-                    self._directory.rmdir()
-                    self._directory.parent.rmdir()
+            self._clear(temporary, is_gone)
             why = error.strerror if isinstance(error, OSError) and error.strerror else _first_line(error)
             what = f"cannot write a checkpoint in {self._directory}"
             raise unwritable(self._directory.parent, what, why, is_gone, "make room there") from error
+
+    def _clear(self, temporary: Path, is_gone: bool) -> None:
+        """Removes what is half written; of a directory that is gone, what writing has made again."""
+        for _ in range(20):
+            shutil.rmtree(temporary, ignore_errors=True)
+            if not is_gone:
+                return
+            with contextlib.suppress(OSError):
+                self._directory.rmdir()
+                self._directory.parent.rmdir()
+            if not self._directory.parent.exists():
+                return
+            time.sleep(0.1)  # TensorStore's threads still make folders
 
     def _note(self, iteration: int) -> None:
         """Notes beside the directory which one is the newest; where it cannot, none is missed later."""
@@ -451,8 +460,10 @@ def _text(shape_dtype: tuple[Any, Any] | None) -> str:
 
 
 def _is_no_echo(record: logging.LogRecord) -> bool:
-    """Orbax's threads log the traceback of what they raise, and raise it: once is enough."""
-    return "_SignalingThread" not in record.getMessage()
+    """Orbax's threads log what they raise, or what it comes from, and raise it: once is enough."""
+    return not any(
+        words in record.getMessage() for words in ("_SignalingThread", "Metadata file does not exist")
+    )
 
 
 def _first_line(error: Exception) -> str:
