@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fdg.errors import FdgError
-from tests.hostile import driver, model_folders
+from tests.hostile import driver, model_folders, payloads, valid_models
 
 tokenizers = pytest.importorskip("tokenizers")
 jinja2 = pytest.importorskip("jinja2")
@@ -55,7 +55,7 @@ def test_templates_are_rendered_as_by_jinjas_own_sandbox(source):
 
 
 GROWING = [
-    *model_folders.TEMPLATES[:9],
+    *payloads.TEMPLATES[:9],
     "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
     "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set y %}{{ ns.x }}{{ ns.x }}{% endset %}"
     "{% set ns.x = y %}{% endfor %}",
@@ -93,7 +93,7 @@ def test_templates_that_grow_are_refused_before_they_do(source, monkeypatch):
 
 @pytest.fixture
 def folder(tmp_path):
-    model_folders.valid_folder(tmp_path / "model", "llama", "BPE", False, "float32")
+    valid_models.valid_folder(tmp_path / "model", "llama", "BPE", False, "float32")
     return tmp_path / "model"
 
 
@@ -103,9 +103,9 @@ def altered(folder, file, **changes):
     return HuggingFaceTokenizer(str(folder))
 
 
-@pytest.mark.parametrize("kind", model_folders.TOKENIZERS)
+@pytest.mark.parametrize("kind", valid_models.TOKENIZERS)
 def test_tokenizers_of_each_kind_are_read(tmp_path, kind):
-    model_folders.valid_folder(tmp_path / "model", "llama", kind, False, "float32")
+    valid_models.valid_folder(tmp_path / "model", "llama", kind, False, "float32")
     tokenizer = HuggingFaceTokenizer(str(tmp_path / "model"))
     ids = tokenizer.encode("3")
     assert tokenizer.decode(ids) == "3" and tokenizer.stops == (2,) and tokenizer.bos == 1

@@ -424,3 +424,31 @@ def value(draw: random.Random, mark: Path) -> Any:
             deep = [deep] if draw.random() < 0.5 else {"a": deep}
         return deep
     return json.loads(json.dumps(draw.choice(_VALUES)).replace("MARK", str(mark)))
+
+
+# Chat templates that loop, grow, reach out or are none.
+_DOUBLED = "{% for i in range(50) %}{% set ns.x = _ %}{% endfor %}{{ ns.x }}"
+TEMPLATES = (
+    "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3,
+    "{{ 'a' * 8000000000 }}",
+    "{{ (10 ** 10) ** (10 ** 8) }}",
+    "{{ 'a'.center(9000000000) }}",
+    "{{ 'a' | indent(9000000000, true) }}",
+    "{% set ns = namespace(x='a') %}" + _DOUBLED.replace("_", "ns.x ~ ns.x"),
+    "{% set ns = namespace(x=[1]) %}" + _DOUBLED.replace("_", "[ns.x, ns.x]"),
+    "{% set ns = namespace(x={}) %}" + _DOUBLED.replace("_", "{1: ns.x, 2: ns.x}"),
+    "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(70) }}",
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{% include '/etc/passwd' %}",
+    "{{ messages[0].__init__ }}",
+    "{{ '%0900000000d' % 1 }}",
+    "{{ '{:900000000}'.format(1) }}",
+    "{% if %}",
+    "{{ " + "(" * 5000,
+    "{{ lipsum(99999999) }}",
+    "{{ (range(99999) | list) | join('x' * 99999) }}",
+    "{{ cycler.__init__.__globals__.os.system('true') }}",
+    "{{ raise_exception('no\nway') }}",
+    "{% for m in messages recursive %}{{ loop(messages) }}{% endfor %}",
+    "",
+)
