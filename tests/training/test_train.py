@@ -16,7 +16,7 @@ import fdg
 import policies
 from fdg.commands.cli import train_main
 from fdg.commands.parse import parse
-from fdg.training import curves, progress, run_directory
+from fdg.training import curves, progress, run_directory, statistics
 from fdg.training import loop as train
 from fdg.training.checkpoint import Checkpoints
 from tests.tiny import Pupil, Walk
@@ -72,7 +72,7 @@ def test_a_run_directory(tmp_path, curves, capsys):
     assert (
         said.index("places Walk on 1 device") < said.index("compiled in") < said.index("100% iteration 20/20")
     )
-    assert f"evaluation return {summary['eval_return']:.1f} over 2 episodes" in said
+    assert f"evaluation return {statistics.digits(summary['eval_return'])[0]} over 2 episodes" in said
     assert said.endswith(f"run directory {run}\n")
 
 

@@ -219,7 +219,7 @@ def test_environments_are_described_by_their_names(name):
 def test_the_command(run, capsys):
     assert evaluate_main([str(run.path), "--episodes", "8"]) == 0
     said = capsys.readouterr().out
-    assert f"greedy: return {summary(run)['eval_return']:.1f} (95% interval" in said
+    assert f"greedy: return {summary(run)['eval_return']:.2f} (95% interval" in said  # of one digit before
     assert "sampled: return" in said
     rows = [json.loads(line) for line in (run.path / "evaluation.jsonl").read_text().splitlines()]
     assert [row["actions"] for row in rows] == ["greedy"] * 8 + ["sampled"] * 8
