@@ -175,7 +175,8 @@ def _because_broken(whole: Worker, program: Program, placement: Any, verdict: Ve
     """What the engine does as it is does not count."""
     _, _, found = whole.run((program, (placement,)))
     again = found[0][0]
-    return Verdict("unclear", f"{again.kind} anyway") if again.is_bad or verdict.kind != "wrong" else verdict
+    found = verdict.kind in ("wrong", "error") and not again.is_bad
+    return verdict if found else Verdict("unclear", f"{again.kind} anyway")
 
 
 def _count(tally: Tally, seed: int, verdicts: list[tuple[Any, Verdict, float]]) -> None:
