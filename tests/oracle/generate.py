@@ -74,7 +74,8 @@ class _Writer:
         self.around = rng.sample(AROUND, rng.randint(1, 3))
         self.roles = rng.sample(ROLES[:3], rng.choice([2, 3])) + rng.sample(ROLES[3:], rng.choice([0, 1]))
         if self.stale:
-            self.around = [kind for kind in self.around if kind != "while"] or ["scan"]
+            # The reference of staleness has no rule for them.
+            self.around = [kind for kind in self.around if kind not in ("while", "linearize")] or ["scan"]
             self.roles = ["actor", *rng.sample(["learner", "learner", "environment"], 2), *self.roles[3:]]
         if self.chance(0.25):
             self.roles.append("update")

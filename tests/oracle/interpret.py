@@ -87,7 +87,7 @@ def first_value(leaf: Leaf, implementation: str, seed: Any) -> Any:
     value, start = leaf.value, leaf.start
     size = int(np.prod(value.shape))
     if value.kind == "f":
-        return jnp.sin(1.3 * jnp.arange(size) + start).reshape(value.shape)
+        return jnp.sin(1.3 * jnp.arange(size, dtype=float) + start).reshape(value.shape)
     if value.kind == "i":
         return (jnp.arange(size, dtype=jnp.int32).reshape(value.shape) * 7 + start) % BATCH
     if value.kind == "b":

@@ -92,7 +92,9 @@ def _scopes(program: Program, line: Line) -> list[Value]:
             if one == line:
                 return seen
             for body in one.blocks:
-                found = look(body, [] if one.kind in CLOSED or one.kind in ("vmap", "grad") else seen)
+                found = look(
+                    body, [] if one.kind in CLOSED or one.kind in ("vmap", "grad", "linearize") else seen
+                )
                 if found is not None:
                     return found
             seen = [*one.makes, *seen]
@@ -135,7 +137,7 @@ def _opened(program: Program, line: Line) -> Iterator[Program]:
 
 def _fewer_results(program: Program, line: Line) -> Iterator[Program]:
     """Without a result that nobody reads, or an operand that the body does not."""
-    if line.kind in ("op", "effect", "grad"):
+    if line.kind in ("op", "effect", "grad", "linearize"):
         return
     read = {v for x in walk(program.lines) for v in x.reads} | set(program.ends) | set(program.metrics)
     read |= {v for x in walk(program.lines) for block in x.blocks for v in block.results}

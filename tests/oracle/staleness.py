@@ -283,7 +283,7 @@ class _Iteration:
         return results
 
     def vmap(self, line: Line, reads: list[Versions], chain: Chain) -> list[Versions]:
-        mapped, out_axis = line.options
+        mapped, out_axis, _ = line.options
         agents = [self.rows(x, 2, True, chain) if m else [x, x] for x, m in zip(reads, mapped, strict=True)]
         params = set(line.blocks[0].params)
         if chain and params & set(line.blocks[0].results):
