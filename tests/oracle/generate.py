@@ -146,6 +146,14 @@ class _Writer:
             line = self.nudging(scope, rng.choice(self.learned), ["actor"])
             block = dataclasses.replace(block, lines=(*block.lines, line))
             acted = list(line.makes)
+        typed: list[Value] = []  # what is made in the type of something else than a number of Python's
+        for leaf in leaves:
+            want, name = ("i", "wrap") if leaf.value.kind == "i" else ("x", "narrow")
+            other = self.pick(scope, WANTS[want]) if leaf.is_number else None
+            if other is not None:
+                line = self.finished(Line("op", name, (other, leaf.value), ()), scope)
+                block = dataclasses.replace(block, lines=(*block.lines, *line))
+                typed += line[0].makes if line else ()
         ends = []
         for leaf in leaves:
             if leaf.is_number:  # stays one, and is counted on or not
@@ -163,7 +171,7 @@ class _Writer:
             made = same[sum(x.value.type == leaf.value.type for x in leaves) :]
             ends.append(rng.choice(made) if made and self.chance(0.9) else rng.choice(same))
         numbers = [v for v in scope if v.kind != "k"]
-        metrics = [*acted, *rng.sample(numbers, min(len(numbers), rng.randint(0, 3)))]
+        metrics = [*acted, *typed, *rng.sample(numbers, min(len(numbers), rng.randint(0, 3)))]
         return Program(tuple(leaves), block.lines, tuple(ends), tuple(metrics), self.keys), self.stale
 
     def lines(self, scope: list[Value], where: _Where, count: int) -> list[Line]:
