@@ -122,5 +122,6 @@ def make(name: str, env: Environment, **hyperparameters: Any) -> Any:
     1000000
     """
     algorithm = get(name)
-    check_spec(env)
+    if isinstance(env, str | type):
+        check_spec(env)
     return algorithm(env=env, **algorithm.settings(env.name, env, hyperparameters))

@@ -10,12 +10,14 @@ Both sides make the same parameters of NumPy's numbers; transformers' side is `b
 """
 
 import argparse
+import dataclasses
 import importlib.util
 import json
 import pathlib
 import subprocess
 import sys
 import tempfile
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -85,7 +87,22 @@ def cases(golden: bool = False) -> list[tuple[str, DecoderConfig, int]]:
 def parameters_of(config: DecoderConfig, seed: int):
     """The parameters that transformers' side makes too."""
     made = REFERENCE["numbers"]({k: shape for k, (_, shape, _) in weights.names(config).items()}, seed)
-    return weights.assemble(config, iter(made.items()), "numbers")
+    return weights.assemble(config, {key: _Held("numbers", array) for key, array in made.items()}, "numbers")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Held:
+    """A tensor in memory, where `weights.assemble` takes one of a file."""
+
+    path: str
+    array: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.array.shape
+
+    def read(self) -> Any:
+        return self.array
 
 
 def compare(found: dict, name: str, config: DecoderConfig, seed: int) -> dict[str, float]:

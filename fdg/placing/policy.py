@@ -209,12 +209,17 @@ def check_policy(policy: Any) -> None:
         given = [
             field.name
             for field in dataclasses.fields(policy)
-            if not (field.metadata.get("devices") and isinstance(getattr(policy, field.name), float))
+            if not (isinstance(getattr(policy, field.name), float) and _has_rule(field))
         ]
         try:
             check_fields(policy, *given)
         except FdgError as error:
             raise PlanError(str(error)) from None
+
+
+def _has_rule(field: dataclasses.Field) -> bool:
+    """Whether a field's numbers have a rule of their own that refuses them, and says what would fit."""
+    return bool(field.metadata.get("devices")) or field.name == "staleness"
 
 
 def checked_devices(devices: Any) -> list[Any]:

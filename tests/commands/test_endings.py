@@ -20,7 +20,7 @@ from fdg.errors import FdgError, HostError
     ],
 )
 def test_what_a_user_can_mend_is_a_line_and_a_status(error, status, said, monkeypatch, capsys):
-    def fail(*_):
+    def fail(*_, **__):
         raise error
 
     monkeypatch.setattr(parse, "parse", fail)
@@ -32,7 +32,7 @@ def test_what_a_user_can_mend_is_a_line_and_a_status(error, status, said, monkey
 def test_a_reader_that_has_enough_is_no_error(monkeypatch, tmp_path):
     """As in `python -m fdg.plan | head -1`: the status is that of a process ended by SIGPIPE."""
 
-    def say(*_):
+    def say(*_, **__):
         raise BrokenPipeError
 
     with open(tmp_path / "out", "w") as out, monkeypatch.context() as patch:

@@ -56,7 +56,7 @@ def test_a_run_that_chose_itself_keeps_to_it(capsys, tmp_path, predictions):
     assert config["policy_asked"] == "auto" and config["policy"] != "auto"
     assert summary["predicted_s"] > 0 and summary["iteration_s"] > 0
     assert type_of(summary["policy"]) in ("GPUOnly", "MultiLearner", "SingleLearnerCoarse", "Central")
-    assert train_main(["--resume", str(out)]) == 0
+    assert train_main(["--resume", str(out), "--algo", "tests.tiny:Pupil"]) == 0
     assert "chosen: " in capsys.readouterr().out
 
 

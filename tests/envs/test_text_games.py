@@ -210,7 +210,7 @@ def test_problems_of_a_file(tmp_path):
         ("[1]\n", ["line 1 of", "no 'problem'"]),
         ("x\n", ["line 1 of", "is no JSON"]),
         ('{"problem": "é", "answer": "1"}\n' * 64, ["row 0 has 'é'", "ASCII"]),
-        (None, ["cannot be read", "FileNotFoundError"]),
+        (None, ["problems.jsonl' is no file"]),
     ],
 )
 def test_files_that_cannot_be_are_one_line(content, words, tmp_path):

@@ -131,6 +131,7 @@ def test_recordings_of_two_machines_are_not_compared(tmp_path, capsys):
     assert "machine 'one' and 'two'" in line and "record both on one machine" in line
 
 
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules")
 def test_of_a_training_all_is_recorded_but_times(tmp_path, monkeypatch, capsys, devices):
     line = "--algo tests.tiny:Walk --policy gpu_only --devices 2 --total-steps 24 --eval-episodes 0 --out run"
     recorded = []

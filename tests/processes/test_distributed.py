@@ -138,7 +138,7 @@ def runs(tmp_path_factory):
     words = [
         f"{RUNS[name][0]} --devices {RUNS[name][1]} --out {two / name.replace(' ', '_')}" for name in RUNS
     ]
-    words.append(f"--resume {two / 'resumed'} --devices 2")
+    words.append(f"--resume {two / 'resumed'} --devices 2 --trust")
     address = f"localhost:{ports.free_port('localhost')}"
     processes = [spawn("-c", SEVERAL, address, str(i), json.dumps(words)) for i in range(2)]
     for name in ALONE.keys() - {"stale"}:

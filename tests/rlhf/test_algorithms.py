@@ -86,7 +86,9 @@ def test_with_adapters_there_is_one_copy_of_the_network_and_it_stays_where_it_is
         for group, held in plan.memory:
             assert base <= held <= base + 8 * adapters, (policy, group)
         down = [each for each in plan.movements if each.where == "learners -> actors"]
-        assert sum(each.bytes_per_crossing for each in down) == actors * adapters
+        assert sum(each.bytes_per_crossing for each in down) == actors * (
+            adapters + 4
+        )  # and the count of updates
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,12 +16,12 @@ def test_the_best_comes_first_and_what_is_lost_last():
     lines = [line.split() for line in table(found, "of the last tenth").splitlines()]
     rows = [words for words in lines if words and words[0] in ("0.1", "0.2", "0.3", "0.4")]
     assert [words[0] for words in rows] == ["0.3", "0.1", "0.4", "0.2"]
-    assert rows[0] == ["0.3", "20.0", "20.0", "to", "20.0", "20.0", "1.5"]
-    assert rows[2] == ["0.4", "1.0", "-", "1.0", "1.5"]
+    assert rows[0] == ["0.3", "20.0", "20.0", "to", "20.0", "20.0", "1.50"]
+    assert rows[2] == ["0.4", "1.00", "-", "1.00", "1.50"]
     assert rows[3][:2] == ["0.2", "-"]
 
 
 def test_more_than_twenty_are_counted():
     text = table([point(i, float(i)) for i in range(23)], "returns")
     assert text.splitlines()[-1] == "... and 3 more"
-    assert "22.0" in text and " 2.0 " not in text
+    assert "22.0" in text and " 2.00 " not in text
