@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fdg.jax_internals import internal
 from fdg.keys import words
 from fdg.placing.scheduling.schedule import Value
 from fdg.running.steps import Interpreter, Memory
@@ -32,11 +33,21 @@ def typed_like(shapes: Sequence[Any], arrays: Sequence[jax.Array]) -> list[jax.A
 
     What XLA makes has no such type, and plain JAX takes it from what was traced.
     """
-    for shape, array in zip(shapes, arrays, strict=True):
-        held: Any = array
-        if shape.weak_type != getattr(held, "weak_type", False):  # keys have none
-            held.aval = held.aval.update(weak_type=shape.weak_type)
-    return list(arrays)
+    return [
+        array
+        if shape.weak_type == getattr(array, "weak_type", False)  # keys have none
+        else _with_weakness(array, shape.weak_type)
+        for shape, array in zip(shapes, arrays, strict=True)
+    ]
+
+
+def _with_weakness(array: Any, weak: bool) -> jax.Array:
+    try:
+        array.aval = array.aval.update(weak_type=weak)
+    except AttributeError:  # JAX 0.11 on: the type cannot be set, but converted to
+        convert = internal("lax.lax", "_convert_element_type", "keep the weak types of a state")
+        return convert(array, array.dtype, weak_type=weak)
+    return array
 
 
 def without_aliases(leaves: Sequence[jax.Array]) -> list[jax.Array]:
