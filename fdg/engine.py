@@ -350,7 +350,7 @@ def _last_words(line: str, status: int) -> None:
 def compile(
     algorithm: Any,
     policy: Policy,
-    devices: Sequence[jax.Device] | None = None,
+    devices: int | Sequence[jax.Device] | None = None,
     num_seeds: int | None = None,
     graph: FDG | None = None,
 ) -> Engine:
@@ -359,7 +359,8 @@ def compile(
     Args:
       algorithm: any object with `init(key) -> state` and `iterate(state) -> (state, metrics)`.
       policy: a value of `policies`, such as `policies.GPUOnly()`.
-      devices: all of JAX's if None, for some policies with the host's CPU (`placement.with_host`).
+      devices: those to use, or how many; all of JAX's if None, for some policies with the host's CPU
+        (`placement.with_host`).
       num_seeds: independent agents in one program, spread over the devices; None for a single one.
       graph: the algorithm's, where it was traced before.
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import jax
+import numpy as np
 from jax.sharding import PartitionSpec
 
 from fdg.arguments import check_fields, quoted
@@ -223,13 +224,21 @@ def _has_rule(field: dataclasses.Field) -> bool:
 
 
 def checked_devices(devices: Any) -> list[Any]:
-    """A list of devices, each once; for a plan, whatever names its platform.
+    """A list of devices, each once; a number takes the first of JAX's.
+
+    For a plan, whatever names its platform is a device.
 
     Raises:
-      PlanError: something else than devices, or one twice.
+      PlanError: something else than devices, one twice, or more than there are.
     """
-    if isinstance(devices, int):
-        raise PlanError(f"devices={devices}: give a list, such as jax.devices()[:{devices}]")
+    if isinstance(devices, int | np.integer) and not isinstance(devices, bool):
+        there = jax.devices()
+        if not 1 <= devices <= len(there):
+            raise PlanError(
+                f"devices={devices}: there are {len(there)}; on a CPU, fdg.host_devices({max(1, devices)})"
+                " makes more, if it is called before JAX starts"
+            )
+        return there[:devices]
     if isinstance(devices, str) or not isinstance(devices, Iterable):
         raise PlanError(f"devices={devices!r}: give a list of devices, such as jax.devices()")
     found = list(devices)

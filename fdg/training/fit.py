@@ -108,7 +108,7 @@ def fit(
         stop_at=stop_at,
         loggers=_loggers(tensorboard, wandb, mlflow),
     )
-    used = devices_given(devices)
+    used = None if devices is None else checked_devices(devices)
     plots = [LivePlot(job.num_iterations)] if (in_notebook() if live_plot is None else live_plot) else []
     outcome = carry_out(job, used, (*plots, *callbacks), quiet=not progress, brief=True)
     run = _run(job, outcome)
@@ -248,25 +248,6 @@ def _loggers(tensorboard: bool, wandb: str | None, mlflow: str | None) -> tuple[
         (MLFLOW, mlflow, mlflow is not None),
     )
     return tuple((kind, target) for kind, target, wanted in asked if wanted)
-
-
-def devices_given(devices: int | Sequence[jax.Device] | None) -> Sequence[jax.Device] | None:
-    """Devices themselves, of which a number takes the first; None for all.
-
-    Raises:
-      FdgError: there are not so many.
-    """
-    if devices is None:
-        return None
-    if not isinstance(devices, int):
-        return checked_devices(devices)
-    there = jax.devices()
-    if not 1 <= devices <= len(there):
-        raise FdgError(
-            f"devices={devices}: there are {len(there)}; on a CPU, fdg.host_devices({devices}) makes more,"
-            " if it is called before JAX starts"
-        )
-    return there[:devices]
 
 
 def _fields(algorithm: Any) -> tuple[dataclasses.Field, ...]:

@@ -10,7 +10,8 @@ import jax
 import policies
 from fdg.arguments import checked
 from fdg.errors import FdgError
-from fdg.training.fit import devices_given, fit, make_job
+from fdg.placing.policy import checked_devices
+from fdg.training.fit import fit, make_job
 from fdg.training.grid import make_grid
 from fdg.training.loading import load_as_said
 from fdg.training.run import Run
@@ -129,6 +130,7 @@ def search(
     space = make_space(values, lambda name: is_whole(algorithm, name))
     more = {"optuna": trials, "search": space_text(space), "halving": halving}
     job = make_job(algorithm, policies.GPUOnly() if policy is None else policy, **settings, more=more)
-    path, made, caught = carry_out_search(job, space, devices_given(devices), quiet=not progress)
+    used = None if devices is None else checked_devices(devices)
+    path, made, caught = carry_out_search(job, space, used, quiet=not progress)
     named = {**job.config, **job.config["hyperparameters"]}  # by the caller; but for networks to choose from
     return Search(path, tuple(made), caught is not None, named)

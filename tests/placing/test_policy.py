@@ -3,6 +3,7 @@
 import types
 
 import jax
+import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
@@ -103,12 +104,15 @@ def test_a_policy_is_whatever_places():
 def test_devices(devices):
     assert checked_devices(iter(devices[:2])) == devices[:2]
     assert checked_devices([]) == []
+    assert checked_devices(2) == checked_devices(np.int64(2)) == devices[:2]
 
 
 @pytest.mark.parametrize(
     ("choose", "words"),
     [
-        (lambda devices: 2, "devices=2: give a list, such as jax.devices()[:2]"),
+        (lambda devices: 99, "devices=99: there are 8; on a CPU, fdg.host_devices(99) makes more"),
+        (lambda devices: 0, "devices=0: there are 8"),
+        (lambda devices: True, "devices=True: give a list of devices"),
         (lambda devices: "cpu", "devices='cpu': give a list of devices"),
         (lambda devices: devices[0], "give a list of devices"),
         (lambda devices: [devices[0], 1], "devices[1] is 1, and no device"),
