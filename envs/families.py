@@ -116,6 +116,15 @@ def family(name: str) -> str | None:
     return next((kind for kind, patterns in _FAMILIES.items() if _matches(name, patterns)), None)
 
 
+def hosted(name: str) -> list[str]:
+    """The names by which Gymnasium and EnvPool are asked for a task that is called `name` there.
+
+    >>> hosted("Hopper-v4"), hosted("Hoper")
+    (['gymnasium:Hopper-v4', 'envpool:Hopper-v4'], [])
+    """
+    return [f"{host}{name}" for host in reversed(_HOSTS) if family(f"{host}{name}")]
+
+
 def family_by_spaces(observation: ObservationSpace, action: Space) -> str | None:
     """The family of an environment of which only its spaces are known; None for one of vectors and choices.
 

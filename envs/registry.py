@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from envs import (
+    families,
     from_brax,
     from_craftax,
     from_envpool,
@@ -101,7 +102,8 @@ def make(name: str, **overrides: Any) -> Any:
         _spelled[made] = f"{name}?{options}" if options else name
         return made
     if factory is None:
-        raise unknown_name("environment", name, names(), "envs.names()")
+        elsewhere = [] if families.family(name) else families.hosted(name)
+        raise unknown_name("environment", name, names(), "envs.names()", elsewhere)
     try:
         return factory(**overrides)
     except (TypeError, ValueError, OverflowError) as error:

@@ -4,7 +4,7 @@ import contextlib
 import difflib
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from fdg import aliases
 
@@ -108,7 +108,9 @@ class UnknownNameError(FdgError):
 _FEW = 12  # names are all listed, up to here
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str], listing: str = "") -> UnknownNameError:
+def unknown_name(
+    kind: str, name: str, known: Iterable[str], listing: str = "", meant: Sequence[str] = ()
+) -> UnknownNameError:
     """Error for an unknown `name` of some `kind` ("environment", "policy"), with the nearest known names.
 
     Args:
@@ -116,6 +118,7 @@ def unknown_name(kind: str, name: str, known: Iterable[str], listing: str = "") 
       name: what was given.
       known: all that there are; few are listed.
       listing: where many can be seen.
+      meant: names that go before the nearest ones.
 
     >>> print(unknown_name("policy", "gpu_onyl", ["gpu_only", "central"]))
     unknown policy 'gpu_onyl': did you mean 'gpu_only'? (known: central, gpu_only)
@@ -129,7 +132,8 @@ def unknown_name(kind: str, name: str, known: Iterable[str], listing: str = "") 
     near = f"near it: {', '.join(close[1:])}; " if close[1:] else ""
     all_of_them = f"{listing} lists all {len(names)}" if listing else f"there are {len(names)}"
     rest = f"known: {', '.join(names)}" if len(names) <= _FEW else near + all_of_them
-    hint = f": did you mean '{close[0]}'?" if close else ""
+    likely = [f"'{one}'" for one in meant or close[:1]]
+    hint = f": did you mean {listed(likely)}?" if likely else ""
     return UnknownNameError(f"unknown {kind} '{name}'{hint} ({rest})")
 
 

@@ -44,6 +44,8 @@ def test_an_unknown_name_gives_the_nearest():
         envs.make("CartPole")
     with pytest.raises(UnknownNameError, match="did you mean 'probe:discount'"):
         envs.make("probe:discont")
+    with pytest.raises(UnknownNameError, match="did you mean 'gymnasium:Hopper-v4' or 'envpool:Hopper-v4'"):
+        envs.make("Hopper-v4")
 
 
 @pytest.mark.parametrize(
