@@ -2,6 +2,7 @@
 
 import ast
 import builtins
+import dataclasses
 import re
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import algos
 import fdg
 import policies
 from docs import draw_policies
-from fdg.commands.cli import plan_main
+from fdg.commands.cli import plan_main, train_main
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -132,3 +133,17 @@ def test_the_notebook_that_compares_policies_runs(shell):
     printed, drawn = run_notebook(shell, "policies.ipynb", ROUNDS="2", ITERATIONS="3")
     assert "SingleLearnerCoarse, 1 stale" in printed and "kB within them, an iteration" in printed
     assert {"image/svg+xml", "image/png"} <= drawn
+
+
+@pytest.mark.parametrize("name", ["cleanrl", "purejaxrl", "stable-baselines3", "trl"])
+def test_what_pages_for_users_of_other_libraries_call_ours_is_there(name, capsys):
+    """Flags in the columns of ours, and hyperparameters in their code."""
+    text = (ROOT / "docs" / "coming-from" / f"{name}.md").read_text()
+    code = "".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+    assert train_main(["--help"]) == 0
+    fields = {field.name for each in algos.names() for field in dataclasses.fields(algos.get(each))}
+    flags = set(re.findall(r"--([a-z-]+)", capsys.readouterr().out)) | {f.replace("_", "-") for f in fields}
+    ours = " ".join(row.split("|")[2] for row in text.splitlines() if row.startswith("| "))
+    assert set(re.findall(r"(?<= |`)--([a-z-]+)", re.sub(r"fdg\.(play|export)[^`]*", "", ours))) <= flags
+    for call in re.findall(r"algos\.[A-Z]\w+\((.*)\)", code):
+        assert set(re.findall(r"(\w+)=", call)) <= fields, call
