@@ -55,7 +55,7 @@ def run(number: int, settings: Settings, seconds: float | None) -> None:
     begun = time.monotonic()
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # some parts have several processes
     record = Record(record_of(settings.out, number), settings.tiny)
-    with apart(number, settings) as call:
+    with apart(PARTS[number].measurements, settings) as call:
         measure(PARTS[number], settings, record, call, seconds)
     print("", *markdown(PARTS[number], number, settings.out), sep="\n")
     print(f"part {number}: {time.monotonic() - begun:.0f} s")

@@ -18,7 +18,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from bench import machine
 from fdg.errors import FdgError
@@ -74,6 +74,9 @@ class Measurement:
         return f"{self.table}: {self.row}"
 
 
+Measurements: TypeAlias = Callable[[Settings], list[Measurement]]
+
+
 @dataclasses.dataclass(frozen=True)
 class Part:
     """Measurements of one command.
@@ -86,7 +89,7 @@ class Part:
 
     title: str
     seconds: float
-    measurements: Callable[[Settings], list[Measurement]]
+    measurements: Measurements
 
 
 class Record:
@@ -202,8 +205,8 @@ def _text(value: Any) -> str:
 class Apart:
     """Makes measurements in another process, which outlives those that went well."""
 
-    def __init__(self, number: int, settings: Settings):
-        self._number, self._settings = number, settings
+    def __init__(self, measurements: Measurements, settings: Settings):
+        self._measurements, self._settings = measurements, settings
         self._process: Any = None
         self._pipe: Any = None
 
@@ -215,7 +218,7 @@ class Apart:
             spawn = multiprocessing.get_context("spawn")
             self._pipe, other = spawn.Pipe()
             self._process = spawn.Process(
-                target=serve, args=(other, self._number, self._settings), daemon=True
+                target=serve, args=(other, self._measurements, self._settings), daemon=True
             )
             self._process.start()
             other.close()
@@ -247,23 +250,21 @@ class Apart:
 
 
 @contextlib.contextmanager
-def apart(number: int, settings: Settings) -> Iterator[Apart]:
+def apart(measurements: Measurements, settings: Settings) -> Iterator[Apart]:
     """`Apart`, until its process ends with this block."""
-    made = Apart(number, settings)
+    made = Apart(measurements, settings)
     try:
         yield made
     finally:
         made.close()
 
 
-def serve(pipe: Any, number: int, settings: Settings) -> None:
+def serve(pipe: Any, measurements: Measurements, settings: Settings) -> None:
     """The other process: figures and an error, one of them None, for each name that it is sent."""
-    from bench.gpu.parts import PARTS
-
     os.setsid()  # what it starts ends with it
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.dup2(2, 1)  # what libraries print
-    known = {one.name: one for one in PARTS[number].measurements(settings)}
+    known = {one.name: one for one in measurements(settings)}
     with contextlib.suppress(EOFError):
         while True:
             name = pipe.recv()
