@@ -15,7 +15,6 @@ from algos.presets.preferring import HasPresets
 from algos.rollout import evaluate
 from envs import Environment, Observation, check_spec, num_agents
 from envs.checking import check_batch_reset, check_batch_step
-from fdg.arguments import check_call
 from fdg.errors import FdgError
 
 # Algorithms by name, for messages that say which to use instead; `algos/__init__.py` fills it in.
@@ -44,11 +43,6 @@ class Agent(HasPresets, Precise):
     anneal_learning_rate: bool  # let it fall linearly to zero
     discount: float
     hidden: tuple[int, ...] | None  # widths of the layers
-
-    def __new__(cls, *args: Any, **given: Any) -> Any:
-        """Refuses a name that is no field, with the nearest that is."""
-        check_call(cls, args, given, "hyperparameter")
-        return super().__new__(cls)
 
     @property
     def steps_per_iteration(self) -> int:

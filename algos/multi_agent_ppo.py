@@ -30,6 +30,7 @@ class MultiAgentPPO(RecurrentPPO):
     """
 
     several_agents: ClassVar[bool] = True
+    default_env: ClassVar[str] = "MPE_simple_spread_v3"
     central_value: ClassVar[bool]  # whether the value function sees what all agents see
 
     num_envs: int = hyperparameter(16, "environments stepped together, all their agents at once")

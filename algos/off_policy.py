@@ -47,6 +47,7 @@ class OffPolicy(NormalizedObservations):
     """
 
     action_spaces: ClassVar[tuple[type, ...]] = (Box,)
+    default_env: ClassVar[str] = "Pendulum-v1"
     keys_a_sample: ClassVar[int]
 
     buffer_size: int  # steps that are kept for replay

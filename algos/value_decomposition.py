@@ -72,6 +72,7 @@ class ValueDecomposition(ReplayedQLearning):
     """
 
     several_agents: ClassVar[bool] = True
+    default_env: ClassVar[str] = "MPE_simple_spread_v3"
     action_spaces: ClassVar[tuple[type, ...]] = (Discrete, MultiDiscrete)
 
     env: Environment

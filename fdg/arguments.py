@@ -79,8 +79,7 @@ def check_call(cls: Any, args: Sequence[Any], kwargs: Mapping[str, Any], what: s
     Raises:
       FdgError: names the class and the argument.
     """
-    if args or kwargs:  # copies and pickles are made of a class without any
-        _bound(cls.__init__, inspect.signature(cls.__init__), (None, *args), kwargs, cls.__name__, what)
+    _bound(cls.__init__, inspect.signature(cls.__init__), (None, *args), kwargs, cls.__name__, what)
 
 
 def _bound(

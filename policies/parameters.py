@@ -47,7 +47,8 @@ class ShardsParameters:
 
     def __new__(cls, *args: Any, **given: Any) -> Any:
         """Refuses a name that is no field, with the nearest that is."""
-        check_call(cls, args, given)
+        if args or given:  # copies and pickles are made without any
+            check_call(cls, args, given)
         return super().__new__(cls)
 
     def __post_init__(self) -> None:

@@ -6,10 +6,30 @@ from typing import Any, ClassVar
 
 from algos import presets
 from algos.presets import sizes
+from fdg.arguments import check_call
+from fdg.errors import FdgError
 
 
 class HasPresets:
-    """Base of the algorithms of this package, as far as settings go."""
+    """Base of the algorithms of this package, as far as settings go.
+
+    Attributes:
+      default_env: the environment of the command line, where it names none.
+    """
+
+    default_env: ClassVar[str] = "CartPole-v1"
+
+    def __new__(cls, *args: Any, **given: Any) -> Any:
+        """Refuses a name that is no field, with the nearest that is, and fields that are missing."""
+        missing = not args and "env" not in given
+        check_call(cls, args, {"env": None, **given} if missing else given, "hyperparameter")
+        if missing:
+            raise FdgError(f"{cls.__name__}: env is missing: give env=envs.make({cls.default_env!r})")
+        return super().__new__(cls)
+
+    def __reduce__(self) -> Any:
+        """Makes copies and pickles without `__new__`, which they give no fields."""
+        return object.__new__, (type(self),), vars(self)
 
     # Hyperparameters that, once a user names them, decide which preset it is, or what of it counts.
     preset_depends_on: ClassVar[tuple[str, ...]] = ()

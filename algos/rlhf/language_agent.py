@@ -28,7 +28,6 @@ from algos.rlhf.following import Rows, fits, followed
 from algos.rlhf.responses import Responses, finished
 from algos.rlhf.speaker import Speaker, converse, evaluated, is_game, repeated
 from envs.text import Prompts, Reward, TextTask
-from fdg.arguments import check_call
 from fdg.errors import FdgError
 
 
@@ -46,7 +45,7 @@ class LanguageAgent(HasPresets):
 
     # Of an evaluation while it learns: rewards of 0 and 1 say little in few, and responses are cheap.
     episodes_while_training: ClassVar[int] = 256
-    default_env: ClassVar[str] = "text:addition"  # of the command line, where it names none
+    default_env: ClassVar[str] = "text:addition"
     preset_depends_on: ClassVar[tuple[str, ...]] = ("model", "lora_rank")
     # What leaves of the state begin with in a run that begins with the weights of another: the reference is
     # where learning starts, the critic what it was or else the policy, a network with adapters one without.
@@ -103,12 +102,10 @@ class LanguageAgent(HasPresets):
     )
 
     def __new__(cls, *first: Any, **given: Any) -> Any:
-        """Refuses a name that is no field, with the nearest that is; keeps in mind which were given."""
-        check_call(cls, first, given, "hyperparameter")
+        """Keeps in mind which fields were given."""
         fields = [field.name for field in dataclasses.fields(cls) if field.init]
-        made = super().__new__(cls)
-        if first or given:  # until it is put together
-            object.__setattr__(made, "_named", (*fields[: len(first)], *given))
+        made = super().__new__(cls, *first, **given)
+        object.__setattr__(made, "_named", (*fields[: len(first)], *given))  # until it is put together
         return made
 
     def __post_init__(self) -> None:

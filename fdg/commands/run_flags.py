@@ -13,7 +13,8 @@ NAMES = (
         "env",
         str,
         "CartPole-v1",
-        "an environment, with parameters as in CartPole-v1?gravity=9.0; path.to.module:factory for your own",
+        "an environment, with parameters as in CartPole-v1?gravity=9.0; path.to.module:factory for your own;"
+        " without it one that the algorithm can act in",
     ),
     Flag(
         "policy",

@@ -249,11 +249,12 @@ MISTAKES = {
     "no policy": (lambda: place(policy=3), "3 is no policy", "policies.GPUOnly()"),
     "a policy that places numbers": (lambda: place(policy=Roleless()), "returns {'actor': 0}", "fdg.Group"),
     "numbers as devices": (lambda: place(devices=[0, 1]), "devices[0] is 0", "jax.devices()[:2]"),
-    "a number as devices": (
-        lambda: fdg.compile(broken.Counter(), policies.GPUOnly(), 2),
-        "devices=2: give a list",
-        "jax.devices()[:2]",
+    "more devices than there are": (
+        lambda: fdg.compile(broken.Counter(), policies.GPUOnly(), 99),
+        "devices=99: there are",
+        "fdg.host_devices(99)",
     ),
+    "an algorithm of nothing": (lambda: algos.PPO(), "PPO: env is missing", "envs.make('CartPole-v1')"),
     "a word as devices": (lambda: place(devices="cpu"), "devices='cpu'", "jax.devices()"),
     "a device twice": (lambda: place(devices=jax.devices()[:1] * 2), "twice, at 0 and 1", "each device once"),
     "no device": (lambda: place(devices=[]), "0 devices", "at least one"),
