@@ -1,9 +1,9 @@
-"""Losing one of two processes at random moments, for `bench.break_it`: who is named, and what goes on.
+"""Losses of one of two processes at random moments, for `bench.break_it`: the error and the resumed run.
 
 `fdg.launch` starts two processes. One of them, or the launcher, gets SIGKILL or SIGSTOP while it starts,
 compiles or trains, or while a checkpoint is written. The launcher's last line has to name that process within
-so many seconds; none of the processes may be left; and the run goes on to the same bits as one that was left
-alone. Seconds are of the clock: what was met, and the machine's load, is in build/break_it/lost.jsonl.
+so many seconds; none of the processes may be left; and the resumed run has the bits of an undisturbed one.
+ Seconds are of the clock: what was met, and the machine's load, is in build/break_it/lost.jsonl.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ _PHASES = ("starting", "compiling", "training", "checkpointing")
 
 
 def losses(number: int) -> str | None:
-    """One loss of a process, and what the run becomes when it goes on."""
+    """One loss of a process, and what the run becomes when it continues."""
     draw = random.Random(number)
     which = _LAUNCHER if number % 6 == 5 else draw.randrange(2)
     sent = signal.SIGKILL if which == _LAUNCHER else (signal.SIGKILL, signal.SIGSTOP)[number % 2]

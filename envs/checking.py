@@ -252,7 +252,7 @@ def check_traced(env: Any, num_envs: int = 2) -> None:
             )
     except FdgError:
         raise
-    except Exception as error:  # whatever code of somebody's own raises
+    except Exception as error:  # whatever a user's code raises
         raise FdgError(
             f"environment '{env.name}' cannot be traced{line_of(error)}: {one_line(error)}"
         ) from error

@@ -117,7 +117,7 @@ def family(name: str) -> str | None:
 
 
 def hosted(name: str) -> list[str]:
-    """The names by which Gymnasium and EnvPool are asked for a task that is called `name` there.
+    """The names by which `envs.make` takes a task that Gymnasium and EnvPool call `name`.
 
     >>> hosted("Hopper-v4"), hosted("Hoper")
     (['gymnasium:Hopper-v4', 'envpool:Hopper-v4'], [])

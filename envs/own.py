@@ -30,7 +30,7 @@ def module_of(name: str, known: Iterable[str]) -> str | None:
 def found(what: str, name: str, fits: Callable[[Any], bool] = callable) -> Any:
     """What `module:name` names, `name` with dots for what is inside of something. Imports the module.
 
-    Whoever runs the program has to have named it, or to trust the file that does: see `fdg.training.said`.
+    The user has to have named it, or to trust the file that does: see `fdg.training.said`.
 
     Args:
       what: how a message begins: "environment", "--network".

@@ -159,7 +159,7 @@ def beyond_registries(name: str, parameters: Mapping[str, Any]) -> str | None:
     """What `make(name, **parameters)` does that no registry answers for; None where there is nothing.
 
     That is to import a module, to start or join what runs outside of this program, to download, or to hand a
-    text to other people's code, which may take it for a module, a file or a command. Only whoever runs the
+    text to other people's code, which may take it for a module, a file or a command. Only the user of the
     program may ask for it, never a file alone.
 
     >>> beyond_registries("CartPole-v1", {"gravity": 9.0}), beyond_registries("text:sorting", {})

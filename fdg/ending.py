@@ -10,9 +10,9 @@ and where the reader of its output has gone (`| head`), it ends as SIGPIPE would
 And one that begins with closed streams (`>&-`) gets /dev/null for them: the next files that it opens would
 take their numbers, and what C++ has to say would be written into these.
 
-One that a launcher has started ends with it, however that ends: its standard input is a pipe that nobody
+One that a launcher has started ends with it, however that ends: its standard input is a pipe that no one
 writes to (`TIED` says so), which the operating system closes when the process at the other end is gone, be it
-killed. Then this one is killed too, for nobody would see what it says or stop it.
+killed. Then this one is killed too, for no one would see what it prints or stop it.
 
 Only for processes that are one of the commands; elsewhere nothing here does anything.
 """

@@ -13,7 +13,7 @@ from fdg.neighbours import NAMES, hidden
 
 
 class _Alias(MetaPathFinder, Loader):
-    """Finds `fdg.envs.probe` as the module `envs.probe`, imported when it is asked for."""
+    """Finds `fdg.envs.probe` as the module `envs.probe`, imported at its first use."""
 
     def __init__(self) -> None:
         self._specs: dict[str, Any] = {}  # of the modules' own names

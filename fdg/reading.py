@@ -1,4 +1,4 @@
-"""Files that somebody else made, read as data: regular files only, of bounded size; JSON within bounds.
+"""Files of others, read as data: regular files only, of bounded size; JSON within bounds.
 
 Every reader of a checkpoint folder or a package opens its files here. A FIFO, a device or a socket is refused
 and not waited for, no more is read than a limit, and whatever is wrong is one line.

@@ -1,7 +1,7 @@
 """What to measure on a GPU in its first hour, part by part; docs/gpu.md has the commands in their order.
 
     python -m bench.gpu --list                            the parts, and what each measures
-    python -m bench.gpu --part 1 --out DIR                measures; goes on where it was stopped
+    python -m bench.gpu --part 1 --out DIR                measures; continues where it was stopped
     python -m bench.gpu --part 2 --out DIR --peers DIR    DIR/purejaxrl is a checkout
     python -m bench.gpu --table DIR                       what was measured, as Markdown
     python -m bench.gpu --wheels DIR                      downloads what the machine lacks; run it elsewhere

@@ -5,7 +5,7 @@ from bench.gpu.measuring import Part
 
 PARTS = {
     1: Part("Ceilings, agreement with the CPU, and training", 520, training.first_part),
-    2: Part("Beside PureJaxRL and brax's trainer", 360, peers.measurements),
+    2: Part("Compared with PureJaxRL and brax's trainer", 360, peers.measurements),
     3: Part("XLA's settings, and the share of the limit", 430, options.measurements),
     4: Part("The tests", 560, suite.measurements),
     5: Part("Larger tasks", 560, training.more_tasks),

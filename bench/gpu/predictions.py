@@ -1,4 +1,4 @@
-"""A calibration of the machine, and what the cost model then predicts beside what is measured."""
+"""A calibration of the machine, and what the cost model then predicts, compared with what is measured."""
 
 import json
 from collections.abc import Mapping

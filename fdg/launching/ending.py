@@ -4,7 +4,7 @@ import dataclasses
 import signal
 from collections.abc import Sequence
 
-STOP_SECONDS = 20.0  # within which the others end by themselves when one has failed, and told them so
+STOP_SECONDS = 20.0  # within which the others end by themselves after the message that one has failed
 LOST_SECONDS = 5.0  # the same, when one was killed or stopped: they can only notice
 
 REFUSED = 2  # exit status of a request that cannot be met, however often it is made
@@ -58,8 +58,8 @@ class Ending:
 def ending_of(processes: Sequence[Process], asked: bool = False) -> Ending:
     """The end of all, from that of each, in the order in which they ended.
 
-    One that is gone or was killed is the cause, whoever was noticed first: the others end because of it. They
-    may abort (SIGABRT), when what they wait for does not come.
+    One that is gone or was killed is the cause, whichever was noticed first: the others end because of it.
+    They may abort (SIGABRT), when what they wait for does not come.
 
     >>> ending_of([Process("process 0", 1), Process("process 1", -9)])
     Ending(status=137, reason='process 1 was killed by SIGKILL', asked=False)

@@ -158,7 +158,7 @@ def _is_stopped(process: subprocess.Popen, was_stopped: bool) -> bool:
     while process.returncode is None:
         try:
             found, status = os.waitpid(process.pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
-        except ChildProcessError:  # somebody else has waited for it
+        except ChildProcessError:  # another thread has waited for it
             process.poll()
             return False
         if not found:

@@ -29,7 +29,7 @@ class Remembered:
 
 
 def typed_like(shapes: Sequence[Any], arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    """The same arrays, which nobody else has yet, weakly typed where their shapes are.
+    """The same arrays, which no other code has yet, weakly typed where their shapes are.
 
     What XLA makes has no such type, and plain JAX takes it from what was traced.
     """

@@ -32,7 +32,7 @@ def _typed(leaf: Any, weak: bool) -> jax.ShapeDtypeStruct:
 def computes_alike(one: Any, other: Any) -> bool:
     """Whether two traces of a function compute in the same dtypes, but for conversions of one to itself.
 
-    They differ in nothing else: weakness is asked for where dtypes are promoted, and there alone.
+    They differ in nothing else: weakness is read where dtypes are promoted, and there alone.
     """
     return collections.Counter(_operations(one)) == collections.Counter(_operations(other))
 

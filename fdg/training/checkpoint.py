@@ -3,7 +3,7 @@
     checkpoints/
       120/                  the state after iteration 120
         arrays/             Orbax's: arrays and JSON, nothing that could be run
-        manifest.json       the run that it is of, and the checksum of every file beside it; written last
+        manifest.json       the run that it is of, and the checksum of every other file; written last
       140.writing/          what is being written, or what a killed process left
       160.damaged/          what could not be read, once a new 160 took its place
     .checkpoints            the iteration of the newest, by which it is missed once somebody removes it

@@ -207,7 +207,7 @@ class RunDirectory:
             return False
         try:
             return not os.path.samestat(os.stat(self.path / ".lock"), os.fstat(self._lock.fileno()))
-        except (FileNotFoundError, NotADirectoryError):  # or somebody has tidied up
+        except (FileNotFoundError, NotADirectoryError):  # or it was removed
             return not (self.path / "config.json").exists()
         except OSError:  # of a network, say: writing says what is wrong
             return False
@@ -357,7 +357,7 @@ _LARGEST = 10**12  # steps of the longest runs; a batch of more would take for e
 
 
 def checked_config(file: Path, said: Any) -> dict[str, Any]:
-    """A configuration whose values are of the kinds that it has: whoever reads on need not look again.
+    """A configuration whose values are of the kinds that it has: later code need not look again.
 
     Raises:
       FdgError: it is none of a run; names the value.

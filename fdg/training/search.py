@@ -287,7 +287,7 @@ def _nothing(line: Any) -> None:
 
 
 def _run_of(trial: Any) -> str:
-    """The folder of a trial: its number, or that of the trial that it goes on with. The journal is a file."""
+    """The folder of a trial: its number, or that of the trial that it continues. The journal is a file."""
     said = trial.user_attrs.get("run")
     return said if isinstance(said, str) and re.fullmatch(r"\d{4,9}", said) else f"{trial.number:04d}"
 

@@ -36,7 +36,7 @@ def test_any_form_of_an_element_is_the_element_of_its_space(seed):
 @pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
 @pytest.mark.parametrize("seed", range(60))
 def test_any_action_lies_in_the_space_of_the_library(seed):
-    """At bounds that float32 cannot hold, too; what is decoded is told apart as what was sent."""
+    """At bounds that float32 cannot hold, too; what is decoded differs as what was sent does."""
     rng = np.random.default_rng(1000 + seed)
     is_float = bool(seed % 2)
     space = random_space(rng, floats=is_float, categories=not is_float)

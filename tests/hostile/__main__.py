@@ -2,7 +2,7 @@
 
 Each directory goes through some of the commands, in a process of many, under the audit hook of `driver`; each
 50th also through one in a process of its own. Results are lines of OUT/results.jsonl, where a run that was
-stopped goes on. Exit status 1 if anything did what nobody asked for.
+stopped continues. Exit status 1 if a file did what no option allows.
 """
 
 import argparse

@@ -42,7 +42,7 @@ def train_all(folder: Path, names: Sequence[str] = tuple(RUNS)) -> dict[str, Pat
 
 
 def plant(folder: Path, mark: Path) -> None:
-    """Puts the modules into a folder that hostile files name; whoever imports or calls one makes `mark`."""
+    """Puts the modules into a folder that hostile files name; an import or call of one makes `mark`."""
     (folder / "evilpkg").mkdir()
     for file in ("evilmod.py", "evilpkg/__init__.py", "evilpkg/sub.py", "evil.py"):
         (folder / file).write_text(EVIL.format(mark=mark))
@@ -174,7 +174,7 @@ def _summary(path: Path, draw: random.Random, mark: Path) -> str:
 
 
 def _checkpoint(path: Path, draw: random.Random, mark: Path) -> str:
-    """Something in a checkpoint, sealed again: whoever wrote it can do that."""
+    """Something in a checkpoint, sealed again, as its author can."""
     folders = [one for one in (path / "checkpoints").glob("*") if one.name.isdecimal()]
     files = [file for folder in folders for file in folder.rglob("*") if file.is_file()]
     if not files:

@@ -1,4 +1,4 @@
-"""Runs a call under an audit hook and limits, and lists what it did that nobody asked for.
+"""Runs a call under an audit hook and limits, and lists what it did that no option allows.
 
     found = attempt(lambda: fdg.load(path), writable=[out])
     assert not found.faults, found
@@ -28,7 +28,7 @@ from typing import Any
 from fdg.errors import FdgError, FdgWarning
 
 SECONDS = 60.0  # that a call may take
-MEMORY = 1 << 30  # bytes that a call may add, beside the size of its files
+MEMORY = 1 << 30  # bytes that a call may add to the size of its files
 FOREIGN = ("evilmod", "evilpkg", "evil")  # modules that hostile files name; they lie in the current folder
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
@@ -79,7 +79,7 @@ class Found:
     """What a call did.
 
     Attributes:
-      faults: what nobody asked for, one line each.
+      faults: what no option allows, one line each.
       status: what a command returned; None for an error, or another call.
       said: the last line of the error, or of standard error.
       seconds: how long it took.

@@ -3,7 +3,7 @@
 Tiny valid ones (five kinds of decoders, four of tokenizers, safetensors in one file or several, GGUF;
 exported policies), changed at random places, through every function that reads them, under the audit hook and
 limits of `driver`: 10 seconds each, 1 GB above twenty times the file's size. Exit status 1 if anything but an
-`FdgError` came of it. A line for each in OUT/models.jsonl; a run that is stopped goes on where it was.
+`FdgError` came of it. A line for each in OUT/models.jsonl; a run that is stopped continues where it was.
 """
 
 import argparse

@@ -37,7 +37,7 @@ OPERATIONS = {
 
 
 class Splits:
-    """Applies an operation to a parameter, between fragments and beside a batch."""
+    """Applies an operation to a parameter, between fragments, next to a batch."""
 
     def __init__(self, operation):
         self.operation = operation

@@ -64,7 +64,7 @@ def record(tree: Path, out: Path, jobs: Sequence[Job], processes: int, cache: Pa
                     one.result()
             except KeyboardInterrupt:
                 done.stopped.set()
-                raise NetError("interrupted: the same command goes on from there") from None
+                raise NetError("interrupted: the same command continues from there") from None
     if left:
         print(f"recorded with {done.cpu_s:.0f} s of a core", flush=True)
 

@@ -52,7 +52,7 @@ def reported(name, policy, iterations):
 @pytest.mark.parametrize("name", ["grpo", "ppo_rlhf"])
 @pytest.mark.parametrize("policy", SPLIT)
 def test_it_is_as_many_iterations_as_the_policy_says(name, policy):
-    """Whoever updates the parameters counts, so that the count is as old as they are."""
+    """The fragment that updates the parameters counts, so that the count is as old as they are."""
     for staleness in (0, 1, 2):
         found = reported(name, SPLIT[policy](staleness=staleness), 5)
         assert found == [min(t, staleness) for t in range(5)], (staleness, found)

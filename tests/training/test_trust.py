@@ -282,7 +282,7 @@ def test_a_folder_that_hides_ours_is_named(own, tmp_path):
 
 
 def test_ours_have_a_second_name_and_a_folder_behind_them_is_told(tmp_path):
-    """A project's own folder `envs/` without `__init__.py` cannot be imported beside ours."""
+    """A project's own folder `envs/` without `__init__.py` cannot be imported where ours is."""
     (tmp_path / "envs").mkdir()
     (tmp_path / "envs" / "mine.py").write_text("")
     code = """
