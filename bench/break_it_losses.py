@@ -3,7 +3,7 @@
 `fdg.launch` starts two processes. One of them, or the launcher, gets SIGKILL or SIGSTOP while it starts,
 compiles or trains, or while a checkpoint is written. The launcher's last line has to name that process within
 so many seconds; none of the processes may be left; and the resumed run has the bits of an undisturbed one.
- Seconds are of the clock: what was met, and the machine's load, is in build/break_it/lost.jsonl.
+Seconds are of the clock: what was met, and the machine's load, is in build/break_it/lost.jsonl.
 """
 
 import contextlib
