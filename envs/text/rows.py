@@ -1,0 +1,33 @@
+"""`Row`: a problem that is there already, as a file or a package has it."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+Message: TypeAlias = Mapping[str, Any]  # {"role": "user", "content": "..."}, and what else it has
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Row:
+    """A problem, its answer, and all that its source says of it. A problem of text has `rows`, a tuple of them.
+
+    Attributes:
+      prompt: the problem as text, or the messages of a conversation that ends where the answer begins.
+      answer: a right answer as text; None where there is none.
+      columns: every column of the source by name, for functions that judge responses.
+    """
+
+    prompt: str | tuple[Message, ...]
+    answer: str | None = None
+    columns: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """The prompt as plain text: of messages, what each says, a line each.
+
+        >>> Row(({"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1=?"})).text
+        'Be brief.\\n1+1=?'
+        """
+        if isinstance(self.prompt, str):
+            return self.prompt
+        return "\n".join(str(message.get("content") or "") for message in self.prompt)
