@@ -1,4 +1,4 @@
-"""`Row`: a problem that is there already, as a file or a package has it."""
+"""`Row`: a problem that is there already; a `TextProblem` of such has them as its `rows`, a tuple."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ Message: TypeAlias = Mapping[str, Any]  # {"role": "user", "content": "..."}, an
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Row:
-    """A problem, its answer, and all that its source says of it. A problem of text has `rows`, a tuple of them.
+    """A problem, its answer, and all that its source says of it.
 
     Attributes:
       prompt: the problem as text, or the messages of a conversation that ends where the answer begins.
