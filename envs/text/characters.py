@@ -1,7 +1,7 @@
 """Text as arrays: building and reading it with operations that trace, row by row, at fixed widths.
 
-A `Text` has room for `W` characters and says how many of them it uses; behind these are zeros. Characters
-are ASCII codes, so that a problem knows nothing of the tokenizer that a model has.
+A `Text` has room for `W` bytes and says how many of them it uses; behind these are zeros. Bytes are UTF-8's,
+so that a problem knows nothing of the tokenizer that a model has; a character of ASCII is one byte.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from fdg.errors import FdgError
 class Text(NamedTuple):
     """One piece of text."""
 
-    codes: jax.Array  # [W] int32, ASCII; 0 from `length` on
-    length: jax.Array  # [] int32, characters in use
+    codes: jax.Array  # [W] int32, bytes of UTF-8; 0 from `length` on
+    length: jax.Array  # [] int32, bytes in use
 
 
 def literal(text: str) -> Text:
@@ -137,14 +137,14 @@ def _widened(text: Text, width: int) -> jax.Array:
 
 
 def stripped(text: Text) -> Text:
-    """Without blanks and line ends in front and behind.
+    """Without blanks, tabs and line ends in front and behind.
 
     >>> to_string(stripped(literal("  a b ")))
     'a b'
     """
     width = text.codes.shape[0]
     places = jnp.arange(width)
-    blank = (text.codes == ord(" ")) | (text.codes == ord("\n"))
+    blank = (text.codes == ord(" ")) | ((text.codes >= ord("\t")) & (text.codes <= ord("\r")))
     visible = (places < text.length) & ~blank
     first = jnp.min(jnp.where(visible, places, width))
     end = jnp.max(jnp.where(visible, places + 1, 0))
@@ -155,4 +155,4 @@ def stripped(text: Text) -> Text:
 
 def to_string(text: Text) -> str:
     """A text that has been computed, as Python has it."""
-    return bytes(np.asarray(text.codes)[: int(text.length)].astype(np.uint8)).decode("ascii")
+    return bytes(np.asarray(text.codes)[: int(text.length)].astype(np.uint8)).decode(errors="replace")

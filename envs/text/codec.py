@@ -10,6 +10,8 @@ import numpy as np
 
 from envs.text.characters import Text
 
+_UNREADABLE = 0x7F
+
 
 def written(
     tokenizer: Any,
@@ -41,25 +43,48 @@ def written(
     return jnp.where(mask, tokens, tokenizer.pad), mask
 
 
-def read(tokenizer: Any, tokens: jax.Array, mask: jax.Array) -> tuple[Text, jax.Array]:
-    """The text of tokens `[R]` up to the first that ends an answer, and whether there is one, `[] bool`."""
-    codes, counts = (jnp.asarray(table) for table in _tables(tokenizer))
+def read(
+    tokenizer: Any, tokens: jax.Array, mask: jax.Array, room: int | None = None
+) -> tuple[Text, jax.Array]:
+    """The text of tokens `[R]` up to the first that ends an answer, as `tokenizer.decode` has it.
+
+    Args:
+      tokenizer: whose.
+      tokens: `[R] int32`.
+      mask: `[R] bool`.
+      room: bytes of the text; one that is longer reads as characters that no answer has. None: 16 a token.
+
+    Returns:
+      The text, and whether there is a token that ends it, `[] bool`.
+    """
+    tables = _tables(tokenizer)
+    codes, starts, counts, blanks = (jnp.asarray(table) for table in tables)
     stop = functools.reduce(jnp.logical_or, [tokens == s for s in tokenizer.stops]) & mask
     said = mask & (jnp.cumsum(stop) == 0)
-    tokens = jnp.clip(tokens, 0, codes.shape[0] - 1)  # a model may have more rows than the tokenizer
-    sizes = jnp.where(said, counts[tokens], 0)
+    tokens = jnp.clip(tokens, 0, counts.shape[0] - 1)  # a model may have more rows than the tokenizer
+    starts, sizes = starts[tokens], jnp.where(said, counts[tokens], 0)
+    is_first = (jnp.cumsum(sizes) == sizes) & (sizes > 0)
+    lost = jnp.where(is_first, blanks[tokens], 0)
+    starts, sizes = starts + lost, sizes - lost
     ends = jnp.cumsum(sizes)
-    place = jnp.arange(tokens.shape[0] * codes.shape[1])
-    token = jnp.sum(place[:, None] >= ends[None, :], axis=1)  # the first whose text ends behind the place
+    longest = int(tables[2].max(initial=1))
+    width = tokens.shape[0] * min(longest, 16)
+    width = width if room is None else min(tokens.shape[0] * longest, max(width, room))
+    place = jnp.arange(width)
+    token = jnp.searchsorted(ends, place, side="right", method="scan_unrolled")  # whose text ends behind it
     token = jnp.clip(token, 0, tokens.shape[0] - 1)
-    within = jnp.clip(place - (ends - sizes)[token], 0, codes.shape[1] - 1)
-    found = codes[tokens[token], within].astype(jnp.int32)
-    return Text(jnp.where(place < ends[-1], found, 0), ends[-1].astype(jnp.int32)), jnp.any(stop)
+    at = starts[token] + place - (ends - sizes)[token]
+    found = codes[jnp.clip(at, 0, codes.shape[0] - 1)].astype(jnp.int32)
+    found = jnp.where(ends[-1] > width, _UNREADABLE, jnp.where(place < ends[-1], found, 0))
+    return Text(found, jnp.minimum(ends[-1], width).astype(jnp.int32)), jnp.any(stop)
 
 
 @functools.cache
-def _tables(tokenizer: Any) -> tuple[np.ndarray, np.ndarray]:
-    return tokenizer.codes_of_tokens()
+def _tables(tokenizer: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The bytes of all tokens in a row; of each, where it begins, how many it has, and loses as the first."""
+    codes, counts = tokenizer.codes_of_tokens()
+    values = codes[np.arange(codes.shape[1]) < counts[:, None]]
+    return values, np.cumsum(counts) - counts, counts, tokenizer.opening_blanks()
 
 
 @functools.cache

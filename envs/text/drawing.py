@@ -1,22 +1,24 @@
-"""What problems of all kinds share: checks of their fields, and numbers drawn at random."""
+"""What problems of all kinds share: checks of their fields, numbers drawn at random, and held-out ones."""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fdg.errors import FdgError
 
 _FEWEST = 64  # problems there have to be, so that an eighth can be held out
+_HELD_OUT = 8  # one problem in so many is held out
 
 
-def whole_number(problem: Any, field: str, low: int, high: int) -> int:
-    """The value of a field, which has to be an integer within bounds.
+def whole_number(problem: Any, field: str, low: int, high: int, value: Any = ...) -> int:
+    """The value of a field, the problem's own if none is given, which has to be an integer within bounds.
 
     Raises:
       FdgError: it is not.
     """
-    value = getattr(problem, field)
+    value = getattr(problem, field) if value is ... else value
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise FdgError(
             f"task 'text:{problem.name}': {field}={value!r} must be an integer from {low} to {high}"
@@ -40,3 +42,17 @@ def uniform(key: jax.Array, shape: tuple[int, ...], low: int, high: int) -> jax.
         return jax.random.randint(key, shape, low, high + 1, jnp.int32)
     # One draw of bits, where `randint` makes two: the bias, below 2e-5, is nothing to notice.
     return low + (jax.random.bits(key, shape, jnp.uint32) % count).astype(jnp.int32)
+
+
+def is_held_out(identity: jax.Array) -> jax.Array:
+    """Whether a problem is of the eighth that is held out: by a hash of its numbers (murmur3's mixing)."""
+    count = identity.shape[0]
+    odd = (np.arange(1, count + 1, dtype=np.uint64) * 0x9E3779B1 % 2**32).astype(np.uint32) | 1
+    mixed = _mix(identity.astype(jnp.uint32) + jnp.uint32(0x85EBCA6B))
+    return _mix(jnp.sum(mixed * odd, dtype=jnp.uint32)) % _HELD_OUT == 0
+
+
+def _mix(x: jax.Array) -> jax.Array:
+    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+    return x ^ (x >> 16)

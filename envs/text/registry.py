@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from envs.text import countdown, problems, tables, words
-from envs.text.task import TextTask
+from envs.text.task import OPTIONS, TextTask
 from envs.text.tokenizers import COMMON, CharacterTokenizer
 from fdg.errors import FdgError, listed, unknown_name
 
@@ -58,11 +58,11 @@ def make(name: str, /, **overrides: Any) -> TextTask:
     problem = _PROBLEMS.get(name) or _OTHERS.get(name)
     if problem is None:
         raise unknown_name("text task", name, (*names(), *_OTHERS), "envs.text.names()")
-    own = {"max_response": overrides.pop("max_response")} if "max_response" in overrides else {}
+    own = {name: overrides.pop(name) for name in OPTIONS if name in overrides}
     fields = [field.name for field in dataclasses.fields(problem)]
     for field in overrides:
         if field not in fields:
-            known = listed([*fields, "max_response"], "and")
+            known = listed([*fields, *OPTIONS], "and")
             raise FdgError(f"task 'text:{name}' has no parameter '{field}': it has {known}")
     made = problem(**overrides)
     return TextTask(made, host_reward=getattr(made, "host_reward", None), tokenizer=_tokenizer(made), **own)

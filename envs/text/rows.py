@@ -30,4 +30,11 @@ class Row:
         """
         if isinstance(self.prompt, str):
             return self.prompt
-        return "\n".join(str(message.get("content") or "") for message in self.prompt)
+        return "\n".join(map(content_of, self.prompt))
+
+
+def content_of(message: Message) -> str:
+    """What a message says: its content, or the texts of its content's parts."""
+    content = message.get("content")
+    parts = content if isinstance(content, list | tuple) else [{"text": content}]
+    return "".join(str(part.get("text") or "") for part in parts if isinstance(part, Mapping))

@@ -16,10 +16,9 @@ import numpy as np
 from envs.text.characters import Text
 from envs.text.drawing import enough, uniform, whole_number
 from envs.text.host_reward import HostReward
+from envs.text.rows import Row
 from envs.text.task import exact
 from fdg.errors import FdgError, one_line
-
-Row = tuple[str, str]  # a problem and its answer
 
 _PROBLEM, _ANSWER = ("problem", "question", "prompt"), ("answer", "solution", "response")
 
@@ -33,14 +32,6 @@ class _Table:
 
     def __post_init__(self) -> None:
         enough(self, len(self.rows), "give more of them")
-        for i, row in enumerate(self.rows):
-            for text in row:
-                if not text.isascii():
-                    wrong = next(c for c in text if not c.isascii())
-                    raise FdgError(
-                        f"task 'text:{self.name}': row {i} has {wrong!r}, and problems are written in ASCII:"
-                        f" leave it out, or spell it otherwise"
-                    )
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -50,17 +41,17 @@ class _Table:
     @property
     def alphabet(self) -> str:
         """The characters that a tokenizer has to have."""
-        return "".join(sorted({c for row in self.rows for text in row for c in text}))
+        return "".join(sorted({c for row in self.rows for c in row.text + (row.answer or "")}))
 
     @property
     def prompt_length(self) -> int:
         """Of the longest problem."""
-        return max(len(problem) for problem, _ in self.rows)
+        return max(len(row.text.encode()) for row in self.rows)
 
     @property
     def response_length(self) -> int:
         """Of the longest answer."""
-        return max(len(answer) for _, answer in self.rows)
+        return max(len((row.answer or "").encode()) for row in self.rows)
 
     def draw(self, key: jax.Array) -> jax.Array:
         """The number of a row, `[1] int32`."""
@@ -68,11 +59,11 @@ class _Table:
 
     def prompt(self, content: jax.Array) -> Text:
         """The problem."""
-        return _of(_table(self.rows, 0), content)
+        return _of(_table(self.rows, False), content)
 
     def solution(self, content: jax.Array) -> Text:
         """Its answer."""
-        return _of(_table(self.rows, 1), content)
+        return _of(_table(self.rows, True), content)
 
     def identity(self, content: jax.Array) -> jax.Array:
         """A hash of the problem's words, so that one that is there twice is in one split."""
@@ -89,8 +80,8 @@ def _of(table: tuple[np.ndarray, np.ndarray], content: jax.Array) -> Text:
 
 
 @functools.lru_cache(maxsize=16)
-def _table(rows: tuple[Row, ...], column: int) -> tuple[np.ndarray, np.ndarray]:
-    texts = [row[column].encode() for row in rows]
+def _table(rows: tuple[Row, ...], answers: bool) -> tuple[np.ndarray, np.ndarray]:
+    texts = [((row.answer or "") if answers else row.text).encode() for row in rows]
     codes = np.zeros((len(texts), max(1, *map(len, texts))), np.uint8)
     for code, text in zip(codes, texts, strict=True):
         code[: len(text)] = list(text)
@@ -99,7 +90,7 @@ def _table(rows: tuple[Row, ...], column: int) -> tuple[np.ndarray, np.ndarray]:
 
 @functools.lru_cache(maxsize=16)
 def _hashes(rows: tuple[Row, ...]) -> np.ndarray:
-    return np.array([zlib.crc32(problem.encode()) for problem, _ in rows], np.uint32).view(np.int32)
+    return np.array([zlib.crc32(row.text.encode()) for row in rows], np.uint32).view(np.int32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +131,7 @@ def _read(path: str) -> tuple[Row, ...]:
             found = json.loads(line)
         except ValueError as error:
             raise FdgError(f"task 'text:file': line {i} of '{path}' is no JSON: {one_line(error)}") from error
-        rows.append((_entry(found, _PROBLEM, path, i), _entry(found, _ANSWER, path, i)))
+        rows.append(Row(_entry(found, _PROBLEM, path, i), _entry(found, _ANSWER, path, i), found))
     return tuple(rows)
 
 
@@ -220,4 +211,4 @@ def _dataset(name: str, size: int, seed: int) -> Any:
 def _rows_of(name: str, size: int, seed: int) -> tuple[Row, ...]:
     data = _dataset(name, size, seed)
     entries = (data[i] for i in range(size))
-    return tuple((str(entry["question"]), str(entry["answer"])) for entry in entries)
+    return tuple(Row(str(entry["question"]), str(entry["answer"]), entry) for entry in entries)

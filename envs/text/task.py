@@ -8,7 +8,8 @@ Letters in shapes: `N` problems, `P` tokens of a prompt, `R` tokens of a respons
 """
 
 import dataclasses
-import functools
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import jax
@@ -18,14 +19,18 @@ import numpy as np
 from envs.environment import check_keys
 from envs.text import codec
 from envs.text.characters import Text, equal, stripped
+from envs.text.drawing import is_held_out, uniform, whole_number
+from envs.text.encoding import Encoded, encoded
 from envs.text.host_reward import HostReward
 from envs.text.prompts import Prompts
+from envs.text.rows import Message, Row
 from envs.text.tokenizers import COMMON, CharacterTokenizer, Tokenizer
 from fdg.errors import FdgError
 
 Split: TypeAlias = Literal["train", "test"]
 
-_HELD_OUT = 8  # one problem in so many is held out
+OPTIONS = ("max_response", "system", "template_arguments", "table_size")  # of a task, beside its problem's
+
 _DRAWS = 1024  # until one of the wanted split comes up, at most
 
 
@@ -90,8 +95,9 @@ class TextProblem(Protocol):
 
 
 def exact(problem: Any, content: Any, response: Text) -> dict[str, jax.Array]:
-    """The usual score: 1 for just the solution, blanks around it aside."""
-    return {"correct": equal(stripped(response), problem.solution(content)).astype(jnp.float32)}
+    """The usual score: 1 for just the solution, blanks around both aside."""
+    right = equal(stripped(response), stripped(problem.solution(content)))
+    return {"correct": right.astype(jnp.float32)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,16 +109,27 @@ class TextTask:
       tokenizer: a `CharacterTokenizer` or `HuggingFaceTokenizer`.
       host_reward: judges in place of the problem's own score, on the host.
       max_response: tokens of a response; None: what the longest answer takes.
+      system: what a model of language is told in front of all messages.
+      template_arguments: of the tokenizer's chat template, a mapping such as `{"enable_thinking": False}`, or
+        the JSON of one, as which it is kept.
+      table_size: how many problems are drawn, once and for all, where the tokenizer is a library's and the
+        problem has no rows of its own (`envs/text/encoding.py`); with a `CharacterTokenizer` they are new for
+        ever.
     """
 
     problem: Any  # a TextProblem
     tokenizer: Any = dataclasses.field(default_factory=lambda: CharacterTokenizer(COMMON))  # a Tokenizer
     host_reward: HostReward | None = None
     max_response: int | None = None
+    system: str = ""
+    template_arguments: Any = ""
+    table_size: int = 16_384
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "template_arguments", _as_json(self.template_arguments, self.name))
         if self.max_response is not None and self.max_response < 1:
             raise FdgError(f"task '{self.name}': max_response={self.max_response} must be at least 1")
+        whole_number(self.problem, "table_size", 64, 1 << 24, self.table_size)
 
     @property
     def name(self) -> str:
@@ -126,19 +143,23 @@ class TextTask:
         """
         fields = dataclasses.fields(self.problem) if dataclasses.is_dataclass(self.problem) else ()
         given = [(field.name, getattr(self.problem, field.name), field.default) for field in fields]
-        given.append(("max_response", self.max_response, None))
+        own = [field for field in dataclasses.fields(self) if field.name in OPTIONS]
+        given += [(field.name, getattr(self, field.name), field.default) for field in own]
         return tuple((name, value) for name, value, usual in given if value != usual)
 
     @property
     def prompt_length(self) -> int:
         """`P`: tokens of the longest prompt."""
-        before, after = self._frame
-        return len(before) + self.problem.prompt_length + len(after)
+        table = self._encoded
+        return self.problem.prompt_length + 1 if table is None else table.prompts.longest
 
     @property
     def response_length(self) -> int:
         """`R`: tokens of the longest response, the token that ends it included."""
-        return self.max_response or self.problem.response_length + 1
+        if self.max_response is not None:
+            return self.max_response
+        table = self._encoded
+        return self.problem.response_length + 1 if table is None else table.answers.longest
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:
@@ -149,17 +170,18 @@ class TextTask:
         """The same problems for another model.
 
         Raises:
-          FdgError: no token of it is some character that the problems need.
+          FdgError: no token of it is some character that the problems that are drawn need.
         """
         changed = dataclasses.replace(
             self, tokenizer=tokenizer, max_response=max_response or self.max_response
         )
-        token, needed = tokenizer.token_of_code(), getattr(self.problem, "alphabet", COMMON)
-        missing = [c for c in needed if token[ord(c)] < 0]
-        if missing:
-            raise FdgError(
-                f"task '{self.name}': no token of its tokenizer is just the character {missing[0]!r}"
-            )
+        if not hasattr(self.problem, "rows"):
+            token, needed = tokenizer.token_of_code(), getattr(self.problem, "alphabet", COMMON)
+            missing = [c for c in needed if token[ord(c)] < 0]
+            if missing:
+                raise FdgError(
+                    f"task '{self.name}': no token of its tokenizer is just the character {missing[0]!r}"
+                )
         return changed
 
     def with_reward(self, function: Any, max_response: int | None = None) -> "TextTask":
@@ -192,25 +214,33 @@ class TextTask:
         return Demonstration(self.prompts(content), *self.solutions(content))
 
     def draw(self, keys: jax.Array, split: Split = "train") -> Any:
-        """Contents of problems, one a key `[N]`, every leaf `[N, ...]`: what `prompts` and `solutions`
-        write.
+        """Contents of problems, one a key `[N]`, every leaf `[N, ...]`: what `prompts` and `solutions` write,
+        and `reward` judges by. Of problems that are encoded in a table, the number of a row, `[N] int32`.
         """
         if split not in ("train", "test"):
             raise FdgError(f"task '{self.name}': split={split!r} must be 'train' or 'test'")
         check_keys(self.name, keys)
-        held_out = split == "test"
+        wanted, table = split == "test", self._encoded
+
+        def drawn(key: jax.Array) -> Any:
+            return self.problem.draw(key) if table is None else uniform(key, (), 0, len(table.held_out) - 1)
+
+        def held_out(content: Any) -> jax.Array:
+            if table is None:
+                return is_held_out(self.problem.identity(content))
+            return jnp.asarray(table.held_out)[content]
 
         def one(key: jax.Array) -> Any:
             def unfit(carry: tuple[jax.Array, Any]) -> jax.Array:
                 count, content = carry
-                fits = _is_held_out(self.problem.identity(content)) == held_out
+                fits = held_out(content) == wanted
                 return (count == 0) | (~fits & (count < _DRAWS))
 
             def again(carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
                 count, _ = carry
-                return count + 1, self.problem.draw(jax.random.fold_in(key, count))
+                return count + 1, drawn(jax.random.fold_in(key, count))
 
-            shapes = jax.eval_shape(self.problem.draw, key)
+            shapes = jax.eval_shape(drawn, key)
             nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
             return jax.lax.while_loop(unfit, again, (jnp.int32(0), nothing))[1]
 
@@ -243,80 +273,110 @@ class TextTask:
         shown = shown & (rows < self.tokenizer.vocab_size)  # a model may have more rows than the tokenizer
         return [self.tokenizer.decode(row[at].tolist()) for row, at in zip(rows, shown, strict=True)]
 
-    def prompts_of(self, texts: list[str]) -> Prompts:
-        """Prompts of problems that somebody wrote, as wide as those of `sample`.
+    def prompts_of(self, problems: Sequence[str | Sequence[Message]]) -> Prompts:
+        """Prompts of problems of one's own, texts or messages, as wide as those of `sample`.
 
         Raises:
           FdgError: one is longer than the longest problem, or has a character without a token.
         """
-        before, after = self._frame
-        tokens = np.full((len(texts), self.prompt_length), self.tokenizer.pad, np.int32)
-        mask = np.zeros(tokens.shape, np.bool_)
-        for i, text in enumerate(texts):
-            ids = [*before, *self.tokenizer.encode(text), *after]
-            if len(ids) > self.prompt_length:
-                raise FdgError(
-                    f"prompt {i} {text!r:.60} has {len(ids)} tokens, and task '{self.name}' has room for"
-                    f" {self.prompt_length}: shorten it, or make a task of longer problems"
-                )
-            tokens[i, self.prompt_length - len(ids) :], mask[i, self.prompt_length - len(ids) :] = ids, True
-        return Prompts(jnp.asarray(tokens), jnp.asarray(mask))
+        ids = [prompt for prompt, _ in self._encode([Row(_frozen(problem)) for problem in problems])]
+        fix = "shorten it, or make a task of longer problems"
+        width = self.prompt_length
+        return Prompts(*self._padded("prompt", problems, ids, width, fix, left_padded=True))
 
-    def responses_of(self, texts: list[str]) -> tuple[jax.Array, jax.Array]:
-        """Responses that somebody wrote, as those of `solutions`: tokens `[N, R] int32`, and their mask.
+    def responses_of(
+        self, texts: Sequence[str], problems: Sequence[str | Sequence[Message]] | None = None
+    ) -> tuple[jax.Array, jax.Array]:
+        """Responses of one's own, as those of `solutions`: tokens `[N, R] int32`, and their mask.
+
+        Args:
+          texts: `N` of them.
+          problems: what each of them answers, as in `prompts_of`: a tokenizer may write a text in another way
+            behind another one. None: nothing.
 
         Raises:
           FdgError: one is longer than the longest response, or has a character without a token.
         """
-        tokens = np.full((len(texts), self.response_length), self.tokenizer.pad, np.int32)
+        rows = [Row(_frozen(p), text) for p, text in zip(problems or [""] * len(texts), texts, strict=True)]
+        ids = [[*answer, *self.stop_tokens[:1]] for _, answer in self._encode(rows)]
+        fix = "shorten it, or give the task a max_response"
+        return self._padded("response", texts, ids, self.response_length, fix)
+
+    def _padded(
+        self, kind: str, texts: Sequence[Any], ids: list[list[int]], width: int, fix: str, left_padded=False
+    ) -> tuple[jax.Array, jax.Array]:
+        tokens = np.full((len(ids), width), self.tokenizer.pad, np.int32)
         mask = np.zeros(tokens.shape, np.bool_)
-        for i, text in enumerate(texts):
-            ids = [*self.tokenizer.encode(text), *self.stop_tokens[:1]]
-            if len(ids) > self.response_length:
+        for i, row in enumerate(ids):
+            if len(row) > width:
                 raise FdgError(
-                    f"response {i} {text!r:.60} has {len(ids)} tokens, and task '{self.name}' has room for"
-                    f" {self.response_length}: shorten it, or give the task a max_response"
+                    f"{kind} {i} {texts[i]!r:.60} has {len(row)} tokens, and task '{self.name}' has room for"
+                    f" {width}: {fix}"
                 )
-            tokens[i, : len(ids)], mask[i, : len(ids)] = ids, True
+            place = slice(width - len(row), width) if left_padded else slice(len(row))
+            tokens[i, place], mask[i, place] = row, True
         return jnp.asarray(tokens), jnp.asarray(mask)
 
+    def _encode(self, rows: Sequence[Row]) -> list[tuple[list[int], list[int]]]:
+        arguments = json.loads(self.template_arguments or "{}")
+        return self.tokenizer.encode_rows(rows, self.problem.instruction, self.system, **arguments)
+
     @property
-    def _frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        return _frame(self.tokenizer, self.problem.instruction)
+    def _encoded(self) -> Encoded | None:
+        """The table of its problems; None where each is written within the program."""
+        if isinstance(self.tokenizer, CharacterTokenizer) and not hasattr(self.problem, "rows"):
+            return None
+        return encoded(self.problem, self.tokenizer, self.system, self.template_arguments, self.table_size)
 
     def _prompt(self, content: Any) -> tuple[jax.Array, jax.Array]:
-        text, (before, after) = self.problem.prompt(content), self._frame
-        return codec.written(self.tokenizer, text, self.prompt_length, before, after, left_padded=True)
+        table, width, pad = self._encoded, self.prompt_length, self.tokenizer.pad
+        if table is not None:
+            return table.prompts.row(content, width, pad, left_padded=True)
+        text, before = self.problem.prompt(content), (self.tokenizer.bos,)
+        return codec.written(self.tokenizer, text, width, before, left_padded=True)
 
     def _response(self, content: Any) -> tuple[jax.Array, jax.Array]:
-        text, stop = self.problem.solution(content), self.stop_tokens[:1]
-        return codec.written(self.tokenizer, text, self.response_length, after=stop)
+        table, width, stop = self._encoded, self.response_length, self.stop_tokens[:1]
+        if table is not None:
+            return table.answers.row(content, width, self.tokenizer.pad)
+        return codec.written(self.tokenizer, self.problem.solution(content), width, after=stop)
 
     def _score(self, content: Any, tokens: jax.Array, mask: jax.Array) -> dict[str, jax.Array]:
-        response, finished = codec.read(self.tokenizer, tokens, mask)
-        scores = self.problem.score(content, response)
+        own = self._own(content)
+        room = jax.eval_shape(self.problem.solution, own).codes.shape[0] + 16
+        response, finished = codec.read(self.tokenizer, tokens, mask, room)
+        scores = self.problem.score(own, response)
         return {name: jnp.where(finished, part, 0).astype(jnp.float32) for name, part in scores.items()}
 
+    def _own(self, content: Any) -> Any:
+        """What the problem itself knows of a content of `draw`."""
+        table = self._encoded
+        return (
+            content
+            if table is None
+            else jax.tree.map(lambda leaf: jnp.asarray(leaf)[content], table.contents)
+        )
+
     def _judged(self, answer: Any, tokens: jax.Array, mask: jax.Array, judge: HostReward) -> Reward:
-        total = judge.call(self, (answer["prompt"], answer["prompt_mask"]), (tokens, mask), answer["content"])
+        total = judge.call(
+            self, (answer["prompt"], answer["prompt_mask"]), (tokens, mask), self._own(answer["content"])
+        )
         return Reward(total, {judge.name: total})
 
 
-def _is_held_out(identity: jax.Array) -> jax.Array:
-    """Whether a problem is of the eighth that is held out: by a hash of its numbers (murmur3's mixing)."""
-    count = identity.shape[0]
-    odd = (np.arange(1, count + 1, dtype=np.uint64) * 0x9E3779B1 % 2**32).astype(np.uint32) | 1
-    mixed = _mix(identity.astype(jnp.uint32) + jnp.uint32(0x85EBCA6B))
-    return _mix(jnp.sum(mixed * odd, dtype=jnp.uint32)) % _HELD_OUT == 0
+def _as_json(arguments: Any, name: str) -> str:
+    """Arguments of a chat template as JSON, empty where there are none."""
+    try:
+        found = json.loads(arguments) if arguments and isinstance(arguments, str) else arguments or {}
+        if isinstance(found, Mapping) and all(isinstance(key, str) for key in found):
+            return json.dumps(dict(found), sort_keys=True) if found else ""
+    except (TypeError, ValueError):
+        pass
+    raise FdgError(
+        f"task '{name}': template_arguments={arguments!r:.60} must be a mapping by name, or its JSON:"
+        f' {{"enable_thinking": false}}'
+    )
 
 
-def _mix(x: jax.Array) -> jax.Array:
-    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
-    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
-    return x ^ (x >> 16)
-
-
-@functools.cache
-def _frame(tokenizer: Any, instruction: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    before, after = tokenizer.frame(instruction)
-    return tuple(before), tuple(after)
+def _frozen(problem: str | Sequence[Message]) -> str | tuple[Message, ...]:
+    return problem if isinstance(problem, str) else tuple(problem)

@@ -1,19 +1,26 @@
 """Chat templates, which are code of whoever made the checkpoint: rendered in Jinja's sandbox, on a budget.
 
+They see what Transformers gives them (`apply_chat_template`): `tojson` as it is in Python, `strftime_now`,
+`raise_exception`, the tags `break`, `continue` and `generation`.
+
 A sandbox alone bounds neither time nor memory. Here every step of a loop, every call and every value that is
 made, compared or written costs units of a budget, and what makes a large value pays before it is made. So a
 template ends within a second or so, and with no more than some 100 MB, whatever is in it.
 """
 
+import datetime
 import functools
+import json
 import re
 import string
 import threading
 from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
-from typing import Any
+from typing import Any, ClassVar
 
 from jinja2 import nodes, pass_context
 from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.ext import Extension, LoopControlExtension
+from jinja2.parser import Parser
 from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
@@ -93,15 +100,22 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def __init__(self, step: int):
         # Nothing is computed while compiling: neither by the optimizer nor for a finalizer without context.
-        super().__init__(trim_blocks=True, lstrip_blocks=True, optimized=False, finalize=self._finalizer())
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            optimized=False,
+            finalize=self._finalizer(),
+            extensions=[LoopControlExtension, _Generation],
+        )
         self.left, self._step = _BUDGET, step
-        self.filters = {name: self._metered(name, self.filters[name], name in _FREE) for name in _FILTERS}
+        known = {**self.filters, "tojson": _to_json}
+        self.filters = {name: self._metered(name, known[name], name in _FREE) for name in _FILTERS}
         self.filters |= {_MADE: self._made, _STEPS: self._steps, _JOINED: self._joined}
         self.tests = {
             name: self._metered(name, test, name not in _COMPARE) for name, test in self.tests.items()
         }
         del self.globals["lipsum"]
-        self.globals["raise_exception"] = _refuse
+        self.globals |= {"raise_exception": _refuse, "strftime_now": strftime_now}
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         return _Metering(self).visit(super()._parse(source, name, filename))
@@ -216,9 +230,11 @@ class _Environment(ImmutableSandboxedEnvironment):
                 width = sum(widths) + sum(len(one) for one in given[1:] if isinstance(one, str))
                 self.pay((str(given[0]).count("\n") + 1) * width // _CHARACTERS)
             case "tojson":
-                self.pay(50 * read * sum(widths))  # for each level
-            case "format":
-                text = str(given[0])
+                inner = [x for one in given[1:] for x in (one if isinstance(one, list | tuple) else [one])]
+                longest = max((len(x) for x in inner if isinstance(x, str)), default=0)
+                self.pay(50 * read * (sum(widths) + longest))  # for each level
+            case "format" | "strftime_now":
+                text = str(given[0] if name == "format" else given[-1])
                 if _LARGE_FIELD.search(text):
                     raise SecurityError("wide fields are not formatted")
                 self.pay(text.count("%") * read)
@@ -290,3 +306,30 @@ def _size(value: str | list | tuple) -> int:
 
 def _refuse(message: str) -> None:
     raise TemplateError(message)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def strftime_now(format: str) -> str:
+    """The date and time, as templates ask for them by this name."""
+    return datetime.datetime.now().strftime(format)
+
+
+class _Generation(Extension):
+    """`{% generation %}`: what is within is written as it is, in a scope of its own."""
+
+    tags: ClassVar[set[str]] = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)

@@ -1,13 +1,15 @@
 """Tokenizers: between text and numbers, and the tables by which compiled programs do the same.
 
-A tokenizer is a value that hashes. `encode` and `decode` are Python's, for people; `codes_of_tokens` and
-`token_of_code` are tables of the same, so that problems can be written and answers read within a program,
-whatever model there is.
+A tokenizer is a value that hashes. `encode`, `encode_rows` and `decode` run on the host; `codes_of_tokens`
+and `opening_blanks` are tables by which a program reads what tokens say, as `decode` does. A program writes
+text by itself only for a `CharacterTokenizer`, a token a character; for any other, whole texts are encoded on
+the host (`envs/text/encoding.py`).
 """
 
 import contextlib
 import dataclasses
 import functools
+import json
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -15,15 +17,14 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from envs.text import tokenizer_files
+from envs.text import token_bytes, tokenizer_files
+from envs.text.rows import Message, Row, content_of
 from fdg.arguments import quoted
-from fdg.errors import FdgError, one_line
+from fdg.errors import FdgError, listed, one_line
 from fdg.reading import read_json, read_text
 
 COMMON = "0123456789+-*/%()=<>,;:?!. " + "abcdefghijklmnopqrstuvwxyz"
 """The characters that every problem here makes do with, so that one small model can learn all of them."""
-
-_LONGEST = 12  # characters of a token that programs read; none of a number is longer
 
 
 class Tokenizer(Protocol):
@@ -47,14 +48,26 @@ class Tokenizer(Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens; special ones say nothing."""
 
-    def frame(self, instruction: str) -> tuple[list[int], list[int]]:
-        """Tokens in front of and behind a problem, where a model is asked to answer it."""
+    def encode_rows(
+        self, rows: Sequence[Row], instruction: str = "", system: str = "", **arguments: Any
+    ) -> list[tuple[list[int], list[int]]]:
+        """The tokens of each row's prompt, from the first to where its answer begins, and of its answer.
+
+        Args:
+          rows: problems; an answer of None has no tokens.
+          instruction: what a model of language is told in front of each.
+          system: what it is told in front of all messages.
+          arguments: of the chat template.
+        """
 
     def token_of_code(self) -> np.ndarray:
-        """`[128] int32`: the token that is just this ASCII character; -1 where there is none."""
+        """`[128] int32`: the token that this ASCII character is encoded as; -1 where there is none."""
 
     def codes_of_tokens(self) -> tuple[np.ndarray, np.ndarray]:
-        """`[V, C] uint8` ASCII codes of each token, and `[V] int32` how many; 0 for special ones."""
+        """`[V, C] uint8` bytes (UTF-8) of each token, and `[V] int32` how many; 0 for special ones."""
+
+    def opening_blanks(self) -> np.ndarray:
+        """`[V] int32`: how many bytes a token loses in front where it is the first of a text."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,8 +88,8 @@ class CharacterTokenizer:
     _FIRST: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
-        if not isinstance(self.alphabet, str) or not self.alphabet or not self.alphabet.isascii():
-            raise FdgError(f"CharacterTokenizer({self.alphabet!r:.60}): give the ASCII characters, in order")
+        if not isinstance(self.alphabet, str) or not self.alphabet:
+            raise FdgError(f"CharacterTokenizer({self.alphabet!r:.60}): give the characters, in order")
         twice = [c for i, c in enumerate(self.alphabet) if c in self.alphabet[:i]]
         if twice:
             raise FdgError(f"CharacterTokenizer: {twice[0]!r} is twice in its alphabet {self.alphabet!r:.60}")
@@ -114,22 +127,29 @@ class CharacterTokenizer:
         check_tokens(ids, self.vocab_size)
         return "".join(self.alphabet[i - self._FIRST] for i in ids if i >= self._FIRST)
 
-    def frame(self, instruction: str) -> tuple[list[int], list[int]]:
-        """A beginning; a model that starts from nothing is not told what to do."""
-        return [self.bos], []
+    def encode_rows(
+        self, rows: Sequence[Row], instruction: str = "", system: str = "", **arguments: Any
+    ) -> list[tuple[list[int], list[int]]]:
+        """See `Tokenizer.encode_rows`: a beginning and the problem; a model that starts from nothing is not
+        told what to do.
+        """
+        return [([self.bos, *self.encode(row.text)], self.encode(row.answer or "")) for row in rows]
 
     def token_of_code(self) -> np.ndarray:
         """See `Tokenizer.token_of_code`."""
         table = np.full(128, -1, np.int32)
         for i, c in enumerate(self.alphabet):
-            table[ord(c)] = self._FIRST + i
+            if c.isascii():
+                table[ord(c)] = self._FIRST + i
         return table
 
     def codes_of_tokens(self) -> tuple[np.ndarray, np.ndarray]:
         """See `Tokenizer.codes_of_tokens`."""
-        codes = np.zeros((self.vocab_size, 1), np.uint8)
-        codes[self._FIRST :, 0] = list(self.alphabet.encode())
-        return codes, (codes[:, 0] > 0).astype(np.int32)
+        return token_bytes.padded([*[b""] * self._FIRST, *(c.encode() for c in self.alphabet)])
+
+    def opening_blanks(self) -> np.ndarray:
+        """None: see `Tokenizer.opening_blanks`."""
+        return np.zeros(self.vocab_size, np.int32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,22 +225,75 @@ class HuggingFaceTokenizer:
         with self._library():
             return _loaded(self.path).decode(ids, skip_special_tokens=True)
 
-    def chat(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
-        """Messages (`role`, `content`) as the checkpoint's chat template writes them.
+    def encode_rows(
+        self, rows: Sequence[Row], instruction: str = "", system: str = "", **arguments: Any
+    ) -> list[tuple[list[int], list[int]]]:
+        """See `Tokenizer.encode_rows`. A prompt is one text, encoded whole: what the chat template makes of
+        its messages, or, without a template, a line each, with the special tokens that the library puts in
+        front.
+
+        An answer is what the encoding of prompt and answer as one text has behind the prompt's tokens. Where
+        it does not begin with these (a token reaches over the border), it is the answer's own encoding, by
+        itself or behind a line end, whichever makes the same text of both.
+        """
+        templated = self.chat_template is not None or "chat_template" in arguments
+        conversations = [_messages(row.prompt, instruction, system) for row in rows]
+        if templated:
+            prompts = [self.chat(messages, **arguments) for messages in conversations]
+        else:
+            prompts = ["".join(f"{content_of(one)}\n" for one in messages) for messages in conversations]
+        front = [] if templated else self._front
+        asked = self._encoded(prompts)
+        whole = self._encoded([p + (row.answer or "") for p, row in zip(prompts, rows, strict=True)])
+        found = []
+        for row, before, both in zip(rows, asked, whole, strict=True):
+            answer = [] if row.answer is None else both[len(before) :]
+            if both[: len(before)] != before:
+                answer = self._continued(before, both, row.answer or "")
+            found.append(([*front, *before], answer))
+        return found
+
+    def _continued(self, before: list[int], both: list[int], answer: str) -> list[int]:
+        """An answer behind tokens that its encoding together with them does not begin with."""
+        line = self.encode("\n")
+        alone, behind = self.encode(answer), self.encode("\n" + answer)
+        ways = [alone, *([behind[len(line) :]] if behind[: len(line)] == line else [])]
+        text = self.decode(both)
+        return next((ids for ids in ways if self.decode([*before, *ids]) == text), alone)
+
+    def _encoded(self, texts: list[str]) -> list[list[int]]:
+        with self._library():
+            return [one.ids for one in _loaded(self.path).encode_batch(texts, add_special_tokens=False)]
+
+    @property
+    def _front(self) -> list[int]:
+        """The special tokens that the library puts in front of a text."""
+        with self._library():
+            found = _loaded(self.path).encode("a", add_special_tokens=True)
+        own = [i for i, special in enumerate(found.special_tokens_mask) if not special]
+        return found.ids[: own[0]] if own else []
+
+    def chat(self, messages: Sequence[Message], add_generation_prompt: bool = True, **arguments: Any) -> str:
+        """Messages as the checkpoint's chat template writes them, given what Transformers gives it.
+
+        Args:
+          messages: `role` and `content` each, and what else the template reads; what is None is left out.
+          add_generation_prompt: whether the beginning of an answer follows.
+          arguments: further ones of the template, JSON's kinds of values: `tools`, `documents`,
+            `enable_thinking`, ...; `chat_template`, the name of another one of the checkpoint's, or its text.
 
         Raises:
           FdgError: it has no template, or the template refuses the messages.
         """
-        template = self.chat_template
-        if template is None:
-            raise FdgError(f"checkpoint '{self.path}': no chat_template in tokenizer_config.json")
+        template = self._template(arguments.pop("chat_template", None), arguments.get("tools"))
+        given = {"tools": None, "documents": None, **self.special_tokens, **arguments}
+        kept = [{key: value for key, value in one.items() if value is not None} for one in messages]
         try:
-            return _compiled(template).render(
-                messages=[dict(message) for message in messages],
-                add_generation_prompt=add_generation_prompt,
-                bos_token=self._word("bos_token") or "",
-                eos_token=self._word("eos_token") or "",
-            )
+            values = json.loads(json.dumps({"messages": kept, **given}))
+        except (TypeError, ValueError) as error:
+            raise FdgError(f"messages and arguments of a chat template: {one_line(error)}") from error
+        try:
+            return _compiled(template).render(**values, add_generation_prompt=add_generation_prompt)
         except FdgError:
             raise
         except Exception as error:
@@ -228,57 +301,59 @@ class HuggingFaceTokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        """The template, of `tokenizer_config.json` or a file `chat_template.jinja`."""
-        file = pathlib.Path(self.path) / "chat_template.jinja"
-        if os.path.lexists(file):
-            return read_text(file)
-        found = _json(self.path, "tokenizer_config.json").get("chat_template")
-        if isinstance(found, list):
-            named = [one for one in found if isinstance(one, dict) and one.get("name") == "default"]
-            found = named[0].get("template") if named else None
-        if not isinstance(found, str | None):
-            raise _wrong(self.path, "tokenizer_config.json", "chat_template", found, "a string")
+        """The template that is used where none is named; None where there is none."""
+        return self.chat_templates.get("default")
+
+    @property
+    def chat_templates(self) -> Mapping[str, str]:
+        """All templates by name: of `chat_template.jinja` and `additional_chat_templates/NAME.jinja`, else of
+        `tokenizer_config.json`.
+        """
+        return _templates(self.path)
+
+    def _template(self, named: str | None, tools: Any) -> str:
+        known = self.chat_templates
+        if named is not None:
+            return known.get(named, named)
+        found = known.get("tool_use") if tools is not None else None
+        found = known.get("default") if found is None else found
+        if found is None and known:
+            raise FdgError(
+                f"checkpoint '{self.path}': no chat template is its default: give chat_template="
+                f"{listed([repr(name) for name in known], 'or')}"
+            )
+        if found is None:
+            raise FdgError(f"checkpoint '{self.path}': no chat_template in tokenizer_config.json")
         return found
 
-    def frame(self, instruction: str) -> tuple[list[int], list[int]]:
-        """The instruction as a user's message, which ends with the problem; without a template, as plain
-        text.
+    @property
+    def special_tokens(self) -> Mapping[str, str | list[str]]:
+        """The special tokens by name (`bos_token`, `unk_token`, `additional_special_tokens`, ...), as
+        templates see them: those that the tokenizer's configuration or `special_tokens_map.json` has.
         """
-        mark = "\u2063problem\u2063"
-        content = f"{instruction}\n{mark}" if instruction else mark
-        if self.chat_template is None:
-            before, after = ("\n".join([instruction, ""]) if instruction else ""), "\n"
-            bos = [] if self.bos is None else [self.bos]
-            return [*bos, *self.encode(before)], self.encode(after)
-        before, found, after = self.chat([{"role": "user", "content": content}]).partition(mark)
-        if not found:
-            raise FdgError(f"checkpoint '{self.path}': its chat template leaves the user's message out")
-        return self.encode(before), self.encode(after)
+        return _special_tokens(self.path)
 
     def token_of_code(self) -> np.ndarray:
         """See `Tokenizer.token_of_code`."""
-        codes, counts = self.codes_of_tokens()
         table = np.full(128, -1, np.int32)
-        for token in np.flatnonzero(counts == 1)[::-1]:
-            table[codes[token, 0]] = token
+        for code, ids in enumerate(self._encoded([chr(code) for code in range(128)])):
+            if ids and self.decode(ids[-1:]) == chr(code):
+                table[code] = ids[-1]
         return table
 
     def codes_of_tokens(self) -> tuple[np.ndarray, np.ndarray]:
-        """See `Tokenizer.codes_of_tokens`; tokens beyond ASCII, and long ones, are a character `\\x7f`."""
-        return _token_codes(self.path)
+        """See `Tokenizer.codes_of_tokens`; tokens of more than 128 bytes are a character `\\x7f`."""
+        return token_bytes.padded(_token_bytes(self.path)[0])
 
-    def _word(self, name: str) -> str | None:
-        found = _json(self.path, "tokenizer_config.json").get(name)
-        word = found.get("content") if isinstance(found, dict) else found
-        if not isinstance(word, str | None):
-            raise _wrong(self.path, "tokenizer_config.json", name, found, "a token")
-        return word
+    def opening_blanks(self) -> np.ndarray:
+        """See `Tokenizer.opening_blanks`."""
+        return _token_bytes(self.path)[1]
 
     def _library(self) -> contextlib.AbstractContextManager[None]:
         return tokenizer_files.library_errors(f"tokenizer of '{self.path}'")
 
     def _named(self, name: str) -> int | None:
-        word = self._word(name)
+        word = self.special_tokens.get(name)
         return None if word is None else _loaded(self.path).token_to_id(word)
 
 
@@ -319,6 +394,48 @@ def _json(path: str, name: str) -> dict[str, Any]:
 
 
 @functools.cache
+def _templates(path: str) -> dict[str, str]:
+    folder = pathlib.Path(path)
+    files = {"default": folder / "chat_template.jinja"}
+    files |= {file.stem: file for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    found = {name: read_text(file) for name, file in files.items() if os.path.lexists(file)}
+    if found:
+        return found
+    given = _json(path, "tokenizer_config.json").get("chat_template")
+    if given is None:
+        return {}
+    if isinstance(given, list) and all(isinstance(one, dict) for one in given):
+        found = {one.get("name"): one.get("template") for one in given}
+    else:
+        found = {"default": given}
+    if not all(isinstance(one, str) for one in [*found, *found.values()]):
+        raise _wrong(path, "tokenizer_config.json", "chat_template", given, "a string")
+    return found
+
+
+@functools.cache
+def _special_tokens(path: str) -> dict[str, str | list[str]]:
+    config = _json(path, "tokenizer_config.json")
+    if "added_tokens_decoder" not in config:
+        config = {**config, **_json(path, "special_tokens_map.json")}
+    more, several = config.get("extra_special_tokens"), config.get("additional_special_tokens")
+    named = {**config, **(more if isinstance(more, dict) else {})}
+    found: dict[str, Any] = {
+        name: _word(path, name, named[name]) for name in named if name.endswith("_token")
+    }
+    if isinstance(several, list):
+        found["additional_special_tokens"] = [_word(path, "additional_special_tokens", x) for x in several]
+    return {name: word for name, word in found.items() if word is not None}
+
+
+def _word(path: str, name: str, found: Any) -> str | None:
+    word = found.get("content") if isinstance(found, dict) else found
+    if not isinstance(word, str | None):
+        raise _wrong(path, "tokenizer_config.json", name, found, "a token")
+    return word
+
+
+@functools.cache
 def _compiled(template: str) -> Any:
     try:
         from envs.text.templates import Template
@@ -327,27 +444,19 @@ def _compiled(template: str) -> Any:
     return Template(template)
 
 
+def _messages(prompt: str | Sequence[Message], instruction: str, system: str) -> list[Message]:
+    """A problem as messages: those that it is, or a user's; the instruction begins the last one of a user."""
+    found = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*prompt]
+    if system and not (found and found[0].get("role") == "system"):
+        found = [{"role": "system", "content": system}, *found]
+    last = max((i for i, one in enumerate(found) if one.get("role") == "user"), default=None)
+    if instruction and last is not None:
+        found[last] = {**found[last], "content": f"{instruction}\n{found[last].get('content', '')}"}
+    return found
+
+
 @functools.cache
-def _token_codes(path: str) -> tuple[np.ndarray, np.ndarray]:
+def _token_bytes(path: str) -> tuple[list[bytes], np.ndarray]:
     loaded = _loaded(path)
     with tokenizer_files.library_errors(f"tokenizer of '{path}'"):
-        return _read_codes(loaded)
-
-
-def _read_codes(loaded: Any) -> tuple[np.ndarray, np.ndarray]:
-    size = loaded.get_vocab_size(with_added_tokens=True)
-    special = {i for i, added in loaded.get_added_tokens_decoder().items() if added.special}
-    codes, counts = np.zeros((size, _LONGEST), np.uint8), np.zeros(size, np.int32)
-    # Between two others, a token keeps the blank that some decoders take from the first one.
-    anchor = loaded.encode("a", add_special_tokens=False).ids
-    around = len(loaded.decode(anchor))
-    texts = loaded.decode_batch([[*anchor, token] for token in range(size)], skip_special_tokens=False)
-    for token, text in enumerate(texts):
-        if token in special:
-            continue
-        text = text[around:]
-        if not text.isascii() or len(text) > _LONGEST:
-            text = "\x7f"
-        counts[token] = len(text)
-        codes[token, : len(text)] = list(text.encode())
-    return codes, counts
+        return token_bytes.read(loaded)

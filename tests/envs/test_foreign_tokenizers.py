@@ -10,6 +10,7 @@ from tests.hostile import driver, model_folders, payloads, valid_models
 tokenizers = pytest.importorskip("tokenizers")
 jinja2 = pytest.importorskip("jinja2")
 
+from jinja2.ext import loopcontrols  # noqa: E402
 from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: E402
 
 from envs.text import HuggingFaceTokenizer, templates  # noqa: E402
@@ -45,12 +46,16 @@ PLAIN = [
     {{ {'a': 1, 'b': (2, 3)} }}{% set x %}block {{ bos_token }}{% endset %}{{ x }}{{ dict(a=1).get('a') }}
     {{ 'x' in ['x', 'y'] }}{{ 7 // 2 ** 2 % 3 }}{{ [1, 2] + [3] }}{{ 'abc'[::-1] }}
     {{ [3, 1, 2] | sort | sum }}{{ '<b>' | e }}{{ 'a' * 3 }}{{ 3.7 | round | int }}""",
+    """{% for m in messages %}{% if m.role == 'system' %}{% continue %}{% endif %}{{ m | tojson(sort_keys=true) }}
+    {%- if loop.index > 1 %}{% break %}{% endif %}{% endfor %}{{ "é<&'" | tojson(ensure_ascii=True) }}
+    {{ messages | tojson(indent=1, separators=(',', ': ')) }}{{ tools | tojson(indent='\t') }}""",
 ]
 
 
 @pytest.mark.parametrize("source", PLAIN)
 def test_templates_are_rendered_as_by_jinjas_own_sandbox(source):
-    plain = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    plain = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    plain.filters["tojson"] = lambda value, **how: json.dumps(value, **{"ensure_ascii": False, **how})
     assert templates.Template(source).render(**VALUES) == plain.from_string(source).render(**VALUES) != ""
 
 
@@ -67,6 +72,11 @@ GROWING = [
     "{{ ('%(a)s' * 99999) % {'a': 'b' * 99999} }}",
     "{{ ['%900000000d'] | format(1) }}",
     "{{ messages | tojson(indent=900000000) }}",
+    "{{ ([[[1]]] * 9999) | tojson(indent='a' * 99999) }}",
+    "{{ ([1] * 99999) | tojson(separators=('a' * 99999, ':')) }}",
+    "{{ strftime_now('%900000000d') }}",
+    "{{ strftime_now('%c' * 999999) }}",
+    "{% for i in range(99999) %}{% generation %}{{ i }}{% continue %}{% endgeneration %}{% endfor %}",
     "{{ [1] | batch(900000000, 'x') | list }}",
     "{{ [1] | slice(900000000) | list }}",
     "{{ ('a' * 999999) | join('b' * 999999) }}",

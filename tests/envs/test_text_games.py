@@ -121,20 +121,21 @@ def test_a_task_in_the_words_of_a_checkpoint(checkpoint):
         return problem, shown, task.reward(problem.answer, shown.responses, shown.mask)
 
     problem, shown, reward = jit(run)(keys)
-    plain = envs.make("text:addition").texts(*jit(envs.make("text:addition").sample)(keys).prompts)
     raw = tokenizers.Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
-    for tokens, mask, text in zip(*map(np.asarray, problem.prompts), plain, strict=True):
+    answers = task.texts(shown.responses, shown.mask)
+    for tokens, mask, answer in zip(*map(np.asarray, problem.prompts), answers, strict=True):
         said = raw.decode(tokens[mask].tolist(), skip_special_tokens=False)
-        assert said == f"<|user|>Work this out. Answer with the number alone.\n{text}<|end|><|model|>"
-    assert reward.total.tolist() == [1] * 4
-    assert task.texts(shown.responses, shown.mask) == [str(eval(text[:-1])) for text in plain]
+        before, after = "<|user|>Work this out. Answer with the number alone.\n", "=<|end|><|model|>"
+        assert said.startswith(before) and said.endswith(after)
+        assert str(eval(said.removeprefix(before).removesuffix(after))) == answer
+        assert raw.encode(said).ids == tokens[mask].tolist()
+    assert reward.total.tolist() == [1] * 4 and len(set(answers)) > 1
     # An answer in the tokenizer's own way, digits joined, is as good; so is one with a blank in front.
-    answer = jnp.array([[12, 34]] * 4)
+    said, answer = task.texts(shown.responses[:1], shown.mask[:1])[0], problem.answer[jnp.zeros(4, int)]
     rows = np.full((4, 6), tokenizer.pad)
-    for row, text in zip(rows, ("46", " 46", "4 6", "Ü46"), strict=True):
-        ids = [*tokenizer.encode(text), *tokenizer.stops]
-        row[: len(ids)] = ids
-    assert len(tokenizer.encode("46")) == 1
+    ways = tokenizer.encode(said), tokenizer.encode(f" {said}"), tokenizer.encode(" ".join(said)), [5, 6]
+    for row, ids in zip(rows, ways, strict=True):
+        row[: len(ids) + 1] = [*ids, *tokenizer.stops]
     ended = np.cumsum(np.cumsum(rows == tokenizer.eos, axis=1), axis=1) <= 1
     assert jit(task.reward)(answer, jnp.asarray(rows), jnp.asarray(ended)).total.tolist() == [1, 1, 0, 0]
 
@@ -144,9 +145,8 @@ def test_the_tables_are_what_the_tokenizer_decodes(checkpoint):
     codes, counts = tokenizer.codes_of_tokens()
     assert len(counts) == tokenizer.vocab_size
     for token in range(3, tokenizer.vocab_size):
-        text = tokenizer.decode([token])
-        read = bytes(codes[token, : counts[token]]).decode()
-        assert read == (text if text.isascii() and len(text) <= 12 else "\x7f"), (token, text)
+        said = bytes(codes[token, : counts[token]]).decode(errors="replace")
+        assert said == tokenizer.decode([token]), token
     assert (counts[:3] == 0).all()
     table = tokenizer.token_of_code()
     assert all(tokenizer.decode([table[ord(c)]]) == c for c in CharacterTokenizer().alphabet)
@@ -209,7 +209,6 @@ def test_problems_of_a_file(tmp_path):
         ('{"problem": "1"}\n', ["line 1 of", "no 'answer'"]),
         ("[1]\n", ["line 1 of", "no 'problem'"]),
         ("x\n", ["line 1 of", "is no JSON"]),
-        ('{"problem": "é", "answer": "1"}\n' * 64, ["row 0 has 'é'", "ASCII"]),
         (None, ["problems.jsonl' is no file"]),
     ],
 )

@@ -32,6 +32,7 @@ import numpy as np
 import fdg
 from algos.language import gguf, weights
 from envs.text import HuggingFaceTokenizer
+from envs.text.rows import Row
 from fdg.commands.cli import plan_main
 from tests.hostile import driver
 from tests.hostile.payloads import TEMPLATES
@@ -368,7 +369,7 @@ def readers(folder: Path, out: Path) -> dict[str, Callable[[], Any]]:
         tokenizer.decode(ids)
         tokenizer.codes_of_tokens(), tokenizer.token_of_code()
         _ = tokenizer.pad, tokenizer.bos, tokenizer.eos, tokenizer.vocab_size
-        tokenizer.frame("Answer.")
+        tokenizer.encode_rows([Row("1+1=", "2")], "Answer.")
         tokenizer.chat([{"role": "user", "content": "hello"}] * 3)
 
     return {

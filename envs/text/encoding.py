@@ -1,0 +1,114 @@
+"""Problems encoded on the host, once: tables of which programs pick rows.
+
+A tokenizer that joins letters encodes whole texts, and its library runs on the host. So the rows of a file
+are encoded when they are first needed, and so are problems that draw their content: a fixed number of them,
+by a fixed key.
+"""
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs.text.characters import to_string
+from envs.text.drawing import is_held_out
+from envs.text.rows import Row
+
+
+class Ragged(NamedTuple):
+    """Lists of numbers of any lengths, one behind the other."""
+
+    values: np.ndarray  # [total]
+    starts: np.ndarray  # [rows + 1] int32
+
+    @classmethod
+    def of(cls, lists: Sequence[Sequence[int]], dtype: Any) -> "Ragged":
+        """Those of Python."""
+        starts = np.cumsum([0, *map(len, lists)], dtype=np.int32)
+        return cls(np.array([one for each in lists for one in each] or [0], dtype), starts)
+
+    @property
+    def longest(self) -> int:
+        """Numbers of the longest."""
+        return int(np.diff(self.starts).max(initial=0))
+
+    def row(
+        self, i: jax.Array, width: int, filler: int, left_padded: bool = False
+    ) -> tuple[jax.Array, jax.Array]:
+        """One of them, within a program: `[width]`, and a mask of what is not filler.
+
+        What does not fit is cut off behind (in front, if left-padded).
+        """
+        values, starts = jnp.asarray(self.values), jnp.asarray(self.starts)
+        start, length = starts[i], starts[i + 1] - starts[i]
+        place = jnp.arange(width) - (width - length if left_padded else 0)
+        mask = (place >= 0) & (place < length)
+        found = values[jnp.clip(start + place, 0, len(self.values) - 1)]
+        return jnp.where(mask, found, filler).astype(jnp.int32), mask
+
+
+class Encoded(NamedTuple):
+    """The problems of a task in the tokens of a tokenizer."""
+
+    prompts: Ragged
+    answers: Ragged  # with the token that ends each; empty where there is none
+    contents: Any  # pytree of arrays [rows, ...]: what the problem itself knows of each
+    held_out: np.ndarray  # [rows] bool
+
+
+@functools.lru_cache(maxsize=16)
+def encoded(problem: Any, tokenizer: Any, system: str, arguments: str, count: int) -> Encoded:
+    """The rows of a problem, or else `count` draws of it, in tokens.
+
+    Args:
+      problem: a `TextProblem`.
+      tokenizer: whose tokens.
+      system: what a model is told in front.
+      arguments: of the tokenizer's chat template, as JSON.
+      count: how many problems are drawn where the problem has no `rows`.
+    """
+    rows: Sequence[Row] | None = getattr(problem, "rows", None)
+    # Numbers even while a program is traced: the tables are constants of it.
+    with jax.ensure_compile_time_eval():
+        if rows is None:
+            keys = jax.random.split(jax.random.key(0, impl="threefry2x32"), count)
+            contents = jax.jit(jax.vmap(problem.draw))(keys)
+            rows = _written(problem, contents)
+        else:
+            contents = np.arange(len(rows), dtype=np.int32)[:, None]
+        held_out = jax.jit(jax.vmap(lambda content: is_held_out(problem.identity(content))))(contents)
+    pairs = _encoded_rows(tokenizer, rows, problem.instruction, system, json.loads(arguments or "{}"))
+    stop = tokenizer.stops[:1]
+    dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32
+    return Encoded(
+        Ragged.of([prompt for prompt, _ in pairs], dtype),
+        Ragged.of(
+            [a if row.answer is None else [*a, *stop] for row, (_, a) in zip(rows, pairs, strict=True)], dtype
+        ),
+        jax.tree.map(np.asarray, contents),
+        np.asarray(held_out),
+    )
+
+
+def _written(problem: Any, contents: Any) -> list[Row]:
+    texts = jax.jit(jax.vmap(lambda content: (problem.prompt(content), problem.solution(content))))(contents)
+    asked, right = (jax.tree.map(np.asarray, text) for text in texts)
+    return [
+        Row(*(to_string(jax.tree.map(lambda leaf, i=i: leaf[i], text)) for text in (asked, right)))
+        for i in range(len(asked.length))
+    ]
+
+
+def _encoded_rows(
+    tokenizer: Any, rows: Sequence[Row], instruction: str, system: str, arguments: Mapping[str, Any]
+) -> list[tuple[list[int], list[int]]]:
+    """Those of each row; of rows that say the same, encoded once."""
+    named = [(row.prompt, row.answer) if isinstance(row.prompt, str) else id(row) for row in rows]
+    unique = dict(zip(named, rows, strict=True))
+    found = tokenizer.encode_rows([*unique.values()], instruction=instruction, system=system, **arguments)
+    by_name = dict(zip(unique, found, strict=True))
+    return [by_name[name] for name in named]

@@ -1,0 +1,63 @@
+"""What each token of a vocabulary says, as bytes: a character may be spread over several."""
+
+import functools
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+_LONGEST = 128  # bytes of a token that programs read
+_UNREADABLE = b"\x7f"  # what a longer one says, which no answer has
+_BYTE = re.compile("<0x([0-9A-F]{2})>")  # a token of one byte, in vocabularies that fall back to bytes
+
+
+def padded(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+    """Texts `[V, C] uint8`, as wide as the longest, and their lengths `[V] int32`."""
+    texts = [text if len(text) <= _LONGEST else _UNREADABLE for text in texts]
+    counts = np.array([len(text) for text in texts], np.int32)
+    codes = np.zeros((len(texts), max(1, int(counts.max(initial=0)))), np.uint8)
+    codes[np.arange(codes.shape[1]) < counts[:, None]] = np.frombuffer(b"".join(texts), np.uint8)
+    return codes, counts
+
+
+def read(loaded: Any) -> tuple[list[bytes], np.ndarray]:
+    """What each token of a `tokenizers.Tokenizer` says behind others, and how many bytes it loses in front of
+    them, `[V] int32`.
+    """
+    size = loaded.get_vocab_size(with_added_tokens=True)
+    special = {i for i, added in loaded.get_added_tokens_decoder().items() if added.special}
+    # Behind another, a token keeps the blank that some decoders take from the first one.
+    anchor = loaded.encode("a", add_special_tokens=False).ids
+    around = len(loaded.decode(anchor))
+    behind = loaded.decode_batch([[*anchor, token] for token in range(size)], skip_special_tokens=False)
+    first = loaded.decode_batch([[token] for token in range(size)], skip_special_tokens=False)
+    found, blanks = [b""] * size, np.zeros(size, np.int32)
+    for token, text in enumerate(behind):
+        if token in special:
+            continue
+        text = text[around:]
+        found[token] = text.encode()
+        if "\ufffd" in text:  # a part of a character: what it is spelled as says which bytes
+            found[token] = _spelled_bytes(loaded.id_to_token(token), text)
+        elif text.endswith(first[token]):
+            blanks[token] = len(found[token]) - len(first[token].encode())
+    return found, blanks
+
+
+def _spelled_bytes(word: str, text: str) -> bytes:
+    """The bytes of a token that is no whole text: `<0xE4>`, or in the alphabet of byte-level vocabularies."""
+    byte, alphabet = _BYTE.fullmatch(word), _byte_alphabet()
+    if byte:
+        return bytes.fromhex(byte[1])
+    return bytes(alphabet[c] for c in word) if all(c in alphabet for c in word) else text.encode()
+
+
+@functools.cache
+def _byte_alphabet() -> dict[str, int]:
+    """The bytes that characters stand for in byte-level vocabularies (Radford et al. 2019): visible ones of
+    Latin-1 themselves, the others those from U+0100 on, in order.
+    """
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in visible]
+    return {**{chr(b): b for b in visible}, **{chr(256 + i): b for i, b in enumerate(others)}}
