@@ -58,6 +58,7 @@ class Encoded(NamedTuple):
     answers: Ragged  # with the token that ends each; empty where there is none
     contents: Any  # pytree of arrays [rows, ...]: what the problem itself knows of each
     held_out: np.ndarray  # [rows] bool
+    heard: Ragged | None  # bytes of the answers as their tokens read; None: as they are written
 
 
 @functools.lru_cache(maxsize=16)
@@ -84,6 +85,8 @@ def encoded(problem: Any, tokenizer: Any, system: str, arguments: str, count: in
     pairs = _encoded_rows(tokenizer, rows, problem.instruction, system, json.loads(arguments or "{}"))
     stop = tokenizer.stops[:1]
     dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32
+    heard = [tokenizer.decode(answer) for _, answer in pairs]
+    lossy = any(text.strip() != (row.answer or "").strip() for row, text in zip(rows, heard, strict=True))
     return Encoded(
         Ragged.of([prompt for prompt, _ in pairs], dtype),
         Ragged.of(
@@ -91,16 +94,18 @@ def encoded(problem: Any, tokenizer: Any, system: str, arguments: str, count: in
         ),
         jax.tree.map(np.asarray, contents),
         np.asarray(held_out),
+        Ragged.of([text.encode() for text in heard], np.uint8) if lossy else None,
     )
 
 
 def _written(problem: Any, contents: Any) -> list[Row]:
     texts = jax.jit(jax.vmap(lambda content: (problem.prompt(content), problem.solution(content))))(contents)
     asked, right = (jax.tree.map(np.asarray, text) for text in texts)
-    return [
-        Row(*(to_string(jax.tree.map(lambda leaf, i=i: leaf[i], text)) for text in (asked, right)))
-        for i in range(len(asked.length))
-    ]
+
+    def of(text: Any, i: int) -> str:
+        return to_string(jax.tree.map(lambda leaf: leaf[i], text))
+
+    return [Row(of(asked, i), of(right, i)) for i in range(len(asked.length))]
 
 
 def _encoded_rows(

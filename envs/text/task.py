@@ -18,7 +18,7 @@ import numpy as np
 
 from envs.environment import check_keys
 from envs.text import codec
-from envs.text.characters import Text, equal, stripped
+from envs.text.characters import Text, concatenate, equal, stripped, when
 from envs.text.drawing import is_held_out, uniform, whole_number
 from envs.text.encoding import Encoded, encoded
 from envs.text.host_reward import HostReward
@@ -345,6 +345,13 @@ class TextTask:
         own = self._own(content)
         room = jax.eval_shape(self.problem.solution, own).codes.shape[0] + 16
         response, finished = codec.read(self.tokenizer, tokens, mask, room)
+        table = self._encoded
+        if table is not None and table.heard is not None:
+            # Where tokens do not spell an answer as it is written, what they say of it stands for it.
+            codes, there = table.heard.row(content, table.heard.longest, 0)
+            heard = Text(codes, jnp.sum(there, dtype=jnp.int32))
+            same = equal(stripped(response), stripped(heard))
+            response = concatenate(when(same, self.problem.solution(own)), when(~same, response))
         scores = self.problem.score(own, response)
         return {name: jnp.where(finished, part, 0).astype(jnp.float32) for name, part in scores.items()}
 

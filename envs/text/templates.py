@@ -15,7 +15,7 @@ import re
 import string
 import threading
 from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
-from typing import Any, ClassVar
+from typing import Any
 
 from jinja2 import nodes, pass_context
 from jinja2.exceptions import SecurityError, TemplateError
@@ -328,7 +328,7 @@ def strftime_now(format: str) -> str:
 class _Generation(Extension):
     """`{% generation %}`: what is within is written as it is, in a scope of its own."""
 
-    tags: ClassVar[set[str]] = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 -- Jinja's own declaration
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno

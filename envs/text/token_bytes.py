@@ -22,27 +22,34 @@ def padded(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def read(loaded: Any) -> tuple[list[bytes], np.ndarray]:
-    """What each token of a `tokenizers.Tokenizer` says behind others, and how many bytes it loses in front of
+    """What each token of a `tokenizers.Tokenizer` says between others; how many bytes it loses in front of
     them, `[V] int32`.
     """
     size = loaded.get_vocab_size(with_added_tokens=True)
     special = {i for i, added in loaded.get_added_tokens_decoder().items() if added.special}
-    # Behind another, a token keeps the blank that some decoders take from the first one.
+    # Between two others, a token keeps the blanks that some decoders take from the ends.
     anchor = loaded.encode("a", add_special_tokens=False).ids
-    around = len(loaded.decode(anchor))
-    behind = loaded.decode_batch([[*anchor, token] for token in range(size)], skip_special_tokens=False)
-    first = loaded.decode_batch([[token] for token in range(size)], skip_special_tokens=False)
-    found, blanks = [b""] * size, np.zeros(size, np.int32)
-    for token, text in enumerate(behind):
+    around = [[*anchor, token, *anchor] for token in range(size)]
+    texts = loaded.decode_batch(around, skip_special_tokens=False)
+    firsts = loaded.decode_batch([one[len(anchor) :] for one in around], skip_special_tokens=False)
+    start, end = _in_common(texts), _in_common([text[::-1] for text in texts])
+    found, lost = [b""] * size, np.zeros(size, np.int32)
+    for token, (text, first) in enumerate(zip(texts, firsts, strict=True)):
         if token in special:
             continue
-        text = text[around:]
+        text, first = text[start : len(text) - end], first[: len(first) - end]
         found[token] = text.encode()
         if "\ufffd" in text:  # a part of a character: what it is spelled as says which bytes
             found[token] = _spelled_bytes(loaded.id_to_token(token), text)
-        elif text.endswith(first[token]):
-            blanks[token] = len(found[token]) - len(first[token].encode())
-    return found, blanks
+        elif text.endswith(first):
+            lost[token] = len(found[token]) - len(first.encode())
+    return found, lost
+
+
+def _in_common(texts: Sequence[str]) -> int:
+    """With how many characters all texts begin alike."""
+    low, high = min(texts), max(texts)
+    return next((i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), len(low))
 
 
 def _spelled_bytes(word: str, text: str) -> bytes:

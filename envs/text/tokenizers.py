@@ -234,7 +234,7 @@ class HuggingFaceTokenizer:
 
         An answer is what the encoding of prompt and answer as one text has behind the prompt's tokens. Where
         it does not begin with these (a token reaches over the border), it is the answer's own encoding, by
-        itself or behind a line end, whichever makes the same text of both.
+        itself or behind another character, whichever makes the same text of both.
         """
         templated = self.chat_template is not None or "chat_template" in arguments
         conversations = [_messages(row.prompt, instruction, system) for row in rows]
@@ -255,11 +255,12 @@ class HuggingFaceTokenizer:
 
     def _continued(self, before: list[int], both: list[int], answer: str) -> list[int]:
         """An answer behind tokens that its encoding together with them does not begin with."""
-        line = self.encode("\n")
-        alone, behind = self.encode(answer), self.encode("\n" + answer)
-        ways = [alone, *([behind[len(line) :]] if behind[: len(line)] == line else [])]
         text = self.decode(both)
-        return next((ids for ids in ways if self.decode([*before, *ids]) == text), alone)
+        for anchor in ("", "\n", "a", "1", "."):
+            start, ids = self.encode(anchor), self.encode(anchor + answer)
+            if ids[: len(start)] == start and self.decode([*before, *ids[len(start) :]]) == text:
+                return ids[len(start) :]
+        return self.encode(answer)
 
     def _encoded(self, texts: list[str]) -> list[list[int]]:
         with self._library():
@@ -446,7 +447,7 @@ def _compiled(template: str) -> Any:
 
 def _messages(prompt: str | Sequence[Message], instruction: str, system: str) -> list[Message]:
     """A problem as messages: those that it is, or a user's; the instruction begins the last one of a user."""
-    found = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*prompt]
+    found: list[Message] = [*prompt] if not isinstance(prompt, str) else [{"role": "user", "content": prompt}]
     if system and not (found and found[0].get("role") == "system"):
         found = [{"role": "system", "content": system}, *found]
     last = max((i for i, one in enumerate(found) if one.get("role") == "user"), default=None)
