@@ -11,7 +11,9 @@ from typing import Any
 from envs.checking import check_spec
 from envs.environment import Environment, Vectorized, vectorize
 from envs.host import HostEnvironment
-from fdg.errors import FdgError, one_line, unknown_name
+from envs.text.game import is_text
+from envs.text.task import TextProblem, TextTask
+from fdg.errors import FdgError, listed, one_line, unknown_name
 
 ENTRY_POINTS = "fdg.environments"  # the group that installed packages register theirs in
 
@@ -65,8 +67,8 @@ def found(what: str, name: str, fits: Callable[[Any], bool] = callable) -> Any:
     return value
 
 
-def make(name: str, overrides: Mapping[str, Any]) -> Environment:
-    """The environment that `module:factory` makes, or is.
+def make(name: str, overrides: Mapping[str, Any]) -> Any:
+    """The environment, or the task of text, that `module:factory` makes, or is.
 
     Args:
       name: of a function or a class, called with `overrides`, or of an environment.
@@ -78,14 +80,16 @@ def make(name: str, overrides: Mapping[str, Any]) -> Environment:
     return built(name, found("environment", name), overrides)
 
 
-def built(name: str, factory: Any, overrides: Mapping[str, Any]) -> Environment:
-    """An environment from what makes one, a `SingleEnvironment` vectorized.
+def built(name: str, factory: Any, overrides: Mapping[str, Any]) -> Any:
+    """An environment from what makes one, a `SingleEnvironment` vectorized; a task of a `TextProblem`.
 
     Raises:
       FdgError: the factory fails, or what it makes is no environment.
     """
     given = ", ".join(f"{parameter}={value!r}" for parameter, value in overrides.items())
-    is_value = not isinstance(factory, type) and hasattr(factory, "reset") and hasattr(factory, "step")
+    is_value = not isinstance(factory, type) and (
+        _is_text(factory) or (hasattr(factory, "reset") and hasattr(factory, "step"))
+    )
     if not is_value and not callable(factory):
         raise FdgError(
             f"environment '{name}' is a {type(factory).__name__}: name a class, a function or an environment"
@@ -103,6 +107,8 @@ def built(name: str, factory: Any, overrides: Mapping[str, Any]) -> Environment:
         raise FdgError(
             f"environment '{name}': {name.rpartition(':')[2]} returned None: return the environment"
         )
+    if _is_text(made):
+        return _task(name, made)
     if not isinstance(made, Vectorized | HostEnvironment) and _takes_one_key(made):
         made = vectorize(made)
     check_spec(made)
@@ -115,7 +121,7 @@ def of_packages() -> dict[str, importlib.metadata.EntryPoint]:
     return {point.name: point for point in importlib.metadata.entry_points(group=ENTRY_POINTS)}
 
 
-def make_of_package(name: str, overrides: Mapping[str, Any]) -> Environment:
+def make_of_package(name: str, overrides: Mapping[str, Any]) -> Any:
     """The environment that an installed package registers.
 
     Raises:
@@ -131,6 +137,26 @@ def make_of_package(name: str, overrides: Mapping[str, Any]) -> Environment:
             f" {type(error).__name__}: {one_line(error)}"
         ) from error
     return built(name, factory, overrides)
+
+
+def _is_text(value: Any) -> bool:
+    """Whether it is a task of text, a game, or a problem: a value, not a class."""
+    is_problem = callable(getattr(value, "draw", None)) and callable(getattr(value, "prompt", None))
+    return not isinstance(value, type) and (is_text(value) or is_problem)
+
+
+def _task(name: str, made: Any) -> Any:
+    """A task of text or a game as it is, and the task of a problem."""
+    if is_text(made):
+        return made
+    needed = [part for part in vars(TextProblem) if not part.startswith("_")]
+    missing = [part for part in needed if not hasattr(made, part)]
+    if missing:
+        raise FdgError(
+            f"environment '{name}': {type(made).__name__} has no {missing[0]}: a problem of text has"
+            f" {listed(needed, 'and')} (envs.text.TextProblem)"
+        )
+    return TextTask(made)
 
 
 def _takes_one_key(env: Any) -> bool:

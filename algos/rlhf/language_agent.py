@@ -26,8 +26,8 @@ from algos.rlhf import data, updates
 from algos.rlhf.checkpoints import begun, config_of, in_its_words
 from algos.rlhf.following import Rows, fits, followed
 from algos.rlhf.responses import Responses, finished
-from algos.rlhf.speaker import Speaker, converse, evaluated, is_game, repeated
-from envs.text import Prompts, Reward, TextTask
+from algos.rlhf.speaker import Speaker, converse, evaluated, repeated
+from envs.text import Prompts, Reward, is_game, is_text
 from fdg.errors import FdgError
 
 
@@ -109,7 +109,7 @@ class LanguageAgent(HasPresets):
         return made
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.env, TextTask) or is_game(self.env)):
+        if not is_text(self.env):
             raise FdgError(
                 f"{type(self).__name__}: '{getattr(self.env, 'name', self.env)}' is no text task: use"
                 f" envs.make({self.default_env!r}) or another text:NAME"

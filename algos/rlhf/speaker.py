@@ -15,7 +15,7 @@ from algos.language.decoder import Decoder
 from algos.language.generation import Samples, generate
 from algos.language.sampling import Sampling
 from algos.rlhf.responses import Responses, of_transcript
-from envs.text import Problem, Prompts, Reward, Said, play
+from envs.text import Problem, Prompts, Reward, Said, is_game, play
 
 Respond = Callable[[Prompts, jax.Array], Samples]  # to prompts [N], by keys [N]
 
@@ -140,8 +140,3 @@ def repeated(x: jax.Array, times: int) -> jax.Array:
     if times == 1:
         return x
     return jnp.broadcast_to(x[:, None], (x.shape[0], times, *x.shape[1:])).reshape(-1, *x.shape[1:])
-
-
-def is_game(env: Any) -> bool:
-    """Whether a task answers what is said (`envs.text.TextGame`), and does not only judge it."""
-    return callable(getattr(env, "reply", None))

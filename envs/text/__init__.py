@@ -4,7 +4,7 @@
 """
 
 from envs.text.characters import Text
-from envs.text.game import Reply, Said, TextGame, Transcript, play
+from envs.text.game import Reply, Said, TextGame, Transcript, is_game, is_text, play
 from envs.text.games import Calculator, Guess
 from envs.text.host_reward import HostReward
 from envs.text.prompts import Prompts
@@ -39,6 +39,8 @@ __all__ = [
     "Tokenizer",
     "Transcript",
     "exact",
+    "is_game",
+    "is_text",
     "make",
     "names",
     "play",

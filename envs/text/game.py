@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from envs.text.prompts import Prompts
-from envs.text.task import Problem, Reward, Split
+from envs.text.task import Problem, Reward, Split, TextTask
 
 
 class Reply(NamedTuple):
@@ -78,6 +78,16 @@ class Transcript(NamedTuple):
     about: Any  # pytree of [N, T], 0 where the model did not speak
     reward: Reward  # all turns together; its parts are the turns
     turns: jax.Array  # [N] int32, how often the model spoke
+
+
+def is_game(env: Any) -> bool:
+    """Whether a task answers what is said, and does not only judge it."""
+    return callable(getattr(env, "reply", None)) and callable(getattr(env, "sample", None))
+
+
+def is_text(env: Any) -> bool:
+    """Whether algorithms of language models take it: a task of text, or a game."""
+    return isinstance(env, TextTask) or is_game(env)
 
 
 def play(

@@ -15,9 +15,9 @@ def check_kind(cls: type, name: str, env: Any) -> None:
       FdgError: names the algorithms that take one.
     """
     import algos
-    from envs.text import TextTask
+    from envs.text import is_text
 
-    if isinstance(env, TextTask) and hasattr(cls, "action_spaces"):
+    if is_text(env) and hasattr(cls, "action_spaces"):
         able = ", ".join(algos.names("text"))
         raise FdgError(
             f"--algo {name} acts in environments, and {env.name} is a task in text: use --algo {able}"

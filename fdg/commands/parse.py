@@ -259,11 +259,13 @@ def _workers(name: str, early: Mapping[str, Any], base: Mapping[str, Any]) -> in
 def _environment(name: str, overrides: Mapping[str, Any], workers: int | None) -> Any:
     """An environment; parameters that are not its defaults are tried out on it, without running a step."""
     import envs
+    from envs.text import is_text
 
     if workers is not None:
         overrides = {**overrides, "workers": workers}
     made = envs.make(name, **overrides)
-    by_itself = name.startswith(("gymnasium:", "envpool:", "ray:", "text:"))  # looks at its parameters itself
+    looks_itself = name.startswith(("gymnasium:", "envpool:", "ray:"))  # at its parameters
+    by_itself = looks_itself or is_text(made)
     if (overrides or name not in envs.names()) and not by_itself:
         given = "&".join(f"{key}={value}" for key, value in overrides.items())
         try:
