@@ -1,8 +1,11 @@
-"""`HostReward`: a Python function on text as a reward, called from compiled programs once for each batch."""
+"""`HostReward`: Python functions on text as a reward, called from compiled programs once for each batch."""
 
+import copy
 import dataclasses
+import functools
+import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -10,36 +13,68 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
-from fdg.errors import FdgError, HostError, one_line
+from envs.text.rows import Row
+from fdg.errors import FdgError, HostError, listed, one_line
 
-RewardFunction = Callable[[list[str], list[str], list[Any]], Sequence[float]]
+RewardFunction = Callable[..., Sequence[float | None]]
+
+# What a function is given beside the columns of rows; `completions` as TRL spells it.
+_GIVEN = ("prompts", "responses", "completions", "answers")
+_HIDDEN = {"prompt", "completion", "response", *_GIVEN}  # columns that would be taken for them
 
 
 @dataclasses.dataclass(frozen=True)
 class HostReward:
-    """What a function says of responses.
+    """What functions say of responses, added up.
 
     The fragment that it is called in cannot be split over devices, as with environments on the host: give
     the role `reward` a device of its own, `policies.Colocated(rewards=1)`. It may not compute with JAX.
 
+    A function gives `N` numbers, or None where it has nothing to say: that counts as 0, and a response of
+    which no function says anything counts for nothing. It takes three arguments, or those that it names, all
+    of them lists of `N`:
+
+    - `prompts`: as the rows of a file have them, texts or messages; else as text.
+    - `responses`: as text; `completions` as TRL has them: messages where the prompt is.
+    - `answers`: of a file, as text (None where a row has none); else what the problem knows, NumPy arrays.
+    - any column of a file's rows by its name, as it is; `**columns` takes all.
+
     Attributes:
-      function: of prompts, responses and answers (lists of `N`: text, text, and what the problem knows as
-      NumPy
-        arrays) to `N` numbers.
+      function: one, or a tuple of several.
+      weights: of several, a number each; none: 1.
+
+    Raises:
+      FdgError: it is no function, or there are not as many weights.
     """
 
-    function: RewardFunction
+    function: RewardFunction | tuple[RewardFunction, ...]
+    weights: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        if not callable(self.function):
+        if isinstance(self.function, list):
+            object.__setattr__(self, "function", tuple(self.function))
+        object.__setattr__(self, "weights", tuple(self.weights))
+        for function in self.functions:
+            if not callable(function):
+                raise FdgError(f"HostReward({function!r:.60}): give a function of prompts, responses, answers")
+        if not self.functions or len(self.weights) not in (0, len(self.functions)):
             raise FdgError(
-                f"HostReward({self.function!r:.60}): give a function of prompts, responses, answers"
+                f"HostReward has {len(self.functions)} functions and {len(self.weights)} weights: give one each"
             )
+        if not all(isinstance(one, int | float) and math.isfinite(one) for one in self.weights):
+            raise FdgError(f"HostReward: weights={self.weights!r:.60} must be finite numbers")
 
     @property
-    def name(self) -> str:
-        """The function's name, under which its reward is reported."""
-        return getattr(self.function, "__name__", type(self.function).__name__).strip("<>")
+    def functions(self) -> tuple[RewardFunction, ...]:
+        """All of them."""
+        return self.function if isinstance(self.function, tuple) else (self.function,)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The functions' names, under which their rewards are reported; equal ones are numbered."""
+        plain = [getattr(one, "__name__", type(one).__name__).strip("<>") for one in self.functions]
+        before = [plain[:i].count(name) for i, name in enumerate(plain)]
+        return tuple(f"{name}_{n + 1}" if n else name for name, n in zip(plain, before, strict=True))
 
     def call(
         self,
@@ -47,39 +82,129 @@ class HostReward:
         prompts: tuple[jax.Array, jax.Array],
         responses: tuple[jax.Array, jax.Array],
         content: Any,
-    ) -> jax.Array:
-        """The rewards `[N] float32` of a batch; see `TextTask.reward`.
+    ) -> tuple[dict[str, jax.Array], jax.Array, jax.Array]:
+        """The rewards of a batch; see `TextTask.reward`.
+
+        Returns:
+          Of each function by name, their weighted sum (all `[N] float32`), and whether any function said
+          something (`[N] bool`).
 
         Raises:
-          HostError: (as the program runs) the function raised, or gave not-a-number, or not `N` numbers.
+          FdgError: a function wants what rows do not have.
+          HostError: (as the program runs) a function raised, or gave not-a-number, or not `N` numbers.
         """
-        shape = jax.ShapeDtypeStruct((responses[0].shape[0],), jnp.float32)
-        return io_callback(_Call(self, task), shape, prompts, responses, content)
+        calls = [_Call(*one, task) for one in zip(self.functions, self.names, strict=True)]
+        for one in calls:
+            one.check()
+        shape = jax.ShapeDtypeStruct((responses[0].shape[0], len(calls)), jnp.float32)
+        found = io_callback(_Calls(tuple(calls)), shape, prompts, responses, content)
+        said = ~jnp.isnan(found)
+        found = jnp.where(said, found, 0.0)
+        total = jnp.sum(found * jnp.asarray(self.weights or [1.0] * len(calls), jnp.float32), axis=1)
+        return {one.name: found[:, i] for i, one in enumerate(calls)}, total, jnp.any(said, axis=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Calls:
+    """What a program calls. A value, so that equal tasks share their compiled programs."""
+
+    calls: tuple["_Call", ...]
+
+    @property
+    def __name__(self) -> str:
+        return " and ".join(one.__name__ for one in self.calls)
+
+    def __call__(self, prompts: Any, responses: Any, content: Any) -> np.ndarray:
+        task = self.calls[0].task
+        asked, said = task.texts(*prompts), task.texts(*responses)
+        whole = jax.tree.map(np.asarray, content)
+        contents = [jax.tree.map(lambda leaf, i=i: leaf[i], whole) for i in range(len(said))]
+        rows = [_row(task, one, text) for one, text in zip(contents, asked, strict=True)]
+        given = [one(rows, said, asked) for one in self.calls]
+        return np.stack([np.asarray(column, np.float32) for column in given], axis=1)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
-    """What a program calls. A value, so that equal tasks share their compiled programs."""
+    """One function, and how it is called."""
 
-    reward: HostReward
+    function: RewardFunction
+    name: str
     task: Any
 
     @property
     def __name__(self) -> str:
-        return f"reward '{self.reward.name}' of task '{self.task.name}'"
+        return f"reward '{self.name}' of task '{self.task.name}'"
 
-    def __call__(self, prompts: Any, responses: Any, content: Any) -> np.ndarray:
-        asked, said = self.task.texts(*prompts), self.task.texts(*responses)
-        whole = jax.tree.map(np.asarray, content)
-        answers = [jax.tree.map(lambda leaf, i=i: leaf[i], whole) for i in range(len(said))]
+    def check(self) -> None:
+        """Refuses a function that wants what there is not."""
+        self._arguments({name: () for name in (*_GIVEN, *_columns(self.task.problem))})
+
+    def __call__(self, rows: Sequence[Row], said: list[str], asked: list[str]) -> list[float]:
+        """What the function says of responses, not-a-number for None."""
+        known: dict[str, list[Any]] = {
+            name: [copy.deepcopy(row.columns.get(name)) for row in rows] for name in _columns(self.task.problem)
+        }
+        known["prompts"] = [copy.deepcopy(_plain(row.prompt)) for row in rows]
+        known["responses"] = list(said)
+        known["completions"] = [_as_prompt(row, text) for row, text in zip(rows, said, strict=True)]
+        known["answers"] = [row.answer for row in rows]
+        by_place, by_name = self._arguments(known)
         try:
-            given = self.reward.function(asked, said, answers)
-            found = [float(value) for value in given]
+            given = self.function(*by_place, **by_name)
+            if not hasattr(given, "__len__"):
+                raise HostError(f"{self.__name__} gave {given!r:.60}: return a list of {len(said)} numbers")
+            found = [math.nan if value is None else float(value) for value in given]
+        except HostError:
+            raise
         except Exception as error:
             raise HostError(f"{self.__name__} raised {one_line(error)}") from error
         if len(found) != len(said):
             raise HostError(f"{self.__name__} gave {len(found)} numbers for {len(said)} responses")
-        for value, prompt, response in zip(found, asked, said, strict=True):
-            if not math.isfinite(value):
+        for value, plain, prompt, response in zip(found, given, asked, said, strict=True):
+            if plain is not None and not math.isfinite(value):
                 raise HostError(f"{self.__name__} gave {value} for {response!r:.60}, asked {prompt!r:.60}")
-        return np.asarray(found, np.float32)
+        return found
+
+    def _arguments(self, known: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """What the function is given, by place and by name."""
+        three = [known[name] for name in ("prompts", "responses", "answers")]
+        try:
+            parameters = inspect.signature(self.function).parameters.values()
+        except (TypeError, ValueError):  # of a library, written in C
+            return three, {}
+        kinds = {parameter.kind for parameter in parameters}
+        wanted = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        strange = [p.name for p in wanted if p.default is p.empty and p.name not in known]
+        if inspect.Parameter.VAR_POSITIONAL in kinds or inspect.Parameter.POSITIONAL_ONLY in kinds:
+            return three, {}
+        if not strange:
+            names = known if inspect.Parameter.VAR_KEYWORD in kinds else [p.name for p in wanted if p.name in known]
+            return [], {name: known[name] for name in names}
+        if len([p for p in wanted if p.default is p.empty]) == 3:  # by names of its own
+            return three, {}
+        raise FdgError(
+            f"{self.__name__} takes {strange[0]!r}: it can have {listed(list(known), 'and')}, by these names, or"
+            " three arguments: prompts, responses, answers"
+        )
+
+
+@functools.lru_cache(maxsize=16)
+def _columns(problem: Any) -> tuple[str, ...]:
+    """Names of the columns that a function can have."""
+    found = {name: None for row in getattr(problem, "rows", ()) for name in row.columns}
+    return tuple(name for name in found if name not in _HIDDEN)
+
+
+def _row(task: Any, content: Any, asked: str) -> Row:
+    """What is known of a problem."""
+    rows = getattr(task.problem, "rows", None)
+    return Row(asked, content) if rows is None else rows[int(content[0])]
+
+
+def _plain(prompt: Any) -> Any:
+    return prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
+
+
+def _as_prompt(row: Row, said: str) -> Any:
+    return said if isinstance(row.prompt, str) else [{"role": "assistant", "content": said}]

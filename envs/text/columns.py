@@ -1,0 +1,152 @@
+"""What the columns of a data file mean: prompts, answers and preferences, as TRL's datasets name them.
+
+A text is a string, or messages of a conversation: `[{"role": "user", "content": "1+1=?"}]`.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from envs.text.files import Record
+from envs.text.rows import Message, Row
+from fdg.errors import FdgError, listed
+
+PROMPTS = ("prompt", "problem", "question")
+ANSWERS = ("completion", "answer", "solution", "response")
+
+Conversation = tuple[Message, ...]
+
+
+def row(record: Record, prompt: str = "", answer: str = "") -> Row:
+    """A prompt and its answer: of `prompt` and `completion`, or of `messages`, the last the assistant's.
+
+    Args:
+      record: what the file says.
+      prompt, answer: their columns; empty: the first that is there of `PROMPTS` and `ANSWERS`.
+
+    Raises:
+      FdgError: a column is missing, or holds something else; names the file, the line, the column, the fix.
+
+    >>> row(Record("data.jsonl, line 1", {"prompt": "1+1=", "answer": 2, "level": 3})).answer
+    '2'
+    >>> row(Record("data.jsonl, line 1", {"text": "1+1=2"}))
+    Traceback (most recent call last):
+    fdg.errors.FdgError: data.jsonl, line 1: has no column 'prompt' (or problem, question, messages), only
+      'text': rename one of them, or name it (prompt_column=)
+    """
+    where, columns = record
+    asked = _column(record, PROMPTS, prompt)
+    said = _column(record, ANSWERS, answer)
+    if asked is None and "messages" in columns and not prompt:
+        messages = _messages(where, "messages", columns["messages"])
+        last = messages[-1]
+        if last["role"] != "assistant":
+            return Row(messages, _answer(record, said), columns)
+        if len(messages) == 1:
+            raise FdgError(f"{where}: 'messages' has an answer alone: put a message of the user in front")
+        return Row(messages[:-1], last["content"], columns)
+    if asked is None:
+        others = listed([repr(name) for name in columns], "and") or "nothing"
+        wanted = f"'{prompt}'" if prompt else f"'{PROMPTS[0]}' (or {', '.join(PROMPTS[1:])}, messages)"
+        raise FdgError(
+            f"{where}: has no column {wanted}, only {others}: rename one of them, or name it (prompt_column=)"
+        )
+    if answer and said is None:
+        raise FdgError(f"{where}: has no column '{answer}': rename one, or leave answer_column= out")
+    return Row(_text(where, asked, columns[asked]), _answer(record, said), columns)
+
+
+def pair(record: Record) -> tuple[Row, Row]:
+    """A prompt with its preferred, and with its rejected answer: of `prompt`, `chosen` and `rejected`.
+
+    Where there is no prompt, or a text beside messages that hold it too, it is what chosen and rejected begin
+    with alike.
+
+    Raises:
+      FdgError: as `row`; they are equal, or no answer is left of one.
+
+    >>> both = {"chosen": "Hi! Bye.", "rejected": "Hi! No."}
+    >>> [(one.prompt, one.answer) for one in pair(Record("data.jsonl, line 1", both))]
+    [('Hi!', ' Bye.'), ('Hi!', ' No.')]
+    """
+    where, columns = record
+    for name in ("chosen", "rejected"):
+        if name not in columns:
+            others = listed([repr(one) for one in columns], "and") or "nothing"
+            raise FdgError(f"{where}: has no column '{name}', only {others}: preferences have prompt, chosen, rejected")
+    chosen, rejected = (_text(where, name, columns[name]) for name in ("chosen", "rejected"))
+    if isinstance(chosen, str) != isinstance(rejected, str):
+        raise FdgError(f"{where}: of 'chosen' and 'rejected' one is a text, the other messages: write both alike")
+    asked = _column(record, PROMPTS, "")
+    prompt = None if asked is None else _text(where, asked, columns[asked])
+    if prompt is None or (isinstance(prompt, str) and not isinstance(chosen, str)):
+        shared = _shared(chosen, rejected)
+        prompt, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
+        if not prompt or not chosen or not rejected:
+            raise FdgError(
+                f"{where}: has no column 'prompt', and 'chosen' and 'rejected' do not begin alike and then"
+                " differ: give the prompt"
+            )
+    return Row(prompt, _said(where, "chosen", chosen), columns), Row(prompt, _said(where, "rejected", rejected), columns)
+
+
+def _column(record: Record, names: Sequence[str], named: str) -> str | None:
+    """The first of some columns that a row has."""
+    return next((name for name in ([named] if named else names) if name in record.columns), None)
+
+
+def _answer(record: Record, column: str | None) -> str | None:
+    if column is None or record.columns[column] is None:
+        return None
+    return _said(record.where, column, record.columns[column])
+
+
+def _said(where: str, column: str, value: Any) -> str:
+    """An answer as text, which may be a message of the assistant's."""
+    found = _text(where, column, value, "")
+    if isinstance(found, str):
+        return found
+    if len(found) != 1 or found[0]["role"] != "assistant":
+        roles = listed([message["role"] for message in found], "and")
+        raise FdgError(f"{where}: '{column}' has messages of {roles} where one of the assistant's is wanted")
+    return str(found[0]["content"])
+
+
+def _text(where: str, column: str, value: Any, least: str = " ") -> Any:
+    """A text, or messages; numbers as text."""
+    if isinstance(value, list | tuple):
+        return _messages(where, column, value)
+    if isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, str) and (value or not least):
+        return value
+    what = "is empty" if value == "" else f"is {json.dumps(value):.60}"
+    raise FdgError(f"{where}: '{column}' {what}: write a text or messages there, or leave the row out")
+
+
+def _messages(where: str, column: str, value: Any) -> Conversation:
+    fix = 'write [{"role": "user", "content": "1+1=?"}]'
+    if not isinstance(value, list | tuple) or not value:
+        raise FdgError(f"{where}: '{column}' is {json.dumps(value):.60}, and no messages: {fix}")
+    return tuple(_message(f"{where}: message {i} of '{column}'", one, fix) for i, one in enumerate(value, 1))
+
+
+def _message(where: str, value: Any, fix: str) -> Message:
+    if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
+        raise FdgError(f"{where} is {json.dumps(value):.60}, without a role: {fix}")
+    content = value.get("content")
+    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+        content = "".join(str(part.get("text", "")) for part in content)
+    if not isinstance(content, str) and not (content is None and value.get("tool_calls")):
+        raise FdgError(f"{where} has content {json.dumps(content):.60}, and no text: {fix}")
+    return {**value, "content": content}
+
+
+def _shared(chosen: Any, rejected: Any) -> int:
+    """How many characters or messages two answers begin with alike; a blank in front of texts is theirs."""
+    length = min(len(chosen), len(rejected))
+    shared = next((i for i in range(length) if chosen[i] != rejected[i]), length)
+    is_text = isinstance(chosen, str)
+    return shared - 1 if is_text and 0 < shared and chosen[shared - 1] == " " else shared

@@ -1,0 +1,79 @@
+"""Files of data: JSON lines, a JSON list, or CSV, as rows of columns with the place of each for messages."""
+
+import csv
+import io
+import json
+import os
+from typing import Any, NamedTuple
+
+from fdg.errors import FdgError, one_line
+from fdg.reading import json_object, read_bytes, read_text
+
+_BYTES = 1 << 30  # of a file, at most
+_SEPARATORS = {".csv": ",", ".tsv": "\t"}
+
+
+class Record(NamedTuple):
+    """A row of a file."""
+
+    where: str  # begins messages: "data.jsonl, line 3"
+    columns: dict[str, Any]
+
+
+def read(path: str) -> list[Record]:
+    """The rows of a file in UTF-8: an object a line, a list of objects, or CSV by its ending; no empty lines.
+
+    Raises:
+      FdgError: it cannot be read; names the line and the fix.
+    """
+    ending = os.path.splitext(path)[1].lower()
+    if ending in _SEPARATORS:
+        return _of_csv(path, _SEPARATORS[ending])
+    content = read_bytes(path, _BYTES)
+    if ending == ".parquet" or content[:4] == b"PAR1":
+        raise FdgError(
+            f"{path}: Parquet is not read: convert it,"
+            f" pandas.read_parquet({path!r}).to_json('data.jsonl', orient='records', lines=True)"
+        )
+    if content.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[":
+        return _of_list(path, content)
+    # Not `splitlines`, which also splits where texts of other languages have separators of their own.
+    lines = enumerate(content.split(b"\n"), 1)
+    return [Record(f"{path}, line {i}", _object(f"{path}, line {i}", line)) for i, line in lines if line.strip()]
+
+
+def _object(where: str, line: bytes) -> dict[str, Any]:
+    try:
+        return json_object(line, where)
+    except FdgError as error:
+        raise FdgError(f"{error}: write one object a line, {{\"prompt\": \"1+1=\", \"answer\": \"2\"}}") from None
+
+
+def _of_list(path: str, content: bytes) -> list[Record]:
+    found = json_object(b'{"rows":' + content.removeprefix(b"\xef\xbb\xbf") + b"}", path)["rows"]
+    for i, row in enumerate(found, 1):
+        if not isinstance(row, dict):
+            raise FdgError(f"{path}, row {i}: is {json.dumps(row):.60}, and no object: write {{\"prompt\": ...}}")
+    return [Record(f"{path}, row {i}", row) for i, row in enumerate(found, 1)]
+
+
+def _of_csv(path: str, separator: str) -> list[Record]:
+    rows = csv.reader(io.StringIO(read_text(path, _BYTES), newline=""), delimiter=separator, strict=True)
+    records: list[Record] = []
+    try:
+        names = next(rows, [])
+        if len(set(names)) < len(names):
+            twice = next(name for i, name in enumerate(names) if name in names[:i])
+            raise FdgError(f"{path}, line 1: column {twice!r} is there twice: rename one")
+        for row in rows:
+            where = f"{path}, line {rows.line_num}"
+            if row and len(row) != len(names):
+                raise FdgError(
+                    f"{where}: has {len(row)} fields, and the first line names {len(names)} columns: put"
+                    ' texts with separators into "quotes"'
+                )
+            if row:
+                records.append(Record(where, {n: v or None for n, v in zip(names, row, strict=True)}))
+    except csv.Error as error:
+        raise FdgError(f"{path}, line {rows.line_num}: is no CSV: {one_line(error)}") from None
+    return records
