@@ -26,9 +26,9 @@ def whole_number(problem: Any, field: str, low: int, high: int, value: Any = ...
     return value
 
 
-def enough(problem: Any, count: float, fix: str) -> None:
+def enough(problem: Any, count: float, fix: str, fewest: int = _FEWEST) -> None:
     """Raises an `FdgError` where there are too few problems to hold some out."""
-    if count < _FEWEST:
+    if count < fewest:
         raise FdgError(
             f"task 'text:{problem.name}': there are only {int(count)} such problems, too few to hold"
             f" some out: {fix}"

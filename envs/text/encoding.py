@@ -81,7 +81,9 @@ def encoded(problem: Any, tokenizer: Any, system: str, arguments: str, count: in
             rows = _written(problem, contents)
         else:
             contents = np.arange(len(rows), dtype=np.int32)[:, None]
-        held_out = jax.jit(jax.vmap(lambda content: is_held_out(problem.identity(content))))(contents)
+        held_out = getattr(problem, "held_out", None)  # of rows, which may be in files of their own
+        if held_out is None:
+            held_out = jax.jit(jax.vmap(lambda content: is_held_out(problem.identity(content))))(contents)
     pairs = _encoded_rows(tokenizer, rows, problem.instruction, system, json.loads(arguments or "{}"))
     stop = tokenizer.stops[:1]
     dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32

@@ -82,11 +82,11 @@ class HostReward:
         prompts: tuple[jax.Array, jax.Array],
         responses: tuple[jax.Array, jax.Array],
         content: Any,
-    ) -> tuple[dict[str, jax.Array], jax.Array, jax.Array]:
+    ) -> tuple[jax.Array, dict[str, jax.Array], jax.Array]:
         """The rewards of a batch; see `TextTask.reward`.
 
         Returns:
-          Of each function by name, their weighted sum (all `[N] float32`), and whether any function said
+          The functions' weighted sum, what each said by name (all `[N] float32`), and whether any said
           something (`[N] bool`).
 
         Raises:
@@ -101,7 +101,7 @@ class HostReward:
         said = ~jnp.isnan(found)
         found = jnp.where(said, found, 0.0)
         total = jnp.sum(found * jnp.asarray(self.weights or [1.0] * len(calls), jnp.float32), axis=1)
-        return {one.name: found[:, i] for i, one in enumerate(calls)}, total, jnp.any(said, axis=1)
+        return total, {one.name: found[:, i] for i, one in enumerate(calls)}, jnp.any(said, axis=1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,11 +34,12 @@ _PROBLEMS: dict[str, type] = {
 }
 
 # Those that need a file or a package: not among `names()`, all of which can be made as they are.
-_OTHERS: dict[str, type] = {problem.name: problem for problem in (tables.File, tables.ReasoningGym)}
+_OTHERS: dict[str, type] = {problem.name: problem for problem in (tables.File, tables.Preferences, tables.ReasoningGym)}
 
 
 def names() -> tuple[str, ...]:
-    """The names of all tasks, without `text:`; beside them there are `file` and `reasoning_gym`.
+    """The names of all tasks, without `text:`; beside them there are `file`, `preferences` and
+    `reasoning_gym`.
 
     >>> "countdown" in names()
     True
@@ -59,7 +60,7 @@ def make(name: str, /, **overrides: Any) -> TextTask:
     if problem is None:
         raise unknown_name("text task", name, (*names(), *_OTHERS), "envs.text.names()")
     own = {name: overrides.pop(name) for name in OPTIONS if name in overrides}
-    fields = [field.name for field in dataclasses.fields(problem)]
+    fields = [field.name for field in dataclasses.fields(problem) if field.init]
     for field in overrides:
         if field not in fields:
             known = listed([*fields, *OPTIONS], "and")

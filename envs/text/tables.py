@@ -1,42 +1,47 @@
-"""Problems that are there already: lines of a file, or those of the package `reasoning-gym`."""
+"""Problems that are there already: rows of a file, or those of the package `reasoning-gym`."""
 
 import dataclasses
 import functools
+import hashlib
 import importlib
-import json
-import pathlib
+import os
+import warnings
 import zlib
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envs.text import columns, files
 from envs.text.characters import Text
-from envs.text.drawing import enough, uniform, whole_number
+from envs.text.drawing import enough, is_held_out, uniform, whole_number
 from envs.text.host_reward import HostReward
 from envs.text.rows import Row
 from envs.text.task import exact
-from fdg.errors import FdgError, one_line
-
-_PROBLEM, _ANSWER = ("problem", "question", "prompt"), ("answer", "solution", "response")
+from fdg.errors import FdgError, FdgWarning, one_line
+from fdg.reading import read_bytes
 
 
 @dataclasses.dataclass(frozen=True)
 class _Table:
-    """Problems one of which is drawn; which are held out follows from their words."""
+    """Rows one of which is drawn; an eighth of the problems is held out, by their words."""
 
     instruction: str = ""
     name: ClassVar[str]
 
     def __post_init__(self) -> None:
-        enough(self, len(self.rows), "give more of them")
+        enough(self, len({row.text for row in self.rows}), "give more of them", fewest=2)
 
     @property
     def rows(self) -> tuple[Row, ...]:
         """All problems and their answers."""
         raise NotImplementedError
+
+    @property
+    def held_out(self) -> np.ndarray:
+        """Which rows are never trained on, `[rows] bool`: an eighth of the problems, and one at least."""
+        return _eighth(self.rows)
 
     @property
     def alphabet(self) -> str:
@@ -62,7 +67,7 @@ class _Table:
         return _of(_table(self.rows, False), content)
 
     def solution(self, content: jax.Array) -> Text:
-        """Its answer."""
+        """Its answer; nothing where it has none."""
         return _of(_table(self.rows, True), content)
 
     def identity(self, content: jax.Array) -> jax.Array:
@@ -71,7 +76,8 @@ class _Table:
 
     def score(self, content: jax.Array, response: Text) -> dict[str, jax.Array]:
         """1 for just the answer."""
-        return exact(self, content, response)
+        answered = jnp.asarray(np.array([row.answer is not None for row in self.rows]))[content[0]]
+        return {name: part * answered for name, part in exact(self, content, response).items()}
 
 
 def _of(table: tuple[np.ndarray, np.ndarray], content: jax.Array) -> Text:
@@ -93,56 +99,164 @@ def _hashes(rows: tuple[Row, ...]) -> np.ndarray:
     return np.array([zlib.crc32(row.text.encode()) for row in rows], np.uint32).view(np.int32)
 
 
-@dataclasses.dataclass(frozen=True)
-class File(_Table):
-    """Problems of a file, an object a line: `{"problem": "1+1=", "answer": "2"}`.
+@functools.lru_cache(maxsize=16)
+def _eighth(rows: tuple[Row, ...]) -> np.ndarray:
+    hashes = _hashes(rows)
+    found = np.asarray(jax.vmap(is_held_out)(hashes[:, None]))
+    if found.all() or not found.any():  # of a few problems
+        found = hashes == hashes.min()
+    return found
 
-    Attributes:
-      path: of the file; `question` or `prompt`, and `solution` or `response`, are taken too.
-      instruction: what a model of language is told in front of each.
+
+@dataclasses.dataclass(frozen=True)
+class _OfFile(_Table):
+    """Rows of a file; those of a held-out file behind them.
+
+    A relative path is one of the current folder, and kept as the absolute one.
     """
 
     path: str = ""
-    name: ClassVar[str] = "file"
+    test_path: str = ""
+    # Of the files' bytes, so that equal tasks have equal rows.
+    digest: str = dataclasses.field(init=False, repr=False, default="")
+
+    def __post_init__(self) -> None:
+        for field in ("path", "test_path"):
+            given = getattr(self, field)
+            if not isinstance(given, str | os.PathLike) or (field == "path" and not given):
+                raise FdgError(
+                    f"task 'text:{self.name}': {field}={given!r:.60}: give a file: text:{self.name}?path=data.jsonl"
+                )
+            object.__setattr__(self, field, os.path.abspath(given) if given else "")
+        try:
+            data = self._read()
+        except FdgError as error:
+            raise FdgError(f"task 'text:{self.name}': {error}") from None
+        object.__setattr__(self, "digest", data.digest)
+        object.__setattr__(self, "_data", data)
+        if not self.test_path:
+            super().__post_init__()
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The files that it is read from, by field."""
+        return {name: getattr(self, name) for name in ("path", "test_path") if getattr(self, name)}
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """All lines."""
-        return _read(self.path)
+        """All of the file, and behind them those of the held-out file."""
+        return self._kept.rows
+
+    @property
+    def held_out(self) -> np.ndarray:
+        """Those of the held-out file; without one, an eighth of the problems."""
+        return np.arange(len(self.rows)) >= self._kept.trained if self.test_path else super().held_out
+
+    @property
+    def unanswered(self) -> str | None:
+        """The place of the first row without an answer."""
+        return self._kept.unanswered
+
+    @property
+    def _kept(self) -> "_Data":
+        return self._data  # type: ignore[attr-defined]
+
+    def _read(self) -> "_Data":
+        raise NotImplementedError
+
+
+class _Data(NamedTuple):
+    """What files hold."""
+
+    rows: tuple[Row, ...]
+    trained: int  # rows of the first file
+    unanswered: str | None
+    digest: str
+
+
+@dataclasses.dataclass(frozen=True)
+class File(_OfFile):
+    """Problems of a file with their answers.
+
+    Attributes:
+      path: of the file: an object a line (`{"prompt": "1+1=", "completion": "2"}`), a list of such objects,
+        or CSV (`.csv`, `.tsv`). `envs/text/columns.py` says which columns.
+      test_path: of a file with the held-out problems; empty: an eighth of the problems of `path`.
+      prompt_column, answer_column: where they have other names.
+      instruction: what a model of language is told in front of each.
+    """
+
+    prompt_column: str = ""
+    answer_column: str = ""
+    name: ClassVar[str] = "file"
+
+    def _read(self) -> _Data:
+        return _read("row", self.path, self.test_path, self.prompt_column, self.answer_column)
+
+
+@dataclasses.dataclass(frozen=True)
+class Preferences(_OfFile):
+    """Pairs of answers to each prompt of a file, one of them preferred, which is the answer to the problem.
+
+    Attributes:
+      path: of the file: rows of `prompt`, `chosen` and `rejected`, as for `File`.
+      test_path: of a file with the held-out pairs; empty: those of an eighth of the prompts of `path`.
+      instruction: what a model of language is told in front of each.
+    """
+
+    name: ClassVar[str] = "preferences"
+
+    @property
+    def rejected(self) -> "Preferences":
+        """The same prompts with the answers that are not preferred."""
+        return _Rejected(self.instruction, self.path, self.test_path)
+
+    def _read(self) -> _Data:
+        return _read("chosen", self.path, self.test_path)
+
+
+class _Rejected(Preferences):
+    def _read(self) -> _Data:
+        return _read("rejected", self.path, self.test_path)
+
+
+def _read(kind: str, *paths_and_names: str) -> _Data:
+    return _data(kind, *paths_and_names, stamps=tuple(map(_stamp, paths_and_names[:2])))
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    """Changes where a file does."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):  # which reading it says better
+        return 0, 0
+    return found.st_mtime_ns, found.st_size
 
 
 @functools.lru_cache(maxsize=16)
-def _read(path: str) -> tuple[Row, ...]:
-    if not path:
-        raise FdgError("task 'text:file': give its file, as in text:file?path=problems.jsonl")
-    try:
-        if not pathlib.Path(path).is_file():  # a pipe or a device never ends
-            raise FdgError(f"task 'text:file': '{path}' is no file")
-        lines = pathlib.Path(path).read_text().splitlines()
-    except FdgError:
-        raise
-    except (OSError, ValueError) as error:
-        raise FdgError(f"task 'text:file': '{path}' cannot be read: {one_line(error)}") from error
-    rows = []
-    for i, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            found = json.loads(line)
-        except ValueError as error:
-            raise FdgError(f"task 'text:file': line {i} of '{path}' is no JSON: {one_line(error)}") from error
-        rows.append(Row(_entry(found, _PROBLEM, path, i), _entry(found, _ANSWER, path, i), found))
-    return tuple(rows)
-
-
-def _entry(found: Any, names: Sequence[str], path: str, line: int) -> str:
-    name = next((name for name in names if isinstance(found, Mapping) and name in found), None)
-    if name is None:
-        raise FdgError(
-            f"task 'text:file': line {line} of '{path}' has no '{names[0]}': write"
-            f' {{"problem": "...", "answer": "..."}}'
+def _data(kind: str, path: str, test_path: str, *names: str, stamps: tuple[Any, ...]) -> _Data:
+    """The rows of files, which are read again once they have changed."""
+    records = [files.read(path), files.read(test_path) if test_path else []]
+    for place, some in zip((path, test_path), records, strict=True):
+        if place and not some:
+            raise FdgError(f"{place}: has no rows: write one object a line")
+    if kind == "row":
+        found = [[columns.row(one, *names) for one in some] for some in records]
+    else:
+        found = [[columns.pair(one)[kind == "rejected"] for one in some] for some in records]
+    rows = [row for some in found for row in some]
+    trained, asked = ({row.text for row in some} for some in found)
+    if kind != "rejected" and trained & asked:
+        warnings.warn(
+            f"{len(trained & asked)} of the {len(asked)} held-out prompts of {test_path} are in {path} too: an"
+            " evaluation of them says little",
+            FdgWarning,
+            stacklevel=2,
         )
-    return str(found[name])
+    places = [one.where for some in records for one in some]
+    unanswered = next((p for p, row in zip(places, rows, strict=True) if row.answer is None), None)
+    content = hashlib.sha256(b"".join(read_bytes(one, 1 << 30) for one in (path, test_path) if one))
+    return _Data(tuple(rows), len(found[0]), unanswered, content.hexdigest())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,10 +303,9 @@ class _Scored:
     def __name__(self) -> str:
         return self.dataset
 
-    def __call__(self, prompts: list[str], responses: list[str], answers: list[Any]) -> list[float]:
+    def __call__(self, responses: list[str], entry: list[Any]) -> list[float]:
         data = _dataset(self.dataset, self.size, self.seed)
-        rows = zip(responses, answers, strict=True)
-        return [data.score_answer(answer=said.strip(), entry=data[int(row[0])]) for said, row in rows]
+        return [data.score_answer(answer=r.strip(), entry=e) for r, e in zip(responses, entry, strict=True)]
 
 
 @functools.lru_cache(maxsize=4)
@@ -211,4 +324,4 @@ def _dataset(name: str, size: int, seed: int) -> Any:
 def _rows_of(name: str, size: int, seed: int) -> tuple[Row, ...]:
     data = _dataset(name, size, seed)
     entries = (data[i] for i in range(size))
-    return tuple(Row(str(entry["question"]), str(entry["answer"]), entry) for entry in entries)
+    return tuple(Row(str(entry["question"]), str(entry["answer"]), {"entry": entry}) for entry in entries)

@@ -54,6 +54,7 @@ class Reward(NamedTuple):
 
     total: jax.Array  # [N] float32, the sum of the parts
     parts: dict[str, jax.Array]  # each [N] float32
+    given: jax.Array | None = None  # [N] bool: which responses have a reward; None: all
 
 
 class TextProblem(Protocol):
@@ -142,7 +143,9 @@ class TextTask:
         ones.
         """
         fields = dataclasses.fields(self.problem) if dataclasses.is_dataclass(self.problem) else ()
-        given = [(field.name, getattr(self.problem, field.name), field.default) for field in fields]
+        given = [
+            (field.name, getattr(self.problem, field.name), field.default) for field in fields if field.init
+        ]
         own = [field for field in dataclasses.fields(self) if field.name in OPTIONS]
         given += [(field.name, getattr(self, field.name), field.default) for field in own]
         return tuple((name, value) for name, value, usual in given if value != usual)
@@ -184,9 +187,13 @@ class TextTask:
                 )
         return changed
 
-    def with_reward(self, function: Any, max_response: int | None = None) -> "TextTask":
-        """The same problems, judged by a Python function on text; see `HostReward`."""
-        judge = function if isinstance(function, HostReward) else HostReward(function)
+    def with_reward(
+        self, function: Any, max_response: int | None = None, weights: Sequence[float] = ()
+    ) -> "TextTask":
+        """The same problems, judged by a Python function on text, or the weighted sum of several; see
+        `HostReward`.
+        """
+        judge = function if isinstance(function, HostReward) else HostReward(function, tuple(weights))
         return dataclasses.replace(self, host_reward=judge, max_response=max_response or self.max_response)
 
     def sample(self, keys: jax.Array, split: Split = "train") -> Problem:
@@ -221,26 +228,22 @@ class TextTask:
             raise FdgError(f"task '{self.name}': split={split!r} must be 'train' or 'test'")
         check_keys(self.name, keys)
         wanted, table = split == "test", self._encoded
-
-        def drawn(key: jax.Array) -> Any:
-            return self.problem.draw(key) if table is None else uniform(key, (), 0, len(table.held_out) - 1)
-
-        def held_out(content: Any) -> jax.Array:
-            if table is None:
-                return is_held_out(self.problem.identity(content))
-            return jnp.asarray(table.held_out)[content]
+        if table is not None:
+            rows = np.flatnonzero(table.held_out == wanted).astype(np.int32)
+            places = jax.vmap(lambda key: uniform(key, (), 0, len(rows) - 1))(keys)
+            return jnp.asarray(rows)[places]
 
         def one(key: jax.Array) -> Any:
             def unfit(carry: tuple[jax.Array, Any]) -> jax.Array:
                 count, content = carry
-                fits = held_out(content) == wanted
+                fits = is_held_out(self.problem.identity(content)) == wanted
                 return (count == 0) | (~fits & (count < _DRAWS))
 
             def again(carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
                 count, _ = carry
-                return count + 1, drawn(jax.random.fold_in(key, count))
+                return count + 1, self.problem.draw(jax.random.fold_in(key, count))
 
-            shapes = jax.eval_shape(drawn, key)
+            shapes = jax.eval_shape(self.problem.draw, key)
             nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
             return jax.lax.while_loop(unfit, again, (jnp.int32(0), nothing))[1]
 
@@ -365,10 +368,8 @@ class TextTask:
         )
 
     def _judged(self, answer: Any, tokens: jax.Array, mask: jax.Array, judge: HostReward) -> Reward:
-        total = judge.call(
-            self, (answer["prompt"], answer["prompt_mask"]), (tokens, mask), self._own(answer["content"])
-        )
-        return Reward(total, {judge.name: total})
+        prompts = answer["prompt"], answer["prompt_mask"]
+        return Reward(*judge.call(self, prompts, (tokens, mask), self._own(answer["content"])))
 
 
 def _as_json(arguments: Any, name: str) -> str:
