@@ -31,7 +31,13 @@ def overlong_penalty(lengths: jax.Array, longest: int, buffer: int) -> jax.Array
 
 
 def group_advantage(
-    reward: jax.Array, group: int, baseline: Baseline, scale: Scale, guard: float, unbiased: bool
+    reward: jax.Array,
+    group: int,
+    baseline: Baseline,
+    scale: Scale,
+    guard: float,
+    unbiased: bool,
+    given: jax.Array | None = None,
 ) -> jax.Array:
     """Rewards `[N]` less what the other responses to the same prompt were worth: `[N]` float32.
 
@@ -46,43 +52,54 @@ def group_advantage(
         or within the batch; otherwise not at all (Dr. GRPO), or later (`tokens`).
       guard: added to that deviation.
       unbiased: the deviation is over `n - 1`, not `n`.
+      given: `[N]` bool, which responses have a reward; the others count in no mean, and have an advantage of
+        zero. None: all.
 
     >>> group_advantage(jnp.array([1.0, 0.0, 0.0, 5.0]), 2, "leave_one_out", "none", 0.0, True).tolist()
     [1.0, -1.0, -5.0, 5.0]
     """
     grouped = reward.astype(float).reshape(-1, group)
-    advantage = grouped
+    there = jnp.ones(grouped.shape, bool) if given is None else given.reshape(-1, group)
+    advantage = jnp.where(there, grouped, 0.0)
     if baseline != "none":
-        advantage = _centred(grouped, axis=1)
+        advantage = _centred(grouped, there, axis=1)
     if baseline == "leave_one_out":
-        advantage = advantage * (group / (group - 1))
+        count = jnp.sum(there, axis=1, keepdims=True, dtype=advantage.dtype)
+        advantage = advantage * (count / jnp.maximum(count - 1, 1))
     if scale in ("group", "batch"):
         axis = 1 if scale == "group" else None
-        advantage = advantage / (_deviation(grouped, axis, unbiased) + guard)
+        advantage = advantage / (_deviation(grouped, there, axis, unbiased) + guard)
     return advantage.reshape(-1)
 
 
-def _centred(x: jax.Array, axis: int | None) -> jax.Array:
-    """`x` less its mean over an axis, or over all: exactly zero where all are equal, as a mean seldom is."""
-    equal = jnp.max(x, axis, keepdims=True) == jnp.min(x, axis, keepdims=True)
-    return jnp.where(equal, 0.0, x - jnp.mean(x, axis, keepdims=True))
+def _centred(x: jax.Array, there: jax.Array, axis: int | None) -> jax.Array:
+    """`x` less its mean over an axis, or over all: exactly zero where all are equal, as a mean seldom is.
+
+    What is not `there` counts in no mean, and is zero.
+    """
+    largest = jnp.max(x, axis, keepdims=True, where=there, initial=-jnp.inf)
+    smallest = jnp.min(x, axis, keepdims=True, where=there, initial=jnp.inf)
+    count = jnp.maximum(jnp.sum(there, axis, keepdims=True, dtype=x.dtype), 1)
+    mean = jnp.sum(jnp.where(there, x, 0.0), axis, keepdims=True) / count
+    return jnp.where(there & (largest > smallest), x - mean, 0.0)
 
 
-def _deviation(x: jax.Array, axis: int | None, unbiased: bool) -> jax.Array:
+def _deviation(x: jax.Array, there: jax.Array, axis: int | None, unbiased: bool) -> jax.Array:
     """The standard deviation over an axis, which is kept, or over all; exactly zero where all are equal."""
-    count = x.size if axis is None else x.shape[axis]
-    squares = jnp.sum(jnp.square(_centred(x, axis)), axis, keepdims=True)
-    return jnp.sqrt(squares / (count - unbiased))
+    count = jnp.sum(there, axis, keepdims=True, dtype=x.dtype)
+    squares = jnp.sum(jnp.square(_centred(x, there, axis)), axis, keepdims=True)
+    return jnp.sqrt(squares / jnp.maximum(count - unbiased, 1))
 
 
-def informative(reward: jax.Array, group: int) -> jax.Array:
+def informative(reward: jax.Array, group: int, given: jax.Array | None = None) -> jax.Array:
     """Whether responses to a prompt differ in reward, `[N / G]` bool: others teach nothing (DAPO, eq. 11).
 
     >>> informative(jnp.array([1.0, 0.0, 1.0, 1.0]), 2).tolist()
     [True, False]
     """
-    grouped = reward.reshape(-1, group)
-    return jnp.max(grouped, axis=1) > jnp.min(grouped, axis=1)
+    there = jnp.ones(reward.shape, bool) if given is None else given
+    highest = jnp.where(there, reward, -jnp.inf).reshape(-1, group).max(axis=1)
+    return highest > jnp.where(there, reward, jnp.inf).reshape(-1, group).min(axis=1)
 
 
 def whiten(x: jax.Array, mask: jax.Array) -> jax.Array:

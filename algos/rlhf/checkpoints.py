@@ -53,18 +53,19 @@ def begun_reward(network: Decoder, path: str, key: jax.Array) -> Any:
 def in_its_words(env: Any, path: str, max_response: int | None) -> Any:
     """The task with the checkpoint's own tokenizer, where it has one and the task none of that kind.
 
-    Responses have `max_response` tokens, or what the task was given; else 64, or what the context has room
-    for.
+    Responses have `max_response` tokens, or what the task was given; else 64, or as many as the longest answer
+    of a file, or what the context has room for.
     """
     plain = isinstance(env, TextTask) and not isinstance(env.tokenizer, HuggingFaceTokenizer)
     if not plain or not os.path.lexists(Path(path, "tokenizer.json")):
         return env
     named = max_response or env.max_response
-    found = env.with_tokenizer(HuggingFaceTokenizer(path), max_response=named or _LONGEST)
+    found = env.with_tokenizer(HuggingFaceTokenizer(path), max_response=named)
+    if named is not None:
+        return found
+    longest = found.response_length if hasattr(env.problem, "rows") else 0
     room = config_of(path).max_positions - found.prompt_length
-    if named is None and 0 < room < _LONGEST:
-        return dataclasses.replace(found, max_response=room)
-    return found
+    return dataclasses.replace(found, max_response=max(longest, min(_LONGEST, max(room, 1))))
 
 
 def _read(path: str, dtype: Any, scores: bool = False) -> Any:

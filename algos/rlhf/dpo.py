@@ -15,7 +15,7 @@ from algos.hyperparameters import hyperparameter, require, require_positive
 from algos.rlhf import losses, updates
 from algos.rlhf.judged import JudgedAgent
 from algos.rlhf.losses import Preference
-from algos.rlhf.preferences import PreferenceAgent, paired
+from algos.rlhf.preferences import PreferenceAgent
 from algos.rlhf.responses import scores
 
 
@@ -32,11 +32,12 @@ class State(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class DPO(PreferenceAgent, JudgedAgent):
-    """DPO on pairs of the network's own responses, ranked by the task's reward.
+    """DPO on pairs of a file (`text:preferences`), or of the network's own responses, ranked by their reward.
 
     The best and the worst of `group_size` responses are a pair; prompts whose responses are all worth the
     same do not count. As in the paper the reference responds; with `respondent="policy"` the network that
-    learns does (online DPO, arXiv 2402.04792). Frozen and hashable.
+    learns does (online DPO, arXiv 2402.04792). An evaluation on a file is the share of held-out pairs whose
+    margin is above zero. Frozen and hashable.
 
     Raises:
       FdgError: (construction) a field out of range, or sizes that do not divide.
@@ -75,8 +76,7 @@ class DPO(PreferenceAgent, JudgedAgent):
         """Responses to new prompts, pairs of them, and all updates on these."""
         reference = self._reference_parameters(state)
         respondent = reference if self.respondent == "reference" else state.parameters
-        responses, _, _, reward = self._rollout(state._replace(parameters=respondent), self.num_prompts)
-        pairs = paired(responses, reward.total, self.group_size)
+        pairs, said = self._pairs(state._replace(parameters=respondent))
         trained, optimizer_state, metrics = self.learn(
             state.parameters,
             state.optimizer_state,
@@ -88,9 +88,21 @@ class DPO(PreferenceAgent, JudgedAgent):
             optimizer_state=optimizer_state,
             iteration=state.iteration + 1,
         )
-        parts = {f"reward_{name}": jnp.mean(part) for name, part in reward.parts.items()}
-        metrics |= {"episode_return": jnp.mean(reward.total), **parts, **self._lengths(responses)}
-        return state, metrics
+        return state, {**metrics, **said}
+
+    # --- what was learned, at work ---
+
+    def evaluate(
+        self, state: Any, key: jax.Array, episodes: int, greedy: bool = True
+    ) -> dict[str, jax.Array]:
+        """As of every `LanguageAgent`; of pairs of a file, 1 where the preferred one gained more."""
+        if not self._reads:
+            return super().evaluate(state, key, episodes, greedy)
+        pairs = self._held_out_pairs(key, episodes)
+        gains = self._gains(state.parameters, pairs, self.refer(self._reference_parameters(state), pairs))
+        right = (gains[0] > gains[1]).astype(jnp.float32)
+        lengths = jnp.sum(pairs.chosen.own, axis=1, dtype=jnp.int32)
+        return {"return": jnp.mean(right), "returns": right, "lengths": lengths}
 
     # --- fragments; `problems`, `respond`, `score` and `update` are those of every `LanguageAgent` ---
 
@@ -102,16 +114,8 @@ class DPO(PreferenceAgent, JudgedAgent):
     # --- parts ---
 
     def _loss(self, parameters, minibatch):
-        pairs, weight = minibatch.pairs, minibatch.weight
-        grown = []  # log-probability of the chosen, and of the rejected response, less the reference's: [n]
-        both = zip(
-            (pairs.chosen, pairs.rejected), self._scores(parameters, pairs), minibatch.known, strict=True
-        )
-        for responses, log_prob, reference in both:
-            change = jnp.sum(jnp.where(responses.own, log_prob - reference, 0.0), axis=1)
-            if self.preference == "ipo":  # over means, as its authors say that they had it
-                change = change / jnp.maximum(jnp.sum(responses.own, axis=1, dtype=jnp.float32), 1)
-            grown.append(change)
+        weight = minibatch.weight
+        grown = self._gains(parameters, minibatch.pairs, minibatch.known)
         margin = grown[0] - grown[1]
         each = losses.preference_loss(margin, self.beta, self.preference, self.label_smoothing)
         loss = jnp.sum(weight * each)
@@ -122,6 +126,17 @@ class DPO(PreferenceAgent, JudgedAgent):
             "chosen_reward": self.beta * jnp.sum(weight * grown[0]),
             "rejected_reward": self.beta * jnp.sum(weight * grown[1]),
         }
+
+    def _gains(self, parameters, pairs, known):
+        """Log-probability of the chosen, and of the rejected response, less the reference's: `[n]` each."""
+        gains = []
+        both = zip((pairs.chosen, pairs.rejected), self._scores(parameters, pairs), known, strict=True)
+        for responses, log_prob, reference in both:
+            gain = jnp.sum(jnp.where(responses.own, log_prob - reference, 0.0), axis=1)
+            if self.preference == "ipo":  # over means, as its authors say that they had it
+                gain = gain / jnp.maximum(jnp.sum(responses.own, axis=1, dtype=jnp.float32), 1)
+            gains.append(gain)
+        return gains
 
     def _scores(self, parameters, pairs):
         """Log-probabilities `[n, R]` of chosen and rejected responses."""

@@ -24,7 +24,7 @@ from algos.rlhf.advantages import Baseline, Scale, informative
 from algos.rlhf.losses import Aggregation, Correction, Estimator, RatioLevel
 from algos.rlhf.objective import VARIANTS, Convention, Objective, Penalised, Variant, objective
 from algos.rlhf.policy_gradient import PolicyGradientAgent
-from algos.rlhf.responses import Responses, finished, scores
+from algos.rlhf.responses import Responses, finished, rewarded, scores
 from envs.text import Reward
 
 
@@ -301,7 +301,8 @@ class GRPO(PolicyGradientAgent):
             old = updates.mapped(score, batch.responses, self.at_once)
         lengths = jnp.sum(batch.responses.own, axis=1, dtype=jnp.int32)
         reward = wanted.reward(batch.reward.total, lengths, self.longest)
-        advantage = wanted.advantage(reward, old, batch.reference_log_prob, mask, self.group_size)
+        given = rewarded(batch.responses)
+        advantage = wanted.advantage(reward, old, batch.reference_log_prob, mask, self.group_size, given)
         nothing = jnp.zeros_like(advantage)
         return Minibatch(batch, old, advantage, nothing, nothing)
 
@@ -312,7 +313,7 @@ class GRPO(PolicyGradientAgent):
             mask = mask & finished(batch.responses, self._stops)[:, None]
         if not self.objective.dynamic_sampling:
             return batch._replace(weight_mask=mask)
-        teaches = informative(batch.reward.total, self.group_size)
+        teaches = informative(batch.reward.total, self.group_size, rewarded(batch.responses))
         mask = mask & jnp.repeat(teaches, self.group_size)[:, None]
         batch = batch._replace(weight_mask=mask)
         if self._candidates == self.num_prompts:
@@ -323,12 +324,13 @@ class GRPO(PolicyGradientAgent):
 
     def _measured(self, batch: Batch, iteration: jax.Array) -> dict[str, jax.Array]:
         """Metrics of a rollout, before anything is learned from it."""
-        reward = batch.reward
+        reward, given = batch.reward, rewarded(batch.responses)
+        differ = informative(reward.total, self.group_size, given)
         return {
-            "episode_return": jnp.mean(reward.total),
+            "episode_return": losses.masked_mean(reward.total, given),
             **{f"reward_{name}": jnp.mean(part) for name, part in reward.parts.items()},
             **self._lengths(batch.responses),
-            "informative": jnp.mean(informative(reward.total, self.group_size), dtype=jnp.float32),
+            "informative": jnp.mean(differ, dtype=jnp.float32),
             "staleness": jnp.mean((iteration - batch.version).astype(jnp.float32)),
         }
 

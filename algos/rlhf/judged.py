@@ -68,9 +68,15 @@ class JudgedAgent(LanguageAgent):
 
         return updates.mapped(score, responses, self.at_once)
 
+    @property
+    def _needs_answers(self) -> bool:
+        return self.reward_model is None and super()._needs_answers
+
     def _rollout(self, state: Any, count: int) -> tuple[Responses, jax.Array, jax.Array, Reward]:
         responses, log_prob, version, reward = super()._rollout(state, count)
         if self.reward_model is not None:
+            if reward.given is not None:  # the task's, and the model has something to say of all
+                responses = responses._replace(own=responses.mask)
             total = self.rate(state.reward_model, responses)
             reward = Reward(total, {**reward.parts, "model": total})
         return responses, log_prob, version, reward

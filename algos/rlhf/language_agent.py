@@ -25,7 +25,8 @@ from algos.presets.preferring import HasPresets
 from algos.rlhf import data, updates
 from algos.rlhf.checkpoints import begun, config_of, in_its_words
 from algos.rlhf.following import Rows, fits, followed
-from algos.rlhf.responses import Responses, finished
+from algos.rlhf.losses import masked_mean
+from algos.rlhf.responses import Responses, finished, rewarded
 from algos.rlhf.speaker import Speaker, converse, evaluated, repeated
 from envs.text import Prompts, Reward, is_game, is_text
 from fdg.errors import FdgError
@@ -54,6 +55,8 @@ class LanguageAgent(HasPresets):
         ".critic['network']": (".critic['network']", ".parameters"),
         ".parameters['base']": (".parameters['base']", ".parameters"),
     }
+
+    _imitates: ClassVar[bool] = False  # whether it learns from right answers themselves
 
     env: Any  # a TextTask, or a TextGame
     decoder: Decoder | None = hyperparameter(None, "the network; None for one made of the fields below")
@@ -125,6 +128,13 @@ class LanguageAgent(HasPresets):
         for name, value in self._sizes(vars(self), named).items():
             object.__setattr__(self, name, value)
         self._check_network()
+        unanswered = getattr(getattr(self.env, "problem", None), "unanswered", None)
+        require(
+            self,
+            unanswered is None or not self._needs_answers,
+            f"{unanswered}: has no answer, and nothing else says what a response is worth: give one in each row"
+            + ("" if self._imitates else ", or a reward (task.with_reward)"),
+        )
         _ = self._speaker  # whose own checks are these
         size = self.dataset_size
         require(
@@ -290,6 +300,11 @@ class LanguageAgent(HasPresets):
     # --- parts ---
 
     @property
+    def _needs_answers(self) -> bool:
+        """Whether it learns from answers, or from comparing with them."""
+        return self._imitates or getattr(self.env, "host_reward", None) is None
+
+    @property
     def network(self) -> Decoder:
         """The decoder that learns."""
         if self.decoder is not None:
@@ -392,8 +407,8 @@ class LanguageAgent(HasPresets):
         """`count` prompts, and `G` responses next to each other to each.
 
         Returns:
-          Responses; log-probabilities `[N, R]` of their tokens at sampling; the version `[N]` of the
-          parameters; rewards.
+          Responses, of whose tokens none is `own` where no reward was given; log-probabilities `[N, R]` of
+          their tokens at sampling; the version `[N]` of the parameters; rewards.
         """
         problem = self.problems(self._problem_keys(state, count))
         problem = jax.tree.map(lambda x: repeated(x, self.responses_per_prompt), problem)
@@ -413,6 +428,8 @@ class LanguageAgent(HasPresets):
             reward = self.score(problem.answer, said.tokens, said.mask)
             responses = Responses(problem.prompts, said.tokens, said.mask, said.mask)
             log_prob = said.log_probs
+        if reward.given is not None:  # without one, nothing that was said is learned from
+            responses = responses._replace(own=responses.own & reward.given[:, None])
         return responses, log_prob, versions[0], reward
 
     @property
@@ -428,13 +445,14 @@ class LanguageAgent(HasPresets):
     def _lengths(self, responses: Responses) -> dict[str, jax.Array]:
         """Metrics of responses as such; `tokens` counts all that are no padding, of prompts too."""
         own = jnp.sum(responses.own, axis=1, dtype=jnp.int32)
+        counted = rewarded(responses)
         there = jnp.sum(responses.mask, dtype=jnp.int32) + jnp.sum(responses.prompts.mask, dtype=jnp.int32)
         ended = finished(responses, self._stops)
         return {
             "tokens": there,
-            "response_length": jnp.mean(own.astype(jnp.float32)),
+            "response_length": masked_mean(own.astype(jnp.float32), counted),
             "response_length_max": jnp.max(own).astype(jnp.float32),
-            "truncation_rate": jnp.mean(~ended, dtype=jnp.float32),
+            "truncation_rate": masked_mean((~ended).astype(jnp.float32), counted),
         }
 
     def _check_network(self) -> None:

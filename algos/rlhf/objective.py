@@ -88,6 +88,7 @@ class Objective:
         reference_log_prob: jax.Array,
         mask: jax.Array,
         group: int,
+        given: jax.Array | None = None,
     ) -> jax.Array:
         """Of each token, `[N, R]` float32, without gradient; zero outside the mask.
 
@@ -97,6 +98,7 @@ class Objective:
             looked at where the divergence is counted in rewards.
           mask: `[N, R]` bool.
           group: responses to each prompt.
+          given: `[N]` bool, which responses have a reward; None: all.
         """
         penalty = None
         if self.kl_coefficient and self.kl_in != "loss":
@@ -104,7 +106,9 @@ class Objective:
             penalty = self.kl_coefficient * jax.numpy.where(mask, kl, 0.0)
         if penalty is not None and self.kl_in == "reward":
             reward = reward - penalty.sum(axis=1)
-        whole = group_advantage(reward, group, self.baseline, self.scale, self.guard, self.unbiased_deviation)
+        whole = group_advantage(
+            reward, group, self.baseline, self.scale, self.guard, self.unbiased_deviation, given
+        )
         advantage = jax.numpy.where(mask, whole[:, None], 0.0)
         if penalty is not None and self.kl_in == "reward_to_go":
             advantage = advantage - still_to_come(penalty, mask)

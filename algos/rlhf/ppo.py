@@ -23,7 +23,7 @@ from algos.rlhf import losses, updates
 from algos.rlhf.advantages import reward_at_end, token_advantages, whiten
 from algos.rlhf.losses import Estimator
 from algos.rlhf.policy_gradient import PolicyGradientAgent
-from algos.rlhf.responses import Responses, hidden_before, scores
+from algos.rlhf.responses import Responses, hidden_before, rewarded, scores
 
 
 class State(NamedTuple):
@@ -130,7 +130,7 @@ class PPORLHF(PolicyGradientAgent):
         )
         away = jnp.where(responses.own, jnp.abs(old - sampled), 0.0)
         metrics = {
-            "episode_return": jnp.mean(reward.total),
+            "episode_return": losses.masked_mean(reward.total, rewarded(responses)),
             **{f"reward_{name}": jnp.mean(part) for name, part in reward.parts.items()},
             **self._lengths(responses),
             "staleness": jnp.mean((state.iteration - version).astype(jnp.float32)),

@@ -1,4 +1,4 @@
-"""Learning from pairs of responses, one of them preferred.
+"""Learning from pairs of responses, one of them preferred: of the network's own, or of a file.
 
 Letters in shapes: `B` prompts, and pairs; `G` responses to each prompt, of which the best and the worst are a
 pair; `N = B * G`; `R` tokens of a response; `n` pairs of a micro-batch.
@@ -7,7 +7,7 @@ pair; `N = B * G`; `R` tokens of a response; `n` pairs of a micro-batch.
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +16,11 @@ import optax
 import fdg
 from algos.hyperparameters import hyperparameter, require, require_positive
 from algos.rlhf import updates
+from algos.rlhf.advantages import informative
 from algos.rlhf.following import Rows
 from algos.rlhf.language_agent import LanguageAgent
-from algos.rlhf.responses import Responses
+from algos.rlhf.losses import masked_mean
+from algos.rlhf.responses import Responses, rewarded
 
 
 class Pairs(NamedTuple):
@@ -39,6 +41,7 @@ class Minibatch(NamedTuple):
 
 def paired(responses: Responses, reward: jax.Array, group: int) -> Pairs:
     """The best and the worst of each `group` of `Responses [N]`; the first of several alike."""
+    there = rewarded(responses).reshape(-1, group)
     grouped = reward.reshape(-1, group)
 
     def take(index: jax.Array) -> Responses:
@@ -48,8 +51,9 @@ def paired(responses: Responses, reward: jax.Array, group: int) -> Pairs:
 
         return jax.tree.map(of_group, responses)
 
-    best, worst = jnp.argmax(grouped, axis=1), jnp.argmin(grouped, axis=1)
-    return Pairs(take(best), take(worst), jnp.max(grouped, axis=1) > jnp.min(grouped, axis=1))
+    best = jnp.argmax(jnp.where(there, grouped, -jnp.inf), axis=1)
+    worst = jnp.argmin(jnp.where(there, grouped, jnp.inf), axis=1)
+    return Pairs(take(best), take(worst), informative(reward, group, rewarded(responses)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +61,8 @@ class PreferenceAgent(LanguageAgent):
     """Base of the algorithms that learn from the best and the worst of several responses to a prompt.
 
     A subclass has `_loss(parameters, minibatch)`: its share of the loss and of measures, which add up over
-    micro-batches. Prompts whose responses are all worth the same do not count.
+    micro-batches. Prompts whose responses are all worth the same do not count. A task that has pairs
+    (`text:preferences`) is read: nothing is sampled.
     """
 
     learning_rate: float = hyperparameter(3e-4, "AdamW's step size")
@@ -79,10 +84,15 @@ class PreferenceAgent(LanguageAgent):
 
     @property
     def responses_per_prompt(self) -> int:
-        """`G`."""
-        return self.group_size
+        """`G`; of pairs that are read, two."""
+        return 2 if self._reads else self.group_size
 
     # --- fragments ---
+
+    @fdg.fragment("environment")
+    def read(self, keys):
+        """`keys [B]` -> `Pairs [B]` of a file, to train on."""
+        return self._read(keys, "train")
 
     @fdg.fragment("learner", in_axes=(None, None, 0, None), out_axes=None)
     def learn(self, parameters, optimizer_state, batch, key):
@@ -118,6 +128,36 @@ class PreferenceAgent(LanguageAgent):
             return self._loss(self._with_trained(parameters, trained), minibatch)
 
         return jax.grad(loss, has_aux=True)(self._trained(parameters))
+
+    # --- parts ---
+
+    @property
+    def _reads(self) -> bool:
+        """Whether pairs are read, and not made of responses."""
+        return hasattr(getattr(self.env, "problem", None), "sides")
+
+    def _read(self, keys: jax.Array, split: Literal["train", "test"]) -> Pairs:
+        chosen, rejected = (
+            Responses(prompts, tokens, mask, mask)
+            for prompts, tokens, mask in (
+                dataclasses.replace(self.env, problem=side).demonstration(keys, split)
+                for side in self.env.problem.sides
+            )
+        )
+        return Pairs(chosen, rejected, jnp.any(chosen.tokens != rejected.tokens, axis=1))
+
+    def _pairs(self, state: Any) -> tuple[Pairs, dict[str, jax.Array]]:
+        """Pairs `[B]` of an iteration, read or made of responses of a state's parameters, and metrics."""
+        if self._reads:
+            pairs = self.read(self._problem_keys(state, self.num_prompts))
+            return pairs, self._lengths(pairs.chosen)
+        responses, _, _, reward = self._rollout(state, self.num_prompts)
+        parts = {f"reward_{name}": jnp.mean(part) for name, part in reward.parts.items()}
+        metrics = {"episode_return": masked_mean(reward.total, rewarded(responses)), **parts}
+        return paired(responses, reward.total, self.group_size), {**metrics, **self._lengths(responses)}
+
+    def _held_out_pairs(self, key: jax.Array, count: int) -> Pairs:
+        return self._read(jax.random.split(key, count), "test")
 
     def _loss(self, parameters: Any, minibatch: Minibatch) -> tuple[jax.Array, dict[str, jax.Array]]:
         raise NotImplementedError

@@ -58,6 +58,11 @@ def hidden_before(decoder: Decoder, parameters: Any, responses: Responses) -> ja
     return decoder.hidden(parameters, tokens, segments)[:, last:-1]
 
 
+def rewarded(responses: Responses) -> jax.Array:
+    """Which responses have a reward, `[N]` bool: of the others no token is the policy's own."""
+    return jnp.any(responses.own, axis=1)
+
+
 def finished(responses: Responses, stop_tokens: tuple[int, ...]) -> jax.Array:
     """Whether each response ends with a stop token, rather than because it is too long: `[N]` bool."""
     stops = jnp.isin(responses.tokens, jnp.asarray(stop_tokens, jnp.int32)) if stop_tokens else False

@@ -33,8 +33,8 @@ class State(NamedTuple):
 class RewardModel(PreferenceAgent):
     """A decoder with a head learns which of two responses is preferred.
 
-    Pairs are responses of the network that learning begins with, which stays as it was, ranked by the task's
-    reward. The loss is Bradley and Terry's (arXiv 2203.02155, equation 1). `GRPO`, `PPORLHF` and `DPO` take
+    Pairs are those of a file (`text:preferences`), or responses of the network that learning begins with, which
+    stays as it was, ranked by the task's reward. The loss is Bradley and Terry's (arXiv 2203.02155, equation 1). `GRPO`, `PPORLHF` and `DPO` take
     what comes out (`export`) as their `reward_model`. An evaluation is the share of held-out pairs that are
     ranked right. Frozen and hashable.
 
@@ -80,9 +80,7 @@ class RewardModel(PreferenceAgent):
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
         """Responses to new prompts, pairs of them, and all updates on these."""
-        who = state._replace(parameters=self._speaking(state))
-        responses, _, _, reward = self._rollout(who, self.num_prompts)
-        pairs = paired(responses, reward.total, self.group_size)
+        pairs, said = self._pairs(state._replace(parameters=self._speaking(state)))
         trained, optimizer_state, metrics = self.learn(
             state.parameters, state.optimizer_state, (pairs, ()), self._iteration_key(state, 2)
         )
@@ -91,9 +89,7 @@ class RewardModel(PreferenceAgent):
             optimizer_state=optimizer_state,
             iteration=state.iteration + 1,
         )
-        parts = {f"reward_{name}": jnp.mean(part) for name, part in reward.parts.items()}
-        metrics |= {"episode_return": jnp.mean(reward.total), **parts, **self._lengths(responses)}
-        return state, metrics
+        return state, {**metrics, **said}
 
     # --- what was learned, at work ---
 
@@ -106,10 +102,13 @@ class RewardModel(PreferenceAgent):
           `return` `[]`, the share that is ranked right, of those that differ in the task's reward; of
           responses that are worth the same to the model, none is right. Not-a-number where none differ.
         """
-        responses, reward = self._speaker.held_out(
-            self._speaking(state), key, episodes, greedy=False, each=self.group_size
-        )
-        pairs = paired(responses, reward.total, self.group_size)
+        if self._reads:
+            pairs = self._held_out_pairs(key, episodes)
+        else:
+            responses, reward = self._speaker.held_out(
+                self._speaking(state), key, episodes, greedy=False, each=self.group_size
+            )
+            pairs = paired(responses, reward.total, self.group_size)
         right = (self._margin(state.parameters, pairs) > 0) & pairs.differ
         return {"return": jnp.sum(right) / jnp.sum(pairs.differ)}
 

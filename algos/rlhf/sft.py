@@ -7,7 +7,7 @@ micro-batch, or rows of `L` tokens that they are packed into.
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -62,6 +62,8 @@ class SFT(LanguageAgent):
     >>> SFT(env=envs.make("text:addition"), total_steps=640).num_iterations
     20
     """
+
+    _imitates: ClassVar[bool] = True
 
     total_steps: int = hyperparameter(32_000, "demonstrations of the whole run")
     temperature: float = hyperparameter(1.0, "logits are divided by it, in sampling; learning has none")

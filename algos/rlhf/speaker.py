@@ -14,6 +14,7 @@ import numpy as np
 from algos.language.decoder import Decoder
 from algos.language.generation import Samples, generate
 from algos.language.sampling import Sampling
+from algos.rlhf.losses import masked_mean
 from algos.rlhf.responses import Responses, of_transcript
 from envs.text import Problem, Prompts, Reward, Said, is_game, play
 
@@ -127,9 +128,10 @@ class Speaker:
 
 
 def evaluated(responses: Responses, reward: Reward) -> dict[str, jax.Array]:
-    """`return` `[]`, the mean reward; `returns` and `lengths` (in tokens) `[N]`."""
+    """`return` `[]`, the mean of the rewards that are given; `returns` and `lengths` (in tokens) `[N]`."""
+    given = True if reward.given is None else reward.given
     return {
-        "return": jnp.mean(reward.total),
+        "return": masked_mean(reward.total, given),
         "returns": reward.total,
         "lengths": jnp.sum(responses.own, axis=1, dtype=jnp.int32),
     }

@@ -71,5 +71,6 @@ def make(name: str, /, **overrides: Any) -> TextTask:
 
 def _tokenizer(problem: Any) -> CharacterTokenizer:
     """That of all tasks, with the characters that a problem has beyond it."""
-    more = [c for c in getattr(problem, "alphabet", "") if c not in COMMON]
+    sides = getattr(problem, "sides", (problem,))
+    more = sorted({c for side in sides for c in getattr(side, "alphabet", "")} - set(COMMON))
     return CharacterTokenizer(COMMON + "".join(more))

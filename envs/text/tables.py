@@ -29,9 +29,10 @@ class _Table:
 
     instruction: str = ""
     name: ClassVar[str]
+    _more: ClassVar[str] = "give more of them"
 
     def __post_init__(self) -> None:
-        enough(self, len({row.text for row in self.rows}), "give more of them", fewest=2)
+        enough(self, len({row.text for row in self.rows}), self._more, fewest=2)
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -42,6 +43,11 @@ class _Table:
     def held_out(self) -> np.ndarray:
         """Which rows are never trained on, `[rows] bool`: an eighth of the problems, and one at least."""
         return _eighth(self.rows)
+
+    @property
+    def unanswered(self) -> str | None:
+        """The place of the first row without an answer."""
+        return None
 
     @property
     def alphabet(self) -> str:
@@ -117,6 +123,7 @@ class _OfFile(_Table):
 
     path: str = ""
     test_path: str = ""
+    _more: ClassVar[str] = "give more of them, or a file of others (test_path=)"
     # Of the files' bytes, so that equal tasks have equal rows.
     digest: str = dataclasses.field(init=False, repr=False, default="")
 
@@ -207,9 +214,10 @@ class Preferences(_OfFile):
     name: ClassVar[str] = "preferences"
 
     @property
-    def rejected(self) -> "Preferences":
-        """The same prompts with the answers that are not preferred."""
-        return _Rejected(self.instruction, self.path, self.test_path)
+    def sides(self) -> tuple["Preferences", "Preferences"]:
+        """The prompts with their preferred answers, and with the others."""
+        given = self.instruction, self.path, self.test_path
+        return Preferences(*given), _Rejected(*given)
 
     def _read(self) -> _Data:
         return _read("chosen", self.path, self.test_path)

@@ -161,8 +161,10 @@ class TextTask:
         """`R`: tokens of the longest response, the token that ends it included."""
         if self.max_response is not None:
             return self.max_response
-        table = self._encoded
-        return self.problem.response_length + 1 if table is None else table.answers.longest
+        if self._encoded is None:
+            return self.problem.response_length + 1
+        sides = getattr(self.problem, "sides", (self.problem,))  # of preferences, whose answers are as wide
+        return max(self._table(side).answers.longest for side in sides)
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:
@@ -329,7 +331,10 @@ class TextTask:
         """The table of its problems; None where each is written within the program."""
         if isinstance(self.tokenizer, CharacterTokenizer) and not hasattr(self.problem, "rows"):
             return None
-        return encoded(self.problem, self.tokenizer, self.system, self.template_arguments, self.table_size)
+        return self._table(self.problem)
+
+    def _table(self, problem: Any) -> Encoded:
+        return encoded(problem, self.tokenizer, self.system, self.template_arguments, self.table_size)
 
     def _prompt(self, content: Any) -> tuple[jax.Array, jax.Array]:
         table, width, pad = self._encoded, self.prompt_length, self.tokenizer.pad
