@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import os
 import types
 import typing
 from typing import Any
@@ -16,7 +17,9 @@ from algos import foreign
 from fdg.errors import FdgError, listed, nearest
 
 
-def hyperparameter(default: Any, description: str, structural: str | None = None) -> Any:
+def hyperparameter(
+    default: Any, description: str, structural: str | None = None, holds: str | None = None
+) -> Any:
     """A dataclass field that the command line shows with this description.
 
     Args:
@@ -24,11 +27,20 @@ def hyperparameter(default: Any, description: str, structural: str | None = None
       description: a phrase.
       structural: of a float that decides what the program is, so that it cannot be a traced number (as a
         sweep makes of floats): what it decides, a phrase. None for all others.
+      holds: "folder" of a path, which is kept as an absolute one, so that a run can be used from any folder.
     """
-    metadata = (
-        {"help": description} if structural is None else {"help": description, "structural": structural}
+    metadata = {"help": description, "structural": structural, "holds": holds}
+    return dataclasses.field(
+        default=default, metadata={name: value for name, value in metadata.items() if value is not None}
     )
-    return dataclasses.field(default=default, metadata=metadata)
+
+
+def keep_absolute(algorithm: Any) -> None:
+    """Makes the folders that a frozen dataclass names absolute."""
+    for field in dataclasses.fields(algorithm):
+        value = getattr(algorithm, field.name)
+        if field.metadata.get("holds") == "folder" and isinstance(value, str | os.PathLike) and value != "":
+            object.__setattr__(algorithm, field.name, os.path.abspath(value))
 
 
 # Of fields that hold a network of a user's own: the command line takes its name.

@@ -16,7 +16,7 @@ from envs.environment import (
     vectorize,
 )
 from envs.observations import MaskedObservation, Observation, features_and_mask, map_features
-from envs.registry import beyond_registries, make, names, parse, register, spelled
+from envs.registry import absolute, beyond_registries, make, names, parse, register, spelled
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from envs.trying import check
 from envs.unlike import Alike
@@ -37,6 +37,7 @@ __all__ = [
     "Space",
     "TimeStep",
     "Tuple",
+    "absolute",
     "beyond_registries",
     "check",
     "check_spec",

@@ -6,6 +6,7 @@ imported, so that a missing or slow package costs only those who use it.
 """
 
 import ast
+import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -65,8 +66,9 @@ def make(name: str, **overrides: Any) -> Any:
     Args:
       name: one of `names()`, or `envpool:` or `gymnasium:` and a name of that package's, or `text:` and one
         of `envs.text.names()`; or `module:factory` of your own, which is imported: a function or class whose
-        call gives an `Environment` or a `SingleEnvironment`, which is vectorized. `ray:` before one of the
-        host spreads its instances over the hosts of a Ray cluster.
+        call gives an `Environment`, a `SingleEnvironment`, which is vectorized, an `envs.text.TextTask`, or a
+        problem that one is made of. `ray:` before one of the host spreads its instances over the hosts of a
+        Ray cluster.
       **overrides: parameters of the environment in place of its defaults, for instance
         `max_steps_in_episode=200`; Python numbers, strings and tuples.
 
@@ -99,7 +101,8 @@ def make(name: str, **overrides: Any) -> Any:
     if factory is None and _module_of(name) is not None:
         made = own.make(name, overrides)
         options = "&".join(f"{parameter}={value!r}" for parameter, value in overrides.items())
-        _spelled[made] = f"{name}?{options}" if options else name
+        # Algorithms give a task of text other tokens and lengths: its problem is what makes it this one.
+        _spelled[getattr(made, "problem", made)] = f"{name}?{options}" if options else name
         return made
     if factory is None:
         elsewhere = [] if families.family(name) else families.hosted(name)
@@ -134,6 +137,21 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
             raise FdgError(f"environment '{text}': '{option}' is not PARAMETER=VALUE: write {name}?steps=200")
         overrides[parameter] = _value(value)
     return name, overrides
+
+
+def absolute(name: str) -> str:
+    """The same environment from any folder: files of a task of text by their absolute paths.
+
+    >>> absolute("text:file?path=/data/sums.jsonl&instruction=Add."), absolute("CartPole-v1")
+    ('text:file?path=/data/sums.jsonl&instruction=Add.', 'CartPole-v1')
+    """
+    before, mark, options = name.partition("?")
+    if not before.startswith(text.PREFIX):
+        return name
+    parts = [option.partition("=") for option in options.split("&")]
+    spelled = [f"{n}={os.path.abspath(value)}" if n in text.FILES else n + e + value for n, e, value in parts]
+    found = before + mark + "&".join(spelled)
+    return found if len(found.split("&")) == len(parts) else name  # a folder may be called &
 
 
 def _value(text: str) -> Any:
@@ -216,7 +234,7 @@ def _text_beyond(parameters: Mapping[str, Any], allowed: re.Pattern | None = Non
 def spelled(env: Any) -> str | None:
     """The `module:factory?name=value` that `make` made an environment from; None if it made it otherwise."""
     try:
-        return _spelled.get(env)
+        return _spelled.get(getattr(env, "problem", env))
     except TypeError:  # it does not hash
         return None
 

@@ -39,6 +39,7 @@ class JudgedAgent(LanguageAgent):
         None,
         "folder with a reward model in Hugging Face's format, which judges in place of the task (None: the"
         " task)",
+        holds="folder",
     )
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos.hyperparameters import hyperparameter, require, require_positive, require_types
+from algos.hyperparameters import hyperparameter, keep_absolute, require, require_positive, require_types
 from algos.language import lora, weights
 from algos.language.config import DecoderConfig
 from algos.language.decoder import Decoder
@@ -61,7 +61,9 @@ class LanguageAgent(HasPresets):
     env: Any  # a TextTask, or a TextGame
     decoder: Decoder | None = hyperparameter(None, "the network; None for one made of the fields below")
     model: str | None = hyperparameter(
-        None, "folder with a checkpoint in Hugging Face's format to begin with (None: begin from nothing)"
+        None,
+        "folder with a checkpoint in Hugging Face's format to begin with (None: begin from nothing)",
+        holds="folder",
     )
     hidden_size: int = hyperparameter(128, "width of the network")
     num_layers: int = hyperparameter(2, "its blocks")
@@ -117,6 +119,7 @@ class LanguageAgent(HasPresets):
                 f"{type(self).__name__}: '{getattr(self.env, 'name', self.env)}' is no text task: use"
                 f" envs.make({self.default_env!r}) or another text:NAME"
             )
+        keep_absolute(self)
         require_types(self)
         require_positive(self, "num_prompts", "total_steps", "learning_rate", "num_epochs", "num_minibatches")
         require_positive(self, "temperature", "max_grad_norm")

@@ -8,7 +8,7 @@ from envs.text.game import Reply, Said, TextGame, Transcript, is_game, is_text, 
 from envs.text.games import Calculator, Guess
 from envs.text.host_reward import HostReward
 from envs.text.prompts import Prompts
-from envs.text.registry import PREFIX, make, names
+from envs.text.registry import FILES, PREFIX, make, names
 from envs.text.task import (
     Demonstration,
     Problem,
@@ -20,6 +20,7 @@ from envs.text.task import (
 from envs.text.tokenizers import CharacterTokenizer, HuggingFaceTokenizer, Tokenizer
 
 __all__ = [
+    "FILES",
     "PREFIX",
     "Calculator",
     "CharacterTokenizer",

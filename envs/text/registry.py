@@ -9,6 +9,7 @@ from envs.text.tokenizers import COMMON, CharacterTokenizer
 from fdg.errors import FdgError, listed, unknown_name
 
 PREFIX = "text:"
+FILES = tables.FILES  # parameters that are paths of files
 
 _PROBLEMS: dict[str, type] = {
     problem.name: problem

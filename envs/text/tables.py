@@ -23,6 +23,9 @@ from fdg.errors import FdgError, FdgWarning, one_line
 from fdg.reading import read_bytes
 
 
+FILES = ("path", "test_path")  # fields of tasks that are read from files
+
+
 @dataclasses.dataclass(frozen=True)
 class _Table:
     """Rows one of which is drawn; an eighth of the problems is held out, by their words."""
@@ -128,7 +131,7 @@ class _OfFile(_Table):
     digest: str = dataclasses.field(init=False, repr=False, default="")
 
     def __post_init__(self) -> None:
-        for field in ("path", "test_path"):
+        for field in FILES:
             given = getattr(self, field)
             if not isinstance(given, str | os.PathLike) or (field == "path" and not given):
                 raise FdgError(
@@ -147,7 +150,7 @@ class _OfFile(_Table):
     @property
     def files(self) -> dict[str, str]:
         """The files that it is read from, by field."""
-        return {name: getattr(self, name) for name in ("path", "test_path") if getattr(self, name)}
+        return {name: getattr(self, name) for name in FILES if getattr(self, name)}
 
     @property
     def rows(self) -> tuple[Row, ...]:

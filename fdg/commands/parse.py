@@ -5,6 +5,7 @@ policy, is one. So a command line is read twice, the first time for the names al
 """
 
 import dataclasses
+import os
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,10 @@ def parse(argv: Sequence[str], program: str, description: str, runs: bool = True
     for flag in NAMES:
         if known.get(flag.name) == "":
             raise FdgError(f"{flag.option}: give a name")
+    if "env" in early:  # so that the run can be used from any folder
+        import envs
+
+        early["env"] = known["env"] = envs.absolute(early["env"])
     named = {flag.name: early[flag.name] for flag in NAMES if flag.name in early}
     if stored:
         check_agrees(named, stored, FREE_ON_RESUME)
@@ -159,6 +164,10 @@ def parse(argv: Sequence[str], program: str, description: str, runs: bool = True
     _check_policy_flags(words, policy_name, policy_class, [*policy_flags, STALENESS, *own_flags])
     _check_algorithm_flags(words, algo, parser.options())
     given = parser.parse_strictly(words)
+    given |= {name: early[name] for name in given.keys() & {"env"}}
+    for field in dataclass_fields(chosen):
+        if field.metadata.get("holds") == "folder" and given.get(field.name):
+            given[field.name] = os.path.abspath(given[field.name])
     if given.get("show_preset"):
         print(presets.table(found, algo, env_name, fields_of(chosen), presets.known(chosen)), flush=True)
         raise SystemExit(0)

@@ -20,6 +20,7 @@ from fdg.training import loggers
 from fdg.training.checkpoint import Checkpoints
 from fdg.training.choosing import settle
 from fdg.training.curves import draw_learning_curve
+from fdg.training.data import keep_data
 from fdg.training.default_devices import Choice
 from fdg.training.devices import check_all_busy, devices_of, with_enough_threads
 from fdg.training.during import During
@@ -192,6 +193,7 @@ class _Sitting:
         last = run.truncate_metrics(start) if job.resumes else None
         lost = LostEpisodes(job)
         lost.go_on(last)
+        keep_data(run, job.algorithm)
         wall_before = last["wall_s"] if last else 0.0
         self.samples = write_samples(job, engine, state, run, start)  # compiles it before time is taken
         if job.resumes:

@@ -99,6 +99,7 @@ def _directory(job: Job) -> Path:
 
 def free_directory(env: str | None, algo: str, seed: Any) -> Path:
     """A run directory that is not there yet: `runs/ENV-ALGO-SEED-TIME`; None and empty parts are left out."""
+    env = None if env is None else re.sub(r"[^?&=]*/", "", env)  # of a file, its own name is enough
     parts = [str(part) for part in (env, algo.rpartition(":")[2], seed) if part not in (None, "")]
     name = "-".join(re.sub(r"[^\w.-]+", "_", part) for part in parts)
     path = Path("runs", f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}")

@@ -20,10 +20,11 @@ from fdg.reading import open_regular, read_json
 from fdg.training.job import MOST_AGENTS, MOST_DEVICES, MOST_EPISODES
 
 CHECKPOINTS = "checkpoints"
+DATA = "data"
 BEST = "best_checkpoint"  # there only in runs that are evaluated while they train
 FILES = ("config.json", "metrics.jsonl", "summary.json", "learning_curve.png", CHECKPOINTS)
 # All that a run may write into its directory, by whichever of its parts.
-_FOLDERS = (CHECKPOINTS, BEST, "samples", "profile", "tensorboard", "wandb", "mlruns", "trials")
+_FOLDERS = (CHECKPOINTS, BEST, DATA, "samples", "profile", "tensorboard", "wandb", "mlruns", "trials")
 _WRITTEN = (
     *(".lock", "config.json", "metrics.jsonl", "metrics.unreadable", "summary.json", "learning_curve.png"),
     *("sweep.json", "sweep.csv", "sweep.png", "search.json", "search.png", "study.journal"),

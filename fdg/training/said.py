@@ -21,6 +21,7 @@ import envs
 import policies
 from envs import own
 from fdg.errors import FdgError
+from fdg.training.data import kept_data
 from fdg.training.space import Choices, Space
 from fdg.training.sweep import Sweep
 
@@ -63,9 +64,12 @@ class Said:
         """The name and the parameters of an environment, for `envs.make`.
 
         Raises:
-          FdgError: it is spelled wrongly, or only a file names it and no registry holds it.
+          FdgError: it is spelled wrongly, only a file names it and no registry holds it, or a file of its
+            problems is not there any more.
         """
         name, parameters = envs.parse(text)
+        if self.file is not None and (self.named or {}).get("env") != text:
+            parameters = {**parameters, **kept_data(self.file.parent, name, parameters)}
         if not self._is_named("env", text) and (reason := envs.beyond_registries(name, parameters)):
             raise self._refused("env", text, reason)
         return name, parameters
