@@ -27,9 +27,11 @@ class JudgedAgent(LanguageAgent):
     evaluations are of.
     """
 
-    # What `fdg.train` says where every response so far was worth the same.
+    # What `fdg.train` says where every response of so many iterations was worth the same.
+    iterations_without_rewards: ClassVar[int] = 5
     advice_without_rewards: ClassVar[str] = (
-        "begin with imitation: train --algo sft on the same --env, and give its run directory to --from"
+        "look at samples of it, or begin with imitation: train --algo sft on the same --env, and give its run"
+        " directory to --from"
     )
 
     # The reward model is the one named here, whatever an earlier run had.

@@ -163,7 +163,8 @@ def _said_in_one_line() -> Iterator[None]:
 
         def show(message: Any, category: type[Warning], *more: Any, **named: Any) -> None:
             if issubclass(category, FdgWarning):
-                print("warning:", " ".join(str(message).split()), file=sys.stderr, flush=True)
+                lines = [" ".join(line.split()) for line in str(message).splitlines()]
+                print("warning:", "\n  ".join(lines), file=sys.stderr, flush=True)
             elif line := told_of_damage(str(message)):
                 print("warning:", line, file=sys.stderr, flush=True)
             else:

@@ -21,10 +21,13 @@ class Unchanged:
       num_iterations: of the whole run.
       start: iterations that were done before; a resumed run is not told again.
       advice: what may help; None for what helps most algorithms.
+      after: iterations to look at; None for a tenth of the run.
     """
 
-    def __init__(self, num_iterations: int, start: int = 0, advice: str | None = None):
-        self._after = math.ceil(num_iterations / _PART)
+    def __init__(
+        self, num_iterations: int, start: int = 0, advice: str | None = None, after: int | None = None
+    ):
+        self._after = math.ceil(num_iterations / _PART) if after is None else after
         self._done = start >= self._after
         self._advice = advice or _ADVICE
         self._count, self._lowest, self._highest = 0, math.inf, -math.inf

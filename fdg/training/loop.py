@@ -220,6 +220,7 @@ class _Sitting:
                     self.callbacks,
                     Finite(job, self.checkpoints),
                     lost,
+                    lambda: self.samples,
                 )
                 state, iteration, caught = self._iterations(state, start, recorder, during, signals)
                 wall_s = recorder.wall_s

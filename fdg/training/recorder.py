@@ -3,11 +3,13 @@
 import dataclasses
 import math
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from fdg.errors import FdgWarning
 from fdg.processes import distributed
 from fdg.running.metrics import PendingMetrics
 from fdg.training.finite import Finite
@@ -17,6 +19,7 @@ from fdg.training.loggers import Logger
 from fdg.training.losses import LostEpisodes
 from fdg.training.progress import Progress
 from fdg.training.run_directory import RunDirectory
+from fdg.training.samples import sample_lines
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,14 +66,19 @@ class Recorder:
         callbacks: Sequence[Callback] = (),
         finite: Finite | None = None,
         lost: LostEpisodes | None = None,
+        samples: Callable[[], Sequence[Mapping[str, Any]]] = tuple,
     ):
         self.wall_s, self.wants_to_stop = wall_s, False
         self._job, self._run, self._progress, self._iteration = job, run, progress, iteration
         self._loggers, self._callbacks = loggers, callbacks
         self._finite, self._lost = finite, lost
         self._per_agent = getattr(job.algorithm, "recorded_per_agent", ())
+        self._samples = samples
         self._unchanged = Unchanged(
-            job.num_iterations, iteration, getattr(job.algorithm, "advice_without_rewards", None)
+            job.num_iterations,
+            iteration,
+            getattr(job.algorithm, "advice_without_rewards", None),
+            getattr(job.algorithm, "iterations_without_rewards", None),
         )
         self._clock = time.perf_counter()
         self._latest: tuple[PendingMetrics, dict[str, Any]] | None = None
@@ -123,7 +131,10 @@ class Recorder:
         self._progress.update(self._iteration, float(np.mean(returns)) if returns else None)
         everyone = np.ravel(metrics.get("episode_return", ()))
         if line := self._unchanged.look(self._iteration, rows[-1]["env_steps"], everyone.tolist()):
-            self._progress.say(line)
+            if shown := sample_lines(self._samples()):  # what was said tells why, be it shown or not
+                warnings.warn("\n".join([line.removeprefix("hint: "), *shown]), FdgWarning, stacklevel=2)
+            else:
+                self._progress.say(line)
         self._tell(rows, evaluation)
 
     def _tell(self, rows: Sequence[Mapping[str, Any]], evaluation: Mapping[str, Any]) -> None:
