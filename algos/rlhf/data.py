@@ -24,6 +24,17 @@ def problem_keys(key: jax.Array, iteration: jax.Array, count: int, size: int | N
     """
     if size is None:
         return jax.random.split(jax.random.fold_in(key, iteration), count)
+    of_problems = jax.random.split(key)[0]
+    return jax.vmap(jax.random.fold_in, (None, 0))(of_problems, problem_numbers(key, iteration, count, size))
+
+
+def problem_numbers(key: jax.Array, iteration: jax.Array, count: int, size: int) -> jax.Array:
+    """Which of `size` problems an iteration has, `[count] int32`; arguments as for `problem_keys`.
+
+    >>> key = jax.random.key(0)
+    >>> sorted(n for i in (0, 1) for n in problem_numbers(key, i, 2, 4).tolist())
+    [0, 1, 2, 3]
+    """
     first = iteration * count
     epoch, within = first // size, first % size + jnp.arange(count)
 
@@ -31,6 +42,4 @@ def problem_keys(key: jax.Array, iteration: jax.Array, count: int, size: int | N
         return jax.random.permutation(jax.random.fold_in(key, epoch), size)
 
     # A batch ends at most in the epoch after the one that it begins in.
-    two = jnp.concatenate([order(epoch), order(epoch + 1)])
-    of_problems = jax.random.split(key)[0]
-    return jax.vmap(jax.random.fold_in, (None, 0))(of_problems, two[within])
+    return jnp.concatenate([order(epoch), order(epoch + 1)])[within]

@@ -27,7 +27,7 @@ from algos.rlhf.checkpoints import begun, config_of, in_its_words
 from algos.rlhf.following import Rows, fits, followed
 from algos.rlhf.losses import masked_mean
 from algos.rlhf.responses import Responses, finished, rewarded
-from algos.rlhf.speaker import Speaker, converse, evaluated, repeated
+from algos.rlhf.speaker import Heard, Speaker, converse, evaluated, repeated
 from envs.text import Prompts, Reward, is_game, is_text
 from fdg.errors import FdgError
 
@@ -84,7 +84,8 @@ class LanguageAgent(HasPresets):
     num_prompts: int = hyperparameter(32, "prompts of an iteration")
     total_steps: int = hyperparameter(64_000, "responses of the whole run")
     dataset_size: int | None = hyperparameter(
-        None, "problems that there are, each met once an epoch (None: fresh ones without end)"
+        None,
+        "problems that there are, each met once an epoch (None: all rows of a file; else fresh ones without end)",
     )
     num_epochs: int = hyperparameter(1, "times that each response is learned from")
     num_minibatches: int = hyperparameter(1, "updates of an epoch")
@@ -274,9 +275,9 @@ class LanguageAgent(HasPresets):
     # --- fragments ---
 
     @fdg.fragment("environment")
-    def problems(self, keys):
-        """`keys [B]` -> a `Problem [B]` of those to train on."""
-        return self.env.sample(keys, "train")
+    def problems(self, keys, numbers=()):
+        """`keys [B]`, and numbers of rows where there are any, -> a `Problem [B]` of those to train on."""
+        return self.env.sample(keys, "train", *numbers)
 
     @fdg.fragment("actor", in_axes=(None, None, 0, 0))
     def respond(self, parameters, version, prompts, keys):
@@ -391,8 +392,14 @@ class LanguageAgent(HasPresets):
         )
         return Speaker(self.network, self.env, sampling, self.slots)
 
-    def _problem_keys(self, state: Any, count: int) -> jax.Array:
-        return data.problem_keys(jax.random.fold_in(state.key, 0), state.iteration, count, self.dataset_size)
+    def _problem_keys(self, state: Any, count: int) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        """Keys `[count]` of an iteration's problems; of rows of a file, which to train on: `[count] int32`."""
+        key, rows = jax.random.fold_in(state.key, 0), getattr(self.env, "num_rows", None)
+        size = self.dataset_size or (rows if rows is not None and rows >= count else None)
+        keys = data.problem_keys(key, state.iteration, count, size)
+        if rows is None or size is None:
+            return keys, ()
+        return keys, (data.problem_numbers(key, state.iteration, count, size),)
 
     def _version(self, state: Any) -> jax.Array:
         """Iterations that made the parameters, by the optimiser's count of its updates.
@@ -413,7 +420,7 @@ class LanguageAgent(HasPresets):
           Responses, of whose tokens none is `own` where no reward was given; log-probabilities `[N, R]` of
           their tokens at sampling; the version `[N]` of the parameters; rewards.
         """
-        problem = self.problems(self._problem_keys(state, count))
+        problem = self.problems(*self._problem_keys(state, count))
         problem = jax.tree.map(lambda x: repeated(x, self.responses_per_prompt), problem)
         keys = jax.random.split(self._iteration_key(state, 1), count * self.responses_per_prompt)
         versions = []
@@ -424,7 +431,7 @@ class LanguageAgent(HasPresets):
             return samples
 
         if is_game(self.env):
-            heard: Any = _Heard(self)
+            heard = Heard(self.env.tokenizer, self.env.turns, self.hear)
             responses, log_prob, reward = converse(heard, problem, keys, respond)
         else:
             said = respond(problem.prompts, keys)
@@ -482,10 +489,3 @@ class LanguageAgent(HasPresets):
             f" {env.response_length}, and the network's context is {config.max_positions}: "
             + (f"use max_response={room}" if room > 0 and not is_game(env) else "shorten the task"),
         )
-
-
-class _Heard:
-    """A game whose replies are a fragment of an algorithm."""
-
-    def __init__(self, algorithm: LanguageAgent):
-        self.tokenizer, self.turns, self.reply = algorithm.env.tokenizer, algorithm.env.turns, algorithm.hear

@@ -90,9 +90,9 @@ class PreferenceAgent(LanguageAgent):
     # --- fragments ---
 
     @fdg.fragment("environment")
-    def read(self, keys):
-        """`keys [B]` -> `Pairs [B]` of a file, to train on."""
-        return self._read(keys, "train")
+    def read(self, keys, numbers=()):
+        """`keys [B]`, and numbers of rows where they are given, -> `Pairs [B]` of a file, to train on."""
+        return self._read(keys, "train", *numbers)
 
     @fdg.fragment("learner", in_axes=(None, None, 0, None), out_axes=None)
     def learn(self, parameters, optimizer_state, batch, key):
@@ -136,11 +136,11 @@ class PreferenceAgent(LanguageAgent):
         """Whether pairs are read, and not made of responses."""
         return hasattr(getattr(self.env, "problem", None), "sides")
 
-    def _read(self, keys: jax.Array, split: Literal["train", "test"]) -> Pairs:
+    def _read(self, keys: jax.Array, split: Literal["train", "test"], *numbers: jax.Array) -> Pairs:
         chosen, rejected = (
             Responses(prompts, tokens, mask, mask)
             for prompts, tokens, mask in (
-                dataclasses.replace(self.env, problem=side).demonstration(keys, split)
+                dataclasses.replace(self.env, problem=side).demonstration(keys, split, *numbers)
                 for side in self.env.problem.sides
             )
         )
@@ -149,7 +149,7 @@ class PreferenceAgent(LanguageAgent):
     def _pairs(self, state: Any) -> tuple[Pairs, dict[str, jax.Array]]:
         """Pairs `[B]` of an iteration, read or made of responses of a state's parameters, and metrics."""
         if self._reads:
-            pairs = self.read(self._problem_keys(state, self.num_prompts))
+            pairs = self.read(*self._problem_keys(state, self.num_prompts))
             return pairs, self._lengths(pairs.chosen)
         responses, _, _, reward = self._rollout(state, self.num_prompts)
         parts = {f"reward_{name}": jnp.mean(part) for name, part in reward.parts.items()}

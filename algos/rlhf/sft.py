@@ -99,7 +99,7 @@ class SFT(LanguageAgent):
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
         """All updates on new demonstrations."""
-        responses = self.demonstrations(self._problem_keys(state, self.num_prompts))
+        responses = self.demonstrations(*self._problem_keys(state, self.num_prompts))
         trained, optimizer_state, metrics = self.learn(
             state.parameters, state.optimizer_state, responses, self._iteration_key(state, 2)
         )
@@ -115,9 +115,11 @@ class SFT(LanguageAgent):
     # --- fragments; `update` is that of every `LanguageAgent` ---
 
     @fdg.fragment("environment")
-    def demonstrations(self, keys):
-        """`keys [B]` -> `Responses [B]`: problems to train on with a right answer each."""
-        prompts, tokens, mask = self.env.demonstration(keys)
+    def demonstrations(self, keys, numbers=()):
+        """`keys [B]`, and numbers of rows where there are any, -> `Responses [B]`: problems to train on with a
+        right answer each.
+        """
+        prompts, tokens, mask = self.env.demonstration(keys, "train", *numbers)
         return Responses(prompts, tokens, mask, mask)
 
     @fdg.fragment("learner", in_axes=(None, None, 0, None), out_axes=None)

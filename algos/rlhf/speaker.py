@@ -5,7 +5,7 @@ Letters in shapes: `N` problems, `P` tokens of a prompt, `R` of a response.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +41,14 @@ def converse(game: Any, problem: Problem, keys: jax.Array, respond: Respond) -> 
     transcript = play(game, problem, speak)
     parts = {name.replace(" ", "_"): part for name, part in transcript.reward.parts.items()}
     return *of_transcript(transcript), transcript.reward._replace(parts=parts)
+
+
+class Heard(NamedTuple):
+    """A game whose replies are a fragment of an algorithm; see `converse`."""
+
+    tokenizer: Any
+    turns: int
+    reply: Callable[..., Any]
 
 
 @dataclasses.dataclass(frozen=True)

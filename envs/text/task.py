@@ -198,7 +198,15 @@ class TextTask:
         judge = function if isinstance(function, HostReward) else HostReward(function, tuple(weights))
         return dataclasses.replace(self, host_reward=judge, max_response=max_response or self.max_response)
 
-    def sample(self, keys: jax.Array, split: Split = "train") -> Problem:
+    @property
+    def num_rows(self) -> int | None:
+        """Rows of a file that are trained on; None of problems that are drawn."""
+        table = self._encoded if hasattr(self.problem, "rows") else None
+        return None if table is None else int(np.sum(~table.held_out))
+
+    def sample(
+        self, keys: jax.Array, split: Split = "train", numbers: jax.Array | None = None
+    ) -> Problem:
         """Draws one problem a key.
 
         Problems of the two splits are never the same: which one a problem belongs to follows from its
@@ -207,22 +215,26 @@ class TextTask:
         Args:
           keys: `[N]` typed PRNG keys.
           split: "train" or "test".
+          numbers: `[N]` int32 from 0, which rows of a file these are, among those of the split, in place of
+            any.
 
         Returns:
           `prompts` (tokens and mask `[N, P]`, left-padded) and `answer`, for `reward`.
         """
-        content = self.draw(keys, split)
+        content = self.draw(keys, split, numbers)
         prompts = self.prompts(content)
         if self.host_reward is None:
             return Problem(prompts, content)
         return Problem(prompts, {"content": content, "prompt": prompts.tokens, "prompt_mask": prompts.mask})
 
-    def demonstration(self, keys: jax.Array, split: Split = "train") -> Demonstration:
-        """Problems with a right answer each, `[N]` keys as for `sample`, which draws the same ones."""
-        content = self.draw(keys, split)
+    def demonstration(
+        self, keys: jax.Array, split: Split = "train", numbers: jax.Array | None = None
+    ) -> Demonstration:
+        """Problems with a right answer each; arguments as for `sample`, which draws the same ones."""
+        content = self.draw(keys, split, numbers)
         return Demonstration(self.prompts(content), *self.solutions(content))
 
-    def draw(self, keys: jax.Array, split: Split = "train") -> Any:
+    def draw(self, keys: jax.Array, split: Split = "train", numbers: jax.Array | None = None) -> Any:
         """Contents of problems, one a key `[N]`, every leaf `[N, ...]`: what `prompts` and `solutions` write,
         and `reward` judges by. Of problems that are encoded in a table, the number of a row, `[N] int32`.
         """
@@ -232,8 +244,9 @@ class TextTask:
         wanted, table = split == "test", self._encoded
         if table is not None:
             rows = np.flatnonzero(table.held_out == wanted).astype(np.int32)
-            places = jax.vmap(lambda key: uniform(key, (), 0, len(rows) - 1))(keys)
-            return jnp.asarray(rows)[places]
+            if numbers is None:
+                numbers = jax.vmap(lambda key: uniform(key, (), 0, len(rows) - 1))(keys)
+            return jnp.asarray(rows)[numbers % len(rows)]
 
         def one(key: jax.Array) -> Any:
             def unfit(carry: tuple[jax.Array, Any]) -> jax.Array:

@@ -1,0 +1,180 @@
+"""Data files: TRL's columns as they are, in JSON lines, JSON and CSV; rows drawn at random, and mistakes."""
+
+import csv
+import json
+import random
+
+import jax
+import numpy as np
+import pytest
+
+import envs
+import fdg
+from envs.text import columns, files
+
+WORDS = ["1+1=", " 2 ", "naïve", "日本語", "a\u2028b", "x\x85y", "🙂 ok", 'say "hi", then\nleave', "\\u", "٣", "Ω\t"]
+PROMPTS, ANSWERS = ("prompt", "problem", "question"), ("completion", "answer", "solution", "response")
+USER = [{"role": "user", "content": "1+1=?"}]
+SAID = [{"role": "assistant", "content": "2"}]
+
+
+def text(rng):
+    return "".join(rng.choices(WORDS, k=rng.randint(1, 3)))
+
+
+def as_lines(path, rows, rng):
+    lines = [json.dumps(row, ensure_ascii=rng.random() < 0.5) for row in rows]
+    blank = [line + "\n" * rng.randint(1, 3) + rng.choice(["", "  \n"]) for line in lines]
+    path.write_bytes(rng.choice([b"", b"\xef\xbb\xbf"]) + "".join(blank).encode())
+
+
+def as_list(path, rows, rng):
+    path.write_text(json.dumps(rows, indent=rng.choice([None, 2]), ensure_ascii=False), encoding="utf-8")
+
+
+def as_csv(path, rows, rng):
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_rows_are_read_as_they_were_written(seed, tmp_path):
+    """Names and orders of columns, texts beyond ASCII, empty lines, rows that are there twice, no answer."""
+    rng = random.Random(seed)
+    write, ending = rng.choice([(as_lines, "jsonl"), (as_list, "json"), (as_csv, "csv")])
+    prompt, answer = rng.choice(PROMPTS), rng.choice(ANSWERS)
+    others = [f"{text(rng)}{i}" for i in range(rng.randint(0, 3))]
+    rows = []
+    for _ in range(rng.randint(2, 9)):
+        row = {prompt: text(rng), answer: text(rng), **{name: text(rng) for name in others}}
+        if write is not as_csv:
+            row = dict(rng.sample(list(row.items()), len(row)))
+            if rng.random() < 0.2:
+                row.pop(answer)
+        rows += [row] * rng.choice([1, 1, 2])
+    path = tmp_path / f"a b.{ending}"
+    write(path, rows, rng)
+    found = [columns.row(one) for one in files.read(str(path))]
+    assert [(row.prompt, row.answer) for row in found] == [(row[prompt], row.get(answer)) for row in rows]
+    assert [dict(row.columns) for row in found] == rows
+
+
+def test_equal_problems_are_in_one_split_and_each_split_has_some(tmp_path):
+    for seed in range(5):
+        rng = random.Random(seed)
+        path = tmp_path / f"{seed}.jsonl"
+        rows = [{"prompt": f"{rng.randint(0, 9 + seed)}", "answer": "1"} for _ in range(12)]
+        as_lines(path, [*rows, {"prompt": "a", "answer": "1"}], rng)
+        problem = envs.make("text:file", path=str(path)).problem
+        by_split = [{row.text for row, out in zip(problem.rows, problem.held_out, strict=True) if out == test}
+                    for test in (False, True)]  # fmt: skip
+        assert all(by_split) and not by_split[0] & by_split[1]
+
+
+def test_a_held_out_file_is_all_that_is_held_out(tmp_path):
+    train, test = tmp_path / "train.jsonl", tmp_path / "test.csv"
+    as_lines(train, [{"prompt": f"{i}=", "answer": str(i)} for i in range(9)], random.Random(0))
+    as_csv(test, [{"question": "é?", "solution": "é"}], random.Random(0))
+    task = envs.make("text:file", path=str(train), test_path=str(test))
+    keys = jax.random.split(jax.random.key(0), 32)
+    asked = {split: set(task.texts(*task.sample(keys, split).prompts)) for split in ("train", "test")}
+    assert asked["test"] == {"é?"} and asked["train"] <= {f"{i}=" for i in range(9)} and task.num_rows == 9
+    in_order = task.texts(*task.sample(keys[:9], "train", np.arange(9)).prompts)
+    assert in_order == [f"{i}=" for i in range(9)]
+    with pytest.warns(fdg.FdgWarning, match="9 of the 9 held-out prompts"):
+        envs.make("text:file", path=str(train), test_path=str(train))
+
+
+@pytest.mark.parametrize(
+    ("row", "prompt", "answer"),
+    [
+        ({"prompt": "1+1=", "completion": "2"}, "1+1=", "2"),
+        ({"prompt": USER, "completion": SAID}, tuple(USER), "2"),
+        ({"messages": [*USER, *SAID]}, tuple(USER), "2"),
+        ({"messages": [{"role": "system", "content": "Add."}, *USER]}, None, None),
+        ({"prompt": "x", "answer": 2.5, "completion": None}, "x", None),
+        ({"question": 7, "answer": True}, "7", "true"),
+        ({"prompt": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]}, None, None),
+    ],
+)
+def test_columns_of_trl(row, prompt, answer):
+    found = columns.row(files.Record("x", row))
+    assert found.answer == answer and (prompt is None or found.prompt == prompt)
+
+
+PAIRS = [
+    ({"prompt": "p", "chosen": "a", "rejected": "b"}, ("p", "a", "b")),
+    ({"chosen": "Hi. Yes", "rejected": "Hi. No"}, ("Hi.", " Yes", " No")),
+    ({"chosen": "abX", "rejected": "abY"}, ("ab", "X", "Y")),
+    ({"prompt": USER, "chosen": SAID, "rejected": [{"role": "assistant", "content": "3"}]}, (tuple(USER), "2", "3")),
+    ({"prompt": "1+1=?", "chosen": [*USER, *SAID], "rejected": [*USER, {"role": "assistant", "content": "3"}]},
+     (tuple(USER), "2", "3")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "expected"), PAIRS)
+def test_pairs_as_trl_splits_them(row, expected):
+    """`extract_prompt` and `maybe_extract_prompt` of TRL 1.16's `data_utils.py`, by hand."""
+    chosen, rejected = columns.pair(files.Record("x", row))
+    assert (chosen.prompt, chosen.answer, rejected.answer) == expected and rejected.prompt == chosen.prompt
+
+
+GOOD = {"prompt": "1+1=", "answer": "2"}
+MISTAKES = [
+    ("{", "line 3: is no JSON"),
+    ("3", "line 3: holds no JSON object"),
+    ('{"prompt": "a", "prompt": "b"}', "line 3: 'prompt' is there twice"),
+    ({"text": "x"}, "line 3: has no column 'prompt' (or problem, question, messages), only 'text'"),
+    ({"prompt": None}, "line 3: 'prompt' is null"),
+    ({"prompt": ""}, "line 3: 'prompt' is empty"),
+    ({"prompt": {"a": 1}}, "line 3: 'prompt' is {\"a\": 1}"),
+    ({"prompt": "x", "answer": ["a"]}, "line 3: message 1 of 'answer' is \"a\", without a role"),
+    ({"prompt": [{"role": "user"}]}, "line 3: message 1 of 'prompt' has content null"),
+    ({"prompt": "x", "completion": USER}, "line 3: 'completion' has messages of user"),
+    ({"messages": SAID}, "line 3: 'messages' has an answer alone"),
+]
+
+
+@pytest.mark.parametrize(("line", "words"), MISTAKES)
+def test_mistakes_name_the_file_the_line_the_column_and_the_fix(line, words, tmp_path):
+    path = tmp_path / "data.jsonl"
+    bad = line if isinstance(line, str) else json.dumps(line)
+    path.write_text(f"{json.dumps(GOOD)}\n\n{bad}\n")
+    with pytest.raises(fdg.FdgError) as error:
+        envs.make("text:file", path=str(path))
+    said = str(error.value)
+    assert f"task 'text:file': {path}, {words}" in said and "\n" not in said
+    assert any(verb in said for verb in ("write", "rename", "put", "remove", "leave", "wanted"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.csv", "prompt,answer\n1,2,3\n", "line 2: has 3 fields, and the first line names 2"),
+        ("a.csv", 'prompt,answer\n"1,2\n', "is no CSV"),
+        ("a.parquet", "PAR1", "Parquet is not read: convert it"),
+        ("a.jsonl", "\n \n", "has no rows"),
+        ("a.json", "[1]", "row 1: is 1, and no object"),
+        ("a.jsonl", json.dumps(GOOD), "only 1 such problems, too few to hold some out: give more of them, or a file"),
+    ],
+)  # fmt: skip
+def test_files_that_hold_no_problems(name, content, words, tmp_path):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(fdg.FdgError) as error:
+        envs.make("text:file", path=str(tmp_path / name))
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_file_that_changes_makes_another_task(tmp_path, monkeypatch):
+    """Whether a path is relative or not is all one; what is in the file is not."""
+    path = tmp_path / "data.jsonl"
+    path.write_text("".join(json.dumps({**GOOD, "prompt": str(i)}) + "\n" for i in range(4)))
+    monkeypatch.chdir(tmp_path)
+    first = envs.make("text:file", path="data.jsonl")
+    assert first == envs.make("text:file", path=str(path)) and first.problem.path == str(path)
+    path.write_text(path.read_text() + json.dumps(GOOD) + "\n")
+    second = envs.make("text:file", path="data.jsonl")
+    assert second != first and len(second.problem.rows) == 5 and len(first.problem.rows) == 4
+    assert envs.absolute("text:file?path=data.jsonl&max_response=9") == f"text:file?path={path}&max_response=9"
