@@ -16,7 +16,7 @@ import numpy as np
 
 from algos.language.decoder import Cache, Decoder
 from algos.language.layers import Weights
-from algos.language.sampling import Sampling, draw
+from algos.language.sampling import Sampling, draw, log_prob
 from envs.text.prompts import Prompts
 from fdg.errors import FdgError
 from fdg.rowwise import rowwise
@@ -31,13 +31,16 @@ class Samples(NamedTuple):
       tokens: [N, R] int32, right-padded.
       mask: [N, R] bool, where there is a token; the stop token is one.
       log_probs: [N, R] float32, of each token in the distribution that it was drawn from; 0 in padding.
-      policy_log_probs: [N, R] float32, the same without temperature, top-k and top-p.
+      policy_log_probs: [N, R] float32, the same at temperature 1, without top-k and top-p.
+      tempered_log_probs: [N, R] float32, the same without top-k and top-p alone: what a learner computes of
+        the same parameters, so what ratios and importance weights are over.
     """
 
     tokens: jax.Array
     mask: jax.Array
     log_probs: jax.Array
     policy_log_probs: jax.Array
+    tempered_log_probs: jax.Array
 
 
 class _Slots(NamedTuple):
@@ -52,7 +55,7 @@ class _Slots(NamedTuple):
     done: jax.Array  # [S] bool
     next: jax.Array  # [] int32, the first prompt that nobody has taken
     column: jax.Array  # [] int32, where the last tokens were written
-    # Tokens, their log-probabilities, and those without temperature where they differ.
+    # Tokens, their log-probabilities, and those without filters and without temperature where they differ.
     written: tuple[jax.Array, ...]  # [S, C] each, a ring of columns
     finished: Samples | None  # [N, C] each, of samples that have left their slots, if others took these
 
@@ -272,8 +275,12 @@ class _Loop:
 
     def draw(self, logits: jax.Array, keys: jax.Array, position: jax.Array) -> tuple[jax.Array, ...]:
         """Tokens [S] at these positions of their samples, with log-probabilities."""
-        found = draw(logits, jax.vmap(jax.random.fold_in)(keys, position), self.sampling)
-        return found[:2] if self.sampling.is_plain else found
+        how = self.sampling
+        tokens, drawn, plain = draw(logits, jax.vmap(jax.random.fold_in)(keys, position), how)
+        found = (tokens, drawn)
+        if how.filters:
+            found += (log_prob(logits / how.temperature, tokens) if how.is_tempered else plain,)
+        return (*found, plain) if how.is_tempered else found
 
     def ended(self, token: jax.Array, length: jax.Array) -> jax.Array:
         """Whether samples [S] end with these tokens, which make them so long."""
@@ -289,7 +296,9 @@ class _Loop:
         there = places < length[:, None]
         log_probs = [jnp.where(there, each, 0) for each in written[1:]]
         tokens = jnp.where(there, written[0], self.sampling.pad_token)
-        return Samples(tokens, there, log_probs[0], log_probs[-1])
+        tempered = log_probs[1 if self.sampling.filters else 0]
+        plain = log_probs[-1] if self.sampling.is_tempered else tempered
+        return Samples(tokens, there, log_probs[0], plain, tempered)
 
     def hand_in(self, finished: Samples | None, sample: jax.Array, ready: Samples) -> Samples:
         """Samples [N, C] with those of these numbers."""

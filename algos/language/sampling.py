@@ -41,9 +41,14 @@ class Sampling:
                 raise FdgError(f"Sampling: {message}")
 
     @property
-    def is_plain(self) -> bool:
-        """Whether tokens are drawn from the softmax of the logits themselves."""
-        return self.temperature == 1 and self.top_k == 0 and self.top_p >= 1
+    def filters(self) -> bool:
+        """Whether some tokens are left out of what is drawn from."""
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1)
+
+    @property
+    def is_tempered(self) -> bool:
+        """Whether logits are scaled."""
+        return self.temperature != 1
 
 
 def filtered(logits: jax.Array, sampling: Sampling) -> jax.Array:
@@ -81,22 +86,19 @@ def draw(logits: jax.Array, keys: jax.Array, sampling: Sampling) -> tuple[jax.Ar
       Tokens [N] int32; their log-probabilities [N] in the distribution that was drawn from (0 at temperature
       0); and those [N] without temperature, top-k and top-p.
     """
-    plain = jax.nn.log_softmax(logits, axis=-1)
     if sampling.temperature == 0:
         tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-        own = _of(plain, tokens)
-        return tokens, jnp.zeros_like(own), own
+        return tokens, jnp.zeros(tokens.shape, logits.dtype), log_prob(logits, tokens)
     left = filtered(logits, sampling)
     # Gumbel's trick (arXiv 1411.0030): the largest of logits with such noise is a draw from their softmax.
     noise = jax.vmap(functools.partial(jax.random.gumbel, shape=logits.shape[1:], dtype=logits.dtype))(keys)
     tokens = jnp.argmax(left + noise, axis=-1).astype(jnp.int32)
-    own = _of(plain, tokens)
-    if sampling.is_plain:
-        return tokens, own, own
-    return tokens, _of(jax.nn.log_softmax(left, axis=-1), tokens), own
+    plain = log_prob(logits, tokens)
+    return tokens, log_prob(left, tokens) if sampling.filters or sampling.is_tempered else plain, plain
 
 
-def _of(values: jax.Array, tokens: jax.Array) -> jax.Array:
-    """`values[n, tokens[n]]`, without a gather that would have to be split."""
-    chosen = jnp.arange(values.shape[-1])[None] == tokens[:, None]
-    return jnp.sum(jnp.where(chosen, values, 0.0), axis=-1)
+def log_prob(logits: jax.Array, tokens: jax.Array) -> jax.Array:
+    """Of tokens [N], each in the softmax of its logits [N, V]: [N]."""
+    # Without a gather, which would have to be split.
+    chosen = jnp.arange(logits.shape[-1])[None] == tokens[:, None]
+    return jnp.sum(jnp.where(chosen, jax.nn.log_softmax(logits, axis=-1), 0.0), axis=-1)

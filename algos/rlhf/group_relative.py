@@ -44,7 +44,7 @@ class Batch(NamedTuple):
 
     responses: Responses  # [N]
     weight_mask: jax.Array  # [N, R] bool: the tokens that the loss is over
-    sampled_log_prob: jax.Array  # [N, R] float32, when they were drawn
+    sampled_log_prob: jax.Array  # [N, R] float32, when they were drawn, before top-k and top-p
     version: jax.Array  # [N] int32, iteration of the parameters that drew them
     reference_log_prob: jax.Array  # [N, R] float32
     reward: Reward  # [N]

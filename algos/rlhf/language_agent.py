@@ -418,7 +418,7 @@ class LanguageAgent(HasPresets):
 
         Returns:
           Responses, of whose tokens none is `own` where no reward was given; log-probabilities `[N, R]` of
-          their tokens at sampling; the version `[N]` of the parameters; rewards.
+          their tokens at sampling, before top-k and top-p; the version `[N]` of the parameters; rewards.
         """
         problem = self.problems(*self._problem_keys(state, count))
         problem = jax.tree.map(lambda x: repeated(x, self.responses_per_prompt), problem)
@@ -437,7 +437,7 @@ class LanguageAgent(HasPresets):
             said = respond(problem.prompts, keys)
             reward = self.score(problem.answer, said.tokens, said.mask)
             responses = Responses(problem.prompts, said.tokens, said.mask, said.mask)
-            log_prob = said.log_probs
+            log_prob = said.tempered_log_probs
         if reward.given is not None:  # without one, nothing that was said is learned from
             responses = responses._replace(own=responses.own & reward.given[:, None])
         return responses, log_prob, versions[0], reward

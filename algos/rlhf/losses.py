@@ -200,9 +200,10 @@ def correction(
 ) -> jax.Array:
     """Weights for responses of another policy than the one that learns: `[N, R]` float32, without gradient.
 
-    The ratio of the probability that the learner gives a token (or a whole response) to the one that it was
-    drawn with, by older parameters or by other arithmetic. `truncate_*` bounds it by `cap` (truncated
-    importance sampling, Yao et al. 2025); `mask_*` leaves out what is above `cap` or below its inverse.
+    The ratio of the probability that the learner gives a token (or a whole response) to the one that the
+    actor gave it, by older parameters or by other arithmetic; both before top-k and top-p, so that equal
+    parameters have weight one. `truncate_*` bounds it by `cap` (truncated importance sampling, Yao et al.
+    2025); `mask_*` leaves out what is above `cap` or below its inverse.
 
     >>> drawn, now = jnp.log(jnp.array([[0.1, 0.5]])), jnp.log(jnp.array([[0.4, 0.5]]))
     >>> [f"{w:.2f}" for w in correction(drawn, now, jnp.ones((1, 2), bool), "truncate_token", 2.0)[0]]

@@ -39,9 +39,10 @@ def sequences(responses: Responses) -> tuple[jax.Array, jax.Array]:
 def scores(
     decoder: Decoder, parameters: Any, responses: Responses, temperature: float
 ) -> tuple[jax.Array, jax.Array]:
-    """Log-probability of each token of the responses, and the entropy of what it was drawn from.
+    """Log-probability of each token of the responses, and the entropy of the distribution of it.
 
-    Both `[N, R]` float32, zero outside the mask, of the distribution at this temperature.
+    Both `[N, R]` float32, zero outside the mask, of the distribution at this temperature, before top-k and
+    top-p.
     """
     tokens, segments = sequences(responses)
     last = responses.prompts.tokens.shape[1] - 1  # of a prompt: the first that something is said after

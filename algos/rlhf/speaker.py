@@ -31,12 +31,13 @@ def converse(game: Any, problem: Problem, keys: jax.Array, respond: Respond) -> 
       respond: what the model says.
 
     Returns:
-      All that was said as responses, log-probabilities `[N, T]` of the model's tokens at sampling, rewards.
+      All that was said as responses, log-probabilities `[N, T]` of the model's tokens at sampling, before
+      top-k and top-p, rewards.
     """
 
     def speak(prompts: Prompts, turn: int) -> Said:
         said = respond(prompts, jax.vmap(jax.random.fold_in, (0, None))(keys, turn))
-        return Said(said.tokens, said.mask, said.log_probs)
+        return Said(said.tokens, said.mask, said.tempered_log_probs)
 
     transcript = play(game, problem, speak)
     parts = {name.replace(" ", "_"): part for name, part in transcript.reward.parts.items()}

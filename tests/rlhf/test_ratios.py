@@ -1,0 +1,61 @@
+"""Densities that are divided are of one distribution, however tokens are chosen."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import algos
+import envs
+from algos.language import Decoder, DecoderConfig, Prompts, Sampling, generate
+from algos.rlhf.responses import Responses, scores
+from tests.rlhf.small import SMALL, made
+
+CUT = {"temperature": 0.7, "top_k": 4, "top_p": 0.5}
+LEARNERS = {
+    "grpo": ("grpo", {"old_log_prob": "actor"}),
+    "weights of whole responses": ("grpo", {"num_minibatches": 2, "correction": "mask_sequence"}),
+    "ppo": ("ppo_rlhf", {}),
+    "game": ("grpo", {"old_log_prob": "actor", "env": envs.text.Guess(largest=9, turns=2)}),
+}
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_actor_and_learner_agree_whatever_is_cut_off(name):
+    """The parameters are the same, so all that differs is rounding, and the first ratio is one."""
+    algorithm, fields = LEARNERS[name]
+    fields = {**SMALL, "env": envs.make("text:addition"), "group_size": 2, **CUT, **fields}
+    agent = algos.get(algorithm)(**fields)
+    found = jax.jit(agent.iterate)(jax.jit(agent.init)(jax.random.key(0)))[1]
+    assert found["first_ratio_error_max"] < 1e-4 and found["log_prob_difference_max"] < 1e-4
+    assert found["entropy"] > 0.1, "there is something to choose"
+
+
+def test_every_way_to_sample_records_what_a_learner_computes():
+    """Of each token: as drawn, before it was cut, and at temperature 1; by hand from the logits."""
+    decoder = Decoder(DecoderConfig.tiny(9, num_layers=1, hidden_size=16, initializer_range=0.3))
+    parameters, count = decoder.init(jax.random.key(0)), 400
+    asked = Prompts(jnp.arange(2 * count).reshape(count, 2) % 9, jnp.ones((count, 2), bool))
+    logits = np.asarray(decoder.apply(parameters, asked.tokens, jnp.ones((count, 2), jnp.int32))[:, -1])
+    for t, k, p in itertools.product((0.6, 1.0), (0, 3), (0.5, 1.0)):
+        found = generate(
+            decoder, parameters, asked, jax.random.key(1), Sampling(1, temperature=t, top_k=k, top_p=p)
+        )
+        token = np.asarray(found.tokens)
+        for scale, log_prob in ((t, found.tempered_log_probs), (1.0, found.policy_log_probs)):
+            chances = np.exp(logits / scale)
+            chances /= chances.sum(axis=1, keepdims=True)
+            np.testing.assert_allclose(np.exp(log_prob), np.take_along_axis(chances, token, 1), rtol=1e-4)
+        said = Responses(asked, found.tokens, found.mask, found.mask)
+        learned = scores(decoder, parameters, said, t)[0]
+        np.testing.assert_allclose(found.tempered_log_probs, learned, atol=1e-5)
+        more = np.mean(found.log_probs - learned)  # a token that was drawn of fewer is likelier
+        assert more > 0.02 if k or p < 1 else abs(more) < 1e-5
+
+
+def test_a_network_in_bfloat16_differs_by_rounding_alone():
+    agent = made("grpo", group_size=2, old_log_prob="actor", dtype="bfloat16", **CUT)
+    found = jax.jit(agent.iterate)(jax.jit(agent.init)(jax.random.key(0)))[1]
+    assert found["first_ratio_error_max"] < 0.05
