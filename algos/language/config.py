@@ -5,17 +5,32 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from algos.language.config_keys import refuse_others
 from fdg.arguments import quoted
 from fdg.errors import FdgError
 
 LINEAR = ("query", "key", "value", "output", "gate", "up", "down")
 """The linear layers of a block, by the names that they have in the parameters."""
 
-_ROPE_TYPES = {
-    "linear": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-    "yarn": ("factor",),
-}
+_CONTEXT, _TRAINED = "max_position_embeddings", "original_max_position_embeddings"
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+_ROPE_TYPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # what each must say, and what it may
+    "default": ((), ()),
+    "linear": (("factor",), ()),
+    "dynamic": (("factor",), ()),
+    "llama3": (("factor", "low_freq_factor", "high_freq_factor"), (_TRAINED,)),
+    "yarn": (
+        ("factor",),
+        (
+            _TRAINED, "attention_factor", "beta_fast", "beta_slow", "mscale",
+            "mscale_all_dim", "truncate",
+        ),
+    ),
+    "longrope": (
+        ("factor", "short_factor", "long_factor", _TRAINED), ("attention_factor",)
+    ),
+}  # fmt: skip
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
@@ -50,10 +65,15 @@ _FIELDS = {
     "max_positions": _COUNT, "remat": _FLAG, "lora_rank": _WHOLE, "initializer_range": _NUMBER,
 }  # fmt: skip
 _OPTIONAL = ("head_dim", "sliding_window")
+_FACTORS = _Kind(
+    "a list of numbers above zero",
+    lambda value: isinstance(value, list | tuple) and all(_is_number(one) and one > 0 for one in value),
+)
 _ROPE = {
     "factor": _POSITIVE, "low_freq_factor": _POSITIVE, "high_freq_factor": _POSITIVE, "beta_fast": _POSITIVE,
-    "beta_slow": _POSITIVE, "original_max_position_embeddings": _COUNT, "attention_factor": _POSITIVE,
-    "mscale": _NUMBER, "mscale_all_dim": _NUMBER, "truncate": _FLAG,
+    "beta_slow": _POSITIVE, _TRAINED: _COUNT, "attention_factor": _POSITIVE,
+    "mscale": _NUMBER, "mscale_all_dim": _NUMBER, "truncate": _FLAG, "short_factor": _FACTORS,
+    "long_factor": _FACTORS,
 }  # fmt: skip
 
 
@@ -72,7 +92,8 @@ class DecoderConfig:
       head_dim: width of a head; None for `hidden_size / num_heads`.
       rope_theta: base of the rotary frequencies (arXiv 2104.09864).
       rope_scaling: how these are stretched for long contexts, as sorted pairs of what `config.json` says:
-        `rope_type` "linear", "llama3" or "yarn" (arXiv 2309.00071), and its factors.
+        `rope_type` "linear", "dynamic", "llama3", "yarn" (arXiv 2309.00071) or "longrope" (arXiv 2402.13753),
+        and its factors. "dynamic" and "longrope" go by the length of each text.
       rms_norm_eps: added to the mean square.
       tie_embeddings: whether the head is the embedding's transpose.
       qkv_bias: whether queries, keys and values have a bias (Qwen2); `output_bias`, `mlp_bias`: likewise.
@@ -135,14 +156,23 @@ class DecoderConfig:
         unknown = [name for name in self.lora_targets if name not in LINEAR]
         self._require(not unknown, f"lora_targets={unknown}: a block has {', '.join(LINEAR)}")
         kind, rope = self.rope_type, self.rope
-        self._require(
-            kind in ("default", *_ROPE_TYPES), f"rope_type={kind!r}: known are {', '.join(_ROPE_TYPES)}"
-        )
-        missing = [name for name in _ROPE_TYPES.get(kind, ()) if rope.get(name) is None]
+        self._require(kind in _ROPE_TYPES, f"rope_type={quoted(kind)}: known are {', '.join(_ROPE_TYPES)}")
+        missing = [name for name in _ROPE_TYPES[kind][0] if rope.get(name) is None]
         self._require(not missing, f"rope_type={kind!r}: {', '.join(missing)} missing, which it has")
         for name in _ROPE.keys() & rope.keys():
             if rope[name] is not None:
                 self._check(name, rope[name], _ROPE[name])
+        for name in ("short_factor", "long_factor"):
+            count = len(rope.get(name) or ())
+            self._require(
+                count in (0, self.width // 2),
+                f"{name} has {count} numbers: it must have head_dim / 2, {self.width // 2}",
+            )
+        self._require(kind != "dynamic" or self.width > 2, "head_dim=2: rope_type='dynamic' needs more")
+        self._require(
+            kind != "longrope" or self.trained_positions > 1,
+            f"{_TRAINED}={self.trained_positions}: rope_type='longrope' needs more",
+        )
         for low, high in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
             if rope.get(low) and rope.get(high):
                 self._require(
@@ -172,6 +202,11 @@ class DecoderConfig:
         """How rotary frequencies are stretched; "default" for not at all."""
         return self.rope.get("rope_type", self.rope.get("type", "default"))
 
+    @property
+    def trained_positions(self) -> int:
+        """Tokens of the contexts that were trained on before rotary frequencies were stretched."""
+        return self.rope.get(_TRAINED) or self.max_positions
+
     @classmethod
     def tiny(cls, vocab_size: int, **changes: Any) -> "DecoderConfig":
         """A network for tests and small tasks: two layers of width 64, four heads on two of keys and values.
@@ -199,26 +234,19 @@ class DecoderConfig:
         family = config.get("model_type")
         if family not in _FAMILIES:
             raise FdgError(
-                f"config.json: model_type={family!r} is no decoder that can be read: known are"
+                f"config.json: model_type={quoted(family)} is no decoder that can be read: known are"
                 f" {', '.join(_FAMILIES)}"
             )
         missing = [name for name in _SIZES if config.get(name) is None]
         if missing:
             raise FdgError(f"config.json: {', '.join(missing)} missing, which a {family} has")
-        activation = config.get("hidden_act", "silu")
-        if activation != "silu":
-            raise FdgError(f"config.json: hidden_act={activation!r}: these decoders have 'silu'")
-        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        if not isinstance(rope, dict) or any(isinstance(value, list | dict) for value in rope.values()):
-            raise FdgError(
-                f"config.json: rope_scaling={quoted(rope)}: it must be an object of numbers and names"
-            )
-        rope = dict(rope)
-        theta = rope.pop("rope_theta", None)  # where transformers 5 keeps it
-        if rope.get("rope_type", rope.get("type", "default")) == "default":
-            rope = {}
+        refuse_others(config, _READ | _OF_FAMILY[family].keys(), "config.json")
+        config = {**_DEFAULTS, **_OF_FAMILY[family], **config}
+        activation = config["hidden_act"]
+        if activation not in ("silu", "swish"):
+            raise FdgError(f"config.json: hidden_act={quoted(activation)}: these decoders have 'silu'")
 
-        def value(key: str, field: str, default: Any) -> Any:
+        def value(key: str, field: str, default: Any = None) -> Any:
             found = config.get(key)
             if found is None:
                 return default
@@ -226,16 +254,16 @@ class DecoderConfig:
                 raise FdgError(f"config.json: {key}={quoted(found)}: it must be {_FIELDS[field].words}")
             return found
 
+        sizes = {name: value(key, name) for key, name in _SIZES.items()}
+        theta, rope = _rope_of(config, value)
         bias = value("attention_bias", "qkv_bias", False)
-        window = value("sliding_window", "sliding_window", None)
-        if family in ("qwen2", "qwen3") and not value("use_sliding_window", "qkv_bias", False):
-            window = None
+        window, first = _window_of(config, value)
         read = {
-            **{name: value(key, name, None) for key, name in _SIZES.items()},
+            **sizes,
             "num_kv_heads": value("num_key_value_heads", "num_kv_heads", config["num_attention_heads"]),
-            "head_dim": value("head_dim", "head_dim", 128 if family == "qwen3" else None),
-            "rope_theta": value("rope_theta", "rope_theta", 10_000.0 if theta is None else theta),
-            "rope_scaling": tuple(sorted(rope.items())) or None,
+            "head_dim": value("head_dim", "head_dim"),
+            "rope_theta": theta,
+            "rope_scaling": rope,
             "rms_norm_eps": value("rms_norm_eps", "rms_norm_eps", 1e-6),
             "tie_embeddings": value("tie_word_embeddings", "tie_embeddings", False),
             "qkv_bias": True if family == "qwen2" else bias,
@@ -243,9 +271,7 @@ class DecoderConfig:
             "mlp_bias": value("mlp_bias", "mlp_bias", False),
             "qk_norm": family == "qwen3",
             "sliding_window": window,
-            "first_sliding_layer": value("max_window_layers", "first_sliding_layer", 0)
-            if window and family != "mistral"
-            else 0,
+            "first_sliding_layer": first,
             "max_positions": value("max_position_embeddings", "max_positions", 2048),
             "initializer_range": value("initializer_range", "initializer_range", 0.02),
         }
@@ -267,7 +293,9 @@ class DecoderConfig:
             if not (self.mlp_bias or self.qk_norm or self.qkv_bias or self.output_bias):
                 return "mistral"
         elif (plain or self.mlp_bias) and not self.qk_norm and self.qkv_bias == self.output_bias:
-            return "llama"
+            # Transformers has no Llama whose width is not a multiple of its heads, but such a Mistral.
+            odd = self.hidden_size % self.num_heads and not (self.mlp_bias or self.qkv_bias)
+            return "mistral" if odd else "llama"
         raise FdgError(
             f"DecoderConfig: no model of Hugging Face's has qkv_bias={self.qkv_bias},"
             f" output_bias={self.output_bias}, mlp_bias={self.mlp_bias}, qk_norm={self.qk_norm} and"
@@ -321,12 +349,84 @@ class DecoderConfig:
         return embeddings + d + self.num_layers * (attention + mlp + norms)
 
 
+_Value = Callable[..., Any]  # of a key, checked as a field is: (key, field, default) -> value
+
+
+def _rope_of(config: Mapping[str, Any], value: _Value) -> tuple[float, tuple[tuple[str, Any], ...] | None]:
+    """The base of rotary frequencies, and how they are stretched: wherever Transformers 4 or 5 keeps it."""
+    where = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    rope = config.get(where) or {}
+    if not isinstance(rope, dict) or any(isinstance(one, dict) for one in rope.values()):
+        raise FdgError(f"config.json: {where}={quoted(rope)}: it must be an object of numbers and names")
+    rope = {name: tuple(one) if isinstance(one, list) else one for name, one in rope.items()}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    theta = rope.get("rope_theta")
+    if theta is None:
+        theta = value("rope_theta", "rope_theta", 10_000.0)
+    if not isinstance(kind, str) or kind not in _ROPE_TYPES:
+        raise FdgError(f"config.json: rope_type={quoted(kind)}: known are {', '.join(_ROPE_TYPES)}")
+    own = {name for names in _ROPE_TYPES[kind] for name in names}
+    refuse_others(
+        rope, own | {"rope_type", "type", "rope_theta", "finetuned"}, f"config.json: {where} of {kind!r}", ()
+    )
+    if _TRAINED in own:
+        rope[_TRAINED] = rope.get(_TRAINED) if config.get(_TRAINED) is None else config[_TRAINED]
+        if rope.get("factor") is None and all(map(_COUNT.holds, (rope[_TRAINED], config[_CONTEXT]))):
+            rope["factor"] = config[_CONTEXT] / rope[_TRAINED]
+    found = {name: rope[name] for name in own if rope.get(name) is not None}
+    return theta, tuple(sorted({"rope_type": kind, **found}.items())) if kind != "default" else None
+
+
+def _window_of(config: Mapping[str, Any], value: _Value) -> tuple[int | None, int]:
+    """How far tokens see, and the first layer of which that holds."""
+    layers, window = config["num_hidden_layers"], value("sliding_window", "sliding_window")
+    first = 0
+    if "use_sliding_window" in config:
+        window = window if value("use_sliding_window", "qkv_bias", False) else None
+        first = min(value("max_window_layers", "first_sliding_layer", 0), layers)
+    kinds = config.get("layer_types")
+    if kinds is not None:
+        # Of each layer; all that slide come after all that do not, or it is another network.
+        first = kinds.count(_FULL) if isinstance(kinds, list) else 0
+        if not isinstance(kinds, list) or kinds != [_FULL] * first + [_SLIDING] * (len(kinds) - first):
+            raise FdgError(
+                f"config.json: layer_types={quoted(kinds)}: it must be a list, {_FULL!r} for the first layers"
+                f" and {_SLIDING!r} for the rest"
+            )
+        if len(kinds) != layers:
+            raise FdgError(
+                f"config.json: layer_types has {len(kinds)} layers, and num_hidden_layers={layers}"
+            )
+    return (window, first) if window is not None and first < layers else (None, 0)
+
+
 _SIZES = {
     "vocab_size": "vocab_size",
     "hidden_size": "hidden_size",
     "intermediate_size": "intermediate_size",
     "num_hidden_layers": "num_layers",
     "num_attention_heads": "num_heads",
+}
+
+_READ = _SIZES.keys() | {
+    "model_type", "hidden_act", "num_key_value_heads", "head_dim", "rope_theta", "rope_scaling",
+    "rope_parameters", _TRAINED, "rms_norm_eps", "tie_word_embeddings", _CONTEXT,
+    "initializer_range",
+}  # fmt: skip
+# Further keys that Transformers 5.24 reads for a family, and what each family has where a file says nothing.
+_DEFAULTS = {"hidden_act": "silu", _CONTEXT: 2048}
+_QWEN = {
+    "num_key_value_heads": 32, _CONTEXT: 32_768, "use_sliding_window": False, "sliding_window": 4096,
+    "max_window_layers": 28, "layer_types": None,
+}  # fmt: skip
+_OF_FAMILY: dict[str, dict[str, Any]] = {
+    "llama": {"attention_bias": False, "mlp_bias": False},
+    "mistral": {"num_key_value_heads": 8, _CONTEXT: 131_072, "sliding_window": 4096},
+    "qwen2": {
+        **_QWEN,
+        "attention_bias": False,
+    },  # which it does not look at: queries, keys and values have one
+    "qwen3": {**_QWEN, "attention_bias": False, "head_dim": 128},
 }
 
 _ARCHITECTURES = {

@@ -249,7 +249,7 @@ class Decoder:
             )
             near = mask & (cache.position[:, None] - at < c.sliding_window)
         x = self._embed(base, token[:, None])
-        turn = layers.rotary(c, cache.position[:, None], x.dtype)
+        turn = layers.rotary(c, cache.position[:, None], cache.position[:, None] + 1, x.dtype)
         keys, values = [], []
         for i in range(c.num_layers):
             slides = c.sliding_window is not None and i >= c.first_sliding_layer
@@ -291,7 +291,8 @@ class Decoder:
         mask = together & (before >= 0)[None]
         near = mask if c.sliding_window is None else mask & (before < c.sliding_window)[None]
         x = self._embed(base, tokens)
-        turn = layers.rotary(c, positions, x.dtype)
+        to_come = positions_of(segments[:, ::-1])[:, ::-1]  # tokens of the same text after each
+        turn = layers.rotary(c, positions, positions + to_come + 1, x.dtype)
         block = jax.checkpoint(_block, static_argnums=0) if c.remat else _block
         keys, values = [], []
         for i in range(c.num_layers):

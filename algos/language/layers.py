@@ -50,17 +50,23 @@ def rotary_frequencies(config: DecoderConfig) -> tuple[np.ndarray, float]:
     """Radians a position turns each pair of a head [h / 2], and what cosines and sines are multiplied by.
 
     Sources: arXiv 2104.09864, sec. 3.2.2; "linear" divides all; "llama3" those of wavelengths beyond what was
-    trained on, smoothly (Llama 3.1's release); "yarn": arXiv 2309.00071, eq. 17-23.
+    trained on, smoothly (Llama 3.1's release); "yarn": arXiv 2309.00071, eq. 17-23; "longrope" of short
+    texts: arXiv 2402.13753, sec. 3.3.
     """
     width, rope = config.width, config.rope
     plain = config.rope_theta ** -(np.arange(0, width, 2, dtype=np.float64) / width)
     kind = config.rope_type
-    if kind == "default":
+    if kind in ("default", "dynamic"):
         return plain, 1.0
     factor = float(rope["factor"])
     if kind == "linear":
         return plain / factor, 1.0
-    trained = float(rope.get("original_max_position_embeddings") or config.max_positions)
+    trained = float(config.trained_positions)
+    if kind == "longrope":
+        wider = math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
+        return plain / np.asarray(rope["short_factor"], np.float64), float(
+            rope.get("attention_factor") or wider
+        )
     if kind == "llama3":
         low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
         turns = trained * plain / (2 * math.pi)  # over the context that was trained on
@@ -87,12 +93,32 @@ def _yarn_attention(factor: float, rope: dict[str, Any]) -> float:
     return magnitude(each) / magnitude(all_dims) if each and all_dims else magnitude(1.0)
 
 
-def rotary(config: DecoderConfig, positions: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
-    """Cosines and sines [..., h / 2] of positions [...]."""
+def rotary(
+    config: DecoderConfig, positions: jax.Array, lengths: jax.Array, dtype: Any
+) -> tuple[jax.Array, jax.Array]:
+    """Cosines and sines [..., h / 2] of positions [...] in texts of `lengths` [...] tokens."""
     frequencies, scale = rotary_frequencies(config)
     at = jnp.promote_types(dtype, jnp.float32)
-    angles = positions.astype(at)[..., None] * _along_last(jnp.asarray(frequencies, at), positions[..., None])
+    turns = _along_last(jnp.asarray(frequencies, at), positions[..., None])
+    turns = _of_length(config, turns, lengths.astype(at)[..., None])
+    angles = positions.astype(at)[..., None] * turns
     return (jnp.cos(angles) * scale).astype(dtype), (jnp.sin(angles) * scale).astype(dtype)
+
+
+def _of_length(config: DecoderConfig, frequencies: jax.Array, lengths: jax.Array) -> jax.Array:
+    """Frequencies [..., h / 2] of texts of `lengths` [..., 1] tokens, as Transformers has them."""
+    rope, width = config.rope, config.width
+    if config.rope_type == "dynamic":  # beyond the context that was trained on, of a larger base ("NTK")
+        factor = float(rope["factor"])
+        more = jnp.maximum(factor * lengths / config.max_positions - (factor - 1), 1.0)
+        return frequencies * more ** _along_last(
+            jnp.asarray(-np.arange(0, width, 2) / (width - 2), lengths.dtype), lengths
+        )
+    if config.rope_type == "longrope":
+        short, long = (np.asarray(rope[name], np.float64) for name in ("short_factor", "long_factor"))
+        changed = frequencies * _along_last(jnp.asarray(short / long, lengths.dtype), lengths)
+        return jnp.where(lengths > config.trained_positions, changed, frequencies)
+    return frequencies
 
 
 def rotate(x: jax.Array, turn: tuple[jax.Array, jax.Array]) -> jax.Array:

@@ -125,8 +125,8 @@ def test_adapters_change_nothing_at_first_and_can_be_merged(decoder, parameters)
         ({"dtype": "float16"}, "dtype='float16': it must be 'float32' or 'bfloat16'"),
         ({"lora_targets": ("query", "keys")}, r"lora_targets=['keys']: a block has query, key"),
         (
-            {"rope_scaling": (("rope_type", "dynamic"),)},
-            "rope_type='dynamic': known are linear, llama3",
+            {"rope_scaling": (("rope_type", "mrope"),)},
+            "rope_type='mrope': known are default, linear, dynamic, llama3",
         ),
         ({"num_layers": 0}, "num_layers=0: it must be a whole number above zero"),
     ],

@@ -1,0 +1,84 @@
+"""Keys of `config.json` and `adapter_config.json`: those that change nothing here, and others.
+
+A file has many keys, and a key that is passed over may be another network. So each is read, or is known to
+change nothing (`IGNORED`), or says nothing: it is null, false, zero or empty, or has its `NEUTRAL` value.
+Whatever else there is is refused by its name.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from fdg.arguments import quoted
+from fdg.errors import FdgError
+
+IGNORED = frozenset(
+    # What the file is of, and how it was made.
+    "model_type architectures auto_map transformers_version torch_dtype dtype name_or_path tokenizer_class"
+    " processor_class transformers.js_config is_llama_config unsloth_version unsloth_fixed"
+    # Which tokens begin and end texts: the tokenizer and `generation_config.json` say.
+    " bos_token_id eos_token_id pad_token_id unk_token_id sep_token_id cls_token_id mask_token_id"
+    " decoder_start_token_id forced_bos_token_id forced_eos_token_id bos_token eos_token pad_token unk_token"
+    # How tokens are chosen.
+    " max_length min_length max_new_tokens do_sample early_stopping num_beams num_beam_groups"
+    " diversity_penalty temperature top_k top_p min_p typical_p repetition_penalty length_penalty"
+    " no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences output_scores"
+    " return_dict_in_generate remove_invalid_values exponential_decay_length_penalty suppress_tokens"
+    " begin_suppress_tokens"
+    # What is returned, in which pieces it is computed, and what is kept meanwhile.
+    " use_cache return_dict use_return_dict output_hidden_states output_attentions torchscript use_bfloat16"
+    " tf_legacy_loss chunk_size_feed_forward pretraining_tp attn_implementation use_flash_attn"
+    " use_flash_attention_2 gradient_checkpointing is_decoder"
+    # Heads: whether there is one that is read, the tensors say.
+    " id2label label2id num_labels problem_type finetuning_task task_specific_params prefix"
+    " classifier_dropout"
+    # What is left out at random while Transformers trains; nothing is left out here.
+    " attention_dropout hidden_dropout residual_dropout embedding_dropout dropout resid_pdrop embd_pdrop"
+    " attn_pdrop neftune_noise_alpha"
+    # Lengths that a tokenizer or a trainer goes by.
+    " model_max_length max_sequence_length seq_length".split()
+)
+"""Keys of a `config.json` that change no logits."""
+
+NEUTRAL: Mapping[str, Any] = {
+    **dict.fromkeys(
+        (
+            "partial_rotary_factor", "rotary_pct", "rope_ratio", "embedding_multiplier",
+            "residual_multiplier", "logits_scaling", "logit_scale", "scale_emb",
+        ),
+        1,
+    ),
+    **dict.fromkeys(("is_causal", "causal", "use_rope", "use_rotary", "scale_attn_weights"), True),
+}  # fmt: skip
+"""What a key says where it changes nothing, if that is not null, false, zero or empty."""
+
+
+def refuse_others(
+    found: Mapping[str, Any],
+    read: Collection[str],
+    where: str,
+    ignored: Collection[str] = IGNORED,
+    advice: str = "take another checkpoint, or remove the key if it changes no logits",
+) -> None:
+    """Requires that a file says nothing by keys that are neither read nor ignored.
+
+    Args:
+      found: the file's keys; those that begin with `_` are private to a library.
+      read: keys that the caller reads.
+      where: begins the error.
+      ignored: keys that change nothing.
+      advice: ends the error.
+
+    Raises:
+      FdgError: names the first such key and its value.
+
+    >>> refuse_others({"hidden_size": 8, "softcap": None, "dtype": "float16"}, ["hidden_size"], "x.json")
+    >>> refuse_others({"softcap": 30.0}, [], "x.json")
+    Traceback (most recent call last):
+    fdg.errors.FdgError: x.json: softcap=30.0 is not supported: take another checkpoint, or ...
+    """
+    for key, value in found.items():
+        if key in read or key in ignored or key.startswith("_") or value is None:
+            continue
+        if value == NEUTRAL[key] if key in NEUTRAL else value in (False, "", [], {}):
+            continue
+        raise FdgError(f"{where}: {quoted(key)[1:-1]}={quoted(value)} is not supported: {advice}")
