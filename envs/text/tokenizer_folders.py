@@ -1,0 +1,173 @@
+"""Tokenizers in a checkpoint's folder: found, or refused with what is missing; and written for the next user."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from envs.text import tokenizer_files
+from envs.text.tokenizers import CharacterTokenizer, HuggingFaceTokenizer
+from fdg.errors import FdgError
+from fdg.reading import read_bytes, read_json
+
+_TOKENIZER, _SETTINGS, _GENERATION = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
+_TEMPLATES = "additional_chat_templates"
+_FILES = (
+    _TOKENIZER, _SETTINGS, _GENERATION, "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+    "chat_template.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model",
+    "sentencepiece.bpe.model",
+)  # fmt: skip
+_BYTES = 40 << 20
+_FEW_BYTES = 1 << 16  # of a tokenizer of characters
+_OLDER = {  # what a folder has in place of tokenizer.json
+    "tokenizer.model": "SentencePiece", "spiece.model": "SentencePiece",
+    "sentencepiece.bpe.model": "SentencePiece", "vocab.json": "BPE", "vocab.txt": "WordPiece",
+    "tokenizer.tiktoken": "tiktoken", "tekken.json": "Mistral's tekken",
+}  # fmt: skip
+
+
+def tokenizer_of(folder: str | os.PathLike[str]) -> Any:
+    """The tokenizer of a checkpoint's folder: of characters, where it is one that `files_of` wrote.
+
+    Raises:
+      FdgError: it has none, one in a format that is not read, or one that is broken; says which, and the fix.
+    """
+    path = Path(folder)
+    other = "or name another by tokenizer= (--tokenizer): a folder with one, or 'characters' for the task's own"
+    if not os.path.lexists(path / _TOKENIZER):
+        older = next((name for name in _OLDER if os.path.lexists(path / name)), None)
+        if older is None:
+            fix = f"copy {_TOKENIZER} and {_SETTINGS} from where its weights are from"
+            raise FdgError(f"{path}: has no tokenizer: {fix}, {other}")
+        fix = "make one with Transformers, AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
+        raise FdgError(f"{path}: has {older} ({_OLDER[older]}), and no {_TOKENIZER}: {fix}, {other}")
+    try:
+        found = _characters_of(path / _TOKENIZER) or HuggingFaceTokenizer(str(folder))
+        _ = found.stops  # which there must be
+        return found
+    except FdgError as error:
+        raise FdgError(f"{error}: mend it, {other}") from None
+
+
+def files_of(tokenizer: Any) -> dict[str, bytes]:
+    """A tokenizer as the files of a checkpoint's folder, those of `generation_config.json` among them.
+
+    Args:
+      tokenizer: a `CharacterTokenizer`; a `HuggingFaceTokenizer`, whose own files these are, whatever else its
+        folder has; or any other one that has a method `files() -> {name: content}`.
+
+    Raises:
+      FdgError: it is of another kind; a file of it is gone, or cannot be read.
+
+    >>> sorted(files_of(CharacterTokenizer("ab")))[:3]
+    ['chat_template.jinja', 'generation_config.json', 'special_tokens_map.json']
+    """
+    if isinstance(tokenizer, HuggingFaceTokenizer):
+        return _copied(tokenizer)
+    if isinstance(tokenizer, CharacterTokenizer):
+        made = {
+            _TOKENIZER: _of_characters(tokenizer),
+            _SETTINGS: {
+                **_NAMED,
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "clean_up_tokenization_spaces": False,
+                "model_max_length": 1 << 30,
+            },
+            "special_tokens_map.json": _NAMED,
+            _GENERATION: numbers_of(tokenizer),
+        }
+        return {
+            **{name: _written(content) for name, content in made.items()},
+            "chat_template.jinja": _TEMPLATE.encode(),
+        }
+    own = getattr(tokenizer, "files", None)
+    if not callable(own):
+        raise FdgError(
+            f"{type(tokenizer).__name__} cannot be written with the network: give it a method files() that"
+            " returns {name: bytes}, or write the network alone: algos.language.weights.save"
+        )
+    return dict(own())
+
+
+def numbers_of(tokenizer: Any) -> dict[str, Any]:
+    """Which tokens begin, end and fill texts, by the keys of `config.json` and `generation_config.json`.
+
+    >>> numbers_of(CharacterTokenizer("ab"))
+    {'bos_token_id': 1, 'eos_token_id': 2, 'pad_token_id': 0}
+    """
+    stops = [int(stop) for stop in tokenizer.stops]
+    return {
+        "bos_token_id": getattr(tokenizer, "bos", None),
+        "eos_token_id": stops[0] if len(stops) == 1 else stops,
+        "pad_token_id": int(tokenizer.pad),
+    }
+
+
+# No text of the alphabet, which is ASCII, spells one of these.
+_SPECIAL = ("\u27e8pad\u27e9", "\u27e8bos\u27e9", "\u27e8eos\u27e9")
+_NAMED = dict(zip(("pad_token", "bos_token", "eos_token"), _SPECIAL, strict=True))
+# What `CharacterTokenizer.frame` does.
+_TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message['content'] }}{% endfor %}"
+
+
+def _of_characters(tokenizer: CharacterTokenizer) -> dict[str, Any]:
+    """`tokenizer.json` of the library `tokenizers` that encodes and decodes the same."""
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    every = [*_SPECIAL, *tokenizer.alphabet]
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{"id": i, "content": word, **flags} for i, word in enumerate(_SPECIAL)],
+        "normalizer": None,
+        "pre_tokenizer": {
+            "type": "Split", "pattern": {"Regex": "(?s:.)"}, "behavior": "Isolated", "invert": False
+        },
+        "post_processor": None,
+        "decoder": {"type": "Fuse"},
+        "model": {
+            "type": "WordLevel",
+            "vocab": {word: i for i, word in enumerate(every)},
+            "unk_token": "\u27e8unknown\u27e9",  # which there is not: other characters are refused there too
+        },
+    }  # fmt: skip
+
+
+def _characters_of(file: Path) -> CharacterTokenizer | None:
+    """The tokenizer of characters that a file was made of; None if it is another."""
+    if os.stat(file).st_size > _FEW_BYTES:
+        return None
+    found = read_json(file)
+    model = found.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    words = list(vocabulary)[len(_SPECIAL) :] if isinstance(vocabulary, dict) else []
+    if not words or any(len(word) != 1 or not word.isascii() for word in words):
+        return None
+    made = CharacterTokenizer("".join(words))
+    return made if found == _of_characters(made) else None
+
+
+def _copied(tokenizer: HuggingFaceTokenizer) -> dict[str, bytes]:
+    """The files of a checkpoint's tokenizer, and those that it lacks."""
+    folder = Path(tokenizer.path)
+    names = [name for name in _FILES if os.path.lexists(folder / name)]
+    if os.path.isdir(folder / _TEMPLATES):
+        names += [f"{_TEMPLATES}/{file.name}" for file in sorted((folder / _TEMPLATES).glob("*.jinja"))]
+    files = {name: read_bytes(folder / name, _BYTES) for name in names}
+    if _TOKENIZER not in files:
+        raise FdgError(f"{folder}: its {_TOKENIZER} is gone: put it back, and export again")
+    numbers = numbers_of(tokenizer)
+    if _SETTINGS not in files:
+        loaded = tokenizer_files.load(folder / _TOKENIZER)
+        words = {
+            name: loaded.id_to_token(number[0] if isinstance(number, list) else number)
+            for name, number in zip(("bos_token", "eos_token", "pad_token"), numbers.values(), strict=True)
+            if number is not None
+        }
+        files[_SETTINGS] = _written({**words, "tokenizer_class": "PreTrainedTokenizerFast"})
+    files.setdefault(_GENERATION, _written(numbers))
+    return files
+
+
+def _written(content: dict[str, Any]) -> bytes:
+    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
