@@ -277,10 +277,10 @@ class _Loop:
         """Tokens [S] at these positions of their samples, with log-probabilities."""
         how = self.sampling
         tokens, drawn, plain = draw(logits, jax.vmap(jax.random.fold_in)(keys, position), how)
-        found = (tokens, drawn)
+        found = [tokens, drawn]
         if how.filters:
-            found += (log_prob(logits / how.temperature, tokens) if how.is_tempered else plain,)
-        return (*found, plain) if how.is_tempered else found
+            found.append(log_prob(logits / how.temperature, tokens) if how.is_tempered else plain)
+        return (*found, plain) if how.is_tempered else tuple(found)
 
     def ended(self, token: jax.Array, length: jax.Array) -> jax.Array:
         """Whether samples [S] end with these tokens, which make them so long."""

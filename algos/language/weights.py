@@ -4,13 +4,14 @@ Kernels are [in, out] here and [out, in] there. A directory is written under a n
 there before is whole until the new one is.
 """
 
+import contextlib
 import json
 import math
 import os
 import pathlib
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -127,22 +128,32 @@ def assemble(
     """
     found: Weights = {}
     for key, (path, transposed, tensor) in _matched(config, tensors, where, scores).items():
-        array = tensor.read()
-        flat = array.reshape(-1)
-        with np.errstate(all="ignore"):
-            total = np.dot(flat, flat)
-        if not math.isfinite(total):  # the fastest test; the sum may be too large by itself
-            count = array.size - np.count_nonzero(np.isfinite(array))
-            if count:
-                raise FdgError(
-                    f"{where}: '{key}': {count} of its {array.size} numbers are NaN or infinite in float32:"
-                    " take another checkpoint"
-                )
+        array = finite(tensor, f"{where}: '{key}'")
         at = found
         for name in path[:-1]:
             at = at.setdefault(name, {})
         at[path[-1]] = _turned(array) if transposed else array
     return found
+
+
+def finite(tensor: Stored, where: str) -> np.ndarray:
+    """The numbers of a tensor, float32.
+
+    Raises:
+      FdgError: some are NaN or infinite.
+    """
+    array = tensor.read()
+    flat = array.reshape(-1)
+    with np.errstate(all="ignore"):
+        total = np.dot(flat, flat)
+    if not math.isfinite(total):  # the fastest test; the sum may be too large by itself
+        count = array.size - np.count_nonzero(np.isfinite(array))
+        if count:
+            raise FdgError(
+                f"{where}: {count} of its {array.size} numbers are NaN or infinite in float32: take another"
+                " checkpoint"
+            )
+    return array
 
 
 def _turned(array: np.ndarray) -> np.ndarray:
@@ -219,6 +230,8 @@ def save(
     parameters: Weights,
     shard_bytes: int = _SHARD_BYTES,
     dtype: str = "float32",
+    settings: Mapping[str, Any] | None = None,
+    files: Mapping[str, bytes] | None = None,
 ) -> None:
     """Writes a directory that Hugging Face's library loads; adapters are added to what they adapt.
 
@@ -228,16 +241,14 @@ def save(
       parameters: as `decoder.init` makes them; with a `score` beside them, a reward model's: see `names`.
       shard_bytes: the largest file, where there is more than one tensor.
       dtype: of the tensors in the files: "float32", "bfloat16" or "float16".
+      settings: further keys of `config.json`, such as which token ends a text.
+      files: further files by name, such as a tokenizer's.
 
     Raises:
-      FdgError: what the config says is no model of Hugging Face's; the directory cannot be written.
+      FdgError: what the config says is no model of Hugging Face's; the directory cannot be written, or holds
+        adapters, which that library would add.
     """
-    try:
-        from safetensors.numpy import save_file
-    except ImportError:
-        raise FdgError("checkpoints need safetensors: pip install 'fdg[language]'") from None
-
-    config = {**decoder.config.to_hugging_face(), "torch_dtype": dtype}
+    config = {**decoder.config.to_hugging_face(), **(settings or {}), "torch_dtype": dtype}
     base = merged(decoder.config, parameters)
     if "score" in base:
         config |= {
@@ -245,32 +256,66 @@ def save(
             "id2label": {"0": "LABEL_0"},
             "label2id": {"LABEL_0": 0},
         }
+    if os.path.lexists(pathlib.Path(directory) / "adapter_config.json"):
+        raise FdgError(
+            f"{directory}: holds adapters, which would be added to the checkpoint: name another one"
+        )
+    with writing(directory, "config.json", files) as partial:
+        shards = _shards(decoder.config, base, shard_bytes, np.dtype(jax.numpy.dtype(dtype)))
+        names = [_ONE] if len(shards) == 1 else [_shard_name(i, len(shards)) for i in range(len(shards))]
+        index: dict[str, str] = {}
+        size = 0
+        for file, keys in zip(names, shards, strict=True):
+            tensors = {key: make() for key, make in keys.items()}
+            write_tensors(partial / file, tensors)
+            index.update(dict.fromkeys(tensors, file))
+            size += sum(tensor.nbytes for tensor in tensors.values())
+        if len(names) > 1:
+            listing = {"metadata": {"total_size": size}, "weight_map": index}
+            (partial / _INDEX).write_text(json.dumps(listing, indent=2, sort_keys=True) + "\n")
+        (partial / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+        new = {file.name for file in partial.iterdir()}
+    for old in pathlib.Path(directory).glob("model*.safetensors*"):  # of the checkpoint that was there
+        if old.name not in new:
+            old.unlink()
+
+
+def write_tensors(file: pathlib.Path, tensors: dict[str, np.ndarray]) -> None:
+    """Writes a safetensors file as PyTorch's libraries expect it.
+
+    Raises:
+      FdgError: the library is missing.
+    """
+    try:
+        from safetensors.numpy import save_file
+    except ImportError:
+        raise FdgError("checkpoints need safetensors: pip install 'fdg[language]'") from None
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+@contextlib.contextmanager
+def writing(
+    directory: str | os.PathLike[str], last: str, files: Mapping[str, bytes] | None = None
+) -> Iterator[pathlib.Path]:
+    """A folder to write into, whose files then take the place of those of a directory; `last` comes last.
+
+    Raises:
+      FdgError: the directory cannot be written.
+    """
     folder = pathlib.Path(directory)
     partial = folder.with_name(f".{folder.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        shards = _shards(decoder.config, base, shard_bytes, np.dtype(jax.numpy.dtype(dtype)))
-        files = [_ONE] if len(shards) == 1 else [_shard_name(i, len(shards)) for i in range(len(shards))]
-        index: dict[str, str] = {}
-        size = 0
-        for file, keys in zip(files, shards, strict=True):
-            tensors = {key: make() for key, make in keys.items()}
-            save_file(tensors, partial / file, metadata={"format": "pt"})
-            index.update(dict.fromkeys(tensors, file))
-            size += sum(tensor.nbytes for tensor in tensors.values())
-        if len(files) > 1:
-            listing = {"metadata": {"total_size": size}, "weight_map": index}
-            (partial / _INDEX).write_text(json.dumps(listing, indent=2, sort_keys=True) + "\n")
-        (partial / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-        folder.mkdir(parents=True, exist_ok=True)
-        new = {file.name for file in partial.iterdir()}
-        for name in sorted(new, key=lambda name: name == "config.json"):  # which comes last
+        yield partial
+        for name, content in (files or {}).items():
+            (partial / name).parent.mkdir(exist_ok=True)
+            (partial / name).write_bytes(content)
+        new = [file.relative_to(partial) for file in partial.rglob("*") if file.is_file()]
+        for name in sorted(new, key=lambda name: str(name) == last):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             os.replace(partial / name, folder / name)
-        for old in folder.glob("model*.safetensors*"):  # of the checkpoint that was there
-            if old.name not in new:
-                old.unlink()
-        partial.rmdir()
+        shutil.rmtree(partial)
     except OSError as error:
         raise FdgError(f"{folder}: the checkpoint cannot be written: {one_line(error)}") from None
 

@@ -2,19 +2,21 @@
 
 import dataclasses
 import functools
-import os
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
-from algos.language import weights
+from algos.language import peft, weights
 from algos.language.config import DecoderConfig
 from algos.language.decoder import Decoder
 from algos.rlhf import rewards
-from envs.text import HuggingFaceTokenizer, TextTask
+from envs.text import CharacterTokenizer, TextTask
+from envs.text.tokenizer_folders import files_of, numbers_of, tokenizer_of
 from fdg.errors import FdgError, HostError
 
+CHARACTERS = "characters"  # in place of a folder with a tokenizer: the task's own
 _LONGEST = 64  # tokens of a response, where a checkpoint's tokenizer has no one token for each character
 
 
@@ -28,13 +30,26 @@ def config_of(path: str) -> DecoderConfig:
     return weights.check(path)
 
 
-def begun(network: Decoder, path: str, key: jax.Array) -> Any:
-    """Parameters of the checkpoint in a folder; with new adapters by `key`, where the network has some."""
+@functools.lru_cache(maxsize=16)
+def adapted_config_of(path: str, adapters: str) -> DecoderConfig:
+    """Of the checkpoint in a folder with the adapters in another: see `config_of`."""
+    return peft.read_config(adapters, config_of(path))
+
+
+def begun(network: Decoder, path: str, adapters: str | None, key: jax.Array) -> Any:
+    """Parameters of the checkpoint in a folder.
+
+    Where the network has adapters, with those of another folder, or with new ones by `key`.
+    """
     plain = Decoder(dataclasses.replace(network.config, lora_rank=0))
     # A call to the host, not constants of the program: the files are read as it runs.
     shapes = jax.eval_shape(plain.init, key)
     base = jax.pure_callback(functools.partial(_read, path, shapes["embedding"].dtype), shapes)
-    return network.with_adapters(base, key) if network.config.lora_rank else base
+    if adapters is None:
+        return network.with_adapters(base, key) if network.config.lora_rank else base
+    kept = jax.eval_shape(network.init, key)["adapters"]
+    read = functools.partial(_read_adapters, adapters, plain.config, shapes["embedding"].dtype)
+    return {"base": base, "adapters": jax.pure_callback(read, kept)}
 
 
 @functools.lru_cache(maxsize=16)
@@ -50,27 +65,80 @@ def begun_reward(network: Decoder, path: str, key: jax.Array) -> Any:
     return jax.pure_callback(functools.partial(_read_reward, path, dtype), shapes)
 
 
-def in_its_words(env: Any, path: str, max_response: int | None) -> Any:
-    """The task with the checkpoint's own tokenizer, where it has one and the task none of that kind.
+def in_its_words(env: Any, path: str | None, tokenizer: str | None, max_response: int | None) -> Any:
+    """The task with the tokenizer of a checkpoint.
 
-    Responses have `max_response` tokens, or what the task was given; else 64, or as many as the longest answer
-    of a file, or what the context has room for.
+    That is the one in the folder `tokenizer`, or else in the checkpoint's own, `path`; unless the task has
+    been given one that is not of characters, or `tokenizer` is 'characters'. Responses have `max_response`
+    tokens, or what the task was given; else, where a character is no token, 64, or as many as the longest
+    answer of a file, or what the context has room for.
+
+    Raises:
+      FdgError: there is none, or it cannot be read; a game speaks by another.
     """
-    plain = isinstance(env, TextTask) and not isinstance(env.tokenizer, HuggingFaceTokenizer)
-    if not plain or not os.path.lexists(Path(path, "tokenizer.json")):
+    own = isinstance(env.tokenizer, CharacterTokenizer)
+    if tokenizer == CHARACTERS or (tokenizer is None and not own):
         return env
+    where = path if tokenizer is None else tokenizer
+    found = tokenizer_of(str(where))
+    if found == env.tokenizer:
+        return env
+    if not isinstance(env, TextTask):
+        raise FdgError(
+            f"game '{env.name}' has a tokenizer of its own, and {where} another: train a network of the game's,"
+            f" or say tokenizer='{CHARACTERS}' if the checkpoint was trained on them"
+        )
     named = max_response or env.max_response
-    found = env.with_tokenizer(HuggingFaceTokenizer(path), max_response=named)
+    if type(found) is CharacterTokenizer:
+        return env.with_tokenizer(found, max_response=named)
+    spoken = env.with_tokenizer(found, max_response=named)
     if named is not None:
-        return found
-    longest = found.response_length if hasattr(env.problem, "rows") else 0
-    room = config_of(path).max_positions - found.prompt_length
-    return dataclasses.replace(found, max_response=max(longest, min(_LONGEST, max(room, 1))))
+        return spoken
+    longest = spoken.response_length if hasattr(env.problem, "rows") else 0
+    room = _LONGEST if path is None else config_of(path).max_positions - spoken.prompt_length
+    return dataclasses.replace(spoken, max_response=max(longest, min(_LONGEST, max(room, 1))))
+
+
+def save(path: Path, network: Decoder, parameters: Any, tokenizer: Any) -> None:
+    """Writes a checkpoint with all that it takes to answer: see `weights.save` and `files_of`.
+
+    Raises:
+      FdgError: as these.
+    """
+    settings, files = numbers_of(tokenizer), files_of(tokenizer)
+    weights.save(path, network, parameters, settings=settings, files=files)
+
+
+def save_adapters(path: Path, network: Decoder, parameters: Any, tokenizer: Any, model: str | None) -> None:
+    """Writes the adapters alone, with the tokenizer, as PEFT does.
+
+    Raises:
+      FdgError: there are none, or their base is not the checkpoint in the folder `model`; as `peft.save`.
+    """
+    if model is None or "base" not in parameters:
+        raise FdgError(
+            f"{path}: there are no adapters of a checkpoint (model=, lora_rank=): export all of it"
+        )
+    base = weights.load(model)[1]
+    if not jax.tree.all(jax.tree.map(np.array_equal, base, parameters["base"])):
+        raise FdgError(
+            f"{path}: the base of the adapters is not the checkpoint in {model} (the run began with another's"
+            " weights): export all of it"
+        )
+    peft.save(path, network, parameters, model, files_of(tokenizer))
 
 
 def _read(path: str, dtype: Any, scores: bool = False) -> Any:
     try:
         found = weights.load(path, scores=scores)[1]
+    except FdgError as error:
+        raise HostError(str(error)) from error
+    return jax.tree.map(lambda x: x.astype(dtype, copy=False), found)
+
+
+def _read_adapters(path: str, config: DecoderConfig, dtype: Any) -> Any:
+    try:
+        found = peft.load(path, config)[1]
     except FdgError as error:
         raise HostError(str(error)) from error
     return jax.tree.map(lambda x: x.astype(dtype, copy=False), found)

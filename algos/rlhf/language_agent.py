@@ -6,7 +6,7 @@ Letters in shapes: `B` prompts of an iteration, `G` responses to each, `N = B * 
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -16,14 +16,14 @@ import optax
 
 import fdg
 from algos.hyperparameters import hyperparameter, keep_absolute, require, require_positive, require_types
-from algos.language import lora, weights
+from algos.language import lora
 from algos.language.config import DecoderConfig
 from algos.language.decoder import Decoder
 from algos.language.generation import Samples
 from algos.language.sampling import Sampling
 from algos.presets.preferring import HasPresets
 from algos.rlhf import data, updates
-from algos.rlhf.checkpoints import begun, config_of, in_its_words
+from algos.rlhf.checkpoints import adapted_config_of, begun, config_of, in_its_words, save, save_adapters
 from algos.rlhf.following import Rows, fits, followed
 from algos.rlhf.losses import masked_mean
 from algos.rlhf.responses import Responses, finished, rewarded
@@ -47,7 +47,7 @@ class LanguageAgent(HasPresets):
     # Of an evaluation while it learns: rewards of 0 and 1 say little in few, and responses are cheap.
     episodes_while_training: ClassVar[int] = 256
     default_env: ClassVar[str] = "text:addition"
-    preset_depends_on: ClassVar[tuple[str, ...]] = ("model", "lora_rank")
+    preset_depends_on: ClassVar[tuple[str, ...]] = ("model", "lora_rank", "adapters")
     # What leaves of the state begin with in a run that begins with the weights of another: the reference is
     # where learning starts, the critic what it was or else the policy, a network with adapters one without.
     begins_as: ClassVar[dict[str, tuple[str, ...]]] = {
@@ -64,6 +64,15 @@ class LanguageAgent(HasPresets):
         None,
         "folder with a checkpoint in Hugging Face's format to begin with (None: begin from nothing)",
         holds="folder",
+    )
+    tokenizer: str | None = hyperparameter(
+        None,
+        "folder with the checkpoint's tokenizer, or 'characters' for the task's own (None: the checkpoint's"
+        " folder)",
+    )
+    adapters: str | None = hyperparameter(
+        None,
+        "folder with a LoRA adapter in PEFT's format, for the checkpoint, to begin with (None: new ones)",
     )
     hidden_size: int = hyperparameter(128, "width of the network")
     num_layers: int = hyperparameter(2, "its blocks")
@@ -167,7 +176,7 @@ class LanguageAgent(HasPresets):
         """Of a checkpoint, settings are what is published for such; in place of those for the task."""
         if given.get("model") is None:
             return None
-        return "checkpoint-lora" if given.get("lora_rank") else "checkpoint"
+        return "checkpoint-lora" if given.get("lora_rank") or given.get("adapters") else "checkpoint"
 
     def changed(self, **values: Any) -> Any:
         """The same with other values of some fields, and a micro-batch that divides then."""
@@ -267,10 +276,21 @@ class LanguageAgent(HasPresets):
     def export(self, state: Any, path: Path) -> None:
         """Writes the network as Hugging Face's library does, adapters added: a folder for `--model`.
 
+        The tokenizer, its template and special tokens are in it, so that it answers wherever it is loaded.
+
         Raises:
-          FdgError: it cannot be written.
+          FdgError: it cannot be written, or the tokenizer cannot.
         """
-        weights.save(path, self.network, state.parameters)
+        save(path, self.network, state.parameters, self.env.tokenizer)
+
+    @property
+    def export_formats(self) -> dict[str, Callable[[Any, Path], None]]:
+        """Other ways to export a state, by name: `peft`, the adapters alone."""
+
+        def adapters_alone(state: Any, path: Path) -> None:
+            save_adapters(path, self.network, state.parameters, self.env.tokenizer, self.model)
+
+        return {"peft": adapters_alone}
 
     # --- fragments ---
 
@@ -313,12 +333,10 @@ class LanguageAgent(HasPresets):
         """The decoder that learns."""
         if self.decoder is not None:
             return self.decoder
-        options: dict[str, Any] = {
-            "dtype": self.dtype,
-            "remat": self.remat,
-            "lora_rank": self.lora_rank,
-            "lora_alpha": self.lora_alpha,
-        }
+        options: dict[str, Any] = {"dtype": self.dtype, "remat": self.remat}
+        if self.model is not None and self.adapters is not None:
+            return Decoder(dataclasses.replace(adapted_config_of(self.model, self.adapters), **options))
+        options |= {"lora_rank": self.lora_rank, "lora_alpha": self.lora_alpha}
         if self.model is not None:
             return Decoder(dataclasses.replace(config_of(self.model), **options))
         return Decoder(
@@ -348,7 +366,7 @@ class LanguageAgent(HasPresets):
         """Of a fresh network, or of the checkpoint."""
         if self.model is None:
             return self.network.init(key)
-        return begun(self.network, self.model, key)
+        return begun(self.network, self.model, self.adapters, key)
 
     def _speaking(self, state: Any) -> Any:
         """Parameters of the network that responds, of a state."""
@@ -470,7 +488,13 @@ class LanguageAgent(HasPresets):
         if self.model is not None:
             require(self, self.decoder is None, "model= and decoder= both say what the network is: give one")
             config_of(self.model)  # is there, and can be read
-            env = in_its_words(env, self.model, self.max_response)
+        require(
+            self,
+            self.adapters is None or (self.model is not None and not self.lora_rank),
+            "adapters= are those of a checkpoint, with a rank of their own: give model=, and no lora_rank=",
+        )
+        if self.model is not None or self.tokenizer is not None:
+            env = in_its_words(env, self.model, self.tokenizer, self.max_response)
         if not is_game(env) and self.max_response not in (None, env.max_response):
             env = dataclasses.replace(env, max_response=self.max_response)
         object.__setattr__(self, "env", env)
@@ -479,7 +503,7 @@ class LanguageAgent(HasPresets):
             self,
             env.tokenizer.vocab_size <= config.vocab_size,
             f"task '{env.name}' has a vocabulary of {env.tokenizer.vocab_size} tokens, and the network one of"
-            f" {config.vocab_size}: give the task the network's tokenizer (env.with_tokenizer)",
+            f" {config.vocab_size}: give the network's own tokenizer (tokenizer=, or env.with_tokenizer)",
         )
         room = config.max_positions - self._context + env.response_length
         require(

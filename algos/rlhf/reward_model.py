@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from algos.hyperparameters import hyperparameter, require
-from algos.language import lora, weights
+from algos.language import lora
 from algos.rlhf import rewards
+from algos.rlhf.checkpoints import save
 from algos.rlhf.preferences import PreferenceAgent, paired
 from algos.rlhf.responses import Responses
 from envs.text import Prompts
@@ -137,9 +138,9 @@ class RewardModel(PreferenceAgent):
         return {**found, "reward_model": rewards.score(self.network, state.parameters, said)}
 
     def export(self, state: Any, path: Path) -> None:
-        """Writes the reward model as Hugging Face's library does: see `algos.language.weights.save`."""
+        """Writes the reward model as Hugging Face's library does: see `LanguageAgent.export`."""
         network = lora.merged(self.network.config, state.parameters["network"])
-        weights.save(path, self.network, {**network, "score": state.parameters["score"]})
+        save(path, self.network, {**network, "score": state.parameters["score"]}, self.env.tokenizer)
 
     # --- parts ---
 

@@ -1,4 +1,4 @@
-"""Tokenizers in a checkpoint's folder: found, or refused with what is missing; and written for the next user."""
+"""Tokenizers in checkpoints' folders: found, or refused with what is missing; written for the next user."""
 
 import json
 import os
@@ -33,7 +33,9 @@ def tokenizer_of(folder: str | os.PathLike[str]) -> Any:
       FdgError: it has none, one in a format that is not read, or one that is broken; says which, and the fix.
     """
     path = Path(folder)
-    other = "or name another by tokenizer= (--tokenizer): a folder with one, or 'characters' for the task's own"
+    other = (
+        "or name another by tokenizer= (--tokenizer): a folder with one, or 'characters' for the task's own"
+    )
     if not os.path.lexists(path / _TOKENIZER):
         older = next((name for name in _OLDER if os.path.lexists(path / name)), None)
         if older is None:
@@ -53,8 +55,8 @@ def files_of(tokenizer: Any) -> dict[str, bytes]:
     """A tokenizer as the files of a checkpoint's folder, those of `generation_config.json` among them.
 
     Args:
-      tokenizer: a `CharacterTokenizer`; a `HuggingFaceTokenizer`, whose own files these are, whatever else its
-        folder has; or any other one that has a method `files() -> {name: content}`.
+      tokenizer: a `CharacterTokenizer`; a `HuggingFaceTokenizer`, whose own files these are; or any other one
+        that has a method `files() -> {name: content}`.
 
     Raises:
       FdgError: it is of another kind; a file of it is gone, or cannot be read.
@@ -89,6 +91,19 @@ def files_of(tokenizer: Any) -> dict[str, bytes]:
     return dict(own())
 
 
+def same_tokens(one: Any, other: Any) -> bool:
+    """Whether two tokenizers number the same words alike.
+
+    >>> same_tokens(CharacterTokenizer("ab"), CharacterTokenizer("ba"))
+    False
+    """
+    if one == other:
+        return True
+    found = (json.loads(files_of(each)[_TOKENIZER]) for each in (one, other))
+    first, second = ((each["model"]["vocab"], each.get("added_tokens")) for each in found)
+    return bool(first == second)
+
+
 def numbers_of(tokenizer: Any) -> dict[str, Any]:
     """Which tokens begin, end and fill texts, by the keys of `config.json` and `generation_config.json`.
 
@@ -121,7 +136,7 @@ def _of_characters(tokenizer: CharacterTokenizer) -> dict[str, Any]:
         "added_tokens": [{"id": i, "content": word, **flags} for i, word in enumerate(_SPECIAL)],
         "normalizer": None,
         "pre_tokenizer": {
-            "type": "Split", "pattern": {"Regex": "(?s:.)"}, "behavior": "Isolated", "invert": False
+            "type": "Split", "pattern": {"Regex": "[\\s\\S]"}, "behavior": "Isolated", "invert": False
         },
         "post_processor": None,
         "decoder": {"type": "Fuse"},

@@ -69,14 +69,19 @@ def export(algorithm: Any, state: Any, path: Path, format: str | None, greedy: b
 def export_own_way(algorithm: Any, state: Any, path: Path, format: str | None) -> Path:
     """Writes what an algorithm's own `export(state, path)` does: a folder, such as that of a language model.
 
+    Other formats are what it has in `export_formats`, functions of the same arguments by name.
+
     Raises:
-      FdgError: a format was asked for, or there is a file in the place of the folder.
+      FdgError: it has no such format, or there is a file in the place of the folder.
     """
-    if format is not None:
-        raise FdgError(f"format={format!r}: {type(algorithm).__name__} is exported in its own, so give none")
+    ways = {None: algorithm.export, **getattr(algorithm, "export_formats", {})}
+    if format not in ways:
+        others = ", or ".join(["none", *(repr(name) for name in ways if name)])
+        name = type(algorithm).__name__
+        raise FdgError(f"format={format!r}: {name} is exported in its own, so give {others}")
     if path.exists() and not path.is_dir():
         raise FdgError(f"{path} is a file: {type(algorithm).__name__} is exported as a folder, so name one")
-    algorithm.export(jax.device_get(state), path)
+    ways[format](jax.device_get(state), path)
     return path
 
 

@@ -1,0 +1,187 @@
+"""Adapters as PEFT keeps them: a folder with `adapter_config.json` and `adapter_model.safetensors`.
+
+PEFT's `lora_A` [r, in] and `lora_B` [out, r] are `a` [in, r] and `b` [r, out] here, and its scale is
+`lora_alpha / r`, or `lora_alpha / sqrt(r)` with `use_rslora`. A layer that a folder has no adapter for gets
+one of zeros, which adds nothing and has no gradient: it stays as it is, as with PEFT.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from algos.language import weights
+from algos.language.config import LINEAR, DecoderConfig
+from algos.language.config_keys import refuse_others
+from algos.language.decoder import Decoder
+from algos.language.layers import Weights
+from algos.language.tensor_files import Stored, safetensors
+from fdg.arguments import quoted
+from fdg.errors import FdgError
+from fdg.reading import read_json
+
+CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX, _PARTS = "base_model.model.", {".lora_A.weight": "a", ".lora_B.weight": "b"}
+_READ = ("peft_type", "r", "lora_alpha", "use_rslora", "bias", "init_lora_weights")
+_IGNORED = frozenset(
+    # How it was made, and for what.
+    "task_type auto_mapping peft_version base_model_name_or_path revision inference_mode lora_dropout"
+    # Where adapters are: the tensors say.
+    " target_modules exclude_modules layers_to_transform layers_pattern"
+    # Settings of options that are off, or are refused by their own names.
+    " megatron_core loftq_config eva_config corda_config lora_ga_config runtime_config"
+    " qalora_group_size".split()
+)
+_BEGINNINGS = ("gaussian", "orthogonal", "eva")  # others change the base
+
+
+def read_config(directory: str | os.PathLike[str], config: DecoderConfig) -> DecoderConfig:
+    """A base's shape with the adapters of a folder, without their tensors; as `load`."""
+    folder = pathlib.Path(directory)
+    if not os.path.lexists(folder / CONFIG):
+        known = f"it has no {CONFIG}" if os.path.isdir(folder) else "no such directory"
+        raise FdgError(f"{folder}: {known}: give a folder that PEFT has written, with {TENSORS}")
+    file, found = folder / CONFIG, read_json(folder / CONFIG)
+    if found.get("peft_type") != "LORA":
+        raise FdgError(f"{file}: peft_type={quoted(found.get('peft_type'))}: only 'LORA' is read")
+    advice = "merge it into its base with PEFT (merge_and_unload), and give that as the checkpoint"
+    refuse_others(found, _READ, str(file), _IGNORED, advice)
+    if found.get("bias", "none") != "none":
+        raise FdgError(f"{file}: bias={quoted(found['bias'])} is not supported: {advice}")
+    begins = found.get("init_lora_weights")
+    if not (begins is None or isinstance(begins, bool) or begins in _BEGINNINGS):
+        raise FdgError(f"{file}: init_lora_weights={quoted(begins)} changes the base: {advice}")
+    rank: Any = found.get("r")
+    alpha: Any = found.get("lora_alpha")
+    root = found.get("use_rslora", False)
+    if type(rank) is not int or not 0 < rank <= config.hidden_size + config.intermediate_size:
+        raise FdgError(f"{file}: r={quoted(rank)}: it must be a whole number, at most a width")
+    if type(alpha) not in (int, float) or not isinstance(root, bool):
+        raise FdgError(
+            f"{file}: lora_alpha={quoted(alpha)}, use_rslora={quoted(root)}: give a number, and a flag"
+        )
+    targets = {path[3] for path, *_ in _matched(folder, config, rank)}
+    return dataclasses.replace(
+        config,
+        lora_rank=rank,
+        lora_alpha=float(alpha * math.sqrt(rank) if root else alpha),
+        lora_targets=tuple(name for name in LINEAR if name in targets),
+    )
+
+
+def load(directory: str | os.PathLike[str], config: DecoderConfig) -> tuple[DecoderConfig, Weights]:
+    """The adapters of a folder (float32, on the host), and the shape of their base with them.
+
+    Args:
+      directory: that PEFT, or `save`, has written.
+      config: of the base.
+
+    Raises:
+      FdgError: no such folder or file, another kind of adapter, an option that is not supported, tensors that
+        are of another base or are not finite.
+    """
+    folder = pathlib.Path(directory)
+    adapted = read_config(folder, config)
+    blocks: dict[str, Any] = {}
+    for path, (columns, *rows), _ in weights.names(config).values():
+        if path[-1] == "kernel" and path[3] in adapted.lora_targets:
+            shapes = {"a": (*rows, adapted.lora_rank), "b": (adapted.lora_rank, columns)}
+            zeros = {letter: np.zeros(shape, np.float32) for letter, shape in shapes.items()}
+            blocks.setdefault(path[1], {}).setdefault(path[2], {})[path[3]] = zeros
+    for (_, i, part, name), letter, key, tensor in _matched(folder, config, adapted.lora_rank):
+        blocks[i][part][name][letter] = np.ascontiguousarray(weights.finite(tensor, f"{folder}: '{key}'").T)
+    return adapted, {"layers": blocks}
+
+
+def _matched(
+    folder: pathlib.Path, config: DecoderConfig, rank: int
+) -> Iterator[tuple[tuple[str, ...], str, str, Stored]]:
+    """Of each tensor: path of the layer that it adapts, `a` or `b`, its key, and where it is."""
+    if not os.path.lexists(folder / TENSORS):
+        older = " (adapter_model.bin is of an older format, which is not read)"
+        raise FdgError(
+            f"{folder}: {TENSORS} is missing{older * os.path.lexists(folder / 'adapter_model.bin')}: save the"
+            " adapters again with PEFT"
+        )
+    tensors: Mapping[str, Stored] = safetensors(folder / TENSORS)
+    if not tensors:
+        raise FdgError(f"{folder / TENSORS}: holds no tensor")
+    kernels = weights.names(config)
+    found = set()
+    for key, tensor in tensors.items():
+        name, part, _ = key.removeprefix(_PREFIX).partition(".lora_")
+        letter = _PARTS.get(key[len(key) - len(".lora_A.weight") :])
+        there = kernels.get(f"{name}.weight", kernels.get(f"model.{name}.weight"))
+        if not (key.startswith(_PREFIX) and part and letter and there and there[0][-1] == "kernel"):
+            raise FdgError(
+                f"{folder / TENSORS}: holds '{key:.120}', which adapts no linear layer of its base, a"
+                f" {config.family} of {config.num_layers} layers"
+            )
+        path, (columns, rows), _ = there
+        wanted = (rank, rows) if letter == "a" else (columns, rank)
+        if tensor.shape != wanted:
+            raise FdgError(
+                f"{folder / TENSORS}: '{key:.120}' is {list(tensor.shape)}, and on this base with r={rank} it"
+                f" would be {list(wanted)}"
+            )
+        found.add((path, letter))
+        yield path[:4], letter, key, tensor
+    alone = [path for path, letter in found if (path, "b" if letter == "a" else "a") not in found]
+    if alone:
+        raise FdgError(
+            f"{folder / TENSORS}: {'.'.join(alone[0][:4])} has one of lora_A and lora_B, and no other"
+        )
+
+
+def save(
+    directory: str | os.PathLike[str],
+    decoder: Decoder,
+    parameters: Weights,
+    base: str = "",
+    files: Mapping[str, bytes] | None = None,
+) -> None:
+    """Writes the adapters of parameters, without their base, as PEFT does.
+
+    Args:
+      directory: new, or one whose adapters are replaced.
+      decoder: whose parameters these are.
+      parameters: `{"base": ..., "adapters": ...}`.
+      base: where the base is, for those who load it.
+      files: further files, by name.
+
+    Raises:
+      FdgError: there are no adapters; the directory cannot be written.
+    """
+    config = decoder.config
+    if "adapters" not in parameters:
+        raise FdgError(f"{directory}: the network has no adapters: train with lora_rank, or export all of it")
+    tensors = {}
+    for key, (path, _, _) in weights.names(config).items():
+        if path[-1] == "kernel" and path[3] in config.lora_targets:
+            adapter = parameters["adapters"]["layers"][path[1]][path[2]][path[3]]
+            for ending, letter in _PARTS.items():
+                array = np.asarray(adapter[letter], np.float32)
+                tensors[f"{_PREFIX}{key.removesuffix('.weight')}{ending}"] = np.ascontiguousarray(array.T)
+    said = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": config.lora_rank,
+        "lora_alpha": config.lora_alpha,
+        "target_modules": sorted({key.split(".")[-3] for key in tensors}),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "use_rslora": False,
+        "modules_to_save": None,
+        "init_lora_weights": True,
+        "inference_mode": True,
+    }
+    with weights.writing(directory, CONFIG, files) as partial:
+        weights.write_tensors(partial / TENSORS, tensors)
+        (partial / CONFIG).write_text(json.dumps(said, indent=2) + "\n")
