@@ -94,6 +94,11 @@ class FleetSource:
         return getattr(self.source, "unpacked", None)
 
     @property
+    def native(self) -> Any:
+        """As of one instance; None where its library speaks our spaces."""
+        return getattr(self.source, "native", None)
+
+    @property
     def action_space(self) -> Space:
         """As of one instance."""
         return self.source.action_space

@@ -10,6 +10,7 @@ A part `action_mask` of a dictionary that has a bit for each action is no part o
 
 import functools
 import math
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +19,7 @@ import numpy as np
 
 from envs import composite, gymnasium_spaces
 from envs.composite import ObservationSpace
+from envs.native import Native, described, rebuilt
 from envs.observations import MaskedObservation
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 
@@ -60,6 +62,11 @@ class LibrarySource:
         return encode(self.facts.library_observation_space, batch)
 
     @property
+    def native(self) -> Native:
+        """Observations and actions as the library has them."""
+        return _native_of(self)
+
+    @property
     def action_space(self) -> Space:
         """See `gymnasium_spaces`."""
         return self.facts.action_space
@@ -68,6 +75,35 @@ class LibrarySource:
     def max_episode_steps(self) -> int | None:
         """The library's time limit."""
         return self.facts.max_episode_steps
+
+
+@functools.cache
+def _native_of(source: LibrarySource) -> Native:
+    facts = source.facts
+    observed, acting = facts.library_observation_space, facts.library_action_space
+    observation = described("observation", observed)
+
+    def encode_(arrays: Sequence[jax.Array], mask: Any) -> Any:
+        batch = rebuilt(observation, iter(arrays))
+        if has_parts(observed):
+            seen = shown(facts, encode(observed, batch))
+        else:
+            seen = gymnasium_spaces.encode(observed, batch)
+        return seen if mask is None else MaskedObservation(seen, mask)
+
+    def decode(action: jax.Array) -> Sequence[jax.Array]:
+        return [*_arrays(gymnasium_spaces.decode(acting, action))]
+
+    return Native(observation, described("action", acting), encode_, decode)
+
+
+def _arrays(batch: Any) -> Iterator[Any]:
+    """The arrays of a batch in the order of its space, in which dictionaries keep theirs."""
+    if isinstance(batch, dict | tuple):
+        for part in batch.values() if isinstance(batch, dict) else batch:
+            yield from _arrays(part)
+    else:
+        yield batch
 
 
 class _Parts(NamedTuple):
@@ -153,17 +189,20 @@ def wire(space: ObservationSpace) -> Box:
 
 
 def encode(theirs: Any, batch: Any) -> Any:
-    """A batch of Gymnasium's observations as one of ours: NumPy arrays `[B, ...]`, always copies."""
+    """A batch of Gymnasium's observations as one of ours: arrays `[B, ...]`, always copies.
+
+    NumPy's, or JAX's of JAX's: see `gymnasium_spaces.encode`.
+    """
     match type(theirs).__name__:
         case "Dict":
             return {str(key): encode(part, batch[key]) for key, part in theirs.spaces.items()}
         case "Tuple":
             return tuple(encode(part, batch[i]) for i, part in enumerate(theirs.spaces))
         case "Discrete" | "MultiDiscrete":
-            categories = np.array(batch, np.int64) - theirs.start
-            return categories.astype(np.int32).reshape(len(categories), *_flat(theirs))
+            categories = gymnasium_spaces.counted(theirs, batch)
+            return categories.reshape(len(categories), *_flat(theirs))
         case "MultiBinary":
-            return np.array(batch, np.float32)
+            return batch.astype(jnp.float32) if isinstance(batch, jax.Array) else np.array(batch, np.float32)
     return gymnasium_spaces.encode(theirs, batch)
 
 

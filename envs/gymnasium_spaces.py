@@ -17,6 +17,8 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from envs.families import family
@@ -65,7 +67,7 @@ def observation_box(name: str, space: Any) -> Box:
             high = np.minimum(high, _MINIGRID_CODES)
         return Box(bound(low), bound(high), low.shape, "uint8")
     if _kind(space) in _TEXTS:
-        return Box(0.0, 255.0, (_text_length(space),), "uint8")
+        return Box(0.0, 255.0, (text_length(space),), "uint8")
     if _is_codes(space):
         return Box(bound(space.low), bound(space.high), tuple(space.shape), "int32")
     if _kind(space) == "Box":
@@ -75,16 +77,37 @@ def observation_box(name: str, space: Any) -> Box:
     return Box(bound(low), bound(high), low.shape)
 
 
-def encode(space: Any, batch: Any) -> np.ndarray:
-    """A batch of observations as `[B, *observation_box.shape]`, always a copy."""
+def encode(space: Any, batch: Any) -> Any:
+    """A batch of observations as `[B, *observation_box.shape]`, always a copy.
+
+    Of JAX's arrays (texts as their bytes) it makes one of JAX's, also in a compiled program; of all else one
+    of NumPy's.
+    """
     if _is_bytes(space):
-        return np.array(_channels_last(np.asarray(batch), 1), np.uint8, order="C")
+        return _copied(_channels_last(batch if _is_traced(batch) else np.asarray(batch), 1), np.uint8)
     if _kind(space) in _TEXTS:
-        return _as_bytes(batch, _text_length(space))
+        return _as_bytes(batch, text_length(space))
     if _kind(space) == "Box":
-        array = np.array(batch, np.int32 if _is_codes(space) else np.float32)
+        array = _copied(batch, np.int32 if _is_codes(space) else np.float32)
         return array.reshape(len(array), *space.shape)
-    return np.concatenate([_vectors(part, np.asarray(values)) for part, values in _parts(space, batch)], 1)
+    vectors = [_vectors(part, values) for part, values in _parts(space, batch)]
+    return jnp.concatenate(vectors, 1) if _is_traced(vectors[0]) else np.concatenate(vectors, 1)
+
+
+def counted(space: Any, batch: Any) -> Any:
+    """Categories `[B, *space.shape]` of a `Discrete` or `MultiDiscrete`, from zero on: `[B, ...]` int32."""
+    start = np.asarray(space.start)[None]
+    if _is_traced(batch):  # in int32, in which what does not fit wraps around, and so does the difference
+        return batch.astype(jnp.int32) - start.astype(np.int32)
+    return (np.array(batch, np.int64) - start).astype(np.int32)
+
+
+def _is_traced(batch: Any) -> bool:
+    return isinstance(batch, jax.Array)
+
+
+def _copied(batch: Any, dtype: Any) -> Any:
+    return batch.astype(dtype) if _is_traced(batch) else np.array(batch, dtype, order="C")
 
 
 def action_space(name: str, space: Any) -> Space:
@@ -115,25 +138,39 @@ def action_space(name: str, space: Any) -> Space:
     return Box(bound(low), bound(high), low.shape)
 
 
-def decode(space: Any, action: np.ndarray) -> Any:
+def decode(space: Any, action: Any) -> Any:
     """Actions `[B, ...]` of `action_space` as the library takes them: arrays `[B, ...]`, in parts if it has.
 
-    A bound that float32 cannot hold is the library's own again.
+    Of one of JAX's arrays it makes JAX's, in the nearest dtypes that those have; see `exact`.
     """
     if _kind(space) in ("Dict", "Tuple"):
-        sizes = [math.prod(part.shape) for part, _ in _parts(space, None)]
-        columns = np.split(action, np.cumsum(sizes)[:-1], axis=1)
+        ends = np.cumsum([math.prod(part.shape) for part, _ in _parts(space, None)]).tolist()
+        columns = [action[:, start:end] for start, end in zip([0, *ends], ends, strict=False)]
         return _rebuilt(space, iter(columns))
     action = action.reshape(len(action), *space.shape)
-    match _kind(space):
-        case "Discrete" | "MultiDiscrete":
-            return (action + space.start).astype(space.dtype)
-        case "Box" if np.issubdtype(space.dtype, np.integer):
-            return (action.astype(np.int64) + space.low).astype(space.dtype)
-        case "Box" if space.dtype == np.float64:
-            for end in (space.low, space.high):
-                action = np.where(action == end.astype(np.float32), end, action)
-    return action.astype(space.dtype)
+    integer = _kind(space) == "Box" and np.issubdtype(space.dtype, np.integer)
+    lowest = space.low if integer else getattr(space, "start", None)
+    if _is_traced(action):
+        if lowest is not None:
+            action = action.astype(jnp.int32) + np.asarray(lowest)[None].astype(np.int32)
+        return action.astype(jax_dtype(space.dtype))
+    if lowest is not None:
+        action = action.astype(np.int64) + lowest
+    return exact(action, space.dtype, getattr(space, "low", None), getattr(space, "high", None))
+
+
+def exact(action: np.ndarray, dtype: Any, low: Any, high: Any) -> np.ndarray:
+    """Actions in a library's own dtype; a bound that float32 cannot hold is the library's own again."""
+    if dtype == np.float64:
+        for end in (low, high):
+            action = np.where(action == np.asarray(end, np.float32), end, action)
+    return action.astype(dtype)
+
+
+def jax_dtype(dtype: Any) -> str:
+    """The dtype that an array of another has in JAX, which has no 64 bits unless they are asked for."""
+    name = np.dtype(dtype).name
+    return name.replace("64", "32") if name in ("int64", "uint64", "float64") else name
 
 
 def rows(batch: Any, chosen: Any) -> Any:
@@ -188,12 +225,24 @@ def _is_codes(space: Any) -> bool:
     return Box(bound(space.low), bound(space.high), tuple(space.shape), "int32").codes is not None
 
 
-def _text_length(space: Any) -> int:
+def text_length(space: Any) -> int:
+    """Bytes that stand for a text."""
     return int(getattr(space, "max_length", _TEXT_LENGTH))
 
 
-def _as_bytes(texts: Any, length: int) -> np.ndarray:
-    """Texts `[B]` as `[B, length]` uint8."""
+def _as_bytes(texts: Any, length: int) -> Any:
+    """Texts `[B]` as `[B, length]` uint8; bytes stay."""
+    return texts if _is_traced(texts) else encode_texts(texts, length)
+
+
+def encode_texts(texts: Any, length: int) -> np.ndarray:
+    """Texts as their bytes, `[..., length]` uint8, zeros behind; what is longer is cut.
+
+    >>> encode_texts("go", 3).tolist(), encode_texts(["go"], 1).tolist()
+    ([103, 111, 0], [[103]])
+    """
+    if isinstance(texts, str):
+        return encode_texts([texts], length)[0]
     rows = np.zeros((len(texts), length), np.uint8)
     for row, text in zip(rows, texts, strict=True):
         written = np.frombuffer(str(text).encode()[:length], np.uint8)
@@ -201,10 +250,12 @@ def _as_bytes(texts: Any, length: int) -> np.ndarray:
     return rows
 
 
-def _channels_last(image: np.ndarray, first: int) -> np.ndarray:
+def _channels_last(image: Any, first: int) -> Any:
     """Axes from `first` on are those of an image: `[C, H, W]` becomes `[H, W, C]`, others stay."""
     shape = image.shape[first:]
-    return np.moveaxis(image, first, -1) if len(shape) == 3 and shape[0] < min(shape[1:]) else image
+    if len(shape) != 3 or shape[0] >= min(shape[1:]):
+        return image
+    return image.transpose(*range(first), first + 1, first + 2, first)
 
 
 def _parts(space: Any, batch: Any) -> Iterator[tuple[Any, Any]]:
@@ -230,7 +281,7 @@ def _bounds(name: str, space: Any) -> tuple[np.ndarray, np.ndarray]:
         case "Box":
             return _low(space).reshape(-1), space.high.reshape(-1)
         case "Text" | "MissionSpace":
-            return np.zeros(_text_length(space)), np.full(_text_length(space), 255.0)
+            return np.zeros(text_length(space)), np.full(text_length(space), 255.0)
         case "Discrete" | "MultiDiscrete" | "MultiBinary":
             counts = _choices(space) or ()
             size = len(counts) if _kind(space) == "MultiBinary" else sum(counts)
@@ -238,16 +289,13 @@ def _bounds(name: str, space: Any) -> tuple[np.ndarray, np.ndarray]:
     raise FdgError(f"environment '{name}': its observations hold a {space}, which is no array of numbers")
 
 
-def _vectors(space: Any, values: np.ndarray) -> np.ndarray:
+def _vectors(space: Any, values: Any) -> Any:
     """The part of a batch that belongs to a part of a space, as vectors `[B, size]` float32."""
     if _kind(space) in _TEXTS:
-        return _as_bytes(values, _text_length(space)).astype(np.float32)
-    values = values.reshape(len(values), -1)
-    match _kind(space):
-        case "Discrete":
-            return np.eye(int(space.n), dtype=np.float32)[values[:, 0] - int(space.start)]
-        case "MultiDiscrete":
-            sizes, starts = space.nvec.reshape(-1), np.asarray(space.start).reshape(-1)
-            columns = zip(values.T, sizes, starts, strict=True)
-            return np.concatenate([np.eye(n, dtype=np.float32)[column - s] for column, n, s in columns], 1)
-    return values.astype(np.float32)
+        return _as_bytes(values, text_length(space)).astype(np.float32)
+    if _kind(space) not in ("Discrete", "MultiDiscrete"):
+        return _copied(values, np.float32).reshape(len(values), -1)
+    columns = counted(space, values).reshape(len(values), -1)
+    counts = enumerate(_choices(space) or ())
+    each = [columns[:, m, None] == np.arange(n, dtype=np.int32)[None] for m, n in counts]
+    return (jnp if _is_traced(columns) else np).concatenate(each, 1).astype(np.float32)

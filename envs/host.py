@@ -30,6 +30,7 @@ from jax.experimental import io_callback
 
 from envs.composite import ObservationSpace
 from envs.environment import EpisodeState, TimeStep, check_keys
+from envs.native import Native, of_spaces
 from envs.spaces import Space
 from fdg.errors import FdgError, HostError, one_line
 
@@ -167,6 +168,11 @@ class HostEnvironment:
     def max_episode_steps(self) -> int | None:
         """Steps after which the library truncates an episode."""
         return self.source.max_episode_steps
+
+    @property
+    def native(self) -> Native:
+        """Observations and actions as the library has them."""
+        return getattr(self.source, "native", None) or of_spaces(self)
 
     def reset(self, keys: jax.Array) -> tuple[EpisodeState, Any]:
         """Starts a pool of one instance a key; see `Environment.reset`."""

@@ -66,6 +66,14 @@ def without_dead_code(closed: ClosedJaxpr) -> ClosedJaxpr:
     return with_jaxpr(closed, live)
 
 
+def inputs_read(closed: ClosedJaxpr) -> list[bool]:
+    """For each argument of a closed jaxpr, whether any of its outputs needs it."""
+    jaxpr = open_jaxpr(closed)
+    jaxpr = _without_unread_constants(jaxpr) or jaxpr
+    _, read = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    return list(read)
+
+
 def _without_unread_constants(jaxpr: core.Jaxpr) -> core.Jaxpr | None:
     """With `while` loops given nothing that no trip reads, which JAX leaves to XLA; None if all are so."""
     eqns = [_reads_all(eqn) for eqn in jaxpr.eqns]

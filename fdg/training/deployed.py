@@ -1,0 +1,209 @@
+"""Policies at work, as functions of an environment's own observations: NumPy arrays in, its own actions out.
+
+What the two kinds have in common: `Acting`, of an algorithm and its state, and `exporting.Exported`, of a file.
+Both know the environment by its descriptions alone (`envs.native`).
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from envs import MaskedObservation
+from envs.gymnasium_spaces import encode_texts, exact
+from envs.native import Description, leaves, rebuilt
+from fdg.errors import FdgError
+
+_DTYPE = re.compile(r"bool|(u?int|float)(8|16|32|64)|bfloat16")
+_MASK = ("action_mask",)  # where a library's observation has its mask
+
+
+class Deployed:
+    """A policy that answers to observations of one environment, and remembers from call to call.
+
+    Args:
+      whose: the environment's name, for messages.
+      observation, action: descriptions; `action` None in files of earlier versions, which have actions of one
+        array, as it is.
+    """
+
+    def __init__(self, whose: str, observation: Description, action: Description | None):
+        self._whose, self._action = whose, action
+        self._inputs = [_Input.of(path, leaf) for path, leaf in leaves(observation)]
+        self._outputs = [_Output.of(leaf) for _, leaf in leaves(action or {})] if action else None
+        self._has_mask = any(one.path == _MASK for one in self._inputs)
+        self.memory: Any = None  # of `N` environments; None before the first call
+        self._count: int | None = None  # environments that the memory is of
+        self._going_on = np.zeros(0, bool)
+
+    def reset(self) -> None:
+        """Forgets: the next observation begins an episode."""
+        self.memory = self._count = None
+
+    def _answer(
+        self,
+        observation: Any,
+        start: Any,
+        empty_memory: Callable[[int], Any],
+        call: Callable[[Sequence[np.ndarray], Any, Any, np.ndarray], tuple[Sequence[Any], Any]],
+    ) -> Any:
+        """An action for an observation, or actions for a batch of them.
+
+        Args:
+          observation: as `Acting` and `Exported` take it.
+          start: bool, or `[N]`: an episode begins. None: at the first call, or if `N` changes.
+          empty_memory: of `N` environments.
+          call: `(arrays, mask, memory, starts [N]) -> arrays of the action, memory`.
+
+        Raises:
+          FdgError: the observation is not one of the environment's, or is traced.
+        """
+        arrays, mask, single = self._arrays(observation)
+        count = len(arrays[0])
+        if count != self._count:
+            self.memory, self._count = empty_memory(count), count
+            self._going_on = np.zeros(count, bool)
+            begins = np.ones(count, bool)
+        elif start is None:
+            begins = self._going_on
+        else:
+            begins = np.array(np.broadcast_to(np.asarray(start, bool), count))
+        results, self.memory = call(arrays, mask, self.memory, begins)
+        found = [np.asarray(result) for result in results]
+        if self._outputs is None or self._action is None:
+            return found[0][0] if single else found[0]
+        own = [output.own(array) for output, array in zip(self._outputs, found, strict=True)]
+        return rebuilt(self._action, iter([array[0] for array in own] if single else own))
+
+    def _arrays(self, observation: Any) -> tuple[list[np.ndarray], Any, bool]:
+        """The arrays of an observation, its mask, and whether it is of one environment."""
+        mask = None
+        if isinstance(observation, MaskedObservation):
+            observation, mask = observation
+            if self._has_mask:
+                observation, mask = {**observation, _MASK[0]: mask}, None
+        arrays, single = [], None
+        for one in self._inputs:
+            array, alone = one.array(observation, self._whose)
+            if single is not None and (alone is not single or len(array) != len(arrays[0])):
+                raise FdgError(
+                    f"the parts of an observation of {self._whose} are of different numbers of them"
+                )
+            arrays.append(array)
+            single = alone
+        if mask is not None:
+            mask = np.asarray(mask, bool)
+            mask = mask[None] if single else mask
+        return arrays, mask, bool(single)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Input:
+    """An array of an observation: where it is, and what it must be."""
+
+    path: tuple[Any, ...]
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    program_dtype: np.dtype
+    lowest: Any  # category, where it is one, else None
+    count: Any
+    text: int | None  # bytes, of a text
+
+    @classmethod
+    def of(cls, path: tuple[Any, ...], leaf: Description) -> "_Input":
+        lowest, count = _categories(leaf)
+        program = _dtype(leaf.get("jax_dtype", leaf["dtype"]))
+        text = leaf["length"] if leaf.get("kind") == "Text" else None
+        return cls(path, tuple(leaf["shape"][1:]), _dtype(leaf["dtype"]), program, lowest, count, text)
+
+    def array(self, observation: Any, whose: str) -> tuple[np.ndarray, bool]:
+        """The array `[N, *shape]` of an observation, for a program, and whether it is of one environment."""
+        value = observation
+        for key in self.path:
+            try:
+                value = value[key]
+            except (KeyError, IndexError, TypeError):
+                raise FdgError(
+                    f"an observation of {whose} has no part {key!r}: give all that its space has"
+                ) from None
+        if isinstance(value, jax.core.Tracer):
+            raise FdgError(
+                "run.policy takes arrays, and this one is being traced: inside jit, use run.actor(), whose"
+                " act(memory, observation, start, keys, greedy) is a pure function"
+            )
+        of = f"{whose}{''.join(f'[{key!r}]' for key in self.path)}"
+        array = self._checked(value, of)
+        single = array.shape == self.shape
+        if not single and array.shape[1:] != self.shape or not array.ndim:
+            if not single:
+                raise FdgError(
+                    f"an observation of shape {list(array.shape)}: those of {of} are {list(self.shape)}, and"
+                    f" batches of them {['N', *self.shape]}".replace("'N'", "N")
+                )
+        if array.dtype != self.program_dtype:
+            array = array.astype(self.program_dtype)
+        return (array[None] if single else array), single
+
+    def _checked(self, value: Any, of: str) -> np.ndarray:
+        """The value as an array of the library's dtype."""
+        try:
+            if self.text is not None and np.asarray(value).dtype.kind not in "ui":
+                value = encode_texts(value, self.text)
+            given = np.asarray(value)
+            array = given if given.dtype == self.dtype else given.astype(self.dtype)
+        except (TypeError, ValueError) as error:
+            raise FdgError(f"an observation of {of} is an array {list(self.shape)}: {error}") from error
+        if array is not given and array.dtype.kind in "iu" and not np.array_equal(array, given):
+            raise FdgError(
+                f"an observation of {of} has {given[array != given].flat[0]}, which its space's dtype"
+                f" {self.dtype} cannot hold"
+            )
+        if self.lowest is not None:
+            outside = (array < self.lowest) | (array >= self.lowest + self.count)
+            if outside.any():
+                raise FdgError(
+                    f"an observation of {of} has {array[outside].flat[0]}, which is none of its categories"
+                )
+        return array
+
+
+@dataclasses.dataclass(frozen=True)
+class _Output:
+    """An array of an action."""
+
+    dtype: np.dtype
+    lowest: Any  # category; None where it is none
+    low: Any
+    high: Any
+
+    @classmethod
+    def of(cls, leaf: Description) -> "_Output":
+        ends = [np.array(leaf.get(end), np.float64) for end in ("low", "high")]  # of none: not a number
+        return cls(_dtype(leaf["dtype"]), _categories(leaf)[0], *ends)
+
+    def own(self, array: np.ndarray) -> np.ndarray:
+        """The array as the library has it."""
+        if array.dtype == self.dtype:
+            return array
+        if self.lowest is not None:  # programs count in 32 bits, in which a high start wraps around
+            return (self.lowest + ((array.astype(np.int64) - self.lowest) & 0xFFFFFFFF)).astype(self.dtype)
+        return exact(array, self.dtype, self.low, self.high)
+
+
+def _categories(leaf: Description) -> tuple[Any, Any]:
+    """The lowest category, and how many there are: integers or arrays of them; None where there are none."""
+    if "start" not in leaf:
+        return None, None
+    start, count = np.asarray(leaf["start"]), np.asarray(leaf["n"] if "n" in leaf else leaf["nvec"])
+    if start.dtype.kind != "i" or count.dtype.kind != "i" or start.shape != count.shape:
+        raise ValueError(f"categories {count.tolist()} from {start.tolist()} on")
+    return start.astype(np.int64), count.astype(np.int64)
+
+
+def _dtype(name: str) -> np.dtype:
+    if not isinstance(name, str) or not _DTYPE.fullmatch(name):
+        raise ValueError(f"a dtype {name!r}")
+    return np.dtype(name)
