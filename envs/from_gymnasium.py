@@ -72,14 +72,14 @@ class GymnasiumSource(gymnasium_parts.LibrarySource):
 
     def record(
         self,
-        act: Callable[[Any, int], np.ndarray],
+        act: Callable[[Any, int], Any],
         episodes: int,
         max_steps: int,
         seed: int,
     ) -> list[Episode]:
         """Plays episodes in this process, with pictures; see `gymnasium_frames.record`."""
         name = self.name.removeprefix(PREFIX)
-        return gymnasium_frames.record(name, dict(self.options), self.facts, act, episodes, max_steps, seed)
+        return gymnasium_frames.record(name, dict(self.options), act, episodes, max_steps, seed)
 
     def within(self, cores: int) -> "GymnasiumSource":
         """The same instances, in at most so many processes unless `workers` was said."""

@@ -200,7 +200,7 @@ def encode(theirs: Any, batch: Any) -> Any:
             return tuple(encode(part, batch[i]) for i, part in enumerate(theirs.spaces))
         case "Discrete" | "MultiDiscrete":
             categories = gymnasium_spaces.counted(theirs, batch)
-            return categories.reshape(len(categories), *_flat(theirs))
+            return categories.reshape(categories.shape[0], *_flat(theirs))
         case "MultiBinary":
             return batch.astype(jnp.float32) if isinstance(batch, jax.Array) else np.array(batch, np.float32)
     return gymnasium_spaces.encode(theirs, batch)

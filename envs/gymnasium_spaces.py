@@ -89,7 +89,7 @@ def encode(space: Any, batch: Any) -> Any:
         return _as_bytes(batch, text_length(space))
     if _kind(space) == "Box":
         array = _copied(batch, np.int32 if _is_codes(space) else np.float32)
-        return array.reshape(len(array), *space.shape)
+        return array.reshape(array.shape[0], *space.shape)
     vectors = [_vectors(part, values) for part, values in _parts(space, batch)]
     return jnp.concatenate(vectors, 1) if _is_traced(vectors[0]) else np.concatenate(vectors, 1)
 
@@ -147,7 +147,7 @@ def decode(space: Any, action: Any) -> Any:
         ends = np.cumsum([math.prod(part.shape) for part, _ in _parts(space, None)]).tolist()
         columns = [action[:, start:end] for start, end in zip([0, *ends], ends, strict=False)]
         return _rebuilt(space, iter(columns))
-    action = action.reshape(len(action), *space.shape)
+    action = action.reshape(action.shape[0], *space.shape)
     integer = _kind(space) == "Box" and np.issubdtype(space.dtype, np.integer)
     lowest = space.low if integer else getattr(space, "start", None)
     if _is_traced(action):
@@ -293,9 +293,11 @@ def _vectors(space: Any, values: Any) -> Any:
     """The part of a batch that belongs to a part of a space, as vectors `[B, size]` float32."""
     if _kind(space) in _TEXTS:
         return _as_bytes(values, text_length(space)).astype(np.float32)
-    if _kind(space) not in ("Discrete", "MultiDiscrete"):
-        return _copied(values, np.float32).reshape(len(values), -1)
-    columns = counted(space, values).reshape(len(values), -1)
+    categories = _kind(space) in ("Discrete", "MultiDiscrete")
+    values = counted(space, values) if categories else _copied(values, np.float32)
+    columns = values.reshape(values.shape[0], -1)
+    if not categories:
+        return columns
     counts = enumerate(_choices(space) or ())
     each = [columns[:, m, None] == np.arange(n, dtype=np.int32)[None] for m, n in counts]
     return (jnp if _is_traced(columns) else np).concatenate(each, 1).astype(np.float32)

@@ -1,8 +1,8 @@
 """Observations and actions as an environment's own library gives and takes them, described and converted.
 
 Programs see observations and give actions as `envs.spaces` has them. A policy at work, and a file of one,
-speaks what the environment does that was named: categories that begin where its space says, parts, bits, texts
-and a raw `action_mask`. For an environment of JAX's that is the same.
+take and give what the environment does that was named: categories that begin where its space says, parts,
+bits, texts and a raw `action_mask`. For an environment of JAX's that is the same.
 
 A *description* is plain data, which a file can hold: `{"parts": {name: description}}` or `{"parts": [...]}`
 for what has parts, else of one array
@@ -10,8 +10,8 @@ for what has parts, else of one array
 - `name`: of the array, among all of the observation or the action;
 - `shape`: `["N", ...]`, N environments;
 - `dtype`: the library's; `jax_dtype`: of the array that a program takes or gives;
-- `kind`: of its space, and that space's numbers: `low`, `high` (None: no bound); `n`, `start`; `nvec`, `start`;
-  `length`, in bytes, of a text.
+- `kind`: of its space, and that space's numbers: `low`, `high` (None: no bound); `n`, `start`; `nvec`,
+  `start`; `length`, in bytes, of a text.
 """
 
 import re
@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from envs import composite
@@ -95,7 +94,9 @@ def described(root: str, space: Any, agents: tuple[int, ...] = ()) -> Descriptio
     return found
 
 
-def leaves(description: Description, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Description]]:
+def leaves(
+    description: Description, path: tuple[Any, ...] = ()
+) -> Iterator[tuple[tuple[Any, ...], Description]]:
     """The arrays of a description, in order, and where each is: names and positions of parts."""
     parts = description.get("parts")
     if parts is None:
@@ -155,7 +156,10 @@ def _array(kind: str, shape: tuple[int, ...], dtype: np.dtype, **numbers: Any) -
 
 def _bound(values: np.ndarray) -> Any:
     """One number where all are alike, else nested lists; None for none."""
-    finite = np.where(np.isfinite(values), values.astype(object), None)
+    if values.dtype == np.uint64:  # whose largest files do not hold
+        values = values.astype(np.float64)
+    finite = values.astype(object)
+    finite[~np.isfinite(values)] = None
     if values.size and (values == values.flat[0]).all():
         return finite.flat[0]
     return finite.tolist()

@@ -25,8 +25,8 @@ class Episode(NamedTuple):
 
     states: Sequence[Any]  # T of the single environment's states, each before its step; of an environment on
     # the host its pictures, or nothing
-    observation: Any  # [T, (A,) *obs], an array, or parts
-    action: np.ndarray  # [T, (A,) *action]
+    observation: Any  # [T, (A,) *obs], an array, or parts; of Gymnasium's as it has them, actions too
+    action: Any  # [T, (A,) *action]
     reward: np.ndarray  # [T] float32, the mean over agents
     finished: bool  # whether it ended by itself
 

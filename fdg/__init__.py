@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     import algos as algos
     import envs as envs
     import policies as policies
-    from fdg.training.exporting import load_exported
+    from fdg.training.exported import load_exported
     from fdg.training.fit import fit
     from fdg.training.loading import load
     from fdg.training.run import Run
@@ -91,7 +91,7 @@ _LATER = {
     "Sweep": "fdg.training.sweep",
     "fit": "fdg.training.fit",
     "load": "fdg.training.loading",
-    "load_exported": "fdg.training.exporting",
+    "load_exported": "fdg.training.exported",
     "search": "fdg.training.sweeping",
     "sweep": "fdg.training.sweeping",
 }

@@ -71,7 +71,9 @@ class Acting(Deployed):
         held, structure = jax.tree.flatten(self._state)
 
         def act(read, arrays, mask, memory, start, key, calls):
-            state = jax.tree.unflatten(structure, [x if y is None else y for x, y in zip(held, read, strict=True)])
+            state = jax.tree.unflatten(
+                structure, [x if y is None else y for x, y in zip(held, read, strict=True)]
+            )
             keys = jax.random.fold_in(jax.random.wrap_key_data(key, impl=self._kind), calls)
             keys = jax.random.split(keys, start.shape[0])
             observation = self._native.encode(arrays, mask)

@@ -1,7 +1,7 @@
-"""Policies at work, as functions of an environment's own observations: NumPy arrays in, its own actions out.
+"""Policies at work: NumPy arrays of an environment's own observations in, its own actions out.
 
-What the two kinds have in common: `Acting`, of an algorithm and its state, and `exporting.Exported`, of a file.
-Both know the environment by its descriptions alone (`envs.native`).
+What the two kinds have in common: `Acting`, of an algorithm and its state, and `exported.Exported`, of a
+file. Both know the environment by its descriptions alone (`envs.native`).
 """
 
 import dataclasses
@@ -76,16 +76,19 @@ class Deployed:
         if self._outputs is None or self._action is None:
             return found[0][0] if single else found[0]
         own = [output.own(array) for output, array in zip(self._outputs, found, strict=True)]
-        return rebuilt(self._action, iter([array[0] for array in own] if single else own))
+        if single:
+            own = [output.first(array) for output, array in zip(self._outputs, own, strict=True)]
+        return rebuilt(self._action, iter(own))
 
     def _arrays(self, observation: Any) -> tuple[list[np.ndarray], Any, bool]:
         """The arrays of an observation, its mask, and whether it is of one environment."""
-        mask = None
+        mask: Any = None
         if isinstance(observation, MaskedObservation):
             observation, mask = observation
             if self._has_mask:
                 observation, mask = {**observation, _MASK[0]: mask}, None
-        arrays, single = [], None
+        arrays: list[np.ndarray] = []
+        single: bool | None = None
         for one in self._inputs:
             array, alone = one.array(observation, self._whose)
             if single is not None and (alone is not single or len(array) != len(arrays[0])):
@@ -137,12 +140,11 @@ class _Input:
         of = f"{whose}{''.join(f'[{key!r}]' for key in self.path)}"
         array = self._checked(value, of)
         single = array.shape == self.shape
-        if not single and array.shape[1:] != self.shape or not array.ndim:
-            if not single:
-                raise FdgError(
-                    f"an observation of shape {list(array.shape)}: those of {of} are {list(self.shape)}, and"
-                    f" batches of them {['N', *self.shape]}".replace("'N'", "N")
-                )
+        if not single and (not array.ndim or array.shape[1:] != self.shape):
+            raise FdgError(
+                f"an observation of shape {list(array.shape)}: those of {of} are {list(self.shape)}, and"
+                f" batches of them {['N', *self.shape]}".replace("'N'", "N")
+            )
         if array.dtype != self.program_dtype:
             array = array.astype(self.program_dtype)
         return (array[None] if single else array), single
@@ -178,11 +180,16 @@ class _Output:
     lowest: Any  # category; None where it is none
     low: Any
     high: Any
+    is_category: bool  # one, of which libraries take a scalar, and of all else arrays
 
     @classmethod
     def of(cls, leaf: Description) -> "_Output":
-        ends = [np.array(leaf.get(end), np.float64) for end in ("low", "high")]  # of none: not a number
-        return cls(_dtype(leaf["dtype"]), _categories(leaf)[0], *ends)
+        low, high = (np.array(leaf.get(end), np.float64) for end in ("low", "high"))  # of none: not a number
+        return cls(_dtype(leaf["dtype"]), _categories(leaf)[0], low, high, leaf.get("kind") == "Discrete")
+
+    def first(self, array: np.ndarray) -> Any:
+        """The one of an array `[1, ...]`."""
+        return array[0] if self.is_category else array[0, ...]
 
     def own(self, array: np.ndarray) -> np.ndarray:
         """The array as the library has it."""
@@ -203,7 +210,7 @@ def _categories(leaf: Description) -> tuple[Any, Any]:
     return start.astype(np.int64), count.astype(np.int64)
 
 
-def _dtype(name: str) -> np.dtype:
+def _dtype(name: Any) -> np.dtype:
     if not isinstance(name, str) or not _DTYPE.fullmatch(name):
         raise ValueError(f"a dtype {name!r}")
     return np.dtype(name)

@@ -5,10 +5,12 @@ import importlib
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend import core
 from jax.interpreters import batching
 
@@ -20,18 +22,39 @@ _CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr"}
 _CALLS |= {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
 
 
-def to_onnx(function: Callable[..., Any], arguments: Sequence[jax.ShapeDtypeStruct], name: str) -> bytes:
+class Output(NamedTuple):
+    """A result of a model."""
+
+    name: str
+    dtype: str  # that it is to have
+    program_dtype: str  # that the function gives it
+    low: Any = None  # bounds in `dtype`, numbers or nested lists, None for none: what the function's dtype
+    high: Any = None  # cannot hold of them is theirs again
+
+
+def to_onnx(
+    function: Callable[..., Any],
+    arguments: Sequence[jax.ShapeDtypeStruct],
+    name: str,
+    inputs: Sequence[tuple[str, str]] = (),
+    outputs: Sequence[Output] = (),
+    said: Mapping[str, str] = MappingProxyType({}),
+) -> bytes:
     """The model, serialised.
 
     Args:
       function: pure, of arrays to arrays.
       arguments: shapes and dtypes; a first axis may be named "N".
       name: the model's.
+      inputs: names and dtypes of the model's inputs, which may have 64 bits where the function's have 32.
+      outputs: of the model.
+      said: its metadata.
 
     Raises:
       FdgError: jax2onnx is not installed, or does not know an operation of the function.
     """
     with _functions_of_libraries_kept():
+        within = list(zip(inputs, arguments, strict=True)) if inputs else []
         try:
             converter = importlib.import_module("jax2onnx")
         except ImportError as error:
@@ -40,11 +63,57 @@ def to_onnx(function: Callable[..., Any], arguments: Sequence[jax.ShapeDtypeStru
             ) from error
         try:
             with _what_the_converter_misses(), _without_its_log():
-                model = converter.to_onnx(_without_calls(function), list(arguments), model_name=name)
+                model = converter.to_onnx(
+                    _without_calls(function),
+                    list(arguments),
+                    model_name=name,
+                    input_names=[_inner(key, dtype, str(one.dtype)) for (key, dtype), one in within] or None,
+                    output_names=[_inner(one.name, one.dtype, one.program_dtype) for one in outputs] or None,
+                )
+                _cast(model, [(key, dtype, str(one.dtype)) for (key, dtype), one in within], outputs)
+                importlib.import_module("onnx").helper.set_model_props(model, dict(said))
                 content = model.SerializeToString()
         except Exception as error:  # whatever of a network the converter does not know
             raise FdgError(f"{name} cannot be written as ONNX: {one_line(error)}") from error
     return content
+
+
+def _inner(name: str, dtype: str, program_dtype: str) -> str:
+    """The name within the model of an input or output that is of another dtype there."""
+    return name if dtype == program_dtype else f"{name} as {program_dtype}"
+
+
+def _cast(model: Any, inputs: Sequence[tuple[str, str, str]], outputs: Sequence[Output]) -> None:
+    """Gives a model the dtypes that its inputs and outputs are to have; changes it."""
+    onnx = importlib.import_module("onnx")
+    node, graph = onnx.helper.make_node, model.graph
+    kinds = onnx.TensorProto.DataType
+    words = {"float64": "DOUBLE", "float32": "FLOAT"}
+
+    def kind(dtype: str) -> int:
+        return kinds.Value(words.get(dtype, dtype.upper()))
+
+    first, last = [], []
+    for there, (name, dtype, program_dtype) in zip(graph.input, inputs, strict=False):
+        if dtype != program_dtype:
+            first.append(node("Cast", [name], [there.name], to=kind(program_dtype)))
+            there.name, there.type.tensor_type.elem_type = name, kind(dtype)
+    for there, (name, dtype, program_dtype, low, high) in zip(graph.output, outputs, strict=False):
+        if dtype == program_dtype:
+            continue
+        ends = [np.array(end, np.float64) for end in (low, high)] if dtype == "float64" else []
+        value, target = there.name, f"{name} as {dtype}" if ends else name
+        last.append(node("Cast", [value], [target], to=kind(dtype)))
+        for side, end in enumerate(ends):
+            value, target = target, name if side else f"{name} above"
+            bound, seen, at = (f"{name} {word} {side}" for word in ("bound", "nearest", "at"))
+            for key, array in ((bound, end), (seen, end.astype(np.float32).astype(np.float64))):
+                graph.initializer.append(onnx.numpy_helper.from_array(array, key))
+            last += [node("Equal", [value, seen], [at]), node("Where", [at, bound, value], [target])]
+        there.name, there.type.tensor_type.elem_type = name, kind(dtype)
+    nodes = [*first, *graph.node, *last]
+    del graph.node[:]
+    graph.node.extend(nodes)
 
 
 @contextlib.contextmanager

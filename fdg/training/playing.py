@@ -125,7 +125,7 @@ def record(
     return played
 
 
-def _actor_on_host(algorithm: Any, state: Any, seed: int, greedy: bool) -> Callable[..., np.ndarray]:
+def _actor_on_host(algorithm: Any, state: Any, seed: int, greedy: bool) -> Callable[..., Any]:
     """Who acts in an environment that is stepped here, one observation after the other."""
     acting = Acting(algorithm, state, greedy, seed)
     return lambda observation, step: acting(observation, start=step == 0)

@@ -183,8 +183,12 @@ class Run:
     ) -> Path:
         """Writes the policy to a file that needs no code of this run: see `fdg.load_exported`.
 
+        It takes and gives what the environment's own library does, as `policy` does. Beside it goes its
+        description, a file of the same name that ends in `.json`: names, shapes, dtypes and bounds of what it
+        takes and gives, in order.
+
         Args:
-          path: `.onnx` makes ONNX of it; any other ending, JAX's serialised function. An algorithm that
+          path: `.onnx` makes ONNX of it; `.jax`, JAX's serialised function. An algorithm that
             has a way of its own (`export(state, path)`: language models, in Hugging Face's format) writes a
             folder.
           format: `jax` or `onnx`, whatever the ending.
@@ -195,14 +199,16 @@ class Run:
           Where it was written.
 
         Raises:
-          FdgError: the algorithm does not say how it acts, or the format cannot express its network.
+          FdgError: the algorithm does not say how it acts, the ending is none of these, the format cannot
+            express its network, or another file is where the description goes.
         """
         if isinstance(self.algorithm, Sweep):
             return self.member(agent).export(path, format=format, greedy=greedy)
         if callable(getattr(self.algorithm, "export", None)):
             return exporting.export_own_way(self.algorithm, self._state_of(agent), Path(path), format)
         evaluation.require_actor(self.algorithm, "be exported")
-        return exporting.export(self.algorithm, self._state_of(agent), Path(path), format, greedy)
+        of_agent = self._state_of(agent)
+        return exporting.export(self.algorithm, of_agent, Path(path), format, greedy, self.config.get("id"))
 
     # --- agents of a sweep ---
 

@@ -52,7 +52,7 @@ def test_a_thousand_actions(run, tmp_path):
         policy(seen[3], start=True), run.policy(seen[3], start=True), rtol=1e-5, atol=1e-6
     )
     assert policy.facts["environment"] == run.algorithm.env.name and policy.facts["actions"] == "greedy"
-    with pytest.raises(FdgError, match="those of this policy are"):
+    with pytest.raises(FdgError, match="and batches of them"):
         policy(np.zeros(17))
 
 
@@ -178,11 +178,33 @@ def calling(name):
     return bytes(jax.export.export(function, disabled_checks=checks)(shape).serialize())
 
 
+def test_a_file_of_a_jax_of_long_ago_or_to_come_says_so(package, tmp_path):
+    """Of other versions it names both, and what to do; of this one, bytes that are no program are damage."""
+    path = tmp_path / "policy.jax"
+    with zipfile.ZipFile(io.BytesIO(package)) as read:
+        facts = json.loads(read.read("policy.json"))
+    assert facts["jax"] == jax.__version__
+    assert facts["calling_convention"] == jax.export.maximum_supported_calling_convention_version
+    for version in (1, 99):
+        other = json.dumps({**facts, "jax": "0.4.1", "calling_convention": version})
+        with pytest.raises(FdgError, match=rf"by JAX 0\.4\.1, which JAX .* {version}, .*: export again, or"):
+            fdg.load_exported(repacked(path, package, policy_json=other))
+    old = json.dumps({**facts, "jax": "0.4.1"})
+    with pytest.raises(FdgError, match=r"written by JAX 0\.4\.1"):
+        fdg.load_exported(repacked(path, package, policy_json=old, policy_jax=b"nothing"))
+    with pytest.raises(FdgError, match="is no exported policy"):
+        fdg.load_exported(repacked(path, package, policy_jax=b"nothing"))
+
+
 def test_packages_of_earlier_versions_and_of_others(package, tmp_path):
     path = tmp_path / "policy.jax"
     with zipfile.ZipFile(io.BytesIO(package)) as read:
         facts = json.loads(read.read("policy.json"))
     assert fdg.load_exported(repacked(path, package)).facts == facts
+    earlier = {key: facts[key] for key in ("arguments", "actions", "environment")}
+    earlier["observation"] = {"shape": ["N", 4], "dtype": "float32"}
+    read = fdg.load_exported(repacked(path, package, policy_json=json.dumps(earlier)))
+    assert read(np.zeros((2, 4))).shape == (2,)
 
     def refused(message, **changes):
         with pytest.raises(FdgError, match=message) as error:

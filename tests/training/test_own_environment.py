@@ -100,11 +100,7 @@ def test_it_acts_and_is_exported_without_what_critics_see(trained, tmp_path):
     one = {"picture": seen["picture"][1], "told": (1, seen["told"][1][1])}
     assert run.policy(one) == actions[1]
     policy = fdg.load_exported(run.export(tmp_path / "policy.jax"))
-    assert policy.facts["arguments"] == [
-        "observation['picture']",
-        "observation['told'][0]",
-        "observation['told'][1]",
-    ]
+    assert policy.facts["arguments"] == ["picture", "told.0", "told.1"]
     np.testing.assert_array_equal(policy(seen), actions)
     assert policy(one) == actions[1]
     for wrong, message in (

@@ -1,0 +1,231 @@
+"""Policies read from files that `fdg.training.exporting` wrote; they need nothing of what trained them.
+
+What a file says is checked before it is used.
+"""
+
+import hashlib
+import io
+import re
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fdg.arguments import checked
+from fdg.errors import FdgError, one_line
+from fdg.reading import json_object, read_bytes
+from fdg.training.deployed import Deployed
+
+FUNCTION, MEMORY, FACTS = "policy.jax", "memory.npz", "policy.json"  # members of a package
+CHECKSUM = "sha256:"  # a package's comment, followed by that of all bytes before the digest
+DIGITS = 64
+
+_PACKAGE_BYTES = 4 << 30
+_ROOM = 64 << 20  # bytes that a small package may inflate to; a large one to eight times its size
+
+# What a policy may call by name: checks of shapes, random bits, linear algebra. Nothing that calls Python.
+_CALLED = re.compile(
+    r"shape_assertion|Sharding|stablehlo\.dynamic_\w+|\w+_threefry2x32(_ffi)?"
+    r"|(lapack|cusolver|hipsolver|cusparse)_\w+_ffi|Qr|LuDecomposition|Eigh|ApproxTopK|(mhlo\.)?topk"
+)
+
+
+class Exported(Deployed):
+    """A policy read from a file: `policy(observation)`, as `run.policy` but for the algorithm's code.
+
+    Attributes:
+      facts: what the file says of itself: arguments, results, spaces, environment, actions, versions.
+    """
+
+    def __init__(self, function: Callable[..., Any], memory: Sequence[np.ndarray], facts: dict[str, Any]):
+        super().__init__(facts["environment"], facts["observation"], facts.get("action"))
+        self.facts = facts
+        self._function, self._empty = jax.jit(function), list(memory)
+        self._calls = 0
+
+    def __call__(self, observation: Any, start: Any = None, seed: int | None = None) -> Any:
+        """An action for an observation, or actions for a batch of them.
+
+        Args:
+          observation: as the environment gives it; see `run.policy`.
+          start: bool, or `[N]`: an episode begins here. None: at the first call, or if `N` changes.
+          seed: of what is drawn; None for the number of calls so far.
+
+        Raises:
+          FdgError: the observation is not one of the environment's.
+        """
+
+        def empty(count: int) -> list[np.ndarray]:
+            return [np.repeat(leaf, count, axis=0) for leaf in self._empty]
+
+        def call(arrays: Any, mask: Any, memory: Any, begins: Any) -> Any:
+            arguments = [*arrays, *memory, *([begins] if self._empty else [])]
+            if "mask" in self.facts["arguments"]:
+                if mask is None:
+                    raise FdgError(
+                        "this policy asks which actions are allowed: give an envs.MaskedObservation"
+                    )
+                arguments.insert(len(arrays), mask)
+            if self.facts["actions"] == "sampled":
+                arguments.insert(0, np.uint32(self._calls if seed is None else seed))
+            results = self._function(*arguments)
+            first = len(results) - len(memory)
+            return results[:first], list(results[first:])
+
+        found = self._answer(observation, start, empty, call)
+        self._calls += 1
+        return found
+
+
+@checked
+def load_exported(path: str | Path) -> Exported:
+    """The policy that `run.export` wrote; needs nothing of what trained it.
+
+    What the file says is checked before it is used: its checksum, where it has one (files of earlier versions
+    have none), the size that it inflates to, the functions that it calls by name, and its shapes against
+    those of its program.
+
+    Raises:
+      FdgError: the file is none of those, or damaged.
+
+    Example::
+
+        policy = fdg.load_exported("policy.jax")
+        action = policy(observation)
+    """
+    content = read_bytes(path, _PACKAGE_BYTES)
+    try:
+        parts = _members(content, {FUNCTION, MEMORY, FACTS})
+        arrays = _members(parts[MEMORY], None)
+        memory = [np.load(io.BytesIO(arrays[name]), allow_pickle=False) for name in arrays]
+    except FdgError as error:
+        raise FdgError(f"{path} is no exported policy: {error}") from None
+    except Exception as error:  # whatever zipfile and NumPy raise of bytes that are none of theirs
+        raise FdgError(f"{path} is no exported policy ({one_line(error)})") from error
+    where = f"{path}: {FACTS}"
+    facts = json_object(parts[FACTS], where)
+    function = _deserialized(parts[FUNCTION], facts, str(path))
+    _check_facts(facts, function, memory, where)
+    try:
+        return Exported(function.call, memory, facts)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise FdgError(f"{where}: its spaces are none ({one_line(error)})") from error
+
+
+def _deserialized(program: bytes, facts: Mapping[str, Any], path: str) -> Any:
+    """The program, which a JAX that is much older or newer than the one that wrote it does not read.
+
+    Raises:
+      FdgError: it is of such a version, is none, or calls what no policy does.
+    """
+    wrote, version = facts.get("jax"), facts.get("calling_convention")
+    oldest = jax.export.minimum_supported_calling_convention_version
+    newest = jax.export.maximum_supported_calling_convention_version
+    reason = f"its calling convention is {version}, and here {oldest} to {newest} are read"
+    error = None
+    if not isinstance(version, int) or oldest <= version <= newest:
+        try:
+            return _checked(jax.export.deserialize(bytearray(program)))
+        except FdgError as refused:
+            raise FdgError(f"{path} is no exported policy: {refused}") from None
+        except Exception as failed:  # whatever JAX raises of bytes that are none of its own
+            error, reason = failed, one_line(failed)
+    if wrote == jax.__version__ or not isinstance(wrote, str):
+        raise FdgError(f"{path} is no exported policy ({reason})") from error
+    raise FdgError(
+        f"{path} was written by JAX {wrote:.40}, which JAX {jax.__version__} does not read ({reason}):"
+        " it reads what JAX wrote up to six months before, or three weeks after it: export again, or install that"
+    ) from error
+
+
+def _members(content: bytes, names: set[str] | None) -> dict[str, bytes]:
+    """The members of a zip, read no further than its directory says, and that is bounded.
+
+    Raises:
+      FdgError: it has others than these, inflates to too much, is encrypted, or has another checksum.
+    """
+    most, found = max(_ROOM, 8 * len(content)), {}
+    with zipfile.ZipFile(io.BytesIO(content)) as package:
+        if package.comment:
+            digest = hashlib.sha256(content[:-DIGITS]).hexdigest()
+            if package.comment != (CHECKSUM + digest).encode():
+                raise FdgError("it is damaged: its bytes are not those that were written")
+        members = package.infolist()
+        there = [one.filename for one in members]
+        if len(set(there)) < len(there) or (names is not None and set(there) != names):
+            raise FdgError(f"it has {', '.join(sorted(there)[:5]):.200}")
+        size = sum(one.file_size for one in members)
+        if size > most:
+            raise FdgError(f"it has {len(content)} bytes that inflate to {size}, and at most {most} are read")
+        for one in members:
+            if one.flag_bits & 1 or one.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise FdgError(f"{one.filename[:60]} is encrypted, or compressed in a way that is not read")
+            with package.open(one) as opened:
+                found[one.filename] = opened.read(one.file_size)
+    return found
+
+
+def _check_facts(facts: Mapping[str, Any], function: Any, memory: Sequence[Any], where: str) -> None:
+    """Refuses facts that are not those of the function: `Exported` relies on them."""
+    seen = list(_arrays(facts.get("observation"), where))
+    done = list(_arrays(facts.get("action", {"shape": ["N"], "dtype": ""}), where))
+    named = facts.get("arguments")
+    drawn = facts.get("actions") == "sampled"
+    expected = [*(["seed"] if drawn else []), *(str(leaf.get("name", "observation")) for leaf in seen)]
+    expected += ["mask"] if isinstance(named, list) and "mask" in named else []
+    expected += [f"memory_{i}" for i in range(len(memory))] + (["start"] if memory else [])
+    given = [str(name) for name in named] if isinstance(named, list) else []
+    if "action" not in facts:  # of an earlier version, which called parts by where they are
+        given = [name.partition("[")[0] for name in given]
+    inputs, outputs = function.in_avals, function.out_avals
+    flat = jax.tree.structure((tuple(inputs), {}))
+    if given != expected or len(inputs) != len(expected) or function.in_tree != flat:
+        raise FdgError(f"{where}: its arguments are not those of its program")
+    if facts.get("actions") not in ("greedy", "sampled") or len(outputs) != len(done) + len(memory):
+        raise FdgError(f"{where}: its actions or results are not those of its program")
+    held = [{"shape": ["N", *leaf.shape[1:]], "dtype": str(leaf.dtype)} for leaf in memory]
+    first = inputs[int(drawn) : int(drawn) + len(seen)]
+    last = inputs[len(inputs) - 1 - len(memory) : -1] if memory else ()
+    pairs = zip([*seen, *held], [*first, *last], strict=True)
+    results = zip(done, outputs[: len(done)], strict=True) if "action" in facts else ()
+    for leaf, aval in [*pairs, *results]:
+        shape, dtype = leaf["shape"][1:], leaf.get("jax_dtype", leaf["dtype"])
+        if tuple(shape) != tuple(aval.shape[1:]) or dtype != str(aval.dtype):
+            raise FdgError(f"{where}: {dtype} {shape}, where its program has {aval.str_short()}")
+
+
+def _arrays(facts: Any, where: str) -> Iterator[Mapping[str, Any]]:
+    """The arrays of a description (`envs.native`), of which shapes and dtypes are there."""
+    match facts:
+        case {"parts": dict(parts)} if parts:
+            for part in parts.values():
+                yield from _arrays(part, where)
+        case {"parts": list(parts)} if parts:
+            for part in parts:
+                yield from _arrays(part, where)
+        case {"shape": ["N", *_], "dtype": str()}:
+            yield facts
+        case _:
+            raise FdgError(f"{where}: has no shapes and dtypes of an observation")
+
+
+def _checked(exported: Any) -> Any:
+    """The function, unless its program calls more than computes: a program is a file, and may say anything.
+
+    XLA runs a custom call by its name with what the program hands it, a pointer to a Python function among
+    that; `infeed` waits for ever.
+
+    Raises:
+      FdgError: names the call.
+    """
+    text = exported.mlir_module()
+    named = re.findall(r"\bcustom_call @\"?([^\"(]+)\"?\(", text)
+    other = [name for name in named if not _CALLED.fullmatch(name)]
+    other += re.findall(r"stablehlo\.(infeed|outfeed|send|recv)\b", text)
+    if other or len(named) != text.count("custom_call"):
+        called = repr(other[0][:60]) if other else "something by a name that is hidden"
+        raise FdgError(f"its program calls {called}, which no exported policy does")
+    return exported

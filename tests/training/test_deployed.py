@@ -1,0 +1,244 @@
+"""Policies speak what the environment's own library does, whatever its spaces: at work, and as files."""
+
+import json
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import algos
+import envs
+import fdg
+from envs import gymnasium_parts, gymnasium_spaces, host
+from envs.gymnasium_worker import stack
+from fdg.errors import FdgError
+from fdg.training.acting import Acting
+from tests.training.trained import small
+
+SHAPES = st.lists(st.integers(1, 3), max_size=2).map(tuple)
+FLOATS = SHAPES.flatmap(
+    lambda shape: st.sampled_from([np.float32, np.float64]).map(
+        lambda dtype: spaces.Box(np.full(shape, -3.1, dtype), np.full(shape, 0.1, dtype), dtype=dtype)
+    )
+)
+CATEGORIES = st.one_of(
+    st.builds(spaces.Discrete, st.integers(2, 5), start=st.sampled_from([-3, 0, 10, 2**40])),
+    SHAPES.map(lambda shape: spaces.MultiDiscrete(np.full((2, *shape), 3), start=np.full((2, *shape), 7))),
+    SHAPES.map(lambda shape: spaces.MultiBinary(shape or 2)),
+    st.sampled_from([np.int8, np.int32, np.int64]).map(lambda dtype: spaces.Box(-2, 3, (2,), dtype)),
+)
+SEEN = st.one_of(
+    FLOATS,
+    CATEGORIES,
+    st.sampled_from([spaces.Box(0, 255, (2, 5, 4), np.uint8), spaces.Box(-(2**40), 2**40, (2,), np.int64)]),
+)
+
+
+def in_parts(kinds):
+    return st.recursive(
+        kinds,
+        lambda inner: st.one_of(
+            st.dictionaries(st.sampled_from("bca"), inner, min_size=1, max_size=2).map(spaces.Dict),
+            st.lists(inner, min_size=1, max_size=2).map(spaces.Tuple),
+        ),
+        max_leaves=4,
+    )
+
+
+class Source(gymnasium_parts.LibrarySource):
+    """Of a library that has these spaces."""
+
+    def __init__(self, observed, acting):
+        self.name, self._facts = "it", gymnasium_spaces.facts("it", observed, acting, None)
+
+    @property
+    def facts(self):
+        return self._facts
+
+
+class Parrot:
+    """Acts by a list of actions, and remembers what it sees."""
+
+    def __init__(self, env):
+        self.env = env
+
+    def actor(self, actions):
+        def act(memory, observation, start, keys, greedy):
+            return actions[: len(start)], observation  # of N, the first N
+
+        return algos.Actor(memory=lambda count: (), act=act)
+
+
+@settings(max_examples=10, deadline=None, derandomize=True)
+@given(in_parts(SEEN), st.one_of(in_parts(FLOATS), in_parts(CATEGORIES)), st.integers(0, 99))
+def test_any_observation_comes_in_as_in_training_and_any_action_goes_out_as_there(observed, acting, seed):
+    """What the workers of training see and do, by NumPy, is what the compiled policy does."""
+    source = Source(observed, acting)
+    observed.seed(seed)
+    ours = source.action_space
+    sent = np.stack([np.asarray(ours.sample(key)) for key in jax.random.split(jax.random.key(seed), 3)])
+    if isinstance(ours, envs.Box):
+        sent[0], sent[1] = ours.low_array, ours.high_array
+    policy = Acting(Parrot(host.HostEnvironment(source)), jnp.asarray(sent))
+    seen = [observed.sample() for _ in range(3)]
+    wanted = gymnasium_spaces.decode(acting, sent)
+    found = policy(stack(seen))
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+    expected = source.unpacked(jnp.asarray(source.encoded(stack(seen))))
+    jax.tree.map(np.testing.assert_array_equal, policy.memory, expected)
+    one = policy(seen[1])
+    assert acting.contains(one), (acting, one)
+    jax.tree.map(np.testing.assert_array_equal, one, gymnasium_spaces.rows(wanted, 0))
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(x[0], y[1]), policy.memory, expected)
+    assert json.loads(json.dumps(source.native.observation)) and json.dumps(source.native.action)
+
+
+class Codes(gymnasium.Env):
+    """Everything at once: parts, texts, a mask, actions in parts with other starts."""
+
+    observation_space = spaces.Dict(
+        {
+            "camera": spaces.Box(0, 255, (3, 6, 5), np.uint8),
+            "told": spaces.Tuple((spaces.Discrete(3, start=5), spaces.Box(-1, 1, (2,), np.float64))),
+            "start": spaces.MultiBinary(2),
+            "action_mask": spaces.MultiBinary(5),
+        }
+    )
+    action_space = spaces.Dict({"go": spaces.Discrete(3, start=10), "stop": spaces.MultiBinary(1)})
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        return self.observation_space.sample(), 1.0, False, True, {}
+
+
+gymnasium.register("Codes-v0", entry_point=Codes)
+
+
+@pytest.fixture(scope="module")
+def run():
+    env = envs.make("gymnasium:tests.training.test_deployed:Codes-v0", workers=1)
+    algorithm = small("recurrent_ppo", env=env.name, memory_size=8)
+    return fdg.Run(algorithm, jax.jit(algorithm.init)(jax.random.key(1)), 0, config={"id": "0123"})
+
+
+def looked_at(count=7):
+    space = Codes.observation_space
+    space.seed(4)
+    seen = [space.sample() for _ in range(count)]
+    for i, one in enumerate(seen):
+        one["action_mask"] = np.array([*np.eye(3, dtype=np.int8)[i % 3], *np.eye(2, dtype=np.int8)[i % 2]])
+    return seen
+
+
+def test_a_raw_mask_is_kept_and_codes_are_the_librarys(run):
+    for i, one in enumerate(looked_at()):
+        action = run.policy(one, start=True)
+        assert Codes.action_space.contains(action)
+        assert action["go"] == 10 + i % 3 and action["stop"].tolist() == [i % 2]
+    action = run.policy(stack(looked_at()))
+    assert action["go"].tolist() == [10, 11, 12, 10, 11, 12, 10] and action["go"].dtype == np.int64
+
+
+def test_a_file_says_and_does_the_same(run, tmp_path):
+    policy = fdg.load_exported(run.export(tmp_path / "policy.jax"))
+    facts = json.loads((tmp_path / "policy.json").read_text())
+    assert facts == policy.facts
+    names = [
+        "camera",
+        "told.0",
+        "told.1",
+        "observation.start",
+        "action_mask",
+        "memory_0",
+        "memory_1",
+        "start",
+    ]
+    assert sorted(facts["arguments"]) == sorted(names) and facts["arguments"][-3:] == names[-3:]
+    assert facts["results"] == ["action.go", "action.stop", "next_memory_0", "next_memory_1"]
+    assert facts["observation"]["parts"]["told"]["parts"][0] == {
+        "name": "told.0", "shape": ["N"], "dtype": "int64", "jax_dtype": "int32", "kind": "Discrete",
+        "n": 3, "start": 5,
+    }  # fmt: skip
+    assert facts["action"]["parts"]["go"]["start"] == 10 and facts["run"] == "0123"
+    seen = stack(looked_at())
+    for _ in range(2):
+        jax.tree.map(np.testing.assert_array_equal, policy(seen), run.policy(seen))
+    one = looked_at()[2]
+    jax.tree.map(np.testing.assert_array_equal, policy(one, start=True), run.policy(one, start=True))
+
+
+def test_onnx_takes_observations_as_they_are(run, tmp_path):
+    pytest.importorskip("jax2onnx")
+    runtime = pytest.importorskip("onnxruntime")
+    path = run.export(tmp_path / "policy.onnx")
+    session = runtime.InferenceSession(str(path))
+    facts = json.loads((tmp_path / "policy.json").read_text())
+    assert [one.name for one in session.get_inputs()] == facts["arguments"]
+    assert [one.name for one in session.get_outputs()] == facts["results"]
+    said = session.get_modelmeta().custom_metadata_map
+    assert said["environment"] == run.algorithm.env.name and said["run"] == "0123"
+    assert json.loads(said["action"]) == facts["action"] and said["fdg"] == fdg.__version__
+    seen = stack(looked_at())
+    parts = {"camera": seen["camera"], "told.0": seen["told"][0], "told.1": seen["told"][1]}
+    parts |= {"observation.start": seen["start"], "action_mask": seen["action_mask"]}
+    start, memory = (
+        np.ones(7, bool),
+        {leaf["name"]: np.zeros([7, *leaf["shape"][1:]], leaf["dtype"]) for leaf in facts["memory"]},
+    )
+    run.policy.reset()
+    for _ in range(2):
+        found = dict(
+            zip(facts["results"], session.run(None, {**parts, **memory, "start": start}), strict=True)
+        )
+        expected = run.policy(seen)
+        np.testing.assert_array_equal(found["action.go"], expected["go"])
+        np.testing.assert_array_equal(found["action.stop"], expected["stop"])
+        assert found["action.go"].dtype == np.int64 and found["action.stop"].dtype == np.int8
+        memory = {name.removeprefix("next_"): value for name, value in found.items() if "memory" in name}
+        start = np.zeros(7, bool)
+
+
+class Doubles(Codes):
+    """Bounds that float32 cannot hold."""
+
+    observation_space = spaces.Box(-1, 1, (2,), np.float64)
+    action_space = spaces.Box(np.array([-0.1, -3.1]), np.array([0.1, np.inf]), dtype=np.float64)
+
+
+gymnasium.register("Doubles-v0", entry_point=Doubles)
+
+
+def test_the_bounds_of_doubles_are_exact_in_files_too(tmp_path):
+    runtime = pytest.importorskip("onnxruntime")
+    algorithm = small(env="gymnasium:tests.training.test_deployed:Doubles-v0")
+    state = jax.jit(algorithm.init)(jax.random.key(1))
+    for sign, end in ((1e6, 0.1), (-1e6, -0.1)):
+        scaled = jax.tree.map(lambda x, s=sign: x * 0 + s if x.ndim == 1 else x * 0, state.parameters)
+        run = fdg.Run(algorithm, state._replace(parameters=scaled), 0)
+        action = run.policy(np.zeros(2))
+        assert action[0] == end and algorithm.env.source.facts.library_action_space.contains(action)
+        exported = fdg.load_exported(run.export(tmp_path / "policy.jax"))
+        np.testing.assert_array_equal(exported(np.zeros(2)), action)
+        session = runtime.InferenceSession(str(run.export(tmp_path / "policy.onnx")))
+        (found,) = session.run(None, {"observation": np.zeros((1, 2))})
+        np.testing.assert_array_equal(found[0], action)
+
+
+def test_files_that_are_in_the_way(run, tmp_path):
+    (tmp_path / "config.json").write_text('{"algo": "ppo"}')
+    with pytest.raises(FdgError, match=r"its description would go to .*config.json, which is there"):
+        run.export(tmp_path / "config.onnx")
+    assert (tmp_path / "config.json").read_text() == '{"algo": "ppo"}'
+    for name in ("policy.tflite", "policy", "policy.jax.zip"):
+        with pytest.raises(FdgError, match=r"the ending of an exported policy is \.jax or \.onnx"):
+            run.export(tmp_path / name)
