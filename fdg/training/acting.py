@@ -62,9 +62,12 @@ class Acting(Deployed):
                 program = self._programs[chosen, given[1] is None] = self._compiled(chosen, given)
             return program(*given, self._key, np.uint32(self._calls))
 
-        found = self._answer(observation, start, self._algorithm.actor(self._state).memory, call)
+        found = self._answer(observation, start, self._empty_memory, call)
         self._calls += 1
         return found
+
+    def _empty_memory(self, count: int) -> Any:
+        return self._algorithm.actor(self._state).memory(count)
 
     def _compiled(self, greedy: bool, given: tuple[Any, ...]) -> Callable[..., Any]:
         """The program, which holds of the state what acting reads: each array costs time at every call."""

@@ -136,8 +136,8 @@ def _deserialized(program: bytes, facts: Mapping[str, Any], path: str) -> Any:
     if wrote == jax.__version__ or not isinstance(wrote, str):
         raise FdgError(f"{path} is no exported policy ({reason})") from error
     raise FdgError(
-        f"{path} was written by JAX {wrote:.40}, which JAX {jax.__version__} does not read ({reason}):"
-        " it reads what JAX wrote up to six months before, or three weeks after it: export again, or install that"
+        f"{path} was written by JAX {wrote:.40}, which JAX {jax.__version__} does not read ({reason}): it"
+        " reads what JAX wrote up to six months before it, or three weeks after: export again, or use that"
     ) from error
 
 

@@ -1,0 +1,75 @@
+"""What a call of `run.policy` costs, beside one of onnxruntime with the same policy.
+
+    python -m bench.policy_calls                                        # PPO on CartPole-v1
+    python -m bench.policy_calls --algo recurrent_ppo --rounds 40
+
+One observation a call, in turns: some hundred calls of each in every round; onnxruntime with its own settings.
+Prints the median of each over the rounds, the middle half, and the ratio of the medians. An untrained policy:
+what it has learned changes no times.
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+
+import algos
+import envs
+import fdg
+from bench.peers.alternate import middle_half
+
+AT_MOST = 5.0  # calls of onnxruntime
+
+
+def seconds_a_call(call: Callable[[], object], calls: int) -> float:
+    """Of calls one after the other, the mean."""
+    begun = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return (time.perf_counter() - begun) / calls
+
+
+def main() -> int:
+    """Prints the figures; 1 if the ratio is above `AT_MOST`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--algo", default="ppo")
+    parser.add_argument("--env", default="CartPole-v1")
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--calls", type=int, default=300)
+    given = parser.parse_args()
+    import onnxruntime
+
+    algorithm = algos.get(given.algo)(env=envs.make(given.env))
+    run = fdg.Run(algorithm, jax.jit(algorithm.init)(jax.random.key(0)), 0)
+    with tempfile.TemporaryDirectory() as folder:
+        path = run.export(Path(folder) / "policy.onnx")
+        session = onnxruntime.InferenceSession(path.read_bytes())
+    observation = np.zeros(algorithm.env.observation_space.shape, algorithm.env.observation_space.dtype)
+    kinds = {"tensor(float)": np.float32, "tensor(bool)": np.bool_, "tensor(int32)": np.int32}
+    feed = {
+        one.name: np.zeros([1, *one.shape[1:]], kinds.get(one.type, np.uint8)) for one in session.get_inputs()
+    }
+    calls = {"run.policy": lambda: run.policy(observation), "onnxruntime": lambda: session.run(None, feed)}
+    spent: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        seconds_a_call(call, 100)  # the first ones compile
+    for turn in range(given.rounds):
+        for name in list(calls) if turn % 2 else reversed(list(calls)):
+            spent[name].append(1e6 * seconds_a_call(calls[name], given.calls))
+    for name, each in spent.items():
+        low, high = middle_half(each)
+        median = statistics.median(each)
+        print(f"{name}: {median:.1f} us a call (middle half {low:.1f} to {high:.1f}, least {min(each):.1f})")
+    ratio = statistics.median(spent["run.policy"]) / statistics.median(spent["onnxruntime"])
+    print(f"ratio {ratio:.2f}, at most {AT_MOST:g} wanted")
+    return int(ratio > AT_MOST)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
