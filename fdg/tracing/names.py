@@ -11,12 +11,16 @@ from fdg.jax_internals import ClosedJaxpr
 
 
 def name_fragments(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-    """The jaxpr with the calls of one fragment told apart: `act`, `act.2`, `act.3`, in program order.
+    """The jaxpr with fragments of one name told apart: `act`, `act.2`, `act.3`, in program order.
 
     Whoever reads the jaxpr then knows a fragment by its mark alone (`FragmentMark.of(eqn).name`), however
     often its function is called. A jaxpr whose calls have names of their own comes back as it is.
     """
     used: collections.Counter[str] = collections.Counter()
+
+    def unused(name: str) -> str:
+        used[name] += 1
+        return name if used[name] == 1 else unused(f"{name}.{used[name]}")
 
     def named(closed: Any) -> Any:
         inside = jaxprs.open_jaxpr(closed)
@@ -28,11 +32,8 @@ def name_fragments(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
 
     def of_equation(eqn: core.JaxprEqn) -> core.JaxprEqn:
         mark = FragmentMark.of(eqn)
-        if mark is not None:
-            used[mark.name] += 1
-            if used[mark.name] > 1:
-                own = FragmentMark(mark.role, f"{mark.name}.{used[mark.name]}")
-                eqn = eqn.replace(params={**eqn.params, "name": str(own)})
+        if mark is not None and (name := unused(mark.name)) != mark.name:
+            eqn = eqn.replace(params={**eqn.params, "name": str(FragmentMark(mark.role, name))})
         old = jaxprs.closed_bodies(eqn)
         new = [named(closed) for closed in old]
         return eqn if all(a is b for a, b in zip(old, new, strict=True)) else jaxprs.with_bodies(eqn, new)

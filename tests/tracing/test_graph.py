@@ -125,6 +125,29 @@ def test_calls_of_one_fragment_have_names_of_their_own(walker):
     assert name_fragments(walker.jaxpr) is walker.jaxpr
 
 
+@pytest.mark.parametrize(
+    ("given", "own"),
+    [
+        (["act", "act", "act"], ["act", "act.2", "act.3"]),
+        (["act", "act", "act.2"], ["act", "act.2", "act.2.2"]),
+        (["act.2", "act", "act"], ["act.2", "act", "act.2.2"]),
+    ],
+)
+def test_fragments_of_one_name_are_told_apart(given, own):
+    class Chain:
+        def init(self, key):
+            return jnp.ones(B)
+
+        def iterate(self, state):
+            for role, name in zip(["actor", "learner", "actor"], given, strict=True):
+                state = fdg.fragment(role, name=name)(jnp.sin)(state)
+            return state, {}
+
+    graph = fdg.trace(Chain())
+    assert [f.name for f in graph.fragments] == own
+    assert name_fragments(graph.jaxpr) is graph.jaxpr
+
+
 def test_batch_axes_of_the_state(walker):
     axes = jax.tree.unflatten(
         jax.tree.structure(walker.state), [a if a is not None else -1 for a in walker.state_axes]
