@@ -1,6 +1,6 @@
 """The batch axis of each leaf of the state, from the borders of the fragments that read it."""
 
-from typing import Any
+from typing import Any, TypeAlias
 
 from jax.extend import core
 
@@ -8,15 +8,17 @@ from fdg import jaxprs
 from fdg.batch import follow as batch_flow
 from fdg.fragment import boundary_p
 
+Axes: TypeAlias = tuple[int | None, ...]
 
-def state_axes(jaxpr: Any, num_leaves: int) -> tuple[int | None, ...]:
+
+def state_axes(jaxpr: Any, num_leaves: int) -> Axes:
     """Batch axes of the first inputs of a closed jaxpr, which are the state's leaves; None without a batch.
 
     A leaf has the axis that the first fragment to read it declares; one that no fragment reads, the axis that
     it comes back with.
     """
     inside = jaxprs.open_jaxpr(jaxpr)
-    axes = tuple(_declared(inside, v) for v in inside.invars[:num_leaves])
+    axes = _declared(inside, {})[:num_leaves]
     for _ in range(len(axes) + 1):
         ends = batch_flow.axes(jaxpr, axes)
         later = tuple(end if axis is None else axis for axis, end in zip(axes, ends, strict=False))
@@ -26,19 +28,30 @@ def state_axes(jaxpr: Any, num_leaves: int) -> tuple[int | None, ...]:
     return axes
 
 
-def _declared(jaxpr: core.Jaxpr, variable: Any) -> int | None:
-    """The batch axis that the first fragment to read a variable declares; loops and calls are looked into."""
-    for eqn in jaxpr.eqns:
-        for position, operand in enumerate(eqn.invars):
-            if operand is not variable:
-                continue
-            if eqn.primitive is boundary_p and eqn.params["axis"] is not None:
-                return eqn.params["axis"]
-            for body in jaxprs.bodies(eqn):
-                if position not in body.operands:
-                    continue
-                at = body.operands.index(position)
-                axis = _declared(body.jaxpr, body.jaxpr.invars[at])
-                if axis is not None:
-                    return axis + 1 if at in body.sliced else axis
-    return None
+def _declared(jaxpr: core.Jaxpr, known: dict[core.Jaxpr, Axes]) -> Axes:
+    """The axis of each input that the first fragment to read it declares; loops and calls are looked into.
+
+    `known` holds those of the jaxprs that were read before, for one may be called from many places.
+    """
+    if jaxpr not in known:
+        found: dict[Any, int] = {}
+        for eqn in jaxpr.eqns:
+            for position, axis in sorted(_declared_by(eqn, known).items()):
+                if not jaxprs.is_literal(operand := eqn.invars[position]):
+                    found.setdefault(operand, axis)
+        known[jaxpr] = tuple(found.get(v) for v in jaxpr.invars)
+    return known[jaxpr]
+
+
+def _declared_by(eqn: core.JaxprEqn, known: dict[core.Jaxpr, Axes]) -> dict[int, int]:
+    """The axis of each operand, by position, that an equation declares."""
+    if eqn.primitive is boundary_p:
+        axis = eqn.params["axis"]
+        return {} if axis is None else {0: axis}
+    found: dict[int, int] = {}
+    for body in jaxprs.bodies(eqn):
+        inside = _declared(body.jaxpr, known)
+        for at, (position, axis) in enumerate(zip(body.operands, inside, strict=True)):
+            if axis is not None:
+                found.setdefault(position, axis + 1 if at in body.sliced else axis)
+    return found
