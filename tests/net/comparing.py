@@ -13,6 +13,8 @@ import numpy as np
 
 from tests.net.recording import NetError, read_about
 
+_MOST = 400  # characters of a line of text that are shown
+
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
@@ -137,9 +139,19 @@ def _of_texts(job: str, file: str, a: str | None, b: str | None) -> Iterator[Dif
     differing = [n for n in range(max(len(lines), len(others))) if lines[n : n + 1] != others[n : n + 1]]
     if differing:
         first = differing[0]
-        was, now = ("".join(x[first : first + 1]) or "(no line)" for x in (lines, others))
+        was, now = _excerpts(*("".join(x[first : first + 1]) or "(no line)" for x in (lines, others)))
         text = f"{len(differing)} lines, the first was {was!r} and is {now!r}"
         yield Difference(job, file, f"line {first + 1}", None, text)
+
+
+def _excerpts(a: str, b: str) -> tuple[str, str]:
+    """The lines; of long ones, what lies around the first character that differs."""
+    if max(len(a), len(b)) <= _MOST:
+        return a, b
+    same = next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    begin = max(0, same - _MOST // 2)
+    parts = [f"{x[begin : begin + _MOST]}{'...' * (len(x) > begin + _MOST)}" for x in (a, b)]
+    return "..." * (begin > 0) + parts[0], "..." * (begin > 0) + parts[1]
 
 
 def _of_rows(

@@ -86,6 +86,10 @@ PLANTED = {
         {"found": {"texts": {**TEXTS, "test_x": "give a word"}}},
         "job test_x line 1: 1 lines, the first was 'give a number' and is 'give a word'",
     ),
+    "a message of a long line": (
+        {"found": {"texts": {**TEXTS, "test_x": "give a number" + "x" * 9000}}},
+        f"job test_x line 1: 1 lines, the first was 'give a number' and is 'give a number{'x' * 387}...'",
+    ),
     "a message more": (
         {"found": {"texts": {**TEXTS, "test_y": "give two"}}},
         "job test_y: only in the second",
