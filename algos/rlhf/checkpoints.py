@@ -85,8 +85,8 @@ def in_its_words(env: Any, path: str | None, tokenizer: str | None, max_response
         return env
     if not isinstance(env, TextTask):
         raise FdgError(
-            f"game '{env.name}' has a tokenizer of its own, and {where} another: train a network of the game's,"
-            f" or say tokenizer='{CHARACTERS}' if the checkpoint was trained on them"
+            f"game '{env.name}' has a tokenizer of its own, and {where} another: train a network of the"
+            f" game's, or say tokenizer='{CHARACTERS}' if the checkpoint was trained on them"
         )
     named = max_response or env.max_response
     if type(found) is CharacterTokenizer:

@@ -73,6 +73,7 @@ class LanguageAgent(HasPresets):
     adapters: str | None = hyperparameter(
         None,
         "folder with a LoRA adapter in PEFT's format, for the checkpoint, to begin with (None: new ones)",
+        holds="folder",
     )
     hidden_size: int = hyperparameter(128, "width of the network")
     num_layers: int = hyperparameter(2, "its blocks")
@@ -94,7 +95,7 @@ class LanguageAgent(HasPresets):
     total_steps: int = hyperparameter(64_000, "responses of the whole run")
     dataset_size: int | None = hyperparameter(
         None,
-        "problems that there are, each met once an epoch (None: all rows of a file; else fresh ones without end)",
+        "problems that there are, each met once an epoch (None: all rows of a file; else fresh ones)",
     )
     num_epochs: int = hyperparameter(1, "times that each response is learned from")
     num_minibatches: int = hyperparameter(1, "updates of an epoch")

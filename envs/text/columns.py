@@ -73,10 +73,14 @@ def pair(record: Record) -> tuple[Row, Row]:
     for name in ("chosen", "rejected"):
         if name not in columns:
             others = listed([repr(one) for one in columns], "and") or "nothing"
-            raise FdgError(f"{where}: has no column '{name}', only {others}: preferences have prompt, chosen, rejected")
+            raise FdgError(
+                f"{where}: has no column '{name}', only {others}: preferences have prompt, chosen, rejected"
+            )
     chosen, rejected = (_text(where, name, columns[name]) for name in ("chosen", "rejected"))
     if isinstance(chosen, str) != isinstance(rejected, str):
-        raise FdgError(f"{where}: of 'chosen' and 'rejected' one is a text, the other messages: write both alike")
+        raise FdgError(
+            f"{where}: of 'chosen' and 'rejected' one is a text, the other messages: write both alike"
+        )
     asked = _column(record, PROMPTS, "")
     prompt = None if asked is None else _text(where, asked, columns[asked])
     if prompt is None or (isinstance(prompt, str) and not isinstance(chosen, str)):
@@ -87,7 +91,9 @@ def pair(record: Record) -> tuple[Row, Row]:
                 f"{where}: has no column 'prompt', and 'chosen' and 'rejected' do not begin alike and then"
                 " differ: give the prompt"
             )
-    return Row(prompt, _said(where, "chosen", chosen), columns), Row(prompt, _said(where, "rejected", rejected), columns)
+    return Row(prompt, _said(where, "chosen", chosen), columns), Row(
+        prompt, _said(where, "rejected", rejected), columns
+    )
 
 
 def _column(record: Record, names: Sequence[str], named: str) -> str | None:
@@ -137,7 +143,9 @@ def _message(where: str, value: Any, fix: str) -> Message:
     if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
         raise FdgError(f"{where} is {json.dumps(value):.60}, without a role: {fix}")
     content = value.get("content")
-    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+    if isinstance(content, list) and all(
+        isinstance(part, dict) and part.get("type") == "text" for part in content
+    ):
         content = "".join(str(part.get("text", "")) for part in content)
     if not isinstance(content, str) and not (content is None and value.get("tool_calls")):
         raise FdgError(f"{where} has content {json.dumps(content):.60}, and no text: {fix}")

@@ -39,21 +39,25 @@ def read(path: str) -> list[Record]:
         return _of_list(path, content)
     # Not `splitlines`, which also splits where texts of other languages have separators of their own.
     lines = enumerate(content.split(b"\n"), 1)
-    return [Record(f"{path}, line {i}", _object(f"{path}, line {i}", line)) for i, line in lines if line.strip()]
+    return [
+        Record(f"{path}, line {i}", _object(f"{path}, line {i}", line)) for i, line in lines if line.strip()
+    ]
 
 
 def _object(where: str, line: bytes) -> dict[str, Any]:
     try:
         return json_object(line, where)
     except FdgError as error:
-        raise FdgError(f"{error}: write one object a line, {{\"prompt\": \"1+1=\", \"answer\": \"2\"}}") from None
+        raise FdgError(f'{error}: write one object a line, {{"prompt": "1+1=", "answer": "2"}}') from None
 
 
 def _of_list(path: str, content: bytes) -> list[Record]:
     found = json_object(b'{"rows":' + content.removeprefix(b"\xef\xbb\xbf") + b"}", path)["rows"]
     for i, row in enumerate(found, 1):
         if not isinstance(row, dict):
-            raise FdgError(f"{path}, row {i}: is {json.dumps(row):.60}, and no object: write {{\"prompt\": ...}}")
+            raise FdgError(
+                f'{path}, row {i}: is {json.dumps(row):.60}, and no object: write {{"prompt": ...}}'
+            )
     return [Record(f"{path}, row {i}", row) for i, row in enumerate(found, 1)]
 
 

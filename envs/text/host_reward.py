@@ -56,7 +56,9 @@ class HostReward:
         object.__setattr__(self, "weights", tuple(self.weights))
         for function in self.functions:
             if not callable(function):
-                raise FdgError(f"HostReward({function!r:.60}): give a function of prompts, responses, answers")
+                raise FdgError(
+                    f"HostReward({function!r:.60}): give a function of prompts, responses, answers"
+                )
         if not self.functions or len(self.weights) not in (0, len(self.functions)):
             raise FdgError(
                 f"HostReward has {len(self.functions)} functions and {len(self.weights)} weights: give one each"
@@ -143,7 +145,8 @@ class _Call:
     def __call__(self, rows: Sequence[Row], said: list[str], asked: list[str]) -> list[float]:
         """What the function says of responses, not-a-number for None."""
         known: dict[str, list[Any]] = {
-            name: [copy.deepcopy(row.columns.get(name)) for row in rows] for name in _columns(self.task.problem)
+            name: [copy.deepcopy(row.columns.get(name)) for row in rows]
+            for name in _columns(self.task.problem)
         }
         known["prompts"] = [copy.deepcopy(_plain(row.prompt)) for row in rows]
         known["responses"] = list(said)
@@ -179,7 +182,11 @@ class _Call:
         if inspect.Parameter.VAR_POSITIONAL in kinds or inspect.Parameter.POSITIONAL_ONLY in kinds:
             return three, {}
         if not strange:
-            names = known if inspect.Parameter.VAR_KEYWORD in kinds else [p.name for p in wanted if p.name in known]
+            names = (
+                known
+                if inspect.Parameter.VAR_KEYWORD in kinds
+                else [p.name for p in wanted if p.name in known]
+            )
             return [], {name: known[name] for name in names}
         if len([p for p in wanted if p.default is p.empty]) == 3:  # by names of its own
             return three, {}

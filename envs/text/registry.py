@@ -35,7 +35,9 @@ _PROBLEMS: dict[str, type] = {
 }
 
 # Those that need a file or a package: not among `names()`, all of which can be made as they are.
-_OTHERS: dict[str, type] = {problem.name: problem for problem in (tables.File, tables.Preferences, tables.ReasoningGym)}
+_OTHERS: dict[str, type] = {
+    problem.name: problem for problem in (tables.File, tables.Preferences, tables.ReasoningGym)
+}
 
 
 def names() -> tuple[str, ...]:

@@ -204,9 +204,7 @@ class TextTask:
         table = self._encoded if hasattr(self.problem, "rows") else None
         return None if table is None else int(np.sum(~table.held_out))
 
-    def sample(
-        self, keys: jax.Array, split: Split = "train", numbers: jax.Array | None = None
-    ) -> Problem:
+    def sample(self, keys: jax.Array, split: Split = "train", numbers: jax.Array | None = None) -> Problem:
         """Draws one problem a key.
 
         Problems of the two splits are never the same: which one a problem belongs to follows from its

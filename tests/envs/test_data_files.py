@@ -12,7 +12,19 @@ import envs
 import fdg
 from envs.text import columns, files
 
-WORDS = ["1+1=", " 2 ", "naïve", "日本語", "a\u2028b", "x\x85y", "🙂 ok", 'say "hi", then\nleave', "\\u", "٣", "Ω\t"]
+WORDS = [
+    "1+1=",
+    " 2 ",
+    "naïve",
+    "日本語",
+    "a\u2028b",
+    "x\x85y",
+    "🙂 ok",
+    'say "hi", then\nleave',
+    "\\u",
+    "٣",
+    "Ω\t",
+]
 PROMPTS, ANSWERS = ("prompt", "problem", "question"), ("completion", "answer", "solution", "response")
 USER = [{"role": "user", "content": "1+1=?"}]
 SAID = [{"role": "assistant", "content": "2"}]
@@ -177,4 +189,6 @@ def test_a_file_that_changes_makes_another_task(tmp_path, monkeypatch):
     path.write_text(path.read_text() + json.dumps(GOOD) + "\n")
     second = envs.make("text:file", path="data.jsonl")
     assert second != first and len(second.problem.rows) == 5 and len(first.problem.rows) == 4
-    assert envs.absolute("text:file?path=data.jsonl&max_response=9") == f"text:file?path={path}&max_response=9"
+    assert (
+        envs.absolute("text:file?path=data.jsonl&max_response=9") == f"text:file?path={path}&max_response=9"
+    )

@@ -91,6 +91,12 @@ def test_with_adapters_there_is_one_copy_of_the_network_and_it_stays_where_it_is
         )  # and the count of updates
 
 
+@pytest.mark.parametrize("name", ["dpo", "reward_model"])
+def test_a_respondent_that_stays_as_it_is_never_waits_for_learning(name):
+    plan = fdg.place(fdg.trace(made(name, group_size=2)), policies.Split(actors=1, learners=1), 2)
+    assert {each.where for each in plan.movements if each.how} == {"actors -> learners"}
+
+
 @dataclasses.dataclass(frozen=True)
 class Echo:
     """Twice, the model is told what it said; a token 5 in the second turn is worth 1."""
