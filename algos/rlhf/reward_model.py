@@ -125,7 +125,7 @@ class RewardModel(PreferenceAgent):
             f"worth of {len(responses)} responses to {len(prompts)} prompts: give one to each",
         )
         asked = self.env.prompts_of(list(prompts))
-        tokens, mask = self.env.responses_of(list(responses))
+        tokens, mask = self.env.responses_of(list(responses), list(prompts))
         found = rewards.score(self.network, state.parameters, Responses(asked, tokens, mask, mask))
         return found.tolist()
 

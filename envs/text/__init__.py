@@ -9,6 +9,7 @@ from envs.text.games import Calculator, Guess
 from envs.text.host_reward import HostReward
 from envs.text.prompts import Prompts
 from envs.text.registry import FILES, PREFIX, make, names
+from envs.text.rows import Row
 from envs.text.task import (
     Demonstration,
     Problem,
@@ -32,6 +33,7 @@ __all__ = [
     "Prompts",
     "Reply",
     "Reward",
+    "Row",
     "Said",
     "Text",
     "TextGame",

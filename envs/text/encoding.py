@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs.text.characters import to_string
+from envs.text.characters import Text
 from envs.text.drawing import is_held_out
 from envs.text.rows import Row
 
@@ -73,49 +73,53 @@ def encoded(problem: Any, tokenizer: Any, system: str, arguments: str, count: in
       count: how many problems are drawn where the problem has no `rows`.
     """
     rows: Sequence[Row] | None = getattr(problem, "rows", None)
+
+    def seen(content: Any) -> tuple[Any, ...]:
+        texts = (problem.prompt(content), problem.solution(content)) if rows is None else ()
+        return content, is_held_out(problem.identity(content)), texts
+
     # Numbers even while a program is traced: the tables are constants of it.
     with jax.ensure_compile_time_eval():
         if rows is None:
             keys = jax.random.split(jax.random.key(0, impl="threefry2x32"), count)
-            contents = jax.jit(jax.vmap(problem.draw))(keys)
-            rows = _written(problem, contents)
+            found = jax.jit(jax.vmap(lambda key: seen(problem.draw(key))))(keys)
         else:
-            contents = np.arange(len(rows), dtype=np.int32)[:, None]
-        held_out = getattr(problem, "held_out", None)  # of rows, which may be in files of their own
-        if held_out is None:
-            held_out = jax.jit(jax.vmap(lambda content: is_held_out(problem.identity(content))))(contents)
-    pairs = _encoded_rows(tokenizer, rows, problem.instruction, system, json.loads(arguments or "{}"))
-    stop = tokenizer.stops[:1]
-    dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32
-    heard = [tokenizer.decode(answer) for _, answer in pairs]
+            found = jax.jit(jax.vmap(seen))(np.arange(len(rows), dtype=np.int32)[:, None])
+    contents, held_out, texts = jax.tree.map(np.asarray, found)
+    held_out = getattr(problem, "held_out", held_out)  # of rows that are in a file of their own
+    if rows is None:
+        rows = [Row(asked, right) for asked, right in zip(*map(_strings, texts), strict=True)]
+    prompts, answers, heard = _encoded_rows(
+        tokenizer, rows, problem.instruction, system, json.loads(arguments or "{}")
+    )
     lossy = any(text.strip() != (row.answer or "").strip() for row, text in zip(rows, heard, strict=True))
+    dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32
     return Encoded(
-        Ragged.of([prompt for prompt, _ in pairs], dtype),
-        Ragged.of(
-            [a if row.answer is None else [*a, *stop] for row, (_, a) in zip(rows, pairs, strict=True)], dtype
-        ),
-        jax.tree.map(np.asarray, contents),
-        np.asarray(held_out),
+        Ragged.of(prompts, dtype),
+        Ragged.of(answers, dtype),
+        contents,
+        held_out,
         Ragged.of([text.encode() for text in heard], np.uint8) if lossy else None,
     )
 
 
-def _written(problem: Any, contents: Any) -> list[Row]:
-    texts = jax.jit(jax.vmap(lambda content: (problem.prompt(content), problem.solution(content))))(contents)
-    asked, right = (jax.tree.map(np.asarray, text) for text in texts)
-
-    def of(text: Any, i: int) -> str:
-        return to_string(jax.tree.map(lambda leaf: leaf[i], text))
-
-    return [Row(of(asked, i), of(right, i)) for i in range(len(asked.length))]
+def _strings(texts: Text) -> list[str]:
+    codes = texts.codes.astype(np.uint8)
+    return [bytes(row[:length]).decode() for row, length in zip(codes, texts.length, strict=True)]
 
 
 def _encoded_rows(
     tokenizer: Any, rows: Sequence[Row], instruction: str, system: str, arguments: Mapping[str, Any]
-) -> list[tuple[list[int], list[int]]]:
-    """Those of each row; of rows that say the same, encoded once."""
+) -> tuple[Sequence[list[int]], Sequence[list[int]], Sequence[str]]:
+    """Of each row the prompt, the answer with the token that ends it, and what the answer's tokens say; rows
+    that say the same are encoded once.
+    """
     named = [(row.prompt, row.answer) if isinstance(row.prompt, str) else id(row) for row in rows]
     unique = dict(zip(named, rows, strict=True))
-    found = tokenizer.encode_rows([*unique.values()], instruction=instruction, system=system, **arguments)
-    by_name = dict(zip(unique, found, strict=True))
-    return [by_name[name] for name in named]
+    pairs = tokenizer.encode_rows([*unique.values()], instruction=instruction, system=system, **arguments)
+    found, stop = {}, tokenizer.stops[:1]
+    for (name, row), (prompt, answer) in zip(unique.items(), pairs, strict=True):
+        ended = [] if row.answer is None else [*answer, *stop]
+        found[name] = prompt, ended, tokenizer.decode(answer)
+    prompts, answers, heard = zip(*(found[name] for name in named), strict=True)
+    return prompts, answers, heard

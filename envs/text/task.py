@@ -124,7 +124,7 @@ class TextTask:
     max_response: int | None = None
     system: str = ""
     template_arguments: Any = ""
-    table_size: int = 16_384
+    table_size: int = 8192
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "template_arguments", _as_json(self.template_arguments, self.name))
