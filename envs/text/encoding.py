@@ -85,8 +85,8 @@ def encoded(problem: Any, tokenizer: Any, system: str, arguments: str, count: in
             found = jax.jit(jax.vmap(lambda key: seen(problem.draw(key))))(keys)
         else:
             found = jax.jit(jax.vmap(seen))(np.arange(len(rows), dtype=np.int32)[:, None])
-    contents, held_out, texts = jax.tree.map(np.asarray, found)
-    held_out = getattr(problem, "held_out", held_out)  # of rows that are in a file of their own
+        contents, held_out, texts = jax.tree.map(np.asarray, found)
+        held_out = getattr(problem, "held_out", held_out)  # of rows that may be in a file of their own
     if rows is None:
         rows = [Row(asked, right) for asked, right in zip(*map(_strings, texts), strict=True)]
     prompts, answers, heard = _encoded_rows(

@@ -46,7 +46,8 @@ PLAIN = [
     {{ {'a': 1, 'b': (2, 3)} }}{% set x %}block {{ bos_token }}{% endset %}{{ x }}{{ dict(a=1).get('a') }}
     {{ 'x' in ['x', 'y'] }}{{ 7 // 2 ** 2 % 3 }}{{ [1, 2] + [3] }}{{ 'abc'[::-1] }}
     {{ [3, 1, 2] | sort | sum }}{{ '<b>' | e }}{{ 'a' * 3 }}{{ 3.7 | round | int }}""",
-    """{% for m in messages %}{% if m.role == 'system' %}{% continue %}{% endif %}{{ m | tojson(sort_keys=true) }}
+    """{% for m in messages %}{% if m.role == 'system' %}{% continue %}{% endif %}
+    {{ m | tojson(sort_keys=true) }}
     {%- if loop.index > 1 %}{% break %}{% endif %}{% endfor %}{{ "é<&'" | tojson(ensure_ascii=True) }}
     {{ messages | tojson(indent=1, separators=(',', ': ')) }}{{ tools | tojson(indent='\t') }}""",
 ]

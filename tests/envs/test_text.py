@@ -341,7 +341,7 @@ def test_numbers_are_drawn_from_the_smallest_on(name):
         (lambda: envs.make("text:adition"), "unknown text task 'adition': did you mean 'addition'?"),
         (
             lambda: envs.make("text:addition", digit=3),
-            "no parameter 'digit': it has digits, padded, reverse, smallest, max_response, system, template_argum",
+            "no parameter 'digit': it has digits, padded, reverse, smallest, max_response, system,",
         ),
         (lambda: envs.make("text:addition", reverse=1), "reverse=1 must be True or False"),
         (lambda: envs.make("text:addition", smallest=100), "smallest=100 must be an integer from 0 to 99"),

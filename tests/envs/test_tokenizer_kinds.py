@@ -1,0 +1,250 @@
+"""Tokenizers of each kind, by random texts: what we write and read is what their library does."""
+
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import algos
+import envs
+import fdg
+import policies
+from envs.text import CharacterTokenizer, HuggingFaceTokenizer, Row, codec
+from envs.text.characters import to_string
+from fdg.errors import FdgError
+
+tokenizers = pytest.importorskip("tokenizers")
+pytest.importorskip("jinja2")
+
+from tests.envs.tokenizer_kinds import KINDS, written  # noqa: E402
+
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+jit = functools.partial(jax.jit, compiler_options=QUICK)
+PIECES = [
+    *"0123456789+-=abZz ,.!?\n\t'<>",
+    "the ",
+    " of",
+    "Zürich",
+    "北京",
+    "é",
+    "😀",
+    "  ",
+    "\n\n",
+    "<think>",
+]
+TEXTS = st.lists(st.sampled_from([*PIECES, "<0x31>", "▁", "##a", "日本", " n't"]), max_size=12).map("".join)
+QUICKLY = settings(
+    max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+WIDTH = 64
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request, tmp_path_factory):
+    """The library's tokenizer, ours of the same file, and reading within a program."""
+    made = KINDS[request.param]()
+    ours = HuggingFaceTokenizer(str(written(tmp_path_factory.mktemp("kind"), made)))
+    return made, ours, jit(jax.vmap(lambda tokens, mask: codec.read(ours, tokens, mask)[0]))
+
+
+def padded(lists):
+    rows, mask = np.zeros((len(lists), WIDTH), np.int32), np.zeros((len(lists), WIDTH), bool)
+    for i, ids in enumerate(lists):
+        rows[i, : len(ids)], mask[i, : len(ids)] = ids, True
+    return jnp.asarray(rows), jnp.asarray(mask)
+
+
+def test_texts_are_encoded_and_read_as_by_the_library(kind):
+    made, ours, read = kind
+
+    @QUICKLY
+    @given(st.lists(TEXTS, min_size=8, max_size=8))
+    def compare(texts):
+        ids = [made.encode(text, add_special_tokens=False).ids for text in texts]
+        assert [ours.encode(text) for text in texts] == ids
+        ids = [one[:WIDTH] for one in ids]
+        said = jax.tree.map(np.asarray, read(*padded(ids)))
+        found = [to_string(jax.tree.map(lambda leaf, i=i: leaf[i], said)) for i in range(8)]
+        # A character that was cut in two at the end is no text.
+        assert [x.rstrip("\ufffd") for x in found] == [made.decode(one).rstrip("\ufffd") for one in ids]
+
+    compare()
+
+
+def test_an_answer_goes_on_behind_its_prompt(kind):
+    made, ours, _ = kind
+
+    @QUICKLY
+    @given(TEXTS, TEXTS)
+    def compare(problem, answer):
+        ((prompt, said),) = ours.encode_rows([Row(problem, answer)], "Do this.")
+        asked, both = f"Do this.\n{problem}\n", f"Do this.\n{problem}\n{answer}"
+        whole = made.encode(both, add_special_tokens=False).ids
+        assert prompt == made.encode(asked, add_special_tokens=False).ids
+        assert made.decode([*prompt, *said]) == made.decode(whole)
+        if whole[: len(prompt)] == prompt:
+            assert [*prompt, *said] == whole
+
+    compare()
+
+
+def test_characters_are_tokens_as_the_library_has_them(kind):
+    made, ours, _ = kind
+    table = ours.token_of_code()
+    for c in "0123456789+-=abc":
+        if "<unk>" not in made.encode(c).tokens:
+            assert table[ord(c)] == made.encode(c).ids[-1] and "<0x" not in made.id_to_token(
+                int(table[ord(c)])
+            )
+
+
+ANSWERS = ["{}", " it is {}\n", "Zürich {}", "北京{}", "café {}+1", "\t{} \r\n"]
+
+
+def test_rows_of_a_file_in_tokens_of_each_kind(kind, tmp_path, request):
+    made, ours, _ = kind
+    rows = [
+        {"problem": f"Say the sum of {a} and {b}", "answer": ANSWERS[(3 * a + b) % 6].format(a + b)}
+        for a in range(9)
+        for b in range(9)
+    ]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = envs.make("text:file", path=str(file)).with_tokenizer(ours)
+
+    @jit
+    def run(keys):
+        content = task.draw(keys)
+        responses, mask = task.solutions(content)
+        cut = mask & (responses != ours.eos)
+        several = [(responses, mask), (jnp.roll(responses, 1, 0), jnp.roll(mask, 1, 0)), (responses, cut)]
+        return task.prompts(content), responses, mask, [task.reward(content, *one).total for one in several]
+
+    prompts, responses, mask, (right, swapped, unfinished) = run(jax.random.split(jax.random.key(0), 32))
+    asked, said = task.texts(*prompts), task.texts(responses, mask)
+    assert right.tolist() == [1] * 32 and unfinished.tolist() == [0] * 32
+    stripped = [text.strip() for text in said]
+    assert swapped.tolist() == [float(stripped[i] == stripped[i - 1]) for i in range(32)]
+    for i, text in enumerate(asked):
+        row = next(row for row in rows if row["problem"].lower() == text.strip().lower())
+        ids = made.encode(row["problem"] + "\n", add_special_tokens=False).ids
+        assert np.asarray(prompts.tokens)[i][np.asarray(prompts.mask)[i]].tolist() == ids
+        again = task.prompts_of([row["problem"]])
+        np.testing.assert_array_equal(again.tokens[0], prompts.tokens[i])
+        if "word pieces" not in request.node.name:
+            assert stripped[i] == row["answer"].strip()
+
+
+@pytest.fixture
+def drawn(tmp_path):
+    """Problems that are drawn, in the tokens of a library."""
+    tokenizer = HuggingFaceTokenizer(str(written(tmp_path / "drawn", KINDS["bytes as Llama 3"]())))
+    return envs.make("text:addition", table_size=512).with_tokenizer(tokenizer)
+
+
+def test_drawn_problems_are_a_table_whose_rows_are_the_problems_own(drawn):
+    @jit
+    def run(keys):
+        train, test = drawn.draw(keys), drawn.draw(keys, "test")
+        return drawn.prompts(train), drawn.prompts(test), drawn.reward(train, *drawn.solutions(train)).total
+
+    train, test, worth = run(jax.random.split(jax.random.key(0), 256))
+    asked, held_out = drawn.texts(*train), drawn.texts(*test)
+    assert worth.tolist() == [1] * 256 and not set(asked) & set(held_out)
+    assert len(set(asked)) > 100 and 10 < len(set(held_out)) <= 100
+
+
+def test_the_table_is_split_over_devices(drawn):
+    """Each device picks rows of its own: nothing is gathered for it."""
+    algorithm = algos.SFT(env=drawn, num_prompts=8, hidden_size=8, num_layers=1, num_heads=2)
+    placed = str(fdg.place(fdg.trace(algorithm), policies.GPUOnly(), 4))
+    line = next(line for line in placed.splitlines() if "demonstrations" in line)
+    assert line.split()[-1] == "2" and "demonstrations" not in placed.split("moves between devices")[1], (
+        placed
+    )
+
+
+def test_characters_beyond_ascii_without_a_library(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(
+        "".join(json.dumps({"problem": f"北{i}", "answer": f" ü{i}\n"}) + "\n" for i in range(80))
+    )
+    task = envs.make("text:file", path=str(file))
+
+    @jit
+    def run(keys):
+        content = task.draw(keys)
+        responses = task.solutions(content)
+        return responses, task.reward(content, *responses).total
+
+    responses, worth = run(jax.random.split(jax.random.key(0), 8))
+    assert worth.tolist() == [1] * 8
+    assert {text[:2] for text in task.texts(*responses)} == {" ü"}
+    assert CharacterTokenizer("aü").decode([1, 4, 3]) == "üa"
+
+
+CHAT = (
+    "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% if enable_thinking is false %}<think>{% endif %}{% endif %}"
+)
+
+
+@pytest.fixture
+def chatting(tmp_path):
+    more = {"chat_template": CHAT, "image_token": {"content": "<img>"}, "additional_special_tokens": ["<x>"]}
+    return written(tmp_path / "chat", KINDS["bytes as GPT-2"](), **more)
+
+
+def test_system_messages_and_arguments_of_templates(chatting):
+    made = tokenizers.Tokenizer.from_file(str(chatting / "tokenizer.json"))
+    tokenizer = HuggingFaceTokenizer(str(chatting))
+    options = 'table_size=64&system=Be brief.&template_arguments={"enable_thinking": false}'
+    name, overrides = envs.parse(f"text:sorting?{options}")
+    task = envs.make(name, **overrides).with_tokenizer(tokenizer)
+    right = "<s>[system]Be brief.</s>[user]" + task.problem.instruction + "\n3,1=</s>[assistant]<think>"
+    found = task.prompts_of(["3,1="])
+    assert np.asarray(found.tokens)[0][np.asarray(found.mask)[0]].tolist() == made.encode(right).ids
+    again = envs.make("text:sorting", **dict(task.overrides)).with_tokenizer(tokenizer)
+    assert again == task and hash(again) == hash(task)
+    talk = [{"role": "system", "content": "S"}, {"role": "user", "content": "3,1="}]
+    ((ids, _),) = tokenizer.encode_rows([Row(tuple(talk))], system="Be brief.")
+    assert ids == made.encode("<s>[system]S</s>[user]3,1=</s>[assistant]").ids
+    with pytest.raises(
+        FdgError, match="template_arguments='thinking' must be a mapping by name, or its JSON"
+    ):
+        envs.make("text:sorting", template_arguments="thinking")
+
+
+def test_templates_by_name_and_all_special_tokens(chatting):
+    user = [{"role": "user", "content": "a<b", "name": None}]
+    show = "{{ image_token }}{{ additional_special_tokens }}{{ sep_token is defined }}{{ messages | tojson }}"
+    tokenizer = HuggingFaceTokenizer(str(chatting))
+    right = "<img>['<x>']False" + '[{"role": "user", "content": "a<b"}]'
+    assert tokenizer.chat(user, chat_template=show) == right
+    assert tokenizer.chat(user, False, eos_token="!") == "<s>[user]a<b!"
+    several = [("default", "d"), ("tool_use", "{{ tools[0].name }}"), ("rag", "{{ documents[0].text }}")]
+    several = [{"name": name, "template": text} for name, text in several]
+    for files in (False, True):
+        folder = chatting / ("files" if files else "config")
+        written(folder, KINDS["unigram"](), **({} if files else {"chat_template": several}))
+        if files:
+            (folder / "additional_chat_templates").mkdir()
+            for one in several[1:]:
+                (folder / "additional_chat_templates" / f"{one['name']}.jinja").write_text(one["template"])
+            (folder / "chat_template.jinja").write_text("d")
+        tokenizer = HuggingFaceTokenizer(str(folder))
+        assert tokenizer.chat(user) == tokenizer.chat_template == "d"
+        assert tokenizer.chat(user, tools=[{"name": "f"}]) == "f"
+        assert tokenizer.chat(user, documents=[{"text": "t"}], chat_template="rag") == "t"
+    bare = written(chatting / "bare", KINDS["unigram"](), chat_template=several[1:])
+    with pytest.raises(
+        FdgError, match="no chat template is its default: give chat_template='tool_use' or 'rag'"
+    ):
+        HuggingFaceTokenizer(str(bare)).chat(user)
+    with pytest.raises(FdgError, match="arguments of a chat template: TypeError: Object of type set"):
+        tokenizer.chat(user, tools={1})
