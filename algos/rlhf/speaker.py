@@ -127,7 +127,8 @@ class Speaker:
         Raises:
           FdgError: a prompt is too long, or has a character that the vocabulary lacks.
         """
-        asked = self.env.prompts_of(list(prompts))
+        room = self.network.config.max_positions - self.env.response_length
+        asked = self.env.prompts_of(list(prompts), longest=room)
         said = self.say(parameters, asked, jax.random.split(jax.random.key(seed), len(prompts)), greedy)
         return self.env.texts(said.tokens, said.mask)
 

@@ -289,15 +289,21 @@ class TextTask:
         shown = shown & (rows < self.tokenizer.vocab_size)  # a model may have more rows than the tokenizer
         return [self.tokenizer.decode(row[at].tolist()) for row, at in zip(rows, shown, strict=True)]
 
-    def prompts_of(self, problems: Sequence[str | Sequence[Message]]) -> Prompts:
+    def prompts_of(self, problems: Sequence[str | Sequence[Message]], longest: int | None = None) -> Prompts:
         """Prompts of problems of one's own, texts or messages, as wide as those of `sample`.
 
+        Args:
+          problems: `N` of them.
+          longest: tokens that there is room for, if one needs more than those of `sample` have.
+
         Raises:
-          FdgError: one is longer than the longest problem, or has a character without a token.
+          FdgError: one is longer, or has a character without a token.
         """
         ids = [prompt for prompt, _ in self._encode([Row(_frozen(problem)) for problem in problems])]
-        fix = "shorten it, or make a task of longer problems"
         width = self.prompt_length
+        if longest is not None and width < max(map(len, ids), default=0):
+            width = max(width, min(longest, -(-max(map(len, ids)) // 64) * 64))
+        fix = "shorten it, or make a task of longer problems"
         return Prompts(*self._padded("prompt", problems, ids, width, fix, left_padded=True))
 
     def responses_of(

@@ -268,7 +268,12 @@ class HuggingFaceTokenizer:
 
     @property
     def _front(self) -> list[int]:
-        """The special tokens that the library puts in front of a text."""
+        """The special tokens in front of a text: those that the library puts there, unless the configuration
+        says whether there is a beginning of a sequence.
+        """
+        named = _json(self.path, "tokenizer_config.json").get("add_bos_token")
+        if isinstance(named, bool):
+            return [self.bos] if named and self.bos is not None else []
         with self._library():
             found = _loaded(self.path).encode("a", add_special_tokens=True)
         own = [i for i, special in enumerate(found.special_tokens_mask) if not special]
@@ -385,7 +390,11 @@ def _loaded(path: str) -> Any:
         raise FdgError(
             f"tokenizer of '{path}': there is no file tokenizer.json; give a checkpoint's directory"
         )
-    return tokenizer_files.load(file)
+    loaded = tokenizer_files.load(file)
+    named = [word for word in _special_tokens(path).values() if isinstance(word, str)]
+    with tokenizer_files.library_errors(f"tokenizer of '{path}'"):
+        loaded.add_special_tokens([word for word in named if loaded.token_to_id(word) is not None])
+    return loaded
 
 
 @functools.cache
@@ -422,7 +431,9 @@ def _special_tokens(path: str) -> dict[str, str | list[str]]:
     more, several = config.get("extra_special_tokens"), config.get("additional_special_tokens")
     named = {**config, **(more if isinstance(more, dict) else {})}
     found: dict[str, Any] = {
-        name: _word(path, name, named[name]) for name in named if name.endswith("_token")
+        name: _word(path, name, word)
+        for name, word in named.items()
+        if name.endswith("_token") and not isinstance(word, bool)  # as of `add_bos_token`
     }
     if isinstance(several, list):
         found["additional_special_tokens"] = [_word(path, "additional_special_tokens", x) for x in several]

@@ -153,7 +153,7 @@ def test_a_tokenizer_neither_pads_nor_cuts(folder):
     ],
 )  # fmt: skip
 def test_settings_of_a_wrong_type_name_file_and_field(folder, file, changes, message):
-    tokenizer = altered(folder, file, **changes)
     with pytest.raises(FdgError) as error:
+        tokenizer = altered(folder, file, **changes)
         _ = tokenizer.stops, tokenizer.chat_template
     assert message in str(error.value)

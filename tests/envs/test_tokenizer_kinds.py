@@ -248,3 +248,37 @@ def test_templates_by_name_and_all_special_tokens(chatting):
         HuggingFaceTokenizer(str(bare)).chat(user)
     with pytest.raises(FdgError, match="arguments of a chat template: TypeError: Object of type set"):
         tokenizer.chat(user, tools={1})
+
+
+def test_special_tokens_of_the_configuration_are_special(tmp_path):
+    """A vocabulary that has `</s>` and `<s>` as usual words, and a configuration that says what they are."""
+    found = json.loads(KINDS["bytes as GPT-2"]().to_str())
+    found["added_tokens"] = []
+    made = tokenizers.Tokenizer.from_str(json.dumps(found))
+    assert len(made.encode("</s>").ids) > 1
+    tokenizer = HuggingFaceTokenizer(str(written(tmp_path / "unmarked", made)))
+    assert tokenizer.encode("a</s>") == [*made.encode("a").ids, tokenizer.eos]
+    assert tokenizer.decode(tokenizer.encode("a</s>")) == "a"
+
+
+@pytest.mark.parametrize(("added", "front"), [(True, ["<s>"]), (False, []), (None, ["<pad>"])])
+def test_a_beginning_is_put_in_front_as_by_the_library(tmp_path, added, front):
+    made = KINDS["bytes as GPT-2"]()
+    around = tokenizers.processors.TemplateProcessing(
+        single="<pad> $A </s>", special_tokens=[("<pad>", 3), ("</s>", 2)]
+    )
+    made.post_processor = around
+    config = {} if added is None else {"add_bos_token": added}
+    tokenizer = HuggingFaceTokenizer(str(written(tmp_path / "around", made, **config)))
+    ((ids, answer),) = tokenizer.encode_rows([Row("1+1", "2")])
+    said = made.encode("1+1\n2", add_special_tokens=False).ids
+    assert [*ids, *answer] == [*(made.token_to_id(word) for word in front), *said]
+
+
+def test_prompts_of_ones_own_are_as_long_as_the_context_has_room(drawn):
+    short = drawn.prompts_of(["1+1="], longest=512)
+    assert short.tokens.shape == (1, drawn.prompt_length)
+    long = drawn.prompts_of(["1+1=" * 30], longest=512)
+    assert drawn.texts(*long)[0].endswith("1+1=" * 30 + "\n") and long.tokens.shape[1] % 64 == 0
+    with pytest.raises(FdgError, match=r"prompt 0 '1\+1=.* room for 64"):
+        drawn.prompts_of(["1+1=" * 30], longest=64)
