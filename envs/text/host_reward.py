@@ -102,8 +102,11 @@ class HostReward:
         found = io_callback(_Calls(tuple(calls)), shape, prompts, responses, content)
         said = ~jnp.isnan(found)
         found = jnp.where(said, found, 0.0)
-        total = jnp.sum(found * jnp.asarray(self.weights or [1.0] * len(calls), jnp.float32), axis=1)
-        return total, {one.name: found[:, i] for i, one in enumerate(calls)}, jnp.any(said, axis=1)
+        parts = {one.name: found[:, i] for i, one in enumerate(calls)}
+        weighted = [
+            w * part for w, part in zip(self.weights or [1.0] * len(parts), parts.values(), strict=True)
+        ]
+        return sum(weighted[1:], weighted[0]), parts, jnp.any(said, axis=1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,315 @@
+"""Rewards and preferences of one's own: what functions are given, what counts, and what a run keeps of data."""
+
+import dataclasses
+import json
+import math
+import random
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import algos
+import envs
+import fdg
+import policies
+from algos.rlhf.advantages import group_advantage, informative
+from algos.rlhf.preferences import Minibatch, paired
+from algos.rlhf.responses import Responses, scores
+from envs.text import HostReward, Prompts
+from fdg.training.description import describe
+from fdg.training.said import Said
+from tests.rlhf.small import SMALL
+
+ROWS = [
+    {"question": f"{a}+{b}=", "answer": a + b, "level": a, "ünï": [b]} for a in range(4) for b in range(4)
+]
+
+
+def file_of(folder, rows, name="data.jsonl"):
+    path = folder / name
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def task(tmp_path):
+    return envs.make("text:file", path=file_of(tmp_path, ROWS))
+
+
+def judged(task, count=5):
+    """The right answers of `count` problems, as a task judges them."""
+
+    @jax.jit
+    def run(keys):
+        problem, shown = task.sample(keys), task.demonstration(keys)
+        return task.reward(problem.answer, shown.responses, shown.mask)
+
+    return run(jax.random.split(jax.random.key(0), count))
+
+
+def three(seen):
+    def judge(p, r, a):
+        seen.update(prompts=p, responses=r, answers=a)
+        return [float(x == y) for x, y in zip(r, a, strict=True)]
+
+    return judge
+
+
+def documented(seen):
+    def judge(prompts, responses, answers):
+        return three(seen)(prompts, responses, answers)
+
+    return judge
+
+
+def as_trl_has_it(seen):
+    def judge(completions, prompts, answer, level, **kwargs):
+        seen.update(prompts=prompts, responses=completions, columns=(answer, level, kwargs["ünï"]))
+        return [float(c == str(a)) for c, a in zip(completions, answer, strict=True)]
+
+    return judge
+
+
+def by_columns(seen):
+    def judge(*, level, responses, answers, weight=2.0):
+        seen.update(responses=responses, answers=answers, level=level, weight=weight)
+        return np.array([r == a for r, a in zip(responses, answers, strict=True)])
+
+    return judge
+
+
+@pytest.mark.parametrize("make", [three, documented, as_trl_has_it, by_columns])
+def test_functions_are_given_the_row_in_each_way_of_asking(make, task):
+    seen = {}
+    found = judged(task.with_reward(make(seen)))
+    assert found.total.tolist() == [1.0] * 5 and found.parts.keys() == {"judge"}
+    rows = {str(row["question"]): row for row in ROWS}
+    if "prompts" in seen:
+        assert seen["responses"] == [str(rows[p]["answer"]) for p in seen["prompts"]]
+    if "columns" in seen:
+        wanted = [[rows[p][name] for p in seen["prompts"]] for name in ("answer", "level", "ünï")]
+        assert list(seen["columns"]) == wanted
+    if "answers" in seen:
+        assert seen["answers"] == seen["responses"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_columns_reach_functions_by_name(seed, tmp_path):
+    """A function of random names in a random order, made from text as a user would write it."""
+    rng = random.Random(seed)
+    names = rng.sample(["topic", "zahl", "größe", "x1", "meta_data", "解", "Level"], rng.randint(1, 4))
+    rows = [
+        {"prompt": f"{i}", "completion": f"é{i}", **{n: [rng.random(), n, i] for n in names}}
+        for i in range(6)
+    ]
+    asked = rng.sample([*names, "responses", "answers", "prompts"], rng.randint(1, len(names)))
+    scope = {}
+    exec(f"def judge({', '.join(asked)}, **more):\n  seen.append((dict({', '.join(f'{n}={n}' for n in asked)}), more))\n"
+         f"  return [1] * len({asked[0]})", {"seen": (seen := [])}, scope)  # fmt: skip
+    judged(envs.make("text:file", path=file_of(tmp_path, rows)).with_reward(scope["judge"]), 4)
+    given = {**seen[0][0], **seen[0][1]}
+    at = [int(p) for p in given["prompts"]]
+    assert all(given[n] == [rows[i][n] for i in at] for n in names) and set(seen[0][0]) == set(asked)
+    assert given["responses"] == given["completions"] == given["answers"] == [f"é{i}" for i in at]
+
+
+def test_messages_are_given_as_messages_and_responses_as_text(tmp_path):
+    asked = [[{"role": "user", "content": f"{i}?"}] for i in range(4)]
+    rows = [{"prompt": one, "completion": [{"role": "assistant", "content": "ja"}]} for one in asked]
+    seen = []
+
+    def judge(prompts, completions, responses):
+        seen.extend([prompts, completions, responses])
+        return [len(c[0]["content"]) for c in completions]
+
+    assert judged(
+        envs.make("text:file", path=file_of(tmp_path, rows)).with_reward(judge), 2
+    ).total.tolist() == [2, 2]
+    assert all(one in asked for one in seen[0]) and seen[2] == ["ja", "ja"]
+    assert seen[1] == [[{"role": "assistant", "content": "ja"}]] * 2
+
+
+def test_several_functions_are_weighed_and_none_counts_for_nothing(task):
+    def even(level, responses):
+        return [1.0 if one % 2 == 0 else None for one in level]
+
+    def low(level, responses):
+        return [2.0 if one < 2 else None for one in level]
+
+    found = judged(task.with_reward([even, low], weights=[0.5, 3]), 12)
+    numbers = task.problem.rows
+    order = [numbers[int(i)].columns["level"] for i in task.draw(jax.random.split(jax.random.key(0), 12))]
+    assert {0, 3} <= set(order)
+    assert found.total.tolist() == [{0: 6.5, 1: 6.0, 2: 0.5, 3: 0.0}[level] for level in order]
+    assert found.given.tolist() == [level < 3 for level in order]
+    assert {name: part.tolist() for name, part in found.parts.items()} == {
+        "even": [float(level % 2 == 0) for level in order], "low": [2.0 * (level < 2) for level in order]
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (
+            lambda prompts, grund: [],
+            "takes 'grund': it can have prompts, responses, completions, answers, question",
+        ),
+        (lambda p, r, a, b: [], "takes 'p': it can have"),
+    ],
+)
+def test_a_column_that_is_not_there_is_named_before_anything_runs(function, words, task):
+    with pytest.raises(fdg.FdgError) as error:
+        jax.eval_shape(lambda: judged(task.with_reward(function)))
+    assert words in str(error.value) and "level and ünï" in str(error.value)
+    with pytest.raises(fdg.FdgError, match="1 functions and 2 weights: give one each"):
+        task.with_reward(function, weights=[1, 2])
+
+
+def test_a_function_that_returns_no_list_is_told_so(task):
+    with pytest.raises(Exception) as error:
+        jax.block_until_ready(judged(task.with_reward(lambda p, r, a: None)).total)
+    found = fdg.errors.host_error(error.value)
+    assert "gave None: return a list of 5 numbers" in str(found)
+
+
+def test_responses_without_a_reward_change_nothing():
+    """Groups of four, of which some have no reward: as groups of those that have, worked by hand."""
+    reward = jnp.array([1.0, 9.0, 3.0, 9.0, 2.0, 9.0, 9.0, 9.0])
+    given = jnp.array([True, False, True, False, True, False, False, False])
+    for scale, expected in (("none", [-1, 0, 1, 0]), ("group", [-1 / math.sqrt(2), 0, 1 / math.sqrt(2), 0])):
+        found = group_advantage(reward, 4, "group", scale, 0.0 if scale == "none" else 1e-9, True, given)
+        np.testing.assert_allclose(found, [*expected, 0, 0, 0, 0], atol=1e-6)
+    found = group_advantage(reward, 4, "leave_one_out", "none", 0.0, True, given)
+    np.testing.assert_allclose(found, [-2, 0, 2, 0, 0, 0, 0, 0], atol=1e-6)
+    assert informative(reward, 4, given).tolist() == [True, False]
+    tokens, there = jnp.arange(8)[:, None], jnp.ones((8, 1), bool)
+    pairs = paired(Responses(Prompts(tokens, there), tokens, there, there & given[:, None]), reward, 4)
+    assert pairs.chosen.tokens[0, 0] == 2 and pairs.rejected.tokens[0, 0] == 0
+    assert pairs.differ.tolist() == [True, False]
+
+
+def test_prompts_without_a_reward_teach_nothing(task):
+    """Where no response has a reward, no parameter moves."""
+
+    def silent(prompts, responses, answers):
+        return [None] * len(responses)
+
+    algorithm = algos.GRPO(env=task.with_reward(silent), **SMALL, group_size=2)
+    state = jax.jit(algorithm.init)(jax.random.key(0))
+    after, metrics = jax.jit(algorithm.iterate)(state)
+    for one, other in zip(jax.tree.leaves(state.parameters), jax.tree.leaves(after.parameters), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert metrics["episode_return"] == 0 and all(jnp.isfinite(value) for value in metrics.values())
+
+
+def test_rows_without_an_answer_want_a_reward(tmp_path):
+    task = envs.make("text:file", path=file_of(tmp_path, [*ROWS, {"question": "why?"}]))
+    assert task.problem.rows[-1].answer is None
+    for name, words in (("sft", "give one in each row"), ("grpo", "or a reward (task.with_reward)")):
+        with pytest.raises(fdg.FdgError) as error:
+            algos.get(name)(env=task, **SMALL)
+        assert f"data.jsonl, line {len(ROWS) + 1}: has no answer" in str(error.value) and words in str(
+            error.value
+        )
+    algos.GRPO(env=task.with_reward(lambda p, r, a: [0.0] * len(r)), **SMALL)
+
+
+PAIRS = [{"prompt": f"{i}=", "chosen": f"{i}", "rejected": f"no {i}"} for i in range(16)]
+
+
+@pytest.mark.parametrize("name", ["dpo", "reward_model"])
+def test_pairs_of_a_file_are_learned_from_and_held_out_ones_ranked(name, tmp_path):
+    test = file_of(
+        tmp_path,
+        [{"prompt": f"{i}=", "chosen": f"{i}", "rejected": f"no {i}"} for i in range(16, 24)],
+        "t.jsonl",
+    )
+    env = envs.make("text:preferences", path=file_of(tmp_path, PAIRS), test_path=test)
+    algorithm = algos.get(name)(env=env, **{**SMALL, "learning_rate": 1e-2})
+    run = fdg.fit(
+        algorithm, total_steps=8 * 12, devices=1, eval_episodes=8, progress=False, out=tmp_path / "run"
+    )
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert rows[0]["loss"] == pytest.approx(math.log(2), abs=1e-5) and rows[-1]["loss"] < 0.5
+    assert rows[-1]["preference_accuracy"] == 1.0 and rows[-1]["margin"] > 0.1
+    assert run.last_evaluation.mean == 1.0
+    assert not any("respond" in fragment.name for fragment in fdg.trace(algorithm).fragments)
+    again = fdg.load(tmp_path / "run")
+    assert again.algorithm.env.problem.path == str(tmp_path / "run" / "data" / "path.jsonl")
+
+
+def test_the_loss_of_one_pair_by_hand(tmp_path):
+    """-log sigmoid(beta ((log p(y+) - log q(y+)) - (log p(y-) - log q(y-)))), arXiv 2305.18290, equation 7."""
+    env = envs.make("text:preferences", path=file_of(tmp_path, PAIRS))
+    algorithm = algos.DPO(env=env, **SMALL, beta=0.5)
+    policy, reference = (jax.jit(algorithm.network.init)(jax.random.key(i)) for i in (1, 2))
+    chosen, rejected = (dataclasses.replace(env, problem=side) for side in env.problem.sides)
+    prompts = env.prompts_of(["3="])
+
+    def log_prob(parameters, task, text):
+        responses = Responses(prompts, *(said := task.responses_of([text], ["3="])), said[1])
+        return float(jnp.sum(score(parameters, responses)))
+
+    @jax.jit
+    def score(parameters, responses):
+        return scores(algorithm.network, parameters, responses, 1.0)[0]
+
+    gains = [
+        log_prob(policy, *one) - log_prob(reference, *one) for one in ((chosen, "3"), (rejected, "no 3"))
+    ]
+    expected = math.log1p(math.exp(-0.5 * (gains[0] - gains[1])))
+    keys, row = jax.random.split(jax.random.key(0), 1), [r.text for r in env.problem.rows].index("3=")
+    place = int(np.flatnonzero(np.flatnonzero(~env.problem.held_out) == row)[0])
+    pairs = algorithm.read(keys, (jnp.array([place]),))
+
+    @jax.jit
+    def loss_of(policy, reference, pairs):
+        return algorithm._loss(policy, Minibatch(pairs, algorithm.refer(reference, pairs), jnp.ones(1)))
+
+    loss, measures = loss_of(policy, reference, pairs)
+    assert float(loss) == pytest.approx(expected, abs=1e-4)
+    assert float(measures["margin"]) == pytest.approx(gains[0] - gains[1], abs=1e-4)
+
+
+def test_a_reward_that_is_always_the_same_is_said_with_samples(tmp_path, task):
+    def constant(prompts, responses, answers):
+        return [0.25] * len(responses)
+
+    algorithm = algos.GRPO(env=task.with_reward(constant), **{**SMALL, "num_prompts": 2, "group_size": 2})
+    told = {"devices": 1, "eval_episodes": 0, "progress": False}
+    with pytest.warns(fdg.FdgWarning) as caught:
+        fdg.fit(algorithm, total_steps=4 * 8, out=tmp_path / "run", **told)
+    first, *samples = str(caught[0].message).splitlines()
+    assert len(caught) == 1 and "after 20 steps every episode has returned 0.25" in first
+    assert len(samples) == 3 and all("->" in line and line.endswith("(reward 0.25)") for line in samples)
+
+
+def test_a_task_of_ones_own_by_name(tmp_path, monkeypatch):
+    """A task, a problem, or a function that makes one; made again from what a run's file says."""
+    (tmp_path / "mine_task.py").write_text(
+        "import envs\nfrom envs.text import problems\n"
+        "def judge(prompts, responses, answers):\n    return [float(len(r)) for r in responses]\n"
+        "def task(digits=1):\n    return envs.make('text:addition', digits=digits).with_reward(judge)\n"
+        "class Sums(problems.Addition):\n    name = 'sums'\n"
+        "class Half:\n    def draw(self, key): ...\n    def prompt(self, content): ...\n"
+        "game = envs.text.Guess()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert envs.make("mine_task:task", digits=2).host_reward.names == ("judge",)
+    assert envs.make("mine_task:Sums").name == "text:sums" and envs.make("mine_task:game").name == "guess"
+    with pytest.raises(fdg.FdgError, match="Half has no name: a problem of text has name, instruction"):
+        envs.make("mine_task:Half")
+    algorithm = algos.GRPO(env=envs.make("mine_task:task", digits=2), **SMALL, max_response=3)
+    config = describe(algorithm, policies.GPUOnly())
+    assert config["env"] == "mine_task:task?digits=2" and config.get("rebuilds", True)
+    said = Said(tmp_path / "config.json")
+    with pytest.raises(fdg.FdgError, match="imports the module mine_task"):
+        said.environment(config["env"])
+
+
+def test_a_reward_is_a_value():
+    judge = HostReward(len)
+    assert judge == HostReward(len) and hash(judge) == hash(HostReward(len)) and judge.names == ("len",)
+    assert HostReward((len, len)).names == ("len", "len_2")
