@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from envs.checking import check_spec
-from envs.environment import Environment, Vectorized, vectorize
+from envs.environment import Vectorized, vectorize
 from envs.host import HostEnvironment
 from envs.text.game import is_text
 from envs.text.task import TextProblem, TextTask

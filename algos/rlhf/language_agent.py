@@ -22,9 +22,9 @@ from algos.language.decoder import Decoder
 from algos.language.generation import Samples
 from algos.language.sampling import Sampling
 from algos.presets.preferring import HasPresets
-from algos.rlhf import data, updates
+from algos.rlhf import data, requirements, updates
 from algos.rlhf.checkpoints import adapted_config_of, begun, config_of, in_its_words, save, save_adapters
-from algos.rlhf.following import Rows, fits, followed
+from algos.rlhf.following import Rows, followed
 from algos.rlhf.losses import masked_mean
 from algos.rlhf.responses import Responses, finished, rewarded
 from algos.rlhf.speaker import Heard, Speaker, converse, evaluated, repeated
@@ -142,33 +142,9 @@ class LanguageAgent(HasPresets):
         for name, value in self._sizes(vars(self), named).items():
             object.__setattr__(self, name, value)
         self._check_network()
-        unanswered = getattr(getattr(self.env, "problem", None), "unanswered", None)
-        require(
-            self,
-            unanswered is None or not self._needs_answers,
-            f"{unanswered}: has no answer, and nothing else says what a response is worth: give one in each row"
-            + ("" if self._imitates else ", or a reward (task.with_reward)"),
-        )
+        requirements.check_answers(self, self._needs_answers, self._imitates)
         _ = self._speaker  # whose own checks are these
-        size = self.dataset_size
-        require(
-            self,
-            size is None or size >= self.num_prompts,
-            f"dataset_size={size} is less than the num_prompts={self.num_prompts} of an iteration",
-        )
-        count, groups, what = self.rows_of(vars(self))
-        require(
-            self,
-            count % self.num_minibatches == 0 and updates.divides(count, groups, self.num_minibatches),
-            f"num_minibatches={self.num_minibatches} does not divide the {count} {what} of an iteration"
-            + (f" ({groups} prompts) evenly" if groups == self.num_prompts else ""),
-        )
-        require(
-            self,
-            fits({**vars(self), "dataset_size": None}, self.rows_of, 1),
-            f"micro_batch={self.micro_batch} does not divide the {count // self.num_minibatches} {what} of a"
-            " minibatch",
-        )
+        requirements.check_sizes(self, self.rows_of)
 
     # --- settings ---
 
@@ -297,7 +273,7 @@ class LanguageAgent(HasPresets):
 
     @fdg.fragment("environment")
     def problems(self, keys, numbers=()):
-        """`keys [B]`, and numbers of rows where there are any, -> a `Problem [B]` of those to train on."""
+        """`keys [B]`, and numbers of rows where they are given, -> a `Problem [B]` of those to train on."""
         return self.env.sample(keys, "train", *numbers)
 
     @fdg.fragment("actor", in_axes=(None, None, 0, 0))
@@ -412,7 +388,7 @@ class LanguageAgent(HasPresets):
         return Speaker(self.network, self.env, sampling, self.slots)
 
     def _problem_keys(self, state: Any, count: int) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-        """Keys `[count]` of an iteration's problems; of rows of a file, which to train on: `[count] int32`."""
+        """Keys `[count]` of an iteration's problems, and of a file which rows to train on, `[count] int32`."""
         key, rows = jax.random.fold_in(state.key, 0), getattr(self.env, "num_rows", None)
         size = self.dataset_size or (rows if rows is not None and rows >= count else None)
         keys = data.problem_keys(key, state.iteration, count, size)
@@ -499,18 +475,4 @@ class LanguageAgent(HasPresets):
         if not is_game(env) and self.max_response not in (None, env.max_response):
             env = dataclasses.replace(env, max_response=self.max_response)
         object.__setattr__(self, "env", env)
-        config = self.network.config
-        require(
-            self,
-            env.tokenizer.vocab_size <= config.vocab_size,
-            f"task '{env.name}' has a vocabulary of {env.tokenizer.vocab_size} tokens, and the network one of"
-            f" {config.vocab_size}: give the network's own tokenizer (tokenizer=, or env.with_tokenizer)",
-        )
-        room = config.max_positions - self._context + env.response_length
-        require(
-            self,
-            self._context <= config.max_positions,
-            f"task '{env.name}' has prompts of up to {env.prompt_length} tokens and responses of"
-            f" {env.response_length}, and the network's context is {config.max_positions}: "
-            + (f"use max_response={room}" if room > 0 and not is_game(env) else "shorten the task"),
-        )
+        requirements.check_room(self, self.network.config, self._context)

@@ -34,10 +34,10 @@ class State(NamedTuple):
 class RewardModel(PreferenceAgent):
     """A decoder with a head learns which of two responses is preferred.
 
-    Pairs are those of a file (`text:preferences`), or responses of the network that learning begins with, which
-    stays as it was, ranked by the task's reward. The loss is Bradley and Terry's (arXiv 2203.02155, equation 1). `GRPO`, `PPORLHF` and `DPO` take
-    what comes out (`export`) as their `reward_model`. An evaluation is the share of held-out pairs that are
-    ranked right. Frozen and hashable.
+    Pairs are those of a file (`text:preferences`), or responses of the network that learning begins with,
+    which stays as it was, ranked by the task's reward. The loss is Bradley and Terry's (arXiv 2203.02155,
+    equation 1). `GRPO`, `PPORLHF` and `DPO` take what comes out (`export`) as their `reward_model`. An
+    evaluation is the share of held-out pairs that are ranked right. Frozen and hashable.
 
     Raises:
       FdgError: (construction) a field out of range, or sizes that do not divide.

@@ -116,9 +116,7 @@ class SFT(LanguageAgent):
 
     @fdg.fragment("environment")
     def demonstrations(self, keys, numbers=()):
-        """`keys [B]`, and numbers of rows where there are any, -> `Responses [B]`: problems to train on with a
-        right answer each.
-        """
+        """`keys [B]`, and numbers of rows where they are given, -> `Responses [B]`: right answers to imitate."""
         prompts, tokens, mask = self.env.demonstration(keys, "train", *numbers)
         return Responses(prompts, tokens, mask, mask)
 

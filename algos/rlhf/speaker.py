@@ -139,7 +139,7 @@ class Speaker:
 
 def evaluated(responses: Responses, reward: Reward) -> dict[str, jax.Array]:
     """`return` `[]`, the mean of the rewards that are given; `returns` and `lengths` (in tokens) `[N]`."""
-    given = True if reward.given is None else reward.given
+    given = jnp.ones(reward.total.shape, bool) if reward.given is None else reward.given
     return {
         "return": masked_mean(reward.total, given),
         "returns": reward.total,

@@ -157,4 +157,4 @@ def _shared(chosen: Any, rejected: Any) -> int:
     length = min(len(chosen), len(rejected))
     shared = next((i for i in range(length) if chosen[i] != rejected[i]), length)
     is_text = isinstance(chosen, str)
-    return shared - 1 if is_text and 0 < shared and chosen[shared - 1] == " " else shared
+    return shared - 1 if is_text and shared > 0 and chosen[shared - 1] == " " else shared

@@ -61,7 +61,7 @@ class HostReward:
                 )
         if not self.functions or len(self.weights) not in (0, len(self.functions)):
             raise FdgError(
-                f"HostReward has {len(self.functions)} functions and {len(self.weights)} weights: give one each"
+                f"HostReward has {len(self.functions)} functions and {len(self.weights)} weights: one each"
             )
         if not all(isinstance(one, int | float) and math.isfinite(one) for one in self.weights):
             raise FdgError(f"HostReward: weights={self.weights!r:.60} must be finite numbers")
@@ -143,7 +143,7 @@ class _Call:
 
     def check(self) -> None:
         """Refuses a function that wants what there is not."""
-        self._arguments({name: () for name in (*_GIVEN, *_columns(self.task.problem))})
+        self._arguments(dict.fromkeys((*_GIVEN, *_columns(self.task.problem)), ()))
 
     def __call__(self, rows: Sequence[Row], said: list[str], asked: list[str]) -> list[float]:
         """What the function says of responses, not-a-number for None."""
@@ -194,8 +194,8 @@ class _Call:
         if len([p for p in wanted if p.default is p.empty]) == 3:  # by names of its own
             return three, {}
         raise FdgError(
-            f"{self.__name__} takes {strange[0]!r}: it can have {listed(list(known), 'and')}, by these names, or"
-            " three arguments: prompts, responses, answers"
+            f"{self.__name__} takes {strange[0]!r}: it can have {listed(list(known), 'and')}, by these names,"
+            " or three arguments: prompts, responses, answers"
         )
 
 

@@ -22,7 +22,6 @@ from envs.text.task import exact
 from fdg.errors import FdgError, FdgWarning, one_line
 from fdg.reading import read_bytes
 
-
 FILES = ("path", "test_path")  # fields of tasks that are read from files
 
 
@@ -111,7 +110,7 @@ def _hashes(rows: tuple[Row, ...]) -> np.ndarray:
 @functools.lru_cache(maxsize=16)
 def _eighth(rows: tuple[Row, ...]) -> np.ndarray:
     hashes = _hashes(rows)
-    found = np.asarray(jax.vmap(is_held_out)(hashes[:, None]))
+    found = np.asarray(jax.vmap(is_held_out)(jnp.asarray(hashes)[:, None]))
     if found.all() or not found.any():  # of a few problems
         found = hashes == hashes.min()
     return found
@@ -135,7 +134,8 @@ class _OfFile(_Table):
             given = getattr(self, field)
             if not isinstance(given, str | os.PathLike) or (field == "path" and not given):
                 raise FdgError(
-                    f"task 'text:{self.name}': {field}={given!r:.60}: give a file: text:{self.name}?path=data.jsonl"
+                    f"task 'text:{self.name}': {field}={given!r:.60} is no file: give one, as in"
+                    f" text:{self.name}?path=data.jsonl"
                 )
             object.__setattr__(self, field, os.path.abspath(given) if given else "")
         try:
@@ -259,8 +259,8 @@ def _data(kind: str, path: str, test_path: str, *names: str, stamps: tuple[Any, 
     trained, asked = ({row.text for row in some} for some in found)
     if kind != "rejected" and trained & asked:
         warnings.warn(
-            f"{len(trained & asked)} of the {len(asked)} held-out prompts of {test_path} are in {path} too: an"
-            " evaluation of them says little",
+            f"{len(trained & asked)} of the {len(asked)} held-out prompts of {test_path} are in {path} too:"
+            " an evaluation of them says little",
             FdgWarning,
             stacklevel=2,
         )

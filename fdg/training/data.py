@@ -1,5 +1,6 @@
 """Data files of a run: copies in its directory, so that it can be used wherever it and they are moved."""
 
+import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +25,7 @@ def keep_data(run: RunDirectory, algorithm: Any) -> None:
             continue
         content, copy = read_bytes(path, _MOST), _copy(run.path, field, path)
         if not copy.exists():
-            run.publish(f"{DATA}/{copy.name}", lambda file, content=content: file.write(content))
+            run.publish(f"{DATA}/{copy.name}", functools.partial(_write, content=content))
         elif read_bytes(copy, _MOST) != content:
             raise FdgError(
                 f"{path} has changed since the run in {run.path} began: put the copy {copy} in its place, or"
@@ -58,6 +59,10 @@ def _files(algorithm: Any) -> Mapping[str, str]:
     """The files by field: of a sweep, those of what is swept."""
     env = getattr(getattr(algorithm, "algorithm", algorithm), "env", None)
     return getattr(getattr(env, "problem", None), "files", {})
+
+
+def _write(file: Any, content: bytes) -> None:
+    file.write(content)
 
 
 def _copy(directory: Path, field: str, path: str) -> Path:

@@ -28,6 +28,7 @@ WORDS = [
 PROMPTS, ANSWERS = ("prompt", "problem", "question"), ("completion", "answer", "solution", "response")
 USER = [{"role": "user", "content": "1+1=?"}]
 SAID = [{"role": "assistant", "content": "2"}]
+OTHER = [{"role": "assistant", "content": "3"}]
 
 
 def text(rng):
@@ -120,8 +121,8 @@ PAIRS = [
     ({"prompt": "p", "chosen": "a", "rejected": "b"}, ("p", "a", "b")),
     ({"chosen": "Hi. Yes", "rejected": "Hi. No"}, ("Hi.", " Yes", " No")),
     ({"chosen": "abX", "rejected": "abY"}, ("ab", "X", "Y")),
-    ({"prompt": USER, "chosen": SAID, "rejected": [{"role": "assistant", "content": "3"}]}, (tuple(USER), "2", "3")),
-    ({"prompt": "1+1=?", "chosen": [*USER, *SAID], "rejected": [*USER, {"role": "assistant", "content": "3"}]},
+    ({"prompt": USER, "chosen": SAID, "rejected": OTHER}, (tuple(USER), "2", "3")),
+    ({"prompt": "1+1=?", "chosen": [*USER, *SAID], "rejected": [*USER, *OTHER]},
      (tuple(USER), "2", "3")),
 ]  # fmt: skip
 
@@ -169,7 +170,7 @@ def test_mistakes_name_the_file_the_line_the_column_and_the_fix(line, words, tmp
         ("a.parquet", "PAR1", "Parquet is not read: convert it"),
         ("a.jsonl", "\n \n", "has no rows"),
         ("a.json", "[1]", "row 1: is 1, and no object"),
-        ("a.jsonl", json.dumps(GOOD), "only 1 such problems, too few to hold some out: give more of them, or a file"),
+        ("a.jsonl", json.dumps(GOOD), "too few to hold some out: give more of them, or a file"),
     ],
 )  # fmt: skip
 def test_files_that_hold_no_problems(name, content, words, tmp_path):

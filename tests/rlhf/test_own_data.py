@@ -1,4 +1,4 @@
-"""Rewards and preferences of one's own: what functions are given, what counts, and what a run keeps of data."""
+"""Rewards and preferences of one's own: what functions are given, what counts, what a run keeps."""
 
 import dataclasses
 import json
@@ -106,8 +106,9 @@ def test_random_columns_reach_functions_by_name(seed, tmp_path):
     ]
     asked = rng.sample([*names, "responses", "answers", "prompts"], rng.randint(1, len(names)))
     scope = {}
-    exec(f"def judge({', '.join(asked)}, **more):\n  seen.append((dict({', '.join(f'{n}={n}' for n in asked)}), more))\n"
-         f"  return [1] * len({asked[0]})", {"seen": (seen := [])}, scope)  # fmt: skip
+    kept = ", ".join(f"{name}={name}" for name in asked)
+    code = f"def judge({', '.join(asked)}, **more):\n  seen.append((dict({kept}), more))\n  return [1] * len(answers)"
+    exec(code.replace("len(answers)", f"len({asked[0]})"), {"seen": (seen := [])}, scope)
     judged(envs.make("text:file", path=file_of(tmp_path, rows)).with_reward(scope["judge"]), 4)
     given = {**seen[0][0], **seen[0][1]}
     at = [int(p) for p in given["prompts"]]
@@ -163,7 +164,7 @@ def test_a_column_that_is_not_there_is_named_before_anything_runs(function, word
     with pytest.raises(fdg.FdgError) as error:
         jax.eval_shape(lambda: judged(task.with_reward(function)))
     assert words in str(error.value) and "level and ünï" in str(error.value)
-    with pytest.raises(fdg.FdgError, match="1 functions and 2 weights: give one each"):
+    with pytest.raises(fdg.FdgError, match="1 functions and 2 weights: one each"):
         task.with_reward(function, weights=[1, 2])
 
 
@@ -241,7 +242,7 @@ def test_pairs_of_a_file_are_learned_from_and_held_out_ones_ranked(name, tmp_pat
 
 
 def test_the_loss_of_one_pair_by_hand(tmp_path):
-    """-log sigmoid(beta ((log p(y+) - log q(y+)) - (log p(y-) - log q(y-)))), arXiv 2305.18290, equation 7."""
+    """-log sigmoid(beta (log p(y+)/q(y+) - log p(y-)/q(y-))), arXiv 2305.18290, equation 7."""
     env = envs.make("text:preferences", path=file_of(tmp_path, PAIRS))
     algorithm = algos.DPO(env=env, **SMALL, beta=0.5)
     policy, reference = (jax.jit(algorithm.network.init)(jax.random.key(i)) for i in (1, 2))

@@ -1,0 +1,79 @@
+"""What the fields of a language model's algorithm, its task and its network have to be for each other."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from algos.hyperparameters import require
+from algos.language.config import DecoderConfig
+from algos.rlhf import updates
+from algos.rlhf.following import Rows, fits
+from envs.text import is_game
+
+
+def check_sizes(algorithm: Any, rows_of: Callable[[Mapping[str, Any]], Rows]) -> None:
+    """Requires that the rows of an iteration divide into minibatches, and these into micro-batches.
+
+    Raises:
+      FdgError: names the size that does not fit.
+    """
+    size, number = algorithm.dataset_size, algorithm.num_minibatches
+    require(
+        algorithm,
+        size is None or size >= algorithm.num_prompts,
+        f"dataset_size={size} is less than the num_prompts={algorithm.num_prompts} of an iteration",
+    )
+    count, groups, what = rows_of(vars(algorithm))
+    require(
+        algorithm,
+        count % number == 0 and updates.divides(count, groups, number),
+        f"num_minibatches={number} does not divide the {count} {what} of an iteration"
+        + (f" ({groups} prompts) evenly" if groups == algorithm.num_prompts else ""),
+    )
+    require(
+        algorithm,
+        fits({**vars(algorithm), "dataset_size": None}, rows_of, 1),
+        f"micro_batch={algorithm.micro_batch} does not divide the {count // number} {what} of a minibatch",
+    )
+
+
+def check_answers(algorithm: Any, needed: bool, imitated: bool) -> None:
+    """Requires answers in the rows of a file.
+
+    Args:
+      algorithm: that trains on them.
+      needed: whether it learns from answers, or from comparing with them.
+      imitated: whether it learns from answers themselves.
+
+    Raises:
+      FdgError: names the row that has none.
+    """
+    unanswered = getattr(getattr(algorithm.env, "problem", None), "unanswered", None)
+    require(
+        algorithm,
+        unanswered is None or not needed,
+        f"{unanswered}: has no answer, and nothing else says what a response is worth: give one in each row"
+        + ("" if imitated else ", or a reward (task.with_reward)"),
+    )
+
+
+def check_room(algorithm: Any, config: DecoderConfig, longest: int) -> None:
+    """Requires that a network has the tokens of its task, and room for `longest` of them.
+
+    Raises:
+      FdgError: it has not; says what would fit.
+    """
+    env = algorithm.env
+    require(
+        algorithm,
+        env.tokenizer.vocab_size <= config.vocab_size,
+        f"task '{env.name}' has a vocabulary of {env.tokenizer.vocab_size} tokens, and the network one of"
+        f" {config.vocab_size}: give the network's own tokenizer (tokenizer=, or env.with_tokenizer)",
+    )
+    room = config.max_positions - longest + env.response_length
+    require(
+        algorithm,
+        longest <= config.max_positions,
+        f"task '{env.name}' has prompts of up to {env.prompt_length} tokens and responses of"
+        f" {env.response_length}, and the network's context is {config.max_positions}: "
+        + (f"use max_response={room}" if room > 0 and not is_game(env) else "shorten the task"),
+    )
