@@ -388,7 +388,7 @@ class LanguageAgent(HasPresets):
         return Speaker(self.network, self.env, sampling, self.slots)
 
     def _problem_keys(self, state: Any, count: int) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-        """Keys `[count]` of an iteration's problems, and of a file which rows to train on, `[count] int32`."""
+        """Keys `[count]` of an iteration's problems, and which rows of a file, `[count] int32`."""
         key, rows = jax.random.fold_in(state.key, 0), getattr(self.env, "num_rows", None)
         size = self.dataset_size or (rows if rows is not None and rows >= count else None)
         keys = data.problem_keys(key, state.iteration, count, size)

@@ -116,7 +116,7 @@ class SFT(LanguageAgent):
 
     @fdg.fragment("environment")
     def demonstrations(self, keys, numbers=()):
-        """`keys [B]`, and numbers of rows where they are given, -> `Responses [B]`: right answers to imitate."""
+        """`keys [B]`, and numbers of rows if given, -> `Responses [B]`: answers to imitate."""
         prompts, tokens, mask = self.env.demonstration(keys, "train", *numbers)
         return Responses(prompts, tokens, mask, mask)
 

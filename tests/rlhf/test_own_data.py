@@ -107,8 +107,8 @@ def test_random_columns_reach_functions_by_name(seed, tmp_path):
     asked = rng.sample([*names, "responses", "answers", "prompts"], rng.randint(1, len(names)))
     scope = {}
     kept = ", ".join(f"{name}={name}" for name in asked)
-    code = f"def judge({', '.join(asked)}, **more):\n  seen.append((dict({kept}), more))\n  return [1] * len(answers)"
-    exec(code.replace("len(answers)", f"len({asked[0]})"), {"seen": (seen := [])}, scope)
+    lines = f"def judge({', '.join(asked)}, **more):", f"  seen.append((dict({kept}), more))"
+    exec("\n".join([*lines, f"  return [1] * len({asked[0]})"]), {"seen": (seen := [])}, scope)
     judged(envs.make("text:file", path=file_of(tmp_path, rows)).with_reward(scope["judge"]), 4)
     given = {**seen[0][0], **seen[0][1]}
     at = [int(p) for p in given["prompts"]]
