@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import pathlib
 import random
 
 import jax
@@ -18,7 +19,9 @@ from algos.rlhf.advantages import group_advantage, informative
 from algos.rlhf.preferences import Minibatch, paired
 from algos.rlhf.responses import Responses, scores
 from envs.text import HostReward, Prompts
+from fdg.training.data import keep_data, kept_data
 from fdg.training.description import describe
+from fdg.training.run_directory import RunDirectory
 from fdg.training.said import Said
 from tests.rlhf.small import SMALL
 
@@ -314,3 +317,30 @@ def test_a_reward_is_a_value():
     judge = HostReward(len)
     assert judge == HostReward(len) and hash(judge) == hash(HostReward(len)) and judge.names == ("len",)
     assert HostReward((len, len)).names == ("len", "len_2")
+
+
+def test_a_run_keeps_its_files_and_notices_others(tmp_path, task):
+    """Wherever run and file are moved; a file that has changed is another task."""
+    path, run = pathlib.Path(task.problem.path), RunDirectory.create(tmp_path / "run", {})
+    algorithm = algos.SFT(env=task, **SMALL)
+    said = {"path": str(path), "max_response": 3}
+    assert kept_data(run.path, "text:file", said) == {}
+    keep_data(run, algorithm)
+    keep_data(run, algorithm)
+    copy = run.path / "data" / "path.jsonl"
+    assert copy.read_bytes() == path.read_bytes()
+    assert kept_data(run.path, "text:file", said) == {"path": str(copy)}
+    assert kept_data(run.path, "CartPole-v1", said) == {}
+    config = {"env": f"text:file?path={path}"}
+    path.rename(tmp_path / "moved.jsonl")
+    assert Said(run.path / "config.json").environment(config["env"])[1] == {"path": str(copy)}
+    copy.rename(tmp_path / "copy.jsonl")
+    with pytest.raises(
+        fdg.FdgError, match=r"config.json names .*data.jsonl, which is not there: put it back"
+    ):
+        Said(run.path / "config.json").environment(config["env"])
+    copy.write_text("{}")
+    path.write_text((tmp_path / "moved.jsonl").read_text())
+    with pytest.raises(fdg.FdgError, match=r"has changed since the run in .* began: put the copy"):
+        keep_data(run, algorithm)
+    run.close()
