@@ -14,6 +14,7 @@ from algos.normalize import has_statistics
 from algos.presets import control, language, physics, pixels, teams, worlds
 from algos.presets.entry import Entry
 from envs.families import family, family_by_spaces
+from envs.text import is_text
 from fdg.errors import unknown_name
 
 __all__ = ["Entry", "Preset", "find", "named", "names", "of"]
@@ -66,6 +67,8 @@ def find(algorithm: str, env_name: str, env: Any = None) -> Preset | None:
     """
     table = _entries(algorithm)
     env_name = env_name.removeprefix("ray:")  # which says where it runs
+    if is_text(env):  # by whatever name of a module it was made
+        env_name = f"text:{env.name.removeprefix('text:')}"
     kinds = [family(env_name)]
     if hasattr(env, "observation_space") and kinds != ["probe"]:
         kinds.append(family_by_spaces(env.observation_space, env.action_space))

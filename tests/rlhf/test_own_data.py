@@ -306,6 +306,7 @@ def test_a_task_of_ones_own_by_name(tmp_path, monkeypatch):
     with pytest.raises(fdg.FdgError, match="Half has no name: a problem of text has name, instruction"):
         envs.make("mine_task:Half")
     algorithm = algos.GRPO(env=envs.make("mine_task:task", digits=2), **SMALL, max_response=3)
+    assert algos.GRPO.preset("mine_task:task", algorithm.env) == algos.GRPO.preset("text:addition")
     config = describe(algorithm, policies.GPUOnly())
     assert config["env"] == "mine_task:task?digits=2" and config.get("rebuilds", True)
     said = Said(tmp_path / "config.json")
