@@ -27,9 +27,7 @@ _ROPE_TYPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # what each
             "mscale_all_dim", "truncate",
         ),
     ),
-    "longrope": (
-        ("factor", "short_factor", "long_factor", _TRAINED), ("attention_factor",)
-    ),
+    "longrope": (("factor", "short_factor", "long_factor"), (_TRAINED, "attention_factor")),
 }  # fmt: skip
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 

@@ -33,9 +33,9 @@ def tokenizer_of(folder: str | os.PathLike[str]) -> Any:
       FdgError: it has none, one in a format that is not read, or one that is broken; says which, and the fix.
     """
     path = Path(folder)
-    other = (
-        "or name another by tokenizer= (--tokenizer): a folder with one, or 'characters' for the task's own"
-    )
+    other = "or name one by tokenizer= (--tokenizer): a folder with it, or 'characters' for the task's own"
+    if not path.is_dir():
+        raise FdgError(f"{path}: no such folder: give one with {_TOKENIZER}, {other}")
     if not os.path.lexists(path / _TOKENIZER):
         older = next((name for name in _OLDER if os.path.lexists(path / name)), None)
         if older is None:

@@ -22,7 +22,7 @@ def test_a_checkpoint_on_disk_is_what_learning_begins_with(tmp_path):
     decoder = Decoder(DecoderConfig.tiny(56, hidden_size=8, num_layers=1, num_heads=2, num_kv_heads=1))
     parameters = jax.jit(decoder.init)(jax.random.key(3))
     weights.save(tmp_path, decoder, parameters)
-    algorithm = made("sft", model=str(tmp_path))
+    algorithm = made("sft", model=str(tmp_path), tokenizer="characters")
     assert algorithm.network == decoder
     assert_same(parameters, algorithm._first_parameters(jax.random.key(0)), 0)
     with pytest.raises(FdgError, match="give one"):

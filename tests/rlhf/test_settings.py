@@ -11,8 +11,9 @@ import algos
 import envs
 import fdg
 from algos import presets
-from algos.language import Decoder, DecoderConfig, weights
+from algos.language import Decoder, DecoderConfig
 from algos.rlhf import updates
+from algos.rlhf.checkpoints import save
 from envs.text import CharacterTokenizer
 from envs.text.tokenizers import COMMON
 from fdg.commands.cli import train_main
@@ -38,7 +39,7 @@ def checkpoint(tmp_path_factory):
         56, hidden_size=8, num_layers=1, num_heads=2, num_kv_heads=1, max_positions=40
     )
     decoder = Decoder(config)
-    weights.save(folder, decoder, jax.jit(decoder.init)(jax.random.key(0)))
+    save(folder, decoder, jax.jit(decoder.init)(jax.random.key(0)), ENV.tokenizer)
     return folder
 
 
@@ -182,14 +183,13 @@ class OfAFolder(CharacterTokenizer):
     """What stands for the tokenizer that a folder has."""
 
     def __init__(self, folder):
-        object.__setattr__(self, "alphabet", COMMON)
+        object.__setattr__(self, "alphabet", COMMON[::-1])
 
 
 def test_responses_of_a_checkpoint_fit_its_context(checkpoint, tmp_path, monkeypatch):
     """64 tokens are what nobody asked for: 40 less the prompt's."""
     checkpoint = shutil.copytree(checkpoint, tmp_path / "checkpoint")
-    (checkpoint / "tokenizer.json").write_text("{}")
-    monkeypatch.setattr("algos.rlhf.checkpoints.HuggingFaceTokenizer", OfAFolder)
+    monkeypatch.setattr("algos.rlhf.checkpoints.tokenizer_of", OfAFolder)
     algorithm = algos.SFT(env=ENV, model=str(checkpoint))
     assert algorithm.env.prompt_length + algorithm.env.response_length == 40
     room = algorithm.env.response_length

@@ -1,0 +1,162 @@
+"""Adapters as PEFT keeps them: written, read, and what is wrong with them."""
+
+import json
+import random
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from algos.language import Decoder, DecoderConfig, peft, weights
+from fdg.errors import FdgError
+from tests.language.test_generation import TINY
+
+TOKENS = jnp.arange(12).reshape(2, 6) % 11
+
+
+@pytest.fixture(scope="module")
+def adapted():
+    decoder = Decoder(DecoderConfig.tiny(11, **TINY, qkv_bias=True, lora_rank=3, lora_alpha=5.0))
+    shapes = jax.eval_shape(decoder.init, jax.random.key(0))
+    draw = np.random.default_rng(0)
+    return decoder, jax.tree.map(lambda x: draw.normal(size=x.shape).astype(np.float32), shapes)
+
+
+@pytest.fixture
+def folder(adapted, tmp_path):
+    peft.save(tmp_path / "adapters", *adapted, base="where/it/is", files={"tokenizer.json": b"{}"})
+    return tmp_path / "adapters"
+
+
+def base_of(decoder):
+    return DecoderConfig(**{**vars(decoder.config), "lora_rank": 0})
+
+
+def altered(folder, **changes):
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def test_what_is_written_is_read_again(adapted, folder):
+    decoder, parameters = adapted
+    config, adapters = peft.load(folder, base_of(decoder))
+    assert config == decoder.config
+    jax.tree.map(np.testing.assert_array_equal, adapters, parameters["adapters"])
+    said = json.loads((folder / "adapter_config.json").read_text())
+    assert said["base_model_name_or_path"] == "where/it/is" and said["r"] == 3
+    names = load_file(folder / "adapter_model.safetensors")
+    assert names["base_model.model.model.layers.1.mlp.down_proj.lora_A.weight"].shape == (3, 24)
+    assert (folder / "tokenizer.json").read_bytes() == b"{}"
+
+
+def test_some_layers_and_another_scale(adapted, folder):
+    """By hand: kernel + alpha / sqrt(r) (B A)^T, in one layer alone."""
+    decoder, parameters = adapted
+    file = folder / "adapter_model.safetensors"
+    kept = {key: x for key, x in load_file(file).items() if "layers.1.self_attn.v_proj" in key}
+    save_file(kept, file)
+    altered(folder, use_rslora=True, target_modules="all-linear", init_lora_weights="gaussian")
+    config, adapters = peft.load(folder, base_of(decoder))
+    assert config.lora_targets == ("value",)
+    a, b = (kept[f"base_model.model.model.layers.1.self_attn.v_proj.lora_{x}.weight"] for x in "AB")
+    base = parameters["base"]
+    by_hand = jax.tree.map(np.copy, base)
+    by_hand["layers"]["1"]["attention"]["value"]["kernel"] += 5 / 3**0.5 * (b @ a).T
+    segments = jnp.ones(TOKENS.shape, jnp.int32)
+    both = {"base": base, "adapters": adapters}
+    found = Decoder(config).apply(both, TOKENS, segments)
+    want = Decoder(base_of(decoder)).apply(by_hand, TOKENS, segments)
+    np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-4)
+    gradient = jax.grad(lambda p: Decoder(config).apply(p, TOKENS, segments).sum())(both)["adapters"][
+        "layers"
+    ]
+    assert not any(np.any(x) for x in jax.tree.leaves(gradient["0"])), "what has no adapter stays as it is"
+    assert all(np.any(x) for x in jax.tree.leaves(gradient["1"]))
+
+
+REFUSED = {
+    "peft_type": "IA3", "use_dora": True, "bias": "all", "modules_to_save": ["lm_head"],
+    "fan_in_fan_out": True, "rank_pattern": {"q_proj": 2}, "alpha_pattern": {"q_proj": 2},
+    "init_lora_weights": "pissa", "layer_replication": [[0, 1]], "trainable_token_indices": [1],
+    "lora_bias": True, "some_new_option": 1, "r": 0, "lora_alpha": "5", "use_rslora": 1,
+    "target_parameters": ["x"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", REFUSED)
+def test_options_that_are_not_supported_are_named(adapted, folder, key):
+    altered(folder, **{key: REFUSED[key]})
+    with pytest.raises(
+        FdgError, match=f"adapter_config.json: .*{key}={REFUSED[key]!r}".replace("[", r"\[")
+    ) as error:
+        peft.read_config(folder, base_of(adapted[0]))
+    assert "\n" not in str(error.value)
+
+
+def test_folders_that_are_broken(adapted, folder, tmp_path):
+    config, file = base_of(adapted[0]), folder / "adapter_model.safetensors"
+    whole = load_file(file)
+    key = "base_model.model.model.layers.0.mlp.up_proj.lora_A.weight"
+
+    def refused(said, *reads):
+        for read in reads or (peft.read_config, peft.load):
+            with pytest.raises(FdgError) as error:
+                read(folder, config)
+            assert said in str(error.value) and "\n" not in str(error.value), error.value
+
+    without = {name: x for name, x in whole.items() if name != key}
+    for held, said in (
+        (without, "layers.0.mlp.up has one of lora_A and lora_B"),
+        ({**whole, key: whole[key].T.copy()}, "would be [3, 16]"),
+        (
+            {**whole, "base_model.model.lm_head.lora_A.weight": whole[key]},
+            "adapts no linear layer of its base",
+        ),
+        ({**without, key.replace("layers.0", "layers.9"): whole[key]}, "adapts no linear layer of its base"),
+        ({**without, key.replace("up_proj", "up_proj.default"): whole[key]}, "adapts no linear layer"),
+        ({**whole, "model.norm.lora_A.weight": whole[key]}, "adapts no linear layer of its base"),
+        ({}, "holds no tensor"),
+    ):
+        save_file(held, file)
+        refused(said)
+    save_file({**whole, key: np.full_like(whole[key], np.nan)}, file)
+    refused("48 of its 48 numbers are NaN or infinite", peft.load)
+    file.rename(folder / "adapter_model.bin")
+    refused("adapter_model.safetensors is missing (adapter_model.bin is of an older format")
+    (folder / "adapter_config.json").unlink()
+    refused("it has no adapter_config.json")
+    with pytest.raises(FdgError, match="no such directory"):
+        peft.load(tmp_path / "none", config)
+
+
+def test_random_bytes_are_refused_in_a_line(adapted, folder):
+    """Whatever is changed in the two files, reading ends in numbers or in one line."""
+    config = base_of(adapted[0])
+    kept = {file: file.read_bytes() for file in folder.iterdir() if file.name != "tokenizer.json"}
+    draw = random.Random(0)
+    for _ in range(150):
+        for file, content in kept.items():
+            file.write_bytes(content)
+        file = draw.choice(list(kept))
+        changed = bytearray(kept[file])
+        for _ in range(draw.randint(1, 4)):
+            changed[draw.randrange(min(len(changed), 400))] = draw.randrange(256)
+        file.write_bytes(changed if draw.random() < 0.8 else changed[: draw.randrange(len(changed))])
+        try:
+            peft.load(folder, config)
+        except FdgError as error:
+            assert "\n" not in str(error)
+
+
+def test_a_network_without_adapters_has_none_to_write(tmp_path):
+    decoder = Decoder(DecoderConfig.tiny(11, **TINY))
+    with pytest.raises(FdgError, match="the network has no adapters: train with lora_rank"):
+        peft.save(tmp_path / "none", decoder, decoder.init(jax.random.key(0)))
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_whole_network_is_not_written_next_to_adapters(adapted, folder):
+    with pytest.raises(FdgError, match="holds adapters, which would be added to the checkpoint"):
+        weights.save(folder, *adapted)

@@ -1,0 +1,210 @@
+"""What is exported answers wherever it is loaded: tokenizers go along, or a folder without one is refused."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import algos
+import envs
+import fdg
+from algos.language import Decoder, DecoderConfig, peft, weights
+from algos.rlhf.checkpoints import save
+from envs.text import CharacterTokenizer, HuggingFaceTokenizer
+from envs.text.tokenizer_folders import files_of, same_tokens, tokenizer_of
+from envs.text.tokenizers import COMMON
+from fdg.errors import FdgError
+from tests.rlhf.small import SMALL, TASK, made
+
+library = pytest.importorskip("tokenizers")
+SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")
+
+
+def network(size, **options):
+    sizes = {"hidden_size": 8, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "intermediate_size": 12}
+    decoder = Decoder(DecoderConfig.tiny(size, **{**sizes, **options}))
+    shapes = jax.eval_shape(decoder.init, jax.random.key(0))
+    draw = np.random.default_rng(0)
+    return decoder, jax.tree.map(lambda x: draw.normal(size=x.shape).astype(np.float32), shapes)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A checkpoint of others: a tokenizer of pieces, a template, two stop tokens."""
+    pieces = [*SPECIAL, *map(chr, range(32, 127)), "th", "the"]
+    vocabulary = {piece: i for i, piece in enumerate(pieces)}
+    tokenizer = library.Tokenizer(
+        library.models.BPE(vocab=vocabulary, merges=[("t", "h"), ("th", "e")], unk_token="<unk>")
+    )
+    tokenizer.decoder = library.decoders.Fuse()
+    tokenizer.add_special_tokens([library.AddedToken(word, special=True) for word in SPECIAL])
+    path = tmp_path / "checkpoint"
+    weights.save(path, *network(len(pieces)))
+    tokenizer.save(str(path / "tokenizer.json"))
+    words = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": {"content": "<pad>"}}
+    (path / "tokenizer_config.json").write_text(json.dumps(words))
+    (path / "special_tokens_map.json").write_text(json.dumps({"eos_token": "</s>"}))
+    (path / "chat_template.jinja").write_text("<s>{{ messages[0]['content'] }}</s>")
+    (path / "additional_chat_templates").mkdir()
+    (path / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 3], "top_p": 0.9}))
+    return path
+
+
+def test_an_export_has_the_tokenizer_of_its_checkpoint(folder, tmp_path):
+    algorithm = made("sft", model=str(folder))
+    state, out = jax.jit(algorithm.init)(jax.random.key(0)), tmp_path / "out"
+    fdg.Run(algorithm, state, 0).export(out)
+    for name in (
+        "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
+        "additional_chat_templates/tool_use.jinja", "generation_config.json",
+    ):  # fmt: skip
+        assert (out / name).read_bytes() == (folder / name).read_bytes()
+    config = json.loads((out / "config.json").read_text())
+    assert (config["eos_token_id"], config["bos_token_id"], config["pad_token_id"]) == ([2, 3], 1, 3)
+    assert config["architectures"] == ["LlamaForCausalLM"] and config["torch_dtype"] == "float32"
+    again = made("sft", model=str(out))
+    assert again.env.tokenizer == HuggingFaceTokenizer(str(out)) and again._stops == (2, 3)
+    assert again.env.tokenizer.encode("the + 1") == algorithm.env.tokenizer.encode("the + 1")
+    jax.tree.map(np.testing.assert_array_equal, weights.load(out)[1], weights.load(folder)[1])
+    fdg.Run(again, jax.jit(again.init)(jax.random.key(0)), 0).export(out)  # into its own folder
+    assert made("sft", model=str(out)).env == again.env
+
+
+def test_what_the_next_user_needs_is_written_where_a_folder_lacks_it(folder):
+    for name in ("tokenizer_config.json", "generation_config.json"):
+        (folder / name).unlink()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": 2}))
+    files = files_of(HuggingFaceTokenizer(str(folder)))
+    said = json.loads(files["tokenizer_config.json"])
+    assert (said["eos_token"], said["tokenizer_class"]) == ("</s>", "PreTrainedTokenizerFast")
+    assert json.loads(files["generation_config.json"])["eos_token_id"] == 2
+
+
+def test_characters_are_a_tokenizer_of_the_library(tmp_path):
+    algorithm = made("sft")
+    state = jax.jit(algorithm.init)(jax.random.key(0))
+    algorithm.export(state, tmp_path)
+    tokenizer = library.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    draw = np.random.default_rng(0)
+    for text in ["", COMMON, *("".join(draw.choice([*COMMON], 30)) for _ in range(50))]:
+        ids = algorithm.env.tokenizer.encode(text)
+        assert tokenizer.encode(text).ids == ids and tokenizer.decode(ids) == text
+    again = made("sft", model=str(tmp_path))
+    assert again.env == algorithm.env, "it is what it was, lengths of responses too"
+    assert again.answer(state, ["1+1="]) == algorithm.answer(state, ["1+1="])
+    asked = HuggingFaceTokenizer(str(tmp_path)).chat([{"role": "user", "content": "1+1="}])
+    assert tokenizer.encode(asked).ids == [1, *algorithm.env.tokenizer.encode("1+1=")]
+    text = (tmp_path / "tokenizer.json").read_text().replace("Fuse", "ByteFallback")
+    (tmp_path / "tokenizer.json").write_text(text)
+    assert isinstance(tokenizer_of(tmp_path), HuggingFaceTokenizer), "which is another one"
+
+
+BROKEN = {
+    "none": (lambda path: (path / "tokenizer.json").unlink(), "has no tokenizer: copy tokenizer.json"),
+    "SentencePiece": (
+        lambda path: (path / "tokenizer.json").rename(path / "tokenizer.model"),
+        "has tokenizer.model (SentencePiece), and no tokenizer.json: make one with Transformers",
+    ),
+    "BPE": (
+        lambda path: (path / "tokenizer.json").rename(path / "vocab.json"), "has vocab.json (BPE), and no"
+    ),
+    "no JSON": (lambda path: (path / "tokenizer.json").write_text("{"), "is no JSON"),
+    "nothing": (lambda path: (path / "tokenizer.json").write_text("{}"), "it has no model"),
+    "a list": (lambda path: (path / "tokenizer.json").write_text('{"model": {"vocab": [[1]]}}'), "tokenizer"),
+    "cut": (
+        lambda path: (path / "tokenizer.json").write_text((path / "tokenizer.json").read_text()[:400]),
+        "is no JSON",
+    ),
+    "no end": (
+        lambda path: [(path / f"{name}_config.json").unlink() for name in ("tokenizer", "generation")],
+        "has an eos token",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_folder_whose_tokenizer_cannot_be_read_is_refused(folder, how):
+    breaks, said = BROKEN[how]
+    breaks(folder)
+    for task in (envs.make(TASK), envs.text.Guess()):
+        with pytest.raises(FdgError) as error:
+            algos.GRPO(env=task, **SMALL, model=str(folder))
+        text = str(error.value)
+        assert said in text and "name one by tokenizer= (--tokenizer)" in text and "\n" not in text, text
+
+
+def test_a_user_may_say_which_tokenizer_it_is(folder, tmp_path):
+    other = folder.rename(tmp_path / "moved")
+    save(folder, *network(103), HuggingFaceTokenizer(str(other)))
+    (folder / "tokenizer.json").unlink()
+    assert made("sft", model=str(folder), tokenizer=str(other)).env.tokenizer.path == str(other)
+    assert made("sft", model=str(folder), tokenizer="characters").env == envs.make(TASK)
+    given = envs.make(TASK).with_tokenizer(HuggingFaceTokenizer(str(other)))
+    assert algos.SFT(env=given, **SMALL, model=str(folder)).env == given
+    fresh = made("sft", tokenizer=str(other))
+    assert fresh.network.config.vocab_size == fresh.env.tokenizer.vocab_size == 101
+    with pytest.raises(FdgError, match=r"no such folder: give one with tokenizer\.json"):
+        made("sft", model=str(folder), tokenizer=str(tmp_path / "none"))
+    save(tmp_path / "small", *network(100), HuggingFaceTokenizer(str(other)))
+    with pytest.raises(FdgError, match="a vocabulary of 101 tokens, and the network one of 100"):
+        made("sft", model=str(tmp_path / "small"))
+
+
+def test_a_game_does_not_speak_by_another_tokenizer(folder):
+    with pytest.raises(FdgError, match=r"game 'guess' has a tokenizer of its own, and .* another"):
+        algos.GRPO(env=envs.text.Guess(), **SMALL, model=str(folder))
+    said = algos.GRPO(env=envs.text.Guess(), **SMALL, model=str(folder), tokenizer="characters")
+    assert said.network.config.vocab_size == 101
+
+
+class Words:
+    """One that cannot be written."""
+
+
+def test_a_tokenizer_of_ones_own_is_written_by_its_own_method():
+    with pytest.raises(FdgError, match=r"Words cannot be written .* give it a method files\(\)"):
+        files_of(Words())
+    Words.files = lambda self: {"tokenizer.json": b"{}"}
+    assert files_of(Words()) == {"tokenizer.json": b"{}"}
+    assert same_tokens(CharacterTokenizer(), CharacterTokenizer())
+
+
+def test_adapters_go_out_and_come_in_alone(folder, tmp_path):
+    algorithm = made("sft", model=str(folder), lora_rank=2)
+    state = jax.jit(algorithm.init)(jax.random.key(0))
+    moved = jax.tree.map(lambda x: x + 0.1, state.parameters["adapters"])
+    state = state._replace(parameters={**state.parameters, "adapters": moved})
+    run = fdg.Run(algorithm, state, 0)
+    run.export(tmp_path / "adapters", format="peft")
+    run.export(tmp_path / "whole")
+    assert (tmp_path / "adapters" / "tokenizer.json").exists()
+    again = made("sft", model=str(folder), adapters=str(tmp_path / "adapters"))
+    assert again.network.config == algorithm.network.config
+    read = jax.jit(again.init)(jax.random.key(5)).parameters
+    jax.tree.map(np.testing.assert_array_equal, read, state.parameters)
+    assert (
+        algos.make("grpo", envs.make(TASK), model=str(folder), adapters=str(tmp_path / "adapters")).lora_rank
+        == 0
+    )
+    with pytest.raises(FdgError, match="adapters= are those of a checkpoint"):
+        made("sft", adapters=str(tmp_path / "adapters"))
+    with pytest.raises(FdgError, match="adapters= are those of a checkpoint, with a rank of their own"):
+        made("sft", model=str(folder), adapters=str(tmp_path / "adapters"), lora_rank=4)
+    with pytest.raises(FdgError, match="format='onnx': SFT is exported in its own, so give none, or 'peft'"):
+        run.export(tmp_path / "x", format="onnx")
+    other = {**state.parameters, "base": jax.tree.map(lambda x: x + 1, state.parameters["base"])}
+    with pytest.raises(FdgError, match="the base of the adapters is not the checkpoint in"):
+        fdg.Run(algorithm, state._replace(parameters=other), 0).export(tmp_path / "x", format="peft")
+    plain = made("sft", lora_rank=2)
+    with pytest.raises(FdgError, match="there are no adapters of a checkpoint"):
+        fdg.Run(plain, jax.jit(plain.init)(jax.random.key(0)), 0).export(tmp_path / "x", format="peft")
+    merged = weights.load(tmp_path / "whole")[1]
+    config, adapters = peft.load(tmp_path / "adapters", weights.read_config(folder))
+    tokens, segments = np.arange(6)[None] % 101, np.ones((1, 6), np.int32)
+    np.testing.assert_allclose(
+        Decoder(config).apply({"base": weights.load(folder)[1], "adapters": adapters}, tokens, segments),
+        algorithm.network.apply(merged, tokens, segments), rtol=1e-4, atol=1e-4,
+    )  # fmt: skip
