@@ -312,9 +312,9 @@ def writing(
             (partial / name).parent.mkdir(exist_ok=True)
             (partial / name).write_bytes(content)
         new = [file.relative_to(partial) for file in partial.rglob("*") if file.is_file()]
-        for name in sorted(new, key=lambda name: str(name) == last):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            os.replace(partial / name, folder / name)
+        for file in sorted(new, key=lambda file: str(file) == last):
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(partial / file, folder / file)
         shutil.rmtree(partial)
     except OSError as error:
         raise FdgError(f"{folder}: the checkpoint cannot be written: {one_line(error)}") from None

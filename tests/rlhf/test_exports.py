@@ -119,7 +119,10 @@ BROKEN = {
         "is no JSON",
     ),
     "no end": (
-        lambda path: [(path / f"{name}_config.json").unlink() for name in ("tokenizer", "generation")],
+        lambda path: [
+            (path / f"{name}.json").unlink()
+            for name in ("tokenizer_config", "generation_config", "special_tokens_map")
+        ],
         "has an eos token",
     ),
 }  # fmt: skip
