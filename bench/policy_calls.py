@@ -3,7 +3,7 @@
     python -m bench.policy_calls                                        # PPO on CartPole-v1
     python -m bench.policy_calls --algo recurrent_ppo --rounds 40
 
-One observation a call, in turns: some hundred calls of each in every round; onnxruntime with its own settings.
+One observation a call, in turns: a hundred calls of each in every round; onnxruntime with its own settings.
 Prints the median of each over the rounds, the middle half, and the ratio of the medians. An untrained policy:
 what it has learned changes no times.
 """
@@ -55,7 +55,11 @@ def main() -> int:
     feed = {
         one.name: np.zeros([1, *one.shape[1:]], kinds.get(one.type, np.uint8)) for one in session.get_inputs()
     }
-    calls = {"run.policy": lambda: run.policy(observation), "onnxruntime": lambda: session.run(None, feed)}
+    name = session.get_inputs()[0].name
+    calls = {
+        "run.policy": lambda: run.policy(observation),
+        "onnxruntime": lambda: session.run(None, {**feed, name: observation[None]})[0][0],
+    }
     spent: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         seconds_a_call(call, 100)  # the first ones compile

@@ -10,6 +10,8 @@ from envs.native import native
 from fdg import jaxprs
 from fdg.training.deployed import Deployed
 
+_WITHIN = 1 << 20  # bytes of parameters that are part of a program
+
 
 class Acting(Deployed):
     """A trained agent that answers to observations: NumPy arrays in, NumPy arrays out.
@@ -70,20 +72,24 @@ class Acting(Deployed):
         return self._algorithm.actor(self._state).memory(count)
 
     def _compiled(self, greedy: bool, given: tuple[Any, ...]) -> Callable[..., Any]:
-        """The program, which holds of the state what acting reads: each array costs time at every call."""
+        """The program. Each of its arguments costs time at every call, so they are what acting reads alone.
+
+        And where that is small, it is part of the program, which a larger one would take seconds to compile.
+        """
         held, structure = jax.tree.flatten(self._state)
 
         def act(read, arrays, mask, memory, start, key, calls):
-            state = jax.tree.unflatten(
-                structure, [x if y is None else y for x, y in zip(held, read, strict=True)]
-            )
+            state = jax.tree.unflatten(structure, [read.get(i, x) for i, x in enumerate(held)])
             keys = jax.random.fold_in(jax.random.wrap_key_data(key, impl=self._kind), calls)
             keys = jax.random.split(keys, start.shape[0])
             observation = self._native.encode(arrays, mask)
             action, memory = self._algorithm.actor(state).act(memory, observation, start, keys, greedy)
             return self._native.decode(action), memory
 
-        needed = jaxprs.inputs_read(jax.make_jaxpr(act)(held, *given, self._key, np.uint32(0)))
-        read = [x if needed[i] else None for i, x in enumerate(held)]
+        every = dict(enumerate(held))
+        needed = jaxprs.inputs_read(jax.make_jaxpr(act)(every, *given, self._key, np.uint32(0)))
+        read = {i: x for i, x in every.items() if needed[i]}
+        if sum(x.nbytes for x in read.values()) <= _WITHIN:
+            read = {}
         program = jax.jit(act)
         return lambda *given: program(read, *given)
