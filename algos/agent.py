@@ -70,9 +70,7 @@ class Agent(HasPresets, Precise):
         """How it acts with what `state` has learned."""
         raise NotImplementedError
 
-    def evaluate(
-        self, state: Any, key: jax.Array, episodes: int, greedy: bool = True
-    ) -> dict[str, jax.Array]:
+    def evaluate(self, state: Any, key: jax.Array, episodes: int, greedy: bool = True) -> dict[str, Any]:
         """Plays whole episodes, by default with the most probable action; see `algos.rollout.evaluate`.
 
         Raises:

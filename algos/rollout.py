@@ -134,7 +134,7 @@ def evaluate(
     episodes: int,
     greedy: bool = True,
     max_steps: int = 10_000,
-) -> dict[str, jax.Array]:
+) -> dict[str, Any]:
     """Plays whole episodes, each in an environment of its own, to their first end.
 
     Args:
@@ -145,25 +145,29 @@ def evaluate(
 
     Returns:
       `return`, `return_std`, `length`: scalars over the episodes; `returns`: `[B]` float32, and `lengths`:
-      `[B]` int32. Of several agents, the return is the mean over the agents of each one's.
+      `[B]` int32. Of several agents, the return is the mean over the agents of each one's. `infos`: by name,
+      `[B]` float32, what the environment reports of episodes (`info`); not-a-number where one was cut.
     """
+    names = getattr(env, "info", ())
     limit = env.max_episode_steps or max_steps
     reset_key, run_key = jax.random.split(key)
     env_state, observation = env.reset(jax.random.split(reset_key, episodes))
 
     def unfinished(carry):
-        time, _, _, _, playing, _, _ = carry
+        time, _, _, _, playing, *_ = carry
         return (time < limit) & jnp.any(playing)
 
     def one_step(carry):
-        time, env_state, observation, (memory, begins), playing, total, length = carry
+        time, env_state, observation, (memory, begins), playing, total, length, infos = carry
         keys = jax.random.split(jax.random.fold_in(run_key, time), (2, episodes))
         action, memory = actor.act(memory, observation, begins, keys[0], greedy)
         env_state, step = env.step(keys[1], env_state, action)
         total += jnp.where(playing, _of_the_team(step.reward), 0.0)
         length += playing
         remembered = memory, step.done
-        return time + 1, env_state, step.observation, remembered, playing & ~step.done, total, length
+        ended = playing & step.done
+        infos = {name: jnp.where(ended, step.episode_info[name], old) for name, old in infos.items()}
+        return time + 1, env_state, step.observation, remembered, playing & ~step.done, total, length, infos
 
     start = (
         jnp.int32(0),
@@ -173,14 +177,16 @@ def evaluate(
         jnp.ones(episodes, bool),
         jnp.zeros(episodes),
         jnp.zeros(episodes, jnp.int32),
+        {name: jnp.full(episodes, jnp.nan) for name in names},
     )
-    *_, total, length = jax.lax.while_loop(unfinished, one_step, start)
+    *_, total, length, infos = jax.lax.while_loop(unfinished, one_step, start)
     return {
         "return": jnp.mean(total),
         "return_std": jnp.std(total),
         "length": jnp.mean(length.astype(jnp.float32)),
         "returns": total,
         "lengths": length,
+        "infos": infos,
     }
 
 
@@ -193,7 +199,8 @@ def episode_metrics(time_step: TimeStep) -> dict[str, jax.Array]:
     """Mean return and length of the episodes that ended in a rollout `[T, B]`, by masked sums.
 
     Returns:
-      `episode_return`, `episode_length`: scalar float32, nan where no episode ended; `episodes`: how many.
+      `episode_return`, `episode_length`, and `episode_NAME` of what else environments report of episodes
+      (`TimeStep.episode_info`): scalar float32, nan where no episode ended; `episodes`: how many.
     """
     episodes = jnp.sum(time_step.done.astype(jnp.float32))
 
@@ -204,7 +211,14 @@ def episode_metrics(time_step: TimeStep) -> dict[str, jax.Array]:
         "episode_return": mean(time_step.episode_return),
         "episode_length": mean(time_step.episode_length.astype(jnp.float32)),
         "episodes": episodes,
+        **{f"episode_{name}": _mean_known(time_step.done, x) for name, x in time_step.episode_info.items()},
     }
+
+
+def _mean_known(done: jax.Array, values: jax.Array) -> jax.Array:
+    """The mean over episodes of which a value is known."""
+    known = done & ~jnp.isnan(values)
+    return jnp.sum(jnp.where(known, values, 0.0)) / jnp.sum(known.astype(jnp.float32))
 
 
 def environment_major(x: jax.Array) -> jax.Array:

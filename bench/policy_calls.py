@@ -55,10 +55,10 @@ def main() -> int:
     feed = {
         one.name: np.zeros([1, *one.shape[1:]], kinds.get(one.type, np.uint8)) for one in session.get_inputs()
     }
-    name = session.get_inputs()[0].name
+    first = session.get_inputs()[0].name
     calls = {
         "run.policy": lambda: run.policy(observation),
-        "onnxruntime": lambda: session.run(None, {**feed, name: observation[None]})[0][0],
+        "onnxruntime": lambda: session.run(None, {**feed, first: observation[None]})[0][0],
     }
     spent: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():

@@ -20,8 +20,10 @@ from envs.registry import absolute, beyond_registries, make, names, parse, regis
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from envs.trying import check
 from envs.unlike import Alike
+from envs.wrappers import ActionRepeat, FrameStack, HideObservations, TimeAware, Wrapper
 
 __all__ = [
+    "ActionRepeat",
     "Alike",
     "Box",
     "Dict",
@@ -29,14 +31,18 @@ __all__ = [
     "Environment",
     "EnvironmentSpec",
     "EpisodeState",
+    "FrameStack",
+    "HideObservations",
     "MaskedObservation",
     "MultiDiscrete",
     "Observation",
     "ObservationSpace",
     "SingleEnvironment",
     "Space",
+    "TimeAware",
     "TimeStep",
     "Tuple",
+    "Wrapper",
     "absolute",
     "beyond_registries",
     "check",

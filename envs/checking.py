@@ -138,22 +138,23 @@ def unpacked_reset(name: str, result: Any) -> tuple[Any, Any]:
     return result
 
 
-def unpacked_step(name: str, result: Any) -> tuple[Any, Any, Any, Any, Any]:
-    """What the `step` of a single environment gave, as five values.
+def unpacked_step(name: str, result: Any) -> tuple[Any, ...]:
+    """What the `step` of a single environment gave, as six values, the last a dictionary.
 
     Raises:
       FdgError: it gave another number of them, or None in place of one.
     """
-    if not isinstance(result, tuple) or len(result) != 5:
-        hints = {4: "; one flag `done` is terminated, with truncated False", 6: "; leave info out"}
-        hint = hints.get(len(result), "") if isinstance(result, tuple) else ""
+    count = len(result) if isinstance(result, tuple) else 0
+    if count != 5 and (count != 6 or not isinstance(result[5], dict)):
+        hints = {4: "; one flag `done` is terminated, with truncated False", 6: "; info is a dictionary"}
+        hint = hints.get(count, "")
         raise FdgError(f"environment '{name}': step gives {_described(result)}: return five, {_FIVE}{hint}")
-    for value, what in zip(result[1:], ("observation", "reward", "terminated", "truncated"), strict=True):
+    for value, what in zip(result[1:5], ("observation", "reward", "terminated", "truncated"), strict=True):
         if value is None or isinstance(value, str) or (isinstance(value, dict) and what != "observation"):
             raise FdgError(
                 f"environment '{name}': step gives {_described(value)} as {what}: return five, {_FIVE}"
             )
-    return result
+    return result if count == 6 else (*result, {})
 
 
 def check_batch_reset(env: Any, result: Any, count: int) -> tuple[Any, Any]:
@@ -192,6 +193,10 @@ def check_batch_step(env: Any, result: Any, count: int) -> tuple[Any, Any]:
         if value is None or jnp.shape(value) != shape or jnp.result_type(value) != dtype:
             found = "None" if value is None else f"{jnp.result_type(value)}{list(jnp.shape(value))}"
             raise FdgError(f"environment '{name}': step gives {field} as {found}: it is {dtype}{list(shape)}")
+    for field, value in step.episode_info.items():
+        if jnp.shape(value) != (count,) or jnp.result_type(value) != "float32":
+            found = f"{jnp.result_type(value)}{list(jnp.shape(value))}"
+            raise FdgError(f"environment '{name}': step gives '{field}' as {found}: it is float32[{count}]")
     _check_observation(env, "step", step.observation, count)
     _check_observation(env, "step", step.final_observation, count)
     return state, step

@@ -6,6 +6,7 @@ whose `num_agents` is a number; in all others (`num_agents` None, or not there) 
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
@@ -17,7 +18,7 @@ from envs.composite import ObservationSpace, Tuple
 from envs.observations import MaskedObservation, Observation, features_and_mask
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from envs.unlike import Alike
-from fdg.errors import FdgError
+from fdg.errors import FdgError, listed
 
 State: TypeAlias = Any
 
@@ -39,6 +40,8 @@ class TimeStep(NamedTuple):
     episode_return: jax.Array  # [B] float32: undiscounted return of the episode that ended here, the mean
     # over agents, else 0
     episode_length: jax.Array  # [B] int32: steps in the episode that ended here, else 0
+    episode_info: dict[str, jax.Array] = {}  # noqa: RUF012 [B] float32 each: of the episode that
+    # ended here, what else was asked for by name (`info`), else 0; not-a-number where nothing is known
 
     @property
     def done(self) -> jax.Array:
@@ -122,7 +125,11 @@ class SingleEnvironment(EnvironmentSpec, Protocol):
     def step(
         self, key: jax.Array, state: State, action: jax.Array
     ) -> tuple[State, Observation, jax.Array, jax.Array, jax.Array]:
-        """Take one step: `(state, observation, reward, terminated, truncated)`."""
+        """Take one step: `(state, observation, reward, terminated, truncated)`.
+
+        A dictionary of scalars may come sixth: `vectorize(single, info=("is_success",))` reports what it says
+        by that name at the end of each episode.
+        """
 
 
 class EpisodeState(NamedTuple):
@@ -140,6 +147,7 @@ class Vectorized:
 
     single: Any  # a SingleEnvironment, whose hash and equality this value takes on
     repeat_start: bool = False  # every episode of an environment starts where its first one did
+    info: tuple[str, ...] = ()  # names of what is reported of each episode, of what `step` gives sixth
 
     @property
     def name(self) -> str:
@@ -191,7 +199,7 @@ class Vectorized:
         self, key: jax.Array, state: EpisodeState, action: jax.Array
     ) -> tuple[EpisodeState, TimeStep]:
         step_key, reset_key = jax.random.split(key)
-        inner, final_observation, reward, terminated, truncated = unpacked_step(
+        inner, final_observation, reward, terminated, truncated, info = unpacked_step(
             self.name,
             self.single.step(step_key, state.inner, jnp.asarray(action, self.action_space.dtype)),
         )
@@ -229,6 +237,7 @@ class Vectorized:
             final_observation=final_observation,
             episode_return=jnp.where(done, episode_return, 0),
             episode_length=jnp.where(done, episode_length, 0),
+            episode_info={name: jnp.where(done, self._reported(name, info), 0) for name in self.info},
         )
 
     def _start(self, key: jax.Array) -> tuple[State, Observation]:
@@ -256,6 +265,12 @@ class Vectorized:
             )
         return MaskedObservation(features, jnp.asarray(mask, jnp.bool_))
 
+    def _reported(self, name: str, info: Mapping[str, Any]) -> jax.Array:
+        if name not in info:
+            there = f"it gives {listed(info, 'and')}" if info else "return a dictionary with it, sixth"
+            raise FdgError(f"environment '{self.name}': step gives no '{name}', which info names: {there}")
+        return self._number(info[name], f"info['{name}']", jnp.float32)
+
     def _number(self, value: Any, what: str, dtype: Any, shape: tuple[int, ...] = ()) -> jax.Array:
         if jnp.shape(value) != shape:
             expected = f"{shape}, one an agent" if shape else "a scalar"
@@ -271,7 +286,7 @@ class Vectorized:
         return () if self.num_agents is None else (self.num_agents,)
 
 
-def vectorize(single: Any, repeat_start: bool = False) -> Vectorized:
+def vectorize(single: Any, repeat_start: bool = False, info: tuple[str, ...] = ()) -> Vectorized:
     """Make a batched `Environment` from a `SingleEnvironment`.
 
     Adds what every environment needs: the batch, auto-reset, the return and length of finished episodes,
@@ -283,6 +298,8 @@ def vectorize(single: Any, repeat_start: bool = False) -> Vectorized:
         environments of a batch step together, so one that may end at any step computes a reset at every
         step; where that is expensive (physics), this saves it. It costs memory, one more state an
         environment, and variety: there are as many starts as environments.
+      info: names of what metrics and evaluations report of each episode: `single.step` gives a dictionary of
+        scalars sixth, and what that says by these names at the episode's last step counts.
 
     Returns:
       A frozen value, equal to another where the two singles are equal. Its `reset` and `step` raise
@@ -308,7 +325,22 @@ def vectorize(single: Any, repeat_start: bool = False) -> Vectorized:
     of_a_source = type(single).__module__.partition(".")[0] == __name__.partition(".")[0]
     if not of_a_source and isinstance(single.action_space, Tuple) and not isinstance(single, Alike):
         single = Alike(single)
-    return Vectorized(single, repeat_start)
+    return Vectorized(single, repeat_start, named_info(info))
+
+
+def named_info(info: Any) -> tuple[str, ...]:
+    """Names of what is reported of episodes: one, or several.
+
+    Raises:
+      FdgError: it is something else.
+
+    >>> named_info("is_success"), named_info(["a", "b"])
+    (('is_success',), ('a', 'b'))
+    """
+    names = (info,) if isinstance(info, str) else info
+    if not isinstance(names, tuple | list) or not all(isinstance(name, str) and name for name in names):
+        raise FdgError(f"info={info!r:.60}: give names of what step reports, such as ('is_success',)")
+    return tuple(dict.fromkeys(names))
 
 
 def num_agents(env: Any) -> int | None:

@@ -27,9 +27,10 @@ from typing import Any
 import numpy as np
 
 from envs import gymnasium_parts, gymnasium_spaces
+from envs.environment import named_info
 from envs.families import family
 from envs.host import Deadline, HostEnvironment, Transition, make_from
-from fdg.errors import FdgError, HostError, one_line, unknown_name
+from fdg.errors import FdgError, HostError, listed, one_line, unknown_name
 
 PREFIX = "envpool:"
 
@@ -52,7 +53,8 @@ def make(name: str, **overrides: Any) -> HostEnvironment:
     Args:
       name: one of `envpool.list_all_envs()`.
       **overrides: EnvPool's options for it (`max_episode_steps=200`, `num_threads=4`, Atari's
-        `frame_skip=4`), and `timeout` and `restarts` of `HostEnvironment`.
+        `frame_skip=4`), `timeout` and `restarts` of `HostEnvironment`, and `info`, names of what metrics and
+        evaluations report of the last step's info of each episode.
 
     Raises:
       FdgError: EnvPool is not installed, or has no such environment or option; says the nearest.
@@ -60,7 +62,8 @@ def make(name: str, **overrides: Any) -> HostEnvironment:
     known = _envpool().list_all_envs()
     if name not in known:
         raise unknown_name("environment of EnvPool", name, known)
-    return make_from(lambda options: EnvPoolSource(PREFIX + name, options), overrides)
+    info = named_info(overrides.pop("info", ()))
+    return make_from(lambda options: EnvPoolSource(PREFIX + name, options, info), overrides)
 
 
 def beyond(name: str) -> str | None:
@@ -76,6 +79,7 @@ class EnvPoolSource(gymnasium_parts.LibrarySource):
 
     name: str
     options: tuple[tuple[str, Any], ...] = ()
+    info: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.options:
@@ -95,7 +99,7 @@ class EnvPoolSource(gymnasium_parts.LibrarySource):
     def within(self, cores: int) -> "EnvPoolSource":
         """The same instances, with at most so many threads unless `num_threads` was said."""
         options = {"num_threads": cores, **dict(self.options)}
-        return EnvPoolSource(self.name, tuple(sorted(options.items())))
+        return dataclasses.replace(self, options=tuple(sorted(options.items())))
 
     def start(self, size: int) -> "EnvPoolPool":
         """A pool for so many instances."""
@@ -140,7 +144,7 @@ class EnvPoolPool:
             reason = f"a step was not done in {timeout:g} s"
         except Exception as error:
             reason = f"a step raised {one_line(error)}"
-        return Transition.lost(self._size, self._source.wire_space, reason)
+        return Transition.lost(self._size, self._source.wire_space, reason, len(self._source.info))
 
     def close(self) -> None:
         """Lets go of the threads; one that hangs stays as it is until the process ends."""
@@ -152,7 +156,7 @@ class EnvPoolPool:
         self._thread = Deadline()
 
     def _step(self, env: Any, action: np.ndarray) -> Transition:
-        observed, reward, terminated, truncated, _ = env.step(action)
+        observed, reward, terminated, truncated, said = env.step(action)
         final_observation = self._source.encoded(observed)
         observation = final_observation
         ended = np.flatnonzero(terminated | truncated).astype(np.int32)
@@ -166,7 +170,15 @@ class EnvPoolPool:
             np.array(terminated),
             np.array(truncated),
             final_observation,
+            tuple(self._reported(name, said) for name in self._source.info),
         )
+
+    def _reported(self, name: str, said: Any) -> np.ndarray:
+        values = np.array(said[name], np.float32) if name in said else np.empty(0)
+        if values.shape != (self._size,):
+            there = [key for key, each in said.items() if np.shape(each) == (self._size,)]
+            raise HostError(f"its info has no numbers '{name}' of episodes, but {listed(there, 'and')}")
+        return values
 
 
 def _make_room(name: str) -> None:

@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from envs import gymnasium_frames, gymnasium_parts, gymnasium_spaces
+from envs.environment import named_info
 from envs.host import Failure, HostEnvironment, Transition, make_from
 from envs.rendering import Episode
 from fdg.errors import FdgError, HostError, one_line
@@ -44,7 +45,8 @@ def make(name: str, **overrides: Any) -> HostEnvironment:
     Args:
       name: what `gymnasium.make` takes.
       **overrides: further arguments of `gymnasium.make` (`max_episode_steps=200`, and the environment's
-        own); `timeout` and `restarts` of `HostEnvironment`; `workers`, processes, None for the cores.
+        own); `timeout` and `restarts` of `HostEnvironment`; `workers`, processes, None for the cores; `info`,
+        names of what metrics and evaluations report of the last step's info of each episode.
 
     Raises:
       FdgError: Gymnasium is not installed, or does not make this; says why.
@@ -52,7 +54,8 @@ def make(name: str, **overrides: Any) -> HostEnvironment:
     workers = overrides.pop("workers", None)
     if workers is not None and (not isinstance(workers, int) or workers < 1):
         raise FdgError(f"environment '{PREFIX}{name}': workers={workers!r} must be an integer of at least 1")
-    env = make_from(lambda options: GymnasiumSource(PREFIX + name, options, workers), overrides)
+    info = named_info(overrides.pop("info", ()))
+    env = make_from(lambda options: GymnasiumSource(PREFIX + name, options, workers, info), overrides)
     _facts(env.name, env.source.options)  # is there such a thing?
     return env
 
@@ -64,6 +67,7 @@ class GymnasiumSource(gymnasium_parts.LibrarySource):
     name: str
     options: tuple[tuple[str, Any], ...] = ()
     workers: int | None = None
+    info: tuple[str, ...] = ()
 
     @property
     def facts(self) -> gymnasium_spaces.Facts:
@@ -118,17 +122,19 @@ class WorkerPool:
         """One step of every worker."""
         actions = gymnasium_spaces.decode(self._acting, action)
         asked = {
-            i: ("step", ([gymnasium_spaces.rows(actions, row) for row in share],))
+            i: ("step", ([gymnasium_spaces.rows(actions, row) for row in share], self._source.info))
             for i, share in enumerate(self._shares)
         }
-        made = Transition.empty(self._size, self._source.wire_space)
+        made = Transition.empty(self._size, self._source.wire_space, len(self._source.info))
         failures = []
         for i, (ok, reply) in self._ask(asked, timeout).items():
             rows = self._shares[i]
             if not ok:
                 failures.append(Failure(rows, reply))
                 continue
-            after, before, (reward, terminated, truncated) = reply
+            after, before, (reward, terminated, truncated, *info) = reply
+            for each, values in zip(made.info, info, strict=True):
+                each[rows] = values
             made.observation[rows] = encoded = self._source.encoded(after)
             made.final_observation[rows] = encoded if before is None else self._source.encoded(before)
             made.reward[rows], made.terminated[rows], made.truncated[rows] = reward, terminated, truncated

@@ -94,6 +94,11 @@ class FleetSource:
         return getattr(self.source, "unpacked", None)
 
     @property
+    def info(self) -> tuple[str, ...]:
+        """As of one instance."""
+        return getattr(self.source, "info", ())
+
+    @property
     def native(self) -> Any:
         """As of one instance; None where its library speaks our spaces."""
         return getattr(self.source, "native", None)
@@ -243,7 +248,7 @@ class FleetPool:
         cores = max(1, int(source.cpus))
         within = getattr(source.source, "within", None)
         self._source: Source = source.source if within is None else within(cores)
-        self._name, self._space = source.name, source.wire_space
+        self._name, self._space, self._info = source.name, source.wire_space, len(source.info)
         self._shares = np.array_split(np.arange(size), min(size, len(fleet)))
         self._at: list[Any] = [None] * len(self._shares)  # the actor that has each share
         import ray
@@ -278,14 +283,14 @@ class FleetPool:
             (i, self._at[i].step.remote(self._key(i), action[share], timeout))
             for i, share in enumerate(self._shares)
         ]
-        made = Transition.empty(self._size, self._space)
+        made = Transition.empty(self._size, self._space, self._info)
         failures: list[Failure] = []
         for i, (part, reason) in enumerate(self._answers(asked, timeout)):
             share = self._shares[i]
             if part is None:
                 failures.append(Failure(share, reason or f"{self._fleet.where(i)} is new"))
                 continue
-            for whole, one in zip(made[:5], part[:5], strict=True):
+            for whole, one in zip([*made[:5], *made.info], [*part[:5], *part.info], strict=True):
                 whole[share] = one
             failures += [
                 Failure(share[failure.rows], f"{self._fleet.where(i)}: {failure.reason}")

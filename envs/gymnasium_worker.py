@@ -7,7 +7,7 @@ comes over it is `(method, arguments)`, what goes back `(True, result)` or `(Fal
 
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -36,20 +36,23 @@ class Instance:
             )
         return element(self.env.observation_space, answer[0])
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool]:
-        """Observation (as `element`), reward, terminated and truncated."""
+    def step(self, action: Any, info: Sequence[str] = ()) -> tuple[Any, ...]:
+        """Observation (as `element`), reward, terminated and truncated; at an episode's end also `info`."""
         answer = self.env.step(action)
         if not isinstance(answer, tuple) or len(answer) != 5:
             raise WrongAnswerError(
                 f"step returned {_shown(answer)}: return five"
                 " (observation, reward, terminated, truncated, info)"
             )
-        observation, reward, terminated, truncated, _ = answer
+        observation, reward, *flags, said = answer
+        ended = [
+            bool(_scalar(what, flag)) for what, flag in zip(("terminated", "truncated"), flags, strict=True)
+        ]
         return (
             element(self.env.observation_space, observation),
             _scalar("reward", reward),
-            bool(_scalar("terminated", terminated)),
-            bool(_scalar("truncated", truncated)),
+            *ended,
+            *(_reported(name, said) if any(ended) else 0.0 for name in info),
         )
 
 
@@ -67,21 +70,21 @@ class Instances:
         self._envs = [Instance(gymnasium.make(name, disable_env_checker=True, **options)) for _ in seeds]
         return stack([self._of(i).reset(seed) for i, seed in enumerate(seeds)])
 
-    def step(self, actions: list[Any]) -> tuple[Any, ...]:
+    def step(self, actions: list[Any], info: Sequence[str] = ()) -> tuple[Any, ...]:
         """Steps each; those whose episode ends begin the next one.
 
         Returns:
           Observations after and before the reset (None where no episode ended), and columns of rewards,
-          terminations and truncations.
+          terminations, truncations and `info`.
         """
         observations: list[Any] = []
         finals: list[Any] = []
-        numbers = np.zeros((3, len(self._envs)))
+        numbers = np.zeros((3 + len(info), len(self._envs)))
         for i, action in enumerate(actions):
-            observation, *numbers[:, i] = self._of(i).step(action)
+            observation, *numbers[:, i] = self._of(i).step(action, info)
             finals.append(observation)
-            observations.append(self._of(i).reset() if numbers[1:, i].any() else observation)
-        return stack(observations), stack(finals) if numbers[1:].any() else None, numbers
+            observations.append(self._of(i).reset() if numbers[1:3, i].any() else observation)
+        return stack(observations), stack(finals) if numbers[1:3].any() else None, numbers
 
     def blame(self, error: BaseException) -> str:
         """Which instance has raised what."""
@@ -164,6 +167,15 @@ def _scalar(what: str, value: Any) -> float:
     if array.size != 1 or value is None:
         raise WrongAnswerError(f"step returned {what} = {_shown(value)}: return one number")
     return array.item()
+
+
+def _reported(name: str, info: Any) -> float:
+    """What the last step of an episode says by a name, a number."""
+    if not isinstance(info, Mapping) or name not in info:
+        raise WrongAnswerError(
+            f"step returned no {name!r} in info at the end of an episode: info is {_shown(info)}"
+        )
+    return _scalar(f"info[{name!r}]", info[name])
 
 
 def _shown(value: Any) -> str:

@@ -56,19 +56,21 @@ class Transition(NamedTuple):
     terminated: np.ndarray  # [B] bool
     truncated: np.ndarray  # [B] bool; may be true where `terminated` is
     final_observation: np.ndarray  # [B, *obs] before the auto-reset
+    info: tuple[np.ndarray, ...] = ()  # [B] float32 each, of the episode that ended, as `Source.info` names
     failures: Sequence[Failure] = ()  # the rows of these hold nothing
 
     @staticmethod
-    def empty(size: int, space: Space) -> "Transition":
-        """Arrays to write rows into."""
+    def empty(size: int, space: Space, info: int = 0) -> "Transition":
+        """Arrays to write rows into; so many of information."""
         observation = np.zeros((2, size, *space.shape), space.dtype)
         flags = np.zeros((2, size), np.bool_)
-        return Transition(observation[0], np.zeros(size, np.float32), flags[0], flags[1], observation[1])
+        rewards = np.zeros((1 + info, size), np.float32)
+        return Transition(observation[0], rewards[0], flags[0], flags[1], observation[1], tuple(rewards[1:]))
 
     @staticmethod
-    def lost(size: int, space: Space, reason: str) -> "Transition":
+    def lost(size: int, space: Space, reason: str, info: int = 0) -> "Transition":
         """What a step gives that has lost all instances."""
-        return Transition.empty(size, space)._replace(failures=[Failure(np.arange(size), reason)])
+        return Transition.empty(size, space, info)._replace(failures=[Failure(np.arange(size), reason)])
 
 
 class Pool(Protocol):
@@ -103,6 +105,7 @@ class Source(Protocol):
     def max_episode_steps(self) -> int | None:
         """Steps after which the library truncates an episode."""
 
+    # Where episodes report more than their return, also `info`, the names of that.
     # Where observations are in parts, also `wire_space`, of the rows that stand for them in what pools give,
     # and `unpacked(rows)`, which makes them of these in a compiled program.
 
@@ -170,6 +173,11 @@ class HostEnvironment:
         return self.source.max_episode_steps
 
     @property
+    def info(self) -> tuple[str, ...]:
+        """Names of what is reported of each episode."""
+        return getattr(self.source, "info", ())
+
+    @property
     def native(self) -> Native:
         """Observations and actions as the library has them."""
         return getattr(self.source, "native", None) or of_spaces(self)
@@ -201,7 +209,12 @@ class HostEnvironment:
         observation = self._observations(size)
         pool, steps, transition, lost = io_callback(
             _HostCall(self, "step"),
-            (number, number, (observation, reward, flag, flag, observation), flag),
+            (
+                number,
+                number,
+                (observation, reward, flag, flag, observation, (reward,) * len(self.info)),
+                flag,
+            ),
             _packed(
                 state.inner.pool,
                 state.inner.steps,
@@ -209,7 +222,7 @@ class HostEnvironment:
                 jnp.asarray(action, self.action_space.dtype),
             ),
         )
-        observation, reward, terminated, truncated, final_observation = transition
+        observation, reward, terminated, truncated, final_observation, info = transition
         rows = lost.reshape(size, *[1] * (final_observation.ndim - 1))
         final_observation = jax.lax.select(
             jnp.broadcast_to(rows, final_observation.shape), state.inner.observation, final_observation
@@ -230,6 +243,9 @@ class HostEnvironment:
             final_observation=self._unpacked(final_observation),
             episode_return=jnp.where(done, episode_return, 0),
             episode_length=jnp.where(done, episode_length, 0),
+            episode_info={
+                name: jnp.where(done, value, 0) for name, value in zip(self.info, info, strict=True)
+            },
         )
 
     def _observations(self, size: int) -> jax.ShapeDtypeStruct:
@@ -358,6 +374,8 @@ class _Running:
         made.observation[rows] = self.pool.reset(rows, seeds[rows], _START_TIMEOUT)
         made.final_observation[rows] = made.observation[rows]  # the program knows the one before
         made.reward[rows], made.terminated[rows], made.truncated[rows] = 0, False, True
+        for each in made.info:
+            each[rows] = np.nan
 
 
 class _Pools:
@@ -395,7 +413,7 @@ class _Pools:
                         self._forget(number)
                         running.pool.close()
                         raise
-                    return pool, steps + np.int32(1), made[:5], lost
+                    return pool, steps + np.int32(1), made[:6], lost
         _log.warning(
             "environment '%s': the instances that this state was made with are gone (no checkpoint holds"
             " them): %d new episodes start here", environment.name, size,
@@ -403,7 +421,8 @@ class _Pools:
         number, running = self._start(environment, seeds)
         first = running.first_observation
         no, yes = np.zeros(size, np.bool_), np.ones(size, np.bool_)
-        begun = (first, np.zeros(size, np.float32), no, yes, first)
+        unknown = tuple(np.full(size, np.nan, np.float32) for _ in environment.info)
+        begun = (first, np.zeros(size, np.float32), no, yes, first, unknown)
         return np.full(size, number, np.int32), np.zeros(size, np.int32), begun, yes
 
     def close(self) -> None:

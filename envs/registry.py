@@ -6,6 +6,8 @@ imported, so that a missing or slow package costs only those who use it.
 """
 
 import ast
+import contextlib
+import dataclasses
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -29,8 +31,9 @@ from envs import (
     probe,
     text,
 )
-from envs.environment import Environment
-from fdg.errors import FdgError, one_line, unknown_name
+from envs.environment import Environment, Vectorized, named_info
+from envs.wrappers import PARAMETERS, wrapped
+from fdg.errors import FdgError, listed, one_line, unknown_name
 
 SOURCES = (
     from_gymnax,
@@ -57,7 +60,7 @@ _BUILT_IN: dict[str, Callable[..., Environment]] = {
     name: factory for source in SOURCES for name, factory in source.factories().items()
 }
 _registered: dict[str, Callable[..., Environment]] = {}
-_spelled: dict[Any, str] = {}  # environments of modules of somebody's own, and how they were named
+_spelled: dict[Any, str] = {}  # how environments were named that `make` made
 
 
 def make(name: str, **overrides: Any) -> Any:
@@ -70,7 +73,10 @@ def make(name: str, **overrides: Any) -> Any:
         problem that one is made of. `ray:` before one of the host spreads its instances over the hosts of a
         Ray cluster.
       **overrides: parameters of the environment in place of its defaults, for instance
-        `max_steps_in_episode=200`; Python numbers, strings and tuples.
+        `max_steps_in_episode=200`; Python numbers, strings and tuples. And for any environment `info`, names
+        of what is reported of each episode (`envs.vectorize`), and wrappers (`envs.wrappers`), in this order
+        whatever that of the arguments: `action_repeat=2`, `hide_observations=("walls",)`, `time_aware=True`,
+        `frame_stack=4`.
 
     Returns:
       An `Environment` (an `envs.text.TextTask` for `text:`): a frozen, hashable value; the same arguments
@@ -92,18 +98,43 @@ def make(name: str, **overrides: Any) -> Any:
         raise FdgError(
             f"envs.make({name!r:.60}): give a name, such as 'CartPole-v1'; an environment is used as it is"
         )
+    wanted = {key: overrides[key] for key in _OURS if key in overrides}
+    made = _made(name, {key: value for key, value in overrides.items() if key not in wanted}, wanted)
+    made = wrapped(made, wanted)
+    if overrides or _module_of(name) is not None:
+        options = "&".join(f"{parameter}={value!r}" for parameter, value in overrides.items())
+        # Algorithms give a task of text other tokens and lengths: its problem is what makes it this one.
+        key = made if _module_of(name) is None else getattr(made, "problem", made)
+        with contextlib.suppress(TypeError):  # it does not hash
+            _spelled[key] = f"{name}?{options}" if options else name
+    return made
+
+
+_OURS = (*PARAMETERS, "info")  # parameters that every environment takes
+
+
+def _made(name: str, overrides: dict[str, Any], wanted: Mapping[str, Any]) -> Any:
+    """The environment without wrappers, which reports what is wanted of its episodes."""
+    info = {key: wanted[key] for key in ("info",) if key in wanted}
     for prefix, make_one in _PREFIXES.items():
         if name.startswith(prefix) and name not in _registered:
-            return make_one(name.removeprefix(prefix), **overrides)
+            if prefix == text.PREFIX and wanted:
+                raise FdgError(f"'{name}' is a task of text, which takes no {listed(wanted, 'and')}")
+            return make_one(name.removeprefix(prefix), **overrides, **info)
+    made = _of_a_factory(name, overrides)
+    if not info:
+        return made
+    if not isinstance(made, Vectorized):
+        raise FdgError(f"environment '{name}' is a batch of its own, and takes no info")
+    return dataclasses.replace(made, info=named_info(info["info"]))
+
+
+def _of_a_factory(name: str, overrides: dict[str, Any]) -> Any:
     factory = _registered.get(name) or _BUILT_IN.get(name)
     if factory is None and name in own.of_packages():
         return own.make_of_package(name, overrides)
     if factory is None and _module_of(name) is not None:
-        made = own.make(name, overrides)
-        options = "&".join(f"{parameter}={value!r}" for parameter, value in overrides.items())
-        # Algorithms give a task of text other tokens and lengths: its problem is what makes it this one.
-        _spelled[getattr(made, "problem", made)] = f"{name}?{options}" if options else name
-        return made
+        return own.make(name, overrides)
     if factory is None:
         elsewhere = [] if families.family(name) else families.hosted(name)
         raise unknown_name("environment", name, names(), "envs.names()", elsewhere)
@@ -187,6 +218,7 @@ def beyond_registries(name: str, parameters: Mapping[str, Any]) -> str | None:
     >>> beyond_registries("gymnasium:Hopper-v5", {"xml_file": "mine.xml"})
     "hands the text xml_file='mine.xml' to code that may open or start it"
     """
+    parameters = {key: value for key, value in parameters.items() if key not in _OURS}
     if name in _DOWNLOADS:
         return "downloads its data"
     if name in _BUILT_IN:
@@ -232,7 +264,7 @@ def _text_beyond(parameters: Mapping[str, Any], allowed: re.Pattern | None = Non
 
 
 def spelled(env: Any) -> str | None:
-    """The `module:factory?name=value` that `make` made an environment from; None if it made it otherwise."""
+    """The `NAME?PARAMETER=VALUE` that `make` made an environment from; None where its name says it all."""
     try:
         return _spelled.get(getattr(env, "problem", env))
     except TypeError:  # it does not hash

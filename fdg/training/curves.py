@@ -316,7 +316,7 @@ def _columns(
         values = np.array([one if len(one) == len(nothing) else nothing for one in given], float)
     else:
         values = np.array([row.get(metric) for row in rows], float)[:, None]
-    of_episodes = metric in ("episode_return", "episode_length")
+    of_episodes = metric.startswith("episode_")
     weights = np.array([row.get("episodes") or 1 if of_episodes else 1 for row in rows], float)
     return times, values, weights
 

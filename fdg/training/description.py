@@ -9,6 +9,7 @@ from typing import Any
 import algos
 import envs
 import policies
+from envs.wrappers import unwrapped
 from fdg.errors import FdgError, one_line
 from fdg.training.said import CALLER, Said
 from fdg.training.sweep import Sweep, swept
@@ -107,11 +108,18 @@ def _env_name(env: Any) -> str | None:
     """The name that `envs.make` makes this very environment by; overrides included where it keeps them."""
     if (spelled := envs.spelled(env)) is not None:
         return spelled
+    env, around = unwrapped(env)
+    if around and (spelled := _env_name(env)) is not None:
+        return f"{spelled}{'&' if '?' in spelled else '?'}{_options(around)}"
     name = getattr(env, "name", None)
     overrides = dict(getattr(getattr(env, "single", env), "overrides", ()))
     overrides |= dict(getattr(getattr(env, "source", None), "options", ()))
-    text = "&".join(f"{key}={value!r}" for key, value in overrides.items())
+    text = _options(overrides)
     return None if name is None else f"{name}?{text}" if text else str(name)
+
+
+def _options(parameters: Mapping[str, Any]) -> str:
+    return "&".join(f"{key}={value!r}" for key, value in parameters.items())
 
 
 def _dataclass_fields(cls: Any) -> tuple[dataclasses.Field, ...]:

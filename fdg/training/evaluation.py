@@ -8,6 +8,7 @@ argument if it can do both, that returns at least `{"return": mean}`.
 import dataclasses
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -45,6 +46,7 @@ class Evaluation:
       returns: `[agents, episodes]` float32; None if the algorithm's own `evaluate` does not say.
       lengths: `[agents, episodes]` int32, in environment steps; None likewise.
       several: whether there is an axis of agents in the run.
+      infos: by name, `[agents, episodes]` float32: what the environment reports of episodes (`info`).
     """
 
     greedy: bool
@@ -53,6 +55,7 @@ class Evaluation:
     returns: np.ndarray | None = None
     lengths: np.ndarray | None = None
     several: bool = False
+    infos: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     @property
     def mean(self) -> float:
@@ -71,8 +74,14 @@ class Evaluation:
         values = self.means if self.several and len(self.means) > 1 else self.returns
         return None if values is None or np.size(values) < 2 else interval(np.ravel(values))
 
+    @property
+    def reported(self) -> dict[str, float]:
+        """The mean of each of `infos`, over episodes that ended; not-a-number where none did."""
+        known = {name: values[np.isfinite(values)] for name, values in self.infos.items()}
+        return {name: float(values.mean()) if values.size else math.nan for name, values in known.items()}
+
     def rows(self) -> list[dict[str, Any]]:
-        """One for each episode: `actions`, `agent`, `episode`, `return`, `length`."""
+        """One for each episode: `actions`, `agent`, `episode`, `return`, `length`, and each of `infos`."""
         if self.returns is None:
             return []
         return [
@@ -82,6 +91,7 @@ class Evaluation:
                 "episode": episode,
                 "return": self.returns[agent, episode],
                 **({} if self.lengths is None else {"length": int(self.lengths[agent, episode])}),
+                **{name: values[agent, episode] for name, values in self.infos.items()},
             }
             for agent in range(self.returns.shape[0])
             for episode in range(self.returns.shape[1])
@@ -98,7 +108,7 @@ class Evaluation:
             text += f" of each of {len(self.means)} agents (from {low} to {high})"
         if self.lengths is not None:
             text += f", {self.lengths.mean():,.1f} steps long on average"
-        return text
+        return text + "".join(f", {name} {digits(value)[0]}" for name, value in self.reported.items())
 
 
 def can_evaluate(algorithm: Any, greedy: bool = True) -> bool:
@@ -144,7 +154,7 @@ def _program(algorithm: Any, episodes: int, greedy: bool, several: bool) -> Call
             found = algorithm.evaluate(state, key, episodes)
         else:
             found = play_episodes(algorithm.env, algorithm.actor(state), key, episodes, greedy)
-        return {name: found[name] for name in ("return", "returns", "lengths") if name in found}
+        return {name: found[name] for name in ("return", "returns", "lengths", "infos") if name in found}
 
     options = xla_options(jax.default_backend())
     return jax.jit(jax.vmap(play) if several else play, compiler_options=options)
@@ -170,11 +180,10 @@ def start(
     found = program(state, keys)
 
     def result() -> Evaluation:
-        there = {name: np.asarray(value) for name, value in found.items()}
-        if not several:
-            there = {name: value[None] for name, value in there.items()}
+        there = jax.tree.map(lambda x: np.asarray(x) if several else np.asarray(x)[None], dict(found))
+        returns, lengths = there.get("returns"), there.get("lengths")
         return Evaluation(
-            greedy, there["return"], episodes, there.get("returns"), there.get("lengths"), several
+            greedy, there["return"], episodes, returns, lengths, several, there.get("infos", {})
         )
 
     return result
@@ -240,6 +249,7 @@ def summarized(evaluations: Sequence[Evaluation]) -> dict[str, Any]:
         if evaluation.several:
             said[f"eval_returns{suffix}"] = evaluation.means.tolist()
         said["eval_episodes"] = evaluation.episodes
+        said |= {f"eval_{name}{suffix}": value for name, value in evaluation.reported.items()}
     return said
 
 
@@ -252,6 +262,7 @@ def verdict(evaluation: Evaluation, env_name: str | None) -> str:
     if evaluation.several:
         means = evaluation.means
         text += " of each of {} agents (from {} to {})".format(len(means), *digits(means.min(), means.max()))
+    text += "".join(f", {name} {digits(value)[0]}" for name, value in evaluation.reported.items())
     solved = SOLVED.get(env_name or "")
     if solved is not None:
         text += f" (solved: >= {solved:g})" if evaluation.mean >= solved else f" (not solved: < {solved:g})"

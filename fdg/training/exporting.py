@@ -128,7 +128,7 @@ class _Program:
     def of(cls, algorithm: Any, state: Any) -> "_Program":
         memory, structure = jax.tree.flatten(algorithm.actor(state).memory(1))
         held, own = [np.asarray(leaf) for leaf in memory], native(algorithm.env)
-        mask = None if hasattr(algorithm.env, "native") else _mask(algorithm.env)
+        mask = _mask(algorithm.env, own)
         limits = np.iinfo(np.int32)
         for _, leaf in leaves(own.action):
             starts = np.ravel(leaf.get("start", 0))
@@ -216,8 +216,14 @@ def _array(name: str, shape: Sequence[int], dtype: str) -> Description:
     return {"name": name, "shape": ["N", *shape], "dtype": dtype, "jax_dtype": dtype}
 
 
-def _mask(env: Any) -> Description | None:
-    """The mask of an observation; None where the environment gives none. Nothing is run."""
+def _mask(env: Any, own: Native) -> Description | None:
+    """The mask beside observations; None where the environment gives none, or in them. Nothing is run."""
+    arrays = [
+        jax.ShapeDtypeStruct((1, *leaf["shape"][1:]), leaf["jax_dtype"])
+        for _, leaf in leaves(own.observation)
+    ]
+    if features_and_mask(jax.eval_shape(lambda *arrays: own.encode(arrays, None), *arrays))[1] is not None:
+        return None
     _, observation = jax.eval_shape(lambda: env.reset(jax.random.split(jax.random.key(0), 1)))
     _, mask = features_and_mask(observation)
     return None if mask is None else _array("mask", mask.shape[1:], "bool")

@@ -97,7 +97,7 @@ MISTAKES = {
     "no step": (lambda: envs.vectorize(faulty.Motionless()), "has no step", "def step(self, key"),
     "does not hash": (lambda: envs.vectorize(faulty.HoldsAList()), "does not hash", "a frozen dataclass"),
     "step gives four": (on(faulty.GivesFour()), "step gives 4 values: return five", "one flag `done`"),
-    "step gives six": (on(faulty.GivesSix()), "step gives 6 values: return five", "leave info out"),
+    "step gives six": (on(faulty.GivesSix()), "step gives 6 values: return five", "info is a dictionary"),
     "step gives a dict": (
         on(faulty.GivesADict()),
         "a value of type dict",

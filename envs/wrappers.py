@@ -1,0 +1,420 @@
+"""Environments around others: frames stacked, actions repeated, parts hidden, the time shown.
+
+A wrapper takes a batched `envs.Environment`, from whatever source, and is one. Of your own it is a subclass
+of `Wrapper` that says what it shows when an episode begins, and after each step.
+
+Letters in shapes: `B` environments, `A` agents, `K` frames.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs import composite
+from envs.checking import check_spec
+from envs.composite import Dict, ObservationSpace, Tuple
+from envs.environment import State, TimeStep, num_agents
+from envs.native import Native, native, of_spaces
+from envs.observations import MaskedObservation, Observation, features_and_mask
+from envs.spaces import Box, Discrete, MultiDiscrete, Space, bound
+from fdg.errors import FdgError, listed
+
+
+class WrapperState(NamedTuple):
+    """State of a wrapped environment; every leaf has the leading axis `B`."""
+
+    env_state: State  # of the environment inside
+    kept: Any  # what `begin` and `after` gave
+
+    @property
+    def inner(self) -> State:
+        """Of the single environment, as of `EpisodeState`."""
+        return self.env_state.inner
+
+
+@dataclasses.dataclass(frozen=True)
+class Wrapper:
+    """An environment that shows another's observations changed; by itself, as they are.
+
+    A subclass is a frozen dataclass with `observation_space`, `begin` and `after`, pure functions of a batch:
+    each row of what they give depends on that row alone. What they get and give are observations without
+    masks, arrays or parts `[B, (A,) *shape]`; a mask passes by.
+    """
+
+    env: Any  # an envs.Environment
+
+    def __post_init__(self) -> None:
+        check_spec(self.env)
+
+    @property
+    def observation_space(self) -> ObservationSpace:
+        """Space of one observation."""
+        return self.env.observation_space
+
+    def begin(self, observation: Any) -> tuple[Any, Any]:
+        """What to keep, `[B, ...]` each, and to show, of the first observation of episodes."""
+        return (), observation
+
+    def after(self, kept: Any, observation: Any) -> tuple[Any, Any]:
+        """The same of the observation after a step."""
+        return self.begin(observation)
+
+    @property
+    def name(self) -> str:
+        """Name of the environment inside."""
+        return self.env.name
+
+    @property
+    def num_agents(self) -> int | None:
+        """Agents of the environment inside."""
+        return num_agents(self.env)
+
+    @property
+    def action_space(self) -> Space:
+        """Space of one action."""
+        return self.env.action_space
+
+    @property
+    def max_episode_steps(self) -> int | None:
+        """Steps after which an episode is truncated."""
+        return self.env.max_episode_steps
+
+    @property
+    def info(self) -> tuple[str, ...]:
+        """Names of what is reported of each episode."""
+        return getattr(self.env, "info", ())
+
+    @property
+    def single(self) -> Any:
+        """The single environment within, where there is one: it draws states."""
+        return self.env.single
+
+    @property
+    def native(self) -> Native:
+        """Actions as the library inside has them, and observations as this environment shows them."""
+        inside = native(self.env)
+        return of_spaces(self)._replace(action=inside.action, decode=inside.decode)
+
+    def reset(self, keys: jax.Array) -> tuple[WrapperState, Observation]:
+        """Start one episode a key; see `Environment.reset`."""
+        state, observation = self.env.reset(keys)
+        kept, shown = _of_features(self.begin, observation)
+        return WrapperState(state, kept), shown
+
+    def step(self, keys: jax.Array, state: WrapperState, action: jax.Array) -> tuple[WrapperState, TimeStep]:
+        """Take one step in every environment; see `Environment.step`."""
+        env_state, step = self.env.step(keys, state.env_state, action)
+        kept, final = _of_features(lambda x: self.after(state.kept, x), step.final_observation)
+        begun, first = _of_features(self.begin, step.observation)
+        kept, shown = _where(step.done, (begun, first), (kept, final))
+        return WrapperState(env_state, kept), step._replace(observation=shown, final_observation=final)
+
+
+@dataclasses.dataclass(frozen=True)
+class FrameStack(Wrapper):
+    """The last `frames` observations at once, oldest first; where an episode begins, its first one as often.
+
+    They lie side by side along the last axis, pictures of two axes as channels: of a space `[H, W, C]` it is
+    `[H, W, frames * C]`, of `[D]` `[frames * D]`, of a picture `[H, W]` `[H, W, frames]`. A category becomes
+    `frames` of them. Of parts, each is stacked.
+
+    >>> from envs import make
+    >>> FrameStack(make("CartPole-v1"), 4).observation_space.shape
+    (16,)
+    """
+
+    frames: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_count(self, "frames")
+
+    @property
+    def observation_space(self) -> ObservationSpace:
+        """Space of the frames together."""
+        return _mapped(self._stacked, self.env.observation_space)
+
+    def begin(self, observation: Any) -> tuple[Any, Any]:
+        """As many of the first observation."""
+        stacked = self._map(lambda new: jnp.concatenate([new] * self.frames, axis=-1), observation)
+        return stacked, stacked
+
+    def after(self, kept: Any, observation: Any) -> tuple[Any, Any]:
+        """Without the oldest."""
+
+        def shifted(new: jax.Array, old: jax.Array) -> jax.Array:
+            return jnp.concatenate([old[..., new.shape[-1] :], new], axis=-1)
+
+        stacked = self._map(shifted, observation, kept)
+        return stacked, stacked
+
+    def _map(self, function: Callable[..., jax.Array], observation: Any, *others: Any) -> Any:
+        def of_part(part: Space, new: jax.Array, *rest: jax.Array) -> jax.Array:
+            return function(new[..., None] if _is_flat(part) else new, *rest)
+
+        return composite.map_parts(of_part, self.env.observation_space, observation, *others)
+
+    def _stacked(self, part: Space) -> Space:
+        match part:
+            case Discrete(n):
+                return MultiDiscrete((n,) * self.frames)
+            case MultiDiscrete(nvec):
+                return MultiDiscrete(nvec * self.frames)
+        ends = [end[..., None] if _is_flat(part) else end for end in (part.low_array, part.high_array)]
+        low, high = (np.concatenate([end] * self.frames, axis=-1) for end in ends)
+        return Box(bound(low), bound(high), low.shape, part.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class ActionRepeat(Wrapper):
+    """Every action is taken `times` times, or to the end of the episode; its rewards are added up.
+
+    Steps, and the time limit, count actions. For environments of JAX's: one on the host cannot be stopped in
+    the middle, and has options of its own (EnvPool's `frame_skip`), or a wrapper of its library's.
+    """
+
+    times: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_count(self, "times")
+        inside = self.env
+        while isinstance(inside, Wrapper):
+            inside = inside.env
+        if hasattr(inside, "source"):
+            raise FdgError(
+                f"environment '{self.name}': it runs on the host, where ActionRepeat cannot stop when an"
+                " episode ends: repeat actions within it, by an option or a wrapper of its library's"
+            )
+
+    @property
+    def max_episode_steps(self) -> int | None:
+        """Actions after which an episode is truncated."""
+        limit = self.env.max_episode_steps
+        return None if limit is None else -(-limit // self.times)
+
+    @property
+    def native(self) -> Native:
+        """As of the environment inside."""
+        return native(self.env)
+
+    def step(self, keys: jax.Array, state: WrapperState, action: jax.Array) -> tuple[WrapperState, TimeStep]:
+        """Take up to `times` steps in every environment."""
+
+        def again(i: jax.Array, so_far: Any) -> Any:
+            before, step = so_far
+            new_keys = jax.vmap(lambda key: jax.random.fold_in(key, i))(keys)
+            after, new = self.env.step(new_keys, before, action)
+            new = new._replace(reward=step.reward + new.reward)
+            return _where(step.done, so_far, (after, new))
+
+        first = self.env.step(keys, state.env_state, action)
+        env_state, step = jax.lax.fori_loop(1, self.times, again, first)
+        steps = -(-step.episode_length // self.times)
+        return WrapperState(env_state, ()), step._replace(episode_length=steps)
+
+
+@dataclasses.dataclass(frozen=True)
+class HideObservations(Wrapper):
+    """Without some parts of observations: of a `Dict` by name, of a `Tuple` by position.
+
+    Of vectors (a `Box` of one axis, a `MultiDiscrete`) single components, by position. A memory, or stacked
+    frames, then have something to find out.
+
+    >>> from envs import make
+    >>> HideObservations(make("CartPole-v1"), (1, 3)).observation_space.shape  # the velocities
+    (2,)
+    """
+
+    hidden: tuple[str | int, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = (self.hidden,) if isinstance(self.hidden, str | int) else tuple(self.hidden)
+        object.__setattr__(self, "hidden", given)
+        space, there = self.env.observation_space, self._there
+        kind = f"environment '{self.name}': HideObservations"
+        if not there:
+            raise FdgError(f"{kind}: an observation of {space} has no parts to hide")
+        if unknown := [one for one in given if isinstance(one, bool) or one not in there]:
+            raise FdgError(f"{kind}: there is no part {unknown[0]!r}, but {listed(map(repr, there), 'and')}")
+        if set(given) >= set(there):
+            raise FdgError(f"{kind}: all parts are hidden: leave one")
+
+    @property
+    def observation_space(self) -> ObservationSpace:
+        """Space of what is left."""
+        space = self.env.observation_space
+        match space:
+            case Dict(privileged=privileged):
+                left = self._chosen(dict(space.spaces))
+                return Dict(left, [name for name in privileged if name in left])
+            case Tuple(spaces=parts):
+                return Tuple(self._chosen(parts))
+            case MultiDiscrete(nvec=nvec):
+                return MultiDiscrete(self._chosen(nvec))
+        low, high = (self._chosen(end) for end in (space.low_array, space.high_array))
+        return Box(bound(low), bound(high), low.shape, space.dtype)
+
+    def begin(self, observation: Any) -> tuple[Any, Any]:
+        """What is left."""
+        return (), self._chosen(observation)
+
+    @property
+    def native(self) -> Native:
+        """As of the environment inside: what is hidden may be given."""
+        inside = native(self.env)
+
+        def encode(arrays: Any, mask: Any) -> Any:
+            return _of_features(self.begin, inside.encode(arrays, mask))[1]
+
+        return inside._replace(encode=encode)
+
+    @property
+    def _there(self) -> list[Any]:
+        space = self.env.observation_space
+        match space:
+            case Dict(spaces=spaces):
+                return [name for name, _ in spaces]
+            case Tuple(spaces=parts):
+                return [*range(len(parts))]
+        return [*range(space.shape[0])] if len(space.shape) == 1 else []
+
+    def _chosen(self, parts: Any) -> Any:
+        """What is not hidden of a dictionary, a tuple, or an array by its last axis."""
+        left = [key for key in self._there if key not in self.hidden]
+        if isinstance(parts, dict):
+            return {key: parts[key] for key in left}
+        return tuple(parts[key] for key in left) if isinstance(parts, tuple) else parts[..., np.array(left)]
+
+
+@dataclasses.dataclass(frozen=True)
+class TimeAware(Wrapper):
+    """Observations with the share of the time limit that has passed, from 0 to 1.
+
+    Where an episode is cut by a clock, what is still to come depends on it (Pardo et al. 2018, "Time Limits
+    in Reinforcement Learning", arXiv 1712.00378). A vector of float32 gets one more component, last; a
+    dictionary a part `time`; of anything else it is a dictionary with the parts `observation` and `time`.
+
+    >>> from envs import make
+    >>> TimeAware(make("CartPole-v1")).observation_space.shape
+    (5,)
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.env.max_episode_steps is None:
+            raise FdgError(f"environment '{self.name}': TimeAware: it has no time limit, max_episode_steps")
+        space = self.env.observation_space
+        if isinstance(space, Dict) and "time" in dict(space.spaces):
+            raise FdgError(f"environment '{self.name}': TimeAware: it has a part 'time' already")
+
+    @property
+    def observation_space(self) -> ObservationSpace:
+        """Space with the time in it."""
+        space = self.env.observation_space
+        if self._is_vector:
+            low, high = (np.append(end, x) for end, x in ((space.low_array, 0.0), (space.high_array, 1.0)))
+            return Box(bound(low), bound(high), low.shape)
+        time = {"time": Box(0.0, 1.0, (1,))}
+        if isinstance(space, Dict):
+            return Dict({**dict(space.spaces), **time}, space.privileged)
+        return Dict({"observation": space, **time})
+
+    def begin(self, observation: Any) -> tuple[Any, Any]:
+        """No time has passed."""
+        steps = jnp.zeros(jax.tree.leaves(observation)[0].shape[0], jnp.int32)
+        return steps, self._with_time(steps, observation)
+
+    def after(self, kept: jax.Array, observation: Any) -> tuple[Any, Any]:
+        """One more step has."""
+        return kept + 1, self._with_time(kept + 1, observation)
+
+    def _with_time(self, steps: jax.Array, observation: Any) -> Any:
+        agents = () if self.num_agents is None else (self.num_agents,)
+        passed = steps.astype(jnp.float32) / self.env.max_episode_steps
+        shape = (steps.shape[0], *agents, 1)
+        time = jnp.broadcast_to(passed.reshape(-1, *(1,) * (len(shape) - 1)), shape)
+        if self._is_vector:
+            return jnp.concatenate([observation, time], axis=-1)
+        parts = observation if isinstance(self.env.observation_space, Dict) else {"observation": observation}
+        return {**parts, "time": time}
+
+    @property
+    def _is_vector(self) -> bool:
+        space = self.env.observation_space
+        return isinstance(space, Box) and len(space.shape) == 1 and space.dtype == "float32"
+
+
+# Parameters of `envs.make` beside an environment's own, from the innermost wrapper to the outermost: which it
+# is, and which field the value is of; without one, whether it is there.
+_BY_PARAMETER: dict[str, tuple[type[Wrapper], str | None]] = {
+    "action_repeat": (ActionRepeat, "times"),
+    "hide_observations": (HideObservations, "hidden"),
+    "time_aware": (TimeAware, None),
+    "frame_stack": (FrameStack, "frames"),
+}
+PARAMETERS = tuple(_BY_PARAMETER)
+
+
+def wrapped(env: Any, parameters: Mapping[str, Any]) -> Any:
+    """The environment with the wrappers around it that `parameters` name (others are left alone)."""
+    for name, (cls, field) in _BY_PARAMETER.items():
+        if parameters.get(name, False) is not False:
+            env = cls(env) if field is None else cls(env, **{field: parameters[name]})
+    return env
+
+
+def unwrapped(env: Any) -> tuple[Any, dict[str, Any]]:
+    """What is within an environment's wrappers, and the parameters that name these, the innermost first.
+
+    >>> from envs import make
+    >>> unwrapped(FrameStack(make("CartPole-v1"), 4))[1]
+    {'frame_stack': 4}
+    """
+    for name, (cls, field) in _BY_PARAMETER.items():
+        if type(env) is cls:
+            inside, parameters = unwrapped(env.env)
+            return inside, {**parameters, name: True if field is None else getattr(env, field)}
+    return env, {}
+
+
+def _of_features(function: Callable[[Any], tuple[Any, Any]], observation: Observation) -> tuple[Any, Any]:
+    """What a function keeps and shows of an observation; a mask stays as it is."""
+    features, mask = features_and_mask(observation)
+    kept, shown = function(features)
+    return kept, shown if mask is None else MaskedObservation(shown, mask)
+
+
+def _where(chosen: jax.Array, one: Any, other: Any) -> Any:
+    """Row by row, of two pytrees of arrays `[B, ...]`, the first where `chosen [B]`."""
+    return jax.vmap(lambda c, x, y: jax.tree.map(lambda a, b: jnp.where(c, a, b), x, y))(chosen, one, other)
+
+
+def _mapped(function: Callable[[Space], Space], space: ObservationSpace) -> ObservationSpace:
+    match space:
+        case Dict(spaces=spaces, privileged=privileged):
+            return Dict({name: _mapped(function, part) for name, part in spaces}, privileged)
+        case Tuple(spaces=parts):
+            return Tuple(tuple(_mapped(function, part) for part in parts))
+    return function(space)
+
+
+def _is_flat(part: Space) -> bool:
+    """Whether frames of it need a last axis to lie along: a number, or a picture of two axes."""
+    if not isinstance(part, Box) or len(part.shape) != 2:
+        return not part.shape
+    return part.dtype == "uint8" or part.is_image
+
+
+def _check_count(wrapper: Any, field: str) -> None:
+    value = getattr(wrapper, field)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        name = type(wrapper).__name__
+        raise FdgError(
+            f"environment '{wrapper.name}': {name}({field}={value!r}): give an integer of at least 1"
+        )

@@ -1,0 +1,238 @@
+"""Wrappers: numbers worked by hand, random spaces, any source, several devices, and by name."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import algos
+import envs
+import fdg
+import policies
+from envs import Box, Dict, Discrete, MaskedObservation, MultiDiscrete, Tuple, composite, host
+from envs.native import native
+from fdg.errors import FdgError
+from fdg.training import description
+from tests.envs.conformance import assert_conforms
+from tests.training.trained import small
+
+
+@dataclasses.dataclass(frozen=True)
+class Counter:
+    """Shows the step and twice that; the reward is the step; it ends at `length`, and says how it went."""
+
+    length: int = 5
+    limit: int | None = None
+    name: ClassVar[str] = "counter"
+    observation_space: ClassVar[Box] = Box(0.0, 100.0, (2,))
+    action_space: ClassVar[Discrete] = Discrete(2)
+
+    @property
+    def max_episode_steps(self):
+        return self.limit
+
+    def reset(self, key):
+        return jnp.int32(0), jnp.zeros(2)
+
+    def step(self, key, state, action):
+        state = state + 1
+        info = {"is_success": action == 1, "steps": state}
+        return state, jnp.array([1.0, 2.0]) * state, state, state >= self.length, False, info
+
+
+def steps_of(env, actions):
+    """Time steps of a batch of two: `[T]` NumPy trees."""
+    keys = jax.random.split(jax.random.key(0), 2)
+    state, first = env.reset(keys)
+    found = []
+    for action in actions:
+        state, step = env.step(keys, state, jnp.full(2, action))
+        found.append(jax.tree.map(lambda x: np.asarray(x)[0].tolist(), step))
+    return jax.tree.map(lambda x: np.asarray(x)[0].tolist(), first), found
+
+
+def test_frames_side_by_side_and_an_episodes_first_one_repeated():
+    env = envs.FrameStack(envs.vectorize(Counter(3)), 3)
+    first, steps = steps_of(env, [0] * 4)
+    assert env.observation_space == Box(0.0, 100.0, (6,)) and first == [0.0] * 6
+    assert [step.final_observation for step in steps] == [
+        [0, 0, 0, 0, 1, 2],
+        [0, 0, 1, 2, 2, 4],
+        [1, 2, 2, 4, 3, 6],  # the end
+        [0, 0, 0, 0, 1, 2],
+    ]
+    assert steps[2].observation == [0.0] * 6 and steps[3].observation == [0, 0, 0, 0, 1, 2]
+
+
+def test_an_action_repeated_stops_where_the_episode_does():
+    env = envs.ActionRepeat(envs.vectorize(Counter(5), info=("is_success", "steps")), 2)
+    _, steps = steps_of(env, [1, 1, 1, 0])
+    assert [step.reward for step in steps] == [1 + 2, 3 + 4, 5, 1 + 2]
+    assert [step.terminated for step in steps] == [False, False, True, False]
+    assert [step.final_observation[0] for step in steps] == [2, 4, 5, 2]
+    assert [step.observation[0] for step in steps] == [2, 4, 0, 2]
+    assert (steps[2].episode_return, steps[2].episode_length) == (15, 3)
+    assert steps[2].episode_info == {"is_success": 1.0, "steps": 5.0}
+    assert steps[1].episode_info == {"is_success": 0.0, "steps": 0.0}
+    limited = envs.ActionRepeat(envs.vectorize(Counter(99, limit=5)), 2)
+    assert limited.max_episode_steps == 3
+    _, steps = steps_of(limited, [1] * 4)
+    assert [step.truncated for step in steps] == [False, False, True, False]
+
+
+def test_the_time_is_the_share_of_the_limit():
+    env = envs.TimeAware(envs.vectorize(Counter(3, limit=4)))
+    first, steps = steps_of(env, [0] * 4)
+    assert first == [0, 0, 0] and env.observation_space.high_array.tolist() == [100, 100, 1]
+    assert [step.final_observation[2] for step in steps] == [0.25, 0.5, 0.75, 0.25]
+    assert [step.observation[2] for step in steps] == [0.25, 0.5, 0, 0.25]
+
+
+def test_hidden_components_are_gone():
+    env = envs.HideObservations(envs.vectorize(Counter()), (0,))
+    first, steps = steps_of(env, [0, 0])
+    assert first == [0.0] and [step.observation for step in steps] == [[2], [4]]
+
+
+LEAVES = st.sampled_from(
+    [
+        Box(-1.0, (0.5, 2.0), (2,)),
+        Box(0.0, 255.0, (3, 4), "uint8"),
+        Box(0.0, 255.0, (3, 4, 2), "uint8"),
+        Box(0.0, 4.0, (3, 3), "int32"),
+        Box(0.0, 1.0, ()),
+        Discrete(3),
+        MultiDiscrete((2, 3)),
+    ]
+)
+SPACES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.dictionaries(st.sampled_from("abc"), inner, min_size=1, max_size=2).map(Dict),
+        st.lists(inner, min_size=1, max_size=2).map(lambda parts: Tuple(tuple(parts))),
+    ),
+    max_leaves=4,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawn:
+    """Shows elements of a space, drawn; ends now and then."""
+
+    observation_space: composite.ObservationSpace
+    agents: int | None = None
+    masked: bool = False
+    name: ClassVar[str] = "drawn"
+    action_space: ClassVar[Discrete] = Discrete(3)
+    max_episode_steps: ClassVar[int] = 7
+
+    def __getattr__(self, name):
+        if name == "num_agents" and self.agents:
+            return self.agents
+        raise AttributeError(name)
+
+    def see(self, key):
+        draw = lambda key: composite.sample(self.observation_space, key)  # noqa: E731
+        leading = () if self.agents is None else (self.agents,)
+        seen = jax.vmap(draw)(jax.random.split(key, self.agents)) if self.agents else draw(key)
+        mask = jnp.ones((*leading, 3), bool).at[..., jax.random.randint(key, (), 0, 3)].set(False)
+        return MaskedObservation(seen, mask) if self.masked else seen
+
+    def reset(self, key):
+        return jnp.int32(0), self.see(key)
+
+    def step(self, key, state, action):
+        reward = jnp.asarray(action, jnp.float32)
+        return state + 1, self.see(key), reward, jax.random.bernoulli(key, 0.3), False
+
+
+@settings(max_examples=3, deadline=None, derandomize=True)
+@given(SPACES, st.sampled_from([None, 2]), st.booleans())
+def test_any_environment_can_be_wrapped(space, agents, masked):
+    """All four around it keep what every environment keeps; frames agree with a list of them."""
+    plain = envs.vectorize(Drawn(space, agents, masked))
+    stacked = envs.FrameStack(plain, 2)
+    rollout = assert_conforms(stacked, plain)
+    seen = jax.tree.leaves(envs.features_and_mask(rollout.step.final_observation)[0])
+    alone = jax.tree.leaves(envs.features_and_mask(rollout.beside.final_observation)[0])
+    for frames, frame in zip(seen, alone, strict=True):  # the newest is the observation, whatever its shape
+        newest = frames[..., frames.shape[-1] // 2 :]
+        np.testing.assert_array_equal(newest.reshape(frame.shape), frame)
+    env = envs.TimeAware(envs.FrameStack(envs.ActionRepeat(plain, 2), 2))
+    assert_conforms(envs.HideObservations(env, next(iter(dict(env.observation_space.spaces)))))
+    assert native(env).observation and hash(env) == hash(dataclasses.replace(env))
+
+
+@pytest.mark.parametrize(
+    ("wrap", "said"),
+    [
+        (lambda env: envs.FrameStack(env, 0), r"FrameStack\(frames=0\): give an integer of at least 1"),
+        (lambda env: envs.ActionRepeat(env, 1.5), r"ActionRepeat\(times=1.5\)"),
+        (lambda env: envs.HideObservations(env, ("speed",)), "there is no part 'speed', but 0, 1, 2 and 3"),
+        (lambda env: envs.HideObservations(env, (0, 1, 2, 3)), "all parts are hidden: leave one"),
+        (lambda env: envs.HideObservations(envs.make("probe:masked"), True), "no part"),
+        (lambda env: envs.TimeAware(envs.vectorize(Counter())), "it has no time limit, max_episode_steps"),
+        (lambda env: envs.FrameStack("CartPole-v1"), r"is a name: write env=envs.make\('CartPole-v1'\)"),
+        (lambda env: envs.FrameStack(env.single), "is one instance"),
+        (
+            lambda env: envs.ActionRepeat(envs.make("gymnasium:CartPole-v1"), 2),
+            "runs on the host, where ActionRepeat cannot stop",
+        ),
+        (lambda env: envs.make("text:sorting", frame_stack=2), "a task of text, which takes no frame_stack"),
+        (lambda env: envs.make("CartPole-v1", info=3), "info=3: give names"),
+    ],
+)
+def test_mistakes_are_one_line(wrap, said):
+    with pytest.raises(FdgError, match=said) as caught:
+        wrap(envs.make("CartPole-v1"))
+    assert "\n" not in str(caught.value)
+
+
+def test_by_name_and_from_a_file(tmp_path):
+    env = envs.make(*envs.parse("CartPole-v1?gravity=9.0")[:1], gravity=9.0, frame_stack=2, time_aware=True)
+    assert env == envs.FrameStack(envs.TimeAware(envs.make("CartPole-v1", gravity=9.0)), 2)
+    name, given = envs.parse("CartPole-v1?hide_observations=(1,3)&frame_stack=2")
+    wrapped = envs.FrameStack(envs.HideObservations(envs.make(name), given["hide_observations"]), 2)
+    assert envs.make(name, **given) == wrapped
+    wrapped = envs.ActionRepeat(wrapped, 3)  # in another order than parameters have: without a name
+    algorithm = algos.PPO(env=wrapped.env, num_envs=4, num_steps=8, num_minibatches=2, total_steps=32)
+    assert (
+        description.describe(algorithm, policies.GPUOnly())["env"]
+        == f"{name}?hide_observations=(1, 3)&frame_stack=2"
+    )
+    other = dataclasses.replace(algorithm, env=wrapped)
+    assert description.describe(other, policies.GPUOnly())["rebuilds"] is False
+    fdg.fit(algorithm, eval_episodes=0, progress=False, out=tmp_path / "run", devices=1)
+    loaded = fdg.load(tmp_path / "run")
+    assert loaded.algorithm == algorithm and loaded.policy(np.zeros(4)).shape == ()
+    assert envs.beyond_registries("gymnasium:CartPole-v1", {"info": "is_success"}) is None
+
+
+def test_numbers_are_the_same_on_several_devices():
+    env = envs.FrameStack(envs.ActionRepeat(envs.make("CartPole-v1"), 2), 2)
+    algorithm = dataclasses.replace(small(num_envs=8), env=env)
+    found = []
+    for count in (1, 4):
+        engine = fdg.compile(algorithm, policies.GPUOnly(), devices=jax.devices()[:count])
+        found.append(jax.tree.leaves(engine.run(engine.init(seed=0), 1)[1]))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_around_one_of_the_host_its_actions_stay_its_own():
+    env = envs.make("gymnasium:tests.training.test_deployed:Codes-v0", workers=1, frame_stack=2)
+    assert native(env).action["parts"]["go"]["start"] == 10
+    hidden = envs.HideObservations(env.env, "camera")
+    assert "camera" in native(hidden).observation["parts"]
+    keys = jax.random.split(jax.random.key(0), 2)
+    state, seen = env.reset(keys)
+    alone = envs.features_and_mask(seen)[0]["told"][0]
+    assert alone.shape == (2, 2) and (alone[:, 0] == alone[:, 1]).all()
+    _, step = env.step(keys, state, jnp.zeros((2, 2), jnp.int32))
+    assert envs.features_and_mask(step.observation)[1].shape == (2, 5)
+    host.close()

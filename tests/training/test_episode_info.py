@@ -1,0 +1,111 @@
+"""What environments report of episodes beside their return: in metrics, evaluations and tables, by name."""
+
+import dataclasses
+from typing import ClassVar
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import envs
+import fdg
+from envs import host
+from fdg.commands.using import evaluate_main
+from fdg.errors import FdgError, HostError
+from tests.training.trained import fitted, small
+
+
+class Succeeds(gymnasium.Env):
+    """Episodes of three steps; every other one succeeds, the first one too."""
+
+    observation_space = spaces.Box(0, 9, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self):
+        self.episode, self.time = 0, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.episode, self.time = self.episode + 1, 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.time += 1
+        info = {"time": self.time, "is_success": self.episode % 2 == 1} if self.time == 3 else {"time": 0}
+        return np.full(1, self.time, np.float32), 1.0, False, self.time == 3, info
+
+
+gymnasium.register("Succeeds-v0", entry_point=Succeeds)
+NAME = "gymnasium:tests.training.test_episode_info:Succeeds-v0"
+
+
+def test_a_host_reports_them_in_metrics_evaluations_and_tables(tmp_path, capsys):
+    """Of two instances six steps an iteration: of their four episodes, two succeed."""
+    name, given = envs.parse(f"{NAME}?info=('is_success', 'time')&workers=1")
+    algorithm = dataclasses.replace(small(num_envs=2, num_steps=6), env=envs.make(name, **given))
+    run = fitted(tmp_path / "run", algorithm, iterations=2, eval_episodes=3)
+    for row in run.metrics:
+        assert (row["episodes"], row["episode_is_success"], row["episode_time"]) == (4, 0.5, 3)
+    assert run.summary["eval_is_success"] == 1 and run.summary["eval_time"] == 3
+    assert "over 3 episodes, is_success 1.00, time 3.00" in run.said
+    assert evaluate_main([str(run.path), "--episodes", "2", "--actions", "greedy", "--trust"]) == 0
+    assert "is_success 1.00, time 3.00" in capsys.readouterr().out
+    evaluation = fdg.load(run.path, trust=True).evaluate(2)
+    assert [row["is_success"] for row in evaluation.rows()] == [1, 1]
+    host.close()
+
+
+@dataclasses.dataclass(frozen=True)
+class Walk:
+    """Three steps; it succeeds where the action was 1 last."""
+
+    name: ClassVar[str] = "walk"
+    observation_space: ClassVar[envs.Box] = envs.Box(0.0, 1.0, (1,))
+    action_space: ClassVar[envs.Discrete] = envs.Discrete(2)
+    max_episode_steps: ClassVar[int] = 3
+
+    def reset(self, key):
+        return jnp.int32(0), jnp.zeros(1)
+
+    def step(self, key, state, action):
+        return state + 1, jnp.zeros(1), action, False, False, {"is_success": action == 1, "at": state}
+
+
+def test_one_of_jax_reports_the_last_step_of_each_episode():
+    env = envs.vectorize(Walk(), info=("is_success",))
+    assert envs.check(env, steps=8)
+    keys = jax.random.split(jax.random.key(0), 2)
+    state, _ = env.reset(keys)
+    for t, action in enumerate(([1, 1], [1, 0], [0, 1])):
+        state, step = env.step(keys, state, jnp.array(action))
+        assert step.episode_info["is_success"].tolist() == ([0, 1] if t == 2 else [0, 0])
+    algorithm = dataclasses.replace(small(num_envs=2, num_steps=3), env=env)
+    run = fdg.Run(algorithm, jax.jit(algorithm.init)(jax.random.key(0)), 0)
+    evaluation = run.evaluate(4)
+    assert evaluation.infos["is_success"].shape == (1, 4)
+    last = evaluation.reported["is_success"]
+    assert last == float(run.policy(np.zeros(1))) and f"is_success {last:.3f}"[:14] in str(evaluation)[:200]
+    state, metrics = jax.jit(algorithm.iterate)(run.state)
+    assert 0 <= float(metrics["episode_is_success"]) <= 1
+
+
+def test_what_is_not_there_is_named():
+    env = envs.vectorize(Walk(), info=("is_succes",))
+    with pytest.raises(
+        FdgError, match="step gives no 'is_succes', which info names: it gives is_success and at"
+    ):
+        envs.check(env)
+    keys = jax.random.split(jax.random.key(0), 1)
+    env = envs.make(NAME, info="is_succes", workers=1)
+    with pytest.raises(
+        Exception, match=r"no 'is_succes' in info at the end of an episode: .* 'time', 'is_succ"
+    ):
+        state, _ = env.reset(keys)
+        for _ in range(3):
+            state, step = env.step(keys, state, jnp.zeros(1, jnp.int32))
+            jax.block_until_ready(step)
+    host.close()
+    assert HostError
