@@ -7,6 +7,7 @@ the next trip), `step -> learn` (once, T rows stacked), and `learn -> act` (to t
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jax.extend import core
@@ -124,13 +125,12 @@ class Reader:
         grouped: dict[tuple, list[tuple[int, int]]] = {}
         for target, (_, eqn, scope, _) in enumerate(self.sites):
             arrivals: dict[tuple[int, int], Way] = {}
-            for var in {v for v in eqn.invars if not isinstance(v, core.Literal)}:
-                for source, value, way in self._sources(scope, var):
-                    key = (source, value)
-                    # One value may come in several ways (each step, and from the last iteration to the
-                    # first step): the most frequent one counts, then the least delayed.
-                    if key not in arrivals or _precedence(way) > _precedence(arrivals[key]):
-                        arrivals[key] = way
+            for source, value, way in self._sources(scope, eqn.invars):
+                key = (source, value)
+                # One value may come in several ways (each step, and from the last iteration to the
+                # first step): the most frequent one counts, then the least delayed.
+                if key not in arrivals or _precedence(way) > _precedence(arrivals[key]):
+                    arrivals[key] = way
             for (source, value), way in arrivals.items():
                 group = (source, target, way.crossings, way.delay, way.copies)
                 grouped.setdefault(group, []).append((value, way.bytes))
@@ -138,15 +138,16 @@ class Reader:
             numbers, sizes = zip(*sorted(values), strict=True)
             yield Edge(names[source], names[target], numbers, sum(sizes), crossings, delay)
 
-    def _sources(self, scope: Scope, var: core.Var):
-        """Fragments whose outputs reach `var` of `scope` through code between fragments.
+    def _sources(self, scope: Scope, operands: Sequence[Any]):
+        """Fragments whose outputs reach some operands in `scope` through code between fragments.
 
         Yields (source, value number, way). What crosses is the source's own output,
         since code between fragments lives with its consumer; it crosses once each time the outermost
         jaxpr on its way runs, the trips of a finished loop stacked together.
         """
         around = {id(s) for s in _around(scope)}  # in these, a carry comes from an earlier trip
-        work: list[tuple[Scope, Any, int, tuple[int, ...], str]] = [(scope, var, scope.calls, (1,), "")]
+        work: list[tuple[Scope, Any, int, tuple[int, ...], str]]
+        work = [(scope, v, scope.calls, (1,), "") for v in operands]
         seen = set()
         while work:
             here, v, crossings, copies, delay = item = work.pop()

@@ -1,5 +1,6 @@
 """The batch axis of each leaf of the state, from the borders of the fragments that read it."""
 
+import collections
 from typing import Any, TypeAlias
 
 from jax.extend import core
@@ -18,14 +19,28 @@ def state_axes(jaxpr: Any, num_leaves: int) -> Axes:
     it comes back with.
     """
     inside = jaxprs.open_jaxpr(jaxpr)
-    axes = _declared(inside, {})[:num_leaves]
-    for _ in range(len(axes) + 1):
+    axes, before = _declared(inside, {})[:num_leaves], None
+    while axes != before:
+        before = axes
         ends = batch_flow.axes(jaxpr, axes)
-        later = tuple(end if axis is None else axis for axis, end in zip(axes, ends, strict=False))
-        if later == axes:
-            break
-        axes = later
+        later = (end if axis is None else axis for axis, end in zip(axes, ends, strict=False))
+        axes = _handed_on(inside, list(later))
     return axes
+
+
+def _handed_on(jaxpr: core.Jaxpr, axes: list[int | None]) -> Axes:
+    """The axes, and those of leaves whose next value is another leaf, as in a history of many."""
+    ends = collections.defaultdict(list)
+    for i in range(len(axes)):
+        ends[id(jaxpr.outvars[i])].append(i)
+    known = [i for i, axis in enumerate(axes) if axis is not None]
+    while known:
+        leaf = known.pop()
+        for i in ends[id(jaxpr.invars[leaf])]:
+            if axes[i] is None:
+                axes[i] = axes[leaf]
+                known.append(i)
+    return tuple(axes)
 
 
 def _declared(jaxpr: core.Jaxpr, known: dict[core.Jaxpr, Axes]) -> Axes:
