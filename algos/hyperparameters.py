@@ -50,6 +50,9 @@ NETWORK: dict[str, Any] = {
     "holds": "network",
 }
 
+MOST = 2**31 - 1  # of a size or a count: what an int32 index holds
+MOST_STEPS = 10**12  # of the longest runs
+
 PRECISION: dict[str, Any] = {
     "help": "of the operands of networks' products; bfloat16 is quicker where a device has units for it"
 }
@@ -87,7 +90,8 @@ def structural(algorithm_class: Any) -> dict[str, str]:
 def require_types(algorithm: Any) -> None:
     """Requires that each field holds what its annotation says, as far as that can be told.
 
-    A number may be NumPy's, or a traced one where a float is expected.
+    A number may be NumPy's, or a traced one where a float is expected. Whole numbers are at most `MOST`,
+    `total_steps` at most `MOST_STEPS`.
 
     Raises:
       FdgError: names the field, its value, what is expected, and where it is plain, what to write.
@@ -102,6 +106,14 @@ def require_types(algorithm: Any) -> None:
                 False,
                 f"{field.name}={value!r:.60}: it must be {_expected(kind)}"
                 f"{_suggestion(field.name, value, kind)}",
+            )
+        most = MOST_STEPS if field.name == "total_steps" else MOST
+        items: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
+        for item in items:
+            require(
+                algorithm,
+                not isinstance(item, int | np.integer) or abs(item) <= most,
+                f"{field.name}={value!r:.60}: no machine holds so many: use at most {most}",
             )
 
 

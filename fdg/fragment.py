@@ -48,6 +48,7 @@ ad.deflinear2(
 # ---------------------------------------------------------------------------------------------------
 
 _PREFIX = "fdg"
+_MOST_ROWS = 2**40  # planning looks for divisors of a batch, up to its square root
 
 ROLES = ("environment", "actor", "buffer", "learner", "gradient", "update", "reward", "reference", "critic")
 """Those that policies know; any other word is allowed."""
@@ -134,6 +135,11 @@ def _check_batch(mark: FragmentMark, sizes: dict[str, int]) -> None:
         raise GraphError(
             f"fragment '{mark.name}' ({mark.role}): its batch axes differ in size ({listed}): "
             f"point in_axes/out_axes at the axis that all share, or use None"
+        )
+    if max(sizes.values(), default=0) > _MOST_ROWS:
+        raise GraphError(
+            f"fragment '{mark.name}' ({mark.role}): its batch has {max(sizes.values())} rows, and no machine"
+            f" holds more than {_MOST_ROWS}: use a smaller batch"
         )
 
 

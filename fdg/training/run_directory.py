@@ -14,6 +14,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from algos.hyperparameters import MOST_STEPS
 from fdg import files
 from fdg.errors import FdgError, FdgWarning, RunError
 from fdg.reading import open_regular, read_json
@@ -354,7 +355,6 @@ _WHOLE = {
 _KINDS: dict[str, Any] = {"policy_fields": dict, "hyperparameters": dict, "resumes": list}
 _TEXTS = ("algo", "env", "policy", "sweep", "search")
 _DEEPEST = 20  # values within values; ours have three
-_LARGEST = 10**12  # steps of the longest runs; a batch of more would take for ever to plan
 
 
 def checked_config(file: Path, said: Any) -> dict[str, Any]:
@@ -376,7 +376,7 @@ def checked_config(file: Path, said: Any) -> dict[str, Any]:
         elif name in _TEXTS and not isinstance(value, str | None):
             wrong = "a string"
         elif _is_beyond(value):
-            wrong = f"numbers up to {_LARGEST:.0e}, in less than {_DEEPEST} levels"
+            wrong = f"numbers up to {MOST_STEPS:.0e}, in less than {_DEEPEST} levels"
         if wrong:
             raise FdgError(f"{file} has {name} = {value!r:.60}, which is not {wrong}")
     return said
@@ -386,7 +386,7 @@ def _is_beyond(value: Any) -> bool:
     """Whether values lie within values in too many levels, or a whole number is above all that count."""
     level = [value]
     for _ in range(_DEEPEST):
-        if any(isinstance(one, int) and abs(one) > _LARGEST for one in level):
+        if any(isinstance(one, int) and abs(one) > MOST_STEPS for one in level):
             return True
         items = [
             one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)

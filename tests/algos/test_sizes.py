@@ -1,12 +1,15 @@
 """A user's sizes win, and those that they did not name follow: random sizes of every algorithm."""
 
+import dataclasses
 import random
+import typing
 
 import jax
 import pytest
 
 import algos
 import envs
+import fdg
 
 ENVIRONMENTS = {
     "ippo": ("MPE_simple_spread_v3",),
@@ -40,3 +43,36 @@ def test_what_is_named_wins_and_the_rest_fits(name):
 def test_named_sizes_that_do_not_divide_are_refused():
     with pytest.raises(ValueError, match="num_minibatches=7 does not divide num_envs \\* num_steps=32"):
         algos.make("ppo", envs.make("CartPole-v1"), num_envs=4, num_steps=8, num_minibatches=7)
+
+
+def whole_numbers(cls):
+    """The fields of an algorithm that hold a whole number, or several."""
+    kinds = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        parts = {kinds[field.name], *typing.get_args(kinds[field.name])}
+        if tuple[int, ...] in parts:
+            yield field.name, (8, 10**17)
+        elif int in parts:
+            yield field.name, 10**17
+
+
+@pytest.mark.parametrize("name", algos.names("environments"))
+def test_sizes_that_no_machine_holds_are_refused(name):
+    cls, env = algos.get(name), envs.make(ENVIRONMENTS.get(name, ("CartPole-v1",))[0])
+    fields = dict(whole_numbers(cls))
+    assert {"num_envs", "total_steps", "hidden"} <= set(fields)
+    for field, size in fields.items():
+        with pytest.raises(fdg.FdgError, match=rf"{field}=.*0: no machine holds so many|{field}=.*\): no"):
+            algos.make(name, env, **{field: size})
+
+
+def test_a_batch_that_no_machine_holds_is_refused():
+    class Mine:
+        def init(self, key):
+            return jax.numpy.zeros(10**17)
+
+        def iterate(self, state):
+            return fdg.fragment("actor")(jax.numpy.sin)(state), {}
+
+    with pytest.raises(fdg.FdgError, match=f"'sin' .actor.: its batch has {10**17} rows"):
+        fdg.trace(Mine())
