@@ -1,7 +1,8 @@
 """Tries programs for as long as one likes: `make fuzz ARGS="--programs 1500 --jobs 2"`.
 
-Each seed is a program and at least three placements; each failure is printed with its seed, and
-`--seed N` replays one and shrinks it. Programs run in worker processes, replaced when one hangs or dies.
+Each seed is a program and at least three placements; each tenth program is tried in float64 too. Each failure
+is printed with its seed, and `--seed N` replays one and shrinks it. Programs run in worker processes, replaced
+when one hangs or dies.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from tests.oracle.program import Program, text
 from tests.oracle.shrink import shrunk
 from tests.oracle.worker import environment, work
 
+PRECISE = 10  # one in so many programs is tried in float64 too
 START_SECONDS = 600  # much, for a machine on which many others work
 
 
@@ -138,6 +140,11 @@ def fuzz(
                 elif verdict.is_bad and breakage is not None:
                     verdict = _because_broken(other, program, placement, verdict)
                 verdicts.append((placement, verdict, seconds))
+            if breakage is None and seed % PRECISE == 0:
+                _, placements, found = other.run((program, placements))
+                for placement, (verdict, seconds) in zip(placements, found, strict=False):
+                    verdict = dataclasses.replace(verdict, detail=f"in float64: {verdict.detail}")
+                    verdicts.append((placement, verdict, seconds))
             with lock:
                 _count(tally, seed, verdicts)
                 if stop_early and tally.failures:

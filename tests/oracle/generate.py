@@ -1,20 +1,23 @@
 """From a seed to a program. Each program draws some operations and structures, and is made of those alone."""
 
 import dataclasses
+import math
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tests.oracle.crowd import crowd
 from tests.oracle.interpret import Algorithm, made_by
 from tests.oracle.operations import NOT_DIFFERENTIABLE, OPERATIONS, WANTS, Operation
-from tests.oracle.placements import Placement, placements_of
-from tests.oracle.program import BATCH, Block, Leaf, Line, Program, Value, fragments
+from tests.oracle.placements import SPLIT, Placement, placements_of
+from tests.oracle.program import BATCH, Block, Leaf, Line, Program, Value, depends, fragments
 
 ROLES = ("environment", "actor", "learner", "update", "gradient", "dreamer")
 AROUND = (
     *("scan", "scan", "fori", "while", "cond", "jit", "remat", "custom_jvp", "custom_vjp", "vmap", "grad"),
     "linearize",
 )
+NAMES = ("act", "act.2", "learn", "act.2.2")  # of fragments that share them, and look numbered
 LEAVES = (
     ("f", (BATCH,)),
     ("f", (BATCH, 3)),
@@ -61,7 +64,13 @@ class _Writer:
         self.count = 0
         self.left = 0  # lines that may still be written
         self.stale = rng.random() < 0.4
-        families = sorted({op.family for op in OPERATIONS.values()} - {"host"})
+        # Draws of what was written later, so that every seed keeps the rest of its program.
+        self.later = later = random.Random(f"later {seed}")
+        self.names = NAMES if later.random() < 0.15 else ()
+        self.by_word = later.random() < 0.2
+        self.wide = later.random() < 0.2
+        self.many = later.choice((60, 125, 500)) if later.random() < 0.006 else 0
+        families = sorted({op.family for op in OPERATIONS.values()} - {"host", "wide"})
         kept = {"elements", *rng.sample(families, rng.randint(2, 4))}
         some = [op for op in OPERATIONS.values() if op.family in kept]
         self.operations = rng.sample(some, min(len(some), rng.randint(8, 18)))
@@ -131,6 +140,9 @@ class _Writer:
         lines: list[Line] = []
         if self.stale or self.chance(0.3):
             self.learned = rng.sample([v for v in scope if v.kind == "f"], rng.choice([1, 1, 2]))
+        leaves += self.wider(scope)
+        more, crowded, following = self.crowd(scope)
+        leaves += more
         for _ in range(rng.randint(3, 5)):
             self.left = rng.choice([2, 4, 5, 7])  # lines of this one, with all that is in it
             lines += self.lines(scope, _Where(), 1)
@@ -141,11 +153,12 @@ class _Writer:
                 self.left = 3
                 added = self.fragment(scope, _Where(), role)
                 block = dataclasses.replace(block, lines=(*block.lines, *added))
-        acted: list[Value] = []
+        block = dataclasses.replace(block, lines=(*block.lines, *crowded))
+        acted: list[Value] = [v for line in crowded[:1] for v in line.makes]
         if self.stale and self.chance(0.7):  # an actor that surely waits for something
             line = self.nudging(scope, rng.choice(self.learned), ["actor"])
             block = dataclasses.replace(block, lines=(*block.lines, line))
-            acted = list(line.makes)
+            acted += line.makes
         typed: list[Value] = []  # what is made in the type of something else than a number of Python's
         for leaf in leaves:
             want, name = ("i", "wrap") if leaf.value.kind == "i" else ("x", "narrow")
@@ -156,6 +169,9 @@ class _Writer:
                 typed += line[0].makes if line else ()
         ends = []
         for leaf in leaves:
+            if leaf.value in following:
+                ends.append(following[leaf.value])
+                continue
             if leaf.is_number:  # stays one, and is counted on or not
                 counts = leaf.value.kind == "i" and self.chance(0.5)
                 line = self.finished(Line("op", "next", (leaf.value,), ()), []) if counts else []
@@ -173,6 +189,24 @@ class _Writer:
         numbers = [v for v in scope if v.kind != "k"]
         metrics = [*acted, *typed, *rng.sample(numbers, min(len(numbers), rng.randint(0, 3)))]
         return Program(tuple(leaves), block.lines, tuple(ends), tuple(metrics), self.keys), self.stale
+
+    def wider(self, scope: list[Value]) -> list[Leaf]:
+        """Leaves that rules may split over devices, evenly or not, which are learned."""
+        if not self.wide:
+            return []
+        shapes = [*SPLIT[:2], *self.later.sample(SPLIT[2:], self.later.randint(0, 2))]
+        leaves = [Leaf(self.new(Value("", "f", shape)), self.later.randint(0, 99)) for shape in shapes]
+        self.operations += [op for op in OPERATIONS.values() if op.family == "wide"]
+        scope += (leaf.value for leaf in leaves)
+        self.learned += (leaf.value for leaf in leaves)
+        return leaves
+
+    def crowd(self, scope: list[Value]) -> tuple[list[Leaf], list[Line], dict[Value, Value]]:
+        """Many leaves, if this program has them."""
+        if not self.many:
+            return [], [], {}
+        others = [role for role in self.roles if role != "actor"] or self.roles
+        return crowd(self.new, self.many, self.roles[0], self.later.choice(others), self.later)
 
     def lines(self, scope: list[Value], where: _Where, count: int) -> list[Line]:
         """Lines over `scope`, which grows by what they make."""
@@ -210,7 +244,7 @@ class _Writer:
     def finished(self, line: Line, scope: list[Value]) -> list[Line]:
         """The line with what it makes, if that is small."""
         shapes = made_by(line)
-        if any(len(v.shape) > 3 or v.shape.count(BATCH) > 1 or _size(v) > 150 for v in shapes):
+        if any(len(v.shape) > 3 or v.shape.count(BATCH) > 1 or math.prod(v.shape) > 150 for v in shapes):
             return []
         makes = tuple(self.new(v) for v in shapes)
         scope += makes
@@ -276,15 +310,20 @@ class _Writer:
             return None if self.odd_axes and self.chance(0.25) else value.axis
 
         block = Block(tuple(params), tuple(lines), tuple(results))
-        options = (
-            tuple(map(axis, reads)),
-            tuple(map(axis, results)),
-            "tree" if self.chance(0.2) else "",
+        axes = tuple(map(axis, reads)), tuple(map(axis, results))
+        return self.finished(
+            self.called(role, tuple(reads), block, axes, "tree" if self.chance(0.2) else ""), scope
         )
+
+    def called(self, role: str, reads: tuple[Value, ...], block: Block, axes: tuple, packing: str) -> Line:
+        """A fragment, under a name of its own or one that others have too."""
         self.count += 1
-        name = f"{role[:3]}{self.count}"
-        line = Line("fragment", name, tuple(reads), (), 0, (block,), role, options)
-        return self.finished(line, scope)
+        if self.by_word and self.later.random() < 0.5:
+            packing = "words"
+        options: tuple[Any, ...] = (*axes, packing)
+        if self.names:
+            options += (self.later.choice(self.names),)
+        return Line("fragment", f"{role[:3]}{self.count}", reads, (), 0, (block,), role, options)
 
     def learner(self, scope: list[Value], leaf: Value) -> Line:
         """A fragment that changes a leaf, by something that was made of late."""
@@ -301,11 +340,9 @@ class _Writer:
             lines += self.operation(body, _Where(1, "learner"))
         lines += self.finished(Line("op", "nudge", (first, lines[0].makes[0]), ()), body)
         role = self.rng.choice(roles)
-        self.count += 1
-        axes = tuple(v.axis for v in reads), (leaf.axis,), ""
+        axes = tuple(v.axis for v in reads), (leaf.axis,)
         block = Block(params, tuple(lines), (lines[-1].makes[0],))
-        line = Line("fragment", f"{role[:3]}{self.count}", reads, (), 0, (block,), role, axes)
-        return self.finished(line, scope)[0]
+        return self.finished(self.called(role, reads, block, axes, ""), scope)[0]
 
     def effect(self, scope: list[Value]) -> list[Line]:
         kind = self.rng.choice(["send", "send", "receive", "note", "seed"])
@@ -442,7 +479,7 @@ class _Writer:
             lines = self.fragment(body, dataclasses.replace(where, fragments=False))
         else:
             lines = self.lines(body, where, self.rng.randint(1, 3))
-        results = [v for v in body[len(params) :] if v.kind == "f" and _depends(lines, params[0], v)]
+        results = [v for v in body[len(params) :] if v.kind == "f" and depends(lines, params[0], v)]
         if not results:
             return []
         block = Block(tuple(params), tuple(lines), (self.rng.choice(results),))
@@ -451,26 +488,3 @@ class _Writer:
 
 def _nested(role: str) -> tuple[str, ...]:
     return ("gradient", "update", "update") if role == "learner" else ()
-
-
-def _size(value: Value) -> int:
-    size = 1
-    for length in value.shape:
-        size *= length
-    return size
-
-
-def _depends(lines: Sequence[Line], source: Value, result: Value) -> bool:
-    """Whether a result comes from a value, as far as lines tell."""
-    reached = {source}
-    for line in lines:
-        if reached & set(line.reads):
-            inside = line.blocks[0] if line.kind == "fragment" else None
-            if inside is None:
-                reached |= set(line.makes)
-                continue
-            pairs = dict(zip(inside.params, line.reads, strict=True))
-            for made, end in zip(line.makes, inside.results, strict=True):
-                if any(_depends(inside.lines, p, end) for p, read in pairs.items() if read in reached):
-                    reached.add(made)
-    return result in reached

@@ -119,17 +119,27 @@ class Interpreter:
 
     def _fragment(self, line: Line, reads: list[Any], around: Mapping[str, Any]) -> Sequence[Any]:
         (block,) = line.blocks
-        in_axes, out_axes, packing = line.options
+        in_axes, out_axes, packing, *called = line.options
+        name = called[0] if called else line.name
         if packing == "tree":
-            names = [f"a{k}" for k in range(len(reads))]
+            parts = [f"a{k}" for k in range(len(reads))]
             function = fdg.fragment(
-                line.role, (dict(zip(names, in_axes, strict=True)),), {"made": list(out_axes)}, name=line.name
-            )(lambda packed: {"made": self.block(block, [packed[name] for name in names], {})})
-            return function(dict(zip(names, reads, strict=True)))["made"]
-        function = fdg.fragment(line.role, in_axes, out_axes, name=line.name)(
-            lambda *arrays: tuple(self.block(block, arrays, {}))
+                line.role, (dict(zip(parts, in_axes, strict=True)),), {"made": list(out_axes)}, name=name
+            )(lambda packed: {"made": self.block(block, [packed[part] for part in parts], {})})
+            return function(dict(zip(parts, reads, strict=True)))["made"]
+        # Of keywords the batch is axis 0.
+        words = [k for k, axis in enumerate(in_axes) if packing == "words" and axis == 0]
+        axes = tuple(axis for k, axis in enumerate(in_axes) if k not in words)
+
+        def run(*arrays: Any, **named: Any) -> tuple[Any, ...]:
+            others = iter(arrays)
+            given = [named[f"a{k}"] if k in words else next(others) for k in range(len(reads))]
+            return tuple(self.block(block, given, {}))
+
+        function = fdg.fragment(line.role, axes, out_axes, name=name)(run)
+        return function(
+            *(x for k, x in enumerate(reads) if k not in words), **{f"a{k}": reads[k] for k in words}
         )
-        return function(*reads)
 
     def _scan(self, line: Line, reads: list[Any], around: Mapping[str, Any]) -> Sequence[Any]:
         (block,), (carried, direction, stacked) = line.blocks, line.options

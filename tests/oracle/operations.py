@@ -32,6 +32,8 @@ WANTS: dict[str, Callable[[Value], bool]] = {
     "m": lambda v: v.type == ("f", (BATCH, 3)),
     "s": lambda v: v.type == ("f", (3,)),
     "w": lambda v: v.type == ("f", (3, 3)),
+    "h": lambda v: v.type == ("f", (3, 8)),
+    "o": lambda v: v.type == ("f", (8, 3)),
     "f": lambda v: v.type == ("f", ()),
     "flat": lambda v: v.type == ("f", (3 * BATCH,)),
     "n": lambda v: v.type == ("i", ()),
@@ -238,6 +240,13 @@ _define("products", "s m v", fit=lambda c, s, m, v: s - 0.1 * jax.grad(_loss)(s,
             lambda s, r: (s - 0.1 * r * jax.grad(_loss)(s, m, v), None), s, jnp.asarray([0.5, 1.0], s.dtype)
         )[0],
         hessian=lambda c, s, m, v: jnp.tanh(jax.hessian(_loss)(s, m, v)))  # fmt: skip
+
+_define("wide", "m h o", hidden=lambda c, m, h, o: jnp.tanh(jnp.tanh(m @ h + 0.1 * c) @ o),
+        fit_hidden=lambda c, m, h, o: h - 0.1 * jax.grad(
+            lambda h: jnp.mean(jnp.square(jnp.tanh(m @ h) @ o - m)))(h))  # fmt: skip
+_define("wide", "h o", tied=lambda c, h, o: jnp.tanh(h + 0.2 * o.T), cycle=lambda c, h, o: jnp.tanh(h @ o))
+_define("wide", "h", clipped=lambda c, h: h / jnp.maximum(1, jnp.sqrt(jnp.sum(h * h))),
+        largest=lambda c, h: jnp.max(h, 1)[:, None] * 0.5 + 0.5 * h)  # fmt: skip
 
 # --- linear algebra, a matrix [3, 3] for each row ---
 

@@ -9,6 +9,7 @@ from fdg.placing.policy import Group
 from tests.oracle.program import Program, features, fragments, parents, walk
 
 DEVICES = 8
+SPLIT = ((3, 8), (8, 3), (8,), (5,), (6, 5))  # shapes that rules may split, or leave as they are
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +68,8 @@ def groups_of(program: Program, placement: Placement) -> dict[str, str] | None:
 def placements_of(program: Program, seed: int, stale: bool) -> tuple[Placement, ...]:
     """One that is one group or device, one of two or three groups apart, and one that is neither.
 
-    A third of the programs have a fourth: one of these with several agents.
+    A third of the programs have a fourth: one of these with several agents. Where leaves can be split, there
+    is one that splits them.
     """
     rng = random.Random(f"placements {seed}")
     staleness = rng.choice([1, 1, 2, 4]) if stale else 0
@@ -84,16 +86,48 @@ def placements_of(program: Program, seed: int, stale: bool) -> tuple[Placement, 
     agents = random.Random(f"agents {seed}")  # of its own, so that the others are as they would be without
     several = [(*agents.choice(chosen), agents.choice([2, 3, 4, 8]))] if agents.random() < 0.35 else []
     together = agents.choice([None, 1, 2])
+    splits = random.Random(f"splits {seed}")
+    is_wide = any(leaf.value.shape in SPLIT for leaf in program.leaves)
+    whole = splits.choice([(policies.GPUOnly(), splits.choice([2, 4, 6, 8])), *chosen[1:]])
+    split = [_split(splits, program, *whole)] if is_wide or splits.random() < 0.05 else []
     return (
         *(
             Placement(policy, devices, runs, shares and not getattr(policy, "staleness", 0))
-            for policy, devices in chosen
+            for policy, devices in [*chosen, *split]
         ),
         *(
             Placement(policy, devices, runs, num_seeds=count, together=together)
             for policy, devices, count in several
         ),
     )
+
+
+def _split(rng: random.Random, program: Program, policy: Any, devices: int) -> tuple[Any, int]:
+    """The policy with leaves of the state split over devices of its groups, or of one of them."""
+    named = [  # by their dimensions, which divide or are refused
+        (
+            rf"\[{i}\]",
+            rng.choice([(None, "model"), ("model", None), ("model", "batch"), (("batch", "model"),)]),
+        )
+        for i, leaf in enumerate(program.leaves)
+        if leaf.value.shape in SPLIT[:2]
+    ]
+    rules = rng.choice(["fsdp", (("", "model"),), (("", "batch+model"),), (*named, ("", "batch"))])
+    width = rng.choice([1, 2, 2, 4])
+    if not isinstance(policy, Scattered):
+        sizes = {field.name for field in dataclasses.fields(policy)} & {"learners", "servers"}
+        more = dict.fromkeys(sizes, width)
+        return dataclasses.replace(policy, model_parallel=width, parameters=rules, **more), max(
+            devices, width + 1
+        )
+    new = {
+        group.name: dataclasses.replace(group, model=width, parameters=rules)
+        if len(group) % width == 0 and rng.random() < 0.8
+        else group
+        for _, group in policy.groups
+    }
+    groups = tuple((role, new[group.name]) for role, group in policy.groups)
+    return dataclasses.replace(policy, groups=groups), devices
 
 
 def _calls_host(line: Any) -> bool:

@@ -1,7 +1,7 @@
 """Programs as data: typed values, lines that read and make them, blocks of lines; printed like Python."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 BATCH = 12  # no other axis is as long, so a shape tells where its batch is
@@ -156,6 +156,22 @@ def is_well_formed(program: Program) -> bool:
 
 
 CLOSED = ("fragment", "custom_jvp", "custom_vjp")  # their blocks see nothing around them
+
+
+def depends(lines: Sequence[Line], source: Value, result: Value) -> bool:
+    """Whether a result comes from a value, as far as lines tell."""
+    reached = {source}
+    for line in lines:
+        if reached & set(line.reads):
+            inside = line.blocks[0] if line.kind == "fragment" else None
+            if inside is None:
+                reached |= set(line.makes)
+                continue
+            pairs = dict(zip(inside.params, line.reads, strict=True))
+            for made, end in zip(line.makes, inside.results, strict=True):
+                if any(depends(inside.lines, p, end) for p, read in pairs.items() if read in reached):
+                    reached.add(made)
+    return result in reached
 
 
 # --- rewriting, for the shrinker ---

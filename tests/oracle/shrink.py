@@ -152,7 +152,7 @@ def _fewer_results(program: Program, line: Line) -> Iterator[Program]:
         )
         options = line.options
         if line.kind == "fragment":
-            options = (options[0], options[1][:k] + options[1][k + 1 :], options[2])
+            options = (options[0], options[1][:k] + options[1][k + 1 :], *options[2:])
         makes = line.makes[:k] + line.makes[k + 1 :]
         yield _replaced(
             program, line, (dataclasses.replace(line, makes=makes, blocks=blocks, options=options),)
