@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -131,6 +131,12 @@ def build(
 def constants_of(jaxpr: Any) -> Sequence[Any]:
     """The values of a closed jaxpr's constants, in the order of its `constvars`."""
     return getattr(jaxpr, "consts", None) or ()
+
+
+def shapes_of(atoms: Iterable[Any]) -> list[jax.ShapeDtypeStruct]:
+    """What a function of some variables or literals is traced with: weakly typed where they are."""
+    avals = [v.aval for v in atoms]
+    return [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
 
 
 def is_literal(atom: Any) -> bool:
@@ -313,8 +319,7 @@ def lowered(closed: Any) -> Any:
 
 def as_one(function: Callable[..., Any], eqn: Any) -> core.JaxprEqn:
     """A function that is traced to one equation, in the place of one of the same operands and results."""
-    shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
-    (made,) = open_jaxpr(jax.make_jaxpr(function)(*shapes)).eqns
+    (made,) = open_jaxpr(jax.make_jaxpr(function)(*shapes_of(eqn.invars))).eqns
     return made.replace(invars=eqn.invars, outvars=eqn.outvars)
 
 

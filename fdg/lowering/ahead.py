@@ -101,7 +101,7 @@ class _Hoister:
         rows = [0 if i in body.sliced else None for i in own]
         operands = [eqn.invars[i] for i in own]
         try:
-            made = jax.make_jaxpr(jax.vmap(ahead, in_axes=rows))(*_shapes(operands))
+            made = jax.make_jaxpr(jax.vmap(ahead, in_axes=rows))(*jaxprs.shapes_of(operands))
         except NotImplementedError:
             return None  # an operation of the user's own that has no batching rule
         stacks = [core.Var(aval) for aval in made.out_avals]
@@ -229,7 +229,7 @@ def _call(name: str, body: Any, invars: Sequence[Any], outvars: Sequence[Any]) -
         return _body_p.bind(*operands, avals=avals)
 
     called.__name__ = called.__qualname__ = name
-    return _with_body(jax.make_jaxpr(jax.jit(called))(*_shapes(invars)), body, invars, outvars)
+    return _with_body(jax.make_jaxpr(jax.jit(called))(*jaxprs.shapes_of(invars)), body, invars, outvars)
 
 
 def _scan(model: Any, late: Any, invars: Sequence[Any], outvars: Sequence[Any]) -> Any:
@@ -249,7 +249,7 @@ def _scan(model: Any, late: Any, invars: Sequence[Any], outvars: Sequence[Any]) 
         how = {name: model.params[name] for name in ("reverse", "unroll")}
         return jax.lax.scan(one, list(start), list(rows), length=body.trips, **how)
 
-    return _with_body(jax.make_jaxpr(loop)(*_shapes(invars)), late, invars, outvars)
+    return _with_body(jax.make_jaxpr(loop)(*jaxprs.shapes_of(invars)), late, invars, outvars)
 
 
 def _with_body(traced: Any, body: Any, invars: Sequence[Any], outvars: Sequence[Any]) -> Any:
@@ -258,11 +258,6 @@ def _with_body(traced: Any, body: Any, invars: Sequence[Any], outvars: Sequence[
     (eqn,) = jaxpr.eqns
     assert list(eqn.invars) == list(jaxpr.invars) and len(eqn.outvars) == len(outvars), eqn
     return jaxprs.with_bodies(eqn, [body]).replace(invars=list(invars), outvars=list(outvars))
-
-
-def _shapes(atoms: Iterable[Any]) -> list[jax.ShapeDtypeStruct]:
-    avals = [v.aval for v in atoms]
-    return [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
 
 
 def _read(equations: Iterable[Any], ends: Iterable[Any]) -> set[Any]:

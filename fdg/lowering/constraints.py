@@ -262,8 +262,7 @@ class _Rewriter:
             axis_names={BATCH} if stays_split else set(self.mesh.axis_names),
             check_vma=False,
         )
-        avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
-        return jax.make_jaxpr(jax.jit(run))(*avals)
+        return jax.make_jaxpr(jax.jit(run))(*jaxprs.shapes_of(eqn.invars))
 
 
 def _keeping_nan(function: Callable[..., Any], *parts: Any) -> Any:

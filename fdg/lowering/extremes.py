@@ -12,7 +12,6 @@ There are as many exchanges as before, of as many bytes; no bit of what is not N
 """
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -51,7 +50,9 @@ def _name(eqn: Any) -> str:
 
 def keeping_nan(eqn: Any) -> list[Any]:
     """Equations that do the same by integers, for `may_lose_nan`."""
-    traced = jaxprs.open_jaxpr(jax.make_jaxpr(functools.partial(_by_integers, eqn))(*_shapes(eqn.invars)))
+    traced = jaxprs.open_jaxpr(
+        jax.make_jaxpr(functools.partial(_by_integers, eqn))(*jaxprs.shapes_of(eqn.invars))
+    )
     names: dict[Any, Any] = dict(zip(traced.invars, eqn.invars, strict=True))
     names.update(zip(traced.outvars, eqn.outvars, strict=True))
     return [
@@ -133,7 +134,3 @@ def _turned(bits: jax.Array, kind: Any) -> jax.Array:
     """With the order of those that are negative reversed: twice is as it was."""
     sign = lax.shift_right_arithmetic(bits, lax.full_like(bits, kind.bits - 1))
     return lax.bitwise_xor(bits, lax.bitwise_and(sign, lax.full_like(bits, kind.max)))
-
-
-def _shapes(atoms: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
-    return [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in atoms]

@@ -199,8 +199,7 @@ def _awaiting(
         signs = [sign for each in late for sign in each.signs if _can_be_told(operands[i], axis, *sign)]
         if signs:
             names = (operands[i], *(v for v, _ in signs))
-            shapes = tuple(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in names)
-            (model,) = _once_there(shapes, (axis, *(of for _, of in signs))).eqns
+            (model,) = _once_there(tuple(jaxprs.shapes_of(names)), (axis, *(of for _, of in signs))).eqns
             made = core.Var(operands[i].aval)
             equations.append(model.replace(invars=names, outvars=[made]))
             operands[i] = made

@@ -259,8 +259,7 @@ class _Tiler:
 
         call.__name__ = call.__qualname__ = f"{_PREFIX}:{region.tiles}"
         inputs, outputs = region.flow.jaxpr.invars, region.flow.jaxpr.outvars
-        avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in inputs]
-        (model,) = jaxprs.open_jaxpr(jax.make_jaxpr(jax.jit(call))(*avals)).eqns
+        (model,) = jaxprs.open_jaxpr(jax.make_jaxpr(jax.jit(call))(*jaxprs.shapes_of(inputs))).eqns
         eqn = model.replace(invars=list(inputs), outvars=list(outputs))
         made: set[Any] = set(outputs)
         before: list[Any] = []

@@ -1,8 +1,8 @@
 """Tries programs for as long as one likes: `make fuzz ARGS="--programs 1500 --jobs 2"`.
 
 Each seed is a program and at least three placements; each tenth program is tried in float64 too. Each failure
-is printed with its seed, and `--seed N` replays one and shrinks it. Programs run in worker processes, replaced
-when one hangs or dies.
+is printed with its seed, and `--seed N` replays one and shrinks it. Programs run in worker processes,
+replaced when one hangs or dies.
 """
 
 import argparse

@@ -130,7 +130,7 @@ class _Writer:
             if self.chance(0.12):  # another leaf of the same type, sometimes the same array
                 start = leaves[-1].start if self.chance(0.5) else rng.randint(0, 99)
                 leaves.append(Leaf(self.new(Value("", kind, shape)), start))
-        if not self.stale and self.chance(0.25):  # a number, which is weakly typed
+        if self.later.random() < 0.3 if self.stale else self.chance(0.25):  # a number, which is weakly typed
             leaves += [
                 Leaf(self.new(Value("", kind, ())), rng.randint(0, 99), True)
                 for kind in rng.choice(["i", "if"])
@@ -174,7 +174,7 @@ class _Writer:
                 continue
             if leaf.is_number:  # stays one, and is counted on or not
                 counts = leaf.value.kind == "i" and self.chance(0.5)
-                line = self.finished(Line("op", "next", (leaf.value,), ()), []) if counts else []
+                line = self.counting(leaf.value) if counts else []
                 block = dataclasses.replace(block, lines=(*block.lines, *line))
                 ends.append(line[0].makes[0] if line else leaf.value)
                 continue
@@ -328,6 +328,16 @@ class _Writer:
     def learner(self, scope: list[Value], leaf: Value) -> Line:
         """A fragment that changes a leaf, by something that was made of late."""
         return self.nudging(scope, leaf, [r for r in self.roles if r != "actor"] or self.roles)
+
+    def counting(self, number: Value) -> list[Line]:
+        """The next number; under staleness by a fragment, for which others may wait."""
+        if not self.stale:
+            return self.finished(Line("op", "next", (number,), ()), [])
+        param = self.new(number)
+        lines = self.finished(Line("op", "next", (param,), ()), [])
+        block = Block((param,), tuple(lines), lines[0].makes)
+        role = self.later.choice([r for r in self.roles if r != "actor"] or self.roles)
+        return self.finished(self.called(role, (number,), block, ((None,), (None,)), ""), [])
 
     def nudging(self, scope: list[Value], leaf: Value, roles: Sequence[str]) -> Line:
         """A fragment of one of the roles that reads a leaf and gives it back a little changed."""

@@ -47,8 +47,7 @@ class RegionBuilder:
         Args:
           row: as of `Operation`.
         """
-        shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in operands]
-        jaxpr = jaxprs.open_jaxpr(jax.make_jaxpr(jax.jit(function))(*shapes))
+        jaxpr = jaxprs.open_jaxpr(jax.make_jaxpr(jax.jit(function))(*jaxprs.shapes_of(operands)))
         (eqn,) = jaxpr.eqns
         names: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
         self.items.append(Operation(renamed(eqn, names), row=row))

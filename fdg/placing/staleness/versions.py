@@ -64,8 +64,7 @@ class Written:
                 equations.append(equation.replace(invars=_renamed(equation.invars, same)))
                 continue
             function, operands, results = equation
-            shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in operands]
-            traced = jaxprs.open_jaxpr(jax.make_jaxpr(function)(*shapes))
+            traced = jaxprs.open_jaxpr(jax.make_jaxpr(function)(*jaxprs.shapes_of(operands)))
             inner = dict(zip(traced.invars, _renamed(operands, same), strict=True))
             equations += (eqn.replace(invars=_renamed(eqn.invars, inner)) for eqn in traced.eqns)
             same.update(zip(results, _renamed(traced.outvars, inner), strict=True))
