@@ -9,30 +9,34 @@ from collections.abc import Callable
 from typing import Any
 
 
-def _staleness() -> None:
-    """Whoever reads a value of which there is an older version gets that one.
+def _old(change: Callable[[Any, frozenset, frozenset], frozenset]) -> None:
+    """Readers get other versions: `change` of the reader, what it should read, and what any actor should.
 
     Relies on `placing.staleness.readers.Readers.old(reader)`, the version of the state that a fragment reads
     (None: the state and metrics), and on its `actors`.
     """
     readers: Any = importlib.import_module("fdg.placing.staleness.readers").Readers
     old = readers.old
-    readers.old = lambda self, reader: frozenset().union(*(old(self, actor) for actor in self.actors))
+
+    def changed(self: Any, reader: Any) -> frozenset:
+        readers.old = old  # which calls itself, for the fragment around
+        try:
+            every = frozenset().union(*(old(self, actor) for actor in self.actors))
+            return change(reader, old(self, reader), every)
+        finally:
+            readers.old = changed
+
+    readers.old = changed
+
+
+def _staleness() -> None:
+    """Whoever reads a value of which there is an older version gets that one."""
+    _old(lambda reader, own, every: every)
 
 
 def _ages() -> None:
-    """Groups read each other's versions: those that wait the newest, others the older ones.
-
-    Relies on `placing.staleness.readers.Readers.old(reader)` and `actors`, as `_staleness` does.
-    """
-    readers: Any = importlib.import_module("fdg.placing.staleness.readers").Readers
-    old = readers.old
-
-    def swapped(self: Any, reader: Any) -> Any:
-        every = frozenset().union(*(old(self, actor) for actor in self.actors))
-        return every - old(self, reader) if reader is not None else old(self, reader)
-
-    readers.old = swapped
+    """Groups read each other's versions: those that wait the newest, others the older ones."""
+    _old(lambda reader, own, every: own if reader is None else every - own)
 
 
 def _effects() -> None:
