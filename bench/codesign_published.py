@@ -1,0 +1,124 @@
+"""The cost model beside published chips: Eyeriss (JSSC 2017, Table V), NVDLA's seven configurations.
+
+    python -m bench.codesign_published
+
+prints both tables.
+"""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs.codesign import cost, layers, networks, templates
+
+# Chen et al., JSSC 2017, Table V: AlexNet, 4 images, 200 MHz: ms, active PEs of 12 x 14, MB of DRAM.
+EYERISS = {
+    "CONV1": (16.5, 154, 5.0),
+    "CONV2": (39.2, 135, 4.0),
+    "CONV3": (21.8, 156, 3.0),
+    "CONV4": (16.0, 156, 2.1),
+    "CONV5": (10.0, 156, 1.3),
+}
+EYERISS_IMAGES, EYERISS_MHZ, EYERISS_WORD_BYTES = 4, 200, 2
+
+# nvdla.org, primer: multipliers, buffer KB, DRAM GB/s, mm2 at 28 nm, ResNet-50 frames/s.
+NVDLA = (
+    (2048, 512, 20.0, 5.5, 269.0),
+    (1024, 256, 15.0, 3.0, 153.0),
+    (512, 256, 10.0, 2.3, 93.0),
+    (256, 256, 5.0, 1.7, 46.0),
+    (128, 256, 2.0, 1.4, 20.0),
+    (64, 128, 1.0, 0.91, 7.3),
+    (32, 128, 0.5, 0.85, 3.6),
+)
+FITTED = 128  # multipliers from which rows are held to one efficiency; smaller ones wait for memory
+
+
+def eyeriss() -> list[dict]:
+    """Ours beside Table V, a layer a line; compulsory bytes are uncompressed, the chip codes runs of 0."""
+    found = networks.alexnet()
+    stacked, rows, columns = layers.stack(found), jnp.int32(12), jnp.int32(14)
+    per_ms = EYERISS_MHZ * 1e3 / EYERISS_IMAGES
+    lines = []
+    for at, (name, (ms, pes, dram_mb)) in enumerate(EYERISS.items()):
+        layer = jax.tree.map(lambda x, at=at: x[at], stacked)
+        raw, filled = (
+            int(templates.row_stationary_cycles(layer, rows, columns, fill))
+            for fill in ((1, 1), templates.FILL)
+        )
+        words = EYERISS_IMAGES * (found[at].input_words + found[at].output_words) + found[at].weight_words
+        lines.append(
+            {
+                "layer": name,
+                "active_pes": found[at].macs / raw,
+                "active_pes_error": found[at].macs / raw / pes - 1,
+                "raw_ms": raw / per_ms,
+                "raw_error": raw / per_ms / ms - 1,
+                "filled_ms": filled / per_ms,
+                "filled_error": filled / per_ms / ms - 1,
+                "published_ms": ms,
+                "compulsory_mb": words * EYERISS_WORD_BYTES / 1e6,
+                "published_dram_mb": dram_mb,
+            }
+        )
+    return lines
+
+
+def nvdla() -> list[dict]:
+    """Ours beside the primer's, a configuration a line: frames/s at 1 GHz; area, also fitted without it."""
+    stacked = layers.stack(networks.resnet50())
+    each = [
+        cost.sub_accelerator(
+            "dla", macs, buffer_bytes=1024 * kb, noc_bytes_per_cycle=128, dram_bytes_per_cycle=gb_s
+        )
+        for macs, kb, gb_s, _, _ in NVDLA
+    ]
+    subs = jax.tree.map(lambda *x: jnp.stack(x), *each)
+    frames = 1e9 / np.asarray(cost.layer_costs(stacked, subs).latency_cycles, np.int64).sum(0)
+    sizes = np.asarray([(macs, kb, 1) for macs, kb, *_ in NVDLA], np.float64)
+    published_mm2 = np.asarray([row[3] for row in NVDLA])
+    lines = []
+    for at, (macs, _, _, mm2, published) in enumerate(NVDLA):
+        others = [i for i in range(len(NVDLA)) if i != at]
+        fitted = np.linalg.lstsq(sizes[others], published_mm2[others], rcond=None)[0]
+        ours = float(cost.area_mm2(jax.tree.map(lambda x, at=at: x[at : at + 1], subs)))
+        lines.append(
+            {
+                "macs": macs,
+                "frames_s": frames[at],
+                "published_frames_s": published,
+                "ratio": frames[at] / published,
+                "mm2": ours,
+                "published_mm2": mm2,
+                "mm2_error": ours / mm2 - 1,
+                "mm2_error_left_out": float(sizes[at] @ fitted) / mm2 - 1,
+            }
+        )
+    return lines
+
+
+def fitted_errors(lines: list[dict]) -> dict[tuple[int, int], float]:
+    """Largest error of frames/s of rows of >= 128 multipliers, by the two that give the efficiency."""
+    ratios = {line["macs"]: line["ratio"] for line in lines if line["macs"] >= FITTED}
+    found = {}
+    for pair in itertools.combinations(ratios, 2):
+        efficiency = np.sqrt(ratios[pair[0]] * ratios[pair[1]])
+        found[pair] = max(abs(ratios[one] / efficiency - 1) for one in ratios if one not in pair)
+    return found
+
+
+def table(lines: list[dict]) -> str:
+    """Lines of equal keys as text."""
+    heads = list(lines[0])
+    rows = [[f"{x:.3g}" if isinstance(x, float) else str(x) for x in line.values()] for line in lines]
+    return "\n".join(["| " + " | ".join(row) + " |" for row in [heads, ["---"] * len(heads), *rows]])
+
+
+if __name__ == "__main__":
+    print("Eyeriss, AlexNet\n" + table(eyeriss()))
+    print("\nNVDLA, ResNet-50\n" + table(nvdla()))
+    print("\nlargest error with one efficiency fitted on two rows")
+    for (first, second), error in fitted_errors(nvdla()).items():
+        print(f"{first:5d} {second:5d} {error:.1%}")

@@ -1,0 +1,123 @@
+"""Cycles of systolic arrays beside SCALE-Sim 3.0.0, which runs in an environment of its own.
+
+    python -m venv build/venvs/scalesim
+    build/venvs/scalesim/bin/pip install scalesim==3.0.0 "numpy<2.2" "pandas<3"
+    python -m bench.codesign_scalesim --python build/venvs/scalesim/bin/python
+
+writes tests/codesign/scalesim.json, which a test compares with.
+"""
+
+import argparse
+import csv
+import json
+import pathlib
+import subprocess
+import tempfile
+
+import jax.numpy as jnp
+
+from envs.codesign import layers, templates
+
+KEPT = pathlib.Path(__file__).parents[1] / "tests/codesign/scalesim.json"
+DATAFLOWS = ("os", "ws", "is")
+ARRAYS = ((8, 8), (16, 4), (4, 16), (12, 14), (32, 32))
+# Rows and columns of the input, rows and columns of the kernel, channels, kernels, stride.
+LAYERS = (
+    (14, 14, 3, 3, 4, 8, 1),
+    (15, 15, 3, 3, 3, 10, 2),
+    (9, 9, 1, 1, 16, 12, 1),
+    (12, 12, 5, 5, 2, 6, 1),
+    (7, 7, 7, 7, 5, 20, 1),
+    (11, 9, 3, 2, 3, 17, 2),
+)
+_CONFIGURATION = """[general]
+run_name = run
+[architecture_presets]
+ArrayHeight: {rows}
+ArrayWidth: {columns}
+ifmapsramszkB: 512
+filtersramszkB: 512
+ofmapsramszkB: 256
+IfmapOffset: 0
+FilterOffset: 10000000
+OfmapOffset: 20000000
+Bandwidth: 1000
+Dataflow: {dataflow}
+MemoryBanks: 1
+ReadRequestBuffer: 32
+WriteRequestBuffer: 32
+[layout]
+IfmapCustomLayout: False
+IfmapSRAMBankBandwidth: 10
+IfmapSRAMBankNum: 10
+IfmapSRAMBankPort: 2
+FilterCustomLayout: False
+FilterSRAMBankBandwidth: 10
+FilterSRAMBankNum: 10
+FilterSRAMBankPort: 2
+[sparsity]
+SparsitySupport: false
+SparseRep: ellpack_block
+OptimizedMapping: false
+BlockSize: 8
+RandomNumberGeneratorSeed: 40
+[run_presets]
+InterfaceBandwidth: CALC
+UseRamulatorTrace: False
+"""
+
+
+def simulate(python: str, dataflow: str, rows: int, columns: int) -> list[int]:
+    """SCALE-Sim's cycles of `LAYERS` without stalls (at calculated bandwidth there are none)."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        configuration = _CONFIGURATION.format(dataflow=dataflow, rows=rows, columns=columns)
+        (folder / "array.cfg").write_text(configuration)
+        topology = [f"L{at},{','.join(map(str, layer))},\n" for at, layer in enumerate(LAYERS)]
+        (folder / "topology.csv").write_text("".join(["head\n", *topology]))
+        layout = [f"L{at},{','.join(['1'] * 20)},\n" for at in range(len(LAYERS))]
+        (folder / "layout.csv").write_text("".join(["head\n", *layout]))
+        files = ["-t", "topology.csv", "-l", "layout.csv", "-c", "array.cfg", "-p", "out", "-s", "N"]
+        subprocess.run([python, "-m", "scalesim.scale", *files], cwd=folder, check=True, capture_output=True)
+        with (folder / "out/run/COMPUTE_REPORT.csv").open() as file:
+            lines = list(csv.DictReader(file, skipinitialspace=True))
+    return [int(float(line["Total Cycles"])) - int(float(line["Stall Cycles"])) for line in lines]
+
+
+def ours(case: dict) -> int:
+    """Cycles by the template of a case that `scalesim.json` keeps."""
+    in_rows, in_columns, kernel_rows, kernel_columns, channels, kernels, stride = case["layer"]
+    # SCALE-Sim counts outputs as the quotient rounded up.
+    out_rows = (in_rows - kernel_rows + stride + stride - 1) // stride
+    out_columns = (in_columns - kernel_columns + stride + stride - 1) // stride
+    layer = layers.Layer(kernels, channels, out_rows, out_columns, kernel_rows, kernel_columns, stride)
+    template = templates.get(f"systolic-{case['dataflow']}")
+    scalars = layers.Layers(*(x[0] for x in layers.stack([layer])))
+    return int(template.cycles(scalars, jnp.int32(case["rows"]), jnp.int32(case["columns"])))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--python", required=True, help="of the environment that has SCALE-Sim")
+    found = []
+    for dataflow in DATAFLOWS:
+        for rows, columns in ARRAYS:
+            for layer, cycles in zip(
+                LAYERS, simulate(parser.parse_args().python, dataflow, rows, columns), strict=True
+            ):
+                one = {
+                    "dataflow": dataflow,
+                    "rows": rows,
+                    "columns": columns,
+                    "layer": layer,
+                    "cycles": cycles,
+                }
+                found.append(one)
+    KEPT.write_text("[\n " + ",\n ".join(map(json.dumps, found)) + "\n]\n")
+    print(f"{len(found)} cases, {sum(ours(one) != one['cycles'] for one in found)} differ")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,246 @@
+"""Latency, energy and area of layers on sub-accelerators: pure functions of arrays, units in every name.
+
+Cycles are int32 and exact (`LARGEST_COUNT` means "at least"); words, bytes and energies are float32.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs.codesign import layers as L
+from envs.codesign import templates
+from envs.codesign.layers import LARGEST_COUNT, Layers
+from envs.codesign.technology import Technology
+from envs.codesign.templates import BufferWords, Template
+from fdg.errors import FdgError
+
+TEMPLATES = ("dla", "shi", "rs")
+PROCESS = Technology()
+LARGEST_ARRAY_PES = 2**17  # so that filling an array adds to a count without wrapping around
+BOUNDS = ("compute", "on-chip", "off-chip")
+
+
+class SubAccelerators(NamedTuple):
+    """Sub-accelerators of a chip; every field has one shape, such as [A]."""
+
+    template: jax.Array  # int32, a position in the names of templates that go with it
+    rows: jax.Array  # int32, of the array of PEs; 0: there is no such sub-accelerator
+    columns: jax.Array  # int32
+    buffer_bytes: jax.Array  # int32, of the global buffer
+    noc_bytes_per_cycle: jax.Array  # float32, between buffer and PEs
+    dram_bytes_per_cycle: jax.Array  # float32, between buffer and memory
+
+
+class LayerCosts(NamedTuple):
+    """What layers cost on sub-accelerators; every field has one shape, such as [L, A]."""
+
+    macs: jax.Array  # int32
+    compute_cycles: jax.Array  # int32
+    latency_cycles: jax.Array  # int32: the largest of three terms, and filling the array
+    onchip_bytes: jax.Array  # float32, between buffer and PEs
+    offchip_bytes: jax.Array  # float32, between buffer and memory
+    energy_pj: jax.Array  # float32
+    utilization: jax.Array  # float32, multiplications over PEs x compute cycles; 0 to 1
+    bound: jax.Array  # int32, a position in BOUNDS: which term is largest
+
+
+def sub_accelerator(
+    template: str,
+    pes: int | None = None,
+    *,
+    rows: int | None = None,
+    columns: int | None = None,
+    buffer_bytes: int,
+    noc_bytes_per_cycle: float,
+    dram_bytes_per_cycle: float,
+    known: Sequence[str] = TEMPLATES,
+) -> SubAccelerators:
+    """One sub-accelerator, scalars.
+
+    Args:
+      template: a name among `known`.
+      pes: PEs, in the shape that the template gives them; or
+      rows: of the array, and
+      columns: likewise.
+      buffer_bytes: of the global buffer; half of it holds what is used while the other half is filled.
+      noc_bytes_per_cycle: between buffer and PEs; at 1 GHz, gigabytes a second.
+      dram_bytes_per_cycle: between buffer and memory.
+      known: names of the templates, which go to `layer_costs` too.
+
+    Raises:
+      FdgError: no such template, or a size that is not above 0.
+
+    >>> sizes = {"buffer_bytes": 2**17, "noc_bytes_per_cycle": 16, "dram_bytes_per_cycle": 4}
+    >>> sub_accelerator("shi", 64, **sizes).rows.item()
+    8
+    """
+    found = templates.get(template)
+    if template not in known:
+        raise FdgError(f"sub-accelerator: template '{template}' is not among {', '.join(known)}; pass known=")
+    if [pes is None, rows is None, columns is None] not in ([True, False, False], [False, True, True]):
+        raise FdgError("sub-accelerator: give either pes, or rows and columns")
+    largest = {"pes": LARGEST_ARRAY_PES, "rows": LARGEST_ARRAY_PES, "columns": LARGEST_ARRAY_PES}
+    sizes = {"pes": pes, "rows": rows, "columns": columns, "buffer_bytes": buffer_bytes}
+    for name, value in sizes.items():
+        most = largest.get(name, LARGEST_COUNT)
+        is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+        if value is not None and not (is_whole and 0 < value <= most):
+            raise FdgError(f"sub-accelerator: {name} is {value!r}; give a whole number from 1 to {most:,}")
+    if rows is not None and columns is not None and rows * columns > LARGEST_ARRAY_PES:
+        raise FdgError(
+            f"sub-accelerator: {rows} x {columns} are {rows * columns:,} PEs; give at most {LARGEST_ARRAY_PES:,}"
+        )
+    for name, rate in (("noc", noc_bytes_per_cycle), ("dram", dram_bytes_per_cycle)):
+        if not isinstance(rate, int | float | np.number) or not 0 < rate < float("inf"):
+            raise FdgError(f"sub-accelerator: {name}_bytes_per_cycle is {rate!r}; give a number above 0")
+    shape = (rows, columns) if pes is None else found.shape(pes)
+    return SubAccelerators(
+        template=jnp.int32(known.index(template)),
+        rows=jnp.int32(shape[0]),
+        columns=jnp.int32(shape[1]),
+        buffer_bytes=jnp.int32(buffer_bytes),
+        noc_bytes_per_cycle=jnp.float32(noc_bytes_per_cycle),
+        dram_bytes_per_cycle=jnp.float32(dram_bytes_per_cycle),
+    )
+
+
+def offchip_bytes(
+    weights: jax.Array, inputs: jax.Array, outputs: jax.Array, buffer_bytes: jax.Array
+) -> jax.Array:
+    """Bytes that pass between buffer and memory for a layer; least over splits of half the buffer.
+
+    A number of sixteenths holds a part of the weights, the rest a part of the inputs. Either all inputs pass
+    once for each part of the weights, or all weights once for each part of the inputs. Where one tensor fits,
+    each passes once.
+
+    Args:
+      weights: bytes, float32, scalar.
+      inputs: likewise.
+      outputs: likewise; they leave once.
+      buffer_bytes: all of the buffer, half of which is being filled.
+    """
+    half = jnp.maximum(jnp.asarray(buffer_bytes, jnp.float32), 2) / 2
+    share = jnp.arange(1, 16, dtype=jnp.float32) / 16
+    weights_held = weights + inputs * jnp.ceil(weights / (share * half))
+    inputs_held = inputs + weights * jnp.ceil(inputs / ((1 - share) * half))
+    parted = jnp.minimum(weights_held.min(), inputs_held.min())
+    fits = jnp.minimum(weights, inputs) <= half
+    return outputs + jnp.where(fits, weights + inputs, jnp.maximum(parted, weights + inputs))
+
+
+def _cost(
+    layer: Layers,
+    sub: SubAccelerators,
+    dataflows: tuple[Template, ...],
+    technology: Technology,
+    overlap: bool,
+) -> LayerCosts:
+    """Of one layer on one sub-accelerator: scalars."""
+    pes, is_there = L.product(sub.rows, sub.columns), (sub.rows > 0) & (sub.columns > 0)
+    has_weights = layer.has_weights > 0
+    found = [_of_template(one, layer, sub, technology) for one in dataflows]
+    cycles, words, fill, pe_mm2 = jax.tree.map(
+        lambda *each: jnp.select([sub.template == i for i in range(len(found))], each, each[-1]), *found
+    )
+    tensors = [jnp.asarray(x(layer), jnp.float32) for x in (L.weight_words, L.input_words, L.output_words)]
+    words = jax.tree.map(lambda a, b: jnp.where(has_weights, a, b), words, BufferWords(*tensors))
+    word = technology.word_bytes
+    onchip = sum(words) * word
+    weights, inputs, outputs = (word * x for x in tensors)
+    offchip = offchip_bytes(weights, inputs, outputs, sub.buffer_bytes)
+    terms = jnp.stack(
+        [
+            cycles,
+            _whole_cycles(onchip / jnp.maximum(sub.noc_bytes_per_cycle, 1e-9)),
+            _whole_cycles(offchip / jnp.maximum(sub.dram_bytes_per_cycle, 1e-9)),
+        ]
+    )
+    terms_cycles = terms.max() if overlap else L.add(L.add(terms[0], terms[1]), terms[2])
+    latency = L.add(terms_cycles, jnp.where(has_weights, fill, 0))
+    latency = jnp.where(is_there, latency, LARGEST_COUNT)
+    macs = L.macs(layer)
+    buffered = (technology.noc_ratio + technology.buffer_ratio) * sum(words)
+    operations = (
+        macs * (1 + 4 * technology.register_ratio) + buffered + technology.dram_ratio * offchip / word
+    )
+    mm2 = pe_mm2 * pes + technology.buffer_mm2_per_kb * sub.buffer_bytes / 1024
+    leakage_pj = technology.leakage_w_per_mm2 * mm2 * latency / technology.clock_hz * 1e12
+    return LayerCosts(
+        macs=macs,
+        compute_cycles=cycles,
+        latency_cycles=latency,
+        onchip_bytes=onchip,
+        offchip_bytes=offchip,
+        energy_pj=technology.mac_pj * operations + leakage_pj,
+        # One array of 1 x 1: SCALE-Sim counts cycles from 0, so one fewer than there are.
+        utilization=macs / jnp.maximum(jnp.maximum(jnp.asarray(cycles, jnp.float32) * pes, macs), 1),
+        bound=jnp.argmax(terms).astype(jnp.int32),
+    )
+
+
+def _of_template(template: Template, layer: Layers, sub: SubAccelerators, technology: Technology) -> tuple:
+    rows, columns = jnp.maximum(sub.rows, 1), jnp.maximum(sub.columns, 1)
+    cycles, words = template.cycles(layer, rows, columns), template.buffer_words(layer, rows, columns)
+    pe_mm2 = jnp.float32(template.pe_mm2(technology))
+    return cycles, words, jnp.asarray(template.fill_cycles(rows, columns), jnp.int32), pe_mm2
+
+
+def _whole_cycles(cycles: jax.Array) -> jax.Array:
+    """Rounded up, int32; from `LARGEST_COUNT` on that value, also of infinity."""
+    return jnp.where(cycles >= LARGEST_COUNT, LARGEST_COUNT, jnp.ceil(cycles).astype(jnp.int32))
+
+
+def layer_costs(
+    layers: Layers,
+    subs: SubAccelerators,
+    known: Sequence[str] = TEMPLATES,
+    technology: Technology = PROCESS,
+    overlap: bool = True,
+) -> LayerCosts:
+    """What every layer costs on every sub-accelerator.
+
+    A layer takes the longest of computing, of its words between buffer and PEs and of its bytes between
+    buffer and memory, and the time until the array is filled. (NVDLA's primer computes in this way too.)
+
+    Args:
+      layers: arrays [L].
+      subs: arrays [A].
+      known: the templates that `subs.template` counts in.
+      technology: constants of the process.
+      overlap: False adds up the three times: a chip that loads, computes and stores one after another.
+
+    Returns:
+      Arrays [L, A]. Where `subs.rows` is 0 the latency is `LARGEST_COUNT`. Empty layers cost 0.
+
+    Raises:
+      FdgError: a name in `known` that is no template.
+    """
+    return _all_costs(layers, subs, tuple(map(templates.get, known)), technology, overlap)
+
+
+@functools.partial(jax.jit, static_argnames=("dataflows", "technology", "overlap"))
+def _all_costs(
+    layers: Layers,
+    subs: SubAccelerators,
+    dataflows: tuple[Template, ...],
+    technology: Technology,
+    overlap: bool,
+) -> LayerCosts:
+    def of_layer(layer: Layers) -> LayerCosts:
+        return jax.vmap(lambda sub: _cost(layer, sub, dataflows, technology, overlap))(subs)
+
+    return jax.vmap(of_layer)(layers)
+
+
+def area_mm2(
+    subs: SubAccelerators, known: Sequence[str] = TEMPLATES, technology: Technology = PROCESS
+) -> jax.Array:
+    """Area of a chip, float32 scalar: PEs and buffers of all sub-accelerators [A], and what it has once."""
+    each = jnp.asarray([templates.get(name).pe_mm2(technology) for name in known], jnp.float32)
+    pes = subs.rows * subs.columns * each[subs.template]
+    kilobytes = jnp.where(subs.rows > 0, subs.buffer_bytes, 0) / 1024
+    return technology.chip_mm2 + (pes + technology.buffer_mm2_per_kb * kilobytes).sum()

@@ -1,0 +1,312 @@
+"""Layers of neural networks as seven loops: what a cost model knows of a network.
+
+A `Layer` is checked Python integers; `stack` makes arrays of many, `Layers`, for programs. Batch 1.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fdg.errors import FdgError
+
+# Counts are int32. What is larger is kept at this value ("at least"), so nothing wraps around.
+LARGEST_COUNT = 2_147_000_000
+
+
+class Layers(NamedTuple):
+    """Fields of `Layer` as int32 arrays of one shape; all 0 where a place is empty, which costs nothing."""
+
+    out_channels: jax.Array
+    in_channels: jax.Array
+    out_rows: jax.Array
+    out_columns: jax.Array
+    kernel_rows: jax.Array
+    kernel_columns: jax.Array
+    stride: jax.Array
+    groups: jax.Array
+    in_rows: jax.Array
+    in_columns: jax.Array
+    operands: jax.Array
+    has_weights: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """A layer, batch 1: for each of `out_channels` x `out_rows` x `out_columns` outputs a sum over a window.
+
+    Attributes:
+      out_channels: K; in_channels: C; both of all groups together.
+      out_rows: P.
+      out_columns: Q.
+      kernel_rows: R.
+      kernel_columns: S.
+      stride: u, in both directions.
+      groups: G; each output reads C / G channels.
+      in_rows: rows of the input that exist (padding is not stored); None: all that the windows cover.
+      in_columns: likewise.
+      operands: feature maps that are read: 2 for an addition.
+      has_weights: 0 for pooling and additions: no multiplications, only traffic.
+
+    Raises:
+      FdgError: a size below 1, channels that the groups do not divide, or a count that int32 cannot hold.
+    """
+
+    out_channels: int
+    in_channels: int
+    out_rows: int
+    out_columns: int
+    kernel_rows: int = 1
+    kernel_columns: int = 1
+    stride: int = 1
+    groups: int = 1
+    in_rows: int | None = None
+    in_columns: int | None = None
+    operands: int = 1
+    has_weights: int = 1
+
+    def __post_init__(self) -> None:
+        for one in dataclasses.fields(self):
+            value, least = getattr(self, one.name), 0 if one.name == "has_weights" else 1
+            is_size = isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= least
+            if not (is_size or (value is None and one.name in ("in_rows", "in_columns"))):
+                raise FdgError(f"layer: {one.name} is {value!r}; give a whole number of at least {least}")
+            if value is not None:
+                object.__setattr__(self, one.name, int(value))
+        if self.has_weights > 1:
+            raise FdgError(f"layer: has_weights is {self.has_weights}; give 0 or 1")
+        for name in ("in_channels", "out_channels"):
+            if getattr(self, name) % self.groups:
+                raise FdgError(
+                    f"layer: {name}={getattr(self, name)} does not divide into groups={self.groups}; "
+                    "give groups that divide both numbers of channels"
+                )
+        covered = {
+            "in_rows": (self.out_rows - 1) * self.stride + self.kernel_rows,
+            "in_columns": (self.out_columns - 1) * self.stride + self.kernel_columns,
+        }
+        for name, size in covered.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, size)
+        counts = {
+            "multiplications": self.macs,
+            "words of weights": self.weight_words,
+            "words of inputs": self.input_words,
+            "words of outputs": self.output_words,
+        }
+        for name, count in counts.items():
+            if count > LARGEST_COUNT:
+                raise FdgError(
+                    f"layer: {count:,} {name}, more than {LARGEST_COUNT:,}, which int32 holds; "
+                    "split the layer, by its output channels or its rows"
+                )
+
+    @property
+    def macs(self) -> int:
+        """Multiplications with additions: K C/G P Q R S."""
+        window = self.in_channels // self.groups * self.kernel_rows * self.kernel_columns
+        return self.has_weights * self.output_words * window
+
+    @property
+    def weight_words(self) -> int:
+        """K C/G R S."""
+        window = self.in_channels // self.groups * self.kernel_rows * self.kernel_columns
+        return self.has_weights * self.out_channels * window
+
+    @property
+    def input_words(self) -> int:
+        """Words of the inputs that exist and that windows cover, each once."""
+        rows = (self.out_rows - 1) * min(self.stride, self.kernel_rows) + self.kernel_rows
+        columns = (self.out_columns - 1) * min(self.stride, self.kernel_columns) + self.kernel_columns
+        rows, columns = min(self.in_rows or rows, rows), min(self.in_columns or columns, columns)
+        return self.operands * self.in_channels * rows * columns
+
+    @property
+    def output_words(self) -> int:
+        """K P Q."""
+        return self.out_channels * self.out_rows * self.out_columns
+
+
+def convolution(
+    in_channels: int,
+    out_channels: int,
+    in_rows: int,
+    in_columns: int | None = None,
+    *,
+    kernel: int | tuple[int, int] = 3,
+    stride: int = 1,
+    padding: int | None = None,
+    groups: int = 1,
+) -> Layer:
+    """A convolution of an image of `in_rows` x `in_columns` (square if absent).
+
+    Args:
+      in_channels: C.
+      out_channels: K.
+      in_rows: of the image without padding.
+      in_columns: likewise.
+      kernel: R and S; one number for both.
+      stride: in both directions.
+      padding: on each side; absent: half of the kernel, which keeps the size at stride 1.
+      groups: that channels are in.
+
+    Raises:
+      FdgError: as `Layer`, or the padded image is smaller than the kernel.
+
+    >>> layer = convolution(3, 64, 224, kernel=7, stride=2)
+    >>> layer.out_rows, layer.macs
+    (112, 118013952)
+    """
+    in_columns = in_rows if in_columns is None else in_columns
+    kernel_rows, kernel_columns = (kernel, kernel) if isinstance(kernel, int) else kernel
+    sizes = []
+    for size, kernel_size in ((in_rows, kernel_rows), (in_columns, kernel_columns)):
+        padded = size + 2 * (kernel_size // 2 if padding is None else padding)
+        if stride < 1 or padded < kernel_size:
+            raise FdgError(
+                f"convolution: a kernel of {kernel_size} with stride {stride} does not fit an image "
+                f"of {size}, {padded} with padding; give a smaller kernel, padding, a stride of at least 1"
+            )
+        sizes.append((padded - kernel_size) // stride + 1)
+    rows, columns = sizes
+    fields = (out_channels, in_channels, rows, columns, kernel_rows, kernel_columns, stride, groups)
+    return Layer(*fields, in_rows, in_columns)
+
+
+def depthwise(channels: int, in_rows: int, in_columns: int | None = None, **settings: int) -> Layer:
+    """A convolution of each channel by itself: as many groups as channels.
+
+    >>> depthwise(32, 112).macs == 32 * 9 * 112 * 112
+    True
+    """
+    return convolution(channels, channels, in_rows, in_columns, groups=channels, **settings)
+
+
+def transposed_convolution(
+    in_channels: int,
+    out_channels: int,
+    in_rows: int,
+    in_columns: int | None = None,
+    *,
+    kernel: int,
+    stride: int,
+) -> Layer:
+    """A transposed convolution, to an image `stride` times as large, without its multiplications by zero.
+
+    It is computed as the convolution that it equals: each input position makes `stride` x `stride` outputs,
+    with kernels of ceil(kernel / stride) (sub-pixel convolution, arXiv 1609.07009). A kernel that `stride`
+    does not divide is filled with zeros to one that it does.
+
+    >>> layer = transposed_convolution(64, 32, 8, kernel=2, stride=2)
+    >>> layer.macs == 64 * 32 * 8 * 8 * 2 * 2, layer.output_words == 32 * 16 * 16
+    (True, True)
+    """
+    if kernel < 1 or stride < 1:
+        raise FdgError(f"transposed convolution: kernel {kernel}, stride {stride}; give at least 1 each")
+    part = math.ceil(kernel / stride)
+    in_columns = in_rows if in_columns is None else in_columns
+    return Layer(
+        out_channels * stride**2, in_channels, in_rows, in_columns, part, part, 1, 1, in_rows, in_columns
+    )
+
+
+def gemm(rows: int, columns: int, inner: int) -> Layer:
+    """A product of matrices [rows, inner] x [inner, columns]; the second one are the weights.
+
+    >>> gemm(1, 1000, 512).macs
+    512000
+    """
+    return Layer(columns, inner, rows, 1)
+
+
+def pooling(channels: int, in_rows: int, in_columns: int | None = None, *, kernel: int, stride: int) -> Layer:
+    """Pooling without padding: reads and writes feature maps, multiplies nothing."""
+    settings = {"kernel": kernel, "stride": stride, "padding": 0, "groups": channels}
+    return dataclasses.replace(
+        convolution(channels, channels, in_rows, in_columns, **settings), has_weights=0
+    )
+
+
+def addition(channels: int, rows: int, columns: int | None = None) -> Layer:
+    """The sum of two feature maps of a size: reads both, writes one, multiplies nothing."""
+    columns = rows if columns is None else columns
+    return Layer(channels, channels, rows, columns, groups=channels, operands=2, has_weights=0)
+
+
+def stack(layers: Sequence[Layer | None]) -> Layers:
+    """Arrays [L] int32 of `layers`; zeros where one is None."""
+    table = [[getattr(layer, name) if layer else 0 for name in Layers._fields] for layer in layers]
+    columns = np.asarray(table, np.int32).reshape(len(table), len(Layers._fields)).T
+    return Layers(*map(jnp.asarray, columns))
+
+
+def product(*factors: jax.Array | int) -> jax.Array:
+    """Product of counts, int32, exact up to `LARGEST_COUNT` and that value beyond it.
+
+    The product in float32, off by less than 1e-6, tells the ones that int32 cannot hold.
+
+    >>> import jax.numpy as jnp
+    >>> product(jnp.int32(3), 5).item(), product(jnp.int32(70_000), 70_000).item()
+    (15, 2147000000)
+    """
+    exact, near = jnp.int32(1), jnp.float32(1)
+    for factor in factors:
+        exact = exact * jnp.asarray(factor, jnp.int32)
+        near = near * jnp.asarray(factor, jnp.float32)
+    return jnp.where(near >= 2.1474e9, LARGEST_COUNT, jnp.minimum(exact, LARGEST_COUNT))
+
+
+def add(a: jax.Array, b: jax.Array | int) -> jax.Array:
+    """Sum of two counts, int32, `LARGEST_COUNT` if it is more."""
+    return jnp.where(a > LARGEST_COUNT - b, LARGEST_COUNT, a + b)
+
+
+def ceil_div(a: jax.Array | int, b: jax.Array | int) -> jax.Array:
+    """The quotient of counts, rounded up; `b` counts as 1 where it is 0."""
+    a, b = jnp.asarray(a, jnp.int32), jnp.maximum(jnp.asarray(b, jnp.int32), 1)
+    return a // b + (a % b > 0)
+
+
+def group_channels(layer: Layers) -> tuple[jax.Array, jax.Array]:
+    """Output and input channels of one group, int32."""
+    groups = jnp.maximum(layer.groups, 1)
+    return layer.out_channels // groups, layer.in_channels // groups
+
+
+def macs(layer: Layers) -> jax.Array:
+    """As `Layer.macs`, int32."""
+    window = product(group_channels(layer)[1], layer.kernel_rows, layer.kernel_columns, layer.has_weights)
+    return product(output_words(layer), window)
+
+
+def weight_words(layer: Layers) -> jax.Array:
+    """As `Layer.weight_words`, int32."""
+    in_group = group_channels(layer)[1]
+    return product(layer.out_channels, in_group, layer.kernel_rows, layer.kernel_columns, layer.has_weights)
+
+
+def input_words(layer: Layers) -> jax.Array:
+    """As `Layer.input_words`, int32."""
+    rows, columns = covered(layer)
+    return product(layer.operands, layer.in_channels, rows, columns)
+
+
+def output_words(layer: Layers) -> jax.Array:
+    """As `Layer.output_words`, int32."""
+    return product(layer.out_channels, layer.out_rows, layer.out_columns)
+
+
+def covered(layer: Layers) -> tuple[jax.Array, jax.Array]:
+    """Rows and columns of the input that windows cover and that exist, int32."""
+    rows = with_halo(layer.out_rows, jnp.int32(1), layer.stride, layer.kernel_rows)
+    columns = with_halo(layer.out_columns, jnp.int32(1), layer.stride, layer.kernel_columns)
+    return jnp.minimum(layer.in_rows, rows), jnp.minimum(layer.in_columns, columns)
+
+
+def with_halo(outputs: jax.Array, tiles: jax.Array, stride: jax.Array, kernel: jax.Array) -> jax.Array:
+    """Inputs along a direction that windows of `outputs` cover, in `tiles` parts that each read their own."""
+    return (outputs - tiles) * jnp.minimum(stride, kernel) + tiles * kernel

@@ -1,0 +1,139 @@
+"""Well-known networks as layers: workloads to check a cost model on."""
+
+from collections.abc import Callable
+
+from envs.codesign.layers import (
+    Layer,
+    addition,
+    convolution,
+    depthwise,
+    gemm,
+    pooling,
+    transposed_convolution,
+)
+from fdg.errors import unknown_name
+
+
+def alexnet() -> list[Layer]:
+    """The five convolutions of AlexNet, as Eyeriss runs them: two groups in the second, fourth and fifth."""
+    return [
+        convolution(3, 96, 227, kernel=11, stride=4, padding=0),
+        convolution(96, 256, 27, kernel=5, groups=2),
+        convolution(256, 384, 13),
+        convolution(384, 384, 13, groups=2),
+        convolution(384, 256, 13, groups=2),
+    ]
+
+
+def resnet18() -> list[Layer]:
+    """ResNet-18 (arXiv 1512.03385, table 1) for 224 x 224 images: 1.81 billion multiplications."""
+    found, channels, size = (
+        [convolution(3, 64, 224, kernel=7, stride=2), pooling(64, 113, kernel=3, stride=2)],
+        64,
+        56,
+    )
+    for stage in range(4):
+        width = 64 * 2**stage
+        for block in range(2):
+            stride = 2 if stage and not block else 1
+            found += [convolution(channels, width, size, stride=stride)]
+            if stride == 2:
+                found += [convolution(channels, width, size, kernel=1, stride=2)]
+            size, channels = size // stride, width
+            found += [convolution(width, width, size), addition(width, size)]
+    return [*found, pooling(512, 7, kernel=7, stride=1), gemm(1, 1000, 512)]
+
+
+def resnet50() -> list[Layer]:
+    """ResNet-50 (arXiv 1512.03385, table 1), the stride in a block's 3 x 3: 4.1 billion multiplications."""
+    found, channels, size = (
+        [convolution(3, 64, 224, kernel=7, stride=2), pooling(64, 113, kernel=3, stride=2)],
+        64,
+        56,
+    )
+    for stage, blocks in enumerate((3, 4, 6, 3)):
+        width = 64 * 2**stage
+        for block in range(blocks):
+            stride = 2 if stage and not block else 1
+            found += [
+                convolution(channels, width, size, kernel=1),
+                convolution(width, width, size, stride=stride),
+            ]
+            if not block:
+                found += [convolution(channels, 4 * width, size, kernel=1, stride=stride)]
+            size, channels = size // stride, 4 * width
+            found += [convolution(width, channels, size, kernel=1), addition(channels, size)]
+    return [*found, pooling(2048, 7, kernel=7, stride=1), gemm(1, 1000, 2048)]
+
+
+def mobilenet_v2() -> list[Layer]:
+    """MobileNetV2 (arXiv 1801.04381, table 2) for 224 x 224 images: 0.3 billion multiplications."""
+    stages = (
+        (1, 16, 1, 1),
+        (6, 24, 2, 2),
+        (6, 32, 3, 2),
+        (6, 64, 4, 2),
+        (6, 96, 3, 1),
+        (6, 160, 3, 2),
+        (6, 320, 1, 1),
+    )
+    found, channels, size = [convolution(3, 32, 224, stride=2)], 32, 112
+    for expansion, width, blocks, first_stride in stages:
+        for block in range(blocks):
+            stride, inner = first_stride if not block else 1, expansion * channels
+            if expansion > 1:
+                found += [convolution(channels, inner, size, kernel=1)]
+            found += [depthwise(inner, size, stride=stride)]
+            size //= stride
+            found += [convolution(inner, width, size, kernel=1)]
+            if stride == 1 and channels == width:
+                found += [addition(width, size)]
+            channels = width
+    found += [convolution(320, 1280, 7, kernel=1), pooling(1280, 7, kernel=7, stride=1)]
+    return [*found, gemm(1, 1000, 1280)]
+
+
+def unet(size: int = 128, height: int = 4, width: int = 16) -> list[Layer]:
+    """A U-Net (arXiv 1505.04597) that keeps its size: two 3 x 3 a level, transposed convolutions upwards."""
+    found, channels = [], 1
+    for level in range(height):
+        if level:
+            found += [pooling(channels, size, kernel=2, stride=2)]
+            size //= 2
+        found += [
+            convolution(channels, width << level, size),
+            convolution(width << level, width << level, size),
+        ]
+        channels = width << level
+    for level in reversed(range(height - 1)):
+        found += [transposed_convolution(channels, width << level, size, kernel=2, stride=2)]
+        size *= 2
+        found += [
+            convolution(channels, width << level, size),
+            convolution(width << level, width << level, size),
+        ]
+        channels = width << level
+    return [*found, convolution(channels, 1, size, kernel=1)]
+
+
+NETWORKS: dict[str, Callable[[], list[Layer]]] = {
+    "alexnet": alexnet,
+    "mobilenet_v2": mobilenet_v2,
+    "resnet18": resnet18,
+    "resnet50": resnet50,
+    "unet": unet,
+}
+
+
+def get(name: str) -> list[Layer]:
+    """The layers of a well-known network.
+
+    Raises:
+      FdgError: the name is none of `NETWORKS`.
+
+    >>> round(sum(layer.macs for layer in get("resnet18")) / 1e9, 2)
+    1.81
+    """
+    if name not in NETWORKS:
+        raise unknown_name("network", name, NETWORKS)
+    return NETWORKS[name]()

@@ -1,0 +1,303 @@
+"""Dataflow templates: how an array of processing elements (PEs) computes a layer.
+
+A template is functions of one layer (`Layers` of scalars) and of the array's rows and columns, int32 scalars:
+cycles of computation, words of each tensor that pass the sub-accelerator's buffer, and the area of a PE.
+Words of a tensor times how often each is used are the layer's multiplications; tests
+hold the formulas to that.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from envs.codesign import layers as L
+from envs.codesign.layers import Layers, ceil_div, group_channels, product
+from envs.codesign.technology import Technology
+from fdg.errors import FdgError, unknown_name
+
+
+class BufferWords(NamedTuple):
+    """Words that an array reads of, or writes to, its buffer for one layer, by tensor; float32 scalars."""
+
+    weights: jax.Array
+    inputs: jax.Array
+    outputs: jax.Array  # partial sums too, each read and each write
+
+
+Cycles = Callable[[Layers, jax.Array, jax.Array], jax.Array]
+Words = Callable[[Layers, jax.Array, jax.Array], BufferWords]
+
+
+def square(pes: int) -> tuple[int, int]:
+    """Rows and columns of an array of `pes`: the most nearly square, with no more rows than columns.
+
+    >>> square(168), square(2112), square(7)
+    ((12, 14), (44, 48), (1, 7))
+    """
+    rows = next(rows for rows in range(int(pes**0.5), 0, -1) if pes % rows == 0)
+    return rows, pes // rows
+
+
+def fill_and_drain(rows: jax.Array, columns: jax.Array) -> jax.Array:
+    """Cycles until the far corner of an array works, and its last result is out."""
+    return rows + columns
+
+
+class Template(NamedTuple):
+    """A dataflow.
+
+    Attributes:
+      cycles: (layer, rows, columns) -> int32, computation alone.
+      buffer_words: (layer, rows, columns) -> `BufferWords`.
+      pe_mm2: technology -> area of a PE with its registers.
+      shape: number of PEs -> rows, columns.
+      fill_cycles: (rows, columns) -> int32, added once a layer to what overlaps.
+    """
+
+    cycles: Cycles
+    buffer_words: Words
+    pe_mm2: Callable[[Technology], float]
+    shape: Callable[[int], tuple[int, int]] = square
+    fill_cycles: Callable[[jax.Array, jax.Array], jax.Array] = fill_and_drain
+
+
+def _float(*counts: jax.Array) -> list[jax.Array]:
+    return [jnp.asarray(count, jnp.float32) for count in counts]
+
+
+def _at_least_1(count: jax.Array) -> jax.Array:
+    return jnp.maximum(count, 1)
+
+
+# --- Weight-stationary, as NVDLA (nvdla.org, "Hardware architectural specification", convolution core) ---
+
+_PIXEL_CHANNELS = 4  # up to here an input is an image, whose kernel rows are packed too ("image mode")
+
+
+def _dla_shape(pes: int) -> tuple[int, int]:
+    """Lanes of input channels, at most 64, and kernels: the two sides of NVDLA's array.
+
+    >>> _dla_shape(2048), _dla_shape(32)
+    ((64, 32), (32, 1))
+    """
+    lanes = min(64, pes)
+    return lanes, pes // lanes
+
+
+def _dla_cycles(layer: Layers, rows: jax.Array, columns: jax.Array) -> jax.Array:
+    """Each cycle multiplies `rows` input channels with `columns` kernels at one position of the window.
+
+    Groups that fit together share a cycle; of an image, kernel rows fill the lanes that channels leave.
+    """
+    out_group, in_group = group_channels(layer)
+    together = _at_least_1(jnp.minimum(rows // _at_least_1(in_group), columns // _at_least_1(out_group)))
+    is_image = (layer.groups == 1) & (in_group <= _PIXEL_CHANNELS)
+    packed = jnp.where(is_image, jnp.clip(rows // _at_least_1(in_group), 1, layer.kernel_rows), 1)
+    window = (ceil_div(layer.kernel_rows, packed), layer.kernel_columns, layer.has_weights)
+    passes = (ceil_div(layer.groups, together), ceil_div(in_group, rows), ceil_div(out_group, columns))
+    return product(layer.out_rows, layer.out_columns, *window, *passes)
+
+
+def _dla_words(layer: Layers, rows: jax.Array, columns: jax.Array) -> BufferWords:
+    """Weights stay while all outputs pass; an input word reaches all kernels; sums stay in accumulators."""
+    macs, shared = _float(L.macs(layer), jnp.minimum(group_channels(layer)[0], columns))
+    weights, outputs = _float(L.weight_words(layer), L.output_words(layer))
+    return BufferWords(weights, macs / _at_least_1(shared), outputs)
+
+
+# --- Output-stationary, as ShiDianNao (Du et al., ISCA 2015, section 5) ---
+
+
+def _shi_cycles(layer: Layers, rows: jax.Array, columns: jax.Array) -> jax.Array:
+    """Each PE holds an output of a tile of rows x columns, and sees one weight and one input a cycle."""
+    tiles = ceil_div(layer.out_rows, rows), ceil_div(layer.out_columns, columns)
+    window = group_channels(layer)[1], layer.kernel_rows, layer.kernel_columns, layer.has_weights
+    return product(*tiles, layer.out_channels, *window)
+
+
+def _shi_words(layer: Layers, rows: jax.Array, columns: jax.Array) -> BufferWords:
+    """A weight is broadcast to a tile; a tile's inputs are read once and shift between neighbours."""
+    down, across = ceil_div(layer.out_rows, rows), ceil_div(layer.out_columns, columns)
+    in_group = group_channels(layer)[1]
+    read_rows = L.with_halo(layer.out_rows, down, layer.stride, layer.kernel_rows)
+    read_columns = L.with_halo(layer.out_columns, across, layer.stride, layer.kernel_columns)
+    weights, tiles, kernels, patch_rows, patch_columns = _float(
+        L.weight_words(layer), down * across, product(layer.out_channels, in_group), read_rows, read_columns
+    )
+    (outputs,) = _float(L.output_words(layer))
+    return BufferWords(weights * tiles, kernels * patch_rows * patch_columns, outputs)
+
+
+# --- Row-stationary, as Eyeriss (Chen et al., JSSC 2017, sections III and V) ---
+
+FILL = (
+    28,
+    25,
+)  # cycles over those of computation while arrays are loaded: the one constant fitted, to Table V
+_FILTERS, _WINDOW_WORDS = 16, 12  # that a PE's scratch pads hold: filters at once, words of input rows
+
+
+def row_stationary_cycles(
+    layer: Layers, rows: jax.Array, columns: jax.Array, fill: tuple[int, int] = FILL
+) -> jax.Array:
+    """A PE convolves a row of a kernel with a row of the input; a column of R of them makes a row of outputs.
+
+    Sets of R x P PEs for further kernels and channels fill the array where it is larger, strips of rows pass
+    one after another where it is smaller.
+
+    Args:
+      layer: scalars.
+      rows: of the array.
+      columns: likewise.
+      fill: a ratio, applied last and rounded up; (1, 1) is computation alone.
+    """
+    strip = _at_least_1(jnp.minimum(layer.out_rows, columns))
+    sets = _row_stationary_sets(layer, rows, columns)
+    kernels = product(layer.out_channels, group_channels(layer)[1], layer.has_weights)
+    folds = ceil_div(layer.kernel_rows, rows)
+    passes = ceil_div(layer.out_rows, strip), ceil_div(kernels, sets)
+    cycles = product(*passes, layer.out_columns, layer.kernel_columns, folds)
+    more, per = fill[0] - fill[1], fill[1]
+    return L.add(cycles, cycles // per * more + ceil_div(cycles % per * more, per))
+
+
+def _row_stationary_sets(layer: Layers, rows: jax.Array, columns: jax.Array) -> jax.Array:
+    strip = _at_least_1(jnp.minimum(layer.out_rows, columns))
+    return _at_least_1(rows // _at_least_1(layer.kernel_rows)) * _at_least_1(columns // strip)
+
+
+def _rs_words(layer: Layers, rows: jax.Array, columns: jax.Array) -> BufferWords:
+    """A strip reads all weights, and its inputs once for the kernels in its sets; sums leave the PEs."""
+    strips = ceil_div(layer.out_rows, jnp.minimum(layer.out_rows, columns))
+    out_group, in_group = group_channels(layer)
+    at_once = jnp.minimum(out_group, _FILTERS * _row_stationary_sets(layer, rows, columns))
+    in_pad = _at_least_1(_WINDOW_WORDS // _at_least_1(layer.kernel_columns))
+    sums = 2 * ceil_div(in_group, in_pad) - 1
+    read_rows = L.with_halo(layer.out_rows, strips, layer.stride, layer.kernel_rows)
+    read_columns = L.covered(layer)[1]
+    channels = product(layer.in_channels, ceil_div(out_group, at_once))
+    weights, strips_f, inputs, patch_rows, patch_columns = _float(
+        L.weight_words(layer), strips, channels, read_rows, read_columns
+    )
+    outputs, sums_f = _float(L.output_words(layer), sums)
+    return BufferWords(weights * strips_f, inputs * patch_rows * patch_columns, outputs * sums_f)
+
+
+# --- Systolic arrays, as SCALE-Sim 3.0.0 (Raj et al., ISPASS 2025; arXiv 1811.02883, equations 1 to 4) ---
+
+
+def _systolic(stationary: str) -> Template:
+    """The product of [P Q, C R S] and [C R S, K] on a systolic array, a group after another."""
+
+    def sizes(layer: Layers) -> tuple[jax.Array, jax.Array, jax.Array]:
+        out_group, in_group = group_channels(layer)
+        pixels = product(layer.out_rows, layer.out_columns)
+        window = product(in_group, layer.kernel_rows, layer.kernel_columns, layer.has_weights)
+        down, across, time = {
+            "os": (pixels, out_group, window),
+            "ws": (window, out_group, pixels),
+            "is": (window, pixels, out_group),
+        }[stationary]
+        return down, across, time
+
+    def cycles(layer: Layers, rows: jax.Array, columns: jax.Array) -> jax.Array:
+        down, across, time = sizes(layer)
+        a_fold = (1 if stationary == "os" else 2) * rows + columns + time - 2
+        folds = product(layer.groups, ceil_div(down, rows), ceil_div(across, columns), layer.has_weights)
+        return jnp.maximum(product(a_fold, folds) - 1, 0)
+
+    def words(layer: Layers, rows: jax.Array, columns: jax.Array) -> BufferWords:
+        down, across, time = sizes(layer)
+        left, top, result = _float(
+            product(layer.groups, down, time),
+            product(layer.groups, across, time),
+            product(layer.groups, down, across),
+        )
+        folds_down, folds_across = _float(ceil_div(down, rows), ceil_div(across, columns))
+        if (
+            stationary == "os"
+        ):  # inputs from the left again for each fold of kernels, and weights from the top
+            return BufferWords(top * folds_down, left * folds_across, result)
+        moving, sums = left * folds_across, top * jnp.maximum(2 * folds_down - 1, 0)
+        return BufferWords(result, moving, sums) if stationary == "ws" else BufferWords(moving, result, sums)
+
+    return Template(
+        cycles, words, lambda technology: technology.pe_mm2, fill_cycles=lambda rows, columns: 0 * rows
+    )
+
+
+_BUILT_IN = {
+    "dla": Template(_dla_cycles, _dla_words, lambda technology: technology.pe_mm2, _dla_shape),
+    # Assumptions, not measured: FIFOs between neighbours are a fifth, half a kilobyte of scratch pads a half.
+    "shi": Template(_shi_cycles, _shi_words, lambda technology: 1.2 * technology.pe_mm2),
+    "rs": Template(row_stationary_cycles, _rs_words, lambda technology: 1.5 * technology.pe_mm2),
+    **{f"systolic-{stationary}": _systolic(stationary) for stationary in ("os", "ws", "is")},
+}
+_registered: dict[str, Template] = {}
+
+
+def register(
+    name: str,
+    cycles: Cycles,
+    buffer_words: Words,
+    pe_mm2: Callable[[Technology], float],
+    *,
+    shape: Callable[[int], tuple[int, int]] = square,
+    fill_cycles: Callable[[jax.Array, jax.Array], jax.Array] = fill_and_drain,
+) -> None:
+    """Let `get(name)`, and so every part that names templates, find a template of your own.
+
+    Registering a name again replaces the template, so that a notebook cell runs twice.
+
+    Args:
+      name: one that no built-in template has.
+      cycles: as in `Template`.
+      buffer_words: likewise.
+      pe_mm2: likewise.
+      shape: likewise; absent: nearly square.
+      fill_cycles: likewise; absent: rows and columns.
+
+    Raises:
+      FdgError: the name is a built-in one's, or a function returns what is not of its kind.
+
+    Example::
+
+        def cycles(layer, rows, columns):
+            return ceil_div(macs(layer), rows * columns)
+
+        templates.register("ideal", cycles, buffer_words, lambda technology: technology.pe_mm2)
+    """
+    if name in _BUILT_IN:
+        raise FdgError(f"template '{name}' is built in and cannot be replaced; register another name")
+    layer, size = jax.tree.map(lambda x: x[0], L.stack([L.convolution(3, 4, 8)])), jnp.int32(4)
+    found = jax.eval_shape(cycles, layer, size, size)
+    if getattr(found, "shape", None) != () or found.dtype != jnp.int32:
+        raise FdgError(f"template '{name}': cycles returns {found}; return one int32 number of cycles")
+    words = jax.eval_shape(buffer_words, layer, size, size)
+    if not isinstance(words, BufferWords) or any(x.shape != () or x.dtype != jnp.float32 for x in words):
+        raise FdgError(
+            f"template '{name}': buffer_words returns {words}; return BufferWords of float32 numbers"
+        )
+    area = pe_mm2(Technology())
+    if not isinstance(area, int | float) or not area >= 0:
+        raise FdgError(f"template '{name}': pe_mm2 returns {area!r}; return the area of a PE in mm2")
+    _registered[name] = Template(cycles, buffer_words, pe_mm2, shape, fill_cycles)
+
+
+def names() -> list[str]:
+    """The names that `get` takes."""
+    return sorted({**_BUILT_IN, **_registered})
+
+
+def get(name: str) -> Template:
+    """The template of that name.
+
+    Raises:
+      FdgError: there is none; the nearest names.
+    """
+    found = {**_BUILT_IN, **_registered}.get(name)
+    if found is None:
+        raise unknown_name("template", name, names())
+    return found

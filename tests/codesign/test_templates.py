@@ -1,0 +1,204 @@
+import json
+import math
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench import codesign_published, codesign_scalesim
+from envs.codesign import layers, templates
+from envs.codesign.layers import LARGEST_COUNT
+from envs.codesign.templates import BufferWords
+from fdg.errors import FdgError
+from tests.codesign.draw import KNOWN, random_layers
+
+
+def ceil(a, b):
+    return -(-a // b)
+
+
+def plain_cycles(name, layer, rows, columns):
+    """The formulas on Python's integers; systolic ones fold by fold, dla and shi pass by pass where small."""
+    if not layer.has_weights:
+        return 0
+    groups, out_group = layer.groups, layer.out_channels // layer.groups
+    in_group, window = layer.in_channels // groups, layer.kernel_rows * layer.kernel_columns
+    pixels = layer.out_rows * layer.out_columns
+    if name == "dla":
+        together = max(1, min(rows // in_group, columns // out_group))
+        kernel_rows = layer.kernel_rows
+        if groups == 1 and in_group <= 4:
+            kernel_rows = ceil(kernel_rows, min(kernel_rows, max(1, rows // in_group)))
+        passes = ceil(groups, together) * ceil(in_group, rows) * ceil(out_group, columns)
+        return passes * kernel_rows * layer.kernel_columns * pixels
+    if name == "shi":
+        tiles = sum(1 for _ in range(0, layer.out_rows, rows)) * sum(
+            1 for _ in range(0, layer.out_columns, columns)
+        )
+        return tiles * layer.out_channels * in_group * window
+    if name == "rs":
+        strip = min(layer.out_rows, columns)
+        sets = max(1, rows // layer.kernel_rows) * (columns // strip)
+        each = layer.out_columns * layer.kernel_columns * ceil(layer.kernel_rows, rows)
+        cycles = ceil(layer.out_rows, strip) * ceil(layer.out_channels * in_group, sets) * each
+        return ceil(28 * cycles, 25)
+    sizes = {
+        "systolic-os": (pixels, out_group, in_group * window, 1),
+        "systolic-ws": (in_group * window, out_group, pixels, 2),
+        "systolic-is": (in_group * window, pixels, out_group, 2),
+    }
+    down, across, time, fills = sizes[name]
+    return groups * ceil(down, rows) * ceil(across, columns) * (fills * rows + columns + time - 2) - 1
+
+
+@settings(max_examples=4, deadline=None)
+@given(st.integers(0, 2**31 - 1))
+@pytest.mark.parametrize("name", KNOWN)
+def test_cycles_are_those_of_plain_integers(name, seed):
+    random = np.random.default_rng(seed)
+    found, sides = random_layers(random, 64), random.integers(1, 65, (2, 64)).astype(np.int32)
+    large = layers.Layer(2000, 1000, 32, 32)  # 2.0e9 multiplications: too many cycles on few PEs
+    found, sides[:, :2] = [large, large, *found[2:]], [[1, 1], [1, 2]]
+    cycles = jax.jit(jax.vmap(templates.get(name).cycles))(layers.stack(found), *sides)
+    cycles = np.asarray(cycles)
+    plain = [plain_cycles(name, *case) for case in zip(found, *sides.tolist(), strict=True)]
+    assert cycles.dtype == np.int32
+    assert cycles.tolist() == [min(x, LARGEST_COUNT - ("sys" in name and x >= LARGEST_COUNT)) for x in plain]
+    # Utilisation is at most 1; SCALE-Sim, which counts cycles from 0, has one fewer.
+    macs = np.asarray([layer.macs for layer in found])
+    assert np.all(macs <= (cycles.astype(float) + ("sys" in name)) * sides[0] * sides[1])
+    empty = layers.Layers(*(x[0] for x in layers.stack([None])))
+    words = templates.get(name).buffer_words(empty, *map(jnp.int32, (8, 8)))
+    assert templates.get(name).cycles(empty, jnp.int32(8), jnp.int32(8)) == 0 and sum(words) == 0
+
+
+@settings(max_examples=4, deadline=None)
+@given(st.integers(0, 2**31 - 1))
+@pytest.mark.parametrize("name", KNOWN)
+def test_buffers_are_read_at_least_once_and_at_most_once_a_multiplication(name, seed):
+    random = np.random.default_rng(seed)
+    found, sides = random_layers(random, 64), random.integers(1, 65, (2, 64)).astype(np.int32)
+    words = jax.jit(jax.vmap(templates.get(name).buffer_words))(layers.stack(found), *sides)
+    words = BufferWords(*map(np.asarray, words))
+    macs = np.asarray([layer.macs for layer in found])
+    for passed, tensor in zip(words, ("weight_words", "input_words", "output_words"), strict=True):
+        least = np.asarray([getattr(layer, tensor) for layer in found])
+        assert np.all((passed >= least * (1 - 1e-6)) | (macs == 0))
+    assert np.all((words.weights <= macs * (1 + 1e-6)) | (macs == 0))
+
+
+def scalars(layer):
+    return layers.Layers(*(x[0] for x in layers.stack([layer])))
+
+
+def test_words_times_their_reuse_are_the_multiplications():
+    # 32 kernels of 16 channels and 3 x 3 on 8 x 8 outputs: sizes that the arrays divide.
+    layer = layers.convolution(16, 32, 8, kernel=3)
+    words = {
+        name: [
+            x.item()
+            for x in templates.get(name).buffer_words(scalars(layer), jnp.int32(rows), jnp.int32(columns))
+        ]
+        for name, rows, columns in (
+            ("dla", 16, 8),
+            ("shi", 4, 4),
+            ("systolic-os", 8, 8),
+            ("systolic-ws", 16, 8),
+        )
+    }
+    macs = layer.macs
+    assert words["dla"] == [
+        macs / 64,
+        macs / 8,
+        32 * 64,
+    ]  # a weight makes 64 outputs, an input meets 8 kernels
+    # A weight is broadcast to 16 PEs; a tile of 4 x 4 reads 6 x 6 for each kernel and channel.
+    assert words["shi"] == [macs / 16, 32 * 16 * 4 * 36, 32 * 64]
+    assert words["systolic-os"] == [macs / 8, macs / 8, 32 * 64]
+    assert words["systolic-ws"] == [macs / 64, macs / 8, 32 * 64 * (2 * 9 - 1)]  # sums of 9 folds of 16 rows
+
+
+def test_groups_share_an_array_where_they_fit():
+    def cycles(layer):
+        return templates.get("dla").cycles(scalars(layer), jnp.int32(64), jnp.int32(32)).item()
+
+    assert cycles(layers.depthwise(64, 8)) == 2 * 9 * 64  # 32 channels at once
+    assert cycles(layers.convolution(64, 64, 8, groups=2)) == 2 * 9 * 64  # each group fills the 32 kernels
+    assert cycles(layers.convolution(64, 32, 8, groups=2)) == 9 * 64  # both at once, 32 channels, 16 kernels
+    assert cycles(layers.convolution(3, 64, 8, kernel=7)) == 2 * 7 * 64  # 21 lanes: all rows of a kernel
+
+
+def test_systolic_arrays_take_the_cycles_that_scale_sim_counts():
+    cases = json.loads((pathlib.Path(__file__).parent / "scalesim.json").read_text())
+    assert len(cases) >= 60
+    assert {case["dataflow"] for case in cases} == {"os", "ws", "is"}
+    assert len({(case["rows"], case["columns"]) for case in cases}) >= 5
+    assert {case["layer"][-1] for case in cases} == {1, 2}
+    assert [codesign_scalesim.ours(case) for case in cases] == [case["cycles"] for case in cases]
+
+
+def test_eyeriss_on_alexnet():
+    lines = codesign_published.eyeriss()
+    assert max(abs(line["active_pes_error"]) for line in lines) <= 0.02
+    assert max(abs(line["raw_error"]) for line in lines) <= 0.16
+    assert max(abs(line["filled_error"]) for line in lines) <= 0.08
+
+
+def test_nvdla_on_resnet50():
+    lines = codesign_published.nvdla()
+    frames = [line["frames_s"] for line in lines]
+    assert frames == sorted(frames, reverse=True)
+    errors = codesign_published.fitted_errors(lines)
+    assert len(errors) == 10 and max(errors.values()) <= 0.10
+    assert max(abs(line["mm2_error"]) for line in lines) <= 0.08
+    assert max(abs(line["mm2_error_left_out"]) for line in lines) <= 0.15
+
+
+def test_a_template_of_ones_own_is_found_by_name(monkeypatch):
+    monkeypatch.setattr(templates, "_registered", {})
+
+    def cycles(layer, rows, columns):
+        return layers.ceil_div(layers.macs(layer), rows * columns)
+
+    def words(layer, rows, columns):
+        tensors = layers.weight_words, layers.input_words, layers.output_words
+        return BufferWords(*(tensor(layer).astype(jnp.float32) for tensor in tensors))
+
+    templates.register("ideal", cycles, words, lambda technology: 2 * technology.pe_mm2)
+    layer = layers.convolution(16, 32, 8)
+    assert templates.get("ideal").cycles(scalars(layer), jnp.int32(8), jnp.int32(4)) == math.ceil(
+        layer.macs / 32
+    )
+    assert "ideal" in templates.names()
+    templates.register("ideal", cycles, words, lambda technology: 0.1)  # a cell that runs twice
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        ({"name": "dla"}, "template 'dla' is built in and cannot be replaced; register another name"),
+        ({"cycles": lambda layer, rows, columns: 1.5 * rows}, "return one int32 number of cycles"),
+        (
+            {"cycles": lambda layer, rows, columns: jnp.stack([rows, columns])},
+            "return one int32 number of cycles",
+        ),
+        ({"buffer_words": lambda layer, rows, columns: rows}, "return BufferWords of float32 numbers"),
+        ({"pe_mm2": lambda technology: -1.0}, "pe_mm2 returns -1.0; return the area of a PE in mm2"),
+    ],
+)
+def test_a_template_is_checked_when_it_is_registered(monkeypatch, wrong, message):
+    monkeypatch.setattr(templates, "_registered", {})
+    shi = templates.get("shi")
+    right = {"name": "mine", "cycles": shi.cycles, "buffer_words": shi.buffer_words, "pe_mm2": shi.pe_mm2}
+    with pytest.raises(FdgError, match="template") as raised:
+        templates.register(**{**right, **wrong})
+    assert message in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_an_unknown_template_is_named_with_its_nearest():
+    with pytest.raises(FdgError, match="unknown template 'systolic-wo': did you mean 'systolic-"):
+        templates.get("systolic-wo")
