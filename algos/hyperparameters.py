@@ -112,7 +112,7 @@ def require_types(algorithm: Any) -> None:
         for item in items:
             require(
                 algorithm,
-                not isinstance(item, int | np.integer) or abs(item) <= most,
+                not isinstance(item, int | np.integer) or abs(int(item)) <= most,
                 f"{field.name}={value!r:.60}: no machine holds so many: use at most {most}",
             )
 

@@ -27,9 +27,10 @@ from typing import Any
 import numpy as np
 
 from envs import gymnasium_parts, gymnasium_spaces
+from envs.deadline import Deadline
 from envs.environment import named_info
 from envs.families import family
-from envs.host import Deadline, HostEnvironment, Transition, make_from
+from envs.host import HostEnvironment, Transition, make_from
 from fdg.errors import FdgError, HostError, listed, one_line, unknown_name
 
 PREFIX = "envpool:"

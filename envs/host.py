@@ -17,7 +17,6 @@ import atexit
 import collections
 import dataclasses
 import logging
-import queue
 import secrets
 import threading
 from collections.abc import Callable, Sequence
@@ -470,39 +469,3 @@ def close() -> None:
 def running() -> int:
     """How many pools this process has."""
     return len(_pools)
-
-
-class Deadline:
-    """A thread that makes calls which cannot be interrupted, so that the caller can stop waiting."""
-
-    def __init__(self) -> None:
-        self._calls: queue.SimpleQueue = queue.SimpleQueue()
-        self._results: queue.SimpleQueue = queue.SimpleQueue()
-        threading.Thread(target=self._work, daemon=True).start()
-
-    def call(self, function: Callable[[], Any], seconds: float) -> Any:
-        """The function's result, or what it raises.
-
-        Raises:
-          TimeoutError: it was not there in time. The thread may be lost: use another `Deadline`.
-        """
-        self._calls.put(function)
-        try:
-            result, error = self._results.get(timeout=seconds)
-        except queue.Empty:
-            raise TimeoutError from None
-        if error is not None:
-            raise error
-        return result
-
-    def close(self) -> None:
-        """Lets the thread end, once it has done what it is at."""
-        self._calls.put(None)
-
-    def _work(self) -> None:
-        while (function := self._calls.get()) is not None:
-            try:
-                self._results.put((function(), None))
-            except BaseException as error:
-                self._results.put((None, error))
-            function = None
