@@ -268,12 +268,7 @@ class HuggingFaceTokenizer:
 
     @property
     def _front(self) -> list[int]:
-        """The special tokens in front of a text: those that the library puts there, unless the configuration
-        says whether there is a beginning of a sequence.
-        """
-        named = _json(self.path, "tokenizer_config.json").get("add_bos_token")
-        if isinstance(named, bool):
-            return [self.bos] if named and self.bos is not None else []
+        """The special tokens that the library puts in front of a text."""
         with self._library():
             found = _loaded(self.path).encode("a", add_special_tokens=True)
         own = [i for i, special in enumerate(found.special_tokens_mask) if not special]
