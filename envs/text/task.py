@@ -128,6 +128,8 @@ class TextTask:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "template_arguments", _as_json(self.template_arguments, self.name))
+        if not isinstance(self.system, str):
+            raise FdgError(f"task '{self.name}': system={self.system!r:.60} must be a text")
         if self.max_response is not None and self.max_response < 1:
             raise FdgError(f"task '{self.name}': max_response={self.max_response} must be at least 1")
         whole_number(self.problem, "table_size", 64, 1 << 24, self.table_size)
@@ -341,7 +343,7 @@ class TextTask:
 
     def _encode(self, rows: Sequence[Row]) -> list[tuple[list[int], list[int]]]:
         arguments = json.loads(self.template_arguments or "{}")
-        return self.tokenizer.encode_rows(rows, self.problem.instruction, self.system, **arguments)
+        return self.tokenizer.encode_rows(rows, self.problem.instruction, self.system, arguments)
 
     @property
     def _encoded(self) -> Encoded | None:

@@ -12,6 +12,7 @@ import functools
 import json
 import os
 import pathlib
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
@@ -25,6 +26,10 @@ from fdg.reading import read_json, read_text
 
 COMMON = "0123456789+-*/%()=<>,;:?!. " + "abcdefghijklmnopqrstuvwxyz"
 """The characters that every problem here makes do with, so that one small model can learn all of them."""
+
+
+Arguments = Mapping[str, Any]
+_NONE: Arguments = types.MappingProxyType({})
 
 
 class Tokenizer(Protocol):
@@ -49,7 +54,7 @@ class Tokenizer(Protocol):
         """The text of tokens; special ones say nothing."""
 
     def encode_rows(
-        self, rows: Sequence[Row], instruction: str = "", system: str = "", **arguments: Any
+        self, rows: Sequence[Row], instruction: str = "", system: str = "", arguments: Arguments = _NONE
     ) -> list[tuple[list[int], list[int]]]:
         """The tokens of each row's prompt, from the first to where its answer begins, and of its answer.
 
@@ -128,7 +133,7 @@ class CharacterTokenizer:
         return "".join(self.alphabet[i - self._FIRST] for i in ids if i >= self._FIRST)
 
     def encode_rows(
-        self, rows: Sequence[Row], instruction: str = "", system: str = "", **arguments: Any
+        self, rows: Sequence[Row], instruction: str = "", system: str = "", arguments: Arguments = _NONE
     ) -> list[tuple[list[int], list[int]]]:
         """See `Tokenizer.encode_rows`: a beginning and the problem; a model that starts from nothing is not
         told what to do.
@@ -226,7 +231,7 @@ class HuggingFaceTokenizer:
             return _loaded(self.path).decode(ids, skip_special_tokens=True)
 
     def encode_rows(
-        self, rows: Sequence[Row], instruction: str = "", system: str = "", **arguments: Any
+        self, rows: Sequence[Row], instruction: str = "", system: str = "", arguments: Arguments = _NONE
     ) -> list[tuple[list[int], list[int]]]:
         """See `Tokenizer.encode_rows`. A prompt is one text, encoded whole: what the chat template makes of
         its messages, or, without a template, a line each, with the special tokens that the library puts in
@@ -239,7 +244,7 @@ class HuggingFaceTokenizer:
         templated = self.chat_template is not None or "chat_template" in arguments
         conversations = [_messages(row.prompt, instruction, system) for row in rows]
         if templated:
-            prompts = [self.chat(messages, **arguments) for messages in conversations]
+            prompts = [self._rendered(messages, True, arguments) for messages in conversations]
         else:
             prompts = ["".join(f"{content_of(one)}\n" for one in messages) for messages in conversations]
         front = [] if templated else self._front
@@ -286,15 +291,28 @@ class HuggingFaceTokenizer:
         Raises:
           FdgError: it has no template, or the template refuses the messages.
         """
-        template = self._template(arguments.pop("chat_template", None), arguments.get("tools"))
-        given = {"tools": None, "documents": None, **self.special_tokens, **arguments}
+        return self._rendered(messages, add_generation_prompt, arguments)
+
+    def _rendered(
+        self, messages: Sequence[Message], add_generation_prompt: bool, arguments: Arguments
+    ) -> str:
+        template = self._template(arguments.get("chat_template"), arguments.get("tools"))
+        for i, one in enumerate(messages):
+            if not isinstance(one, Mapping):
+                raise FdgError(
+                    f"message {i} is {quoted(one)}: it must be a mapping, as in"
+                    ' {"role": "user", "content": "..."}'
+                )
         kept = [{key: value for key, value in one.items() if value is not None} for one in messages]
+        given = {"tools": None, "documents": None, **self.special_tokens, **arguments, "messages": kept}
+        given = {"add_generation_prompt": add_generation_prompt, **given}
+        given.pop("chat_template", None)
         try:
-            values = json.loads(json.dumps({"messages": kept, **given}))
+            values = json.loads(json.dumps(given))
         except (TypeError, ValueError) as error:
             raise FdgError(f"messages and arguments of a chat template: {one_line(error)}") from error
         try:
-            return _compiled(template).render(**values, add_generation_prompt=add_generation_prompt)
+            return _compiled(template).render(**values)
         except FdgError:
             raise
         except Exception as error:
@@ -312,10 +330,12 @@ class HuggingFaceTokenizer:
         """
         return _templates(self.path)
 
-    def _template(self, named: str | None, tools: Any) -> str:
+    def _template(self, named: Any, tools: Any) -> str:
         known = self.chat_templates
-        if named is not None:
+        if isinstance(named, str):
             return known.get(named, named)
+        if named is not None:
+            raise FdgError(f"chat_template={quoted(named)}: it must be the name of a template, or its text")
         found = known.get("tool_use") if tools is not None else None
         found = known.get("default") if found is None else found
         if found is None and known:
@@ -458,7 +478,10 @@ def _messages(prompt: str | Sequence[Message], instruction: str, system: str) ->
         found = [{"role": "system", "content": system}, *found]
     last = max((i for i, one in enumerate(found) if one.get("role") == "user"), default=None)
     if instruction and last is not None:
-        found[last] = {**found[last], "content": f"{instruction}\n{found[last].get('content', '')}"}
+        content = found[last].get("content") or ""
+        parts = [{"type": "text", "text": f"{instruction}\n"}]
+        content = f"{instruction}\n{content}" if isinstance(content, str) else [*parts, *content]
+        found[last] = {**found[last], "content": content}
     return found
 
 

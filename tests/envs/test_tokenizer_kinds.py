@@ -214,6 +214,9 @@ def test_system_messages_and_arguments_of_templates(chatting):
     talk = [{"role": "system", "content": "S"}, {"role": "user", "content": "3,1="}]
     ((ids, _),) = tokenizer.encode_rows([Row(tuple(talk))], system="Be brief.")
     assert ids == made.encode("<s>[system]S</s>[user]3,1=</s>[assistant]").ids
+    named = {"instruction": "x", "messages": [], "system": "y", "bos_token": "!"}  # ours, all but the last
+    ((ids, _),) = tokenizer.encode_rows([Row("3,1=")], "Sort.", arguments=named)
+    assert ids == made.encode("![user]Sort.\n3,1=</s>[assistant]").ids
     with pytest.raises(
         FdgError, match="template_arguments='thinking' must be a mapping by name, or its JSON"
     ):
@@ -246,8 +249,16 @@ def test_templates_by_name_and_all_special_tokens(chatting):
         FdgError, match="no chat template is its default: give chat_template='tool_use' or 'rag'"
     ):
         HuggingFaceTokenizer(str(bare)).chat(user)
-    with pytest.raises(FdgError, match="arguments of a chat template: TypeError: Object of type set"):
-        tokenizer.chat(user, tools={1})
+    for wrong, said in (
+        (lambda: tokenizer.chat(user, tools={1}), "of a chat template: TypeError: Object of type set"),
+        (lambda: tokenizer.chat(["hello"]), "message 0 is 'hello': it must be a mapping"),
+        (lambda: tokenizer.chat(user, chat_template=["d"]), "it must be the name of a template, or its text"),
+        (lambda: envs.make("text:sorting", system=3), "system=3 must be a text"),
+        (lambda: envs.make("text:sorting", table_size=1), "table_size=1 must be an integer from 64 to"),
+    ):
+        with pytest.raises(FdgError, match=said) as error:
+            wrong()
+        assert "\n" not in str(error.value)
 
 
 def test_special_tokens_of_the_configuration_are_special(tmp_path):
