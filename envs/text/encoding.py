@@ -116,7 +116,7 @@ def _encoded_rows(
     """
     named = [(row.prompt, row.answer) if isinstance(row.prompt, str) else id(row) for row in rows]
     unique = dict(zip(named, rows, strict=True))
-    pairs = tokenizer.encode_rows([*unique.values()], instruction=instruction, system=system, arguments=arguments)
+    pairs = tokenizer.encode_rows([*unique.values()], instruction, system, arguments)
     found, stop = {}, tokenizer.stops[:1]
     for (name, row), (prompt, answer) in zip(unique.items(), pairs, strict=True):
         ended = [] if row.answer is None else [*answer, *stop]

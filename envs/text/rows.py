@@ -1,7 +1,7 @@
 """`Row`: a problem that is there already; a `TextProblem` of such has them as its `rows`, a tuple."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 Message: TypeAlias = Mapping[str, Any]  # {"role": "user", "content": "..."}, and what else it has
@@ -38,3 +38,23 @@ def content_of(message: Message) -> str:
     content = message.get("content")
     parts = content if isinstance(content, list | tuple) else [{"text": content}]
     return "".join(str(part.get("text") or "") for part in parts if isinstance(part, Mapping))
+
+
+def messages_of(prompt: str | Sequence[Message], instruction: str, system: str) -> list[Message]:
+    """A problem as messages: those that it is, or a user's.
+
+    Args:
+      prompt: the problem.
+      instruction: begins the last message of a user.
+      system: what a message in front of all says, if they have none such.
+    """
+    found: list[Message] = [*prompt] if not isinstance(prompt, str) else [{"role": "user", "content": prompt}]
+    if system and not (found and found[0].get("role") == "system"):
+        found = [{"role": "system", "content": system}, *found]
+    last = max((i for i, one in enumerate(found) if one.get("role") == "user"), default=None)
+    if instruction and last is not None:
+        content = found[last].get("content") or ""
+        parts = [{"type": "text", "text": f"{instruction}\n"}]
+        content = f"{instruction}\n{content}" if isinstance(content, str) else [*parts, *content]
+        found[last] = {**found[last], "content": content}
+    return found

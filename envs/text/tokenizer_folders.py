@@ -118,10 +118,10 @@ def numbers_of(tokenizer: Any) -> dict[str, Any]:
     }
 
 
-# No text of the alphabet, which is ASCII, spells one of these.
+# No text of a usual alphabet spells one of these.
 _SPECIAL = ("\u27e8pad\u27e9", "\u27e8bos\u27e9", "\u27e8eos\u27e9")
 _NAMED = dict(zip(("pad_token", "bos_token", "eos_token"), _SPECIAL, strict=True))
-# What `CharacterTokenizer.frame` does.
+# What `CharacterTokenizer.encode_rows` does.
 _TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
@@ -156,7 +156,7 @@ def _characters_of(file: Path) -> CharacterTokenizer | None:
     model = found.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     words = list(vocabulary)[len(_SPECIAL) :] if isinstance(vocabulary, dict) else []
-    if not words or any(len(word) != 1 or not word.isascii() for word in words):
+    if not words or any(len(word) != 1 for word in words):
         return None
     made = CharacterTokenizer("".join(words))
     return made if found == _of_characters(made) else None

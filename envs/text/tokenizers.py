@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import functools
 import json
-import os
 import pathlib
 import types
 from collections.abc import Mapping, Sequence
@@ -18,11 +17,10 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from envs.text import token_bytes, tokenizer_files
-from envs.text.rows import Message, Row, content_of
+from envs.text import token_bytes, tokenizer_config, tokenizer_files
+from envs.text.rows import Message, Row, content_of, messages_of
 from fdg.arguments import quoted
 from fdg.errors import FdgError, listed, one_line
-from fdg.reading import read_json, read_text
 
 COMMON = "0123456789+-*/%()=<>,;:?!. " + "abcdefghijklmnopqrstuvwxyz"
 """The characters that every problem here makes do with, so that one small model can learn all of them."""
@@ -170,12 +168,12 @@ class HuggingFaceTokenizer:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", str(pathlib.Path(self.path).absolute()))
-        _loaded(self.path)
+        tokenizer_config.loaded(self.path)
 
     @property
     def vocab_size(self) -> int:
         """Tokens of the file, added ones too; a model's embedding may have more rows."""
-        return _loaded(self.path).get_vocab_size(with_added_tokens=True)
+        return tokenizer_config.loaded(self.path).get_vocab_size(with_added_tokens=True)
 
     @property
     def pad(self) -> int:
@@ -202,9 +200,9 @@ class HuggingFaceTokenizer:
         """
         named = self._named("eos_token")
         found = [
-            *_stops(self.path, "generation_config.json"),
+            *tokenizer_config.stops(self.path, "generation_config.json"),
             *([] if named is None else [named]),
-            *_stops(self.path, "config.json"),
+            *tokenizer_config.stops(self.path, "config.json"),
         ]
         if not found:
             raise FdgError(
@@ -217,7 +215,7 @@ class HuggingFaceTokenizer:
         such.
         """
         with self._library():
-            return list(_loaded(self.path).encode(text, add_special_tokens=False).ids)
+            return list(tokenizer_config.loaded(self.path).encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, without special ones.
@@ -228,7 +226,7 @@ class HuggingFaceTokenizer:
         ids = [int(i) for i in ids]
         check_tokens(ids, self.vocab_size)
         with self._library():
-            return _loaded(self.path).decode(ids, skip_special_tokens=True)
+            return tokenizer_config.loaded(self.path).decode(ids, skip_special_tokens=True)
 
     def encode_rows(
         self, rows: Sequence[Row], instruction: str = "", system: str = "", arguments: Arguments = _NONE
@@ -242,7 +240,7 @@ class HuggingFaceTokenizer:
         itself or behind another character, whichever makes the same text of both.
         """
         templated = self.chat_template is not None or "chat_template" in arguments
-        conversations = [_messages(row.prompt, instruction, system) for row in rows]
+        conversations = [messages_of(row.prompt, instruction, system) for row in rows]
         if templated:
             prompts = [self._rendered(messages, True, arguments) for messages in conversations]
         else:
@@ -269,13 +267,16 @@ class HuggingFaceTokenizer:
 
     def _encoded(self, texts: list[str]) -> list[list[int]]:
         with self._library():
-            return [one.ids for one in _loaded(self.path).encode_batch(texts, add_special_tokens=False)]
+            return [
+                one.ids
+                for one in tokenizer_config.loaded(self.path).encode_batch(texts, add_special_tokens=False)
+            ]
 
     @property
     def _front(self) -> list[int]:
         """The special tokens that the library puts in front of a text."""
         with self._library():
-            found = _loaded(self.path).encode("a", add_special_tokens=True)
+            found = tokenizer_config.loaded(self.path).encode("a", add_special_tokens=True)
         own = [i for i, special in enumerate(found.special_tokens_mask) if not special]
         return found.ids[: own[0]] if own else []
 
@@ -328,7 +329,7 @@ class HuggingFaceTokenizer:
         """All templates by name: of `chat_template.jinja` and `additional_chat_templates/NAME.jinja`, else of
         `tokenizer_config.json`.
         """
-        return _templates(self.path)
+        return tokenizer_config.templates(self.path)
 
     def _template(self, named: Any, tools: Any) -> str:
         known = self.chat_templates
@@ -352,7 +353,7 @@ class HuggingFaceTokenizer:
         """The special tokens by name (`bos_token`, `unk_token`, `additional_special_tokens`, ...), as
         templates see them: those that the tokenizer's configuration or `special_tokens_map.json` has.
         """
-        return _special_tokens(self.path)
+        return tokenizer_config.special_tokens(self.path)
 
     def token_of_code(self) -> np.ndarray:
         """See `Tokenizer.token_of_code`."""
@@ -375,7 +376,7 @@ class HuggingFaceTokenizer:
 
     def _named(self, name: str) -> int | None:
         word = self.special_tokens.get(name)
-        return None if word is None else _loaded(self.path).token_to_id(word)
+        return None if word is None else tokenizer_config.loaded(self.path).token_to_id(word)
 
 
 def check_tokens(ids: Sequence[int], vocab_size: int) -> None:
@@ -383,83 +384,6 @@ def check_tokens(ids: Sequence[int], vocab_size: int) -> None:
     for i, token in enumerate(ids):
         if not 0 <= token < vocab_size:
             raise FdgError(f"token {token} at {i} is not in the vocabulary, whose last is {vocab_size - 1}")
-
-
-def _stops(path: str, name: str) -> list[int]:
-    """The tokens that end a text by a file of the checkpoint's."""
-    found = _json(path, name).get("eos_token_id")
-    ids = [] if found is None else found if isinstance(found, list) else [found]
-    if any(type(one) is not int or not 0 <= one < 1 << 31 for one in ids):
-        raise _wrong(path, name, "eos_token_id", found, "a token's number, or several")
-    return ids
-
-
-def _wrong(path: str, file: str, name: str, found: Any, kind: str) -> FdgError:
-    return FdgError(f"{pathlib.Path(path) / file}: {name}={quoted(found)}: it must be {kind}")
-
-
-@functools.cache
-def _loaded(path: str) -> Any:
-    file = pathlib.Path(path) / "tokenizer.json"
-    if not os.path.lexists(file):
-        raise FdgError(
-            f"tokenizer of '{path}': there is no file tokenizer.json; give a checkpoint's directory"
-        )
-    loaded = tokenizer_files.load(file)
-    named = [word for word in _special_tokens(path).values() if isinstance(word, str)]
-    with tokenizer_files.library_errors(f"tokenizer of '{path}'"):
-        loaded.add_special_tokens([word for word in named if loaded.token_to_id(word) is not None])
-    return loaded
-
-
-@functools.cache
-def _json(path: str, name: str) -> dict[str, Any]:
-    file = pathlib.Path(path) / name
-    return read_json(file) if os.path.lexists(file) else {}
-
-
-@functools.cache
-def _templates(path: str) -> dict[str, str]:
-    folder = pathlib.Path(path)
-    files = {"default": folder / "chat_template.jinja"}
-    files |= {file.stem: file for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
-    found = {name: read_text(file) for name, file in files.items() if os.path.lexists(file)}
-    if found:
-        return found
-    given = _json(path, "tokenizer_config.json").get("chat_template")
-    if given is None:
-        return {}
-    if isinstance(given, list) and all(isinstance(one, dict) for one in given):
-        found = {one.get("name"): one.get("template") for one in given}
-    else:
-        found = {"default": given}
-    if not all(isinstance(one, str) for one in [*found, *found.values()]):
-        raise _wrong(path, "tokenizer_config.json", "chat_template", given, "a string")
-    return found
-
-
-@functools.cache
-def _special_tokens(path: str) -> dict[str, str | list[str]]:
-    config = _json(path, "tokenizer_config.json")
-    if "added_tokens_decoder" not in config:
-        config = {**config, **_json(path, "special_tokens_map.json")}
-    more, several = config.get("extra_special_tokens"), config.get("additional_special_tokens")
-    named = {**config, **(more if isinstance(more, dict) else {})}
-    found: dict[str, Any] = {
-        name: _word(path, name, word)
-        for name, word in named.items()
-        if name.endswith("_token") and not isinstance(word, bool)  # as of `add_bos_token`
-    }
-    if isinstance(several, list):
-        found["additional_special_tokens"] = [_word(path, "additional_special_tokens", x) for x in several]
-    return {name: word for name, word in found.items() if word is not None}
-
-
-def _word(path: str, name: str, found: Any) -> str | None:
-    word = found.get("content") if isinstance(found, dict) else found
-    if not isinstance(word, str | None):
-        raise _wrong(path, "tokenizer_config.json", name, found, "a token")
-    return word
 
 
 @functools.cache
@@ -471,22 +395,8 @@ def _compiled(template: str) -> Any:
     return Template(template)
 
 
-def _messages(prompt: str | Sequence[Message], instruction: str, system: str) -> list[Message]:
-    """A problem as messages: those that it is, or a user's; the instruction begins the last one of a user."""
-    found: list[Message] = [*prompt] if not isinstance(prompt, str) else [{"role": "user", "content": prompt}]
-    if system and not (found and found[0].get("role") == "system"):
-        found = [{"role": "system", "content": system}, *found]
-    last = max((i for i, one in enumerate(found) if one.get("role") == "user"), default=None)
-    if instruction and last is not None:
-        content = found[last].get("content") or ""
-        parts = [{"type": "text", "text": f"{instruction}\n"}]
-        content = f"{instruction}\n{content}" if isinstance(content, str) else [*parts, *content]
-        found[last] = {**found[last], "content": content}
-    return found
-
-
 @functools.cache
 def _token_bytes(path: str) -> tuple[list[bytes], np.ndarray]:
-    loaded = _loaded(path)
+    loaded = tokenizer_config.loaded(path)
     with tokenizer_files.library_errors(f"tokenizer of '{path}'"):
         return token_bytes.read(loaded)

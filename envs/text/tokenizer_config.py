@@ -1,0 +1,96 @@
+"""What the folder of a checkpoint says of its tokenizer: its file, its configuration, chat templates."""
+
+import functools
+import os
+import pathlib
+from typing import Any
+
+from envs.text import tokenizer_files
+from fdg.arguments import quoted
+from fdg.errors import FdgError
+from fdg.reading import read_json, read_text
+
+
+def stops(path: str, name: str) -> list[int]:
+    """The tokens that end a text by a file of the folder's."""
+    found = read(path, name).get("eos_token_id")
+    ids = [] if found is None else found if isinstance(found, list) else [found]
+    if any(type(one) is not int or not 0 <= one < 1 << 31 for one in ids):
+        raise _wrong(path, name, "eos_token_id", found, "a token's number, or several")
+    return ids
+
+
+def _wrong(path: str, file: str, name: str, found: Any, kind: str) -> FdgError:
+    return FdgError(f"{pathlib.Path(path) / file}: {name}={quoted(found)}: it must be {kind}")
+
+
+@functools.cache
+def loaded(path: str) -> Any:
+    """The tokenizer of the library, with the special tokens that the configuration names.
+
+    Raises:
+      FdgError: there is none, or it cannot be read.
+    """
+    file = pathlib.Path(path) / "tokenizer.json"
+    if not os.path.lexists(file):
+        raise FdgError(
+            f"tokenizer of '{path}': there is no file tokenizer.json; give a checkpoint's directory"
+        )
+    made = tokenizer_files.load(file)
+    named = [word for word in special_tokens(path).values() if isinstance(word, str)]
+    with tokenizer_files.library_errors(f"tokenizer of '{path}'"):
+        made.add_special_tokens([word for word in named if made.token_to_id(word) is not None])
+    return made
+
+
+@functools.cache
+def read(path: str, name: str) -> dict[str, Any]:
+    """A JSON file of the folder; empty where there is none."""
+    file = pathlib.Path(path) / name
+    return read_json(file) if os.path.lexists(file) else {}
+
+
+@functools.cache
+def templates(path: str) -> dict[str, str]:
+    """Chat templates by name; see `HuggingFaceTokenizer.chat_templates`."""
+    folder = pathlib.Path(path)
+    files = {"default": folder / "chat_template.jinja"}
+    files |= {file.stem: file for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    found = {name: read_text(file) for name, file in files.items() if os.path.lexists(file)}
+    if found:
+        return found
+    given = read(path, "tokenizer_config.json").get("chat_template")
+    if given is None:
+        return {}
+    if isinstance(given, list) and all(isinstance(one, dict) for one in given):
+        found = {one.get("name"): one.get("template") for one in given}
+    else:
+        found = {"default": given}
+    if not all(isinstance(one, str) for one in [*found, *found.values()]):
+        raise _wrong(path, "tokenizer_config.json", "chat_template", given, "a string")
+    return found
+
+
+@functools.cache
+def special_tokens(path: str) -> dict[str, str | list[str]]:
+    """Special tokens by name; see `HuggingFaceTokenizer.special_tokens`."""
+    config = read(path, "tokenizer_config.json")
+    if "added_tokens_decoder" not in config:
+        config = {**config, **read(path, "special_tokens_map.json")}
+    more, several = config.get("extra_special_tokens"), config.get("additional_special_tokens")
+    named = {**config, **(more if isinstance(more, dict) else {})}
+    found: dict[str, Any] = {
+        name: _word(path, name, word)
+        for name, word in named.items()
+        if name.endswith("_token") and not isinstance(word, bool)  # as of `add_bos_token`
+    }
+    if isinstance(several, list):
+        found["additional_special_tokens"] = [_word(path, "additional_special_tokens", x) for x in several]
+    return {name: word for name, word in found.items() if word is not None}
+
+
+def _word(path: str, name: str, found: Any) -> str | None:
+    word = found.get("content") if isinstance(found, dict) else found
+    if not isinstance(word, str | None):
+        raise _wrong(path, "tokenizer_config.json", name, found, "a token")
+    return word
