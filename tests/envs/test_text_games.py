@@ -205,11 +205,9 @@ def test_problems_of_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ('{"problem": "1", "answer": "1"}\n' * 3, ["only 3 such problems", "give more"]),
-        ('{"problem": "1"}\n', ["line 1 of", "no 'answer'"]),
-        ("[1]\n", ["line 1 of", "no 'problem'"]),
-        ("x\n", ["line 1 of", "is no JSON"]),
-        (None, ["problems.jsonl' is no file"]),
+        ('{"problem": "1", "answer": "1"}\n' * 3, ["only 1 such problems", "give more"]),
+        ("x\n", ["line 1: is no JSON", "write one object a line"]),
+        (None, ["problems.jsonl: there is no such file"]),
     ],
 )
 def test_files_that_cannot_be_are_one_line(content, words, tmp_path):

@@ -135,7 +135,8 @@ def test_names_of_ours_need_no_trust(tmp_path):
     assert said.policy_class("policies.gpu_only:GPUOnly") is policies.GPUOnly
     for text in ("CartPole-v1?gravity=9.0", "brax:ant:spring", "gymnasium:Hopper-v5?frame_skip=8"):
         said.environment(text)
-    for text in ("text:file?path=problems.jsonl", "envpool:HalfCheetah-v4?num_threads=2"):
+    (tmp_path / "problems.jsonl").touch()
+    for text in (f"text:file?path={tmp_path}/problems.jsonl", "envpool:HalfCheetah-v4?num_threads=2"):
         said.environment(text)
     for name in ("algos.ppo:_PPO", "algos.modules:PPO", "algos:get", "policies:get"):
         with pytest.raises(FdgError, match="imports the module"):
