@@ -15,7 +15,7 @@ from algos.hyperparameters import hyperparameter, require, require_positive
 from algos.rlhf import losses, updates
 from algos.rlhf.judged import JudgedAgent
 from algos.rlhf.losses import Preference
-from algos.rlhf.preferences import PreferenceAgent
+from algos.rlhf.preferences import PreferenceAgent, ranked_right
 from algos.rlhf.responses import scores
 
 
@@ -95,14 +95,12 @@ class DPO(PreferenceAgent, JudgedAgent):
     def evaluate(
         self, state: Any, key: jax.Array, episodes: int, greedy: bool = True
     ) -> dict[str, jax.Array]:
-        """As of every `LanguageAgent`; of pairs of a file, 1 where the preferred one gained more."""
+        """As of every `LanguageAgent`; of pairs of a file, the share whose preferred answer gained more."""
         if not self._reads:
             return super().evaluate(state, key, episodes, greedy)
         pairs = self._held_out_pairs(key, episodes)
         gains = self._gains(state.parameters, pairs, self.refer(self._reference_parameters(state), pairs))
-        right = (gains[0] > gains[1]).astype(jnp.float32)
-        lengths = jnp.sum(pairs.chosen.own, axis=1, dtype=jnp.int32)
-        return {"return": jnp.mean(right), "returns": right, "lengths": lengths}
+        return {"return": ranked_right(pairs, gains[0] - gains[1])}
 
     # --- fragments; `problems`, `respond`, `score` and `update` are those of every `LanguageAgent` ---
 

@@ -56,6 +56,11 @@ def paired(responses: Responses, reward: jax.Array, group: int) -> Pairs:
     return Pairs(take(best), take(worst), informative(reward, group, rewarded(responses)))
 
 
+def ranked_right(pairs: Pairs, margin: jax.Array) -> jax.Array:
+    """The share `[]` of pairs with a margin `[B]` above zero, of those that differ; NaN where none do."""
+    return jnp.sum((margin > 0) & pairs.differ) / jnp.sum(pairs.differ)
+
+
 @dataclasses.dataclass(frozen=True)
 class PreferenceAgent(LanguageAgent):
     """Base of the algorithms that learn from the best and the worst of several responses to a prompt.

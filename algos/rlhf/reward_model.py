@@ -15,7 +15,7 @@ from algos.hyperparameters import hyperparameter, require
 from algos.language import lora
 from algos.rlhf import rewards
 from algos.rlhf.checkpoints import save
-from algos.rlhf.preferences import PreferenceAgent, paired
+from algos.rlhf.preferences import PreferenceAgent, paired, ranked_right
 from algos.rlhf.responses import Responses
 from envs.text import Prompts
 
@@ -110,8 +110,7 @@ class RewardModel(PreferenceAgent):
                 self._speaking(state), key, episodes, greedy=False, each=self.group_size
             )
             pairs = paired(responses, reward.total, self.group_size)
-        right = (self._margin(state.parameters, pairs) > 0) & pairs.differ
-        return {"return": jnp.sum(right) / jnp.sum(pairs.differ)}
+        return {"return": ranked_right(pairs, self._margin(state.parameters, pairs))}
 
     def worth(self, state: Any, prompts: list[str], responses: list[str]) -> list[float]:
         """What the model says of responses to prompts of one's own, one to each.
