@@ -67,7 +67,7 @@ class PreferenceAgent(LanguageAgent):
 
     A subclass has `_loss(parameters, minibatch)`: its share of the loss and of measures, which add up over
     micro-batches. Prompts whose responses are all worth the same do not count. A task that has pairs
-    (`text:preferences`) is read: nothing is sampled.
+    (`text:preferences`) is read: nothing is sampled, unless it is given a reward.
     """
 
     learning_rate: float = hyperparameter(3e-4, "AdamW's step size")
@@ -138,8 +138,9 @@ class PreferenceAgent(LanguageAgent):
 
     @property
     def _reads(self) -> bool:
-        """Whether pairs are read, and not made of responses."""
-        return hasattr(getattr(self.env, "problem", None), "sides")
+        """Whether pairs are read, and not made of responses, as they are where something else judges these."""
+        judged = getattr(self.env, "host_reward", None) or getattr(self, "reward_model", None)
+        return judged is None and hasattr(getattr(self.env, "problem", None), "sides")
 
     def _read(self, keys: jax.Array, split: Literal["train", "test"], *numbers: jax.Array) -> Pairs:
         chosen, rejected = (

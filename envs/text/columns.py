@@ -37,6 +37,8 @@ def row(record: Record, prompt: str = "", answer: str = "") -> Row:
     where, columns = record
     asked = _column(record, PROMPTS, prompt)
     said = _column(record, ANSWERS, answer)
+    if said is None and columns.keys() >= {"chosen", "rejected"}:
+        raise FdgError(f"{where}: has preferences, 'chosen' and 'rejected': write text:preferences?path=...")
     if asked is None and "messages" in columns and not prompt:
         messages = _messages(where, "messages", columns["messages"])
         last = messages[-1]

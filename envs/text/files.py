@@ -26,6 +26,8 @@ def read(path: str) -> list[Record]:
     Raises:
       FdgError: it cannot be read; names the line and the fix.
     """
+    if not os.path.lexists(path):
+        raise FdgError(f"{path}: there is no such file: give the place of one")
     ending = os.path.splitext(path)[1].lower()
     if ending in _SEPARATORS:
         return _of_csv(path, _SEPARATORS[ending])

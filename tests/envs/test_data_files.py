@@ -147,6 +147,7 @@ MISTAKES = [
     ({"prompt": [{"role": "user"}]}, "line 3: message 1 of 'prompt' has content null"),
     ({"prompt": "x", "completion": USER}, "line 3: 'completion' has messages of user"),
     ({"messages": SAID}, "line 3: 'messages' has an answer alone"),
+    ({"prompt": "p", "chosen": "a", "rejected": "b"}, "line 3: has preferences, 'chosen' and 'rejected'"),
 ]
 
 

@@ -240,6 +240,8 @@ def test_pairs_of_a_file_are_learned_from_and_held_out_ones_ranked(name, tmp_pat
     assert rows[-1]["preference_accuracy"] == 1.0 and rows[-1]["margin"] > 0.1
     assert run.last_evaluation.mean == 1.0
     assert not any("respond" in fragment.name for fragment in fdg.trace(algorithm).fragments)
+    sampled = dataclasses.replace(algorithm, env=env.with_reward(len), group_size=4)
+    assert (algorithm.responses_per_prompt, sampled.responses_per_prompt) == (2, 4)
     again = fdg.load(tmp_path / "run")
     assert again.algorithm.env.problem.path == str(tmp_path / "run" / "data" / "path.jsonl")
 
