@@ -138,7 +138,7 @@ class PreferenceAgent(LanguageAgent):
 
     @property
     def _reads(self) -> bool:
-        """Whether pairs are read, and not made of responses, as they are where something else judges these."""
+        """Whether pairs are read, and not made of responses, which nothing else judges then."""
         judged = getattr(self.env, "host_reward", None) or getattr(self, "reward_model", None)
         return judged is None and hasattr(getattr(self.env, "problem", None), "sides")
 
