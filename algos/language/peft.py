@@ -27,6 +27,7 @@ from fdg.reading import read_json
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX, _PARTS = "base_model.model.", {".lora_A.weight": "a", ".lora_B.weight": "b"}
+_MOST_LAYERS = 4096
 _READ = ("peft_type", "r", "lora_alpha", "use_rslora", "bias", "init_lora_weights")
 _IGNORED = frozenset(
     # How it was made, and for what.
@@ -108,6 +109,8 @@ def _matched(
             f"{folder}: {TENSORS} is missing{older * os.path.lexists(folder / 'adapter_model.bin')}: save the"
             " adapters again with PEFT"
         )
+    if config.num_layers > _MOST_LAYERS:  # before that many names are made
+        raise FdgError(f"{folder}: its base has num_layers={config.num_layers}, of {_MOST_LAYERS} at most")
     tensors: Mapping[str, Stored] = safetensors(folder / TENSORS)
     if not tensors:
         raise FdgError(f"{folder / TENSORS}: holds no tensor")

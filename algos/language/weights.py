@@ -85,6 +85,8 @@ def read_config(directory: str | os.PathLike[str], **changes: Any) -> DecoderCon
     file = pathlib.Path(directory) / "config.json"
     if not os.path.lexists(file):
         known = "it has no config.json" if os.path.isdir(directory) else "no such directory"
+        if os.path.lexists(file.with_name("adapter_config.json")):
+            known = "holds adapters alone (adapters=), and no checkpoint"
         raise FdgError(f"{directory}: {known}: give a directory with config.json and *.safetensors")
     found = read_json(file)
     try:
@@ -188,14 +190,14 @@ def _matched(
     expected = names(config, scores)
     found: dict[str, tuple[tuple[str, ...], bool, Stored]] = {}
     for given, tensor in tensors.items():
-        plain = given.removeprefix("_orig_mod.")  # of a compiled module
+        plain = _WRAPPERS.sub("", given)
         key = plain if plain in expected else f"model.{plain}"  # of a model that was saved without its head
         if plain == "lm_head.weight" and config.tie_embeddings:
             key = "model.embed_tokens.weight"
             if not {key, key.removeprefix("model.")}.isdisjoint(tensors):
                 continue
         if key not in expected:
-            if _IGNORED.search(given):
+            if _IGNORED.search(plain):
                 continue
             raise FdgError(
                 f"{where}: holds '{given:.120}', which a {config.family} of its config.json"
@@ -220,6 +222,8 @@ def _matched(
     return found
 
 
+# Of a compiled module, one spread over devices, and one in a trainer's.
+_WRAPPERS = re.compile(r"^(?:(?:_orig_mod|module|_fsdp_wrapped_module|pretrained_model)\.)+")
 # Buffers that old checkpoints hold, the head of a reward model's base, and the value head of a trainer.
 _IGNORED = re.compile(r"rotary_emb\.inv_freq$|lm_head\.weight$|masked_bias$|^v_head\.")
 

@@ -4,6 +4,8 @@ Letters in shapes: `B` prompts, `G` responses to each, `N = B * G`; `R` tokens o
 """
 
 import dataclasses
+import os
+from pathlib import Path
 from typing import Any, ClassVar
 
 import jax
@@ -16,6 +18,7 @@ from algos.rlhf.checkpoints import begun_reward, reward_config_of
 from algos.rlhf.language_agent import LanguageAgent
 from algos.rlhf.responses import Responses
 from envs.text import Reward
+from envs.text.tokenizer_folders import same_tokens, tokenizer_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +58,13 @@ class JudgedAgent(LanguageAgent):
             f"reward_model={self.reward_model!r} has a vocabulary of {config.vocab_size} tokens, and task"
             f" '{env.name}' one of {env.tokenizer.vocab_size}: train one on this task's tokens",
         )
+        if os.path.lexists(Path(self.reward_model, "tokenizer.json")):
+            require(
+                self,
+                same_tokens(tokenizer_of(self.reward_model), env.tokenizer),
+                f"reward_model={self.reward_model!r} has another tokenizer than task '{env.name}': train one on"
+                " this task's tokens",
+            )
         require(
             self,
             self._context <= config.max_positions,

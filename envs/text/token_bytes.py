@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from envs.text import tokenizer_files
+
 _LONGEST = 128  # bytes of a token that programs read
 _UNREADABLE = b"\x7f"  # what a longer one says, which no answer has
 _BYTE = re.compile("<0x([0-9A-F]{2})>")  # a token of one byte, in vocabularies that fall back to bytes
@@ -25,7 +27,7 @@ def read(loaded: Any) -> tuple[list[bytes], np.ndarray]:
     """What each token of a `tokenizers.Tokenizer` says between others; how many bytes it loses in front of
     them, `[V] int32`.
     """
-    size = loaded.get_vocab_size(with_added_tokens=True)
+    size = tokenizer_files.size_of(loaded)
     special = {i for i, added in loaded.get_added_tokens_decoder().items() if added.special}
     # Between two others, a token keeps the blanks that some decoders take from the ends.
     anchor = loaded.encode("a", add_special_tokens=False).ids

@@ -44,6 +44,12 @@ def loaded(path: str) -> Any:
 
 
 @functools.cache
+def size(path: str) -> int:
+    """One more than the largest number of a token: numbers may leave gaps."""
+    return tokenizer_files.size_of(loaded(path))
+
+
+@functools.cache
 def read(path: str, name: str) -> dict[str, Any]:
     """A JSON file of the folder; empty where there is none."""
     file = pathlib.Path(path) / name

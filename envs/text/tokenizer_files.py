@@ -68,6 +68,11 @@ def load(file: str | os.PathLike[str]) -> Any:
     return loaded
 
 
+def size_of(loaded: Any) -> int:
+    """Rows that an embedding needs for a tokenizer: one more than its largest number, which may leave gaps."""
+    return 1 + max(loaded.get_vocab(with_added_tokens=True).values(), default=-1)
+
+
 def _check(found: dict[str, Any], file: str) -> None:
     def require(holds: bool, what: str) -> None:
         if not holds:

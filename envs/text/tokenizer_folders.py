@@ -8,7 +8,7 @@ from typing import Any
 from envs.text import tokenizer_files
 from envs.text.tokenizers import CharacterTokenizer, HuggingFaceTokenizer
 from fdg.errors import FdgError
-from fdg.reading import read_bytes, read_json
+from fdg.reading import open_regular, read_bytes, read_json
 
 _TOKENIZER, _SETTINGS, _GENERATION = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
 _TEMPLATES = "additional_chat_templates"
@@ -150,8 +150,9 @@ def _of_characters(tokenizer: CharacterTokenizer) -> dict[str, Any]:
 
 def _characters_of(file: Path) -> CharacterTokenizer | None:
     """The tokenizer of characters that a file was made of; None if it is another."""
-    if os.stat(file).st_size > _FEW_BYTES:
-        return None
+    with open_regular(file) as opened:
+        if os.fstat(opened.fileno()).st_size > _FEW_BYTES:
+            return None
     found = read_json(file)
     model = found.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None

@@ -173,7 +173,7 @@ class HuggingFaceTokenizer:
     @property
     def vocab_size(self) -> int:
         """Tokens of the file, added ones too; a model's embedding may have more rows."""
-        return tokenizer_config.loaded(self.path).get_vocab_size(with_added_tokens=True)
+        return tokenizer_config.size(self.path)
 
     @property
     def pad(self) -> int:

@@ -157,3 +157,13 @@ def test_settings_of_a_wrong_type_name_file_and_field(folder, file, changes, mes
         tokenizer = altered(folder, file, **changes)
         _ = tokenizer.stops, tokenizer.chat_template
     assert message in str(error.value)
+
+
+def test_numbers_of_tokens_may_leave_gaps(folder):
+    """An embedding needs a row for the largest, not one for each."""
+    found = json.loads((folder / "tokenizer.json").read_text())
+    found["model"]["vocab"]["gap"] = 300
+    tokenizer = altered(folder, "tokenizer.json", model=found["model"])
+    assert tokenizer.vocab_size == 301 and tokenizer.decode([300]) == "gap"
+    codes, counts = tokenizer.codes_of_tokens()
+    assert bytes(codes[300, : counts[300]]) == b"gap" and not counts[299]

@@ -30,13 +30,20 @@ import jax
 import numpy as np
 
 import fdg
-from algos.language import gguf, weights
+from algos.language import gguf, peft, weights
 from envs.text import HuggingFaceTokenizer
 from envs.text.rows import Row
 from fdg.commands.cli import plan_main
 from tests.hostile import driver
 from tests.hostile.payloads import TEMPLATES
-from tests.hostile.valid_models import FAMILIES, TOKENIZERS, valid_folder, valid_gguf, valid_package
+from tests.hostile.valid_models import (
+    FAMILIES,
+    TOKENIZERS,
+    valid_adapters,
+    valid_folder,
+    valid_gguf,
+    valid_package,
+)
 
 with contextlib.suppress(ImportError):  # before the audit hook looks
     importlib.import_module("gguf.quants")
@@ -218,6 +225,7 @@ def hostile_folder(draw: random.Random, folder: Path) -> list[str]:
     family, kind = draw.choice(list(FAMILIES)), draw.choice(TOKENIZERS)
     sharded, dtype = draw.random() < 0.4, draw.choice(["float32", "bfloat16", "float16"])
     valid_folder(folder, family, kind, sharded, dtype)
+    valid_adapters(folder, family)
     valid_gguf(folder / "model.gguf", draw.choice(["llama", "qwen2", "qwen3"]))
     done = [f"{family} {kind} {'shards' if sharded else 'one file'} {dtype}"]
     for _ in range(draw.choice([1, 1, 1, 2, 3])):
@@ -375,6 +383,7 @@ def readers(folder: Path, out: Path) -> dict[str, Callable[[], Any]]:
     return {
         "check": lambda: weights.check(folder) and None,
         "load": lambda: weights.load(folder, lora_rank=2) and None,
+        "adapters": lambda: peft.load(folder, weights.read_config(folder)) and None,
         "tokenizer": words,
         "gguf": lambda: gguf.convert(folder / "model.gguf", out / "converted"),
     }

@@ -1,5 +1,6 @@
 """Tiny valid checkpoints, tokenizers and exported policies, of which `model_folders` makes malformed ones."""
 
+import dataclasses
 import functools
 import json
 import shutil
@@ -13,7 +14,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 import fdg
-from algos.language import Decoder, DecoderConfig, weights
+from algos.language import Decoder, DecoderConfig, peft, weights
 from tests.hostile import driver
 from tests.training.trained import small
 
@@ -83,6 +84,14 @@ def valid_folder(folder: Path, family: str, kind: str, sharded: bool, dtype: str
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(words))
     _tokenizer(kind).save(str(folder / "tokenizer.json"))
+
+
+def valid_adapters(folder: Path, family: str) -> None:
+    """Adapters as PEFT writes them, in a folder that may hold other files."""
+    config = dataclasses.replace(_parameters(family)[0].config, lora_rank=2, lora_targets=("query", "up"))
+    decoder = Decoder(config)
+    shapes = jax.eval_shape(decoder.init, jax.random.key(0))
+    peft.save(folder, decoder, jax.tree.map(lambda x: np.full(x.shape, 0.01, np.float32), shapes))
 
 
 def valid_gguf(path: Path, family: str) -> None:

@@ -1,5 +1,6 @@
 """Adapters as PEFT keeps them: written, read, and what is wrong with them."""
 
+import dataclasses
 import json
 import random
 
@@ -123,6 +124,8 @@ def test_folders_that_are_broken(adapted, folder, tmp_path):
         refused(said)
     save_file({**whole, key: np.full_like(whole[key], np.nan)}, file)
     refused("48 of its 48 numbers are NaN or infinite", peft.load)
+    with pytest.raises(FdgError, match="num_layers=1000000000, of 4096 at most"):
+        peft.load(folder, dataclasses.replace(config, num_layers=10**9))
     file.rename(folder / "adapter_model.bin")
     refused("adapter_model.safetensors is missing (adapter_model.bin is of an older format")
     (folder / "adapter_config.json").unlink()

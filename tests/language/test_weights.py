@@ -278,8 +278,11 @@ def test_checkpoints_as_other_tools_leave_them(tmp_path):
     eight = {key: x.astype(ml_dtypes.float8_e4m3fn) for key, x in plain.items()}
     variants = {
         "a tied head alone": {"lm_head.weight" if key == embedding else key: x for key, x in plain.items()},
-        "a compiled module": {f"_orig_mod.{key}": x for key, x in plain.items()},
-        "a head of values": {**plain, "v_head.summary.weight": np.zeros((1, 16), np.float32)},
+        "a compiled module": {f"module._orig_mod.{key}": x for key, x in plain.items()},
+        "a head of values": {
+            **{f"pretrained_model.{key}": x for key, x in plain.items()},
+            "v_head.summary.weight": np.zeros((1, 16), np.float32),
+        },
     }
     for held in variants.values():
         save_file(held, tmp_path / "model.safetensors")
