@@ -39,6 +39,9 @@ class Native(NamedTuple):
     encode: Callable[[Sequence[jax.Array], Any], Any]  # arrays of the observation's description, in its
     # order, `[N, ...]` each, and a mask `[N, ...]` or None, to an `envs.Observation`
     decode: Callable[[jax.Array], Sequence[jax.Array]]  # actions `[N, ...]` to arrays of the description
+    kept: Callable[[int], Any] = lambda count: ()  # what `see` remembers of N environments, at first
+    see: Callable[[Any, jax.Array, Any], tuple[Any, Any]] = lambda kept, start, seen: (kept, seen)
+    # what it remembers, and what wrappers show, where `start [N]` says that an episode begins
 
 
 def native(env: Any) -> Native:

@@ -18,7 +18,7 @@ from envs import composite
 from envs.checking import check_spec
 from envs.composite import Dict, ObservationSpace, Tuple
 from envs.environment import State, TimeStep, num_agents
-from envs.native import Native, native, of_spaces
+from envs.native import Native, leaves
 from envs.observations import MaskedObservation, Observation, features_and_mask
 from envs.spaces import Box, Discrete, MultiDiscrete, Space, bound
 from fdg.errors import FdgError, listed
@@ -95,9 +95,38 @@ class Wrapper:
 
     @property
     def native(self) -> Native:
-        """Actions as the library inside has them, and observations as this environment shows them."""
-        inside = native(self.env)
-        return of_spaces(self)._replace(action=inside.action, decode=inside.decode)
+        """As the library inside has them: what is shown of that is computed, and remembered, from it.
+
+        An environment of JAX's within is the library itself, which gives what this one shows.
+
+        Raises:
+          AttributeError: that is so.
+        """
+        inside: Native = self.env.native
+
+        def see(kept: Any, start: jax.Array, seen: Any) -> tuple[Any, Any]:
+            of_inside, own = kept
+            of_inside, seen = inside.see(of_inside, start, seen)
+            begun = _of_features(self.begin, seen)
+            own, shown = _where(start, begun, _of_features(lambda x: self.after(own, x), seen))
+            return (of_inside, own), shown
+
+        def kept(count: int) -> Any:
+            leading = (count,)
+            arrays = [
+                jax.ShapeDtypeStruct((*leading, *leaf["shape"][1:]), leaf["jax_dtype"])
+                for _, leaf in leaves(inside.observation)
+            ]
+            start, before = jax.ShapeDtypeStruct(leading, jnp.bool_), inside.kept(count)
+
+            def first(start: jax.Array, before: Any, *arrays: jax.Array) -> Any:
+                _, seen = inside.see(before, start, inside.encode(arrays, None))
+                return _of_features(self.begin, seen)[0]
+
+            own = jax.eval_shape(first, start, before, *arrays)
+            return before, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), own)
+
+        return inside._replace(see=see, kept=kept)
 
     def reset(self, keys: jax.Array) -> tuple[WrapperState, Observation]:
         """Start one episode a key; see `Environment.reset`."""
@@ -197,11 +226,6 @@ class ActionRepeat(Wrapper):
         limit = self.env.max_episode_steps
         return None if limit is None else -(-limit // self.times)
 
-    @property
-    def native(self) -> Native:
-        """As of the environment inside."""
-        return native(self.env)
-
     def step(self, keys: jax.Array, state: WrapperState, action: jax.Array) -> tuple[WrapperState, TimeStep]:
         """Take up to `times` steps in every environment."""
 
@@ -263,16 +287,6 @@ class HideObservations(Wrapper):
     def begin(self, observation: Any) -> tuple[Any, Any]:
         """What is left."""
         return (), self._chosen(observation)
-
-    @property
-    def native(self) -> Native:
-        """As of the environment inside: what is hidden may be given."""
-        inside = native(self.env)
-
-        def encode(arrays: Any, mask: Any) -> Any:
-            return _of_features(self.begin, inside.encode(arrays, mask))[1]
-
-        return inside._replace(encode=encode)
 
     @property
     def _there(self) -> list[Any]:

@@ -69,24 +69,25 @@ class Acting(Deployed):
         return found
 
     def _empty_memory(self, count: int) -> Any:
-        return self._algorithm.actor(self._state).memory(count)
+        return self._native.kept(count), self._algorithm.actor(self._state).memory(count)
 
     def _compiled(self, greedy: bool, given: tuple[Any, ...]) -> Callable[..., Any]:
         """The program. Each of its arguments costs time at every call, so they are what acting reads alone.
 
         And where that is small, it is part of the program, which a larger one would take seconds to compile.
         """
-        held, structure = jax.tree.flatten(self._state)
+        leaves, structure = jax.tree.flatten(self._state)
 
         def act(read, arrays, mask, memory, start, key, calls):
-            state = jax.tree.unflatten(structure, [read.get(i, x) for i, x in enumerate(held)])
+            state = jax.tree.unflatten(structure, [read.get(i, x) for i, x in enumerate(leaves)])
             keys = jax.random.fold_in(jax.random.wrap_key_data(key, impl=self._kind), calls)
             keys = jax.random.split(keys, start.shape[0])
             observation = self._native.encode(arrays, mask)
-            action, memory = self._algorithm.actor(state).act(memory, observation, start, keys, greedy)
-            return self._native.decode(action), memory
+            kept, observation = self._native.see(memory[0], start, observation)
+            action, held = self._algorithm.actor(state).act(memory[1], observation, start, keys, greedy)
+            return self._native.decode(action), (kept, held)
 
-        every = dict(enumerate(held))
+        every = dict(enumerate(leaves))
         needed = jaxprs.inputs_read(jax.make_jaxpr(act)(every, *given, self._key, np.uint32(0)))
         read = {i: x for i, x in every.items() if needed[i]}
         if sum(x.nbytes for x in read.values()) <= _WITHIN:

@@ -126,8 +126,9 @@ class _Program:
 
     @classmethod
     def of(cls, algorithm: Any, state: Any) -> "_Program":
-        memory, structure = jax.tree.flatten(algorithm.actor(state).memory(1))
-        held, own = [np.asarray(leaf) for leaf in memory], native(algorithm.env)
+        own = native(algorithm.env)
+        memory, structure = jax.tree.flatten((own.kept(1), algorithm.actor(state).memory(1)))
+        held = [np.asarray(leaf) for leaf in memory]
         mask = _mask(algorithm.env, own)
         limits = np.iinfo(np.int32)
         for _, leaf in leaves(own.action):
@@ -195,9 +196,10 @@ class _Program:
         after = list(arguments[seen + (mask is not None) :])
         start = after.pop() if self.memory else jnp.zeros(arguments[0].shape[0], bool)
         observation = self.native.encode(arguments[:seen], mask)
-        held = jax.tree.unflatten(self.structure, after)
+        kept, held = jax.tree.unflatten(self.structure, after)
+        kept, observation = self.native.see(kept, start, observation)
         action, held = self.algorithm.actor(self.state).act(held, observation, start, keys, greedy)
-        return *self.native.decode(action), *jax.tree.leaves(held)
+        return *self.native.decode(action), *jax.tree.leaves((kept, held))
 
     def greedy(self, *arguments: Any) -> Any:
         """The function of a file."""
