@@ -137,20 +137,28 @@ def _loop(eqn: core.JaxprEqn, operands: list[Value], inside: str | None) -> tupl
         value: operands[body.operands[i]] for i, value in enumerate(inputs) if value in carried.values()
     }
     last = Block(closed[-1], inputs, inside)
+    length = None if tests else eqn.params["length"]
     trips = [{value: start.origins for value, start in starts.items()}]  # going into each, until it repeats
-    while (
-        following := {v: _replaced(last.ends[k].origins, trips[-1]) for k, v in carried.items()}
-    ) not in trips:
-        trips.append(following)
-    every = {value: frozenset().union(*(trip[value] for trip in trips)) for value in starts}
+    again: int | None = None
+    while again is None and (length is None or len(trips) <= length):
+        following = {v: _replaced(last.ends[k].origins, trips[-1]) for k, v in carried.items()}
+        if following in trips:
+            again = trips.index(following)
+        else:
+            trips.append(following)
+    taken = trips if length is None else trips[: max(length, 1)]
+    every = {value: frozenset().union(*(trip[value] for trip in taken)) for value in starts}
     firsts = [[operands[i] for i in test.operands[: len(test.operands) - len(carried)]] for test in tests]
     blocks = [Block(closed[0], [*first, *carried.values()], inside) for first in firsts]
     choice = frozenset().union(*(_replaced(block.ends[0].origins, every) for block in blocks if own is None))
     for k, value in carried.items():
         value.origins = every[value]
         value.same = starts[value] if _certain(last.ends[k], [value]) is value else None
-    length, first = eqn.params.get("length", 0), trips.index(following)
-    after = trips[length if length < len(trips) else first + (length - first) % (len(trips) - first)]
+    if length is None:
+        after = {value: origins | choice for value, origins in every.items()}
+    else:
+        repeats = length if again is None else again + (length - again) % (len(trips) - again)
+        after = trips[min(length, repeats)]
     results = []
     for k, v in enumerate(eqn.outvars):
         if k in body.stacked:
@@ -158,8 +166,7 @@ def _loop(eqn: core.JaxprEqn, operands: list[Value], inside: str | None) -> tupl
             continue
         value = carried[k]
         same = value.same if tests else starts[value] if length == 0 else _certain(last.ends[k], operands)
-        origins = every[value] | choice if tests else after[value]
-        results.append(same if same in operands else Value(v.aval, origins))
+        results.append(same if same in operands else Value(v.aval, after[value]))
     return results, [*blocks, last]
 
 
