@@ -155,8 +155,13 @@ def fuzz(
     threads = [threading.Thread(target=one_job) for _ in range(jobs)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.join()
+    except KeyboardInterrupt:  # each ends its program, and what was found is printed
+        over.set()
+        for thread in threads:
+            thread.join()
     tally.seconds = time.perf_counter() - started
     return tally
 
@@ -188,6 +193,8 @@ def _because_broken(whole: Worker, program: Program, placement: Any, verdict: Ve
 
 def _count(tally: Tally, seed: int, verdicts: list[tuple[Any, Verdict, float]]) -> None:
     tally.counts["programs"] += 1
+    if tally.counts["programs"] % 100 == 0:
+        print(f"after seed {seed}: {dict(tally.counts)}", flush=True)
     for k, (placement, verdict, _) in enumerate(verdicts):
         tally.counts[verdict.kind] += 1
         if verdict.kind == "refused":

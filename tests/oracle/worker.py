@@ -34,6 +34,7 @@ def work(connection: Any, x64: bool, breakage: str | None, log: str) -> None:
     os.dup2(errors, 2)
     faulthandler.enable(sys.stderr)
     faulthandler.register(signal.SIGUSR1, sys.stderr)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started it waits for what it is at
 
     import jax
 
