@@ -92,7 +92,8 @@ def sub_accelerator(
             raise FdgError(f"sub-accelerator: {name} is {value!r}; give a whole number from 1 to {most:,}")
     if rows is not None and columns is not None and rows * columns > LARGEST_ARRAY_PES:
         raise FdgError(
-            f"sub-accelerator: {rows} x {columns} are {rows * columns:,} PEs; give at most {LARGEST_ARRAY_PES:,}"
+            f"sub-accelerator: {rows} x {columns} are {rows * columns:,} PEs; "
+            f"give at most {LARGEST_ARRAY_PES:,}"
         )
     for name, rate in (("noc", noc_bytes_per_cycle), ("dram", dram_bytes_per_cycle)):
         if not isinstance(rate, int | float | np.number) or not 0 < rate < float("inf"):
@@ -155,8 +156,8 @@ def _cost(
     terms = jnp.stack(
         [
             cycles,
-            _whole_cycles(onchip / jnp.maximum(sub.noc_bytes_per_cycle, 1e-9)),
-            _whole_cycles(offchip / jnp.maximum(sub.dram_bytes_per_cycle, 1e-9)),
+            whole_cycles(onchip / jnp.maximum(sub.noc_bytes_per_cycle, 1e-9)),
+            whole_cycles(offchip / jnp.maximum(sub.dram_bytes_per_cycle, 1e-9)),
         ]
     )
     terms_cycles = terms.max() if overlap else L.add(L.add(terms[0], terms[1]), terms[2])
@@ -189,7 +190,7 @@ def _of_template(template: Template, layer: Layers, sub: SubAccelerators, techno
     return cycles, words, jnp.asarray(template.fill_cycles(rows, columns), jnp.int32), pe_mm2
 
 
-def _whole_cycles(cycles: jax.Array) -> jax.Array:
+def whole_cycles(cycles: jax.Array) -> jax.Array:
     """Rounded up, int32; from `LARGEST_COUNT` on that value, also of infinity."""
     return jnp.where(cycles >= LARGEST_COUNT, LARGEST_COUNT, jnp.ceil(cycles).astype(jnp.int32))
 

@@ -1,0 +1,112 @@
+"""Schedules beside the optimum that OR-tools' CP-SAT finds, in an environment of its own.
+
+    python -m venv build/venvs/ortools
+    build/venvs/ortools/bin/pip install ortools
+    python -m bench.codesign_schedules --python build/venvs/ortools/bin/python
+
+prints the gaps of latency, and writes CP-SAT's latencies to tests/codesign/cpsat.json for a test.
+"""
+
+import argparse
+import json
+import pathlib
+import subprocess
+
+import jax.numpy as jnp
+import numpy as np
+
+from envs.codesign import schedule
+
+KEPT = pathlib.Path(__file__).parents[1] / "tests/codesign/cpsat.json"
+NUMBERS = {12: 100, 24: 60}  # instances by layers
+_SOLVER = """
+import json, sys
+from ortools.sat.python import cp_model
+
+found = []
+for one in json.load(sys.stdin):
+    cycles, transfer = one["latency"], one["transfer"]
+    layers, subs = range(len(cycles)), range(len(cycles[0]))
+    horizon = sum(map(max, cycles)) + sum(transfer)
+    model = cp_model.CpModel()
+    start = [model.new_int_var(0, horizon, "") for _ in layers]
+    end = [model.new_int_var(0, horizon, "") for _ in layers]
+    runs = [[model.new_bool_var("") for _ in subs] for _ in layers]
+    for i in layers:
+        model.add_exactly_one(runs[i])
+    for a in subs:
+        interval = model.new_optional_interval_var
+        model.add_no_overlap(interval(start[i], cycles[i][a], end[i], runs[i][a], "") for i in layers)
+    for i, j in one["before"]:
+        model.add(start[j] >= end[i])
+        for a in subs:
+            model.add(start[j] >= end[i] + transfer[i]).only_enforce_if([runs[i][a], runs[j][a].negated()])
+    last = model.new_int_var(0, horizon, "")
+    model.add_max_equality(last, end)
+    model.minimize(last)
+    solver = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds, solver.parameters.num_workers = 60, 4
+    if solver.solve(model) != cp_model.OPTIMAL:
+        sys.exit("no optimum within a minute")
+    found.append(int(solver.objective_value))
+print(json.dumps(found))
+"""
+
+
+def instance(seed: int, total: int, number: int | None = None) -> dict:
+    """Layers of two or three chains, or of two networks with branches, on two or three sub-accelerators.
+
+    Cycles span a factor of 64 between layers and of 8 between sub-accelerators; transfers take up to half as
+    long as their layers.
+    """
+    random = np.random.default_rng(seed)
+    number = number or int(random.integers(2, 4))
+    base = 2 ** random.uniform(8, 14, total)
+    cycles = np.maximum(1, base[:, None] * 2 ** random.uniform(-1.5, 1.5, (total, number))).astype(int)
+    transfer = (base * random.uniform(0, 0.5) * random.uniform(0, 1, total)).astype(int)
+    if seed % 3 < 2:
+        cuts = set(random.choice(np.arange(1, total), 1 + seed % 3, replace=False).tolist())
+        before = [[i, i + 1] for i in range(total - 1) if i + 1 not in cuts]
+    else:
+        before = []
+        for low, high in ((0, total // 2), (total // 2, total)):
+            for j in range(low + 1, high):
+                needed = random.integers(max(low, j - 3), j, random.integers(1, 3))
+                before += [[i, j] for i in sorted(set(needed.tolist()))]
+    return {"latency": cycles.tolist(), "transfer": transfer.tolist(), "before": before}
+
+
+def work(one: dict) -> schedule.Work:
+    """As arrays; energies are the cycles."""
+    cycles = np.asarray(one["latency"], np.int32)
+    before = np.zeros((len(cycles), len(cycles)), bool)
+    before[tuple(np.transpose(one["before"]))] = True
+    transfer = jnp.asarray(one["transfer"], jnp.int32)
+    return schedule.Work(jnp.asarray(cycles), jnp.asarray(cycles, jnp.float32), transfer, jnp.asarray(before))
+
+
+def gaps(optima: list[int], total: int, number: int | None = None) -> list[float]:
+    """Latency over the optimum, less 1, of the first `number` instances of `total` layers."""
+    found = [schedule.schedule(work(instance(seed, total))) for seed in range(len(optima))[:number]]
+    return [int(one.latency_cycles) / least - 1 for one, least in zip(found, optima, strict=False)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--python", required=True, help="of the environment that has ortools")
+    python, kept = parser.parse_args().python, {}
+    for total, number in NUMBERS.items():
+        instances = json.dumps([instance(seed, total) for seed in range(number)])
+        solved = subprocess.run(
+            [python, "-c", _SOLVER], input=instances, check=True, capture_output=True, text=True
+        )
+        kept[str(total)] = json.loads(solved.stdout)
+        found = gaps(kept[str(total)], total)
+        print(f"{number} instances of {total} layers: mean {np.mean(found):.2%}, worst {np.max(found):.2%}")
+    KEPT.write_text(json.dumps(kept) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,248 @@
+"""When the layers of several networks run on several sub-accelerators: pure functions of arrays.
+
+A sub-accelerator runs one layer at a time, without interruption. A layer starts when those before it have
+ended, and later by the time of their outputs' transfer where they ran on another sub-accelerator.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs.codesign.cost import LayerCosts, SubAccelerators, whole_cycles
+from envs.codesign.layers import LARGEST_COUNT, Layers, add, output_words
+from fdg.errors import FdgError
+
+
+class Work(NamedTuple):
+    """What is to be scheduled: N layers of all networks, on A sub-accelerators."""
+
+    latency_cycles: jax.Array  # [N, A] int32
+    energy_pj: jax.Array  # [N, A] float32
+    transfer_cycles: jax.Array  # [N] int32, of a layer's output to another sub-accelerator
+    before: jax.Array  # [N, N] bool: i has to end before j starts; only i < j, so layers are in order
+
+
+class Schedule(NamedTuple):
+    """Who runs when."""
+
+    sub_accelerator: jax.Array  # [N] int32
+    start_cycle: jax.Array  # [N] int32
+    end_cycle: jax.Array  # [N] int32
+    latency_cycles: jax.Array  # int32, when the last layer ends
+    energy_pj: jax.Array  # float32, the sum of the layers'
+
+
+def chains(*lengths: int) -> np.ndarray:
+    """`Work.before` of networks whose layers run one after another.
+
+    >>> chains(2, 1).astype(int).tolist()
+    [[0, 1, 0], [0, 0, 0], [0, 0, 0]]
+    """
+    total = sum(lengths)
+    before, first = np.zeros((total, total), bool), 0
+    for length in lengths:
+        for layer in range(first, first + length - 1):
+            before[layer, layer + 1] = True
+        first += length
+    return before
+
+
+def _after(work: Work, latency: jax.Array) -> jax.Array:
+    """Least cycles from a layer's end on each sub-accelerator to the end of its longest path, [N, A] float32.
+
+    The optimistic cost table of PEFT (Arabnejad and Barbosa, IEEE TPDS 2014, equation 3): each layer that
+    follows runs where it is best, and waits for nothing but its transfer.
+
+    Args:
+      work: N layers.
+      latency: cycles, [N, A] float32, infinite where a layer may not run.
+    """
+    elsewhere = ~jnp.eye(latency.shape[1], dtype=bool)
+
+    def step(after: jax.Array, layer: jax.Array) -> tuple[jax.Array, None]:
+        # [N, A here, A there]: cycles there and after, and the transfer where they differ.
+        there = (after + latency)[:, None] + (elsewhere * work.transfer_cycles[layer])[None]
+        best = jnp.where(work.before[layer][:, None], there.min(2), 0).max(0)
+        return after.at[layer].set(best), None
+
+    return jax.lax.scan(step, jnp.zeros_like(latency), jnp.arange(len(latency)), reverse=True)[0]
+
+
+def _list_schedule(work: Work, allowed: jax.Array, eagerness: jax.Array) -> Schedule:
+    """A list schedule that looks ahead.
+
+    Of the ready layers that one is next whose earliest start less `eagerness` times the cycles left on its
+    path is least (0: what can start first; large: the critical path first). It goes where its end and what is
+    left after it, on its path, end first.
+
+    Args:
+      work: N layers, A sub-accelerators.
+      allowed: [N, A] bool, where each may run.
+      eagerness: float32 scalar.
+    """
+    total, number = work.latency_cycles.shape
+    latency = jnp.where(allowed, work.latency_cycles, LARGEST_COUNT)
+    cycles = jnp.where(allowed, work.latency_cycles, jnp.inf)
+    after = _after(work, cycles)
+    left = (after + cycles).min(1)
+
+    def step(carry: tuple, _: None) -> tuple[tuple, None]:
+        done, waits, earliest, free, sub, start, end = carry
+        starts = jnp.maximum(earliest, free[None])
+        ends = add(starts, latency)
+        best = jnp.where(allowed, ends + after, jnp.inf).argmin(1)
+        first = jnp.take_along_axis(starts, best[:, None], 1)[:, 0]
+        layer = jnp.where(done | (waits > 0), jnp.inf, first - eagerness * left).argmin()
+        where = best[layer]
+        its_end, follows = ends[layer, where], work.before[layer]
+        moved = add(its_end, work.transfer_cycles[layer])
+        arrives = jnp.where(jnp.arange(number) == where, its_end, moved)
+        carry = (
+            done.at[layer].set(True),
+            waits - follows,
+            jnp.where(follows[:, None], jnp.maximum(earliest, arrives[None]), earliest),
+            free.at[where].set(its_end),
+            sub.at[layer].set(where.astype(jnp.int32)),
+            start.at[layer].set(starts[layer, where]),
+            end.at[layer].set(its_end),
+        )
+        return carry, None
+
+    zeros = jnp.zeros(total, jnp.int32)
+    begin = (
+        jnp.zeros(total, bool),
+        work.before.sum(0, dtype=jnp.int32),
+        jnp.zeros((total, number), jnp.int32),
+        jnp.zeros(number, jnp.int32),
+        *(zeros, zeros, zeros),
+    )
+    *_, sub, start, end = jax.lax.scan(step, begin, None, total)[0]
+    energy = jnp.take_along_axis(work.energy_pj, sub[:, None], 1).sum()
+    return Schedule(sub, start, end, end.max(), energy)
+
+
+_FIRST, _RETIMED = (0.0, 0.1, 0.3, 1.0), (0.1, 1.0)  # values of eagerness: of a start, and after each move
+MOVES = 24
+
+
+def _shortest(work: Work, allowed: jax.Array, eagerness: tuple[float, ...]) -> Schedule:
+    found = jax.vmap(lambda one: _list_schedule(work, allowed, one))(jnp.float32(eagerness))
+    return jax.tree.map(lambda x: x[found.latency_cycles.argmin()], found)
+
+
+def _timed(work: Work, assigned: jax.Array) -> Schedule:
+    """The shortest list schedule of an assignment [N]."""
+    allowed = jnp.arange(work.latency_cycles.shape[1])[None] == assigned[:, None]
+    return _shortest(work, allowed, _RETIMED)
+
+
+class _Moves(NamedTuple):
+    """Every layer on every sub-accelerator, the others where they are."""
+
+    layer: jax.Array  # [N A] int32
+    where: jax.Array  # [N A] int32
+    tried: Schedule  # [N A, ...]
+
+
+def _moves(work: Work, assigned: jax.Array) -> _Moves:
+    total, number = work.latency_cycles.shape
+    layer, where = jnp.repeat(jnp.arange(total), number), jnp.tile(jnp.arange(number), total)
+    tried = jax.vmap(lambda i, a: _timed(work, assigned.at[i].set(a)))(layer, where.astype(jnp.int32))
+    return _Moves(layer, where, tried)
+
+
+def _shorten(work: Work, first: Schedule, moves: int) -> Schedule:
+    """The shortest schedule on a walk over assignments, each step the best move, be it worse than none.
+
+    A layer that has moved stays for eight steps (fewer where there are few layers), unless moving it gives
+    the shortest schedule so far (tabu search: Glover, ORSA J. Computing 1989).
+    """
+    total = len(work.latency_cycles)
+
+    def step(carry: tuple, at: jax.Array) -> tuple[tuple, None]:
+        assigned, best, stays_until = carry
+        layer, where, tried = _moves(work, assigned)
+        stays = (stays_until[layer] > at) & (tried.latency_cycles >= best.latency_cycles)
+        excluded = stays | (assigned[layer] == where)
+        taken = jnp.where(excluded, jnp.inf, tried.latency_cycles).argmin()
+        new = jax.tree.map(lambda x: x[taken], tried)
+        best = _better(new.latency_cycles < best.latency_cycles, new, best)
+        stays_until = stays_until.at[layer[taken]].set(at + 1 + min(8, 2 * total // 3))
+        return (new.sub_accelerator, best, stays_until), None
+
+    begin = first.sub_accelerator, first, jnp.zeros(total, jnp.int32)
+    return jax.lax.scan(step, begin, jnp.arange(moves))[0][1]
+
+
+def _save_energy(work: Work, first: Schedule, spec_cycles: jax.Array, moves: int) -> Schedule:
+    """Moves that save most energy an added cycle, while the latency stays within the spec."""
+
+    def step(now: Schedule, _: None) -> tuple[Schedule, None]:
+        tried = _moves(work, now.sub_accelerator).tried
+        saved = now.energy_pj - tried.energy_pj
+        added = jnp.maximum(tried.latency_cycles - now.latency_cycles, 0)
+        is_gain = (saved > 0) & (tried.latency_cycles <= spec_cycles)
+        value = jnp.where(is_gain, saved / (1 + added), -1)
+        taken = value.argmax()
+        return _better(value[taken] > 0, jax.tree.map(lambda x: x[taken], tried), now), None
+
+    saving = jax.lax.scan(step, first, None, moves)[0]
+    thrifty = _timed(work, work.energy_pj.argmin(1).astype(jnp.int32))  # no assignment needs less
+    return _better(thrifty.latency_cycles <= spec_cycles, thrifty, saving)
+
+
+def _better(is_new: jax.Array, new: Schedule, old: Schedule) -> Schedule:
+    return jax.tree.map(lambda a, b: jnp.where(is_new, a, b), new, old)
+
+
+@functools.partial(jax.jit, static_argnames="moves")
+def schedule(work: Work, spec_cycles: jax.Array | int = 0, moves: int = MOVES) -> Schedule:
+    """A schedule of little energy that ends within the spec; of little latency where none is found.
+
+    List schedules that look ahead, then moves of single layers to other sub-accelerators: first such that
+    shorten the schedule; if it meets the spec, then such that save energy. With `moves` of 0 the list
+    schedules alone, some hundred times as fast.
+
+    Args:
+      work: N layers and A sub-accelerators.
+      spec_cycles: latency that is allowed; 0: as short as can be found.
+      moves: tried in a row, of each kind.
+    """
+    found = _shortest(work, jnp.ones_like(work.latency_cycles, bool), _FIRST)
+    if not moves:
+        return found
+    found = _shorten(work, found, moves)
+    saving = _save_energy(work, found, jnp.asarray(spec_cycles, jnp.int32), moves)
+    return _better(found.latency_cycles <= spec_cycles, saving, found)
+
+
+def work_of(
+    costs: LayerCosts, layers: Layers, subs: SubAccelerators, before: jax.Array, word_bytes: int = 1
+) -> Work:
+    """What there is to schedule, of what layers cost: `cost.layer_costs(layers, subs)`.
+
+    Args:
+      costs: [N, A].
+      layers: [N], in an order in which each comes after those it needs.
+      subs: [A].
+      before: as in `Work`; `chains` for networks without branches.
+      word_bytes: of a word of a feature map.
+
+    Raises:
+      FdgError: `before` is not of [N, N], or names a layer that comes later.
+    """
+    total = len(layers.groups)
+    if jnp.shape(before) != (total, total):
+        raise FdgError(f"schedule: before is {list(jnp.shape(before))}; give [{total}, {total}]")
+    if isinstance(before, np.ndarray) and np.any(np.tril(before)):
+        late, early = (int(x) for x in np.argwhere(np.tril(before))[0])
+        raise FdgError(
+            f"schedule: layer {late} comes before layer {early}; number layers so that each needs lower ones"
+        )
+    slowest = jnp.where(subs.rows > 0, subs.noc_bytes_per_cycle, jnp.inf).min()
+    maps_bytes = jax.vmap(output_words)(layers) * jnp.float32(word_bytes)
+    transfer = whole_cycles(maps_bytes / slowest)
+    return Work(costs.latency_cycles, costs.energy_pj, transfer, jnp.asarray(before, bool))
