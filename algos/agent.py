@@ -15,10 +15,20 @@ from algos.presets.preferring import HasPresets
 from algos.rollout import evaluate
 from envs import Environment, Observation, check_spec, num_agents
 from envs.checking import check_batch_reset, check_batch_step
-from fdg.errors import FdgError
+from fdg.errors import FdgError, listed
 
 # Algorithms by name, for messages that say which to use instead; `algos/__init__.py` fills it in.
 KNOWN: dict[str, type["Agent"]] = {}
+
+
+def able_in(env: Environment) -> list[str]:
+    """Names of the algorithms of this package that can act in an environment."""
+    several = num_agents(env) is not None
+    return [
+        name
+        for name, kind in KNOWN.items()
+        if kind.several_agents == several and isinstance(env.action_space, kind.action_spaces)
+    ]
 
 
 class Agent(HasPresets, Precise):
@@ -156,13 +166,7 @@ class Agent(HasPresets, Precise):
 
     def _others(self) -> str:
         """Names of the algorithms that can act in this environment, as a message lists them."""
-        several, space = num_agents(self.env) is not None, self.env.action_space
-        able = [
-            kind.__name__
-            for kind in KNOWN.values()
-            if kind.several_agents == several and isinstance(space, kind.action_spaces)
-        ]
-        return " or ".join([*([", ".join(able[:-1])] if able[1:] else []), *able[-1:]]) or "one of your own"
+        return listed([KNOWN[name].__name__ for name in able_in(self.env)] or ["one of your own"])
 
     def _check_state(self, state: Any) -> None:
         """Raises an `FdgError` where a state is not that of one agent."""

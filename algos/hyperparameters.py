@@ -105,7 +105,7 @@ def require_types(algorithm: Any) -> None:
                 algorithm,
                 False,
                 f"{field.name}={value!r:.60}: it must be {_expected(kind)}"
-                f"{_suggestion(field.name, value, kind)}",
+                f"{_suggestion(field.name, value, kind) or _schedule(cls, field.name, value)}",
             )
         most = MOST_STEPS if field.name == "total_steps" else MOST
         items: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
@@ -115,6 +115,12 @@ def require_types(algorithm: Any) -> None:
                 not isinstance(item, int | np.integer) or abs(int(item)) <= most,
                 f"{field.name}={value!r:.60}: no machine holds so many: use at most {most}",
             )
+
+
+def _schedule(cls: Any, name: str, value: Any) -> str:
+    """The switch that lets a number fall, where a function of the progress was given in its place."""
+    switch = f"anneal_{name}"
+    return f": write one, and {switch}=True lets it fall" if callable(value) and hasattr(cls, switch) else ""
 
 
 @functools.cache

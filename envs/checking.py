@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from envs import composite
 from envs.spaces import Box, Discrete, MultiDiscrete
+from fdg.arguments import check_takes
 from fdg.errors import FdgError, listed, one_line
 from fdg.tracing.mistakes import explained, line_of
 
@@ -82,6 +83,9 @@ def check_spec(env: Any, single: bool = False) -> None:
         raise FdgError(
             f"environment {given} is one instance (its reset takes one key): write envs.vectorize({given})"
         )
+    key = "key" if single else "keys"
+    check_takes(env.reset, (key,), f"reset of environment {given}")
+    check_takes(env.step, (key, "state", "action"), f"step of environment {given}")
 
 
 def _check_kinds(env: Any) -> None:

@@ -61,7 +61,8 @@ def found(what: str, name: str, fits: Callable[[Any], bool] = callable) -> Any:
         raise FdgError(f"{what} '{name}': there is no module '{module_name}': {fix}") from None
     for part in attribute.split("."):
         if not hasattr(value, part):
-            there = [key for key, one in vars(value).items() if fits(one) and not key.startswith("_")]
+            own = {key: one for key, one in vars(value).items() if not key.startswith("_")}
+            there = [key for key, one in own.items() if fits(one)] or [k for k in own if callable(own[k])]
             raise unknown_name(f"{what} in {module_name}", attribute, there) from None
         value = getattr(value, part)
     return value

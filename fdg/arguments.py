@@ -82,6 +82,34 @@ def check_call(cls: Any, args: Sequence[Any], kwargs: Mapping[str, Any], what: s
     _bound(cls.__init__, inspect.signature(cls.__init__), (None, *args), kwargs, cls.__name__, what)
 
 
+def check_takes(function: Callable, names: Sequence[str], what: str) -> None:
+    """Refuses a function of a user's own that cannot be called with so many arguments by position.
+
+    Args:
+      function: is going to be called.
+      names: of the arguments, for the message.
+      what: it is, such as `Mine.step`.
+
+    Raises:
+      FdgError: names what it takes, and how to write it.
+
+    >>> check_takes(lambda action: None, ("key", "state", "action"), "Maze.step")
+    Traceback (most recent call last):
+    fdg.errors.FdgError: Maze.step takes (action), and is called with (key, state, action): let it take these
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of a function in C, which says nothing
+        return
+    try:
+        signature.bind(*names)
+    except TypeError:
+        takes = ", ".join(map(str, signature.parameters.values()))
+        raise FdgError(
+            f"{what} takes ({takes}), and is called with ({', '.join(names)}): let it take these"
+        ) from None
+
+
 def _bound(
     function: Callable,
     signature: inspect.Signature,
@@ -101,8 +129,11 @@ def _bound(
                 raise unknown_name(f"{what} of {name}", key, names, f"help({name})") from None
         positional = [p for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
         if len(args) > len(positional):
+            taken = listed([p.name for p in positional if p.name != "self"], "and")
             extra = quoted(args[len(positional)])
-            raise FdgError(f"{name}({extra}): give it by name: one of {listed(names)}") from None
+            raise FdgError(
+                f"{name}: {extra} is one argument too many: give it by name, all but {taken}"
+            ) from None
         for p in list(parameters.values())[len(args) :]:
             if p.default is p.empty and p.name not in kwargs:
                 kind = dict(_annotated(function)).get(p.name)

@@ -25,7 +25,7 @@ from fdg.processes import distributed
 from fdg.processes.arrays import made_by, put
 from fdg.running.execution import execution
 from fdg.running.interrupts import Held
-from fdg.running.leaves import Remembered, typed_like, without_aliases
+from fdg.running.leaves import Remembered, difference, typed_like, without_aliases
 from fdg.running.metrics import PendingMetrics
 from fdg.running.order import has_ordered_collectives
 from fdg.running.xla_options import xla_options
@@ -298,9 +298,7 @@ class Engine:
     def _check(self, state: Any) -> list[jax.Array]:
         leaves, structure = jax.tree.flatten(state)
         if structure != self._structure:  # type: ignore[operator]
-            raise FdgError(
-                f"this state is not of {self.plan.graph.name}: it is {structure}, not {self._structure}"
-            )
+            raise self._refusal(state)
         placed = []
         for leaf, shape in zip(leaves, self._shapes, strict=True):
             if not isinstance(leaf, jax.Array):
@@ -312,10 +310,7 @@ class Engine:
                     + (", or, since it was interrupted, from engine.interrupted()" if rescued else "")
                 )
             if leaf.shape != shape.shape or leaf.dtype != shape.dtype:
-                raise FdgError(
-                    f"this state is not of {self.plan.graph.name}: a leaf is {leaf.dtype}{list(leaf.shape)}, "
-                    f"not {shape.dtype}{list(shape.shape)}"
-                )
+                raise self._refusal(state)
             is_placed = leaf.sharding.is_equivalent_to(shape.sharding, leaf.ndim)
             placed.append(leaf if is_placed else jax.device_put(leaf, shape.sharding))
         # Leaves that came from here are apart, and need not be waited for to see that.
@@ -323,6 +318,12 @@ class Engine:
             return placed
         self._iterations = 0
         return without_aliases(placed)
+
+    def _refusal(self, state: Any) -> FdgError:
+        return FdgError(
+            f"this state is not of {self.plan.graph.name}: {difference(state, self.state_shape)}: give what"
+            f" init or run returned, of an engine with the same algorithm and sizes"
+        )
 
     def _count(self, iterations: int) -> None:
         """Warns, once, of iterations in which the algorithm says that nothing is learned any more."""

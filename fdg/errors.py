@@ -131,7 +131,7 @@ def unknown_name(
     close = nearest(str(name), names)
     near = f"near it: {', '.join(close[1:])}; " if close[1:] else ""
     all_of_them = f"{listing} lists all {len(names)}" if listing else f"there are {len(names)}"
-    rest = f"known: {', '.join(names)}" if len(names) <= _FEW else near + all_of_them
+    rest = f"known: {', '.join(names) or 'none'}" if len(names) <= _FEW else near + all_of_them
     likely = [f"'{one}'" for one in meant or close[:1]]
     hint = f": did you mean {listed(likely)}?" if likely else ""
     return UnknownNameError(f"unknown {kind} '{name}'{hint} ({rest})")

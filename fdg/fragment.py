@@ -118,9 +118,10 @@ def _at_boundary(mark: FragmentMark, side: str, axes: Any, values: Any) -> tuple
                 f"use an integer, or None for a value that the batch shares"
             )
         if not -leaf.ndim <= axis < leaf.ndim:
+            below = f"an axis below {leaf.ndim}, or " if leaf.ndim else ""
             raise GraphError(
                 f"fragment '{mark.name}' ({mark.role}): {where} has batch axis {axis} but shape "
-                f"{leaf.shape}: use an axis below {leaf.ndim}, or None if the batch shares it"
+                f"{leaf.shape}: use {below}None in {side}_axes if the batch shares it"
             )
         axis %= leaf.ndim
         sizes[where] = leaf.shape[axis]

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fdg.commands.flags import dataclass_fields
-from fdg.errors import FdgError
+from fdg.errors import FdgError, listed
 
 
 def check_kind(cls: type, name: str, env: Any) -> None:
@@ -65,13 +65,16 @@ def construct(cls: type, name: str, values: Mapping[str, Any]) -> Any:
     ]
     if missing:
         raise FdgError(f"{name} needs --{missing[0].replace('_', '-')}: it has no default")
+    from algos.agent import able_in
+
     spaces = getattr(cls, "action_spaces", None)
     env = values.get("env")
     if spaces and env is not None and not isinstance(env.action_space, tuple(spaces)):
         kinds = " or ".join(space.__name__ for space in spaces)
+        able = able_in(env)
         raise FdgError(
             f"{name} acts in {kinds} action spaces, and that of {env.name} is {env.action_space}:"
-            f" choose another --env or --algo"
+            f" use --algo {listed(able)}, or another --env"
         )
     try:
         return cls(**values)

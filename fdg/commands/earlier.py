@@ -95,4 +95,4 @@ def _read(path: Path) -> Any:
     try:
         return read_json(path)
     except FdgError as error:
-        raise FdgError(f"--config {error}") from None
+        raise FdgError(f"--config {error}: give the config.json of a run directory") from None

@@ -91,7 +91,10 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             raise _unknown_flag(unknown[0].partition("=")[0], self.options())
         if rest:
-            raise FdgError(f"'{rest[0]}' belongs to no flag: see --help")
+            name, equals, value = rest[0].partition("=")
+            meant = f"--{name.replace('_', '-')}"
+            fix = f"write {meant} {value}" if equals and meant in self.options() else "write --NAME VALUE"
+            raise FdgError(f"'{rest[0]}' belongs to no flag: {fix} (--help lists them all)")
         return vars(known)
 
     def options(self) -> dict[str, str]:
@@ -137,7 +140,7 @@ def _add_argument(parser: Any, flag: Flag, option: str, text: str) -> None:
         try:
             return read(word)
         except ValueError as error:
-            raise argparse.ArgumentTypeError(f"'{word:.200}' is not {error}") from None
+            raise argparse.ArgumentTypeError(f"'{word:.200}' is not {error}{_fix(flag, word)}") from None
 
     if flag.words:
         parser.add_argument(
@@ -157,6 +160,15 @@ def _add_argument(parser: Any, flag: Flag, option: str, text: str) -> None:
         )
     else:
         parser.add_argument(option, dest=flag.name, type=checked, metavar=_metavar(flag.kind), help=text)
+
+
+def _fix(flag: Flag, word: str) -> str:
+    """What to write in place of a word that a flag cannot have, where its kind says so."""
+    if is_tuple(flag.kind):
+        return f": write {flag.option} 64 64"
+    if _mentions(flag.kind, float) and "," in word:
+        return f": give one; --sweep {flag.name}={word:.200} tries several"
+    return ""
 
 
 class _Joined(argparse.Action):
@@ -214,8 +226,8 @@ def reader(kind: Any) -> Callable[[str], Any]:
         readers = [reader(one) for one in sorted(arguments, key=lambda one: one is not type(None))]
         return lambda word: _read_first(word, readers)
     if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
-        one = reader(arguments[0])
-        return lambda word: tuple(one(part) for part in word.split(",") if part)
+        one, around = reader(arguments[0]), "" if arguments[0] is str else "[]()"  # as Python writes them
+        return lambda word: tuple(one(part) for part in word.strip(around or None).split(",") if part)
     raise TypeError(f"no flag can have a value of type {kind}")
 
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from fdg.arguments import check_fields, quoted
+from fdg.arguments import check_fields, check_takes, quoted
 from fdg.errors import FdgError, PlanError
 from fdg.placing.layout import BATCH, MODEL
 
@@ -201,9 +201,12 @@ def check_policy(policy: Any) -> None:
             f" a value such as policies.GPUOnly()"
         )
     if not callable(getattr(policy, "place", None)):
+        by_name = "; give total_steps, say, by name" if isinstance(policy, int | float) else ""
         raise PlanError(
             f"{policy!r} is no policy: use a value such as policies.GPUOnly(), which has place(devices)"
+            f"{by_name}"
         )
+    check_takes(policy.place, ("devices",), f"{type(policy).__name__}.place")
     # Ours alone: annotations in a user's policy may be meant loosely. Numbers of devices are refused where
     # groups are made, with what would fit.
     if dataclasses.is_dataclass(policy) and type(policy).__module__.split(".")[0] == "policies":

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fdg.arguments import quoted
 from fdg.jax_internals import internal
 from fdg.keys import words
 from fdg.placing.scheduling.schedule import Value
@@ -26,6 +27,41 @@ class Remembered:
         return len(arrays) == len(self._arrays) and all(
             known() is array for known, array in zip(self._arrays, arrays, strict=True)
         )
+
+
+def difference(given: Any, expected: Any) -> str:
+    """How a state differs from the shapes of another: the first leaf of each kind by its name.
+
+    >>> shapes = jax.eval_shape(lambda: {"w": jnp.zeros(3), "n": 0})
+    >>> difference({"w": jnp.zeros(4), "n": 0}, shapes)
+    "state['w'] is float32[4], not float32[3]"
+    >>> difference({"v": 0, "u": 0, "n": 0}, shapes)
+    "it has state['u'] (and 1 more), and lacks state['w']"
+    """
+    here, there = (
+        {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+        for tree in (given, expected)
+    )
+    if not here or "" in here:  # no pytree of arrays by names
+        return f"it is {quoted(given)}"
+    apart = [
+        f"{verb} state{names[0]}{f' (and {len(names) - 1} more)' if names[1:] else ''}"
+        for verb, names in (
+            ("has", [name for name in here if name not in there]),
+            ("lacks", [name for name in there if name not in here]),
+        )
+        if names
+    ]
+    if apart:
+        return f"it {', and '.join(apart)}"
+    for name, leaf in here.items():
+        found, wanted = (
+            f"{jnp.asarray(x).dtype if not hasattr(x, 'dtype') else x.dtype}{list(jnp.shape(x))}"
+            for x in (leaf, there[name])
+        )
+        if found != wanted:
+            return f"state{name} is {found}, not {wanted}"
+    return f"it is a {type(given).__name__}, not a {type(expected).__name__}"
 
 
 def typed_like(shapes: Sequence[Any], arrays: Sequence[jax.Array]) -> list[jax.Array]:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fdg import keys
-from fdg.errors import FdgWarning, GraphError
+from fdg.errors import FdgError, FdgWarning, GraphError, one_line
 
 # The more special error first. Each: what was done, and what does the same on traced values.
 _TRACED: Mapping[type[Exception], tuple[str, str]] = {
@@ -55,20 +55,24 @@ _NOT_THEIRS = tuple(
 
 @contextlib.contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Errors that JAX raises where traced code asks for numbers, as a `GraphError` of one line.
+    """Errors in traced code as a `GraphError` of one line; where JAX asks for numbers, with the fix.
 
     Args:
       what: is being traced, such as `Mine.iterate`.
 
     Raises:
-      GraphError: names the line, the cause and the fix; JAX's own error is its cause.
+      GraphError: names the line, the cause and the fix; the error itself is its cause.
     """
     try:
         yield
+    except (FdgError, MemoryError):
+        raise
     except Exception as error:
         kinds = [kind for kind in _TRACED if isinstance(error, kind)]
         if not kinds and "concrete values of integer type" not in str(error):  # of a shape
-            raise
+            if not (where := line_of(error)):
+                raise
+            raise GraphError(f"{what}{where} raises {one_line(error)}") from error
         cause, fix = _TRACED[kinds[0] if kinds else jax.errors.ConcretizationTypeError]
         raise GraphError(f"{what}{line_of(error)}: {cause}: {fix}") from error
 

@@ -7,6 +7,7 @@ import jax
 from jax.extend import core
 
 from fdg import jaxprs, keys
+from fdg.arguments import check_takes
 from fdg.errors import GraphError
 from fdg.fragment import fragment
 from fdg.jax_internals import check_settings
@@ -111,6 +112,9 @@ def checked_name(algorithm: Any) -> str:
                 f"{name} has no method {method}: an algorithm has init(key) -> state and "
                 f"iterate(state) -> (state, metrics)"
             )
+        check_takes(
+            getattr(algorithm, method), ("key",) if method == "init" else ("state",), f"{name}.{method}"
+        )
     return name
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from envs import MaskedObservation
 from envs.gymnasium_spaces import encode_texts, exact
 from envs.native import Description, leaves, rebuilt
+from fdg.arguments import quoted
 from fdg.errors import FdgError
 
 _DTYPE = re.compile(r"bool|(u?int|float)(8|16|32|64)|bfloat16")
@@ -157,7 +158,11 @@ class _Input:
             given = np.asarray(value)
             array = given if given.dtype == self.dtype else given.astype(self.dtype)
         except (TypeError, ValueError) as error:
-            raise FdgError(f"an observation of {of} is an array {list(self.shape)}: {error}") from error
+            pair = " (of Gymnasium's reset and step, the first value)" if isinstance(value, tuple) else ""
+            raise FdgError(
+                f"an observation of {of} is an array {list(self.shape)}, and no {quoted(value)}: give the"
+                f" numbers alone{pair}"
+            ) from error
         if array is not given and array.dtype.kind in "iu" and not np.array_equal(array, given):
             raise FdgError(
                 f"an observation of {of} has {given[array != given].flat[0]}, which its space's dtype"

@@ -313,7 +313,10 @@ def _in_another(algorithm: Any, env: Any) -> Any:
         here, there = getattr(algorithm.env, what), getattr(env, what)
         boxes = isinstance(here, Box) and isinstance(there, Box) and here.shape == there.shape
         if not boxes and here != there:
-            raise FdgError(f"env {env.name}: its {what} is {there}, and these agents learned with {here}")
+            raise FdgError(
+                f"env {env.name}: its {what} is {there}, and these agents learned with {here}:"
+                f" give an environment with the spaces of {algorithm.env.name}"
+            )
     if isinstance(algorithm, Sweep):
         return algorithm.with_algorithm(env=env)
     return dataclasses.replace(algorithm, env=env)

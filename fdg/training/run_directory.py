@@ -326,12 +326,11 @@ def read_config(path: Path, prefix: str = "--resume: ") -> dict[str, Any]:
     try:
         os.lstat(file)
     except (FileNotFoundError, NotADirectoryError):
-        raise FdgError(
-            f"{prefix}no run in {path} (it has no config.json)"
-            + {"--resume: ": ": leave out --resume to start one", "": ""}.get(
-                prefix, ": give the run directory, which the run's --out named"
-            )
-        ) from None
+        around = [one / "config.json" for one in path.absolute().parents[:2]]
+        near = [one.parent for one in (*around, *path.glob("*/config.json")) if os.path.isfile(one)]
+        fix = "leave out --resume to start one" if prefix == "--resume: " else "give the run directory"
+        fix = f"give {near[0]}" if near else fix
+        raise FdgError(f"{prefix}no run in {path} (it has no config.json): {fix}") from None
     except (OSError, ValueError):  # as reading it says
         pass
     try:

@@ -73,7 +73,10 @@ def read_weights(job: Job, graph: fdg.FDG) -> Weights | None:
         if axis is None and is_learned and jnp.issubdtype(leaf.dtype, jnp.inexact) and source(name) in theirs
     }
     if not arrays:
-        raise FdgError(f"--from {job.start_from}: nothing that it learned is in the state of {graph.name}")
+        raise FdgError(
+            f"--from {job.start_from}: nothing that it learned is in the state of {graph.name}: it is a run"
+            f" of {type(earlier.algorithm).__name__}; give one of {graph.name}, or leave out --algo"
+        )
     said = f"begins with {len(arrays)} arrays of weights from {job.start_from}"
     return Weights(jax.device_get(arrays), f"{said}, iteration {earlier.iteration:,}")
 

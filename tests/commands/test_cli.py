@@ -110,7 +110,7 @@ ERRORS = {
     "--resume \udcff": "\\udcff: its name is no UTF-8: give another directory",
     "--resume": "--resume: say which run: --resume runs/NAME",
     "--resume /nowhere": "no run in /nowhere (it has no config.json): leave out --resume to start one",
-    "--from /nowhere": "--from: no run in /nowhere (it has no config.json): give the run directory, which",
+    "--from /nowhere": "--from: no run in /nowhere (it has no config.json): give the run directory",
     "--resume a --out b": "--resume a and --out b are two directories",
 }
 

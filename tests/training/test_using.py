@@ -122,7 +122,7 @@ def test_a_policy_remembers_until_an_episode_begins():
             "env Pendulum-v1: its observation_space is",
         ),
         (lambda run: run.acting(1), "agent=1: this run has one agent, 0"),
-        (lambda run: fdg.load(run.path / "none"), r"no run in .*none \(it has no config.json\)$"),
+        (lambda run: fdg.load(run.path / "none"), r"no run in .*none \(it has no config.json\): give /"),
         (
             lambda run: fdg.load(run.path, checkpoint="best"),
             "no best checkpoint: only runs with --eval-every",
