@@ -62,8 +62,8 @@ class JudgedAgent(LanguageAgent):
             require(
                 self,
                 same_tokens(tokenizer_of(self.reward_model), env.tokenizer),
-                f"reward_model={self.reward_model!r} has another tokenizer than task '{env.name}': train one on"
-                " this task's tokens",
+                f"reward_model={self.reward_model!r} has another tokenizer than task '{env.name}': train one"
+                " on this task's tokens",
             )
         require(
             self,

@@ -69,7 +69,7 @@ def load(file: str | os.PathLike[str]) -> Any:
 
 
 def size_of(loaded: Any) -> int:
-    """Rows that an embedding needs for a tokenizer: one more than its largest number, which may leave gaps."""
+    """Rows that an embedding needs for a tokenizer: one more than its largest number."""
     return 1 + max(loaded.get_vocab(with_added_tokens=True).values(), default=-1)
 
 
