@@ -147,10 +147,15 @@ def _of_a_factory(name: str, overrides: dict[str, Any]) -> Any:
         raise FdgError(f"environment '{name}' does not take {given}: {one_line(error)}") from error
 
 
+# Up to an `&` that is not within quotation marks, which begin behind a sign or a blank.
+_OPTION = re.compile(r"""(?:(?<=[=(\[{,:\s])(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|[^&])+""")
+
+
 def parse(text: str) -> tuple[str, dict[str, Any]]:
     """A name with overrides, as one writes them on a command line: `NAME?PARAMETER=VALUE&PARAMETER=VALUE`.
 
-    Values are Python's numbers, tuples, `True`, `False` and `None`; anything else is a string.
+    Values are Python's numbers, tuples, `True`, `False` and `None`; anything else is a string, which may be
+    in quotation marks.
 
     Raises:
       FdgError: what follows the question mark is no such list.
@@ -162,7 +167,7 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
         raise FdgError(f"environment {text!r}: give its name, a string such as 'CartPole-v1'")
     name, mark, options = text.partition("?")
     overrides = {}
-    for option in options.split("&") if mark else ():
+    for option in _OPTION.findall(options) or [""] if mark else ():
         parameter, equals, value = option.partition("=")
         if not (parameter.isidentifier() and equals):
             raise FdgError(f"environment '{text}': '{option}' is not PARAMETER=VALUE: write {name}?steps=200")

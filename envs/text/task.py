@@ -7,6 +7,7 @@ and perhaps a reward of one's own around it.
 Letters in shapes: `N` problems, `P` tokens of a prompt, `R` tokens of a response.
 """
 
+import ast
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
@@ -184,7 +185,8 @@ class TextTask:
         )
         if not hasattr(self.problem, "rows"):
             token, needed = tokenizer.token_of_code(), getattr(self.problem, "alphabet", COMMON)
-            missing = [c for c in needed if token[ord(c)] < 0]
+            spoken = needed if isinstance(tokenizer, CharacterTokenizer) else "".join(needed.split())
+            missing = [c for c in spoken if c.isascii() and token[ord(c)] < 0]
             if missing:
                 raise FdgError(
                     f"task '{self.name}': no token of its tokenizer is just the character {missing[0]!r}"
@@ -397,10 +399,16 @@ class TextTask:
 
 
 def _as_json(arguments: Any, name: str) -> str:
-    """Arguments of a chat template as JSON, empty where there are none."""
+    """Arguments of a chat template as JSON, empty where there are none; a text is JSON, or Python's."""
+    found = arguments
+    for read in (json.loads, ast.literal_eval) if isinstance(arguments, str) and arguments else ():
+        try:
+            found = read(arguments)
+            break
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            continue
     try:
-        found = json.loads(arguments) if arguments and isinstance(arguments, str) else arguments or {}
-        if isinstance(found, Mapping) and all(isinstance(key, str) for key in found):
+        if not found or (isinstance(found, Mapping) and all(isinstance(key, str) for key in found)):
             return json.dumps(dict(found), sort_keys=True) if found else ""
     except (TypeError, ValueError):
         pass

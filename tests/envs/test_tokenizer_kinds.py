@@ -294,3 +294,14 @@ def test_prompts_of_ones_own_are_as_long_as_the_context_has_room(drawn):
     assert drawn.texts(*long)[0].endswith("1+1=" * 30 + "\n") and long.tokens.shape[1] % 64 == 0
     with pytest.raises(FdgError, match=r"prompt 0 '1\+1=.* room for 64"):
         drawn.prompts_of(["1+1=" * 30], longest=64)
+
+
+@pytest.mark.parametrize("system", ["Be brief.", "A & B = 'C'?", '"&"', "Don't & won't", "a&b=c\n"])
+def test_options_of_any_text_are_read_as_they_are_written(system):
+    given = {"system": system, "template_arguments": '{"x": [1, "&"]}', "length": 4}
+    written = "&".join(f"{name}={value!r}" for name, value in given.items())
+    assert envs.parse(f"text:sorting?{written}") == ("text:sorting", given)
+    task = envs.make("text:sorting", **given)
+    assert dict(task.overrides) == given
+    assert task == envs.make("text:sorting", **{**given, "template_arguments": {"x": [1, "&"]}})
+    assert task == envs.make("text:sorting", **{**given, "template_arguments": "{'x': (1, '&')}"})
