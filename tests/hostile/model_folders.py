@@ -31,8 +31,7 @@ import numpy as np
 
 import fdg
 from algos.language import gguf, peft, weights
-from envs.text import HuggingFaceTokenizer
-from envs.text.rows import Row
+from envs.text import HuggingFaceTokenizer, Row
 from fdg.commands.cli import plan_main
 from tests.hostile import driver
 from tests.hostile.payloads import TEMPLATES
