@@ -27,7 +27,8 @@ def hyperparameter(
       description: a phrase.
       structural: of a float that decides what the program is, so that it cannot be a traced number (as a
         sweep makes of floats): what it decides, a phrase. None for all others.
-      holds: "folder" of a path, which is kept as an absolute one, so that a run can be used from any folder.
+      holds: "folder" of a path, which is kept as an absolute one, so that a run can be used from any folder;
+        "folder or WORD" where a word may take its place.
     """
     metadata = {"help": description, "structural": structural, "holds": holds}
     return dataclasses.field(
@@ -35,12 +36,17 @@ def hyperparameter(
     )
 
 
+def absolute_folder(field: dataclasses.Field, value: Any) -> Any:
+    """The absolute path of a folder that a field holds; any other value as it is."""
+    kind, _, word = str(field.metadata.get("holds")).partition(" or ")
+    is_path = kind == "folder" and isinstance(value, str | os.PathLike) and value not in ("", word)
+    return os.path.abspath(value) if is_path else value
+
+
 def keep_absolute(algorithm: Any) -> None:
     """Makes the folders that a frozen dataclass names absolute."""
     for field in dataclasses.fields(algorithm):
-        value = getattr(algorithm, field.name)
-        if field.metadata.get("holds") == "folder" and isinstance(value, str | os.PathLike) and value != "":
-            object.__setattr__(algorithm, field.name, os.path.abspath(value))
+        object.__setattr__(algorithm, field.name, absolute_folder(field, getattr(algorithm, field.name)))
 
 
 # Of fields that hold a network of a user's own: the command line takes its name.

@@ -23,7 +23,15 @@ from algos.language.generation import Samples
 from algos.language.sampling import Sampling
 from algos.presets.preferring import HasPresets
 from algos.rlhf import data, requirements, updates
-from algos.rlhf.checkpoints import adapted_config_of, begun, config_of, in_its_words, save, save_adapters
+from algos.rlhf.checkpoints import (
+    CHARACTERS,
+    adapted_config_of,
+    begun,
+    config_of,
+    in_its_words,
+    save,
+    save_adapters,
+)
 from algos.rlhf.following import Rows, followed
 from algos.rlhf.losses import masked_mean
 from algos.rlhf.responses import Responses, finished, rewarded
@@ -69,6 +77,7 @@ class LanguageAgent(HasPresets):
         None,
         "folder with the checkpoint's tokenizer, or 'characters' for the task's own (None: the checkpoint's"
         " folder)",
+        holds=f"folder or {CHARACTERS}",
     )
     adapters: str | None = hyperparameter(
         None,

@@ -76,7 +76,7 @@ def pair(record: Record) -> tuple[Row, Row]:
         if name not in columns:
             others = listed([repr(one) for one in columns], "and") or "nothing"
             raise FdgError(
-                f"{where}: has no column '{name}', only {others}: preferences have prompt, chosen, rejected"
+                f"{where}: has no column '{name}', only {others}: rename one, or write text:file?path=..."
             )
     chosen, rejected = (_text(where, name, columns[name]) for name in ("chosen", "rejected"))
     if isinstance(chosen, str) != isinstance(rejected, str):

@@ -5,7 +5,6 @@ policy, is one. So a command line is read twice, the first time for the names al
 """
 
 import dataclasses
-import os
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -117,6 +116,7 @@ def parse(argv: Sequence[str], program: str, description: str, runs: bool = True
     if chosen_before is not None and known.get("devices") is None:
         make_host_devices(chosen_before)
 
+    from algos.hyperparameters import absolute_folder
     from fdg.training.said import Said
     from fdg.training.sweep import agent_count
 
@@ -165,9 +165,7 @@ def parse(argv: Sequence[str], program: str, description: str, runs: bool = True
     _check_algorithm_flags(words, algo, parser.options())
     given = parser.parse_strictly(words)
     given |= {name: early[name] for name in given.keys() & {"env"}}
-    for field in dataclass_fields(chosen):
-        if field.metadata.get("holds") == "folder" and given.get(field.name):
-            given[field.name] = os.path.abspath(given[field.name])
+    given |= {f.name: absolute_folder(f, given[f.name]) for f in dataclass_fields(chosen) if f.name in given}
     if given.get("show_preset"):
         print(presets.table(found, algo, env_name, fields_of(chosen), presets.known(chosen)), flush=True)
         raise SystemExit(0)

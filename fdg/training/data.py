@@ -24,7 +24,7 @@ def keep_data(run: RunDirectory, algorithm: Any) -> None:
         if os.path.getsize(path) > _MOST:
             continue
         content, copy = read_bytes(path, _MOST), _copy(run.path, field, path)
-        if not copy.exists():
+        if not os.path.lexists(copy):
             run.publish(f"{DATA}/{copy.name}", functools.partial(_write, content=content))
         elif read_bytes(copy, _MOST) != content:
             raise FdgError(
@@ -45,7 +45,7 @@ def kept_data(directory: Path, name: str, parameters: Mapping[str, Any]) -> dict
         if not isinstance(path, str) or not path:
             continue
         copy = _copy(directory, field, path)
-        if copy.exists():
+        if os.path.lexists(copy):
             found[field] = str(copy)
         elif not os.path.lexists(path):
             raise FdgError(
