@@ -231,6 +231,10 @@ class LanguageAgent(HasPresets):
         """Gradient steps in one iteration."""
         return self.num_epochs * self.num_minibatches
 
+    def why_not_from(self, earlier: Any) -> str | None:
+        """Why it cannot begin with the weights of another algorithm's run; None where it can."""
+        return requirements.other_tokens(self.env, getattr(earlier, "env", None))
+
     # --- what was learned, at work ---
 
     def evaluate(

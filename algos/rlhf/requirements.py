@@ -7,7 +7,7 @@ from algos.hyperparameters import require
 from algos.language.config import DecoderConfig
 from algos.rlhf import updates
 from algos.rlhf.following import Rows, fits
-from envs.text import is_game
+from envs.text import CharacterTokenizer, is_game
 
 
 def check_sizes(algorithm: Any, rows_of: Callable[[Mapping[str, Any]], Rows]) -> None:
@@ -53,6 +53,22 @@ def check_answers(algorithm: Any, needed: bool, imitated: bool) -> None:
         unanswered is None or not needed,
         f"{unanswered}: has no answer, and nothing else says what a response is worth: give one in each row"
         + ("" if imitated else ", or a reward (task.with_reward)"),
+    )
+
+
+def other_tokens(env: Any, earlier: Any) -> str | None:
+    """Which character has another token in a task than in an earlier run's; None where none has."""
+    ours, theirs = (getattr(task, "tokenizer", None) for task in (env, earlier))
+    if (
+        not isinstance(ours, CharacterTokenizer)
+        or not isinstance(theirs, CharacterTokenizer)
+        or ours == theirs
+    ):
+        return None
+    differ = sorted(set(ours.alphabet) ^ set(theirs.alphabet)) or ["their order"]
+    return (
+        f"task '{env.name}' has tokens for other characters than the run's, such as {differ[0]!r}: export that"
+        " run and begin with it by --model, or train it on data with the same characters"
     )
 
 

@@ -64,6 +64,9 @@ def read_weights(job: Job, graph: fdg.FDG) -> Weights | None:
     earlier = load_as_said(job.start_from, named, trust=job.trust)
     if isinstance(earlier.algorithm, Sweep) and earlier.agents != job.agents:
         earlier = earlier.best
+    ours, before = (a.algorithm if isinstance(a, Sweep) else a for a in (job.algorithm, earlier.algorithm))
+    if why := getattr(ours, "why_not_from", lambda before: None)(before):
+        raise FdgError(f"--from {job.start_from}: {why}")
     theirs = {n: x for n, x in _by_name(earlier.state).items() if not n.startswith(_OF_THE_SWEEP)}
     leaves = zip(_by_name(graph.state).items(), graph.state_axes, _is_learned(graph.state), strict=True)
     source = _sources(job.algorithm, theirs)

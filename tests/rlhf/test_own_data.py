@@ -316,6 +316,19 @@ def test_a_task_of_ones_own_by_name(tmp_path, monkeypatch):
         said.environment(config["env"])
 
 
+def test_weights_of_other_characters_are_no_beginning(tmp_path, task):
+    """As many tokens, and yet others: each character would be taken for its neighbour."""
+
+    def learner(letter):
+        rows = [{**row, "question": str(row["question"]).replace("=", letter)} for row in ROWS]
+        return algos.SFT(env=envs.make("text:file", path=file_of(tmp_path, rows, f"{letter}.jsonl")), **SMALL)
+
+    one, two, three = algos.SFT(env=task, **SMALL), learner("é"), learner("ü")
+    assert one.why_not_from(one) is None and algos.GRPO(env=task, **SMALL).why_not_from(one) is None
+    assert two.network == three.network and "such as 'é'" in three.why_not_from(two)
+    assert "begin with it by --model" in one.why_not_from(two)
+
+
 def test_a_reward_is_a_value():
     judge = HostReward(len)
     assert judge == HostReward(len) and hash(judge) == hash(HostReward(len)) and judge.names == ("len",)
