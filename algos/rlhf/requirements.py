@@ -59,16 +59,13 @@ def check_answers(algorithm: Any, needed: bool, imitated: bool) -> None:
 def other_tokens(env: Any, earlier: Any) -> str | None:
     """Which character has another token in a task than in an earlier run's; None where none has."""
     ours, theirs = (getattr(task, "tokenizer", None) for task in (env, earlier))
-    if (
-        not isinstance(ours, CharacterTokenizer)
-        or not isinstance(theirs, CharacterTokenizer)
-        or ours == theirs
-    ):
+    plain = isinstance(ours, CharacterTokenizer) and isinstance(theirs, CharacterTokenizer)
+    if not plain or ours == theirs:
         return None
     differ = sorted(set(ours.alphabet) ^ set(theirs.alphabet)) or ["their order"]
     return (
         f"task '{env.name}' has tokens for other characters than the run's, such as {differ[0]!r}: export that"
-        " run and begin with it by --model, or train it on data with the same characters"
+        " run and begin with it by --model, or train it on data of these characters"
     )
 
 
