@@ -58,14 +58,14 @@ def check_answers(algorithm: Any, needed: bool, imitated: bool) -> None:
 
 def other_tokens(env: Any, earlier: Any) -> str | None:
     """Which character has another token in a task than in an earlier run's; None where none has."""
-    ours, theirs = (getattr(task, "tokenizer", None) for task in (env, earlier))
-    plain = isinstance(ours, CharacterTokenizer) and isinstance(theirs, CharacterTokenizer)
-    if not plain or ours == theirs:
+    both = [getattr(task, "tokenizer", None) for task in (env, earlier)]
+    alphabets = [one.alphabet for one in both if isinstance(one, CharacterTokenizer)]
+    if len(alphabets) < 2 or alphabets[0] == alphabets[1]:
         return None
-    differ = sorted(set(ours.alphabet) ^ set(theirs.alphabet)) or ["their order"]
+    differ = sorted(set(alphabets[0]) ^ set(alphabets[1])) or ["their order"]
     return (
-        f"task '{env.name}' has tokens for other characters than the run's, such as {differ[0]!r}: export that"
-        " run and begin with it by --model, or train it on data of these characters"
+        f"task '{env.name}' has tokens for other characters than the run's, such as {differ[0]!r}: export"
+        " that run and begin with it by --model, or train it on data of these characters"
     )
 
 
