@@ -55,7 +55,12 @@ FLAGS: Mapping[str, Sequence[Flag]] = {
             "the file, .jax or .onnx (None: RUN/policy.jax, or RUN/policy.onnx); its description goes beside,"
             " .json; of a language model, the folder (None: RUN/exported)",
         ),
-        Flag("format", str | None, None, "jax or onnx (None: by the ending of --out)"),
+        Flag(
+            "format",
+            str | None,
+            None,
+            "jax or onnx (None: by the ending of --out); of a language model peft, its adapters alone",
+        ),
         Flag("sampled", bool, False, "actions drawn from a seed, in place of the most probable"),
         _AGENT,
         _MEMBER,

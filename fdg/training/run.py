@@ -191,7 +191,7 @@ class Run:
           path: `.onnx` makes ONNX of it; `.jax`, JAX's serialised function. An algorithm that
             has a way of its own (`export(state, path)`: language models, in Hugging Face's format) writes a
             folder.
-          format: `jax` or `onnx`, whatever the ending.
+          format: `jax` or `onnx`, whatever the ending; of a language model `peft`, its adapters alone.
           agent: which, of several.
           greedy: the most probable action, else one drawn from a seed (not in ONNX).
 

@@ -35,14 +35,7 @@ from envs.text import HuggingFaceTokenizer, Row
 from fdg.commands.cli import plan_main
 from tests.hostile import driver
 from tests.hostile.payloads import TEMPLATES
-from tests.hostile.valid_models import (
-    FAMILIES,
-    TOKENIZERS,
-    valid_adapters,
-    valid_folder,
-    valid_gguf,
-    valid_package,
-)
+from tests.hostile.valid_models import FAMILIES, TOKENIZERS, valid_folder, valid_gguf, valid_package
 
 with contextlib.suppress(ImportError):  # before the audit hook looks
     importlib.import_module("gguf.quants")
@@ -223,8 +216,7 @@ def hostile_folder(draw: random.Random, folder: Path) -> list[str]:
     """A folder with one to three things wrong; what they are."""
     family, kind = draw.choice(list(FAMILIES)), draw.choice(TOKENIZERS)
     sharded, dtype = draw.random() < 0.4, draw.choice(["float32", "bfloat16", "float16"])
-    valid_folder(folder, family, kind, sharded, dtype)
-    valid_adapters(folder, family)
+    valid_folder(folder, family, kind, sharded, dtype, adapters=True)
     valid_gguf(folder / "model.gguf", draw.choice(["llama", "qwen2", "qwen3"]))
     done = [f"{family} {kind} {'shards' if sharded else 'one file'} {dtype}"]
     for _ in range(draw.choice([1, 1, 1, 2, 3])):
@@ -372,8 +364,7 @@ def readers(folder: Path, out: Path) -> dict[str, Callable[[], Any]]:
 
     def words() -> None:
         tokenizer = HuggingFaceTokenizer(str(folder))
-        ids = tokenizer.encode("3 + 4 = seven")
-        tokenizer.decode(ids)
+        tokenizer.decode(tokenizer.encode("3 + 4 = seven"))
         tokenizer.codes_of_tokens(), tokenizer.token_of_code()
         _ = tokenizer.pad, tokenizer.bos, tokenizer.eos, tokenizer.vocab_size
         tokenizer.encode_rows([Row("1+1=", "2")], "Answer.")

@@ -64,8 +64,10 @@ def _tokenizer(kind: str) -> tokenizers.Tokenizer:
     return made
 
 
-def valid_folder(folder: Path, family: str, kind: str, sharded: bool, dtype: str) -> None:
-    """A checkpoint as Hugging Face's library writes it."""
+def valid_folder(
+    folder: Path, family: str, kind: str, sharded: bool, dtype: str, adapters: bool = False
+) -> None:
+    """A checkpoint as Hugging Face's library writes it; perhaps with adapters as PEFT writes them."""
     weights.save(folder, *_parameters(family), shard_bytes=4000 if sharded else 1 << 30, dtype=dtype)
     config = json.loads((folder / "config.json").read_text())
     config["rope_scaling"] = {
@@ -84,10 +86,11 @@ def valid_folder(folder: Path, family: str, kind: str, sharded: bool, dtype: str
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(words))
     _tokenizer(kind).save(str(folder / "tokenizer.json"))
+    if adapters:
+        _save_adapters(folder, family)
 
 
-def valid_adapters(folder: Path, family: str) -> None:
-    """Adapters as PEFT writes them, in a folder that may hold other files."""
+def _save_adapters(folder: Path, family: str) -> None:
     config = dataclasses.replace(_parameters(family)[0].config, lora_rank=2, lora_targets=("query", "up"))
     decoder = Decoder(config)
     shapes = jax.eval_shape(decoder.init, jax.random.key(0))
