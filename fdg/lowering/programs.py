@@ -236,5 +236,5 @@ def _iterated(
 
 def _written(buffer: jax.Array, row: jax.Array, i: jax.Array, first: Any) -> jax.Array:
     """The buffer with row `i`, or a part of it that begins at `first`."""
-    start = (i, first, *[0] * buffer.ndim)[: buffer.ndim]
+    start = [jnp.asarray(at, jnp.int32) for at in (i, first, *[0] * buffer.ndim)[: buffer.ndim]]
     return jax.lax.dynamic_update_slice(buffer, jnp.expand_dims(row, 0), start)

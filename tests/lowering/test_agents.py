@@ -75,6 +75,16 @@ def test_a_population_keeps_step(together, devices):
     assert_same(*found, 1e-5)
 
 
+def test_a_few_at_a_time_in_float64(devices):
+    with jax.enable_x64(True), at_most_together(1):
+        engine = fdg.compile(Descent(), policies.GPUOnly(), devices[:1], num_seeds=2)
+        state, rows = engine.run(engine.init(0), 3)
+        assert all(row.shape == (3, 2) for row in rows.values())
+        for agent in range(2):
+            want, _ = plain(Descent(), Descent().init(jax.random.key(agent)), 3)
+            assert_same(want, jax.tree.map(lambda x: x[agent], state), 1e-9)  # noqa: B023
+
+
 def counting(leaves, buffers, first):
     """A training loop of two rows: each adds one to its agents, and notes what they have become."""
     for row in range(2):
