@@ -63,7 +63,10 @@ def value(name, *shape, kind="f"):
 
 
 EXAMPLES = [
-    *[Value("", "f", shape) for shape in [(), (3,), (3, 3), (12,), (12, 3), (2, 12), (2, 12, 3), (36,), (3, 8), (8, 3)]],
+    *[
+        Value("", "f", shape)
+        for shape in [(), (3,), (3, 3), (12,), (12, 3), (2, 12), (2, 12, 3), (36,), (3, 8), (8, 3)]
+    ],
     *[Value("", kind, shape) for kind in "ibk" for shape in [(), (12,)]],
 ]
 
