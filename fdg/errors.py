@@ -22,11 +22,20 @@ def shortened(message: str) -> str:
     return f"{message[: _LONGEST // 2]} ... {message[-_LONGEST // 2 :]}"
 
 
+def printable(message: str) -> str:
+    """A message with escapes for what does not print: a word of a file may break lines, or move the cursor.
+
+    >>> print(printable("algo = " + chr(10) + ":main" + chr(27) + "[2J"))
+    algo = \\n:main\\x1b[2J
+    """
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)
+
+
 class FdgError(ValueError):
     """Anything a user asked for that cannot be done; the command line prints it without a traceback."""
 
     def __str__(self) -> str:
-        return shortened(super().__str__())
+        return shortened(printable(super().__str__()))
 
 
 class FdgWarning(UserWarning):
