@@ -124,6 +124,62 @@ def _list_schedule(work: Work, allowed: jax.Array, eagerness: jax.Array) -> Sche
     return Schedule(sub, start, end, end.max(), energy)
 
 
+def chain_schedule(
+    latency_cycles: jax.Array, energy_pj: jax.Array, transfer_cycles: jax.Array, eagerness: float = 0.3
+) -> Schedule:
+    """The list schedule of networks without branches, six times as fast: a step looks at one layer a network.
+
+    It is the one that `schedule(work, moves=0)` would find with this `eagerness` alone.
+
+    Args:
+      latency_cycles: [M, L, A] int32, of M networks of L layers; 0 behind the end of a shorter one.
+      energy_pj: [M, L, A] float32.
+      transfer_cycles: [M, L] int32.
+      eagerness: as in list schedules of graphs.
+
+    Returns:
+      Arrays of layers are [M, L].
+    """
+    networks, length, number = latency_cycles.shape
+    each, subs = jnp.arange(networks), jnp.arange(number)
+    elsewhere = ~jnp.eye(number, dtype=bool)[None]
+
+    def back(after: jax.Array, of_layer: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, tuple]:
+        cycles, transfer = of_layer  # [M, A], and [M] of the layer before
+        there = (after + cycles)[:, None] + elsewhere * transfer[:, None, None]
+        return there.min(2), (after, (after + cycles).min(1))
+
+    cycles = latency_cycles.astype(jnp.float32).swapaxes(0, 1)
+    arrives = jnp.pad(transfer_cycles[:, :-1], ((0, 0), (1, 0))).T
+    _, (after, left) = jax.lax.scan(back, jnp.zeros((networks, number)), (cycles, arrives), reverse=True)
+
+    def step(carry: tuple, _: None) -> tuple[tuple, tuple]:
+        at, earliest, free = carry  # [M], [M, A], [A]
+        head = jnp.minimum(at, length - 1)
+        starts = jnp.maximum(earliest, free[None])
+        ends = add(starts, latency_cycles[each, head])
+        best = (ends + after[head, each]).argmin(1)
+        first = jnp.take_along_axis(starts, best[:, None], 1)[:, 0]
+        network = jnp.where(at < length, first - eagerness * left[head, each], jnp.inf).argmin()
+        where, layer = best[network], head[network]
+        its_end = ends[network, where]
+        moved = add(its_end, transfer_cycles[network, layer])
+        carry = (
+            at.at[network].add(1),
+            earliest.at[network].set(jnp.where(subs == where, its_end, moved)),
+            free.at[where].set(its_end),
+        )
+        return carry, (network, layer, where.astype(jnp.int32), starts[network, where], its_end)
+
+    zeros = jnp.zeros((networks, number), jnp.int32)
+    begin = jnp.zeros(networks, jnp.int32), zeros, zeros[0]
+    (_, _, free), chosen = jax.lax.scan(step, begin, None, networks * length)
+    network, layer, where, start, end = chosen
+    table = zeros[:, :1].repeat(length, 1)
+    sub, start, end = (table.at[network, layer].set(x) for x in (where, start, end))
+    return Schedule(sub, start, end, free.max(), energy_pj[network, layer, where].sum())
+
+
 _FIRST, _RETIMED = (0.0, 0.1, 0.3, 1.0), (0.1, 1.0)  # values of eagerness: of a start, and after each move
 MOVES = 24
 

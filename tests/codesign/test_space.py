@@ -1,0 +1,152 @@
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bench import codesign_schedules
+from envs.codesign import cost, layers, schedule, space
+from envs.codesign.space import Chips, Decision, NetworkSpace, Problem, Specs
+from fdg.errors import FdgError
+from tests.codesign.test_schedule import assert_valid
+
+
+def build(filters, depth):
+    return [layers.convolution(3, filters, 8), *[layers.convolution(filters, filters, 8)] * depth]
+
+
+TASK = NetworkSpace("task", (Decision("filters", (4, 8)), Decision("depth", (0, 1, 2))), build)
+CHIPS = Chips(
+    templates=("dla", "shi"), pes=(0, 64, 128), noc_bytes_per_cycle=(8, 16, 24), buffer_kb=(4, 8),
+    budget_pes=192, budget_noc_bytes_per_cycle=32,
+)  # fmt: skip
+SMALL = Problem((TASK, TASK), CHIPS)
+SPECS = Specs(9_000, 2e6, 0.7)
+
+
+def test_the_256_networks_of_a_task():
+    for task in (space.resnet9(), space.unet()):
+        found = [task.build(*choice) for choice in task.choices()]
+        assert len(found) == 256 and len({tuple(one) for one in found}) >= 200
+    classifier, segmenter = space.resnet9().build(8, 32, 1, 64, 0, 128, 0), space.unet().build(3, 4, 8, 16)
+    assert [one.out_rows for one in classifier] == [32, 16, 16, 16, 16, 8, 4, 1]
+    assert classifier[-1].in_channels == 128 and classifier[4].macs == 0
+    assert segmenter[-1].output_words == 64 * 64
+    # Each reads what the one before it wrote.
+    for one, other in itertools.pairwise(segmenter[:3]):
+        assert one.out_channels == other.in_channels and one.out_rows == other.in_rows
+
+
+def walk(problem, chosen, at, mask):
+    """Every design that the masks of the decisions from `at` on lead to."""
+    decisions = problem.decisions()
+    if at == len(decisions):
+        yield tuple(one.options[i] for one, i in zip(decisions, chosen, strict=True))
+        return
+    left = np.asarray(mask(jnp.asarray(chosen, jnp.int32), at))
+    assert left.any()
+    for option in np.flatnonzero(left):
+        yield from walk(problem, [*chosen[:at], int(option), *chosen[at + 1 :]], at + 1, mask)
+
+
+STACKS = [layers.stack((build(*choice) + [None] * 3)[:3]) for choice in TASK.choices()]
+
+
+def test_masks_lead_to_all_chips_within_the_budgets_and_to_no_other():
+    problem = Problem((), CHIPS)
+    mask = jax.jit(lambda chosen, at: space.mask(problem, chosen, at))
+    found = list(walk(problem, [0] * 8, 0, mask))
+    kinds = CHIPS.kinds()
+    for design in found:
+        pairs = [design[:4], design[4:]]
+        assert 0 < sum(one[0] for one in pairs) <= 192
+        assert sum(one[2] for one in pairs if one[0]) <= 32
+    by_masks = {tuple(sorted((kinds.index(one[:4]), kinds.index(one[4:])))) for one in found}
+    # The least bandwidth is kept for a sub-accelerator to come, so one that is alone is met in the second place.
+    assert by_masks == {tuple(one) for one in CHIPS.all().tolist()}
+
+
+def test_decisions_before_the_chip_are_free():
+    assert [one.name for one in SMALL.decisions()][:5:4] == ["task: filters", "sub-accelerator 0: pes"]
+    left = space.mask(SMALL, jnp.zeros(12, jnp.int32), 1)
+    assert left.tolist() == [True, True, True]
+
+
+def test_all_designs_one_by_one_in_python():
+    scores = np.float32([0.1, 0.2, 0.35, 0.3, 0.4, 0.6]), np.float32([0, 0.1, 0.2, 0.15, 0.25, 0.3])
+    found = space.enumerate_all(SMALL, scores, SPECS)
+    kinds, choices, chips = CHIPS.kinds(), TASK.choices(), CHIPS.all()
+    assert found.designs == SMALL.count() == 36 * len(chips)
+    by_design = {}
+    subs = CHIPS.subs()
+    costs = [cost.layer_costs(one, subs, CHIPS.templates) for one in STACKS]
+    of_pair = jax.jit(jax.vmap(schedule.chain_schedule))
+    for first, second in itertools.product(range(6), repeat=2):
+        pair = [costs[first], costs[second]]
+        maps = [[one.output_words for one in build(*choices[i])] for i in (first, second)]
+        maps = np.asarray([one + [0] * (3 - len(one)) for one in maps])
+        latency = np.stack([np.asarray(x.latency_cycles) for x in pair])
+        latency = np.where((maps > 0)[..., None], latency, 0)[..., chips].transpose(2, 0, 1, 3)
+        energy = np.stack([np.asarray(x.energy_pj) for x in pair])[..., chips].transpose(2, 0, 1, 3)
+        noc = np.asarray([min(kinds[k][2] for k in chip if kinds[k][0]) for chip in chips])
+        result = of_pair(latency, energy, np.ceil(maps[None] / noc[:, None, None]).astype(np.int32))
+        for at, chip in enumerate(chips.tolist()):
+            mm2 = 0.384 + sum(
+                kinds[k][0] * 0.00178 * (1.2 if kinds[k][1] == "shi" else 1) + 0.00325 * kinds[k][3]
+                for k in chip if kinds[k][0]
+            )  # fmt: skip
+            took = int(result.latency_cycles[at]), float(result.energy_pj[at]), mm2
+            by_design[first, second, *chip] = (float(scores[0][first] + scores[1][second]), *took)
+    meets = {one: x for one, x in by_design.items() if all(a <= b for a, b in zip(x[1:], SPECS, strict=True))}
+    assert found.feasible == len(meets) and 0 < len(meets) < len(by_design) and found.violation == 0
+    best = max(x[0] for x in meets.values())
+    least = min(x[2] for x in meets.values() if x[0] > best - 1e-6)
+    assert found.score == pytest.approx(best) and found.evaluation.energy_pj == pytest.approx(least, rel=1e-6)
+    assert by_design[*found.networks, *found.kinds][1] == found.evaluation.latency_cycles
+    # Where none meets the specs: the least violation.
+    none = space.enumerate_all(SMALL, scores, Specs(10, 1e3, 0.1))
+    excess = [x[1] / 10 + x[2] / 1e3 + x[3] / 0.1 - 3 for x in by_design.values()]
+    assert none.feasible == 0 and none.violation == pytest.approx(min(excess), rel=1e-5)
+
+
+def test_chains_are_scheduled_as_graphs_are():
+    latency = []
+    for seed in range(0, 12, 3):  # two chains
+        one = codesign_schedules.instance(seed, 12, 2)
+        one["before"] = [[i, i + 1] for i in range(11) if i != 5]
+        work = codesign_schedules.work(one)
+        shapes = (2, 6, 2), (2, 6, 2), (2, 6)
+        parts = [x.reshape(shape) for x, shape in zip(work[:3], shapes, strict=True)]
+        found = [jax.jit(schedule.chain_schedule)(*parts, jnp.float32(x)) for x in (0.0, 0.1, 0.3, 1.0)]
+        for each in found:
+            assert_valid(work, each._replace(**{x: getattr(each, x).ravel() for x in each._fields[:3]}))
+        latency.append(min(int(each.latency_cycles) for each in found))
+        assert latency[-1] == schedule.schedule(work, moves=0).latency_cycles
+
+
+def test_specs_by_rule_are_quantiles():
+    tight, loose = (space.specs_at(SMALL, q, samples=4096) for q in (0.1, 0.5))
+    assert (
+        all(a < b for a, b in zip(tight, loose, strict=True))
+        and space.specs_at(SMALL, 0.1, samples=4096) == tight
+    )
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: dataclasses.replace(CHIPS, pes=()), "pes is (); give at least one option, each once"),
+        (lambda: dataclasses.replace(CHIPS, pes=(0,)), "no option of pes=(0,) is in the budget of 192 PEs"),
+        (lambda: dataclasses.replace(CHIPS, budget_pes=10), "is in the budget of 10 PEs"),
+        (lambda: dataclasses.replace(CHIPS, budget_noc_bytes_per_cycle=10), "need 16 bytes a cycle"),
+        (lambda: dataclasses.replace(CHIPS, templates=("dla", "sih")), "unknown template 'sih': did you mean"),
+        (lambda: dataclasses.replace(CHIPS, buffer_kb=(8, 8)), "buffer_kb is (8, 8); give at least one"),
+        (lambda: space.enumerate_all(SMALL, (np.zeros(5),) * 2, SPECS), "of [5, 5] choices; give [6, 6]"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_line_with_the_fix(make, message):
+    with pytest.raises(FdgError) as raised:
+        make()
+    assert message in str(raised.value) and "\n" not in str(raised.value)
