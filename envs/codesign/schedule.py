@@ -196,37 +196,37 @@ def _timed(work: Work, assigned: jax.Array) -> Schedule:
 
 
 class _Moves(NamedTuple):
-    """Every layer on every sub-accelerator, the others where they are."""
+    """Runs of 1, 2, 4, ... layers in order, each to every sub-accelerator, the others where they are."""
 
-    layer: jax.Array  # [N A] int32
-    where: jax.Array  # [N A] int32
-    tried: Schedule  # [N A, ...]
+    changed: jax.Array  # [moves, N] bool
+    tried: Schedule  # [moves, ...]
 
 
 def _moves(work: Work, assigned: jax.Array) -> _Moves:
     total, number = work.latency_cycles.shape
-    layer, where = jnp.repeat(jnp.arange(total), number), jnp.tile(jnp.arange(number), total)
-    tried = jax.vmap(lambda i, a: _timed(work, assigned.at[i].set(a)))(layer, where.astype(jnp.int32))
-    return _Moves(layer, where, tried)
+    runs = [(i, i + 2**k) for k in range(total.bit_length()) for i in range(total - 2**k + 1)]
+    moved = np.repeat([[low <= i < high for i in range(total)] for low, high in runs], number, 0)
+    where = np.tile(np.arange(number, dtype=np.int32), len(runs))[:, None]
+    tried = jnp.where(moved, where, assigned[None])
+    return _Moves(tried != assigned[None], jax.vmap(lambda one: _timed(work, one))(tried))
 
 
 def _shorten(work: Work, first: Schedule, moves: int) -> Schedule:
     """The shortest schedule on a walk over assignments, each step the best move, be it worse than none.
 
-    A layer that has moved stays for eight steps (fewer where there are few layers), unless moving it gives
-    the shortest schedule so far (tabu search: Glover, ORSA J. Computing 1989).
+    What has moved stays for eight steps (fewer where there are few layers), unless moving it gives the shortest
+    schedule so far (tabu search: Glover, ORSA J. Computing 1989).
     """
     total = len(work.latency_cycles)
 
     def step(carry: tuple, at: jax.Array) -> tuple[tuple, None]:
         assigned, best, stays_until = carry
-        layer, where, tried = _moves(work, assigned)
-        stays = (stays_until[layer] > at) & (tried.latency_cycles >= best.latency_cycles)
-        excluded = stays | (assigned[layer] == where)
-        taken = jnp.where(excluded, jnp.inf, tried.latency_cycles).argmin()
+        changed, tried = _moves(work, assigned)
+        stays = (changed & (stays_until > at)[None]).any(1) & (tried.latency_cycles >= best.latency_cycles)
+        taken = jnp.where(stays | ~changed.any(1), jnp.inf, tried.latency_cycles).argmin()
         new = jax.tree.map(lambda x: x[taken], tried)
         best = _better(new.latency_cycles < best.latency_cycles, new, best)
-        stays_until = stays_until.at[layer[taken]].set(at + 1 + min(8, 2 * total // 3))
+        stays_until = jnp.where(changed[taken], at + 1 + min(8, 2 * total // 3), stays_until)
         return (new.sub_accelerator, best, stays_until), None
 
     begin = first.sub_accelerator, first, jnp.zeros(total, jnp.int32)
@@ -258,7 +258,7 @@ def _better(is_new: jax.Array, new: Schedule, old: Schedule) -> Schedule:
 def schedule(work: Work, spec_cycles: jax.Array | int = 0, moves: int = MOVES) -> Schedule:
     """A schedule of little energy that ends within the spec; of little latency where none is found.
 
-    List schedules that look ahead, then moves of single layers to other sub-accelerators: first such that
+    List schedules that look ahead, then moves of runs of layers to other sub-accelerators: first such that
     shorten the schedule; if it meets the spec, then such that save energy. With `moves` of 0 the list
     schedules alone, some hundred times as fast.
 
