@@ -18,6 +18,7 @@ from envs.composite import ObservationSpace, Tuple
 from envs.observations import MaskedObservation, Observation, features_and_mask
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from envs.unlike import Alike
+from fdg.arguments import checked_names
 from fdg.errors import FdgError, listed
 
 State: TypeAlias = Any
@@ -174,11 +175,13 @@ class Vectorized:
         """Steps after which an episode is truncated."""
         return self.single.max_episode_steps
 
+    @checked_names
     def reset(self, keys: jax.Array) -> tuple[EpisodeState, Observation]:
         """Start one episode a key; see `Environment.reset`."""
         check_keys(self.name, keys)
         return jax.vmap(self._reset_one)(keys)
 
+    @checked_names
     def step(self, keys: jax.Array, state: EpisodeState, action: jax.Array) -> tuple[EpisodeState, TimeStep]:
         """Take one step in every environment; see `Environment.step`."""
         check_keys(self.name, keys)

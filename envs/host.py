@@ -31,6 +31,7 @@ from envs.composite import ObservationSpace
 from envs.environment import EpisodeState, TimeStep, check_keys
 from envs.native import Native, of_spaces
 from envs.spaces import Space
+from fdg.arguments import checked_names
 from fdg.errors import FdgError, HostError, one_line
 
 _log = logging.getLogger(__name__)
@@ -181,6 +182,7 @@ class HostEnvironment:
         """Observations and actions as the library has them."""
         return getattr(self.source, "native", None) or of_spaces(self)
 
+    @checked_names
     def reset(self, keys: jax.Array) -> tuple[EpisodeState, Any]:
         """Starts a pool of one instance a key; see `Environment.reset`."""
         check_keys(self.name, keys)
@@ -194,6 +196,7 @@ class HostEnvironment:
         first = EpisodeState(state, jnp.zeros(size), jnp.zeros(size, jnp.int32))
         return first, self._unpacked(observation)
 
+    @checked_names
     def step(self, keys: jax.Array, state: EpisodeState, action: jax.Array) -> tuple[EpisodeState, TimeStep]:
         """Takes one step in every instance; see `Environment.step`. The keys seed what starts anew."""
         check_keys(self.name, keys)

@@ -39,4 +39,40 @@ def ours(name: str) -> str | None:
     return _OURS.get(name.lower().replace("_", "-"))
 
 
+def instead(name: str) -> str | None:
+    """What to do here for a setting of other libraries that has no counterpart; None if it is not known.
+
+    >>> instead("policy_kwargs")
+    '--hidden 64 64 and --activation relu say what the network is, --network module:name another'
+    """
+    return _INSTEAD.get(name.lower().strip("-").replace("_", "-"))
+
+
+_DEVICES = (
+    "JAX takes the accelerators that there are: --devices N says how many, JAX_PLATFORMS=cpu takes none"
+)
+_TRACKER = "--wandb PROJECT logs to Weights & Biases, --tensorboard into the run directory"
+_NETWORK = "--hidden 64 64 and --activation relu say what the network is, --network module:name another"
+_SAVED = "every run is saved in its run directory (--out), whence fdg.load(RUN) and --resume RUN take it"
+_INSTEAD = {
+    **dict.fromkeys(("device", "cuda", "use-cuda", "gpu", "gpus", "num-gpus", "accelerator"), _DEVICES),
+    **dict.fromkeys(("track", "use-wandb", "wandb-project-name", "wandb-project", "wandb-entity"), _TRACKER),
+    **dict.fromkeys(("tensorboard-log", "report-to"), _TRACKER),
+    **dict.fromkeys(("policy-kwargs", "net-arch", "policy-type"), _NETWORK),
+    **dict.fromkeys(("save-model", "save-path", "load-path", "load", "model-path"), _SAVED),
+    "capture-video": "fdg.play RUN films what was trained",
+    "render": "fdg.play RUN films what was trained",
+    "verbose": "a run prints how it goes; in Python progress=False prints nothing",
+    "eval-freq": "--eval-every N counts iterations",
+    "eval-env": "--eval-every N evaluates in environments of the same name",
+    "n-eval-envs": "--eval-every N evaluates 16 episodes side by side",
+    "schedule": "--anneal-learning-rate true lets the step size fall linearly to zero",
+    "torch-deterministic": "a run is a function of its seed",
+    "batch-size": "--num-minibatches N makes minibatches of num_envs * num_steps / N samples",
+    "gradient-steps": "--updates-per-step R is gradient steps for each step of an environment",
+    "train-freq": "--updates-per-step R is gradient steps for each step of an environment",
+    "config-path": "--config FILE takes a run's config.json",
+    "config-name": "--config FILE takes a run's config.json",
+    "num-workers": "--num-envs N steps so many environments together; --env-workers N are processes for them",
+}
 _OURS = {alias: known for known, aliases in ALIASES.items() for alias in aliases}

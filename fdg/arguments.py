@@ -14,6 +14,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 
 import numpy as np
 
+from fdg.aliases import instead, ours
 from fdg.errors import FdgError, listed, one_line, unknown_name
 
 Parameters = ParamSpec("Parameters")
@@ -126,6 +127,8 @@ def _bound(
         names = [parameter for parameter in parameters if parameter != "self"]
         for key in kwargs:
             if key not in names:
+                if ours(key) not in names and (fix := instead(key)):
+                    raise FdgError(f"unknown {what} of {name} '{key}': {as_arguments(fix)}") from None
                 raise unknown_name(f"{what} of {name}", key, names, f"help({name})") from None
         positional = [p for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
         if len(args) > len(positional):

@@ -42,6 +42,32 @@ class FdgWarning(UserWarning):
     """Something that runs, and very likely not as it was meant."""
 
 
+class NoAttributeError(FdgError, AttributeError):
+    """A name that a class of another library has, and this one has not."""
+
+
+class Elsewhere:
+    """In a class body, a name that users of other libraries look for: says what does the same here.
+
+    >>> class Run:
+    ...     predict = Elsewhere("run.policy(observation)")
+    >>> Run().predict
+    Traceback (most recent call last):
+    fdg.errors.NoAttributeError: Run has no predict: write run.policy(observation)
+    >>> hasattr(Run(), "predict")
+    False
+    """
+
+    def __init__(self, fix: str):
+        self.fix = fix
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: object, owner: type) -> None:
+        raise NoAttributeError(f"{owner.__name__} has no {self.name}: write {self.fix}")
+
+
 class GraphError(FdgError):
     """A fragmented dataflow graph that breaks one of its invariants."""
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from algos import presets
 from algos.presets import sizes
 from fdg.arguments import check_call
-from fdg.errors import FdgError
+from fdg.errors import Elsewhere, FdgError
 
 
 class HasPresets:
@@ -18,6 +18,9 @@ class HasPresets:
     """
 
     default_env: ClassVar[str] = "CartPole-v1"
+    train = Elsewhere("fdg.fit(algorithm, total_steps=N), which returns a run")
+    predict = Elsewhere("run.policy(observation), of the run that fdg.fit(algorithm, total_steps=N) returns")
+    load = Elsewhere("fdg.load(RUN)")
 
     def __new__(cls, *args: Any, **given: Any) -> Any:
         """Refuses a name that is no field, with the nearest that is, and fields that are missing."""

@@ -13,7 +13,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
-from fdg.aliases import ALIASES
+from fdg.aliases import ALIASES, instead
 from fdg.errors import FdgError, nearest
 
 _NOT_FLAGS = ("env",)  # fields of an algorithm that a command line cannot write down
@@ -103,6 +103,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def _unknown_flag(name: str, options: Iterable[str]) -> FdgError:
+    if fix := instead(name):
+        return FdgError(f"unknown flag '{name}': {fix}")
     close = nearest(name, options)
     hint = f"did you mean '{close[0]}'? (" if close else "("
     near = f"near it: {', '.join(close[1:])}; " if close[1:] else ""

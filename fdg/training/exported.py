@@ -104,7 +104,8 @@ def load_exported(path: str | Path) -> Exported:
     except FdgError as error:
         raise FdgError(f"{path} is no exported policy: {error}") from None
     except Exception as error:  # whatever zipfile and NumPy raise of bytes that are none of theirs
-        raise FdgError(f"{path} is no exported policy ({one_line(error)})") from error
+        fix = "give what run.export or fdg.export wrote"
+        raise FdgError(f"{path} is no exported policy ({one_line(error)}): {fix}") from error
     where = f"{path}: {FACTS}"
     facts = json_object(parts[FACTS], where)
     function = _deserialized(parts[FUNCTION], facts, str(path))

@@ -59,6 +59,8 @@ def export(
             raise FdgError(f"format={format!r}: it must be one of {', '.join(FORMATS)}")
         endings = " or ".join(f".{one}" for one in FORMATS)
         raise FdgError(f"{path}: the ending of an exported policy is {endings} (or say format)")
+    if (ending := path.suffix.removeprefix(".")) in FORMATS and ending != kind:
+        raise FdgError(f"format={kind}: {path} has the ending of another: leave out one of them")
     beside = path.with_suffix(".json")
     check_writable(path)
     _check_beside(path, beside)

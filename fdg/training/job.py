@@ -93,6 +93,11 @@ def check_run(run: Mapping[str, Any]) -> None:
     at_least(0, seed=run["seed"], eval_episodes=run["eval_episodes"], staleness=run["staleness"])
     at_least(1, num_seeds=run["num_seeds"], checkpoint_every=run["checkpoint_every"])
     at_least(1, eval_every=run.get("eval_every"))
+    if run.get("stop_at") is not None and run.get("eval_every") is None:
+        raise FdgError(
+            f"--stop-at {run['stop_at']:g}: evaluations during training are compared with it:"
+            f" give --eval-every N, too"
+        )
     if (run["num_seeds"] or 1) > MOST_AGENTS:
         raise FdgError(f"--num-seeds {run['num_seeds']}: it must be at most {MOST_AGENTS}")
     if run["eval_episodes"] > MOST_EPISODES:

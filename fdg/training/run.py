@@ -12,7 +12,7 @@ import numpy as np
 from algos.acting import Actor
 from envs import Box
 from fdg.arguments import checked, quoted
-from fdg.errors import FdgError, host_errors
+from fdg.errors import Elsewhere, FdgError, host_errors
 from fdg.training import evaluation, exporting, playing
 from fdg.training.acting import Acting
 from fdg.training.evaluation import Evaluation
@@ -37,6 +37,12 @@ class Run:
       finished: whether all iterations of the run were done.
       stopped: why a run that was not finished ended; None else.
     """
+
+    predict = Elsewhere("run.policy(observation)")
+    learn = Elsewhere("fdg.fit(run.algorithm, total_steps=N, out=run.path, resume=True)")
+    save = Elsewhere(
+        "fdg.load(run.path), for runs are saved as they train, or run.export(path) for the policy"
+    )
 
     def __init__(
         self,

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from fdg import files
+from fdg.arguments import check_arguments
 from fdg.errors import FdgError, RunError, one_line
 from fdg.processes import distributed
 from fdg.training.job import Job, lengths
@@ -58,6 +59,8 @@ def check_search(algorithm: Any, space: Space) -> None:
     for one in space:
         if one.name not in known or one.name in ("env", "total_steps"):
             raise FdgError(f"search: {one.name} is no hyperparameter of {type(own).__name__} to be searched")
+        for value in getattr(one, "values", ()):
+            check_arguments(type(own), {one.name: value})
         if one.name in swept:
             raise FdgError(f"search: {one.name} is swept already: leave one of them out")
 
