@@ -106,7 +106,7 @@ def get(name: str) -> Any:
     known = {**_ALGORITHMS, **_OF_TEXT}
     found = known.get(str(name).lower())
     if found is None:
-        raise unknown_name("algorithm", name, known)
+        raise unknown_name("algorithm", name, known, "algos.names()")
     return found
 
 

@@ -182,6 +182,8 @@ def _expected(kind: Any) -> str:
     if kind in _PLAIN:
         return _PLAIN[kind]
     name = getattr(kind, "__name__", str(kind))
+    if name == "Network":
+        return "an algos.Network(init, apply), a module of Flax or Equinox, 'module:name' of one"
     return f"an algos.{name}({', '.join(_PARTS[name])})" if name in _PARTS else f"a {name}"
 
 

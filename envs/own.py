@@ -13,7 +13,7 @@ from envs.environment import Vectorized, vectorize
 from envs.host import HostEnvironment
 from envs.text.game import is_text
 from envs.text.task import TextProblem, TextTask
-from fdg.errors import FdgError, listed, one_line, unknown_name
+from fdg.errors import FdgError, listed, module_of_file, one_line, unknown_name
 
 ENTRY_POINTS = "fdg.environments"  # the group that installed packages register theirs in
 
@@ -55,9 +55,8 @@ def found(what: str, name: str, fits: Callable[[Any], bool] = callable) -> Any:
                 f"{what} '{name}': importing {module_name} fails: {type(error).__name__}: {one_line(error)}"
                 f"{_line_of(error)}"
             ) from error
-        is_path = module_name.endswith(".py") or "/" in module_name
-        suggestion = module_name.removesuffix(".py").strip("./").replace("/", ".")
-        fix = f"write {suggestion}:{attribute}" if is_path else "run from the folder that holds it"
+        meant = module_of_file(module_name if "/" not in module_name else f"{module_name.removesuffix('.py')}.py")
+        fix = f"write {meant}:{attribute}" if meant else "run from the folder that holds it"
         raise FdgError(f"{what} '{name}': there is no module '{module_name}': {fix}") from None
     for part in attribute.split("."):
         if not hasattr(value, part):

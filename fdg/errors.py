@@ -162,6 +162,8 @@ def unknown_name(
     >>> print(unknown_name("policy", "mesh", ["gpu_only", "central"]))
     unknown policy 'mesh' (known: central, gpu_only)
     """
+    if module := module_of_file(str(name)):
+        return UnknownNameError(f"unknown {kind} '{name}': one of your own is written {module}:NAME")
     names = sorted(known)
     close = nearest(str(name), names)
     near = f"near it: {', '.join(close[1:])}; " if close[1:] else ""
@@ -170,6 +172,15 @@ def unknown_name(
     likely = [f"'{one}'" for one in meant or close[:1]]
     hint = f": did you mean {listed(likely)}?" if likely else ""
     return UnknownNameError(f"unknown {kind} '{name}'{hint} ({rest})")
+
+
+def module_of_file(name: str) -> str | None:
+    """The module of a file that was named in its place; None of a name that is none.
+
+    >>> module_of_file("./mine/mazes.py"), module_of_file("mazes")
+    ('mine.mazes', None)
+    """
+    return name.removesuffix(".py").strip("./").replace("/", ".") if name.endswith(".py") else None
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:

@@ -144,6 +144,8 @@ def abstract_state(algorithm: Any) -> Any:
 
     def init() -> Any:
         state = algorithm.init(jax.random.key(0))
+        if state is None:
+            raise GraphError(f"{name}.init returned None: return the state")
         check_arrays(f"{name}.init", "state", state, "leave it out, or make it a field of the algorithm")
         return state
 

@@ -337,7 +337,8 @@ def read_config(path: Path, prefix: str = "--resume: ") -> dict[str, Any]:
         said = read_json(file, _JSON_BYTES)
     except FdgError as error:
         why = str(error).removeprefix(f"{file}: ").removeprefix("cannot be read: ")
-        raise FdgError(f"{prefix}{file} cannot be read: {why}") from None
+        fix = "bring it back from a copy, or start a new run"
+        raise FdgError(f"{prefix}{file} cannot be read: {why}: {fix}") from None
     return checked_config(file, said)
 
 
