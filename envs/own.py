@@ -55,7 +55,9 @@ def found(what: str, name: str, fits: Callable[[Any], bool] = callable) -> Any:
                 f"{what} '{name}': importing {module_name} fails: {type(error).__name__}: {one_line(error)}"
                 f"{_line_of(error)}"
             ) from error
-        meant = module_of_file(module_name if "/" not in module_name else f"{module_name.removesuffix('.py')}.py")
+        meant = module_of_file(
+            module_name if "/" not in module_name else f"{module_name.removesuffix('.py')}.py"
+        )
         fix = f"write {meant}:{attribute}" if meant else "run from the folder that holds it"
         raise FdgError(f"{what} '{name}': there is no module '{module_name}': {fix}") from None
     for part in attribute.split("."):

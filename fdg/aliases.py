@@ -43,7 +43,7 @@ def instead(name: str) -> str | None:
     """What to do here for a setting of other libraries that has no counterpart; None if it is not known.
 
     >>> instead("policy_kwargs")
-    '--hidden 64 64 and --activation relu say what the network is, --network module:name another'
+    '--hidden and --activation say what the network is, --network module:name another'
     """
     return _INSTEAD.get(name.lower().strip("-").replace("_", "-"))
 
@@ -52,7 +52,7 @@ _DEVICES = (
     "JAX takes the accelerators that there are: --devices N says how many, JAX_PLATFORMS=cpu takes none"
 )
 _TRACKER = "--wandb PROJECT logs to Weights & Biases, --tensorboard into the run directory"
-_NETWORK = "--hidden 64 64 and --activation relu say what the network is, --network module:name another"
+_NETWORK = "--hidden and --activation say what the network is, --network module:name another"
 _SAVED = "every run is saved in its run directory (--out), whence fdg.load(RUN) and --resume RUN take it"
 _INSTEAD = {
     **dict.fromkeys(("device", "cuda", "use-cuda", "gpu", "gpus", "num-gpus", "accelerator"), _DEVICES),

@@ -47,7 +47,13 @@ ERRORS = {
     "--num-env 3": "unknown flag '--num-env': did you mean '--num-envs'?",
     "--qqq 3": "unknown flag '--qqq': (--help lists them all)",
     "--total_step=3": "unknown flag '--total-step': did you mean '--total-steps'?",
-    "stray": "'stray' belongs to no flag",
+    "stray": "'stray' belongs to no flag: write --NAME VALUE",
+    "algo=a2c": "'algo=a2c' belongs to no flag: write --algo a2c",
+    "--track": "unknown flag '--track': --wandb PROJECT logs to Weights & Biases",
+    "--device cuda": "unknown flag '--device': JAX takes the accelerators that there are: --devices N says",
+    "--env mazes.py": "unknown environment 'mazes.py': one of your own is written mazes:NAME",
+    "--algo algos/ppo.py": "unknown algorithm 'algos/ppo.py': one of your own is written algos.ppo:NAME",
+    "--algo rainbow": "unknown algorithm 'rainbow' (algos.names() lists all ",
     # values of the wrong type
     "--learning-rate fast": "--learning-rate: 'fast' is not a number",
     "--learning-rate nan": "--learning-rate: 'nan' is not a number",
@@ -56,7 +62,9 @@ ERRORS = {
     "--devices two": "--devices: 'two' is not an integer",
     "--clip-value 3": "--clip-value: '3' is not true or false",
     "--activation tan": "'tan' is not one of tanh, relu, silu, gelu, elu (did you mean 'tanh'?)",
-    "--hidden 64 wide": "--hidden: 'wide' is not an integer or none",
+    "--hidden 64 wide": "--hidden: 'wide' is not an integer or none: write --hidden 64 64",
+    "--learning-rate 1e-3,1e-4": "give one; --sweep learning_rate=1e-3,1e-4 tries several",
+    "--network mine": "network='mine': it must be an algos.Network(init, apply), a module of Flax or Equinox,",
     "--env CartPole-v1?200": "'200' is not PARAMETER=VALUE: write CartPole-v1?steps=200",
     "--env CartPole-v1?stepz=200": "environment 'CartPole-v1': unknown parameter 'stepz'",
     # sizes
@@ -74,6 +82,7 @@ ERRORS = {
     "--devices 1000": "use --devices ",
     "--eval-episodes -1": "--eval-episodes -1: it must be at least 0",
     "--checkpoint-every 0": "--checkpoint-every 0: it must be at least 1",
+    "--stop-at 100": "evaluations during training are compared with it: give --eval-every N",
     "--seed -1": "--seed -1: it must be at least 0",
     "--seed 4294967296": "--seed 4294967296: seeds are below 4294967296",
     "--staleness -1": "--staleness -1: it must be at least 0",
@@ -89,7 +98,7 @@ ERRORS = {
     "--policy single_learner_fine --staleness 1": "use --policy single_learner_coarse or central",
     "--learning-rate -1e-3": "learning_rate=-0.001: it must be above zero",
     # a user's own algorithm
-    "--algo tests.tiny:Continuous": "acts in Box action spaces, and that of CartPole-v1 is Discrete(n=2)",
+    "--algo tests.tiny:Continuous": "that of CartPole-v1 is Discrete(n=2): use --algo ppo, ",
     "--algo tests.tiny:Walc": "unknown algorithm in tests.tiny 'Walc': did you mean 'Walk'?",
     "--algo json:JSONDecoder": "an algorithm is a class with init(key) and iterate(state)",
     "--algo nowhere.at_all:Mine": "there is no module 'nowhere.at_all'",
@@ -186,7 +195,10 @@ def test_a_resumed_run_may_not_change_what_it_computes(capsys, host_devices, run
 
 def test_damaged_configurations(capsys, run):
     (run / "config.json").write_text("{")
-    assert "config.json cannot be read" in refuse(capsys, ["--resume", str(run)])
+    line = refuse(capsys, ["--resume", str(run)])
+    assert "config.json cannot be read" in line and "bring it back from a copy, or start a new run" in line
+    line = refuse(capsys, ["--config", str(run / "config.json")])
+    assert "is no JSON" in line and "give the config.json of a run directory" in line
     (run / "config.json").write_text("{}")
     assert "config.json is no configuration of a run" in refuse(capsys, ["--resume", str(run)])
 

@@ -43,6 +43,31 @@ class TooLarge(Counter):
         return {**super().init(key), "steps": 2**40}
 
 
+class StartsWithoutAKey(Counter):
+    def init(self):
+        return super().init(None)
+
+
+class ForgetsTheState(Counter):
+    def init(self, key):
+        super().init(key)
+
+
+class TakesTheKeyToo(Counter):
+    def iterate(self, key, state):
+        return super().iterate(state)
+
+
+class AsksForAnotherName(Counter):
+    def iterate(self, state):
+        return super().iterate({"count": state["step"]})
+
+
+class AddsUnlikeShapes(Counter):
+    def iterate(self, state):
+        return {**state, "xs": state["xs"] + jnp.zeros(3)}, {}
+
+
 class ForgetsMetrics(Counter):
     def iterate(self, state):
         return super().iterate(state)[0]

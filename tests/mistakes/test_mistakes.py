@@ -53,6 +53,10 @@ def several_at_once():
     return engine.run(engine.init(0), 0)
 
 
+def run_of(state):
+    return fdg.compile(broken.Counter(), policies.GPUOnly(), jax.devices()[:1]).run(state)
+
+
 def evaluate(many):
     """Evaluates, without running it, a state of several agents or of another algorithm."""
     algorithm, keys = ppo(), jax.random.split(jax.random.key(0), 2)
@@ -96,6 +100,13 @@ MISTAKES = {
     "no name": (lambda: envs.vectorize(faulty.Nameless()), "has no name", "give its class name ="),
     "no step": (lambda: envs.vectorize(faulty.Motionless()), "has no step", "def step(self, key"),
     "does not hash": (lambda: envs.vectorize(faulty.HoldsAList()), "does not hash", "a frozen dataclass"),
+    "a function as environment": (lambda: ppo(env=envs.make), "env=make is a function", "what it returns"),
+    "step of an action": (
+        lambda: envs.vectorize(faulty.TakesTheActionAlone()),
+        "takes (action), and is called with (key, state, action)",
+        "let it take these",
+    ),
+    "reset by a seed": (lambda: ENV.reset(seed=0), "unknown argument of reset 'seed'", "known: keys"),
     "step gives four": (on(faulty.GivesFour()), "step gives 4 values: return five", "one flag `done`"),
     "step gives six": (on(faulty.GivesSix()), "step gives 6 values: return five", "info is a dictionary"),
     "step gives a dict": (
@@ -131,6 +142,23 @@ MISTAKES = {
     "a float as number": (lambda: ppo(num_envs=4.0), "it must be an integer", "write num_envs=4"),
     "True as number": (lambda: ppo(num_steps=True), "num_steps=True", "it must be an integer"),
     "not a number": (lambda: ppo(discount=float("nan")), "discount=nan", "it must be a number"),
+    "a schedule as number": (
+        lambda: ppo(learning_rate=lambda progress: 1e-3 * progress),
+        "it must be a number",
+        "anneal_learning_rate=True lets it fall",
+    ),
+    "a device": (
+        lambda: ppo(device="cuda"),
+        "unknown hyperparameter of PPO 'device'",
+        "devices=N says how many",
+    ),
+    "keywords of a network": (lambda: ppo(policy_kwargs={}), "'policy_kwargs'", "hidden and activation say"),
+    "training by a method": (lambda: ppo().train(), "PPO has no train", "fdg.fit(algorithm, total_steps=N)"),
+    "a third by position": (
+        lambda: algos.make("ppo", ENV, 4),
+        "make: 4 is one argument too many",
+        "by name, all but name and env",
+    ),
     "an unknown activation": (lambda: ppo(activation="Tanh"), "'tanh', 'relu'", "write activation='tanh'"),
     "an unknown hyperparameter": (
         lambda: ppo(learning_rte=1.0),
@@ -190,6 +218,19 @@ MISTAKES = {
         "leave it out",
     ),
     "beyond 32 bits": (lambda: fdg.trace(broken.TooLarge()), "state['steps'] as 1099511627776", "a smaller"),
+    "no key": (lambda: fdg.trace(broken.StartsWithoutAKey()), "init takes ()", "is called with (key)"),
+    "no state": (lambda: fdg.trace(broken.ForgetsTheState()), "init returned None", "return the state"),
+    "a key too many": (
+        lambda: fdg.trace(broken.TakesTheKeyToo()),
+        "takes (key, state)",
+        "called with (state)",
+    ),
+    "another name": (lambda: fdg.trace(broken.AsksForAnotherName()), "line", "raises KeyError: 'step'"),
+    "unlike shapes": (
+        lambda: fdg.trace(broken.AddsUnlikeShapes()),
+        "(`return",
+        "shapes for broadcasting: (4,), (3,)",
+    ),
     "no metrics": (lambda: fdg.trace(broken.ForgetsMetrics()), "returned dict", "return (state, metrics)"),
     "a list of metrics": (lambda: fdg.trace(broken.MetricsAsAList()), "type list", "return a flat dict"),
     "a metric of None": (lambda: fdg.trace(broken.MetricOfNone()), "'loss' as None", "leave it out"),
@@ -247,6 +288,11 @@ MISTAKES = {
     "a class as policy": (lambda: place(policy=policies.GPUOnly), "is a class", "write GPUOnly()"),
     "a name as policy": (lambda: place(policy="gpu_only"), "the name of one", "policies.get('gpu_only')()"),
     "no policy": (lambda: place(policy=3), "3 is no policy", "policies.GPUOnly()"),
+    "steps as policy": (
+        lambda: fdg.fit(ppo(), 10_000),
+        "10000 is no policy",
+        "give total_steps, say, by name",
+    ),
     "a policy that places numbers": (lambda: place(policy=Roleless()), "returns {'actor': 0}", "fdg.Group"),
     "numbers as devices": (lambda: place(devices=[0, 1]), "devices[0] is 0", "jax.devices()[:2]"),
     "more devices than there are": (
@@ -268,6 +314,32 @@ MISTAKES = {
         lambda: place(fdg.place(Pupil(), policies.SingleLearnerCoarse(staleness=1), 2).graph),
         "with the delays of a staleness written into it",
         "fdg.trace",
+    ),
+    "another algorithm's state": (
+        lambda: run_of({"count": 0, "x": jnp.zeros(4)}),
+        "it has state['x'], and lacks state['xs']",
+        "of an engine with the same algorithm",
+    ),
+    "a state of another size": (
+        lambda: run_of({"count": 0, "xs": jnp.zeros(3)}),
+        "state['xs'] is float32[3], not float32[4]",
+        "and sizes",
+    ),
+    "a number as state": (lambda: run_of(5), "it is 5", "give what init or run returned"),
+    "what run returned as state": (
+        lambda: run_of((broken.Counter().init(None), {})),
+        "this is the pair (state, metrics)",
+        "give the state",
+    ),
+    "no file of a policy": (
+        lambda: fdg.load_exported(__file__),
+        "is no exported policy",
+        "give what run.export or fdg.export wrote",
+    ),
+    "numbers to search for widths": (
+        lambda: fdg.search(ppo(), {"hidden": [64, 128]}, trials=1, total_steps=8),
+        "PPO(hidden=64)",
+        "a tuple of integers",
     ),
     "no iterations": (several_at_once, "iterations=0", "at least 1"),
     "more host devices, too late": (

@@ -115,11 +115,18 @@ def test_a_policy_remembers_until_an_episode_begins():
     [
         (lambda run: run.policy(np.zeros(3)), r"shape \[3\]: those of CartPole-v1 are \[4\], and batches"),
         (lambda run: run.policy("left"), "an observation of CartPole-v1 is an array"),
+        (
+            lambda run: run.policy((np.zeros(4), {})),
+            r"numbers alone \(of Gymnasium's reset and step, the first",
+        ),
+        (lambda run: run.predict(np.zeros(4)), r"Run has no predict: write run.policy\(observation\)"),
+        (lambda run: fdg.load(run.path / "checkpoints"), r"has no config.json\): give /.*ppo$"),
+        (lambda run: run.export("policy.jax", format="onnx"), "has the ending of another: leave out one"),
         (lambda run: jax.jit(run.policy)(jnp.zeros(4)), r"inside jit, use run.actor\(\)"),
         (lambda run: run.evaluate(0), "episodes=0: give an integer of at least 1"),
         (
             lambda run: run.evaluate(1, env=envs.make("Pendulum-v1")),
-            "env Pendulum-v1: its observation_space is",
+            "env Pendulum-v1: its observation_space is .*: give an environment with the spaces of CartPole",
         ),
         (lambda run: run.acting(1), "agent=1: this run has one agent, 0"),
         (lambda run: fdg.load(run.path / "none"), r"no run in .*none \(it has no config.json\): give /"),
