@@ -136,7 +136,8 @@ def _of_a_factory(name: str, overrides: dict[str, Any]) -> Any:
     if factory is None and _module_of(name) is not None:
         return own.make(name, overrides)
     if factory is None:
-        elsewhere = [] if families.family(name) else families.hosted(name)
+        known_here = any(one.rpartition("-v")[0] == name.rpartition("-v")[0] for one in names())
+        elsewhere = [] if known_here else families.hosted(name)
         raise unknown_name("environment", name, names(), "envs.names()", elsewhere)
     try:
         return factory(**overrides)

@@ -320,9 +320,8 @@ class Engine:
         return without_aliases(placed)
 
     def _refusal(self, state: Any) -> FdgError:
-        if isinstance(state, tuple) and jax.tree.structure(state[:1]) == jax.tree.structure(
-            (self.state_shape,)
-        ):
+        expected: Any = jax.tree.structure((self.state_shape,))
+        if isinstance(state, tuple) and expected == jax.tree.structure(state[:1]):
             return FdgError("this is the pair (state, metrics) that run returns: give the state, its first")
         return FdgError(
             f"this state is not of {self.plan.graph.name}: {difference(state, self.state_shape)}: give what"

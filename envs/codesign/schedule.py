@@ -214,8 +214,8 @@ def _moves(work: Work, assigned: jax.Array) -> _Moves:
 def _shorten(work: Work, first: Schedule, moves: int) -> Schedule:
     """The shortest schedule on a walk over assignments, each step the best move, be it worse than none.
 
-    What has moved stays for eight steps (fewer where there are few layers), unless moving it gives the shortest
-    schedule so far (tabu search: Glover, ORSA J. Computing 1989).
+    What has moved stays for eight steps (fewer where there are few layers), unless moving it gives the
+    shortest schedule so far (tabu search: Glover, ORSA J. Computing 1989).
     """
     total = len(work.latency_cycles)
 

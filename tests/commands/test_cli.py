@@ -64,7 +64,7 @@ ERRORS = {
     "--activation tan": "'tan' is not one of tanh, relu, silu, gelu, elu (did you mean 'tanh'?)",
     "--hidden 64 wide": "--hidden: 'wide' is not an integer or none: write --hidden 64 64",
     "--learning-rate 1e-3,1e-4": "give one; --sweep learning_rate=1e-3,1e-4 tries several",
-    "--network mine": "network='mine': it must be an algos.Network(init, apply), a module of Flax or Equinox,",
+    "--network mine": "network='mine': it must be an algos.Network(init, apply), a module of Flax or Equinox",
     "--env CartPole-v1?200": "'200' is not PARAMETER=VALUE: write CartPole-v1?steps=200",
     "--env CartPole-v1?stepz=200": "environment 'CartPole-v1': unknown parameter 'stepz'",
     # sizes
