@@ -193,15 +193,16 @@ class HuggingFaceTokenizer:
 
     @property
     def stops(self) -> tuple[int, ...]:
-        """Those of `generation_config.json`, and the end of sequence of the tokenizer's configuration.
+        """The end of sequence of the tokenizer's configuration, which ends its chat template's turns, and those
+        of `generation_config.json`.
 
         Raises:
           FdgError: the checkpoint names none.
         """
         named = self._named("eos_token")
         found = [
-            *tokenizer_config.stops(self.path, "generation_config.json"),
             *([] if named is None else [named]),
+            *tokenizer_config.stops(self.path, "generation_config.json"),
             *tokenizer_config.stops(self.path, "config.json"),
         ]
         if not found:
