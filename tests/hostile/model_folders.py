@@ -224,14 +224,14 @@ def hostile_folder(draw: random.Random, folder: Path) -> list[str]:
         if draw.random() < 0.15:
             done.append(f"{path.name}: {misplace(draw, path)}")
             continue
-        content = path.read_bytes()
+        content, said = path.read_bytes(), ""
         if not content:
             continue
-        said = ""
         if path.suffix == ".gguf":
             content, said = changed_bytes(draw, content, 1500)
         elif path.suffix == ".safetensors":
-            content, said = changed_safetensors(draw, content)
+            with contextlib.suppress(ValueError, LookupError):  # what an earlier change has left
+                content, said = changed_safetensors(draw, content)
         elif path.suffix == ".json":
             try:
                 found = json.loads(content)
