@@ -254,24 +254,28 @@ def _better(is_new: jax.Array, new: Schedule, old: Schedule) -> Schedule:
     return jax.tree.map(lambda a, b: jnp.where(is_new, a, b), new, old)
 
 
-@functools.partial(jax.jit, static_argnames="moves")
 def schedule(work: Work, spec_cycles: jax.Array | int = 0, moves: int = MOVES) -> Schedule:
     """A schedule of little energy that ends within the spec; of little latency where none is found.
 
     List schedules that look ahead, then moves of runs of layers to other sub-accelerators: first such that
-    shorten the schedule; if it meets the spec, then such that save energy. With `moves` of 0 the list
-    schedules alone, some hundred times as fast.
+    shorten the schedule; if it meets the spec, then such that save energy. With `moves` of 0 the list schedules
+    alone, which take a hundredth of the time.
 
     Args:
       work: N layers and A sub-accelerators.
       spec_cycles: latency that is allowed; 0: as short as can be found.
       moves: tried in a row, of each kind.
     """
+    return _schedule(work, jnp.asarray(spec_cycles, jnp.int32), moves)
+
+
+@functools.partial(jax.jit, static_argnames="moves")
+def _schedule(work: Work, spec_cycles: jax.Array, moves: int) -> Schedule:
     found = _shortest(work, jnp.ones_like(work.latency_cycles, bool), _FIRST)
     if not moves:
         return found
     found = _shorten(work, found, moves)
-    saving = _save_energy(work, found, jnp.asarray(spec_cycles, jnp.int32), moves)
+    saving = _save_energy(work, found, spec_cycles, moves)
     return _better(found.latency_cycles <= spec_cycles, saving, found)
 
 

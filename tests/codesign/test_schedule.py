@@ -51,7 +51,7 @@ def random_work(seed, total=12, number=2):
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.integers(0, 2**31 - 1), st.sampled_from([0, 12]), st.floats(0.5, 3))
+@given(st.integers(0, 2**31 - 1), st.sampled_from([0, schedule.MOVES]), st.floats(0.5, 3))
 def test_schedules_are_valid_and_energy_is_the_sum_of_layers(seed, moves, slack):
     work = random_work(seed)
     shortest = schedule.schedule(work, moves=0)
