@@ -258,8 +258,8 @@ def schedule(work: Work, spec_cycles: jax.Array | int = 0, moves: int = MOVES) -
     """A schedule of little energy that ends within the spec; of little latency where none is found.
 
     List schedules that look ahead, then moves of runs of layers to other sub-accelerators: first such that
-    shorten the schedule; if it meets the spec, then such that save energy. With `moves` of 0 the list schedules
-    alone, which take a hundredth of the time.
+    shorten the schedule; if it meets the spec, then such that save energy. With `moves` of 0 the list
+    schedules alone, which take a hundredth of the time.
 
     Args:
       work: N layers and A sub-accelerators.

@@ -193,8 +193,8 @@ class HuggingFaceTokenizer:
 
     @property
     def stops(self) -> tuple[int, ...]:
-        """The end of sequence of the tokenizer's configuration, which ends turns of its chat template, and the
-        tokens of `generation_config.json`.
+        """The end of sequence of the tokenizer's configuration, which ends turns of its chat template, and
+        the tokens of `generation_config.json`.
 
         Raises:
           FdgError: the checkpoint names none.
