@@ -43,7 +43,7 @@ def instead(name: str) -> str | None:
     """What to do here for a setting of other libraries that has no counterpart; None if it is not known.
 
     >>> instead("policy_kwargs")
-    '--hidden and --activation say what the network is, --network module:name another'
+    'the network is that of --hidden and --activation, or of --network module:name'
     """
     return _INSTEAD.get(name.lower().strip("-").replace("_", "-"))
 
@@ -51,9 +51,9 @@ def instead(name: str) -> str | None:
 _DEVICES = (
     "JAX takes the accelerators that there are: --devices N says how many, JAX_PLATFORMS=cpu takes none"
 )
-_TRACKER = "--wandb PROJECT logs to Weights & Biases, --tensorboard into the run directory"
-_NETWORK = "--hidden and --activation say what the network is, --network module:name another"
-_SAVED = "every run is saved in its run directory (--out), whence fdg.load(RUN) and --resume RUN take it"
+_TRACKER = "--wandb PROJECT logs to Weights & Biases, --tensorboard true to files in the run directory"
+_NETWORK = "the network is that of --hidden and --activation, or of --network module:name"
+_SAVED = "every run is saved in its directory, --out RUN: fdg.load(RUN) and --resume RUN take it from there"
 _INSTEAD = {
     **dict.fromkeys(("device", "cuda", "use-cuda", "gpu", "gpus", "num-gpus", "accelerator"), _DEVICES),
     **dict.fromkeys(("track", "use-wandb", "wandb-project-name", "wandb-project", "wandb-entity"), _TRACKER),

@@ -152,7 +152,11 @@ MISTAKES = {
         "unknown hyperparameter of PPO 'device'",
         "devices=N says how many",
     ),
-    "keywords of a network": (lambda: ppo(policy_kwargs={}), "'policy_kwargs'", "hidden and activation say"),
+    "keywords of a network": (
+        lambda: ppo(policy_kwargs={}),
+        "'policy_kwargs'",
+        "that of hidden and activation, or",
+    ),
     "training by a method": (lambda: ppo().train(), "PPO has no train", "fdg.fit(algorithm, total_steps=N)"),
     "a third by position": (
         lambda: algos.make("ppo", ENV, 4),
