@@ -100,9 +100,11 @@ def test_arrays_from_elsewhere_are_laid_out_first(walker):
     np.testing.assert_array_equal(np.asarray(expected.weight), np.asarray(actual.weight))
 
 
-def test_compile_wants_devices_not_their_number():
-    with pytest.raises(fdg.PlanError, match=r"jax.devices\(\)\[:2\]"):
-        fdg.compile(Walker(), policies.GPUOnly(), devices=2)
+def test_a_number_of_devices_takes_the_first_of_them(host_devices):
+    engine = fdg.compile(Walker(), policies.GPUOnly(), devices=2)
+    assert list(engine.devices) == jax.devices()[:2]
+    with pytest.raises(fdg.PlanError, match=r"devices=99: there are 8.*fdg.host_devices\(99\)"):
+        fdg.compile(Walker(), policies.GPUOnly(), devices=99)
 
 
 def test_programs_can_be_read(walker):

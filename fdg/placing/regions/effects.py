@@ -106,7 +106,8 @@ def check_one_device(equations: Sequence[core.JaxprEqn], group: Group, policy: A
     fix = (
         f"use {group.name}=1"
         if hasattr(policy, group.name)
-        else "use one device, or a policy with one for environments alone: policies.Environments(workers=1)"
+        else "use one device, or a policy with one for it alone: policies.Environments(workers=1) for"
+        " environments, policies.Colocated(rewards=1) for rewards"
     )
     raise PlanError(
         f"{policy} on {num_devices} devices: {call} runs on the host, and cannot be split over the"
