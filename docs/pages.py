@@ -41,10 +41,10 @@ STEPS = 1_024
 
 _BLOCK = re.compile(r"^```(?P<language>python|sh|text)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 _LENGTH = re.compile(r"(?<=\btotal_steps=)[\d_]+")
-# Run by `docs/draw_policies.py`, which draws as well.
-_ELSEWHERE = {"policies.md"}
+# Run by `docs/draw_policies.py`, which draws as well; by hand, as it needs its runs and Transformers.
+_ELSEWHERE = {"policies.md", "how-to/language_data.md"}
 # What these show needs a run directory.
-_TRAINED = {"using.md"}
+_TRAINED = {"using.md", "coming-from/stable-baselines3.md"}
 
 
 @dataclasses.dataclass(frozen=True)

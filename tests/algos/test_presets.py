@@ -58,7 +58,8 @@ class _Continuous:
     def reset(self, key):
         raise NotImplementedError
 
-    step = reset
+    def step(self, key, state, action):
+        raise NotImplementedError
 
 
 _CONTINUOUS = _Continuous()

@@ -11,7 +11,7 @@ from fdg.errors import FdgError, HostError
 @pytest.mark.parametrize(
     ("error", "status", "said"),
     [
-        (FdgError("no\nsuch thing"), 2, "error: no such thing\n"),
+        (FdgError("no\nsuch thing"), 2, "error: no\\nsuch thing\n"),
         (HostError("step raised"), 1, "error: step raised\n"),
         (KeyboardInterrupt(), 130, "interrupted\n"),
         (SystemExit(0), 0, ""),
