@@ -1,4 +1,4 @@
-"""The cost model beside published chips: Eyeriss (JSSC 2017, Table V), NVDLA's seven configurations.
+"""The cost model compared with published chips: Eyeriss (JSSC 2017, Table V), NVDLA's seven configurations.
 
     python -m bench.codesign_published
 
@@ -37,7 +37,7 @@ FITTED = 128  # multipliers from which rows are held to one efficiency; smaller 
 
 
 def eyeriss() -> list[dict]:
-    """Ours beside Table V, a layer a line; compulsory bytes are uncompressed, the chip codes runs of 0."""
+    """Ours and Table V, a layer a line; compulsory bytes are uncompressed, the chip codes runs of 0."""
     found = networks.alexnet()
     stacked, rows, columns = layers.stack(found), jnp.int32(12), jnp.int32(14)
     per_ms = EYERISS_MHZ * 1e3 / EYERISS_IMAGES
@@ -67,7 +67,7 @@ def eyeriss() -> list[dict]:
 
 
 def nvdla() -> list[dict]:
-    """Ours beside the primer's, a configuration a line: frames/s at 1 GHz; area, also fitted without it."""
+    """Ours and the primer's, a configuration a line: frames/s at 1 GHz; area, also fitted without it."""
     stacked = layers.stack(networks.resnet50())
     each = [
         cost.sub_accelerator(

@@ -1,4 +1,4 @@
-"""Cycles of systolic arrays beside SCALE-Sim 3.0.0, which runs in an environment of its own.
+"""Cycles of systolic arrays compared with SCALE-Sim 3.0.0, which runs in an environment of its own.
 
     python -m venv build/venvs/scalesim
     build/venvs/scalesim/bin/pip install scalesim==3.0.0 "numpy<2.2" "pandas<3"

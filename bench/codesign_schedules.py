@@ -1,4 +1,4 @@
-"""Schedules beside the optimum that OR-tools' CP-SAT finds, in an environment of its own.
+"""Schedules compared with the optimum that OR-tools' CP-SAT finds, in an environment of its own.
 
     python -m venv build/venvs/ortools
     build/venvs/ortools/bin/pip install ortools

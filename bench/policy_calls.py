@@ -1,4 +1,4 @@
-"""What a call of `run.policy` costs, beside one of onnxruntime with the same policy.
+"""What a call of `run.policy` costs, compared with one of onnxruntime with the same policy.
 
     python -m bench.policy_calls                                        # PPO on CartPole-v1
     python -m bench.policy_calls --algo recurrent_ppo --rounds 40

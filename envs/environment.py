@@ -42,7 +42,7 @@ class TimeStep(NamedTuple):
     # over agents, else 0
     episode_length: jax.Array  # [B] int32: steps in the episode that ended here, else 0
     episode_info: dict[str, jax.Array] = {}  # noqa: RUF012 [B] float32 each: of the episode that
-    # ended here, what else was asked for by name (`info`), else 0; not-a-number where nothing is known
+    # ended here, what else was requested by name (`info`), else 0; not-a-number where nothing is known
 
     @property
     def done(self) -> jax.Array:

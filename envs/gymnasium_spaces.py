@@ -168,7 +168,7 @@ def exact(action: np.ndarray, dtype: Any, low: Any, high: Any) -> np.ndarray:
 
 
 def jax_dtype(dtype: Any) -> str:
-    """The dtype that an array of another has in JAX, which has no 64 bits unless they are asked for."""
+    """The dtype that an array of another has in JAX, which has no 64 bits unless they are enabled."""
     name = np.dtype(dtype).name
     return name.replace("64", "32") if name in ("int64", "uint64", "float64") else name
 

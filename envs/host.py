@@ -61,7 +61,7 @@ class Transition(NamedTuple):
 
     @staticmethod
     def empty(size: int, space: Space, info: int = 0) -> "Transition":
-        """Arrays to write rows into; so many of information."""
+        """Arrays to write rows into; and that many of information."""
         observation = np.zeros((2, size, *space.shape), space.dtype)
         flags = np.zeros((2, size), np.bool_)
         rewards = np.zeros((1 + info, size), np.float32)

@@ -364,7 +364,7 @@ class TimeAware(Wrapper):
         return isinstance(space, Box) and len(space.shape) == 1 and space.dtype == "float32"
 
 
-# Parameters of `envs.make` beside an environment's own, from the innermost wrapper to the outermost: which it
+# Parameters of `envs.make` but an environment's own, from the innermost wrapper to the outermost: which it
 # is, and which field the value is of; without one, whether it is there.
 _BY_PARAMETER: dict[str, tuple[type[Wrapper], str | None]] = {
     "action_repeat": (ActionRepeat, "times"),

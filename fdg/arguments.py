@@ -84,7 +84,7 @@ def check_call(cls: Any, args: Sequence[Any], kwargs: Mapping[str, Any], what: s
 
 
 def check_takes(function: Callable, names: Sequence[str], what: str) -> None:
-    """Refuses a function of a user's own that cannot be called with so many arguments by position.
+    """Refuses a function of a user's own that cannot be called with these arguments by position.
 
     Args:
       function: is going to be called.

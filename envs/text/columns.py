@@ -61,7 +61,7 @@ def row(record: Record, prompt: str = "", answer: str = "") -> Row:
 def pair(record: Record) -> tuple[Row, Row]:
     """A prompt with its preferred, and with its rejected answer: of `prompt`, `chosen` and `rejected`.
 
-    Where there is no prompt, or a text beside messages that hold it too, it is what chosen and rejected begin
+    Where there is no prompt, or a text and messages that hold it too, it is what chosen and rejected begin
     with alike.
 
     Raises:

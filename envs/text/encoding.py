@@ -68,7 +68,7 @@ def encoded(problem: Any, tokenizer: Any, system: str, arguments: str, count: in
     Args:
       problem: a `TextProblem`.
       tokenizer: whose tokens.
-      system: what a model is told in front.
+      system: the system message.
       arguments: of the tokenizer's chat template, as JSON.
       count: how many problems are drawn where the problem has no `rows`.
     """

@@ -18,7 +18,7 @@ from fdg.errors import FdgError, HostError, listed, one_line
 
 RewardFunction = Callable[..., Sequence[float | None]]
 
-# What a function is given beside the columns of rows; `completions` as TRL spells it.
+# What a function is given besides the columns of rows; `completions` as TRL spells it.
 _GIVEN = ("prompts", "responses", "completions", "answers")
 _HIDDEN = {"prompt", "completion", "response", *_GIVEN}  # columns that would be taken for them
 

@@ -41,7 +41,7 @@ _OTHERS: dict[str, type] = {
 
 
 def names() -> tuple[str, ...]:
-    """The names of all tasks, without `text:`; beside them there are `file`, `preferences` and
+    """The names of all tasks, without `text:`; there are also `file`, `preferences` and
     `reasoning_gym`.
 
     >>> "countdown" in names()

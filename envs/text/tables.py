@@ -193,7 +193,7 @@ class File(_OfFile):
         or CSV (`.csv`, `.tsv`). `envs/text/columns.py` says which columns.
       test_path: of a file with the held-out problems; empty: an eighth of the problems of `path`.
       prompt_column, answer_column: where they have other names.
-      instruction: what a model of language is told in front of each.
+      instruction: text in front of each, for a language model.
     """
 
     prompt_column: str = ""
@@ -211,7 +211,7 @@ class Preferences(_OfFile):
     Attributes:
       path: of the file: rows of `prompt`, `chosen` and `rejected`, as for `File`.
       test_path: of a file with the held-out pairs; empty: those of an eighth of the prompts of `path`.
-      instruction: what a model of language is told in front of each.
+      instruction: text in front of each, for a language model.
     """
 
     name: ClassVar[str] = "preferences"
@@ -278,7 +278,7 @@ class ReasoningGym(_Table):
       dataset: which of its data sets ("leg_counting", "chain_sum", ...), with its usual configuration.
       size: how many problems are made.
       seed: of which.
-      instruction: what a model of language is told in front of each.
+      instruction: text in front of each, for a language model.
     """
 
     dataset: str = "chain_sum"

@@ -30,7 +30,7 @@ from fdg.errors import FdgError
 
 Split: TypeAlias = Literal["train", "test"]
 
-OPTIONS = ("max_response", "system", "template_arguments", "table_size")  # of a task, beside its problem's
+OPTIONS = ("max_response", "system", "template_arguments", "table_size")  # of a task, besides its problem's
 
 _DRAWS = 1024  # until one of the wanted split comes up, at most
 
@@ -111,7 +111,7 @@ class TextTask:
       tokenizer: a `CharacterTokenizer` or `HuggingFaceTokenizer`.
       host_reward: judges in place of the problem's own score, on the host.
       max_response: tokens of a response; None: what the longest answer takes.
-      system: what a model of language is told in front of all messages.
+      system: the system message of a language model.
       template_arguments: of the tokenizer's chat template, a mapping such as `{"enable_thinking": False}`, or
         the JSON of one, as which it is kept.
       table_size: how many problems are drawn, once and for all, where the tokenizer is a library's and the

@@ -58,8 +58,8 @@ class Tokenizer(Protocol):
 
         Args:
           rows: problems; an answer of None has no tokens.
-          instruction: what a model of language is told in front of each.
-          system: what it is told in front of all messages.
+          instruction: text in front of each.
+          system: the system message.
           arguments: of the chat template.
         """
 

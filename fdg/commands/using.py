@@ -52,8 +52,8 @@ FLAGS: Mapping[str, Sequence[Flag]] = {
             "out",
             str | None,
             None,
-            "the file, .jax or .onnx (None: RUN/policy.jax, or RUN/policy.onnx); its description goes beside,"
-            " .json; of a language model, the folder (None: RUN/exported)",
+            "the file, .jax or .onnx (None: RUN/policy.jax, or RUN/policy.onnx); its description, .json,"
+            " goes next to it; of a language model, the folder (None: RUN/exported)",
         ),
         Flag(
             "format",

@@ -11,7 +11,7 @@ from fdg.jax_internals import ClosedJaxpr
 
 
 def name_fragments(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-    """The jaxpr with fragments of one name told apart: `act`, `act.2`, `act.3`, in program order.
+    """The jaxpr with fragments of one name numbered: `act`, `act.2`, `act.3`, in program order.
 
     Whoever reads the jaxpr then knows a fragment by its mark alone (`FragmentMark.of(eqn).name`), however
     often its function is called. A jaxpr whose calls have names of their own comes back as it is.

@@ -39,7 +39,7 @@ _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 def export(
     algorithm: Any, state: Any, path: Path, format: str | None, greedy: bool = True, run: str | None = None
 ) -> Path:
-    """Writes the policy of one agent, and its description beside it, in a file of the same name in `.json`.
+    """Writes the policy of one agent, and its description, in a file of the same name in `.json`.
 
     Args:
       algorithm: how it acts, and where.
@@ -61,38 +61,38 @@ def export(
         raise FdgError(f"{path}: the ending of an exported policy is {endings} (or say format)")
     if (ending := path.suffix.removeprefix(".")) in FORMATS and ending != kind:
         raise FdgError(f"format={kind}: {path} has the ending of another: leave out one of them")
-    beside = path.with_suffix(".json")
+    description = path.with_suffix(".json")
     check_writable(path)
-    _check_beside(path, beside)
+    _check_description(path, description)
     program = _Program.of(algorithm, state)
     facts = program.facts(greedy, run)
     content = _jax_file(program, facts, greedy) if kind == "jax" else _onnx_file(program, facts, greedy)
     with writing(path):
         path.write_bytes(content)
-    with writing(beside):
-        beside.write_text(_json(facts))
+    with writing(description):
+        description.write_text(_json(facts))
     return path
 
 
-def _check_beside(path: Path, beside: Path) -> None:
+def _check_description(path: Path, description: Path) -> None:
     """Refuses to write a description over a file that is none, such as a run's `config.json`.
 
     Raises:
       FdgError: names that.
     """
-    if path == beside:
+    if path == description:
         raise FdgError(f"{path}: that is where the description of a policy goes: give it another ending")
-    check_writable(beside)
-    if not beside.exists():
+    check_writable(description)
+    if not description.exists():
         return
     try:
-        found = read_json(beside)
+        found = read_json(description)
     except FdgError:
         found = None
     if not isinstance(found, dict) or not str(found.get("what", "")).startswith(_WHAT):
         raise FdgError(
-            f"{path}: its description would go to {beside}, which is there and describes no policy: give the"
-            " policy another name"
+            f"{path}: its description would go to {description}, which is there and describes no policy: give"
+            " the policy another name"
         )
 
 
@@ -221,7 +221,7 @@ def _array(name: str, shape: Sequence[int], dtype: str) -> Description:
 
 
 def _mask(env: Any, own: Native) -> Description | None:
-    """The mask beside observations; None where the environment gives none, or in them. Nothing is run."""
+    """The mask next to observations; None where the environment gives none, or in them. Nothing is run."""
     arrays = [
         jax.ShapeDtypeStruct((1, *leaf["shape"][1:]), leaf["jax_dtype"])
         for _, leaf in leaves(own.observation)

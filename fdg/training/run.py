@@ -189,7 +189,7 @@ class Run:
     ) -> Path:
         """Writes the policy to a file that needs no code of this run: see `fdg.load_exported`.
 
-        It takes and gives what the environment's own library does, as `policy` does. Beside it goes its
+        It takes and gives what the environment's own library does, as `policy` does. Next to it goes its
         description, a file of the same name that ends in `.json`: names, shapes, dtypes and bounds of what it
         takes and gives, in order.
 

@@ -30,7 +30,7 @@ def _old(change: Callable[[Any, frozenset, frozenset], frozenset]) -> None:
 
 
 def _staleness() -> None:
-    """Whoever reads a value of which there is an older version gets that one."""
+    """A reader of a value of which there is an older version gets that one."""
     _old(lambda reader, own, every: every)
 
 

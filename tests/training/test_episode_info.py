@@ -1,4 +1,4 @@
-"""What environments report of episodes beside their return: in metrics, evaluations and tables, by name."""
+"""What environments report of episodes besides their return: in metrics, evaluations and tables, by name."""
 
 import dataclasses
 from typing import ClassVar
