@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from bench import codesign_schedules
-from envs.codesign import cost, layers, schedule, space
-from envs.codesign.space import Chips, Decision, NetworkSpace, Problem, Specs
+from envs.codesign import cost, exhaustive, layers, problem, schedule, space
+from envs.codesign.problem import Problem, Specs
+from envs.codesign.space import Chips, Decision, Task
 from fdg.errors import FdgError
 from tests.codesign.test_schedule import assert_valid
 
@@ -17,7 +18,7 @@ def build(filters, depth):
     return [layers.convolution(3, filters, 8), *[layers.convolution(filters, filters, 8)] * depth]
 
 
-TASK = NetworkSpace("task", (Decision("filters", (4, 8)), Decision("depth", (0, 1, 2))), build)
+TASK = Task("task", (Decision("filters", (4, 8)), Decision("depth", (0, 1, 2))), build)
 CHIPS = Chips(
     templates=("dla", "shi"), pes=(0, 64, 128), noc_bytes_per_cycle=(8, 16, 24), buffer_kb=(4, 8),
     budget_pes=192, budget_noc_bytes_per_cycle=32,
@@ -39,25 +40,24 @@ def test_the_256_networks_of_a_task():
         assert one.out_channels == other.in_channels and one.out_rows == other.in_rows
 
 
-def walk(problem, chosen, at, mask):
+def walk(designs, chosen, at, mask):
     """Every design that the masks of the decisions from `at` on lead to."""
-    decisions = problem.decisions()
+    decisions = designs.decisions()
     if at == len(decisions):
         yield tuple(one.options[i] for one, i in zip(decisions, chosen, strict=True))
         return
     left = np.asarray(mask(jnp.asarray(chosen, jnp.int32), at))
     assert left.any()
     for option in np.flatnonzero(left):
-        yield from walk(problem, [*chosen[:at], int(option), *chosen[at + 1 :]], at + 1, mask)
+        yield from walk(designs, [*chosen[:at], int(option), *chosen[at + 1 :]], at + 1, mask)
 
 
 STACKS = [layers.stack((build(*choice) + [None] * 3)[:3]) for choice in TASK.choices()]
 
 
 def test_masks_lead_to_all_chips_within_the_budgets_and_to_no_other():
-    problem = Problem((), CHIPS)
-    mask = jax.jit(lambda chosen, at: space.mask(problem, chosen, at))
-    found = list(walk(problem, [0] * 8, 0, mask))
+    mask = jax.jit(lambda chosen, at: problem.mask(Problem((), CHIPS), chosen, at))
+    found = list(walk(Problem((), CHIPS), [0] * 8, 0, mask))
     kinds = CHIPS.kinds()
     for design in found:
         pairs = [design[:4], design[4:]]
@@ -70,13 +70,13 @@ def test_masks_lead_to_all_chips_within_the_budgets_and_to_no_other():
 
 def test_decisions_before_the_chip_are_free():
     assert [one.name for one in SMALL.decisions()][:5:4] == ["task: filters", "sub-accelerator 0: pes"]
-    left = space.mask(SMALL, jnp.zeros(12, jnp.int32), 1)
+    left = problem.mask(SMALL, jnp.zeros(12, jnp.int32), 1)
     assert left.tolist() == [True, True, True]
 
 
 def test_all_designs_one_by_one_in_python():
     scores = np.float32([0.1, 0.2, 0.35, 0.3, 0.4, 0.6]), np.float32([0, 0.1, 0.2, 0.15, 0.25, 0.3])
-    found = space.enumerate_all(SMALL, scores, SPECS)
+    found = exhaustive.enumerate_all(SMALL, scores, SPECS)
     kinds, choices, chips = CHIPS.kinds(), TASK.choices(), CHIPS.all()
     assert found.designs == SMALL.count() == 36 * len(chips)
     by_design = {}
@@ -103,10 +103,10 @@ def test_all_designs_one_by_one_in_python():
     assert found.feasible == len(meets) and 0 < len(meets) < len(by_design) and found.violation == 0
     best = max(x[0] for x in meets.values())
     least = min(x[2] for x in meets.values() if x[0] > best - 1e-6)
-    assert found.score == pytest.approx(best) and found.evaluation.energy_pj == pytest.approx(least, rel=1e-6)
-    assert by_design[*found.networks, *found.kinds][1] == found.evaluation.latency_cycles
+    assert found.score == pytest.approx(best) and found.costs.energy_pj == pytest.approx(least, rel=1e-6)
+    assert by_design[*found.networks, *found.kinds][1] == found.costs.latency_cycles
     # Where none meets the specs: the least violation.
-    none = space.enumerate_all(SMALL, scores, Specs(10, 1e3, 0.1))
+    none = exhaustive.enumerate_all(SMALL, scores, Specs(10, 1e3, 0.1))
     excess = [x[1] / 10 + x[2] / 1e3 + x[3] / 0.1 - 3 for x in by_design.values()]
     assert none.feasible == 0 and none.violation == pytest.approx(min(excess), rel=1e-5)
 
@@ -127,10 +127,10 @@ def test_chains_are_scheduled_as_graphs_are():
 
 
 def test_specs_by_rule_are_quantiles():
-    tight, loose = (space.specs_at(SMALL, q, samples=4096) for q in (0.1, 0.5))
+    tight, loose = (exhaustive.specs_at(SMALL, q, samples=4096) for q in (0.1, 0.5))
     assert (
         all(a < b for a, b in zip(tight, loose, strict=True))
-        and space.specs_at(SMALL, 0.1, samples=4096) == tight
+        and exhaustive.specs_at(SMALL, 0.1, samples=4096) == tight
     )
 
 
@@ -143,7 +143,7 @@ def test_specs_by_rule_are_quantiles():
         (lambda: dataclasses.replace(CHIPS, budget_noc_bytes_per_cycle=10), "need 16 bytes a cycle"),
         (lambda: dataclasses.replace(CHIPS, templates=("dla", "sih")), "unknown template 'sih'"),
         (lambda: dataclasses.replace(CHIPS, buffer_kb=(8, 8)), "buffer_kb is (8, 8); give at least one"),
-        (lambda: space.enumerate_all(SMALL, (np.zeros(5),) * 2, SPECS), "of [5, 5] choices; give [6, 6]"),
+        (lambda: exhaustive.enumerate_all(SMALL, (np.zeros(5),) * 2, SPECS), "[5, 5] choices; give [6, 6]"),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line_with_the_fix(make, message):

@@ -1,0 +1,113 @@
+"""All designs of a problem one by one: the optimum, the share that is feasible, and specs by quantiles."""
+
+import functools
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs.codesign.problem import Costs, Problem, Specs, costs_of, over, tables
+from fdg.errors import FdgError
+
+
+class Enumerated(NamedTuple):
+    """What `enumerate_all` found."""
+
+    designs: int
+    feasible: int
+    networks: tuple[int, ...]  # of the best design: positions among each task's choices
+    kinds: tuple[int, ...]  # its sub-accelerators: positions among the chips' kinds
+    score: float
+    costs: Costs
+    violation: float  # 0 where a design meets the specs; else the least sum of relative excess
+
+
+_CHUNK = 4096
+
+
+@functools.partial(jax.jit, static_argnames="problem")
+def _chunk(problem: Problem, chips: jax.Array, indices: jax.Array) -> tuple:
+    counts = [len(task.choices()) for task in problem.tasks]
+    costs = tables(problem)
+
+    def one(index: jax.Array) -> tuple[jax.Array, jax.Array, Costs]:
+        places = [math.prod(counts[task + 1 :]) for task in range(len(counts))]
+        chosen = jnp.stack([index // place % count for place, count in zip(places, counts, strict=True)])
+        rest = index // math.prod(counts)
+        return chosen, chips[rest], costs_of(problem, costs, chosen, chips[rest])
+
+    return jax.vmap(one)(indices)
+
+
+def designs_at(problem: Problem, indices: jax.Array) -> tuple[jax.Array, jax.Array, Costs]:
+    """The designs of these numbers, up to `problem.count()`: networks, kinds, and what they take."""
+    return _chunk(problem, jnp.asarray(problem.chips.all()), jnp.asarray(indices))
+
+
+def specs_at(problem: Problem, quantile: float, samples: int = 100_000, seed: int = 0) -> Specs:
+    """The quantiles of latency, energy and area over designs drawn uniformly: the smaller, the tighter."""
+    drawn = np.random.default_rng(seed).integers(0, problem.count(), samples)
+    found = designs_at(problem, jnp.asarray(drawn, jnp.int32))[2]
+    return Specs(*(float(np.quantile(x, quantile)) for x in found))
+
+
+def enumerate_all(problem: Problem, scores: tuple[np.ndarray, ...], specs: Specs) -> Enumerated:
+    """The best of all designs: the highest score among those that meet the specs, then the least energy.
+
+    Args:
+      problem: whose networks run layer after layer.
+      scores: of each task's choices, such as weighted accuracies; a design's is the sum.
+      specs: what it may take.
+
+    Raises:
+      FdgError: scores that are not one a choice, or more than 2^31 designs.
+    """
+    counts = [len(task.choices()) for task in problem.tasks]
+    if [len(each) for each in scores] != counts:
+        raise FdgError(
+            f"enumerate: scores of {[len(each) for each in scores]} choices; give {counts}, one a choice"
+        )
+    total = problem.count()
+    if total + _CHUNK >= 2**31:
+        raise FdgError(f"enumerate: {total:,} designs, more than 2^31; give fewer options")
+    given = jnp.asarray(np.stack([np.pad(x, (0, max(counts) - len(x))) for x in scores]), jnp.float32)
+    feasible, best, index = _best(problem, jnp.asarray(problem.chips.all()), given, specs)
+    networks, kinds, found = jax.tree.map(lambda x: x[0], designs_at(problem, index[None]))
+    return Enumerated(
+        designs=total,
+        feasible=int(feasible),
+        networks=tuple(networks.tolist()),
+        kinds=tuple(kinds.tolist()),
+        score=float(sum(each[i] for each, i in zip(scores, networks.tolist(), strict=True))),
+        costs=Costs(*(x.item() for x in found)),
+        violation=float(best[0]),
+    )
+
+
+@functools.partial(jax.jit, static_argnames="problem")
+def _best(problem: Problem, chips: jax.Array, scores: jax.Array, specs: Specs) -> tuple:
+    total, tasks = problem.count(), jnp.arange(len(problem.tasks))
+
+    def step(carry: tuple, first: jax.Array) -> tuple[tuple, None]:
+        feasible, best, index = carry
+        indices = first + jnp.arange(_CHUNK)
+        networks, _, found = _chunk(problem, chips, jnp.minimum(indices, total - 1))
+        excess = jnp.where(indices < total, over(found, specs).sum(0), jnp.inf)
+        score = scores[tasks[None], networks].sum(1)
+        # Least of (violation, -score, energy), one after another.
+        keys = excess, -score, found.energy_pj
+        at = jnp.lexsort(keys[::-1])[0]
+        key = tuple(x[at] for x in keys)
+        is_better = functools.reduce(
+            lambda later, pair: (pair[0] < pair[1]) | ((pair[0] == pair[1]) & later),
+            zip(reversed(key), reversed(best), strict=True),
+            jnp.bool_(False),
+        )
+        best = tuple(jnp.where(is_better, a, b) for a, b in zip(key, best, strict=True))
+        return (feasible + (excess == 0).sum(), best, jnp.where(is_better, indices[at], index)), None
+
+    begin = jnp.int32(0), (jnp.float32(jnp.inf),) * 3, jnp.int32(0)
+    firsts = jnp.arange(0, total, _CHUNK)
+    return jax.lax.scan(step, begin, firsts)[0]

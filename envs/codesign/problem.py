@@ -1,0 +1,373 @@
+"""A co-design problem as a value: its decisions, what they leave, and what designs take and are worth."""
+
+import dataclasses
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs.codesign import accuracy, cost, schedule, templates
+from envs.codesign.layers import Layer, output_words, stack
+from envs.codesign.space import Chips, Decision, Task
+from envs.codesign.technology import Technology
+from fdg.errors import FdgError, unknown_name
+
+
+class Specs(NamedTuple):
+    """What a design may take at most; infinite where anything may be taken."""
+
+    latency_cycles: float = math.inf
+    energy_pj: float = math.inf
+    area_mm2: float = math.inf
+
+
+_ANY, _CHIPS = Specs(), Chips()
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """Networks for several tasks on one chip, within specs.
+
+    Equal arguments make equal values; no array exists until a design is evaluated.
+
+    Attributes:
+      tasks: of which a network each is chosen.
+      chips: likewise a chip.
+      technology: constants of the process.
+      specs: what a design may take.
+      levels: names of further specs, such as ("tight", Specs(...)); see `at`.
+      bounds: what designs take at most, by which the paper's penalty divides: infinite where unknown.
+      accuracy: where accuracies come from, one of `accuracy.SOURCES`.
+      table: file of accuracies in place of the one that is shipped (`accuracy="table"`).
+      name: in messages.
+    """
+
+    tasks: tuple[Task, ...]
+    chips: Chips = _CHIPS
+    technology: Technology = cost.PROCESS
+    specs: Specs = _ANY
+    levels: tuple[tuple[str, Specs], ...] = ()
+    bounds: Specs = _ANY
+    accuracy: str = "surrogate"
+    table: str = ""
+    name: str = "codesign"
+
+    def __post_init__(self) -> None:
+        if self.accuracy not in accuracy.SOURCES:
+            raise unknown_name("source of accuracies", self.accuracy, accuracy.SOURCES)
+
+    def decisions(self) -> tuple[Decision, ...]:
+        """All, in their order: those of each network, then of each sub-accelerator."""
+        networks = [
+            one._replace(name=f"{task.name}: {one.name}") for task in self.tasks for one in task.decisions
+        ]
+        subs = [
+            one._replace(name=f"sub-accelerator {i}: {one.name}")
+            for i in range(self.chips.subaccelerators)
+            for one in self.chips.decisions()
+        ]
+        return (*networks, *subs)
+
+    def count(self) -> int:
+        """Designs that `enumerate_all` meets."""
+        return math.prod(len(task.choices()) for task in self.tasks) * len(self.chips.all())
+
+    def at(self, level: str) -> "Problem":
+        """This problem with the specs of a level.
+
+        Raises:
+          FdgError: it has no such level.
+        """
+        levels = dict(self.levels)
+        if level not in levels:
+            if not levels:
+                raise FdgError(
+                    f"{self.name} has no specs called '{level}': write [specs.{level}] in its file"
+                )
+            raise unknown_name(f"level of specs of {self.name}", level, levels)
+        return dataclasses.replace(self, specs=levels[level])
+
+
+def mask(problem: Problem, chosen: jax.Array, at: jax.Array | int) -> jax.Array:
+    """Which options of decision `at` the budgets leave, bool [most options of any decision].
+
+    PEs and bandwidth of what was chosen are spent, the least that the sub-accelerators that follow need is
+    kept, and the last one is there if no other is. Of one that is not there, only the first options are left.
+
+    Args:
+      problem: static.
+      chosen: [decisions] int32, positions among options; those from `at` on are not read.
+      at: which decision.
+    """
+    decisions, chips = problem.decisions(), problem.chips
+    most = max(len(one.options) for one in decisions)
+    lengths = jnp.asarray([len(one.options) for one in decisions])
+    first, each = len(decisions) - 4 * chips.subaccelerators, len(chips.decisions())
+    pes, noc = _options(chips, most)
+    pes_left, noc_left = left(problem, chosen, at)
+    sub = (at - first) // each
+    to_come = chips.subaccelerators - 1 - sub
+    is_alone = (sub == chips.subaccelerators - 1) & (pes_left == chips.budget_pes)
+    by_pes = (pes <= pes_left - to_come * min(chips.pes)) & ((pes > 0) | ~is_alone)
+    # Sums of fractions in float32 may be a little off.
+    by_noc = noc <= (noc_left - to_come * min(chips.noc_bytes_per_cycle)) * (1 + 1e-6)
+    here = chosen[first + jnp.maximum(sub, 0) * each]
+    is_absent = pes[here] == 0
+    what = (at - first) % each
+    of_sub = jnp.where(what == 2, by_noc, True) & (~is_absent | _is_first(chips, most, what))
+    of_sub = jnp.where(what == 0, by_pes, of_sub)
+    return jnp.where(at >= first, of_sub, True) & (jnp.arange(most) < lengths[at])
+
+
+def _is_first(chips: Chips, most: int, what: jax.Array | int) -> jax.Array:
+    """The option that an absent sub-accelerator has: the first, of bandwidths the least."""
+    least = chips.noc_bytes_per_cycle.index(min(chips.noc_bytes_per_cycle))
+    return jnp.arange(most) == jnp.where(what == 2, least, 0)
+
+
+def _options(chips: Chips, most: int) -> tuple[jax.Array, jax.Array]:
+    """Numbers of PEs [most] int32 and bandwidths [most] float32; 0 behind the last option."""
+    pes, noc = (np.pad(np.asarray(x), (0, most - len(x))) for x in (chips.pes, chips.noc_bytes_per_cycle))
+    return jnp.asarray(pes, jnp.int32), jnp.asarray(noc, jnp.float32)
+
+
+def left(problem: Problem, chosen: jax.Array, at: jax.Array | int) -> tuple[jax.Array, jax.Array]:
+    """PEs and bandwidth of the budgets that the sub-accelerators before that of decision `at` leave."""
+    chips, decisions = problem.chips, problem.decisions()
+    first, each = len(decisions) - 4 * chips.subaccelerators, len(chips.decisions())
+    pes, noc = _options(chips, max(len(chips.pes), len(chips.noc_bytes_per_cycle)))
+    starts = jnp.arange(chips.subaccelerators) * each + first
+    is_before = jnp.arange(chips.subaccelerators) < (at - first) // each
+    spent = jnp.where(is_before, pes[chosen[starts]], 0)
+    noc_spent = jnp.where(spent > 0, noc[chosen[starts + 2]], 0)
+    return chips.budget_pes - spent.sum(), chips.budget_noc_bytes_per_cycle - noc_spent.sum()
+
+
+def repair(problem: Problem, choices: jax.Array) -> jax.Array:
+    """The design within the budgets that is like another, decision by decision.
+
+    An option that the decisions before it do not leave becomes the nearest lower one that they do, or else
+    the first.
+
+    Args:
+      problem: static.
+      choices: [decisions] int32, any numbers; `jax.vmap` it for many.
+    """
+    return jax.lax.fori_loop(
+        0, len(problem.decisions()), lambda at, chosen: decide(problem, chosen, at, chosen[at]), choices
+    )
+
+
+def decide(problem: Problem, chosen: jax.Array, at: jax.Array, option: jax.Array) -> jax.Array:
+    """`chosen` with an option for decision `at`, or the nearest that the budgets leave, as in `repair`."""
+    allowed = mask(problem, chosen, at)
+    places = jnp.arange(len(allowed))
+    lower = jnp.where(allowed & (places <= option), places, -1).max()
+    return chosen.at[at].set(jnp.where(lower < 0, allowed.argmax(), lower).astype(chosen.dtype))
+
+
+class Tables(NamedTuple):
+    """What every layer of every network costs on every sub-accelerator.
+
+    M tasks, N networks, L layers, U layers that differ, F kinds.
+    """
+
+    layer: np.ndarray  # [M, N, L] int32, which of the U; 0 is none
+    latency_cycles: np.ndarray  # [U, F] int32
+    energy_pj: np.ndarray  # [U, F] float32
+    map_bytes: np.ndarray  # [U] float32, of a layer's output
+    noc_bytes_per_cycle: np.ndarray  # [F] float32
+    area_mm2: np.ndarray  # [F] float32, without what a chip has once
+
+
+_MOST_COSTS = 2**24  # that are kept: 128 MiB
+
+
+def tables(problem: Problem) -> Tables:
+    """Costs that are looked up for designs; sizes are padded to the largest network's.
+
+    Raises:
+      FdgError: too many options for a table of all.
+    """
+    found = tuple(map(templates.get, problem.chips.templates))  # one that is registered again is another
+    return _tables(problem.tasks, problem.chips, problem.technology, found)
+
+
+@functools.lru_cache(maxsize=16)
+def _tables(tasks: tuple[Task, ...], chips: Chips, technology: Technology, _: tuple) -> Tables:
+    networks = [[task.build(*choice) for choice in task.choices()] for task in tasks]
+    most, longest = max(map(len, networks)), max(len(one) for task in networks for one in task)
+    number: dict[Layer | None, int] = {None: 0}
+    layer = np.zeros((len(tasks), most, longest), np.int32)
+    for task, each in enumerate(networks):
+        for network, one in enumerate(each):
+            layer[task, network, : len(one)] = [number.setdefault(x, len(number)) for x in one]
+    kinds = 1 + math.prod(len(one.options) for one in chips.decisions()[1:]) * sum(x > 0 for x in chips.pes)
+    if len(number) * kinds > _MOST_COSTS:
+        raise FdgError(
+            f"chips: {kinds:,} sub-accelerators that differ, times {len(number):,} layers, are more than"
+            f" {_MOST_COSTS:,} costs: give fewer options of PEs, bandwidths or buffers"
+        )
+    with jax.ensure_compile_time_eval():
+        layers, subs = stack(list(number)), chips.subs()
+        costs = cost.layer_costs(layers, subs, chips.templates, technology)
+        words = jax.vmap(output_words)(layers)
+        one_each = jax.tree.map(lambda x: x[:, None], subs)
+        areas = jax.vmap(lambda one: cost.area_mm2(one, chips.templates, technology))(one_each)
+        found = (
+            layer,
+            jnp.where(words[:, None] > 0, costs.latency_cycles, 0),
+            costs.energy_pj,
+            words * jnp.float32(technology.word_bytes),
+            jnp.where(subs.rows > 0, subs.noc_bytes_per_cycle, jnp.inf),
+            areas - technology.chip_mm2,
+        )
+        return Tables(*map(np.asarray, found))
+
+
+class Costs(NamedTuple):
+    """What designs take."""
+
+    latency_cycles: jax.Array  # int32
+    energy_pj: jax.Array  # float32
+    area_mm2: jax.Array  # float32
+
+
+def costs_of(problem: Problem, costs: Tables, networks: jax.Array, kinds: jax.Array) -> Costs:
+    """What a design takes: scalars, `jax.vmap` it for many.
+
+    Args:
+      problem: static.
+      costs: `tables(problem)`.
+      networks: [M] int32, positions among each task's `choices()`.
+      kinds: [subaccelerators] int32, positions among `chips.kinds()`.
+    """
+    costs = jax.tree.map(jnp.asarray, costs)
+    layer = costs.layer[jnp.arange(len(problem.tasks)), networks]
+    latency, energy = (x[layer[..., None], kinds] for x in (costs.latency_cycles, costs.energy_pj))
+    transfer = cost.whole_cycles(costs.map_bytes[layer] / costs.noc_bytes_per_cycle[kinds].min())
+    found = schedule.chain_schedule(latency, energy, transfer)
+    area = problem.technology.chip_mm2 + costs.area_mm2[kinds].sum()
+    return Costs(found.latency_cycles, found.energy_pj, area)
+
+
+def positions(problem: Problem, choices: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A design as positions: networks [M] among each task's `choices()`, and `chips.kinds()` [A]; int32.
+
+    Args:
+      problem: static.
+      choices: [decisions] int32, within the budgets.
+    """
+    first, networks = 0, []
+    for task in problem.tasks:
+        networks.append(_mixed(choices[first:], [len(one.options) for one in task.decisions]))
+        first += len(task.decisions)
+    chips, kinds = problem.chips, []
+    rank = np.cumsum([x > 0 for x in chips.pes]) - 1  # among those that are there
+    sizes = [len(one.options) for one in chips.decisions()]
+    for sub in range(chips.subaccelerators):
+        pes, *rest = (choices[first + sub * len(sizes) + i] for i in range(len(sizes)))
+        kind = 1 + _mixed([jnp.asarray(rank, jnp.int32)[pes], *rest], [0, *sizes[1:]])
+        kinds.append(jnp.where(jnp.asarray(chips.pes)[pes] > 0, kind, 0))
+    return jnp.stack(networks).astype(jnp.int32), jnp.stack(kinds).astype(jnp.int32)
+
+
+def _mixed(digits: Any, bases: list[int]) -> jax.Array:
+    found = jnp.int32(0)
+    for at, base in enumerate(bases):
+        found = found * base + digits[at]
+    return found
+
+
+class Evaluation(NamedTuple):
+    """What designs take and are worth; M tasks."""
+
+    latency_cycles: jax.Array  # [B] int32
+    energy_pj: jax.Array  # [B] float32
+    area_mm2: jax.Array  # [B] float32
+    accuracy: jax.Array  # [B, M] float32, not-a-number where unknown
+    score: jax.Array  # [B] float32, weighted sum of accuracies
+    excess: jax.Array  # [B, 3] float32, of latency, energy and area over its spec, relative to that
+    violation: jax.Array  # [B] float32, the sum of it
+    feasible: jax.Array  # [B] bool
+
+
+def evaluate(problem: Problem, choices: jax.Array, specs: Any = None) -> Evaluation:
+    """Evaluates designs: one compiled program, whatever their number.
+
+    Args:
+      problem: static.
+      choices: [B, decisions] int32 within the budgets: positions among the options of `problem.decisions()`.
+      specs: in place of the problem's: [3] or [B, 3].
+
+    Returns:
+      Arrays [B, ...]. With `accuracy="train"` the children of designs that violate a spec are not trained:
+      their accuracies are 0.
+
+    >>> from envs.codesign import space
+    >>> problem = Problem((space.resnet9(), space.unet()))
+    >>> design = repair(problem, jax.numpy.zeros(19, "int32") + 3)
+    >>> found = evaluate(problem, design[None])
+    >>> found.feasible.tolist(), found.accuracy.shape
+    ([True], (1, 2))
+    """
+    return _evaluate(problem, jnp.asarray(choices, jnp.int32), problem.specs if specs is None else specs)
+
+
+@functools.partial(jax.jit, static_argnames="problem")
+def _evaluate(problem: Problem, choices: jax.Array, specs: Any) -> Evaluation:
+    specs = jnp.broadcast_to(jnp.asarray(specs, jnp.float32), (len(choices), 3))
+    networks, kinds = jax.vmap(lambda one: positions(problem, one))(choices)
+    taken = jax.vmap(functools.partial(costs_of, problem, tables(problem)))(networks, kinds)
+    excess = jax.vmap(over)(taken, specs)
+    violation = excess.sum(1)
+    feasible = violation == 0
+    found = accuracy.accuracies(problem.tasks, problem.accuracy, problem.table, networks, feasible)
+    weights = jnp.asarray([task.weight for task in problem.tasks], jnp.float32)
+    score = (jnp.nan_to_num(found) * weights[None]).sum(1)
+    return Evaluation(*taken, found, score, excess, violation, feasible)
+
+
+def over(taken: Costs, specs: Any) -> jax.Array:
+    """What exceeds the specs, each relative to its spec; 0 where it is met: [3] float32."""
+    pairs = zip(taken, specs, strict=True)
+    return jnp.stack([jnp.maximum(x / jnp.asarray(spec, jnp.float32) - 1, 0) for x, spec in pairs])
+
+
+class Scheduled(NamedTuple):
+    """Where and when a design's layers run."""
+
+    layers: tuple[str, ...]  # [N] "task: number", in the order of the schedule's arrays
+    schedule: schedule.Schedule  # arrays [N]
+    costs: cost.LayerCosts  # arrays [N, A]
+
+
+def scheduled(problem: Problem, choices: Any, moves: int = schedule.MOVES) -> Scheduled:
+    """The schedule of one design, improved by moves: no slower than `evaluate` says.
+
+    Args:
+      problem: static.
+      choices: [decisions] int32.
+      moves: as in `schedule.schedule`; 0 for list schedules alone.
+    """
+    networks, kinds = (x.tolist() for x in positions(problem, jnp.asarray(choices, jnp.int32)))
+    built = [task.build(*task.choices()[at]) for task, at in zip(problem.tasks, networks, strict=True)]
+    before = schedule.chains(*map(len, built))
+    first = 0
+    for task, layers in zip(problem.tasks, built, strict=True):
+        here = slice(first, first + len(layers))
+        if task.branches is not None:
+            before[here, here] = False
+            for i, j in task.branches:
+                before[first + i, first + j] = True
+        first += len(layers)
+    subs = jax.tree.map(lambda x: x[jnp.asarray(kinds)], problem.chips.subs())
+    flat = stack([layer for one in built for layer in one])
+    costs = cost.layer_costs(flat, subs, problem.chips.templates, problem.technology)
+    work = schedule.work_of(costs, flat, subs, jnp.asarray(before), problem.technology.word_bytes)
+    spec = min(problem.specs.latency_cycles, cost.LARGEST_COUNT)
+    names = [f"{t.name}: {i}" for t, one in zip(problem.tasks, built, strict=True) for i in range(len(one))]
+    return Scheduled(tuple(names), schedule.schedule(work, int(spec), moves), costs)

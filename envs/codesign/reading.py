@@ -1,0 +1,295 @@
+"""Problems from TOML files: what a file says is data, every key of it is known, and nothing is imported."""
+
+import dataclasses
+import importlib.resources
+import math
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from envs.codesign import accuracy, networks, space
+from envs.codesign.layers import Layer
+from envs.codesign.problem import Problem, Specs
+from envs.codesign.space import Chips, Task
+from envs.codesign.technology import Technology
+from fdg.errors import FdgError, nearest, one_line, unknown_name
+
+WORKLOADS = ("w1", "w2", "w3")
+LEVELS = ("tight", "medium", "loose")
+_LARGEST_FILE = 2**20  # bytes
+
+# How a network of a task may be given, by the key that says so: (value, folder of the file) -> layers, and
+# pairs (i, j) of layers of which i comes before j, None for one after another.
+GivenReader = Callable[[str, Path], tuple[list[Layer], tuple[tuple[int, int], ...] | None]]
+GIVEN: dict[str, GivenReader] = {"network": lambda name, _: (networks.get(name), None)}
+
+_SPECS = {  # key -> position in Specs, factor to its unit; cycles of latency depend on the clock
+    "latency_cycles": (0, None),
+    "latency_ms": (0, 1e-3),
+    "latency_us": (0, 1e-6),
+    "energy_pj": (1, 1.0),
+    "energy_nj": (1, 1e3),
+    "energy_uj": (1, 1e6),
+    "energy_mj": (1, 1e9),
+    "area_mm2": (2, 1.0),
+    "area_um2": (2, 1e-6),
+}
+
+
+def get(name: str) -> Problem:
+    """The problem of a shipped workload, or of a TOML file.
+
+    Args:
+      name: `w1`, `w2`, `w3`, or a path that ends in `.toml`.
+
+    Raises:
+      FdgError: there is none; as `read`.
+
+    >>> len(get("w1").decisions())
+    19
+    """
+    if name in WORKLOADS:
+        text = importlib.resources.files("envs.codesign").joinpath("workloads", f"{name}.toml").read_text()
+        return from_dict(tomllib.loads(text), name)
+    if not name.endswith(".toml"):
+        raise unknown_name("workload", name, WORKLOADS, meant=("w1", "FILE.toml"))
+    return read(name)
+
+
+def read(path: str | Path) -> Problem:
+    """The problem that a TOML file says.
+
+    Raises:
+      FdgError: it cannot be read, or says what is no problem: the key, and the nearest known one.
+    """
+    path = Path(path)
+    try:
+        if not path.is_file():
+            there = "is no ordinary file" if path.exists() else "does not exist"
+            raise FdgError(f"{path} {there}: give a TOML file, or one of {', '.join(WORKLOADS)}")
+        if path.stat().st_size > _LARGEST_FILE:
+            raise FdgError(f"{path} has more than {_LARGEST_FILE:,} bytes: give a TOML file of a problem")
+        said = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise FdgError(f"{path} is no TOML that can be read: {one_line(error)}") from None
+    return from_dict(said, str(path), path.parent)
+
+
+def from_dict(said: Mapping[str, Any], name: str = "codesign", folder: Path | None = None) -> Problem:
+    """The problem that a dictionary says, as a TOML file has it.
+
+    Args:
+      said: `[budget]`, `[chip]`, `[technology]`, `[specs]`, `[bounds]`, `[accuracy]` and `[[task]]`.
+      name: of the problem, in messages.
+      folder: that relative paths of files begin at.
+
+    Raises:
+      FdgError: as `read`.
+    """
+    whole = _Keys(name, "", said, "budget chip technology specs bounds accuracy task")
+    technology = _technology(whole.table("technology"))
+    chips = _chips(whole, technology)
+    specs, levels = _specs(whole.table("specs"), technology)
+    of_accuracy = whole.table("accuracy", "source table")
+    source = of_accuracy.text("source", "table")
+    if source not in accuracy.SOURCES:
+        raise of_accuracy.error("source", source, accuracy.SOURCES)
+    tasks = whole.value("task", ())
+    if not isinstance(tasks, list | tuple) or not tasks or not all(isinstance(x, Mapping) for x in tasks):
+        raise FdgError(f"{name}: there is no task: write one [[task]] a network")
+    if len(tasks) > 8:
+        raise FdgError(f"{name}: {len(tasks)} tasks; give at most 8")
+    read_tasks = [_task(name, at, one, len(tasks), folder or Path()) for at, one in enumerate(tasks)]
+    names = [task.name for task in read_tasks]
+    for one in names:
+        if names.count(one) > 1:
+            raise FdgError(f"{name}: two tasks are called '{one}': give each a name of its own")
+    table = of_accuracy.text("table", "")
+    problem = Problem(
+        tuple(read_tasks),
+        chips,
+        technology,
+        levels=levels,
+        bounds=_one_specs(whole.table("bounds"), technology),
+        accuracy=source,
+        table=str((folder or Path()) / table) if table else "",
+        name=name,
+    )
+    if specs != Specs():
+        return dataclasses.replace(problem, specs=specs)
+    return problem.at("medium") if "medium" in dict(levels) else problem
+
+
+class _Keys:
+    """A table of a file whose keys are known; every mistake is one line that says where."""
+
+    def __init__(self, name: str, table: str, said: Any, known: str = ""):
+        self.where, self.table_name, self.file = f"{name}: [{table}]" if table else name, table, name
+        if not isinstance(said, Mapping):
+            raise FdgError(f"{self.where} is {said!r:.60}; write a table of keys, KEY = VALUE")
+        self.said, self.known = said, known.split()
+        for key in said if known else ():
+            if key not in self.known:
+                close = nearest(str(key), self.known)
+                hint = f": did you mean {close[0]}?" if close else ""
+                raise FdgError(
+                    f"{self.where} has an unknown key '{key}'{hint} (known: {', '.join(self.known)})"
+                )
+
+    def error(self, key: str, value: Any, known: Any) -> FdgError:
+        return unknown_name(f"{self.where} {key}", value, known)
+
+    def wrong(self, key: str, value: Any, give: str) -> FdgError:
+        return FdgError(f"{self.where}: {key} is {value!r:.60}; give {give}")
+
+    def value(self, key: str, default: Any = None) -> Any:
+        return self.said.get(key, default)
+
+    def table(self, key: str, known: str = "") -> "_Keys":
+        return _Keys(self.file, key, self.said.get(key, {}), known)
+
+    def text(self, key: str, default: str) -> str:
+        value = self.said.get(key, default)
+        if not isinstance(value, str):
+            raise self.wrong(key, value, "a text in quotation marks")
+        return value
+
+    def number(self, key: str, default: float, least: float = 0.0, above: bool = True) -> float:
+        value = self.said.get(key, default)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not is_number or value < least or (above and value == least) or value > 1e15:
+            raise self.wrong(key, value, f"a number {'above' if above else 'of at least'} {least:g}")
+        return value
+
+    def whole(self, key: str, default: int, least: int, most: int) -> int:
+        value = self.said.get(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise self.wrong(key, value, f"a whole number from {least} to {most:,}")
+        return value
+
+    def options(self, key: str, default: tuple, kind: type | tuple[type, ...], give: str) -> tuple:
+        """A list of options; or of numbers a table `{ from = 0, to = 512, step = 32 }`."""
+        value = self.said.get(key, default)
+        if isinstance(value, Mapping) and kind is not str:
+            span = _Keys(self.file, f"{self.table_name}.{key}", value, "from to step")
+            start, end, step = (span.whole(x, d, x == "step", 2**20) for x, d in _SPAN.items())
+            value = list(range(start, end + 1, step))
+        is_list = isinstance(value, list | tuple) and 0 < len(value) <= 4096
+        if not is_list or not all(isinstance(x, kind) and not isinstance(x, bool) for x in value):
+            raise self.wrong(key, value, f"a list of {give}")
+        if any(isinstance(x, int | float) and not 0 <= x <= 2**30 for x in value):
+            raise self.wrong(key, value, f"a list of {give}, none below 0")
+        return tuple(value)
+
+
+_SPAN = {"from": 0, "to": 512, "step": 32}
+_OF_SPACES = "size width classes channels"
+_NUMBERS = (int, float)
+
+
+def _technology(keys: _Keys) -> Technology:
+    fields = [field.name for field in dataclasses.fields(Technology)]
+    keys = _Keys(keys.file, "technology", keys.said, " ".join(fields))
+    try:
+        return Technology(**keys.said)
+    except FdgError as error:
+        raise FdgError(f"{keys.where}: {error}") from None
+
+
+def _chips(whole: _Keys, technology: Technology) -> Chips:
+    budget = whole.table("budget", "pes bandwidth_gb_s subaccelerators templates")
+    chip = whole.table("chip", "pes bandwidth_gb_s buffer_kb dram_gb_s")
+    a_cycle = 1e9 / technology.clock_hz  # bytes of a GB/s
+    names = budget.options("templates", Chips.templates, str, "names, such as ['dla', 'shi']")
+    bandwidths = chip.options("bandwidth_gb_s", Chips.noc_bytes_per_cycle, _NUMBERS, "numbers of GB/s")
+    try:
+        return Chips(
+            budget.whole("subaccelerators", Chips.subaccelerators, 1, 8),
+            names,
+            chip.options("pes", Chips.pes, int, "whole numbers; 0 leaves a sub-accelerator out"),
+            tuple(_plain(x * a_cycle) for x in bandwidths),
+            chip.options("buffer_kb", Chips.buffer_kb, int, "whole numbers of KB"),
+            budget.whole("pes", Chips.budget_pes, 1, 2**20),
+            _plain(budget.number("bandwidth_gb_s", Chips.budget_noc_bytes_per_cycle) * a_cycle),
+            chip.number("dram_gb_s", Chips.dram_bytes_per_cycle) * a_cycle,
+        )
+    except FdgError as error:
+        message = str(error)
+        raise error if message.startswith(whole.file) else FdgError(f"{whole.file}: {message}") from None
+
+
+def _plain(x: float) -> float:
+    return int(x) if x == int(x) else x
+
+
+def _specs(keys: _Keys, technology: Technology) -> tuple[Specs, tuple[tuple[str, Specs], ...]]:
+    """Specs that a file says itself, and those of its levels."""
+    levels = {key: x for key, x in keys.said.items() if isinstance(x, Mapping) and key not in _SPECS}
+    _Keys(keys.file, "specs", levels, " ".join(LEVELS))
+    own = _Keys(keys.file, "specs", {key: x for key, x in keys.said.items() if key not in levels})
+    read = [
+        (level, _one_specs(_Keys(keys.file, f"specs.{level}", levels[level]), technology))
+        for level in LEVELS
+        if level in levels
+    ]
+    return _one_specs(own, technology), tuple(read)
+
+
+def _one_specs(keys: _Keys, technology: Technology) -> Specs:
+    found = [math.inf] * 3
+    for key in keys.said:
+        if key not in _SPECS:
+            units = [one for one in _SPECS if one.startswith(f"{key}_")]
+            hint = f"its unit is missing: write {' or '.join(units)}" if units else None
+            close = nearest(str(key), _SPECS)
+            hint = hint or (f"did you mean {close[0]}?" if close else f"known: {', '.join(_SPECS)}")
+            raise FdgError(f"{keys.where} has an unknown key '{key}': {hint}")
+        at, factor = _SPECS[key]
+        if found[at] < math.inf:
+            raise FdgError(f"{keys.where}: {key} is a second value of {Specs._fields[at]}: leave one out")
+        value = keys.number(key, 0)
+        found[at] = value * (factor * (technology.clock_hz if at == 0 else 1) if factor else 1)
+    return Specs(*found)
+
+
+def _task(name: str, at: int, said: Mapping[str, Any], tasks: int, folder: Path) -> Task:
+    keys = _Keys(
+        name, f"task {at + 1}", said, f"name space weight data accuracy {_OF_SPACES} {' '.join(GIVEN)}"
+    )
+    title = keys.text("name", f"task{at + 1}")
+    if not title or len(title) > 64 or not title.isprintable():
+        raise keys.wrong("name", title, "a short name")
+    fields: dict[str, Any] = {
+        "weight": float(keys.number("weight", 1 / tasks, above=False)),
+        "data": keys.text("data", ""),
+    }
+    if fields["data"].endswith(".npz"):
+        fields["data"] = str(folder / fields["data"])
+    sources = [key for key in ("space", *GIVEN) if key in said]
+    if len(sources) != 1:
+        both = f"both {' and '.join(sources)}" if sources else "no network"
+        raise FdgError(f"{keys.where} has {both}: write one of {', '.join(('space', *GIVEN))}")
+    (source,) = sources
+    value = keys.text(source, "")
+    if source != "space":
+        if wrong := next((key for key in _OF_SPACES.split() if key in said), None):
+            raise FdgError(f"{keys.where}: {wrong} is for a space, and {source} is given: leave {wrong} out")
+        layers, branches = GIVEN[source](value, folder)
+        known = keys.number("accuracy", 0.0, above=False) if "accuracy" in said else None
+        if known is not None and known > 1:
+            raise keys.wrong("accuracy", known, "a number from 0 to 1")
+        return space.given(title, layers, accuracy=known, branches=branches, **fields)
+    if "accuracy" in said:
+        raise FdgError(
+            f"{keys.where}: accuracy is for a given network; [accuracy] says where a space's are from"
+        )
+    if value not in space.SPACES:
+        raise keys.error("space", value, space.SPACES)
+    sizes = {key: keys.whole(key, 1, 1, 4096) for key in _OF_SPACES.split() if key in said}
+    try:
+        return space.SPACES[value](title, **sizes, **fields)
+    except TypeError:
+        raise FdgError(f"{keys.where}: space '{value}' has no classes: leave them out") from None
+    except FdgError as error:
+        raise FdgError(f"{keys.where}: {error}") from None
