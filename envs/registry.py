@@ -11,7 +11,7 @@ import dataclasses
 import os
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from envs import (
     families,
@@ -31,6 +31,7 @@ from envs import (
     probe,
     text,
 )
+from envs.codesign import environment as codesign
 from envs.environment import Environment, Vectorized, named_info
 from envs.wrappers import PARAMETERS, wrapped
 from fdg.errors import FdgError, listed, one_line, unknown_name
@@ -48,12 +49,27 @@ SOURCES = (
     probe,
 )
 
-# Optional packages with more names than can be told without them: `make(prefix + their name)`.
-_PREFIXES: dict[str, Callable[..., Any]] = {
-    from_envpool.PREFIX: from_envpool.make,
-    text.PREFIX: text.make,  # whose tasks are no environments: algorithms of language models take them
-    from_gymnasium.PREFIX: from_gymnasium.make,
-    from_ray.PREFIX: lambda name, **overrides: from_ray.make(name, make, **overrides),
+
+class _Source(NamedTuple):
+    """What begins with a prefix, and has more names than can be listed: `make(prefix + their name)`."""
+
+    make: Callable[..., Any]  # (name without the prefix, **overrides)
+    beyond: Callable[[str, Mapping[str, Any]], str | None]  # as `beyond_registries`
+    absolute: Callable[[str], str] = str  # as `absolute`
+
+
+_PREFIXES: dict[str, _Source] = {
+    from_envpool.PREFIX: _Source(
+        from_envpool.make, lambda name, parameters: _text_beyond(parameters) or from_envpool.beyond(name)
+    ),
+    # Its tasks are no environments: algorithms of language models take them. Files of problems are data.
+    text.PREFIX: _Source(text.make, lambda *_: None, lambda name: _absolute_files(name)),
+    codesign.PREFIX: _Source(codesign.make, lambda *_: None, codesign.absolute),
+    from_gymnasium.PREFIX: _Source(from_gymnasium.make, lambda *given: _of_gymnasium(*given)),
+    from_ray.PREFIX: _Source(
+        lambda name, **overrides: from_ray.make(name, make, **overrides),
+        lambda *_: "starts a Ray cluster, or joins one",
+    ),
 }
 
 _BUILT_IN: dict[str, Callable[..., Environment]] = {
@@ -68,10 +84,10 @@ def make(name: str, **overrides: Any) -> Any:
 
     Args:
       name: one of `names()`, or `envpool:` or `gymnasium:` and a name of that package's, or `text:` and one
-        of `envs.text.names()`; or `module:factory` of your own, which is imported: a function or class whose
-        call gives an `Environment`, a `SingleEnvironment`, which is vectorized, an `envs.text.TextTask`, or a
-        problem that one is made of. `ray:` before one of the host spreads its instances over the hosts of a
-        Ray cluster.
+        of `envs.text.names()`, or `codesign:` and `w1`, `w2`, `w3` or a TOML file; or `module:factory` of a
+        user, which is imported: a function or class whose call gives an `Environment`, a `SingleEnvironment`,
+        which is vectorized, an `envs.text.TextTask`, or a problem that one is made of. `ray:` before one of
+        the host spreads its instances over the hosts of a Ray cluster.
       **overrides: parameters of the environment in place of its defaults, for instance
         `max_steps_in_episode=200`; Python numbers, strings and tuples. And for any environment `info`, names
         of what is reported of each episode (`envs.vectorize`), and wrappers (`envs.wrappers`), in this order
@@ -116,11 +132,11 @@ _OURS = (*PARAMETERS, "info")  # parameters that every environment takes
 def _made(name: str, overrides: dict[str, Any], wanted: Mapping[str, Any]) -> Any:
     """The environment without wrappers, which reports what is wanted of its episodes."""
     info = {key: wanted[key] for key in ("info",) if key in wanted}
-    for prefix, make_one in _PREFIXES.items():
+    for prefix, source in _PREFIXES.items():
         if name.startswith(prefix) and name not in _registered:
             if prefix == text.PREFIX and wanted:
                 raise FdgError(f"'{name}' is a task of text, which takes no {listed(wanted, 'and')}")
-            return make_one(name.removeprefix(prefix), **overrides, **info)
+            return source.make(name.removeprefix(prefix), **overrides, **info)
     made = _of_a_factory(name, overrides)
     if not info:
         return made
@@ -177,14 +193,16 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def absolute(name: str) -> str:
-    """The same environment from any folder: files of a task of text by their absolute paths.
+    """The same environment from any folder: its files by their absolute paths.
 
     >>> absolute("text:file?path=/data/sums.jsonl&instruction=Add."), absolute("CartPole-v1")
     ('text:file?path=/data/sums.jsonl&instruction=Add.', 'CartPole-v1')
     """
+    return next((one.absolute(name) for prefix, one in _PREFIXES.items() if name.startswith(prefix)), name)
+
+
+def _absolute_files(name: str) -> str:
     before, mark, options = name.partition("?")
-    if not before.startswith(text.PREFIX):
-        return name
     parts = [option.partition("=") for option in options.split("&")]
     spelled = [f"{n}={os.path.abspath(value)}" if n in text.FILES else n + e + value for n, e, value in parts]
     found = before + mark + "&".join(spelled)
@@ -231,17 +249,16 @@ def beyond_registries(name: str, parameters: Mapping[str, Any]) -> str | None:
         return _text_beyond(parameters, _WORD)
     if name in _registered or name in own.of_packages():
         return _text_beyond(parameters)
-    if name.startswith(text.PREFIX):
-        return None  # its problems are data: of `text:file`, a file is read
-    if name.startswith(from_ray.PREFIX):
-        return "starts a Ray cluster, or joins one"
-    if name.startswith(from_gymnasium.PREFIX):
-        imported, colon, _ = name.removeprefix(from_gymnasium.PREFIX).rpartition(":")
-        return f"imports the module {imported}" if colon else _text_beyond(parameters)
-    if name.startswith(from_envpool.PREFIX):
-        return _text_beyond(parameters) or from_envpool.beyond(name)
+    for prefix, source in _PREFIXES.items():
+        if name.startswith(prefix):
+            return source.beyond(name, parameters)
     module = _module_of(name)
     return None if module is None else f"imports the module {module}"
+
+
+def _of_gymnasium(name: str, parameters: Mapping[str, Any]) -> str | None:
+    imported, colon, _ = name.removeprefix(from_gymnasium.PREFIX).rpartition(":")
+    return f"imports the module {imported}" if colon else _text_beyond(parameters)
 
 
 def _module_of(name: str) -> str | None:

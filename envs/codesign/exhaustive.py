@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs.codesign.problem import Costs, Problem, Specs, costs_of, over, tables
+from envs.codesign.problem import Costs, Problem, Specs, costs_of, over, precedes, tables
 from fdg.errors import FdgError
 
 
@@ -100,11 +100,7 @@ def _best(problem: Problem, chips: jax.Array, scores: jax.Array, specs: Specs) -
         keys = excess, -score, found.energy_pj
         at = jnp.lexsort(keys[::-1])[0]
         key = tuple(x[at] for x in keys)
-        is_better = functools.reduce(
-            lambda later, pair: (pair[0] < pair[1]) | ((pair[0] == pair[1]) & later),
-            zip(reversed(key), reversed(best), strict=True),
-            jnp.bool_(False),
-        )
+        is_better = precedes(key, best)
         best = tuple(jnp.where(is_better, a, b) for a, b in zip(key, best, strict=True))
         return (feasible + (excess == 0).sum(), best, jnp.where(is_better, indices[at], index)), None
 

@@ -337,6 +337,18 @@ def over(taken: Costs, specs: Any) -> jax.Array:
     return jnp.stack([jnp.maximum(x / jnp.asarray(spec, jnp.float32) - 1, 0) for x, spec in pairs])
 
 
+def precedes(keys: tuple, others: tuple) -> jax.Array:
+    """Whether keys come before others: by the first that differ, the lesser one; False where all are equal.
+
+    >>> precedes((0, 2.0), (0, 3.0)).item(), precedes((1, 2.0), (0, 3.0)).item()
+    (True, False)
+    """
+    found = jnp.bool_(False)
+    for key, other in zip(reversed(keys), reversed(others), strict=True):
+        found = (key < other) | ((key == other) & found)
+    return found
+
+
 class Scheduled(NamedTuple):
     """Where and when a design's layers run."""
 

@@ -24,7 +24,9 @@ _LARGEST_FILE = 2**20  # bytes
 GivenReader = Callable[[str, Path], tuple[list[Layer], tuple[tuple[int, int], ...] | None]]
 GIVEN: dict[str, GivenReader] = {"network": lambda name, _: (networks.get(name), None)}
 
-_SPECS = {  # key -> position in Specs, factor to its unit; cycles of latency depend on the clock
+UNITS: dict[
+    str, tuple[int, float | None]
+] = {  # key -> position in Specs, factor to its unit; cycles of latency depend on the clock
     "latency_cycles": (0, None),
     "latency_ms": (0, 1e-3),
     "latency_us": (0, 1e-6),
@@ -90,7 +92,7 @@ def from_dict(said: Mapping[str, Any], name: str = "codesign", folder: Path | No
     whole = _Keys(name, "", said, "budget chip technology specs bounds accuracy task")
     technology = _technology(whole.table("technology"))
     chips = _chips(whole, technology)
-    specs, levels = _specs(whole.table("specs"), technology)
+    own, levels = _specs(whole.table("specs"), technology)
     of_accuracy = whole.table("accuracy", "source table")
     source = of_accuracy.text("source", "table")
     if source not in accuracy.SOURCES:
@@ -116,8 +118,8 @@ def from_dict(said: Mapping[str, Any], name: str = "codesign", folder: Path | No
         table=str((folder or Path()) / table) if table else "",
         name=name,
     )
-    if specs != Specs():
-        return dataclasses.replace(problem, specs=specs)
+    if own != Specs():
+        return dataclasses.replace(problem, specs=own)
     return problem.at("medium") if "medium" in dict(levels) else problem
 
 
@@ -225,7 +227,7 @@ def _plain(x: float) -> float:
 
 def _specs(keys: _Keys, technology: Technology) -> tuple[Specs, tuple[tuple[str, Specs], ...]]:
     """Specs that a file says itself, and those of its levels."""
-    levels = {key: x for key, x in keys.said.items() if isinstance(x, Mapping) and key not in _SPECS}
+    levels = {key: x for key, x in keys.said.items() if isinstance(x, Mapping) and key not in UNITS}
     _Keys(keys.file, "specs", levels, " ".join(LEVELS))
     own = _Keys(keys.file, "specs", {key: x for key, x in keys.said.items() if key not in levels})
     read = [
@@ -239,13 +241,13 @@ def _specs(keys: _Keys, technology: Technology) -> tuple[Specs, tuple[tuple[str,
 def _one_specs(keys: _Keys, technology: Technology) -> Specs:
     found = [math.inf] * 3
     for key in keys.said:
-        if key not in _SPECS:
-            units = [one for one in _SPECS if one.startswith(f"{key}_")]
+        if key not in UNITS:
+            units = [one for one in UNITS if one.startswith(f"{key}_")]
             hint = f"its unit is missing: write {' or '.join(units)}" if units else None
-            close = nearest(str(key), _SPECS)
-            hint = hint or (f"did you mean {close[0]}?" if close else f"known: {', '.join(_SPECS)}")
+            close = nearest(str(key), UNITS)
+            hint = hint or (f"did you mean {close[0]}?" if close else f"known: {', '.join(UNITS)}")
             raise FdgError(f"{keys.where} has an unknown key '{key}': {hint}")
-        at, factor = _SPECS[key]
+        at, factor = UNITS[key]
         if found[at] < math.inf:
             raise FdgError(f"{keys.where}: {key} is a second value of {Specs._fields[at]}: leave one out")
         value = keys.number(key, 0)
@@ -293,3 +295,12 @@ def _task(name: str, at: int, said: Mapping[str, Any], tasks: int, folder: Path)
         raise FdgError(f"{keys.where}: space '{value}' has no classes: leave them out") from None
     except FdgError as error:
         raise FdgError(f"{keys.where}: {error}") from None
+
+
+def specs(name: str, said: Mapping[str, Any], technology: Technology) -> Specs:
+    """Specs that a table of keys and numbers says, such as {"latency_ms": 0.8}.
+
+    Raises:
+      FdgError: a key without unit, or that is not known; a number that is not above 0.
+    """
+    return _one_specs(_Keys(name, "", said), technology)

@@ -1,0 +1,333 @@
+"""Co-design as an environment: an episode is a design, one decision a step; what it is worth comes last."""
+
+import dataclasses
+import functools
+import os
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from envs.codesign import found, problem, reading
+from envs.codesign.found import Designs
+from envs.codesign.problem import Evaluation, Problem
+from envs.environment import TimeStep, check_keys, named_info
+from envs.observations import MaskedObservation, Observation
+from envs.spaces import Box, Discrete, MultiDiscrete, Space
+from fdg.errors import FdgError, unknown_name
+from fdg.rowwise import rowwise
+
+PREFIX = "codesign:"
+SPECS = (*reading.LEVELS, "random", "explicit")
+ORDERS = ("sequence", "at_once")
+REWARDS = ("paper", "feasible_first")
+INFO = ("score", "feasible", "violation", "latency_cycles", "energy_pj", "area_mm2", "best_score")
+RHO, _LARGEST_RHO = 10.0, 1e4  # weight of the penalty: at first, and at most
+_MOST = 10.0  # of a number that is observed
+
+
+def make(
+    name: str,
+    /,
+    *,
+    specs: str | None = None,
+    order: str = "sequence",
+    reward: str = "paper",
+    accuracy: str | None = None,
+    subs: int | None = None,
+    info: Any = ("score", "feasible", "best_score"),
+    **limits: float,
+) -> "CoDesign":
+    """The environment `codesign:NAME`.
+
+    Args:
+      name: `w1`, `w2`, `w3` or the path of a TOML file.
+      specs: a level of the problem's file, `tight`, `medium` or `loose`; `random` draws them for each episode
+        between tight and loose; `explicit` are those of `[specs]` itself, or of `limits`. Absent: explicit
+        ones where there are any, else medium.
+      order: `sequence` of decisions, or all `at_once` in one step.
+      reward: of an episode: `paper` is the weighted accuracy less a penalty for what exceeds the specs,
+        `feasible_first` the weighted accuracy if none does, else less than 0 by the sum of excess.
+      accuracy: where accuracies come from, in place of what the file says.
+      subs: sub-accelerators at most, likewise.
+      info: of `INFO`, what is reported of each episode.
+      **limits: `latency_ms`, `energy_uj`, `area_mm2` and other units, as in `[specs]`.
+
+    Raises:
+      FdgError: there is no such problem, or a parameter has no such value.
+
+    >>> env = make("w1", specs="tight")
+    >>> env.action_space, env.max_episode_steps
+    (Discrete(n=33), 19)
+    """
+    options: dict[str, tuple] = {"order": (order, ORDERS), "reward": (reward, REWARDS)}
+    if specs is not None:
+        options["specs"] = (specs, SPECS)
+    for key, (value, known) in options.items():
+        if value not in known:
+            raise unknown_name(f"{key} of {PREFIX}{name}", str(value), known)
+    made = reading.get(name)
+    if accuracy is not None:
+        made = dataclasses.replace(made, accuracy=str(accuracy))
+    if subs is not None:
+        made = dataclasses.replace(made, chips=dataclasses.replace(made.chips, subaccelerators=subs))
+    for key in limits:
+        if key not in reading.UNITS:
+            known = ("specs", "order", "reward", "accuracy", "subs", "info", *reading.UNITS)
+            raise unknown_name(f"parameter of {PREFIX}{name}", key, known)
+    if limits:
+        if specs not in (None, "explicit"):
+            raise FdgError(f"{PREFIX}{name}: specs={specs} and {next(iter(limits))} are given: leave one out")
+        made = dataclasses.replace(made, specs=reading.specs(f"{PREFIX}{name}", limits, made.technology))
+    elif specs in reading.LEVELS:
+        made = made.at(specs)
+    elif specs == "random":
+        made = made.at("loose")
+        made.at("tight")
+    wanted = named_info(info)
+    for one in wanted:
+        if one not in INFO:
+            raise unknown_name(f"info of {PREFIX}{name}", one, INFO)
+    return CoDesign(made, order, reward, specs == "random", wanted)
+
+
+def absolute(name: str) -> str:
+    """The same environment from any folder: a file by its absolute path.
+
+    >>> absolute("codesign:/data/mine.toml?specs=tight"), absolute("codesign:w1")
+    ('codesign:/data/mine.toml?specs=tight', 'codesign:w1')
+    """
+    path, mark, options = name.removeprefix(PREFIX).partition("?")
+    return f"{PREFIX}{os.path.abspath(path)}{mark}{options}" if path.endswith(".toml") else name
+
+
+class State(NamedTuple):
+    """State of a batch of episodes, and what all episodes so far have found; leading axis `B`."""
+
+    chosen: jax.Array  # [B, decisions] int32, positions among options; 0 from `at` on
+    at: jax.Array  # [B] int32, which decision is next
+    specs: jax.Array  # [B, 3] float32, of this episode: cycles, pJ, mm2
+    rho: jax.Array  # [B] float32, weight of the penalty
+    leader: jax.Array  # [B, 2] float32, score and penalty of the design of highest reward
+    best: Designs  # [B]
+    front: Designs  # [B, POINTS], none dominates another
+
+
+@dataclasses.dataclass(frozen=True)
+class CoDesign:
+    """A batch of co-design episodes; see `make`.
+
+    The best design and the Pareto points outlive episodes, so they are where the state is: the same under
+    every distribution policy, and in checkpoints. `designs` reads them.
+
+    Attributes:
+      problem: whose specs designs are judged by; with random ones the loosest that are drawn.
+      order: "sequence" or "at_once".
+      reward: "paper" or "feasible_first".
+      draws_specs: whether specs are drawn for each episode.
+      info: names of what is reported of each episode.
+    """
+
+    problem: Problem
+    order: str = "sequence"
+    reward: str = "paper"
+    draws_specs: bool = False
+    info: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """`codesign:` and the problem's."""
+        return f"{PREFIX}{self.problem.name}"
+
+    @property
+    def num_agents(self) -> None:
+        """One agent."""
+        return None
+
+    @property
+    def max_episode_steps(self) -> int:
+        """Every episode has as many steps."""
+        return 1 if self._at_once else len(self.problem.decisions())
+
+    @property
+    def action_space(self) -> Space:
+        """A position among the options of the next decision, or one for each decision."""
+        counts = [len(one.options) for one in self.problem.decisions()]
+        return MultiDiscrete(tuple(counts)) if self._at_once else Discrete(max(counts))
+
+    @property
+    def observation_space(self) -> Box:
+        """Numbers from 0 to 10, `[n] float32`.
+
+        In a sequence: which decision is next, one-hot; for each the position that was chosen, from 0 to 1;
+        for each whether it was; shares of the PEs and of the bandwidth that are left. Always: specs relative
+        to the loosest level's; and at the end of an episode (else 0) latency, energy and area relative to
+        the specs, and accuracies.
+        """
+        sequence = 0 if self._at_once else 3 * len(self.problem.decisions()) + 2
+        return Box(0.0, _MOST, (sequence + 6 + len(self.problem.tasks),))
+
+    def reset(self, keys: jax.Array) -> tuple[State, Observation]:
+        """Start one episode a key; see `Environment.reset`."""
+        check_keys(self.name, keys)
+        number = len(keys)
+        nothing = found.none(self.problem, (number,))
+        state = State(
+            nothing.choices,
+            jnp.zeros(number, jnp.int32),
+            jax.vmap(self._specs)(keys),
+            jnp.full(number, RHO),
+            jnp.full((number, 2), jnp.asarray([-1e9, 0.0])),
+            nothing,
+            found.none(self.problem, (number, found.POINTS)),
+        )
+        return state, self._observed(state)
+
+    def step(self, keys: jax.Array, state: State, action: jax.Array) -> tuple[State, TimeStep]:
+        """Take one decision in every episode; see `Environment.step`.
+
+        An option that the budgets do not leave becomes the nearest lower one that they do (`problem.repair`).
+        """
+        check_keys(self.name, keys)
+        expected = keys.shape + self.action_space.shape
+        if jnp.shape(action) != expected:
+            raise FdgError(
+                f"environment '{self.name}': action has shape {jnp.shape(action)}, expected {expected}"
+            )
+        return rowwise(self._rows)(keys, state, jnp.asarray(action, jnp.int32))
+
+    def designs(self, state: Any) -> found.Results:
+        """The best design and the Pareto points of all instances, as NumPy arrays.
+
+        Args:
+          state: this environment's, or any pytree that holds it, such as an algorithm's state; of several
+            agents too.
+
+        Raises:
+          FdgError: there is no state of a co-design problem in it.
+        """
+        leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, State))
+        states = [one for one in leaves if isinstance(one, State)]
+        if len(states) != 1:
+            raise FdgError(f"{self.name}: {len(states)} states of it are in what was given: give one state")
+        return found.merge(states[0].best, states[0].front)
+
+    def _rows(self, keys: jax.Array, state: State, action: jax.Array) -> tuple[State, TimeStep]:
+        """`step` for independent rows: of no number of them is anything summed or compared."""
+        if self._at_once:
+            chosen, at = jax.vmap(self._repair)(action), state.at + 1
+        else:
+            chosen = jax.vmap(functools.partial(problem.decide, self.problem))(state.chosen, state.at, action)
+            at = state.at + 1
+        done = at == self.max_episode_steps
+        evaluate = functools.partial(problem.evaluate, self.problem)
+        nothing = jax.tree.map(
+            lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(evaluate, chosen, state.specs)
+        )
+        # Episodes keep step, so this is once an episode. Where they do not, unfinished rows do not count.
+        taken = jax.lax.cond(done.any(), evaluate, lambda *_: nothing, chosen, state.specs)
+        penalty = jax.vmap(self._penalty)(taken.excess, state.specs)
+        if self.reward == "paper":
+            worth = taken.score - state.rho * penalty
+        else:
+            worth = jnp.where(taken.feasible, taken.score, -jnp.minimum(taken.violation, _MOST))
+        reward = jnp.where(done, worth, 0)
+        after = self._with_found(state._replace(chosen=chosen, at=at), taken, penalty, done)
+        final = self._observed(after, taken, done)
+        start = after._replace(
+            chosen=jnp.where(done[:, None], 0, after.chosen),
+            at=jnp.where(done, 0, after.at),
+            specs=jnp.where(done[:, None], jax.vmap(self._specs)(keys), after.specs),
+        )
+        told = {
+            **{key: getattr(taken, key) for key in INFO if key != "best_score"},
+            "best_score": jnp.where(after.best.violation == 0, after.best.score, jnp.nan),
+        }
+        time_step = TimeStep(
+            observation=self._observed(start),
+            reward=reward,
+            terminated=done,
+            truncated=jnp.zeros_like(done),
+            final_observation=final,
+            episode_return=reward,
+            episode_length=jnp.where(done, at, 0),
+            episode_info={key: jnp.where(done, jnp.asarray(told[key], jnp.float32), 0) for key in self.info},
+        )
+        return start, time_step
+
+    def _with_found(self, state: State, taken: Evaluation, penalty: jax.Array, done: jax.Array) -> State:
+        """The state with the designs that were completed among those that were found."""
+        judged = taken.violation
+        if self.draws_specs:
+            costs = problem.Costs(taken.latency_cycles, taken.energy_pj, taken.area_mm2)
+            judged = jax.vmap(lambda one: problem.over(one, self.problem.specs).sum())(costs)
+        new = found.of(state.chosen, taken, jnp.where(done, judged, jnp.inf))
+        reward, leading = (x[:, 0] - state.rho * x[:, 1] for x in (
+            jnp.stack([taken.score, penalty], 1), state.leader
+        ))  # fmt: skip
+        leads = done & (reward > leading)
+        # The reward prefers a design that violates a spec, though one that meets all is known: weigh more.
+        is_wrong = leads & ~taken.feasible & (state.best.violation == 0)
+        rho = jnp.where(
+            is_wrong & (not self.draws_specs), jnp.minimum(2 * state.rho, _LARGEST_RHO), state.rho
+        )
+        return state._replace(
+            rho=rho,
+            leader=jnp.where(leads[:, None], jnp.stack([taken.score, penalty], 1), state.leader),
+            best=jax.vmap(found.better)(new, state.best),
+            front=jax.vmap(found.insert)(state.front, new),
+        )
+
+    def _observed(
+        self, state: State, taken: Evaluation | None = None, done: jax.Array | None = None
+    ) -> Observation:
+        """Observations [B]; with what a design takes where its episode is done."""
+        loosest = dict(self.problem.levels).get("loose", self.problem.specs)
+        specs = jax.vmap(lambda one: jnp.nan_to_num(one / jnp.asarray(loosest), posinf=0.0))(state.specs)
+        results = jnp.zeros((len(state.at), 3 + len(self.problem.tasks)))
+        if taken is not None and done is not None:
+            costs = jnp.stack([jnp.asarray(x, jnp.float32) for x in taken[:3]], 1) / state.specs
+            known = jnp.concatenate([costs, jnp.nan_to_num(taken.accuracy)], 1)
+            results = jnp.where(done[:, None], known, results)
+        parts = [specs, results]
+        if self._at_once:
+            return jnp.clip(jnp.concatenate(parts, 1), 0, _MOST)
+        at = jnp.minimum(state.at, self.max_episode_steps - 1)
+        seen = jax.vmap(self._seen)(state.chosen, state.at)
+        mask = jax.vmap(functools.partial(problem.mask, self.problem))(state.chosen, at)
+        return MaskedObservation(jnp.clip(jnp.concatenate([seen, *parts], 1), 0, _MOST), mask)
+
+    def _seen(self, chosen: jax.Array, at: jax.Array) -> jax.Array:
+        """What is known of one design while it is made."""
+        decisions, chips = self.problem.decisions(), self.problem.chips
+        largest = jnp.asarray([max(1, len(one.options) - 1) for one in decisions], jnp.float32)
+        places = jnp.arange(len(decisions))
+        is_chosen = places < at
+        left = problem.left(self.problem, chosen, jnp.minimum(at, len(decisions) - 1))
+        budgets = chips.budget_pes, chips.budget_noc_bytes_per_cycle
+        shares = jnp.stack([x / budget for x, budget in zip(left, budgets, strict=True)])
+        return jnp.concatenate([places == at, jnp.where(is_chosen, chosen / largest, 0), is_chosen, shares])
+
+    def _specs(self, key: jax.Array) -> jax.Array:
+        """Specs of an episode, [3] float32."""
+        if not self.draws_specs:
+            return jnp.asarray(self.problem.specs, jnp.float32)
+        levels = dict(self.problem.levels)
+        tight, loose = (jnp.asarray(levels[level], jnp.float32) for level in ("tight", "loose"))
+        return tight * (loose / tight) ** jax.random.uniform(key, (3,))
+
+    def _penalty(self, excess: jax.Array, specs: jax.Array) -> jax.Array:
+        """NASAIC's: what exceeds each spec, relative to what exceeds it at most.
+
+        Without a bound of the problem's, relative to the spec.
+        """
+        bounds = jnp.asarray(self.problem.bounds, jnp.float32)
+        over = jnp.where(jnp.isfinite(bounds) & (bounds > specs), specs / (bounds - specs), 1)
+        return jnp.where(jnp.isfinite(specs), excess * over, 0).sum()
+
+    def _repair(self, choices: jax.Array) -> jax.Array:
+        return problem.repair(self.problem, choices)
+
+    @property
+    def _at_once(self) -> bool:
+        return self.order == "at_once"

@@ -1,0 +1,115 @@
+"""The best designs so far, as arrays that a state holds: constrained domination, and a few Pareto points."""
+
+import functools
+import operator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs.codesign.problem import Evaluation, Problem, precedes
+
+POINTS = 16
+
+
+class Designs(NamedTuple):
+    """Designs and what they take and are worth; any leading axes."""
+
+    choices: jax.Array  # [..., decisions] int32
+    latency_cycles: jax.Array  # [...] int32
+    energy_pj: jax.Array  # [...] float32
+    area_mm2: jax.Array  # [...] float32
+    accuracy: jax.Array  # [..., M] float32
+    score: jax.Array  # [...] float32
+    violation: jax.Array  # [...] float32, 0 where all specs are met; infinite where there is no design
+
+
+def none(problem: Problem, shape: tuple[int, ...] = ()) -> Designs:
+    """Places for designs that have not been found."""
+    zeros = jnp.zeros(shape)
+    return Designs(
+        jnp.zeros((*shape, len(problem.decisions())), jnp.int32),
+        jnp.zeros(shape, jnp.int32),
+        zeros,
+        zeros,
+        jnp.zeros((*shape, len(problem.tasks))),
+        zeros,
+        zeros + jnp.inf,
+    )
+
+
+def of(choices: jax.Array, found: Evaluation, violation: jax.Array) -> Designs:
+    """Designs [B] that were evaluated, judged by a violation [B]."""
+    taken = found.latency_cycles, found.energy_pj, found.area_mm2
+    return Designs(choices, *taken, found.accuracy, found.score, violation)
+
+
+def better(a: Designs, b: Designs) -> Designs:
+    """The design that comes first, by violation, then score, then energy; `b` of equal ones."""
+    is_a = precedes((a.violation, -a.score, a.energy_pj), (b.violation, -b.score, b.energy_pj))
+    return jax.tree.map(lambda x, y: jnp.where(is_a, x, y), a, b)
+
+
+def _dominates(a: Designs, b: Designs) -> Any:
+    """By constrained domination (Deb et al., IEEE TEC 2002, section VI); equal designs do too."""
+    pairs = [(-a.score, -b.score), *zip(a[1:4], b[1:4], strict=True)]
+    in_all = functools.reduce(operator.and_, [x <= y for x, y in pairs])
+    return (a.violation < b.violation) | ((a.violation == b.violation) & in_all)
+
+
+def insert(front: Designs, new: Designs) -> Designs:
+    """The Pareto points with a design among them, where none dominates it: score, latency, energy, area.
+
+    Of more than there is room for, the one nearest to another goes, but not that of the highest score.
+
+    Args:
+      front: [POINTS]; places without a design are anywhere.
+      new: scalars.
+    """
+    old = jax.vmap(lambda one: _dominates(new, one))(front)
+    is_dominated = (jax.vmap(lambda one: _dominates(one, new))(front) & jnp.isfinite(front.violation)).any()
+    all_of = jax.tree.map(lambda x, y: jnp.concatenate([x, y[None]]), front, new)
+    kept = jnp.isfinite(all_of.violation) & jnp.append(~old, True)
+    logs = [jnp.log(jnp.maximum(jnp.asarray(x, jnp.float32), 1e-9)) for x in all_of[1:4]]
+    places = jnp.stack([*logs, all_of.score], axis=1)
+    apart = jnp.abs(places[:, None] - places[None]).sum(-1)
+    other = kept[None] & ~jnp.eye(len(kept), dtype=bool)
+    nearest = jnp.where(other, apart, jnp.inf).min(1)
+    best = jnp.where(kept, all_of.score, -jnp.inf).argmax()
+    crowded = jnp.where(kept & (jnp.arange(len(kept)) != best), nearest, jnp.inf).argmin()
+    kept &= ~(kept.all() & (jnp.arange(len(kept)) == crowded))
+    places_kept = jnp.argsort(~kept, stable=True)[:-1]
+    chosen = jax.tree.map(lambda x: x[places_kept], all_of)
+    chosen = chosen._replace(violation=jnp.where(kept[places_kept], chosen.violation, jnp.inf))
+    return jax.tree.map(lambda x, y: jnp.where(is_dominated, x, y), front, chosen)
+
+
+class Results(NamedTuple):
+    """What a search has found, NumPy arrays."""
+
+    best: Designs  # scalars; `violation` infinite where no episode has ended
+    front: Designs  # [points], none of which dominates another, by falling score
+
+
+def merge(best: Designs, front: Designs) -> Results:
+    """The best design of several instances, and the Pareto points of all; arrays with any leading axes."""
+    flat, points = _flat(best), _flat(front)
+    first = np.lexsort((flat.energy_pj, -flat.score, flat.violation))[0]
+    points = _taken(points, np.flatnonzero(np.isfinite(points.violation)))
+    by = points.area_mm2, points.latency_cycles, points.energy_pj, -points.score, points.violation
+    points = _taken(points, np.lexsort(by))
+    kept: list[int] = []
+    for at in range(len(points.score)):  # a design comes after those that dominate it
+        if not np.any(_dominates(_taken(points, kept), _taken(points, at))):
+            kept.append(at)
+    return Results(_taken(flat, first), _taken(points, kept))
+
+
+def _flat(designs: Designs) -> Designs:
+    axes = np.ndim(designs.score)
+    return jax.tree.map(lambda x: np.asarray(x).reshape(-1, *np.shape(x)[axes:]), designs)
+
+
+def _taken(designs: Designs, at: Any) -> Designs:
+    return Designs(*(x[np.asarray(at, np.int64)] for x in designs))
