@@ -1,4 +1,8 @@
-"""`fdg train ...`, or `python -m fdg train ...`: every command by its name."""
+"""`fdg train ...`, or `python -m fdg train ...`: every command by its name.
+
+Commands of installed packages are entry points of the group `fdg.commands`, functions of the words after the
+name that return the exit status (docs/how-to/command.md). A package is imported when its command is named.
+"""
 
 import importlib
 import os
@@ -7,6 +11,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 import fdg
+from fdg.commands import of_packages
 from fdg.ending import ends_with
 from fdg.errors import unknown_name
 
@@ -36,16 +41,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, module in known.items():
             first = (importlib.import_module(module).__doc__ or "").strip().splitlines()[0]
             print(f"  {name:10} {first.partition(': ')[2] or first}")
+        for line in of_packages.help_lines(of_packages.commands(), known):
+            print(f"  {line}")
         print("\n`fdg COMMAND --help` lists the flags of one.")
         return 0 if words else 2
     if words[0] in ("--version", "-V"):
         print(f"fdg {fdg.__version__}")
         return 0
+    others = {} if words[0] in known else of_packages.commands()
+    if words[0] in others:
+        return of_packages.run(words[0], others[words[0]], words[1:])
     if words[0] in _ELSEWHERE:
         print(f"error: unknown command '{words[0]}': write {_ELSEWHERE[words[0]]}", file=sys.stderr)
         return 2
     if words[0] not in known:
-        print("error:", unknown_name("command", words[0], known), file=sys.stderr)
+        print("error:", unknown_name("command", words[0], [*known, *others]), file=sys.stderr)
         return 2
     if (
         "" not in sys.path and os.getcwd() not in sys.path

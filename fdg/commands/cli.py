@@ -178,6 +178,9 @@ def _status(run: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
     try:
         return run(argv)
     except SystemExit as exit:  # --help
+        if isinstance(exit.code, str):  # as Python takes it
+            print(exit.code, file=sys.stderr)
+            return 1
         return int(exit.code or 0)
 
 

@@ -1,0 +1,76 @@
+"""Commands of installed packages: entry points of the group `fdg.commands` (docs/how-to/command.md)."""
+
+import importlib.metadata
+from collections.abc import Collection, Mapping, Sequence
+from importlib.metadata import EntryPoint
+
+from fdg.commands.cli import guarded
+from fdg.errors import FdgError, listed, one_line
+
+GROUP = "fdg.commands"
+_WIDTH = 60  # of what a package says of itself
+
+Commands = Mapping[str, Sequence[EntryPoint]]  # by name; more than one where packages disagree
+
+
+def commands() -> Commands:
+    """Every command that installed packages register, from their metadata: nothing is imported."""
+    found: dict[str, list[EntryPoint]] = {}
+    for point in importlib.metadata.entry_points(group=GROUP):
+        found.setdefault(point.name, []).append(point)
+    return dict(sorted(found.items()))
+
+
+def help_lines(found: Commands, built_in: Collection[str]) -> list[str]:
+    """A line for each: its package and what that says of itself, or why it cannot be used."""
+    lines = []
+    for name, points in found.items():
+        owners = listed(map(_package, points), "and")
+        if name in built_in:
+            text = f"of {owners}: not used, for fdg has a command of this name"
+        elif len(points) > 1:
+            text = f"of {owners}: not used, for a name is of one package; uninstall the others"
+        else:
+            summary = (points[0].dist.metadata.get("Summary") or "") if points[0].dist else ""
+            text = f"of {owners}: {' '.join(summary.split())[:_WIDTH]}".removesuffix(": ")
+        lines.append(f"{name:10} {text}")
+    return lines
+
+
+def run(name: str, points: Sequence[EntryPoint], words: Sequence[str]) -> int:
+    """Imports the command of one package and calls it with the words after its name; gives its exit status.
+
+    What it cannot do is one line on standard error, as for every command: a command that cannot be imported
+    or called, an `FdgError` that it raises. None as its result is exit status 0.
+    """
+
+    def call(words: Sequence[str]) -> int:
+        if len(points) > 1:
+            owners = listed(map(_package, points), "and")
+            raise FdgError(f"command '{name}' is of {owners}: uninstall all of them but one")
+        (point,) = points
+        what = f"command '{name}' of {_package(point)}"
+        try:
+            function = point.load()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # also a module that ends the program when it is imported
+            fix = "install what it needs, or uninstall the package"
+            raise FdgError(f"{what}: importing {point.value} fails ({one_line(error)}): {fix}") from error
+        if not callable(function):
+            raise FdgError(
+                f"{what}: {point.value} is {type(function).__name__}, not a function: its entry point in the "
+                f"group {GROUP} must name one that takes the words of the command line"
+            )
+        status = function(list(words))
+        if not isinstance(status, int | None):
+            raise FdgError(
+                f"{what}: it returned {status!r:.60}: a command returns its exit status, a whole number"
+            )
+        return status or 0
+
+    return guarded(call, words)
+
+
+def _package(point: EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown package"
