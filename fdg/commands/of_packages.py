@@ -31,7 +31,8 @@ def help_lines(found: Commands, built_in: Collection[str]) -> list[str]:
         elif len(points) > 1:
             text = f"of {owners}: not used, for a name is of one package; uninstall the others"
         else:
-            summary = (points[0].dist.metadata.get("Summary") or "") if points[0].dist else ""
+            about = points[0].dist.metadata if points[0].dist else {}
+            summary = about["Summary"] if "Summary" in about else ""
             text = f"of {owners}: {' '.join(summary.split())[:_WIDTH]}".removesuffix(": ")
         lines.append(f"{name:10} {text}")
     return lines

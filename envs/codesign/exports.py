@@ -1,0 +1,260 @@
+"""Files of a design for other cost models: ZigZag (YAML) and MAESTRO (its data-flow language).
+
+Both get the layers that multiply; pooling and additions are left out, since neither models them alike.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from envs.codesign.layers import Layer
+from envs.codesign.technology import Technology
+from fdg.errors import FdgError
+
+
+class Chip(NamedTuple):
+    """One sub-accelerator as plain numbers."""
+
+    template: str
+    rows: int
+    columns: int
+    buffer_bytes: int
+    noc_bytes_per_cycle: float
+    dram_bytes_per_cycle: float
+
+
+EXPORTED = ("dla", "shi", "rs")  # templates that other tools' languages can say
+# Words of registers: sums of a column of `dla`; filters, input rows and sums of a PE of `rs` (JSSC 2017); a
+# word that is used, with the next one.
+_ACCUMULATORS, _FILTERS, _WINDOW, _SUMS, _PAIR = 4096, 224, 12, 24, 2
+_MEMORY_BITS = 10**13
+
+
+def zigzag(layers: Sequence[Layer], chip: Chip, technology: Technology) -> dict[str, str]:
+    """The three files that ZigZag 3.9 reads: `accelerator`, `mapping` and `workload`, as YAML.
+
+    The spatial mapping is the template's, layer by layer; ZigZag searches the loops around it. Energies are
+    picojoules: an access costs what `technology` says of registers, of the buffer with the way to the PEs,
+    and of memory.
+
+    Args:
+      layers: those that multiply are written.
+      chip: whose template is in `EXPORTED`.
+      technology: constants of the process.
+
+    Raises:
+      FdgError: a template that has no description there.
+    """
+    _check(chip)
+    multiplied = [layer for layer in layers if layer.has_weights]
+    return {
+        "accelerator": yaml(_accelerator(chip, technology)),
+        "mapping": yaml(
+            [
+                _mapping("default", _DEFAULT[chip.template](chip)),
+                *(
+                    _mapping(f"layer{at}", _UNROLLED[chip.template](layer, chip))
+                    for at, layer in enumerate(multiplied)
+                ),
+            ]
+        ),
+        "workload": yaml([_loops(at, layer, technology) for at, layer in enumerate(multiplied)]),
+    }
+
+
+def _check(chip: Chip) -> None:
+    if chip.template not in EXPORTED:
+        raise FdgError(
+            f"template '{chip.template}' has no description for other tools; those that have one: "
+            f"{', '.join(EXPORTED)}"
+        )
+
+
+def _loops(at: int, layer: Layer, technology: Technology) -> dict[str, Any]:
+    bits = 8 * technology.word_bytes
+    sizes = {
+        "G": layer.groups,
+        "K": layer.out_channels // layer.groups,
+        "C": layer.in_channels // layer.groups,
+        "OY": layer.out_rows,
+        "OX": layer.out_columns,
+        "FY": layer.kernel_rows,
+        "FX": layer.kernel_columns,
+    }
+    axes = [
+        (layer.out_rows, layer.kernel_rows, layer.in_rows),
+        (layer.out_columns, layer.kernel_columns, layer.in_columns),
+    ]
+    covered = [(outputs - 1) * layer.stride + kernel for outputs, kernel, _ in axes]
+    present = [min(size, rows or size) for size, (_, _, rows) in zip(covered, axes, strict=True)]
+    padding = [size - there for size, there in zip(covered, present, strict=True)]
+    return {
+        "id": at,
+        "name": f"layer{at}",
+        "operator_type": "Conv",
+        "equation": "O[g][k][oy][ox]+=W[g][k][c][fy][fx]*I[g][c][iy][ix]",
+        "dimension_relations": [f"iy={layer.stride}*oy+1*fy", f"ix={layer.stride}*ox+1*fx"],
+        "loop_dims": list(sizes),
+        "loop_sizes": list(sizes.values()),
+        "operand_precision": dict.fromkeys(("W", "I", "O", "O_final"), bits),
+        "operand_source": {"I": at, "W": at},
+        "pr_loop_dims": ["IY", "IX"],
+        "pr_loop_sizes": present,
+        "padding": [[size // 2, size - size // 2] for size in padding],
+    }
+
+
+def _mapping(name: str, unrolled: dict[str, dict[str, int]]) -> dict[str, Any]:
+    spatial = {axis: [f"{one}, {size}" for one, size in sizes.items()] for axis, sizes in unrolled.items()}
+    links = {"O": "O", "W": "I2", "I": "I1"}
+    return {"name": name, "spatial_mapping": spatial, "memory_operand_links": links}
+
+
+def _unrolled_dla(layer: Layer, chip: Chip) -> dict[str, dict[str, int]]:
+    in_group, out_group = layer.in_channels // layer.groups, layer.out_channels // layer.groups
+    rows = {"C": min(in_group, chip.rows)}
+    if layer.groups == 1 and in_group <= 4:
+        rows["FY"] = min(layer.kernel_rows, chip.rows // in_group)
+    columns = {"K": min(out_group, chip.columns)}
+    together = min(chip.rows // in_group, chip.columns // out_group, layer.groups)
+    if together > 1:
+        columns["G"] = together
+    return {"D1": _above_1(rows), "D2": _above_1(columns)}
+
+
+def _unrolled_shi(layer: Layer, chip: Chip) -> dict[str, dict[str, int]]:
+    rows, columns = min(layer.out_rows, chip.rows), min(layer.out_columns, chip.columns)
+    return {"D1": _above_1({"OY": rows}), "D2": _above_1({"OX": columns})}
+
+
+def _unrolled_rs(layer: Layer, chip: Chip) -> dict[str, dict[str, int]]:
+    """Kernel rows down, a strip of outputs across, and sets of them for kernels, groups or channels."""
+    strip, kernel_rows = min(layer.out_rows, chip.columns), min(layer.kernel_rows, chip.rows)
+    left = {
+        "K": layer.out_channels // layer.groups,
+        "G": layer.groups,
+        "C": layer.in_channels // layer.groups,
+    }
+    axes = {"FY": kernel_rows}, {"OY": strip}
+    for axis, room in zip(axes, (chip.rows // kernel_rows, chip.columns // strip), strict=True):
+        name = next((name for name, size in left.items() if size > 1), "K")
+        axis[name] = min(room, left[name])
+        left[name] //= max(axis[name], 1)
+    return {"D1": _above_1(axes[0]), "D2": _above_1(axes[1])}
+
+
+def _above_1(sizes: dict[str, int]) -> dict[str, int]:
+    """Without dimensions of size 1, but for one: ZigZag unrolls what it likes over a bare axis."""
+    return {name: size for name, size in sizes.items() if size > 1} or dict([next(iter(sizes.items()))])
+
+
+_UNROLLED = {"dla": _unrolled_dla, "shi": _unrolled_shi, "rs": _unrolled_rs}
+_DEFAULT = {
+    "dla": lambda chip: {"D1": {"C": chip.rows}, "D2": {"K": chip.columns}},
+    "shi": lambda chip: {"D1": {"OY": chip.rows}, "D2": {"OX": chip.columns}},
+    "rs": lambda chip: {"D1": {"FY": chip.rows}, "D2": {"OY": chip.columns}},
+}
+
+
+# Words of each operand's registers, and along which axes of the array one of them is shared.
+_REGISTERS: dict[str, dict[str, tuple[int, list[str]]]] = {
+    "dla": {"I1": (_PAIR, ["D2"]), "I2": (_PAIR, []), "O": (_ACCUMULATORS, ["D1"])},
+    "shi": {"I1": (_WINDOW, []), "I2": (_PAIR, ["D1", "D2"]), "O": (_PAIR, [])},
+    "rs": {"I1": (_WINDOW, []), "I2": (_FILTERS, []), "O": (_SUMS, [])},
+}
+
+
+def _accelerator(chip: Chip, technology: Technology) -> dict[str, Any]:
+    word = 8 * technology.word_bytes
+    pj = {
+        "register": technology.mac_pj * technology.register_ratio,
+        "buffer": technology.mac_pj * (technology.noc_ratio + technology.buffer_ratio),
+        "memory": technology.mac_pj * technology.dram_ratio,
+    }
+    memories = {
+        f"registers_{operand.lower()}": _memory(
+            8 * size * technology.word_bytes,
+            pj["register"],
+            [operand],
+            shared,
+            {
+                "r_port_1": ("read", word, word, _inside(operand, "tl", "th")),
+                "w_port_1": ("write", word, word, _inside(operand, "fh", "fl")),
+            },
+        )
+        for operand, (size, shared) in _REGISTERS[chip.template].items()
+    }
+    noc, dram = (8 * round(rate) for rate in (chip.noc_bytes_per_cycle, chip.dram_bytes_per_cycle))
+    operands, everywhere = ["I1", "I2", "O"], ["D1", "D2"]
+    # A port to the PEs that all tensors share, and one to memory, whose own port is the narrower one.
+    memories["buffer"] = _memory(
+        8 * chip.buffer_bytes,
+        pj["buffer"] * noc / word,
+        operands,
+        everywhere,
+        {
+            "rw_port_1": ("read_write", word, noc, ["I1, tl", "I2, tl", "O, tl", "O, fl"]),
+            "rw_port_2": ("read_write", word, noc, ["I1, fh", "I2, fh", "O, fh", "O, th"]),
+        },
+    )
+    below = [f"{operand}, {way}" for operand in operands for way in ("fh", "tl")]
+    memories["memory"] = _memory(
+        _MEMORY_BITS,
+        pj["memory"] * dram / word,
+        operands,
+        everywhere,
+        {"rw_port_1": ("read_write", word, dram, [*below, "O, fl", "O, th"])},
+    )
+    array = {
+        "unit_energy": technology.mac_pj,
+        "unit_area": technology.pe_mm2,
+        "dimensions": everywhere,
+        "sizes": [chip.rows, chip.columns],
+    }
+    return {"name": chip.template, "operational_array": array, "memories": memories}
+
+
+def _inside(operand: str, of_input: str, of_sum: str) -> list[str]:
+    """What a port of registers carries: of sums also to and from what is above."""
+    return [f"{operand}, {of_input}", *([f"O, {of_sum}"] if operand == "O" else [])]
+
+
+def _memory(
+    bits: int, pj: float, operands: list[str], served: list[str], ports: dict[str, tuple]
+) -> dict[str, Any]:
+    """A level; an access moves as much as a port is wide, and takes `pj`."""
+    keys = ("type", "bandwidth_min", "bandwidth_max", "allocation")
+    return {
+        "size": bits,
+        "r_cost": pj,
+        "w_cost": pj,
+        "area": 0.0,
+        "latency": 1,
+        "operands": operands,
+        "ports": [{"name": name, **dict(zip(keys, port, strict=True))} for name, port in ports.items()],
+        "served_dimensions": served,
+    }
+
+
+def yaml(value: Any, indent: int = 0) -> str:
+    """Nested dicts and lists of numbers and strings as YAML; what is empty, or a list of scalars, in a line.
+
+    >>> print(yaml([{"a": 1, "b": [1, 2]}, {"c": {"d": "x, 1"}}]), end="")
+    - a: 1
+      b: [1, 2]
+    - c:
+        d: "x, 1"
+    """
+    space = " " * indent
+    if isinstance(value, dict):
+        return "".join(f"{space}{key}:{_after(one, indent + 2)}" for key, one in value.items())
+    return "".join(f"{space}- {yaml(one, indent + 2).lstrip(' ')}" for one in value)
+
+
+def _after(value: Any, indent: int) -> str:
+    """What follows a key."""
+    items = list(value.values()) if isinstance(value, dict) else value
+    is_flat = not isinstance(items, list) or not any(isinstance(one, dict) for one in items)
+    if not items or (is_flat and not isinstance(value, dict)):
+        return f" {json.dumps(value)}\n"
+    return "\n" + yaml(value, indent)

@@ -1,0 +1,84 @@
+"""Networks of a user's own: ONNX files, and functions of JAX and modules of Flax by name."""
+
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from envs import own
+from envs.codesign import jaxpr_layers, onnx_file
+from envs.codesign.graph import Network
+from fdg.errors import FdgError
+
+
+def from_onnx(path: str | Path) -> Network:
+    """The layers of an ONNX file; see `onnx_file.read`."""
+    return onnx_file.read(Path(path))
+
+
+def from_function(network: Any, *inputs: Any) -> Network:
+    """The layers of a function of JAX, or of a module of Flax (linen or NNX) or Equinox.
+
+    Args:
+      network: called with the inputs. A linen module is initialised while it is traced.
+      *inputs: arrays, or `jax.ShapeDtypeStruct`s; a batch of 1.
+
+    Raises:
+      FdgError: as `jaxpr_layers.read`.
+    """
+    return jaxpr_layers.read(_as_function(network), *inputs)
+
+
+def _as_function(network: Any) -> Callable[..., Any]:
+    if hasattr(network, "init_with_output"):  # flax.linen
+
+        def initialised(*inputs: Any) -> Any:
+            key = jax.random.key(0)
+            return network.init_with_output({"params": key, "dropout": key}, *inputs)[0]
+
+        return initialised
+    nnx = sys.modules.get("flax.nnx")
+    if nnx is not None and isinstance(network, nnx.Module):
+        graph, state = nnx.split(network)
+        return lambda *inputs: nnx.merge(graph, state)(*inputs)
+    if not callable(network):
+        raise FdgError(f"{network!r:.60} is no network: give a function of arrays, or a module")
+    return network
+
+
+def from_module(name: str, shape: Sequence[int] = ()) -> Network:
+    """The layers of a network that a module of a user's own has; imports the module.
+
+    Args:
+      name: such as `my.resnet:network`: a function of an array or a module; or a function without arguments
+        that returns one, or a tuple of one and example inputs.
+      shape: of its input, float32, where no example is returned.
+
+    Raises:
+      FdgError: there is none of this name, or no shape; as `from_function`.
+    """
+    network = own.found("module", name)
+    if callable(network) and not hasattr(network, "init_with_output") and _takes_nothing(network):
+        try:
+            network = network()
+        except Exception as error:
+            raise FdgError(f"module '{name}': calling it fails: {type(error).__name__}: {error}") from error
+    network, *inputs = network if isinstance(network, tuple) else (network,)
+    if not inputs and not shape:
+        raise FdgError(f"module '{name}': the shape of its input is missing: input = [1, 224, 224, 3]")
+    try:
+        return from_function(network, *(inputs or [jax.ShapeDtypeStruct(tuple(shape), "float32")]))
+    except FdgError as error:
+        raise FdgError(f"module '{name}': {error}") from None
+
+
+def _takes_nothing(function: Callable[..., Any]) -> bool:
+    """Whether it can be called without arguments."""
+    try:
+        inspect.signature(function).bind()
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -1,0 +1,187 @@
+"""The layers of any function of JAX: its convolutions, products, pooling and additions, off its jaxpr."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from envs.codesign import graph
+from envs.codesign.graph import Builder, Network, Value
+from envs.codesign.onnx_file import transposed
+from fdg.batch.rules import elementwise, lookup, random, reduce, shape
+from fdg.errors import FdgError, one_line
+from fdg.jaxprs import bodies, is_literal, open_jaxpr
+
+# What costs nothing: operations element by element, changes of shape, look-ups, random bits, and reductions
+# that are no pooling.
+_RULES = (elementwise.RULES, shape.RULES, lookup.RULES, random.RULES, reduce.RULES)
+_FREE = {name for rules in _RULES for name in rules} - {"fft"} | {"iota", "rng_bit_generator"}
+_POOLING = ("reduce_window_max", "reduce_window_min", "reduce_window_sum", "reduce_window")
+_REDUCING = ("reduce_sum", "reduce_max", "reduce_min")
+
+
+def read(function: Callable[..., Any], *inputs: Any) -> Network:
+    """The network that a function computes, for one input (a batch of 1).
+
+    Args:
+      function: of arrays; it is traced, and nothing is computed. What does not depend on its arguments are
+        weights.
+      *inputs: arrays or `jax.ShapeDtypeStruct`s.
+
+    Raises:
+      FdgError: it cannot be traced, or has an operation that is not supported, or layers in a branch or a
+        loop of unknown length.
+
+    >>> import jax.numpy as jnp
+    >>> found = read(lambda x: jnp.tanh(x @ jnp.zeros((8, 4))), jax.ShapeDtypeStruct((1, 8), "float32"))
+    >>> [layer.macs for layer in found.layers]
+    [32]
+    """
+    try:
+        jaxpr = jax.make_jaxpr(function)(*inputs).jaxpr
+    except FdgError:
+        raise
+    except Exception as error:
+        shapes = ", ".join(str(list(one.shape)) for one in inputs)
+        raise FdgError(f"tracing it with inputs {shapes} fails: {one_line(error)[:300]}") from error
+    reader = _Reader()
+    reader.run(jaxpr, [graph.INPUT] * len(jaxpr.invars))
+    return reader.builder.network()
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.builder = Builder()
+        self._channel_axis = -1  # of feature maps, as the last convolution has it
+
+    def run(self, jaxpr: Any, inputs: Sequence[Value]) -> list[Value]:
+        """What a jaxpr's outputs are made of."""
+        values = dict(zip(jaxpr.invars, inputs, strict=True))
+        values |= dict.fromkeys(jaxpr.constvars, graph.CONSTANT)
+
+        def of(atom: Any) -> Value:
+            return graph.CONSTANT if is_literal(atom) else values[atom]
+
+        for eqn in jaxpr.eqns:
+            read = [of(atom) for atom in eqn.invars]
+            results = self._results(eqn, read) if any(one.is_data for one in read) else [graph.CONSTANT]
+            several = results if len(results) == len(eqn.outvars) else results[:1] * len(eqn.outvars)
+            values |= dict(zip(eqn.outvars, several, strict=True))
+        return [of(atom) for atom in jaxpr.outvars]
+
+    def _results(self, eqn: Any, read: list[Value]) -> list[Value]:
+        name = eqn.primitive.name
+        rules = {"conv_general_dilated": self._convolution, "dot_general": self._product}
+        rules |= dict.fromkeys(_POOLING, self._pooling) | dict.fromkeys(_REDUCING, self._reduction)
+        try:
+            if name in rules:
+                return [rules[name](eqn, read)]
+            if inner := bodies(eqn):
+                return self._inside(eqn, inner, read)
+            if name not in _FREE:
+                raise FdgError("this operation is not supported; leave it out of the network that is given")
+            if name == "broadcast_in_dim":
+                grows = math.prod(eqn.outvars[0].aval.shape) > math.prod(eqn.invars[0].aval.shape)
+                return [self.builder.joined(read)._replace(is_whole=not grows and read[0].is_whole)]
+            if name in elementwise.RULES:
+                sizes = graph.map_sizes(eqn.outvars[0].aval.shape, self._axis(eqn.outvars[0].aval))
+                return [self.builder.elementwise(read, sizes)]
+            return [self.builder.joined(read)]
+        except FdgError as error:
+            message = str(error)
+            raise (
+                error
+                if message.startswith("operation ")
+                else FdgError(
+                    f"operation {name} of {', '.join(str(list(v.aval.shape)) for v in eqn.invars)}: {message}"
+                )
+            ) from None
+
+    def _inside(self, eqn: Any, inner: Sequence[Any], read: list[Value]) -> list[Value]:
+        """Calls, and loops of known length, trip by trip; branches and other loops if they have no layers."""
+        if eqn.primitive.name in ("cond", "while"):
+            if any(_has_layers(body.jaxpr) for body in inner):
+                raise FdgError(
+                    "layers run in a branch, or a loop of unknown length; give a network that always runs all"
+                )
+            return [self.builder.joined(read)]
+        (body,) = inner
+        given = [read[at] for at in body.operands]
+        results = [graph.CONSTANT] * len(body.jaxpr.outvars)
+        for _ in range(body.trips if _has_layers(body.jaxpr) else 1):
+            results = self.run(body.jaxpr, given)
+            for at, result in body.carry:
+                given[at] = results[result]
+        return [results[at] for at in body.results]
+
+    def _axis(self, aval: Any) -> int:
+        return self._channel_axis if len(aval.shape) == 4 else -1
+
+    def _convolution(self, eqn: Any, read: list[Value]) -> Value:
+        params = eqn.params
+        numbers, groups = params["dimension_numbers"], params["feature_group_count"]
+        image, kernel, result = (v.aval.shape for v in (*eqn.invars, *eqn.outvars))
+        (batch, channel, *axes), (out, _, *window), (_, out_channel, *out_axes) = numbers
+        if image[batch] > 1 or params["batch_group_count"] > 1:
+            raise FdgError(f"a batch of {image[batch]}; give an input of one example")
+        self._channel_axis = out_channel
+        inputs, sizes = [image[at] for at in axes], [kernel[at] for at in window]
+        apart = params["lhs_dilation"]
+        if max(apart, default=1) > 1:
+            layer = transposed(image[channel], kernel[out], inputs, sizes, apart, groups)
+        else:
+            channels = kernel[out], image[channel]
+            outputs = [result[at] for at in out_axes]
+            layer = graph.windowed(channels, inputs, outputs, sizes, params["window_strides"], groups)
+        return self.builder.layer(layer, *read)
+
+    def _product(self, eqn: Any, read: list[Value]) -> Value:
+        (contracted, _), (batch, _) = eqn.params["dimension_numbers"]
+        left, right = (v.aval.shape for v in eqn.invars)
+        inner, batches = (math.prod(left[at] for at in axes) for axes in (contracted, batch))
+        rows, columns = (math.prod(one) // max(inner * batches, 1) for one in (left, right))
+        if not read[0].is_data:  # weights come second
+            rows, columns = columns, rows
+        return self.builder.layer(graph.product(batches, rows, columns, inner), *read)
+
+    def _pooling(self, eqn: Any, read: list[Value]) -> Value:
+        image, result = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+        kernel, strides = eqn.params["window_dimensions"], eqn.params["window_strides"]
+        moving = [at for at in range(len(image)) if kernel[at] > 1 or strides[at] > 1]
+        if len(image) < 3 or not moving or min(moving) == 0 or image[0] > 1:
+            return self.builder.joined(read)
+        axes = [at for at in range(1, len(image)) if at != self._channel_axis % len(image)]
+        axes = axes if set(moving) <= set(axes) else [at for at in range(1, len(image)) if at in moving]
+        return self._pooled(image, result, kernel, strides, axes, read)
+
+    def _reduction(self, eqn: Any, read: list[Value]) -> Value:
+        """A mean over rows and columns is pooling."""
+        image = eqn.invars[0].aval.shape
+        axes = [at for at in range(1, len(image)) if at != self._channel_axis % max(len(image), 1)]
+        if len(image) != 4 or sorted(eqn.params["axes"]) != axes or image[0] > 1:
+            return self.builder.joined(read)
+        return self._pooled(image, (1,) * len(image), image, image, axes, read)
+
+    def _pooled(
+        self,
+        image: Sequence[int],
+        result: Sequence[int],
+        kernel: Sequence[int],
+        strides: Sequence[int],
+        axes: Sequence[int],
+        read: list[Value],
+    ) -> Value:
+        channels = math.prod(size for at, size in enumerate(image) if at not in axes)
+        sizes = ([one[at] for at in axes] for one in (image, result, kernel, strides))
+        inputs, outputs, window, steps = sizes
+        layer = graph.windowed((channels, channels), inputs, outputs, window, steps, channels, has_weights=0)
+        return self.builder.layer(layer, *read[:1])
+
+
+def _has_layers(jaxpr: Any) -> bool:
+    return any(
+        eqn.primitive.name in ("conv_general_dilated", "dot_general", *_POOLING)
+        or any(_has_layers(body.jaxpr) for body in bodies(eqn))
+        for eqn in open_jaxpr(jaxpr).eqns
+    )

@@ -1,0 +1,258 @@
+"""The layers of an ONNX file: shapes alone are read, weights may be absent."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from envs.codesign import graph
+from envs.codesign.graph import Builder, Network, Value
+from envs.codesign.layers import transposed_convolution
+from fdg.errors import FdgError, nearest, one_line
+
+_LARGEST_FILE = 2**31  # bytes: what a protocol buffer can hold
+
+# Operations that cost nothing: they happen while a feature map passes, or move names of elements.
+_FREE = """
+Abs Acos And ArgMax ArgMin Asin Atan BatchNormalization BitShift Cast CastLike Ceil Celu Clip Compress Concat
+Constant ConstantOfShape Cos CumSum DepthToSpace DequantizeLinear Dropout Elu Equal Erf Exp Expand EyeLike
+Flatten Floor Gather GatherElements GatherND Gelu Greater GreaterOrEqual GroupNormalization HardSigmoid
+HardSwish Hardmax Identity InstanceNormalization IsInf IsNaN LRN LayerNormalization LeakyRelu Less LessOrEqual
+Log LogSoftmax LpNormalization MeanVarianceNormalization Mish Mod Neg NonZero Not OneHot Or Pad
+QuantizeLinear RMSNormalization Range Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax
+ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Reshape Resize Round Selu Shrink Sigmoid
+Sign Sin Sinh Slice Softmax Softplus Softsign SpaceToDepth Split Sqrt Squeeze Swish Tanh
+ThresholdedRelu Tile TopK Transpose Trilu Unsqueeze Upsample Xor
+""".split()
+_ELEMENTWISE = "Add Sub Mul Div Max Min Sum Mean Pow PRelu Where".split()
+_REDUCING = ("ReduceMean", "ReduceMax", "ReduceSum", "ReduceMin")
+
+
+def read(path: Path) -> Network:
+    """The network of an ONNX file, for one input: a batch of unknown size counts as 1.
+
+    Raises:
+      FdgError: it is none, a size is unknown, or an operation is not supported: its name and place.
+    """
+    try:
+        import onnx
+    except ModuleNotFoundError as error:
+        raise FdgError(f"{path}: reading it needs the package onnx: pip install 'fdg[codesign]'") from error
+    try:
+        if not path.is_file() or path.stat().st_size > _LARGEST_FILE:
+            raise FdgError(f"{path} is no ordinary file of at most 2 GiB: give an ONNX file")
+        model = onnx.load_model(path, load_external_data=False)
+        if model.functions:
+            from onnx import inliner
+
+            model = inliner.inline_local_functions(model)
+    except OSError as error:
+        raise FdgError(f"{path}: {error.strerror}") from error
+    except FdgError:
+        raise
+    except Exception as error:  # what protocol buffers raise is of no common kind
+        raise FdgError(f"{path} cannot be read as ONNX: {one_line(error)[:200]}") from error
+    if not model.graph.node:
+        raise FdgError(f"{path} cannot be read as ONNX: it has no nodes")
+    try:
+        return _Reader(model.graph, _shapes(model)).network()
+    except FdgError as error:
+        raise FdgError(f"{path}: {error}") from None
+
+
+def _shapes(model: Any) -> dict[str, tuple[int | None, ...]]:
+    """Sizes of all arrays whose sizes can be inferred; None for one that is not known."""
+    from onnx import shape_inference
+
+    constants = {one.name for one in model.graph.initializer}
+    for one in model.graph.input:
+        sizes = one.type.tensor_type.shape.dim
+        if one.name in constants or not sizes:
+            continue
+        if sizes[0].dim_value > 1:
+            batch = sizes[0].dim_value
+            raise FdgError(f"input '{one.name}' has a batch of {batch}; export it with a batch of 1")
+        sizes[0].dim_value = 1
+        for at, size in enumerate(sizes):
+            if size.dim_value < 1:
+                name = f" ('{size.dim_param}')" if size.dim_param else ""
+                raise FdgError(
+                    f"input '{one.name}': the size of axis {at} is not fixed{name}; "
+                    "export it with fixed sizes"
+                )
+    del model.graph.value_info[:]  # what was inferred for another batch
+    for one in model.graph.output:
+        one.type.tensor_type.ClearField("shape")
+    try:
+        inferred = shape_inference.infer_shapes(model, data_prop=True).graph
+    except Exception as error:
+        raise FdgError(f"its shapes do not fit together ({one_line(error)[:200]})") from error
+    found: dict[str, tuple[int | None, ...]] = {one.name: tuple(one.dims) for one in inferred.initializer}
+    for one in (*inferred.input, *inferred.value_info, *inferred.output):
+        kind = one.type.tensor_type
+        if kind.HasField("shape"):
+            found[one.name] = tuple(size.dim_value or None for size in kind.shape.dim)
+    return found
+
+
+class _Reader:
+    def __init__(self, of: Any, shapes: Mapping[str, tuple[int | None, ...]]):
+        self._graph, self._shapes, self._builder = of, shapes, Builder()
+        self._values: dict[str, Value] = {one.name: graph.INPUT for one in of.input}
+        self._constants = {one.name: one for one in of.initializer}
+        self._values |= dict.fromkeys(self._constants, graph.CONSTANT)
+        rules: dict[str, Callable] = {"Conv": self._convolution, "ConvInteger": self._convolution}
+        rules |= {"QLinearConv": self._quantized_convolution, "ConvTranspose": self._transposed}
+        rules |= dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), self._pooling)
+        rules |= dict.fromkeys(("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"), self._global_pooling)
+        rules |= {"Gemm": self._gemm, "MatMul": self._matmul, "MatMulInteger": self._matmul}
+        rules |= {"QLinearMatMul": self._quantized_matmul}
+        rules |= dict.fromkeys(_ELEMENTWISE, self._elementwise)
+        rules |= dict.fromkeys(("Shape", "Size"), lambda node: graph.CONSTANT)
+        rules |= dict.fromkeys(_FREE, self._free) | dict.fromkeys(_REDUCING, self._reducing)
+        self._rules = rules
+
+    def network(self) -> Network:
+        for node in self._graph.node:
+            name = node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
+            where = f"node '{node.name or node.output[0]}' ({name})"
+            if name not in self._rules:
+                close = nearest(name, [one for one in self._rules if one not in _FREE], 1)
+                hint = f"; did you mean {close[0]}?" if close else ""
+                raise FdgError(
+                    f"{where}: this operator is not supported{hint}; export the network with convolutions, "
+                    "pooling, Gemm, MatMul and operations element by element"
+                )
+            try:
+                value = self._rules[name](node)
+            except FdgError as error:
+                raise FdgError(f"{where}: {error}") from None
+            self._values |= dict.fromkeys(node.output, value)
+        return self._builder.network()
+
+    def _read(self, node: Any) -> list[Value]:
+        return [self._values.get(name, graph.CONSTANT) for name in node.input if name]
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        shape = self._shapes.get(name)
+        if shape is None or None in shape:
+            raise FdgError(f"the sizes of '{name}' are not known; export it with fixed sizes")
+        return tuple(size for size in shape if size is not None)
+
+    def _free(self, node: Any) -> Value:
+        return self._builder.joined(self._read(node))
+
+    def _elementwise(self, node: Any) -> Value:
+        names, read = [name for name in node.input if name], self._read(node)
+        if len({value.sources for value in read if value.is_data}) < 2:
+            return self._builder.joined(read)
+        shape = self._shape(node.output[0])
+        is_whole = [math.prod(self._shape(name)) == math.prod(shape) for name in names]
+        read = [
+            value._replace(is_whole=value.is_whole and fits)
+            for value, fits in zip(read, is_whole, strict=True)
+        ]
+        return self._builder.elementwise(read, graph.map_sizes(shape, _channel_axis(shape)))
+
+    def _convolution(self, node: Any, weights: int = 1) -> Value:
+        kernel = self._shape(node.input[weights])
+        groups = _attributes(node).get("group", 1)
+        return self._windows(node, kernel[2:], (kernel[0], kernel[1] * groups), groups)
+
+    def _quantized_convolution(self, node: Any) -> Value:
+        return self._convolution(node, weights=3)
+
+    def _transposed(self, node: Any) -> Value:
+        given = _attributes(node)
+        kernel, inputs = self._shape(node.input[1]), self._shape(node.input[0])
+        strides = given.get("strides", [1] * len(kernel[2:]))
+        return self._builder.layer(
+            transposed(kernel[0], kernel[1], inputs[2:], kernel[2:], strides, given.get("group", 1)),
+            self._values[node.input[0]],
+        )
+
+    def _pooling(self, node: Any) -> Value:
+        return self._pooled(node, _attributes(node)["kernel_shape"])
+
+    def _global_pooling(self, node: Any) -> Value:
+        return self._pooled(node, self._shape(node.input[0])[2:])
+
+    def _pooled(self, node: Any, kernel: Sequence[int]) -> Value:
+        channels = self._shape(node.input[0])[1]
+        return self._windows(node, kernel, (channels, channels), channels, has_weights=0)
+
+    def _windows(
+        self, node: Any, kernel: Sequence[int], channels: tuple[int, int], groups: int, has_weights: int = 1
+    ) -> Value:
+        inputs = self._shape(node.input[0])[2:]
+        outputs = self._shape(node.output[0])[2:] or [1] * len(inputs)
+        strides = _attributes(node).get("strides", [1] * len(kernel))
+        layer = graph.windowed(channels, inputs, outputs, kernel, strides, groups, has_weights)
+        return self._builder.layer(layer, *self._read(node)[:1])
+
+    def _reducing(self, node: Any) -> Value:
+        """A mean over rows and columns is pooling."""
+        shape = self._shapes.get(node.input[0]) or ()
+        axes = _attributes(node).get("axes")
+        if axes is None and len(node.input) > 1 and node.input[1] in self._constants:
+            from onnx import numpy_helper
+
+            axes = numpy_helper.to_array(self._constants[node.input[1]]).tolist()
+        if len(shape) != 4 or not axes or sorted(axis % 4 for axis in axes) != [2, 3]:
+            return self._free(node)
+        _, channels, *sizes = self._shape(node.input[0])
+        layer = graph.windowed((channels, channels), sizes, (1, 1), sizes, (1, 1), channels, 0)
+        return self._builder.layer(layer, *self._read(node)[:1])
+
+    def _gemm(self, node: Any) -> Value:
+        left = self._shape(node.input[0])
+        rows, inner = reversed(left) if _attributes(node).get("transA", 0) else left
+        columns = self._shape(node.input[1])[0 if _attributes(node).get("transB", 0) else 1]
+        return self._multiplied(node, graph.product(1, rows, columns, inner), (0, 1))
+
+    def _matmul(self, node: Any, right: int = 1) -> Value:
+        a, b = self._shape(node.input[0]), self._shape(node.input[right])
+        a = (1, *a) if len(a) == 1 else a
+        columns = b[-1] if len(b) > 1 else 1
+        batches = math.prod(b[:-2])
+        if batches == 1:
+            layer = graph.product(1, math.prod(a[:-1]), columns, a[-1])
+        else:  # of attention: both are feature maps
+            layer = graph.product(max(batches, math.prod(a[:-2])), a[-2], columns, a[-1])
+        return self._multiplied(node, layer, (0, right))
+
+    def _quantized_matmul(self, node: Any) -> Value:
+        return self._matmul(node, right=3)
+
+    def _multiplied(self, node: Any, layer: Any, operands: tuple[int, int]) -> Value:
+        read = [self._values.get(node.input[at], graph.CONSTANT) for at in operands]
+        if not any(value.is_data for value in read):
+            return graph.CONSTANT
+        return self._builder.layer(layer, *read)
+
+
+def transposed(
+    in_channels: int,
+    out_channels: int,
+    inputs: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    groups: int,
+) -> Any:
+    """A transposed convolution; `out_channels` of one group."""
+    if len(inputs) != 2 or len(set(kernel)) > 1 or len(set(strides)) > 1 or groups > 1:
+        raise FdgError(
+            f"a transposed convolution of kernel {tuple(kernel)}, strides {tuple(strides)} and {groups} "
+            "groups; square ones of one group are supported"
+        )
+    return transposed_convolution(in_channels, out_channels, *inputs, kernel=kernel[0], stride=strides[0])
+
+
+def _channel_axis(shape: Sequence[int]) -> int:
+    return 1 if len(shape) == 4 else -1
+
+
+def _attributes(node: Any) -> dict[str, Any]:
+    from onnx import helper
+
+    return {one.name: helper.get_attribute_value(one) for one in node.attribute}
