@@ -1,0 +1,376 @@
+"""Streams: rows that are generated in slots, and handed on in micro-batches that never wait for the longest.
+
+A `Stream` is a value, and its state a pytree; both are pure JAX and know no engine. What is begun when, under which
+version of the parameters, and which rows make a micro-batch follow from counters in the state: the clock, whose
+specification is docs/streaming.md.
+
+Letters in shapes: `S` slots; `F` responses begun at once; `B` units of a batch, `b` of a micro-batch, `G` responses of
+a unit; `a` batches ahead; `W = b + a B` units that are live at most.
+"""
+
+import dataclasses
+from typing import Any, Literal, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from fdg.errors import FdgError
+
+Order = Literal["prompt", "finished"]
+Late = Literal["wait", "mask"]
+
+_PREFILLED = 8  # a part of the slots: so many wait for each other at most
+
+
+class Now(NamedTuple):
+    """When something is drawn."""
+
+    version: jax.Array  # [] int32, of the parameters
+    tick: jax.Array  # [] int32, of the stream's clock
+
+
+class Source(Protocol):
+    """What a slot does. All functions are pure; every leaf of what they take and give has its slots as axis 0.
+
+    A slot has two parts: what it keeps (tokens, keys, versions; part of the state), and a cache, which
+    `refresh` computes from what is kept and from the parameters.
+    """
+
+    def idle(self, slots: int) -> Any:
+        """What that many empty slots keep."""
+
+    def begin(self, parameters: Any, key: jax.Array, index: jax.Array, now: Now) -> tuple[Any, Any]:
+        """What slots keep that begin responses `index [F]` of the run, and their caches.
+
+        Leaves may be smaller than those of the slots along axes other than the first: they are written at the
+        beginning of these axes.
+        """
+
+    def tick(self, parameters: Any, kept: Any, cache: Any, now: Now) -> tuple[Any, Any]:
+        """The same one tick later; what is done keeps what `row` reads."""
+
+    def done(self, kept: Any) -> jax.Array:
+        """Which slots are done, `[S]` bool; idle ones are either."""
+
+    def refresh(self, parameters: Any, kept: Any) -> Any:
+        """Caches of slots, under these parameters."""
+
+    def row(self, kept: Any) -> Any:
+        """What done slots hand in."""
+
+
+class Clock(NamedTuple):
+    """The counters; all int32 but `occupied`."""
+
+    micro_batch: jax.Array  # [] taken so far
+    tick: jax.Array  # [] ticks so far
+    next: jax.Array  # [] the first response that has not begun
+    busy: jax.Array  # [] occupied slots, summed over ticks
+    occupied: jax.Array  # [S] bool
+    place: jax.Array  # [S] the row of each slot's response among those that wait; W G: none
+    unit: jax.Array  # [W] live units; -1: none
+    begun: jax.Array  # [W] the iteration in which each began
+    missing: jax.Array  # [W] its responses that are not done
+    finished: jax.Array  # [W] the tick in which its last one became done
+
+
+class StreamState(NamedTuple):
+    """All that the next `take` needs."""
+
+    key: jax.Array  # of the run
+    clock: Clock
+    kept: Any  # [S, ...] of slots
+    rows: Any  # [W G, ...] of live units
+
+
+@dataclasses.dataclass(frozen=True)
+class Stream:
+    """Generation in slots that begin the next responses as soon as they are free.
+
+    Attributes:
+      source: what a slot does.
+      slots: responses in the making at once, on all devices together.
+      batch: units of an iteration.
+      micro_batches: parts of a batch, each taken by itself.
+      ahead: batches that may be begun before their turn; the oldest token of a row is so many iterations old.
+      order: `prompt`: units are taken in their order; `finished`: those that began first, of those that have
+        finished.
+      late: whether `take` waits for units whose last turn comes (`wait`), or hands them in whenever they have
+        finished (`mask`): the caller then gives their oldest tokens no weight.
+      group: responses of a unit.
+      prefills: responses begun at once; None for an eighth of the slots, or for all slots where no response is
+        ever begun ahead and there are as many slots as responses.
+
+    Raises:
+      FdgError: (construction) a number out of range.
+    """
+
+    source: Any
+    slots: int
+    batch: int
+    micro_batches: int = 1
+    ahead: int = 0
+    order: Order = "finished"
+    late: Late = "wait"
+    group: int = 1
+    prefills: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("slots", "batch", "micro_batches", "group"):
+            if getattr(self, name) < 1:
+                raise FdgError(f"Stream: {name}={getattr(self, name)}: it must be one or above")
+        if self.batch % self.micro_batches:
+            raise FdgError(
+                f"Stream: micro_batches={self.micro_batches} do not divide batch={self.batch}: use a divisor"
+            )
+        if self.ahead < 0:
+            raise FdgError(f"Stream: ahead={self.ahead}: it must be zero or above")
+        if self.order not in ("prompt", "finished"):
+            raise FdgError(f"Stream: order={self.order!r}: it is 'prompt' or 'finished'")
+        if self.late not in ("wait", "mask"):
+            raise FdgError(f"Stream: late={self.late!r}: it is 'wait' or 'mask'")
+        if self.slots > self.live * self.group:
+            raise FdgError(
+                f"Stream: slots={self.slots}, and no more than {self.live * self.group} responses are live at"
+                " once: use fewer, smaller micro_batches or a larger ahead"
+            )
+        if self.prefills is not None and not 1 <= self.prefills <= self.slots:
+            raise FdgError(f"Stream: prefills={self.prefills}: it is from 1 to slots={self.slots}")
+
+    @property
+    def units(self) -> int:
+        """`b`, units of a micro-batch."""
+        return self.batch // self.micro_batches
+
+    @property
+    def live(self) -> int:
+        """`W`, units that have begun and are not taken, at most."""
+        return self.units + self.ahead * self.batch
+
+    @property
+    def at_once(self) -> int:
+        """`F`, responses begun at once."""
+        if self.prefills is not None:
+            return self.prefills
+        return self.slots if self._is_lockstep else max(1, self.slots // _PREFILLED)
+
+    def init(self, key: jax.Array) -> StreamState:
+        """The state at the beginning of a run with this key."""
+        kept = self.source.idle(self.slots)
+        row, rows = jax.eval_shape(self.source.row, kept), self.live * self.group
+
+        def counters(value: int, *shape: int) -> jax.Array:
+            return jnp.full(shape, value, jnp.int32)
+
+        clock = Clock(
+            micro_batch=counters(0),
+            tick=counters(0),
+            next=counters(0),
+            busy=counters(0),
+            occupied=jnp.zeros(self.slots, bool),
+            place=counters(rows, self.slots),
+            unit=counters(-1, self.live),
+            begun=counters(0, self.live),
+            missing=counters(0, self.live),
+            finished=counters(0, self.live),
+        )
+        return StreamState(key, clock, kept, jax.tree.map(lambda x: zeros((rows, *x.shape[1:]), x.dtype), row))
+
+    def take(self, parameters: Any, version: jax.Array, state: StreamState) -> tuple[Any, StreamState]:
+        """The next micro-batch.
+
+        Args:
+          parameters: what responses are generated with from now on.
+          version: `[]` int32, theirs; handed to the source.
+          state: of `init`, or of the last `take`.
+
+        Returns:
+          Rows `[b G, ...]` in order of their index, and the state.
+        """
+        version = jnp.asarray(version, jnp.int32)
+        if self._is_lockstep and self.prefills in (None, self.slots):
+            return self._take_all(parameters, version, state)
+        limit = ((state.clock.micro_batch + 1) * self.units + self.ahead * self.batch) * self.group
+        carry = state.clock, state.kept, self._caches(parameters, state), state.rows
+
+        def is_waiting(carry: Any) -> jax.Array:
+            return ~self._is_ready(carry[0])
+
+        def tick(carry: Any) -> Any:
+            def begins(carry: Any) -> jax.Array:
+                left, free = limit - carry[0].next, jnp.sum(~carry[0].occupied, dtype=jnp.int32)
+                return (left > 0) & (free >= jnp.minimum(self.at_once, left))
+
+            def begin(carry: Any) -> Any:
+                return self._begin(parameters, version, limit, state.key, carry)
+
+            clock, kept, cache, rows = jax.lax.while_loop(begins, begin, carry)
+            kept, cache = self.source.tick(parameters, kept, cache, Now(version, clock.tick))
+            return self._collected(clock, self.source.done(kept)), kept, cache, rows
+
+        clock, kept, _, rows = jax.lax.while_loop(is_waiting, tick, carry)
+        rows = _written(rows, jnp.where(clock.occupied, self._no_row, clock.place), self.source.row(kept))
+        clock = clock._replace(place=jnp.where(clock.occupied, clock.place, self._no_row))
+        chosen = self._chosen(clock)
+        taken = (chosen[:, None] * self.group + jnp.arange(self.group, dtype=jnp.int32)).reshape(-1)
+        clock = clock._replace(
+            unit=clock.unit.at[chosen].set(-1), micro_batch=clock.micro_batch + 1
+        )
+        return jax.tree.map(lambda x: x[taken], rows), StreamState(state.key, clock, kept, rows)
+
+    # --- parts ---
+
+    @property
+    def _no_row(self) -> int:
+        return self.live * self.group
+
+    @property
+    def _is_lockstep(self) -> bool:
+        """Whether every take begins all its responses at once, and ends with all of them."""
+        return not self.ahead and self.slots == self.units * self.group
+
+    def _take_all(self, parameters: Any, version: jax.Array, state: StreamState) -> tuple[Any, StreamState]:
+        """`take` where there is a slot for each response, and none is begun ahead."""
+        source, clock = self.source, state.clock
+        index = clock.micro_batch * self.slots + jnp.arange(self.slots, dtype=jnp.int32)
+        kept, cache = source.begin(parameters, state.key, index, Now(version, clock.tick))
+
+        def tick(carry: Any) -> Any:
+            kept, cache, tick, busy = carry
+            making = jnp.sum(~source.done(kept), dtype=jnp.int32)
+            busy = busy + jnp.where(tick == clock.tick, self.slots, making)
+            kept, cache = source.tick(parameters, kept, cache, Now(version, tick))
+            return kept, cache, tick + 1, busy
+
+        carry = kept, cache, clock.tick, clock.busy
+        kept, _, end, busy = jax.lax.while_loop(lambda carry: ~jnp.all(source.done(carry[0])), tick, carry)
+        none = end == clock.tick  # all were done as they began: that takes a tick, too
+        clock = clock._replace(
+            micro_batch=clock.micro_batch + 1,
+            tick=jnp.where(none, end + 1, end),
+            next=clock.next + self.slots,
+            busy=jnp.where(none, busy + self.slots, busy),
+        )
+        return source.row(kept), state._replace(clock=clock)
+
+    def _caches(self, parameters: Any, state: StreamState) -> Any:
+        """Caches of the slots, computed again where one is occupied."""
+        shapes = jax.eval_shape(self.source.refresh, parameters, state.kept)
+
+        def empty() -> Any:
+            return jax.tree.map(lambda x: zeros(x.shape, x.dtype), shapes)
+
+        if not self.ahead:  # nothing is in the making between two takes
+            return empty()
+        again = lambda: self.source.refresh(parameters, state.kept)  # noqa: E731
+        return jax.lax.cond(jnp.any(state.clock.occupied), again, empty)
+
+    def _begin(self, parameters: Any, version: Any, limit: Any, key: Any, carry: Any) -> Any:
+        """The first free slots hand in what they have, and begin the next responses."""
+        clock, kept, cache, rows = carry
+        count, most = jnp.arange(self.at_once, dtype=jnp.int32), limit - clock.next
+        begins = count < most
+        index = clock.next + jnp.minimum(count, most - 1)
+        slot = jnp.argsort(clock.occupied, stable=True)[: self.at_once].astype(jnp.int32)
+        leaving = jnp.where(begins, clock.place[slot], self._no_row)
+        rows = _written(rows, leaving, self.source.row(jax.tree.map(lambda x: x[slot], kept)))
+        fresh = self.source.begin(parameters, key, index, Now(version, clock.tick))
+        # Units that begin take the first free places; the others have theirs.
+        unit = index // self.group
+        is_new = begins & (index % self.group == 0)
+        free = jnp.argsort(clock.unit >= 0, stable=True).astype(jnp.int32)
+        rank = jnp.cumsum(is_new, dtype=jnp.int32) - 1
+        new = jnp.where(is_new, free[jnp.clip(rank, 0, self.live - 1)], self.live)
+        units = clock.unit.at[new].set(unit, mode="drop")
+        place = jnp.argmax(units[None] == unit[:, None], axis=1).astype(jnp.int32)
+        at = jnp.where(begins, slot, self.slots)
+        clock = clock._replace(
+            next=clock.next + jnp.sum(begins, dtype=jnp.int32),
+            occupied=clock.occupied.at[at].set(True, mode="drop"),
+            place=clock.place.at[at].set(place * self.group + index % self.group, mode="drop"),
+            unit=units,
+            begun=clock.begun.at[new].set(clock.micro_batch // self.micro_batches, mode="drop"),
+            missing=clock.missing.at[new].set(self.group, mode="drop"),
+        )
+        which = jnp.full(self.slots, -1, jnp.int32).at[at].set(count, mode="drop")
+        kept, cache = jax.tree.map(lambda x, y: _placed(x, y, which), (kept, cache), fresh)
+        return clock, kept, cache, rows
+
+    def _collected(self, clock: Clock, done: jax.Array) -> Clock:
+        """The clock after a tick, in which these slots `[S]` are done."""
+        ended = clock.occupied & done
+        of = jnp.where(ended, clock.place // self.group, self.live)
+        missing = clock.missing.at[of].add(-1, mode="drop")
+        ends = (missing == 0) & (clock.missing > 0)
+        return clock._replace(
+            tick=clock.tick + 1,
+            busy=clock.busy + jnp.sum(clock.occupied, dtype=jnp.int32),
+            occupied=clock.occupied & ~done,
+            missing=missing,
+            finished=jnp.where(ends, clock.tick, clock.finished),
+        )
+
+    def _is_ready(self, clock: Clock) -> jax.Array:
+        """Whether the next micro-batch can be taken."""
+        ended = (clock.unit >= 0) & (clock.missing == 0)
+        if self.order == "prompt":
+            return jnp.sum(ended & self._is_next(clock), dtype=jnp.int32) == self.units
+        ready = jnp.sum(ended, dtype=jnp.int32) >= self.units
+        if self.late == "mask" or not self.ahead:
+            return ready
+        iteration, part = jnp.divmod(clock.micro_batch, self.micro_batches)
+        later = jnp.arange(self.ahead, dtype=jnp.int32)
+        due = (clock.unit >= 0) & (clock.begun + self.ahead <= iteration + later[:, None])
+        taken = jnp.minimum(jnp.sum(due & ended, axis=1, dtype=jnp.int32), self.units)
+        room = (self.micro_batches - 1 - part) * self.units + later * self.batch
+        return ready & jnp.all(jnp.sum(due, axis=1, dtype=jnp.int32) - taken <= room)
+
+    def _chosen(self, clock: Clock) -> jax.Array:
+        """Places `[b]` of the units of the next micro-batch, which is ready, in order of the units."""
+        others = (clock.unit < 0) | (clock.missing > 0)
+        if self.order == "prompt":
+            others = ~self._is_next(clock)
+        keys = (clock.unit, clock.finished, clock.begun, others)[:: 1 if self.order == "finished" else 3]
+        first = jnp.lexsort(keys)[: self.units].astype(jnp.int32)
+        return first[jnp.argsort(clock.unit[first])]
+
+    def _is_next(self, clock: Clock) -> jax.Array:
+        """Which live units `[W]` are those of the next micro-batch in order of prompts."""
+        return (clock.unit >= 0) & (clock.unit // self.units == clock.micro_batch)
+
+
+def counts(stream: Stream, state: StreamState) -> dict[str, jax.Array]:
+    """What a stream has counted, `[]` int32 each: see docs/streaming.md, "What is counted"."""
+    clock = state.clock
+    live = clock.unit >= 0
+    queued = jnp.sum(live & (clock.missing == 0), dtype=jnp.int32)
+    return {
+        "ticks": clock.tick,
+        "busy": clock.busy,
+        "started": (clock.next + stream.group - 1) // stream.group,
+        "trained": clock.micro_batch * stream.units,
+        "queued": queued,
+        "running": jnp.sum(live, dtype=jnp.int32) - queued,
+    }
+
+
+def zeros(shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """As `jax.numpy.zeros`, of random keys too."""
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape, dtype))
+        return jax.random.wrap_key_data(jnp.zeros(data.shape, data.dtype), impl=dtype._impl.name)
+    return jnp.zeros(shape, dtype)
+
+
+def _written(rows: Any, at: jax.Array, new: Any) -> Any:
+    """Rows with others at these places; beyond the last they are dropped."""
+    return jax.tree.map(lambda x, y: x.at[at].set(y, mode="drop"), rows, new)
+
+
+def _placed(x: jax.Array, fresh: jax.Array, which: jax.Array) -> jax.Array:
+    """`x [S, ...]` with rows `which [S]` of `fresh [F, ...]`, at the beginning of other axes; -1: none."""
+    # Selected and not scattered: slots that are split over devices stay where they are.
+    region = tuple(slice(0, size) for size in (len(x), *fresh.shape[1:]))
+    chosen = (which >= 0).reshape(-1, *[1] * (x.ndim - 1))
+    new = jnp.where(chosen, fresh[jnp.maximum(which, 0)], x[region])
+    return new if new.shape == x.shape else x.at[region].set(new)
