@@ -17,6 +17,7 @@ import functools
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -165,18 +166,24 @@ def _dtype(name: str) -> np.dtype:
 
 
 class _Exits:
-    """Has `os._exit` say one line where a guarded function calls it; as it was when none is running."""
+    """Has `os._exit` say one line where a guarded function calls it; as it was when none is running.
+
+    Attributes:
+      begun: the calls that are running, and since when (`time.monotonic`).
+    """
 
     def __init__(self) -> None:
-        self._lock, self._running = threading.Lock(), 0
+        self._lock = threading.Lock()
+        self.begun: dict[object, tuple[Guarded, float]] = {}
         self._exit: Callable[[int], NoReturn] = os._exit
         self._here = threading.local()
 
     @contextlib.contextmanager
     def watched(self, call: Guarded) -> Iterator[None]:
+        running = object()
         with self._lock:
-            self._running += 1
-            if self._running == 1:
+            self.begun[running] = call, time.monotonic()
+            if len(self.begun) == 1:
                 self._exit, _os._exit = os._exit, self._say_and_exit
         before, self._here.call = getattr(self._here, "call", None), call
         try:
@@ -184,9 +191,14 @@ class _Exits:
         finally:
             self._here.call = before
             with self._lock:
-                self._running -= 1
-                if self._running == 0:
+                del self.begun[running]
+                if not self.begun:
                     _os._exit = self._exit
+
+    def slowest(self) -> tuple[str, float] | None:
+        with self._lock:
+            first = next(iter(self.begun.values()), None)
+        return None if first is None else (first[0].who, time.monotonic() - first[1])
 
     def _say_and_exit(self, status: int) -> NoReturn:
         call, self._here.call = getattr(self._here, "call", None), None
@@ -201,3 +213,8 @@ class _Exits:
 
 
 _exits = _Exits()
+
+
+def slowest() -> tuple[str, float] | None:
+    """Of the guarded functions that run now, the one that began first: who it is, and its seconds so far."""
+    return _exits.slowest()

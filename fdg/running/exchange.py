@@ -89,8 +89,15 @@ class Exchange:
 
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
         """The arrays on the target; None each in a process that has no device there."""
+        return self.exchange(self.cut(arrays))
+
+    def cut(self, arrays: Sequence[Any]) -> Any:
+        """What this process sends, in chunks; None if nothing."""
+        return self.programs["cut"].compiled(list(arrays)) if self._sends else None
+
+    def exchange(self, sent: Any) -> list[Any]:
+        """The arrays on the target, of what `cut` gave: a collective."""
         self._crossings.wait()
-        sent = self.programs["cut"].compiled(list(arrays)) if self._sends else None
         outgoing = []
         for k, (wire, way) in enumerate(zip(self._wire, self._routes, strict=True)):
             row = []

@@ -1,6 +1,7 @@
 """A plan of several groups: programs and transfers, which the host starts in the order of a schedule."""
 
 import collections
+import contextlib
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import jax
 from fdg.lowering.mesh import group_mesh
 from fdg.placing.plan import Plan
 from fdg.processes.arrays import absent, committed, put
+from fdg.running.lanes import kept, lanes_of
 from fdg.running.leaves import LeafCopies
 from fdg.running.metrics import Chunk, PendingMetrics
 from fdg.running.program import compile_programs
@@ -25,6 +27,7 @@ class ManyPrograms:
     """A schedule of several programs: an `Execution`. The host starts them in turn and waits for none.
 
     Each group's devices work through what they were given in order; groups overlap where the data allow.
+    Where programs would hold up the host's thread, a thread for each group starts them (`lanes`).
     """
 
     timeline: Timeline | None
@@ -35,12 +38,13 @@ class ManyPrograms:
         meshes = {group.name: group_mesh(group, devices) for group in plan.groups}
         self.timeline = self._timeline = Timeline(list(meshes))
         weakref.finalize(self, self._timeline.close)
-        self._interpreter = interpreter = Interpreter(plan.groups, meshes, self._timeline)
+        self._lanes = lanes_of(schedule, meshes)
+        self._interpreter = interpreter = Interpreter(plan.groups, meshes, self._timeline, self._lanes)
         self._steps = interpreter.build(schedule.steps)
         self._calls = sum(times for _, times in schedule.calls())
         self._carried = interpreter.slots(schedule.carry)
         self._made = [interpreter.slot(value) for value in schedule.metrics]
-        self._metrics, self._stack = graph.metrics, RowStacks(schedule.metrics, meshes)
+        self._metrics, self._stack = graph.metrics, RowStacks(schedule.metrics, interpreter)
         self._copies = LeafCopies(schedule.leaves, interpreter)
         self.shapes = [interpreter.shape(places[0]) for places in schedule.leaves]
         self._place_constants = [
@@ -80,6 +84,19 @@ class ManyPrograms:
                 memory.arrays[slot] = token
         self._copies.fill(memory, leaves)
         self._timeline.begin()
+        with self._lanes or contextlib.nullcontext():
+            chunks = self._iterate(memory, iterations, lambda: alone and stop())
+        memory.arrays = [kept(array) for array in memory.arrays]
+        self._last_tokens = [
+            (slot, memory.arrays[slot]) for slot in self._tokens if memory.arrays[slot] is not None
+        ]
+        self._interpreter.crossings.wait()
+        chunks = [([kept(buffer) for buffer in buffers], count) for buffers, count in chunks]
+        share = self._stack.share if jax.process_count() > 1 else None
+        return self._leaves(memory), PendingMetrics(self._metrics, chunks, share)
+
+    def _iterate(self, memory: Memory, iterations: int, stop: Callable[[], bool]) -> list[Chunk]:
+        """Starts iterations, one after the other; their metrics, in order."""
         chunks: list[Chunk] = []
         rows: list[list[Any]] = []
         in_flight: collections.deque[Any] = collections.deque()
@@ -88,7 +105,7 @@ class ManyPrograms:
             for step in self._steps:
                 step(memory)
             rows.append([memory.arrays[slot] for slot in self._made])
-            last = i == iterations - 1 or (alone and stop())
+            last = i == iterations - 1 or stop()
             if len(rows) == ROWS or last:
                 chunks.append((self._stack(rows), len(rows)))
                 rows = []
@@ -98,12 +115,7 @@ class ManyPrograms:
                 jax.block_until_ready(in_flight.popleft())
             if last:
                 break
-        self._last_tokens = [
-            (slot, memory.arrays[slot]) for slot in self._tokens if memory.arrays[slot] is not None
-        ]
-        self._interpreter.crossings.wait()
-        share = self._stack.share if jax.process_count() > 1 else None
-        return self._leaves(memory), PendingMetrics(self._metrics, chunks, share)
+        return chunks
 
     def _leaves(self, memory: Memory) -> list[jax.Array]:
         leaves = [

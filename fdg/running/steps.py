@@ -8,6 +8,7 @@ computed, and where time is taken the run of a program that makes it:
     learners: learn             memory[4] = learn(memory[3]); memory[3] = None, for its memory was taken over
 """
 
+import collections
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -21,6 +22,7 @@ from fdg.placing.policy import Group
 from fdg.placing.resharding import Change
 from fdg.placing.scheduling.schedule import Call, Move, Repeat, Step, Value
 from fdg.running.exchange import Crossings, Exchange
+from fdg.running.lanes import CROSSING, Action, Lanes, holds_host
 from fdg.running.program import Program, is_here, spans_processes
 from fdg.running.resharder import Resharder
 from fdg.running.timeline import ProgramRun, Timeline
@@ -56,14 +58,22 @@ class Interpreter:
     Attributes:
       programs: of the steps made so far, in their order.
       crossings: the collectives from process to process.
-      moved_bytes: by the steps when they ran.
+      lanes: whose threads call XLA; None where whoever steps does.
+      moves: how often each transfer was made.
     """
 
-    def __init__(self, groups: Sequence[Group], meshes: Mapping[str, Mesh], timeline: Timeline):
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        meshes: Mapping[str, Mesh],
+        timeline: Timeline,
+        lanes: Lanes | None = None,
+    ):
         self.meshes = dict(meshes)
         self.programs: list[Program] = []
         self.crossings = Crossings()
-        self.moved_bytes = 0
+        self.lanes = lanes
+        self.moves: collections.Counter[Transfer] = collections.Counter()
         self._groups = {group.name: group for group in groups}
         self._timeline = timeline
         self._slots: dict[Value, int] = {}
@@ -79,6 +89,11 @@ class Interpreter:
     def shape(self, value: Value) -> jax.ShapeDtypeStruct:
         """Shape, dtype and sharding of a value."""
         return value_shape(self.meshes[value.group], value)
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that were moved so far."""
+        return sum(transfer.bytes * count for transfer, count in self.moves.items())
 
     def memory(self) -> Memory:
         """An empty one, with slots for all values met so far."""
@@ -137,30 +152,52 @@ class Interpreter:
         inputs = [self.slot(value) for value in call.inputs]
         outputs = [self.slot(value) for value in call.outputs]
         freed = [inputs[i] for i in call.freed]
-        timeline, crossings, group, spans = self._timeline, self.crossings, call.group, spans_processes(mesh)
+        timeline, group = self._timeline, call.group
         if not program.is_here:
             return _nothing
         taken = _taker(inputs)
+        start = self.on_lane(group, self._starter(program, call, mesh), len(outputs) + 1)
 
         def run(memory: Memory) -> None:
             arrays, makers = memory.arrays, memory.makers
-            if spans:
-                crossings.wait()
             this = None if makers is None else timeline.start(group, [makers[i] for i in inputs])
-            results = program.compiled(*taken(arrays))
+            results = start(taken(arrays))
             for i in freed:
                 arrays[i] = None
             for i, result in zip(outputs, results, strict=False):  # the last says that it has run
                 arrays[i] = result
-            done = results[-1]
-            timeline.started(group, this, done)
+            timeline.started(group, this, results[-1])
             if makers is not None:
                 for i in outputs:
                     makers[i] = this
-            if spans:
-                crossings.started([done])
 
         return run
+
+    def _starter(self, program: Program, call: Call, mesh: Mesh) -> Action:
+        """What starts a program; on a lane, one that calls the host is over when that returns."""
+        crossings = self.crossings
+
+        def start(arrays: Sequence[Any]) -> Sequence[Any]:
+            return program.compiled(*arrays)
+
+        def start_in_turn(arrays: Sequence[Any]) -> Sequence[Any]:
+            crossings.wait()
+            results = program.compiled(*arrays)
+            crossings.started([results[-1]])
+            return results
+
+        def run(arrays: Sequence[Any]) -> Sequence[Any]:
+            results = program.compiled(*arrays)
+            jax.block_until_ready(results[-1])
+            return results
+
+        if spans_processes(mesh):
+            return start_in_turn
+        return run if self.lanes is not None and holds_host(call, mesh) else start
+
+    def on_lane(self, group: str, call: Action, count: int) -> Action:
+        """A call that gives so many arrays, where the group's lane makes it."""
+        return call if self.lanes is None else self.lanes.deferred(group, call, count)
 
     def _move(self, move: Move, times: int) -> RunStep:
         transfer = self.transfer(move.pairs, times, move.changes, move.lends)
@@ -170,10 +207,19 @@ class Interpreter:
         if transfer is None:
             return _nothing
         taken = _taker(inputs)
+        if isinstance(
+            transfer, Exchange
+        ):  # what crosses a border does so on one lane, in the schedule's order
+            cut = self.on_lane(move.source, lambda arrays: [transfer.cut(arrays)], 1)
+            exchange = self.on_lane(CROSSING, lambda parts: transfer.exchange(parts[0]), len(outputs))
+            transferred: Action = lambda arrays: exchange(cut(arrays))  # noqa: E731
+        else:
+            transferred = self.on_lane(move.source, transfer, len(outputs))
+        moves = self.moves
 
         def run(memory: Memory) -> None:
             arrays, makers = memory.arrays, memory.makers
-            moved = transfer(taken(arrays))
+            moved = transferred(taken(arrays))
             for i in freed:
                 arrays[i] = None
             for i, array in zip(outputs, moved, strict=True):
@@ -181,7 +227,7 @@ class Interpreter:
             if makers is not None:
                 for a, b in zip(inputs, outputs, strict=True):
                     makers[b] = makers[a]
-            self.moved_bytes += transfer.bytes
+            moves[transfer] += 1
 
         return run
 
@@ -198,9 +244,10 @@ class Interpreter:
         slots = self.slots(pairs)
         if not program.is_here:
             return _nothing
+        copied = self.on_lane(group, lambda arrays: program.compiled(list(arrays)), len(slots))
 
         def run(memory: Memory) -> None:
-            copies = program.compiled([memory.arrays[a] for a, _ in slots])
+            copies = copied([memory.arrays[a] for a, _ in slots])
             for (_, b), copy in zip(slots, copies, strict=True):
                 memory.arrays[b] = copy
             if memory.makers is not None:

@@ -1,10 +1,10 @@
 """How long each group of devices was busy: measured while programs run, without waiting for them.
 
 To see when a program ends a thread has to wait for it, and to be woken costs more than most steps of a loop
-on the host do. So of many short iterations only some are watched, and stand for the others:
+on the host do. So of many short iterations only some are watched, a few in a row, and stand for the others:
 
-    iteration   1  2  3  4  5  6 ...  98  99  100 ...
-    watched     x  x  x  x                    x          as long as watching stays below 1% of the time
+    iteration   1  2  3  4  5  6 ...  98  99  100  101  102 ...
+    watched     x  x  x  x                x   x    x    x          as long as that stays below 1% of the time
 """
 
 import atexit
@@ -31,7 +31,7 @@ class ProgramRun:
         self.known = threading.Event()
 
 
-_ALWAYS = 4  # iterations that are watched at first, whatever that costs
+_ALWAYS = 4  # iterations that are watched at first, whatever that costs; and so many at least in a row
 _COST_S = 100e-6  # of watching one program, about
 _SHARE = 0.01  # of the time that watching may take
 _AT_EXIT_S = 10.0  # to wait for what still runs when Python ends
@@ -63,15 +63,25 @@ class Timeline:
         self._threads: list[threading.Thread] = []
         self._begun = time.perf_counter()
         self._watching = False
+        self._waited, self._longest = 0.0, 0.0  # seconds, before iterations that were watched again
 
     def watches(self, programs: int) -> bool:
         """Whether the iteration that begins now, of so many programs, is watched.
 
-        After one that was not it waits for all that was started, so that nothing unseen runs meanwhile.
+        After one that was not it waits for all that was started, so that nothing unseen runs meanwhile. Since
+        the devices run dry then, those waits are kept below the same share of the time.
         """
-        watch = affordable(self.watched, programs, time.perf_counter() - self._begun)
-        if watch and not self._watching:
-            jax.block_until_ready(self.latest())
+        now = time.perf_counter()
+        seconds = now - self._begun
+        if self._watching or not self.iterations:
+            watch = affordable(self.watched, programs, seconds)
+        else:
+            wait = self._waited + self._longest
+            watch = affordable(self.watched + _ALWAYS, programs, seconds) and wait <= _SHARE * seconds
+            if watch:
+                jax.block_until_ready(self.latest())
+                waited = time.perf_counter() - now
+                self._waited, self._longest = self._waited + waited, max(self._longest, waited)
         self._watching = watch
         self.iterations += 1
         self.watched += watch
