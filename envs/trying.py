@@ -258,6 +258,6 @@ def _alike(rollout: Rollout, backward: Rollout) -> bool:
     first = {id(leaf) for leaf in jax.tree.leaves(rollout.first_observation)}
     pairs = zip(jax.tree.leaves(rollout), jax.tree.leaves(backward), strict=True)
     return all(
-        np.allclose(one, np.flip(other, 0 if id(one) in first else 1), rtol=1e-6, atol=1e-6)
+        np.allclose(one, np.flip(other, 0 if id(one) in first else 1), 1e-6, 1e-6, equal_nan=_may_be_nan(one))
         for one, other in pairs
     )
