@@ -1,11 +1,11 @@
-"""Streams: rows that are generated in slots, and handed on in micro-batches that never wait for the longest.
+"""Streams: rows that are generated in slots, and handed on in micro-batches without waiting for the longest.
 
-A `Stream` is a value, and its state a pytree; both are pure JAX and know no engine. What is begun when, under which
-version of the parameters, and which rows make a micro-batch follow from counters in the state: the clock, whose
-specification is docs/streaming.md.
+A `Stream` is a value, and its state a pytree; both are pure JAX and know no engine. What is begun when, under
+which version of the parameters, and which rows make a micro-batch follow from counters in the state: the
+clock, whose specification is docs/streaming.md.
 
-Letters in shapes: `S` slots; `F` responses begun at once; `B` units of a batch, `b` of a micro-batch, `G` responses of
-a unit; `a` batches ahead; `W = b + a B` units that are live at most.
+Letters in shapes: `S` slots; `F` responses begun at once; `B` units of a batch, `b` of a micro-batch, `G`
+responses of a unit; `a` batches ahead; `W = b + a B` units that are live at most.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ class Now(NamedTuple):
 
 
 class Source(Protocol):
-    """What a slot does. All functions are pure; every leaf of what they take and give has its slots as axis 0.
+    """What a slot does, as pure functions; every leaf of what they take and give has slots as axis 0.
 
     A slot has two parts: what it keeps (tokens, keys, versions; part of the state), and a cache, which
     `refresh` computes from what is kept and from the parameters.
@@ -98,8 +98,8 @@ class Stream:
       late: whether `take` waits for units whose last turn comes (`wait`), or hands them in whenever they have
         finished (`mask`): the caller then gives their oldest tokens no weight.
       group: responses of a unit.
-      prefills: responses begun at once; None for an eighth of the slots, or for all slots where no response is
-        ever begun ahead and there are as many slots as responses.
+      prefills: responses begun at once; None for an eighth of the slots, or for all slots where no response
+        is ever begun ahead and there are as many slots as responses.
 
     Raises:
       FdgError: (construction) a number out of range.
@@ -174,7 +174,9 @@ class Stream:
             missing=counters(0, self.live),
             finished=counters(0, self.live),
         )
-        return StreamState(key, clock, kept, jax.tree.map(lambda x: zeros((rows, *x.shape[1:]), x.dtype), row))
+        return StreamState(
+            key, clock, kept, jax.tree.map(lambda x: zeros((rows, *x.shape[1:]), x.dtype), row)
+        )
 
     def take(self, parameters: Any, version: jax.Array, state: StreamState) -> tuple[Any, StreamState]:
         """The next micro-batch.
@@ -212,10 +214,8 @@ class Stream:
         rows = _written(rows, jnp.where(clock.occupied, self._no_row, clock.place), self.source.row(kept))
         clock = clock._replace(place=jnp.where(clock.occupied, clock.place, self._no_row))
         chosen = self._chosen(clock)
-        taken = (chosen[:, None] * self.group + jnp.arange(self.group, dtype=jnp.int32)).reshape(-1)
-        clock = clock._replace(
-            unit=clock.unit.at[chosen].set(-1), micro_batch=clock.micro_batch + 1
-        )
+        taken = (chosen[:, None] * self.group + jnp.arange(self.group, dtype=jnp.int32)[None]).reshape(-1)
+        clock = clock._replace(unit=clock.unit.at[chosen].set(-1), micro_batch=clock.micro_batch + 1)
         return jax.tree.map(lambda x: x[taken], rows), StreamState(state.key, clock, kept, rows)
 
     # --- parts ---
@@ -234,6 +234,7 @@ class Stream:
         source, clock = self.source, state.clock
         index = clock.micro_batch * self.slots + jnp.arange(self.slots, dtype=jnp.int32)
         kept, cache = source.begin(parameters, state.key, index, Now(version, clock.tick))
+        cache = jax.tree.map(_widened, cache, jax.eval_shape(source.refresh, parameters, kept))
 
         def tick(carry: Any) -> Any:
             kept, cache, tick, busy = carry
@@ -320,8 +321,8 @@ class Stream:
             return ready
         iteration, part = jnp.divmod(clock.micro_batch, self.micro_batches)
         later = jnp.arange(self.ahead, dtype=jnp.int32)
-        due = (clock.unit >= 0) & (clock.begun + self.ahead <= iteration + later[:, None])
-        taken = jnp.minimum(jnp.sum(due & ended, axis=1, dtype=jnp.int32), self.units)
+        due = (clock.unit >= 0)[None] & ((clock.begun + self.ahead)[None] <= iteration + later[:, None])
+        taken = jnp.minimum(jnp.sum(due & ended[None], axis=1, dtype=jnp.int32), self.units)
         room = (self.micro_batches - 1 - part) * self.units + later * self.batch
         return ready & jnp.all(jnp.sum(due, axis=1, dtype=jnp.int32) - taken <= room)
 
@@ -374,3 +375,8 @@ def _placed(x: jax.Array, fresh: jax.Array, which: jax.Array) -> jax.Array:
     chosen = (which >= 0).reshape(-1, *[1] * (x.ndim - 1))
     new = jnp.where(chosen, fresh[jnp.maximum(which, 0)], x[region])
     return new if new.shape == x.shape else x.at[region].set(new)
+
+
+def _widened(x: jax.Array, like: Any) -> jax.Array:
+    """`x`, with zeros at the end of axes that are shorter than those of another."""
+    return jnp.pad(x, [(0, wide - narrow) for wide, narrow in zip(like.shape, x.shape, strict=True)])

@@ -232,6 +232,40 @@ class Decoder:
         )  # fmt: skip
         return self.logits(parameters, hidden[:, -1]), cache
 
+    def reread(
+        self,
+        parameters: Weights,
+        tokens: jax.Array,
+        mask: jax.Array,
+        generated: jax.Array,
+        length: jax.Array,
+        step: jax.Array,
+    ) -> Cache:
+        """The cache of prompts and of what was decoded after them, under these parameters.
+
+        Args:
+          parameters: as `init` makes them.
+          tokens, mask: [N, P], of left-padded prompts.
+          generated: [N, C] int32, tokens after each prompt, right-padded.
+          length: [N] int32, how many of them there are.
+          step: [N] int32, the cache's `step` when the first of them was decoded; of the cache, it is 0.
+        """
+        prompts, room = tokens.shape[1], generated.shape[1]
+        there = jnp.concatenate([mask, jnp.arange(room)[None] < length[:, None]], axis=1)
+        _, keys, values = self._sequences(
+            parameters, jnp.concatenate([tokens, generated], axis=1), there.astype(jnp.int32), None
+        )
+        at = ((jnp.arange(room)[None] - step[:, None]) % room)[:, None, :, None]
+
+        def turned(x: jax.Array) -> jax.Array:
+            after = jnp.take_along_axis(x[:, :, prompts:], at, axis=2)
+            return jnp.concatenate([x[:, :, :prompts], after], axis=2)
+
+        return Cache(
+            tuple(map(turned, keys)), tuple(map(turned, values)), mask,
+            jnp.sum(there, axis=1, dtype=jnp.int32), length, jnp.int32(0),
+        )  # fmt: skip
+
     def decode(self, parameters: Weights, cache: Cache, token: jax.Array) -> tuple[jax.Array, Cache]:
         """Reads one more token [N] int32 of each row: logits [N, V] float32 of the next, and the cache."""
         c, prompts = self.config, cache.prompt.shape[1]
@@ -265,6 +299,10 @@ class Decoder:
             step=cache.step + 1,
         )  # fmt: skip
         return self.logits(parameters, x[:, 0]), new
+
+    def logits_dtype(self, parameters: Weights) -> Any:
+        """Of logits and log-probabilities: float32, or wider parameters'."""
+        return jnp.promote_types(self._dtype(parameters), jnp.float32)
 
     def _dtype(self, parameters: Weights) -> Any:
         base = parameters.get("base", parameters)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 import fdg
 from algos.hyperparameters import hyperparameter, require, require_positive
-from algos.rlhf import losses, updates
+from algos.rlhf import losses, streaming, updates
 from algos.rlhf.judged import JudgedAgent
 from algos.rlhf.losses import Preference
 from algos.rlhf.preferences import PreferenceAgent, ranked_right
@@ -28,6 +28,7 @@ class State(NamedTuple):
     optimizer_state: Any
     key: jax.Array  # of the whole run
     iteration: jax.Array  # int32
+    stream: Any = ()  # responses in the making; () where none begins ahead
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +64,7 @@ class DPO(PreferenceAgent, JudgedAgent):
         """The state before the first iteration."""
         parameter_key, key = jax.random.split(key)
         parameters = self._first_parameters(parameter_key)
+        stream = () if self._reads else streaming.first_stream(self, self.num_prompts, parameters, key)
         return State(
             parameters=parameters,
             reference=jax.tree.map(jnp.copy, self._frozen(parameters)),
@@ -70,23 +72,34 @@ class DPO(PreferenceAgent, JudgedAgent):
             optimizer_state=self._optimizer.init(self._trained(parameters)),
             key=key,
             iteration=jnp.int32(0),
+            stream=stream,
         )
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
         """Responses to new prompts, pairs of them, and all updates on these."""
         reference = self._reference_parameters(state)
         respondent = reference if self.respondent == "reference" else state.parameters
-        pairs, said = self._pairs(state._replace(parameters=respondent))
+        stream = state.stream
+        if self._reads:
+            pairs = self.read(*self._problem_keys(state, self.num_prompts))
+            known, said = self.refer(reference, pairs), self._lengths(pairs.chosen)
+        else:
+
+            def judged(rollout):
+                pairs = self._paired(rollout)
+                return rollout, pairs, self.refer(reference, pairs)
+
+            speaking = state._replace(parameters=respondent)
+            (rollout, pairs, known), stream = streaming.rollouts(self, speaking, self.num_prompts, judged)
+            said = {**self._said(rollout), **streaming.measures(self, state.stream, stream)}
         trained, optimizer_state, metrics = self.learn(
-            state.parameters,
-            state.optimizer_state,
-            (pairs, self.refer(reference, pairs)),
-            self._iteration_key(state, 2),
+            state.parameters, state.optimizer_state, (pairs, known), self._iteration_key(state, 2)
         )
         state = state._replace(
             parameters=self._with_trained(state.parameters, trained),
             optimizer_state=optimizer_state,
             iteration=state.iteration + 1,
+            stream=stream,
         )
         return state, {**metrics, **said}
 

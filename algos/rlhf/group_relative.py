@@ -19,7 +19,7 @@ import optax
 
 import fdg
 from algos.hyperparameters import hyperparameter, require, require_within
-from algos.rlhf import losses, updates
+from algos.rlhf import losses, streaming, updates
 from algos.rlhf.advantages import Baseline, Scale, informative
 from algos.rlhf.losses import Aggregation, Correction, Estimator, RatioLevel
 from algos.rlhf.objective import VARIANTS, Convention, Objective, Penalised, Variant, objective
@@ -37,6 +37,7 @@ class State(NamedTuple):
     optimizer_state: Any
     key: jax.Array  # of the whole run
     iteration: jax.Array  # int32
+    stream: Any = ()  # responses in the making; () where none begins ahead
 
 
 class Batch(NamedTuple):
@@ -45,7 +46,7 @@ class Batch(NamedTuple):
     responses: Responses  # [N]
     weight_mask: jax.Array  # [N, R] bool: the tokens that the loss is over
     sampled_log_prob: jax.Array  # [N, R] float32, when they were drawn, before top-k and top-p
-    version: jax.Array  # [N] int32, iteration of the parameters that drew them
+    version: jax.Array  # [N] int32, iteration of the parameters that drew them; [N, R] in a stream
     reference_log_prob: jax.Array  # [N, R] float32
     reward: Reward  # [N]
 
@@ -185,22 +186,30 @@ class GRPO(PolicyGradientAgent):
             optimizer_state=self._optimizer.init(self._trained(parameters)),
             key=key,
             iteration=jnp.int32(0),
+            stream=streaming.first_stream(self, self._candidates, parameters, key),
         )
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
         """Responses to new prompts, and all updates on them."""
-        responses, sampled, version, reward = self._rollout(state, self._candidates)
-        reference_log_prob = jnp.zeros(sampled.shape)
-        if self._has_reference:
-            reference_log_prob = self.refer(self._reference_parameters(state), responses)
-        batch = Batch(responses, responses.own, sampled, version, reference_log_prob, reward)
+
+        def judged(rollout):
+            responses, sampled, version, reward, _ = rollout
+            reference_log_prob = jnp.zeros(sampled.shape)
+            if self._has_reference:
+                reference_log_prob = self.refer(self._reference_parameters(state), responses)
+            counted = streaming.weighed(self, rollout)
+            return Batch(responses, counted, sampled, version, reference_log_prob, reward)
+
+        batch, stream = streaming.rollouts(self, state, self._candidates, judged)
         trained, optimizer_state, metrics = self.learn(
             state.parameters, state.optimizer_state, state.iteration, batch, self._iteration_key(state, 2)
         )
+        metrics |= streaming.measures(self, state.stream, stream)
         state = state._replace(
             parameters=self._with_trained(state.parameters, trained),
             optimizer_state=optimizer_state,
             iteration=state.iteration + 1,
+            stream=stream,
         )
         return state, metrics
 
@@ -308,7 +317,7 @@ class GRPO(PolicyGradientAgent):
 
     def _chosen(self, batch: Batch) -> Batch:
         """The prompts that are learned from, and of their tokens those that count."""
-        mask = batch.responses.own
+        mask = batch.weight_mask
         if self.objective.mask_truncated:
             mask = mask & finished(batch.responses, self._stops)[:, None]
         if not self.objective.dynamic_sampling:
@@ -331,7 +340,7 @@ class GRPO(PolicyGradientAgent):
             **{f"reward_{name}": jnp.mean(part) for name, part in reward.parts.items()},
             **self._lengths(batch.responses),
             "informative": jnp.mean(differ, dtype=jnp.float32),
-            "staleness": jnp.mean((iteration - batch.version).astype(jnp.float32)),
+            **streaming.staleness(batch.version, iteration, batch.responses.own),
         }
 
     def _mismatch(self, samples: Minibatch) -> dict[str, jax.Array]:

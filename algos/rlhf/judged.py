@@ -6,18 +6,19 @@ Letters in shapes: `B` prompts, `G` responses to each, `N = B * G`; `R` tokens o
 import dataclasses
 import os
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import jax
 
 import fdg
-from algos.hyperparameters import hyperparameter, require
+from algos.hyperparameters import hyperparameter, require, require_positive
 from algos.language.decoder import Decoder
-from algos.rlhf import rewards, updates
+from algos.rlhf import rewards, streaming, updates
 from algos.rlhf.checkpoints import begun_reward, reward_config_of
 from algos.rlhf.language_agent import LanguageAgent
 from algos.rlhf.responses import Responses
-from envs.text import Reward
+from algos.rlhf.streaming import KEPT, Rollout
+from envs.text import Problem, Reward, is_game
 from envs.text.tokenizer_folders import same_tokens, tokenizer_of
 
 
@@ -46,9 +47,25 @@ class JudgedAgent(LanguageAgent):
         " task)",
         holds="folder",
     )
+    micro_batches: int = hyperparameter(
+        1, "parts of a batch, each judged as soon as its responses are there; changes no number"
+    )
+    ahead: int = hyperparameter(
+        0, "batches whose responses may begin before their turn; so many updates old are the oldest tokens"
+    )
+    order: Literal["finished", "prompt"] = hyperparameter(
+        "finished", "which responses make a batch, of those that began ahead: finished ones, or by prompt"
+    )
+    late: Literal["wait", "mask"] = hyperparameter(
+        "wait", "responses that would be too old are waited for, or tokens that are have no weight"
+    )
+    max_age: int | None = hyperparameter(
+        None, "updates that a token may be old, with late='mask' (None: as many as ahead)"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_stream()
         if self.reward_model is None:
             return
         config, env = reward_config_of(self.reward_model), self.env
@@ -72,6 +89,40 @@ class JudgedAgent(LanguageAgent):
             f" '{env.name}' needs {self._context}: shorten the task",
         )
 
+    def _check_stream(self) -> None:
+        require_positive(self, "micro_batches")
+        count, ahead = self._candidates, self.ahead
+        require(
+            self,
+            count % self.micro_batches == 0,
+            f"micro_batches={self.micro_batches} do not divide the {count} prompts of an iteration: use a"
+            " divisor",
+        )
+        require(self, ahead >= 0, f"ahead={ahead}: it must be zero or above")
+        require(
+            self,
+            not ahead or self.slots is not None,
+            f"ahead={ahead} without slots: responses begin ahead in slots that are free; give slots=, such as"
+            f" {count * self.responses_per_prompt}",
+        )
+        require(
+            self,
+            not ahead or not is_game(self.env),
+            f"ahead={ahead}: '{getattr(self.env, 'name', self.env)}' is a game, whose turns are played by all"
+            " responses together: use ahead=0",
+        )
+        age = self.max_age
+        require(
+            self,
+            age is None or (age >= 0 and self.late == "mask"),
+            f"max_age={age}: it is zero or above, and of late='mask' alone",
+        )
+
+    @property
+    def _candidates(self) -> int:
+        """Prompts that an iteration draws."""
+        return self.num_prompts
+
     @fdg.fragment("reward", in_axes=(None, 0))
     def rate(self, reward_model, responses):
         """What `Responses [N]` are worth by the reward model: `[N]` float32."""
@@ -85,14 +136,33 @@ class JudgedAgent(LanguageAgent):
     def _needs_answers(self) -> bool:
         return self.reward_model is None and super()._needs_answers
 
-    def _rollout(self, state: Any, count: int) -> tuple[Responses, jax.Array, jax.Array, Reward]:
-        responses, log_prob, version, reward = super()._rollout(state, count)
-        if self.reward_model is not None:
-            if reward.given is not None:  # the task's, and the model has something to say of all
-                responses = responses._replace(own=responses.mask)
-            total = self.rate(state.reward_model, responses)
-            reward = Reward(total, {**reward.parts, "model": total})
-        return responses, log_prob, version, reward
+    @fdg.fragment("actor", in_axes=(None, None, None, None, None, KEPT), out_axes=(None, None, KEPT))
+    def respond_ahead(self, parameters, version, first, problem, keys, stream):
+        """The next micro-batch of a stream, of problems `[(a + 1) B]` that may begin; `first` of the run.
+
+        Returns:
+          `Recorded [b G]`; by how many updates each token `[b G, R]` is older than the parameters; the
+          stream.
+        """
+        count = len(keys) // self.responses_per_prompt // (self.ahead + 1)
+        source = streaming.stream_of(self, count, problem, keys, first, parameters)
+        rows, stream = source.take(self.network.cast(parameters), version, stream)
+        return rows, version - rows.version, stream
+
+    def played(self, state: Any, problem: Problem, keys: jax.Array) -> Rollout:
+        """As of every `LanguageAgent`, judged by the reward model where there is one."""
+        found = super().played(state, problem, keys)
+        responses, reward = self.rated(state, found.responses, found.reward)
+        return found._replace(responses=responses, reward=reward)
+
+    def rated(self, state: Any, responses: Responses, reward: Reward) -> tuple[Responses, Reward]:
+        """Responses `[N]` and the task's reward of them, with the reward model's where there is one."""
+        if self.reward_model is None:
+            return responses, reward
+        if reward.given is not None:  # the task's, and the model has something to say of all
+            responses = responses._replace(own=responses.mask)
+        total = self.rate(state.reward_model, responses)
+        return responses, Reward(total, {**reward.parts, "model": total})
 
     def _first_reward_model(self, key: jax.Array) -> Any:
         """What the state has of it: all, or nothing where the task judges."""

@@ -36,7 +36,8 @@ from algos.rlhf.following import Rows, followed
 from algos.rlhf.losses import masked_mean
 from algos.rlhf.responses import Responses, finished, rewarded
 from algos.rlhf.speaker import Heard, Speaker, converse, evaluated, repeated
-from envs.text import Prompts, Reward, is_game, is_text
+from algos.rlhf.streaming import Rollout
+from envs.text import Problem, Prompts, Reward, is_game, is_text
 from fdg.errors import FdgError
 
 
@@ -422,15 +423,19 @@ class LanguageAgent(HasPresets):
         return jax.random.fold_in(jax.random.fold_in(state.key, stream), state.iteration)
 
     def _rollout(self, state: Any, count: int) -> tuple[Responses, jax.Array, jax.Array, Reward]:
-        """`count` prompts, and `G` responses next to each other to each.
+        """`count` prompts, and `G` responses next to each other to each: as `played`, of these."""
+        problem = self.problems(*self._problem_keys(state, count))
+        keys = jax.random.split(self._iteration_key(state, 1), count * self.responses_per_prompt)
+        return self.played(state, problem, keys)[:4]
+
+    def played(self, state: Any, problem: Problem, keys: jax.Array) -> Rollout:
+        """Responses to problems `[B]`, `G` next to each other to each, by keys `[B G]`.
 
         Returns:
           Responses, of whose tokens none is `own` where no reward was given; log-probabilities `[N, R]` of
           their tokens at sampling, before top-k and top-p; the version `[N]` of the parameters; rewards.
         """
-        problem = self.problems(*self._problem_keys(state, count))
         problem = jax.tree.map(lambda x: repeated(x, self.responses_per_prompt), problem)
-        keys = jax.random.split(self._iteration_key(state, 1), count * self.responses_per_prompt)
         versions = []
 
         def respond(prompts: Prompts, keys: jax.Array) -> Samples:
@@ -448,7 +453,7 @@ class LanguageAgent(HasPresets):
             log_prob = said.tempered_log_probs
         if reward.given is not None:  # without one, nothing that was said is learned from
             responses = responses._replace(own=responses.own & reward.given[:, None])
-        return responses, log_prob, versions[0], reward
+        return Rollout(responses, log_prob, versions[0], reward, None)
 
     @property
     def _stops(self) -> tuple[int, ...]:

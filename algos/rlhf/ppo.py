@@ -19,7 +19,7 @@ import optax
 import fdg
 from algos.hyperparameters import hyperparameter, require, require_positive, require_within
 from algos.language.decoder import Decoder
-from algos.rlhf import losses, updates
+from algos.rlhf import losses, streaming, updates
 from algos.rlhf.advantages import reward_at_end, token_advantages, whiten
 from algos.rlhf.losses import Estimator
 from algos.rlhf.policy_gradient import PolicyGradientAgent
@@ -37,6 +37,7 @@ class State(NamedTuple):
     critic_optimizer_state: Any
     key: jax.Array  # of the whole run
     iteration: jax.Array  # int32
+    stream: Any = ()  # responses in the making; () where none begins ahead
 
 
 class Judgement(NamedTuple):
@@ -111,14 +112,22 @@ class PPORLHF(PolicyGradientAgent):
             critic_optimizer_state=self._critic_optimizer.init(critic),
             key=key,
             iteration=jnp.int32(0),
+            stream=streaming.first_stream(self, self.num_prompts, parameters, key),
         )
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
         """Responses to new prompts, what they are worth, and all updates of policy and critic."""
-        responses, sampled, version, reward = self._rollout(state, self.num_prompts)
-        old = self.assess(state.parameters, responses)
-        reference = self.refer(self._reference_parameters(state), responses)
-        judgement = self.judge(state.critic, responses, old, reference, reward.total)
+
+        def judged(rollout):
+            old = self.assess(state.parameters, rollout.responses)
+            reference = self.refer(self._reference_parameters(state), rollout.responses)
+            judgement = self.judge(state.critic, rollout.responses, old, reference, rollout.reward.total)
+            return rollout, old, reference, judgement
+
+        (rollout, old, reference, judgement), stream = streaming.rollouts(
+            self, state, self.num_prompts, judged
+        )
+        responses, sampled, version, reward, _ = rollout
         trained, optimizer_state, metrics = self.learn(
             state.parameters,
             state.optimizer_state,
@@ -133,11 +142,12 @@ class PPORLHF(PolicyGradientAgent):
             "episode_return": losses.masked_mean(reward.total, rewarded(responses)),
             **{f"reward_{name}": jnp.mean(part) for name, part in reward.parts.items()},
             **self._lengths(responses),
-            "staleness": jnp.mean((state.iteration - version).astype(jnp.float32)),
+            **streaming.staleness(version, state.iteration, responses.own),
             "log_prob_difference": losses.masked_mean(away, responses.own),
             "log_prob_difference_max": jnp.max(away),
             **metrics,
             **critic_metrics,
+            **streaming.measures(self, state.stream, stream),
         }
         state = state._replace(
             parameters=self._with_trained(state.parameters, trained),
@@ -145,6 +155,7 @@ class PPORLHF(PolicyGradientAgent):
             optimizer_state=optimizer_state,
             critic_optimizer_state=critic_optimizer_state,
             iteration=state.iteration + 1,
+            stream=stream,
         )
         return state, metrics
 

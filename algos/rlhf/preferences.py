@@ -21,6 +21,7 @@ from algos.rlhf.following import Rows
 from algos.rlhf.language_agent import LanguageAgent
 from algos.rlhf.losses import masked_mean
 from algos.rlhf.responses import Responses, rewarded
+from algos.rlhf.streaming import Rollout
 
 
 class Pairs(NamedTuple):
@@ -152,15 +153,15 @@ class PreferenceAgent(LanguageAgent):
         )
         return Pairs(chosen, rejected, jnp.any(chosen.tokens != rejected.tokens, axis=1))
 
-    def _pairs(self, state: Any) -> tuple[Pairs, dict[str, jax.Array]]:
-        """Pairs `[B]` of an iteration, read or made of responses of a state's parameters, and metrics."""
-        if self._reads:
-            pairs = self.read(*self._problem_keys(state, self.num_prompts))
-            return pairs, self._lengths(pairs.chosen)
-        responses, _, _, reward = self._rollout(state, self.num_prompts)
+    def _paired(self, rollout: Rollout) -> Pairs:
+        return paired(rollout.responses, rollout.reward.total, self.group_size)
+
+    def _said(self, rollout: Rollout) -> dict[str, jax.Array]:
+        """Metrics of all responses of an iteration."""
+        reward = rollout.reward
         parts = {f"reward_{name}": jnp.mean(part) for name, part in reward.parts.items()}
-        metrics = {"episode_return": masked_mean(reward.total, rewarded(responses)), **parts}
-        return paired(responses, reward.total, self.group_size), {**metrics, **self._lengths(responses)}
+        metrics = {"episode_return": masked_mean(reward.total, rewarded(rollout.responses)), **parts}
+        return {**metrics, **self._lengths(rollout.responses)}
 
     def _held_out_pairs(self, key: jax.Array, count: int) -> Pairs:
         return self._read(jax.random.split(key, count), "test")

@@ -81,7 +81,14 @@ class RewardModel(PreferenceAgent):
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
         """Responses to new prompts, pairs of them, and all updates on these."""
-        pairs, said = self._pairs(state._replace(parameters=self._speaking(state)))
+        problem_keys = self._problem_keys(state, self.num_prompts)
+        if self._reads:
+            pairs = self.read(*problem_keys)
+            said = self._lengths(pairs.chosen)
+        else:
+            speaking = state._replace(parameters=self._speaking(state))
+            rollout = self._rollout(speaking, self.num_prompts)
+            pairs, said = self._paired(rollout), self._said(rollout)
         trained, optimizer_state, metrics = self.learn(
             state.parameters, state.optimizer_state, (pairs, ()), self._iteration_key(state, 2)
         )

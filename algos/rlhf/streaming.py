@@ -1,0 +1,184 @@
+"""Rollouts in micro-batches, each judged as soon as it is there; responses may begin before their turn.
+
+One text serves all: with one micro-batch and `ahead=0` it is what `LanguageAgent._rollout` says, once.
+Problem `j M + m` of an iteration is in its micro-batch `m`, so that devices that have some rows of a batch
+have some of each part.
+
+Letters in shapes: `B` prompts of an iteration, `G` responses to each, `M` micro-batches of `b = B / M`
+prompts; `R` tokens of a response.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from algos.language.generation import Answers
+from algos.rlhf import losses, updates
+from algos.rlhf.responses import Responses
+from envs.text import Problem, Reward
+from fdg.stream import Stream, StreamState
+
+KEPT = StreamState(key=None, clock=None, kept=0, rows=None)  # type: ignore[arg-type]
+"""Batch axes of a stream's state: its slots."""
+
+
+class Rollout(NamedTuple):
+    """Responses of some prompts, those to one prompt next to each other."""
+
+    responses: Responses  # [N]; none of a response's tokens is `own` where it has no reward
+    log_prob: jax.Array  # [N, R] float32, at sampling, before top-k and top-p
+    version: jax.Array  # [N] int32 of the parameters; [N, R] in a stream
+    reward: Reward  # [N]
+    age: jax.Array | None  # [N, R] int32, updates that a token is older than the newest; in a stream
+
+
+def rollouts(
+    agent: Any, state: Any, count: int, then: Callable[[Rollout], Any]
+) -> tuple[Any, StreamState | tuple[()]]:
+    """All micro-batches of an iteration, and what follows from each.
+
+    Args:
+      agent: a `JudgedAgent`.
+      state: its state.
+      count: `B`, prompts of an iteration.
+      then: what is made of each `Rollout [b G]`: a pytree whose leaves have `b` or `b G` rows.
+
+    Returns:
+      That of all, `B` or `B G` rows, and the stream's state after it.
+    """
+    problem, keys = _asked(agent, state, count)
+    if agent.micro_batches == 1 and not agent.ahead:
+        return then(agent.played(state, problem, keys)), ()
+    some = count // agent.micro_batches
+
+    def in_parts(x: jax.Array) -> jax.Array:
+        by_iteration = x.reshape(agent.ahead + 1, count, *x.shape[1:])
+        return jax.vmap(lambda x: updates.parts_of(x, some))(by_iteration)
+
+    def by_prompt(keys: jax.Array) -> jax.Array:
+        return in_parts(keys.reshape(-1, agent.responses_per_prompt))
+
+    problem, keys = jax.tree.map(in_parts, problem), by_prompt(keys)  # [a + 1, M, b, ...]
+
+    def one(stream: Any, part: jax.Array) -> tuple[Any, Any]:
+        if agent.ahead:
+            rollout, stream = _taken(agent, state, problem, keys, stream)
+        else:
+            rollout = agent.played(
+                state, jax.tree.map(lambda x: x[0, part], problem), keys[0, part].reshape(-1)
+            )
+        return stream, then(rollout)
+
+    stream, rows = jax.lax.scan(one, state.stream, jnp.arange(agent.micro_batches))
+
+    def whole(x: jax.Array) -> jax.Array:
+        by_prompt = x.reshape(len(x), some, -1, *x.shape[2:])
+        return updates.whole_of(by_prompt).reshape(-1, *x.shape[2:])
+
+    return jax.tree.map(whole, rows), stream
+
+
+def first_stream(agent: Any, count: int, parameters: Any, key: jax.Array) -> StreamState | tuple[()]:
+    """What the state has of a stream before the first iteration: nothing where none is begun ahead."""
+    if not agent.ahead:
+        return ()
+    problem = jax.eval_shape(agent.problems, jax.random.split(key, count))
+    return stream_of(agent, count, problem, jax.random.split(key, 1), 0, parameters).init(key)
+
+
+def stream_of(agent: Any, count: int, problem: Problem, keys: Any, first: Any, parameters: Any) -> Stream:
+    """The stream of an agent's responses.
+
+    Args:
+      agent: a `JudgedAgent`.
+      count: prompts of an iteration.
+      problem: those that may begin, in order.
+      keys: one of each response to them.
+      first: index of the first response to them in the run.
+      parameters: of the network, for their dtype.
+    """
+    group = agent.responses_per_prompt
+    source = Answers(
+        agent.network,
+        agent._speaker.sampling,
+        problem.prompts,
+        keys,
+        also=problem.answer,
+        group=group,
+        first=first,
+        records=True,
+        dtype=agent.network.logits_dtype(parameters),
+    )
+    slots = min(agent.slots, (count // agent.micro_batches + agent.ahead * count) * group)
+    return Stream(source, slots, count, agent.micro_batches, agent.ahead, agent.order, agent.late, group)
+
+
+def weighed(agent: Any, rollout: Rollout) -> jax.Array:
+    """Tokens that are learned from, `[N, R]` bool: the policy's own; `late="mask"` leaves out old ones."""
+    own = rollout.responses.own
+    if rollout.age is None or agent.late == "wait":
+        return own
+    return own & (rollout.age <= (agent.ahead if agent.max_age is None else agent.max_age))
+
+
+def measures(agent: Any, before: Any, after: Any) -> dict[str, jax.Array]:
+    """Metrics of a stream over an iteration; none without one."""
+    if not agent.ahead:
+        return {}
+    first, last = before.clock, after.clock
+    ticks = jnp.maximum(last.tick - first.tick, 1).astype(jnp.float32)
+    live = last.unit >= 0
+    return {
+        "ticks": ticks,
+        "slots_busy": (last.busy - first.busy).astype(jnp.float32) / (ticks * len(last.occupied)),
+        "queued": jnp.sum(live & (last.missing == 0), dtype=jnp.int32).astype(jnp.float32),
+        "running": jnp.sum(live & (last.missing > 0), dtype=jnp.int32).astype(jnp.float32),
+    }
+
+
+def staleness(version: jax.Array, iteration: jax.Array, own: jax.Array) -> dict[str, jax.Array]:
+    """By how many updates what is learned from is older than the learner: the mean; in a stream the most."""
+    age = (iteration - version).astype(jnp.float32)
+    if age.ndim == 1:
+        return {"staleness": jnp.mean(age)}
+    return {
+        "staleness": losses.masked_mean(age, own),
+        "staleness_max": jnp.max(jnp.where(own, age, 0.0)),
+    }
+
+
+def _asked(agent: Any, state: Any, count: int) -> tuple[Problem, jax.Array]:
+    """Problems of this iteration and the `ahead` next ones, `[(a + 1) B]`, and keys of the responses."""
+    asked, keys = [], []
+    for later in range(agent.ahead + 1):
+        then = state._replace(iteration=state.iteration + later) if later else state
+        asked.append(agent._problem_keys(then, count))
+        keys.append(jax.random.split(agent._iteration_key(then, 1), count * agent.responses_per_prompt))
+    if not agent.ahead:
+        return agent.problems(*asked[0]), keys[0]
+    problem_keys, numbers = jax.tree.map(lambda *x: jnp.concatenate(x), *asked)
+    return agent.problems(problem_keys, *numbers), jnp.concatenate(keys)
+
+
+def _taken(
+    agent: Any, state: Any, problem: Problem, keys: jax.Array, stream: StreamState
+) -> tuple[Rollout, StreamState]:
+    """The next micro-batch of a stream."""
+    flat = lambda x: x.reshape(-1, *x.shape[3:])  # noqa: E731
+    rows, age, stream = agent.respond_ahead(
+        state.parameters,
+        agent._version(state),
+        state.iteration * keys[0].size,
+        jax.tree.map(flat, problem),
+        keys.reshape(-1),
+        stream,
+    )
+    (prompts, answer), said = rows.asked, rows.samples
+    reward = agent.score(answer, said.tokens, said.mask)
+    responses = Responses(prompts, said.tokens, said.mask, said.mask)
+    if reward.given is not None:
+        responses = responses._replace(own=responses.own & reward.given[:, None])
+    responses, reward = agent.rated(state, responses, reward)
+    return Rollout(responses, said.tempered_log_probs, rows.version, reward, age), stream
