@@ -30,7 +30,7 @@ from typing import Any, TypeAlias
 import jax
 from jax.sharding import Mesh
 
-from fdg.errors import FdgError, HostError
+from fdg.errors import FdgError, HostError, RunError, one_line
 from fdg.lowering import host_calls
 from fdg.placing.scheduling.schedule import Call, Move, Schedule, Step, Value
 from fdg.running.program import is_here, spans_processes
@@ -112,17 +112,17 @@ class Lanes:
     """The lanes of some groups; their threads are there while it is entered.
 
     Attributes:
-      of_group: each group's lane. Groups of one lane share a thread.
+      groups: those with a lane of their own; of several processes, what is of no such group is on `CROSSING`.
     """
 
-    def __init__(self, of_group: Mapping[str, str]):
-        self.of_group = dict(of_group)
+    def __init__(self, groups: Iterable[str]):
+        self.groups = tuple(groups)
         self._run: _Run | None = None
         self._void: list[threading.Thread] = []
 
     def deferred(self, group: str, call: Action, count: int) -> Action:
         """A call of a group as one that its lane makes later, and that promises so many arrays."""
-        lane = self.of_group[group]
+        lane = group if group in self.groups else CROSSING
 
         def put(given: Sequence[Any]) -> Sequence[Any]:
             assert self._run is not None
@@ -144,7 +144,7 @@ class Lanes:
                 f"{who} of the run before has not come back for {seconds:.0f} s: wait for it, or start a new"
                 " process"
             )
-        self._run = _Run(dict.fromkeys(self.of_group.values()))
+        self._run = _Run([*self.groups, *([CROSSING] if jax.process_count() > 1 else [])])
         try:
             self._run.begin()
         except BaseException as error:
@@ -168,7 +168,7 @@ class _Run:
         self.look_s = min(_LOOK_S, self._limit_s / 2)
         self._lock = threading.Lock()  # held for moments, never while something is waited for or run
         self._open: dict[_Action, None] = {}  # put and not done; who takes one out says how it ended
-        self._error: BaseException | None = None
+        self._error: Exception | None = None
         self._todo: dict[str, queue.SimpleQueue[_Action | None]] = {
             lane: queue.SimpleQueue() for lane in lanes
         }
@@ -196,7 +196,7 @@ class _Run:
         self._todo[lane].put(action)
         return promised
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self, error: Exception) -> None:
         """Ends all lanes: whatever is open fails with the first error."""
         with self._lock:
             self._error = self._error or error
@@ -213,8 +213,8 @@ class _Run:
             error = late
             raise
         finally:
-            if error is not None:
-                self.fail(error)
+            if error is not None:  # who waits on another thread is not interrupted, and hears of it
+                self.fail(error if isinstance(error, Exception) else RunError("the run was interrupted"))
             for todo in self._todo.values():
                 todo.put(None)
             if error is None:
@@ -244,7 +244,7 @@ class _Run:
                         self._do(action)
                     del action
         except BaseException as error:
-            self.fail(error)
+            self.fail(error if isinstance(error, Exception) else RunError(one_line(error)))
 
     def _do(self, action: _Action) -> None:
         results = action.call([kept(entry) for entry in action.given])
@@ -267,20 +267,20 @@ def holds_host(call: Call, mesh: Mesh) -> bool:
 def lanes_of(schedule: Schedule, meshes: Mapping[str, Mesh]) -> Lanes | None:
     """The lanes of a schedule's groups; None where one thread keeps none of them waiting.
 
-    That is where whatever comes after a program that holds the thread needs its results. Groups with devices
-    in several processes share a lane, on which everything that crosses from process to process is.
+    That is where whatever comes after a program that holds the thread needs its results. What crosses from
+    process to process, and groups with devices in several, are on one lane: in the schedule's order.
     """
     here = {name: mesh for name, mesh in meshes.items() if is_here(mesh)}
     if len(here) < 2 or not _Order(here).keeps_waiting(schedule):
         return None
-    return Lanes({name: CROSSING if spans_processes(mesh) else name for name, mesh in meshes.items()})
+    return Lanes(name for name, mesh in here.items() if not spans_processes(mesh))
 
 
 class _Order:
     """What depends on which programs that hold the thread: a bit for each of these that was met."""
 
-    def __init__(self, meshes: Mapping[str, Mesh]):
-        self._meshes = meshes
+    def __init__(self, here: Mapping[str, Mesh]):
+        self._here = here
         self._met = 0
         self._before: dict[Value | str, int] = {}  # of what a value was made, or a group has done
 
@@ -300,7 +300,7 @@ class _Order:
             self._rebind(step.pairs)
             return False
         if isinstance(step, Call):
-            return step.group in self._meshes and self._call(step)
+            return self._call(step)
         self._rebind(step.enter)
         for _ in range(min(step.trips, 2)):
             if self._steps(step.steps):
@@ -313,9 +313,10 @@ class _Order:
         before = self._before.get(call.group, 0)
         for value in call.inputs:
             before |= self._before.get(value, 0)
-        if call.fragments and self._met & ~before:
+        ours = call.group in self._here
+        if ours and call.fragments and self._met & ~before:
             return True
-        if holds_host(call, self._meshes[call.group]):
+        if ours and holds_host(call, self._here[call.group]):
             bit = self._met + 1  # bits so far are all ones
             self._met, before = self._met | bit, before | bit
         self._before.update(dict.fromkeys([call.group, *call.outputs], before))

@@ -79,7 +79,8 @@ class Timeline:
             wait = self._waited + self._longest
             watch = affordable(self.watched + _ALWAYS, programs, seconds) and wait <= _SHARE * seconds
             if watch:
-                jax.block_until_ready(self.latest())
+                with contextlib.suppress(Exception):  # whoever waits for the results hears of it
+                    jax.block_until_ready(self.latest())
                 waited = time.perf_counter() - now
                 self._waited, self._longest = self._waited + waited, max(self._longest, waited)
         self._watching = watch

@@ -1,0 +1,267 @@
+"""Random schedules on lanes, with functions on the host that fail, are slow or never come back, and Ctrl-C.
+
+    python -m tests.running.lanes --schedules 1000
+    python -m tests.running.lanes --schedules 1000 --switch 1e-6
+
+Programs are functions of Python that mix the integers that they are given, so nothing is compiled. Each
+schedule has to end as it should: with the numbers that one thread gets, or within `PATIENCE` seconds of what
+ended it, naming that. The last line says how many ended in which way, and how long the slowest took.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import faulthandler
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from unittest import mock
+
+import fdg
+
+if __name__ == "__main__":
+    fdg.host_devices(4)
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fdg.engine import Engine
+from fdg.errors import HostError
+from fdg.lowering.host_calls import Guarded
+from fdg.placing.policy import Group
+from fdg.running import lanes, many_programs
+from tests.conformance.comparison import leaves
+
+PATIENCE = 5.0  # seconds
+KINDS = ("right", "fails", "slow", "interrupted", "interrupted twice", "never")
+
+
+@dataclasses.dataclass(frozen=True)
+class Places:
+    """Role `r0`, `r1`, ... each on a device of its own."""
+
+    count: int
+    staleness: int
+
+    def place(self, devices):
+        return {
+            role: Group(f"group{i}", (i,))
+            for i, role in enumerate(["actor", "learner", "r2", "r3"][: self.count])
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixer:
+    """An algorithm whose fragments read random values of those made before, some of them in a loop."""
+
+    seed: int
+    groups: int
+
+    def init(self, key):
+        return {"weight": jnp.ones(4, jnp.uint32), **{f"x{i}": jnp.full(4, i, jnp.uint32) for i in range(3)}}
+
+    def iterate(self, state):
+        rng = random.Random(self.seed)
+        roles = ["actor", "learner", "r2", "r3"][: self.groups]
+
+        def fragment(role, name, *arrays):
+            def mix(*arrays):
+                return sum(a * jnp.uint32(7 + k) for k, a in enumerate(arrays)) ^ jnp.uint32(len(name))
+
+            return fdg.fragment(role, in_axes=None, out_axes=None, name=name)(mix)(*arrays)
+
+        def some(values, count):
+            return [rng.choice(values) for _ in range(count)]
+
+        values = list(state.values())
+        for i, role in enumerate([*rng.sample(roles, len(roles)), *some(roles, rng.randint(0, 2))]):
+            values.append(fragment(role, f"f{i}", *some(values, rng.randint(1, 3))))
+        if rng.random() < 0.6:
+            inside = [(rng.choice(roles), f"g{i}", rng.randint(1, 2)) for i in range(rng.randint(1, 3))]
+            constant = rng.choice(values)
+
+            def body(carry, _):
+                made = [carry, constant]
+                for role, name, count in inside:
+                    made.append(fragment(role, name, *some(made, count), carry))
+                return made[-1], made[-1]
+
+            last, rows = jax.lax.scan(body, rng.choice(values), None, length=rng.randint(2, 4))
+            values += [last, rows[0]]
+        weight = fragment("learner", "learn", state["weight"], *some(values, 2))
+        new = {"weight": weight, **{f"x{i}": rng.choice(values[4:] or values) for i in range(3)}}
+        return new, {"m": jnp.sum(weight), "n": jnp.sum(rng.choice(values))}
+
+
+def planned(seed):
+    """An algorithm and its plan, of random groups and staleness."""
+    rng = random.Random(seed)
+    groups, staleness = rng.randint(2, 4), rng.choice([0, 0, 1, 2])
+    algorithm = Mixer(seed, groups)
+    graph = fdg.trace(algorithm)
+    with contextlib.suppress(fdg.PlanError):  # what takes turns with the parameters cannot have older ones
+        return algorithm, fdg.place(graph, Places(groups, staleness), jax.devices()[:4])
+    return algorithm, fdg.place(graph, Places(groups, 0), jax.devices()[:4])
+
+
+class Faked:
+    """An engine whose programs are Python; `before` is called ahead of each, with its name."""
+
+    def __init__(self, algorithm, plan, of):
+        self.before = lambda name: None
+        with mock.patch.object(many_programs, "lanes_of", of):
+            self.engine = Engine(algorithm, plan, jax.devices()[:4])
+        for program in [*self.engine.programs, *self.engine._execution._stack.programs]:
+            program.compiled = self._fake(program)
+
+    def _fake(self, program):
+        shapes = jax.eval_shape(program.function, *program.arguments)
+        device = program.devices[0]
+        call = Guarded(lambda: self.before(program.name), f"fragment '{program.name}' (faked)", None, None)
+
+        def compiled(*arguments):
+            call()
+            if program.name.startswith("fetch"):
+                return [jax.device_put(np.asarray(x), device) for x in jax.tree.leaves(arguments)]
+            mixed = len(program.name)
+            for x in jax.tree.leaves(arguments):
+                mixed = (31 * mixed + int(np.sum(np.asarray(x), dtype=np.int64)) + 1) % 100_003
+            made = [
+                np.full(x.shape, (mixed + i) % 251, x.dtype) for i, x in enumerate(jax.tree.leaves(shapes))
+            ]
+            return jax.tree.unflatten(jax.tree.structure(shapes), [jax.device_put(x, device) for x in made])
+
+        return compiled
+
+
+def on_lanes(schedule, meshes):
+    """A lane for each group, whether it needs one or not."""
+    return lanes.Lanes(meshes)
+
+
+def on_one_thread(schedule, meshes):
+    """No lanes."""
+
+
+def numbers(state, metrics):
+    return {path: np.asarray(x) for path, x in leaves((state, metrics)).items()}
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(np.array_equal(one[k], other[k]) for k in one)
+
+
+def try_one(seed, kind):
+    """Carries out a random schedule in one of `KINDS`: seconds from the cause of its end to the end.
+
+    Raises:
+      AssertionError: it did not end as it should.
+    """
+    rng = random.Random(f"{seed} {kind}")
+    plan = planned(seed)
+    plain, here = Faked(*plan, on_one_thread), Faked(*plan, on_lanes)
+    iterations = rng.randint(1, 6)
+    calls, lock, at = Counter(), threading.Lock(), []
+    trouble = rng.randint(1, 4 * iterations)
+    release = threading.Event()
+    pause = rng.choice([0.0, 0.0, 0.001, 0.003])
+
+    def before(name):
+        with lock:
+            calls["all"] += 1
+            mine = calls["all"] == trouble
+        if pause:
+            time.sleep(pause * random.random())
+        if not mine:
+            return
+        at.append((name, time.monotonic()))
+        if kind == "fails":
+            raise ValueError("the wheels fell off")
+        if kind == "slow":
+            time.sleep(0.3)
+        if kind.startswith("interrupted"):
+            os.kill(os.getpid(), signal.SIGINT)
+        if kind == "interrupted twice":
+            time.sleep(0.05)
+            os.kill(os.getpid(), signal.SIGINT)
+            release.wait(PATIENCE)
+        if kind == "never":
+            release.wait(60)
+
+    here.before = before
+    ended, found = None, None
+    try:
+        found = numbers(*here.engine.run(here.engine.init(0), iterations))
+    except (HostError, KeyboardInterrupt) as error:
+        ended = error
+    seconds = time.monotonic() - at[0][1] if at else 0.0
+    release.set()
+    if not at or kind in ("right", "slow"):
+        assert ended is None and same(found, numbers(*plain.engine.run(plain.engine.init(0), iterations)))
+        seconds = 0.0
+    elif kind in ("fails", "never"):
+        assert isinstance(ended, HostError) and f"'{at[0][0]}'" in str(ended), f"{at} {ended!r}"
+    elif kind == "interrupted":
+        if ended is None:  # it came when all was over
+            assert same(found, numbers(*plain.engine.run(plain.engine.init(0), iterations)))
+        else:
+            assert isinstance(ended, KeyboardInterrupt)
+            state, metrics = here.engine.interrupted()
+            done = len(metrics["m"])
+            assert same(numbers(state, metrics), numbers(*plain.engine.run(plain.engine.init(0), done)))
+    else:
+        assert ended is None or isinstance(ended, KeyboardInterrupt)
+    limit = PATIENCE + (float(os.environ[lanes.LIMIT]) if kind == "never" else 0.0)
+    assert seconds < limit, f"{seconds:.1f} s after {at}"
+    # Another run can begin, and nothing of this one is in it.
+    here.before = lambda name: None
+    again = numbers(*here.engine.run(here.engine.init(0), 2))
+    assert same(again, numbers(*plain.engine.run(plain.engine.init(0), 2)))
+    assert not [t for t in threading.enumerate() if t.name.startswith("lane ")]
+    return seconds
+
+
+@contextlib.contextmanager
+def settings(limit=0.4, switch=None):
+    """A short time limit for functions on the host, and how often Python changes threads."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(switch or before)
+    try:
+        with mock.patch.dict(os.environ, {lanes.LIMIT: str(limit)}):
+            yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+def main(words=None):
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--schedules", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--switch", type=float, help="seconds between changes of threads")
+    given = parser.parse_args(words)
+    ended, slowest, wrong = Counter(), 0.0, []
+    with settings(switch=given.switch):
+        for seed in range(given.seed, given.seed + given.schedules):
+            kind = KINDS[seed % len(KINDS)]
+            faulthandler.dump_traceback_later(60, exit=True)
+            try:
+                seconds = try_one(seed, kind)
+            except Exception as error:
+                wrong.append(seed)
+                print(f"seed {seed}, {kind}: {type(error).__name__} {error}", flush=True)
+            else:
+                ended[kind] += 1
+                slowest = max(slowest, seconds)
+    faulthandler.cancel_dump_traceback_later()
+    print(f"{dict(ended)}; at most {slowest:.2f} s after the cause; {len(wrong)} ended otherwise: {wrong}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    raise SystemExit(main())

@@ -1,0 +1,193 @@
+"""Whether time matters: runs whose fragments and transfers sleep at random, compared bit by bit.
+
+    python -m tests.running.sleeps --runs 30
+    python -m tests.running.sleeps --runs 30 --processes 2
+
+Every fragment sleeps 0 to 50 ms in a function on the host, and so does every transfer; in each run one group
+is starved by a busy loop instead. Four groups, each with a lane, are in one process, or in two. The last line
+says in how many runs a bit of the state or of the metrics differed from the first.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import hashlib
+import json
+import random
+import subprocess
+import sys
+import time
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fdg
+from fdg.placing.policy import Group
+from fdg.processes import ports
+from fdg.running.exchange import Exchange
+from fdg.running.transfers import Mover
+
+ROLES = ("actor", "reward", "reference", "learner")
+LAGS = (0, 1, 2)  # iterations; runs take turns
+
+
+class Pause:
+    """Seconds to sleep, drawn by the clock; in place of that the starved role is busy."""
+
+    def __init__(self, most):
+        self.most, self.starved = most, None
+
+    def __call__(self, role=None):
+        seconds = self.most * random.SystemRandom().random()
+        if role is None or role != self.starved:
+            time.sleep(seconds)
+            return
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Stages:
+    """Micro-batches through four roles; all of them call the host."""
+
+    pause: Pause
+    micro_batches: int = 3
+
+    def init(self, key):
+        return {
+            "weight": jnp.linspace(0.5, 1.5, 4),
+            "old": jnp.ones(4),
+            "rows": jnp.linspace(0, 1, 8).reshape(2, 4),
+        }
+
+    def iterate(self, state):
+        def on(role, function, *axes, out=0):
+            def paused(*arrays):
+                def wait(x):
+                    self.pause(role)
+                    return np.asarray(x)
+
+                made = function(*arrays)
+                return jax.pure_callback(wait, jax.ShapeDtypeStruct(made.shape, made.dtype), made)
+
+            return fdg.fragment(role, in_axes=axes, out_axes=out)(paused)
+
+        act = on("actor", lambda weight, rows: jnp.sin(rows + weight[None]), None, 0)
+        score = on("reward", lambda rows: jnp.cumsum(rows, axis=1), 0)
+        refer = on("reference", lambda old, rows: jnp.cos(rows * old[None]), None, 0)
+        gradient = on("learner", lambda rows, a, b: jnp.sum(rows * a - b, axis=0), 0, 0, 0, out=None)
+
+        def micro(carry, _):
+            rows, total = carry
+            rows = act(state["weight"], rows)
+            scored, referred = score(rows), refer(state["old"], rows)
+            return (rows, total + gradient(rows, scored, referred)), jnp.sum(scored)
+
+        start = state["rows"], jnp.zeros(4)
+        (rows, total), seen = jax.lax.scan(micro, start, None, length=self.micro_batches)
+        weight = on("learner", lambda weight, total: weight - 0.1 * jnp.tanh(total), None, None, out=None)(
+            state["weight"], total
+        )
+        return {"weight": weight, "old": state["old"], "rows": rows}, {
+            "seen": jnp.sum(seen),
+            "w": jnp.sum(weight),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Apart:
+    """Each role on a device of its own."""
+
+    staleness: int = 0
+
+    def place(self, devices):
+        return {role: Group(f"{role}s", (i,)) for i, role in enumerate(ROLES)}
+
+
+@contextlib.contextmanager
+def slow_transfers(pause):
+    """Transfers that sleep ahead of what they do."""
+
+    def slowed(function):
+        def late(self, *arguments):
+            pause()
+            return function(self, *arguments)
+
+        return late
+
+    with contextlib.ExitStack() as stack:
+        for kind, name in ((Mover, "__call__"), (Exchange, "cut"), (Exchange, "exchange")):
+            stack.enter_context(mock.patch.object(kind, name, slowed(getattr(kind, name))))
+        yield
+
+
+def digest(state, metrics):
+    """Of all bits that this process has."""
+    found = hashlib.sha256()
+    for leaf in jax.tree.leaves((state, metrics)):
+        for shard in leaf.addressable_shards:
+            found.update(np.asarray(shard.data).tobytes())
+    return found.hexdigest()
+
+
+def digests(runs, seconds, devices, iterations=3, lags=LAGS):
+    """Of each lag, those of so many runs; the first is one without any sleep."""
+    pause = Pause(seconds)
+    found = {}
+    for lag in lags:
+        engine = fdg.compile(Stages(pause), Apart(lag), devices)
+        pause.most, pause.starved = 0.0, None
+        of_lag = [digest(*engine.run(engine.init(0), iterations))]
+        pause.most = seconds
+        with slow_transfers(pause):
+            for _ in range(runs):
+                pause.starved = random.SystemRandom().choice(ROLES)
+                of_lag.append(digest(*engine.run(engine.init(0), iterations)))
+        found[str(lag)] = of_lag
+    return found
+
+
+def _process(index, port, runs, seconds):
+    fdg.host_devices(2)
+    jax.distributed.initialize(f"localhost:{port}", 2, index)
+    print(json.dumps(digests(runs, seconds, jax.devices())), flush=True)
+
+
+def in_processes(runs, seconds):
+    """The same of two processes, with two groups each."""
+    port = ports.free_port("localhost")
+    code = "from tests.running.sleeps import _process; _process({}, {}, {}, {})"
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", code.format(i, port, runs, seconds)], stdout=subprocess.PIPE, text=True
+        )
+        for i in range(2)
+    ]
+    said = [json.loads(child.communicate(timeout=1800)[0].splitlines()[-1]) for child in children]
+    return {lag: [*zip(*(one[lag] for one in said), strict=True)] for lag in said[0]}
+
+
+def main(words=None):
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=30)
+    parser.add_argument("--processes", type=int, default=1, choices=(1, 2))
+    parser.add_argument(
+        "--seconds", type=float, default=0.05, help="that a fragment or transfer sleeps at most"
+    )
+    given = parser.parse_args(words)
+    runs = -(-given.runs // len(LAGS))
+    if given.processes == 2:
+        found = in_processes(runs, given.seconds)
+    else:
+        fdg.host_devices(4)
+        found = digests(runs, given.seconds, jax.devices())
+    apart = {lag: sum(one != every[0] for one in every[1:]) for lag, every in found.items()}
+    print(f"{sum(len(every) - 1 for every in found.values())} runs; that differ, by staleness: {apart}")
+    return int(any(apart.values()))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
