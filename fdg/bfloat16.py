@@ -52,37 +52,20 @@ def in_bfloat16(function: Callable[..., Any]) -> Callable[..., Any]:
             structures[:] = [structure]
             return results
 
-        traced = jax.make_jaxpr(flat)(*operands)
-        rounded = _Rounding().rewrite(jaxprs.open_jaxpr(traced))
-        if rounded is not None:
-            traced = jaxprs.with_jaxpr(traced, rounded)
-        return jax.tree.unflatten(structures[0], core.jaxpr_as_fun(traced)(*operands))
+        rounded = jaxprs.rewrite(jax.make_jaxpr(flat)(*operands), _rounded)
+        return jax.tree.unflatten(structures[0], core.jaxpr_as_fun(rounded)(*operands))
 
     return call
 
 
-class _Rounding:
-    """Rewrites jaxprs; one that is called from several places is rewritten once."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, Any]] = {}
-
-    def rewrite(self, jaxpr: Any) -> Any:
-        """The open jaxpr with its products in bfloat16; None if it has none."""
-        if id(jaxpr) not in self._known:
-            equations = [self._equation(eqn) for eqn in jaxpr.eqns]
-            changed = any(new is not eqn for new, eqn in zip(equations, jaxpr.eqns, strict=True))
-            self._known[id(jaxpr)] = jaxpr, jaxpr.replace(eqns=equations) if changed else None
-        return self._known[id(jaxpr)][1]
-
-    def _equation(self, eqn: Any) -> Any:
-        """An equation of the same operands and results; the same one where nothing changes."""
-        if eqn.primitive.name in _PRODUCTS:
-            return jaxprs.as_one(_product(eqn), eqn) if _is_to_be_rounded(eqn) else eqn
-        inner = [self.rewrite(body.jaxpr) for body in jaxprs.bodies(eqn)]
-        if eqn.primitive.name in _OF_THEIR_OWN_GRADIENT and any(body is not None for body in inner):
-            return jaxprs.as_one(_call(eqn), eqn)
-        return jaxprs.with_new_bodies(eqn, inner)
+def _rounded(eqn: Any, inside: jaxprs.Inside) -> Any:
+    """An equation with its products in bfloat16."""
+    if eqn.primitive.name in _PRODUCTS:
+        return jaxprs.as_one(_product(eqn), eqn.invars, eqn.outvars) if _is_to_be_rounded(eqn) else eqn
+    now = inside(eqn)
+    if now is not eqn and eqn.primitive.name in _OF_THEIR_OWN_GRADIENT:
+        return jaxprs.as_one(_call(eqn), eqn.invars, eqn.outvars)
+    return now
 
 
 def _is_to_be_rounded(eqn: Any) -> bool:

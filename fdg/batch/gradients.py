@@ -13,11 +13,10 @@ may go through all of them before the next do (`lowering.tiles`). They work on `
 
 import dataclasses
 import functools
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jax.extend import core
 
 from fdg import jaxprs
 from fdg.batch.flow import EquationFlow, Flow, is_independent
@@ -68,9 +67,13 @@ def gradient_sums(flow: Flow) -> GradientSums | None:
     for each in flow.equations:
         axis_of.update(zip(each.eqn.outvars, each.results, strict=True))
     inside = {v for each in chosen for v in each.eqn.outvars}
-    inputs = list(dict.fromkeys(v for each in chosen for v in _variables(each.eqn.invars) if v not in inside))
-    read = {v for i, e in enumerate(flow.equations) if i not in members for v in _variables(e.eqn.invars)}
-    read |= set(_variables(flow.jaxpr.outvars))
+    inputs = list(
+        dict.fromkeys(v for each in chosen for v in jaxprs.variables(each.eqn.invars) if v not in inside)
+    )
+    read = {
+        v for i, e in enumerate(flow.equations) if i not in members for v in jaxprs.variables(e.eqn.invars)
+    }
+    read |= set(jaxprs.variables(flow.jaxpr.outvars))
     outputs = [v for each in chosen for v in each.eqn.outvars if v in read]
     batched = [v for v in (*inputs, *inside) if axis_of.get(v) is not None]
     return GradientSums(members, tuple(chosen), tuple(inputs), tuple(outputs), tuple(batched), axis_of)
@@ -111,14 +114,14 @@ def gradient_bytes(jaxpr: ClosedJaxpr, axes: Sequence[Axis]) -> GradientBytes:
 def opened(flow: Flow, devices: int) -> Flow:
     """A flow with what it calls in the place of the calls, where they are no fragments."""
     axes = [axis for axis, _ in flow.inputs]
-    return follow(jaxprs.without_dead_code(_without_calls(flow.jaxpr)), axes, devices, flow.outputs)
+    return follow(jaxprs.without_dead_code(jaxprs.inlined(flow.jaxpr, _called)), axes, devices, flow.outputs)
 
 
 def _members(flow: Flow) -> frozenset[int]:
     """The equations that belong together: from the end backwards, each whose readers on the batch all are."""
     readers: dict[Any, list[int]] = {}
     for i, each in enumerate(flow.equations):
-        for v in _variables(each.eqn.invars):
+        for v in jaxprs.variables(each.eqn.invars):
             readers.setdefault(v, []).append(i)
     members: set[int] = set()
     early: set[int] = set()  # equations that have to run before the tiles do
@@ -162,40 +165,9 @@ def adds_up_a_gradient(each: EquationFlow) -> bool:
     return each.reduced and each.eqn.primitive.name in ("dot_general", "conv_general_dilated")
 
 
-def _without_calls(jaxpr: Any) -> Any:
-    """An open jaxpr with what it calls in the place of the calls, but for fragments."""
-    equations: list[Any] = []
-
-    def walk(inner: Any, names: dict[Any, Any]) -> None:
-        def value(atom: Any) -> Any:
-            return atom if jaxprs.is_literal(atom) else names.get(atom, atom)
-
-        for eqn in inner.eqns:
-            operands = [value(v) for v in eqn.invars]
-            body = _called(eqn)
-            if body is not None:
-                called = dict(zip(body.invars, operands, strict=True))
-                walk(body, called)
-                results = [v if jaxprs.is_literal(v) else called[v] for v in body.outvars]
-                names.update(zip(eqn.outvars, results, strict=True))
-                continue
-            results = [v if isinstance(v, core.DropVar) else core.Var(v.aval) for v in eqn.outvars]
-            names.update(zip(eqn.outvars, results, strict=True))
-            equations.append(eqn.replace(invars=operands, outvars=results))
-
-    names: dict[Any, Any] = {}
-    walk(jaxpr, names)
-    outvars = [v if jaxprs.is_literal(v) else names.get(v, v) for v in jaxpr.outvars]
-    return jaxpr.replace(eqns=equations, outvars=outvars)
-
-
 def _called(eqn: Any) -> Any:
     """The body of a plain call, open; None for any other equation, and for what has constants of its own."""
     if eqn.primitive.name not in ("jit", "pjit") or FragmentMark.of(eqn) is not None or eqn.effects:
         return None
     (body,) = jaxprs.bodies(eqn)
     return None if body.jaxpr.constvars or body.jaxpr.effects else body.jaxpr
-
-
-def _variables(atoms: Iterable[Any]) -> list[Any]:
-    return [v for v in atoms if not jaxprs.is_literal(v)]

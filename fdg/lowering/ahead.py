@@ -20,7 +20,6 @@ from jax.extend import core
 from fdg import jaxprs
 from fdg.batch.rules.random import draws_from_the_batch
 from fdg.jax_internals import ClosedJaxpr
-from fdg.recall import Recall
 
 
 class Taker(NamedTuple):
@@ -43,8 +42,14 @@ class Taker(NamedTuple):
 
 def take_ahead(jaxpr: ClosedJaxpr, taker: Taker) -> ClosedJaxpr:
     """The program, in the global view, with what can be taken out of its scans taken out, at any depth."""
-    lowered = _Hoister(taker).rewrite(jaxprs.open_jaxpr(jaxpr))
-    return jaxpr if lowered is None else jaxprs.with_jaxpr(jaxpr, lowered)
+    hoister = _Hoister(taker)
+
+    def in_two(eqn: Any, inside: jaxprs.Inside) -> Any:
+        eqn = inside(eqn)
+        made = hoister.in_two(eqn) if eqn.primitive.name == "scan" and not eqn.effects else None
+        return eqn if made is None else made
+
+    return jaxprs.rewrite(jaxpr, in_two)
 
 
 class _Parts(NamedTuple):
@@ -62,27 +67,12 @@ class _Parts(NamedTuple):
 
 
 class _Hoister:
-    """Rewrites jaxprs; one that is called from several places is rewritten once."""
+    """Takes what is worth it out of scans."""
 
     def __init__(self, taker: Taker) -> None:
         self.taker = taker
-        self._known: Recall[Any] = Recall()
 
-    def rewrite(self, jaxpr: Any) -> Any:
-        """The jaxpr with its scans rewritten; None if nothing changes."""
-        return self._known(jaxpr, None, lambda: self._rewrite(jaxpr))
-
-    def _rewrite(self, jaxpr: Any) -> Any:
-        equations: list[Any] = []
-        changed = False
-        for eqn in jaxpr.eqns:
-            now = jaxprs.with_new_bodies(eqn, [self.rewrite(body.jaxpr) for body in jaxprs.bodies(eqn)])
-            made = self._in_two(now) if eqn.primitive.name == "scan" and not eqn.effects else None
-            changed = changed or now is not eqn or made is not None
-            equations += [now] if made is None else made
-        return jaxpr.replace(eqns=equations) if changed else None
-
-    def _in_two(self, eqn: Any) -> list[Any] | None:
+    def in_two(self, eqn: Any) -> list[Any] | None:
         """A scan as a call before it and a scan over what that makes; None where there is nothing to take."""
         (body,) = jaxprs.bodies(eqn)
         if draws_from_the_batch(body.jaxpr):
@@ -175,8 +165,7 @@ class _Hoister:
 
 def _any(test: Callable[[Any], bool], eqn: Any) -> bool:
     """Whether something holds of an equation or of any inside it."""
-    inner = (each for body in jaxprs.bodies(eqn) for each in body.jaxpr.eqns)
-    return test(eqn) or any(_any(test, each) for each in inner)
+    return any(map(test, jaxprs.walk([eqn])))
 
 
 def _runs_once_a_trip(eqn: Any) -> bool:

@@ -162,10 +162,10 @@ class _Rewriter:
                 model = self._constraint(eqn.invars[0], eqn.params["axis"])
                 equations.append(model.replace(outvars=eqn.outvars))
             elif step.local:
-                equations.append(_replaced(eqn, self._localised(eqn, step)))
+                equations.append(self._localised(eqn, step))
             else:
                 if step.bodies:
-                    eqn = _with_bodies(eqn, step, [jaxpr for jaxpr, *_ in inner])
+                    eqn = jaxprs.with_new_bodies(eqn, [jaxpr for jaxpr, *_ in inner])
                 which = [
                     k for k, v in enumerate(eqn.outvars) if _has_shape(v) and (step.reduced or k in gives)
                 ]
@@ -262,7 +262,7 @@ class _Rewriter:
             axis_names={BATCH} if stays_split else set(self.mesh.axis_names),
             check_vma=False,
         )
-        return jax.make_jaxpr(jax.jit(run))(*jaxprs.shapes_of(eqn.invars))
+        return jaxprs.as_one(jax.jit(run), eqn.invars, eqn.outvars)
 
 
 def _keeping_nan(function: Callable[..., Any], *parts: Any) -> Any:
@@ -294,25 +294,3 @@ def _constraint_of(sharding: NamedSharding, shape: tuple[int, ...], dtype: Any) 
     """Such an equation. There are thousands of a few kinds, and to trace one takes a millisecond."""
     constrained = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, sharding))
     return constrained(jax.ShapeDtypeStruct(shape, dtype)).eqns[0]
-
-
-def _with_bodies(eqn: Any, step: EquationFlow, rewritten: Sequence[Any]) -> Any:
-    """An equation with other bodies."""
-    new = {id(body.jaxpr): jaxpr for body, jaxpr in zip(jaxprs.bodies(step.eqn), rewritten, strict=True)}
-
-    def rebuild(value: Any) -> Any:
-        if isinstance(value, tuple) and any(map(jaxprs.is_jaxpr, value)):
-            items = map(rebuild, value)
-            return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-        if not jaxprs.is_jaxpr(value) or id(jaxprs.open_jaxpr(value)) not in new:
-            return value
-        body = new[id(jaxprs.open_jaxpr(value))]
-        return jaxprs.with_jaxpr(value, body) if isinstance(value, ClosedJaxpr) else body
-
-    return eqn.replace(params={key: rebuild(value) for key, value in eqn.params.items()})
-
-
-def _replaced(eqn: Any, traced: Any) -> Any:
-    """The one equation of `traced`, in the place of `eqn`."""
-    (model,) = jaxprs.open_jaxpr(traced).eqns
-    return model.replace(invars=eqn.invars, outvars=eqn.outvars)

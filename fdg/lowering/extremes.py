@@ -20,7 +20,6 @@ from jax import lax
 
 from fdg import jaxprs
 from fdg.jax_internals import ClosedJaxpr
-from fdg.recall import Recall
 
 _IS_MAX = {
     **dict.fromkeys(("max", "reduce_max", "scatter-max", "pmax"), True),
@@ -48,39 +47,15 @@ def _name(eqn: Any) -> str:
     return eqn.primitive.name if eqn.primitive.name not in ("max", "min") else ""
 
 
-def keeping_nan(eqn: Any) -> list[Any]:
-    """Equations that do the same by integers, for `may_lose_nan`."""
-    traced = jaxprs.open_jaxpr(
-        jax.make_jaxpr(functools.partial(_by_integers, eqn))(*jaxprs.shapes_of(eqn.invars))
-    )
-    names: dict[Any, Any] = dict(zip(traced.invars, eqn.invars, strict=True))
-    names.update(zip(traced.outvars, eqn.outvars, strict=True))
-    return [
-        each.replace(
-            invars=[v if jaxprs.is_literal(v) else names.get(v, v) for v in each.invars],
-            outvars=[names.get(v, v) for v in each.outvars],
-        )
-        for each in traced.eqns
-    ]
-
-
 def keep_nan(closed: ClosedJaxpr) -> ClosedJaxpr:
     """A program all of whose extremes of floats keep NaN, at any depth, however XLA splits it."""
-    known: Recall[Any] = Recall()
+    return jaxprs.rewrite(closed, _kept)
 
-    def rewrite(jaxpr: Any) -> Any:
-        return known(jaxpr, None, lambda: _rewrite(jaxpr))
 
-    def _rewrite(jaxpr: Any) -> Any:
-        equations: list[Any] = []
-        for eqn in jaxpr.eqns:
-            eqn = jaxprs.with_new_bodies(eqn, [rewrite(body.jaxpr) for body in jaxprs.bodies(eqn)])
-            equations += keeping_nan(eqn) if may_lose_nan(eqn) else [eqn]
-        changed = any(a is not b for a, b in zip(equations, jaxpr.eqns, strict=False))
-        return jaxpr.replace(eqns=equations) if changed else None
-
-    rewritten = rewrite(jaxprs.open_jaxpr(closed))
-    return closed if rewritten is None else jaxprs.with_jaxpr(closed, rewritten)
+def _kept(eqn: Any, inside: jaxprs.Inside) -> Any:
+    if not may_lose_nan(eqn):
+        return inside(eqn)
+    return jaxprs.traced(functools.partial(_by_integers, eqn), eqn.invars, eqn.outvars)[0]
 
 
 def extreme_over(axis: str, name: str, x: jax.Array) -> jax.Array:

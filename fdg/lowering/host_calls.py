@@ -29,7 +29,6 @@ from jax.extend import core
 from fdg import jaxprs
 from fdg.errors import HostError, one_line
 from fdg.fragment import FragmentMark
-from fdg.recall import Recall
 
 _os: Any = os  # whose `_exit` is another one while a guarded function runs
 _GIVES_BACK = ("io_callback", "pure_callback")
@@ -48,55 +47,28 @@ def guard(jaxpr: Any, where: str = BETWEEN, last_words: LastWords | None = None)
       last_words: called when such a function calls `os._exit`; what it printed or told is then up to it.
         The line goes to standard error if None, and if it returns.
     """
-    return _Guard(last_words).jaxpr(jaxpr, where)
+
+    def guarded(inside_of: core.Jaxpr, where: str, inside: jaxprs.Inside) -> Iterator[core.JaxprEqn]:
+        for eqn in inside_of.eqns:
+            mark = FragmentMark.of(eqn)
+            eqn = inside(eqn, where if mark is None else f"fragment '{mark.name}' ({mark.role})")
+            if eqn.primitive.name in _CALLS and not isinstance(eqn.params["callback"], Guarded):
+                eqn = eqn.replace(params={**eqn.params, "callback": _guard(eqn.params, where, last_words)})
+            yield eqn
+
+    return jaxprs.rewrite_blocks(jaxpr, guarded, where)
+
+
+def _guard(params: dict[str, Any], where: str, last_words: LastWords | None) -> "Guarded":
+    expected = params.get("result_avals")
+    if expected is not None:
+        expected = tuple((tuple(aval.shape), str(aval.dtype)) for aval in expected)
+    return Guarded(params["callback"], where, expected, last_words)
 
 
 def calls_host(equations: Sequence[core.JaxprEqn]) -> bool:
     """Whether any of the equations, at any depth, calls a function on the host that gives something back."""
-    return any(
-        eqn.primitive.name in _GIVES_BACK or any(calls_host(body.jaxpr.eqns) for body in jaxprs.bodies(eqn))
-        for eqn in equations
-    )
-
-
-class _Guard:
-    def __init__(self, last_words: LastWords | None):
-        self._last_words = last_words
-        self._known: Recall[Any] = Recall()  # what was one jaxpr stays one, for JAX's caches
-
-    def jaxpr(self, jaxpr: Any, where: str) -> Any:
-        return self._known(jaxpr, where, lambda: self._guarded(jaxpr, where))
-
-    def _guarded(self, jaxpr: Any, where: str) -> Any:
-        opened = jaxprs.open_jaxpr(jaxpr)
-        equations = [self._equation(eqn, where) for eqn in opened.eqns]
-        if all(a is b for a, b in zip(equations, opened.eqns, strict=True)):
-            return jaxpr
-        new = opened.replace(eqns=equations)
-        return new if opened is jaxpr else jaxprs.with_jaxpr(jaxpr, new)
-
-    def _equation(self, eqn: core.JaxprEqn, where: str) -> core.JaxprEqn:
-        mark = FragmentMark.of(eqn)
-        where = where if mark is None else f"fragment '{mark.name}' ({mark.role})"
-        params = {name: self._param(value, where) for name, value in eqn.params.items()}
-        if eqn.primitive.name in _CALLS and not isinstance(params["callback"], Guarded):
-            expected = params.get("result_avals")
-            if expected is not None:
-                expected = tuple((tuple(aval.shape), str(aval.dtype)) for aval in expected)
-            params["callback"] = Guarded(params["callback"], where, expected, self._last_words)
-        if all(params[name] is value for name, value in eqn.params.items()):
-            return eqn
-        return eqn.replace(params=params)
-
-    def _param(self, value: Any, where: str) -> Any:
-        if jaxprs.is_jaxpr(value):
-            return self.jaxpr(value, where)
-        if isinstance(value, tuple) and any(map(jaxprs.is_jaxpr, value)):
-            items = [self._param(item, where) for item in value]
-            if all(a is b for a, b in zip(items, value, strict=True)):
-                return value
-            return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-        return value
+    return any(eqn.primitive.name in _GIVES_BACK for eqn in jaxprs.walk(equations))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,6 @@ from fdg import jaxprs
 from fdg.batch.flow import EquationFlow, Flow
 from fdg.batch.rules.result import Axis
 from fdg.fragment import boundary_p
-from fdg.jax_internals import ClosedJaxpr
 from fdg.rowwise import trace_rows
 
 _GROUPS = ("feature_group_count", "batch_group_count")  # of convolutions
@@ -36,86 +35,38 @@ class Local:
         if eqn.primitive is boundary_p:
             return values
         if all(axis is None for axis in step.operands):  # shared, or made here: the whole, then the part
-            results = _bind(eqn, values, eqn.params)
+            results = jaxprs.bind(eqn, values)
             return [self._part(x, axis) for x, axis in zip(results, step.results, strict=True)]
-        results = _bind(eqn, values, self._parameters(step))
+        results = jaxprs.bind(eqn, values, self._parameters(step))
         for x, v, axis in zip(results, eqn.outvars, step.results, strict=True):
             assert x.shape == self._shape(v.aval.shape, axis), (eqn, x.shape)
         return results
 
     def flow(self, flow: Flow, consts: Sequence[Any], values: Sequence[Any]) -> list[Any]:
         """Parts of a jaxpr's outputs, from those of its inputs."""
-        jaxpr = flow.jaxpr
-        known = dict(zip(jaxpr.invars, values, strict=True))
-        known.update(zip(jaxpr.constvars, consts, strict=True))
+        steps = [(step, step.sliced) for step in flow.equations]
 
-        def take(atoms: Sequence[Any], sliced: Sequence[tuple[int, int]]) -> list[Any]:
-            operands = [atom.val if hasattr(atom, "val") else known[atom] for atom in atoms]
-            for i, axis in sliced:
-                operands[i] = self._part(operands[i], axis)
-            return operands
+        def run(step: Any, values: list[Any]) -> list[Any]:
+            return self.step(step[0], self._parts(values, step[1]))
 
-        for step in flow.equations:
-            known.update(
-                zip(step.eqn.outvars, self.step(step, take(step.eqn.invars, step.sliced)), strict=True)
-            )
-        return take(jaxpr.outvars, flow.sliced)
+        return self._parts(jaxprs.evaluate(flow.jaxpr, consts, values, run, steps), flow.sliced)
 
-    def _bodies(self, step: EquationFlow, values: list[Any]) -> Sequence[Any]:
-        eqn, bodies = step.eqn, jaxprs.bodies(step.eqn)
-        consts = {id(jaxprs.open_jaxpr(closed)): closed.consts for closed in _closed(eqn.params)}
-        runs = [functools.partial(self.flow, flow, consts.get(id(flow.jaxpr), ())) for flow in step.bodies]
-        match eqn.primitive.name:
-            case "scan":
-                return self._scan(eqn, bodies[0], runs[0], values)
-            case "while":
-                return self._while(bodies, runs, values)
-            case "cond":
-                branches = [lambda *operands, run=run: run(operands) for run in runs]
-                return jax.lax.switch(values[0], branches, *values[1:])
-        (body,) = bodies  # a call; of a linear solve, its solver, which takes some of the operands
-        results = runs[0]([values[i] for i in body.operands])
-        return [results[j] for j in body.results]
-
-    def _scan(self, eqn: Any, body: jaxprs.Body, run: Callable, values: list[Any]) -> Sequence[Any]:
-        count, first = len(body.carry), len(values) - len(body.sliced) - len(body.carry)
-        consts, carried, sliced = values[:first], values[first : first + count], values[first + count :]
-
-        def one(carried, rows):
-            results = run([*consts, *carried, *rows])
-            return results[:count], results[count:]
-
-        carried, stacked = jax.lax.scan(
-            one, carried, sliced, length=body.trips, reverse=eqn.params["reverse"]
-        )
-        return [*carried, *stacked]
-
-    def _while(
-        self, bodies: Sequence[jaxprs.Body], runs: Sequence[Callable], values: list[Any]
-    ) -> Sequence[Any]:
-        test, body = bodies
-        count = len(body.carry)
-        test_consts = values[: len(test.operands) - count]
-        body_consts = values[len(test_consts) : -count]
-
-        def unfinished(carried):
-            return jnp.any(runs[0]([*test_consts, *carried])[0])
-
-        def one(carried):
-            (predicate,) = runs[0]([*test_consts, *carried])
-            after = runs[1]([*body_consts, *carried])
-            if not predicate.ndim:
-                return after
-            # Of a loop that vmap made, rows that are done stay as they are.
-            rows = [
-                jax.lax.broadcast_in_dim(predicate, new.shape, tuple(range(predicate.ndim))) for new in after
-            ]
-            return [jax.lax.select(*each) for each in zip(rows, after, carried, strict=True)]
-
-        return jax.lax.while_loop(unfinished, one, values[-count:])
+    def _bodies(self, step: EquationFlow, values: list[Any]) -> list[Any]:
+        constants = map(jaxprs.constants_of, jaxprs.closed_bodies(step.eqn))
+        functions = [
+            functools.partial(self.flow, flow, own) for flow, own in zip(step.bodies, constants, strict=True)
+        ]
+        if step.eqn.primitive.name == "while":
+            functions = _until_all_are_done(*functions, values, count=len(step.results))
+        return jaxprs.run_bodies(step.eqn, functions, values)
 
     def _shape(self, shape: Sequence[int], axis: Axis) -> tuple[int, ...]:
         return tuple(n // self.count if i == axis else n for i, n in enumerate(shape))
+
+    def _parts(self, values: Sequence[Any], sliced: Sequence[tuple[int, int]]) -> list[Any]:
+        """Values, of some of which the part along an axis is taken."""
+        axes = dict(sliced)
+        return [self._part(x, axes.get(i)) for i, x in enumerate(values)]
 
     def _part(self, x: Any, axis: Axis) -> Any:
         if axis is None:
@@ -148,11 +99,23 @@ class Local:
         return params
 
 
-def _bind(eqn: Any, values: list[Any], params: dict[str, Any]) -> list[Any]:
-    results = eqn.primitive.bind(*values, **params)
-    return list(results) if eqn.primitive.multiple_results else [results]
+def _until_all_are_done(
+    test: Callable, body: Callable, values: Sequence[Any], count: int
+) -> list[Callable[[list[Any]], list[Any]]]:
+    """Test and body of a while loop with `count` carried values that may have a predicate for each row."""
 
+    def unfinished(operands: list[Any]) -> list[Any]:
+        return [jnp.any(test(operands)[0])]
 
-def _closed(params: dict[str, Any]) -> list[Any]:
-    values = [v for value in params.values() for v in (value if isinstance(value, tuple) else (value,))]
-    return [value for value in values if isinstance(value, ClosedJaxpr)]
+    def one(operands: list[Any]) -> list[Any]:
+        carried = operands[len(operands) - count :]
+        constants = values[: len(values) - len(operands)]  # of the test
+        (predicate,) = test([*constants, *carried])
+        after = body(operands)
+        if not predicate.ndim:
+            return after
+        # Of a loop that vmap made, rows that are done stay as they are.
+        rows = [jax.lax.broadcast_in_dim(predicate, x.shape, tuple(range(predicate.ndim))) for x in after]
+        return [jax.lax.select(*each) for each in zip(rows, after, carried, strict=True)]
+
+    return [unfinished, one]

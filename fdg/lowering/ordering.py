@@ -51,7 +51,7 @@ def in_order(
       output_axes: what its outputs are brought to.
     """
     flow = follow(jaxpr, axes, devices, output_axes)
-    return jaxprs.with_jaxpr(jaxpr, _Orderer().rewrite(flow)) if _meets_inside(flow) else jaxpr
+    return jaxprs.with_jaxpr(jaxpr, jaxprs.Rewriter(_ordered)(flow)) if _meets_inside(flow) else jaxpr
 
 
 def meet_ahead(
@@ -148,37 +148,25 @@ def _replaced(step: EquationFlow) -> dict[int, Any]:
     return {body.operands[i]: step.eqn.outvars[j] for i, j in body.carry if results[j] is not inner[i]}
 
 
-class _Orderer:
-    """Rewrites the bodies of a flow; one that is called from several places is rewritten once."""
-
-    def __init__(self) -> None:
-        self._known: Recall[Any] = Recall()
-
-    def rewrite(self, flow: Flow) -> Any:
-        """The open jaxpr of a flow, in order."""
-        return self._known(flow, None, lambda: self._rewrite(flow))
-
-    def _rewrite(self, flow: Flow) -> Any:
-        equations: list[Any] = []
-        read = {v for eqn in flow.jaxpr.eqns for v in eqn.invars if not jaxprs.is_literal(v)}
-        read.update(v for v in flow.jaxpr.outvars if not jaxprs.is_literal(v))
-        before: list[_Meeting] = []  # the last that goes on, and what came after it
-        for step in flow.equations:
-            eqn = step.eqn
-            if any(map(_meets_inside, step.bodies)):
-                inner = [self.rewrite(body) if _meets_inside(body) else None for body in step.bodies]
-                eqn = jaxprs.with_new_bodies(eqn, inner)
-            meeting = _Meeting(step, read) if _meets(step) else None
-            if meeting is not None:
-                awaited = [each for each in before if each.goes_on or meeting.goes_on]
-                eqn = eqn.replace(invars=_awaiting(step, eqn.invars, awaited, equations))
-            for each in before:
-                if each.reaches(step.eqn.invars) or (meeting is not None and each in awaited):
-                    each.behind.update(step.eqn.outvars)
-            equations.append(eqn)
-            if meeting is not None:
-                before = [meeting] if meeting.goes_on else [*before, meeting]
-        return flow.jaxpr.replace(eqns=equations)
+def _ordered(flow: Flow, how: None, inside: jaxprs.Inside) -> list[Any]:
+    """The equations of a flow, in order."""
+    equations: list[Any] = []
+    atoms = [*flow.jaxpr.outvars, *(v for eqn in flow.jaxpr.eqns for v in eqn.invars)]
+    read = set(jaxprs.variables(atoms))
+    before: list[_Meeting] = []  # the last that goes on, and what came after it
+    for step in flow.equations:
+        eqn = inside(step.eqn, blocks=step.bodies) if step.bodies else step.eqn
+        meeting = _Meeting(step, read) if _meets(step) else None
+        if meeting is not None:
+            awaited = [each for each in before if each.goes_on or meeting.goes_on]
+            eqn = eqn.replace(invars=_awaiting(step, eqn.invars, awaited, equations))
+        for each in before:
+            if each.reaches(step.eqn.invars) or (meeting is not None and each in awaited):
+                each.behind.update(step.eqn.outvars)
+        equations.append(eqn)
+        if meeting is not None:
+            before = [meeting] if meeting.goes_on else [*before, meeting]
+    return equations
 
 
 def _awaiting(

@@ -20,6 +20,7 @@ arrays: 370 us as they are, 55 us as one).
 
 import collections
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -74,8 +75,8 @@ def tile(jaxpr: ClosedJaxpr, axes: Sequence[Axis], devices: int, cut: bool = Tru
       devices: over how many the batch is split.
       cut: whether a device may run its part in several tiles; else it is one, whose sums travel together.
     """
-    lowered = _Tiler(devices, cut).rewrite(follow(jaxpr, axes, devices))
-    return jaxpr if lowered is None else jaxprs.with_jaxpr(jaxpr, lowered)
+    rule = functools.partial(_tiled, devices, cut)
+    return jaxprs.with_jaxpr(jaxpr, jaxprs.Rewriter(rule)(follow(jaxpr, axes, devices)))
 
 
 def tiles_of(eqn: Any) -> int | None:
@@ -221,57 +222,37 @@ class _Region:
     tiles: int
 
 
-class _Tiler:
-    """Rewrites the jaxprs of flows; one that is called from several places is rewritten once."""
+def _tiled(devices: int, cut: bool, flow: Flow, how: None, inside: jaxprs.Inside) -> Any:
+    """The jaxpr of a flow, with the equations of a region as one call."""
+    region = None
+    if any(map(adds_up_a_gradient, flow.equations)):
+        inlined = opened(flow, devices)
+        region = _find(inlined, devices, cut)
+        flow = flow if region is None else inlined
+    equations = [inside(each.eqn, blocks=each.bodies) if each.bodies else each.eqn for each in flow.equations]
+    if region is None:
+        return equations
+    return flow.jaxpr.replace(eqns=_with_call(equations, region, devices))
 
-    def __init__(self, devices: int, cut: bool):
-        self.devices, self.cut = devices, cut
-        self._known: Recall[Any] = Recall()
 
-    def rewrite(self, flow: Flow) -> Any:
-        """The jaxpr of a flow with its regions in tiles; None if it has none, at any depth."""
-        return self._known(flow, None, lambda: self._rewrite(flow))
-
-    def _rewrite(self, flow: Flow) -> Any:
-        region = None
-        if any(map(adds_up_a_gradient, flow.equations)):
-            inlined = opened(flow, self.devices)
-            region = _find(inlined, self.devices, self.cut)
-            flow = flow if region is None else inlined
-        equations = [
-            jaxprs.with_new_bodies(each.eqn, [self.rewrite(body) for body in each.bodies])
-            for each in flow.equations
-        ]
-        if region is not None:
-            equations = self._with_call(flow, equations, region)
-        elif all(now is each.eqn for now, each in zip(equations, flow.equations, strict=True)):
-            return None
-        return flow.jaxpr.replace(eqns=equations)
-
-    def _with_call(self, flow: Flow, equations: Sequence[Any], region: _Region) -> list[Any]:
-        """The equations, with those of a region as one call behind all that does not need it."""
-        function: Callable = core.jaxpr_as_fun(region.jaxpr)
-        if self.devices == 1:
-            function = run_tiles(region.flow, 1, region.tiles)
-
-        def call(*values: Any) -> list[Any]:
-            return function(*values)
-
-        call.__name__ = call.__qualname__ = f"{_PREFIX}:{region.tiles}"
-        inputs, outputs = region.flow.jaxpr.invars, region.flow.jaxpr.outvars
-        (model,) = jaxprs.open_jaxpr(jax.make_jaxpr(jax.jit(call))(*jaxprs.shapes_of(inputs))).eqns
-        eqn = model.replace(invars=list(inputs), outvars=list(outputs))
-        made: set[Any] = set(outputs)
-        before: list[Any] = []
-        after: list[Any] = []
-        for i, each in enumerate(equations):
-            if i in region.members:
-                continue
-            late = any(not jaxprs.is_literal(v) and v in made for v in each.invars)
-            if late:
-                made.update(each.outvars)
-            (after if late else before).append(each)
-        return [*before, eqn, *after]
+def _with_call(equations: Sequence[Any], region: _Region, devices: int) -> list[Any]:
+    """Equations, with those of a region as one call behind all that does not need it."""
+    function: Callable = core.jaxpr_as_fun(region.jaxpr)
+    if devices == 1:
+        function = run_tiles(region.flow, 1, region.tiles)
+    inputs, outputs = region.flow.jaxpr.invars, region.flow.jaxpr.outvars
+    eqn = jaxprs.as_call(function, f"{_PREFIX}:{region.tiles}", inputs, outputs)
+    made: set[Any] = set(outputs)
+    before: list[Any] = []
+    after: list[Any] = []
+    for i, each in enumerate(equations):
+        if i in region.members:
+            continue
+        late = any(v in made for v in jaxprs.variables(each.invars))
+        if late:
+            made.update(each.outvars)
+        (after if late else before).append(each)
+    return [*before, eqn, *after]
 
 
 def _find(flow: Flow, devices: int, cut: bool) -> _Region | None:

@@ -8,7 +8,6 @@ replay buffer of a gigabyte would otherwise be copied at each call.
 
 import dataclasses
 import functools
-import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,7 +45,7 @@ class Site:
     @functools.cached_property
     def jaxpr(self) -> ClosedJaxpr:
         """The fragment as a function of `inputs` to `outputs`. It prints nothing."""
-        return jaxprs.build(self.inputs, self.outputs, [_silent(self.equation)])
+        return jaxprs.rewrite(jaxprs.build(self.inputs, self.outputs, [self.equation]), _silent)
 
 
 def sites(graph: FDG) -> tuple[Site, ...]:
@@ -123,20 +122,6 @@ def _origin(reader: Reader, scope: Scope, var: Any, eqn: core.JaxprEqn) -> int |
     return None
 
 
-def _silent(eqn: core.JaxprEqn) -> core.JaxprEqn:
-    """An equation without the prints in it: thousands of calls would print thousands of times."""
-    old = jaxprs.closed_bodies(eqn)
-    new = [_without_prints(closed) for closed in old]
-    if all(a is b for a, b in zip(old, new, strict=True)):
-        return eqn
-    effects = frozenset().union(*(closed.effects for closed in new)) if eqn.effects else eqn.effects
-    return jaxprs.with_bodies(eqn, new).replace(effects=effects)
-
-
-def _without_prints(closed: Any) -> Any:
-    inside = jaxprs.open_jaxpr(closed)
-    equations = [_silent(eqn) for eqn in inside.eqns if eqn.primitive.name not in _PRINTS]
-    if len(equations) == len(inside.eqns) and all(map(operator.is_, equations, inside.eqns)):
-        return closed
-    constants = jaxprs.constants_of(closed)
-    return jaxprs.build(inside.invars, inside.outvars, equations, inside.constvars, constants)
+def _silent(eqn: core.JaxprEqn, inside: jaxprs.Inside) -> Any:
+    """No prints: thousands of calls would print thousands of times."""
+    return [] if eqn.primitive.name in _PRINTS else inside(eqn)

@@ -1,6 +1,7 @@
 """A name of its own for each call of a fragment."""
 
 import collections
+from collections.abc import Iterator
 from typing import Any
 
 from jax.extend import core
@@ -22,20 +23,11 @@ def name_fragments(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
         used[name] += 1
         return name if used[name] == 1 else unused(f"{name}.{used[name]}")
 
-    def named(closed: Any) -> Any:
-        inside = jaxprs.open_jaxpr(closed)
-        equations = [of_equation(eqn) for eqn in inside.eqns]
-        if all(new is old for new, old in zip(equations, inside.eqns, strict=True)):
-            return closed
-        constants = jaxprs.constants_of(closed)
-        return jaxprs.build(inside.invars, inside.outvars, equations, inside.constvars, constants)
+    def named(inside_of: core.Jaxpr, how: Any, inside: jaxprs.Inside) -> Iterator[core.JaxprEqn]:
+        for eqn in inside_of.eqns:
+            mark = FragmentMark.of(eqn)
+            if mark is not None and (name := unused(mark.name)) != mark.name:
+                eqn = eqn.replace(params={**eqn.params, "name": str(FragmentMark(mark.role, name))})
+            yield inside(eqn, how=object())  # a body that is called twice has fragments of two names
 
-    def of_equation(eqn: core.JaxprEqn) -> core.JaxprEqn:
-        mark = FragmentMark.of(eqn)
-        if mark is not None and (name := unused(mark.name)) != mark.name:
-            eqn = eqn.replace(params={**eqn.params, "name": str(FragmentMark(mark.role, name))})
-        old = jaxprs.closed_bodies(eqn)
-        new = [named(closed) for closed in old]
-        return eqn if all(a is b for a, b in zip(old, new, strict=True)) else jaxprs.with_bodies(eqn, new)
-
-    return named(jaxpr)
+    return jaxprs.rewrite_blocks(jaxpr, named)

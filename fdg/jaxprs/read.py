@@ -5,14 +5,12 @@ Nothing is evaluated. What JAX's versions differ in stands in `fdg.jax_internals
 
 import dataclasses
 import functools
-import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax.extend import core
-from jax.interpreters import partial_eval
 
 from fdg.jax_internals import HIGH_LEVEL, ONE_TYPE, ClosedJaxpr, lower_high_level
 from fdg.recall import Recall
@@ -49,55 +47,11 @@ def open_jaxpr(jaxpr: Any) -> core.Jaxpr:
 
 
 def with_jaxpr(closed: Any, jaxpr: Any) -> Any:
-    """`closed`, with another jaxpr over the same constants, where it has any."""
+    """`closed`, with another jaxpr over the same constants, where it has any; itself if that is its own."""
+    if jaxpr is open_jaxpr(closed):
+        return closed
     is_open = ONE_TYPE or not isinstance(closed, ClosedJaxpr)  # as the body of a `checkpoint` is
     return jaxpr if is_open else ClosedJaxpr(jaxpr, closed.consts)
-
-
-def without_dead_code(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """A closed jaxpr without what none of its outputs needs, in branches, loops and calls too.
-
-    XLA drops the same but for some branches: a result of theirs that nobody reads would be made, exchanges
-    included.
-    """
-    jaxpr = open_jaxpr(closed)
-    jaxpr = _without_unread_constants(jaxpr) or jaxpr
-    live, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
-    return with_jaxpr(closed, live)
-
-
-def inputs_read(closed: ClosedJaxpr) -> list[bool]:
-    """For each argument of a closed jaxpr, whether any of its outputs needs it."""
-    jaxpr = open_jaxpr(closed)
-    jaxpr = _without_unread_constants(jaxpr) or jaxpr
-    _, read = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
-    return list(read)
-
-
-def _without_unread_constants(jaxpr: core.Jaxpr) -> core.Jaxpr | None:
-    """With `while` loops given nothing that no trip reads, which JAX leaves to XLA; None if all are so."""
-    eqns = [_reads_all(eqn) for eqn in jaxpr.eqns]
-    return (
-        None
-        if all(new is old for new, old in zip(eqns, jaxpr.eqns, strict=True))
-        else jaxpr.replace(eqns=eqns)
-    )
-
-
-def _reads_all(eqn: core.JaxprEqn) -> core.JaxprEqn:
-    eqn = with_new_bodies(eqn, [_without_unread_constants(body.jaxpr) for body in bodies(eqn)])
-    if eqn.primitive.name != "while":
-        return eqn
-    closed, first, count = (eqn.params[key] for key in ("body_jaxpr", "cond_nconsts", "body_nconsts"))
-    body = open_jaxpr(closed)
-    carried = len(body.invars) - count
-    all_of_it = [True] * len(body.outvars)
-    live, read = partial_eval.dce_jaxpr(body, all_of_it, instantiate=[False] * count + [True] * carried)
-    if all(read):
-        return eqn
-    kept = [*eqn.invars[:first], *itertools.compress(eqn.invars[first:], read)]
-    params = {**eqn.params, "body_jaxpr": with_jaxpr(closed, live), "body_nconsts": sum(read[:count])}
-    return eqn.replace(invars=kept, params=params)
 
 
 @functools.cache
@@ -142,6 +96,16 @@ def shapes_of(atoms: Iterable[Any]) -> list[jax.ShapeDtypeStruct]:
 def is_literal(atom: Any) -> bool:
     """Whether an operand is a number written into the jaxpr, not a variable."""
     return isinstance(atom, core.Literal)
+
+
+def variables(atoms: Iterable[Any]) -> list[Any]:
+    """Of some operands those that are variables, no numbers."""
+    return [v for v in atoms if not is_literal(v)]
+
+
+def renamed(atoms: Iterable[Any], names: Mapping[Any, Any]) -> list[Any]:
+    """Operands, each variable that has another name under that one."""
+    return [v if is_literal(v) else names.get(v, v) for v in atoms]
 
 
 def scan_sizes(params: dict[str, Any]) -> tuple[int, int]:
@@ -203,6 +167,14 @@ def bodies(eqn: core.JaxprEqn) -> tuple[Body, ...]:
     return ()  # also where a jaxpr is the scalar function of a reduction
 
 
+def walk(equations: Iterable[core.JaxprEqn]) -> Iterator[core.JaxprEqn]:
+    """Equations and all inside of them, at any depth, each before what is inside of it."""
+    for eqn in equations:
+        yield eqn
+        for body in bodies(eqn):
+            yield from walk(body.jaxpr.eqns)
+
+
 @functools.lru_cache(maxsize=4096)
 def _called(jaxpr: core.Jaxpr) -> tuple[Body, ...]:
     return (Body(jaxpr, 1, True, tuple(range(len(jaxpr.invars))), tuple(range(len(jaxpr.outvars)))),)
@@ -242,11 +214,17 @@ def closed_bodies(eqn: core.JaxprEqn) -> tuple[Any, ...]:
     )
 
 
+def inner_jaxprs(eqn: core.JaxprEqn) -> tuple[Any, ...]:
+    """The jaxprs that run when an equation does: `closed_bodies`, and what devices run by `shard_map`."""
+    return (eqn.params["jaxpr"],) if eqn.primitive.name == "shard_map" else closed_bodies(eqn)
+
+
 def with_bodies(eqn: core.JaxprEqn, closed: Sequence[ClosedJaxpr]) -> core.JaxprEqn:
-    """The equation with other jaxprs of the same inputs and outputs, in the order of `bodies(eqn)`.
+    """The equation with other jaxprs of the same inputs and outputs, in the order of `inner_jaxprs(eqn)`.
 
     A `cond` may get branches of other inputs and outputs, if its variables fit them.
     """
+    old = inner_jaxprs(eqn)
     match eqn.primitive.name:
         case "scan":
             changed: dict[str, Any] = {"jaxpr": closed[0]}
@@ -257,24 +235,25 @@ def with_bodies(eqn: core.JaxprEqn, closed: Sequence[ClosedJaxpr]) -> core.Jaxpr
         case "custom_linear_solve":
             changed = {"jaxprs": eqn.params["jaxprs"]._replace(solve=closed[0])}
         case name if name in HIGH_LEVEL:
-            return as_call(core.jaxpr_as_fun(closed[0]), type(eqn.params["_prim"]).__name__, eqn)
+            name = type(eqn.params["_prim"]).__name__
+            return as_call(core.jaxpr_as_fun(closed[0]), name, eqn.invars, eqn.outvars)
         case _:
-            old = closed_bodies(eqn)
             changed = {
                 key: new if isinstance(value, ClosedJaxpr) else open_jaxpr(new)
                 for before, new in zip(old, closed, strict=True)
                 for key, value in eqn.params.items()
                 if value is before
             }
-    return eqn.replace(params={**eqn.params, **changed})
+    before, now = (frozenset().union(*(body.effects for body in each)) for each in (old, closed))
+    effects = eqn.effects if before == now else eqn.effects - (before - now) | (now - before)
+    return eqn.replace(params={**eqn.params, **changed}, effects=effects)
 
 
-def with_new_bodies(eqn: core.JaxprEqn, new: Sequence[Any]) -> core.JaxprEqn:
-    """The equation with other bodies, in the order of `bodies(eqn)`: open jaxprs, None for one that stays."""
-    if all(body is None for body in new):
-        return eqn
-    pairs = zip(closed_bodies(eqn), new, strict=True)
-    return with_bodies(eqn, [old if body is None else with_jaxpr(old, body) for old, body in pairs])
+def with_new_bodies(eqn: core.JaxprEqn, new: Sequence[core.Jaxpr]) -> core.JaxprEqn:
+    """The equation with other open jaxprs, in the order of `inner_jaxprs(eqn)`; or itself."""
+    old = inner_jaxprs(eqn)
+    closed = [with_jaxpr(before, now) for before, now in zip(old, new, strict=True)]
+    return eqn if all(a is b for a, b in zip(closed, old, strict=True)) else with_bodies(eqn, closed)
 
 
 _EXPANDED: Recall[ClosedJaxpr] = Recall(most=1024)
@@ -294,43 +273,22 @@ def _expanded(eqn: core.JaxprEqn) -> ClosedJaxpr:
     return _EXPANDED(eqn.params["_prim"], (eqn.primitive.name, f"{others} {avals}"), expand)
 
 
-def lowered(closed: Any) -> Any:
-    """A jaxpr with calls in the place of high-level operations, at any depth."""
-    known: dict[int, tuple[Any, Any]] = {}  # a jaxpr called from many places stays one
-
-    def of_jaxpr(closed: Any) -> Any:
-        if id(closed) not in known:
-            jaxpr: Any = open_jaxpr(closed)
-            eqns = [of_equation(eqn) for eqn in jaxpr.eqns]
-            low = {"is_high": False} if hasattr(jaxpr, "is_high") else {}
-            same = all(new is old for new, old in zip(eqns, jaxpr.eqns, strict=True))
-            new = closed if same else with_jaxpr(closed, jaxpr.replace(eqns=eqns, **low))
-            known[id(closed)] = closed, new
-        return known[id(closed)][1]
-
-    def of_equation(eqn: core.JaxprEqn) -> core.JaxprEqn:
-        old = closed_bodies(eqn)
-        new = [of_jaxpr(body) for body in old]
-        same = eqn.primitive.name not in HIGH_LEVEL and all(a is b for a, b in zip(old, new, strict=True))
-        return eqn if same else with_bodies(eqn, new)
-
-    return of_jaxpr(closed)
+def as_one(function: Callable[..., Any], operands: Sequence[Any], results: Sequence[Any]) -> core.JaxprEqn:
+    """A function that is traced to one equation, over some operands and with names for its results."""
+    (made,) = open_jaxpr(jax.make_jaxpr(function)(*shapes_of(operands))).eqns
+    return made.replace(invars=list(operands), outvars=list(results))
 
 
-def as_one(function: Callable[..., Any], eqn: Any) -> core.JaxprEqn:
-    """A function that is traced to one equation, in the place of one of the same operands and results."""
-    (made,) = open_jaxpr(jax.make_jaxpr(function)(*shapes_of(eqn.invars))).eqns
-    return made.replace(invars=eqn.invars, outvars=eqn.outvars)
-
-
-def as_call(function: Callable[..., Any], name: str, eqn: core.JaxprEqn) -> core.JaxprEqn:
-    """A call of a function in the place of an equation of the same operands and results."""
+def as_call(
+    function: Callable[..., Any], name: str, operands: Sequence[Any], results: Sequence[Any]
+) -> core.JaxprEqn:
+    """A call of a function that makes each of its results itself, over some operands."""
 
     def call(*operands: Any) -> Any:
         return function(*operands)
 
-    call.__name__ = name
-    return as_one(jax.jit(call), eqn)
+    call.__name__ = call.__qualname__ = name
+    return as_one(jax.jit(call), operands, results)
 
 
 def _alike(inside: Sequence[Any], outside: Sequence[Any]) -> bool:
@@ -345,108 +303,3 @@ def bytes_of(aval: Any) -> int:
     """Bytes of one array; a typed PRNG key counts as the words that it holds."""
     itemsize = getattr(aval.dtype, "itemsize", None)
     return math.prod(aval.shape) * (itemsize if itemsize else 1)
-
-
-def flops_of(jaxpr: core.Jaxpr) -> int:
-    """Floating-point operations of one run: matrix products and convolutions counted as multiply + add,
-    anything else as one operation for each element that it reads or writes, whichever are more; moving
-    data costs none. Of several branches the dearest counts; an unbounded loop counts one trip.
-    """
-    return sum(map(equation_flops, jaxpr.eqns))
-
-
-def equation_flops(eqn: core.JaxprEqn) -> int:
-    """Floating-point operations of one equation, counted as in `flops_of`; 0 for one that only moves data."""
-    inner = bodies(eqn)
-    if eqn.primitive.name == "cond":
-        return max((flops_of(body.jaxpr) for body in inner), default=0)
-    if inner:
-        return sum(body.trips * flops_of(body.jaxpr) for body in inner)
-    return _operation_flops(eqn)
-
-
-def elements_of(jaxpr: core.Jaxpr) -> int:
-    """Of `flops_of`, those that are no products or convolutions: one for each element."""
-    return sum(map(_elements_of, jaxpr.eqns))
-
-
-def _elements_of(eqn: core.JaxprEqn) -> int:
-    inner = bodies(eqn)
-    if inner:
-        each = [body.trips * elements_of(body.jaxpr) for body in inner]
-        return max(each) if eqn.primitive.name == "cond" else sum(each)
-    return 0 if eqn.primitive.name in _PRODUCTS else _operation_flops(eqn)
-
-
-def operations_of(jaxpr: core.Jaxpr) -> int:
-    """Equations of one run, those of loops as often as they run; an unbounded loop counts one trip."""
-    count = 0
-    for eqn in jaxpr.eqns:
-        inner = bodies(eqn)
-        count += sum(body.trips * operations_of(body.jaxpr) for body in inner) if inner else 1
-    return count
-
-
-def largest_operation(jaxpr: core.Jaxpr) -> int:
-    """Floating-point operations of the largest single equation, counted as in `flops_of`, but a hundred for
-    an element: a tanh takes as long as some fifty multiply-adds of a matrix product.
-    """
-    largest = 0
-    for eqn in jaxpr.eqns:
-        inner = bodies(eqn)
-        if inner:
-            largest = max(largest, *(largest_operation(body.jaxpr) for body in inner))
-        else:
-            weight = 1 if eqn.primitive.name in _PRODUCTS else _ELEMENTWISE
-            largest = max(largest, _operation_flops(eqn) * weight)
-    return largest
-
-
-def wide_product_flops(jaxpr: core.Jaxpr, width: int, least: int) -> int:
-    """Of `flops_of`, those of matrix products of at least `least` operations that are `width` wide.
-
-    That is, each row is multiplied by a matrix of so many rows and columns at least.
-    """
-    return sum(_wide_product_flops(eqn, width, least) for eqn in jaxpr.eqns)
-
-
-def _wide_product_flops(eqn: core.JaxprEqn, width: int, least: int) -> int:
-    inner = bodies(eqn)
-    if inner:
-        each = [body.trips * wide_product_flops(body.jaxpr, width, least) for body in inner]
-        return max(each) if eqn.primitive.name == "cond" else sum(each)
-    if eqn.primitive.name != "dot_general" or _operation_flops(eqn) < least:
-        return 0
-    (contracting, _), (batch, _) = eqn.params["dimension_numbers"]
-    lhs, result = (list(v.aval.shape) for v in (eqn.invars[0], eqn.outvars[0]))  # type: ignore[attr-defined]
-    sizes = [math.prod(lhs[axis] for axis in contracting), *result[len(batch) :]]
-    return _operation_flops(eqn) if min(sizes) >= width else 0
-
-
-_ELEMENTWISE = 100
-
-_PRODUCTS = ("dot_general", "conv_general_dilated")
-
-_MOVES = frozenset(
-    """broadcast_in_dim reshape transpose squeeze slice dynamic_slice dynamic_update_slice gather scatter
-    concatenate stack unstack split tile pad rev iota empty empty2 copy convert_element_type
-    bitcast_convert_type stop_gradient fragment_boundary random_wrap random_unwrap random_bits random_split
-    random_fold_in random_seed random_clone sharding_constraint device_put name pvary tie
-    optimization_barrier""".split()
-)
-
-
-def _operation_flops(eqn: Any) -> int:
-    name = eqn.primitive.name
-    size = max((math.prod(v.aval.shape) for v in (*eqn.invars, *eqn.outvars)), default=0)
-    if name == "dot_general":
-        (contracting, _), _ = eqn.params["dimension_numbers"]
-        lhs = eqn.invars[0].aval.shape
-        return 2 * math.prod(eqn.outvars[0].aval.shape) * math.prod(lhs[axis] for axis in contracting)
-    if name == "conv_general_dilated":
-        kernel = eqn.invars[1].aval.shape
-        out_features = kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
-        return 2 * math.prod(eqn.outvars[0].aval.shape) * math.prod(kernel) // max(out_features, 1)
-    if name == "polynomial":  # a product and a sum for each coefficient but one
-        return 2 * (len(eqn.invars) - 2) * size
-    return 0 if name in _MOVES else size

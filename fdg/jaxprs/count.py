@@ -1,0 +1,110 @@
+"""Counting what a jaxpr computes: floating-point operations, elements, equations."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from jax.extend import core
+
+from fdg.jaxprs.read import bodies, walk
+
+
+def total(jaxpr: core.Jaxpr, of: Callable[[Any], int]) -> int:
+    """The sum of a number of each operation of one run.
+
+    Loops count as often as they run, unbounded ones one trip; of several branches the dearest counts.
+    """
+    return sum(_total_of(eqn, of) for eqn in jaxpr.eqns)
+
+
+def _total_of(eqn: core.JaxprEqn, of: Callable[[Any], int]) -> int:
+    inner = bodies(eqn)
+    if not inner:
+        return of(eqn)
+    each = [body.trips * total(body.jaxpr, of) for body in inner]
+    return max(each, default=0) if eqn.primitive.name == "cond" else sum(each)
+
+
+def flops_of(jaxpr: core.Jaxpr) -> int:
+    """Floating-point operations of one run (`total`): matrix products and convolutions counted as multiply +
+    add, anything else as one operation for each element that it reads or writes, whichever are more; moving
+    data costs none.
+    """
+    return total(jaxpr, _operation_flops)
+
+
+def equation_flops(eqn: core.JaxprEqn) -> int:
+    """Floating-point operations of one equation, counted as in `flops_of`; 0 for one that only moves data."""
+    return _total_of(eqn, _operation_flops)
+
+
+def elements_of(jaxpr: core.Jaxpr) -> int:
+    """Of `flops_of`, those that are no products or convolutions: one for each element."""
+    return total(jaxpr, lambda eqn: 0 if eqn.primitive.name in _PRODUCTS else _operation_flops(eqn))
+
+
+def operations_of(jaxpr: core.Jaxpr) -> int:
+    """Equations of one run, those of loops as often as they run; an unbounded loop counts one trip."""
+    count = 0
+    for eqn in jaxpr.eqns:
+        inner = bodies(eqn)
+        count += sum(body.trips * operations_of(body.jaxpr) for body in inner) if inner else 1
+    return count
+
+
+def largest_operation(jaxpr: core.Jaxpr) -> int:
+    """Floating-point operations of the largest single equation, counted as in `flops_of`, but a hundred for
+    an element: a tanh takes as long as some fifty multiply-adds of a matrix product.
+    """
+    alone = (eqn for eqn in walk(jaxpr.eqns) if not bodies(eqn))
+    weighed = (
+        _operation_flops(eqn) * (1 if eqn.primitive.name in _PRODUCTS else _ELEMENTWISE) for eqn in alone
+    )
+    return max(weighed, default=0)
+
+
+def wide_product_flops(jaxpr: core.Jaxpr, width: int, least: int) -> int:
+    """Of `flops_of`, those of matrix products of at least `least` operations that are `width` wide.
+
+    That is, each row is multiplied by a matrix of so many rows and columns at least.
+    """
+
+    def wide(eqn: Any) -> int:
+        flops = _operation_flops(eqn)
+        if eqn.primitive.name != "dot_general" or flops < least:
+            return 0
+        (contracting, _), (batch, _) = eqn.params["dimension_numbers"]
+        lhs, result = (list(v.aval.shape) for v in (eqn.invars[0], eqn.outvars[0]))
+        sizes = [math.prod(lhs[axis] for axis in contracting), *result[len(batch) :]]
+        return flops if min(sizes) >= width else 0
+
+    return total(jaxpr, wide)
+
+
+_ELEMENTWISE = 100
+
+_PRODUCTS = ("dot_general", "conv_general_dilated")
+
+_MOVES = frozenset(
+    """broadcast_in_dim reshape transpose squeeze slice dynamic_slice dynamic_update_slice gather scatter
+    concatenate stack unstack split tile pad rev iota empty empty2 copy convert_element_type
+    bitcast_convert_type stop_gradient fragment_boundary random_wrap random_unwrap random_bits random_split
+    random_fold_in random_seed random_clone sharding_constraint device_put name pvary tie
+    optimization_barrier""".split()
+)
+
+
+def _operation_flops(eqn: Any) -> int:
+    name = eqn.primitive.name
+    size = max((math.prod(v.aval.shape) for v in (*eqn.invars, *eqn.outvars)), default=0)
+    if name == "dot_general":
+        (contracting, _), _ = eqn.params["dimension_numbers"]
+        lhs = eqn.invars[0].aval.shape
+        return 2 * math.prod(eqn.outvars[0].aval.shape) * math.prod(lhs[axis] for axis in contracting)
+    if name == "conv_general_dilated":
+        kernel = eqn.invars[1].aval.shape
+        out_features = kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
+        return 2 * math.prod(eqn.outvars[0].aval.shape) * math.prod(kernel) // max(out_features, 1)
+    if name == "polynomial":  # a product and a sum for each coefficient but one
+        return 2 * (len(eqn.invars) - 2) * size
+    return 0 if name in _MOVES else size

@@ -1,0 +1,219 @@
+"""Rewriting jaxprs: a rule says what becomes of an equation; what is around it is done here.
+
+    def halve(eqn, inside):
+        if eqn.primitive.name != "sin":
+            return inside(eqn)  # the equation with the rule applied in its bodies
+        return traced(lambda x: jnp.sin(x) / 2, eqn.invars, eqn.outvars)[0]
+
+    rewrite(closed, halve)
+
+Each body is rewritten once, however often it is called. What a rule leaves alone stays the same object.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import jax
+from jax.extend import core
+from jax.interpreters import partial_eval
+
+from fdg.jax_internals import HIGH_LEVEL, ClosedJaxpr
+from fdg.jaxprs.read import (
+    closed_bodies,
+    inner_jaxprs,
+    is_jaxpr,
+    open_jaxpr,
+    renamed,
+    shapes_of,
+    with_bodies,
+    with_jaxpr,
+    with_new_bodies,
+)
+from fdg.recall import Recall
+
+Inside: TypeAlias = Callable[..., core.JaxprEqn]
+"""(equation, how=None, blocks=None) to the equation with its bodies rewritten; `Rewriter.inside`."""
+
+Rule: TypeAlias = Callable[[core.JaxprEqn, Inside], core.JaxprEqn | Iterable[core.JaxprEqn]]
+"""What becomes of an equation: another one, or several; none if nothing reads its results any more."""
+
+BlockRule: TypeAlias = Callable[[Any, Any, Inside], Any]
+"""(block, how, inside) to the equations of a block, or to an open jaxpr of the same inputs and outputs.
+
+A block is an open jaxpr, or what has one as its attribute `jaxpr` (a `batch.flow.Flow`).
+"""
+
+
+def rewrite(closed: Any, rule: Rule) -> Any:
+    """A jaxpr with a rule applied to each equation, in bodies too where the rule calls `inside`.
+
+    Args:
+      closed: a jaxpr, open or closed; the same object comes back if nothing changes.
+      rule: is given an equation over the names of the old jaxpr, and keeps the names of its results.
+    """
+
+    def of_block(jaxpr: Any, how: Any, inside: Inside) -> Iterator[core.JaxprEqn]:
+        for eqn in jaxpr.eqns:
+            made = rule(eqn, inside)
+            yield from [made] if isinstance(made, core.JaxprEqn) else made
+
+    return rewrite_blocks(closed, of_block)
+
+
+def rewrite_blocks(closed: Any, rule: BlockRule, how: Any = None) -> Any:
+    """A jaxpr with a rule applied to it as a whole, and to those in it where the rule calls `inside`."""
+    return with_jaxpr(closed, Rewriter(rule)(open_jaxpr(closed), how))
+
+
+class Rewriter:
+    """Applies a rule to blocks; one that is called from several places in the same way is rewritten once."""
+
+    def __init__(self, rule: BlockRule):
+        self._rule = rule
+        self._known: Recall[core.Jaxpr] = Recall()
+
+    def __call__(self, block: Any, how: Any = None) -> core.Jaxpr:
+        """The open jaxpr of a block, rewritten.
+
+        Args:
+          block: as of a `BlockRule`.
+          how: what else the rule depends on there, such as the place in the program. It hashes.
+        """
+        return self._known(block, how, lambda: self._new(block, how))
+
+    def _new(self, block: Any, how: Any) -> core.Jaxpr:
+        jaxpr = block if is_jaxpr(block) else block.jaxpr
+        made = self._rule(block, how, self.inside)
+        return made if is_jaxpr(made) else _with_equations(jaxpr, list(made))
+
+    def inside(self, eqn: core.JaxprEqn, how: Any = None, blocks: Sequence[Any] | None = None) -> Any:
+        """An equation with its bodies rewritten.
+
+        Args:
+          eqn: the equation.
+          how: as above.
+          blocks: of its bodies, in their order; their jaxprs, if None.
+        """
+        if blocks is None:
+            blocks = [open_jaxpr(inner) for inner in inner_jaxprs(eqn)]
+        return with_new_bodies(eqn, [self(block, how) for block in blocks])
+
+
+def _with_equations(jaxpr: Any, eqns: list[core.JaxprEqn]) -> core.Jaxpr:
+    """The jaxpr with other equations, or itself if they are the same."""
+    if len(eqns) == len(jaxpr.eqns) and all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True)):
+        return jaxpr
+    before, now = (frozenset().union(*(eqn.effects for eqn in each)) for each in (jaxpr.eqns, eqns))
+    changed: dict[str, Any] = {}
+    if before != now:
+        changed["effects"] = jaxpr.effects - (before - now) | (now - before)
+    if getattr(jaxpr, "is_high", False) and not any(map(_is_high, eqns)):
+        changed["is_high"] = False
+    return jaxpr.replace(eqns=eqns, **changed)
+
+
+def _is_high(eqn: core.JaxprEqn) -> bool:
+    return eqn.primitive.name in HIGH_LEVEL or any(body.is_high for body in inner_jaxprs(eqn))
+
+
+# --- what rules are made of ---
+
+
+def traced(
+    function: Callable[..., Any], operands: Sequence[Any], results: Sequence[Any] | None = None
+) -> tuple[list[core.JaxprEqn], list[Any]]:
+    """A function as equations over some operands, and its results.
+
+    Args:
+      function: of arrays, and to arrays.
+      operands: variables and literals.
+      results: names for what it makes, if they are given: variables, all of which it makes itself.
+    """
+    made = open_jaxpr(jax.make_jaxpr(function)(*shapes_of(operands)))
+    assert not made.constvars, "arrays that a rule needs are made by its operations"
+    names: dict[Any, Any] = dict(zip(made.invars, operands, strict=True))
+    if results is not None:
+        assert len({*made.invars, *made.outvars}) == len(made.invars) + len(results), "a result is handed on"
+        names.update(zip(made.outvars, results, strict=True))
+    eqns = [
+        eqn.replace(invars=renamed(eqn.invars, names), outvars=renamed(eqn.outvars, names))
+        for eqn in made.eqns
+    ]
+    return eqns, renamed(made.outvars, names)
+
+
+def inlined(jaxpr: core.Jaxpr, body_of: Callable[[core.JaxprEqn], core.Jaxpr | None]) -> core.Jaxpr:
+    """An open jaxpr with bodies in the place of equations.
+
+    Args:
+      jaxpr: an open one.
+      body_of: the open jaxpr, without constants, that stands for an equation; None for one that stays.
+    """
+    names: dict[Any, Any] = {}
+
+    def of(eqns: Iterable[core.JaxprEqn]) -> Iterator[core.JaxprEqn]:
+        for eqn in eqns:
+            eqn = eqn.replace(invars=renamed(eqn.invars, names))
+            body = body_of(eqn)
+            if body is None:
+                yield eqn
+                continue
+            fresh = {v: core.Var(v.aval) for each in body.eqns for v in each.outvars}
+            inner = dict(zip(body.invars, eqn.invars, strict=True)) | fresh
+            yield from of(
+                each.replace(invars=renamed(each.invars, inner), outvars=renamed(each.outvars, inner))
+                for each in body.eqns
+            )
+            names.update(zip(eqn.outvars, renamed(renamed(body.outvars, inner), names), strict=True))
+
+    eqns = list(of(jaxpr.eqns))
+    return jaxpr.replace(eqns=eqns, outvars=renamed(jaxpr.outvars, names))
+
+
+# --- rules that all need ---
+
+
+def lowered(closed: Any) -> Any:
+    """A jaxpr with calls in the place of high-level operations, at any depth."""
+
+    def low(eqn: core.JaxprEqn, inside: Inside) -> core.JaxprEqn:
+        eqn = inside(eqn)
+        return with_bodies(eqn, closed_bodies(eqn)) if eqn.primitive.name in HIGH_LEVEL else eqn
+
+    return rewrite(closed, low)
+
+
+def without_dead_code(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """A closed jaxpr without what none of its outputs needs, in branches, loops and calls too.
+
+    XLA drops the same but for some branches: a result of theirs that nobody reads would be made, exchanges
+    included.
+    """
+    jaxpr = rewrite(open_jaxpr(closed), _without_unread_constants)
+    live, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
+    return with_jaxpr(closed, live)
+
+
+def inputs_read(closed: ClosedJaxpr) -> list[bool]:
+    """For each argument of a closed jaxpr, whether any of its outputs needs it."""
+    jaxpr = rewrite(open_jaxpr(closed), _without_unread_constants)
+    _, read = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    return list(read)
+
+
+def _without_unread_constants(eqn: core.JaxprEqn, inside: Inside) -> core.JaxprEqn:
+    """Gives a `while` loop nothing that no trip reads, which JAX leaves to XLA."""
+    eqn = inside(eqn)
+    if eqn.primitive.name != "while":
+        return eqn
+    closed, first, count = (eqn.params[key] for key in ("body_jaxpr", "cond_nconsts", "body_nconsts"))
+    body = open_jaxpr(closed)
+    carried = len(body.invars) - count
+    all_of_it = [True] * len(body.outvars)
+    live, read = partial_eval.dce_jaxpr(body, all_of_it, instantiate=[False] * count + [True] * carried)
+    if all(read):
+        return eqn
+    kept = [*eqn.invars[:first], *itertools.compress(eqn.invars[first:], read)]
+    params = {**eqn.params, "body_jaxpr": with_jaxpr(closed, live), "body_nconsts": sum(read[:count])}
+    return eqn.replace(invars=kept, params=params)
