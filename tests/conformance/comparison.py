@@ -38,6 +38,7 @@ def start(name):
     return copied(_start(name))
 
 
+@jax.jit
 def copied(state):
     """A copy, for those who donate."""
     return jax.tree.map(jnp.copy, state)
@@ -55,7 +56,7 @@ def plain(algorithm, state, iterations):
     for _ in range(iterations):
         state, one = iterate(state)
         metrics.append(one)
-    return state, jax.tree.map(lambda *m: jnp.stack(m), *metrics)
+    return state, jax.tree.map(lambda *m: np.stack(m), *metrics)
 
 
 def leaves(tree):

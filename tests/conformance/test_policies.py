@@ -127,8 +127,7 @@ def test_init_gives_the_algorithms_own_first_state(setup, engine_of):
 
 @pytest.mark.parametrize(
     ("name", "setup"),
-    [(name, setup) for name, setup in CASES if name == "gardener"]
-    + [("discrete", setup) for setup in ("gpu_only 8", "fine 4+2", "central 3+2")],
+    [(name, setup) for name, setup in CASES if name == "gardener"] + [("discrete", "fine 4+2")],
 )
 def test_every_program_lowers_for_gpu_and_tpu(name, setup, engine_of):
     for program in engine_of(name, setup).programs:
@@ -431,15 +430,13 @@ def test_staleness_is_a_whole_number(devices):
 # --- several agents ---
 
 
-def test_agents_are_those_of_single_runs(engine_of, devices):
+def test_agents_are_those_of_single_runs(devices):
     """Agent i of a program of several is the single agent of seed + i."""
-    several = fdg.compile(ALGORITHMS["discrete"](), policies.GPUOnly(), devices[:4], num_seeds=3)
+    several = fdg.compile(Walker(48), policies.GPUOnly(), devices[:4], num_seeds=3)
     assert [len(group) for group in several.plan.groups] == [3]
     states, metrics = several.run(several.init(5), ITERATIONS)
-    assert metrics["loss"].shape == (ITERATIONS, 3)
-    single = engine_of("discrete", "gpu_only 1")
     for agent in range(3):
-        expected = single.run(single.init(5 + agent), ITERATIONS)
-        take = jax.tree.map(lambda x: x[agent], states), {k: m[:, agent] for k, m in metrics.items()}  # noqa: B023
-        # Several agents' matrix products are one batched product, which adds up in another order.
-        assert_same(expected, take, 1e-4)
+        expected = plain(Walker(48), Walker(48).init(jax.random.key(5 + agent)), ITERATIONS)
+        assert_same(
+            expected, jax.tree.map(lambda x: x[agent], (states, {k: m.T for k, m in metrics.items()}))
+        )  # noqa: B023

@@ -231,27 +231,24 @@ def test_a_rule_that_is_ignored_fails(devices, monkeypatch):
         lambda *args: [leaf for leaf in right(*args) if "mlp" not in leaf.path],
     )
     policy, count, part = SETUPS["fsdp 8"]
-    engine = fdg.compile(Sequences(layers=1), policy, devices[:count])
+    engine = fdg.compile(Sequences(), policy, devices[:count])
     with pytest.raises(AssertionError, match="holds 0"):
         assert_divided(engine.init(0), part, count)
 
 
-def test_parameters_that_are_not_gathered_at_the_batch_move_more(devices, monkeypatch):
-    def moved():
-        engine = fdg.compile(Sequences(layers=1), SETUPS["fsdp 8"][0], devices)
-        engine.compile(1)
-        return sum(planned(engine.plan).values())
-
-    gathered = moved()
+def test_parameters_that_are_not_gathered_at_the_batch_move_more(engine_of, devices, monkeypatch):
+    gathered = planned(engine_of("fsdp 8").plan)
     monkeypatch.setattr(weights, "meeting", lambda step: [])
-    assert moved() > 1.1 * gathered
+    engine = fdg.compile(Sequences(), SETUPS["fsdp 8"][0], devices)
+    engine.compile(1)
+    assert sum(planned(engine.plan).values()) > 1.1 * sum(gathered.values())
 
 
 # --- the rest of the engine with them ---
 
 
 def test_a_checkpoint_comes_back_as_it_lay(devices, tmp_path):
-    algorithm = Sequences(layers=1)
+    algorithm = Sequences()
     engine = fdg.compile(algorithm, policies.GPUOnly(model_parallel=2, parameters=BOTH), devices[:4])
     state = engine.init(3)
     expected = host(state)
@@ -271,7 +268,7 @@ def test_a_checkpoint_comes_back_as_it_lay(devices, tmp_path):
 
 def test_staleness_beside_sharded_parameters(devices):
     policy = dataclasses.replace(COARSE, staleness=1)
-    algorithm = Sequences(layers=1)
+    algorithm = Sequences()
     engine = fdg.compile(algorithm, policy, devices[:6])
     one = fdg.compile(algorithm, policies.SingleLearnerCoarse(staleness=1), devices[:1])
     results = []
@@ -309,7 +306,7 @@ def test_the_command_line_takes_them():
 
 
 def plan(parameters, devices=4, algorithm=None, policy=policies.GPUOnly, **fields):
-    return fdg.place(algorithm or Sequences(layers=1), policy(parameters=parameters, **fields), devices)
+    return fdg.place(algorithm or Sequences(), policy(parameters=parameters, **fields), devices)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -318,11 +315,11 @@ class Declares(Sequences):
 
 
 def test_rules_may_stand_beside_the_network():
-    declared = plan(None, model_parallel=2, algorithm=Declares(layers=1))
+    declared = plan(None, model_parallel=2, algorithm=Declares())
     assert {leaf.rule for leaf in declared.sharded} == {"mlp"}
     assert {leaf.layout.number for leaf in declared.sharded} == {2}
-    assert plan("declared", algorithm=Declares(layers=1)).sharded != ()
-    assert plan(None, algorithm=Declares(layers=1)).sharded == ()  # whole, if nobody asks
+    assert plan("declared", algorithm=Declares()).sharded != ()
+    assert plan(None, algorithm=Declares()).sharded == ()  # whole, if nobody asks
 
 
 def test_batches_keys_and_scalars_are_never_split_by_rules():
@@ -337,9 +334,9 @@ def test_the_first_rule_counts_and_none_keeps_a_leaf_whole():
 
 
 def test_what_does_not_divide_stays_whole_and_the_plan_says_so():
-    found = plan("fsdp", devices=4, algorithm=Sequences(layers=1, batch=12), policy=policies.GPUOnly)
+    found = plan("fsdp", devices=4, algorithm=Sequences(batch=12), policy=policies.GPUOnly)
     assert all(leaf.layout.number == 4 for leaf in found.sharded)
-    found = plan("fsdp", devices=3, algorithm=Sequences(layers=1, batch=12, width=32))
+    found = plan("fsdp", devices=3, algorithm=Sequences(batch=12, width=32))
     assert {leaf.layout.number for leaf in found.sharded} == {1, 3}  # 3 divides the three of q, k and v alone
     assert "whole, for no dimension divides: " in str(found)
 
@@ -376,7 +373,7 @@ def test_a_rule_that_takes_nothing_is_named():
 )
 def test_what_cannot_be_is_refused(parameters, fields, words):
     with pytest.raises(fdg.PlanError) as error:
-        plan(parameters, **{"algorithm": Sequences(layers=1, batch=12), **fields})
+        plan(parameters, **{"algorithm": Sequences(batch=12), **fields})
     assert "\n" not in str(error.value)
     for word in words:
         assert word in str(error.value), error.value
@@ -398,23 +395,23 @@ class Together:
 
 def test_groups_on_the_same_devices_shard_alike():
     for policy in (Together(None, "fsdp"), Together("fsdp", None), Together("fsdp", "fsdp")):
-        found = fdg.place(Sequences(layers=1), policy, 2)
+        found = fdg.place(Sequences(), policy, 2)
         assert {leaf.group for leaf in found.sharded} == {"actors+learners"}
     with pytest.raises(fdg.PlanError, match="'actors' and 'learners' are on the same devices and shard"):
-        fdg.place(Declares(layers=1), Together("declared", "fsdp"), 2)
+        fdg.place(Declares(), Together("declared", "fsdp"), 2)
 
 
 def test_devices_that_share_a_batch_and_split_nothing_exchange_nothing():
     policy = policies.GPUOnly(model_parallel=2, parameters=())
-    assert not [m for m in fdg.place(Sequences(layers=1), policy, 2).movements if m.how]
-    found = fdg.place(Sequences(layers=1), policy, 4)
-    two = fdg.place(Sequences(layers=1), policies.GPUOnly(), 2)
+    assert not [m for m in fdg.place(Sequences(), policy, 2).movements if m.how]
+    found = fdg.place(Sequences(), policy, 4)
+    two = fdg.place(Sequences(), policies.GPUOnly(), 2)
     assert [m for m in found.movements if m.how] == [m for m in two.movements if m.how]
 
 
 def test_agents_are_not_split():
     with pytest.raises(fdg.PlanError, match=r"num_seeds=4: .* leave one out"):
-        fdg.place(Sequences(layers=1), policies.GPUOnly(parameters="fsdp"), 4, num_seeds=4)
+        fdg.place(Sequences(), policies.GPUOnly(parameters="fsdp"), 4, num_seeds=4)
 
 
 def test_policies_with_rules_are_values():

@@ -25,12 +25,12 @@ def _norm(x, scale):
 
 @dataclasses.dataclass(frozen=True)
 class Sequences:
-    """Three layers, four heads; trained on sequences that it samples itself, scored by the environment."""
+    """One layer, four heads; trained on sequences that it samples itself, scored by the environment."""
 
     batch: int = 16
     length: int = 4  # T
     width: int = 32  # d
-    layers: int = 3
+    layers: int = 1
     heads: int = 4
     tokens: int = 16  # V
     steps_per_iteration: ClassVar[int] = 16
