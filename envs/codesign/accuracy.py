@@ -4,22 +4,50 @@
 children of shared weights. `surrogate`: a formula, not measured, for tests and speed alone.
 """
 
+import functools
+import importlib.resources
+import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envs.codesign import children, images
 from envs.codesign.space import Task
-from fdg.errors import FdgError
+from fdg.errors import FdgError, one_line
 
 SOURCES = ("table", "train", "supernet", "surrogate")
+SHIPPED = "accuracies.json"
+UNIT = 10_000  # of the table's whole numbers
+_LARGEST_FILE = 2**24  # bytes
+_CHUNK = 16  # children that are trained together, of however many
 
 
 def surrogate(task: Task) -> np.ndarray:
     """A formula in place of accuracies, not measured: 1 - (1 + weights / 1,000)^(-1/2), [choices] float32."""
     weights = [sum(layer.weight_words for layer in task.build(*choice)) for choice in task.choices()]
     return 1 - (1 + np.asarray(weights, np.float32) / 1000) ** -0.5
+
+
+def describe(tasks: tuple[Task, ...], source: str, table: str = "") -> str:
+    """Where accuracies are from, in words for reports.
+
+    >>> describe((), "surrogate")
+    'surrogate: a formula, not measured'
+    """
+    match source:
+        case "surrogate":
+            return "surrogate: a formula, not measured"
+        case "train":
+            return "train: each child trained from its first parameters, one seed"
+        case "supernet":
+            return "supernet: children of shared weights, trained together by the sandwich rule"
+    counts = [len(_row(task, table)["accuracy"]) for task in tasks if task.decisions]
+    seeds = f"{min(counts)} seeds" if counts and min(counts) > 1 else "one seed"
+    return f"table: {table or 'shipped'}, each network trained, mean of {seeds}"
 
 
 def known(task: Task, source: str, table: str = "") -> np.ndarray:
@@ -31,18 +59,99 @@ def known(task: Task, source: str, table: str = "") -> np.ndarray:
       table: file of accuracies in place of the one that is shipped.
 
     Raises:
-      FdgError: the table has none of this task.
+      FdgError: the table has none of this task, or its networks cannot be trained.
     """
     if not task.decisions:
         return np.asarray([np.nan if task.accuracy is None else task.accuracy], np.float32)
     if source == "surrogate":
         return surrogate(task)
-    raise FdgError(f"accuracy='{source}' of task '{task.name}': no such accuracies; use accuracy='surrogate'")
+    if source == "supernet":
+        return _supernet(task)
+    return seeds_of(task, table).mean(0)
+
+
+def seeds_of(task: Task, table: str = "") -> np.ndarray:
+    """Accuracies of a task in a table by seed, [seeds, choices] float32.
+
+    Raises:
+      FdgError: the table has none of this task.
+    """
+    return np.asarray(_row(task, table)["accuracy"], np.float32) / np.float32(UNIT)
+
+
+def signature(task: Task) -> str:
+    """What of a task decides its accuracies, as a table names it."""
+    options = "; ".join(f"{one.name} {list(one.options)}" for one in task.decisions)
+    return f"{task.data}; {task.build!r}; {options}"
+
+
+def _row(task: Task, table: str) -> Mapping[str, Any]:
+    rows = read_table(table)
+    row = rows.get(signature(task))
+    if row is None:
+        raise FdgError(
+            f"task '{task.name}': {table or 'the shipped table'} has no accuracies of its networks on"
+            f" '{task.data}': measure them, python -m bench.codesign_table FILE.toml, or accuracy='train'"
+        )
+    if any(len(one) != len(task.choices()) for one in row["accuracy"]):
+        raise FdgError(
+            f"{table or SHIPPED}: '{signature(task)}' has not one accuracy a network: measure again"
+        )
+    return row
+
+
+@functools.lru_cache(maxsize=8)
+def read_table(table: str = "") -> dict[str, Any]:
+    """A table of accuracies: {signature: {"accuracy": [seeds][choices] in ten-thousandths}}.
+
+    Args:
+      table: path; absent: the one that is shipped.
+
+    Raises:
+      FdgError: it is no such table.
+    """
+    try:
+        if table and Path(table).stat().st_size > _LARGEST_FILE:
+            raise FdgError(f"{table} has more than {_LARGEST_FILE:,} bytes: give a table of accuracies")
+        path = Path(table) if table else importlib.resources.files("envs.codesign").joinpath(SHIPPED)
+        found = json.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        if isinstance(error, FdgError):
+            raise
+        raise FdgError(f"{table or SHIPPED} is no table of accuracies: {one_line(error)}") from None
+    is_table = isinstance(found, dict) and all(
+        isinstance(row, dict)
+        and isinstance(row.get("accuracy"), list)
+        and row["accuracy"]
+        and all(isinstance(one, list) and all(_is_share(x) for x in one) for one in row["accuracy"])
+        for row in found.values()
+    )
+    if not is_table:
+        raise FdgError(
+            f"{table or SHIPPED} is no table of accuracies: python -m bench.codesign_table makes one"
+        )
+    return found
+
+
+def _is_share(x: Any) -> bool:
+    return isinstance(x, int) and not isinstance(x, bool) and 0 <= x <= UNIT
+
+
+@functools.lru_cache(maxsize=8)
+def _supernet(task: Task) -> np.ndarray:
+    with jax.ensure_compile_time_eval():
+        return np.asarray(jax.jit(lambda: children.supernet(task, _images(task)))())
+
+
+def _images(task: Task) -> images.Images:
+    found = images.get(task.data)
+    children.check_images(task, found)
+    return found
 
 
 def accuracies(
     tasks: tuple[Task, ...], source: str, table: str, networks: jax.Array, wanted: jax.Array
-) -> Any:
+) -> jax.Array:
     """Accuracies of designs, [B, M] float32.
 
     Args:
@@ -50,7 +159,36 @@ def accuracies(
       source: one of `SOURCES`.
       table: as in `known`.
       networks: [B, M] int32, positions among each task's `choices()`.
-      wanted: [B] bool; of others none need be trained.
+      wanted: [B] bool; with "train" the others are not trained, and 0.
     """
-    found = [jnp.asarray(known(task, source, table))[networks[:, at]] for at, task in enumerate(tasks)]
+    found = [
+        _trained(task, networks[:, at], wanted)
+        if source == "train" and task.decisions
+        else jnp.asarray(known(task, source, table))[networks[:, at]]
+        for at, task in enumerate(tasks)
+    ]
     return jnp.stack(found, axis=1)
+
+
+def _trained(task: Task, networks: jax.Array, wanted: jax.Array) -> jax.Array:
+    """Trains those that are wanted, some at once, until none is left; [B] float32.
+
+    Always as many at once, so that a child's numbers do not depend on how many there are.
+    """
+    total, found = len(networks), _images(task)
+    all_of, options = children.network(task), jnp.asarray(children.options(task))
+    first = jnp.argsort(~wanted, stable=True)
+    first = jnp.pad(first, (0, -total % _CHUNK), constant_values=total)  # `total` is no row
+
+    def more(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
+        return carry[0] * _CHUNK < wanted.sum()
+
+    def train(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        at, accuracy = carry
+        rows = jax.lax.dynamic_slice_in_dim(first, at * _CHUNK, _CHUNK)
+        choices = options[networks[jnp.minimum(rows, total - 1)]]
+        new = children.train(all_of, found, choices, 0, children.settings(found))
+        return at + 1, accuracy.at[rows].set(new, mode="drop")
+
+    _, accuracy = jax.lax.while_loop(more, train, (jnp.int32(0), jnp.zeros(total)))
+    return jnp.where(wanted, accuracy, 0)

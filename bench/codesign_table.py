@@ -1,0 +1,114 @@
+"""Trains every network of the tasks of workloads, and keeps their accuracies in a table; resumes.
+
+python -m bench.codesign_table --seeds 4            # the table that is shipped
+python -m bench.codesign_table mine.toml --seeds 3 --out mine.json
+python -m bench.codesign_table --show               # spreads, and whether halves of the seeds agree
+"""
+
+import argparse
+import functools
+import json
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import scipy.stats
+
+from envs.codesign import accuracy, children, images, reading
+
+SHIPPED = Path(accuracy.__file__).with_name(accuracy.SHIPPED)
+CHUNK = 16
+
+
+def tasks_of(workloads):
+    """Tasks whose accuracies differ, by signature."""
+    return {
+        accuracy.signature(task): task
+        for name in workloads
+        for task in reading.get(name).tasks
+        if task.decisions
+    }
+
+
+def saved(path):
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def save(path, table):
+    """Whole or not at all, a line a seed."""
+    lines = []
+    for key, row in table.items():
+        seeds = ",\n  ".join(json.dumps(one, separators=(",", ":")) for one in row["accuracy"])
+        head = "".join(
+            f"{json.dumps(name)}: {json.dumps(x)}, " for name, x in row.items() if name != "accuracy"
+        )
+        lines.append(f'{json.dumps(key)}: {{{head}"accuracy": [\n  {seeds}]}}')
+    part = path.with_suffix(".part")
+    part.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    part.replace(path)
+
+
+@functools.lru_cache(maxsize=4)
+def trainer(task):
+    data = images.get(task.data)
+    children.check_images(task, data)
+    network, how = children.network(task), children.settings(data)
+    return jax.jit(lambda choices, seed: children.train(network, data, choices, seed, how)), how
+
+
+def measure(tasks, seeds, path):
+    for seed in range(seeds):
+        for key, task in tasks.items():
+            table = saved(path)
+            row = table.setdefault(key, {"settings": list(trainer(task)[1]), "accuracy": []})
+            if len(row["accuracy"]) > seed:
+                continue
+            unfinished, at = path.with_suffix(".part.json"), {"task": key, "seed": seed}
+            part = saved(unfinished)
+            found = part["found"] if part and part["at"] == at else []
+            options, before = children.options(task), time.process_time()
+            while len(found) < len(options):
+                chunk = options[len(found) : len(found) + CHUNK]
+                padded = np.pad(chunk, ((0, CHUNK - len(chunk)), (0, 0)), mode="edge")
+                shares = np.asarray(trainer(task)[0](padded, seed))[: len(chunk)]
+                found += np.rint(shares * accuracy.UNIT).astype(int).tolist()
+                unfinished.write_text(json.dumps({"at": at, "found": found}))
+                seconds = time.process_time() - before
+                print(
+                    f"{task.name}, seed {seed}: {len(found)} of {len(options)}, {seconds:.0f} s", flush=True
+                )
+            row["accuracy"].append(found)
+            save(path, table)
+            unfinished.unlink()
+
+
+def show(tasks, path):
+    for task in tasks.values():
+        found = accuracy.seeds_of(task, "" if path == SHIPPED else str(path))
+        mean, seeds = found.mean(0), len(found)
+        print(f"{task.data}: {found.shape[1]} networks, {seeds} seeds; {mean.min():.3f} to {mean.max():.3f}")
+        if seeds > 1:
+            noise = found.std(0, ddof=1).mean()
+            halves = found[: seeds // 2].mean(0), found[seeds // 2 :].mean(0)
+            tau = scipy.stats.kendalltau(*halves)[0]
+            spread = mean.max() - mean.min()
+            print(f"  spread {spread:.3f}, deviation of networks {mean.std():.3f}, of seeds {noise:.3f}")
+            print(f"  Kendall's tau of {seeds // 2} seeds and the others {tau:.2f}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("workloads", nargs="*", default=list(reading.WORKLOADS))
+    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--out", type=Path, default=SHIPPED)
+    parser.add_argument("--show", action="store_true")
+    given = parser.parse_args()
+    tasks = tasks_of(given.workloads)
+    if not given.show:
+        measure(tasks, given.seeds, given.out)
+    show(tasks, given.out)
+
+
+if __name__ == "__main__":
+    main()

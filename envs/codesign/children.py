@@ -1,0 +1,331 @@
+"""Networks of a space as one masked network, trained many at once: the numbers that each has alone.
+
+A convolution whose kernels differ by child is slow on a CPU when mapped. Here it is a product of patches with
+kernels, one batched product for all children. A child of fewer filters is the widest network whose other
+filters are multiplied by 0, so all children of a space have one program.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from envs.codesign.images import Images
+from envs.codesign.space import ResNet9, Task, UNet
+from fdg.errors import FdgError
+
+
+class Settings(NamedTuple):
+    """How children are trained."""
+
+    steps: int = 40  # of the optimiser
+    batch: int = 32  # images a step
+    learning_rate: float = 0.01  # of Adam (Kingma and Ba, 2015), falling to 0 as a cosine
+
+
+class Kernel(NamedTuple):
+    """Parameters of a convolution or product, at the width of the widest child."""
+
+    weights: jax.Array  # [taps, in, out] float32
+    bias: jax.Array  # [out] float32
+
+
+Sizes = dict[str, tuple[int, int, int]]  # of kernels by name: taps, inputs, outputs
+Widths = dict[str, tuple[Any, Any]]  # of a child's kernels: inputs and outputs that it has, int32 scalars
+
+
+class Network(NamedTuple):
+    """All children of a space.
+
+    Attributes:
+      sizes: of kernels.
+      widths: (choice [decisions] int32, the chosen options) -> the widths of the child's kernels.
+      apply: (kernels, choice, images [N, rows, columns, channels]) -> logits [N, classes] or
+        [N, rows, columns].
+    """
+
+    sizes: Sizes
+    widths: Callable[[jax.Array], Widths]
+    apply: Callable[[dict[str, Kernel], jax.Array, jax.Array], jax.Array]
+
+
+def patches(images: jax.Array, stride: int) -> jax.Array:
+    """What outputs of a 3 x 3 convolution see, padded by a pixel: `[N, P, Q, 9 channels]`, taps first."""
+    rows, columns = images.shape[1:3]
+    padded = jnp.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    down, across = rows - (rows - 1) % stride, columns - (columns - 1) % stride
+    taps = [padded[:, i : i + down : stride, j : j + across : stride] for i in range(3) for j in range(3)]
+    return jnp.concatenate(taps, -1)
+
+
+def convolve(images: jax.Array, kernel: Kernel, stride: int = 1) -> jax.Array:
+    """A 3 x 3 convolution, padded by a pixel, as a product; on a map of one pixel only the middle counts."""
+    weights = kernel.weights
+    if images.shape[1:3] == (1, 1):
+        seen, weights = images, weights[4:5]
+    else:
+        seen = patches(images, stride)
+    flat = seen.reshape(-1, seen.shape[-1]) @ weights.reshape(-1, weights.shape[-1])
+    return (flat + kernel.bias[None]).reshape(*seen.shape[:3], -1)
+
+
+def _pointwise(images: jax.Array, kernel: Kernel) -> jax.Array:
+    flat = images.reshape(-1, images.shape[-1]) @ kernel.weights[0] + kernel.bias[None]
+    return flat.reshape(*images.shape[:-1], -1)
+
+
+def _upwards(images: jax.Array, kernel: Kernel) -> jax.Array:
+    """A transposed convolution, 2 x 2 with stride 2: each pixel becomes four."""
+    number, rows, columns, channels = images.shape
+    flat = images.reshape(-1, channels)
+    four = jnp.stack([flat @ one for one in kernel.weights], 1) + kernel.bias[None, None]
+    four = four.reshape(number, rows, columns, 2, 2, -1).transpose(0, 1, 3, 2, 4, 5)
+    return four.reshape(number, 2 * rows, 2 * columns, -1)
+
+
+def _up_to(width: jax.Array, images: jax.Array) -> jax.Array:
+    """The maps of the first `width` filters; 0 in place of the others."""
+    return images * (jnp.arange(images.shape[-1]) < width)[None, None, None]
+
+
+def _resnet9(task: Task, space: ResNet9) -> Network:
+    most = [max(one.options) for one in task.decisions]
+    widths = [most[0], *most[1::2]]
+    sizes: Sizes = {"first": (9, space.channels, widths[0])}
+    for stage in (1, 2, 3):
+        sizes[f"down {stage}"] = (9, widths[stage - 1], widths[stage])
+        sizes |= {f"pair {stage} {i}": (9, widths[stage], widths[stage]) for i in (0, 1)}
+    sizes["last"] = (1, widths[3], space.classes)
+
+    def of(choice: jax.Array) -> Widths:
+        each = [choice[0], choice[1], choice[3], choice[5]]
+        found: Widths = {"first": (space.channels, each[0]), "last": (each[3], space.classes)}
+        for stage in (1, 2, 3):
+            found[f"down {stage}"] = each[stage - 1], each[stage]
+            found |= {f"pair {stage} {i}": (each[stage], each[stage]) for i in (0, 1)}
+        return found
+
+    def apply(kernels: dict[str, Kernel], choice: jax.Array, images: jax.Array) -> jax.Array:
+        now = _up_to(choice[0], jax.nn.relu(convolve(images, kernels["first"])))
+        for stage in (1, 2, 3):
+            width, residuals = choice[2 * stage - 1], choice[2 * stage]
+            now = _up_to(width, jax.nn.relu(convolve(now, kernels[f"down {stage}"], 2)))
+            more = jax.nn.relu(convolve(now, kernels[f"pair {stage} 0"]))
+            more = convolve(_up_to(width, more), kernels[f"pair {stage} 1"])
+            now = _up_to(width, jax.nn.relu(now + residuals * more))
+        return now.mean((1, 2)) @ kernels["last"].weights[0] + kernels["last"].bias[None]
+
+    return Network(sizes, of, apply)
+
+
+def _unet(task: Task, space: UNet) -> Network:
+    heights, firsts, inners, lasts = (one.options for one in task.decisions)
+    levels, first, inner = max(heights), max(firsts), max(inners)
+    # The map of a level is of the inner width, or of the last where the network ends there.
+    seen = [first, *[max(inner if level < levels - 1 else 0, max(lasts)) for level in range(1, levels)]]
+    up = [first, *[inner] * (levels - 2)]  # levels that are reached from below are no last ones
+    sizes: Sizes = {"first": (9, space.channels, first), "end": (1, first, 1)}
+    for level in range(1, levels):
+        into = up[level - 1]
+        sizes[f"down {level}"] = 9, into, seen[level]
+        sizes[f"up {level}"] = 4, seen[level], into
+        sizes[f"join {level}"] = 9, 2 * into, into
+
+    def width(choice: jax.Array, level: int) -> jax.Array:
+        height, first, inner, last = choice
+        return first if level == 0 else jnp.where(level == height - 1, last, inner)
+
+    def of(choice: jax.Array) -> Widths:
+        found: Widths = {"first": (space.channels, choice[1]), "end": (choice[1], 1)}
+        for level in range(1, levels):
+            above, here = width(choice, level - 1), width(choice, level)
+            found |= {f"down {level}": (above, here), f"up {level}": (here, above)}
+            found[f"join {level}"] = 2 * above, above
+        return found
+
+    def apply(kernels: dict[str, Kernel], choice: jax.Array, images: jax.Array) -> jax.Array:
+        now = _up_to(choice[1], jax.nn.relu(convolve(images, kernels["first"])))
+        maps = [now]
+        for level in range(1, levels):
+            now = jax.nn.relu(convolve(maps[-1][..., : up[level - 1]], kernels[f"down {level}"], 2))
+            maps.append(_up_to(width(choice, level), now))
+        for level in reversed(range(1, levels)):
+            # Where the network ends at this level, nothing comes from below.
+            now = jnp.where(level == choice[0] - 1, maps[level], jnp.pad(
+                now, ((0, 0),) * 3 + ((0, seen[level] - now.shape[-1]),)
+            ))  # fmt: skip
+            raised = jax.nn.relu(_upwards(now, kernels[f"up {level}"]))
+            raised = _up_to(width(choice, level - 1), raised)
+            both = jnp.concatenate([raised, maps[level - 1][..., : up[level - 1]]], -1)
+            now = _up_to(width(choice, level - 1), jax.nn.relu(convolve(both, kernels[f"join {level}"])))
+        return _pointwise(now, kernels["end"])[..., 0]
+
+    return Network(sizes, of, apply)
+
+
+_KINDS: dict[type, Callable[[Task, Any], Network]] = {ResNet9: _resnet9, UNet: _unet}
+
+
+def network(task: Task) -> Network:
+    """All children of a task's space.
+
+    Raises:
+      FdgError: its networks cannot be trained here.
+    """
+    kind = _KINDS.get(type(task.build))
+    if kind is None:
+        raise FdgError(
+            f"task '{task.name}': its networks are given as layers, which says not how to train them: give"
+            " accuracy=, or space = 'resnet9' or 'unet'"
+        )
+    return kind(task, task.build)
+
+
+def options(task: Task) -> np.ndarray:
+    """The options of every choice of a task, [choices, decisions] int32."""
+    return np.asarray(task.choices(), np.int32)
+
+
+def init(children: Network, choice: jax.Array, key: jax.Array) -> dict[str, Kernel]:
+    """A child's first parameters: normal with the deviation of He et al. (2015) for its own width.
+
+    Children of a key share the draws, so that chance tells them apart less.
+    """
+    widths, found = children.widths(choice), {}
+    for at, (name, (taps, inputs, outputs)) in enumerate(children.sizes.items()):
+        draw = jax.random.normal(jax.random.fold_in(key, at), (taps, inputs, outputs))
+        summed = widths[name][0] * (1 if name.startswith("up") else taps)  # products in each output
+        # A pair begins as nothing, so that a deeper child begins as the one without it.
+        scale = jnp.where(name.startswith("pair") and name.endswith(" 1"), 0, jnp.sqrt(2 / summed))
+        found[name] = Kernel(scale * draw, jnp.zeros(outputs))
+    return found
+
+
+def _loss(children: Network, kernels: Any, choice: jax.Array, images: jax.Array, labels: jax.Array) -> Any:
+    """Mean cross-entropy, of classes or of pixels."""
+    logits = children.apply(kernels, choice, images)
+    if labels.ndim > 1:
+        return optax.sigmoid_binary_cross_entropy(logits, jnp.asarray(labels, jnp.float32)).mean()
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+
+def measure(children: Network, kernels: Any, choice: jax.Array, images: Images) -> jax.Array:
+    """Share of test images that a child classifies rightly, or intersection over union of masks; float32."""
+    chunk = 128
+    number = len(images.test)
+    padded = -number % chunk
+    tests, labels = (
+        jnp.pad(jnp.asarray(x), ((0, padded), *[(0, 0)] * (x.ndim - 1)), constant_values=fill).reshape(
+            -1, chunk, *x.shape[1:]
+        )
+        for x, fill in ((images.test, 0), (images.test_labels, -1))
+    )
+
+    def count(part: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        logits = children.apply(kernels, choice, part[0])
+        if part[1].ndim == 1:
+            return (logits.argmax(-1) == part[1]).sum(), (part[1] >= 0).sum()
+        found, there, is_test = logits > 0, part[1] == 1, part[1] >= 0
+        return (found & there & is_test).sum(), ((found | there) & is_test).sum()
+
+    right, of = (x.sum() for x in jax.lax.map(count, (tests, labels)))
+    return right / jnp.maximum(of, 1)
+
+
+def batches(number: int, settings: Settings, key: jax.Array) -> jax.Array:
+    """Which images each step sees, [steps, batch] int32: all, in random order, before one comes twice."""
+    epochs = -(-settings.steps * settings.batch // number)
+    orders = jax.vmap(lambda one: jax.random.permutation(one, number))(jax.random.split(key, epochs))
+    return orders.ravel()[: settings.steps * settings.batch].reshape(settings.steps, settings.batch)
+
+
+def train(
+    children: Network, images: Images, choices: jax.Array, seed: jax.Array | int, settings: Settings
+) -> jax.Array:
+    """Accuracies of children [E, decisions] that are trained together, [E] float32.
+
+    Each is trained as it would be alone: nothing is shared but the draws of the seed.
+    """
+    init_key, batch_key = jax.random.split(jax.random.fold_in(jax.random.key(0), seed))
+    train_images, labels = jnp.asarray(images.train), jnp.asarray(images.train_labels)
+    fall = optax.cosine_decay_schedule(settings.learning_rate, settings.steps)
+    optimizer = optax.adam(fall)
+    kernels = jax.vmap(lambda choice: init(children, choice, init_key))(choices)
+    gradient = jax.vmap(jax.grad(functools.partial(_loss, children)), in_axes=(0, 0, None, None))
+
+    def step(carry: tuple, at: jax.Array) -> tuple[tuple, None]:
+        kernels, state = carry
+        slope = gradient(kernels, choices, train_images[at], labels[at])
+        change, state = optimizer.update(slope, state, kernels)
+        return (optax.apply_updates(kernels, change), state), None
+
+    order = batches(len(images.train), settings, batch_key)
+    kernels, _ = jax.lax.scan(step, (kernels, optimizer.init(kernels)), order)[0]
+    return jax.vmap(lambda one, choice: measure(children, one, choice, images))(kernels, choices)
+
+
+def settings(images: Images) -> Settings:
+    """How children of these images are trained, in the table and within programs."""
+    return Settings(40, 8, 0.005) if images.is_segmentation else Settings(80, 32, 0.005)
+
+
+def check_images(task: Task, images: Images) -> None:
+    """Refuses images that a task's networks are not made for.
+
+    Raises:
+      FdgError: another size, other channels, more classes, or masks for a classifier.
+    """
+    network(task)
+    build: Any = task.build
+    size, channels = build.size, build.channels
+    if images.train.shape[1:] != (size, size, channels):
+        rows, columns, there = images.train.shape[1:]
+        raise FdgError(
+            f"task '{task.name}': images of '{task.data}' are {rows} x {columns} with {there} channels, and"
+            f" its networks take {size} x {size} with {channels}: write size = {rows}, channels = {there}"
+        )
+    if images.is_segmentation != isinstance(build, UNet):
+        given, fits = ("masks", "unet") if images.is_segmentation else ("classes", "resnet9")
+        raise FdgError(f"task '{task.name}': labels of '{task.data}' are {given}: write space = '{fits}'")
+    most = 1 + int(max(images.train_labels.max(), images.test_labels.max()))
+    if isinstance(build, ResNet9) and most > build.classes:
+        raise FdgError(
+            f"task '{task.name}': '{task.data}' has {most} classes, and its networks {build.classes}: write"
+            f" classes = {most}"
+        )
+
+
+def supernet(task: Task, images: Images, seed: int = 0, steps: int = 400) -> jax.Array:
+    """Accuracies of all children with shared kernels, [choices] float32.
+
+    A step sums gradients of the widest child, the narrowest and two at random (the sandwich rule: Yu and
+    Huang, ICCV 2019, arXiv 1903.05134); then each child is measured with the kernels as they are.
+    """
+    children, each = network(task), jnp.asarray(options(task))
+    how = settings(images)._replace(steps=steps)
+    init_key, batch_key, draw_key = jax.random.split(jax.random.key(seed), 3)
+    ends = jnp.asarray([[max(x.options) for x in task.decisions], [min(x.options) for x in task.decisions]])
+    train_images, labels = jnp.asarray(images.train), jnp.asarray(images.train_labels)
+    optimizer = optax.adam(optax.cosine_decay_schedule(how.learning_rate, how.steps))
+
+    def loss(kernels: Any, choices: jax.Array, at: jax.Array) -> jax.Array:
+        of = functools.partial(_loss, children, kernels, images=train_images[at], labels=labels[at])
+        return jax.vmap(of)(choices).mean()
+
+    def step(carry: tuple, per_step: tuple[jax.Array, jax.Array]) -> tuple[tuple, None]:
+        kernels, state = carry
+        at, key = per_step
+        drawn = each[jax.random.randint(key, (2,), 0, len(each))]
+        slope = jax.grad(loss)(kernels, jnp.concatenate([ends, drawn]), at)
+        change, state = optimizer.update(slope, state, kernels)
+        return (optax.apply_updates(kernels, change), state), None
+
+    kernels = init(children, ends[0], init_key)
+    order = batches(len(images.train), how, batch_key)
+    keys = jax.random.split(draw_key, how.steps)
+    kernels, _ = jax.lax.scan(step, (kernels, optimizer.init(kernels)), (order, keys))[0]
+    return jax.lax.map(lambda choice: measure(children, kernels, choice, images), each, batch_size=16)

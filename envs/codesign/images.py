@@ -1,0 +1,167 @@
+"""Images that accuracies are measured on: scikit-learn's digits, harder ones, cells drawn here, files.
+
+Each is the same for all networks and seeds, and small on purpose: children are trained in seconds.
+"""
+
+import functools
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fdg.errors import FdgError, one_line, unknown_name
+
+
+class Images(NamedTuple):
+    """Images with classes, or with masks of what is to be found; NumPy arrays."""
+
+    train: np.ndarray  # [N, rows, columns, channels] float32
+    train_labels: np.ndarray  # [N] int32 classes, or [N, rows, columns] int32 of 0 and 1
+    test: np.ndarray  # [M, rows, columns, channels] float32
+    test_labels: np.ndarray  # as those of training
+
+    @property
+    def is_segmentation(self) -> bool:
+        """Whether labels are masks."""
+        return self.train_labels.ndim == 3
+
+
+_TRAIN, _TEST = 512, 768  # of the 1,797 digits
+_CELLS_TRAIN, _CELLS_TEST, _CELLS_SIZE = 96, 128, 16
+
+
+def digits(noise: float = 0.35, degrees: float = 0.0) -> Images:
+    """512 and 768 of scikit-learn's 1,797 digits (8 x 8), with normal noise, turned at random.
+
+    Args:
+      noise: its standard deviation; ink is 1.
+      degrees: at most, to either side.
+
+    Raises:
+      FdgError: scikit-learn is not installed.
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise FdgError("the images 'digits' come with scikit-learn: pip install 'fdg[codesign]'") from None
+    import scipy.ndimage
+
+    found = load_digits()
+    random = np.random.default_rng(0)
+    order = random.permutation(len(found.images))[: _TRAIN + _TEST]
+    images, labels = found.images[order] / 16, found.target[order].astype(np.int32)
+    if degrees:
+        angles = random.uniform(-degrees, degrees, len(images))
+        turned = [
+            scipy.ndimage.rotate(x, angle, reshape=False, order=1)
+            for x, angle in zip(images, angles, strict=True)
+        ]
+        images = np.stack(turned)
+    images = images + noise * random.normal(size=images.shape)
+    images = (2 * images - 1).astype(np.float32)[..., None]
+    return Images(images[:_TRAIN], labels[:_TRAIN], images[_TRAIN:], labels[_TRAIN:])
+
+
+def draw_cells(key: jax.Array, number: int, size: int = _CELLS_SIZE, noise: float = 0.5) -> tuple:
+    """Images of three ellipses each, with soft borders, on an uneven ground with noise; and their masks.
+
+    Returns:
+      `[number, size, size, 1] float32` and `[number, size, size] int32`, 1 within a cell.
+    """
+    at_key, radius_key, angle_key, light_key, ground_key, noise_key = jax.random.split(key, 6)
+    cells = 3
+    centre = jax.random.uniform(at_key, (number, cells, 2)) * size
+    radii = size * jax.random.uniform(radius_key, (number, cells, 2), minval=0.08, maxval=0.24)
+    angle = jax.random.uniform(angle_key, (number, cells), maxval=jnp.pi)
+    light = jax.random.uniform(light_key, (number, cells), minval=0.6, maxval=1.4)
+    rows, columns = jnp.mgrid[:size, :size] + 0.5
+    down = rows[None, None] - centre[..., 0, None, None]
+    across = columns[None, None] - centre[..., 1, None, None]
+    cos, sin = jnp.cos(angle)[..., None, None], jnp.sin(angle)[..., None, None]
+    along, aside = cos * down + sin * across, cos * across - sin * down
+    apart = jnp.hypot(along / radii[..., 0, None, None], aside / radii[..., 1, None, None])
+    shade = (light[..., None, None] * jax.nn.sigmoid(4 * (1 - apart))).max(1)
+    slope = jax.random.uniform(ground_key, (number, 2, 1, 1), minval=-1, maxval=1)
+    ground = slope[:, 0] * rows[None] / size + slope[:, 1] * columns[None] / size
+    images = shade + ground + noise * jax.random.normal(noise_key, shade.shape)
+    return images[..., None], (apart < 1).any(1).astype(jnp.int32)
+
+
+def cells() -> Images:
+    """96 and 128 images of cells, 16 x 16."""
+    with jax.ensure_compile_time_eval():
+        images, masks = map(np.asarray, draw_cells(jax.random.key(0), _CELLS_TRAIN + _CELLS_TEST))
+    return Images(images[:_CELLS_TRAIN], masks[:_CELLS_TRAIN], images[_CELLS_TRAIN:], masks[_CELLS_TRAIN:])
+
+
+_IMAGES: dict[str, Callable[[], Images]] = {
+    "digits": digits,
+    "rotated-digits": functools.partial(digits, noise=0.3, degrees=60.0),
+    "cells": cells,
+}
+NAMES = tuple(_IMAGES)
+_MOST_BYTES = 2**30
+_ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
+
+
+@functools.lru_cache(maxsize=8)
+def get(name: str) -> Images:
+    """The images of a name among `NAMES`, or of a file `.npz`.
+
+    A file has `train_images` and `test_images`, [N, rows, columns] or [N, rows, columns, channels] of numbers
+    (uint8 is divided by 255), and `train_labels` and `test_labels`, classes [N] or masks [N, rows, columns]
+    of 0 and 1; no pickles.
+
+    Raises:
+      FdgError: there are none of this name; the file has no such arrays; scikit-learn is not installed.
+    """
+    if name.endswith(".npz"):
+        return _read(Path(name))
+    if name not in _IMAGES:
+        raise unknown_name("images", name, (*NAMES, "FILE.npz"))
+    return _IMAGES[name]()
+
+
+def _read(path: Path) -> Images:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(one.file_size for one in archive.infolist())
+        if size > _MOST_BYTES:
+            raise FdgError(f"{path} holds {size:,} bytes: give at most {_MOST_BYTES:,}")
+        with np.load(path, allow_pickle=False) as arrays:
+            missing = [one for one in _ARRAYS if one not in arrays]
+            if missing:
+                raise FdgError(f"{path} has no array {missing[0]}: it has to have {', '.join(_ARRAYS)}")
+            train, train_labels, test, test_labels = (arrays[one] for one in _ARRAYS)
+    except FdgError:
+        raise
+    except (OSError, ValueError, zipfile.BadZipFile, EOFError, KeyError, NotImplementedError) as error:
+        raise FdgError(f"{path} is no .npz file of arrays: {one_line(error)}") from None
+    parts = []
+    for what, images, labels in (("train", train, train_labels), ("test", test, test_labels)):
+        shape = np.shape(images)
+        if images.dtype.kind not in "uif" or len(shape) not in (3, 4) or 0 in shape:
+            raise FdgError(
+                f"{path}: {what}_images is {images.dtype}{list(shape)}; give numbers [N, rows, columns,"
+                " channels]"
+            )
+        if labels.dtype.kind not in "uib" or labels.shape not in (shape[:1], shape[:3]):
+            raise FdgError(
+                f"{path}: {what}_labels is {labels.dtype}{list(labels.shape)} for {shape[0]} images; give"
+                " whole numbers [N], or masks [N, rows, columns]"
+            )
+        scaled = images.astype(np.float32) / (255 if images.dtype == np.uint8 else 1)
+        if not np.isfinite(scaled).all() or labels.min() < 0:
+            raise FdgError(
+                f"{path}: {what}_images or {what}_labels has numbers that are infinite, or below 0"
+            )
+        parts += [scaled[..., None] if len(shape) == 3 else scaled, labels.astype(np.int32)]
+    if parts[0].shape[1:] != parts[2].shape[1:] or parts[1].shape[1:] != parts[3].shape[1:]:
+        raise FdgError(f"{path}: images or labels of training and test have different shapes")
+    if parts[1].ndim == 3 and max(parts[1].max(), parts[3].max()) > 1:
+        raise FdgError(f"{path}: masks hold other numbers than 0 and 1")
+    return Images(*parts)
