@@ -236,6 +236,76 @@ def _memory(
     }
 
 
+def maestro(layers: Sequence[tuple[str, Layer, Chip]]) -> str:
+    """A network in MAESTRO's language, each layer with the data flow of its sub-accelerator.
+
+    A layer of several groups is that of one group, but for depthwise ones; a comment says how many.
+
+    Args:
+      layers: name, layer and where it runs; those that multiply are written.
+
+    Raises:
+      FdgError: as `zigzag`.
+    """
+    lines = ["Network codesign {"]
+    for at, (name, layer, chip) in enumerate(layers):
+        if not layer.has_weights:
+            continue
+        _check(chip)
+        is_depthwise = layer.groups == layer.in_channels == layer.out_channels > 1
+        kernels, channels = layer.out_channels // layer.groups, layer.in_channels // layer.groups
+        sizes = {
+            "K": kernels,
+            "C": layer.in_channels if is_depthwise else channels,
+            "R": layer.kernel_rows,
+            "S": layer.kernel_columns,
+            "Y": (layer.out_rows - 1) * layer.stride + layer.kernel_rows,
+            "X": (layer.out_columns - 1) * layer.stride + layer.kernel_columns,
+        }
+        groups = f", {layer.groups} groups" if layer.groups > 1 and not is_depthwise else ""
+        lines += [
+            f"  // {' '.join(name.split())}: {chip.template} of {chip.rows} x {chip.columns} PEs, buffer of "
+            f"{chip.buffer_bytes} bytes, {chip.noc_bytes_per_cycle:g} bytes a cycle{groups}",
+            f"  Layer L{at} {{",
+            f"    Type: {'DSCONV' if is_depthwise else 'CONV'}",
+            f"    Stride {{ X: {layer.stride}, Y: {layer.stride} }}",
+            f"    Dimensions {{ {', '.join(f'{key}: {size}' for key, size in sizes.items())} }}",
+            "    Dataflow {",
+            *(f"      {one};" for one in _FLOWS[chip.template](chip, is_depthwise)),
+            "    }",
+            "  }",
+        ]
+    return "\n".join([*lines, "}"]) + "\n"
+
+
+_KERNEL = ["TemporalMap(Sz(R),Sz(R)) R", "TemporalMap(Sz(S),Sz(S)) S"]
+_WINDOWS = ["TemporalMap(Sz(R),1) Y", "TemporalMap(Sz(S),1) X"]
+
+
+def _flow_dla(chip: Chip, is_depthwise: bool) -> list[str]:
+    if is_depthwise:
+        return ["SpatialMap(1,1) C", *_WINDOWS, *_KERNEL]
+    inside = ["SpatialMap(1,1) C", *_WINDOWS, *_KERNEL]
+    around = ["SpatialMap(1,1) K", f"TemporalMap({chip.rows},{chip.rows}) C", *_KERNEL, *_WINDOWS]
+    return [*around, f"Cluster({chip.rows}, P)", *inside]
+
+
+def _flow_shi(chip: Chip, is_depthwise: bool) -> list[str]:
+    channels = ["TemporalMap(1,1) C"] if is_depthwise else ["TemporalMap(1,1) K", "TemporalMap(1,1) C"]
+    across = ["SpatialMap(Sz(R),1) Y", f"TemporalMap({chip.columns},{chip.columns}) X"]
+    return [*channels, *across, f"Cluster({chip.columns}, P)", "SpatialMap(Sz(S),1) X", *_KERNEL]
+
+
+def _flow_rs(_: Chip, is_depthwise: bool) -> list[str]:
+    kernels = [] if is_depthwise else [f"TemporalMap({_FILTERS_AT_ONCE},{_FILTERS_AT_ONCE}) K"]
+    around = ["SpatialMap(1,1) Y'", "TemporalMap(1,1) X'", "TemporalMap(1,1) C", *kernels, *_KERNEL]
+    return [*around, "Cluster(Sz(R), P)", "SpatialMap(1,1) Y", "SpatialMap(1,1) R", _KERNEL[1]]
+
+
+_FLOWS = {"dla": _flow_dla, "shi": _flow_shi, "rs": _flow_rs}
+_FILTERS_AT_ONCE = 16
+
+
 def yaml(value: Any, indent: int = 0) -> str:
     """Nested dicts and lists of numbers and strings as YAML; what is empty, or a list of scalars, in a line.
 

@@ -11,7 +11,7 @@ import jax
 from envs import own
 from envs.codesign import jaxpr_layers, onnx_file
 from envs.codesign.graph import Network
-from fdg.errors import FdgError
+from fdg.errors import FdgError, one_line
 
 
 def from_onnx(path: str | Path) -> Network:
@@ -29,24 +29,21 @@ def from_function(network: Any, *inputs: Any) -> Network:
     Raises:
       FdgError: as `jaxpr_layers.read`.
     """
-    return jaxpr_layers.read(_as_function(network), *inputs)
-
-
-def _as_function(network: Any) -> Callable[..., Any]:
+    nnx = sys.modules.get("flax.nnx")
+    if nnx is not None and isinstance(network, nnx.Module):
+        definition, state = nnx.split(network)
+        merged = lambda state, *inputs: nnx.merge(definition, state)(*inputs)  # noqa: E731
+        return jaxpr_layers.read(merged, *inputs, weights=state)
     if hasattr(network, "init_with_output"):  # flax.linen
 
         def initialised(*inputs: Any) -> Any:
             key = jax.random.key(0)
             return network.init_with_output({"params": key, "dropout": key}, *inputs)[0]
 
-        return initialised
-    nnx = sys.modules.get("flax.nnx")
-    if nnx is not None and isinstance(network, nnx.Module):
-        graph, state = nnx.split(network)
-        return lambda *inputs: nnx.merge(graph, state)(*inputs)
+        return jaxpr_layers.read(initialised, *inputs)
     if not callable(network):
         raise FdgError(f"{network!r:.60} is no network: give a function of arrays, or a module")
-    return network
+    return jaxpr_layers.read(network, *inputs)
 
 
 def from_module(name: str, shape: Sequence[int] = ()) -> Network:
@@ -65,7 +62,7 @@ def from_module(name: str, shape: Sequence[int] = ()) -> Network:
         try:
             network = network()
         except Exception as error:
-            raise FdgError(f"module '{name}': calling it fails: {type(error).__name__}: {error}") from error
+            raise FdgError(f"module '{name}': calling it fails: {one_line(error)}") from error
     network, *inputs = network if isinstance(network, tuple) else (network,)
     if not inputs and not shape:
         raise FdgError(f"module '{name}': the shape of its input is missing: input = [1, 224, 224, 3]")

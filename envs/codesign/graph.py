@@ -84,6 +84,24 @@ class Builder:
             result = self.layer(addition(*sizes), result, other)
         return result
 
+    def product(self, sizes: tuple[int, int, int, int], left: Value, right: Value) -> Value:
+        """Products of [rows, inner] with [inner, columns], each of a batch a group of one layer.
+
+        Of two feature maps, as in attention, the one with fewer rows or columns is held as weights are.
+
+        Args:
+          sizes: batch, rows, columns and inner.
+          left: operand.
+          right: operand; constants on either side are the weights.
+        """
+        batch, rows, columns, inner = sizes
+        if not (left.is_data or right.is_data):
+            return CONSTANT
+        if not left.is_data or (right.is_data and rows < columns):
+            rows, columns = columns, rows
+        layer = Layer(batch * columns, batch * inner, rows, 1, groups=batch)
+        return self.layer(layer, left, right)
+
     def network(self) -> Network:
         """All of it.
 
@@ -132,15 +150,8 @@ def windowed(
     return Layer(*channels, *sizes, has_weights=has_weights)
 
 
-def product(batches: int, rows: int, columns: int, inner: int) -> Layer:
-    """`batches` products of [rows, inner] with [inner, columns], each a group of one layer."""
-    return Layer(batches * columns, batches * inner, rows, 1, groups=batches)
-
-
 def map_sizes(shape: Sequence[int], channel_axis: int) -> tuple[int, int, int]:
-    """Channels, rows and columns of a feature map of a batch of 1."""
-    if len(shape) < 2:
-        return math.prod(shape), 1, 1
-    axis = channel_axis % len(shape)
-    rest = [size for at, size in enumerate(shape) if at not in (0, axis)]
-    return shape[axis], math.prod(rest[:-1]), rest[-1] if rest else 1
+    """Channels, rows and columns of a feature map; a batch of 1 counts as any other axis."""
+    axis = channel_axis % max(len(shape), 1)
+    rest = [size for at, size in enumerate(shape) if at != axis]
+    return shape[axis] if shape else 1, math.prod(rest[:-1]), rest[-1] if rest else 1

@@ -21,13 +21,14 @@ _POOLING = ("reduce_window_max", "reduce_window_min", "reduce_window_sum", "redu
 _REDUCING = ("reduce_sum", "reduce_max", "reduce_min")
 
 
-def read(function: Callable[..., Any], *inputs: Any) -> Network:
+def read(function: Callable[..., Any], *inputs: Any, weights: Any = None) -> Network:
     """The network that a function computes, for one input (a batch of 1).
 
     Args:
       function: of arrays; it is traced, and nothing is computed. What does not depend on its arguments are
         weights.
       *inputs: arrays or `jax.ShapeDtypeStruct`s.
+      weights: what the function takes before its inputs, a pytree; None: it takes inputs alone.
 
     Raises:
       FdgError: it cannot be traced, or has an operation that is not supported, or layers in a branch or a
@@ -39,14 +40,16 @@ def read(function: Callable[..., Any], *inputs: Any) -> Network:
     [32]
     """
     try:
-        jaxpr = jax.make_jaxpr(function)(*inputs).jaxpr
+        given = inputs if weights is None else (weights, *inputs)
+        jaxpr = jax.make_jaxpr(function)(*given).jaxpr
     except FdgError:
         raise
     except Exception as error:
         shapes = ", ".join(str(list(one.shape)) for one in inputs)
         raise FdgError(f"tracing it with inputs {shapes} fails: {one_line(error)[:300]}") from error
     reader = _Reader()
-    reader.run(jaxpr, [graph.INPUT] * len(jaxpr.invars))
+    constants = len(jax.tree.leaves(weights))
+    reader.run(jaxpr, [graph.CONSTANT] * constants + [graph.INPUT] * (len(jaxpr.invars) - constants))
     return reader.builder.network()
 
 
@@ -85,8 +88,10 @@ class _Reader:
                 grows = math.prod(eqn.outvars[0].aval.shape) > math.prod(eqn.invars[0].aval.shape)
                 return [self.builder.joined(read)._replace(is_whole=not grows and read[0].is_whole)]
             if name in elementwise.RULES:
-                sizes = graph.map_sizes(eqn.outvars[0].aval.shape, self._axis(eqn.outvars[0].aval))
-                return [self.builder.elementwise(read, sizes)]
+                result = eqn.outvars[0].aval
+                whole = [math.prod(v.aval.shape) == math.prod(result.shape) for v in eqn.invars]
+                read = [x._replace(is_whole=x.is_whole and y) for x, y in zip(read, whole, strict=True)]
+                return [self.builder.elementwise(read, graph.map_sizes(result.shape, self._axis(result)))]
             return [self.builder.joined(read)]
         except FdgError as error:
             message = str(error)
@@ -141,9 +146,8 @@ class _Reader:
         left, right = (v.aval.shape for v in eqn.invars)
         inner, batches = (math.prod(left[at] for at in axes) for axes in (contracted, batch))
         rows, columns = (math.prod(one) // max(inner * batches, 1) for one in (left, right))
-        if not read[0].is_data:  # weights come second
-            rows, columns = columns, rows
-        return self.builder.layer(graph.product(batches, rows, columns, inner), *read)
+        left_value, right_value = read
+        return self.builder.product((batches, rows, columns, inner), left_value, right_value)
 
     def _pooling(self, eqn: Any, read: list[Value]) -> Value:
         image, result = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape

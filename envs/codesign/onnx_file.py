@@ -1,7 +1,7 @@
 """The layers of an ONNX file: shapes alone are read, weights may be absent."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ def read(path: Path) -> Network:
     if not model.graph.node:
         raise FdgError(f"{path} cannot be read as ONNX: it has no nodes")
     try:
-        return _Reader(model.graph, _shapes(model)).network()
+        return _Reader(model).network()
     except FdgError as error:
         raise FdgError(f"{path}: {error}") from None
 
@@ -96,8 +96,9 @@ def _shapes(model: Any) -> dict[str, tuple[int | None, ...]]:
 
 
 class _Reader:
-    def __init__(self, of: Any, shapes: Mapping[str, tuple[int | None, ...]]):
-        self._graph, self._shapes, self._builder = of, shapes, Builder()
+    def __init__(self, model: Any):
+        of = model.graph
+        self._graph, self._builder = of, Builder()
         self._values: dict[str, Value] = {one.name: graph.INPUT for one in of.input}
         self._constants = {one.name: one for one in of.initializer}
         self._values |= dict.fromkeys(self._constants, graph.CONSTANT)
@@ -111,22 +112,27 @@ class _Reader:
         rules |= dict.fromkeys(("Shape", "Size"), lambda node: graph.CONSTANT)
         rules |= dict.fromkeys(_FREE, self._free) | dict.fromkeys(_REDUCING, self._reducing)
         self._rules = rules
+        for node in of.node:
+            self._check(node)
+        self._shapes = _shapes(model)
+
+    def _check(self, node: Any) -> None:
+        """Refuses an operator that is not supported."""
+        name = _operator(node)
+        if name not in self._rules:
+            close = nearest(name, [one for one in self._rules if one not in _FREE], 1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise FdgError(
+                f"{_place(node)}: this operator is not supported{hint}; export with convolutions, "
+                "pooling, Gemm, MatMul and operations element by element"
+            )
 
     def network(self) -> Network:
         for node in self._graph.node:
-            name = node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
-            where = f"node '{node.name or node.output[0]}' ({name})"
-            if name not in self._rules:
-                close = nearest(name, [one for one in self._rules if one not in _FREE], 1)
-                hint = f"; did you mean {close[0]}?" if close else ""
-                raise FdgError(
-                    f"{where}: this operator is not supported{hint}; export the network with convolutions, "
-                    "pooling, Gemm, MatMul and operations element by element"
-                )
             try:
-                value = self._rules[name](node)
+                value = self._rules[_operator(node)](node)
             except FdgError as error:
-                raise FdgError(f"{where}: {error}") from None
+                raise FdgError(f"{_place(node)}: {error}") from None
             self._values |= dict.fromkeys(node.output, value)
         return self._builder.network()
 
@@ -208,27 +214,23 @@ class _Reader:
         left = self._shape(node.input[0])
         rows, inner = reversed(left) if _attributes(node).get("transA", 0) else left
         columns = self._shape(node.input[1])[0 if _attributes(node).get("transB", 0) else 1]
-        return self._multiplied(node, graph.product(1, rows, columns, inner), (0, 1))
+        return self._multiplied(node, (1, rows, columns, inner), 1)
 
     def _matmul(self, node: Any, right: int = 1) -> Value:
         a, b = self._shape(node.input[0]), self._shape(node.input[right])
         a = (1, *a) if len(a) == 1 else a
         columns = b[-1] if len(b) > 1 else 1
         batches = math.prod(b[:-2])
-        if batches == 1:
-            layer = graph.product(1, math.prod(a[:-1]), columns, a[-1])
-        else:  # of attention: both are feature maps
-            layer = graph.product(max(batches, math.prod(a[:-2])), a[-2], columns, a[-1])
-        return self._multiplied(node, layer, (0, right))
+        batches = 1 if batches == 1 else max(batches, math.prod(a[:-2]))  # else attention: two feature maps
+        rows = math.prod(a[:-1]) if batches == 1 else a[-2]
+        return self._multiplied(node, (batches, rows, columns, a[-1]), right)
 
     def _quantized_matmul(self, node: Any) -> Value:
         return self._matmul(node, right=3)
 
-    def _multiplied(self, node: Any, layer: Any, operands: tuple[int, int]) -> Value:
-        read = [self._values.get(node.input[at], graph.CONSTANT) for at in operands]
-        if not any(value.is_data for value in read):
-            return graph.CONSTANT
-        return self._builder.layer(layer, *read)
+    def _multiplied(self, node: Any, sizes: tuple[int, int, int, int], right: int) -> Value:
+        left_value, right_value = (self._values.get(node.input[at], graph.CONSTANT) for at in (0, right))
+        return self._builder.product(sizes, left_value, right_value)
 
 
 def transposed(
@@ -246,6 +248,14 @@ def transposed(
             "groups; square ones of one group are supported"
         )
     return transposed_convolution(in_channels, out_channels, *inputs, kernel=kernel[0], stride=strides[0])
+
+
+def _operator(node: Any) -> str:
+    return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
+
+
+def _place(node: Any) -> str:
+    return f"node '{node.name or ' '.join(node.output)}' ({_operator(node)})"
 
 
 def _channel_axis(shape: Sequence[int]) -> int:

@@ -1,0 +1,6 @@
+"""`python -m envs.codesign FILE.toml`, as `fdg codesign FILE.toml`."""
+
+from envs.codesign.command import main
+
+if __name__ == "__main__":
+    raise SystemExit(main())

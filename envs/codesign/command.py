@@ -1,0 +1,106 @@
+"""The command `fdg codesign FILE.toml`: searches networks and an accelerator for them that meet specs."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from fdg.commands.cli import guarded
+from fdg.commands.flags import Flag, Parser, add_flag, normalise
+from fdg.errors import FdgError
+
+INFEASIBLE = 3  # exit status where no design meets the specs
+_ABOUT = """Searches networks and an accelerator together, so that latency, energy and area meet their specs.
+FILE.toml says the problem; w1, w2 and w3 are there already. It prints the best design beside the specs, and
+writes report.md, best.json, designs.csv, pictures, and files for ZigZag and MAESTRO into the run directory.
+Every flag of `fdg train` can be given too: --algo, --policy, --devices, --seed, --out, --resume, ..., and the
+algorithm's own. Exit status 3: no design meets the specs."""
+FLAGS = (
+    Flag("samples", int | None, None, "designs to evaluate, rounded up to whole iterations (None: 5000)"),
+    Flag("specs", str | None, None, "level of the file's specs: tight, medium or loose (None: [specs])"),
+    Flag("accuracy", str | None, None, "table, train, supernet or surrogate (None: as the file says)"),
+    Flag("module", str | None, None, "MODULE:NAME, a network of your own that the file names, to import"),
+)
+_PROGRAM = "fdg codesign"
+_REFUSED = ("env", "sweep", "optuna", "num-seeds", "eval-episodes", "total-steps")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`fdg codesign FILE.toml [flags]`: searches, prints and writes; returns the exit status.
+
+    Args:
+      argv: the words after the command's name; those of the process if None.
+
+    Returns:
+      0, or 3 where no design meets the specs, or 128 and a signal's number where one ended the search.
+    """
+    return guarded(_run, argv)
+
+
+def _run(argv: Sequence[str]) -> int:
+    if "-h" in argv or "--help" in argv:
+        _parser().print_help()
+        return 0
+    words = normalise(argv)
+    file = words.pop(0) if words and not words[0].startswith("-") else None
+    given, rest = _parser().parse_known_args(words)
+    own = vars(given)
+    own.pop("file", None)
+    for word in rest:
+        name = word.partition("=")[0].removeprefix("--")
+        if word.startswith("--") and name in _REFUSED:
+            fix = {"env": "give the file first", "total-steps": "give --samples"}.get(name, "use fdg train")
+            raise FdgError(f"--{name} is no flag of {_PROGRAM}: {fix}")
+    resumes = any(word == "--resume" or word.startswith("--resume=") for word in rest)
+    if file is None and not resumes:
+        raise FdgError(f"name the problem first: {_PROGRAM} FILE.toml [flags], or {_PROGRAM} w1")
+    samples = own.pop("samples", None)
+    if samples is not None and samples < 1:
+        raise FdgError(f"--samples {samples}: it must be at least 1")
+    return _search(_environment(file, own), samples, resumes, rest)
+
+
+def _search(env: list[str], samples: int | None, resumes: bool, rest: list[str]) -> int:
+    from envs.codesign import search
+    from fdg.commands.parse import parse
+
+    steps: list[str] = []
+    if samples is not None or not resumes:
+        job = parse([*env, *rest, "--eval-episodes", "0"], _PROGRAM, _ABOUT, runs=False)
+        made = getattr(job.algorithm, "env", None)
+        count = samples or search.SAMPLES
+        steps = ["--total-steps", str(search.steps_of(count, made, job.steps_per_iteration))]
+    job = parse([*env, *rest, *steps, "--eval-episodes", "0"], _PROGRAM, _ABOUT)
+    found = search.run(job)
+    print(f"\n{found}\n", flush=True)
+    for path in found.write():
+        print(path)
+    if found.caught is not None:
+        print(f"interrupted: continue with {_PROGRAM} --resume {found.path}", file=sys.stderr)
+        return 128 + found.caught
+    return 0 if found.is_feasible else INFEASIBLE
+
+
+def _environment(file: str | None, parameters: dict[str, Any]) -> list[str]:
+    """`--env codesign:FILE?PARAMETER=VALUE`, as `fdg train` has it."""
+    if file is None:
+        if parameters:
+            name = next(iter(parameters))
+            raise FdgError(f"--{name} {parameters[name]}: a resumed search keeps what it has; leave it out")
+        return []
+    from envs.codesign import reading
+
+    name, mark, options = file.partition("?")
+    if not mark:  # the error of a file that is none is said of the file
+        reading.get(name)
+    said = "&".join(filter(None, [options, *(f"{key}={value}" for key, value in parameters.items())]))
+    return ["--env", f"codesign:{name}" + (f"?{said}" if said else "")]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog=_PROGRAM, usage=f"{_PROGRAM} FILE.toml [flags]", description=_ABOUT, allow_abbrev=False
+    )
+    for flag in FLAGS:
+        add_flag(parser, flag)
+    return parser

@@ -1,0 +1,152 @@
+"""Pictures of a search: the Pareto front, the schedule, utilisation by layer, and the search itself."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from envs.codesign import cost
+from envs.codesign.search import Search
+
+NAMES = ("front.png", "gantt.png", "utilisation.png", "search.png")
+# Okabe and Ito's colours, which the colour-blind can tell apart.
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")
+_SPEC = {"color": "#555555", "linestyle": "--", "linewidth": 1}
+
+
+def draw(found: Search, layers: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
+    """Draws all; gives their paths.
+
+    Args:
+      found: the search.
+      layers: of the best design, as `report.layer_rows` has them.
+      folder: where they go.
+    """
+    figures = (_front(found), _gantt(found, layers), _utilisation(layers), _search(found))
+    paths = [folder / name for name in NAMES]
+    for path, figure in zip(paths, figures, strict=True):
+        figure.savefig(path, dpi=150)
+    return paths
+
+
+def _figure(width: float, height: float) -> Any:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _front(found: Search) -> Any:
+    """Score over latency, energy and area, with the specs."""
+    from envs.codesign.report import amounts
+
+    figure = _figure(11.0, 4.0)
+    panels = figure.subplots(1, 3, sharey=True)
+    is_met = np.asarray(found.front.violation) == 0
+    for axes, amount in zip(panels, amounts(found.problem), strict=True):
+        x = np.asarray(getattr(found.front, amount.field), float) * amount.per_unit
+        score, spec = np.asarray(found.front.score), getattr(found.problem.specs, amount.field)
+        for fits, colour, label in (
+            (is_met, _COLOURS[0], "meets the specs"),
+            (~is_met, _COLOURS[1], "violates them"),
+        ):
+            if fits.any():
+                axes.scatter(x[fits], score[fits], s=18, color=colour, label=label)
+        best = float(getattr(found.best, amount.field)) * amount.per_unit
+        best_style = {"marker": "*", "s": 140, "color": _COLOURS[4], "edgecolor": "black", "zorder": 3}
+        axes.scatter([best], [float(found.best.score)], label="best", **best_style)
+        if math.isfinite(spec):
+            axes.axvline(spec * amount.per_unit, label="spec", **_SPEC)
+        axes.set_xlabel(f"{amount}, {amount.unit}")
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("score (weighted accuracy)")
+    panels[-1].legend(fontsize=8)
+    figure.suptitle(f"{_name(found)}: designs that no other one dominates")
+    return figure
+
+
+def _gantt(found: Search, layers: Sequence[Mapping[str, Any]]) -> Any:
+    """When each layer runs, and where."""
+    from envs.codesign.report import chips
+
+    there = chips(found.problem, found.best)
+    figure = _figure(11.0, 1.8 + 0.8 * len(there))
+    axes = figure.subplots()
+    milliseconds = 1e3 / found.problem.technology.clock_hz
+    tasks = [task.name for task in found.problem.tasks]
+    end = max(row["end_cycle"] for row in layers) * milliseconds
+    named: set[str] = set()
+    for row in layers:
+        task, _, number = row["layer"].rpartition(": ")
+        start = row["start_cycle"] * milliseconds
+        width = row["end_cycle"] * milliseconds - start
+        colour = _COLOURS[tasks.index(task) % len(_COLOURS)]
+        label = task if task not in named else None
+        named.add(task)
+        where = row["sub_accelerator"]
+        axes.barh(where, width, left=start, color=colour, edgecolor="white", linewidth=0.5, label=label)
+        if width > 0.015 * end:
+            axes.text(start + width / 2, where, number, ha="center", va="center", fontsize=7, color="white")
+    spec = found.problem.specs.latency_cycles * milliseconds
+    if spec <= 3 * end:
+        axes.axvline(spec, label="spec", **_SPEC)
+    axes.set_yticks(
+        range(len(there)),
+        [f"{one.template}, {one.rows} x {one.columns} PEs" if one.rows else "none" for one in there],
+    )
+    axes.set_ylim(len(there) - 0.5, -0.5)
+    axes.set_xlim(0, None)
+    axes.set_xlabel("ms; numbers are layers of a network")
+    figure.legend(loc="outside upper center", ncols=9, fontsize=8)
+    return figure
+
+
+def _utilisation(layers: Sequence[Mapping[str, Any]]) -> Any:
+    """How much of the array each layer uses while it computes, and what binds it."""
+    figure = _figure(max(6.0, 0.28 * len(layers) + 2), 4.2)
+    axes = figure.subplots()
+    for at, bound in enumerate(cost.BOUNDS):
+        mine = [i for i, row in enumerate(layers) if row["bound"] == bound]
+        heights = [layers[i]["utilization"] for i in mine]
+        axes.bar(mine, heights, color=_COLOURS[at], label=f"bound: {bound}")
+        no_height = [i for i in mine if not layers[i]["macs"]]  # pooling, additions
+        axes.scatter(no_height, [0.01] * len(no_height), marker="x", s=14, color=_COLOURS[at])
+    axes.set_xticks(range(len(layers)), [row["layer"] for row in layers], rotation=90, fontsize=7)
+    axes.set_ylim(0, 1)
+    axes.set_xlim(-0.7, len(layers) - 0.3)
+    axes.set_ylabel("utilisation of PEs while computing")
+    figure.legend(loc="outside upper center", ncols=3, fontsize=8)
+    axes.grid(axis="y", alpha=0.3)
+    return figure
+
+
+def _search(found: Search) -> Any:
+    """By designs: the best score among those that meet the specs, and what is exceeded while none does."""
+    curve = np.asarray(found.curve, float).reshape(-1, 3)
+    known = curve[np.isfinite(curve[:, 2])]
+    met, not_yet = known[known[:, 2] == 0], known[known[:, 2] > 0]
+    parts = [
+        (met[:, 0], met[:, 1], _COLOURS[0], "score of the best\nthat meets the specs"),
+        (not_yet[:, 0], not_yet[:, 2], _COLOURS[1], "least violation,\nwhile none meets them"),
+    ]
+    parts = [part for part in parts if len(part[0])] or parts[:1]
+    figure = _figure(7.0, 1.4 + 2.4 * len(parts))
+    panels = figure.subplots(len(parts), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, (x, y, colour, label) in zip(panels, parts, strict=True):
+        axes.plot(x, y, color=colour, drawstyle="steps-post", marker=".", markersize=4)
+        axes.set_ylabel(label)
+        axes.grid(alpha=0.3)
+        if colour == _COLOURS[1] and len(y) and max(y) > 10 * min(y):
+            axes.set_yscale("log")
+    panels[-1].set_xlabel("designs evaluated")
+    panels[-1].set_xlim(0, found.samples)
+    figure.suptitle(f"{_name(found)}: {found.samples:,} designs in {found.seconds:.0f} s", fontsize=11)
+    return figure
+
+
+def _name(found: Search) -> str:
+    return Path(found.problem.name).name

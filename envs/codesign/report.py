@@ -1,0 +1,395 @@
+"""What a search found, in words and files: report, designs, pictures, and descriptions for other tools."""
+
+import csv
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from envs.codesign import cost, exports, pictures, problem
+from envs.codesign.exports import Chip
+from envs.codesign.found import Designs
+from envs.codesign.layers import Layer
+from envs.codesign.problem import Problem, Scheduled
+from envs.codesign.search import Search
+from fdg.errors import FdgError
+
+SOURCES = {
+    "table": "measured before, by training each network",
+    "train": "children trained in this search",
+    "supernet": "children of a supernet, with shared weights",
+    "surrogate": "a formula, NOT MEASURED",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Amount:
+    """A quantity as it is printed: of `Specs` the field, the unit, and units in one of the field's."""
+
+    field: str
+    unit: str
+    per_unit: float
+
+    def __str__(self) -> str:
+        return self.field.rpartition("_")[0]
+
+
+def amounts(of: Problem) -> tuple[Amount, ...]:
+    """Latency, energy and area, in milliseconds, microjoules and square millimetres."""
+    return (
+        Amount("latency_cycles", "ms", 1e3 / of.technology.clock_hz),
+        Amount("energy_pj", "uJ", 1e-6),
+        Amount("area_mm2", "mm2", 1.0),
+    )
+
+
+def text(found: Search) -> str:
+    """What the command prints: the design beside the specs, what binds its layers, accuracies, samples."""
+    if not math.isfinite(found.best.violation):
+        return f"no design is complete after {found.samples:,} samples: give more"
+    head = _verdict(found, "NO DESIGN MEETS THE SPECS; the nearest one")
+    source = SOURCES[found.problem.accuracy]
+    lines = [f"best of {found.samples:,} designs, {found.seconds:.1f} s: {head}", ""]
+    lines += _table(["", "design", "spec", ""], _rows(found), "  ")
+    lines += [f"  {name} accuracy {value}" for name, value in _accuracies(found.problem, found.best)]
+    lines += [f"  score (weighted accuracies) {float(found.best.score):.4f}"]
+    lines += [f"  accuracies are {source} (accuracy = {found.problem.accuracy})", ""]
+    lines += [f"  {name}: {value}" for name, value in _choices(found.problem, found.best)]
+    scheduled = found.scheduled
+    lines += ["", f"  layers bound by {_bounds(scheduled)}"]
+    if found.least is not None:
+        lines += ["", *(f"  {line}" for line in infeasible(found))]
+    return "\n".join(lines)
+
+
+def _verdict(found: Search, infeasible: str) -> str:
+    if not any(map(math.isfinite, found.problem.specs)):
+        return "no specs are given"
+    return "meets the specs" if found.is_feasible else infeasible
+
+
+def infeasible(found: Search) -> list[str]:
+    """What keeps designs from the specs: the least violation, and what can be reached of each spec alone."""
+    assert found.least is not None
+    lines = [f"least violation: the specs are exceeded by {excess(float(found.best.violation))} in all"]
+    for amount, least in zip(amounts(found.problem), found.least, strict=True):
+        spec = getattr(found.problem.specs, amount.field)
+        if math.isfinite(spec):
+            reach = "within" if least <= spec else "ABOVE"
+            lines.append(
+                f"{amount} alone: the least that was reached is {_number(least * amount.per_unit)} "
+                f"{amount.unit}, {reach} the spec of {_number(spec * amount.per_unit)} {amount.unit}"
+            )
+    return lines
+
+
+def _rows(found: Search) -> list[list[str]]:
+    rows = []
+    for amount in amounts(found.problem):
+        value, spec = getattr(found.best, amount.field), getattr(found.problem.specs, amount.field)
+        is_there = math.isfinite(spec)
+        said = f"{_number(spec * amount.per_unit)} {amount.unit}" if is_there else "none"
+        share = f"{excess(float(value / spec))} of it" if is_there else ""
+        share += " EXCEEDED" if is_there and value > spec else ""
+        rows.append([str(amount), f"{_number(value * amount.per_unit)} {amount.unit}", said, share])
+    return rows
+
+
+def excess(ratio: float) -> str:
+    """A ratio as per cent, or as times where it is large."""
+    return f"{ratio:.1%}" if ratio < 10 else f"{ratio:,.0f} times"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10_000 else f"{value:.4g}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], indent: str) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    return [
+        (indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))).rstrip()
+        for row in (head, *rows)
+    ]
+
+
+def _accuracies(of: Problem, design: Designs) -> list[tuple[str, str]]:
+    values = zip(of.tasks, np.atleast_1d(design.accuracy), strict=True)
+    return [(task.name, "unknown" if math.isnan(x) else f"{x:.4f}") for task, x in values]
+
+
+def options(of: Problem, design: Designs) -> dict[str, Any]:
+    """What was chosen for each decision, by its name; nothing of sub-accelerators that are not there."""
+    chosen = {
+        one.name: one.options[at]
+        for one, at in zip(of.decisions(), np.asarray(design.choices).tolist(), strict=True)
+    }
+    absent = [name.removesuffix("pes") for name, value in chosen.items() if _is_pes(name) and not value]
+    return {name: value for name, value in chosen.items() if not name.startswith(tuple(absent) or "\0")}
+
+
+def _is_pes(name: str) -> bool:
+    return name.startswith("sub-accelerator ") and name.endswith(": pes")
+
+
+def _choices(of: Problem, design: Designs) -> list[tuple[str, str]]:
+    """Of each task and each sub-accelerator, its options in a line."""
+    parts: dict[str, list[str]] = {}
+    for name, value in options(of, design).items():
+        owner, _, what = name.rpartition(": ")
+        parts.setdefault(owner, []).append(f"{what} {value}")
+    return [(owner, ", ".join(said)) for owner, said in parts.items()]
+
+
+def _bounds(scheduled: Scheduled) -> str:
+    counts = np.bincount(_of_layers(scheduled, scheduled.costs.bound), minlength=len(cost.BOUNDS))
+    return ", ".join(f"{name} {count}" for name, count in zip(cost.BOUNDS, counts, strict=True))
+
+
+def _of_layers(scheduled: Scheduled, table: Any) -> np.ndarray:
+    """Of each layer [N], the entry of a table [N, A] for where it runs."""
+    subs = np.asarray(scheduled.schedule.sub_accelerator)
+    return np.asarray(table)[np.arange(len(subs)), subs]
+
+
+def layer_rows(of: Problem, design: Designs, scheduled: Scheduled) -> list[dict[str, Any]]:
+    """Each layer: where and when it runs, what it costs and what binds it."""
+    costs = {key: _of_layers(scheduled, value) for key, value in scheduled.costs._asdict().items()}
+    when = scheduled.schedule
+    return [
+        {
+            "layer": name,
+            "sub_accelerator": int(when.sub_accelerator[at]),
+            "start_cycle": int(when.start_cycle[at]),
+            "end_cycle": int(when.end_cycle[at]),
+            "macs": int(costs["macs"][at]),
+            "latency_cycles": int(costs["latency_cycles"][at]),
+            "energy_uj": float(costs["energy_pj"][at]) * 1e-6,
+            "utilization": float(costs["utilization"][at]),
+            "onchip_bytes": float(costs["onchip_bytes"][at]),
+            "offchip_bytes": float(costs["offchip_bytes"][at]),
+            "bound": cost.BOUNDS[int(costs["bound"][at])],
+        }
+        for at, name in enumerate(scheduled.layers)
+    ]
+
+
+def design_row(of: Problem, design: Designs) -> dict[str, Any]:
+    """A design as plain values: its options, what it takes, with units, and what it is worth."""
+    taken = {
+        f"{amount}_{amount.unit.lower()}": float(getattr(design, amount.field)) * amount.per_unit
+        for amount in amounts(of)
+    }
+    accuracy = {
+        f"accuracy {task.name}": x for task, x in zip(of.tasks, design.accuracy.tolist(), strict=True)
+    }
+    return {
+        **options(of, design),
+        "latency_cycles": int(design.latency_cycles),
+        **taken,
+        **accuracy,
+        "score": float(design.score),
+        "violation": float(design.violation),
+        "meets_specs": bool(design.violation == 0),
+    }
+
+
+def write(found: Search, folder: Path) -> list[Path]:
+    """Writes all files of a search into a folder; gives their paths.
+
+    Raises:
+      FdgError: no design is complete, or the folder cannot be written.
+    """
+    if not math.isfinite(found.best.violation):
+        raise FdgError(text(found))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return _write(found, folder)
+    except OSError as error:
+        raise FdgError(f"{error.filename}: cannot be written ({error.strerror}): give --out DIR") from error
+
+
+def _write(found: Search, folder: Path) -> list[Path]:
+    of, best = found.problem, found.best
+    scheduled = found.scheduled
+    layers = layer_rows(of, best, scheduled)
+    texts = _exported(of, best, scheduled)
+    missing = texts.pop("missing", "")
+    texts["best.json"] = json.dumps(_plain(_best(found, layers)), indent=1) + "\n"
+    written = []
+    for name, content in texts.items():
+        (folder / name).write_text(content)
+        written.append(folder / name)
+    front = [Designs(*(x[at] for x in found.front)) for at in range(len(found.front.score))]
+    others = [one for one in front if not np.array_equal(one.choices, best.choices)]
+    rows = [{"is_best": one is best, **design_row(of, one)} for one in (best, *others)]
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    with (folder / "designs.csv").open("w", newline="") as file:
+        table = csv.DictWriter(file, keys, restval="")
+        table.writeheader()
+        table.writerows(rows)
+    drawn = pictures.draw(found, layers, folder)
+    (folder / "report.md").write_text(_markdown(found, layers, scheduled, texts, missing))
+    return [folder / "report.md", folder / "designs.csv", *written, *drawn]
+
+
+def _best(found: Search, layers: list[dict[str, Any]]) -> dict[str, Any]:
+    of = found.problem
+    return {
+        "problem": of.name,
+        "meets_specs": found.is_feasible,
+        "specs": of.specs._asdict(),
+        "design": design_row(of, found.best),
+        "choices": found.best.choices.tolist(),
+        "accuracy_source": of.accuracy,
+        "least_reached_alone": found.least._asdict() if found.least else None,
+        "samples": found.samples,
+        "seconds": round(found.seconds, 2),
+        "layers": layers,
+    }
+
+
+def _plain(value: Any) -> Any:
+    """For JSON, which has no infinity and no not-a-number."""
+    if isinstance(value, Mapping):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def chips(of: Problem, design: Designs) -> list[Chip]:
+    """The sub-accelerators of a design; those that are not there have no rows."""
+    _, kinds = problem.positions(of, np.asarray(design.choices))
+    subs = of.chips.subs()
+    found = []
+    for kind in np.asarray(kinds).tolist():
+        one = {name: value[kind].item() for name, value in subs._asdict().items()}
+        found.append(Chip(**{**one, "template": of.chips.templates[int(one["template"])]}))
+    return found
+
+
+def _layers(of: Problem, design: Designs) -> list[Layer]:
+    networks, _ = problem.positions(of, np.asarray(design.choices))
+    pairs = zip(of.tasks, np.asarray(networks).tolist(), strict=True)
+    return [layer for task, at in pairs for layer in task.build(*task.choices()[at])]
+
+
+def _exported(of: Problem, design: Designs, scheduled: Scheduled) -> dict[str, str]:
+    """Files for ZigZag, three a sub-accelerator, and for MAESTRO; under `missing` why there are none."""
+    layers = _layers(of, design)
+    subs = np.asarray(scheduled.schedule.sub_accelerator).tolist()
+    there = chips(of, design)
+    files: dict[str, str] = {}
+    try:
+        for at in dict.fromkeys(sorted(subs)):
+            mine = [layer for layer, sub in zip(layers, subs, strict=True) if sub == at]
+            if any(layer.has_weights for layer in mine):
+                made = exports.zigzag(mine, there[at], of.technology)
+                number = "" if not files else f"-{at}"
+                files[f"zigzag{number}.yaml"] = made["accelerator"]
+                files[f"zigzag{number}-mapping.yaml"] = made["mapping"]
+                files[f"zigzag{number}-workload.yaml"] = made["workload"]
+        pairs = zip(scheduled.layers, layers, [there[at] for at in subs], strict=True)
+        files["maestro.m"] = exports.maestro(list(pairs))
+    except FdgError as error:
+        return {"missing": f"None: {error}."}
+    return files
+
+
+def _markdown(
+    found: Search,
+    layers: list[dict[str, Any]],
+    scheduled: Scheduled,
+    files: Mapping[str, str],
+    missing: str,
+) -> str:
+    of, best = found.problem, found.best
+    verdict = _verdict(found, "**no design meets the specs**; this is the nearest")
+    lines = [
+        f"# Co-design of {of.name}",
+        "",
+        f"The best of {found.samples:,} designs, {found.seconds:.1f} s: {verdict}.",
+        "",
+        *_markdown_table(["", "design", "spec", ""], _rows(found)),
+        "",
+        *(f"- {line}" for line in (infeasible(found) if found.least is not None else [])),
+        "",
+        "## Networks and chip",
+        "",
+        *_markdown_table(["", "chosen"], _choices(of, best)),
+        "",
+        f"Accuracies: {', '.join(f'{name} {value}' for name, value in _accuracies(of, best))}; "
+        f"{SOURCES[of.accuracy]} (`accuracy = {of.accuracy}`). Score, their weighted sum: "
+        f"{float(best.score):.4f}.",
+        "",
+        *_assumptions(of, best),
+        "",
+        "## Layers",
+        "",
+        f"Bound by: {_bounds(scheduled)}. Rescheduled by moves the layers end after "
+        f"{int(scheduled.schedule.latency_cycles):,} cycles, with "
+        f"{float(scheduled.schedule.energy_pj) * 1e-6:.4g} uJ.",
+        "",
+        *_markdown_table(
+            ["layer", "on", "start", "cycles", "MACs", "utilisation", "uJ", "bound by"],
+            [
+                [
+                    row["layer"],
+                    str(row["sub_accelerator"]),
+                    f"{row['start_cycle']:,}",
+                    f"{row['latency_cycles']:,}",
+                    f"{row['macs']:,}",
+                    f"{row['utilization']:.1%}",
+                    f"{row['energy_uj']:.4g}",
+                    row["bound"],
+                ]
+                for row in layers
+            ],
+        ),
+        "",
+        *(line for name in pictures.NAMES for line in (f"![{name}]({name})", "")),
+        "## For other tools",
+        "",
+        missing or _TOOLS.format(", ".join(f"`{name}`" for name in files if name.startswith("zigzag"))),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+_TOOLS = """{} are for ZigZag 3.9 (`pip install zigzag-dse six`), three a sub-accelerator:
+
+```python
+from zigzag.api import get_hardware_performance_zigzag as run
+
+print(run("zigzag-workload.yaml", "zigzag.yaml", "zigzag-mapping.yaml", opt="latency")[:2])
+```
+
+`maestro.m` is in MAESTRO's language. It has not been run."""
+
+
+def _assumptions(of: Problem, design: Designs) -> list[str]:
+    """Areas that nobody has measured, and the chip's area without them."""
+    there = chips(of, design)
+    assumed = sorted({one.template for one in there if one.rows and one.template in ("shi", "rs")})
+    if not assumed:
+        return []
+    from envs.codesign import templates
+
+    excess = sum(
+        one.rows * one.columns * (templates.get(one.template).pe_mm2(of.technology) - of.technology.pe_mm2)
+        for one in there
+        if one.template in assumed
+    )
+    return [
+        f"That PEs of {' and '.join(assumed)} are larger than those of `dla` is an assumption: with those of "
+        f"`dla` the chip would have {float(design.area_mm2) - excess:.4g} mm2."
+    ]
+
+
+def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    cells = [[*(cell.replace("|", "\\|") for cell in row)] for row in (head, *rows)]
+    lines = [f"| {' | '.join(row)} |" for row in cells]
+    return [lines[0], "|" + "---|" * len(head), *lines[1:]]

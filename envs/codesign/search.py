@@ -1,0 +1,284 @@
+"""A search: the environment of a problem is trained on, and the best design that was met is the answer."""
+
+import dataclasses
+import functools
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import algos
+import fdg
+import policies
+from envs.codesign import environment, problem, reading
+from envs.codesign.environment import CoDesign
+from envs.codesign.found import Designs
+from envs.codesign.problem import Problem, Scheduled, Specs
+from fdg.errors import FdgError
+from fdg.placing.policy import checked_devices
+from fdg.training.fit import make_job
+from fdg.training.job import Job
+from fdg.training.loop import carry_out
+from fdg.training.recorder import Report
+from fdg.training.run_directory import read_metrics
+
+SAMPLES = 5_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """What came of a search.
+
+    Attributes:
+      problem: whose specs designs are judged by.
+      best: the best design, scalars: one that meets all specs, if one was evaluated.
+      front: designs [points] of which none dominates another.
+      samples: designs that were evaluated.
+      seconds: of this sitting, compiling included.
+      curve: (designs, score, violation) as the search went; not-a-number where nothing was found yet.
+      least: the least latency, energy and area that were reached alone; None where a design meets all specs.
+      path: the run directory.
+      caught: the signal that ended it early; None if none did.
+    """
+
+    problem: Problem
+    best: Designs
+    front: Designs
+    samples: int
+    seconds: float
+    curve: tuple[tuple[int, float, float], ...]
+    least: Specs | None
+    path: Path
+    caught: int | None = None
+
+    @property
+    def is_feasible(self) -> bool:
+        """Whether the best design meets all specs."""
+        return bool(self.best.violation == 0)
+
+    @functools.cached_property
+    def scheduled(self) -> Scheduled:
+        """The schedule of the best design, improved by moves that save energy: no slower than it."""
+        specs = self.problem.specs._replace(latency_cycles=float(self.best.latency_cycles))
+        return problem.scheduled(dataclasses.replace(self.problem, specs=specs), self.best.choices)
+
+    def write(self, folder: str | Path | None = None) -> list[Path]:
+        """Writes report, designs, pictures and files for other tools; gives their paths.
+
+        Args:
+          folder: None for the run directory.
+        """
+        from envs.codesign import report
+
+        return report.write(self, self.path if folder is None else Path(folder))
+
+    def __str__(self) -> str:
+        from envs.codesign import report
+
+        return report.text(self)
+
+
+def search(
+    of: str | Problem | CoDesign,
+    *,
+    algo: str = "ppo",
+    samples: int = SAMPLES,
+    policy: Any = None,
+    devices: int | Sequence[jax.Device] | None = None,
+    seed: int = 0,
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: bool = True,
+    **hyperparameters: Any,
+) -> Search:
+    """Searches designs by reinforcement learning, as `fdg codesign` does; an ordinary training run.
+
+    Args:
+      of: a problem, its environment, or a name: `w1`, `w2`, `w3` or a TOML file.
+      algo: name of the algorithm.
+      samples: designs to evaluate, rounded up to whole iterations of the algorithm.
+      policy: the distribution policy; None for `policies.GPUOnly()`.
+      devices: as in `fdg.fit`.
+      seed: of all random numbers.
+      out: the run directory; None for one in `runs/`.
+      resume: continue the run in `out`, if there is one.
+      progress: print the best design so far.
+      **hyperparameters: of the algorithm.
+
+    Raises:
+      FdgError: it cannot be done as asked.
+
+    Example::
+
+        found = search.search("w1", samples=5_000)
+        print(found)
+        found.write("w1")
+    """
+    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+        raise FdgError(f"samples={samples!r}: give a whole number of designs, at least 1")
+    env = of if isinstance(of, CoDesign) else CoDesign(of if isinstance(of, Problem) else reading.get(of))
+    algorithm = algos.make(algo, env, **hyperparameters)
+    job = make_job(
+        algorithm,
+        policies.GPUOnly() if policy is None else policy,
+        total_steps=steps_of(samples, env, algorithm.steps_per_iteration),
+        seed=seed,
+        out=out,
+        resume=resume,
+        eval_episodes=0,
+    )
+    return run(job, None if devices is None else checked_devices(devices), progress)
+
+
+def steps_of(samples: int, env: CoDesign, steps_per_iteration: int) -> int:
+    """Environment steps of so many designs, in whole iterations."""
+    steps = samples * env.max_episode_steps
+    return -(-steps // steps_per_iteration) * steps_per_iteration
+
+
+def run(job: Job, devices: Sequence[jax.Device] | None = None, progress: bool = True) -> Search:
+    """Carries out a job whose environment is a `CoDesign`.
+
+    Raises:
+      FdgError: it is another environment, or cannot be done as asked.
+    """
+    env = getattr(job.algorithm, "env", None)
+    if not isinstance(env, CoDesign):
+        raise FdgError(f"{getattr(env, 'name', env)} is no co-design problem: give a TOML file of one")
+    if job.agents is not None:
+        raise FdgError("a search has one controller: leave out --num-seeds and --sweep, and use fdg train")
+    begun = time.perf_counter()
+    callback = [_Progress(job, env, begun)] if progress else []
+    outcome = carry_out(
+        dataclasses.replace(job, algorithm=WithBest(job.algorithm)), devices, callback, quiet=True
+    )
+    if outcome.state is None:
+        state: Any = fdg.load(outcome.run.path, algorithm=job.algorithm, trust=job.trust).state
+    else:
+        state = outcome.engine.algorithm_state(outcome.state)
+    found = env.designs(state)
+    is_met = bool(found.best.violation == 0)
+    return Search(
+        problem=env.problem,
+        best=found.best,
+        front=found.front,
+        samples=_samples(job, env, outcome.iteration),
+        seconds=time.perf_counter() - begun,
+        curve=tuple(
+            (_samples(job, env, row["iteration"]), row["best_score"], row["best_violation"])
+            for row in read_metrics(outcome.run.path / "metrics.jsonl")
+            if row.get("best_score") is not None
+        ),
+        least=None if is_met else least_alone(env.problem),
+        path=outcome.run.path,
+        caught=outcome.caught,
+    )
+
+
+def _samples(job: Job, env: CoDesign, iterations: int) -> int:
+    """Designs that were complete after so many iterations."""
+    number = getattr(job.algorithm, "num_envs", 1)
+    return number * (iterations * job.steps_per_iteration // number // env.max_episode_steps)
+
+
+@dataclasses.dataclass(frozen=True)
+class WithBest:
+    """An algorithm whose metrics also say what the best design so far is worth: `best_score`, and by how
+    much it exceeds the specs, `best_violation`; both not-a-number before the first design.
+    """
+
+    algorithm: Any
+
+    def init(self, key: jax.Array) -> Any:
+        """The algorithm's."""
+        return self.algorithm.init(key)
+
+    def iterate(self, state: Any) -> tuple[Any, dict[str, jax.Array]]:
+        """The algorithm's, and the two metrics."""
+        state, metrics = self.algorithm.iterate(state)
+        leaves = jax.tree.leaves(state, is_leaf=lambda one: isinstance(one, environment.State))
+        best = next(one for one in leaves if isinstance(one, environment.State)).best
+        least = best.violation.min()
+        score = jnp.where(best.violation == least, best.score, -jnp.inf).max()
+        known = jnp.isfinite(least)
+        found = {
+            "best_score": jnp.where(known, score, jnp.nan),
+            "best_violation": jnp.where(known, least, jnp.nan),
+        }
+        return state, {**metrics, **found}
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "algorithm":
+            raise AttributeError(name)
+        return getattr(self.algorithm, name)
+
+
+class _Progress:
+    """Prints the best design so far: when it is better and some seconds have passed, and ten times a run."""
+
+    def __init__(self, job: Job, env: CoDesign, begun: float):
+        self._job, self._env, self._begun = job, env, begun
+        self._said = (-math.inf, -1.0)  # when, and which tenth
+
+    def __call__(self, report: Report) -> None:
+        now = time.perf_counter()
+        tenth = 10 * report.iteration // report.num_iterations
+        if tenth == self._said[1] and now - self._said[0] < 5:
+            return
+        self._said = now, tenth
+        row = report.rows[-1]
+        done, total = (
+            _samples(self._job, self._env, count) for count in (report.iteration, report.num_iterations)
+        )
+        score, violation = row["best_score"], row["best_violation"]
+        if not math.isfinite(violation):
+            text = "no design is complete yet"
+        elif violation == 0:
+            text = f"the best meets the specs, score {score:.4f}"
+        else:
+            from envs.codesign.report import excess
+
+            text = f"none meets the specs yet; the nearest exceeds them by {excess(violation)} in all"
+        print(f"{done:>9,} of {total:,} designs, {now - self._begun:5.1f} s: {text}", flush=True)
+
+
+_DRAWN, _KEPT, _ROUNDS = 1024, 128, 12
+
+
+def least_alone(of: Problem, seed: int = 0) -> Specs:
+    """The least latency, energy and area that designs reach, each by itself: an evolution for each.
+
+    Args:
+      of: whose specs do not matter.
+      seed: of the designs that are tried, some 12,000 for each of the three.
+    """
+    random = np.random.default_rng(seed)
+    counts = np.asarray([len(one.options) for one in of.decisions()])
+    drawn = random.integers(0, counts, (_DRAWN, len(counts)))
+    least = []
+    for what in range(3):
+        designs, costs = _costs(of, jnp.asarray(drawn, jnp.int32))
+        for _ in range(_ROUNDS):
+            kept = np.asarray(designs)[np.argsort(np.asarray(costs[what]), kind="stable")[:_KEPT]]
+            changed = kept[random.integers(0, _KEPT, _DRAWN - _KEPT)]
+            is_new = random.random(changed.shape) < 2 / len(counts)
+            changed = np.where(is_new, random.integers(0, counts, changed.shape), changed)
+            designs, costs = _costs(of, jnp.asarray(np.concatenate([kept, changed]), jnp.int32))
+        least.append(float(costs[what].min()))
+    return Specs(*least)
+
+
+@functools.partial(jax.jit, static_argnames="of")
+def _costs(of: Problem, drawn: jax.Array) -> tuple[jax.Array, problem.Costs]:
+    tables = problem.tables(of)
+
+    def one(choices: jax.Array) -> tuple[jax.Array, problem.Costs]:
+        design = problem.repair(of, choices)
+        return design, problem.costs_of(of, tables, *problem.positions(of, design))
+
+    return jax.vmap(one)(drawn)
