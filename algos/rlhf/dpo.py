@@ -57,6 +57,11 @@ class DPO(PreferenceAgent, JudgedAgent):
             0 <= self.label_smoothing < 0.5,
             f"label_smoothing={self.label_smoothing}: it must be from 0 to below 0.5",
         )
+        require(
+            self,
+            self.late == "wait",
+            "late='mask': a loss of pairs has no weights of tokens: use late='wait'",
+        )
 
     # --- the two functions of every algorithm ---
 

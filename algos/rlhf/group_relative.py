@@ -59,6 +59,7 @@ class Minibatch(NamedTuple):
     advantage: jax.Array  # [n, R] float32
     weight: jax.Array  # [n, R] float32, of each token in the loss
     share: jax.Array  # [n, R] float32, of each token in means over the minibatch's tokens
+    age: Any = ()  # [n, R] int32, updates since a token was drawn; () where it is not needed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +90,11 @@ class GRPO(PolicyGradientAgent):
     old_log_prob: Literal["learner", "actor"] = hyperparameter(
         "learner",
         "whose log-probabilities ratios are over: the learner's before its updates, or those at sampling",
+    )
+    proximal: Literal["recompute", "interpolate"] = hyperparameter(
+        "recompute",
+        "how the learner's log-probabilities before its updates are found: computed, or between those at"
+        " sampling and now, by age",
     )
     baseline: Baseline | None = hyperparameter(None, "what a reward is compared with (None: the variant's)")
     scale: Scale | None = hyperparameter(None, "what an advantage is divided by (None: the variant's)")
@@ -138,6 +144,18 @@ class GRPO(PolicyGradientAgent):
         require(self, times >= 0, f"dynamic_sampling={times}: it must be zero or above")
         bound = wanted.dual_clip
         require(self, bound is None or bound > 1, f"dual_clip={bound}: it must be above one")
+        decoupled, actors = wanted.correction == "decoupled", self.old_log_prob == "actor"
+        require(
+            self,
+            not (decoupled and actors),
+            "correction='decoupled' clips ratios over the learner's own policy: use old_log_prob='learner'",
+        )
+        require(
+            self,
+            self.proximal == "recompute" or (not actors and wanted.kl_in == "loss"),
+            "proximal='interpolate' stands for the learner's own log-probabilities: use"
+            " old_log_prob='learner', and kl_in='loss'",
+        )
         size = self.dataset_size
         require(
             self,
@@ -225,7 +243,11 @@ class GRPO(PolicyGradientAgent):
     def learn(self, parameters, optimizer_state, iteration, batch, key):
         """All updates on a `Batch [N]`: what is trained, the optimiser's state, metrics."""
         metrics = self._measured(batch, iteration)
-        samples = self._samples(parameters, self._chosen(batch))
+        chosen = self._chosen(batch)
+        samples = self._samples(parameters, chosen)
+        if self.proximal == "interpolate":
+            age = (iteration - chosen.version).reshape(len(chosen.version), -1)
+            samples = samples._replace(age=jnp.broadcast_to(age, chosen.weight_mask.shape))
 
         def step(carry, minibatch, is_first):
             trained, optimizer_state = carry
@@ -266,6 +288,8 @@ class GRPO(PolicyGradientAgent):
         # how.
         now = jax.lax.stop_gradient(log_prob)
         old = jnp.where(is_first, now, minibatch.old_log_prob)
+        if self.proximal == "interpolate":
+            old = losses.interpolated(batch.sampled_log_prob, now, minibatch.age)
         behind = batch.sampled_log_prob if self.old_log_prob == "actor" else old
         log_ratio = losses.log_ratio(log_prob, behind, mask, wanted.ratio_level)
         low, high, advantage = wanted.clip_low, wanted.clip_high, minibatch.advantage
@@ -370,7 +394,8 @@ class GRPO(PolicyGradientAgent):
         """Whether the learner's log-probabilities before the first update are wanted by others than it."""
         wanted = self.objective
         in_reward = wanted.kl_coefficient > 0 and wanted.kl_in != "loss"
-        in_updates = self.old_log_prob == "learner" or wanted.correction != "none"
+        by_learner = self.old_log_prob == "learner" or wanted.correction != "none"
+        in_updates = by_learner and self.proximal == "recompute"
         return in_reward or (in_updates and self.updates_per_iteration > 1)
 
     @property

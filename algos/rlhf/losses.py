@@ -15,7 +15,9 @@ import jax.numpy as jnp
 RatioLevel = Literal["token", "sequence", "sequence_token", "trajectory"]
 Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "constant"]
 Estimator = Literal["k1", "k2", "k3"]
-Correction = Literal["none", "truncate_token", "mask_token", "truncate_sequence", "mask_sequence"]
+Correction = Literal[
+    "none", "truncate_token", "mask_token", "truncate_sequence", "mask_sequence", "decoupled"
+]
 Preference = Literal["sigmoid", "hinge", "ipo", "robust"]
 
 _LARGEST = (
@@ -203,7 +205,9 @@ def correction(
     The ratio of the probability that the learner gives a token (or a whole response) to the one that the
     actor gave it, by older parameters or by other arithmetic; both before top-k and top-p, so that equal
     parameters have weight one. `truncate_*` bounds it by `cap` (truncated importance sampling, Yao et al.
-    2025); `mask_*` leaves out what is above `cap` or below its inverse.
+    2025); `mask_*` leaves out what is above `cap` or below its inverse; `decoupled` leaves out tokens above
+    `cap` (decoupled PPO, Hilton et al. 2022; AReaL, arXiv 2505.24298, equation 5: `log_prob` is then of the
+    proximal policy, which the clipped ratio is over too).
 
     >>> drawn, now = jnp.log(jnp.array([[0.1, 0.5]])), jnp.log(jnp.array([[0.4, 0.5]]))
     >>> [f"{w:.2f}" for w in correction(drawn, now, jnp.ones((1, 2), bool), "truncate_token", 2.0)[0]]
@@ -213,13 +217,34 @@ def correction(
     """
     if kind == "none":
         return jnp.ones_like(log_prob)
-    level: RatioLevel = "token" if kind.endswith("token") else "trajectory"
+    level: RatioLevel = "trajectory" if kind.endswith("sequence") else "token"
     weight = jnp.exp(log_ratio(log_prob, sampled_log_prob, mask, level))
-    if kind.startswith("truncate"):
+    if kind == "decoupled":
+        weight = jnp.where(weight <= cap, weight, 0.0)
+    elif kind.startswith("truncate"):
         weight = jnp.minimum(weight, cap)
     else:
         weight = jnp.where((weight <= cap) & (weight >= 1.0 / cap), weight, 0.0)
     return jax.lax.stop_gradient(weight)
+
+
+def interpolated(sampled_log_prob: jax.Array, log_prob: jax.Array, age: jax.Array) -> jax.Array:
+    """Log-probabilities of a proximal policy without a pass of its own: `[N, R]` float32, without gradient.
+
+    Between the policy that drew a token, `age` updates before the one that is made now, and the policy as it
+    is: `age / (age + 1)` of the way, where the policy before this update would be if each update moved it as
+    far (A-3PO, arXiv 2512.06547).
+
+    Args:
+      sampled_log_prob, log_prob: `[N, R]` float32, at sampling and now.
+      age: `[N, R]` int32, updates between the version that drew a token and the one before this update.
+
+    >>> drawn, now = jnp.array([[-3.0, -3.0]]), jnp.array([[-1.0, -1.0]])
+    >>> interpolated(drawn, now, jnp.array([[0, 1]])).tolist()
+    [[-3.0, -2.0]]
+    """
+    share = age / (age + 1.0)
+    return jax.lax.stop_gradient(sampled_log_prob + share * (log_prob - sampled_log_prob))
 
 
 def value_error(value: jax.Array, old_value: jax.Array, target: jax.Array, clip: float | None) -> jax.Array:

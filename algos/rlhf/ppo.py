@@ -21,7 +21,7 @@ from algos.hyperparameters import hyperparameter, require, require_positive, req
 from algos.language.decoder import Decoder
 from algos.rlhf import losses, streaming, updates
 from algos.rlhf.advantages import reward_at_end, token_advantages, whiten
-from algos.rlhf.losses import Estimator
+from algos.rlhf.losses import Correction, Estimator
 from algos.rlhf.policy_gradient import PolicyGradientAgent
 from algos.rlhf.responses import Responses, hidden_before, rewarded, scores
 
@@ -56,6 +56,8 @@ class Minibatch(NamedTuple):
     reference_log_prob: jax.Array  # [n, R] float32
     judgement: Judgement  # [n]; advantages whitened, for the policy
     share: jax.Array  # [n, R] float32, of each token in means over the minibatch's tokens
+    counted: Any = ()  # [n, R] bool, tokens that the policy learns from
+    weight: Any = ()  # [n, R] float32, of actor against learner; () without a correction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +80,8 @@ class PPORLHF(PolicyGradientAgent):
     clip_value: float | None = hyperparameter(0.2, "values gain nothing by moving further (None: they do)")
     kl_coefficient: float = hyperparameter(0.05, "beta: what leaving the reference costs, a token")
     kl_estimator: Estimator = hyperparameter("k1", "how that is estimated")
+    correction: Correction = hyperparameter("none", "importance weights of actor against learner")
+    correction_cap: float = hyperparameter(2.0, "their bound")
     discount: float = hyperparameter(1.0, "gamma, a token")
     gae_lambda: float = hyperparameter(0.95, "lambda of the advantages")
 
@@ -88,6 +92,8 @@ class PPORLHF(PolicyGradientAgent):
         for name in ("clip_low", "clip_high", "kl_coefficient"):
             value = getattr(self, name)
             require(self, value >= 0, f"{name}={value}: it must be zero or above")
+        cap = self.correction_cap
+        require(self, cap >= 1, f"correction_cap={cap}: it must be one or above")
         clip = self.clip_value
         require(self, clip is None or clip > 0, f"clip_value={clip}: it must be above zero, or None")
 
@@ -122,16 +128,16 @@ class PPORLHF(PolicyGradientAgent):
             old = self.assess(state.parameters, rollout.responses)
             reference = self.refer(self._reference_parameters(state), rollout.responses)
             judgement = self.judge(state.critic, rollout.responses, old, reference, rollout.reward.total)
-            return rollout, old, reference, judgement
+            return rollout, streaming.weighed(self, rollout), old, reference, judgement
 
-        (rollout, old, reference, judgement), stream = streaming.rollouts(
+        (rollout, counted, old, reference, judgement), stream = streaming.rollouts(
             self, state, self.num_prompts, judged
         )
         responses, sampled, version, reward, _ = rollout
         trained, optimizer_state, metrics = self.learn(
             state.parameters,
             state.optimizer_state,
-            (responses, old, reference, judgement),
+            (responses, counted, sampled, old, reference, judgement),
             self._iteration_key(state, 2),
         )
         critic, critic_optimizer_state, critic_metrics = self.fit(
@@ -185,15 +191,16 @@ class PPORLHF(PolicyGradientAgent):
     @fdg.fragment("learner", in_axes=(None, None, 0, None), out_axes=None)
     def learn(self, parameters, optimizer_state, batch, key):
         """All updates of the policy: what is trained, the optimiser's state, metrics."""
-        responses, old, reference, judgement = batch
-        advantage = whiten(judgement.advantage, responses.own)
-        samples = Minibatch(
-            responses, old, reference, judgement._replace(advantage=advantage), jnp.zeros_like(old)
-        )
+        responses, counted, sampled, old, reference, judgement = batch
+        judgement = judgement._replace(advantage=whiten(judgement.advantage, counted))
+        weight: Any = ()
+        if self.correction != "none":
+            weight = losses.correction(sampled, old, counted, self.correction, self.correction_cap)
+        samples = Minibatch(responses, old, reference, judgement, jnp.zeros_like(old), counted, weight)
 
         def step(carry, minibatch, is_first):
             trained, optimizer_state = carry
-            minibatch = minibatch._replace(share=self._shares(minibatch.responses.own))
+            minibatch = minibatch._replace(share=self._shares(minibatch.counted))
             slope = functools.partial(self.gradient, self._with_trained(parameters, trained), is_first)
             gradient, measures = updates.accumulated(slope, minibatch, self.at_once)
             trained, optimizer_state = self.update(gradient, optimizer_state, trained)
@@ -255,7 +262,7 @@ class PPORLHF(PolicyGradientAgent):
     # --- parts ---
 
     def _loss(self, parameters, is_first, minibatch):
-        mask, share = minibatch.responses.own, minibatch.share
+        mask, share = minibatch.counted, minibatch.share
         log_prob, entropy = scores(self.network, parameters, minibatch.responses, self.temperature)
         # Before the first update the policy is the one that ratios are over: they are 1, whatever was rounded
         # how.
@@ -263,6 +270,8 @@ class PPORLHF(PolicyGradientAgent):
         log_ratio = losses.log_ratio(log_prob, old, mask, "token")
         advantage = minibatch.judgement.advantage
         cost = losses.surrogate(log_ratio, advantage, self.clip_low, self.clip_high)
+        if self.correction != "none":
+            cost = cost * minibatch.weight
         policy_loss = jnp.sum(share * cost)
         loss = self._less_bonus(policy_loss, share, entropy)
         ratio = jnp.where(mask, jnp.exp(jax.lax.stop_gradient(log_ratio)), 1.0)

@@ -1,0 +1,116 @@
+"""Responses that begin before their turn, in micro-batches: versions, weights, and what changes no number."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import algos
+import envs
+from algos.language import Decoder, DecoderConfig, Sampling, sample_keys
+from algos.language.generation import Answers
+from algos.rlhf import streaming
+from fdg.errors import FdgError
+from fdg.stream import Stream
+from tests.language.test_generation import TINY, prompts
+from tests.rlhf.small import SMALL, TASK, made
+
+LONGEST = 12
+
+
+def test_log_probabilities_are_those_of_each_tokens_version():
+    """Parameters that have nothing in common with each other: a cache of older ones would be far off."""
+    decoder = Decoder(DecoderConfig.tiny(11, **TINY | {"num_layers": 1}, initializer_range=0.3))
+    versions = [decoder.init(jax.random.key(i)) for i in range(7)]
+    sampling = Sampling(LONGEST, stop_tokens=(3, 5), temperature=0.9)
+    asked = prompts(2)
+
+    def stream(first):
+        many = jax.tree.map(lambda x: jnp.tile(x, (3, 1)), asked)
+        keys = jax.vmap(sample_keys, (0, None))(jax.random.split(jax.random.key(9), 9), 2)
+        keys = jax.lax.dynamic_slice_in_dim(keys, first // 2, 3).reshape(-1)
+        source = Answers(decoder, sampling, many, keys, first=first, records=True)
+        return Stream(source, slots=3, batch=2, ahead=2, prefills=1)
+
+    @jax.jit
+    def take(parameters, version, state):
+        return stream(version * 2).take(parameters, version, state)
+
+    @jax.jit
+    def recomputed(parameters, rows):
+        read, said = rows.asked[0], rows.samples
+        tokens = jnp.concatenate([read.tokens, said.tokens], axis=1)
+        segments = jnp.concatenate([read.mask, said.mask], axis=1).astype(jnp.int32)
+        return decoder.log_probs(parameters, tokens, segments, 0.9)[:, -LONGEST:]
+
+    state, most = jax.jit(lambda key: stream(0).init(key))(jax.random.key(0)), 0
+    for i in range(7):
+        rows, state = take(versions[i], jnp.int32(i), state)
+        mask, of = np.asarray(rows.samples.mask), np.asarray(rows.version)
+        found = np.stack([recomputed(parameters, rows) for parameters in versions])
+        expected = np.take_along_axis(found, of[None], axis=0)[0]
+        np.testing.assert_allclose(np.where(mask, expected, 0), rows.samples.tempered_log_probs, atol=1e-5)
+        other = np.take_along_axis(found, np.where(of == i, 0, i)[None], axis=0)[0]
+        assert not i or np.abs(np.where(mask, other - rows.samples.tempered_log_probs, 0)).max() > 0.1
+        for row, there in zip(of, mask, strict=True):
+            most = max(most, len(set(row[there].tolist())))
+            assert (np.diff(row[there]) >= 0).all() and i - row[0] <= 2
+        ticks = np.asarray(rows.tick)[:, 1:]
+        assert (np.diff(ticks, axis=1)[mask[:, 2:]] == 1).all()
+    assert most >= 3
+
+
+@functools.cache
+def rolled(name, **fields):
+    algorithm = made(name, **{"group_size": 2, **fields})
+    count = algorithm._candidates
+    state = jax.jit(algorithm.init)(jax.random.key(1))
+    return jax.jit(lambda state: streaming.rollouts(algorithm, state, count, lambda x: x))(state)[0]
+
+
+@pytest.mark.parametrize("fields", [{"micro_batches": 2}, {"micro_batches": 4, "slots": 3}])
+def test_micro_batches_and_slots_change_no_response(fields):
+    found, expected = rolled("grpo", **fields), rolled("grpo")
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        exact = not jnp.issubdtype(x.dtype, jnp.floating)
+        np.testing.assert_allclose(x, y, rtol=0, atol=0 if exact else 1e-5)
+
+
+def test_a_stream_of_one_batch_is_the_batch():
+    """What begins first, before anything is ahead: the responses of the first batch are among them."""
+    found, expected = rolled("grpo", ahead=1, slots=16, order="prompt"), rolled("grpo")
+    assert (found.responses.tokens == expected.responses.tokens).all()
+    np.testing.assert_allclose(found.log_prob, expected.log_prob, atol=1e-5)
+    assert (found.reward.total == expected.reward.total).all()
+
+
+@pytest.mark.parametrize("name", ["grpo", "ppo_rlhf", "dpo"])
+def test_an_iteration_ahead_keeps_the_state_and_says_how_busy_slots_are(name):
+    algorithm = made(
+        name, group_size=2, ahead=1, slots=4, micro_batches=2, late="mask" if name != "dpo" else "wait"
+    )
+    state = jax.eval_shape(algorithm.init, jax.random.key(0))
+    after, metrics = jax.eval_shape(algorithm.iterate, state)
+    shapes = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)  # noqa: E731
+    assert shapes(state) == shapes(after)
+    assert {"slots_busy", "queued", "running", "ticks"} <= set(metrics)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"ahead": 1}, r"ahead=1 without slots: .* give slots=, such as 8"),
+        ({"ahead": -1, "slots": 2}, "ahead=-1: it must be zero or above"),
+        ({"micro_batches": 3}, "micro_batches=3 do not divide the 4 prompts of an iteration"),
+        ({"micro_batches": 0}, "micro_batches=0"),
+        ({"max_age": 1}, "max_age=1: it is zero or above, and of late='mask' alone"),
+        ({"ahead": 1, "slots": 2, "env": "text:guess"}, "ahead=1: '.*guess.*' is a game"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(fields, why):
+    task = envs.make(fields.get("env", TASK))
+    with pytest.raises(FdgError, match=why) as error:
+        algos.GRPO(**{**SMALL, "group_size": 2, **fields, "env": task})
+    assert "\n" not in str(error.value)
