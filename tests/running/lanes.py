@@ -18,6 +18,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections import Counter
 from unittest import mock
 
@@ -215,14 +216,15 @@ def try_one(seed, kind):
             done = len(metrics["m"])
             assert same(numbers(state, metrics), numbers(*plain.engine.run(plain.engine.init(0), done)))
     else:
-        assert ended is None or isinstance(ended, KeyboardInterrupt)
+        assert ended is None or isinstance(ended, KeyboardInterrupt), repr(ended)
     limit = PATIENCE + (float(os.environ[lanes.LIMIT]) if kind == "never" else 0.0)
     assert seconds < limit, f"{seconds:.1f} s after {at}"
     # Another run can begin, and nothing of this one is in it.
     here.before = lambda name: None
     again = numbers(*here.engine.run(here.engine.init(0), 2))
-    assert same(again, numbers(*plain.engine.run(plain.engine.init(0), 2)))
-    assert not [t for t in threading.enumerate() if t.name.startswith("lane ")]
+    assert same(again, numbers(*plain.engine.run(plain.engine.init(0), 2))), "the run after it differs"
+    left = [t.name for t in threading.enumerate() if t.name.startswith("lane ")]
+    assert not left, f"threads that are left: {left}"
     return seconds
 
 
@@ -251,9 +253,9 @@ def main(words=None):
             faulthandler.dump_traceback_later(60, exit=True)
             try:
                 seconds = try_one(seed, kind)
-            except Exception as error:
+            except Exception:
                 wrong.append(seed)
-                print(f"seed {seed}, {kind}: {type(error).__name__} {error}", flush=True)
+                print(f"seed {seed}, {kind}:\n{traceback.format_exc()}", flush=True)
             else:
                 ended[kind] += 1
                 slowest = max(slowest, seconds)
