@@ -28,6 +28,7 @@ from fdg.running.interrupts import Held
 from fdg.running.leaves import Remembered, difference, typed_like, without_aliases
 from fdg.running.metrics import PendingMetrics
 from fdg.running.order import has_ordered_collectives
+from fdg.running.timeline import Bar
 from fdg.running.xla_options import xla_options
 from fdg.tracing.graph import FDG
 from fdg.tracing.trace import checked_name, trace
@@ -246,13 +247,41 @@ class Engine:
         """Bytes moved between groups by all calls of `run` so far; collectives do not count."""
         return self._execution.moved_bytes
 
-    def busy_seconds(self) -> dict[str, float]:
-        """How long each group's devices have run programs; waits for those that run. Empty for one group.
+    def busy_seconds(self, waits: bool = True) -> dict[str, float]:
+        """How long each group's devices have run programs. Empty for one group.
 
         Of many short iterations only some are timed, and stand for the others (`running.timeline`).
+
+        Args:
+          waits: for the programs that run; else those count that have ended.
         """
         timeline = self._execution.timeline
-        return {} if timeline is None else timeline.settle()
+        if timeline is None:
+            return {}
+        return timeline.settle() if waits else timeline.so_far()
+
+    def timeline(self, state: Any, iterations: int = 4) -> list[Bar]:
+        """Trains for some iterations, and says which program ran when, on which group. Empty for one group.
+
+        Of several processes all have to call it; each gets the bars of all.
+
+        Args:
+          state: as for `run`; it is copied, and stays usable.
+          iterations: at least 1.
+        """
+        timeline = self._execution.timeline
+        self.compile(iterations)
+        if timeline is None:
+            return []
+        state = jax.block_until_ready(jax.tree.map(jnp.copy, state))
+        timeline.bars = []
+        try:
+            jax.block_until_ready(self.run(state, iterations))
+        finally:
+            bars = timeline.recorded()
+        return sorted(
+            (Bar(*bar) for bars in distributed.exchange(bars) for bar in bars), key=lambda b: b.begin
+        )
 
     def _starts(self, seed: int) -> Any:
         """What `algorithm.init` takes; with `num_seeds` it has an axis of agents."""

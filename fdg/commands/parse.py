@@ -229,6 +229,7 @@ def parse(argv: Sequence[str], program: str, description: str, runs: bool = True
         out=out,
         resumes=bool(stored),
         profiles=run.pop("profile"),
+        draws_timeline=run.pop("timeline"),
         on_nan=run["on_nan"],
         start_from=None if start_from is None else Path(start_from),
         trust=early.get("trust", False),

@@ -73,6 +73,12 @@ RUN = (
         False,
         "say after training where the time of an iteration goes, and trace one (in the run directory)",
     ),
+    Flag(
+        "timeline",
+        bool,
+        False,
+        "draw after training which group ran what when, over six iterations (in the run directory)",
+    ),
     Flag("out", str | None, None, "the run directory (None: runs/ENV-ALGO-SEED-TIME)"),
 )
 MACHINE = (
@@ -120,6 +126,7 @@ FREE_ON_RESUME = {
         "checkpoint_every",
         "on_nan",
         "profile",
+        "timeline",
         "out",
         "resume",
     ),

@@ -1,4 +1,4 @@
-"""A profile in a run directory: the table, the same as JSON, and a trace."""
+"""A profile and a timeline in a run directory: tables, pictures, and traces for Perfetto."""
 
 import dataclasses
 import json
@@ -14,8 +14,11 @@ from fdg.profiling.measuring import profile as measure
 from fdg.profiling.report import Profile
 from fdg.profiling.tracing import trace
 from fdg.profiling.work import Work
+from fdg.showing.timeline import timeline_svg, timeline_trace
 
 DIRECTORY = "profile"
+TIMELINE, TRACE = "timeline.svg", "timeline.json"
+_ITERATIONS = 6  # of a timeline: those that begin with nothing in flight, and some that do not
 
 
 def as_json(profile: Profile) -> dict[str, Any]:
@@ -52,6 +55,30 @@ def profile_run(engine: Engine, state: Any, run: Path) -> list[str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FdgWarning)  # that these iterations are past the end of the run
         return _profile_run(engine, state, run)
+
+
+def timeline_run(engine: Engine, state: Any, run: Path) -> list[str]:
+    """Trains for a few more iterations, and writes which program ran when; what to say of it, line by line.
+
+    Args:
+      engine, state, run: as for `profile_run`.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FdgWarning)
+        bars = engine.timeline(state, _ITERATIONS)
+    if not distributed.is_first():
+        return []
+    if not bars:
+        return [
+            "no timeline: all fragments are one program on the same devices; --profile says what is in it"
+        ]
+    picture, traced = run / TIMELINE, run / TRACE
+    files.replace(picture, timeline_svg(bars).encode())
+    files.replace(traced, (json.dumps(timeline_trace(bars)) + "\n").encode())
+    return [
+        f"timeline of {_ITERATIONS} iterations {picture}, and {traced} for https://ui.perfetto.dev: a row for"
+        f" each of {', '.join(dict.fromkeys(bar.group for bar in bars))}"
+    ]
 
 
 def _profile_run(engine: Engine, state: Any, run: Path) -> list[str]:

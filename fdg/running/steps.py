@@ -152,7 +152,7 @@ class Interpreter:
         inputs = [self.slot(value) for value in call.inputs]
         outputs = [self.slot(value) for value in call.outputs]
         freed = [inputs[i] for i in call.freed]
-        timeline, group = self._timeline, call.group
+        timeline, group, name = self._timeline, call.group, call.name
         if not program.is_here:
             return _nothing
         taken = _taker(inputs)
@@ -160,7 +160,7 @@ class Interpreter:
 
         def run(memory: Memory) -> None:
             arrays, makers = memory.arrays, memory.makers
-            this = None if makers is None else timeline.start(group, [makers[i] for i in inputs])
+            this = None if makers is None else timeline.start(group, [makers[i] for i in inputs], name)
             results = start(taken(arrays))
             for i in freed:
                 arrays[i] = None

@@ -8,24 +8,44 @@ on the host do. So of many short iterations only some are watched, a few in a ro
 """
 
 import atexit
+import collections
 import contextlib
 import queue
 import threading
 import time
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+
+
+class Bar(NamedTuple):
+    """One run of a program, as a picture of the timeline has it.
+
+    Attributes:
+      group: that it ran on.
+      name: of the program.
+      iteration: counted from the first that was recorded.
+      part: how often the program ran before in the iteration: the micro-batch, or the step.
+      begin, end: seconds on the wall (`time.time`).
+    """
+
+    group: str
+    name: str
+    iteration: int
+    part: int
+    begin: float
+    end: float
 
 
 class ProgramRun:
     """One run of a program on a group."""
 
-    __slots__ = ("after", "finished", "group", "handed_over", "known")
+    __slots__ = ("after", "finished", "group", "handed_over", "iteration", "known", "name")
 
-    def __init__(self, group: str, after: list["ProgramRun"]):
-        self.group, self.after = group, after
+    def __init__(self, group: str, after: list["ProgramRun"], name: str = "", iteration: int = 0):
+        self.group, self.after, self.name, self.iteration = group, after, name, iteration
         self.handed_over = time.perf_counter()
         self.finished = 0.0
         self.known = threading.Event()
@@ -52,11 +72,13 @@ class Timeline:
       busy_s: seconds in which each group's devices ran programs that were watched.
       iterations: that were begun (`watches`).
       watched: those of them that were watched.
+      bars: all that was watched since somebody put a list here; then every iteration is watched.
     """
 
     def __init__(self, groups: Sequence[str]):
         self.busy_s = dict.fromkeys(groups, 0.0)
         self.iterations = self.watched = 0
+        self.bars: list[Bar] | None = None
         self._queues: dict[str, queue.SimpleQueue] = {group: queue.SimpleQueue() for group in groups}
         self._runs: dict[str, ProgramRun] = {}
         self._last: dict[str, Any] = {}
@@ -74,10 +96,11 @@ class Timeline:
         now = time.perf_counter()
         seconds = now - self._begun
         if self._watching or not self.iterations:
-            watch = affordable(self.watched, programs, seconds)
+            watch = self.bars is not None or affordable(self.watched, programs, seconds)
         else:
             wait = self._waited + self._longest
             watch = affordable(self.watched + _ALWAYS, programs, seconds) and wait <= _SHARE * seconds
+            watch = watch or self.bars is not None
             if watch:
                 with contextlib.suppress(Exception):  # whoever waits for the results hears of it
                     jax.block_until_ready(self.latest())
@@ -88,9 +111,10 @@ class Timeline:
         self.watched += watch
         return watch
 
-    def start(self, group: str, made_by: Iterable[ProgramRun | None]) -> ProgramRun:
+    def start(self, group: str, made_by: Iterable[ProgramRun | None], name: str = "") -> ProgramRun:
         """A program is about to be handed to a group; `made_by` are the runs that make what it reads."""
-        return ProgramRun(group, list({run for run in made_by if run is not None and run.group != group}))
+        after = list({run for run in made_by if run is not None and run.group != group})
+        return ProgramRun(group, after, name, self.iterations)
 
     def started(self, group: str, run: ProgramRun | None, done: jax.Array) -> None:
         """A program was handed over; `done` is there when it has ended. No `run` if it is not watched."""
@@ -123,10 +147,28 @@ class Timeline:
         """What to wait for to have all that was started so far."""
         return list(self._last.values())
 
+    def recorded(self) -> list[Bar]:
+        """Waits until all that is watched has ended; the bars since `bars` was set, which ends."""
+        self.settle()
+        bars, self.bars = sorted(self.bars or (), key=lambda bar: bar.begin), None
+        now = time.time() - time.perf_counter()
+        first = min((bar.iteration for bar in bars), default=0)
+        parts: collections.Counter[tuple[str, str, int]] = collections.Counter()
+        found = []
+        for bar in bars:
+            run = bar.group, bar.name, bar.iteration
+            found.append(Bar(*run[:2], bar.iteration - first, parts[run], bar.begin + now, bar.end + now))
+            parts[run] += 1
+        return found
+
     def settle(self) -> dict[str, float]:
         """Waits until all that is watched has ended; returns seconds of all iterations, by those watched."""
-        for run in self._runs.values():
+        for run in list(self._runs.values()):
             run.known.wait()
+        return self.so_far()
+
+    def so_far(self) -> dict[str, float]:
+        """The same without waiting: of what has ended."""
         scale = self.iterations / self.watched if self.watched else 1.0
         return {group: seconds * scale for group, seconds in self.busy_s.items()}
 
@@ -144,6 +186,9 @@ class Timeline:
                 other.known.wait()
             start = max(run.handed_over, free, *(other.finished for other in run.after))
             self.busy_s[group] += max(0.0, run.finished - start)
+            if self.bars is not None:
+                begun = min(start, run.finished)  # what it reads may have been seen to end later than it did
+                self.bars.append(Bar(group, run.name, run.iteration, 0, begun, run.finished))
             free = run.finished
             run.after = []
             run.known.set()

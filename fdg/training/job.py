@@ -33,6 +33,7 @@ class Job:
       loggers: where metrics go beside the run directory: `tensorboard`, `wandb` or `mlflow`, and of the last
         two the project or experiment.
       profiles: whether an iteration is profiled after training.
+      draws_timeline: whether it is recorded after training which program ran when.
       explains: whether the candidates of a policy that chooses itself are shown; else why it chose.
       on_nan: "stop" or "warn", where a loss is infinite or not a number.
       config: the flags that make this job again, for `config.json`.
@@ -54,6 +55,7 @@ class Job:
     config: Mapping[str, Any]
     cores: int | None = None
     chosen: int | None = None
+    draws_timeline: bool = False
     on_nan: str = "stop"
     start_from: Path | None = None
     trust: bool = False

@@ -15,7 +15,7 @@ import jax
 import fdg
 from fdg.errors import FdgError, host_errors
 from fdg.processes import distributed
-from fdg.profiling.writing import profile_run
+from fdg.profiling.writing import profile_run, timeline_run
 from fdg.training import loggers
 from fdg.training.checkpoint import Checkpoints
 from fdg.training.choosing import settle
@@ -221,6 +221,7 @@ class _Sitting:
                     Finite(job, self.checkpoints),
                     lost,
                     lambda: self.samples,
+                    lambda: engine.busy_seconds(waits=False),
                 )
                 state, iteration, caught = self._iterations(state, start, recorder, during, signals)
                 wall_s = recorder.wall_s
@@ -241,6 +242,7 @@ class _Sitting:
         groups = groups_summary(engine, wall_s - wall_before)
         evaluations = evaluate(job, engine, state, job.eval_episodes)
         profiled = profile_run(engine, state, run.path) if job.profiles else []
+        profiled += timeline_run(engine, state, run.path) if job.draws_timeline else []
         self.checkpoints.close()
         evaluation = evaluations[0] if evaluations else None
         outcome = Outcome(run, engine, state, iteration, stopped=stopped, evaluation=evaluation)

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from fdg.training.statistics import digits
@@ -32,6 +33,7 @@ class Progress:
         self._begun = self._shown_at = time.monotonic()
         self._lines = start * LINES // num_iterations
         self._return: float | None = None
+        self._stream = ""
         self._bar: Any = None
 
     def __enter__(self) -> "Progress":
@@ -53,10 +55,15 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
-    def update(self, iteration: int, episode_return: float | None = None) -> None:
-        """Shows that `iteration` iterations are done; a return of None leaves the last one standing."""
+    def update(self, iteration: int, episode_return: float | None = None, stream: str = "") -> None:
+        """Shows that `iteration` iterations are done; a return of None leaves the last one standing.
+
+        Args:
+          stream: a line of its own on what a stream has done since the last time (`stream_line`).
+        """
         self._return = self._return if episode_return is None else episode_return
-        if self._bar is not None:  # in two lines, which fit into 80 columns
+        self._stream = stream
+        if self._bar is not None:  # in lines that fit into 80 columns
             text = "\n".join(self._texts(iteration))
             self._bar.update(self._bar.task_ids[0], completed=iteration, description=text)
             return
@@ -64,8 +71,10 @@ class Progress:
         if line > self._lines or now - self._shown_at >= SECONDS:
             self._lines, self._shown_at = line, now
             percent = 100 * iteration // self._num_iterations
-            parts = " | ".join(self._texts(iteration)).split(" | ")
+            parts = " | ".join(self._texts(iteration)[:2]).split(" | ")
             print(f"{percent:3d}%", _fitted(parts, COLUMNS - 5), file=self._file, flush=True)
+            if stream:
+                print("    ", stream, file=self._file, flush=True)
 
     def say(self, line: str) -> None:
         """Prints a line, above the display where there is one."""
@@ -74,7 +83,7 @@ class Progress:
         else:
             print(line, file=self._file, flush=True)
 
-    def _texts(self, iteration: int) -> tuple[str, str]:
+    def _texts(self, iteration: int) -> list[str]:
         elapsed = time.monotonic() - self._begun
         done, left = iteration - self._start, self._num_iterations - iteration
         when = [f"iteration {iteration:,}/{self._num_iterations:,}", f"{clock(elapsed)} elapsed"]
@@ -84,7 +93,31 @@ class Progress:
             what.append(f"{done * self._steps_per_iteration / elapsed:,.0f} steps/s")
         if self._return is not None:
             what.append(f"return {digits(self._return)[0]}")
-        return " | ".join(when), " | ".join(what)
+        return [" | ".join(when), " | ".join(what), *([self._stream] if self._stream else [])]
+
+
+def stream_line(rows: Sequence[Mapping[str, Any]], busy: Mapping[str, float]) -> str:
+    """What a stream has done in some iterations; "" where there is none.
+
+    Args:
+      rows: of `metrics.jsonl`, one an iteration.
+      busy: of each group of devices, the share of the time in which it ran programs.
+
+    >>> row = {"slots_busy": 0.96, "queued": 37, "running": 12, "staleness": 1.25, "staleness_max": 3}
+    >>> stream_line([row, row], {"actors": 0.94, "learners": 0.88})
+    'queue 37 | lag 1.2 (at most 3) | slots 96% | actors 94% | learners 88% busy'
+    """
+    if not rows or not all("slots_busy" in row for row in rows):
+        return ""
+    mean = {name: sum(row[name] for row in rows) / len(rows) for name in ("slots_busy", "staleness")}
+    oldest = max(row.get("staleness_max", row["staleness"]) for row in rows)
+    parts = [
+        f"queue {rows[-1]['queued']:.0f}",
+        f"lag {mean['staleness']:.1f} (at most {oldest:.0f})",
+        f"slots {100 * mean['slots_busy']:.0f}%",
+        *(f"{group} {100 * share:.0f}%" for group, share in busy.items()),
+    ]
+    return " | ".join(parts) + " busy"
 
 
 def _fitted(parts: list[str], width: int) -> str:

@@ -17,7 +17,7 @@ from fdg.training.hints import Unchanged
 from fdg.training.job import Job
 from fdg.training.loggers import Logger
 from fdg.training.losses import LostEpisodes
-from fdg.training.progress import Progress
+from fdg.training.progress import Progress, stream_line
 from fdg.training.run_directory import RunDirectory
 from fdg.training.samples import sample_lines
 
@@ -67,6 +67,7 @@ class Recorder:
         finite: Finite | None = None,
         lost: LostEpisodes | None = None,
         samples: Callable[[], Sequence[Mapping[str, Any]]] = tuple,
+        busy: Callable[[], Mapping[str, float]] = dict,
     ):
         self.wall_s, self.wants_to_stop = wall_s, False
         self._job, self._run, self._progress, self._iteration = job, run, progress, iteration
@@ -74,6 +75,7 @@ class Recorder:
         self._finite, self._lost = finite, lost
         self._per_agent = getattr(job.algorithm, "recorded_per_agent", ())
         self._samples = samples
+        self._busy, self._busy_s = busy, dict(busy())
         self._unchanged = Unchanged(
             job.num_iterations,
             iteration,
@@ -128,7 +130,8 @@ class Recorder:
         returns = [
             row["episode_return"] for row in rows if math.isfinite(row.get("episode_return", math.nan))
         ]
-        self._progress.update(self._iteration, float(np.mean(returns)) if returns else None)
+        stream = stream_line(rows, self._shares(seconds))
+        self._progress.update(self._iteration, float(np.mean(returns)) if returns else None, stream)
         everyone = np.ravel(metrics.get("episode_return", ()))
         if line := self._unchanged.look(self._iteration, rows[-1]["env_steps"], everyone.tolist()):
             if shown := sample_lines(self._samples()):  # what was said tells why, be it shown or not
@@ -136,6 +139,12 @@ class Recorder:
             else:
                 self._progress.say(line)
         self._tell(rows, evaluation)
+
+    def _shares(self, seconds: float) -> dict[str, float]:
+        """How much of the time since the last call each group was busy."""
+        before, self._busy_s = self._busy_s, dict(self._busy())
+        gone = {group: now - before.get(group, 0.0) for group, now in self._busy_s.items()}
+        return {group: min(max(busy / max(seconds, 1e-9), 0.0), 1.0) for group, busy in gone.items()}
 
     def _tell(self, rows: Sequence[Mapping[str, Any]], evaluation: Mapping[str, Any]) -> None:
         if self._loggers:

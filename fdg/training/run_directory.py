@@ -29,6 +29,7 @@ _FOLDERS = (CHECKPOINTS, BEST, DATA, "samples", "profile", "tensorboard", "wandb
 _WRITTEN = (
     *(".lock", "config.json", "metrics.jsonl", "metrics.unreadable", "summary.json", "learning_curve.png"),
     *("sweep.json", "sweep.csv", "sweep.png", "search.json", "search.png", "study.journal"),
+    *("timeline.svg", "timeline.json"),
     *(f".{CHECKPOINTS}", f".{BEST}", *_FOLDERS),
 )
 _JSON_BYTES = 64 << 20

@@ -216,7 +216,9 @@ def try_one(seed, kind):
             done = len(metrics["m"])
             assert same(numbers(state, metrics), numbers(*plain.engine.run(plain.engine.init(0), done)))
     else:
-        assert ended is None or isinstance(ended, KeyboardInterrupt), repr(ended)
+        # Two at once are one for Python, and one that comes up in a finalizer is lost: then time is up.
+        late = isinstance(ended, HostError) and f"'{at[0][0]}'" in str(ended)
+        assert ended is None or isinstance(ended, KeyboardInterrupt) or late, repr(ended)
     limit = PATIENCE + (float(os.environ[lanes.LIMIT]) if kind == "never" else 0.0)
     assert seconds < limit, f"{seconds:.1f} s after {at}"
     # Another run can begin, and nothing of this one is in it.

@@ -1,0 +1,95 @@
+"""Which program ran when: an SVG with a row for each group, and the same for Perfetto."""
+
+import html
+from collections.abc import Sequence
+from typing import Any
+
+from fdg.running.timeline import Bar
+from fdg.showing.words import clip, quantity
+
+_LEFT, _WIDTH, _ROW, _BAR, _HEAD, _MOST = 150, 1100, 46, 30, 40, 20_000
+_HUES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito
+_TICKS = 8
+
+
+def timeline_svg(bars: Sequence[Bar]) -> str:
+    """A row for each group, a bar for each run of a program; iterations differ in shade.
+
+    What a bar is of, and its seconds, are said where the pointer rests on it.
+    """
+    bars = bars[-_MOST:]
+    begin, end = _span(bars)
+    scale = _WIDTH / max(end - begin, 1e-9)
+    groups = list(dict.fromkeys(bar.group for bar in sorted(bars)))
+    hues = {name: _HUES[i % len(_HUES)] for i, name in enumerate(dict.fromkeys(bar.name for bar in bars))}
+    height = _HEAD + _ROW * len(groups) + 24 * len(hues)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_LEFT + _WIDTH + 30} {height + 20}"'
+        ' font-family="sans-serif" font-size="12" fill="#1a1a1a">'
+    ]
+    for tick in range(_TICKS + 1):
+        x, seconds = _LEFT + _WIDTH * tick / _TICKS, (end - begin) * tick / _TICKS
+        parts.append(
+            f'<line x1="{x:g}" x2="{x:g}" y1="{_HEAD - 8}" y2="{_HEAD + _ROW * len(groups)}" stroke="#ddd"/>'
+            f'<text x="{x:g}" y="{_HEAD - 14}" text-anchor="middle">{quantity(seconds, "s")}</text>'
+        )
+    for row, group in enumerate(groups):
+        y = _HEAD + _ROW * row
+        share = busy(bars, group) / max(end - begin, 1e-9)
+        label = f"{html.escape(clip(group, 14))} {100 * share:.0f}%"
+        parts.append(f'<text x="8" y="{y + _BAR / 2 + 4:g}">{label}</text>')
+        for bar in (each for each in bars if each.group == group):
+            x, width = _LEFT + (bar.begin - begin) * scale, max((bar.end - bar.begin) * scale, 0.4)
+            took = quantity(bar.end - bar.begin, "s")
+            said = f"{bar.name}, iteration {bar.iteration}, part {bar.part}: {took}"
+            parts.append(
+                f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{_BAR}" fill="{hues[bar.name]}"'
+                f' fill-opacity="{0.9 if bar.iteration % 2 else 0.55}" stroke="white" stroke-width="0.3">'
+                f"<title>{html.escape(said)}</title></rect>"
+            )
+    for i, (name, hue) in enumerate(hues.items()):
+        y = _HEAD + _ROW * len(groups) + 24 * i
+        parts.append(
+            f'<rect x="{_LEFT}" y="{y}" width="14" height="14" fill="{hue}"/>'
+            f'<text x="{_LEFT + 22}" y="{y + 12}">{html.escape(clip(name, 120))}</text>'
+        )
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def timeline_trace(bars: Sequence[Bar]) -> dict[str, Any]:
+    """The same in the trace format that https://ui.perfetto.dev opens: a track for each group; microseconds.
+
+    >>> bars = [Bar("actors", "act", 0, 0, 10.0, 10.5), Bar("learners", "learn", 0, 0, 10.5, 10.75)]
+    >>> events = [event for event in timeline_trace(bars)["traceEvents"] if event["ph"] == "X"]
+    >>> [(event["tid"], event["name"], event["ts"], event["dur"]) for event in events]
+    [(0, 'act', 0.0, 500000.0), (1, 'learn', 500000.0, 250000.0)]
+    """
+    begin, _ = _span(bars)
+    tracks = {group: i for i, group in enumerate(dict.fromkeys(bar.group for bar in sorted(bars)))}
+    named: list[dict[str, Any]] = [
+        {"ph": "M", "pid": 0, "tid": i, "name": "thread_name", "args": {"name": group}}
+        for group, i in tracks.items()
+    ]
+    ran: list[dict[str, Any]] = [
+        {
+            "ph": "X",
+            "pid": 0,
+            "tid": tracks[bar.group],
+            "name": bar.name,
+            "ts": round(1e6 * (bar.begin - begin), 1),
+            "dur": round(1e6 * (bar.end - bar.begin), 1),
+            "args": {"iteration": bar.iteration, "part": bar.part},
+        }
+        for bar in bars
+    ]
+    return {"traceEvents": [*named, *ran]}
+
+
+def busy(bars: Sequence[Bar], group: str) -> float:
+    """Seconds in which a group ran programs, which do not overlap."""
+    return sum(bar.end - bar.begin for bar in bars if bar.group == group)
+
+
+def _span(bars: Sequence[Bar]) -> tuple[float, float]:
+    """From the first to the last of them."""
+    return min((bar.begin for bar in bars), default=0.0), max((bar.end for bar in bars), default=0.0)
