@@ -31,7 +31,7 @@ class _Pruner:
                 kept, operands = self._equation(each, used)
                 equations.append(kept)
                 atoms = [each.eqn.invars[i] for i in operands]
-                read.update(v for v in atoms if not jaxprs.is_literal(v))
+                read.update(jaxprs.variables(atoms))
         inputs = frozenset(i for i, v in enumerate(flow.jaxpr.invars) if v in read)
         gathered = tuple(i for i in flow.gathered if i in outputs)
         return dataclasses.replace(flow, equations=tuple(reversed(equations)), gathered=gathered), inputs

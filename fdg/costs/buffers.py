@@ -107,8 +107,8 @@ def program_of(jaxpr: core.Jaxpr, flow: Flow | None, on_cpu: bool, devices: int 
         return v
 
     ends = [v if jaxprs.is_literal(v) else array_of(v) for v in outputs]
-    given = {v for v in ends if not jaxprs.is_literal(v)}
-    steps = _clamped(_needed(steps, {v for v in outputs if not jaxprs.is_literal(v)}))
+    given = set(jaxprs.variables(ends))
+    steps = _clamped(_needed(steps, set(jaxprs.variables(outputs))))
     if on_cpu:
         axes = {v: axis for step in steps for v, axis in step.makes}
         if flow is not None:
@@ -176,7 +176,7 @@ def _inlined(jaxpr: core.Jaxpr, flow: Flow | None) -> tuple[list[Step], list[Any
                     makes.append((names[v], axis))
             if not bodies and class_of(eqn.primitive.name) in _JOINS and eqn.primitive.name not in VIEWS:
                 reads = [repeat(v, eqn, axes[0]) for v in reads]
-            known = tuple(v for v in reads if not jaxprs.is_literal(v))
+            known = tuple(jaxprs.variables(reads))
             steps.append(
                 Step(
                     eqn,

@@ -179,7 +179,7 @@ class _Lives:
 
     def _spans(self, jaxpr: core.Jaxpr, flow: Flow | None) -> _Spans:
         program = _program(jaxpr, flow, self.on_cpu, self.devices)
-        given = {v for v in program.outputs if not jaxprs.is_literal(v)}
+        given = set(jaxprs.variables(program.outputs))
         found: list[_Span] = []
         made: dict[Any, tuple[int, int, str]] = {}  # where each array begins, its bytes, and what makes it
         ends: dict[Any, int] = {}

@@ -61,16 +61,22 @@ def rewrite(closed: Any, rule: Rule) -> Any:
     return rewrite_blocks(closed, of_block)
 
 
-def rewrite_blocks(closed: Any, rule: BlockRule, how: Any = None) -> Any:
+def rewrite_blocks(closed: Any, rule: BlockRule, how: Any = None, traces: bool = True) -> Any:
     """A jaxpr with a rule applied to it as a whole, and to those in it where the rule calls `inside`."""
-    return with_jaxpr(closed, Rewriter(rule)(open_jaxpr(closed), how))
+    return with_jaxpr(closed, Rewriter(rule, traces)(open_jaxpr(closed), how))
 
 
 class Rewriter:
-    """Applies a rule to blocks; one that is called from several places in the same way is rewritten once."""
+    """Applies a rule to blocks; one that is called from several places in the same way is rewritten once.
 
-    def __init__(self, rule: BlockRule):
-        self._rule = rule
+    Args:
+      rule: for each block.
+      traces: whether it makes equations by tracing. These do not say how values vary over devices, so such a
+        rule stays out of a `shard_map` that checks it.
+    """
+
+    def __init__(self, rule: BlockRule, traces: bool = True):
+        self._rule, self._traces = rule, traces
         self._known: Recall[core.Jaxpr] = Recall()
 
     def __call__(self, block: Any, how: Any = None) -> core.Jaxpr:
@@ -95,6 +101,8 @@ class Rewriter:
           how: as above.
           blocks: of its bodies, in their order; their jaxprs, if None.
         """
+        if self._traces and eqn.params.get("check_vma"):
+            return eqn
         if blocks is None:
             blocks = [open_jaxpr(inner) for inner in inner_jaxprs(eqn)]
         return with_new_bodies(eqn, [self(block, how) for block in blocks])
@@ -136,11 +144,16 @@ def traced(
     if results is not None:
         assert len({*made.invars, *made.outvars}) == len(made.invars) + len(results), "a result is handed on"
         names.update(zip(made.outvars, results, strict=True))
-    eqns = [
-        eqn.replace(invars=renamed(eqn.invars, names), outvars=renamed(eqn.outvars, names))
-        for eqn in made.eqns
-    ]
-    return eqns, renamed(made.outvars, names)
+    return list(_copied(made.eqns, names)), renamed(made.outvars, names)
+
+
+def _copied(eqns: Iterable[core.JaxprEqn], names: dict[Any, Any]) -> Iterator[core.JaxprEqn]:
+    """Equations over other names; results get new ones, entered in `names`, where they have none yet."""
+    for eqn in eqns:
+        for v in eqn.outvars:
+            if not isinstance(v, core.DropVar):
+                names.setdefault(v, core.Var(v.aval))
+        yield eqn.replace(invars=renamed(eqn.invars, names), outvars=renamed(eqn.outvars, names))
 
 
 def inlined(jaxpr: core.Jaxpr, body_of: Callable[[core.JaxprEqn], core.Jaxpr | None]) -> core.Jaxpr:
@@ -159,12 +172,8 @@ def inlined(jaxpr: core.Jaxpr, body_of: Callable[[core.JaxprEqn], core.Jaxpr | N
             if body is None:
                 yield eqn
                 continue
-            fresh = {v: core.Var(v.aval) for each in body.eqns for v in each.outvars}
-            inner = dict(zip(body.invars, eqn.invars, strict=True)) | fresh
-            yield from of(
-                each.replace(invars=renamed(each.invars, inner), outvars=renamed(each.outvars, inner))
-                for each in body.eqns
-            )
+            inner = dict(zip(body.invars, eqn.invars, strict=True))
+            yield from of(_copied(body.eqns, inner))
             names.update(zip(eqn.outvars, renamed(renamed(body.outvars, inner), names), strict=True))
 
     eqns = list(of(jaxpr.eqns))

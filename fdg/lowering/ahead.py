@@ -126,7 +126,7 @@ class _Hoister:
         for each, known, worth in reversed(equations):
             taken = worth or (known and any(v in wanted for v in each.outvars))
             if taken:
-                wanted.update(v for v in each.invars if not jaxprs.is_literal(v))
+                wanted.update(jaxprs.variables(each.invars))
                 early.append(each)
             if not taken or (self.taker.again and not worth and any(v in read for v in each.outvars)):
                 read |= _read([each], ())
@@ -252,4 +252,4 @@ def _with_body(traced: Any, body: Any, invars: Sequence[Any], outvars: Sequence[
 def _read(equations: Iterable[Any], ends: Iterable[Any]) -> set[Any]:
     """The variables that equations, or what comes out at the end, need."""
     read = {v for each in equations for v in each.invars if not jaxprs.is_literal(v)}
-    return read | {v for v in ends if not jaxprs.is_literal(v)}
+    return read | set(jaxprs.variables(ends))

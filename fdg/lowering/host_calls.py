@@ -56,7 +56,7 @@ def guard(jaxpr: Any, where: str = BETWEEN, last_words: LastWords | None = None)
                 eqn = eqn.replace(params={**eqn.params, "callback": _guard(eqn.params, where, last_words)})
             yield eqn
 
-    return jaxprs.rewrite_blocks(jaxpr, guarded, where)
+    return jaxprs.rewrite_blocks(jaxpr, guarded, where, traces=False)
 
 
 def _guard(params: dict[str, Any], where: str, last_words: LastWords | None) -> "Guarded":

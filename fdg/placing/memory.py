@@ -44,7 +44,7 @@ def peak_bytes(
         both: list[Any] = [body.invars[i], body.outvars[i]]
         placed.update((v, layout) for v in both if not jaxprs.is_literal(v))
     return sum(_share(v, known.get(v), devices, placed.get(v)) for v in variables) + _peak_inside(
-        body.eqns, known, devices, {v for v in body.outvars if not jaxprs.is_literal(v)}, placed
+        body.eqns, known, devices, set(jaxprs.variables(body.outvars)), placed
     )
 
 

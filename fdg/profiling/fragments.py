@@ -85,7 +85,7 @@ def programs(plan: Plan, devices: Sequence[jax.Device], leaves: Sequence[Any]) -
         group = plan.group_of(name)
         if not site.outputs or name not in values or not _is_here(group, devices):
             continue
-        read = [v for v in site.equation.invars if not jaxprs.is_literal(v)]
+        read = jaxprs.variables(site.equation.invars)
         given = dict(zip(read, values[name], strict=True))
         function, shardings = _placed(plan, site, group, devices)
         arguments = [

@@ -66,9 +66,7 @@ def _value(atom: Any, known: Mapping[Any, Any]) -> Any:
 
 
 def _has_fragment(eqn: core.JaxprEqn) -> bool:
-    return FragmentMark.of(eqn) is not None or any(
-        any(map(_has_fragment, body.jaxpr.eqns)) for body in jaxprs.bodies(eqn)
-    )
+    return any(FragmentMark.of(each) is not None for each in jaxprs.walk([eqn]))
 
 
 def _compute(

@@ -30,10 +30,7 @@ def creates(eqn: Any, axis: Axis) -> bool:
 
 def draws_from_the_batch(jaxpr: Any) -> bool:
     """Whether an open jaxpr draws, at any depth, for one key of a batch by what other keys are in it."""
-    return any(
-        keys.draws_from_the_batch(eqn) or any(draws_from_the_batch(body.jaxpr) for body in jaxprs.bodies(eqn))
-        for eqn in jaxpr.eqns
-    )
+    return any(map(keys.draws_from_the_batch, jaxprs.walk(jaxpr.eqns)))
 
 
 RULES: dict[str, Rule] = {

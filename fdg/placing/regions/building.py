@@ -47,11 +47,9 @@ class RegionBuilder:
         Args:
           row: as of `Operation`.
         """
-        jaxpr = jaxprs.open_jaxpr(jax.make_jaxpr(jax.jit(function))(*jaxprs.shapes_of(operands)))
-        (eqn,) = jaxpr.eqns
-        names: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
-        self.items.append(Operation(renamed(eqn, names), row=row))
-        return names[jaxpr.outvars[0]]
+        (eqn,), (result,) = jaxprs.traced(jax.jit(function), operands)
+        self.items.append(Operation(eqn, row=row))
+        return result
 
     def emit_zeros(self, aval: Any) -> core.Var:
         """Zeros, or keys of zeros."""

@@ -52,18 +52,15 @@ def has_effect(eqn: core.JaxprEqn) -> bool:
 
 def threaded(eqn: core.JaxprEqn, token: core.Var) -> tuple[core.JaxprEqn, core.Var]:
     """The equation as one that also takes a token, and gives on the next: (equation, next token)."""
-    operands = list(dict.fromkeys(v for v in eqn.invars if not jaxprs.is_literal(v)))
+    operands = list(dict.fromkeys(jaxprs.variables(eqn.invars)))
     results = [v for v in eqn.outvars if not isinstance(v, core.DropVar)]
     run = core.jaxpr_as_fun(jaxprs.build(operands, results, [eqn]))
 
     def with_token(token, *operands):
         return token + np.uint32(1), *run(*operands)
 
-    avals: list[Any] = [v.aval for v in (token, *operands)]
-    shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
-    (call,) = jaxprs.open_jaxpr(jax.make_jaxpr(jax.jit(with_token))(*shapes)).eqns
     after = core.Var(token.aval)
-    return call.replace(invars=[token, *operands], outvars=[after, *results]), after
+    return jaxprs.as_one(jax.jit(with_token), [token, *operands], [after, *results]), after
 
 
 # --- what cannot be kept ---

@@ -43,7 +43,7 @@ class Operation:
     @functools.cached_property
     def inputs(self) -> list[Any]:
         """Variables that it reads, each once."""
-        return list(dict.fromkeys(v for v in self.eqn.invars if not jaxprs.is_literal(v)))
+        return list(dict.fromkeys(jaxprs.variables(self.eqn.invars)))
 
     @functools.cached_property
     def outputs(self) -> list[core.Var]:

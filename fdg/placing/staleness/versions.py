@@ -128,7 +128,7 @@ class Written:
         wanted = [v for v, value in zip(eqn.outvars, of(eqn.outvars), strict=True) if value in read]
         if not old or not wanted or eqn.effects or len(wanted) == len(eqn.outvars) or not jaxprs.bodies(eqn):
             return eqn
-        inputs = list(dict.fromkeys(v for v in eqn.invars if not jaxprs.is_literal(v)))
+        inputs = list(dict.fromkeys(jaxprs.variables(eqn.invars)))
         live = jaxprs.without_dead_code(jaxprs.build(inputs, wanted, [eqn], checked=False))
         (one,) = jaxprs.open_jaxpr(live).eqns
         return eqn if old <= set(of(one.invars)) else one

@@ -1,0 +1,251 @@
+"""Rewriting and interpreting jaxprs, on random programs with every kind of body."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend import core
+from jax.sharding import Mesh, PartitionSpec
+
+from fdg import jaxprs
+
+
+@jax.custom_jvp
+def squashed(x):
+    return jnp.sin(x) * 0.5
+
+
+squashed.defjvp(lambda xs, ts: (squashed(*xs), jnp.cos(xs[0]) * ts[0] * 0.5))
+
+
+@jax.custom_vjp
+def kept(x):
+    return jnp.sin(x) + 1
+
+
+kept.defvjp(lambda x: (kept(x), x), lambda x, g: (g * jnp.cos(x),))
+
+
+@jax.jit
+def helper(x):
+    """Called from many places: one jaxpr."""
+    return jnp.sin(x) - 0.25 * x
+
+
+LINES = {
+    "sin": lambda a, b: jnp.sin(a) * b,
+    "helper": lambda a, b: helper(a) + b,
+    "custom_jvp": lambda a, b: squashed(a) + b,
+    "custom_vjp": lambda a, b: kept(a) + b,
+    "handed on": lambda a, b: jax.jit(lambda a, b: (b, a))(a, b)[0],
+}
+AROUND = {
+    "jit": lambda inner, a, b: jax.jit(inner)(a) + b,
+    "remat": lambda inner, a, b: jax.checkpoint(inner)(a) * b,
+    "scan": lambda inner, a, b: jax.lax.scan(
+        lambda c, row: (0.5 * inner(c) + row, c), a, jnp.stack([a, b]), reverse=True
+    )[0],
+    "while": lambda inner, a, b: jax.lax.while_loop(
+        lambda c: c[0] < 2, lambda c: (c[0] + 1, jnp.tanh(inner(c[1]) + b)), (0, a)
+    )[1],
+    "cond": lambda inner, a, b: jax.lax.cond(b.sum() > a.sum(), inner, lambda a: jnp.sin(a) + 1, a),
+}
+
+
+def program(seed, depth=2):
+    """A function of an array `[3]`: a few random lines, some of which are loops, branches and calls."""
+
+    def function(x):
+        draw = np.random.default_rng(seed)
+        values = [x, x + 1]
+        for _ in range(4):
+            a, b = (values[i] for i in draw.integers(len(values), size=2))
+            inner, kind = int(draw.integers(2**31)), str(draw.choice([*LINES, *AROUND, "grad"]))
+            if kind == "grad":
+                slope = jax.grad(lambda a, inner=inner: jnp.tanh(program(inner, 0)(a)).sum())
+                values.append(slope(a) + b)
+            elif kind in LINES or not depth:
+                values.append(LINES.get(kind, LINES["sin"])(a, b))
+            else:
+                values.append(AROUND[kind](program(inner, depth - 1), a, b))
+        return jnp.tanh(values[-1] + values[-2]) + jnp.sin(x)
+
+    return function
+
+
+X = jnp.array([0.1, -0.7, 1.3])
+SEEDS = range(7)
+
+
+@functools.cache
+def traced(seed):
+    return jax.make_jaxpr(program(seed))(X)
+
+
+def run(closed):
+    return np.asarray(jax.jit(core.jaxpr_as_fun(closed))(X)[0])
+
+
+def names_of(closed):
+    return [eqn.primitive.name for eqn in jaxprs.walk(jaxprs.open_jaxpr(closed).eqns)]
+
+
+def interpreted(closed, values, of_sin=jnp.sin):
+    """The outputs, with another function in the place of each sine: the oracle of rules."""
+
+    def equation(eqn, values):
+        if eqn.primitive.name == "sin":
+            return [of_sin(*values)]
+        functions = [
+            functools.partial(interpreted, body, of_sin=of_sin) for body in jaxprs.closed_bodies(eqn)
+        ]
+        return jaxprs.run_bodies(eqn, functions, values) if functions else jaxprs.bind(eqn, values)
+
+    return jaxprs.evaluate(jaxprs.open_jaxpr(closed), jaxprs.constants_of(closed), values, equation)
+
+
+def flattened(x):
+    """In the place of a sine."""
+    y = x * x
+    return x - y * x / 7
+
+
+def flatten(eqn, inside):
+    if eqn.primitive.name == "sin":
+        return jaxprs.traced(flattened, eqn.invars, eqn.outvars)[0]
+    return inside(eqn)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_rule_that_changes_nothing_gives_the_same_object(seed):
+    assert jaxprs.rewrite(traced(seed), lambda eqn, inside: inside(eqn)) is traced(seed)
+    assert jaxprs.lowered(traced(seed)) is traced(seed)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_rule_that_makes_the_same_anew_gives_an_equal_program(seed):
+    new = jaxprs.rewrite(traced(seed), lambda eqn, inside: inside(eqn).replace())
+    assert new is not traced(seed) and str(new) == str(traced(seed))
+    core.check_jaxpr(jaxprs.open_jaxpr(new))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_rule_against_an_interpreter(seed):
+    new = jaxprs.rewrite(traced(seed), flatten)
+    core.check_jaxpr(jaxprs.open_jaxpr(new))
+    assert "sin" in names_of(traced(seed)) and "sin" not in names_of(new)
+    both = jax.jit(lambda x: (core.jaxpr_as_fun(new)(x)[0], interpreted(traced(seed), [x], flattened)[0]))
+    np.testing.assert_allclose(*both(X), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_interpreter_against_jax(seed):
+    both = jax.jit(lambda x: (core.jaxpr_as_fun(traced(seed))(x)[0], interpreted(traced(seed), [x])[0]))
+    np.testing.assert_allclose(*both(X), rtol=1e-5, atol=1e-6)
+
+
+def test_a_rule_that_leaves_bodies_out_is_found_out():
+    def outside_only(eqn, inside):
+        return eqn if jaxprs.bodies(eqn) else flatten(eqn, inside)
+
+    new = jaxprs.rewrite(traced(0), outside_only)
+    assert not np.allclose(run(new), jax.jit(lambda x: interpreted(traced(0), [x], flattened)[0])(X))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_each_body_is_rewritten_once(seed):
+    seen = []
+
+    def rule(jaxpr, how, inside):
+        seen.append(id(jaxpr))
+        return [inside(eqn).replace() for eqn in jaxpr.eqns]
+
+    jaxprs.rewrite_blocks(traced(seed), rule)
+    assert len(seen) == len(set(seen))
+
+
+def test_what_is_rewritten_in_two_ways_is_so_twice():
+    closed = jax.make_jaxpr(lambda x: helper(helper(x)))(X)
+
+    def rule(jaxpr, how, inside):
+        for i, eqn in enumerate(jaxpr.eqns):
+            wanted = how == 1 and eqn.primitive.name == "sin"
+            yield from flatten(eqn, inside) if wanted else [inside(eqn, i)]
+
+    new = jaxprs.rewrite_blocks(closed, rule)
+    np.testing.assert_allclose(
+        run(new), flattened(helper(X)) - 0.25 * helper(X), rtol=1e-6
+    )  # the second call alone
+
+
+def test_functions_that_are_traced_twice_have_names_of_their_own():
+    """JAX keeps the trace of a function, variables included; the first result is read after the second."""
+    first, second = (jax.make_jaxpr(lambda x: x)(X).jaxpr.invars[0] for _ in range(2))
+    eqns, (one,) = jaxprs.traced(flattened, [first])
+    more, (other,) = jaxprs.traced(flattened, [second])
+    closed = jaxprs.build([first, second], [one, other], [*eqns, *more])
+    found = core.jaxpr_as_fun(closed)(X, 2 * X)
+    np.testing.assert_array_equal(found, [flattened(X), flattened(2 * X)])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_calls_in_the_place_of_calls(seed):
+    def body_of(eqn):
+        called = eqn.primitive.name in ("jit", "pjit", "custom_jvp_call")
+        return jaxprs.bodies(eqn)[0].jaxpr if called else None
+
+    new = jaxprs.inlined(jaxprs.open_jaxpr(traced(seed)), body_of)
+    core.check_jaxpr(new)
+    assert not {"jit", "pjit", "custom_jvp_call"} & {eqn.primitive.name for eqn in new.eqns}
+    np.testing.assert_allclose(run(jaxprs.with_jaxpr(traced(seed), new)), run(traced(seed)), rtol=1e-6)
+
+
+def test_an_effect_that_is_taken_out_is_none_of_the_program():
+    def loud(x):
+        jax.debug.print("{}", x)
+        return jnp.sin(x), None
+
+    closed = jax.make_jaxpr(lambda x: jax.lax.scan(lambda x, _: jax.jit(loud)(x), x, length=3)[0])(X)
+    assert closed.effects
+    quiet = jaxprs.rewrite(
+        closed, lambda eqn, inside: [] if eqn.primitive.name.startswith("debug") else inside(eqn)
+    )
+    core.check_jaxpr(jaxprs.open_jaxpr(quiet))
+    assert not quiet.effects and not any(eqn.effects for eqn in jaxprs.open_jaxpr(quiet).eqns)
+    np.testing.assert_allclose(run(quiet), jnp.sin(jnp.sin(jnp.sin(X))), rtol=1e-6)
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_within_shard_map(checked, devices):
+    """A rule that traces leaves one alone that checks how values vary; any other goes into both."""
+    mesh, split = Mesh(np.array(devices[:2]), ("d",)), PartitionSpec("d")
+    by_two = jax.shard_map(jnp.sin, mesh=mesh, in_specs=split, out_specs=split, check_vma=checked)
+    x, seen = jnp.arange(4.0), []
+    closed = jax.make_jaxpr(by_two)(x)
+    new = jaxprs.rewrite(closed, flatten)
+    expected = jnp.sin(x) if checked else flattened(x)
+    np.testing.assert_allclose(jax.jit(core.jaxpr_as_fun(new))(x)[0], expected, rtol=1e-6)
+
+    def rule(jaxpr, how, inside):
+        seen.extend(eqn.primitive.name for eqn in jaxpr.eqns)
+        return map(inside, jaxpr.eqns)
+
+    assert jaxprs.rewrite_blocks(closed, rule, traces=False) is closed and "sin" in seen
+
+
+def test_within_a_linear_solve():
+    def solved(x):
+        return jax.lax.custom_linear_solve(lambda v: 2 * v, x, lambda _, b: jnp.sin(b) / 2)
+
+    new = jaxprs.rewrite(jax.make_jaxpr(solved)(X), flatten)
+    np.testing.assert_allclose(run(new), flattened(X) / 2, rtol=1e-6)
+
+
+def test_constants_stay():
+    table = np.arange(3.0, dtype=np.float32)
+    closed = jax.make_jaxpr(lambda x: jax.jit(lambda x: jnp.sin(x) + table)(x) * table)(X)
+    np.testing.assert_allclose(
+        run(jaxprs.rewrite(closed, flatten)), (flattened(X) + table) * table, rtol=1e-6
+    )
