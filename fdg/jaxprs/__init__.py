@@ -8,7 +8,7 @@ from fdg.jaxprs.count import (
     operations_of,
     wide_product_flops,
 )
-from fdg.jaxprs.interpret import bind, evaluate, run_bodies
+from fdg.jaxprs.interpret import bind, control_flow, evaluate, run_bodies
 from fdg.jaxprs.read import (
     Body,
     as_call,
@@ -55,6 +55,7 @@ __all__ = [
     "bytes_of",
     "closed_bodies",
     "constants_of",
+    "control_flow",
     "elements_of",
     "equation_flops",
     "evaluate",

@@ -14,12 +14,15 @@ Values may be any pytree of arrays.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 from jax.extend import core
 
-from fdg.jaxprs.read import bodies, is_literal
+from fdg.jaxprs.read import Body, bodies, is_literal
+
+Function: TypeAlias = Callable[[Any], Any]
+"""From a list of values to a list of values."""
 
 
 def evaluate(
@@ -56,45 +59,61 @@ def bind(eqn: core.JaxprEqn, values: Sequence[Any], params: dict[str, Any] | Non
     return list(results) if eqn.primitive.multiple_results else [results]
 
 
-def run_bodies(eqn: core.JaxprEqn, functions: Sequence[Callable], values: Sequence[Any]) -> list[Any]:
-    """The results of an equation with functions in the place of its bodies.
+def run_bodies(eqn: core.JaxprEqn, functions: Sequence[Function], values: Sequence[Any]) -> list[Any]:
+    """The results of a loop, a branch or a call, with functions in the place of its bodies.
 
     Args:
-      eqn: a loop, a branch or a call.
-      functions: in the order of `bodies(eqn)`, each from a list of values to a list of values. Of loops and
-        branches all give values of the same structure.
+      eqn: the equation.
+      functions: in the order of `bodies(eqn)`. Of loops and branches all give values of the same structure.
       values: of its operands.
     """
     inner = bodies(eqn)
-    last = inner[-1]
-    count, rows = len(last.carry), len(values) - len(last.sliced)
-    first = rows - count  # of what is carried
+
+    def of_operands(body: Body, function: Function) -> Function:
+        return lambda operands: function([operands[i] for i in body.operands])
+
+    wrapped = [of_operands(*each) for each in zip(inner, functions, strict=True)]
+    rows = len(values) - len(inner[-1].sliced)
+    first = rows - len(inner[-1].carry)
+    return control_flow(eqn, wrapped, values[:first], values[first:rows], values[rows:])
+
+
+def control_flow(
+    eqn: core.JaxprEqn,
+    functions: Sequence[Function],
+    constants: Sequence[Any],
+    carried: Sequence[Any] = (),
+    rows: Sequence[Any] = (),
+) -> list[Any]:
+    """What an equation does with its bodies, done with functions that may take more or less than these.
+
+    Args:
+      eqn: a loop, a branch or a call.
+      functions: in the order of its bodies; each takes the constants, what is carried, and a trip's rows.
+      constants: the same in every trip; the first one chooses a branch.
+      carried: what a loop begins with.
+      rows: what a scan goes over.
+    """
+    *tests, body = functions
     match eqn.primitive.name:
         case "cond":
             branches = [lambda *operands, run=run: run(operands) for run in functions]
-            return list(jax.lax.switch(values[0], branches, *values[1:]))
-        case "scan":
-
-            def one(carried: list[Any], row: list[Any]) -> tuple[list[Any], list[Any]]:
-                results = functions[0]([*values[:first], *carried, *row])
-                return results[:count], results[count:]
-
-            how = {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
-            ends, stacked = jax.lax.scan(one, list(values[first:rows]), list(values[rows:]), **how)
-            return [*ends, *stacked]
+            return list(jax.lax.switch(constants[0], branches, *constants))
         case "while":
-            test, body = functions
-            constants = len(inner[0].operands) - count  # of the test; the others are the body's
-
-            def unfinished(carried: list[Any]) -> Any:
-                return test([*values[:constants], *carried])[0]
-
             return list(
                 jax.lax.while_loop(
-                    unfinished,
-                    lambda carried: body([*values[constants:first], *carried]),
-                    list(values[first:]),
+                    lambda carried: tests[0]([*constants, *carried])[0],
+                    lambda carried: body([*constants, *carried]),
+                    list(carried),
                 )
             )
-    results = functions[0]([values[i] for i in last.operands])
-    return [results[j] for j in last.results]
+        case "scan":
+
+            def one(carried: Any, row: Any) -> Any:
+                results = body([*constants, *carried, *row])
+                return results[: len(carried)], results[len(carried) :]
+
+            how = {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
+            ends, stacked = jax.lax.scan(one, list(carried), list(rows), **how)
+            return [*ends, *stacked]
+    return list(body(constants))

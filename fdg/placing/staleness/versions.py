@@ -6,7 +6,7 @@ Where `w` is older for the actors, the scan gets the older one and `learn` the n
 from the last to the first, so that a value's readers are known when its own turn comes.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -61,17 +61,14 @@ class Written:
         ]
         for equation in reversed(self._equations):
             if not isinstance(equation, tuple):
-                equations.append(equation.replace(invars=_renamed(equation.invars, same)))
+                equations.append(equation.replace(invars=jaxprs.renamed(equation.invars, same)))
                 continue
             function, operands, results = equation
-            traced = jaxprs.open_jaxpr(jax.make_jaxpr(function)(*jaxprs.shapes_of(operands)))
-            inner = dict(zip(traced.invars, _renamed(operands, same), strict=True))
-            equations += (eqn.replace(invars=_renamed(eqn.invars, inner)) for eqn in traced.eqns)
-            same.update(zip(results, _renamed(traced.outvars, inner), strict=True))
-        ends, (names, arrays) = (
-            _renamed(outputs, same),
-            zip(*constants, strict=True) if constants else ((), ()),
-        )
+            made, ends = jaxprs.traced(function, jaxprs.renamed(operands, same))
+            equations += made
+            same.update(zip(results, ends, strict=True))
+        names, arrays = zip(*constants, strict=True) if constants else ((), ())
+        ends = jaxprs.renamed(outputs, same)
         return jaxprs.build(variables, ends, equations, names, arrays, checked)
 
     def _make(self, value: Value, version: Version) -> Any:
@@ -201,37 +198,11 @@ class Written:
                 is_test = kind == "while" and part is not parts[-1]
                 some = [(0, inside)] if is_test else [(k, reader) for k, reader, _ in outputs]
                 ends = [part.read(part.block.ends[k], [reader]) for k, reader in some]
-                functions.append(core.jaxpr_as_fun(part.build(inputs, ends)))
+                function = core.jaxpr_as_fun(part.build(inputs, ends))
+                functions.append(lambda values, function=function: function(*values))
             start, end = sizes[:2]
-            return _run(eqn, functions, operands[:start], operands[start:end], operands[end:])
+            return jaxprs.control_flow(eqn, functions, operands[:start], operands[start:end], operands[end:])
 
         again.__name__ = again.__qualname__ = str(eqn.params.get("name", kind))
         function = jax.jit(again) if kind == "call" else again
         self._equations.append((function, list(inputs.values()), [v for *_, v in outputs]))
-
-
-def _run(
-    eqn: core.JaxprEqn, functions: Sequence[Callable], consts: Sequence, turns: Sequence, rows: Sequence
-) -> Sequence[Any]:
-    """Calls functions as an equation calls its bodies; the first constant chooses a branch."""
-    *tests, body = functions
-    match eqn.primitive.name:
-        case "cond":
-            return jax.lax.switch(consts[0], functions, *consts)
-        case "while":
-            test = lambda turns: tests[0](*consts, *turns)[0]  # noqa: E731
-            return jax.lax.while_loop(test, lambda turns: body(*consts, *turns), list(turns))
-        case "scan":
-
-            def step(turns: Any, rows: Any) -> Any:
-                ends = body(*consts, *turns, *rows)
-                return ends[: len(turns)], ends[len(turns) :]
-
-            how = {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
-            last, stacked = jax.lax.scan(step, list(turns), list(rows), **how)
-            return *last, *stacked
-    return body(*consts)
-
-
-def _renamed(atoms: Iterable[Any], names: Mapping[Any, Any]) -> list[Any]:
-    return [v if jaxprs.is_literal(v) else names.get(v, v) for v in atoms]
