@@ -79,8 +79,9 @@ TESTS = (
     ("policies/parameters.py", "tests/conformance/test_sharded_parameters.py"),
     ("fdg/fragment.py", "tests/tracing/test_graph.py tests/batch/test_following.py tests/test_engine.py"),
     (
-        "fdg/jaxprs.py",
-        "tests/tracing/test_graph.py tests/batch/test_following.py tests/placing/test_partition.py",
+        "fdg/jaxprs/**.py",
+        "tests/jaxprs/*.py tests/tracing/test_graph.py tests/batch/test_following.py"
+        " tests/placing/test_partition.py",
     ),
     ("fdg/keys.py", "tests/training/test_checkpoint.py tests/running/test_transfers.py"),
     ("fdg/drawn.py", "tests/showing/test_drawing.py"),

@@ -114,7 +114,8 @@ def gradient_bytes(jaxpr: ClosedJaxpr, axes: Sequence[Axis]) -> GradientBytes:
 def opened(flow: Flow, devices: int) -> Flow:
     """A flow with what it calls in the place of the calls, where they are no fragments."""
     axes = [axis for axis, _ in flow.inputs]
-    return follow(jaxprs.without_dead_code(jaxprs.inlined(flow.jaxpr, _called)), axes, devices, flow.outputs)
+    jaxpr: Any = jaxprs.inlined(flow.jaxpr, _called)
+    return follow(jaxprs.without_dead_code(jaxpr), axes, devices, flow.outputs)
 
 
 def _members(flow: Flow) -> frozenset[int]:

@@ -7,10 +7,11 @@ actors (3) + learners (1)    act+step with a third of it; learn with all of it
 import dataclasses
 from collections.abc import Sequence
 
+from fdg.batch.rules.result import Axis
 from fdg.cores import common_cores
 from fdg.jax_internals import ClosedJaxpr
 from fdg.lowering.agents import of_one
-from fdg.lowering.rewriting import rewritten
+from fdg.lowering.rewriting import Setting, rewritten
 from fdg.placing.plan import Plan
 from fdg.placing.policy import Group
 from fdg.recall import Recall
@@ -75,18 +76,17 @@ def programs(plan: Plan, target: Target) -> tuple[Compiled, ...]:
         state = frozenset(range(len(graph.state_axes)))
         if plan.num_seeds is not None and plan.together is not None:
             agents = plan.num_seeds // len(group)
-            on_cpu, a_core_each = target.platform == "cpu", target.has_a_core_each(group)
-            inputs, outputs = graph.state_axes, graph.output_axes
-            one = of_one(graph.jaxpr, inputs, outputs, plan.together, on_cpu=on_cpu, a_core_each=a_core_each)
+            setting = _setting(graph.state_axes, graph.output_axes, group, target)
+            one = of_one(graph.jaxpr, plan.together, setting._replace(devices=1, sharded=False))
             return (Compiled(planned.name, group, one, (), 1, state, agents, plan.together, True),)
         axes = tuple(graph.state_axes)
-        jaxpr = _rewritten(graph.jaxpr, axes, graph.output_axes, group, target)
+        jaxpr = _rewritten(graph.jaxpr, _setting(axes, graph.output_axes, group, target))
         return (Compiled(planned.name, group, jaxpr, axes, group.rows, state, repeated=True),)
     found = []
     for call, _ in plan.schedule.calls():
         group = groups[call.group]
         axes, ends = (tuple(value.axis for value in side) for side in (call.inputs, call.outputs))
-        jaxpr = _rewritten(call.jaxpr, axes, ends, group, target)
+        jaxpr = _rewritten(call.jaxpr, _setting(axes, ends, group, target))
         found.append(Compiled(call.name, group, jaxpr, axes, group.rows, frozenset(call.donated)))
     return tuple(found)
 
@@ -94,18 +94,10 @@ def programs(plan: Plan, target: Target) -> tuple[Compiled, ...]:
 _KNOWN: Recall[ClosedJaxpr] = Recall(most=1024)
 
 
-def _rewritten(
-    jaxpr: ClosedJaxpr,
-    axes: tuple[int | None, ...],
-    output_axes: Sequence[int | None],
-    group: Group,
-    target: Target,
-) -> ClosedJaxpr:
-    on_cpu, a_core_each, ends = target.platform == "cpu", target.has_a_core_each(group), tuple(output_axes)
-    return _KNOWN(
-        jaxpr,
-        (axes, ends, group.rows, on_cpu, a_core_each, group.shards),
-        lambda: rewritten(
-            jaxpr, axes, group.rows, ends, on_cpu=on_cpu, a_core_each=a_core_each, sharded=group.shards
-        ),
-    )
+def _setting(axes: Sequence[Axis], ends: Sequence[Axis], group: Group, target: Target) -> Setting:
+    kind = target.platform == "cpu", target.has_a_core_each(group)
+    return Setting(tuple(axes), group.rows, tuple(ends), *kind, sharded=group.shards)
+
+
+def _rewritten(jaxpr: ClosedJaxpr, setting: Setting) -> ClosedJaxpr:
+    return _KNOWN(jaxpr, setting, lambda: rewritten(jaxpr, setting))

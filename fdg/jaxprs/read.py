@@ -275,7 +275,9 @@ def _expanded(eqn: core.JaxprEqn) -> ClosedJaxpr:
 
 def as_one(function: Callable[..., Any], operands: Sequence[Any], results: Sequence[Any]) -> core.JaxprEqn:
     """A function that is traced to one equation, over some operands and with names for its results."""
-    (made,) = open_jaxpr(jax.make_jaxpr(function)(*shapes_of(operands))).eqns
+    jaxpr = open_jaxpr(jax.make_jaxpr(function)(*shapes_of(operands)))
+    (made,) = jaxpr.eqns
+    assert list(made.invars) == list(jaxpr.invars) and len(made.outvars) == len(results), made
     return made.replace(invars=list(operands), outvars=list(results))
 
 

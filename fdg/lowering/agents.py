@@ -7,38 +7,19 @@ How many at a time, the plan says (`placing.agents`). Agents do not talk to each
 matter; only those of a population have to keep step.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from fdg.batch.rules.result import Axis
 from fdg.jax_internals import ClosedJaxpr
 from fdg.lowering.draws import draw_ahead
-from fdg.lowering.rewriting import rewritten
+from fdg.lowering.rewriting import Setting, rewritten
 
 
-def of_one(
-    jaxpr: ClosedJaxpr,
-    axes: Sequence[Axis],
-    output_axes: Sequence[Axis] | None,
-    together: int,
-    *,
-    on_cpu: bool,
-    a_core_each: bool,
-) -> ClosedJaxpr:
-    """A traced program of one agent as it is to be mapped, or to run by itself.
-
-    Args:
-      jaxpr: in the global view.
-      axes, output_axes: batch axes within an agent.
-      together: how many are mapped together.
-      on_cpu: whether the devices are CPUs.
-      a_core_each: whether they are as many as there are cores, or more (`tiles.have_a_core_each`).
-    """
-    if together > 1:
-        return draw_ahead(jaxpr)
-    return rewritten(jaxpr, axes, 1, output_axes, on_cpu=on_cpu, a_core_each=a_core_each)
+def of_one(jaxpr: ClosedJaxpr, together: int, setting: Setting) -> ClosedJaxpr:
+    """A traced program of one agent as it is to be mapped, `together` at a time, or to run by itself."""
+    return draw_ahead(jaxpr) if together > 1 else rewritten(jaxpr, setting)
 
 
 def mapped(one: Callable[..., list[Any]], agents: int, together: int) -> Callable[..., list[Any]]:

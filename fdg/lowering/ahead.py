@@ -210,15 +210,14 @@ _body_p.multiple_results = True
 _body_p.def_abstract_eval(lambda *_, avals: list(avals))
 
 
+def _stand_in(avals: Sequence[Any]) -> Callable[..., list[Any]]:
+    return lambda *operands: _body_p.bind(*operands, avals=tuple(avals))
+
+
 def _call(name: str, body: Any, invars: Sequence[Any], outvars: Sequence[Any]) -> Any:
     """A call of a jaxpr."""
-    avals = tuple(v.aval for v in jaxprs.open_jaxpr(body).outvars)
-
-    def called(*operands: Any) -> list[Any]:
-        return _body_p.bind(*operands, avals=avals)
-
-    called.__name__ = called.__qualname__ = name
-    return _with_body(jax.make_jaxpr(jax.jit(called))(*jaxprs.shapes_of(invars)), body, invars, outvars)
+    avals = [v.aval for v in jaxprs.open_jaxpr(body).outvars]
+    return jaxprs.with_bodies(jaxprs.as_call(_stand_in(avals), name, invars, outvars), [body])
 
 
 def _scan(model: Any, late: Any, invars: Sequence[Any], outvars: Sequence[Any]) -> Any:
@@ -226,30 +225,15 @@ def _scan(model: Any, late: Any, invars: Sequence[Any], outvars: Sequence[Any]) 
     (body,) = jaxprs.bodies(model)
     count = len(body.carry)
     first = len(model.invars) - len(body.sliced) - count
-    avals = tuple(v.aval for v in body.jaxpr.outvars)
+    one = _stand_in([v.aval for v in body.jaxpr.outvars])
 
-    def loop(*operands: Any) -> Any:
+    def loop(*operands: Any) -> list[Any]:
         constants, start, rows = operands[:first], operands[first : first + count], operands[first + count :]
+        return jaxprs.control_flow(model, [lambda values: one(*values)], constants, start, rows)
 
-        def one(carry: Sequence[Any], rows: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            results = _body_p.bind(*constants, *carry, *rows, avals=avals)
-            return list(results[:count]), list(results[count:])
-
-        how = {name: model.params[name] for name in ("reverse", "unroll")}
-        return jax.lax.scan(one, list(start), list(rows), length=body.trips, **how)
-
-    return _with_body(jax.make_jaxpr(loop)(*jaxprs.shapes_of(invars)), late, invars, outvars)
-
-
-def _with_body(traced: Any, body: Any, invars: Sequence[Any], outvars: Sequence[Any]) -> Any:
-    """The one equation that was traced, with the body in it that was stood for."""
-    jaxpr = jaxprs.open_jaxpr(traced)
-    (eqn,) = jaxpr.eqns
-    assert list(eqn.invars) == list(jaxpr.invars) and len(eqn.outvars) == len(outvars), eqn
-    return jaxprs.with_bodies(eqn, [body]).replace(invars=list(invars), outvars=list(outvars))
+    return jaxprs.with_bodies(jaxprs.as_one(loop, invars, outvars), [late])
 
 
 def _read(equations: Iterable[Any], ends: Iterable[Any]) -> set[Any]:
     """The variables that equations, or what comes out at the end, need."""
-    read = {v for each in equations for v in each.invars if not jaxprs.is_literal(v)}
-    return read | set(jaxprs.variables(ends))
+    return set(jaxprs.variables([*ends, *(v for each in equations for v in each.invars)]))

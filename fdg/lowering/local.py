@@ -53,11 +53,12 @@ class Local:
 
     def _bodies(self, step: EquationFlow, values: list[Any]) -> list[Any]:
         constants = map(jaxprs.constants_of, jaxprs.closed_bodies(step.eqn))
-        functions = [
+        functions: list[Callable] = [
             functools.partial(self.flow, flow, own) for flow, own in zip(step.bodies, constants, strict=True)
         ]
         if step.eqn.primitive.name == "while":
-            functions = _until_all_are_done(*functions, values, count=len(step.results))
+            test, body = functions
+            functions = _until_all_are_done(test, body, values, len(step.results))
         return jaxprs.run_bodies(step.eqn, functions, values)
 
     def _shape(self, shape: Sequence[int], axis: Axis) -> tuple[int, ...]:
@@ -99,9 +100,7 @@ class Local:
         return params
 
 
-def _until_all_are_done(
-    test: Callable, body: Callable, values: Sequence[Any], count: int
-) -> list[Callable[[list[Any]], list[Any]]]:
+def _until_all_are_done(test: Callable, body: Callable, values: Sequence[Any], count: int) -> list[Callable]:
     """Test and body of a while loop with `count` carried values that may have a predicate for each row."""
 
     def unfinished(operands: list[Any]) -> list[Any]:

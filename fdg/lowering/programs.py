@@ -23,7 +23,7 @@ from fdg.lowering.agents import by_groups, mapped, of_one
 from fdg.lowering.extremes import keep_nan
 from fdg.lowering.mesh import SEED, batch_sharding, group_mesh, is_of_cpus, layout_sharding, make_mesh
 from fdg.lowering.population import exchanging
-from fdg.lowering.rewriting import rewritten
+from fdg.lowering.rewriting import Setting, rewritten
 from fdg.lowering.tiles import have_a_core_each
 from fdg.placing.layout import Layout, Spec
 from fdg.placing.plan import Plan
@@ -122,8 +122,7 @@ def one_agent(
     mesh: Mesh,
 ) -> ClosedJaxpr:
     """A traced program of one agent as it runs on a mesh of agents (`agents.of_one`)."""
-    cpus, a_core_each = is_of_cpus(mesh), have_a_core_each(mesh)
-    return of_one(jaxpr, axes, output_axes, together, on_cpu=cpus, a_core_each=a_core_each)
+    return of_one(jaxpr, together, Setting(axes, 1, output_axes, is_of_cpus(mesh), have_a_core_each(mesh)))
 
 
 def _kept(iterate: Callable, shardings: Sequence[NamedSharding]) -> Callable:
@@ -187,15 +186,8 @@ def on_mesh(
       input_axes, output_axes: batch axes; None for what every device has.
       specs: how inputs without an axis lie, where parameters are split too; else None.
     """
-    jaxpr = rewritten(
-        jaxpr,
-        input_axes,
-        mesh.size,
-        output_axes,
-        on_cpu=is_of_cpus(mesh),
-        a_core_each=have_a_core_each(mesh),
-        sharded=specs is not None,
-    )
+    kind = is_of_cpus(mesh), have_a_core_each(mesh)
+    jaxpr = rewritten(jaxpr, Setting(input_axes, mesh.size, output_axes, *kind, sharded=specs is not None))
     if mesh.size == 1:
         return jaxpr
     return sharding.constrain(jaxpr, mesh, input_axes, output_axes, specs)

@@ -3,7 +3,8 @@
 So the cost model looks at the same program as the compiler does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from fdg import jaxprs
 from fdg.batch.rules.result import Axis
@@ -17,20 +18,10 @@ from fdg.recall import Recall
 _DRAWN: Recall[ClosedJaxpr] = Recall(most=256)
 
 
-def rewritten(
-    jaxpr: ClosedJaxpr,
-    axes: Sequence[Axis],
-    devices: int,
-    output_axes: Sequence[Axis] | None,
-    *,
-    on_cpu: bool,
-    a_core_each: bool,
-    sharded: bool = False,
-) -> ClosedJaxpr:
-    """The program as it is to run: draws ahead of loops, sums in one go or in tiles, exchanges in order.
+class Setting(NamedTuple):
+    """What a program is rewritten for.
 
-    Args:
-      jaxpr: a traced program.
+    Attributes:
       axes: the batch axes of its first inputs; the others are shared.
       devices: over how many the batch is split.
       output_axes: what its outputs are brought to; None for whatever they have.
@@ -38,14 +29,41 @@ def rewritten(
       a_core_each: whether they are as many as there are cores, or more (`tiles.have_a_core_each`).
       sharded: whether parameters are split too; then exchanges are XLA's.
     """
+
+    axes: Sequence[Axis]
+    devices: int
+    output_axes: Sequence[Axis] | None
+    on_cpu: bool
+    a_core_each: bool
+    sharded: bool = False
+
+
+def _without_draws(jaxpr: ClosedJaxpr, _: Setting) -> ClosedJaxpr:
     # Without dead code, or what is put in order would need it.
-    jaxpr = _DRAWN(jaxpr, None, lambda: jaxprs.without_dead_code(draw_ahead(jaxpr)))
-    if sharded:
-        return jaxpr
-    if devices > 1:
-        jaxpr = meet_ahead(jaxpr, axes, devices, output_axes)
-    if a_core_each or (on_cpu and devices > 1):
-        jaxpr = tile(jaxpr, axes, devices, a_core_each)
-    if on_cpu:
-        jaxpr = turn_kernels(jaxpr)
-    return in_order(jaxpr, axes, devices, output_axes) if on_cpu and devices > 1 else jaxpr
+    return _DRAWN(jaxpr, None, lambda: jaxprs.without_dead_code(draw_ahead(jaxpr)))
+
+
+PASSES: dict[str, tuple[Callable[[Setting], bool], Callable[[ClosedJaxpr, Setting], ClosedJaxpr]]] = {
+    "draws ahead of loops": (lambda on: True, _without_draws),
+    "sums ahead of loops": (
+        lambda on: on.devices > 1 and not on.sharded,
+        lambda jaxpr, on: meet_ahead(jaxpr, on.axes, on.devices, on.output_axes),
+    ),
+    "gradients in tiles": (
+        lambda on: not on.sharded and (on.a_core_each or (on.on_cpu and on.devices > 1)),
+        lambda jaxpr, on: tile(jaxpr, on.axes, on.devices, on.a_core_each),
+    ),
+    "kernels turned": (lambda on: on.on_cpu and not on.sharded, lambda jaxpr, on: turn_kernels(jaxpr)),
+    "exchanges in order": (
+        lambda on: on.on_cpu and on.devices > 1 and not on.sharded,
+        lambda jaxpr, on: in_order(jaxpr, on.axes, on.devices, on.output_axes),
+    ),
+}
+"""In the order in which they run: when a pass applies, and what it makes of a program."""
+
+
+def rewritten(jaxpr: ClosedJaxpr, setting: Setting) -> ClosedJaxpr:
+    """A traced program, in the global view, as it is to run."""
+    for applies, rewrite in PASSES.values():
+        jaxpr = rewrite(jaxpr, setting) if applies(setting) else jaxpr
+    return jaxpr

@@ -8,7 +8,7 @@ import fdg
 import policies
 from bench import costs_memory
 from fdg.costs.memory import plan_memory, program_need
-from fdg.lowering.rewriting import rewritten
+from fdg.lowering.rewriting import Setting, rewritten
 from tests.tiny import Pupil
 
 M = 1000 * 1000  # elements
@@ -97,7 +97,9 @@ def test_a_gradient_in_tiles_has_arrays_of_one_tile():
     x, w = jax.ShapeDtypeStruct((2000, 1000), jnp.float32), jax.ShapeDtypeStruct((1000, 1000), jnp.float32)
     jaxpr = jax.make_jaxpr(lambda x, w: jax.grad(lambda w: jnp.mean(jnp.tanh(x @ w) ** 2))(w))(x, w)
     whole, tiled = (
-        program_need(rewritten(jaxpr, (0,), 2, None, on_cpu=True, a_core_each=each), (0,), 2).temporaries
+        program_need(
+            rewritten(jaxpr, Setting((0,), 2, None, on_cpu=True, a_core_each=each)), (0,), 2
+        ).temporaries
         for each in (False, True)
     )
     assert 4 * M <= tiled < whole - 4 * M  # of a tile, beside the gradient
