@@ -56,6 +56,14 @@ NETWORK: dict[str, Any] = {
     "holds": "network",
 }
 
+OF_NETWORK = frozenset(
+    "network hidden activation layer_norm normalize_observation dueling atoms quantiles critic_hidden"
+    " mixer_size hypernetwork recurrent memory memory_size memory_window memory_layers memory_heads"
+    " decoder model tokenizer adapters hidden_size num_layers num_heads num_kv_heads intermediate_size"
+    " lora_rank lora_alpha".split()
+)
+"""Fields that say what network learns: a run that begins with the weights of another takes them from it."""
+
 MOST = 2**31 - 1  # of a size or a count: what an int32 index holds
 MOST_STEPS = 10**12  # of the longest runs
 

@@ -31,7 +31,7 @@ from envs.deadline import Deadline
 from envs.environment import named_info
 from envs.families import family
 from envs.host import HostEnvironment, Transition, make_from
-from fdg.errors import FdgError, HostError, listed, one_line, unknown_name
+from fdg.errors import FdgError, HostError, listed, one_line, raised, unknown_name
 
 PREFIX = "envpool:"
 
@@ -144,7 +144,7 @@ class EnvPoolPool:
         except TimeoutError:
             reason = f"a step was not done in {timeout:g} s"
         except Exception as error:
-            reason = f"a step raised {one_line(error)}"
+            reason = f"a step raised {raised(error)}"
         return Transition.lost(self._size, self._source.wire_space, reason, len(self._source.info))
 
     def close(self) -> None:

@@ -32,7 +32,7 @@ from envs import gymnasium_frames, gymnasium_parts, gymnasium_spaces
 from envs.environment import named_info
 from envs.host import Failure, HostEnvironment, Transition, make_from
 from envs.rendering import Episode
-from fdg.errors import FdgError, HostError, one_line
+from fdg.errors import FdgError, HostError, raised
 
 PREFIX = "gymnasium:"
 
@@ -248,7 +248,7 @@ def _facts(name: str, options: tuple[tuple[str, Any], ...]) -> gymnasium_spaces.
                 f"'{name}' needs packages that are not installed: pip install 'fdg[{extra}]'"
             ) from error
         given = f" with {', '.join(f'{k}={v!r}' for k, v in options)}" if options else ""
-        raise FdgError(f"environment '{name}'{given} cannot be made: {one_line(error)}") from error
+        raise FdgError(f"environment '{name}'{given} cannot be made: {raised(error)}") from error
     try:
         limit = getattr(env.spec, "max_episode_steps", None)
         return gymnasium_spaces.facts(name, env.observation_space, env.action_space, limit)

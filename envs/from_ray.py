@@ -22,7 +22,7 @@ import numpy as np
 from envs.host import Failure, HostEnvironment, Pool, Source, Transition, wire_space
 from envs.spaces import Space
 from fdg import ray_cluster
-from fdg.errors import FdgError, HostError, one_line
+from fdg.errors import FdgError, HostError, one_line, raised
 
 PREFIX = "ray:"
 RESTARTS = 100  # failures that a fleet survives, unless told otherwise
@@ -322,7 +322,7 @@ class FleetPool:
                 reason = f"{what} was not done in {timeout:g} s"
             except self._ray.exceptions.RayTaskError as error:  # it raised, and lives
                 cause = error.cause if isinstance(error.cause, Exception) else error
-                text = str(cause) if isinstance(cause, HostError) else one_line(cause)
+                text = str(cause) if isinstance(cause, HostError) else raised(cause)
                 answers.append((None, f"{what}: {text}"))
                 continue
             except self._ray.exceptions.RayError:

@@ -7,6 +7,7 @@ comes over it is `(method, arguments)`, what goes back `(True, result)` or `(Fal
 
 import signal
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
@@ -91,7 +92,10 @@ class Instances:
         text = " ".join(str(error).split())
         if isinstance(error, WrongAnswerError):
             return f"its instance {self._at}: {text}"
-        return f"its instance {self._at} raised {type(error).__name__}: {text}"
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [one for one in frames if "site-packages" not in one.filename and one.filename != __file__]
+        at = f" ({own[-1].filename.rpartition('/')[2]}, line {own[-1].lineno})" if own else ""
+        return f"its instance {self._at} raised {type(error).__name__}: {text}{at}"
 
     def _of(self, i: int) -> Instance:
         self._at = i

@@ -32,7 +32,7 @@ from envs.environment import EpisodeState, TimeStep, check_keys
 from envs.native import Native, of_spaces
 from envs.spaces import Space
 from fdg.arguments import checked_names
-from fdg.errors import FdgError, HostError, one_line
+from fdg.errors import FdgError, HostError, raised
 
 _log = logging.getLogger(__name__)
 
@@ -319,7 +319,7 @@ class _HostCall:
         except HostError:
             raise
         except Exception as error:  # JAX hands on no more than its text
-            raise HostError(f"environment '{self.environment.name}': {one_line(error)}") from error
+            raise HostError(f"environment '{self.environment.name}': {raised(error)}") from error
 
 
 class Losses(NamedTuple):

@@ -4,7 +4,6 @@ import functools
 import importlib
 import importlib.metadata
 import inspect
-import traceback
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -13,7 +12,7 @@ from envs.environment import Vectorized, vectorize
 from envs.host import HostEnvironment
 from envs.text.game import is_text
 from envs.text.task import TextProblem, TextTask
-from fdg.errors import FdgError, listed, module_of_file, one_line, unknown_name
+from fdg.errors import FdgError, listed, module_of_file, raised, unknown_name
 
 ENTRY_POINTS = "fdg.environments"  # the group that installed packages register theirs in
 
@@ -51,10 +50,7 @@ def found(what: str, name: str, fits: Callable[[Any], bool] = callable) -> Any:
         missing = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
         is_absent = missing is not None and (module_name + ".").startswith(f"{missing}.")
         if not is_absent and not isinstance(error, ValueError | TypeError):
-            raise FdgError(
-                f"{what} '{name}': importing {module_name} fails: {type(error).__name__}: {one_line(error)}"
-                f"{_line_of(error)}"
-            ) from error
+            raise FdgError(f"{what} '{name}': importing {module_name} fails: {raised(error)}") from error
         meant = module_of_file(
             module_name if "/" not in module_name else f"{module_name.removesuffix('.py')}.py"
         )
@@ -104,7 +100,7 @@ def built(name: str, factory: Any, overrides: Mapping[str, Any]) -> Any:
         raise
     except Exception as error:  # whatever the code of somebody's own raises
         does = f"does not take {given}" if overrides else "cannot be made"
-        raise FdgError(f"environment '{name}' {does}: {one_line(error)}{_line_of(error)}") from error
+        raise FdgError(f"environment '{name}' {does}: {raised(error)}") from error
     if made is None:
         raise FdgError(
             f"environment '{name}': {name.rpartition(':')[2]} returned None: return the environment"
@@ -136,7 +132,7 @@ def make_of_package(name: str, overrides: Mapping[str, Any]) -> Any:
         package = point.dist.name if point.dist is not None else point.value
         raise FdgError(
             f"environment '{name}': {package} registers it as {point.value}, which cannot be imported:"
-            f" {type(error).__name__}: {one_line(error)}"
+            f" {raised(error)}"
         ) from error
     return built(name, factory, overrides)
 
@@ -167,12 +163,3 @@ def _takes_one_key(env: Any) -> bool:
         return next(iter(inspect.signature(env.reset).parameters), None) != "keys"
     except (AttributeError, TypeError, ValueError):
         return False
-
-
-def _line_of(error: BaseException) -> str:
-    """Where in somebody's own file an error came from: ` (maze.py, line 3)`; nothing if in none."""
-    frames = traceback.extract_tb(error.__traceback__)
-    theirs = [f for f in frames if f.filename != __file__ and "importlib" not in f.filename]
-    if not theirs:
-        return ""
-    return f" ({theirs[-1].filename.rpartition('/')[2]}, line {theirs[-1].lineno})"

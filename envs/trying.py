@@ -14,7 +14,7 @@ from envs import composite
 from envs.checking import check_traced
 from envs.environment import TimeStep, features_and_mask, num_agents
 from envs.spaces import MultiDiscrete
-from fdg.errors import FdgError, one_line
+from fdg.errors import FdgError, raised
 
 STEPS = 24
 NUM_ENVS = 3
@@ -65,7 +65,7 @@ def check(env: Any, num_envs: int = NUM_ENVS, steps: int = STEPS) -> str:
     except FdgError:
         raise
     except Exception as error:  # whatever the code of somebody's own raises
-        raise FdgError(f"environment '{env.name}' does not run: {one_line(error)}") from error
+        raise FdgError(f"environment '{env.name}' does not run: {raised(error)}") from error
     for problem in problems(env, *both):
         raise FdgError(f"environment '{env.name}': {problem}")
     made = f"{num_envs} instances of it made {steps} random steps"

@@ -3,12 +3,18 @@
 import contextlib
 import difflib
 import logging
+import os
 import re
+import sys
+import sysconfig
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
+from types import FrameType
 
 from fdg import aliases
 
 _LONGEST = 1000  # characters of an error
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 
 
 def shortened(message: str) -> str:
@@ -125,6 +131,38 @@ def one_line(error: BaseException) -> str:
     ('ValueError: a b', 'KeyError: no message')
     """
     return f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message'}"
+
+
+def own_frame(error: BaseException) -> tuple[FrameType, int] | None:
+    """The innermost frame in a user's own file that led to an error, and its line; None if there is none.
+
+    Files of packages and of Python itself are not their own; files of ours and of JAX's never are.
+    """
+    names = ("jax", "jaxlib", "flax", "optax", "chex", "fdg", "envs")
+    found = (getattr(sys.modules.get(name), "__file__", None) for name in names)
+    ours = ("<", *(os.path.dirname(os.path.abspath(file)) + os.sep for file in found if file))
+    outside = [
+        (frame, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if not frame.f_code.co_filename.startswith(ours)
+    ]
+    return next((each for each in reversed(outside) if not _is_library(each[0])), [None, *outside][-1])
+
+
+def _is_library(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    return (
+        file.startswith(_STANDARD_LIBRARY)
+        or {"site-packages", "dist-packages"} & {*file.split(os.sep)} != set()
+    )
+
+
+def raised(error: BaseException) -> str:
+    """An exception of a user's own code as one line, with the line of their file: ` (maze.py, line 3)`."""
+    found = own_frame(error)
+    if found is None:
+        return one_line(error)
+    return f"{one_line(error)} ({os.path.basename(found[0].f_code.co_filename)}, line {found[1]})"
 
 
 def _is_no_host_error(record: logging.LogRecord) -> bool:

@@ -83,27 +83,33 @@ def read_text(path: str | os.PathLike[str], limit: int = JSON_BYTES) -> str:
     return _decoded(read_bytes(path, limit), path)
 
 
-def read_json(path: str | os.PathLike[str], limit: int = JSON_BYTES) -> dict[str, Any]:
+def read_json(
+    path: str | os.PathLike[str], limit: int = JSON_BYTES, any_number: bool = False
+) -> dict[str, Any]:
     """The JSON object in a regular file: see `json_object`.
 
     Raises:
       FdgError: as `read_bytes` and `json_object`.
     """
-    return json_object(read_bytes(path, limit), path)
+    return json_object(read_bytes(path, limit), path, any_number)
 
 
-def json_object(content: bytes, where: object) -> dict[str, Any]:
+def json_object(content: bytes, where: object, any_number: bool = False) -> dict[str, Any]:
     """A JSON object with no key twice, no NaN, integers of 64 bits, whole characters, and 64 levels at most.
 
     Args:
       content: in UTF-8.
       where: what begins errors.
+      any_number: whether NaN, infinity and integers beyond 64 bits are read too, as floats, for a reader that
+        checks each value that it uses. Transformers writes `int(1e30)` and Infinity for "no limit".
 
     Raises:
       FdgError: it is none of that kind.
 
     >>> json_object(b'{"a": [1, 2.5]}', "some.json")
     {'a': [1, 2.5]}
+    >>> json_object(b'{"a": [36893488147419103232, -Infinity]}', "some.json", any_number=True)
+    {'a': [3.6893488147419103e+19, -inf]}
     >>> json_object(b'{"a": 1, "a": 2}', "some.json")
     Traceback (most recent call last):
     fdg.errors.FdgError: some.json: 'a' is there twice: remove one
@@ -118,13 +124,15 @@ def json_object(content: bytes, where: object) -> dict[str, Any]:
             raise FdgError(f"{where}: {name[:60]!r} is there twice: remove one")
         return found
 
-    def integer(digits: str) -> int:
+    def integer(digits: str) -> int | float:
         if len(digits) > 20 or abs(int(digits)) >= _LARGEST:
+            if any_number:
+                return float(digits)
             raise FdgError(f"{where}: {digits[:20]}... is no number of 64 bits")
         return int(digits)
 
     def number(digits: str) -> float:
-        if not math.isfinite(float(digits)):
+        if not (any_number or math.isfinite(float(digits))):
             raise FdgError(f"{where}: {digits[:20]} is no finite number")
         return float(digits)
 

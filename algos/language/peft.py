@@ -47,7 +47,7 @@ def read_config(directory: str | os.PathLike[str], config: DecoderConfig) -> Dec
     if not os.path.lexists(folder / CONFIG):
         known = f"it has no {CONFIG}" if os.path.isdir(folder) else "no such directory"
         raise FdgError(f"{folder}: {known}: give a folder that PEFT has written, with {TENSORS}")
-    file, found = folder / CONFIG, read_json(folder / CONFIG)
+    file, found = folder / CONFIG, read_json(folder / CONFIG, any_number=True)
     if found.get("peft_type") != "LORA":
         raise FdgError(f"{file}: peft_type={quoted(found.get('peft_type'))}: only 'LORA' is read")
     advice = "merge it into its base with PEFT (merge_and_unload), and give that as the checkpoint"

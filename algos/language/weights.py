@@ -88,7 +88,7 @@ def read_config(directory: str | os.PathLike[str], **changes: Any) -> DecoderCon
         if os.path.lexists(file.with_name("adapter_config.json")):
             known = "holds adapters alone (adapters=), and no checkpoint"
         raise FdgError(f"{directory}: {known}: give a directory with config.json and *.safetensors")
-    found = read_json(file)
+    found = read_json(file, any_number=True)
     try:
         return DecoderConfig.from_hugging_face(found, **changes)
     except FdgError as error:

@@ -14,7 +14,7 @@ import numpy as np
 from jax.experimental import io_callback
 
 from envs.text.rows import Row
-from fdg.errors import FdgError, HostError, listed, one_line
+from fdg.errors import FdgError, HostError, listed, own_frame, raised
 
 RewardFunction = Callable[..., Sequence[float | None]]
 
@@ -164,7 +164,9 @@ class _Call:
         except HostError:
             raise
         except Exception as error:
-            raise HostError(f"{self.__name__} raised {one_line(error)}") from error
+            i = _index_of(error, said, asked)
+            at = f"for {said[i]!r:.60}, asked {asked[i]!r:.60}" if said else "for no responses"
+            raise HostError(f"{self.__name__} raised {raised(error)} {at}") from error
         if len(found) != len(said):
             raise HostError(f"{self.__name__} gave {len(found)} numbers for {len(said)} responses")
         for value, plain, prompt, response in zip(found, given, asked, said, strict=True):
@@ -210,6 +212,17 @@ def _row(task: Any, content: Any, asked: str) -> Row:
     """What is known of a problem."""
     rows = getattr(task.problem, "rows", None)
     return Row(asked, content) if rows is None else rows[int(content[0])]
+
+
+def _index_of(error: Exception, said: Sequence[str], asked: Sequence[str]) -> int:
+    """The response that a function looked at as it raised, as far as its variables say; else the first."""
+    found = own_frame(error)
+    variables = [] if found is None else list(found[0].f_locals.values())
+    for texts in (said, asked):
+        for i, text in enumerate(texts):
+            if any(one is text for one in variables):
+                return i
+    return 0
 
 
 def _plain(prompt: Any) -> Any:

@@ -53,7 +53,7 @@ def size(path: str) -> int:
 def read(path: str, name: str) -> dict[str, Any]:
     """A JSON file of the folder; empty where there is none."""
     file = pathlib.Path(path) / name
-    return read_json(file) if os.path.lexists(file) else {}
+    return read_json(file, any_number=True) if os.path.lexists(file) else {}
 
 
 @functools.cache

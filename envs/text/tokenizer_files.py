@@ -60,7 +60,7 @@ def load(file: str | os.PathLike[str]) -> Any:
     except ImportError as error:
         raise FdgError(f"tokenizer '{file}': pip install 'fdg[language]' ({one_line(error)})") from error
     content = read_bytes(file, _BYTES)
-    _check(json_object(content, file), str(file))
+    _check(json_object(content, file, any_number=True), str(file))
     with library_errors(f"tokenizer '{file}' cannot be read"):
         loaded = Tokenizer.from_buffer(content)
         loaded.no_padding()

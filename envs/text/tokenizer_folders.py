@@ -153,7 +153,7 @@ def _characters_of(file: Path) -> CharacterTokenizer | None:
     with open_regular(file) as opened:
         if os.fstat(opened.fileno()).st_size > _FEW_BYTES:
             return None
-    found = read_json(file)
+    found = read_json(file, any_number=True)
     model = found.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     words = list(vocabulary)[len(_SPECIAL) :] if isinstance(vocabulary, dict) else []

@@ -154,7 +154,8 @@ def parse(argv: Sequence[str], program: str, description: str, runs: bool = True
     )
     check_kind(chosen, algo, env.get("env"))
     presets.check_allowed(early, bool(stored), base.get("algo") == algo)
-    found = presets.chosen(chosen, early.get("preset"), registered_name, env.get("env"), words)
+    earlier = _hyperparameters(file, base, algo, fields_of(chosen), early)
+    found = presets.chosen(chosen, early.get("preset"), registered_name, env.get("env"), words, earlier)
     preset = dict(found.values) if found else {}
 
     flags = JobFlags.of(chosen, policy_class, is_auto, preset)
@@ -185,7 +186,6 @@ def parse(argv: Sequence[str], program: str, description: str, runs: bool = True
         check_agrees(given, stored, FREE_ON_RESUME | {flag.name for flag in policy_flags})
 
     said = dataclasses.replace(said, named=given)
-    earlier = part(file, "hyperparameters", base, own_flags, algo) if base.get("algo") == algo else {}
     said.check_fields(chosen, earlier)
     now = {flag.name: given[flag.name] for flag in own_flags if flag.name in given}
     asked = {**preset, **earlier, **now, **env}
@@ -248,6 +248,21 @@ def parse(argv: Sequence[str], program: str, description: str, runs: bool = True
             "hyperparameters": {flag.name: to_json(getattr(algorithm, flag.name)) for flag in own_flags},
         },
     )
+
+
+def _hyperparameters(
+    file: Path, base: Mapping[str, Any], algo: str, flags: Sequence[Flag], early: Mapping[str, Any]
+) -> dict[str, Any]:
+    """An earlier run's: all of one of this algorithm; of another one that gives weights, its network's."""
+    from algos.hyperparameters import OF_NETWORK
+
+    if base.get("algo") == algo:
+        return part(file, "hyperparameters", base, flags, algo)
+    if early.get("start_from") is None:
+        return {}
+    shared = [flag for flag in flags if flag.name in OF_NETWORK & base["hyperparameters"].keys()]
+    kept = {flag.name: base["hyperparameters"][flag.name] for flag in shared}
+    return part(file, "hyperparameters", {"hyperparameters": kept}, shared, algo)
 
 
 def _workers(name: str, early: Mapping[str, Any], base: Mapping[str, Any]) -> int | None:

@@ -28,7 +28,14 @@ FLAGS = (
 )
 
 
-def chosen(cls: type, asked: str | None, env_name: str, env: Any, words: Sequence[str] = ()) -> Preset | None:
+def chosen(
+    cls: type,
+    asked: str | None,
+    env_name: str,
+    env: Any,
+    words: Sequence[str] = (),
+    kept: Mapping[str, Any] | None = None,
+) -> Preset | None:
     """The preset that an algorithm begins with on an environment; None for its defaults.
 
     Args:
@@ -37,6 +44,7 @@ def chosen(cls: type, asked: str | None, env_name: str, env: Any, words: Sequenc
       env_name: the environment, without its parameters.
       env: the environment itself; None where the algorithm has its own.
       words: the command line, of which some hyperparameters may decide.
+      kept: hyperparameters of an earlier run, which decide where the command line does not.
 
     Raises:
       UnknownNameError: there is no preset of the name that was asked for.
@@ -49,7 +57,7 @@ def chosen(cls: type, asked: str | None, env_name: str, env: Any, words: Sequenc
     based_on = _based_on(cls)
     if based_on is not None:
         assert issubclass(cls, HasPresets)
-        given = _deciding(cls, words)
+        given = {**(kept or {}), **_deciding(cls, words)}
         name = asked or cls.preset_name(given)
         found = presets.find(based_on, env_name, env) if name is None else presets.named(based_on, name)
         return None if found is None else found.without(cls.gives_way(given))

@@ -27,7 +27,7 @@ import numpy as np
 from jax.extend import core
 
 from fdg import jaxprs
-from fdg.errors import HostError, one_line
+from fdg.errors import HostError, raised
 from fdg.fragment import FragmentMark
 
 _os: Any = os  # whose `_exit` is another one while a guarded function runs
@@ -112,7 +112,7 @@ class Guarded:
             except HostError:
                 raise  # which says in whose name it speaks
             except (Exception, SystemExit) as error:
-                raise HostError(f"{self.who} raised {one_line(error)}") from error
+                raise HostError(f"{self.who} raised {raised(error)}") from error
         if self.expected is not None:
             self._check([np.asarray(result) for result in results])
         return results

@@ -1,10 +1,8 @@
 """Mistakes in code that is traced: which line of whose file, what JAX cannot do there, what to write."""
 
 import contextlib
-import os
+import linecache
 import random
-import sys
-import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -16,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fdg import keys
-from fdg.errors import FdgError, FdgWarning, GraphError, one_line
+from fdg.errors import FdgError, FdgWarning, GraphError, one_line, own_frame
 
 # The more special error first. Each: what was done, and what does the same on traced values.
 _TRACED: Mapping[type[Exception], tuple[str, str]] = {
@@ -45,12 +43,6 @@ _TRACED: Mapping[type[Exception], tuple[str, str]] = {
         "return it, or carry it in the state; assign nothing to self or to globals while tracing",
     ),
 }
-# Code in these is not where a user's mistake is.
-_NOT_THEIRS = tuple(
-    f"{os.path.dirname(os.path.abspath(module.__file__))}{os.sep}"
-    for name in ("jax", "jaxlib", "flax", "optax", "chex", "contextlib", "fdg", "envs")
-    if (module := sys.modules.get(name)) is not None and module.__file__
-)
 
 
 @contextlib.contextmanager
@@ -79,14 +71,12 @@ def explained(what: str) -> Iterator[None]:
 
 def line_of(error: BaseException) -> str:
     """The last line of a user's own file that led to an error, such as `, line 3 of maze.py (...)`."""
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(("<", *_NOT_THEIRS))
-    ]
-    if not frames:
+    found = own_frame(error)
+    if found is None:
         return ""
-    return f", line {frames[-1].lineno} of {Path(frames[-1].filename).name} (`{frames[-1].line}`)"
+    (frame, number), file = found, found[0].f_code.co_filename
+    line = linecache.getline(file, number, frame.f_globals).strip()
+    return f", line {number} of {Path(file).name} (`{line}`)"
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fdg
+from algos.hyperparameters import OF_NETWORK
 from fdg.errors import FdgError
 from fdg.processes.arrays import put
 from fdg.training.job import Job
@@ -133,11 +134,27 @@ def _fitted(job: Job, earlier: Run, name: str, there: jax.Array, here: jax.Shape
     if of_one.shape != here.shape or of_one.dtype != here.dtype:
         raise FdgError(
             f"--from {job.start_from}: state{name} is {of_one.dtype}{list(of_one.shape)} there and"
-            f" {here.dtype}{list(here.shape)} here: keep the network as it was"
+            f" {here.dtype}{list(here.shape)} here: {_other_network(job.algorithm, earlier.algorithm)}"
         )
     if job.agents is None or earlier.agents == job.agents:
         return of_one if job.agents is None else there
     return jnp.broadcast_to(of_one, (job.agents, *of_one.shape))
+
+
+def _other_network(ours: Any, before: Any) -> str:
+    """What to do where a network has other shapes than the earlier run's: the flags that differ."""
+
+    def words(value: Any) -> str:
+        return " ".join(map(str, value)) if isinstance(value, tuple) else f"{value!s:.200}"
+
+    here, there = (one.algorithm if isinstance(one, Sweep) else one for one in (ours, before))
+    both = ((name, getattr(here, name, None), getattr(there, name, None)) for name in sorted(OF_NETWORK))
+    flags = [
+        f"--{name.replace('_', '-')} {words(then)} (here {words(now)})"
+        for name, now, then in both
+        if now != then
+    ]
+    return f"give the network as it was: {', '.join(flags)}" if flags else "keep the network as it was"
 
 
 def _is_learned(state: Any) -> list[bool]:

@@ -164,7 +164,7 @@ def test_a_run_begins_with_the_weights_of_another(tmp_path):
     config = json.loads((second.path / "config.json").read_text())
     assert config["from"]["run"] == str(first.path)
     assert config["from"]["changes"]["learning_rate"] == [2.5e-4, 1e-9]
-    with pytest.raises(FdgError, match=r"is float32\[8\] there and float32\[16\] here: keep the network"):
+    with pytest.raises(FdgError, match=r"\[8\] there and float32\[16\] here: .*--hidden 8 \(here 16\)"):
         fitted(tmp_path / "third", small(hidden=(16,), normalize_observation=True), start_from=first.path)
     assert not (tmp_path / "third").exists()
     same = small(normalize_observation=True)
