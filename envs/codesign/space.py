@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -231,14 +232,17 @@ class Chips:
                 f"chips: {self.subaccelerators} sub-accelerators need {needed} bytes a cycle, more than "
                 f"budget_noc_bytes_per_cycle={self.budget_noc_bytes_per_cycle}; give smaller options"
             )
-        for template in self.templates:  # each option once, with others that are right
-            for pes in self.pes:
-                if pes:
-                    self._sub((pes, template, self.noc_bytes_per_cycle[0], self.buffer_kb[0]))
-        for noc in self.noc_bytes_per_cycle:
-            self._sub((least_pes, self.templates[0], noc, self.buffer_kb[0]))
-        for kilobytes in self.buffer_kb:
-            self._sub((least_pes, self.templates[0], self.noc_bytes_per_cycle[0], kilobytes))
+        jax.eval_shape(lambda: self._each_option(least_pes))  # without arrays: a module makes one
+
+    def _each_option(self, least_pes: int) -> list[SubAccelerators]:
+        """Each option once, with others that are right."""
+        template, noc, kilobytes = self.templates[0], self.noc_bytes_per_cycle[0], self.buffer_kb[0]
+        kinds = [
+            *((pes, one, noc, kilobytes) for one in self.templates for pes in self.pes if pes),
+            *((least_pes, template, one, kilobytes) for one in self.noc_bytes_per_cycle),
+            *((least_pes, template, noc, one) for one in self.buffer_kb),
+        ]
+        return [self._sub(kind) for kind in kinds]
 
     def decisions(self) -> tuple[Decision, ...]:
         """Of one sub-accelerator."""
