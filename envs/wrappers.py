@@ -25,7 +25,7 @@ from fdg.errors import FdgError, listed
 
 
 class WrapperState(NamedTuple):
-    """State of a wrapped environment; every leaf has the leading axis `B`."""
+    """State of a wrapper that remembers something (it has `after`); every leaf has the leading axis `B`."""
 
     env_state: State  # of the environment inside
     kept: Any  # what `begin` and `after` gave
@@ -35,6 +35,12 @@ class WrapperState(NamedTuple):
         """Of the single environment, as of `EpisodeState`."""
         return self.env_state.inner
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"WrapperState has no attribute '{name}': the environment inside takes state.env_state: a wrapper"
+            " with `after` calls super().step(keys, state, action) in its step"
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class Wrapper:
@@ -42,7 +48,17 @@ class Wrapper:
 
     A subclass is a frozen dataclass with `observation_space`, `begin` and `after`, pure functions of a batch:
     each row of what they give depends on that row alone. What they get and give are observations without
-    masks, arrays or parts `[B, (A,) *shape]`; a mask passes by.
+    masks, arrays or parts `[B, (A,) *shape]`; a mask passes by. Without `after` nothing is kept: it shows
+    each observation as `begin` does, and its state is that of the environment inside.
+
+    One that changes rewards, actions or ends overrides `step`, with `super().step(keys, state, action)` in it
+    (without `after` that may be `self.env.step`). `episode_return` and `episode_length` stay those of the
+    environment inside.
+
+    >>> class Clipped(Wrapper):
+    ...     def step(self, keys, state, action):
+    ...         state, step = super().step(keys, state, action)
+    ...         return state, step._replace(reward=jnp.clip(step.reward, -1.0, 1.0))
     """
 
     env: Any  # an envs.Environment
@@ -128,19 +144,25 @@ class Wrapper:
 
         return inside._replace(see=see, kept=kept)
 
-    def reset(self, keys: jax.Array) -> tuple[WrapperState, Observation]:
+    @property
+    def _keeps(self) -> bool:
+        return type(self).after is not Wrapper.after
+
+    def reset(self, keys: jax.Array) -> tuple[State, Observation]:
         """Start one episode a key; see `Environment.reset`."""
         state, observation = self.env.reset(keys)
         kept, shown = _of_features(self.begin, observation)
-        return WrapperState(state, kept), shown
+        return WrapperState(state, kept) if self._keeps else state, shown
 
-    def step(self, keys: jax.Array, state: WrapperState, action: jax.Array) -> tuple[WrapperState, TimeStep]:
+    def step(self, keys: jax.Array, state: State, action: jax.Array) -> tuple[State, TimeStep]:
         """Take one step in every environment; see `Environment.step`."""
-        env_state, step = self.env.step(keys, state.env_state, action)
-        kept, final = _of_features(lambda x: self.after(state.kept, x), step.final_observation)
+        inside, before = state if self._keeps else (state, ())
+        inside, step = self.env.step(keys, inside, action)
+        kept, final = _of_features(lambda x: self.after(before, x), step.final_observation)
         begun, first = _of_features(self.begin, step.observation)
         kept, shown = _where(step.done, (begun, first), (kept, final))
-        return WrapperState(env_state, kept), step._replace(observation=shown, final_observation=final)
+        step = step._replace(observation=shown, final_observation=final)
+        return WrapperState(inside, kept) if self._keeps else inside, step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,7 +248,7 @@ class ActionRepeat(Wrapper):
         limit = self.env.max_episode_steps
         return None if limit is None else -(-limit // self.times)
 
-    def step(self, keys: jax.Array, state: WrapperState, action: jax.Array) -> tuple[WrapperState, TimeStep]:
+    def step(self, keys: jax.Array, state: State, action: jax.Array) -> tuple[State, TimeStep]:
         """Take up to `times` steps in every environment."""
 
         def again(i: jax.Array, so_far: Any) -> Any:
@@ -236,10 +258,10 @@ class ActionRepeat(Wrapper):
             new = new._replace(reward=step.reward + new.reward)
             return _where(step.done, so_far, (after, new))
 
-        first = self.env.step(keys, state.env_state, action)
-        env_state, step = jax.lax.fori_loop(1, self.times, again, first)
+        first = self.env.step(keys, state, action)
+        state, step = jax.lax.fori_loop(1, self.times, again, first)
         steps = -(-step.episode_length // self.times)
-        return WrapperState(env_state, ()), step._replace(episode_length=steps)
+        return state, step._replace(episode_length=steps)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -395,6 +417,15 @@ def unwrapped(env: Any) -> tuple[Any, dict[str, Any]]:
             inside, parameters = unwrapped(env.env)
             return inside, {**parameters, name: True if field is None else getattr(env, field)}
     return env, {}
+
+
+def keeps_rewards(env: Any) -> bool:
+    """Whether rewards are those of the environment within: no wrapper has a `step` of a user's own."""
+    while isinstance(env, Wrapper):
+        if type(env).step.__module__ != __name__:
+            return False
+        env = env.env
+    return True
 
 
 def _of_features(function: Callable[[Any], tuple[Any, Any]], observation: Observation) -> tuple[Any, Any]:

@@ -136,11 +136,10 @@ def one_line(error: BaseException) -> str:
 def own_frame(error: BaseException) -> tuple[FrameType, int] | None:
     """The innermost frame in a user's own file that led to an error, and its line; None if there is none.
 
-    Files of packages and of Python itself are not their own; files of ours and of JAX's never are.
+    Files of packages and of Python itself are not their own, nor are our algorithms and policies, which a user's
+    may call; other files of ours and of JAX's never are.
     """
-    names = ("jax", "jaxlib", "flax", "optax", "chex", "fdg", "envs")
-    found = (getattr(sys.modules.get(name), "__file__", None) for name in names)
-    ours = ("<", *(os.path.dirname(os.path.abspath(file)) + os.sep for file in found if file))
+    ours = ("<", *_folders("jax", "jaxlib", "flax", "optax", "chex", "fdg", "envs"))
     outside = [
         (frame, line)
         for frame, line in traceback.walk_tb(error.__traceback__)
@@ -149,10 +148,16 @@ def own_frame(error: BaseException) -> tuple[FrameType, int] | None:
     return next((each for each in reversed(outside) if not _is_library(each[0])), [None, *outside][-1])
 
 
+def _folders(*names: str) -> tuple[str, ...]:
+    """Of the packages of these names that are imported by now."""
+    found = (getattr(sys.modules.get(name), "__file__", None) for name in names)
+    return tuple(os.path.dirname(os.path.abspath(file)) + os.sep for file in found if file)
+
+
 def _is_library(frame: FrameType) -> bool:
     file = frame.f_code.co_filename
     return (
-        file.startswith(_STANDARD_LIBRARY)
+        file.startswith((_STANDARD_LIBRARY, *_folders("algos", "policies")))
         or {"site-packages", "dist-packages"} & {*file.split(os.sep)} != set()
     )
 

@@ -102,6 +102,49 @@ def test_hidden_components_are_gone():
     assert first == [0.0] and [step.observation for step in steps] == [[2], [4]]
 
 
+@dataclasses.dataclass(frozen=True)
+class Halved(envs.Wrapper):
+    """Half the reward, in either of the ways that it can be written."""
+
+    inside: bool = True
+
+    def step(self, keys, state, action):
+        step = self.env.step if self.inside else super().step
+        state, step = step(keys, state, action)
+        return state, step._replace(reward=step.reward / 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class HalvedAfter(envs.Wrapper):
+    """Keeps something, and forgets that the environment inside does not know of it."""
+
+    def after(self, kept, observation):
+        return (), observation
+
+    def step(self, keys, state, action):
+        state, step = self.env.step(keys, state, action)  # the mistake
+        return state, step
+
+
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("around", [lambda env: env, lambda env: envs.FrameStack(env, 2)])
+def test_a_wrapper_of_rewards_steps_the_environment_inside(inside, around):
+    """Rewards are halved, returns are those within; `envs.check` takes it, under and over frames."""
+    env = Halved(around(envs.vectorize(Counter(3))), inside)
+    _, steps = steps_of(env, [0] * 4)
+    assert [step.reward for step in steps] == [0.5, 1.0, 1.5, 0.5]
+    assert [step.episode_return for step in steps] == [0, 0, 6, 0]
+    assert "is right" in envs.check(around(env), steps=4)
+
+
+@pytest.mark.parametrize("around", [lambda env: env, lambda env: envs.FrameStack(env, 2)])
+def test_a_wrapper_with_a_memory_hears_how_to_step(around):
+    env = HalvedAfter(around(envs.vectorize(Counter())))
+    for find in (envs.check, lambda env: fdg.trace(dataclasses.replace(small(), env=env))):
+        with pytest.raises(FdgError, match=r"line \d+ of test_wrappers.py.*the mistake.*super\(\).step"):
+            find(env)
+
+
 LEAVES = st.sampled_from(
     [
         Box(-1.0, (0.5, 2.0), (2,)),
