@@ -136,8 +136,8 @@ def one_line(error: BaseException) -> str:
 def own_frame(error: BaseException) -> tuple[FrameType, int] | None:
     """The innermost frame in a user's own file that led to an error, and its line; None if there is none.
 
-    Files of packages and of Python itself are not their own, nor those of our algorithms and policies, which a
-    user may call; other files of ours and of JAX's never are.
+    Files of packages and of Python itself are not their own, nor are our algorithms and policies, which
+    a user may call; other files of ours and of JAX's never are.
     """
     ours = ("<", *_folders("jax", "jaxlib", "flax", "optax", "chex", "fdg", "envs"))
     outside = [
