@@ -161,6 +161,18 @@ def repair(problem: Problem, choices: jax.Array) -> jax.Array:
     )
 
 
+def draw(problem: Problem, key: jax.Array) -> jax.Array:
+    """A design at random, [decisions] int32: each decision uniform among the options that are left."""
+
+    def step(at: jax.Array, chosen: jax.Array) -> jax.Array:
+        allowed = mask(problem, chosen, at)
+        drawn = jax.random.uniform(jax.random.fold_in(key, at), allowed.shape)
+        return chosen.at[at].set(jnp.where(allowed, drawn, -1).argmax().astype(jnp.int32))
+
+    total = len(problem.decisions())
+    return jax.lax.fori_loop(0, total, step, jnp.zeros(total, jnp.int32))
+
+
 def decide(problem: Problem, chosen: jax.Array, at: jax.Array, option: jax.Array) -> jax.Array:
     """`chosen` with an option for decision `at`, or the nearest that the budgets leave, as in `repair`."""
     allowed = mask(problem, chosen, at)

@@ -1,0 +1,58 @@
+"""Specs of the workloads by a rule: quantiles of a million random designs; and how many designs meet them.
+
+python -m bench.codesign_specs            # prints what envs/codesign/workloads/*.toml say
+"""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+
+from envs.codesign import problem, reading
+
+LEVELS = {"tight": 0.08, "medium": 0.15, "loose": 0.30}
+CHUNK, SAMPLES = 10_000, 1_000_000
+
+
+@functools.partial(jax.jit, static_argnames="designs")
+def taken(designs, key):
+    choices = jax.vmap(functools.partial(problem.draw, designs))(jax.random.split(key, CHUNK))
+    return problem.evaluate(designs, choices)[:3]
+
+
+def drawn(designs, samples=SAMPLES, seed=0):
+    """Latency, energy and area of random designs, [samples, 3]."""
+    designs = dataclasses.replace(designs, accuracy="surrogate", specs=problem.Specs())
+    keys = jax.random.split(jax.random.key(seed), samples // CHUNK)
+    found = [np.stack([np.asarray(x, np.float64) for x in taken(designs, key)], 1) for key in keys]
+    return np.concatenate(found)
+
+
+def line(values, clock_hz):
+    latency, energy, area = values
+    return (
+        f"latency_us = {latency / clock_hz * 1e6:.4g}\nenergy_uj = {energy / 1e6:.4g}\narea_mm2 = {area:.4g}"
+    )
+
+
+def main():
+    for name in reading.WORKLOADS:
+        designs = reading.get(name)
+        found = drawn(designs)
+        print(f"# {name}: of {len(found):,} designs drawn uniformly")
+        for level, quantile in LEVELS.items():
+            text = line(np.quantile(found, quantile, axis=0), designs.technology.clock_hz)
+            said = reading.specs(name, dict(tuple_of(one) for one in text.splitlines()), designs.technology)
+            share = np.all(found <= np.asarray(said)[None], 1).mean()
+            print(f"[specs.{level}] # quantiles {quantile}; {share:.3%} of them meet all three\n{text}")
+        print(f"[bounds] # the largest\n{line(found.max(0), designs.technology.clock_hz)}\n")
+
+
+def tuple_of(text):
+    key, _, value = text.partition(" = ")
+    return key, float(value)
+
+
+if __name__ == "__main__":
+    main()
