@@ -1,0 +1,351 @@
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import algos
+import envs
+import fdg
+import policies
+from envs import registry
+from envs.codesign import environment, found, problem
+from envs.codesign.environment import CoDesign
+from envs.codesign.problem import Specs
+from envs.trying import COMPILE_FAST, random_actions
+from fdg.errors import FdgError
+from fdg.training.checkpoint import Checkpoints
+from tests.codesign.small import CHIPS, PROBLEM, all_designs
+from tests.conformance.comparison import assert_same, copied, leaves, plain
+from tests.envs.conformance import assert_conforms
+
+ENV = CoDesign(PROBLEM, info=environment.INFO)
+AT_ONCE = dataclasses.replace(ENV, order="at_once")
+STEPS = ENV.max_episode_steps
+
+
+def keys(number, seed=0):
+    return jax.random.split(jax.random.key(seed), number)
+
+
+@functools.cache
+def episodes(env, number=16, times=3, masked=True):
+    """Time steps [T, B] of random episodes, and the state after them."""
+
+    @functools.partial(jax.jit, compiler_options=COMPILE_FAST)
+    def run():
+        state, observation = env.reset(keys(number))
+
+        def step(carry, key):
+            state, observation = carry
+            if masked:
+                action = random_actions(env, jax.random.split(key, number), observation)
+            else:  # any numbers, those outside of the space too
+                action = jax.random.randint(key, (number, *env.action_space.shape), -3, 9)
+            state, time_step = env.step(jax.random.split(key, number), state, action)
+            return (state, time_step.observation), (action, time_step)
+
+        each = keys(times * env.max_episode_steps, seed=1)
+        (state, _), steps = jax.lax.scan(step, (state, observation), each)
+        return state, *steps
+
+    return run()
+
+
+@pytest.mark.parametrize("env", [ENV, AT_ONCE], ids=["sequence", "at once"])
+def test_it_keeps_the_contract_of_environments(env):
+    rollout = assert_conforms(dataclasses.replace(env, info=("score", "feasible")))
+    assert rollout.step.terminated.any() and not rollout.step.truncated.any()
+
+
+@pytest.mark.parametrize("env", [ENV, AT_ONCE], ids=["sequence", "at once"])
+def test_budgets_hold_whatever_is_chosen(env):
+    state = episodes(env, masked=False)[0]
+    results = env.designs(state)
+    allowed = {tuple(one) for one in all_designs().tolist()}
+    assert {tuple(one) for one in [results.best.choices.tolist(), *results.front.choices.tolist()]} <= allowed
+    raw = jax.random.randint(jax.random.key(5), (300, STEPS), -3, 9)
+    repaired = jax.jit(jax.vmap(functools.partial(problem.repair, PROBLEM)))(raw)
+    drawn = jax.jit(jax.vmap(functools.partial(problem.draw, PROBLEM)))(keys(300))
+    assert {tuple(one) for one in [*repaired.tolist(), *drawn.tolist()]} <= allowed
+    # What is allowed stays as it is.
+    each = all_designs()
+    assert (jax.vmap(functools.partial(problem.repair, PROBLEM))(each) == each).all()
+
+
+def test_masked_actions_are_taken_as_they_are():
+    _, action, step = episodes(ENV)
+    seen = step.observation.observation[:, :, STEPS : 2 * STEPS]
+    largest = [len(one.options) - 1 for one in PROBLEM.decisions()]
+    for t in range(STEPS - 1):
+        np.testing.assert_allclose(seen[t, :, t], action[t] / max(1, largest[t]), rtol=1e-6)
+
+
+def test_an_episode_is_worth_what_its_design_is():
+    _, action, step = episodes(ENV)
+    choices = action[:STEPS].T
+    by_hand = problem.evaluate(PROBLEM, choices)
+    last = jax.tree.map(lambda x: np.asarray(x)[STEPS - 1], step)
+    assert not np.asarray(step.reward)[: STEPS - 1].any() and last.terminated.all()
+    assert (last.episode_length == STEPS).all() and (last.episode_return == last.reward).all()
+    for at in range(len(choices)):
+        took = [float(x[at]) for x in by_hand[:3]]
+        over = [max(x - s, 0) / (b - s) for x, s, b in zip(took, PROBLEM.specs, PROBLEM.bounds, strict=True)]
+        score = float(by_hand.accuracy[at, 0])
+        assert last.reward[at] == pytest.approx(score - 10 * sum(over), rel=1e-4)
+        assert last.episode_info["feasible"][at] == (sum(over) == 0)
+        assert last.episode_info["latency_cycles"][at] == took[0]
+        # The observation before the reset has what it took relative to the specs, and the accuracies.
+        relative = [min(x / s, 10) for x, s in zip(took, PROBLEM.specs, strict=True)]
+        np.testing.assert_allclose(last.final_observation.observation[at, -4:], [*relative, score], rtol=1e-5)
+    first = dataclasses.replace(ENV, reward="feasible_first")
+    worth = np.asarray(episodes(first)[2].reward)[STEPS - 1]
+    wrong = -np.minimum(np.asarray(by_hand.violation), 10)
+    np.testing.assert_allclose(worth, np.where(by_hand.feasible, by_hand.score, wrong), rtol=1e-5)
+
+
+def test_the_best_outlives_episodes_and_all_of_them_count():
+    state, action, step = episodes(ENV)
+    designs = np.asarray(action).reshape(3, STEPS, 16).transpose(0, 2, 1).reshape(-1, STEPS)
+    each = problem.evaluate(PROBLEM, jnp.asarray(designs))
+    first = np.lexsort((each.energy_pj, -each.score, each.violation))[0]
+    results = ENV.designs(state)
+    assert results.best.choices.tolist() == designs[first].tolist()
+    assert results.best.score == pytest.approx(float(each.score[first]))
+    best_score = np.asarray(step.episode_info["best_score"])[STEPS - 1 :: STEPS]
+    feasible = np.where(each.feasible, each.score, -np.inf).reshape(3, 16)
+    so_far = np.maximum.accumulate(feasible)
+    np.testing.assert_allclose(best_score, np.where(np.isfinite(so_far), so_far, np.nan), rtol=1e-5)
+    # Seeds, devices: an axis more, or the whole state of an algorithm.
+    twice = jax.tree.map(lambda x: jnp.stack([x, x]), state)
+    assert_same(results, ENV.designs({"env_state": twice, "count": 3}))
+    with pytest.raises(FdgError, match="0 states of it"):
+        ENV.designs({"count": 3})
+
+
+def fronts(points):
+    """The points that none dominates, by a double loop; of equal ones one."""
+
+    def dominates(a, b):
+        return a[0] < b[0] or (a[0] == b[0] and all(x <= y for x, y in zip(a, b, strict=True)))
+
+    points = sorted(set(points))
+    return [p for p in points if not any(q != p and dominates(q, p) for q in points)]  # fmt: skip
+
+
+def test_pareto_points_are_those_that_none_dominates():
+    insert = jax.jit(lambda front, new: jax.lax.scan(lambda f, x: (found.insert(f, x), None), front, new)[0])
+    for seed in range(6):
+        random = np.random.default_rng(seed)
+        number = 12 if seed % 2 else 60
+        new = found.none(PROBLEM, (number,))._replace(
+            latency_cycles=jnp.asarray(random.integers(1, 9, number), jnp.int32),
+            energy_pj=jnp.asarray(random.integers(1, 9, number), jnp.float32),
+            area_mm2=jnp.ones(number),
+            score=jnp.asarray(random.integers(0, 4, number), jnp.float32),
+            violation=jnp.asarray(random.integers(0, 2, number) * (seed < 4), jnp.float32),
+        )
+        empty = found.none(PROBLEM, (found.POINTS,))
+        results = found.merge(jax.tree.map(lambda x: x[:1], new), insert(empty, new))
+
+        def rows(x):
+            fields = (x.violation, -x.score, x.latency_cycles, x.energy_pj)
+            return [tuple(float(y) for y in one) for one in zip(*fields, strict=True)]
+
+        expected = fronts(rows(new))
+        assert len(expected) > (1 if seed < 4 else 2)
+        if len(expected) < found.POINTS:
+            assert sorted(rows(results.front)) == expected
+
+
+def test_a_full_front_keeps_the_highest_score_and_drops_the_crowded():
+    # Of 40 points on a line, 0.01 apart but the last 1.0, none dominates another.
+    at = jnp.append(jnp.arange(39) * 0.01, 1.4)
+    new = found.none(PROBLEM, (40,))._replace(
+        score=at, latency_cycles=jnp.ones(40, jnp.int32), energy_pj=jnp.exp(at), violation=jnp.zeros(40)
+    )
+    front = jax.lax.scan(lambda f, x: (found.insert(f, x), None), found.none(PROBLEM, (16,)), new)[0]
+    assert jnp.isfinite(front.violation).all() and front.score.max() == at[-1]
+
+
+def test_the_design_that_maximises_the_papers_reward_may_be_infeasible():
+    each = all_designs()
+    specs = Specs(3_000, math_inf, 0.62)
+    lenient = dataclasses.replace(PROBLEM, specs=specs, bounds=Specs(3e6, math_inf, 40.0))
+    env = CoDesign(lenient, order="at_once")
+    state, _ = env.reset(keys(len(each)))
+    state, step = jax.jit(env.step)(keys(len(each)), state, each)
+    found_all = problem.evaluate(lenient, each)
+    leader = int(step.reward.argmax())
+    best = env.designs(state).best
+    assert not found_all.feasible[leader] and found_all.feasible.any()
+    assert best.violation == 0 and best.score == found_all.score[found_all.feasible].max()
+    assert float(step.reward[leader]) > best.score
+
+
+math_inf = float("inf")
+
+
+def test_the_answer_is_feasible_whenever_a_design_is():
+    each = all_designs()
+    took = problem.evaluate(PROBLEM, each)
+    limits = np.stack([np.asarray(x, np.float64) for x in took[:3]], 1)
+    met = 0
+    for quantile in np.linspace(0, 0.6, 13):
+        specs = jnp.asarray(np.quantile(limits, quantile, axis=0), jnp.float32)
+        evaluated = problem.evaluate(PROBLEM, each, specs)
+        designs = found.of(each, evaluated, evaluated.violation)
+        best = found.merge(designs, jax.tree.map(lambda x: x[:1], designs)).best
+        meets = (limits <= np.asarray(specs, np.float64)[None] * (1 + 1e-6)).all(1)
+        assert (best.violation == 0) == meets.any()
+        met += meets.any()
+        if meets.any():
+            assert best.score == np.asarray(evaluated.score)[meets].max()
+    assert 3 <= met < 13
+
+
+def test_the_penalty_grows_where_the_reward_prefers_a_violation():
+    lenient = dataclasses.replace(
+        PROBLEM, specs=Specs(3_000, math_inf, 0.62), bounds=Specs(3e6, math_inf, 40.0)
+    )
+    env = CoDesign(lenient, order="at_once")
+    each = all_designs()
+    evaluated = problem.evaluate(lenient, each)
+    good = each[int(jnp.where(evaluated.feasible, evaluated.score, -1).argmax())]
+    bad = each[int(jnp.where(evaluated.feasible, -1, evaluated.score).argmax())]
+    state, _ = env.reset(keys(1))
+    for design, rho in ((bad, 10), (good, 10), (bad, 10), (good, 10)):
+        state, _ = env.step(keys(1), state, design[None])
+        assert state.rho.tolist() == [rho]
+    state, _ = env.reset(keys(1))
+    for design, rho in ((good, 10), (bad, 20), (bad, 20)):
+        state, _ = env.step(keys(1), state, design[None])
+        assert state.rho.tolist() == [rho]
+
+
+def test_specs_are_drawn_between_tight_and_loose():
+    tight, loose = Specs(2_000, 1e5, 0.5), Specs(8_000, 4e6, 0.9)
+    env = CoDesign(
+        dataclasses.replace(PROBLEM, levels=(("tight", tight), ("loose", loose)), specs=loose),
+        draws_specs=True,
+    )
+    state, observation = env.reset(keys(200))
+    specs = np.asarray(state.specs)
+    assert (specs >= np.float32(tight)).all() and (specs <= np.float32(loose)).all()
+    middle = np.log(specs / np.float32(tight)).mean(0) / np.log(np.float32(loose) / np.float32(tight))
+    assert np.abs(middle - 0.5).max() < 0.1
+    seen = observation.observation[:, 3 * STEPS + 2 : 3 * STEPS + 5]
+    np.testing.assert_allclose(seen, specs / np.float32(loose), rtol=1e-5)
+    start, _, steps = episodes(env)
+    assert len({tuple(one) for one in np.asarray(start.specs).tolist()}) == 16  # each episode its own
+    assert np.unique(np.asarray(steps.observation.observation)[0, :, 3 * STEPS + 2]).size == 16
+
+
+class Search(NamedTuple):
+    """Random search as an algorithm of a user's own: nothing is learned."""
+
+    number: int
+    env: Any = ENV
+
+    def init(self, key):
+        state, observation = self.env.reset(jax.random.split(key, self.number))
+        return {"env_state": state, "observation": observation, "key": key}
+
+    def iterate(self, state):
+        def one(carry, key):
+            env_state, observation = carry
+            both = jax.random.split(key, (2, self.number))
+            env_state, step = self.move(both[0], env_state, self.act(observation, both[1]))
+            return (env_state, step.observation), step.reward
+
+        key, own = jax.random.split(state["key"])
+        begin = state["env_state"], state["observation"]
+        (env_state, observation), reward = jax.lax.scan(one, begin, jax.random.split(own, STEPS))
+        return {"env_state": env_state, "observation": observation, "key": key}, {"reward": reward.sum()}
+
+    @fdg.fragment("actor")
+    def act(self, observation, keys):
+        return random_actions(self.env, keys, observation)
+
+    @fdg.fragment("environment")
+    def move(self, keys, env_state, action):
+        return self.env.step(keys, env_state, action)
+
+
+SETUPS = {
+    "2 devices": (policies.GPUOnly(), 2),
+    "4 devices": (policies.GPUOnly(), 4),
+    "actors apart": (policies.SingleLearnerFine(workers=2), 3),
+}
+
+
+@pytest.mark.parametrize("name", SETUPS)
+def test_what_is_found_is_the_same_on_any_devices_and_after_a_resume(name, devices, tmp_path):
+    policy, count = SETUPS[name]
+    search = Search(8)
+    start = search.init(jax.random.key(0))
+    expected, _ = plain(search, copied(start), 3)
+    engine = fdg.compile(search, policy, devices[:count])
+    state, _ = engine.run(copied(start), 2)
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(2, state)
+    checkpoints.close()
+    types = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+    whole, _ = engine.run(state, 1)
+    again, _ = engine.run(Checkpoints(tmp_path).restore(2, types), 1)
+    assert_same(expected, whole)
+    assert_same(ENV.designs(expected), ENV.designs(whole))
+    mine, theirs = leaves(ENV.designs(whole)), leaves(ENV.designs(again))
+    assert {path: x.tobytes() for path, x in mine.items()} == {
+        path: x.tobytes() for path, x in theirs.items()
+    }
+    assert not engine.unexplained()
+
+
+def test_by_name_with_parameters():
+    env = registry.make("codesign:w1", specs="tight", accuracy="surrogate")
+    assert env == registry.make("codesign:w1", specs="tight", accuracy="surrogate") and hash(env) == hash(env)
+    assert env.problem.specs.latency_cycles == 3058 and env.max_episode_steps == 19
+    alone = registry.make("codesign:w1", subs=1, latency_ms=0.004, accuracy="surrogate")
+    assert alone.max_episode_steps == 15 and alone.problem.specs == Specs(4000.0)
+    once = registry.make("codesign:w1", order="at_once", accuracy="surrogate")
+    assert once.action_space.shape == (19,) and once.max_episode_steps == 1
+    assert registry.parse("codesign:w1?specs=random&info=score") == (
+        "codesign:w1", {"specs": "random", "info": "score"}
+    )  # fmt: skip
+    assert envs.beyond_registries("codesign:w1", {}) is None
+    algos.DQN(env=once), algos.PPO(env=env)
+
+
+@pytest.mark.parametrize(
+    "parameters, message",
+    [
+        ({"spec": "tight"}, "unknown parameter of codesign:w1 'spec': did you mean 'specs'?"),
+        ({"specs": "tigth"}, "unknown specs of codesign:w1 'tigth': did you mean 'tight'?"),
+        ({"order": "once"}, "'once': did you mean 'at_once'? (known: at_once, sequence)"),
+        ({"reward": 3}, "unknown reward of codesign:w1 '3' (known: feasible_first, paper)"),
+        ({"accuracy": "tabel"}, "unknown source of accuracies 'tabel': did you mean 'table'?"),
+        ({"subs": 0}, "subaccelerators is 0; give 1 to 8"),
+        ({"subs": 9}, "subaccelerators is 9; give 1 to 8"),
+        ({"latency_ms": -1}, "latency_ms is -1; give a number above 0"),
+        ({"latency_ms": "fast"}, "latency_ms is 'fast'; give a number above 0"),
+        ({"latency": 1.0}, "unknown parameter of codesign:w1 'latency'"),
+        ({"specs": "tight", "area_mm2": 1.0}, "specs=tight and area_mm2 are given: leave one out"),
+        ({"info": "scores"}, "unknown info of codesign:w1 'scores': did you mean 'score'?"),
+        ({"info": 3}, "info=3: give names of what step reports"),
+    ],
+)
+def test_mistakes_are_one_line_with_the_fix(parameters, message):
+    with pytest.raises(FdgError) as raised:
+        registry.make("codesign:w1", **parameters)
+    assert message in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_the_name_is_known_or_a_file():
+    for name in ("w4", "nowhere.toml", "", "w1.toml/..", "."):
+        with pytest.raises(FdgError):
+            registry.make(f"codesign:{name}")
+    assert CHIPS == PROBLEM.chips
