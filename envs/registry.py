@@ -64,7 +64,7 @@ _PREFIXES: dict[str, _Source] = {
     ),
     # Its tasks are no environments: algorithms of language models take them. Files of problems are data.
     text.PREFIX: _Source(text.make, lambda *_: None, lambda name: _absolute_files(name)),
-    codesign.PREFIX: _Source(codesign.make, lambda *_: None, codesign.absolute),
+    codesign.PREFIX: _Source(codesign.make, codesign.beyond, codesign.absolute),
     from_gymnasium.PREFIX: _Source(from_gymnasium.make, lambda *given: _of_gymnasium(*given)),
     from_ray.PREFIX: _Source(
         lambda name, **overrides: from_ray.make(name, make, **overrides),

@@ -61,17 +61,17 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def _search(env: list[str], samples: int | None, resumes: bool, rest: list[str]) -> int:
-    from envs.codesign import search
+    from envs.codesign import searching
     from fdg.commands.parse import parse
 
     steps: list[str] = []
     if samples is not None or not resumes:
         job = parse([*env, *rest, "--eval-episodes", "0"], _PROGRAM, _ABOUT, runs=False)
-        made = getattr(job.algorithm, "env", None)
-        count = samples or search.SAMPLES
-        steps = ["--total-steps", str(search.steps_of(count, made, job.steps_per_iteration))]
+        made: Any = getattr(job.algorithm, "env", None)
+        count = samples or searching.SAMPLES
+        steps = ["--total-steps", str(searching.steps_of(count, made, job.steps_per_iteration))]
     job = parse([*env, *rest, *steps, "--eval-episodes", "0"], _PROGRAM, _ABOUT)
-    found = search.run(job)
+    found = searching.run(job)
     print(f"\n{found}\n", flush=True)
     for path in found.write():
         print(path)

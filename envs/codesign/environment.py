@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import os
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -35,6 +36,7 @@ def make(
     reward: str = "paper",
     accuracy: str | None = None,
     subs: int | None = None,
+    module: str | tuple[str, ...] = (),
     info: Any = ("score", "feasible", "best_score"),
     **limits: float,
 ) -> "CoDesign":
@@ -50,6 +52,7 @@ def make(
         `feasible_first` the weighted accuracy if none does, else less than 0 by the sum of excess.
       accuracy: where accuracies come from, in place of what the file says.
       subs: sub-accelerators at most, likewise.
+      module: `MODULE:NAME` of networks that the file names, which are imported then.
       info: of `INFO`, what is reported of each episode.
       **limits: `latency_ms`, `energy_uj`, `area_mm2` and other units, as in `[specs]`.
 
@@ -66,14 +69,14 @@ def make(
     for key, (value, known) in options.items():
         if value not in known:
             raise unknown_name(f"{key} of {PREFIX}{name}", str(value), known)
-    made = reading.get(name)
+    made = reading.get(name, (module,) if isinstance(module, str) else module)
     if accuracy is not None:
         made = dataclasses.replace(made, accuracy=str(accuracy))
     if subs is not None:
         made = dataclasses.replace(made, chips=dataclasses.replace(made.chips, subaccelerators=subs))
     for key in limits:
         if key not in reading.UNITS:
-            known = ("specs", "order", "reward", "accuracy", "subs", "info", *reading.UNITS)
+            known = ("specs", "order", "reward", "accuracy", "subs", "module", "info", *reading.UNITS)
             raise unknown_name(f"parameter of {PREFIX}{name}", key, known)
     if limits:
         if specs not in (None, "explicit"):
@@ -99,6 +102,11 @@ def absolute(name: str) -> str:
     """
     path, mark, options = name.removeprefix(PREFIX).partition("?")
     return f"{PREFIX}{os.path.abspath(path)}{mark}{options}" if path.endswith(".toml") else name
+
+
+def beyond(_: str, parameters: Mapping[str, Any]) -> str | None:
+    """What making the environment does that only a user may ask for: importing a module."""
+    return f"imports the module {parameters['module']}" if parameters.get("module") else None
 
 
 class State(NamedTuple):

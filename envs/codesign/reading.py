@@ -4,11 +4,11 @@ import dataclasses
 import importlib.resources
 import math
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from envs.codesign import accuracy, networks, space
+from envs.codesign import accuracy, given, networks, space
 from envs.codesign.layers import Layer
 from envs.codesign.problem import Problem, Specs
 from envs.codesign.space import Chips, Task
@@ -19,10 +19,16 @@ WORKLOADS = ("w1", "w2", "w3")
 LEVELS = ("tight", "medium", "loose")
 _LARGEST_FILE = 2**20  # bytes
 
-# How a network of a task may be given, by the key that says so: (value, folder of the file) -> layers, and
-# pairs (i, j) of layers of which i comes before j, None for one after another.
-GivenReader = Callable[[str, Path], tuple[list[Layer], tuple[tuple[int, int], ...] | None]]
-GIVEN: dict[str, GivenReader] = {"network": lambda name, _: (networks.get(name), None)}
+# How a network of a task may be given, by the key that says so: (value, folder of the file, shape of the
+# input) -> layers, and pairs (i, j) of layers of which i comes before j, None for one after another.
+GivenReader = Callable[
+    [str, Path, tuple[int, ...]], tuple[Sequence[Layer], tuple[tuple[int, int], ...] | None]
+]
+GIVEN: dict[str, GivenReader] = {
+    "network": lambda name, *_: (networks.get(name), None),
+    "onnx": lambda path, folder, _: given.from_onnx(folder / path),
+    "module": lambda name, _, shape: given.from_module(name, shape),  # where the user names it too
+}
 
 UNITS: dict[
     str, tuple[int, float | None]
@@ -39,11 +45,12 @@ UNITS: dict[
 }
 
 
-def get(name: str) -> Problem:
+def get(name: str, modules: Sequence[str] = ()) -> Problem:
     """The problem of a shipped workload, or of a TOML file.
 
     Args:
       name: `w1`, `w2`, `w3`, or a path that ends in `.toml`.
+      modules: as in `from_dict`.
 
     Raises:
       FdgError: there is none; as `read`.
@@ -56,11 +63,11 @@ def get(name: str) -> Problem:
         return from_dict(tomllib.loads(text), name)
     if not name.endswith(".toml"):
         raise unknown_name("workload", name, WORKLOADS, meant=("w1", "FILE.toml"))
-    return read(name)
+    return read(name, modules)
 
 
-def read(path: str | Path) -> Problem:
-    """The problem that a TOML file says.
+def read(path: str | Path, modules: Sequence[str] = ()) -> Problem:
+    """The problem that a TOML file says; `modules` as in `from_dict`.
 
     Raises:
       FdgError: it cannot be read, or says what is no problem: the key, and the nearest known one.
@@ -75,16 +82,22 @@ def read(path: str | Path) -> Problem:
         said = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise FdgError(f"{path} is no TOML that can be read: {one_line(error)}") from None
-    return from_dict(said, str(path), path.parent)
+    return from_dict(said, str(path), path.parent, modules)
 
 
-def from_dict(said: Mapping[str, Any], name: str = "codesign", folder: Path | None = None) -> Problem:
+def from_dict(
+    said: Mapping[str, Any],
+    name: str = "codesign",
+    folder: Path | None = None,
+    modules: Sequence[str] = (),
+) -> Problem:
     """The problem that a dictionary says, as a TOML file has it.
 
     Args:
       said: `[budget]`, `[chip]`, `[technology]`, `[specs]`, `[bounds]`, `[accuracy]` and `[[task]]`.
       name: of the problem, in messages.
       folder: that relative paths of files begin at.
+      modules: those of `module = "MODULE:NAME"` that may be imported, for a file alone may not ask for it.
 
     Raises:
       FdgError: as `read`.
@@ -102,7 +115,7 @@ def from_dict(said: Mapping[str, Any], name: str = "codesign", folder: Path | No
         raise FdgError(f"{name}: there is no task: write one [[task]] a network")
     if len(tasks) > 8:
         raise FdgError(f"{name}: {len(tasks)} tasks; give at most 8")
-    read_tasks = [_task(name, at, one, len(tasks), folder or Path()) for at, one in enumerate(tasks)]
+    read_tasks = [_task(name, at, one, len(tasks), folder or Path(), modules) for at, one in enumerate(tasks)]
     names = [task.name for task in read_tasks]
     for one in names:
         if names.count(one) > 1:
@@ -255,9 +268,11 @@ def _one_specs(keys: _Keys, technology: Technology) -> Specs:
     return Specs(*found)
 
 
-def _task(name: str, at: int, said: Mapping[str, Any], tasks: int, folder: Path) -> Task:
+def _task(
+    name: str, at: int, said: Mapping[str, Any], tasks: int, folder: Path, modules: Sequence[str]
+) -> Task:
     keys = _Keys(
-        name, f"task {at + 1}", said, f"name space weight data accuracy {_OF_SPACES} {' '.join(GIVEN)}"
+        name, f"task {at + 1}", said, f"name space weight data accuracy input {_OF_SPACES} {' '.join(GIVEN)}"
     )
     title = keys.text("name", f"task{at + 1}")
     if not title or len(title) > 64 or not title.isprintable():
@@ -274,14 +289,29 @@ def _task(name: str, at: int, said: Mapping[str, Any], tasks: int, folder: Path)
         raise FdgError(f"{keys.where} has {both}: write one of {', '.join(('space', *GIVEN))}")
     (source,) = sources
     value = keys.text(source, "")
+    shape = (
+        keys.options("input", (1,), int, "whole numbers, such as [1, 224, 224, 3]") if "input" in said else ()
+    )
+    if shape and source != "module":
+        raise FdgError(
+            f"{keys.where}: input is the shape that a module takes, and {source} is given: leave it out"
+        )
     if source != "space":
         if wrong := next((key for key in _OF_SPACES.split() if key in said), None):
             raise FdgError(f"{keys.where}: {wrong} is for a space, and {source} is given: leave {wrong} out")
-        layers, branches = GIVEN[source](value, folder)
+        if source == "module" and value not in modules:
+            raise FdgError(
+                f"{keys.where}: module '{value}' is code, which a file alone may not have imported: name it too, "
+                f"by --module {value} (module={value!r})"
+            )
+        try:
+            layers, branches = GIVEN[source](value, folder, shape)
+        except FdgError as error:
+            raise FdgError(f"{keys.where}: {error}") from None
         known = keys.number("accuracy", 0.0, above=False) if "accuracy" in said else None
         if known is not None and known > 1:
             raise keys.wrong("accuracy", known, "a number from 0 to 1")
-        return space.given(title, layers, accuracy=known, branches=branches, **fields)
+        return space.given(title, list(layers), accuracy=known, branches=branches, **fields)
     if "accuracy" in said:
         raise FdgError(
             f"{keys.where}: accuracy is for a given network; [accuracy] says where a space's are from"

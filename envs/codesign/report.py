@@ -6,17 +6,20 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import jax.numpy as jnp
 import numpy as np
 
-from envs.codesign import cost, exports, pictures, problem
+from envs.codesign import cost, exports, problem, templates
 from envs.codesign.exports import Chip
 from envs.codesign.found import Designs
 from envs.codesign.layers import Layer
 from envs.codesign.problem import Problem, Scheduled
-from envs.codesign.search import Search
 from fdg.errors import FdgError
+
+if TYPE_CHECKING:
+    from envs.codesign.searching import Search
 
 SOURCES = {
     "table": "measured before, by training each network",
@@ -47,7 +50,7 @@ def amounts(of: Problem) -> tuple[Amount, ...]:
     )
 
 
-def text(found: Search) -> str:
+def text(found: "Search") -> str:
     """What the command prints: the design beside the specs, what binds its layers, accuracies, samples."""
     if not math.isfinite(found.best.violation):
         return f"no design is complete after {found.samples:,} samples: give more"
@@ -66,13 +69,13 @@ def text(found: Search) -> str:
     return "\n".join(lines)
 
 
-def _verdict(found: Search, infeasible: str) -> str:
+def _verdict(found: "Search", infeasible: str) -> str:
     if not any(map(math.isfinite, found.problem.specs)):
         return "no specs are given"
     return "meets the specs" if found.is_feasible else infeasible
 
 
-def infeasible(found: Search) -> list[str]:
+def infeasible(found: "Search") -> list[str]:
     """What keeps designs from the specs: the least violation, and what can be reached of each spec alone."""
     assert found.least is not None
     lines = [f"least violation: the specs are exceeded by {excess(float(found.best.violation))} in all"]
@@ -87,7 +90,7 @@ def infeasible(found: Search) -> list[str]:
     return lines
 
 
-def _rows(found: Search) -> list[list[str]]:
+def _rows(found: "Search") -> list[list[str]]:
     rows = []
     for amount in amounts(found.problem):
         value, spec = getattr(found.best, amount.field), getattr(found.problem.specs, amount.field)
@@ -155,7 +158,7 @@ def _of_layers(scheduled: Scheduled, table: Any) -> np.ndarray:
     return np.asarray(table)[np.arange(len(subs)), subs]
 
 
-def layer_rows(of: Problem, design: Designs, scheduled: Scheduled) -> list[dict[str, Any]]:
+def layer_rows(scheduled: Scheduled) -> list[dict[str, Any]]:
     """Each layer: where and when it runs, what it costs and what binds it."""
     costs = {key: _of_layers(scheduled, value) for key, value in scheduled.costs._asdict().items()}
     when = scheduled.schedule
@@ -197,25 +200,17 @@ def design_row(of: Problem, design: Designs) -> dict[str, Any]:
     }
 
 
-def write(found: Search, folder: Path) -> list[Path]:
-    """Writes all files of a search into a folder; gives their paths.
+def write(found: "Search", folder: Path, pictures: Sequence[str]) -> list[Path]:
+    """Writes report, designs and files for other tools into a folder that is there; gives their paths.
 
-    Raises:
-      FdgError: no design is complete, or the folder cannot be written.
+    Args:
+      found: the search.
+      folder: where to.
+      pictures: names of those that the report shows.
     """
-    if not math.isfinite(found.best.violation):
-        raise FdgError(text(found))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return _write(found, folder)
-    except OSError as error:
-        raise FdgError(f"{error.filename}: cannot be written ({error.strerror}): give --out DIR") from error
-
-
-def _write(found: Search, folder: Path) -> list[Path]:
     of, best = found.problem, found.best
     scheduled = found.scheduled
-    layers = layer_rows(of, best, scheduled)
+    layers = layer_rows(scheduled)
     texts = _exported(of, best, scheduled)
     missing = texts.pop("missing", "")
     texts["best.json"] = json.dumps(_plain(_best(found, layers)), indent=1) + "\n"
@@ -231,12 +226,11 @@ def _write(found: Search, folder: Path) -> list[Path]:
         table = csv.DictWriter(file, keys, restval="")
         table.writeheader()
         table.writerows(rows)
-    drawn = pictures.draw(found, layers, folder)
-    (folder / "report.md").write_text(_markdown(found, layers, scheduled, texts, missing))
-    return [folder / "report.md", folder / "designs.csv", *written, *drawn]
+    (folder / "report.md").write_text(_markdown(found, layers, texts, missing, pictures))
+    return [folder / "report.md", folder / "designs.csv", *written]
 
 
-def _best(found: Search, layers: list[dict[str, Any]]) -> dict[str, Any]:
+def _best(found: "Search", layers: list[dict[str, Any]]) -> dict[str, Any]:
     of = found.problem
     return {
         "problem": of.name,
@@ -263,7 +257,7 @@ def _plain(value: Any) -> Any:
 
 def chips(of: Problem, design: Designs) -> list[Chip]:
     """The sub-accelerators of a design; those that are not there have no rows."""
-    _, kinds = problem.positions(of, np.asarray(design.choices))
+    _, kinds = problem.positions(of, jnp.asarray(design.choices))
     subs = of.chips.subs()
     found = []
     for kind in np.asarray(kinds).tolist():
@@ -273,7 +267,7 @@ def chips(of: Problem, design: Designs) -> list[Chip]:
 
 
 def _layers(of: Problem, design: Designs) -> list[Layer]:
-    networks, _ = problem.positions(of, np.asarray(design.choices))
+    networks, _ = problem.positions(of, jnp.asarray(design.choices))
     pairs = zip(of.tasks, np.asarray(networks).tolist(), strict=True)
     return [layer for task, at in pairs for layer in task.build(*task.choices()[at])]
 
@@ -301,13 +295,13 @@ def _exported(of: Problem, design: Designs, scheduled: Scheduled) -> dict[str, s
 
 
 def _markdown(
-    found: Search,
+    found: "Search",
     layers: list[dict[str, Any]],
-    scheduled: Scheduled,
     files: Mapping[str, str],
     missing: str,
+    names: Sequence[str],
 ) -> str:
-    of, best = found.problem, found.best
+    of, best, scheduled = found.problem, found.best, found.scheduled
     verdict = _verdict(found, "**no design meets the specs**; this is the nearest")
     lines = [
         f"# Co-design of {of.name}",
@@ -351,7 +345,7 @@ def _markdown(
             ],
         ),
         "",
-        *(line for name in pictures.NAMES for line in (f"![{name}]({name})", "")),
+        *(line for name in names for line in (f"![{name}]({name})", "")),
         "## For other tools",
         "",
         missing or _TOOLS.format(", ".join(f"`{name}`" for name in files if name.startswith("zigzag"))),
@@ -376,8 +370,6 @@ def _assumptions(of: Problem, design: Designs) -> list[str]:
     assumed = sorted({one.template for one in there if one.rows and one.template in ("shi", "rs")})
     if not assumed:
         return []
-    from envs.codesign import templates
-
     excess = sum(
         one.rows * one.columns * (templates.get(one.template).pe_mm2(of.technology) - of.technology.pe_mm2)
         for one in there

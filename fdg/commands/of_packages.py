@@ -3,6 +3,7 @@
 import importlib.metadata
 from collections.abc import Collection, Mapping, Sequence
 from importlib.metadata import EntryPoint
+from typing import Any
 
 from fdg.commands.cli import guarded
 from fdg.errors import FdgError, listed, one_line
@@ -31,8 +32,8 @@ def help_lines(found: Commands, built_in: Collection[str]) -> list[str]:
         elif len(points) > 1:
             text = f"of {owners}: not used, for a name is of one package; uninstall the others"
         else:
-            about = points[0].dist.metadata if points[0].dist else {}
-            summary = about["Summary"] if "Summary" in about else ""
+            about: Any = points[0].dist.metadata if points[0].dist else {}
+            summary = about.get("Summary") or ""
             text = f"of {owners}: {' '.join(summary.split())[:_WIDTH]}".removesuffix(": ")
         lines.append(f"{name:10} {text}")
     return lines

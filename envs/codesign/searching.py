@@ -15,7 +15,7 @@ import numpy as np
 import algos
 import fdg
 import policies
-from envs.codesign import environment, problem, reading
+from envs.codesign import environment, pictures, problem, reading, report
 from envs.codesign.environment import CoDesign
 from envs.codesign.found import Designs
 from envs.codesign.problem import Problem, Scheduled, Specs
@@ -72,14 +72,20 @@ class Search:
 
         Args:
           folder: None for the run directory.
-        """
-        from envs.codesign import report
 
-        return report.write(self, self.path if folder is None else Path(folder))
+        Raises:
+          FdgError: no design is complete, or the folder cannot be written.
+        """
+        to = self.path if folder is None else Path(folder)
+        if not math.isfinite(self.best.violation):
+            raise FdgError(report.text(self))
+        try:
+            to.mkdir(parents=True, exist_ok=True)
+            return [*report.write(self, to, pictures.NAMES), *pictures.draw(self, to)]
+        except OSError as error:
+            raise FdgError(f"{error.filename}: cannot be written ({error.strerror}): give another") from error
 
     def __str__(self) -> str:
-        from envs.codesign import report
-
         return report.text(self)
 
 
@@ -115,7 +121,7 @@ def search(
 
     Example::
 
-        found = search.search("w1", samples=5_000)
+        found = envs.codesign.search("w1", samples=5_000)
         print(found)
         found.write("w1")
     """
@@ -225,15 +231,15 @@ class _Progress:
         self._job, self._env, self._begun = job, env, begun
         self._said = (-math.inf, -1.0)  # when, and which tenth
 
-    def __call__(self, report: Report) -> None:
+    def __call__(self, recorded: Report) -> None:
         now = time.perf_counter()
-        tenth = 10 * report.iteration // report.num_iterations
+        tenth = 10 * recorded.iteration // recorded.num_iterations
         if tenth == self._said[1] and now - self._said[0] < 5:
             return
         self._said = now, tenth
-        row = report.rows[-1]
+        row = recorded.rows[-1]
         done, total = (
-            _samples(self._job, self._env, count) for count in (report.iteration, report.num_iterations)
+            _samples(self._job, self._env, count) for count in (recorded.iteration, recorded.num_iterations)
         )
         score, violation = row["best_score"], row["best_violation"]
         if not math.isfinite(violation):
@@ -241,9 +247,8 @@ class _Progress:
         elif violation == 0:
             text = f"the best meets the specs, score {score:.4f}"
         else:
-            from envs.codesign.report import excess
-
-            text = f"none meets the specs yet; the nearest exceeds them by {excess(violation)} in all"
+            over = report.excess(violation)
+            text = f"none meets the specs yet; the nearest exceeds them by {over} in all"
         print(f"{done:>9,} of {total:,} designs, {now - self._begun:5.1f} s: {text}", flush=True)
 
 
