@@ -10,13 +10,14 @@ import copy
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 from jax.extend import core
 from jax.interpreters import ad, batching, mlir
 
+from fdg import jaxprs
 from fdg.arguments import checked
 from fdg.errors import GraphError
 
@@ -70,6 +71,24 @@ class FragmentMark(NamedTuple):
             return None
         parts = str(eqn.params["name"]).split(":")
         return FragmentMark(parts[1], parts[2]) if len(parts) == 3 and parts[0] == _PREFIX else None
+
+
+def fragments_in(equations: Iterable[core.JaxprEqn], outermost: bool = False) -> tuple[str, ...]:
+    """Names of the fragments that equations call at any depth, in program order.
+
+    Args:
+      equations: of a jaxpr whose fragments have names of their own, as in `FDG.jaxpr`.
+      outermost: whether those within others are left out.
+    """
+    found: list[str] = []
+    for eqn in equations:
+        mark = FragmentMark.of(eqn)
+        if mark is not None:
+            found.append(mark.name)
+        if mark is None or not outermost:
+            for body in jaxprs.bodies(eqn):
+                found += fragments_in(body.jaxpr.eqns, outermost)
+    return tuple(found)
 
 
 # ---------------------------------------------------------------------------------------------------

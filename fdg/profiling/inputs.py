@@ -14,7 +14,7 @@ import jax
 from jax.extend import core
 
 from fdg import jaxprs
-from fdg.fragment import FragmentMark
+from fdg.fragment import FragmentMark, fragments_in
 from fdg.jax_internals import ClosedJaxpr
 
 
@@ -42,7 +42,7 @@ def _visit(closed: Any, arguments: Sequence[Any], found: dict[str, list[Any]]) -
     known.update(zip(jaxpr.constvars, jaxprs.constants_of(closed), strict=True))
     begun = 0
     for i, eqn in enumerate(jaxpr.eqns):
-        if not _has_fragment(eqn):
+        if not fragments_in([eqn]):
             continue
         _compute(jaxpr.eqns[begun:i], jaxpr.eqns[i:], known)
         begun = i
@@ -52,7 +52,7 @@ def _visit(closed: Any, arguments: Sequence[Any], found: dict[str, list[Any]]) -
             given = zip(eqn.invars, values, strict=True)
             found[mark.name] = [x for v, x in given if not jaxprs.is_literal(v)]
         for body, inner in zip(jaxprs.bodies(eqn), jaxprs.closed_bodies(eqn), strict=True):
-            if not any(map(_has_fragment, body.jaxpr.eqns)):
+            if not fragments_in(body.jaxpr.eqns):
                 continue
             starts = [
                 values[operand][0] if k in body.sliced else values[operand]
@@ -63,10 +63,6 @@ def _visit(closed: Any, arguments: Sequence[Any], found: dict[str, list[Any]]) -
 
 def _value(atom: Any, known: Mapping[Any, Any]) -> Any:
     return atom.val if jaxprs.is_literal(atom) else known[atom]
-
-
-def _has_fragment(eqn: core.JaxprEqn) -> bool:
-    return any(FragmentMark.of(each) is not None for each in jaxprs.walk([eqn]))
 
 
 def _compute(

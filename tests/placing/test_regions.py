@@ -12,7 +12,7 @@ import fdg
 import policies
 from fdg import jaxprs
 from fdg.fragment import boundary_p
-from fdg.placing.regions.opening import inline, open_iteration
+from fdg.placing.regions.opening import open_iteration
 from fdg.placing.regions.region import Loop, Operation
 from tests.conformance.comparison import leaves, ppo
 from tests.user_algorithm import Gardener, Walker
@@ -164,16 +164,6 @@ def test_what_is_carried_has_memory_of_its_own():
     for item in items_of(opened.region):
         if isinstance(item, Loop):
             check(item.body.inputs[len(item.constants) :], item.body.outputs)
-
-
-def test_inlining_opens_calls_alone():
-    """Staleness reads fragments and loops; only what stands around them goes."""
-    graph = fdg.trace(Gardener())
-    region = inline(graph.jaxpr).region
-    assert not [item for item in region.items if isinstance(item, Loop)]
-    assert {"scan"} <= {op.eqn.primitive.name for op in region.items}
-    names = fragments_of(region)
-    assert ("taste.2",) in names and ("taste.3",) in names  # of `appraise`, called twice
 
 
 def test_refusals_name_group_and_fragment():

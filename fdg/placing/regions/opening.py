@@ -11,7 +11,6 @@ group the scan stays one equation.
     3 trips of (; x, zeros, 0): region x, rows, t: a = act(x); y = step(a); rows[t] = a; return y, rows, t + 1
 """
 
-import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,7 +20,7 @@ from jax.extend import core
 
 from fdg import jaxprs
 from fdg.errors import PlanError
-from fdg.fragment import FragmentMark, boundary_p
+from fdg.fragment import FragmentMark, boundary_p, fragments_in
 from fdg.placing.regions.building import RegionBuilder, look_up, renamed
 from fdg.placing.regions.effects import START, has_effect, threaded
 from fdg.placing.regions.region import Loop, Opened, Operation, Region
@@ -41,17 +40,9 @@ def open_iteration(jaxpr: Any, assignment: Mapping[str, str], policy: Any) -> Op
     return _Opener(assignment, policy).open(jaxpr)
 
 
-def inline(jaxpr: Any) -> Opened:
-    """Opens only calls that hold fragments without being one, so that fragments and loops are in sight."""
-    return _Inliner({}, None).open(jaxpr)
-
-
 class _Opener:
-    threads_effects = True
-
     def __init__(self, assignment: Mapping[str, str], policy: Any):
         self.assignment, self.policy = assignment, policy
-        self.used: collections.Counter[str] = collections.Counter()
         self.constants: dict[int, tuple[core.Var, Any]] = {}  # by identity: each value once
         self.declared: dict[core.Var, int] = {}
 
@@ -60,7 +51,7 @@ class _Opener:
         region = RegionBuilder()
         names: dict[Any, Any] = {v: core.Var(v.aval) for v in jaxpr.invars}
         inputs = [names[v] for v in jaxpr.invars]
-        count, has_token = len(inputs), self.threads_effects and any(map(has_effect, jaxpr.eqns))
+        count, has_token = len(inputs), any(map(has_effect, jaxpr.eqns))
         if has_token:
             region.token, _ = self.constants[id(START)] = core.Var(jax.typeof(START)), START
         self._name_constants(closed, names, region)
@@ -85,19 +76,14 @@ class _Opener:
     def _walk(self, jaxpr: core.Jaxpr, names: dict, region: RegionBuilder, inside: str | None) -> None:
         """Appends a jaxpr's equations; `inside` is the group of the opened fragment around them."""
         for eqn in jaxpr.eqns:
-            before = self.used.copy()
-            fragments = self._fragments_in(eqn)
-            if not self._opens(eqn, fragments):
+            fragments = fragments_in([eqn])
+            if len({self.assignment[name] for name in fragments}) <= 1:
                 self._append(eqn, fragments, names, region, inside)
                 continue
             if eqn.primitive.name == "scan" and eqn.params["length"] == 0:
                 self._skip_scan(eqn, names, region)
                 continue
-            self.used = before
-            mark = FragmentMark.of(eqn)
-            if mark is not None:
-                self.used[mark.name] += 1
-            here = self.assignment.get(fragments[0]) if mark is not None else inside
+            here = inside if FragmentMark.of(eqn) is None else self.assignment[fragments[0]]
             (body, *others) = jaxprs.bodies(eqn)
             if eqn.primitive.name == "scan":
                 self._open_scan(eqn, body, names, region, here)
@@ -131,22 +117,6 @@ class _Opener:
         for k, i in _passed_through(eqn):
             names[eqn.outvars[k]] = look_up(names, eqn.invars[i])
 
-    def _opens(self, eqn: core.JaxprEqn, fragments: Sequence[str]) -> bool:
-        return len({self.assignment[name] for name in fragments}) > 1
-
-    def _fragments_in(self, eqn: core.JaxprEqn) -> tuple[str, ...]:
-        """Names of the fragments that an equation calls, in the order in which `trace` found them."""
-        found = []
-        mark = FragmentMark.of(eqn)
-        if mark is not None:
-            self.used[mark.name] += 1
-            count = self.used[mark.name]
-            found.append(mark.name if count == 1 else f"{mark.name}.{count}")
-        for body in jaxprs.bodies(eqn):
-            for inner in body.jaxpr.eqns:
-                found += self._fragments_in(inner)
-        return tuple(found)
-
     def _refusal(self, eqn: core.JaxprEqn, fragments: Sequence[str]) -> PlanError:
         where = ", ".join(f"'{name}' on {self.assignment[name]}" for name in fragments)
         kind = {"while": "while loop", "cond": "branch (cond)"}.get(eqn.primitive.name, eqn.primitive.name)
@@ -159,8 +129,7 @@ class _Opener:
         self, eqn: core.JaxprEqn, body: jaxprs.Body, names: dict, region: RegionBuilder, here: str | None
     ) -> None:
         """What a call does, in its place."""
-        params = [p for p in eqn.params.values() if jaxprs.is_jaxpr(p)]
-        closed = next(p for p in params if jaxprs.open_jaxpr(p) is body.jaxpr)
+        (closed,) = jaxprs.closed_bodies(eqn)
         inner = dict(zip(body.jaxpr.invars, (look_up(names, v) for v in eqn.invars), strict=True))
         self._name_constants(closed, inner, region)
         self._walk(body.jaxpr, inner, region, here)
@@ -231,15 +200,6 @@ class _Opener:
         nexts = region.distinct(nexts, carried, len(nexts))
         inside = Region([*region.constants.values(), *carried], region.items, nexts)
         around.items.append(Loop(body.trips, list(region.constants), starts, results, inside))
-
-
-class _Inliner(_Opener):
-    threads_effects = False
-
-    def _opens(self, eqn: core.JaxprEqn, fragments: Sequence[str]) -> bool:
-        bodies = jaxprs.bodies(eqn)
-        is_call = len(bodies) == 1 and bodies[0].exact and eqn.primitive.name != "scan"
-        return is_call and bool(fragments) and FragmentMark.of(eqn) is None
 
 
 def _passed_through(eqn: core.JaxprEqn) -> list[tuple[int, int]]:

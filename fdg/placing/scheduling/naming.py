@@ -5,12 +5,11 @@ learners: split reshape      "before learn": its group's next fragment, or "afte
 """
 
 import collections
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from jax.extend import core
 
-from fdg import jaxprs
-from fdg.fragment import FragmentMark
+from fdg.fragment import fragments_in
 from fdg.placing.regions.region import Operation, Region
 from fdg.placing.scheduling.drafts import Crossing, Draft, ProgramDraft, StepDraft
 from fdg.placing.scheduling.residents import Placement
@@ -51,15 +50,8 @@ def _fragments(steps: Sequence[StepDraft], group: str, placement: Placement) -> 
             continue
         inside = step.operations if isinstance(step, ProgramDraft) else step.loop.body.operations()
         mine = [op for op in inside if op.fragments and group in placement.groups[op]]
-        found += dict.fromkeys(name for op in mine for name in _outermost(op.eqn, iter(op.fragments)))
+        found += dict.fromkeys(name for op in mine for name in fragments_in([op.eqn], outermost=True))
     return found
-
-
-def _outermost(eqn: core.JaxprEqn, names: Iterator[str]) -> list[str]:
-    """Of the fragments in an equation, named in the order of `trace`, those that are in no other."""
-    here = [next(names)] if FragmentMark.of(eqn) is not None else []
-    inner = [n for body in jaxprs.bodies(eqn) for e in body.jaxpr.eqns for n in _outermost(e, names)]
-    return here or inner
 
 
 def find_origins(region: Region, num_carried: int) -> Origins:

@@ -6,7 +6,8 @@ from typing import TypeAlias
 from jax.extend import core
 
 from fdg.errors import PlanError
-from fdg.placing.staleness.values import Origins, Value, fragments
+from fdg.fragment import fragments_in
+from fdg.placing.staleness.values import Origins, Value
 from fdg.tracing.graph import Fragment
 
 Reader: TypeAlias = str | None  # the innermost fragment that reads; None: the state, or a metric
@@ -138,7 +139,7 @@ class Readers:
     def check_control(self, eqn: core.JaxprEqn, choice: Value, need: Need) -> None:
         """Whether a loop or branch goes on is one decision, also where a group would decide otherwise."""
         after = sorted({reader for readers in need.values() for reader in readers if reader})
-        for reader in (*fragments(eqn), *after):
+        for reader in (*fragments_in([eqn], outermost=True), *after):
             if self.version(choice, reader):
                 kind = "branch (cond)" if eqn.primitive.name == "cond" else "while loop"
                 raise PlanError(
@@ -151,7 +152,11 @@ class Readers:
         self, eqn: core.JaxprEqn, operands: Sequence[Value], inside: Reader, need: Need
     ) -> None:
         """An older version cannot be followed through an equation of a kind that is not known."""
-        affected = [f for f in (*fragments(eqn), inside) if any(self.version(v, f) for v in operands)]
+        affected = [
+            f
+            for f in (*fragments_in([eqn], outermost=True), inside)
+            if any(self.version(v, f) for v in operands)
+        ]
         if affected or any(self.version(v, reader) for v, readers in need.items() for reader in readers):
             raise PlanError(
                 f"{self.where}: {self._leaves(*operands)} cannot be followed through {eqn.primitive.name} to"

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from jax.extend import core
 
 from fdg import jaxprs
-from fdg.fragment import FragmentMark
+from fdg.fragment import FragmentMark, fragments_in
 
 Origins: TypeAlias = frozenset[Any]  # leaves of the state by position, fragments by name, values in loops
 
@@ -87,14 +87,6 @@ def control_flow(eqn: core.JaxprEqn) -> str | None:
     return "call" if exact and name != "custom_linear_solve" else None
 
 
-def fragments(eqn: core.JaxprEqn) -> list[str]:
-    """Names of the fragments that run when an equation does, but for those within others."""
-    mark = FragmentMark.of(eqn)
-    if mark is not None:
-        return [mark.name]
-    return [name for body in jaxprs.bodies(eqn) for inner in body.jaxpr.eqns for name in fragments(inner)]
-
-
 def _through(
     eqn: core.JaxprEqn, operands: list[Value], inside: str | None
 ) -> tuple[list[Value], list[Block]]:
@@ -103,7 +95,9 @@ def _through(
     if is_identity(eqn):
         return [Value(v.aval, v.origins, same=v) for v in operands], []
     if kind is None:
-        made = {inside} if inside is not None else _joined(operands).union(fragments(eqn))
+        made = (
+            {inside} if inside is not None else _joined(operands).union(fragments_in([eqn], outermost=True))
+        )
         return [Value(v.aval, frozenset(made)) for v in eqn.outvars], []
     if mark is not None:
         inside = mark.name

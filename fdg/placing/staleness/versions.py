@@ -13,9 +13,9 @@ import jax
 from jax.extend import core
 
 from fdg import jaxprs
-from fdg.fragment import FragmentMark
+from fdg.fragment import FragmentMark, fragments_in
 from fdg.placing.staleness.readers import Need, Reader, Readers, Version
-from fdg.placing.staleness.values import Block, Value, control_flow, fragments, is_identity
+from fdg.placing.staleness.values import Block, Value, control_flow, is_identity
 
 Pair: TypeAlias = tuple[Value, Version]
 
@@ -80,7 +80,7 @@ class Written:
         return self.names[pair]
 
     def _write(self, eqn: core.JaxprEqn, inner: list[Block]) -> None:
-        operands, runs, mark = self.block.of(eqn.invars), fragments(eqn), FragmentMark.of(eqn)
+        operands, runs, mark = self.block.of(eqn.invars), fragments_in([eqn]), FragmentMark.of(eqn)
         results = [v for v in self.block.of(eqn.outvars) if v.literal is None and v not in operands]
         need = {v: self.need.get(v, set()) for v in results}
         if not (runs or eqn.effects or any(need.values())):
