@@ -1,5 +1,6 @@
 """Files of others: regular ones only, and JSON within bounds."""
 
+import math
 import os
 import re
 import socket
@@ -63,3 +64,10 @@ def test_what_is_within_bounds_is_read():
     assert json_object(b"\xef\xbb\xbf" + deepest, "x").keys() == {"a"}
     content = b'{"a": 9223372036854775807, "b": -1.5e308, "c": "\\ud83d\\ude00 1e999"}'
     assert json_object(content, "x") == {"a": 2**63 - 1, "b": -1.5e308, "c": "\U0001f600 1e999"}
+
+
+def test_numbers_of_any_size_are_floats_where_each_is_checked_later():
+    content = b'{"a": 1000000000000000019884624838656, "b": [-Infinity, 1e999], "c": 1' + b"0" * 5000 + b"}"
+    found = json_object(content, "x", any_number=True)
+    assert found == {"a": 1e30, "b": [-math.inf, math.inf], "c": math.inf} and type(found["a"]) is float
+    assert math.isnan(json_object(b'{"a": NaN}', "x", any_number=True)["a"])

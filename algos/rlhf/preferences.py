@@ -21,6 +21,7 @@ from algos.rlhf.following import Rows
 from algos.rlhf.language_agent import LanguageAgent
 from algos.rlhf.losses import masked_mean
 from algos.rlhf.responses import Responses, rewarded
+from algos.rlhf.speaker import held_out_numbers
 from algos.rlhf.streaming import Rollout
 
 
@@ -164,7 +165,7 @@ class PreferenceAgent(LanguageAgent):
         return {**metrics, **self._lengths(rollout.responses)}
 
     def _held_out_pairs(self, key: jax.Array, count: int) -> Pairs:
-        return self._read(jax.random.split(key, count), "test")
+        return self._read(jax.random.split(key, count), "test", *held_out_numbers(self.env, count))
 
     def _version(self, state: Any) -> jax.Array:
         """No metric reads it: the optimiser's count would have a respondent that stays wait for learning."""

@@ -18,6 +18,7 @@ from algos.rlhf.losses import masked_mean
 from algos.rlhf.responses import Responses, of_transcript
 from envs.text import Problem, Prompts, Reward, Said, is_game, play
 
+_AT_ONCE = 256  # responses of an evaluation
 Respond = Callable[[Prompts, jax.Array], Samples]  # to prompts [N], by keys [N]
 
 
@@ -78,21 +79,30 @@ class Speaker:
     def held_out(
         self, parameters: Any, key: jax.Array, count: int, greedy: bool, each: int = 1
     ) -> tuple[Responses, Reward]:
-        """Responses to `count` held-out problems, `each` next to each other, and what they are worth."""
+        """Responses to `count` held-out problems, `each` next to each other, and what they are worth.
+
+        Of a file they are its first `count` rows, else drawn by the key.
+        """
         problem_key, key = jax.random.split(key)
-        problem = self.env.sample(jax.random.split(problem_key, count), "test")
+        problem = self.env.sample(
+            jax.random.split(problem_key, count), "test", *held_out_numbers(self.env, count)
+        )
         problem = jax.tree.map(lambda x: repeated(x, each), problem)
         keys = jax.random.split(key, count * each)
 
         def respond(prompts: Prompts, keys: jax.Array) -> Samples:
             return self.say(parameters, prompts, keys, greedy)
 
-        if is_game(self.env):
-            responses, _, reward = converse(self.env, problem, keys, respond)
-            return responses, reward
-        said = respond(problem.prompts, keys)
-        reward = self.env.reward(problem.answer, said.tokens, said.mask)
-        return Responses(problem.prompts, said.tokens, said.mask, said.mask), reward
+        def played(given: tuple[Problem, jax.Array]) -> tuple[Responses, Reward]:
+            problem, keys = given
+            if is_game(self.env):
+                responses, _, reward = converse(self.env, problem, keys, respond)
+                return responses, reward
+            said = respond(problem.prompts, keys)
+            reward = self.env.reward(problem.answer, said.tokens, said.mask)
+            return Responses(problem.prompts, said.tokens, said.mask, said.mask), reward
+
+        return _in_parts(played, (problem, keys))
 
     def examples(self, parameters: Any, key: jax.Array, count: int) -> dict[str, jax.Array]:
         """Held-out problems and sampled responses, for `rows`: arrays with leading axis `count`."""
@@ -135,6 +145,24 @@ class Speaker:
     def _texts(self, tokens: Any, mask: Any) -> list[str]:
         rows = zip(np.asarray(tokens), np.asarray(mask), strict=True)
         return [self.env.tokenizer.decode(row[shown].tolist()) for row, shown in rows]
+
+
+def held_out_numbers(env: Any, count: int) -> tuple[jax.Array, ...]:
+    """Which held-out rows of a file `count` problems are: the first; empty where problems are drawn."""
+    return () if getattr(env, "num_held_out", None) is None else (jnp.arange(count),)
+
+
+def _in_parts(function: Callable[[Any], Any], given: Any) -> Any:
+    """What a function gives for rows `[N, ...]`, of at most `_AT_ONCE` at a time."""
+    parts, rest = divmod(jax.tree.leaves(given)[0].shape[0], _AT_ONCE)
+    if (parts, rest) <= (1, 0):
+        return function(given)
+    whole = jax.tree.map(lambda x: x[: parts * _AT_ONCE].reshape(parts, _AT_ONCE, *x.shape[1:]), given)
+    found = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), jax.lax.map(function, whole))
+    if not rest:
+        return found
+    last = function(jax.tree.map(lambda x: x[parts * _AT_ONCE :], given))
+    return jax.tree.map(lambda *x: jnp.concatenate(x), found, last)
 
 
 def evaluated(responses: Responses, reward: Reward) -> dict[str, jax.Array]:

@@ -208,6 +208,11 @@ class TextTask:
         table = self._encoded if hasattr(self.problem, "rows") else None
         return None if table is None else int(np.sum(~table.held_out))
 
+    @property
+    def num_held_out(self) -> int | None:
+        """Rows of a file that are held out; None of problems that are drawn."""
+        return None if self.num_rows is None else len(self.problem.rows) - self.num_rows
+
     def sample(self, keys: jax.Array, split: Split = "train", numbers: jax.Array | None = None) -> Problem:
         """Draws one problem a key.
 

@@ -42,7 +42,12 @@ RUN = (
     Flag("seed", int, 0, "of all random numbers"),
     Flag("num_seeds", int | None, None, "agents in one program, of seeds SEED, SEED+1, ... (None: one)"),
     *sweeping.FLAGS,
-    Flag("eval_episodes", int, 128, "episodes of the evaluation after training; 0: none"),
+    Flag(
+        "eval_episodes",
+        int | None,
+        None,
+        "episodes of the evaluation after training; 0: none (None: 128; of a file each held-out row once)",
+    ),
     Flag(
         "checkpoint_every",
         int | None,

@@ -6,7 +6,7 @@ from typing import Any
 import fdg
 from fdg.processes import distributed
 from fdg.training.checkpoint import Checkpoints
-from fdg.training.evaluation import evaluate, summarized
+from fdg.training.evaluation import episodes_of, evaluate, summarized
 from fdg.training.job import Job
 from fdg.training.run_directory import RunDirectory, read_metrics
 from fdg.training.statistics import digits
@@ -45,7 +45,7 @@ class During:
         """
         job = self._job
         most = getattr(job.algorithm, "episodes_while_training", EPISODES)
-        episodes = min(most, job.eval_episodes or most)
+        episodes = min(most, episodes_of(job.algorithm, job.eval_episodes or most))
         evaluations = evaluate(job, self._engine, state, episodes, iteration, greedy=(True, False))
         said = summarized(evaluations)
         mine = evaluations[0].mean if evaluations and evaluations[0].greedy else None

@@ -23,7 +23,7 @@ from fdg.processes import distributed
 from fdg.running.xla_options import xla_options
 from fdg.training.job import Job
 from fdg.training.statistics import digits, interval
-from fdg.training.sweep import agent_seeds
+from fdg.training.sweep import Sweep, agent_seeds
 
 # Returns at which Gymnasium's registry calls an environment solved (`reward_threshold`).
 SOLVED = {
@@ -32,6 +32,7 @@ SOLVED = {
     "MountainCar-v0": -110.0,
     "MountainCarContinuous-v0": 90.0,
 }
+_EPISODES = 128  # of an evaluation after training
 _STREAM = 2**31 - 1  # of random numbers, another than those that training draws from
 
 
@@ -114,6 +115,18 @@ class Evaluation:
 def can_evaluate(algorithm: Any, greedy: bool = True) -> bool:
     """Whether there is a way to: an `evaluate` of its own, or an `actor` and an `env` to act in."""
     return (_has_own(algorithm) and (greedy or _takes_greedy(algorithm))) or has_actor(algorithm)
+
+
+def episodes_of(algorithm: Any, asked: int | None) -> int:
+    """How many episodes an evaluation has: `asked`, or else 128.
+
+    Of a text task with a file, each held-out row is one: the first `asked`, or else all.
+    """
+    own = algorithm.algorithm if isinstance(algorithm, Sweep) else algorithm
+    rows = getattr(getattr(own, "env", None), "num_held_out", None)
+    if rows is None:
+        return _EPISODES if asked is None else asked
+    return rows if asked is None else min(asked, rows)
 
 
 def has_actor(algorithm: Any) -> bool:

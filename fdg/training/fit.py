@@ -43,7 +43,7 @@ def fit(
     resume: bool = False,
     start_from: str | Path | None = None,
     eval_every: int | None = None,
-    eval_episodes: int = 128,
+    eval_episodes: int | None = None,
     checkpoint_every: int | None = None,
     stop_at: float | None = None,
     callbacks: Sequence[Callback] = (),
@@ -70,7 +70,8 @@ def fit(
       resume: go on with the run in `out`, if there is one; more `total_steps` than it had make it longer.
       start_from: an earlier run's directory, whose weights this new run begins with.
       eval_every: iterations from one evaluation during training to the next; the best state is kept.
-      eval_episodes: of the evaluation after training; 0 for none.
+      eval_episodes: of the evaluation after training; 0 for none, None for 128, or each held-out row of a
+        file once.
       checkpoint_every: iterations, at least; None for about twenty checkpoints, fewer where writing them
         would take more than a hundredth of the time.
       stop_at: end as soon as an evaluation during training returns this much.
@@ -131,7 +132,7 @@ def make_job(
     resume: bool = False,
     start_from: str | Path | None = None,
     eval_every: int | None = None,
-    eval_episodes: int = 128,
+    eval_episodes: int | None = None,
     checkpoint_every: int | None = None,
     stop_at: float | None = None,
     loggers: tuple[tuple[str, str | None], ...] = (),

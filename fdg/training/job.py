@@ -22,7 +22,7 @@ class Job:
       agents: how many in the program, of a sweep all; None for one without an axis of agents.
       num_iterations: of the whole run.
       steps_per_iteration: environment steps of one agent in one iteration.
-      eval_episodes: 0 for no evaluation.
+      eval_episodes: see `evaluation.episodes_of`; 0 for no evaluation.
       checkpoint_every: iterations; None for about twenty checkpoints, fewer where they would cost too much.
       out: the run directory; None for one named after the job.
       resumes: whether `out` holds an earlier run to go on with.
@@ -47,7 +47,7 @@ class Job:
     agents: int | None
     num_iterations: int
     steps_per_iteration: int
-    eval_episodes: int
+    eval_episodes: int | None
     checkpoint_every: int | None
     out: Path | None
     resumes: bool
@@ -102,7 +102,7 @@ def check_run(run: Mapping[str, Any]) -> None:
         )
     if (run["num_seeds"] or 1) > MOST_AGENTS:
         raise FdgError(f"--num-seeds {run['num_seeds']}: it must be at most {MOST_AGENTS}")
-    if run["eval_episodes"] > MOST_EPISODES:
+    if (run["eval_episodes"] or 0) > MOST_EPISODES:
         raise FdgError(f"--eval-episodes {run['eval_episodes']}: it must be at most {MOST_EPISODES}")
     if run["seed"] + (run["num_seeds"] or 1) > 2**32:  # JAX would take it modulo 2**32, unasked
         raise FdgError(f"--seed {run['seed']}: seeds are below {2**32}")

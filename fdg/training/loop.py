@@ -24,7 +24,7 @@ from fdg.training.data import keep_data
 from fdg.training.default_devices import Choice
 from fdg.training.devices import check_all_busy, devices_of, with_enough_threads
 from fdg.training.during import During
-from fdg.training.evaluation import SOLVED, Evaluation, evaluate, summarized, verdict
+from fdg.training.evaluation import SOLVED, Evaluation, episodes_of, evaluate, summarized, verdict
 from fdg.training.finite import Finite
 from fdg.training.job import Job
 from fdg.training.losses import LostEpisodes
@@ -240,7 +240,7 @@ class _Sitting:
         if iteration < total:
             say(f"stopped at iteration {iteration:,} of {total:,}: {stopped}")
         groups = groups_summary(engine, wall_s - wall_before)
-        evaluations = evaluate(job, engine, state, job.eval_episodes)
+        evaluations = evaluate(job, engine, state, episodes_of(job.algorithm, job.eval_episodes))
         profiled = profile_run(engine, state, run.path) if job.profiles else []
         profiled += timeline_run(engine, state, run.path) if job.draws_timeline else []
         self.checkpoints.close()

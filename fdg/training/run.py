@@ -20,8 +20,6 @@ from fdg.training.run_directory import read_metrics, read_summary
 from fdg.training.sweep import Sweep
 from fdg.training.sweep_results import read_results
 
-_DEFAULT_EPISODES = 128
-
 
 class Run:
     """What `fdg.fit` and `fdg.load` return: trained agents, and the directory that they are kept in.
@@ -120,10 +118,11 @@ class Run:
         Raises:
           FdgError: `episodes` is below one, the algorithm does not say how it acts, `env` has other spaces.
         """
-        episodes = self.eval_episodes if episodes is None else episodes
-        if episodes < 1:
+        if episodes is not None and episodes < 1:
             raise FdgError(f"episodes={episodes!r}: give an integer of at least 1")
         algorithm = self.algorithm if env is None else _in_another(self.algorithm, env)
+        asked = self.config.get("eval_episodes") or None if episodes is None else episodes
+        episodes = evaluation.episodes_of(algorithm, asked)
         if not evaluation.can_evaluate(algorithm, greedy):
             evaluation.require_actor(algorithm, "be evaluated")
         first = self.seed if seed is None else seed
@@ -135,7 +134,7 @@ class Run:
     @property
     def eval_episodes(self) -> int:
         """How many episodes the evaluation after training had, or would have had."""
-        return self.config.get("eval_episodes") or _DEFAULT_EPISODES
+        return evaluation.episodes_of(self.algorithm, self.config.get("eval_episodes") or None)
 
     @checked
     def play(

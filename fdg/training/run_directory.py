@@ -350,7 +350,7 @@ _WHOLE = {
     "devices": (1, MOST_DEVICES, True),
     "devices_chosen": (1, MOST_DEVICES, True),
     "staleness": (0, 1_000, False),
-    "eval_episodes": (0, MOST_EPISODES, False),
+    "eval_episodes": (0, MOST_EPISODES, True),
     "exploit_every": (1, 2**31, True),
 }
 _KINDS: dict[str, Any] = {"policy_fields": dict, "hyperparameters": dict, "resumes": list}
