@@ -99,17 +99,6 @@ def test_one_worker_is_a2c():
     same(a2c.learn(learned, running_return[0], flat), (new, running[0], metrics))
 
 
-def test_the_step_size_falls_to_zero_over_the_run():
-    """There are as many updates in an iteration as workers: the last of two iterations learns, no more do."""
-    algorithm = small(total_steps=60)
-    iterate, state, changes = jax.jit(algorithm.iterate), algorithm.init(jax.random.key(0)), []
-    for _ in range(algorithm.num_iterations + 1):
-        before = state.parameters
-        state, _ = iterate(state)
-        changes.append(float(optax.tree.norm(optax.tree.sub(state.parameters, before))))
-    assert len(changes) == 3 and changes[1] > 0 and changes[2] == 0
-
-
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

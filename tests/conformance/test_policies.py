@@ -7,6 +7,7 @@ the whole matrix of group sizes; those of `algos/`, which take seconds to compil
 
 import dataclasses
 import functools
+import operator
 
 import jax
 import jax.numpy as jnp
@@ -437,6 +438,5 @@ def test_agents_are_those_of_single_runs(devices):
     states, metrics = several.run(several.init(5), ITERATIONS)
     for agent in range(3):
         expected = plain(Walker(48), Walker(48).init(jax.random.key(5 + agent)), ITERATIONS)
-        assert_same(
-            expected, jax.tree.map(lambda x: x[agent], (states, {k: m.T for k, m in metrics.items()}))
-        )  # noqa: B023
+        rows = {name: row.T for name, row in metrics.items()}
+        assert_same(expected, jax.tree.map(operator.itemgetter(agent), (states, rows)))
