@@ -51,7 +51,7 @@ def _chance(found: np.ndarray, kinds: int) -> float:
     return float(scipy.stats.chisquare(counts).pvalue)
 
 
-@pytest.mark.parametrize("count", [2, 3, 4, 5])
+@pytest.mark.parametrize("count", [3, 5])
 def test_all_orders_are_equally_probable(count):
     orders = np.asarray(permutations(jax.random.key(count), count, 60_000))
     assert _chance(orders @ count ** np.arange(count), math.factorial(count)) > 1e-3

@@ -184,6 +184,7 @@ def test_a_learner_of_rollouts_values_against_numpy():
 
 
 ACTING = {
+    algos.PPO: ("Pendulum-v1", {**ON_POLICY, "num_minibatches": 1}),
     algos.A3C: ("Pendulum-v1", ON_POLICY),
     algos.SAC: ("Pendulum-v1", OFF_POLICY),
     algos.C51: ("CartPole-v1", VALUES),
