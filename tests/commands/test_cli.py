@@ -130,12 +130,13 @@ def test_bad_flags_get_one_line_with_the_fix(words, capsys):
 
 
 def test_batches_that_do_not_divide_by_the_devices_asked_for(capsys, host_devices):
-    line = refuse(capsys, "--num-envs 6 --devices 4".split())
+    pupil = "--algo tests.tiny:Pupil"
+    line = refuse(capsys, f"{pupil} --num-envs 6 --devices 4".split())
     assert "--num-envs 6 does not divide by --devices 4" in line
     assert "use --num-envs 4 or 8, or --devices 3" in line
-    line = refuse(capsys, "--num-seeds 3 --devices 2".split())
+    line = refuse(capsys, f"{pupil} --num-seeds 3 --devices 2".split())
     assert "--num-seeds 3 does not divide by --devices 2: use --num-seeds 2 or 4, or --devices 1" in line
-    line = refuse(capsys, "--num-envs 1 --devices 2".split())
+    line = refuse(capsys, f"{pupil} --num-envs 1 --devices 2".split())
     assert "use --num-envs 2, or --devices 1" in line
 
 

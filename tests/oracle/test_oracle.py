@@ -36,7 +36,7 @@ def test_a_random_program_has_the_numbers_of_plain_jax(seed, devices):
 def test_the_schedule_of_any_program_is_valid():
     """Nothing is compiled, so there can be more of them."""
     found = 0
-    for seed in range(24):
+    for seed in range(10):
         algorithm, placements = program_of(seed)
         for placement in placements:
             try:
@@ -46,7 +46,7 @@ def test_the_schedule_of_any_program_is_valid():
             if plan.schedule is not None:
                 assert_valid(plan.schedule)
                 found += 1
-    assert found > 24
+    assert found > 10
 
 
 # --- programs ---
