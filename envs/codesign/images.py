@@ -66,7 +66,7 @@ def digits(noise: float = 0.35, degrees: float = 0.0) -> Images:
     return Images(images[:_TRAIN], labels[:_TRAIN], images[_TRAIN:], labels[_TRAIN:])
 
 
-def draw_cells(key: jax.Array, number: int, size: int = _CELLS_SIZE, noise: float = 0.5) -> tuple:
+def draw_cells(key: jax.Array, number: int, size: int = _CELLS_SIZE, noise: float = 0.3) -> tuple:
     """Images of three ellipses each, with soft borders, on an uneven ground with noise; and their masks.
 
     Returns:
