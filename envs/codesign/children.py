@@ -87,6 +87,11 @@ def _upwards(images: jax.Array, kernel: Kernel) -> jax.Array:
     return four.reshape(number, 2 * rows, 2 * columns, -1)
 
 
+def _leaky(images: jax.Array) -> jax.Array:
+    """A rectifier that lets a tenth of what is below 0 pass: two filters at full size must not both die."""
+    return jax.nn.leaky_relu(images, 0.1)
+
+
 def _up_to(width: jax.Array, images: jax.Array) -> jax.Array:
     """The maps of the first `width` filters; 0 in place of the others."""
     return images * (jnp.arange(images.shape[-1]) < width)[None, None, None]
@@ -148,20 +153,20 @@ def _unet(task: Task, space: UNet) -> Network:
         return found
 
     def apply(kernels: dict[str, Kernel], choice: jax.Array, images: jax.Array) -> jax.Array:
-        now = _up_to(choice[1], jax.nn.relu(convolve(images, kernels["first"])))
+        now = _up_to(choice[1], _leaky(convolve(images, kernels["first"])))
         maps = [now]
         for level in range(1, levels):
-            now = jax.nn.relu(convolve(maps[-1][..., : up[level - 1]], kernels[f"down {level}"], 2))
+            now = _leaky(convolve(maps[-1][..., : up[level - 1]], kernels[f"down {level}"], 2))
             maps.append(_up_to(width(choice, level), now))
         for level in reversed(range(1, levels)):
             # Where the network ends at this level, nothing comes from below.
             now = jnp.where(level == choice[0] - 1, maps[level], jnp.pad(
                 now, ((0, 0),) * 3 + ((0, seen[level] - now.shape[-1]),)
             ))  # fmt: skip
-            raised = jax.nn.relu(_upwards(now, kernels[f"up {level}"]))
+            raised = _leaky(_upwards(now, kernels[f"up {level}"]))
             raised = _up_to(width(choice, level - 1), raised)
             both = jnp.concatenate([raised, maps[level - 1][..., : up[level - 1]]], -1)
-            now = _up_to(width(choice, level - 1), jax.nn.relu(convolve(both, kernels[f"join {level}"])))
+            now = _up_to(width(choice, level - 1), _leaky(convolve(both, kernels[f"join {level}"])))
         return _pointwise(now, kernels["end"])[..., 0]
 
     return Network(sizes, of, apply)
@@ -248,18 +253,21 @@ def batches(number: int, settings: Settings, key: jax.Array) -> jax.Array:
     return orders.ravel()[: settings.steps * settings.batch].reshape(settings.steps, settings.batch)
 
 
-def train(
-    children: Network, images: Images, choices: jax.Array, seed: jax.Array | int, settings: Settings
-) -> jax.Array:
-    """Accuracies of children [E, decisions] that are trained together, [E] float32.
+def fit(
+    children: Network, images: Images, choices: jax.Array, kernels: Any, order: jax.Array, rate: float
+) -> dict[str, Kernel]:
+    """Kernels [E, ...] of children that are trained together, each as it would be alone.
 
-    Each is trained as it would be alone: nothing is shared but the draws of the seed.
+    Args:
+      children: of one space.
+      images: to learn from.
+      choices: [E, decisions] int32, the chosen options.
+      kernels: where each begins, [E, ...].
+      order: [steps, batch] int32, which images each step sees.
+      rate: Adam's, at first; it falls to 0 as a cosine.
     """
-    init_key, batch_key = jax.random.split(jax.random.fold_in(jax.random.key(0), seed))
     train_images, labels = jnp.asarray(images.train), jnp.asarray(images.train_labels)
-    fall = optax.cosine_decay_schedule(settings.learning_rate, settings.steps)
-    optimizer = optax.adam(fall)
-    kernels = jax.vmap(lambda choice: init(children, choice, init_key))(choices)
+    optimizer = optax.adam(optax.cosine_decay_schedule(rate, len(order)))
     gradient = jax.vmap(jax.grad(functools.partial(_loss, children)), in_axes=(0, 0, None, None))
 
     def step(carry: tuple, at: jax.Array) -> tuple[tuple, None]:
@@ -268,14 +276,26 @@ def train(
         change, state = optimizer.update(slope, state, kernels)
         return (optax.apply_updates(kernels, change), state), None
 
+    return jax.lax.scan(step, (kernels, optimizer.init(kernels)), order)[0][0]
+
+
+def train(
+    children: Network, images: Images, choices: jax.Array, seed: jax.Array | int, settings: Settings
+) -> jax.Array:
+    """Accuracies of children [E, decisions] that are trained together, [E] float32.
+
+    Nothing is shared but the draws of the seed.
+    """
+    init_key, batch_key = jax.random.split(jax.random.fold_in(jax.random.key(0), seed))
+    kernels = jax.vmap(lambda choice: init(children, choice, init_key))(choices)
     order = batches(len(images.train), settings, batch_key)
-    kernels, _ = jax.lax.scan(step, (kernels, optimizer.init(kernels)), order)[0]
+    kernels = fit(children, images, choices, kernels, order, settings.learning_rate)
     return jax.vmap(lambda one, choice: measure(children, one, choice, images))(kernels, choices)
 
 
 def settings(images: Images) -> Settings:
     """How children of these images are trained, in the table and within programs."""
-    return Settings(60, 8, 0.005) if images.is_segmentation else Settings(80, 32, 0.005)
+    return Settings(60, 8, 0.01) if images.is_segmentation else Settings(80, 32, 0.005)
 
 
 def check_images(task: Task, images: Images) -> None:

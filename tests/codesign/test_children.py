@@ -1,0 +1,198 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from envs.codesign import children, images, space
+from envs.codesign.images import Images
+from envs.codesign.space import Decision, Task
+from fdg.errors import FdgError
+
+SPACES = {
+    "resnet9": lambda: space.resnet9(size=8, width=2, classes=3, channels=2),
+    "unet": lambda: space.unet(size=16, width=1, channels=2),
+}
+ORDER = jnp.arange(12, dtype=jnp.int32).reshape(3, 4) % 7
+
+
+def drawn(task, number=8):
+    random = np.random.default_rng(0)
+    shape = (number, task.build.size, task.build.size)
+    labels = random.integers(0, 2, shape) if task.name == "segment" else random.integers(0, 3, number)
+    pictures = random.normal(size=(*shape, 2)).astype(np.float32)
+    return Images(pictures, labels.astype(np.int32), pictures, labels.astype(np.int32))
+
+
+@functools.cache
+def fitted(kind, together=True):
+    """Kernels of children before and after three steps, trained together or each alone."""
+    task = SPACES[kind]()
+    network, choices = children.network(task), jnp.asarray(children.options(task)[[0, 37, 202, 255]])
+    start = jax.vmap(lambda choice: children.init(network, choice, jax.random.key(0)))(choices)
+    fit = jax.jit(lambda c, k: children.fit(network, drawn(task), c, k, ORDER, 0.01))
+    if together:
+        return task, choices, start, fit(choices, start)
+    each = [fit(choices[i : i + 1], jax.tree.map(lambda x, i=i: x[i : i + 1], start)) for i in range(4)]
+    return task, choices, start, jax.tree.map(lambda *x: jnp.concatenate(x), *each)
+
+
+def assert_close(a, b):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(x, y, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", SPACES)
+def test_together_they_learn_what_each_learns_alone(kind):
+    together, alone = fitted(kind)[3], fitted(kind, together=False)[3]
+    assert_close(together, alone)
+    before = fitted(kind)[2]
+    changed = [
+        float(jnp.abs(x - y).max()) for x, y in zip(*map(jax.tree.leaves, (before, together)), strict=True)
+    ]
+    assert min(changed) > 1e-3
+
+
+def narrow_part(task, choice, kernels):
+    """A child's own kernels, cut from those of the widest; and the network of it alone."""
+    options = tuple(Decision(one.name, (x,)) for one, x in zip(task.decisions, choice, strict=True))
+    alone = children.network(Task(task.name, options, task.build))
+    wide, widths = children.network(task), children.network(task).widths(jnp.asarray(choice))
+    cut = {}
+    for name, (_, inputs, outputs) in alone.sizes.items():
+        kernel, most = kernels[name], wide.sizes[name][1]
+        # What joins two maps has the second one behind the widest first one.
+        half = inputs // 2
+        rows = [*range(half), *range(most // 2, most // 2 + half)] if "join" in name else [*range(inputs)]
+        assert int(widths[name][0]) in (inputs, 1, int(inputs)) and outputs <= kernel.bias.shape[-1]
+        cut[name] = children.Kernel(kernel.weights[:, jnp.asarray(rows), :outputs], kernel.bias[:outputs])
+    return alone, cut
+
+
+@pytest.mark.parametrize("kind", SPACES)
+def test_a_masked_child_learns_what_a_narrow_network_learns(kind):
+    task, choices, start, after = fitted(kind)
+    at = 1
+    choice = choices[at].tolist()
+    alone, before = narrow_part(task, choice, jax.tree.map(lambda x: x[at], start))
+    _, expected = narrow_part(task, choice, jax.tree.map(lambda x: x[at], after))
+    one = choices[at : at + 1]
+    fit = jax.jit(lambda c, k: children.fit(alone, drawn(task), c, k, ORDER, 0.01))
+    found = fit(one, jax.tree.map(lambda x: x[None], before))
+    assert_close(jax.tree.map(lambda x: x[0], found), expected)
+    network = children.network(task)
+    whole = network.apply(jax.tree.map(lambda x: x[at], after), choices[at], drawn(task).test)
+    assert_close(alone.apply(expected, choices[at], drawn(task).test), whole)
+
+
+@pytest.mark.parametrize("kind", SPACES)
+def test_what_is_trained_is_what_is_costed(kind):
+    task = SPACES[kind]()
+    network = children.network(task)
+    for choice in task.choices()[::17]:
+        widths = network.widths(jnp.asarray(choice))
+        total = 0
+        for name, (taps, _, _) in network.sizes.items():
+            number = int(name.split()[1]) if " " in name else 0
+            if kind == "resnet9":
+                is_there = not name.startswith("pair") or choice[2 * number]
+            else:
+                is_there = number < choice[0]
+            total += taps * int(widths[name][0]) * int(widths[name][1]) * bool(is_there)
+        assert total == sum(layer.weight_words for layer in task.build(*choice))
+
+
+def test_products_of_patches_are_convolutions():
+    random = np.random.default_rng(0)
+    for size, stride in ((8, 1), (8, 2), (7, 2), (2, 2), (1, 1)):
+        x = jnp.asarray(random.normal(size=(2, size, size, 3)), jnp.float32)
+        w = jnp.asarray(random.normal(size=(9, 3, 4)), jnp.float32)
+        found = children.convolve(x, children.Kernel(w, jnp.ones(4)), stride)
+        expected = jax.lax.conv_general_dilated(
+            x, w.reshape(3, 3, 3, 4), (stride,) * 2, [(1, 1)] * 2, dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        np.testing.assert_allclose(found, expected + 1, atol=1e-5)
+
+
+def test_measures_by_hand():
+    network = children.Network({}, lambda _: {}, lambda kernels, choice, x: kernels * x[..., 0])
+    pictures = np.asarray([[[1, -1], [1, 1]], [[-1, -1], [1, -1]]], np.float32)[..., None]
+    masks = np.asarray([[[1, 0], [0, 1]], [[0, 1], [1, 0]]], np.int32)
+    found = children.measure(network, 1.0, None, Images(pictures, masks, pictures, masks))
+    assert found == pytest.approx(3 / 5)  # right 1,1 4; 3 of 5 that are found or there
+    classes = children.Network({}, lambda _: {}, lambda kernels, choice, x: x[:, 0, :, 0])
+    labels = np.asarray([0, 1], np.int32)
+    assert children.measure(classes, None, None, Images(pictures, labels, pictures, labels)) == 0.5
+
+
+def test_every_image_is_seen_before_one_comes_twice():
+    order = children.batches(10, children.Settings(steps=5, batch=4), jax.random.key(0))
+    assert order.shape == (5, 4) and sorted(order.ravel()[:10].tolist()) == list(range(10))
+
+
+def test_cells_are_drawn_with_their_masks():
+    found = images.get("cells")
+    assert found.is_segmentation and found.train.shape[1:] == (16, 16, 1)
+    share = found.train_labels.mean()
+    inside = found.train[..., 0][found.train_labels == 1].mean()
+    outside = found.train[..., 0][found.train_labels == 0].mean()
+    assert 0.1 < share < 0.5 and inside > outside + 0.3
+
+
+def test_images_of_a_file(tmp_path):
+    random = np.random.default_rng(0)
+    arrays = {
+        "train_images": random.integers(0, 256, (6, 8, 8), np.uint8), "train_labels": np.arange(6) % 3,
+        "test_images": random.integers(0, 256, (3, 8, 8), np.uint8), "test_labels": np.arange(3),
+    }  # fmt: skip
+    path = tmp_path / "mine.npz"
+
+    def read(**changed):
+        images.get.cache_clear()
+        np.savez(path, **{k: v for k, v in {**arrays, **changed}.items() if v is not None})
+        return images.get(str(path))
+
+    found = read()
+    assert (
+        found.train.shape == (6, 8, 8, 1)
+        and found.train.max() <= 1
+        and found.test_labels.tolist() == [0, 1, 2]
+    )
+    children.check_images(space.resnet9(size=8, classes=3, channels=1), found)
+    for task, words in (
+        (space.resnet9(size=9, classes=3, channels=1), "8 x 8 with 1 channels, and its networks take 9 x 9"),
+        (
+            space.resnet9(size=8, classes=2, channels=1),
+            "has 3 classes, and its networks 2: write classes = 3",
+        ),
+        (space.unet(size=16, channels=1), "8 x 8 with 1 channels"),
+        (space.given("mine", []), "say how to train them" if False else "given as layers"),
+    ):
+        with pytest.raises(FdgError, match=words):
+            children.check_images(task, found)
+    for changed, words in (
+        ({"train_labels": None}, "has no array train_labels"),
+        ({"train_labels": np.arange(5)}, "train_labels is int64.5. for 6 images"),
+        ({"train_images": np.zeros((6, 8))}, "train_images is float64.6, 8.; give numbers"),
+        ({"test_images": np.full((3, 8, 8), np.nan)}, "infinite, or below 0"),
+        ({"train_labels": np.asarray(["a"] * 6)}, "train_labels is <U1"),
+        ({"test_images": np.zeros((3, 9, 9))}, "different shapes"),
+        ({"train_labels": np.asarray([{}] * 6, object)}, "is no .npz file of arrays"),
+    ):
+        with pytest.raises(FdgError, match=words) as raised:
+            read(**changed)
+        assert "\n" not in str(raised.value)
+    path.write_bytes(b"PK not a zip")
+    images.get.cache_clear()
+    with pytest.raises(FdgError, match="is no .npz file"):
+        images.get(str(path))
+    with pytest.raises(FdgError, match="unknown images 'digit': did you mean 'digits'"):
+        images.get("digit")
+
+
+def test_digits_need_scikit_learn():
+    pytest.importorskip("sklearn")
+    found, turned = images.get("digits"), images.get("rotated-digits")
+    assert found.train.shape == (512, 8, 8, 1) and len(found.test) == 768 and found.train_labels.max() == 9
+    assert (found.train_labels == turned.train_labels).all() and not np.allclose(found.train, turned.train)
