@@ -2,8 +2,9 @@
 
     python -m venv build/venvs/zigzag
     build/venvs/zigzag/bin/pip install zigzag-dse==3.9.1 six
-    python -m bench.codesign_zigzag --python build/venvs/zigzag/bin/python --out zigzag.json
+    python -m bench.codesign_zigzag --python build/venvs/zigzag/bin/python
 
+writes tests/codesign/zigzag.json, which a test compares with; without --python it prints what is kept.
 ZigZag searches the loops around the same arrays, with the same buffers, bandwidths and energies.
 """
 
@@ -13,34 +14,34 @@ import pathlib
 import subprocess
 import tempfile
 
+import jax
 import numpy as np
+from scipy.stats import spearmanr
 
 from envs.codesign import cost, exports, layers, networks
 
+KEPT = pathlib.Path(__file__).parents[1] / "tests/codesign/zigzag.json"
 MEMORY = {"buffer_bytes": 2**18, "noc_bytes_per_cycle": 64, "dram_bytes_per_cycle": 16}
 ARRAYS = {"dla": (64, 16), "shi": (16, 16), "rs": (12, 14)}
 _DRIVER = """
 import json, logging, sys
 from zigzag.api import get_hardware_performance_zigzag as run
 logging.disable(logging.CRITICAL)
-folder, number = sys.argv[1], int(sys.argv[2])
-for at in range(number):
-    try:
-        energy, latency, cmes = run(f"{folder}/workload_{at}.yaml", f"{folder}/accelerator.yaml",
-            f"{folder}/mapping_{at}.yaml", opt="latency", dump_folder=f"{folder}/out{at}",
-            loma_show_progress_bar=False)
-        one = cmes[0][1][0][0]
-        print(json.dumps({"at": at, "energy_pj": float(energy), "latency_cycles": float(latency),
-            "macs": int(one.layer.total_mac_count), "ideal_cycles": float(one.ideal_temporal_cycle),
-            "mac_pj": float(one.mac_energy), "by_memory": {str(k): [float(x) for x in v] for k, v in one.mem_energy_breakdown.items()},
-            "stall": float(one.stall_slack_comb), "onload": float(one.data_onloading_cycle), "offload": float(one.data_offloading_cycle)}), flush=True)
-    except Exception as error:
-        print(json.dumps({"at": at, "error": repr(error)}), flush=True)
+for at in range(int(sys.argv[1])):
+    files = f"workload_{at}.yaml", "accelerator.yaml", f"mapping_{at}.yaml"
+    energy, latency, found = run(
+        *files, opt="latency", dump_folder=f"out{at}", loma_show_progress_bar=False
+    )
+    one = found[0][1][0][0]
+    print(json.dumps({
+        "energy_pj": float(energy), "latency_cycles": float(latency), "macs": int(one.layer.total_mac_count),
+        "compute_cycles": float(one.ideal_temporal_cycle), "stall_cycles": float(one.stall_slack_comb)}),
+        flush=True)
 """
 
 
 def chosen() -> list[tuple[str, layers.Layer]]:
-    """Layers that multiply: all distinct ones of ResNet-18, and each third of MobileNetV2's and a U-Net's."""
+    """Distinct layers that multiply: all of ResNet-18, each sixth of MobileNetV2, each fourth of a U-Net."""
     found = []
     for name, every in (("resnet18", 1), ("mobilenet_v2", 6), ("unet", 4)):
         distinct = list(dict.fromkeys(one for one in networks.get(name) if one.has_weights))
@@ -48,39 +49,89 @@ def chosen() -> list[tuple[str, layers.Layer]]:
     return found
 
 
-def run(python: str, template: str, of: list[layers.Layer], folder: pathlib.Path) -> list[dict]:
+def run(python: str, template: str) -> list[dict]:
     """What ZigZag finds for each layer, one after another."""
-    rows, columns = ARRAYS[template]
-    chip = exports.Chip(template, rows, columns, **MEMORY)
-    for at, layer in enumerate(of):
-        files = exports.zigzag([layer], chip, cost.PROCESS)
-        (folder / "accelerator.yaml").write_text(files["accelerator"])
-        (folder / f"mapping_{at}.yaml").write_text(files["mapping"])
-        (folder / f"workload_{at}.yaml").write_text(files["workload"])
-    done = subprocess.run(
-        [python, "-c", _DRIVER, str(folder), str(len(of))], capture_output=True, text=True, cwd=folder
-    )
+    chip = exports.Chip(template, *ARRAYS[template], **MEMORY)
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        for at, (_, layer) in enumerate(chosen()):
+            files = exports.zigzag([layer], chip, cost.PROCESS)
+            (folder / "accelerator.yaml").write_text(files["accelerator"])
+            (folder / f"mapping_{at}.yaml").write_text(files["mapping"])
+            (folder / f"workload_{at}.yaml").write_text(files["workload"])
+        done = subprocess.run(
+            [python, "-c", _DRIVER, str(len(chosen()))], capture_output=True, text=True, cwd=folder
+        )
     if done.returncode:
         raise SystemExit(done.stderr[-2000:])
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return [
+        {"template": template, "layer": name, **one} for (name, _), one in zip(chosen(), found, strict=True)
+    ]
+
+
+def compared(kept: list[dict]) -> list[dict]:
+    """Each case with what our model says of it, and which of its terms is longest."""
+    by_name = dict(chosen())
+    found = []
+    for template, (rows, columns) in ARRAYS.items():
+        mine = [one for one in kept if one["template"] == template]
+        sub = cost.sub_accelerator(template, rows=rows, columns=columns, **MEMORY)
+        one_sub = jax.tree.map(lambda x: x[None], sub)
+        ours = cost.layer_costs(layers.stack([by_name[one["layer"]] for one in mine]), one_sub)
+        found += [
+            {
+                **one,
+                "our_macs": by_name[one["layer"]].macs,
+                "our_latency_cycles": int(ours.latency_cycles[at, 0]),
+                "our_energy_pj": float(ours.energy_pj[at, 0]),
+                "bound": cost.BOUNDS[int(ours.bound[at, 0])],
+            }
+            for at, one in enumerate(mine)
+        ]
+    return found
+
+
+def agreement(cases: list[dict]) -> dict[str, float]:
+    """Rank correlations, median of the latency's error without its sign, and cases whose MACs differ."""
+    latency, energy = (
+        np.asarray([[one[f"our_{key}"], one[key]] for one in cases]).T
+        for key in ("latency_cycles", "energy_pj")
+    )
+    return {
+        "cases": len(cases),
+        "macs_differ": sum(one["macs"] != one["our_macs"] for one in cases),
+        "latency_spearman": float(spearmanr(*latency)[0]),
+        "energy_spearman": float(spearmanr(*energy)[0]),
+        "latency_median_error": float(np.median(abs(latency[0] / latency[1] - 1))),
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--python", required=True, help="of the environment that has ZigZag")
-    parser.add_argument("--out", default="zigzag.json")
-    parser.add_argument("--only", nargs="*", default=list(ARRAYS))
-    parser.add_argument("--first", type=int, default=None)
-    given = parser.parse_args()
-    found = {}
-    for template in given.only:
-        with tempfile.TemporaryDirectory() as folder:
-            cases = chosen()[: given.first]
-            found[template] = run(given.python, template, [layer for _, layer in cases], pathlib.Path(folder))
-    pathlib.Path(given.out).write_text(json.dumps(found, indent=1))
-    print(len(chosen()))
+    parser.add_argument("--python", help="of the environment that has ZigZag")
+    python = parser.parse_args().python
+    if python:
+        found = [one for template in ARRAYS for one in run(python, template)]
+        KEPT.write_text("[\n " + ",\n ".join(map(json.dumps, found)) + "\n]\n")
+    cases = compared(json.loads(KEPT.read_text()))
+    print("| arrays | cases | MACs differ | Spearman: latency, energy | median error of latency |")
+    print("|---|---|---|---|---|")
+    for name in (*ARRAYS, "all"):
+        of = agreement([one for one in cases if name in (one["template"], "all")])
+        ranks = f"{of['latency_spearman']:.3f}, {of['energy_spearman']:.3f}"
+        print(
+            f"| {name} | {of['cases']} | {of['macs_differ']} | {ranks} | {of['latency_median_error']:.1%} |"
+        )
+    print("\n| layer | array | cycles: ours, ZigZag | of which computing, stalls | ours bound by |")
+    print("|---|---|---|---|---|")
+    worst = sorted(cases, key=lambda one: -abs(np.log(one["our_latency_cycles"] / one["latency_cycles"])))
+    for one in worst[:10]:
+        cycles = f"{one['our_latency_cycles']:,}, {one['latency_cycles']:,.0f}"
+        parts = f"{one['compute_cycles']:,.0f}, {one['stall_cycles']:,.0f}"
+        print(f"| {one['layer']} | {one['template']} | {cycles} | {parts} | {one['bound']} |")
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def _run(argv: Sequence[str]) -> int:
     samples = own.pop("samples", None)
     if samples is not None and samples < 1:
         raise FdgError(f"--samples {samples}: it must be at least 1")
-    return _search(_environment(file, own), samples, resumes, rest)
+    return _search(_environment(file, own, "--trust" in rest), samples, resumes, rest)
 
 
 def _search(env: list[str], samples: int | None, resumes: bool, rest: list[str]) -> int:
@@ -81,7 +81,7 @@ def _search(env: list[str], samples: int | None, resumes: bool, rest: list[str])
     return 0 if found.is_feasible else INFEASIBLE
 
 
-def _environment(file: str | None, parameters: dict[str, Any]) -> list[str]:
+def _environment(file: str | None, parameters: dict[str, Any], trusts: bool) -> list[str]:
     """`--env codesign:FILE?PARAMETER=VALUE`, as `fdg train` has it."""
     if file is None:
         if parameters:
@@ -90,9 +90,12 @@ def _environment(file: str | None, parameters: dict[str, Any]) -> list[str]:
         return []
     from envs.codesign import reading
 
-    name, mark, options = file.partition("?")
-    if not mark:  # the error of a file that is none is said of the file
-        reading.get(name)
+    name, _, options = file.partition("?")
+    if trusts and name.endswith(".toml") and (modules := reading.modules(name)):
+        parameters = {**parameters, "module": modules}
+    if not options:  # what is wrong with a file is said of the file
+        named = parameters.get("module", ())
+        reading.get(name, (named,) if isinstance(named, str) else named)
     said = "&".join(filter(None, [options, *(f"{key}={value}" for key, value in parameters.items())]))
     return ["--env", f"codesign:{name}" + (f"?{said}" if said else "")]
 

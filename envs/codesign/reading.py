@@ -85,6 +85,16 @@ def read(path: str | Path, modules: Sequence[str] = ()) -> Problem:
     return from_dict(said, str(path), path.parent, modules)
 
 
+def modules(path: str) -> tuple[str, ...]:
+    """Values of `module =` in a TOML file, of which nothing is checked or imported; none where it is none."""
+    try:
+        tasks = tomllib.loads(Path(path).read_text(encoding="utf-8")).get("task")
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError):
+        return ()
+    found = [x.get("module") for x in tasks if isinstance(x, Mapping)] if isinstance(tasks, list) else []
+    return tuple(x for x in found if isinstance(x, str))
+
+
 def from_dict(
     said: Mapping[str, Any],
     name: str = "codesign",
@@ -289,20 +299,18 @@ def _task(
         raise FdgError(f"{keys.where} has {both}: write one of {', '.join(('space', *GIVEN))}")
     (source,) = sources
     value = keys.text(source, "")
-    shape = (
-        keys.options("input", (1,), int, "whole numbers, such as [1, 224, 224, 3]") if "input" in said else ()
-    )
-    if shape and source != "module":
-        raise FdgError(
-            f"{keys.where}: input is the shape that a module takes, and {source} is given: leave it out"
-        )
+    shape: tuple[int, ...] = ()
+    if "input" in said:
+        shape = keys.options("input", (), int, "whole numbers, such as [1, 224, 224, 3]")
+        if source != "module":
+            raise FdgError(f"{keys.where}: input is a module's: leave it out with {source}")
     if source != "space":
         if wrong := next((key for key in _OF_SPACES.split() if key in said), None):
             raise FdgError(f"{keys.where}: {wrong} is for a space, and {source} is given: leave {wrong} out")
         if source == "module" and value not in modules:
             raise FdgError(
-                f"{keys.where}: module '{value}' is code, which a file alone may not have imported: name it too, "
-                f"by --module {value} (module={value!r})"
+                f"{keys.where}: module '{value}' is code, which no file may import by itself: name it too, "
+                f"by --module {value} (module={value!r}), or say --trust"
             )
         try:
             layers, branches = GIVEN[source](value, folder, shape)

@@ -1,0 +1,86 @@
+"""Files for other tools: agreement with what ZigZag computed from them, and the grammar of MAESTRO."""
+
+import json
+import math
+import re
+
+import pytest
+
+from bench import codesign_zigzag
+from envs.codesign import cost, exports
+from envs.codesign.layers import convolution, depthwise, gemm, pooling
+from fdg.errors import FdgError
+
+CHIP = exports.Chip("dla", 16, 8, 2**17, 16, 4)
+LAYERS = [
+    convolution(3, 16, 32, stride=2),
+    depthwise(16, 16),
+    pooling(16, 16, kernel=2, stride=2),
+    gemm(1, 10, 16),
+]
+
+
+def test_latencies_and_energies_rank_as_zigzags_do():
+    cases = codesign_zigzag.compared(json.loads(codesign_zigzag.KEPT.read_text()))
+    found = codesign_zigzag.agreement(cases)
+    assert found["cases"] >= 60 and found["macs_differ"] == 0
+    assert found["latency_spearman"] >= 0.95 and found["energy_spearman"] >= 0.90
+    assert found["latency_median_error"] <= 0.15
+
+
+@pytest.mark.parametrize("template", exports.EXPORTED)
+def test_zigzag_gets_arrays_that_its_unrolling_fits(template):
+    yaml = pytest.importorskip("yaml")
+    files = exports.zigzag(LAYERS, CHIP._replace(template=template), cost.PROCESS)
+    names = ("accelerator", "mapping", "workload")
+    accelerator, mapping, workload = (yaml.safe_load(files[name]) for name in names)
+    assert accelerator["operational_array"]["sizes"] == [16, 8]
+    assert [one["name"] for one in mapping] == [
+        "default",
+        "layer0",
+        "layer1",
+        "layer2",
+    ]  # pooling is left out
+    for one in mapping:
+        for axis, limit in (("D1", 16), ("D2", 8)):
+            sizes = [int(part.split(", ")[1]) for part in one["spatial_mapping"][axis]]
+            assert 1 <= math.prod(sizes) <= limit
+    macs = [math.prod(layer["loop_sizes"]) for layer in workload]
+    assert macs == [layer.macs for layer in LAYERS if layer.has_weights]
+    # Energy of a word: of an access as wide as a port, divided by words of it.
+    buffer = accelerator["memories"]["buffer"]
+    width = buffer["ports"][0]["bandwidth_max"]
+    assert width == 8 * 16 and buffer["r_cost"] / (width / 8) == pytest.approx(0.23 * 8)
+
+
+MAP = r"(?:Temporal|Spatial)Map\((?:\d+|Sz\([RS]\)),(?:\d+|Sz\([RS]\))\) (?:[KCRSYX]|Y'|X');"
+CLUSTER = r"Cluster\((?:\d+|Sz\(R\)), P\);"
+DIMENSIONS = ", ".join(rf"{name}: [1-9]\d*" for name in "KCRSYX")
+LAYER = (
+    r"Layer \w+ \{ Type: (?:CONV|DSCONV) Stride \{ X: [1-9]\d*, Y: [1-9]\d* \} "
+    rf"Dimensions \{{ {DIMENSIONS} \}} Dataflow \{{ (?:{MAP} )+(?:{CLUSTER} (?:{MAP} )+)*\}} \}} "
+)
+NETWORK = re.compile(rf"Network \w+ \{{ (?:{LAYER})+\}}")
+
+
+def test_maestros_file_follows_its_grammar():
+    """Maps, clusters and layers as the language has them; a level maps each dimension once, one spatially."""
+    for template in exports.EXPORTED:
+        chip = CHIP._replace(template=template)
+        written = exports.maestro([(f"net: {at}", layer, chip) for at, layer in enumerate(LAYERS)])
+        text = " ".join(re.sub(r"//.*", "", written).split())
+        assert NETWORK.fullmatch(text), text
+        assert text.count("Layer ") == 3 and "K: 16, C: 3, R: 3, S: 3, Y: 33, X: 33" in text
+        assert (
+            "Type: DSCONV Stride { X: 1, Y: 1 } Dimensions { K: 1, C: 16, R: 3, S: 3, Y: 18, X: 18 }" in text
+        )
+        for flow in re.findall(r"Dataflow \{(.*?)\}", text):
+            for level in flow.split("Cluster"):
+                named = re.findall(r"Map\([^;]*\) ([A-Z]'?);", level)
+                assert len(named) == len(set(named)) and "SpatialMap" in level
+        assert not NETWORK.fullmatch(text.replace("Stride", "Strides")) and not NETWORK.fullmatch(text[:-1])
+
+
+def test_a_template_that_they_cannot_say_is_refused():
+    with pytest.raises(FdgError, match=r"'systolic-os' has no description for other tools; .*: dla, shi, rs"):
+        exports.zigzag(LAYERS, CHIP._replace(template="systolic-os"), cost.PROCESS)
