@@ -1,0 +1,203 @@
+"""`fdg codesign FILE.toml`: a whole search, and what is said of wrong inputs."""
+
+import csv
+import dataclasses
+import importlib
+import json
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from envs.codesign import command, found, pictures, reading, report, searching
+from envs.codesign.problem import Specs
+from tests.codesign import resnet
+
+TOML = """
+[budget]
+pes = 64
+bandwidth_gb_s = 16
+templates = ["dla", "shi"]
+[chip]
+pes = [0, 32, 64]
+bandwidth_gb_s = [8]
+buffer_kb = [8, 16]
+dram_gb_s = 4
+[specs]
+latency_ms = 1e-6
+energy_uj = 100_000
+[accuracy]
+source = "surrogate"
+[[task]]
+name = "one"
+space = "unet"
+size = 16
+width = 1
+weight = 0.5
+[[task]]
+name = "two"
+onnx = "two.onnx"
+accuracy = 0.75
+"""
+
+
+def small_network(path):
+    onnx.save(resnet.onnx_model(32, 1, (4, 4), 10), path)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    small_network(tmp_path / "two.onnx")
+    (tmp_path / "p.toml").write_text(TOML)
+    return tmp_path
+
+
+FLAGS = "--algo a2c --num-envs 8 --num-steps 11 --hidden 8 --policy gpu_only --devices 1 --samples 40".split()
+
+
+def test_a_search_writes_what_it_found_and_says_what_cannot_be_met(folder, capsys):
+    assert command.main(["p.toml", *FLAGS, "--out", "run"]) == command.INFEASIBLE
+    said = capsys.readouterr().out
+    assert "NO DESIGN MEETS THE SPECS" in said and "accuracies are a formula, NOT MEASURED" in said
+    assert "ABOVE the spec of 1e-06 ms" in said and "within the spec of 100,000 uJ" in said
+    assert " designs, " in said and "none meets the specs yet; the nearest exceeds them by" in said
+    names = {"report.md", "best.json", "designs.csv", "zigzag.yaml", "zigzag-mapping.yaml", "maestro.m"}
+    assert names | set(pictures.NAMES) <= {path.name for path in Path("run").iterdir()}
+    best = json.loads(Path("run/best.json").read_text())
+    assert best["meets_specs"] is False and best["samples"] >= 40 and best["specs"]["area_mm2"] is None
+    assert best["design"]["accuracy two"] == 0.75
+    assert sum(row["macs"] for row in best["layers"]) > 0 and best["design"]["area_mm2"] > 0
+    with Path("run/designs.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert rows[0]["is_best"] == "True" and {row["is_best"] for row in rows[1:]} <= {"False"}
+    assert [int(rows[0]["latency_cycles"])] == [best["design"]["latency_cycles"]]
+    # A resumed search that is complete reports again, the same design.
+    assert command.main(["--resume", "run"]) == command.INFEASIBLE
+    assert json.loads(Path("run/best.json").read_text())["design"] == best["design"]
+
+
+def test_a_report_of_a_design_that_meets_its_specs(tmp_path):
+    searched = searched_by_hand(Specs(1e9, 1e12, 1e3))
+    said = str(searched)
+    assert "best of 40 designs, 1.0 s: meets the specs" in said and "ABOVE" not in said
+    assert "latency  2 ms" in said and "of it" in said and "score (weighted accuracies) 0.8" in said
+    assert "accuracies are measured before, by training each network" in said
+    assert "no specs are given" in str(searched_by_hand(Specs()))
+    nothing = searched.best._replace(violation=searched.best.violation + float("inf"))
+    assert "no design is complete" in report.text(dataclasses.replace(searched, best=nothing))
+
+
+def searched_by_hand(specs):
+    problem = dataclasses.replace(reading.get("w1"), specs=specs, accuracy="table")
+    choices = np.asarray([*[0] * 11, 1, 0, 0, 0, *[0] * 4], np.int32)
+    best = found.Designs(
+        choices,
+        *(np.float32(x) for x in (2e6, 3e6, 0.5)),
+        np.float32([0.9, 0.7]),
+        np.float32(0.8),
+        np.float32(0),
+    )
+    front = found.Designs(*(np.asarray(x)[None] for x in best))
+    return searching.Search(problem, best, front, 40, 1.0, ((40, 0.8, 0.0),), None, Path("run"))
+
+
+def file(old, new, says, *words):
+    """A file in which something is changed."""
+    assert old in TOML
+    return TOML.replace(old, new), ["p.toml", *words], None, says
+
+
+def words(says, *given):
+    return TOML, list(given), None, says
+
+
+def before(call, says, name="p.toml"):
+    return TOML, [name], call, says
+
+
+def einsum():
+    node = helper.make_node("Einsum", ["x"], ["y"], name="e")
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 3]) for name in "xy")
+    onnx.save(helper.make_model(helper.make_graph([node], "net", [x], [y])), "two.onnx")
+
+
+UNET, ONNX = 'space = "unet"\nsize = 16\nwidth = 1', 'onnx = "two.onnx"'
+MODULE = 'module = "os:abort"'
+# What the file says, the words, what is done before, and what of the line has to be there.
+WRONG = {
+    "no file": words("name the problem first: fdg codesign FILE.toml"),
+    "flags first": words("name the problem first", "--samples", "10", "p.toml"),
+    "a file that is not there": words("q.toml does not exist: give a TOML file", "q.toml"),
+    "a folder": before(lambda: Path("d.toml").mkdir(), "is no ordinary file", "d.toml"),
+    "an unknown workload": words("unknown workload 'w4'", "w4"),
+    "no TOML": file("[budget]", "[budget", "p.toml is no TOML that can be read"),
+    "an unknown table": file("[budget]", "[budgets]", "unknown key 'budgets': did you mean budget?"),
+    "an unknown key": file("dram_gb_s", "dram_gbs", "did you mean dram_gb_s?"),
+    "an unknown spec": file("energy_uj", "energy_uJ", "did you mean energy_uj?"),
+    "no unit": file("energy_uj", "energy", "its unit is missing: write energy_pj or energy_nj"),
+    "a negative spec": file("100_000", "-1", "energy_uj is -1; give a number above 0"),
+    "a spec twice": file("energy_uj", "latency_us", "second value of latency_cycles: leave one out"),
+    "a template that is none": file('"shi"', '"shy"', "did you mean 'shi'?"),
+    "no template": file('["dla", "shi"]', "[]", "templates is []; give a list of names"),
+    "PEs below 0": file("[0, 32, 64]", "[-32]", "none below 0"),
+    "PEs above the budget": file("[0, 32, 64]", "[0, 128]", "is in the budget of 64 PEs"),
+    "too little bandwidth": file("bandwidth_gb_s = 16", "bandwidth_gb_s = 12", "give smaller options"),
+    "a budget as text": file("pes = 64", 'pes = "64"', "pes is '64'; give a whole number"),
+    "no task": file(TOML[TOML.index("[[task]]") :], "", "there is no task: write one [[task]] a network"),
+    "one name twice": file('"two"', '"one"', "two tasks are called 'one'"),
+    "an unknown space": file('"unet"', '"unit"', "did you mean 'unet'?"),
+    "two networks": file(ONNX, ONNX + '\nspace = "unet"', "both space and onnx: write one of"),
+    "no network": file(UNET, "", "[task 1] has no network: write one of space, network, onnx"),
+    "an accuracy above 1": file("0.75", "75", "accuracy is 75; give a number from 0 to 1"),
+    "an unknown source": file('"surrogate"', '"guess"', "unknown p.toml: [accuracy] source 'guess'"),
+    "ONNX that is not there": file("two.onnx", "2.onnx", "[task 2]: 2.onnx is no ordinary file"),
+    "no ONNX": before(lambda: Path("two.onnx").write_bytes(b"\0\1"), "cannot be read as ONNX"),
+    "an operator": before(einsum, "two.onnx: node 'e' (Einsum): this operator is not supported"),
+    "a size that is open": before(
+        lambda: onnx.save(resnet.onnx_model("side"), "two.onnx"), "is not fixed ('side'); export"
+    ),
+    "a module by a file": file(ONNX, MODULE, "name it too, by --module os:abort"),
+    "another module": file(ONNX, MODULE, "name it too, by --module os:abort", "--module", "os:kill"),
+    "no module": file(ONNX, 'module = "mine_42:net"', "there is no module 'mine_42'", "--trust"),
+    "no input": file(ONNX, 'module = "math:sin"', "input = [1, 224, 224, 3]", "--module", "math:sin"),
+    "an input of ONNX": file(ONNX, ONNX + "\ninput = [1, 3]", "leave it out with onnx"),
+    "no samples": words("--samples 0: it must be at least 1", "p.toml", "--samples", "0"),
+    "samples as words": words("'many' is not an integer", "p.toml", "--samples", "many"),
+    "an unknown flag": words("did you mean '--policy'?", "p.toml", "--polcy", "central"),
+    "an unknown algorithm": words("did you mean 'ppo'?", "p.toml", "--algo", "pppo"),
+    "a level that is none": words("did you mean 'tight'?", "p.toml", "--specs", "tigth"),
+    "a level it lacks": words("write [specs.tight] in its file", "p.toml", "--specs", "tight"),
+    "another environment": words("--env is no flag of fdg codesign", "p.toml", "--env", "CartPole-v1"),
+    "steps": words("no flag of fdg codesign: give --samples", "p.toml", "--total-steps", "99"),
+    "a sweep": words("no flag of fdg codesign: use fdg train", "p.toml", "--sweep", "seed=1,2"),
+    "no run": words("absent", "--resume", "absent"),
+    "specs of a run": words("a resumed search keeps what it has", "--resume", "run", "--specs", "tight"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_input_is_one_line_with_the_fix(case, folder, capsys):
+    text, given, call, says = WRONG[case]
+    Path("p.toml").write_text(text)
+    if call is not None:
+        call()
+    assert command.main(given) == 2
+    said = capsys.readouterr()
+    assert says in said.err and said.err.startswith("error: ") and said.err.count("\n") == 1
+    assert not said.out
+
+
+def test_help_lists_its_flags_and_the_package_registers_it(capsys):
+    assert command.main(["--help"]) == 0
+    said = capsys.readouterr().out
+    assert "--samples" in said and "--specs" in said and "Exit status 3" in said
+    points = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"][
+        "entry-points"
+    ]
+    for value in points["fdg.commands"].values():
+        module, _, function = value.partition(":")
+        assert getattr(importlib.import_module(module), function) is command.main
