@@ -259,7 +259,9 @@ class Answers:
     def refresh(self, parameters: Weights, kept: Kept) -> Cache:
         """Caches of prompts and of all tokens but the last, which the next tick reads."""
         tokens = self.in_order(kept, kept.written[0])[:, : max(self.width - 1, 1)]
-        return _rowwise(self.decoder.reread(parameters, *kept.asked[0], tokens, kept.length - 1, kept.first))
+        return _rowwise(
+            self.decoder.reread(parameters, *self.read(kept), tokens, kept.length - 1, kept.first)
+        )
 
     def row(self, kept: Kept) -> Samples | Recorded:
         """What was written, the first token first."""
@@ -303,4 +305,4 @@ class Answers:
 
 def _rowwise(cache: Cache) -> Cache:
     """A cache of which every leaf has an axis of rows: the clock says where all of them write."""
-    return cache._replace(step=())
+    return cache._replace(step=())  # type: ignore[arg-type]

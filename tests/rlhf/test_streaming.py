@@ -11,7 +11,10 @@ import algos
 import envs
 from algos.language import Decoder, DecoderConfig, Sampling, sample_keys
 from algos.language.generation import Answers
-from algos.rlhf import streaming
+from algos.rlhf import losses, streaming
+from algos.rlhf.group_relative import Batch
+from algos.rlhf.responses import scores
+from envs.text import Reward
 from fdg.errors import FdgError
 from fdg.stream import Stream
 from tests.language.test_generation import TINY, prompts
@@ -106,11 +109,58 @@ def test_an_iteration_ahead_keeps_the_state_and_says_how_busy_slots_are(name):
         ({"micro_batches": 3}, "micro_batches=3 do not divide the 4 prompts of an iteration"),
         ({"micro_batches": 0}, "micro_batches=0"),
         ({"max_age": 1}, "max_age=1: it is zero or above, and of late='mask' alone"),
-        ({"ahead": 1, "slots": 2, "env": "text:guess"}, "ahead=1: '.*guess.*' is a game"),
+        ({"ahead": 1, "slots": 2, "env": envs.text.Guess()}, "ahead=1: 'guess' is a game"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(fields, why):
-    task = envs.make(fields.get("env", TASK))
     with pytest.raises(FdgError, match=why) as error:
-        algos.GRPO(**{**SMALL, "group_size": 2, **fields, "env": task})
+        algos.GRPO(**{**SMALL, "env": envs.make(TASK), "group_size": 2, **fields})
     assert "\n" not in str(error.value)
+
+
+def test_decoupled_weights_leave_out_what_is_above_the_cap_alone():
+    """Ratios of the proximal policy to the actor's: 0.5, 2, 4, with a cap of 3."""
+    drawn, proximal = jnp.log(jnp.array([[0.4, 0.2, 0.1]])), jnp.log(jnp.array([[0.2, 0.4, 0.4]]))
+    weights = losses.correction(drawn, proximal, jnp.ones((1, 3), bool), "decoupled", 3.0)
+    np.testing.assert_allclose(weights, [[0.5, 2.0, 0.0]], rtol=1e-6)
+
+
+def test_interpolated_log_probabilities_are_part_of_the_way_by_age():
+    """Of ages 0, 1 and 3: at the actor's, half and three quarters of the way to the learner's."""
+    found = losses.interpolated(jnp.full((1, 3), -2.0), jnp.full((1, 3), -1.0), jnp.array([[0, 1, 3]]))
+    np.testing.assert_allclose(found, [[-2.0, -1.5, -1.25]], rtol=1e-6)
+    assert not jax.grad(lambda x: losses.interpolated(x, x, jnp.ones((1, 1))).sum())(jnp.ones((1, 1))).any()
+
+
+def test_an_interpolated_policy_is_what_ratios_and_weights_are_over():
+    """A response of one token, two updates old: the loss by hand, at equal parameters and learned ones."""
+    algorithm = made("grpo", group_size=2, correction="decoupled", proximal="interpolate", kl_coefficient=0.0)
+    state = jax.jit(algorithm.init)(jax.random.key(1))
+    responses = rolled("grpo").responses
+    now = jax.jit(lambda p: scores(algorithm.network, p, responses, 1.0)[0])(state.parameters)
+    drawn, version = now - 0.3, jnp.zeros(now.shape, jnp.int32)
+    reward = Reward(jnp.arange(8.0), {})
+    batch = Batch(responses, responses.own, drawn, version, jnp.zeros(now.shape), reward)
+    samples = algorithm._samples(state.parameters, batch)._replace(age=2 - version)
+    advantage = jnp.broadcast_to(jnp.arange(-2.0, 6.0)[:, None], now.shape)
+    samples = samples._replace(
+        weight=algorithm._weights(responses.own),
+        share=algorithm._shares(responses.own),
+        advantage=advantage,
+    )
+    measures = jax.jit(lambda *x: algorithm._loss(*x))(state.parameters, jnp.bool(True), samples)[1]
+    # 2/3 of the way from the actor's: ratios of exp(0.1), and weights of exp(0.2).
+    cost = -np.exp(0.2) * np.minimum(np.exp(0.1) * advantage, np.clip(np.exp(0.1), 0.8, 1.2) * advantage)
+    expected = np.sum(np.where(responses.own, np.asarray(samples.weight) * cost, 0))
+    np.testing.assert_allclose(measures["policy_loss"], expected, rtol=1e-4)
+
+
+def test_tokens_that_are_too_old_have_no_weight_and_stay():
+    algorithm = made("grpo", group_size=2, slots=4, ahead=2, late="mask", max_age=1)
+    found = rolled("grpo")
+    age = jnp.broadcast_to(
+        jnp.array([2, 1, 0])[jnp.arange(found.responses.own.shape[1]) % 3], found.responses.own.shape
+    )
+    counted = streaming.weighed(algorithm, found._replace(age=age))
+    assert (counted == (found.responses.own & (age < 2))).all()
+    assert (streaming.weighed(algorithm, found) == found.responses.own).all()
