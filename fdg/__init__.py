@@ -37,6 +37,7 @@ from fdg.rowwise import rowwise
 from fdg.running.host_devices import host_devices, reserve_threads
 from fdg.running.program import Program
 from fdg.running.program_cache import keep_programs
+from fdg.stream import Source, Stream
 from fdg.tracing.graph import FDG, Edge
 from fdg.tracing.trace import trace
 
@@ -66,6 +67,8 @@ __all__ = [
     "Program",
     "Run",
     "RunError",
+    "Source",
+    "Stream",
     "Sweep",
     "UnknownNameError",
     "compile",
