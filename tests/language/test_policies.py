@@ -1,4 +1,4 @@
-"""Sampling under policies: each device fills its own slots, and tokens are those of one device."""
+"""Sampling under policies: each device fills its share of slots, and tokens are those of one device."""
 
 import dataclasses
 
@@ -6,10 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import fdg
 import policies
 from algos.language import Decoder, DecoderConfig, Prompts, Sampling, generate, lora, sample_keys
+from fdg.errors import FdgWarning
 from tests.conformance.comparison import assert_same, plain
 from tests.language.test_generation import TINY, prompts
 
@@ -20,7 +22,7 @@ class Imitator:
 
     decoder: Decoder
     batch: int = 16
-    slots: int | None = 1
+    slots: int | None = 4
 
     @property
     def parameter_rules(self):
@@ -85,8 +87,11 @@ def exchanges_of_sampling(policy, devices):
     """What the fragment that samples exchanges under a policy, whose numbers are the plain ones."""
     algorithm = imitator()
     expected, metrics = plain(algorithm, jax.jit(algorithm.init)(jax.random.key(0)), 2)
-    engine = fdg.compile(algorithm, policy, devices=devices)
-    state, found = engine.run(engine.init(0), 2)
+    with pytest.warns(
+        FdgWarning, match="slots=4 is the number on all devices together, 2 on each of 2; it was"
+    ):
+        engine = fdg.compile(algorithm, policy, devices=devices)
+        state, found = engine.run(engine.init(0), 2)
     assert_same(expected, state, 1e-4)
     np.testing.assert_array_equal(found["tokens"], metrics["tokens"])
     (acting,) = [each for each in engine.programs if "act" in each.fragments]
