@@ -111,8 +111,22 @@ def stream_of(agent: Any, count: int, problem: Problem, keys: Any, first: Any, p
         records=True,
         dtype=agent.network.logits_dtype(parameters),
     )
-    slots = min(agent.slots, (count // agent.micro_batches + agent.ahead * count) * group)
-    return Stream(source, slots, count, agent.micro_batches, agent.ahead, agent.order, agent.late, group)
+    return Stream(source, **sizes(agent, count))
+
+
+def sizes(agent: Any, count: int) -> dict[str, Any]:
+    """The fields of an agent's stream but for its source, for `count` prompts of an iteration."""
+    group = agent.responses_per_prompt
+    most = (count // agent.micro_batches + agent.ahead * count) * group
+    return {
+        "slots": min(agent.slots or most, most),
+        "batch": count,
+        "micro_batches": agent.micro_batches,
+        "ahead": agent.ahead,
+        "order": agent.order,
+        "late": agent.late,
+        "group": group,
+    }
 
 
 def weighed(agent: Any, rollout: Rollout) -> jax.Array:

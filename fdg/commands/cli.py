@@ -69,14 +69,15 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
 
     def run(argv: Sequence[str]) -> int:
         import fdg
-        from fdg.commands import scale
+        from fdg.commands import lengths, scale
         from fdg.commands.flags import normalise
         from fdg.commands.parse import parse
         from fdg.training.choosing import settle
         from fdg.training.devices import devices_of
 
-        elsewhere, rest = scale.take(normalise(argv))
-        job = parse(rest, "python -m fdg.plan", scale.ABOUT, runs=False)
+        drawn, rest = lengths.take(normalise(argv))
+        elsewhere, rest = scale.take(rest)
+        job = parse(rest, "python -m fdg.plan", f"{scale.ABOUT} {lengths.ABOUT}", runs=False)
         if elsewhere:
             print(*scale.lines(job, elsewhere), sep="\n\n", flush=True)
             return 0
@@ -87,6 +88,7 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
             *([settled.said] if settled.said else []),
             graph,
             fdg.place(graph, job.policy, devices, job.agents),
+            *([lengths.said(job, drawn)] if drawn else []),
         ]
         print(*said, *([f"devices: {choice.reason}"] if choice else []), sep="\n\n", flush=True)
         return 0

@@ -16,7 +16,7 @@ import fdg
 import policies
 from fdg.lowering.mesh import group_mesh
 from fdg.running import lanes
-from tests.running.lanes import KINDS, settings, try_one
+from tests.running.lanes import KINDS, switching, try_one
 from tests.running.sleeps import digests
 
 
@@ -30,7 +30,7 @@ def _ctrl_c():
 @pytest.mark.parametrize("seed", range(len(KINDS)))
 def test_a_random_schedule_ends_as_it_should(seed):
     """More of them: `python -m tests.running.lanes`."""
-    with settings(switch=1e-6 if seed % 2 else None):
+    with switching(1e-6 if seed % 2 else None):
         try_one(seed, KINDS[seed])
 
 

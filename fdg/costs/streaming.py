@@ -1,0 +1,271 @@
+"""What a stream will do: its clock, carried out by `fdg.stream` itself, of responses that are lengths alone.
+
+The clock knows no seconds, so what it says needs no devices: how many slots are busy, how old what is trained
+on is, and which of the stream's sizes is in the way.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fdg.arguments import quoted
+from fdg.errors import FdgError
+from fdg.showing.words import table
+from fdg.stream import Stream, zeros
+
+_LAST = 20  # iterations of a run
+_AGES = 32  # that are told apart, in updates
+_LONGEST = 256  # ticks of a response, about, that are carried out one by one
+_DRAWN = 4099  # lengths that responses have in turn
+_FULL = 0.9  # share of busy slots from which on more of them help
+_QUANTILE = 3.09  # of the standard normal: one response in a thousand is longer
+_KINDS = "lognormal:MEAN,LONGEST, uniform:SHORTEST,LONGEST or constant:LENGTH"
+
+
+@dataclasses.dataclass(frozen=True)
+class Lengths:
+    """Lengths of responses, in tokens.
+
+    Attributes:
+      tokens: of each response in turn, `[_DRAWN]`.
+      said: where they are from.
+    """
+
+    tokens: np.ndarray
+    said: str
+
+    @property
+    def step(self) -> int:
+        """Ticks that are carried out as one: shares do not change, and the time to find them does."""
+        return -(-int(np.max(self.tokens)) // _LONGEST)
+
+    @property
+    def ticks(self) -> np.ndarray:
+        """Steps that each is in a slot: the first token is drawn as it begins."""
+        return np.maximum(-(-(self.tokens - 1) // self.step), 1)
+
+
+def distribution(text: str) -> Lengths:
+    """Lengths by a word.
+
+    Args:
+      text: `lognormal:MEAN,LONGEST` (of a thousand responses, one would be longer, and is cut),
+        `uniform:SHORTEST,LONGEST` or `constant:LENGTH`.
+
+    Raises:
+      FdgError: it is none of these.
+
+    >>> constant = distribution("constant:7")
+    >>> set(constant.tokens.tolist()), set(constant.ticks.tolist()), constant.said
+    ({7}, {6}, '7 tokens, 7 at most')
+    """
+    found = re.fullmatch(r"(lognormal|uniform|constant):(\d{1,9})(?:,(\d{1,9}))?", text.strip())
+    refusal = FdgError(
+        f"lengths {quoted(text)}: give {_KINDS}, tokens of responses, or the directory of a run"
+    )
+    if found is None or (found[1] == "constant") != (found[3] is None):
+        raise refusal
+    low, high = int(found[2]), int(found[3] or found[2])
+    if not 1 <= low <= high <= 1 << 20:
+        raise refusal
+    quantiles = (np.random.default_rng(0).permutation(_DRAWN) + 0.5) / _DRAWN
+    if found[1] == "lognormal" and low < high:
+        tokens = np.minimum(np.ceil(_lognormal(low, high, quantiles)), high)
+    else:
+        tokens = np.floor(low + quantiles * (high - low + 1))
+    tokens = np.maximum(tokens, 1).astype(np.int32)
+    return Lengths(tokens, f"{np.mean(tokens):,.0f} tokens, {np.max(tokens):,} at most")
+
+
+def of_run(rows: Sequence[Mapping[str, Any]], name: str) -> Lengths:
+    """Lengths as those of a run: lognormal, with the mean and the longest of its last iterations.
+
+    Args:
+      rows: of its `metrics.jsonl`.
+      name: what to call it.
+
+    Raises:
+      FdgError: it has none.
+    """
+    found = [row for row in rows[-_LAST:] if row.get("response_length") and row.get("response_length_max")]
+    if not found:
+        raise FdgError(f"lengths {quoted(name)}: this run has no response_length: give {_KINDS}")
+    mean = sum(row["response_length"] for row in found) / len(found)
+    longest = max(mean, *(row["response_length_max"] for row in found))
+    return distribution(f"lognormal:{max(round(mean), 1)},{max(round(longest), 1)}")
+
+
+def _lognormal(mean: float, longest: float, quantiles: np.ndarray) -> np.ndarray:
+    """With that mean, one in a thousand being longer than `longest`."""
+    from statistics import NormalDist
+
+    spread = math.log(longest / mean)
+    if 2 * spread >= _QUANTILE**2:
+        raise FdgError(
+            f"lengths: the longest, {longest:,}, is {longest / mean:.0f} times the mean, and of lognormal"
+            f" lengths at most {math.exp(_QUANTILE**2 / 2):.0f} times: give a longer mean"
+        )
+    sigma = _QUANTILE - math.sqrt(_QUANTILE**2 - 2 * spread)
+    normal = np.array([NormalDist().inv_cdf(q) for q in quantiles])
+    return np.exp(math.log(mean) - sigma**2 / 2 + sigma * normal)
+
+
+class _Ages:
+    """A `fdg.stream.Source` that draws no tokens: it counts how many each version would have drawn."""
+
+    def __init__(self, ticks: np.ndarray):
+        self._ticks = jnp.asarray(ticks, jnp.int32)
+
+    def idle(self, slots: int) -> Any:
+        return {
+            "left": zeros((slots,), jnp.int32),
+            "first": zeros((slots,), jnp.int32),
+            "drawn": zeros((slots, _AGES), jnp.int32),
+        }
+
+    def begin(self, parameters: Any, key: Any, index: Any, now: Any) -> tuple[Any, Any]:
+        kept = self.idle(index.shape[0])
+        first = jnp.broadcast_to(now.version, index.shape).astype(jnp.int32)
+        return {**kept, "left": self._ticks[index % len(self._ticks)], "first": first}, kept["left"]
+
+    def tick(self, parameters: Any, kept: Any, cache: Any, now: Any) -> tuple[Any, Any]:
+        works = kept["left"] > 0
+        since = jnp.minimum(now.version - kept["first"], _AGES - 1)
+        drawn = (works[:, None] & (jnp.arange(_AGES)[None] == since[:, None])).astype(jnp.int32)
+        return {**kept, "left": kept["left"] - works, "drawn": kept["drawn"] + drawn}, cache
+
+    def done(self, kept: Any) -> Any:
+        return kept["left"] == 0
+
+    def refresh(self, parameters: Any, kept: Any) -> Any:
+        return kept["left"]
+
+    def row(self, kept: Any) -> Any:
+        return kept
+
+
+@dataclasses.dataclass(frozen=True)
+class Replay:
+    """What a stream did, once it was under way.
+
+    Attributes:
+      ticks: of an iteration.
+      busy: share of the slots.
+      lag: updates that a token is older than the newest parameters, on average.
+      oldest: and at most.
+      masked: share of the tokens that `late="mask"` gives no weight.
+      rate: tokens a tick that are trained on.
+    """
+
+    ticks: float
+    busy: float
+    lag: float
+    oldest: int
+    masked: float
+    rate: float
+
+
+def replay(
+    lengths: Lengths,
+    sizes: dict[str, Any],
+    staleness: int = 0,
+    max_age: int | None = None,
+    iterations: int = 24,
+) -> Replay:
+    """Carries out a stream's clock.
+
+    Args:
+      lengths: of the responses.
+      sizes: the fields of `fdg.stream.Stream`, without its source.
+      staleness: the policy's.
+      max_age: with `late="mask"`; None for `ahead`.
+      iterations: that count; those before, in which slots fill, do not.
+    """
+    stream = Stream(_Ages(lengths.ticks), **sizes)
+    before = 2 * (stream.ahead + 1)
+    parts = stream.micro_batches
+
+    def one(state: Any, n: Any) -> tuple[Any, Any]:
+        iteration = n // parts
+        version = jnp.maximum(iteration - staleness, 0)
+        rows, state = stream.take(jnp.float32(0), version, state)
+        ages = jnp.clip(iteration - rows["first"][:, None] - jnp.arange(_AGES)[None], 0, _AGES - 1)
+        counts = zeros((_AGES,), jnp.int32).at[ages].add(rows["drawn"])
+        return state, (counts, state.clock.tick, state.clock.busy)
+
+    def run(key: Any) -> Any:
+        takes = jnp.arange((before + iterations) * parts)
+        return jax.lax.scan(one, stream.init(key), takes)[1]
+
+    counts, ticks, busy = jax.tree.map(np.asarray, jax.jit(run)(jax.random.key(0)))
+    start = before * parts
+    by_age = counts[start:].sum(axis=0).astype(float)
+    passed, filled = int(ticks[-1] - ticks[start - 1]), int(busy[-1] - busy[start - 1])
+    most = _AGES
+    if stream.late == "mask" and stream.order == "finished":
+        most = (stream.ahead if max_age is None else max_age) + staleness
+    kept = by_age[: most + 1]
+    return Replay(
+        passed * lengths.step / iterations,
+        filled / (stream.slots * max(passed, 1)),
+        float(np.sum(kept * np.arange(len(kept))) / np.sum(kept)),
+        int(np.max(np.flatnonzero(kept))),
+        float(1 - np.sum(kept) / np.sum(by_age)),
+        float(np.sum(kept) / max(passed, 1)),
+    )
+
+
+def report(lengths: Lengths, sizes: dict[str, Any], staleness: int = 0, max_age: int | None = None) -> str:
+    """A table of a stream and of what else it might be, and what binds."""
+    ahead, slots = sizes["ahead"], sizes["slots"]
+    most = (sizes["batch"] // sizes["micro_batches"] + (ahead + 1) * sizes["batch"]) * sizes["group"]
+    variants: dict[str, dict[str, Any]] = {"as given": sizes}
+    if ahead:
+        variants["ahead=0"] = {
+            **sizes,
+            "ahead": 0,
+            "slots": min(slots, most - (ahead + 1) * sizes["batch"] * sizes["group"]),
+        }
+    variants[f"ahead={ahead + 1}"] = {**sizes, "ahead": ahead + 1}
+    if ahead and sizes["order"] == "prompt":
+        variants["order=finished"] = {**sizes, "order": "finished"}
+    elif ahead and sizes["late"] == "wait":
+        variants["late=mask"] = {**sizes, "late": "mask"}
+    if 2 * slots <= most - sizes["batch"] * sizes["group"]:
+        variants[f"slots={2 * slots}"] = {**sizes, "slots": 2 * slots}
+    found = {name: replay(lengths, one, staleness, max_age) for name, one in variants.items()}
+    given = found["as given"]
+    rows = [
+        (
+            name,
+            f"{100 * one.busy:.0f}%",
+            f"{one.lag:.1f}",
+            str(one.oldest),
+            f"{100 * one.masked:.1f}%",
+            f"{one.ticks:,.0f}",
+            f"{one.rate / given.rate:.2f}",
+        )
+        for name, one in found.items()
+    ]
+    header = ("stream", "slots busy", "lag", "oldest", "masked", "ticks", "tokens/tick")
+    others = [name for name in found if name != "as given" and (given.busy > _FULL or "slots" not in name)]
+    best = max(others, key=lambda name: found[name].rate)
+    gain = found[best].rate / given.rate
+    binds = f"{best} would give {gain:.2f} times the tokens of a tick"
+    if gain < 1.05:
+        binds = "the time of a tick itself: its slots are busy"
+    elif not ahead:
+        binds = f"the longest response of each batch: {binds}"
+    return "\n".join(
+        [
+            f"stream of {slots} slots, eta = {ahead} + {staleness}: responses of {lengths.said}",
+            *table(header, rows, range(1, len(header))),
+            f"what binds: {binds}",
+        ]
+    )

@@ -1,0 +1,77 @@
+"""What a stream will do by the lengths of its responses, beside the clock in plain Python."""
+
+import numpy as np
+import pytest
+
+import fdg
+from fdg.costs.streaming import Lengths, distribution, of_run, replay, report
+from tests.stream.reference import Clock, Sizes
+
+SIZES = {
+    "slots": 6,
+    "batch": 8,
+    "micro_batches": 2,
+    "ahead": 1,
+    "order": "finished",
+    "late": "wait",
+    "group": 2,
+}
+
+
+@pytest.mark.parametrize("more", [{}, {"late": "mask"}, {"ahead": 0}])
+def test_a_replay_is_the_clock_of_the_reference(more):
+    lengths, sizes, staleness, iterations = distribution("lognormal:6,30"), {**SIZES, **more}, 1, 6
+    found = replay(lengths, sizes, staleness, iterations=iterations)
+    clock = Clock(Sizes(**sizes), lambda response: int(lengths.ticks[response % len(lengths.ticks)]))
+    before = 2 * (sizes["ahead"] + 1)
+    ages, most = [], sizes["ahead"] + staleness
+    for n in range((before + iterations) * 2):
+        if n == before * 2:
+            start = clock.counts()
+        take = clock.take(max(0, n // 2 - staleness))
+        if n >= before * 2:
+            ages += [n // 2 - version for drawn in take.drawn for _, version in drawn]
+    end = clock.counts()
+    ticks, busy = (end[name] - start[name] for name in ("ticks", "busy"))
+    kept = [age for age in ages if sizes["late"] == "wait" or age <= most]
+    assert found.ticks == ticks / iterations
+    assert found.busy == pytest.approx(busy / (6 * ticks))
+    assert (found.lag, found.oldest) == (pytest.approx(np.mean(kept)), max(kept))
+    assert found.masked == pytest.approx(1 - len(kept) / len(ages))
+    assert found.rate == pytest.approx(len(kept) / ticks)
+
+
+def test_lengths_have_the_mean_and_the_longest_that_were_given():
+    tokens = distribution("lognormal:200,2000").tokens
+    assert np.mean(tokens) == pytest.approx(200, rel=0.02) and np.max(tokens) == 2000
+    assert 1 <= np.sum(tokens >= 2000) <= 2 + len(tokens) // 1000
+    tokens = distribution("uniform:3,7").tokens
+    assert sorted(set(tokens.tolist())) == [3, 4, 5, 6, 7]
+    rows = [{"response_length": 4.0, "response_length_max": 9.0}, {"loss": 1.0}]
+    assert np.max(of_run(rows, "runs/x").tokens) == 9
+    assert distribution("constant:1").ticks.max() == 1
+
+
+@pytest.mark.parametrize(
+    "given", ["", "normal:3", "lognormal:3", "constant:3,4", "uniform:7,3", "uniform:0,3", "constant:9999999"]
+)
+def test_lengths_that_are_none_are_refused(given):
+    with pytest.raises(fdg.FdgError, match=r"lengths .*: give lognormal:MEAN,LONGEST"):
+        distribution(given)
+
+
+def test_lognormal_lengths_have_a_longest_that_they_can_have():
+    with pytest.raises(
+        fdg.FdgError, match="is 1000 times the mean, and of lognormal lengths at most 118 times"
+    ):
+        distribution("lognormal:10,10000")
+    with pytest.raises(fdg.FdgError, match="this run has no response_length"):
+        of_run([{"loss": 0.0}], "runs/ppo")
+
+
+def test_the_longest_response_binds_where_none_begins_ahead():
+    """Slots = batch, lengths of 1 and of 9 tokens: of 8 ticks nearly half the slots are busy in one only."""
+    lengths = Lengths(np.array([1, 9] * 8, np.int32), "a few tokens")
+    said = report(lengths, {**SIZES, "slots": 8, "micro_batches": 1, "group": 1, "ahead": 0})
+    assert "as given         56%" in said
+    assert "what binds: the longest response of each batch: ahead=1 would give" in said
