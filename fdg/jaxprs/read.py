@@ -50,8 +50,15 @@ def with_jaxpr(closed: Any, jaxpr: Any) -> Any:
     """`closed`, with another jaxpr over the same constants, where it has any; itself if that is its own."""
     if jaxpr is open_jaxpr(closed):
         return closed
-    is_open = ONE_TYPE or not isinstance(closed, ClosedJaxpr)  # as the body of a `checkpoint` is
-    return jaxpr if is_open else ClosedJaxpr(jaxpr, closed.consts)
+    if ONE_TYPE or not isinstance(closed, ClosedJaxpr):  # as the body of a `checkpoint` is not
+        return jaxpr
+    if closed.consts:  # arrays, which are not to be kept
+        return ClosedJaxpr(jaxpr, closed.consts)
+    # The same one each time: JAX lowers it once, however often it is called.
+    return _CLOSED(closed, id(jaxpr), lambda: ClosedJaxpr(jaxpr, closed.consts))
+
+
+_CLOSED: Recall[Any] = Recall(most=1024)
 
 
 @functools.cache
