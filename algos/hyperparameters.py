@@ -57,8 +57,9 @@ NETWORK: dict[str, Any] = {
 }
 
 OF_NETWORK = frozenset(
-    "network hidden activation layer_norm normalize_observation dueling atoms quantiles critic_hidden"
-    " mixer_size hypernetwork recurrent memory memory_size memory_window memory_layers memory_heads"
+    "network actor_network critic_network hidden critic_hidden convolve activation layer_norm"
+    " normalize_observation dueling atoms quantiles mixer_size hypernetwork"
+    " recurrent memory memory_size memory_window memory_layers memory_heads"
     " decoder model tokenizer adapters hidden_size num_layers num_heads num_kv_heads intermediate_size"
     " lora_rank lora_alpha".split()
 )

@@ -20,6 +20,7 @@ RewardFunction = Callable[..., Sequence[float | None]]
 
 # What a function is given besides the columns of rows; `completions` as TRL spells it.
 _GIVEN = ("prompts", "responses", "completions", "answers")
+_TRIED = 3  # responses of a trial
 _HIDDEN = {"prompt", "completion", "response", *_GIVEN}  # columns that would be taken for them
 
 
@@ -95,11 +96,9 @@ class HostReward:
           FdgError: a function wants what rows do not have.
           HostError: (as the program runs) a function raised, or gave not-a-number, or not `N` numbers.
         """
-        calls = [_Call(*one, task) for one in zip(self.functions, self.names, strict=True)]
-        for one in calls:
-            one.check()
+        calls = self._calls(task)
         shape = jax.ShapeDtypeStruct((responses[0].shape[0], len(calls)), jnp.float32)
-        found = io_callback(_Calls(tuple(calls)), shape, prompts, responses, content)
+        found = io_callback(_Calls(calls), shape, prompts, responses, content)
         said = ~jnp.isnan(found)
         found = jnp.where(said, found, 0.0)
         parts = {one.name: found[:, i] for i, one in enumerate(calls)}
@@ -107,6 +106,32 @@ class HostReward:
             w * part for w, part in zip(self.weights or [1.0] * len(parts), parts.values(), strict=True)
         ]
         return sum(weighted[1:], weighted[0]), parts, jnp.any(said, axis=1)
+
+    def try_out(self, task: Any) -> None:
+        """Calls the functions once, on right answers and an empty one, so that a mistake costs no compiling.
+
+        Raises:
+          FdgError: a function wants what rows do not have.
+          HostError: a function raised, or gave not-a-number, or not as many numbers as responses.
+        """
+
+        @jax.jit
+        def problems(keys: jax.Array) -> Any:
+            content = task.draw(keys)
+            return task.prompts(content), task.solutions(content), task.own(content)
+
+        prompts, (tokens, mask), content = jax.tree.map(
+            np.asarray, problems(jax.random.split(jax.random.key(0), _TRIED))
+        )
+        problems.clear_cache()  # for a backend that holds arrays cannot start again
+        is_empty = np.arange(_TRIED)[:, None] == _TRIED - 1
+        _Calls(self._calls(task))(prompts, (tokens, mask & ~is_empty), content)
+
+    def _calls(self, task: Any) -> tuple["_Call", ...]:
+        calls = [_Call(*one, task) for one in zip(self.functions, self.names, strict=True)]
+        for one in calls:
+            one.check()
+        return tuple(calls)
 
 
 @dataclasses.dataclass(frozen=True)

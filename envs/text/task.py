@@ -352,6 +352,11 @@ class TextTask:
         arguments = json.loads(self.template_arguments or "{}")
         return self.tokenizer.encode_rows(rows, self.problem.instruction, self.system, arguments)
 
+    def try_out(self) -> None:
+        """Calls a reward of one's own once, before a program that calls it is compiled: see `HostReward`."""
+        if self.host_reward is not None:
+            self.host_reward.try_out(self)
+
     @property
     def _encoded(self) -> Encoded | None:
         """The table of its problems; None where each is written within the program."""
@@ -376,7 +381,7 @@ class TextTask:
         return codec.written(self.tokenizer, self.problem.solution(content), width, after=stop)
 
     def _score(self, content: Any, tokens: jax.Array, mask: jax.Array) -> dict[str, jax.Array]:
-        own = self._own(content)
+        own = self.own(content)
         room = jax.eval_shape(self.problem.solution, own).codes.shape[0] + 16
         response, finished = codec.read(self.tokenizer, tokens, mask, room)
         table = self._encoded
@@ -389,7 +394,7 @@ class TextTask:
         scores = self.problem.score(own, response)
         return {name: jnp.where(finished, part, 0).astype(jnp.float32) for name, part in scores.items()}
 
-    def _own(self, content: Any) -> Any:
+    def own(self, content: Any) -> Any:
         """What the problem itself knows of a content of `draw`."""
         table = self._encoded
         return (
@@ -400,7 +405,7 @@ class TextTask:
 
     def _judged(self, answer: Any, tokens: jax.Array, mask: jax.Array, judge: HostReward) -> Reward:
         prompts = answer["prompt"], answer["prompt_mask"]
-        return Reward(*judge.call(self, prompts, (tokens, mask), self._own(answer["content"])))
+        return Reward(*judge.call(self, prompts, (tokens, mask), self.own(answer["content"])))
 
 
 def _as_json(arguments: Any, name: str) -> str:

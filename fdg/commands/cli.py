@@ -78,6 +78,7 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
         drawn, rest = lengths.take(normalise(argv))
         elsewhere, rest = scale.take(rest)
         job = parse(rest, "python -m fdg.plan", f"{scale.ABOUT} {lengths.ABOUT}", runs=False)
+        print("tracing ...", file=sys.stderr, flush=True)
         if elsewhere:
             print(*scale.lines(job, elsewhere), sep="\n\n", flush=True)
             return 0

@@ -1,12 +1,16 @@
-"""What a run can be told while it trains: that nothing has been found to learn from."""
+"""What a run can be told while it trains: that nothing is there to learn from, or too much is changed."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from fdg.training.statistics import digits
 
 _PART = 10  # of the run: so much has to have passed
 _VALUES = 3  # mean returns of iterations: one alone is always the same as itself
+_FIRST = 10  # iterations in which a policy that begins well is still near where it began
+_FAR = 1.0  # nats of `approx_kl`; a clipped update is 0.01 or so away
+_COLLAPSED = 0.05  # of the entropy at first
 _EXPLORE = "more exploration (--entropy-coefficient, --epsilon-end)"
 _ADVICE = f"try another --algo or --preset, more --num-envs, or {_EXPLORE}"
 
@@ -54,3 +58,49 @@ class Unchanged:
             f"hint: after {env_steps:,} steps every episode has returned {digits(self._lowest)[0]}, so there"
             f" is nothing to learn from yet: {self._advice}"
         )
+
+
+class Astray:
+    """Notices updates that are too large: in its first iterations a policy leaves what it began as.
+
+    One update of a good checkpoint by a step size, or a batch, that is another network's undoes it. Then
+    `approx_kl` is far above that of a clipped update, or the entropy is all but gone and nothing was gained.
+
+    Args:
+      learning_rate: of the run, which the line names; None where it has none.
+    """
+
+    def __init__(self, learning_rate: Any = None):
+        self._rate = "" if learning_rate is None else f" than {learning_rate:g}"
+        self._done = False
+        self._first: Mapping[str, Any] = {}
+
+    def look(self, rows: Sequence[Mapping[str, Any]]) -> str | None:
+        """A line to print, once; None where there is nothing to say.
+
+        Args:
+          rows: metrics of the iterations since the last call.
+        """
+        for row in rows:
+            if self._done or row["iteration"] > _FIRST:
+                return None
+            self._first = self._first or row
+            what = self._what(row)
+            if what is not None:
+                self._done = True
+                return (
+                    f"hint: in iteration {row['iteration']} {what}: updates are too large: give a smaller"
+                    f" --learning-rate{self._rate}, more responses or steps to an update, or another --preset"
+                )
+        return None
+
+    def _what(self, row: Mapping[str, Any]) -> str | None:
+        kl, entropies = row.get("approx_kl", 0.0), [one.get("entropy", 0.0) for one in (self._first, row)]
+        if kl > _FAR:
+            return f"approx_kl is {kl:.3g}, so the policy is far from the one that sampled"
+        gained = row.get("episode_return", 0.0) > self._first.get("episode_return", 0.0)
+        if 0 <= entropies[1] < _COLLAPSED * entropies[0] and not gained:
+            return (
+                f"the entropy has fallen from {entropies[0]:.3g} to {entropies[1]:.3g} and nothing was gained"
+            )
+        return None

@@ -109,6 +109,11 @@ def carry_out(
     """
     _check_same(job)
     loggers.check_installed(job)
+    if not (quiet or brief):
+        say("tracing ...")
+    own = job.algorithm.algorithm if isinstance(job.algorithm, Sweep) else job.algorithm
+    if not job.resumes and callable(try_out := getattr(getattr(own, "env", None), "try_out", None)):
+        try_out()
     settled = settle(job, fdg.trace(job.algorithm))
     job, graph, choice = settled.job, settled.graph, None
     if devices is None:

@@ -13,7 +13,7 @@ from fdg.errors import FdgWarning
 from fdg.processes import distributed
 from fdg.running.metrics import PendingMetrics
 from fdg.training.finite import Finite
-from fdg.training.hints import Unchanged
+from fdg.training.hints import Astray, Unchanged
 from fdg.training.job import Job
 from fdg.training.loggers import Logger
 from fdg.training.losses import LostEpisodes
@@ -82,6 +82,7 @@ class Recorder:
             getattr(job.algorithm, "advice_without_rewards", None),
             getattr(job.algorithm, "iterations_without_rewards", None),
         )
+        self._astray = Astray(job.config["hyperparameters"].get("learning_rate"))
         self._clock = time.perf_counter()
         self._latest: tuple[PendingMetrics, dict[str, Any]] | None = None
 
@@ -133,7 +134,8 @@ class Recorder:
         stream = stream_line(rows, self._shares(seconds))
         self._progress.update(self._iteration, float(np.mean(returns)) if returns else None, stream)
         everyone = np.ravel(metrics.get("episode_return", ()))
-        if line := self._unchanged.look(self._iteration, rows[-1]["env_steps"], everyone.tolist()):
+        unchanged = self._unchanged.look(self._iteration, rows[-1]["env_steps"], everyone.tolist())
+        for line in filter(None, (unchanged, self._astray.look(rows))):
             if shown := sample_lines(self._samples()):  # what was said tells why, be it shown or not
                 warnings.warn("\n".join([line.removeprefix("hint: "), *shown]), FdgWarning, stacklevel=2)
             else:

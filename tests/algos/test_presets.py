@@ -14,6 +14,7 @@ from envs import probe
 from fdg.commands.cli import train_main
 from fdg.commands.parse import parse as parse_words
 from fdg.errors import FdgError
+from fdg.training import hints
 from fdg.training.hints import Unchanged
 
 ENTRIES = [
@@ -212,3 +213,39 @@ def test_probes_have_no_presets():
     for name in ("value", "discount"):
         assert presets.of("PPO", f"probe:{name}") == {}
     assert probe.factories()
+
+
+def rows(**columns):
+    return [
+        {"iteration": i, **dict(zip(columns, values, strict=True))}
+        for i, values in enumerate(zip(*columns.values(), strict=True), 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "words"),
+    [
+        (rows(approx_kl=[0.01, 0.5, 0.02]), None),
+        (
+            rows(approx_kl=[0.01, 194.3, 3.0]),
+            ["in iteration 2 approx_kl is 194", "--learning-rate than 0.01"],
+        ),
+        (rows(approx_kl=[0.0] * 10 + [50.0]), None),  # later
+        (
+            rows(entropy=[2.0, 1.9, 0.05], episode_return=[0.5, 0.6, 0.4]),
+            ["fallen from 2 to 0.05", "--preset"],
+        ),
+        (rows(entropy=[2.0, 1.9, 0.05], episode_return=[0.5, 0.6, 0.9]), None),  # learned
+        (rows(entropy=[0.006, 0.002, 0.01]), None),
+        (rows(entropy=[-1.0, -9.0, -20.0]), None),  # of densities
+        (rows(loss=[1e9]), None),
+    ],
+)
+def test_a_hint_where_updates_are_too_large(metrics, words):
+    both = (
+        hints.Astray(0.01).look(metrics),
+        next(filter(None, map(astray_by_row := hints.Astray(0.01).look, [[row] for row in metrics])), None),
+    )
+    assert both[0] == both[1] and (both[0] is not None) == bool(words)
+    assert all(word in both[0] for word in words or ())
+    assert not words or astray_by_row(metrics) is None, "said once"

@@ -34,12 +34,12 @@ def test_each_try_can_fail(monkeypatch):
 
 
 HUGE = ("1000000000000000019884624838656", "Infinity", "-1" + "0" * 400, "1e999", "NaN")
-# What Transformers 4 and 5 write where a tokenizer has no limit, an option no value, or a model code of its own.
+# What Transformers 4 and 5 write where there is no limit, no value, or code of the model's own.
 UNUSED = {
     "tokenizer_config.json": (
         '"model_max_length": HUGE, "extra_special_tokens": ["<s>"], "use_default_system_prompt": null',
         '"max_length": HUGE, "extra_special_tokens": {"image_token": "<s>"}, "auto_map": {"a": [null, "b"]}',
-        '"added_tokens_decoder": {"0": {"content": "<unk>", "lstrip": false}}, "legacy": null, "stride": HUGE',
+        '"added_tokens_decoder": {"0": {"content": "<unk>", "lstrip": false}}, "stride": HUGE',
     ),
     "generation_config.json": ('"max_length": HUGE, "temperature": 1e-06', '"max_time": HUGE, "top_p": HUGE'),
     "config.json": ('"seq_length": HUGE, "rms_norm_eps": 1e-06', '"max_length": HUGE, "dtype": null'),

@@ -21,6 +21,7 @@ from algos.rlhf.responses import Responses, scores
 from envs.text import HostReward, Prompts
 from fdg.training.data import keep_data, kept_data
 from fdg.training.description import describe
+from fdg.training.run import Run
 from fdg.training.run_directory import RunDirectory
 from fdg.training.said import Said
 from tests.rlhf.small import SMALL
@@ -360,3 +361,44 @@ def test_a_run_keeps_its_files_and_notices_others(tmp_path, task):
     with pytest.raises(fdg.FdgError, match=r"has changed since the run in .* began: put the copy"):
         keep_data(run, algorithm)
     run.close()
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        (lambda p, r, a: 1 / 0, r"raised ZeroDivisionError: .*\(test_own_data.py, line \d+\) for '"),
+        (lambda responses: [1 / len(one) for one in responses], "division by zero .* for '', asked '"),
+        (lambda responses: [1.0], "gave 1 numbers for 3 responses"),
+        (lambda responses: 1.0, "gave 1.0: return a list of 3 numbers"),
+        (lambda responses: ["good" for _ in responses], "could not convert string to float: 'good'"),
+    ],
+)
+def test_a_reward_that_fails_does_so_before_anything_is_compiled(
+    reward, message, task, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(fdg, "compile", None)
+    for one in (task, envs.make("text:addition")):
+        algorithm = algos.GRPO(env=one.with_reward(reward), group_size=2, **SMALL)
+        with pytest.raises(fdg.FdgError, match=message):
+            fdg.fit(algorithm, total_steps=8, out=tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_evaluation_asks_each_held_out_row_once(tmp_path):
+    train = file_of(tmp_path, [{"prompt": "+=", "answer": "1"}])
+    asked = [f"{i}=" for i in range(300)]
+    held_out = file_of(tmp_path, [{"prompt": one, "answer": "1"} for one in asked], "test.jsonl")
+    seen = []
+
+    def judge(prompts):
+        seen.extend(prompts)
+        return [float(int(prompt[:-1])) for prompt in prompts]
+
+    task = envs.make("text:file", path=train, test_path=held_out, max_response=2).with_reward(judge)
+    algorithm = algos.SFT(env=task, **SMALL)
+    run = Run(algorithm, jax.jit(algorithm.init)(jax.random.key(0)), 0)
+    for episodes, wanted in ((None, asked), (3, asked[:3])):
+        seen.clear()
+        found = run.evaluate(episodes)
+        assert sorted(seen) == sorted(wanted) and found.episodes == len(wanted)
+        assert found.returns[0].tolist() == [*range(len(wanted))]

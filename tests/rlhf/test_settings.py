@@ -11,6 +11,7 @@ import algos
 import envs
 import fdg
 from algos import presets
+from algos.hyperparameters import OF_NETWORK
 from algos.language import Decoder, DecoderConfig
 from algos.rlhf import updates
 from algos.rlhf.checkpoints import save
@@ -219,3 +220,62 @@ def test_two_seeds_are_trained_by_one_program(tmp_path, monkeypatch):
         with pytest.raises(_Enough):
             fdg.fit(algorithm, seed=seed, devices=1, out=tmp_path / str(seed), progress=False)
     assert found[0] == found[1] and len(found) == 2
+
+
+FIELDS_OF_NETWORKS = [
+    ("sft", {"hidden_size": 24, "num_layers": 3}),
+    ("sft", {"num_heads": 6, "num_kv_heads": 3, "hidden_size": 36}),
+    ("dpo", {"intermediate_size": 40, "lora_rank": 2, "lora_alpha": 5.0}),
+    ("ppo_rlhf", {"model": "CHECKPOINT"}),
+    ("grpo", {"model": "CHECKPOINT", "lora_rank": 3}),
+    ("sft", {"model": "CHECKPOINT", "tokenizer": "CHECKPOINT"}),
+]
+
+
+@pytest.mark.parametrize("seed", range(len(FIELDS_OF_NETWORKS)))
+def test_weights_bring_their_network_along(seed, checkpoint, tmp_path):
+    """Of a run of another algorithm too, save what is given again; settings are a checkpoint's then."""
+    first, fields = FIELDS_OF_NETWORKS[seed]
+    fields = {k: str(checkpoint) if v == "CHECKPOINT" else v for k, v in fields.items()}
+    flags = " ".join(f"--{key} {value}" for key, value in fields.items())
+    job = parse_words(f"--algo {first} --env text:sorting {flags}".split(), "train", "")
+    (tmp_path / "config.json").write_text(json.dumps({**job.config, **job.record}))
+    second = LEARNERS[(LEARNERS.index(first) + 1 + seed) % len(LEARNERS)]
+    made = parse(f"--algo {second} --from {tmp_path}")
+    assert made.network == job.algorithm.network and made.env.tokenizer == job.algorithm.env.tokenizer
+    assert {key: getattr(made, key) for key in fields} == fields
+    if "model" in fields:
+        name = "checkpoint-lora" if "lora_rank" in fields else "checkpoint"
+        rate = presets.named(type(made).__name__, name).values["learning_rate"]
+        assert made.learning_rate == rate
+    assert parse(f"--algo {second} --from {tmp_path} --micro-batch 1").network == made.network
+    if "model" not in fields:
+        assert parse(f"--algo {second} --from {tmp_path} --num-layers 1").num_layers == 1
+
+
+@pytest.mark.parametrize("name", ["ppo", "qr_dqn", "c51", "sac", "grpo"])
+def test_fields_of_other_shapes_are_fields_of_the_network(name):
+    """Another value of any other field leaves what is learned as large as it was."""
+    cls = algos.get(name)
+    env = ENV if name == "grpo" else envs.make("Pendulum-v1" if name == "sac" else "CartPole-v1")
+    made = cls(env=env, **({"num_envs": 8} if name != "grpo" else {"num_prompts": 4, "group_size": 2}))
+
+    def shapes(algorithm):
+        state = jax.eval_shape(algorithm.init, jax.random.key(0))
+        named = [(jax.tree_util.keystr(path), x) for path, x in jax.tree_util.tree_leaves_with_path(state)]
+        others = ("env", "optimizer", "observation", "buffer", "replay", "running")
+        return {name: leaf.shape for name, leaf in named if not any(other in name for other in others)}
+
+    usual, changes = shapes(made), {str: "x", int: 3, float: 0.3, bool: True}
+    for field in dataclasses.fields(cls):
+        kind = field.type if isinstance(field.type, type) else type(field.default)
+        if field.name in OF_NETWORK or kind not in changes:
+            continue
+        value = not field.default if kind is bool else changes[kind]
+        try:
+            other = dataclasses.replace(made, **{field.name: value})
+        except FdgError:
+            continue
+        found = shapes(other)
+        changed_ones = [one for one in found.keys() & usual.keys() if found[one] != usual[one]]
+        assert not changed_ones, (field.name, changed_ones)
