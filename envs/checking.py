@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from envs import composite
+from envs import composite, foreign
 from envs.spaces import Box, Discrete, MultiDiscrete
 from fdg.arguments import check_takes
 from fdg.errors import FdgError, listed, one_line
@@ -50,7 +50,7 @@ def check_spec(env: Any, single: bool = False) -> None:
     given = _given(env)
     if isinstance(env, str):
         raise FdgError(f"env={env!r} is a name: write env=envs.make({env!r})")
-    if isinstance(env, type):
+    if isinstance(env, type) and not foreign.is_of_gymnasium(env):
         made = f"envs.vectorize({env.__name__}())"
         raise FdgError(f"env={given} is a class, and an environment is a value: write {made}")
     if inspect.isroutine(env):
@@ -62,11 +62,10 @@ def check_spec(env: Any, single: bool = False) -> None:
             f"env={_name(env)} is a task of text, for algorithms of language models: use --algo grpo, say, or"
             f" sft, dpo, ppo_rlhf"
         )
-    package = type(env).__module__.partition(".")[0]
-    if package in ("gymnasium", "gym") or hasattr(env, "unwrapped"):
-        raise FdgError(f"env={given} is an environment of Gymnasium: write envs.make('gymnasium:NAME')")
-    if package == "gymnax" or hasattr(env, "default_params"):
-        raise FdgError(f"env={given} is an environment of gymnax: write envs.make('{_name(env)}')")
+    if reason := foreign.refused(env):
+        raise FdgError(f"env={given} {reason}")
+    if foreign.package_of(env) is not None:
+        raise FdgError(f"env={given} is one instance: write envs.vectorize({given})")
     missing = [name for name in _ATTRIBUTES if not _has(env, name)]
     missing += [name for name in ("reset", "step") if not callable(getattr(env, name, None))]
     if missing:

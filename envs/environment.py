@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from envs import composite
+from envs import composite, foreign
 from envs.checking import check_spec, unpacked_reset, unpacked_step
 from envs.composite import ObservationSpace, Tuple
 from envs.observations import MaskedObservation, Observation, features_and_mask
@@ -296,7 +296,8 @@ def vectorize(single: Any, repeat_start: bool = False, info: tuple[str, ...] = (
     and truncation after `single.max_episode_steps` where the environment does not truncate itself.
 
     Args:
-      single: a `SingleEnvironment`.
+      single: a `SingleEnvironment`; or an environment that is written for gymnax, brax, MuJoCo Playground or
+        Jumanji.
       repeat_start: start every episode of an environment in the state that its first one started in. All
         environments of a batch step together, so one that may end at any step computes a reset at every
         step; where that is expensive (physics), this saves it. It costs memory, one more state an
@@ -323,6 +324,7 @@ def vectorize(single: Any, repeat_start: bool = False, info: tuple[str, ...] = (
     """
     if isinstance(single, Vectorized):
         raise FdgError(f"environment '{single.name}' is a batch already: leave out envs.vectorize")
+    single = foreign.single(single)
     check_spec(single, single=True)
     # Of the sources of this package the spaces are not asked for here: that may load a library.
     of_a_source = type(single).__module__.partition(".")[0] == __name__.partition(".")[0]

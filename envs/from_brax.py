@@ -23,13 +23,14 @@ import functools
 import inspect
 import types
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envs.composite import Dict, ObservationSpace
 from envs.environment import Vectorized, vectorize
 from envs.quiet import mujoco_quietly, quietly
 from envs.spaces import Box, Space
@@ -63,7 +64,7 @@ Scalar: TypeAlias = "bool | int | float | str | tuple[Any, ...]"
 class BraxEnvironment:
     """A `SingleEnvironment` of brax: its registered name, its physics, and what differs from its defaults."""
 
-    environment: str
+    environment: Any  # brax's name, or an environment of its interface
     backend: str = DEFAULT_BACKEND
     episode_length: int = 1000
     overrides: tuple[tuple[str, Scalar], ...] = ()  # of the constructor's arguments
@@ -71,12 +72,14 @@ class BraxEnvironment:
     @property
     def name(self) -> str:
         """`brax:ENVIRONMENT`, and the physics where it is not the default."""
+        if not isinstance(self.environment, str):
+            return type(self.environment).__name__
         return _name(self.environment, self.backend)
 
     @property
-    def observation_space(self) -> Space:
-        """Unbounded vectors."""
-        return Box(float("-inf"), float("inf"), _facts(self).observation_shape)
+    def observation_space(self) -> ObservationSpace:
+        """Unbounded vectors, or parts of them."""
+        return _facts(self).observation_space
 
     @property
     def action_space(self) -> Space:
@@ -131,6 +134,11 @@ class BraxEnvironment:
 
         with _tolerance(), mujoco_quietly():
             return html.render(system.tree_replace({"opt.timestep": _template(self).dt}), _poses(states))
+
+
+def own(env: Any, *, episode_length: int = 1000) -> BraxEnvironment:
+    """One of a user's own, an instance of brax's `Env` or Playground's `MjxEnv`."""
+    return BraxEnvironment(env, episode_length=episode_length)
 
 
 def _poses(states: Sequence[Any]) -> list[Any]:
@@ -223,7 +231,7 @@ def _registry() -> dict[str, Callable[..., Any]]:
 class _Facts:
     """What is known about an environment before it runs."""
 
-    observation_shape: tuple[int, ...]
+    observation_space: ObservationSpace
     action_size: int
 
 
@@ -231,11 +239,19 @@ class _Facts:
 def _facts(single: BraxEnvironment) -> _Facts:
     with _tolerance():
         state = jax.eval_shape(lambda: _instantiate(single).reset(jax.random.key(0)))
-    return _Facts(tuple(state.obs.shape), int(_template(single).action_size))
+    return _Facts(_unbounded(state.obs), int(_template(single).action_size))
+
+
+def _unbounded(seen: Any) -> ObservationSpace:
+    if isinstance(seen, Mapping):
+        return Dict({name: _unbounded(part) for name, part in seen.items()})
+    return Box(float("-inf"), float("inf"), tuple(seen.shape))
 
 
 def _instantiate(single: BraxEnvironment) -> Any:
     """brax's environment, its model with arrays of the trace that is going on."""
+    if not isinstance(single.environment, str):
+        return single.environment
     env = copy.copy(_template(single))
     for attribute, value in vars(env).items():
         setattr(env, attribute, _arrays(value, np.ndarray, jnp.asarray))
@@ -245,6 +261,8 @@ def _instantiate(single: BraxEnvironment) -> Any:
 @functools.cache
 def _template(single: BraxEnvironment) -> Any:
     """brax's environment, its arrays moved to the host; `_instantiate` copies it for each use."""
+    if not isinstance(single.environment, str):
+        return single.environment
     arguments = dict(single.overrides)
     if single.environment != "fast":
         arguments["backend"] = single.backend

@@ -1,7 +1,8 @@
 """Gymnasium's environments (github.com/Farama-Foundation/Gymnasium), in worker processes.
 
 `envs.make("gymnasium:HalfCheetah-v5")`, and so every name that `gymnasium.make` knows, also
-`gymnasium:my_package:Mine-v0`, which imports `my_package` first. Each worker steps an equal share of the
+`gymnasium:my_package:Mine-v0`, which imports `my_package` first, and `my_package:Mine`, a class, or a
+function that makes one, whether registered or not. Each worker steps an equal share of the
 instances, as Gymnasium's same-step auto-reset does. Observations and actions are as in `gymnasium_spaces`,
 observations in parts (Gymnasium's `Dict` and `Tuple`) as in `gymnasium_parts`.
 
@@ -30,6 +31,7 @@ import numpy as np
 
 from envs import gymnasium_frames, gymnasium_parts, gymnasium_spaces
 from envs.environment import named_info
+from envs.gymnasium_worker import made
 from envs.host import Failure, HostEnvironment, Transition, make_from
 from envs.rendering import Episode
 from fdg.errors import FdgError, HostError, raised
@@ -43,7 +45,7 @@ def make(name: str, **overrides: Any) -> HostEnvironment:
     """The environment that Gymnasium calls `name`.
 
     Args:
-      name: what `gymnasium.make` takes.
+      name: what `gymnasium.make` takes, or `module:NAME` of a class, or of a function that makes one.
       **overrides: further arguments of `gymnasium.make` (`max_episode_steps=200`, and the environment's
         own); `timeout` and `restarts` of `HostEnvironment`; `workers`, processes, None for the cores; `info`,
         names of what metrics and evaluations report of the last step's info of each episode.
@@ -241,14 +243,18 @@ def _facts(name: str, options: tuple[tuple[str, Any], ...]) -> gymnasium_spaces.
         with warnings.catch_warnings():
             # SWIG's types (Box2D) warn while they are made; where warnings are errors, that ends the process.
             warnings.simplefilter("ignore", DeprecationWarning)
-            env = gymnasium.make(name.removeprefix(PREFIX), disable_env_checker=True, **dict(options))
+            env = made(name.removeprefix(PREFIX), **dict(options))
     except Exception as error:  # whatever the environment's constructor raises
         if isinstance(error, gymnasium.error.DependencyNotInstalled) and (extra := _extra_for(str(error))):
             raise FdgError(
                 f"'{name}' needs packages that are not installed: pip install 'fdg[{extra}]'"
             ) from error
         given = f" with {', '.join(f'{k}={v!r}' for k, v in options)}" if options else ""
-        raise FdgError(f"environment '{name}'{given} cannot be made: {raised(error)}") from error
+        unknown = isinstance(error, gymnasium.error.UnregisteredEnv) and ":" not in name.removeprefix(PREFIX)
+        where = f": of a module that registers it write {PREFIX}MODULE:{name.removeprefix(PREFIX)}"
+        raise FdgError(
+            f"environment '{name}'{given} cannot be made: {raised(error)}{where if unknown else ''}"
+        ) from error
     try:
         limit = getattr(env.spec, "max_episode_steps", None)
         return gymnasium_spaces.facts(name, env.observation_space, env.action_space, limit)

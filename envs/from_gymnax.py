@@ -30,7 +30,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs import gymnax_frames
+from envs import composite, gymnax_frames
+from envs.composite import ObservationSpace
 from envs.environment import Vectorized, vectorize
 from envs.spaces import Box, Discrete, Space, bound
 from envs.undrawn import undrawn
@@ -84,10 +85,11 @@ class GymnaxEnvironment:
 
     name: str
     overrides: tuple[tuple[str, Scalar], ...] = ()
+    theirs: Any = None  # the environment itself, where gymnax does not register it
 
     @property
-    def observation_space(self) -> Space:
-        """Always a `Box`, float32."""
+    def observation_space(self) -> ObservationSpace:
+        """A float32 `Box`, or parts."""
         return _facts(self).observation_space
 
     @property
@@ -131,6 +133,25 @@ class GymnaxEnvironment:
 def factories() -> dict[str, Callable[..., Vectorized]]:
     """Factory of every gymnax environment by name, for the registry."""
     return {name: functools.partial(_make, name) for name in NAMES}
+
+
+def own(env: Any, **parameters: Any) -> GymnaxEnvironment:
+    """One of a user's own, an instance of gymnax's `Environment`; `parameters` are fields of its `EnvParams`.
+
+    Raises:
+      FdgError: its `EnvParams` have no such field.
+    """
+    known = {
+        field.name: getattr(env.default_params, field.name)
+        for field in dataclasses.fields(env.default_params)
+    }
+    for field in parameters:
+        if field not in known:
+            raise FdgError(
+                f"environment '{env.name}': unknown parameter '{field}': takes {', '.join(sorted(known))}"
+            )
+    given = {k: float(v) if isinstance(known[k], float) else v for k, v in parameters.items()}
+    return GymnaxEnvironment(env.name, tuple(sorted(given.items())), env)
 
 
 def _make(name: str, **overrides: Any) -> Vectorized:
@@ -204,7 +225,7 @@ class _Literal:
 class _Facts:
     """What is known about an environment before it runs."""
 
-    observation_space: Space
+    observation_space: ObservationSpace
     action_space: Space
     max_episode_steps: int
     one_hot: int | None  # number of categories of a discrete observation
@@ -219,7 +240,7 @@ def _facts(single: GymnaxEnvironment) -> _Facts:
         max_episode_steps = int(params.max_steps_in_episode)
     one_hot = getattr(observation_space, "n", None)
     if one_hot is not None:
-        space: Space = Box(0.0, 1.0, (one_hot,))
+        space: ObservationSpace = Box(0.0, 1.0, (one_hot,))
     elif single.name in _WRONG_BOUNDS:
         space = Box(float("-inf"), float("inf"), tuple(observation_space.shape))
     else:
@@ -230,6 +251,8 @@ def _facts(single: GymnaxEnvironment) -> _Facts:
 def _instantiate(single: GymnaxEnvironment) -> tuple[Any, Any]:
     """The gymnax environment and its parameters, with arrays of the trace that is going on."""
     overrides = dict(single.overrides)
+    if single.theirs is not None:
+        return single.theirs, single.theirs.default_params.replace(**overrides)
     arguments = _constructor_arguments(_registry()[single.name])
     template = _template(single.name, tuple(item for item in single.overrides if item[0] in arguments))
     env = copy.copy(template)
@@ -269,7 +292,11 @@ def _template(name: str, arguments: tuple[tuple[str, Scalar], ...]) -> Any:
     return env
 
 
-def _space(space: Any) -> Space:
+def _space(space: Any) -> Any:
+    if isinstance(inside := getattr(space, "spaces", None), dict):
+        return composite.Dict({name: _space(part) for name, part in inside.items()})
+    if isinstance(inside, tuple | list):
+        return composite.Tuple(tuple(map(_space, inside)))
     if hasattr(space, "n"):
         return Discrete(int(space.n))
     shape = tuple(space.shape)

@@ -55,13 +55,14 @@ Scalar: TypeAlias = "bool | int | float | str"
 class JumanjiEnvironment:
     """A `SingleEnvironment` of Jumanji: its registered name, and arguments that differ from the defaults."""
 
-    registered: str
+    registered: Any  # Jumanji's name, or an environment of its interface
     overrides: tuple[tuple[str, Scalar], ...] = ()
 
     @property
     def name(self) -> str:
         """`jumanji:NAME`."""
-        return PREFIX + self.registered
+        named = isinstance(self.registered, str)
+        return PREFIX + self.registered if named else type(self.registered).__name__
 
     @property
     def observation_space(self) -> Box:
@@ -124,6 +125,11 @@ def factories() -> dict[str, Callable[..., Vectorized]]:
     return {PREFIX + name: functools.partial(_make, name) for name in NAMES}
 
 
+def own(env: Any) -> JumanjiEnvironment:
+    """One of a user's own, an instance of Jumanji's `Environment`."""
+    return JumanjiEnvironment(env)
+
+
 def _make(name: str, **overrides: Any) -> Vectorized:
     # Without overrides nothing is asked of Jumanji, and so it is not imported yet.
     known = _arguments(name) if overrides else ()
@@ -168,6 +174,8 @@ def _jumanji() -> Any:
 @functools.cache
 def _theirs(single: JumanjiEnvironment) -> Any:
     """Jumanji's environment, its arrays on the host."""
+    if not isinstance(single.registered, str):
+        return single.registered
     where, jumanji = f"environment '{single.name}'", _jumanji()
     with jax.ensure_compile_time_eval(), quietly(), tolerantly():
         try:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from envs.gymnasium_worker import Instance, stack
+from envs.gymnasium_worker import Instance, made, stack
 from envs.rendering import Episode, quiet_pygame
 from fdg.errors import FdgError, one_line
 
@@ -21,7 +21,7 @@ def record(
     """Plays episodes one after the other, and keeps a picture of each step as its state.
 
     Args:
-      name: what `gymnasium.make` takes.
+      name: what `gymnasium_worker.made` takes.
       options: its further arguments.
       act: `(observation, step) -> action`, both as the library has them.
       episodes, max_steps: how many, and how long at most.
@@ -30,11 +30,9 @@ def record(
     Raises:
       FdgError: the environment cannot be made with pictures, or draws none.
     """
-    import gymnasium
-
     quiet_pygame()
     try:
-        env = gymnasium.make(name, render_mode="rgb_array", disable_env_checker=True, **options)
+        env = made(name, render_mode="rgb_array", **options)
     except Exception as error:  # whatever the environment's constructor raises
         raise FdgError(f"environment '{name}' cannot be drawn: {one_line(error)}") from error
     played = []

@@ -5,6 +5,7 @@ parent's threads, memory or open files, and does not import JAX. FD is a `multip
 comes over it is `(method, arguments)`, what goes back `(True, result)` or `(False, what went wrong)`.
 """
 
+import importlib
 import signal
 import sys
 import traceback
@@ -66,9 +67,7 @@ class Instances:
 
     def reset(self, name: str, options: dict[str, Any], seeds: list[int]) -> Any:
         """Makes an instance for each seed; their first observations."""
-        import gymnasium
-
-        self._envs = [Instance(gymnasium.make(name, disable_env_checker=True, **options)) for _ in seeds]
+        self._envs = [Instance(made(name, **options)) for _ in seeds]
         return stack([self._of(i).reset(seed) for i, seed in enumerate(seeds)])
 
     def step(self, actions: list[Any], info: Sequence[str] = ()) -> tuple[Any, ...]:
@@ -100,6 +99,18 @@ class Instances:
     def _of(self, i: int) -> Instance:
         self._at = i
         return self._envs[i]
+
+
+def made(name: str, **options: Any) -> Any:
+    """An instance of what `gymnasium.make` knows by a name, or of `module:NAME`, a class or a function."""
+    import gymnasium
+
+    module, _, attribute = name.rpartition(":")
+    found: Any = importlib.import_module(module) if module else None
+    for part in attribute.split("."):
+        found = getattr(found, part, None)
+    entry = gymnasium.envs.registration.EnvSpec(attribute, entry_point=found) if callable(found) else name
+    return gymnasium.make(entry, disable_env_checker=True, **options)
 
 
 def element(space: Any, value: Any, where: str = "observation") -> Any:

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from envs import foreign, from_gymnasium
 from envs.checking import check_spec
 from envs.environment import Vectorized, vectorize
 from envs.host import HostEnvironment
@@ -85,6 +86,8 @@ def built(name: str, factory: Any, overrides: Mapping[str, Any]) -> Any:
       FdgError: the factory fails, or what it makes is no environment.
     """
     given = ", ".join(f"{parameter}={value!r}" for parameter, value in overrides.items())
+    if isinstance(factory, type) and foreign.is_of_gymnasium(factory):
+        return from_gymnasium.make(foreign.path(factory), **overrides)
     is_value = not isinstance(factory, type) and (
         _is_text(factory) or (hasattr(factory, "reset") and hasattr(factory, "step"))
     )
@@ -95,12 +98,15 @@ def built(name: str, factory: Any, overrides: Mapping[str, Any]) -> Any:
     if is_value and overrides:
         raise FdgError(f"environment '{name}' is a value, which takes no {given}: name what makes it")
     try:
-        made = factory if is_value else factory(**overrides)
+        made = factory if is_value else foreign.made_by(factory, overrides)
     except FdgError:
         raise
     except Exception as error:  # whatever the code of somebody's own raises
         does = f"does not take {given}" if overrides else "cannot be made"
         raise FdgError(f"environment '{name}' {does}: {raised(error)}") from error
+    if foreign.is_of_gymnasium(made) and not is_value:
+        made.close()
+        return from_gymnasium.make(foreign.path(factory), **overrides)
     if made is None:
         raise FdgError(
             f"environment '{name}': {name.rpartition(':')[2]} returned None: return the environment"

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from envs import (
     families,
+    foreign,
     from_brax,
     from_craftax,
     from_envpool,
@@ -33,6 +34,7 @@ from envs import (
 )
 from envs.codesign import environment as codesign
 from envs.environment import Environment, Vectorized, named_info
+from envs.host import HostEnvironment
 from envs.wrappers import PARAMETERS, wrapped
 from fdg.errors import FdgError, listed, one_line, unknown_name
 
@@ -111,9 +113,8 @@ def make(name: str, **overrides: Any) -> Any:
     200
     """
     if not isinstance(name, str):
-        raise FdgError(
-            f"envs.make({name!r:.60}): give a name, such as 'CartPole-v1'; an environment is used as it is"
-        )
+        fix = foreign.refused(name) or "an environment is used as it is, and one instance by envs.vectorize"
+        raise FdgError(f"envs.make({name!r:.60}): give a name, such as 'CartPole-v1': it {fix}")
     wanted = {key: overrides[key] for key in _OURS if key in overrides}
     made = _made(name, {key: value for key, value in overrides.items() if key not in wanted}, wanted)
     made = wrapped(made, wanted)
@@ -140,9 +141,12 @@ def _made(name: str, overrides: dict[str, Any], wanted: Mapping[str, Any]) -> An
     made = _of_a_factory(name, overrides)
     if not info:
         return made
+    names = named_info(info["info"])
+    if isinstance(made, HostEnvironment) and isinstance(made.source, from_gymnasium.GymnasiumSource):
+        return dataclasses.replace(made, source=dataclasses.replace(made.source, info=names))
     if not isinstance(made, Vectorized):
         raise FdgError(f"environment '{name}' is a batch of its own, and takes no info")
-    return dataclasses.replace(made, info=named_info(info["info"]))
+    return dataclasses.replace(made, info=names)
 
 
 def _of_a_factory(name: str, overrides: dict[str, Any]) -> Any:

@@ -1,0 +1,134 @@
+"""Environments of a user's own that are written for another package's interface: whose, and what takes them.
+
+Classes are known by their names, so nothing is imported to tell.
+"""
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+# The classes that environments of a package derive from.
+_BASES = {
+    "gymnasium": ("Env",),
+    "gym": ("Env",),
+    "gymnax": ("Environment",),
+    "brax": ("Env",),
+    "mujoco_playground": ("MjxEnv",),
+    "jumanji": ("Environment",),
+    "jaxmarl": ("MultiAgentEnv",),
+    "craftax": ("EnvironmentNoAutoReset", "EnvironmentAutoReset"),
+    "pettingzoo": ("AECEnv", "ParallelEnv"),
+    "dm_env": ("Environment",),
+    "envpool": (),
+}
+_CALLED = {
+    "gymnasium": "Gymnasium", "gym": "OpenAI Gym", "mujoco_playground": "MuJoCo Playground",
+    "jumanji": "Jumanji", "jaxmarl": "JaxMARL", "craftax": "Craftax", "pettingzoo": "PettingZoo",
+    "envpool": "EnvPool",
+}  # fmt: skip
+# Whose `own(env, **parameters)` makes a `SingleEnvironment`.
+_ADAPTERS = {
+    "gymnax": "envs.from_gymnax",
+    "brax": "envs.from_brax",
+    "mujoco_playground": "envs.from_brax",  # it has brax's interface
+    "jumanji": "envs.from_jumanji",
+}
+_INSTEAD = {
+    "gym": "derive it from gymnasium.Env",
+    "jaxmarl": "write a class of one instance with num_agents, as envs.SingleEnvironment has it",
+    "craftax": "write envs.make('Craftax-Symbolic-v1'), or derive your own from gymnax's Environment",
+    "pettingzoo": "write a gymnasium.Env of one agent, or envs.SingleEnvironment with num_agents",
+    "dm_env": "wrap it as a gymnasium.Env (shimmy.DmControlCompatibilityV0)",
+    "envpool": "write envs.make('envpool:NAME')",
+}
+
+# Of what Gymnasium makes, besides an environment's own parameters.
+_OF_WORKERS = ("workers", "timeout", "restarts", "max_episode_steps")
+
+_made: dict[Any, Any] = {}  # by factory and parameters: the same make equal values, as resuming needs
+
+
+def package_of(env: Any) -> str | None:
+    """The package whose interface a class, or a value of one, is written for; None for ours."""
+    kinds = inspect.getmro(env if isinstance(env, type) else type(env))
+    return next((p for p in map(_package, kinds) if p in _BASES), None)
+
+
+def is_of_gymnasium(made: Any) -> bool:
+    """Whether it is a class of Gymnasium's environments, or one of them."""
+    return package_of(made) == "gymnasium"
+
+
+def single(env: Any, **parameters: Any) -> Any:
+    """A `SingleEnvironment` of an environment that another package's interface has; others as they are."""
+    if isinstance(env, type) or refused(env) or package_of(env) not in _ADAPTERS:
+        return env
+    return importlib.import_module(_ADAPTERS[package_of(env) or ""]).own(env, **parameters)
+
+
+def made_by(factory: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
+    """What a factory of a user's own makes, one of another package's as `single` has it.
+
+    Parameters that such a class does not take itself are those of its interface, as gymnax's
+    `max_steps_in_episode`.
+    """
+    known = _known(factory, parameters)
+    is_adapted = isinstance(factory, type) and package_of(factory) in _ADAPTERS
+    others = {
+        name: value
+        for name, value in parameters.items()
+        if name not in known and (is_adapted or name in _OF_WORKERS)
+    }
+    given = {name: value for name, value in parameters.items() if name not in others}
+    made = factory(**given)
+    if others and not is_adapted and not is_of_gymnasium(made):
+        made = factory(**parameters)  # which says what it does not take
+    ours = single(made, **others)
+    return made if ours is made else _made.setdefault((factory, tuple(sorted(parameters.items()))), ours)
+
+
+def _known(factory: Any, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    try:
+        return inspect.signature(factory).parameters
+    except (TypeError, ValueError):  # of a function in C, which says nothing
+        return parameters
+
+
+def path(factory: Any) -> str:
+    """`module:NAME` of a class or a function."""
+    return f"{factory.__module__}:{factory.__qualname__}"
+
+
+def refused(env: Any) -> str | None:
+    """What an environment is, and what to write in its place, where `single` does not take it."""
+    package = package_of(env)
+    if package is None:
+        proxy = hasattr(env, "default_params") or hasattr(env, "unwrapped")
+        return "is a wrapper of another package's: give the environment within it" if proxy else None
+    kind = env if isinstance(env, type) else type(env)
+    bases = [(_package(base), base.__name__) for base in kind.__mro__]
+    whose = f"is an environment of {_CALLED.get(package, package)}"
+    if package == "gymnasium":
+        return f"{whose}: {_of_gymnasium(env)}"
+    if package in _INSTEAD:
+        return f"{whose}: {_INSTEAD[package]}"
+    if (package, "Wrapper") in bases or not any((package, base) in bases for base in _BASES[package]):
+        return f"is a wrapper of {_CALLED.get(package, package)}'s: give the environment within it"
+    return f"is a class: write envs.vectorize({kind.__name__}())" if isinstance(env, type) else None
+
+
+def _of_gymnasium(env: Any) -> str:
+    inside = env if isinstance(env, type) else getattr(env, "unwrapped", env)
+    kind = inside if isinstance(inside, type) else type(inside)
+    spec = getattr(inside, "spec", None)
+    if spec is not None and _package(kind) == "gymnasium":
+        return f"write envs.make('gymnasium:{spec.id}')"
+    if kind.__module__ == "__main__":
+        kept = f"put {kind.__name__} into a file of its own, {kind.__name__.lower()}.py, say"
+        return f"{kept}, and write envs.make('{kind.__name__.lower()}:{kind.__name__}')"
+    return f"write envs.make('{path(kind)}'), whose workers import it"
+
+
+def _package(kind: type) -> str:
+    return kind.__module__.partition(".")[0]

@@ -1,0 +1,108 @@
+"""Environments of a user's own, each for another package's interface: one line walked to its end."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from envs.quiet import quietly, tolerantly
+
+with quietly(), tolerantly():
+    import brax.envs
+    import dm_env
+    import gymnax
+    import jumanji
+    from gymnax.environments import environment
+    from gymnax.wrappers import LogWrapper as LogWrapper
+    from jaxmarl.environments.multi_agent_env import MultiAgentEnv
+    from jumanji import specs
+
+
+@struct.dataclass
+class LineState(environment.EnvState):
+    place: jax.Array
+
+
+@struct.dataclass
+class LineParams(environment.EnvParams):
+    goal: float = 3.0
+    max_steps_in_episode: int = 9
+
+
+class Line(environment.Environment):
+    """gymnax's interface."""
+
+    def __init__(self, step_length: float = 1.0):
+        self.step_length = step_length
+
+    @property
+    def default_params(self):
+        return LineParams()
+
+    def reset_env(self, key, params):
+        return jnp.zeros(1), LineState(time=0, place=jnp.float32(0))
+
+    def step_env(self, key, state, action, params):
+        place = state.place + self.step_length * action
+        state = LineState(time=state.time + 1, place=place)
+        return place[None], state, place, place >= params.goal, {}
+
+    def action_space(self, params=None):
+        return gymnax.environments.spaces.Discrete(2)
+
+    def observation_space(self, params=None):
+        return gymnax.environments.spaces.Box(-99.0, 99.0, (1,))
+
+
+def a_line():
+    return Line(2.0)
+
+
+class BraxLine(brax.envs.Env):
+    """brax's interface."""
+
+    observation_size, action_size, backend = 1, 1, "none"
+
+    def reset(self, rng):
+        zero = jnp.float32(0)
+        return brax.envs.State(None, jnp.zeros(1), zero, zero)
+
+    def step(self, state, action):
+        place = state.obs[0] + action[0]
+        return state.replace(obs=place[None], reward=place, done=jnp.float32(place >= 3))
+
+
+class Seen(NamedTuple):
+    place: jax.Array
+
+
+class JumanjiLine(jumanji.Environment):
+    """Jumanji's interface."""
+
+    @property
+    def observation_spec(self):
+        return specs.Spec(Seen, "Seen", place=specs.Array((1,), jnp.float32))
+
+    @property
+    def action_spec(self):
+        return specs.DiscreteArray(2)
+
+    def reset(self, key):
+        return jnp.float32(0), jumanji.types.restart(Seen(jnp.zeros(1)))
+
+    def step(self, state, action):
+        state, end = state + action, state + action >= 3
+        seen = Seen(state[None])
+        steps = jumanji.types.termination(state, seen), jumanji.types.transition(state, seen)
+        return state, jax.tree.map(lambda a, b: jnp.where(end, a, b), *steps)
+
+
+class Pair(MultiAgentEnv):
+    """JaxMARL's interface."""
+
+
+class Suite(dm_env.Environment):
+    """dm_env's interface."""
+
+    reset = step = observation_spec = action_spec = None

@@ -1,0 +1,102 @@
+"""Environments of a user's own for gymnax, brax, Jumanji and Gymnasium are taken; others get the fix."""
+
+import gymnasium
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import algos
+import envs
+from envs import host
+from fdg.errors import FdgError
+from tests.envs import foreign_envs as theirs
+from tests.envs import thermostat
+from tests.envs.conformance import assert_conforms
+
+HERE, HOST = "tests.envs.foreign_envs", "tests.envs.thermostat"
+
+
+def walked(env, action, steps=4):
+    """Rewards and ends of one instance that takes the same action again and again."""
+    keys = jax.random.split(jax.random.key(0), 2)
+    state, _ = env.reset(keys)
+    found = []
+    for _ in range(steps):
+        state, step = env.step(keys, state, jnp.full((2, *env.action_space.shape), action))
+        found.append((step.reward[0].item(), step.terminated[0].item(), step.truncated[0].item()))
+    return found
+
+
+ALONG = [(1.0, False, False), (2.0, False, False), (3.0, True, False), (1.0, False, False)]
+
+
+@pytest.mark.parametrize("name", ["Line", "BraxLine", "JumanjiLine"])
+def test_one_for_jax_is_taken_by_value_and_by_name(name):
+    value = envs.vectorize(getattr(theirs, name)())
+    by_name = envs.make(f"{HERE}:{name}")
+    assert walked(value, 1) == walked(by_name, 1) == ALONG
+    assert by_name == envs.make(f"{HERE}:{name}") and envs.spelled(by_name) == f"{HERE}:{name}"
+    assert_conforms(by_name)
+
+
+def test_parameters_are_the_class_s_or_its_interface_s():
+    env = envs.make(f"{HERE}:Line", step_length=2.0, goal=8, max_steps_in_episode=2)
+    assert walked(env, 1) == [(2.0, False, False), (4.0, False, True)] * 2
+    assert env == envs.make(f"{HERE}:Line", goal=8, max_steps_in_episode=2, step_length=2.0)
+    assert envs.make(f"{HERE}:BraxLine", episode_length=7).max_episode_steps == 7
+    line = envs.make(f"{HERE}:a_line")
+    assert line == envs.make(f"{HERE}:a_line") and walked(line, 1, 1) == [(2.0, False, False)]
+    with pytest.raises(FdgError, match="unknown parameter 'gaol': takes goal, max_steps_in_episode"):
+        envs.make(f"{HERE}:Line", gaol=8)
+    assert walked(envs.vectorize(gymnax.make("CartPole-v1")[0]), 1, 2) == [(1.0, False, False)] * 2
+
+
+def test_a_class_of_gymnasium_needs_no_registration():
+    """A class, and a function; with parameters of its own, of `gymnasium.make` and of ours."""
+    for name, steps in [("Thermostat", 3), ("a_thermostat", 2)]:
+        env = envs.make(f"{HOST}:{name}", workers=1, info="is_success")
+        assert env == envs.make(f"gymnasium:{HOST}:{name}", workers=1, info="is_success")
+        keys = jax.random.split(jax.random.key(0), 2)
+        state, _ = env.reset(keys)
+        for i in range(1, steps + 1):
+            state, step = env.step(keys, state, jnp.ones(2, jnp.int32))
+            assert step.reward.tolist() == [i] * 2 and step.terminated.tolist() == [i == steps] * 2
+        assert step.episode_info["is_success"].tolist() == [1.0, 1.0]
+    limited = envs.make(f"{HOST}:Thermostat", goal=99.0, max_episode_steps=2)
+    assert limited.max_episode_steps == 2 and dict(limited.source.options)["goal"] == 99.0
+    assert envs.beyond_registries(limited.name, {}) == f"imports the module {HOST}"
+    assert np.isfinite(limited.observation_space.high_array).all()
+    host.close()
+
+
+def in_main():
+    """A class as a script's own."""
+    return type("Boiler", (thermostat.Thermostat,), {"__module__": "__main__"})
+
+
+@pytest.mark.parametrize(
+    ("do", "said"),
+    [
+        (lambda: algos.PPO(env=theirs.Line()), r"is one instance: write envs.vectorize\(Line\(\)\)"),
+        (lambda: envs.vectorize(theirs.BraxLine), r"is a class.*write envs.vectorize\(BraxLine\(\)\)"),
+        (lambda: envs.make(theirs.JumanjiLine()), "one instance by envs.vectorize"),
+        (lambda: envs.make(thermostat.Thermostat), rf"write envs.make\('{HOST}:Thermostat'\), whose workers"),
+        (lambda: envs.vectorize(thermostat.Thermostat()), rf"write envs.make\('{HOST}:Thermostat'\)"),
+        (lambda: algos.PPO(env=gymnasium.make("CartPole-v1")), r"write envs.make\('gymnasium:CartPole-v1'\)"),
+        (lambda: envs.vectorize(in_main()()), r"file of its own, boiler.py.*envs.make\('boiler:Boiler'\)"),
+        (lambda: envs.make(f"{HOST}:one_thermostat"), rf"write envs.make\('{HOST}:Thermostat'\)"),
+        (lambda: envs.make("gymnasium:Thermo-v0"), "registers it write gymnasium:MODULE:Thermo-v0"),
+        (lambda: envs.vectorize(theirs.Pair(2)), "of JaxMARL: write a class of one instance with num_agents"),
+        (lambda: envs.make(f"{HERE}:Suite"), "of dm_env: wrap it as a gymnasium.Env"),
+        (
+            lambda: envs.vectorize(theirs.LogWrapper(theirs.Line())),
+            "is a wrapper of gymnax's: give the environment within it",
+        ),
+    ],
+)
+def test_what_is_not_taken_hears_what_to_write(do, said):
+    with pytest.raises(FdgError, match=said) as caught:
+        do()
+    assert "\n" not in str(caught.value)
