@@ -259,9 +259,11 @@ class Answers:
     def refresh(self, parameters: Weights, kept: Kept) -> Cache:
         """Caches of prompts and of all tokens but the last, which the next tick reads."""
         tokens = self.in_order(kept, kept.written[0])[:, : max(self.width - 1, 1)]
-        return _rowwise(
-            self.decoder.reread(parameters, *self.read(kept), tokens, kept.length - 1, kept.first)
+        prompts: Prompts = kept.asked[0]
+        cache = self.decoder.reread(
+            parameters, prompts.tokens, prompts.mask, tokens, kept.length - 1, kept.first
         )
+        return _rowwise(cache)
 
     def row(self, kept: Kept) -> Samples | Recorded:
         """What was written, the first token first."""

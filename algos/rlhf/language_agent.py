@@ -422,11 +422,11 @@ class LanguageAgent(HasPresets):
         """A key of this iteration, other than those of its problems; `stream` from 1."""
         return jax.random.fold_in(jax.random.fold_in(state.key, stream), state.iteration)
 
-    def _rollout(self, state: Any, count: int) -> tuple[Responses, jax.Array, jax.Array, Reward]:
+    def _rollout(self, state: Any, count: int) -> Rollout:
         """`count` prompts, and `G` responses next to each other to each: as `played`, of these."""
         problem = self.problems(*self._problem_keys(state, count))
         keys = jax.random.split(self._iteration_key(state, 1), count * self.responses_per_prompt)
-        return self.played(state, problem, keys)[:4]
+        return self.played(state, problem, keys)
 
     def played(self, state: Any, problem: Problem, keys: jax.Array) -> Rollout:
         """Responses to problems `[B]`, `G` next to each other to each, by keys `[B G]`.

@@ -48,9 +48,9 @@ def rollouts(
     Returns:
       That of all, `B` or `B G` rows, and the stream's state after it.
     """
-    problem, keys = _asked(agent, state, count)
     if agent.micro_batches == 1 and not agent.ahead:
-        return then(agent.played(state, problem, keys)), ()
+        return then(agent._rollout(state, count)), ()
+    problem, keys = _asked(agent, state, count)
     some = count // agent.micro_batches
 
     def in_parts(x: jax.Array) -> jax.Array:

@@ -128,7 +128,7 @@ def test_in_a_game_only_what_the_model_said_is_learned_from(name):
     assert {"reward_turn_1", "reward_turn_2"} <= set(metrics)
     if name == "grpo":
         state = jax.jit(algorithm.init)(jax.random.key(0))
-        responses, log_prob, _, reward = jax.jit(lambda state: algorithm._rollout(state, 4))(state)
+        responses, log_prob, _, reward, _ = jax.jit(lambda state: algorithm._rollout(state, 4))(state)
         assert responses.tokens.shape == (8, 13) and reward.total.shape == (8,)
         own, there = np.asarray(responses.own), np.asarray(responses.mask)
         # What is said is said again by the game after the first turn: half is the model's.

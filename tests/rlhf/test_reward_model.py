@@ -138,7 +138,7 @@ def test_a_reward_model_judges_in_place_of_the_task(name, trained, folder):
     if name == "grpo":
         state = algorithm.init(jax.random.key(0))
         assert_same(trained[1].parameters, state.reward_model, 0)
-        said, _, _, reward = jax.jit(lambda state: algorithm._rollout(state, 4))(state)
+        said, _, _, reward, _ = jax.jit(lambda state: algorithm._rollout(state, 4))(state)
         found = rewards.score(algorithm._reward_network, trained[1].parameters, said)
         np.testing.assert_allclose(reward.total, found, atol=1e-6)
         assert set(reward.parts) == {"correct", "model"} and np.ptp(found) > 0
