@@ -144,12 +144,20 @@ def check_through_xla(seed):
 
     clock = Clock(sizes, lambda response: lengths[response % len(lengths)])
     one = made()
-    take = jax.jit(one.take)
-    state = one.init(jax.random.key(seed))
+    state = jax.jit(one.init)(jax.random.key(seed))
+
+    def taken(one):
+        def take(parameters, version, state):
+            rows, state = one.take(parameters, version, state)
+            return rows, state, stream.counts(one, state)
+
+        return jax.jit(take)
+
+    take = taken(one)
     resumed = random.Random(f"resume {seed}").randrange(takes)
     for n in range(takes):
         version = version_of(n, sizes, staleness)
-        rows, state = take(jnp.float32(10 + version), jnp.int32(version), state)
+        rows, state, counted = take(np.float32(10 + version), np.int32(version), state)
         expected = clock.take(version)
         where = f"seed {seed}, take {n}, {sizes}"
         rows = jax.tree.map(np.asarray, rows)
@@ -159,14 +167,14 @@ def check_through_xla(seed):
             of_row = list(zip(rows["ticks"][i], rows["versions"][i], strict=True))[: len(response)]
             assert of_row == list(response), f"{where}: response {expected.responses[i]}: {of_row}"
             assert (rows["ticks"][i][len(response) :] == -1).all(), where
-        counted = {name: int(x) for name, x in stream.counts(one, state).items()}
+        counted = {name: int(x) for name, x in counted.items()}
         assert counted == clock.counts(), f"{where}: {counted}, not {clock.counts()}"
         occupied = np.asarray(state.clock.occupied)
-        held = [int(x) if there else None for x, there in zip(state.kept["index"], occupied, strict=True)]
+        index = np.asarray(state.kept["index"]).tolist()
+        held = [x if there else None for x, there in zip(index, occupied, strict=True)]
         assert held == clock.slots, f"{where}: {held}, not {clock.slots}"
         if n == resumed:
-            state, one = saved_and_restored(state), made()
-            take = jax.jit(one.take)
+            state, take = saved_and_restored(state), taken(made())
 
 
 def main(words=None):
