@@ -115,11 +115,11 @@ class HostReward:
           HostError: a function raised, or gave not-a-number, or not as many numbers as responses.
         """
 
-        @jax.jit
-        def problems(keys: jax.Array) -> Any:
+        def drawn(keys: jax.Array) -> Any:
             content = task.draw(keys)
             return task.prompts(content), task.solutions(content), task.own(content)
 
+        problems: Any = jax.jit(drawn)
         prompts, (tokens, mask), content = jax.tree.map(
             np.asarray, problems(jax.random.split(jax.random.key(0), _TRIED))
         )

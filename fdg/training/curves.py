@@ -13,6 +13,7 @@ from fdg.training.grid import parse_grid, points_of
 from fdg.training.run_directory import RunDirectory, read_config, read_metrics, read_summary
 from fdg.training.statistics import STATISTICS, digits, interval, intervals
 
+RETURN = "episode_return"
 _POINTS = 200  # more than that is noise at the size of the picture
 # Okabe and Ito's colours, which the colour-blind can tell apart; then the same with other strokes.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
@@ -60,7 +61,7 @@ def draw_run(
     dpi: int = 150,
     points: Sequence[str] = (),
 ) -> None:
-    """Draws a run's episode returns over environment steps, as PNG: each agent faint, and means of them.
+    """Draws a run's `shown_metric` over environment steps, as PNG: each agent faint, and means of them.
 
     Args:
       rows: of `metrics.jsonl`.
@@ -71,7 +72,9 @@ def draw_run(
       points: names of the points of a sweep, of as many agents each; of a few, a mean is drawn of each.
     """
     figure, axes = _figure()
-    steps, values, weights = _columns(rows, "env_steps", "episode_return")
+    metric = shown_metric(rows) or RETURN
+    name = metric.replace("_", " ")
+    steps, values, weights = _columns(rows, "env_steps", metric)
     if np.isfinite(values).any():
         agents = values.shape[1]
         apart = 1 < len(points) <= len(_COLOURS) and agents % len(points) == 0
@@ -83,18 +86,38 @@ def draw_run(
             for name, colour, some in zip(points, _COLOURS, np.split(values, len(points), 1), strict=False):
                 axes.plot(*_bins(steps, _mean(some), weights), color=colour, label=name)
         else:
-            together = np.array([row.get("episode_return") for row in rows], float)
+            together = np.array([row.get(metric) for row in rows], float)
             what = "agents" if points else "seeds"
-            label = f"mean of {agents} {what}" if agents > 1 else "episode return"
+            label = f"mean of {agents} {what}" if agents > 1 else name
             axes.plot(*_bins(steps, together, weights), color=_COLOURS[0], label=label)
             _draw_evaluations(axes, rows)
     else:
-        axes.text(0.5, 0.5, "no episode ended", transform=axes.transAxes, ha="center", va="center")
+        text = "no episode ended" if metric == RETURN else f"{name} is not a number"
+        axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center")
+        axes.set(yticks=[], **({"xlim": (0, steps[-1])} if len(steps) else {"xticks": []}))
     if solved is not None:
         _mark(axes, solved, f"solved: {solved:g}")
-    axes.set(title=title, xlabel="environment steps", ylabel="mean episode return", xlim=(0, None))
+    label = "mean episode return" if metric == RETURN else _shortened(name)
+    axes.set(title=title, xlabel="environment steps", ylabel=label, xlim=(0, None))
     _finish(figure, [axes], "env_steps")
     figure.savefig(picture, format="png", dpi=dpi)
+
+
+def shown_metric(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """What a learning curve shows: `episode_return`, else what says return or reward, else the first metric.
+
+    >>> shown_metric([{"iteration": 1, "env_steps": 8, "wall_s": 0.1, "loss": 2.0, "mean_reward": 1.0}])
+    'mean_reward'
+    """
+    names = [
+        name
+        for row in rows[:1]
+        for name in row
+        if name not in ("iteration", *_AXES) and not name.startswith("eval_") and "_per_" not in name
+    ]
+    if RETURN in names:
+        return RETURN
+    return next((name for name in names if "return" in name or "reward" in name), (names or [None])[0])
 
 
 def _mean(values: np.ndarray) -> np.ndarray:
@@ -122,7 +145,7 @@ def _resolved(paths: Iterable[Path]) -> set[Path]:
 def compare(
     paths: Iterable[str | Path],
     *,
-    metric: str = "episode_return",
+    metric: str = RETURN,
     x: str = "env_steps",
     statistic: str = "mean",
     labels: Sequence[str] = (),
@@ -237,7 +260,7 @@ def read_curves(paths: Sequence[Path], metric: str, x: str, labels: Sequence[str
             grid, curve = _bins(times, column, weights)
             late = curve[grid >= 0.9 * times[-1]]
             in_the_end = float(late.mean()) if late.size else float("nan")
-            of_evaluation = value is not None and metric == "episode_return"
+            of_evaluation = value is not None and metric == RETURN
             found[kind].append((grid, curve, value if of_evaluation else in_the_end, of_evaluation))
     return [
         Curves(

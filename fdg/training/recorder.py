@@ -13,6 +13,7 @@ from fdg.errors import FdgWarning
 from fdg.processes import distributed
 from fdg.running.metrics import PendingMetrics
 from fdg.training.finite import Finite
+from fdg.training.curves import RETURN, shown_metric
 from fdg.training.hints import Astray, Unchanged
 from fdg.training.job import Job
 from fdg.training.loggers import Logger
@@ -133,6 +134,9 @@ class Recorder:
         ]
         stream = stream_line(rows, self._shares(seconds))
         self._progress.update(self._iteration, float(np.mean(returns)) if returns else None, stream)
+        if before == 0 and (shown_instead := shown_metric(rows)) != RETURN:
+            shows = f"learning_curve.png shows '{shown_instead}'" if shown_instead else "curves are empty"
+            self._progress.say(f"the algorithm's metrics have no '{RETURN}': {shows}")
         everyone = np.ravel(metrics.get("episode_return", ()))
         unchanged = self._unchanged.look(self._iteration, rows[-1]["env_steps"], everyone.tolist())
         for line in filter(None, (unchanged, self._astray.look(rows))):

@@ -137,6 +137,29 @@ def test_a_line_far_above_is_marked_at_the_edge(figures):
     assert not near.texts and near.get_ylim()[1] >= 2.5
 
 
+@pytest.mark.parametrize(
+    ("metrics", "shown"),
+    [
+        ({"loss": 2.0, "mean_reward": 1.0}, "mean reward"),
+        ({"loss": 2.0, "accuracy": 1.0}, "loss"),
+        ({"loss": 2.0, "episode_return": 1.0, "reward": 3.0}, "mean episode return"),
+    ],
+)
+def test_metrics_without_returns_are_drawn_by_name(figures, metrics, shown):
+    """One of them is drawn, as high as it is; none of a run's own columns."""
+    rows = [
+        {"iteration": i, "env_steps": 8 * i, "wall_s": 0.1, **metrics, "eval_return": 9.0} for i in (1, 2)
+    ]
+    curves.draw_run(rows, "what", None, io.BytesIO())
+    ((_, axes),) = figures
+    metric = curves.shown_metric(rows)
+    assert axes.get_ylabel() == shown and axes.lines[0].get_ydata().tolist() == [metrics[metric]] * 2
+    curves.draw_run([{**row, metric: None} for row in rows], "what", None, io.BytesIO())
+    nothing = figures[1][1]
+    said = "no episode ended" if metric == "episode_return" else f"{metric.replace('_', ' ')} is not a number"
+    assert nothing.texts[0].get_text() == said and nothing.get_xlim() == (0, 16)
+
+
 def test_the_points_of_a_sweep_are_curves_of_their_own(figures):
     rows = [
         {
