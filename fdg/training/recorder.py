@@ -12,8 +12,8 @@ import numpy as np
 from fdg.errors import FdgWarning
 from fdg.processes import distributed
 from fdg.running.metrics import PendingMetrics
-from fdg.training.finite import Finite
 from fdg.training.curves import RETURN, shown_metric
+from fdg.training.finite import Finite
 from fdg.training.hints import Astray, Unchanged
 from fdg.training.job import Job
 from fdg.training.loggers import Logger
