@@ -60,8 +60,8 @@ def agent_q_network(
     >>> from envs.spaces import Box
     >>> network = agent_q_network(Box(-1.0, 1.0, (4,)), Discrete(2), num_agents=3, memory=MemoryKind(size=16))
     >>> observation, start = jnp.zeros((5, 8, 3, 4)), jnp.zeros((5, 8), bool)
-    >>> parameters = network.init(jax.random.key(0), observation)
-    >>> output = network.unroll(parameters, network.memory(8), observation, start)
+    >>> parameters = jax.eval_shape(network.init, jax.random.key(0), observation)
+    >>> output = jax.eval_shape(network.unroll, parameters, network.memory(8), observation, start)
     >>> output.values.shape, output.memory.shape
     ((5, 8, 3, 2), (5, 8, 3, 16))
     """
@@ -98,7 +98,8 @@ def monotonic_mixer(
 
     >>> mixer = monotonic_mixer(8)
     >>> values, state = jnp.ones((5, 3)), jnp.ones((5, 4))
-    >>> mixer.apply(mixer.init(jax.random.key(0), values, state), values, state).shape
+    >>> parameters = jax.eval_shape(mixer.init, jax.random.key(0), values, state)
+    >>> jax.eval_shape(mixer.apply, parameters, values, state).shape
     (5,)
     """
     module = MonotonicMixer(units, tuple(hypernetwork), number(scale))

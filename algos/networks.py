@@ -82,8 +82,8 @@ def actor_critic(
 
     >>> network = actor_critic(Box(-1.0, 1.0, (4,)), Discrete(2))
     >>> observation = jnp.zeros((8, 4))
-    >>> parameters = network.init(jax.random.key(0), observation)
-    >>> logits, value = network.apply(parameters, observation)
+    >>> parameters = jax.eval_shape(network.init, jax.random.key(0), observation)
+    >>> logits, value = jax.eval_shape(network.apply, parameters, observation)
     >>> logits.shape, value.shape
     ((8, 2), (8,))
     """

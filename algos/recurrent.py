@@ -83,8 +83,9 @@ def recurrent_actor_critic(
 
     >>> network = recurrent_actor_critic(Box(-1.0, 1.0, (4,)), distributions.Discrete(2), memory_size=16)
     >>> observation = jnp.zeros((5, 8, 4))
-    >>> parameters = network.init(jax.random.key(0), observation)
-    >>> output = network.unroll(parameters, network.memory(8), observation, jnp.zeros((5, 8), bool))
+    >>> parameters = jax.eval_shape(network.init, jax.random.key(0), observation)
+    >>> start = jnp.zeros((5, 8), bool)
+    >>> output = jax.eval_shape(network.unroll, parameters, network.memory(8), observation, start)
     >>> output.policy.shape, output.value.shape, output.memory.actor.shape
     ((5, 8, 2), (5, 8), (5, 8, 16))
     """
@@ -122,8 +123,9 @@ def without_memory(network: Network, leading_axes: int = 2) -> RecurrentNetwork:
     >>> feed_forward = algos.networks.actor_critic(Box(-1.0, 1.0, (4,)), envs.Discrete(2))
     >>> network = without_memory(feed_forward)
     >>> observation = jnp.zeros((5, 8, 4))
-    >>> parameters = network.init(jax.random.key(0), observation)
-    >>> output = network.unroll(parameters, network.memory(8), observation, jnp.zeros((5, 8), bool))
+    >>> parameters = jax.eval_shape(network.init, jax.random.key(0), observation)
+    >>> start = jnp.zeros((5, 8), bool)
+    >>> output = jax.eval_shape(network.unroll, parameters, network.memory(8), observation, start)
     >>> output.policy.shape, output.value.shape, output.memory
     ((5, 8, 2), (5, 8), ())
     """

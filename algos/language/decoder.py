@@ -57,8 +57,9 @@ class Decoder:
     belong together: a token attends to those before it with its own number; 0 is padding, wherever it is.
 
     >>> decoder = Decoder(DecoderConfig.tiny(17))
-    >>> parameters = decoder.init(jax.random.key(0))
-    >>> decoder.apply(parameters, jnp.zeros((2, 5), jnp.int32), jnp.ones((2, 5), jnp.int32)).shape
+    >>> parameters = jax.eval_shape(decoder.init, jax.random.key(0))
+    >>> tokens, segments = jnp.zeros((2, 5), jnp.int32), jnp.ones((2, 5), jnp.int32)
+    >>> jax.eval_shape(decoder.apply, parameters, tokens, segments).shape
     (2, 5, 17)
     """
 
