@@ -315,7 +315,7 @@ def kill(words, run: Path, after):
 
 def test_killed_while_checkpoints_are_written(tmp_path, host_devices):
     """Kill -9 at random times of a run that does little but write checkpoints, twice over."""
-    size = ["--total-steps", "2400", "--num-envs", "40000", "--checkpoint-every", "1"]
+    size = ["--total-steps", "1280", "--num-envs", "40000", "--checkpoint-every", "1"]
     words = [*WALK, *size]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert train_main([*words, "--checkpoint-every", "100", "--out", str(whole)]) == 0
