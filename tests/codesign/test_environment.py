@@ -55,7 +55,9 @@ def episodes(env, number=16, times=3, masked=True):
     return run()
 
 
-@pytest.mark.parametrize("env", [ENV, AT_ONCE], ids=["sequence", "at once"])
+@pytest.mark.parametrize(
+    "env", [ENV, pytest.param(AT_ONCE, marks=pytest.mark.whole)], ids=["sequence", "at once"]
+)
 def test_it_keeps_the_contract_of_environments(env):
     rollout = assert_conforms(dataclasses.replace(env, info=("score", "feasible")))
     assert rollout.step.terminated.any() and not rollout.step.truncated.any()
@@ -283,7 +285,9 @@ SETUPS = {
 }
 
 
-@pytest.mark.parametrize("name", SETUPS)
+@pytest.mark.parametrize(
+    "name", [pytest.param("2 devices", marks=pytest.mark.whole), "4 devices", "actors apart"]
+)
 def test_what_is_found_is_the_same_on_any_devices_and_after_a_resume(name, devices, tmp_path):
     policy, count = SETUPS[name]
     search = Search(8)
