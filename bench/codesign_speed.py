@@ -1,0 +1,155 @@
+"""Designs a second: the compiled program, the same formulas in a Python loop, an empty process a design.
+
+python -m bench.codesign_speed
+"""
+
+import dataclasses
+import functools
+import math
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+
+from envs.codesign import problem, reading, templates
+
+BATCH, ROUNDS = 8192, 9
+
+
+def ceil_div(a, b):
+    return -(-a // b)
+
+
+def compute(layer, template, rows, columns):
+    """Cycles, and words of weights, inputs and outputs at the buffer, of one layer; plain integers."""
+    k, c, groups = layer.out_channels // layer.groups, layer.in_channels // layer.groups, layer.groups
+    p, q, r, s, u = layer.out_rows, layer.out_columns, layer.kernel_rows, layer.kernel_columns, layer.stride
+    outputs = layer.output_words
+    if template == "dla":
+        together = max(1, min(rows // c, columns // k))
+        packed = min(max(rows // c, 1), r) if groups == 1 and c <= 4 else 1
+        passes = ceil_div(groups, together) * ceil_div(c, rows) * ceil_div(k, columns)
+        return p * q * ceil_div(r, packed) * s * passes, (
+            layer.weight_words, layer.macs / max(1, min(k, columns)), outputs,
+        )  # fmt: skip
+    if template == "shi":
+        down, across = ceil_div(p, rows), ceil_div(q, columns)
+        high = (p - down) * min(u, r) + down * r
+        wide = (q - across) * min(u, s) + across * s
+        cycles = down * across * layer.out_channels * c * r * s
+        return cycles, (layer.weight_words * down * across, layer.out_channels * c * high * wide, outputs)
+    strip = max(1, min(p, columns))
+    sets = max(1, rows // r) * max(1, columns // strip)
+    cycles = ceil_div(p, strip) * ceil_div(layer.out_channels * c, sets) * q * s * ceil_div(r, rows)
+    strips, at_once = ceil_div(p, min(p, columns)), min(k, 16 * sets)
+    high = (p - strips) * min(u, r) + strips * r
+    wide = min(layer.in_columns, (q - 1) * min(u, s) + s)
+    sums = 2 * ceil_div(c, max(1, 12 // s)) - 1
+    inputs = layer.in_channels * ceil_div(k, at_once) * high * wide
+    return cycles + ceil_div(cycles * 3, 25), (layer.weight_words * strips, inputs, outputs * sums)
+
+
+def layer_cost(layer, kind, dram, technology):
+    """Cycles and pJ of one layer on one sub-accelerator."""
+    pes, template, noc, kilobytes = kind
+    rows, columns = templates.get(template).shape(pes)
+    tensors = layer.weight_words, layer.input_words, layer.output_words
+    cycles, words = compute(layer, template, rows, columns) if layer.has_weights else (0, tensors)
+    half = kilobytes * 1024 / 2
+    weights, inputs, outputs = tensors
+    offchip = outputs + weights + inputs
+    if min(weights, inputs) > half:
+        parted = min(
+            min(weights + inputs * math.ceil(weights / (i / 16 * half)) for i in range(1, 16)),
+            min(inputs + weights * math.ceil(inputs / ((1 - i / 16) * half)) for i in range(1, 16)),
+        )
+        offchip = outputs + max(parted, weights + inputs)
+    longest = max(cycles, math.ceil(sum(words) / noc), math.ceil(offchip / dram))
+    energy = layer.macs * 5 + 8 * sum(words) + 200 * offchip
+    return longest + (rows + columns) * layer.has_weights, technology.mac_pj * energy
+
+
+def plain(designs, choices):
+    """Cycles, pJ and mm2 of one design, by Python's loops alone."""
+    decisions, technology = designs.decisions(), designs.technology
+    chosen = [one.options[at] for one, at in zip(decisions, choices, strict=True)]
+    first, networks = 0, []
+    for task in designs.tasks:
+        networks.append(task.build(*chosen[first : first + len(task.decisions)]))
+        first += len(task.decisions)
+    kinds = [tuple(chosen[at : at + 4]) for at in range(first, len(chosen), 4)]
+    present = [at for at, kind in enumerate(kinds) if kind[0]]
+    dram = designs.chips.dram_bytes_per_cycle
+    costs = [
+        [{a: layer_cost(x, kinds[a], dram, technology) for a in present} for x in one] for one in networks
+    ]
+    slowest = min(kinds[a][2] for a in present)
+    moved = [[math.ceil(x.output_words / slowest) for x in one] for one in networks]
+    after = [[dict.fromkeys(present, 0.0) for _ in one] for one in networks]
+    for n, one in enumerate(networks):
+        for at in reversed(range(len(one) - 1)):
+            for a in present:
+                ways = (
+                    after[n][at + 1][b] + costs[n][at + 1][b][0] + (a != b) * moved[n][at] for b in present
+                )
+                after[n][at][a] = min(ways)
+    free, at = dict.fromkeys(present, 0), [0] * len(networks)
+    ready = [dict.fromkeys(present, 0) for _ in networks]
+    energy = 0.0
+    for _ in range(sum(map(len, networks))):
+        best = None
+        for n, one in enumerate(networks):
+            if at[n] == len(one):
+                continue
+            starts = {a: max(ready[n][a], free[a]) for a in present}
+            cost = costs[n][at[n]]
+            where = min(present, key=lambda a: starts[a] + cost[a][0] + after[n][at[n]][a])
+            left = min(after[n][at[n]][a] + cost[a][0] for a in present)
+            key = starts[where] - 0.3 * left
+            if best is None or key < best[0]:
+                best = key, n, where, starts[where] + cost[where][0], cost[where][1]
+        _, n, where, end, spent = best
+        energy += spent
+        free[where] = end
+        ready[n] = {a: end + (a != where) * moved[n][at[n]] for a in present}
+        at[n] += 1
+    pe = {"dla": 1, "shi": 1.2, "rs": 1.5}
+    area = 0.0
+    for pes, template, _, kilobytes in (kinds[a] for a in present):
+        rows, columns = templates.get(template).shape(pes)
+        area += rows * columns * technology.pe_mm2 * pe[template] + technology.buffer_mm2_per_kb * kilobytes
+    return max(free.values()), energy, area + technology.chip_mm2
+
+
+def main():
+    designs = dataclasses.replace(reading.get("w1"), accuracy="surrogate")
+    keys = jax.random.split(jax.random.key(0), BATCH)
+    choices = jax.jit(jax.vmap(functools.partial(problem.draw, designs)))(keys)
+    found = jax.block_until_ready(problem.evaluate(designs, choices))
+    rates, of_cpu = [], []
+    for _ in range(ROUNDS):
+        before, cpu = time.perf_counter(), time.process_time()
+        jax.block_until_ready(problem.evaluate(designs, choices))
+        rates.append(BATCH / (time.perf_counter() - before))
+        of_cpu.append(BATCH / (time.process_time() - cpu))
+    print(f"compiled: {np.median(rates):,.0f} designs/s, {np.median(of_cpu):,.0f} a second of CPU")
+    number, before = 100, time.process_time()
+    each = np.asarray(choices)[:number].tolist()
+    alone = np.asarray([plain(designs, one) for one in each])
+    python = number / (time.process_time() - before)
+    same = np.stack([np.asarray(x, np.float64)[:number] for x in found[:3]], 1)
+    print(
+        f"the same formulas in Python: {python:,.0f} a second of CPU, {np.median(of_cpu) / python:,.0f} times"
+    )
+    print(f"  largest relative difference {np.max(np.abs(same / alone - 1)):.1e}")
+    before = time.perf_counter()
+    for _ in range(20):
+        subprocess.run([sys.executable, "-S", "-c", ""], check=True)
+    process = 20 / (time.perf_counter() - before)
+    print(f"an empty process a design: {process:,.1f} designs/s, {np.median(rates) / process:,.0f} times")
+
+
+if __name__ == "__main__":
+    main()
