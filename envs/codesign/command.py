@@ -19,7 +19,7 @@ FLAGS = (
     Flag("samples", int | None, None, "designs to evaluate, rounded up to whole iterations (None: 5000)"),
     Flag("specs", str | None, None, "level of the file's specs: tight, medium or loose (None: [specs])"),
     Flag("accuracy", str | None, None, "table, train, supernet or surrogate (None: as the file says)"),
-    Flag("module", str | None, None, "MODULE:NAME, a network of your own that the file names, to import"),
+    Flag("module", tuple[str, ...], (), "MODULE:NAME of networks of your own that the file names, to import"),
 )
 _PROGRAM = "fdg codesign"
 _REFUSED = ("env", "sweep", "optuna", "num-seeds", "eval-episodes", "total-steps")
@@ -94,8 +94,7 @@ def _environment(file: str | None, parameters: dict[str, Any], trusts: bool) -> 
     if trusts and name.endswith(".toml") and (modules := reading.modules(name)):
         parameters = {**parameters, "module": modules}
     if not options:  # what is wrong with a file is said of the file
-        named = parameters.get("module", ())
-        reading.get(name, (named,) if isinstance(named, str) else named)
+        reading.get(name, parameters.get("module", ()))
     said = "&".join(filter(None, [options, *(f"{key}={value}" for key, value in parameters.items())]))
     return ["--env", f"codesign:{name}" + (f"?{said}" if said else "")]
 

@@ -50,15 +50,16 @@ def from_module(name: str, shape: Sequence[int] = ()) -> Network:
     """The layers of a network that a module of a user's own has; imports the module.
 
     Args:
-      name: such as `my.resnet:network`: a function of an array or a module; or a function without arguments
-        that returns one, or a tuple of one and example inputs.
+      name: such as `my.resnet:network`: a function of an array or a module; or a class or function without
+        arguments that makes one, or a tuple of one and example inputs.
       shape: of its input, float32, where no example is returned.
 
     Raises:
       FdgError: there is none of this name, or no shape; as `from_function`.
     """
     network = own.found("module", name)
-    if callable(network) and not hasattr(network, "init_with_output") and _takes_nothing(network):
+    is_instance = hasattr(network, "init_with_output") and not inspect.isclass(network)
+    if callable(network) and not is_instance and _takes_nothing(network):
         try:
             network = network()
         except Exception as error:

@@ -70,14 +70,14 @@ def _gantt(found: "Search", layers: Sequence[Mapping[str, Any]]) -> Any:
     there = chips(found.problem, found.best)
     figure = _figure(11.0, 1.8 + 0.8 * len(there))
     axes = figure.subplots()
-    milliseconds = 1e3 / found.problem.technology.clock_hz
+    microseconds = 1e6 / found.problem.technology.clock_hz
     tasks = [task.name for task in found.problem.tasks]
-    end = max(row["end_cycle"] for row in layers) * milliseconds
+    end = max(row["end_cycle"] for row in layers) * microseconds
     named: set[str] = set()
     for row in layers:
         task, _, number = row["layer"].rpartition(": ")
-        start = row["start_cycle"] * milliseconds
-        width = row["end_cycle"] * milliseconds - start
+        start = row["start_cycle"] * microseconds
+        width = row["end_cycle"] * microseconds - start
         colour = _COLOURS[tasks.index(task) % len(_COLOURS)]
         label = task if task not in named else None
         named.add(task)
@@ -85,7 +85,7 @@ def _gantt(found: "Search", layers: Sequence[Mapping[str, Any]]) -> Any:
         axes.barh(where, width, left=start, color=colour, edgecolor="white", linewidth=0.5, label=label)
         if width > 0.015 * end:
             axes.text(start + width / 2, where, number, ha="center", va="center", fontsize=7, color="white")
-    spec = found.problem.specs.latency_cycles * milliseconds
+    spec = found.problem.specs.latency_cycles * microseconds
     if spec <= 3 * end:
         axes.axvline(spec, label="spec", **_SPEC)
     axes.set_yticks(
@@ -94,7 +94,7 @@ def _gantt(found: "Search", layers: Sequence[Mapping[str, Any]]) -> Any:
     )
     axes.set_ylim(len(there) - 0.5, -0.5)
     axes.set_xlim(0, None)
-    axes.set_xlabel("ms; numbers are layers of a network")
+    axes.set_xlabel("us; numbers are layers of a network")
     figure.legend(loc="outside upper center", ncols=9, fontsize=8)
     return figure
 

@@ -42,9 +42,9 @@ class Amount:
 
 
 def amounts(of: Problem) -> tuple[Amount, ...]:
-    """Latency, energy and area, in milliseconds, microjoules and square millimetres."""
+    """Latency, energy and area, in microseconds, microjoules and square millimetres."""
     return (
-        Amount("latency_cycles", "ms", 1e3 / of.technology.clock_hz),
+        Amount("latency_cycles", "us", 1e6 / of.technology.clock_hz),
         Amount("energy_pj", "uJ", 1e-6),
         Amount("area_mm2", "mm2", 1.0),
     )

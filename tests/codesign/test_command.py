@@ -63,7 +63,7 @@ def test_a_search_writes_what_it_found_and_says_what_cannot_be_met(folder, capsy
     assert command.main(["p.toml", *FLAGS, "--out", "run"]) == command.INFEASIBLE
     said = capsys.readouterr().out
     assert "NO DESIGN MEETS THE SPECS" in said and "accuracies are a formula, NOT MEASURED" in said
-    assert "ABOVE the spec of 1e-06 ms" in said and "within the spec of 100,000 uJ" in said
+    assert "ABOVE the spec of 0.001 us" in said and "within the spec of 100,000 uJ" in said
     assert " designs, " in said and "none meets the specs yet; the nearest exceeds them by" in said
     names = {"report.md", "best.json", "designs.csv", "zigzag.yaml", "zigzag-mapping.yaml", "maestro.m"}
     assert names | set(pictures.NAMES) <= {path.name for path in Path("run").iterdir()}
@@ -84,7 +84,7 @@ def test_a_report_of_a_design_that_meets_its_specs(tmp_path):
     searched = searched_by_hand(Specs(1e9, 1e12, 1e3))
     said = str(searched)
     assert "best of 40 designs, 1.0 s: meets the specs" in said and "ABOVE" not in said
-    assert "latency  2 ms" in said and "of it" in said and "score (weighted accuracies) 0.8" in said
+    assert "latency  2000 us" in said and "of it" in said and "score (weighted accuracies) 0.8" in said
     assert "accuracies are measured before, by training each network" in said
     assert "no specs are given" in str(searched_by_hand(Specs()))
     nothing = searched.best._replace(violation=searched.best.violation + float("inf"))
