@@ -156,8 +156,8 @@ _DEFAULT = {
 }
 
 
-# Words of each operand's registers, and along which axes of the array one of them is shared. ZigZag has no links
-# between PEs, as those by which inputs move on in `shi`: registers of a window stand in for them.
+# Words of each operand's registers, and along which axes of the array one of them is shared. ZigZag has no
+# links between PEs, as those by which inputs move on in `shi`: registers of a window stand in for them.
 _REGISTERS: dict[str, dict[str, tuple[int, list[str]]]] = {
     "dla": {"I1": (_PAIR, ["D2"]), "I2": (_PAIR, []), "O": (_ACCUMULATORS, ["D1"])},
     "shi": {"I1": (_WINDOW, []), "I2": (_PAIR, ["D1", "D2"]), "O": (_PAIR, [])},

@@ -55,12 +55,10 @@ def text(found: "Search") -> str:
     if not math.isfinite(found.best.violation):
         return f"no design is complete after {found.samples:,} samples: give more"
     head = _verdict(found, "NO DESIGN MEETS THE SPECS; the nearest one")
-    source = SOURCES[found.problem.accuracy]
     lines = [f"best of {found.samples:,} designs, {found.seconds:.1f} s: {head}", ""]
     lines += _table(["", "design", "spec", ""], _rows(found), "  ")
-    lines += [f"  {name} accuracy {value}" for name, value in _accuracies(found.problem, found.best)]
-    lines += [f"  score (weighted accuracies) {float(found.best.score):.4f}"]
-    lines += [f"  accuracies are {source} (accuracy = {found.problem.accuracy})", ""]
+    lines += [f"  accuracy of {name}: {value}" for name, value in _accuracies(found.problem, found.best)]
+    lines += [f"  score, their weighted sum: {float(found.best.score):.4f}", ""]
     lines += [f"  {name}: {value}" for name, value in _choices(found.problem, found.best)]
     scheduled = found.scheduled
     lines += ["", f"  layers bound by {_bounds(scheduled)}"]
@@ -120,8 +118,12 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], indent: str) -> l
 
 
 def _accuracies(of: Problem, design: Designs) -> list[tuple[str, str]]:
-    values = zip(of.tasks, np.atleast_1d(design.accuracy), strict=True)
-    return [(task.name, "unknown" if math.isnan(x) else f"{x:.4f}") for task, x in values]
+    """Each task's name, and its accuracy with where it is from."""
+    said = []
+    for task, value in zip(of.tasks, np.atleast_1d(design.accuracy), strict=True):
+        source = SOURCES[of.accuracy] if task.decisions else "as its file says"
+        said.append((task.name, "unknown" if math.isnan(value) else f"{value:.4f} ({source})"))
+    return said
 
 
 def options(of: Problem, design: Designs) -> dict[str, Any]:
@@ -316,9 +318,9 @@ def _markdown(
         "",
         *_markdown_table(["", "chosen"], _choices(of, best)),
         "",
-        f"Accuracies: {', '.join(f'{name} {value}' for name, value in _accuracies(of, best))}; "
-        f"{SOURCES[of.accuracy]} (`accuracy = {of.accuracy}`). Score, their weighted sum: "
-        f"{float(best.score):.4f}.",
+        *_markdown_table(["", "accuracy"], _accuracies(of, best)),
+        "",
+        f"Score, their weighted sum: {float(best.score):.4f}.",
         "",
         *_assumptions(of, best),
         "",

@@ -12,8 +12,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from envs.codesign import command, found, pictures, reading, report, searching
+from envs.codesign import command, pictures, searching
 from envs.codesign.problem import Specs
+from fdg.errors import FdgError
 from tests.codesign import resnet
 
 TOML = """
@@ -59,10 +60,16 @@ def folder(tmp_path, monkeypatch):
 FLAGS = "--algo a2c --num-envs 8 --num-steps 11 --hidden 8 --policy gpu_only --devices 1 --samples 40".split()
 
 
-def test_a_search_writes_what_it_found_and_says_what_cannot_be_met(folder, capsys):
+def test_a_search_writes_what_it_found_and_says_what_cannot_be_met(folder, capsys, monkeypatch):
+    kept, run = [], searching.run
+    monkeypatch.setattr(searching, "run", lambda job: kept.append(run(job)) or kept[-1])
     assert command.main(["p.toml", *FLAGS, "--out", "run"]) == command.INFEASIBLE
     said = capsys.readouterr().out
-    assert "NO DESIGN MEETS THE SPECS" in said and "accuracies are a formula, NOT MEASURED" in said
+    assert (
+        "NO DESIGN MEETS THE SPECS" in said
+        and "(a formula, NOT MEASURED)" in said
+        and "two: 0.7500 (as its file says)" in said
+    )
     assert "ABOVE the spec of 0.001 us" in said and "within the spec of 100,000 uJ" in said
     assert " designs, " in said and "none meets the specs yet; the nearest exceeds them by" in said
     names = {"report.md", "best.json", "designs.csv", "zigzag.yaml", "zigzag-mapping.yaml", "maestro.m"}
@@ -78,31 +85,18 @@ def test_a_search_writes_what_it_found_and_says_what_cannot_be_met(folder, capsy
     # A resumed search that is complete reports again, the same design.
     assert command.main(["--resume", "run"]) == command.INFEASIBLE
     assert json.loads(Path("run/best.json").read_text())["design"] == best["design"]
-
-
-def test_a_report_of_a_design_that_meets_its_specs(tmp_path):
-    searched = searched_by_hand(Specs(1e9, 1e12, 1e3))
-    said = str(searched)
-    assert "best of 40 designs, 1.0 s: meets the specs" in said and "ABOVE" not in said
-    assert "latency  2000 us" in said and "of it" in said and "score (weighted accuracies) 0.8" in said
-    assert "accuracies are measured before, by training each network" in said
-    assert "no specs are given" in str(searched_by_hand(Specs()))
-    nothing = searched.best._replace(violation=searched.best.violation + float("inf"))
-    assert "no design is complete" in report.text(dataclasses.replace(searched, best=nothing))
-
-
-def searched_by_hand(specs):
-    problem = dataclasses.replace(reading.get("w1"), specs=specs, accuracy="table")
-    choices = np.asarray([*[0] * 11, 1, 0, 0, 0, *[0] * 4], np.int32)
-    best = found.Designs(
-        choices,
-        *(np.float32(x) for x in (2e6, 3e6, 0.5)),
-        np.float32([0.9, 0.7]),
-        np.float32(0.8),
-        np.float32(0),
+    # The same design under other specs.
+    (searched,) = kept[1:]
+    met = dataclasses.replace(searched.problem, specs=Specs(1e9, 1e12, 1e3))
+    meets = searched.best._replace(violation=np.float32(0))
+    said = str(dataclasses.replace(searched, problem=met, best=meets, least=None))
+    assert ": meets the specs\n" in said and "ABOVE" not in said and "% of it" in said
+    assert "no specs are given" in str(
+        dataclasses.replace(searched, problem=dataclasses.replace(met, specs=Specs()), best=meets, least=None)
     )
-    front = found.Designs(*(np.asarray(x)[None] for x in best))
-    return searching.Search(problem, best, front, 40, 1.0, ((40, 0.8, 0.0),), None, Path("run"))
+    nothing = searched.best._replace(violation=np.float32(np.inf))
+    with pytest.raises(FdgError, match=r"no design is complete after .* give more"):
+        dataclasses.replace(searched, best=nothing).write("nowhere")
 
 
 def file(old, new, says, *words):
