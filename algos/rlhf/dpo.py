@@ -95,7 +95,7 @@ class DPO(PreferenceAgent, JudgedAgent):
                 return rollout, pairs, self.refer(reference, pairs)
 
             speaking = state._replace(parameters=respondent)
-            (rollout, pairs, known), stream = streaming.rollouts(self, speaking, self.num_prompts, judged)
+            (rollout, pairs, known), stream, _ = streaming.rollouts(self, speaking, self.num_prompts, judged)
             said = {**self._said(rollout), **streaming.measures(self, state.stream, stream)}
         trained, optimizer_state, metrics = self.learn(
             state.parameters, state.optimizer_state, (pairs, known), self._iteration_key(state, 2)

@@ -62,6 +62,14 @@ class Minibatch(NamedTuple):
     age: Any = ()  # [n, R] int32, updates since a token was drawn; () where it is not needed
 
 
+class Sums(NamedTuple):
+    """Of the micro-batches so far, and not divided yet."""
+
+    gradient: Any
+    weight: jax.Array  # [] float32, what weights are divided by: tokens, or responses
+    tokens: jax.Array  # [] float32
+
+
 @dataclasses.dataclass(frozen=True)
 class GRPO(PolicyGradientAgent):
     """Group-relative policy optimisation (Shao et al. 2024, arXiv 2402.03300), and its relatives.
@@ -218,10 +226,22 @@ class GRPO(PolicyGradientAgent):
             counted = streaming.weighed(self, rollout)
             return Batch(responses, counted, sampled, version, reference_log_prob, reward)
 
-        batch, stream = streaming.rollouts(self, state, self._candidates, judged)
-        trained, optimizer_state, metrics = self.learn(
-            state.parameters, state.optimizer_state, state.iteration, batch, self._iteration_key(state, 2)
-        )
+        def learned(sums, batch):
+            return self.learn_part(state.parameters, state.iteration, sums, batch)
+
+        if self._learns_by_parts:
+            none = jax.tree.map(jnp.zeros_like, self._trained(state.parameters))
+            batch, stream, found = streaming.rollouts(
+                self, state, self._candidates, judged, learned, Sums(none, jnp.float32(0), jnp.float32(0))
+            )
+            trained, optimizer_state, metrics = self.learn_sums(
+                state.parameters, state.optimizer_state, state.iteration, batch, *found
+            )
+        else:
+            batch, stream, _ = streaming.rollouts(self, state, self._candidates, judged)
+            trained, optimizer_state, metrics = self.learn(
+                state.parameters, state.optimizer_state, state.iteration, batch, self._iteration_key(state, 2)
+            )
         metrics |= streaming.measures(self, state.stream, stream)
         state = state._replace(
             parameters=self._with_trained(state.parameters, trained),
@@ -243,11 +263,7 @@ class GRPO(PolicyGradientAgent):
     def learn(self, parameters, optimizer_state, iteration, batch, key):
         """All updates on a `Batch [N]`: what is trained, the optimiser's state, metrics."""
         metrics = self._measured(batch, iteration)
-        chosen = self._chosen(batch)
-        samples = self._samples(parameters, chosen)
-        if self.proximal == "interpolate":
-            age = (iteration - chosen.version).reshape(len(chosen.version), -1)
-            samples = samples._replace(age=jnp.broadcast_to(age, chosen.weight_mask.shape))
+        samples = self._samples(parameters, self._chosen(batch), iteration)
 
         def step(carry, minibatch, is_first):
             trained, optimizer_state = carry
@@ -268,6 +284,30 @@ class GRPO(PolicyGradientAgent):
             self.num_prompts,
         )
         return trained, optimizer_state, {**metrics, **self._mismatch(samples), **measures}
+
+    @fdg.fragment("learner", in_axes=(None, None, None, 0), out_axes=None)
+    def learn_part(self, parameters, iteration, sums, batch):
+        """`Sums` with those of a micro-batch, a `Batch [n]`; and its measures, not divided either."""
+        samples, wanted = self._samples(parameters, self._chosen(batch), iteration), self.objective
+        mask = samples.batch.weight_mask
+        weight, count = losses.weight_sums(mask, wanted.aggregation, self.longest, wanted.count_empty)
+        share, tokens = losses.weight_sums(mask, "token_mean", self.longest)
+        slope = functools.partial(self.gradient, parameters, jnp.bool(True))
+        found = updates.accumulated(slope, samples._replace(weight=weight, share=share), self.at_once)
+        return jax.tree.map(jnp.add, sums, Sums(found[0], count, tokens)), found[1]
+
+    @fdg.fragment("learner", in_axes=(None, None, None, 0, None, None), out_axes=None)
+    def learn_sums(self, parameters, optimizer_state, iteration, batch, sums, measures):
+        """`learn` of a `Batch [N]` whose micro-batches' `Sums` are known, with their measures `[M]`."""
+        weight, tokens = jnp.maximum(sums.weight, 1), jnp.maximum(sums.tokens, 1)
+        gradient = jax.tree.map(lambda x: x / weight, sums.gradient)
+        trained, optimizer_state = self.update(gradient, optimizer_state, self._trained(parameters))
+        whole = {
+            name: x if name.endswith("_max") else x / (weight if name.endswith("loss") else tokens)
+            for name, x in updates.together(measures).items()
+        }
+        metrics = {**self._measured(batch, iteration), **whole, "gradient_norm": optax.tree.norm(gradient)}
+        return trained, optimizer_state, metrics
 
     @fdg.fragment("gradient", in_axes=(None, None, 0), out_axes=None)
     def gradient(self, parameters, is_first, minibatch):
@@ -325,7 +365,7 @@ class GRPO(PolicyGradientAgent):
             **{name: jnp.max(x) for name, x in largest.items()},
         }
 
-    def _samples(self, parameters: Any, batch: Batch) -> Minibatch:
+    def _samples(self, parameters: Any, batch: Batch, iteration: Any = 0) -> Minibatch:
         """All of a batch, with log-probabilities before the first update and with advantages."""
         wanted, mask = self.objective, batch.weight_mask
         old = batch.sampled_log_prob  # looked at where no other is needed, if at all
@@ -337,7 +377,10 @@ class GRPO(PolicyGradientAgent):
         given = rewarded(batch.responses)
         advantage = wanted.advantage(reward, old, batch.reference_log_prob, mask, self.group_size, given)
         nothing = jnp.zeros_like(advantage)
-        return Minibatch(batch, old, advantage, nothing, nothing)
+        age: Any = ()
+        if self.proximal == "interpolate":
+            age = jnp.broadcast_to((iteration - batch.version).reshape(len(mask), -1), mask.shape)
+        return Minibatch(batch, old, advantage, nothing, nothing, age)
 
     def _chosen(self, batch: Batch) -> Batch:
         """The prompts that are learned from, and of their tokens those that count."""
@@ -388,6 +431,12 @@ class GRPO(PolicyGradientAgent):
     @property
     def _has_reference(self) -> bool:
         return self.objective.kl_coefficient > 0
+
+    @property
+    def _learns_by_parts(self) -> bool:
+        """Whether gradients of micro-batches can be added up: nothing in the loss is over the whole batch."""
+        whole = self.objective.scale in ("batch", "tokens") or self._candidates > self.num_prompts
+        return self.micro_batches > 1 and self.updates_per_iteration == 1 and not (whole or self._needs_old)
 
     @property
     def _needs_old(self) -> bool:

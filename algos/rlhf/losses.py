@@ -54,6 +54,26 @@ def token_weights(
     return weights_among(mask, lengths, count, aggregation, length)
 
 
+def weight_sums(
+    mask: jax.Array, aggregation: Aggregation, length: int, count_empty: bool = True
+) -> tuple[jax.Array, jax.Array]:
+    """`token_weights` of a part of a minibatch, before they are divided by what its parts add up to.
+
+    Returns:
+      `[n, R]` float32, and this part's share of the divisor: its tokens, or its responses.
+
+    >>> mask = jnp.array([[True, False], [True, True]])
+    >>> weights, count = weight_sums(mask, "token_mean", 2)
+    >>> weights.tolist(), float(count)
+    ([[1.0, 0.0], [1.0, 1.0]], 3.0)
+    """
+    lengths = jnp.sum(mask, axis=1, keepdims=True, dtype=jnp.float32)
+    if aggregation == "token_mean":
+        return mask.astype(jnp.float32), jnp.sum(lengths)
+    count = jnp.float32(len(mask)) if count_empty else jnp.sum(lengths > 0, dtype=jnp.float32)
+    return weights_among(mask, lengths, jnp.float32(1), aggregation, length), count
+
+
 def weights_among(
     mask: jax.Array, lengths: jax.Array, count: jax.Array, aggregation: Aggregation, length: int
 ) -> jax.Array:

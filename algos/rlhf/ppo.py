@@ -130,7 +130,7 @@ class PPORLHF(PolicyGradientAgent):
             judgement = self.judge(state.critic, rollout.responses, old, reference, rollout.reward.total)
             return rollout, streaming.weighed(self, rollout), old, reference, judgement
 
-        (rollout, counted, old, reference, judgement), stream = streaming.rollouts(
+        (rollout, counted, old, reference, judgement), stream, _ = streaming.rollouts(
             self, state, self.num_prompts, judged
         )
         responses, sampled, version, reward, _ = rollout

@@ -35,8 +35,13 @@ class Rollout(NamedTuple):
 
 
 def rollouts(
-    agent: Any, state: Any, count: int, then: Callable[[Rollout], Any]
-) -> tuple[Any, StreamState | tuple[()]]:
+    agent: Any,
+    state: Any,
+    count: int,
+    then: Callable[[Rollout], Any],
+    learn: Callable[[Any, Any], tuple[Any, Any]] | None = None,
+    sums: Any = (),
+) -> tuple[Any, Any, Any]:
     """All micro-batches of an iteration, and what follows from each.
 
     Args:
@@ -44,12 +49,14 @@ def rollouts(
       state: its state.
       count: `B`, prompts of an iteration.
       then: what is made of each `Rollout [b G]`: a pytree whose leaves have `b` or `b G` rows.
+      learn: what is learned of that where there are several parts: `(sums, rows) -> (sums, measures)`.
+      sums: before the first part.
 
     Returns:
-      That of all, `B` or `B G` rows, and the stream's state after it.
+      What was made of all, `B` or `B G` rows; the stream's state after it; sums and measures `[M]`.
     """
     if agent.micro_batches == 1 and not agent.ahead:
-        return then(agent._rollout(state, count)), ()
+        return then(agent._rollout(state, count)), (), ()
     problem, keys = _asked(agent, state, count)
     some = count // agent.micro_batches
 
@@ -62,22 +69,27 @@ def rollouts(
 
     problem, keys = jax.tree.map(in_parts, problem), by_prompt(keys)  # [a + 1, M, b, ...]
 
-    def one(stream: Any, part: jax.Array) -> tuple[Any, Any]:
+    def one(carry: Any, part: jax.Array) -> tuple[Any, Any]:
+        stream, sums = carry
         if agent.ahead:
             rollout, stream = _taken(agent, state, problem, keys, stream)
         else:
             rollout = agent.played(
                 state, jax.tree.map(lambda x: x[0, part], problem), keys[0, part].reshape(-1)
             )
-        return stream, then(rollout)
+        rows, measures = then(rollout), ()
+        if learn is not None:
+            sums, measures = learn(sums, rows)
+        return (stream, sums), (rows, measures)
 
-    stream, rows = jax.lax.scan(one, state.stream, jnp.arange(agent.micro_batches))
+    parts = jnp.arange(agent.micro_batches)
+    (stream, sums), (rows, measures) = jax.lax.scan(one, (state.stream, sums), parts)
 
     def whole(x: jax.Array) -> jax.Array:
         by_prompt = x.reshape(len(x), some, -1, *x.shape[2:])
         return updates.whole_of(by_prompt).reshape(-1, *x.shape[2:])
 
-    return jax.tree.map(whole, rows), stream
+    return jax.tree.map(whole, rows), stream, (sums, measures)
 
 
 def first_stream(agent: Any, count: int, parameters: Any, key: jax.Array) -> StreamState | tuple[()]:

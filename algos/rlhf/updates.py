@@ -36,7 +36,7 @@ def mapped(function: Callable[[Any], Any], samples: Any, size: int | None) -> An
     count = len(jax.tree.leaves(samples)[0])
     if size is None or size >= count:
         return function(samples)
-    return whole_of(jax.lax.map(function, parts_of(samples, size)))
+    return whole_of(jax.lax.map(function, parts_of(samples, math.gcd(size, count))))
 
 
 def accumulated(
@@ -58,7 +58,7 @@ def accumulated(
     count = len(jax.tree.leaves(samples)[0])
     if size is None or size >= count:
         return gradient(samples)
-    parts = parts_of(samples, size)
+    parts = parts_of(samples, math.gcd(size, count))
     shape = jax.eval_shape(gradient, jax.tree.map(lambda x: x[0], parts))[0]
 
     def one(total: Any, part: Any) -> tuple[Any, dict[str, jax.Array]]:
@@ -66,7 +66,12 @@ def accumulated(
         return jax.tree.map(jnp.add, total, found), measures
 
     total, measures = jax.lax.scan(one, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shape), parts)
-    return total, {
+    return total, together(measures)
+
+
+def together(measures: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Measures of parts `[parts]` as those of all: sums; of `_max`, the largest."""
+    return {
         name: jnp.max(x, axis=0) if name.endswith("_max") else jnp.sum(x, axis=0)
         for name, x in measures.items()
     }

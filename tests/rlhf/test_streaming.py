@@ -70,7 +70,7 @@ def rolled(name, **fields):
     algorithm = made(name, **{"group_size": 2, **fields})
     count = algorithm._candidates
     state = jax.jit(algorithm.init)(jax.random.key(1))
-    return jax.jit(lambda state: streaming.rollouts(algorithm, state, count, lambda x: x))(state)[0]
+    return jax.jit(lambda state: streaming.rollouts(algorithm, state, count, lambda x: x)[0])(state)
 
 
 @pytest.mark.parametrize("fields", [{"micro_batches": 2}, {"micro_batches": 4, "slots": 3}])
