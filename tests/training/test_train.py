@@ -141,8 +141,12 @@ POLICIES = {  # flags, and the number of devices of each group
 def test_the_summary_of_several_groups(words, tmp_path, host_devices):
     """How long each was busy and idle, and what moved; in the end the numbers are those of one group."""
     run = tmp_path / "run"
-    flags = ["--total-steps", "96", "--seed", "4", "--out", str(run)]
+    flags = ["--total-steps", "96", "--seed", "4", "--out", str(run), "--timeline"]
     assert train_main([*PUPIL, "--policy", *words.split(), *flags]) == 0
+    events = strict_json((run / "timeline.json").read_text())["traceEvents"]
+    assert {each["args"]["name"] for each in events if each["ph"] == "M"} == set(POLICIES[words])
+    assert {each["args"]["iteration"] for each in events if each["ph"] == "X"} == set(range(6))
+    assert all(group in (run / "timeline.svg").read_text() for group in POLICIES[words])
     summary = strict_json((run / "summary.json").read_text())
     assert {name: group["devices"] for name, group in summary["groups"].items()} == POLICIES[words]
     for group in summary["groups"].values():
@@ -160,9 +164,10 @@ def test_the_summary_of_several_groups(words, tmp_path, host_devices):
     assert summary["eval_return"] == pytest.approx(float(np.sum(state["weight"])), rel=1e-5)
 
 
-def test_one_group_has_no_groups_to_speak_of(tmp_path, host_devices):
-    words = [*PUPIL, "--policy", "gpu_only", "--devices", "2", "--total-steps", "16"]
+def test_one_group_has_no_groups_to_speak_of(tmp_path, capsys, host_devices):
+    words = [*PUPIL, "--policy", "gpu_only", "--devices", "2", "--total-steps", "16", "--timeline"]
     assert train_main([*words, "--out", str(tmp_path / "run")]) == 0
+    assert "no timeline: all fragments are one program" in capsys.readouterr().out
     assert not {"groups", "moved_bytes"} & strict_json((tmp_path / "run" / "summary.json").read_text()).keys()
 
 
