@@ -101,10 +101,11 @@ class Rewriter:
           how: as above.
           blocks: of its bodies, in their order; their jaxprs, if None.
         """
-        if self._traces and eqn.params.get("check_vma"):
+        old = inner_jaxprs(eqn)
+        if not old or (self._traces and eqn.params.get("check_vma")):
             return eqn
         if blocks is None:
-            blocks = [open_jaxpr(inner) for inner in inner_jaxprs(eqn)]
+            blocks = [open_jaxpr(inner) for inner in old]
         return with_new_bodies(eqn, [self(block, how) for block in blocks])
 
 
