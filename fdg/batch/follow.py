@@ -26,7 +26,7 @@ Values that the batch shares (axis None) are the same on every device, so taking
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fdg import jaxprs
@@ -56,7 +56,7 @@ def follow(
     """
     jaxpr = jaxprs.open_jaxpr(jaxpr)
     axes = [*input_axes, *[None] * (len(jaxpr.invars) - len(input_axes))]
-    unit = devices or math.gcd(*_sizes(jaxpr.invars, axes), *_border_sizes(jaxpr)) or 1
+    unit = devices or math.gcd(*_sizes(jaxpr.invars, axes), *_border_sizes(jaxpr.eqns)) or 1
     inputs = tuple((divisible(v, axis, unit), 0) for v, axis in zip(jaxpr.invars, axes, strict=True))
     outputs = None
     if output_axes is not None:
@@ -71,7 +71,7 @@ def axes(jaxpr: Any, input_axes: Sequence[Axis] = ()) -> list[Axis]:
 
 def equation_axes(eqn: Any, operand_axes: Sequence[Axis], devices: int | None = None) -> list[Axis]:
     """The batch axes of one equation's results, given those of its operands."""
-    unit = devices or math.gcd(*_sizes(eqn.invars, operand_axes), *_border_sizes_of(eqn)) or 1
+    unit = devices or math.gcd(*_sizes(eqn.invars, operand_axes), *_border_sizes([eqn])) or 1
     operands = zip(eqn.invars, operand_axes, strict=True)
     inputs = tuple((divisible(v, axis, unit), 0) for v, axis in operands)
     return list(_follower(unit).equation(eqn, inputs, 0).results)
@@ -81,31 +81,11 @@ def _sizes(atoms: Sequence[Any], its_axes: Sequence[Axis]) -> list[int]:
     return [shape_of(v)[axis] for v, axis in zip(atoms, its_axes, strict=False) if axis is not None]
 
 
-def _border_sizes(jaxpr: Any) -> set[int]:
+def _border_sizes(equations: Sequence[Any]) -> set[int]:
     """The lengths of all batch axes that borders declare, at any depth."""
-    sizes: set[int] = set()
-    seen: set[int] = set()
-
-    def visit(jaxpr):
-        if id(jaxpr) not in seen:
-            seen.add(id(jaxpr))
-            for eqn in jaxpr.eqns:
-                sizes.update(_border_sizes_of(eqn, visit))
-
-    visit(jaxpr)
-    return sizes
-
-
-def _border_sizes_of(eqn: Any, visit: Callable | None = None) -> set[int]:
-    if eqn.primitive is boundary_p and eqn.params["axis"] is not None:
-        return {shape_of(eqn.outvars[0])[eqn.params["axis"]]}
-    found: set[int] = set()
-    for body in jaxprs.bodies(eqn):
-        if visit is None:
-            found |= _border_sizes(body.jaxpr)
-        else:
-            visit(body.jaxpr)
-    return found
+    borders = [eqn for eqn in jaxprs.walk(equations) if eqn.primitive is boundary_p]
+    declared: list[Any] = [eqn for eqn in borders if eqn.params["axis"] is not None]
+    return {shape_of(eqn.outvars[0])[eqn.params["axis"]] for eqn in declared}
 
 
 _MOST_KNOWN = 10_000  # flows for one number of devices

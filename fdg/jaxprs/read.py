@@ -175,11 +175,18 @@ def bodies(eqn: core.JaxprEqn) -> tuple[Body, ...]:
 
 
 def walk(equations: Iterable[core.JaxprEqn]) -> Iterator[core.JaxprEqn]:
-    """Equations and all inside of them, at any depth, each before what is inside of it."""
-    for eqn in equations:
-        yield eqn
-        for body in bodies(eqn):
-            yield from walk(body.jaxpr.eqns)
+    """Equations and all inside of them, at any depth; those of a body once, however often it is called."""
+    seen: set[core.Jaxpr] = set()
+
+    def of(equations: Iterable[core.JaxprEqn]) -> Iterator[core.JaxprEqn]:
+        for eqn in equations:
+            yield eqn
+            for body in bodies(eqn):
+                if body.jaxpr not in seen:
+                    seen.add(body.jaxpr)
+                    yield from of(body.jaxpr.eqns)
+
+    return of(equations)
 
 
 @functools.lru_cache(maxsize=4096)

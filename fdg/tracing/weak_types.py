@@ -40,7 +40,9 @@ def computes_alike(one: Any, other: Any) -> bool:
 def _operations(jaxpr: Any) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Each operation at any depth, with the dtypes of its operands and results."""
     eqn: Any
-    for eqn in jaxprs.walk(jaxprs.open_jaxpr(jaxpr).eqns):
+    for eqn in jaxprs.open_jaxpr(jaxpr).eqns:
         dtypes = tuple(str(getattr(v.aval, "dtype", "")) for v in (*eqn.invars, *eqn.outvars))
         if eqn.primitive.name != "convert_element_type" or len(set(dtypes)) > 1:
             yield eqn.primitive.name, dtypes
+        for body in jaxprs.bodies(eqn):
+            yield from _operations(body.jaxpr)
