@@ -127,6 +127,7 @@ def make(name: str, **overrides: Any) -> Any:
     return made
 
 
+_DATA = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")  # endings of files of problems
 _OURS = (*PARAMETERS, "info")  # parameters that every environment takes
 
 
@@ -155,6 +156,8 @@ def _of_a_factory(name: str, overrides: dict[str, Any]) -> Any:
         return own.make_of_package(name, overrides)
     if factory is None and _module_of(name) is not None:
         return own.make(name, overrides)
+    if factory is None and os.path.splitext(name)[1].lower() in _DATA:
+        raise FdgError(f"environment '{name}' is a file of data: write text:file?path={name}")
     if factory is None:
         known_here = any(one.rpartition("-v")[0] == name.rpartition("-v")[0] for one in names())
         elsewhere = [] if known_here else families.hosted(name)

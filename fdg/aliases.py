@@ -54,12 +54,16 @@ _DEVICES = (
 _TRACKER = "--wandb PROJECT logs to Weights & Biases, --tensorboard true to files in the run directory"
 _NETWORK = "the network is that of --hidden and --activation, or of --network module:name"
 _SAVED = "every run is saved in its directory, --out RUN: fdg.load(RUN) and --resume RUN take it from there"
+_DATA = "a file of data is the environment: --env text:file?path=FILE (text:preferences?path=FILE of pairs)"
+_HELD_OUT = "a held-out file goes with the environment: --env 'text:file?path=FILE&test_path=FILE'"
 _INSTEAD = {
     **dict.fromkeys(("device", "cuda", "use-cuda", "gpu", "gpus", "num-gpus", "accelerator"), _DEVICES),
     **dict.fromkeys(("track", "use-wandb", "wandb-project-name", "wandb-project", "wandb-entity"), _TRACKER),
     **dict.fromkeys(("tensorboard-log", "report-to"), _TRACKER),
     **dict.fromkeys(("policy-kwargs", "net-arch", "policy-type"), _NETWORK),
     **dict.fromkeys(("save-model", "save-path", "load-path", "load", "model-path"), _SAVED),
+    **dict.fromkeys(("dataset", "dataset-name", "train-dataset", "train-file", "data", "data-path"), _DATA),
+    **dict.fromkeys(("eval-dataset", "test-dataset", "validation-file", "test-file"), _HELD_OUT),
     "capture-video": "fdg.play RUN films what was trained",
     "render": "fdg.play RUN films what was trained",
     "verbose": "a run prints how it goes; in Python progress=False prints nothing",

@@ -183,7 +183,7 @@ class UnknownNameError(FdgError):
     """A name that no registry holds."""
 
 
-_FEW = 12  # names are all listed, up to here
+_FEW, _SOME = 12, 40  # names are all listed, up to here; of a longer list that is nowhere else, to there
 
 
 def unknown_name(
@@ -211,7 +211,8 @@ def unknown_name(
     close = nearest(str(name), names)
     near = f"near it: {', '.join(close[1:])}; " if close[1:] else ""
     all_of_them = f"{listing} lists all {len(names)}" if listing else f"there are {len(names)}"
-    rest = f"known: {', '.join(names) or 'none'}" if len(names) <= _FEW else near + all_of_them
+    few = len(names) <= (_FEW if listing else _SOME)
+    rest = f"known: {', '.join(names) or 'none'}" if few else near + all_of_them
     likely = [f"'{one}'" for one in meant or close[:1]]
     hint = f": did you mean {listed(likely)}?" if likely else ""
     return UnknownNameError(f"unknown {kind} '{name}'{hint} ({rest})")

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,7 @@ from fdg.processes import distributed
 from fdg.processes.peers import LostError
 from fdg.running.program_cache import told_of_damage
 
+_SLOW_SECONDS = 5.0
 _CAUSE_SECONDS = 5.0  # a collective fails a moment before the process that broke it is known
 
 
@@ -78,11 +80,13 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
         drawn, rest = lengths.take(normalise(argv))
         elsewhere, rest = scale.take(rest)
         job = parse(rest, "python -m fdg.plan", f"{scale.ABOUT} {lengths.ABOUT}", runs=False)
-        print("tracing ...", file=sys.stderr, flush=True)
         if elsewhere:
-            print(*scale.lines(job, elsewhere), sep="\n\n", flush=True)
+            with _told_if_slow("tracing ..."):
+                found = scale.lines(job, elsewhere)
+            print(*found, sep="\n\n", flush=True)
             return 0
-        settled = settle(job, fdg.trace(job.algorithm), plans_only=True)
+        with _told_if_slow("tracing ..."):
+            settled = settle(job, fdg.trace(job.algorithm), plans_only=True)
         job, graph = settled.job, settled.graph
         devices, choice = (job.devices, None) if job.devices is not None else devices_of(job, graph)
         said = [
@@ -95,6 +99,18 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
         return 0
 
     return guarded(run, argv)
+
+
+@contextlib.contextmanager
+def _told_if_slow(line: str) -> Iterator[None]:
+    """Within, says on standard error what takes long, once it has taken five seconds."""
+    timer = threading.Timer(_SLOW_SECONDS, lambda: print(line, file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:

@@ -168,6 +168,8 @@ def parse(argv: Sequence[str], program: str, description: str, runs: bool = True
     given |= {name: early[name] for name in given.keys() & {"env"}}
     given |= {f.name: absolute_folder(f, given[f.name]) for f in dataclass_fields(chosen) if f.name in given}
     if given.get("show_preset"):
+        if early.get("preset") == "none":
+            found = presets.defaults(chosen)
         print(presets.table(found, algo, env_name, fields_of(chosen), presets.known(chosen)), flush=True)
         raise SystemExit(0)
     for flag in (

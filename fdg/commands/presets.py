@@ -67,6 +67,13 @@ def chosen(
     return presets.Preset(env_name, f"{cls.__name__}.preset", values) if values else None
 
 
+def defaults(cls: type) -> Preset:
+    """What `--preset none` begins with: each hyperparameter as the class has it."""
+    from algos.presets import Preset
+
+    return Preset("none", f"the class {cls.__name__}", {flag.name: flag.default for flag in fields_of(cls)})
+
+
 def settled(cls: type, values: Mapping[str, Any], named: Collection[str]) -> Mapping[str, Any]:
     """An algorithm's fields, of which those that were not named follow those that were."""
     from algos.presets.preferring import HasPresets

@@ -81,6 +81,7 @@ def lines(job: Job, given: Mapping[str, Any]) -> list[str]:
     if wrong is not None:
         raise FdgError(
             f"--scale {wrong}: the cluster has {cluster.devices} devices: use 1 to {cluster.devices}"
+            + f", or hosts = {-(-wrong // cluster.devices_per_host)} in {given['cluster']}" * (wrong > 0)
         )
     names = given.get("compare")
     wanted = [_policy(name) for name in names] if names else [job.policy]

@@ -13,6 +13,7 @@ from typing import Any
 from fdg import jaxprs
 from fdg.cores import usable_cores
 from fdg.errors import PlanError
+from fdg.fragment import FragmentMark
 from fdg.lowering.host_calls import calls_host
 from fdg.placing.place import place
 from fdg.placing.plan import Plan
@@ -53,9 +54,18 @@ def choose(graph: FDG, policy: Any, cores: int, num_seeds: int | None = None) ->
       PlanError: there is none that the policy can be carried out on; what it says of one device.
     """
     of = f"of {cores} core{'s' if cores > 1 else ''}"
-    if calls_host(jaxprs.open_jaxpr(graph.jaxpr).eqns):
+    if calls_host(equations := jaxprs.open_jaxpr(graph.jaxpr).eqns):
         place(graph, policy, 1, num_seeds)
-        return Choice(1, f"1 {of}: its environments step on the host, in threads of their own")
+        marked = ((eqn, FragmentMark.of(eqn)) for eqn in jaxprs.walk(equations))
+        within = [
+            m.name for eqn, m in marked if m and any(calls_host(x.eqns) for x in jaxprs.inner_jaxprs(eqn))
+        ]
+        steps = any(
+            fragment.name in within and fragment.role == "environment" for fragment in graph.fragments
+        )
+        what = "its environments step on the host, in threads of their own"
+        names = f"'{within[0]}'" if within else "it"
+        return Choice(1, f"1 {of}: {what if steps else f'{names} calls a Python function, in one place'}")
     seconds = predicted_seconds(graph, policy, cores, num_seeds)
     best = fewest = min(seconds)
     quickest = min(seconds, key=seconds.__getitem__)

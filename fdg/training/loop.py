@@ -42,6 +42,7 @@ from fdg.training.sweep_results import report
 _STEPS_PER_CALL = 65_536  # of one agent: half a second at 130,000 steps/s
 _CALLS = 50  # at least, in a whole run
 _CHECKPOINTS = 20
+_FEW_ROWS = 32  # of a file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,8 +113,14 @@ def carry_out(
     if not (quiet or brief):
         say("tracing ...")
     own = job.algorithm.algorithm if isinstance(job.algorithm, Sweep) else job.algorithm
-    if not job.resumes and callable(try_out := getattr(getattr(own, "env", None), "try_out", None)):
-        try_out()
+    env: Any = getattr(own, "env", None)
+    if not job.resumes and callable(getattr(env, "try_out", None)):
+        env.try_out()
+    rows = getattr(env, "num_rows", None)
+    if rows is not None and rows < _FEW_ROWS and not (quiet or job.resumes):
+        say(
+            f"hint: {env.name} has {rows} row{'s' * (rows != 1)} to learn from, which are soon known by heart"
+        )
     settled = settle(job, fdg.trace(job.algorithm))
     job, graph, choice = settled.job, settled.graph, None
     if devices is None:

@@ -139,6 +139,9 @@ def test_what_the_command_line_says_of_it(capsys, tmp_path):
     assert ["discount", "0.95", "(default:", "0.99)"] in [line.split() for line in said.splitlines()]
     assert train_main("--env CartPole-v1 --show-preset".split()) == 0
     assert "no preset of ppo for CartPole-v1" in capsys.readouterr().out
+    assert train_main("--env Pendulum-v1 --preset none --show-preset".split()) == 0
+    said = capsys.readouterr().out
+    assert "preset none of ppo for Pendulum-v1" in said and "learning_rate" in said and "num_envs" in said
     assert train_main(["--env", "Pendulum-v1", "--preset", "mujocco"]) == 2
     assert "unknown preset of PPO 'mujocco': did you mean 'mujoco'" in capsys.readouterr().err
 

@@ -48,10 +48,16 @@ def test_a_factory_a_class_and_a_value(module):
         ("", "MODULE:maze", {}, "unknown environment in MODULE 'maze'"),
         ("def mace(): pass", "MODULE:maze", {}, "did you mean 'mace'"),
         (
+            "".join(f"def f{i}(): pass\n" for i in range(14)),
+            "MODULE:maze",
+            {},
+            r"\(known: f0, f1, f10, .*f9\)",
+        ),
+        (
             "import nowhere_at_all",
             "MODULE:maze",
             {},
-            r"importing MODULE fails: .*nowhere_at_all.*\(MODULE.py, line 1\)",
+            r"importing MODULE fails: ModuleNotFoundError: No .*nowhere_at_all.*\(MODULE.py, line 1\)",
         ),
         ("x = 1\nx.y", "MODULE:maze", {}, r"importing MODULE fails: AttributeError: .*\(MODULE.py, line 2\)"),
         ("def maze(): pass", "MODULE:maze", {}, "returned None: return the environment"),
