@@ -115,15 +115,15 @@ class HostReward:
           HostError: a function raised, or gave not-a-number, or not as many numbers as responses.
         """
 
-        def drawn(keys: jax.Array) -> Any:
+        def problems(keys: jax.Array) -> Any:
             content = task.draw(keys)
             return task.prompts(content), task.solutions(content), task.own(content)
 
-        problems: Any = jax.jit(drawn)
+        drawn: Any = jax.jit(problems)
         prompts, (tokens, mask), content = jax.tree.map(
-            np.asarray, problems(jax.random.split(jax.random.key(0), _TRIED))
+            np.asarray, drawn(jax.random.split(jax.random.key(0), _TRIED))
         )
-        problems.clear_cache()  # for a backend that holds arrays cannot start again
+        drawn.clear_cache()  # for a backend that holds arrays cannot start again
         is_empty = np.arange(_TRIED)[:, None] == _TRIED - 1
         _Calls(self._calls(task))(prompts, (tokens, mask & ~is_empty), content)
 
