@@ -100,6 +100,8 @@ def _check_kinds(env: Any) -> None:
         if not isinstance(space, composite.KINDS if observed else Box | Discrete | MultiDiscrete):
             kind = space if isinstance(space, type) else type(space)
             more = ", or of envs.Dict or envs.Tuple of them" if observed else ""
+            if composite.is_composite(space):
+                more = f"{more}; parts are joined by envs.vectorize, of one instance"
             raise FdgError(
                 f"environment '{name}': its {attribute} is {space!r:.60} ({kind.__module__}.{kind.__name__}):"
                 f" give a value of envs.Box, envs.Discrete or envs.MultiDiscrete{more}"

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 
 from envs import composite, foreign
 from envs.checking import check_spec, unpacked_reset, unpacked_step
-from envs.composite import ObservationSpace, Tuple
+from envs.composite import Dict, ObservationSpace, Tuple
+from envs.joined import Joined
 from envs.observations import MaskedObservation, Observation, features_and_mask
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from envs.unlike import Alike
@@ -117,7 +118,8 @@ class SingleEnvironment(EnvironmentSpec, Protocol):
     One of several agents has an attribute `num_agents`. Its spaces are those of one agent, the same for all;
     observations, actions and rewards have a leading axis `A`; the two flags stay scalars. Where agents are
     not alike, both spaces are an `envs.Tuple` of one for each, and observations and actions are tuples:
-    `envs.Alike`.
+    `envs.Alike`. Of one agent, an `action_space` that is an `envs.Dict` or `envs.Tuple` (all categories, or
+    all floats) is joined for algorithms, and `step` gets its parts.
     """
 
     def reset(self, key: jax.Array) -> tuple[State, Observation]:
@@ -324,12 +326,13 @@ def vectorize(single: Any, repeat_start: bool = False, info: tuple[str, ...] = (
     """
     if isinstance(single, Vectorized):
         raise FdgError(f"environment '{single.name}' is a batch already: leave out envs.vectorize")
-    single = foreign.single(single)
-    check_spec(single, single=True)
     # Of the sources of this package the spaces are not asked for here: that may load a library.
     of_a_source = type(single).__module__.partition(".")[0] == __name__.partition(".")[0]
-    if not of_a_source and isinstance(single.action_space, Tuple) and not isinstance(single, Alike):
-        single = Alike(single)
+    single = foreign.single(single)
+    check_spec(single, single=True)
+    if not of_a_source and isinstance(space := single.action_space, Dict | Tuple):
+        is_team = isinstance(space, Tuple) and num_agents(single) is not None
+        single = Alike(single) if is_team else Joined(single)
     return Vectorized(single, repeat_start, named_info(info))
 
 

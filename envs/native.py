@@ -24,6 +24,7 @@ import numpy as np
 from envs import composite
 from envs.environment import num_agents
 from envs.gymnasium_spaces import jax_dtype, text_length
+from envs.joined import Joined
 from envs.observations import MaskedObservation
 
 Description = dict[str, Any]
@@ -68,11 +69,14 @@ def of_spaces(env: Any) -> Native:
         observation = composite.with_zeros(env.observation_space, seen, leading)
         return observation if mask is None else MaskedObservation(observation, mask)
 
+    single = getattr(env, "single", None)
+    joined = single if isinstance(single, Joined) and single.action_space == env.action_space else None
+    acting = env.action_space if joined is None else joined.parts_of_action
     return Native(
         described("observation", space, agents),
-        described("action", env.action_space, agents),
+        described("action", acting, agents),
         encode,
-        lambda action: [action],
+        lambda action: [action] if joined is None else jax.tree.leaves(joined.apart(action)),
     )
 
 
