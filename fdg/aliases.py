@@ -56,6 +56,8 @@ _NETWORK = "the network is that of --hidden and --activation, or of --network mo
 _SAVED = "every run is saved in its directory, --out RUN: fdg.load(RUN) and --resume RUN take it from there"
 _DATA = "a file of data is the environment: --env text:file?path=FILE (text:preferences?path=FILE of pairs)"
 _HELD_OUT = "a held-out file goes with the environment: --env 'text:file?path=FILE&test_path=FILE'"
+_MINIBATCHES = "--num-minibatches N makes minibatches of num_envs * num_steps / N samples"
+_UPDATES = "--updates-per-step R is gradient steps for each step of an environment"
 _INSTEAD = {
     **dict.fromkeys(("device", "cuda", "use-cuda", "gpu", "gpus", "num-gpus", "accelerator"), _DEVICES),
     **dict.fromkeys(("track", "use-wandb", "wandb-project-name", "wandb-project", "wandb-entity"), _TRACKER),
@@ -72,11 +74,9 @@ _INSTEAD = {
     "n-eval-envs": "--eval-every N evaluates 16 episodes side by side",
     "schedule": "--anneal-learning-rate true lets the step size fall linearly to zero",
     "torch-deterministic": "a run is a function of its seed",
-    "batch-size": "--num-minibatches N makes minibatches of num_envs * num_steps / N samples",
-    "gradient-steps": "--updates-per-step R is gradient steps for each step of an environment",
-    "train-freq": "--updates-per-step R is gradient steps for each step of an environment",
-    "config-path": "--config FILE takes a run's config.json",
-    "config-name": "--config FILE takes a run's config.json",
+    **dict.fromkeys(("batch-size", "minibatch-size"), _MINIBATCHES),
+    **dict.fromkeys(("gradient-steps", "train-freq"), _UPDATES),
+    **dict.fromkeys(("config-path", "config-name"), "--config FILE takes a run's config.json"),
     "num-workers": "--num-envs N steps so many environments together; --env-workers N are processes for them",
 }
 _OURS = {alias: known for known, aliases in ALIASES.items() for alias in aliases}

@@ -200,8 +200,8 @@ def unknown_name(
 
     >>> print(unknown_name("policy", "gpu_onyl", ["gpu_only", "central"]))
     unknown policy 'gpu_onyl': did you mean 'gpu_only'? (known: central, gpu_only)
-    >>> print(unknown_name("fruit", "appel", ["apple", "maple", *"abcdefghijk"], "fruits.names()"))
-    unknown fruit 'appel': did you mean 'apple'? (near it: maple; fruits.names() lists all 13)
+    >>> print(unknown_name("fruit", "appel", ["apple", "maple", *map(str, range(30))], "fruits.names()"))
+    unknown fruit 'appel': did you mean 'apple'? (near it: maple; fruits.names() lists all 32)
     >>> print(unknown_name("policy", "mesh", ["gpu_only", "central"]))
     unknown policy 'mesh' (known: central, gpu_only)
     """

@@ -229,7 +229,9 @@ def reader(kind: Any) -> Callable[[str], Any]:
         return lambda word: _read_first(word, readers)
     if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
         one, around = reader(arguments[0]), "" if arguments[0] is str else "[]()"  # as Python writes them
-        return lambda word: tuple(one(part) for part in word.strip(around or None).split(",") if part)
+        return lambda word: tuple(
+            one(part.strip()) for part in word.strip(around or None).split(",") if part.strip()
+        )
     raise TypeError(f"no flag can have a value of type {kind}")
 
 

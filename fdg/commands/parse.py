@@ -9,6 +9,7 @@ from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fdg.aliases import instead
 from fdg.commands import presets
 from fdg.commands.construct import check_kind, construct, with_staleness
 from fdg.commands.earlier import loggers_of, record_of, template_of
@@ -350,9 +351,10 @@ def _check_algorithm_flags(words: Sequence[str], algo: str, known: Container[str
         ]
         if owners:
             became = ", which PPO with a --memory is" if algo == "recurrent_ppo" else ""
+            fix = f"{fix}; " if (fix := instead(option)) else ""
             raise FdgError(
                 f"unknown flag '{option}' under --algo {algo}{became}:"
-                f" it is a flag of --algo {', '.join(owners)}"
+                f" {fix}it is a flag of --algo {', '.join(owners)}"
             )
 
 

@@ -74,9 +74,9 @@ FLAGS: Mapping[str, Sequence[Flag]] = {
         Flag("statistic", str, "mean", "over seeds: mean, or iqm (the interquartile mean)"),
         Flag(
             "label",
-            tuple[str, ...],
-            (),
-            "of the runs, in their order, with commas between (default: what differs)",
+            tuple[str, ...] | None,
+            None,
+            "of the runs, in their order, with commas between (None: what differs between them)",
         ),
     ),
 }
@@ -191,7 +191,7 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
             argv,
             "python -m fdg.plot",
             "Compares runs: a statistic over seeds and its 95% interval. Runs that differ only in their seeds"
-            " are one curve.",
+            " are one curve. Of a folder of runs, all are taken.",
             FLAGS["plot"],
             "runs",
         )
@@ -203,7 +203,7 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
             metric=given["metric"],
             x=given["x"],
             statistic=given["statistic"],
-            labels=given["label"],
+            labels=given["label"] or (),
         )
         out = Path(given["out"])
         try:
@@ -213,6 +213,8 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
             raise
         except ValueError as error:  # an ending that matplotlib does not know
             raise FdgError(f"--out {out}: {error}") from error
+        for label, path in zip(given["label"] or (), curves.runs_in(given["runs"]), strict=False):
+            print(f"{label} = {path}")
         print(curves.table(found))
         print(out)
         return 0

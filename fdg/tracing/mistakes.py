@@ -64,7 +64,7 @@ def explained(what: str) -> Iterator[None]:
         if not kinds and "concrete values of integer type" not in str(error):  # of a shape
             if not (where := line_of(error)):
                 raise
-            raise GraphError(f"{what}{where} raises {one_line(error)}") from error
+            raise GraphError(f"{what}{where} raises {one_line(error)}{_space_of(error)}") from error
         cause, fix = _TRACED[kinds[0] if kinds else jax.errors.ConcretizationTypeError]
         raise GraphError(f"{what}{line_of(error)}: {cause}: {fix}") from error
 
@@ -77,6 +77,14 @@ def line_of(error: BaseException) -> str:
     (frame, number), file = found, found[0].f_code.co_filename
     line = linecache.getline(file, number, frame.f_globals).strip()
     return f", line {number} of {Path(file).name} (`{line}`)"
+
+
+def _space_of(error: Exception) -> str:
+    """The space that has no such attribute, as code for another kind of space asks it for."""
+    space = getattr(error, "obj", None) if isinstance(error, AttributeError) else None
+    if not type(space).__module__.startswith("envs.") or isinstance(space, type):
+        return ""
+    return f": it is {space!r:.200}, and the code is for another kind of space"
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fdg.errors import FdgError
+from fdg.errors import FdgError, listed
 from fdg.training.grid import parse_grid, points_of
 from fdg.training.run_directory import RunDirectory, read_config, read_metrics, read_summary
 from fdg.training.statistics import STATISTICS, digits, interval, intervals
@@ -156,7 +156,7 @@ def compare(
     environment has a panel.
 
     Args:
-      paths: run directories.
+      paths: run directories, or folders of them.
       metric: what to draw, of `metrics.jsonl`.
       x: over what: `env_steps` or `wall_s`.
       statistic: `mean`, or `iqm` (the interquartile mean).
@@ -173,7 +173,7 @@ def compare(
         raise FdgError(f"x={x}: it must be one of {', '.join(_AXES)}")
     if statistic not in STATISTICS:
         raise FdgError(f"statistic={statistic}: it must be one of {', '.join(STATISTICS)}")
-    folders = [Path(path) for path in paths]
+    folders = runs_in(paths)
     twice = next((one for i, one in enumerate(folders) if one.resolve() in _resolved(folders[:i])), None)
     if twice is not None:
         raise FdgError(f"{twice} is there twice, and would count as another seed: name each run once")
@@ -198,6 +198,15 @@ def compare(
     figure.suptitle(f"{name} over seeds, 95% interval" if several else "one seed each", fontsize="medium")
     _finish(figure, panels, x)
     return figure, curves
+
+
+def runs_in(paths: Iterable[str | Path]) -> list[Path]:
+    """Run directories; in place of a folder that is none and holds some, those, by name."""
+    found: list[Path] = []
+    for path in map(Path, paths):
+        inside = [] if (path / "config.json").exists() else sorted(path.glob("*/config.json"))
+        found += [one.parent for one in inside] or [path]
+    return found
 
 
 def style(position: int) -> tuple[str, str]:
@@ -239,7 +248,9 @@ def read_curves(paths: Sequence[Path], metric: str, x: str, labels: Sequence[str
     of_agents = [_kinds(config) for config in configs]
     kinds = list(dict.fromkeys(kind for one in of_agents for kind in one))
     if labels and len(labels) != len(paths):
-        raise FdgError(f"{len(labels)} labels for {len(paths)} runs: give one for each run, in their order")
+        count = f"{len(labels)} label{'s' if len(labels) > 1 else ''} for {len(paths)} runs"
+        names = listed([str(path) for path in paths], "and")
+        raise FdgError(f"{count}: give one for each, in this order: {names}")
     named = _labels(kinds)
     for own, label in reversed(list(zip(of_agents, labels, strict=False))):
         named |= {kind: label if len(own) == 1 else f"{label}, {named[kind]}" for kind in own}

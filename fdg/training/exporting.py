@@ -65,7 +65,7 @@ def export(
     check_writable(path)
     _check_description(path, description)
     program = _Program.of(algorithm, state)
-    facts = program.facts(greedy, run)
+    facts = program.facts(path.name, kind, greedy, run)
     content = _jax_file(program, facts, greedy) if kind == "jax" else _onnx_file(program, facts, greedy)
     with writing(path):
         path.write_bytes(content)
@@ -168,10 +168,11 @@ class _Program:
         """The function's results, in order."""
         return [*self.acted, *({**leaf, "name": f"next_{leaf['name']}"} for leaf in self.held)]
 
-    def facts(self, greedy: bool, run: str | None) -> dict[str, Any]:
+    def facts(self, file: str, kind: str, greedy: bool, run: str | None) -> dict[str, Any]:
         """What a file says of itself."""
+        reader = {"jax": "fdg.load_exported, or jax.export.deserialize", "onnx": "onnxruntime"}[kind]
         return {
-            "what": f"{_WHAT}: policy.jax is read by jax.export.deserialize, policy.onnx by onnxruntime",
+            "what": f"{_WHAT}: {file} is read by {reader}",
             "arguments": [*([] if greedy else ["seed"]), *(leaf["name"] for leaf in self.inputs)],
             "results": [leaf["name"] for leaf in self.outputs],
             "observation": self.native.observation,

@@ -53,7 +53,7 @@ ERRORS = {
     "--device cuda": "unknown flag '--device': JAX takes the accelerators that there are: --devices N says",
     "--env mazes.py": "unknown environment 'mazes.py': one of your own is written mazes:NAME",
     "--algo algos/ppo.py": "unknown algorithm 'algos/ppo.py': one of your own is written algos.ppo:NAME",
-    "--algo rainbow": "unknown algorithm 'rainbow' (algos.names() lists all ",
+    "--algo rainbow": "unknown algorithm 'rainbow' (known: a2c, a3c, ",
     # values of the wrong type
     "--learning-rate fast": "--learning-rate: 'fast' is not a number",
     "--learning-rate nan": "--learning-rate: 'nan' is not a number",
@@ -92,6 +92,8 @@ ERRORS = {
     "--workers 3": "it is a flag of --policy single_learner_fine, environments, central",
     "--policy gpu_only --workers 3": "under --policy gpu_only, which has --model-parallel, --parameters: it",
     "--algo a2c --memory gru": "'--memory' under --algo a2c: it is a flag of --algo recurrent_ppo, ippo",
+    "--batch-size 64": "--num-minibatches N makes minibatches of num_envs * num_steps / N samples; it is",
+    "--minibatch-size=64": "--num-minibatches N makes minibatches of num_envs * num_steps / N samples",
     "--algo dqn --clip-eps 0.1": "unknown flag '--clip-eps' under --algo dqn: it is a flag of --algo ",
     "--memory gru --rnd true": "recurrent_ppo, which PPO with a --memory is: it is a flag of --algo ppo",
     "--policy central --workers 0": "workers=0: at least one device is needed",

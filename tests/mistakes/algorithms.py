@@ -23,6 +23,16 @@ class Counter:
         return {**state, "count": count}, {"loss": count.astype(jnp.float32)}
 
 
+class ForChoices(Counter):
+    """Asks the actions of whatever environment it gets for their number."""
+
+    def __init__(self, env):
+        self.env = env
+
+    def init(self, key):
+        return {**super().init(key), "weights": jnp.zeros(self.env.action_space.n)}
+
+
 class Named(Counter):
     def init(self, key):
         return {**super().init(key), "name": "mine"}

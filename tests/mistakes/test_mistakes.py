@@ -208,6 +208,11 @@ MISTAKES = {
         "a pair, (policy [4, P], value [4])",
     ),
     # algorithms
+    "a space of another kind": (
+        lambda: fdg.trace(broken.ForChoices(envs.make("Pendulum-v1"))),
+        'of algorithms.py (`return {**super().init(key), "weights": jnp.zeros(self.env.action_space.n)}`)',
+        "it is Box(low=-2.0, high=2.0, shape=(1,), dtype='float32'), and the code is for another kind",
+    ),
     "a class as algorithm": (lambda: fdg.trace(broken.Counter), "is a class", "write Counter(...)"),
     "no algorithm": (lambda: fdg.trace("ppo"), "str has no method init", "init(key) -> state"),
     "a word in the state": (

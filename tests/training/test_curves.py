@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -83,9 +84,16 @@ def test_labels_are_short_and_each_environment_has_a_panel(tmp_path, capsys):
     assert found[1].label == "ppo, learning_rate=0.3, field_0=1, field_1=2, field_2=3, and 27 more"
     words = [*map(str, paths[:2]), "--out", str(tmp_path / "x.png"), "--label"]
     assert plot_main([*words, "wide,narrow"]) == 0
-    assert capsys.readouterr().out.startswith("wide: mean 0.953")
+    assert "\nwide: mean 0.953" in capsys.readouterr().out
     assert plot_main([*words, "wide"]) == 2
-    assert "1 labels for 2 runs" in capsys.readouterr().err
+    assert f"1 label for 2 runs: give one for each, in this order: {paths[0]} and" in capsys.readouterr().err
+    shutil.copytree(paths[0], tmp_path / "both" / "b")
+    shutil.copytree(paths[1], tmp_path / "both" / "a")
+    words = [str(tmp_path / "both"), "--out", str(tmp_path / "x.png"), "--label", "narrow, wide"]
+    assert plot_main(words) == 0  # a folder of runs, by name
+    said = capsys.readouterr().out.splitlines()
+    assert said[:2] == [f"narrow = {tmp_path}/both/a", f"wide = {tmp_path}/both/b"]
+    assert next(line for line in said if line.startswith("wide: ")).startswith("wide: mean 0.953")
 
 
 def test_agents_of_one_run_and_seconds(tmp_path):
@@ -106,7 +114,7 @@ def test_the_command(tmp_path, capsys):
     with Image.open(out) as image:
         assert image.size[0] == 1050
     for words in (
-        [str(tmp_path)],
+        [str(tmp_path / "none")],
         [str(run), f"{tmp_path}/b/../a"],  # once, or it would count twice
         [str(run), "--out", str(run / "config.json" / "x.png")],
         [str(run), "--metric", "loss"],
