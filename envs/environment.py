@@ -29,21 +29,31 @@ class TimeStep(NamedTuple):
     """What one step of a batch of environments gives; every field has the leading axis `B`.
 
     An episode begins and ends for all agents of an environment together.
+
+    Attributes:
+      observation: `[B, (A,) *observation_space.shape]`, what the actor sees next: where an episode has just
+        ended, the first observation of the new one.
+      reward: `[B, (A)] float32`.
+      terminated: `[B] bool`, a terminal state was reached, whose value is 0.
+      truncated: `[B] bool`, cut off by a time limit, so bootstrap from `final_observation`; never true where
+        `terminated` is.
+      final_observation: `[B, (A,) *observation_space.shape]`, the observation before the auto-reset; equals
+        `observation` where the episode goes on.
+      episode_return: `[B] float32`, undiscounted return of the episode that ended here, the mean over agents,
+        else 0; around a wrapper that changes rewards, of the environment inside.
+      episode_length: `[B] int32`, steps in the episode that ended here, else 0.
+      episode_info: `[B] float32` each, of the episode that ended here what else was requested by name
+        (`info`), else 0; not-a-number where nothing is known.
     """
 
-    observation: Observation  # [B, (A,) *observation_space.shape] what the actor sees next: where an episode
-    # has just ended, the first observation of the new one
-    reward: jax.Array  # [B, (A)] float32
-    terminated: jax.Array  # [B] bool: a terminal state was reached, whose value is 0
-    truncated: jax.Array  # [B] bool: cut off by a time limit, so bootstrap from `final_observation`; never
-    # true where `terminated` is
-    final_observation: Observation  # [B, (A,) *observation_space.shape] the observation before the
-    # auto-reset; equals `observation` where the episode goes on
-    episode_return: jax.Array  # [B] float32: undiscounted return of the episode that ended here, the mean
-    # over agents, else 0
-    episode_length: jax.Array  # [B] int32: steps in the episode that ended here, else 0
-    episode_info: dict[str, jax.Array] = {}  # noqa: RUF012 [B] float32 each: of the episode that
-    # ended here, what else was requested by name (`info`), else 0; not-a-number where nothing is known
+    observation: Observation
+    reward: jax.Array
+    terminated: jax.Array
+    truncated: jax.Array
+    final_observation: Observation
+    episode_return: jax.Array
+    episode_length: jax.Array
+    episode_info: dict[str, jax.Array] = {}  # noqa: RUF012
 
     @property
     def done(self) -> jax.Array:
