@@ -136,9 +136,7 @@ def test_a_call_keeps_the_constants_that_it_reads():
     assert constants(draws.draw_ahead(jaxpr)) == [(3,), (3,)]  # one each, of the draws and of the rest
 
 
-@pytest.mark.parametrize(
-    "name", ["Breakout-MinAtar", "Asterix-MinAtar", "MPE_simple_spread_v3", "overcooked"]
-)
+@pytest.mark.parametrize("name", ["Breakout-MinAtar", "overcooked"])
 def test_nothing_is_drawn_in_rollouts_of_environments_with_arrays_of_their_own(name):
     if "MinAtar" not in name:
         pytest.importorskip("jaxmarl")
