@@ -1,6 +1,8 @@
 """The command `fdg codesign FILE.toml`: searches networks and an accelerator for them that meet specs."""
 
 import argparse
+import math
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -61,8 +63,13 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def _search(env: list[str], samples: int | None, resumes: bool, rest: list[str]) -> int:
-    from envs.codesign import searching
-    from fdg.commands.parse import parse
+    from fdg.commands.parse import join, parse
+    from fdg.processes import distributed
+
+    join(rest)
+    if not distributed.is_first():  # as fdg train does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    from envs.codesign import searching  # knows algorithms, whose import may start JAX
 
     steps: list[str] = []
     if samples is not None or not resumes:
@@ -72,9 +79,12 @@ def _search(env: list[str], samples: int | None, resumes: bool, rest: list[str])
         steps = ["--total-steps", str(searching.steps_of(count, made, job.steps_per_iteration))]
     job = parse([*env, *rest, *steps, "--eval-episodes", "0"], _PROGRAM, _ABOUT)
     found = searching.run(job)
+    if not distributed.is_first():
+        return 0 if found.is_feasible else INFEASIBLE
     print(f"\n{found}\n", flush=True)
-    for path in found.write():
-        print(path)
+    if found.caught is None or math.isfinite(found.best.violation):
+        for path in found.write():
+            print(path)
     if found.caught is not None:
         print(f"interrupted: continue with {_PROGRAM} --resume {found.path}", file=sys.stderr)
         return 128 + found.caught
@@ -93,8 +103,6 @@ def _environment(file: str | None, parameters: dict[str, Any], trusts: bool) -> 
     name, _, options = file.partition("?")
     if trusts and name.endswith(".toml") and (modules := reading.modules(name)):
         parameters = {**parameters, "module": modules}
-    if not options:  # what is wrong with a file is said of the file
-        reading.get(name, parameters.get("module", ()))
     said = "&".join(filter(None, [options, *(f"{key}={value}" for key, value in parameters.items())]))
     return ["--env", f"codesign:{name}" + (f"?{said}" if said else "")]
 

@@ -60,7 +60,8 @@ def _front(found: "Search") -> Any:
         axes.set_xlabel(f"{amount}, {amount.unit}")
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("score (weighted accuracy)")
-    panels[-1].legend(fontsize=8)
+    handles, labels = panels[-1].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8)
     figure.suptitle(f"{_name(found)}: designs that no other one dominates")
     return figure
 

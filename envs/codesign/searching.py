@@ -21,6 +21,7 @@ from envs.codesign.found import Designs
 from envs.codesign.problem import Problem, Scheduled, Specs
 from fdg.errors import FdgError
 from fdg.placing.policy import checked_devices
+from fdg.processes import distributed
 from fdg.training.fit import make_job
 from fdg.training.job import Job
 from fdg.training.loop import carry_out
@@ -163,7 +164,7 @@ def run(job: Job, devices: Sequence[jax.Device] | None = None, progress: bool = 
     outcome = carry_out(
         dataclasses.replace(job, algorithm=WithBest(job.algorithm)), devices, callback, quiet=True
     )
-    if outcome.state is None:
+    if outcome.state is None or distributed.count() > 1:  # complete before, or in other processes too
         state: Any = fdg.load(outcome.run.path, algorithm=job.algorithm, trust=job.trust).state
     else:
         state = outcome.engine.algorithm_state(outcome.state)
