@@ -45,4 +45,7 @@ def test_a_wheel_trains_in_an_environment_of_its_own(tmp_path):
     assert (tmp_path / "run" / "learning_curve.png").is_file()
     assert (tmp_path / "env" / "bin" / "fdg").is_file()
     assert (packages / "fdg" / "py.typed").is_file()
+    (points,) = packages.glob("fdg-*.dist-info/entry_points.txt")
+    assert "[fdg.commands]\ncodesign = envs.codesign.command:main" in points.read_text()
+    assert (packages / "envs" / "codesign" / "workloads" / "w1.toml").is_file()
     assert not (packages / "tests").exists()
