@@ -137,7 +137,8 @@ def _rows(
             FdgWarning,
             stacklevel=2,
         )
-    answers = Answers(decoder, sampling, prompts, keys, dtype=decoder.logits_dtype(parameters))
+    dtype = decoder.logits_dtype(parameters)
+    answers = Answers(decoder, sampling, prompts, keys, dtype=dtype, together=here == n)
     stream = Stream(answers, here, n)
     return stream.take(decoder.cast(parameters), jnp.int32(0), stream.init(keys))[0]
 
@@ -178,6 +179,7 @@ class Answers:
       first: index of the first of these responses in the run.
       records: whether rows are `Recorded`, or `Samples` alone.
       dtype: of log-probabilities: the decoder's `logits_dtype`.
+      together: whether all begin in the first tick and are read after the last, so that nothing is gathered.
     """
 
     decoder: Decoder
@@ -189,6 +191,7 @@ class Answers:
     first: Any = 0
     records: bool = False
     dtype: Any = jnp.float32
+    together: bool = False
 
     @property
     def width(self) -> int:
@@ -212,9 +215,11 @@ class Answers:
 
     def begin(self, parameters: Weights, key: jax.Array, index: jax.Array, now: Now) -> tuple[Kept, Cache]:
         """Prompts that are read, and first tokens; of caches the part of the prompts."""
-        which = index - self.first
-        asked = jax.tree.map(lambda x: x[which // self.group], (self.prompts, self.also))
-        keys, prompts = self.keys[which], asked[0]
+        asked, keys = (self.prompts, self.also), self.keys
+        if not self.together:
+            which = index - self.first
+            asked, keys = jax.tree.map(lambda x: x[which // self.group], asked), keys[which]
+        prompts: Prompts = asked[0]
         logits, cache = self.decoder.prefill(
             parameters, prompts.tokens, prompts.mask.astype(jnp.int32), max(self.width - 1, 1)
         )
@@ -240,7 +245,8 @@ class Answers:
 
         def write(x: jax.Array, y: jax.Array) -> jax.Array:
             # What a slot that is done has written stays until it is handed in.
-            y = jnp.where(kept.done, jax.lax.dynamic_slice_in_dim(x, column, 1, axis=1)[:, 0], y)
+            if not self.together:
+                y = jnp.where(kept.done, jax.lax.dynamic_slice_in_dim(x, column, 1, axis=1)[:, 0], y)
             return jax.lax.dynamic_update_slice_in_dim(x, y[:, None], column, axis=1)
 
         length = kept.length + ~kept.done
@@ -282,6 +288,8 @@ class Answers:
 
     def in_order(self, kept: Kept, x: jax.Array) -> jax.Array:
         """What was written `[S, C]`, the first token first."""
+        if self.together:
+            return x
         return jnp.take_along_axis(
             x, (kept.first[:, None] + jnp.arange(self.width)[None]) % self.width, axis=1
         )

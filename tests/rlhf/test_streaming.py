@@ -12,7 +12,7 @@ import envs
 from algos.language import Decoder, DecoderConfig, Sampling, sample_keys
 from algos.language.generation import Answers
 from algos.rlhf import losses, streaming
-from algos.rlhf.group_relative import Batch
+from algos.rlhf.group_relative import Batch, Sums
 from algos.rlhf.responses import scores
 from envs.text import Reward
 from fdg.errors import FdgError
@@ -164,3 +164,30 @@ def test_tokens_that_are_too_old_have_no_weight_and_stay():
     counted = streaming.weighed(algorithm, found._replace(age=age))
     assert (counted == (found.responses.own & (age < 2))).all()
     assert (streaming.weighed(algorithm, found) == found.responses.own).all()
+
+
+def test_gradients_of_micro_batches_add_up_to_that_of_the_batch():
+    """Means over tokens, responses of different lengths: sums are divided once, by what all parts have."""
+    fields = {"group_size": 2, "variant": "dapo", "dynamic_sampling": 0, "overlong_buffer": 0.0}
+    whole, parts = made("grpo", **fields), made("grpo", **fields, micro_batches=2)
+    assert parts._learns_by_parts and not whole._learns_by_parts
+    found, state = rolled("grpo"), jax.jit(whole.init)(jax.random.key(1))
+    reward = Reward(jnp.arange(8.0) ** 2, {})
+    own, drawn = found.responses.own, found.log_prob
+    batch = Batch(found.responses, own, drawn, found.version, 0 * drawn, reward)
+
+    @jax.jit
+    def by_parts(state):
+        sums = Sums(jax.tree.map(jnp.zeros_like, state.parameters), jnp.float32(0), jnp.float32(0))
+        seen = []
+        for rows in (slice(0, 4), slice(4, 8)):
+            part = jax.tree.map(lambda x, rows=rows: x[rows], batch)
+            sums, measures = parts.learn_part(state.parameters, state.iteration, sums, part)
+            seen.append(measures)
+        seen = jax.tree.map(lambda *x: jnp.stack(x), *seen)
+        return parts.learn_sums(state.parameters, state.optimizer_state, state.iteration, batch, sums, seen)
+
+    key = jax.random.key(0)
+    expected = jax.jit(whole.learn)(state.parameters, state.optimizer_state, state.iteration, batch, key)
+    for x, y in zip(jax.tree.leaves(by_parts(state)), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-5)
