@@ -30,8 +30,9 @@ class Verdict:
     """What was found.
 
     `kind`: "right"; "refused", by an error of one line that names a cause; "unclear", where the rules of
-    staleness do not say, or XLA has a known fault; "wrong" numbers or effects; "error", any other exception; "vague", a refusal that
-    names nothing; "unplanned", right numbers by exchanges that the plan does not name.
+    staleness do not say, or XLA has a known fault; "wrong" numbers or effects; "error", any other exception;
+    "vague", a refusal that names nothing; "unplanned", right numbers by exchanges that the plan does not
+    name.
     """
 
     kind: str
