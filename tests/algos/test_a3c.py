@@ -13,17 +13,6 @@ import pytest
 import algos
 import envs
 import fdg
-from tests.algos import probes
-
-QUICK = {
-    "num_envs": 16, "num_workers": 4, "num_steps": 8, "learning_rate": 2e-3, "anneal_learning_rate": False,
-    "hidden": (32,),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("probe", probes.NAMES)
-def test_it_solves(probe):
-    probes.assert_solves(algos.A3C, probe, 300, **QUICK)
 
 
 def small(**fields):

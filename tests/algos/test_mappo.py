@@ -44,14 +44,6 @@ def test_only_a_central_value_function_knows_the_others(algorithm_class, error):
     assert np.mean(metrics["value_loss"][-5:]) == pytest.approx(error, abs=0.1)
 
 
-def test_agents_remember_each_its_own_cue():
-    algorithm = algos.MAPPO(env=envs.make("probe:agents", delay=2), memory_size=16, **QUICK)
-    assert algorithm.recurrent
-    state, _ = run(algorithm, 60)
-    evaluate = jax.jit(algorithm.evaluate, static_argnums=2)
-    assert float(evaluate(state, jax.random.key(1), 64)["return"]) > 0.95
-
-
 def test_what_an_agent_may_not_do_it_does_not():
     """MPE's speaker may say 3 things, its listener move in 5 ways: masks of one environment."""
     env = envs.make("MPE_simple_speaker_listener_v4")

@@ -44,22 +44,10 @@ def score(algorithm, state):
     return float(algorithm.evaluate(state, jax.random.key(1), 64)["return"])
 
 
-def test_value_of_a_constant(devices):
-    """One action, one step, reward 1: V = 1."""
-    algorithm, state = trained("probe:value", 40, devices)
-    np.testing.assert_allclose(value(algorithm, state, 1.0), 1.0, atol=0.05)
-
-
 def test_value_depends_on_the_observation(devices):
     """Reward equals the observation, -1 or 1."""
     algorithm, state = trained("probe:value_of_observation", 60, devices)
     np.testing.assert_allclose(value(algorithm, state, -1.0, 1.0), [-1.0, 1.0], atol=0.1)
-
-
-def test_value_is_discounted(devices):
-    """Two steps, reward 1 at the end: V = discount, then 1."""
-    algorithm, state = trained("probe:discount", 60, devices, discount=0.5)
-    np.testing.assert_allclose(value(algorithm, state, 0.0, 1.0), [0.5, 1.0], atol=0.05)
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 
 import envs
-import fdg
 from algos.rollout import rollout
 from envs import from_gymnasium, gymnasium_parts, gymnasium_spaces, host
 from envs.spaces import Box, Discrete, MultiDiscrete
-from fdg.commands.cli import train_main
 from fdg.errors import FdgError
 from tests.envs.conformance import COMPILE_FAST, assert_conforms
 
@@ -298,15 +296,3 @@ def compare(ours, theirs):
     np.testing.assert_array_equal(ours["bits"], theirs["bits"])
     np.testing.assert_array_equal(ours["goal"][0], theirs["goal"][0] - 1)
     np.testing.assert_array_equal(ours["goal"][1], theirs["goal"][1])
-
-
-def test_an_agent_with_a_transformer_learns_from_parts_on_the_command_line(tmp_path):
-    """Those that are numbers by their statistics; and the run acts on parts."""
-    words = f"--env {PARTED} --algo recurrent_ppo --memory transformer --memory-size 8 --memory-heads 2"
-    sizes = "--num-envs 2 --num-steps 4 --num-minibatches 1 --num-epochs 1 --total-steps 8 --memory-window 3"
-    more = f"--normalize-observation true --hidden 4 --convolve false --devices 1 --out {tmp_path}/run"
-    assert train_main(f"{words} {sizes} {more}".split()) == 0
-    run = fdg.load(tmp_path / "run")
-    assert float(run.state.observation_statistics["position"].count) == 8
-    observation = jax.tree.map(np.asarray, envs.make(PARTED).observation_space.sample(jax.random.key(0)))
-    assert int(run.policy(observation)) in (0, 1)

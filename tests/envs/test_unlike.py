@@ -8,12 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import algos
 import envs
-import fdg
 from algos import distributions
 from envs import Box, Discrete, MultiDiscrete, probe
-from fdg.commands.cli import train_main
 from fdg.errors import FdgError
 
 
@@ -99,15 +96,3 @@ def test_choices_of_different_numbers():
 def test_what_cannot_be_a_team(make, message):
     with pytest.raises(FdgError, match=f"environment 'team': .*{message}"):
         make()
-
-
-def test_unlike_agents_with_lstms_train_from_the_command_line(tmp_path):
-    flags = "--algo mappo --env probe:unlike --memory lstm --memory-size 4 --num-envs 4 --num-steps 4"
-    more = "--num-epochs 1 --num-minibatches 2 --total-steps 16 --eval-episodes 0 --devices 1"
-    assert train_main([*flags.split(), *more.split(), "--out", str(tmp_path / "run")]) == 0
-    run = fdg.load(tmp_path / "run")
-    assert isinstance(run.algorithm, algos.MAPPO) and run.state.recollection.memory.actor.cell.shape == (
-        4,
-        2,
-        4,
-    )

@@ -339,20 +339,6 @@ def test_killed_while_checkpoints_are_written(tmp_path, host_devices):
     assert metrics(killed) == metrics(whole)
 
 
-def test_ppo_killed_in_mid_training_goes_on_bit_for_bit(tmp_path, host_devices):
-    words = (
-        "--devices 1 --total-steps 6400 --num-steps 4 --num-minibatches 2 --hidden 8"
-        " --checkpoint-every 40 --eval-episodes 0"
-    ).split()
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert train_main([*words, "--out", str(whole)]) == 0
-    kill([*words, "--out", str(killed)], killed, lambda: (killed / "checkpoints" / "80").exists())
-    assert not (killed / "summary.json").exists()
-    assert train_main(["--resume", str(killed)]) == 0
-    assert_same(final_state(killed), final_state(whole))
-    assert metrics(killed) == metrics(whole) and len(metrics(whole)) == 400
-
-
 def test_going_on_with_other_devices(tmp_path, host_devices):
     words = ["--algo", "tests.tiny:Walk", "--total-steps", "160", "--out"]
     whole, moved = tmp_path / "whole", tmp_path / "moved"
