@@ -1,0 +1,121 @@
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from envs.codesign import accuracy, children, images, space
+from envs.codesign.problem import Problem, evaluate
+from fdg.errors import FdgError
+
+TASK = space.resnet9(size=8, width=2, classes=3, channels=1, data="mine")
+
+
+def table(path, task=TASK, **changed):
+    found = np.random.default_rng(0).integers(0, 10_001, (2, 256)).tolist()
+    row = {"settings": [], "accuracy": found, **changed}
+    path.write_text(json.dumps({accuracy.signature(task): row}))
+    accuracy.read_table.cache_clear()
+    return np.asarray(found)
+
+
+def test_a_table_is_looked_up_by_what_decides_accuracies(tmp_path):
+    path = tmp_path / "mine.json"
+    found = table(path)
+    problem = Problem(
+        (TASK, space.given("known", TASK.build(2, 4, 0, 8, 0, 16, 0), accuracy=0.25)),
+        accuracy="table",
+        table=str(path),
+    )
+    assert np.allclose(accuracy.known(TASK, "table", str(path)), found.mean(0) / 10_000)
+    renamed = dataclasses.replace(TASK, name="other", weight=0.1)
+    assert np.allclose(accuracy.known(renamed, "table", str(path)), found.mean(0) / 10_000)
+    networks = jnp.asarray([[3, 0], [255, 0]], jnp.int32)
+    got = accuracy.accuracies(problem.tasks, "table", str(path), networks, jnp.ones(2, bool))
+    np.testing.assert_allclose(
+        got, [[found[:, 3].mean() / 1e4, 0.25], [found[:, 255].mean() / 1e4, 0.25]], rtol=1e-6
+    )
+    for other in (dataclasses.replace(TASK, data="others"), space.resnet9(size=9, width=2, channels=1)):
+        with pytest.raises(FdgError, match="has no accuracies of its networks on"):
+            accuracy.known(other, "table", str(path))
+    assert accuracy.describe(problem.tasks, "table", str(path)).endswith("mean of 2 seeds")
+    assert "not measured" in accuracy.describe(problem.tasks, "surrogate")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{", '{"a": 3}', '{"a": {"accuracy": []}}', '{"a": {"accuracy": [[1.5]]}}', "[" * 9999,
+     '{"a": {"accuracy": [[10001]]}}', '{"a": {"accuracy": [3]}}', '{"a": {"accuracy": [[true]]}}'],
+)  # fmt: skip
+def test_what_is_no_table_is_refused(text, tmp_path):
+    path = tmp_path / "mine.json"
+    path.write_text(text)
+    accuracy.read_table.cache_clear()
+    with pytest.raises(FdgError, match="is no table of accuracies") as raised:
+        accuracy.known(TASK, "table", str(path))
+    assert "\n" not in str(raised.value)
+
+
+def test_a_table_of_another_space_is_refused(tmp_path):
+    table(tmp_path / "mine.json", accuracy=[[1, 2]])
+    with pytest.raises(FdgError, match="has not one accuracy a network"):
+        accuracy.known(TASK, "table", str(tmp_path / "mine.json"))
+
+
+class Linear(space.ResNet9):
+    """A space whose children are one product, so that training them compiles at once."""
+
+
+def linear(task, build):
+    def apply(kernels, choice, pictures):
+        flat = pictures.reshape(len(pictures), -1)
+        return flat @ kernels["last"].weights[0] * choice[0] + kernels["last"].bias[None]
+
+    return children.Network({"last": (1, 64, 3)}, lambda choice: {"last": (64, 3)}, apply)
+
+
+def test_children_are_trained_within_the_program_if_their_hardware_is_feasible(tmp_path, monkeypatch):
+    monkeypatch.setitem(children._KINDS, Linear, linear)
+    random = np.random.default_rng(0)
+    labels = np.arange(60) % 3
+    pictures = (random.normal(size=(60, 8, 8)) + labels[:, None, None]).astype(np.float32)
+    path = tmp_path / "mine.npz"
+    np.savez(path, train_images=pictures, train_labels=labels, test_images=pictures, test_labels=labels)
+    task = dataclasses.replace(TASK, build=Linear(8, 3, 1), data=str(path))
+    wanted = jnp.asarray([True, False, True] * 13)
+    networks = jnp.arange(39, dtype=jnp.int32)[:, None] * 6
+    run = jax.jit(lambda n, w: accuracy.accuracies((task,), "train", "", n, w))
+    found = run(networks, wanted)[:, 0]
+    assert (found[~wanted] == 0).all() and (found[wanted] > 0.5).all()
+    loaded = images.get(str(path))
+    alone = children.train(linear(task, None), loaded, jnp.asarray(children.options(task))[networks[:, 0]],
+                           0, children.settings(loaded))  # fmt: skip
+    np.testing.assert_allclose(found[wanted], alone[wanted], atol=1e-5)
+    # Whatever else is in the batch.
+    few = run(networks[36:], wanted[36:])[:, 0]
+    np.testing.assert_allclose(few, found[36:], atol=1e-5)
+    shared = accuracy.known(task, "supernet")
+    assert shared.shape == (256,) and shared.min() > 0.3
+
+
+def test_networks_that_are_given_cannot_be_trained():
+    task = dataclasses.replace(TASK, build=space.Given(()))
+    with pytest.raises(FdgError, match="says not how to train"):
+        children.network(task)
+    assert np.isnan(accuracy.known(space.given("x", []), "table")[0])
+
+
+def test_the_shipped_table_has_what_the_workloads_need():
+    from envs.codesign import reading
+
+    for name in reading.WORKLOADS:
+        problem = reading.get(name)
+        for task in problem.tasks:
+            found = accuracy.known(task, "table")
+            # Networks differ by more than five points, and by more than their seeds do.
+            seeds = accuracy.seeds_of(task)
+            assert found.max() - found.min() > 0.05
+            assert len(seeds) < 2 or found.std() > seeds.std(0, ddof=1).mean() / len(seeds) ** 0.5
+        assert evaluate(problem, jnp.zeros((1, len(problem.decisions())), jnp.int32)).accuracy.shape == (1, 2)
