@@ -76,6 +76,7 @@ _FAMILIES: dict[str, tuple[str, ...]] = {
     "switch-riddle": ("switch_riddle*",),
     "social-dilemma": ("storm*", "coin_game*"),
     "jaxnav": ("jaxnav*",),
+    "codesign": ("codesign:*",),
     "craftax": ("Craftax-*",),
     "octax": ("octax:*",),
     "jumanji": (

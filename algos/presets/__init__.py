@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from algos.normalize import has_statistics
-from algos.presets import control, language, physics, pixels, teams, worlds
+from algos.presets import control, designs, language, physics, pixels, teams, worlds
 from algos.presets.entry import Entry
 from envs.families import family, family_by_spaces
 from envs.text import is_text
@@ -19,7 +19,7 @@ from fdg.errors import unknown_name
 
 __all__ = ["Entry", "Preset", "find", "named", "names", "of"]
 
-_FILES = (control, language, physics, pixels, teams, worlds)
+_FILES = (control, designs, language, physics, pixels, teams, worlds)
 
 
 @dataclasses.dataclass(frozen=True)
