@@ -74,9 +74,7 @@ def _search(env: list[str], samples: int | None, resumes: bool, rest: list[str])
     steps: list[str] = []
     if samples is not None or not resumes:
         job = parse([*env, *rest, "--eval-episodes", "0"], _PROGRAM, _ABOUT, runs=False)
-        made: Any = getattr(job.algorithm, "env", None)
-        count = samples or searching.SAMPLES
-        steps = ["--total-steps", str(searching.steps_of(count, made, job.steps_per_iteration))]
+        steps = ["--total-steps", str(searching.steps_of(samples or searching.SAMPLES, job.algorithm))]
     job = parse([*env, *rest, *steps, "--eval-episodes", "0"], _PROGRAM, _ABOUT)
     found = searching.run(job)
     if not distributed.is_first():

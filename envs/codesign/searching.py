@@ -13,9 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import algos
+import envs
 import fdg
 import policies
-from envs.codesign import environment, pictures, problem, reading, report
+from envs.codesign import environment, pictures, problem, report
 from envs.codesign.environment import CoDesign
 from envs.codesign.found import Designs
 from envs.codesign.problem import Problem, Scheduled, Specs
@@ -106,7 +107,7 @@ def search(
     """Searches designs by reinforcement learning, as `fdg codesign` does; an ordinary training run.
 
     Args:
-      of: a problem, its environment, or a name: `w1`, `w2`, `w3` or a TOML file.
+      of: a problem, its environment, or a name: `w1`, `w2`, `w3` or a TOML file, such as `w1?specs=tight`.
       algo: name of the algorithm.
       samples: designs to evaluate, rounded up to whole iterations of the algorithm.
       policy: the distribution policy; None for `policies.GPUOnly()`.
@@ -122,18 +123,25 @@ def search(
 
     Example::
 
-        found = envs.codesign.search("w1", samples=5_000)
+        found = envs.codesign.search("w1?specs=tight", samples=5_000)
         print(found)
         found.write("w1")
     """
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
         raise FdgError(f"samples={samples!r}: give a whole number of designs, at least 1")
-    env = of if isinstance(of, CoDesign) else CoDesign(of if isinstance(of, Problem) else reading.get(of))
+    if isinstance(of, str):
+        name, parameters = envs.parse(f"{environment.PREFIX}{of}")
+        of = envs.make(name, **parameters)
+    if not isinstance(of, CoDesign | Problem):
+        raise FdgError(
+            f"{of!r:.60} is no co-design problem: give one, its environment, or a name such as 'w1'"
+        )
+    env = of if isinstance(of, CoDesign) else CoDesign(of)
     algorithm = algos.make(algo, env, **hyperparameters)
     job = make_job(
         algorithm,
         policies.GPUOnly() if policy is None else policy,
-        total_steps=steps_of(samples, env, algorithm.steps_per_iteration),
+        total_steps=steps_of(samples, algorithm),
         seed=seed,
         out=out,
         resume=resume,
@@ -142,10 +150,18 @@ def search(
     return run(job, None if devices is None else checked_devices(devices), progress)
 
 
-def steps_of(samples: int, env: CoDesign, steps_per_iteration: int) -> int:
-    """Environment steps of so many designs, in whole iterations."""
-    steps = samples * env.max_episode_steps
-    return -(-steps // steps_per_iteration) * steps_per_iteration
+def steps_of(samples: int, algorithm: Any) -> int:
+    """Environment steps in which an algorithm evaluates at least so many designs, in whole iterations."""
+    number = getattr(algorithm, "num_envs", 1)
+    steps = number * -(-samples // number) * _environment_of(algorithm).max_episode_steps
+    return -(-steps // algorithm.steps_per_iteration) * algorithm.steps_per_iteration
+
+
+def _environment_of(algorithm: Any) -> CoDesign:
+    env = getattr(algorithm, "env", None)
+    if not isinstance(env, CoDesign):
+        raise FdgError(f"{getattr(env, 'name', env)} is no co-design problem: give a TOML file of one")
+    return env
 
 
 def run(job: Job, devices: Sequence[jax.Device] | None = None, progress: bool = True) -> Search:
@@ -154,9 +170,7 @@ def run(job: Job, devices: Sequence[jax.Device] | None = None, progress: bool = 
     Raises:
       FdgError: it is another environment, or cannot be done as asked.
     """
-    env = getattr(job.algorithm, "env", None)
-    if not isinstance(env, CoDesign):
-        raise FdgError(f"{getattr(env, 'name', env)} is no co-design problem: give a TOML file of one")
+    env = _environment_of(job.algorithm)
     if job.agents is not None:
         raise FdgError("a search has one controller: leave out --num-seeds and --sweep, and use fdg train")
     begun = time.perf_counter()
