@@ -37,7 +37,7 @@ from algos.rlhf.losses import masked_mean
 from algos.rlhf.responses import Responses, finished, rewarded
 from algos.rlhf.speaker import Heard, Speaker, converse, evaluated, repeated
 from algos.rlhf.streaming import Rollout
-from envs.text import Problem, Prompts, Reward, is_game, is_text
+from envs.text import Problem, Prompts, is_game, is_text
 from fdg.errors import FdgError
 
 
