@@ -165,6 +165,11 @@ def try_one(seed, kind):
         return attempt(seed, kind)
 
 
+def closed(faked):
+    """Ends the threads that watch an engine."""
+    faked.engine._execution.timeline.end(1.0)
+
+
 def attempt(seed, kind):
     """Carries out a random schedule in one of `KINDS`: seconds from the cause of its end to the end.
 
@@ -234,6 +239,7 @@ def attempt(seed, kind):
     here.before = lambda name: None
     again = numbers(*here.engine.run(here.engine.init(0), 2))
     assert same(again, numbers(*plain.engine.run(plain.engine.init(0), 2))), "the run after it differs"
+    closed(plain), closed(here)
     left = [t.name for t in threading.enumerate() if t.name.startswith("lane ")]
     assert not left, f"threads that are left: {left}"
     return seconds
@@ -260,7 +266,7 @@ def main(words=None):
     with switching(given.switch):
         for seed in range(given.seed, given.seed + given.schedules):
             kind = KINDS[seed % len(KINDS)]
-            faulthandler.dump_traceback_later(60, exit=True)
+            faulthandler.dump_traceback_later(180, exit=True)
             try:
                 seconds = try_one(seed, kind)
             except Exception:

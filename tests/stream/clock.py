@@ -192,6 +192,8 @@ def main(words=None):
         except AssertionError as error:
             wrong += 1
             print(error, flush=True)
+        if (seed + 1 - given.seed) % 25 == 0:
+            print(f"{seed + 1 - given.seed} through XLA, {wrong} of them otherwise", flush=True)
     print(
         f"{given.settings} settings within their bounds; {given.xla} through XLA, {wrong} of them otherwise"
     )
