@@ -51,6 +51,8 @@ ERRORS = {
     "algo=a2c": "'algo=a2c' belongs to no flag: write --algo a2c",
     "--track": "unknown flag '--track': --wandb PROJECT logs to Weights & Biases",
     "--device cuda": "unknown flag '--device': JAX takes the accelerators that there are: --devices N says",
+    "--env chat.jsonl": "environment 'chat.jsonl' is a file of data: write text:file?path=chat.jsonl",
+    "--algo sft --train_dataset chat.jsonl": "a file of data is the environment: --env text:file?path=FILE",
     "--env mazes.py": "unknown environment 'mazes.py': one of your own is written mazes:NAME",
     "--algo algos/ppo.py": "unknown algorithm 'algos/ppo.py': one of your own is written algos.ppo:NAME",
     "--algo rainbow": "unknown algorithm 'rainbow' (known: a2c, a3c, ",
