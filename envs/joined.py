@@ -10,7 +10,7 @@ import numpy as np
 
 from envs import composite
 from envs.composite import ObservationSpace
-from envs.spaces import Box, Discrete, MultiDiscrete, Space, bound
+from envs.spaces import Box, MultiDiscrete, Space, bound
 from fdg.errors import FdgError
 
 
@@ -31,19 +31,22 @@ class Joined:
     def action_space(self) -> Space:
         """Of all parts together."""
         parts = [part for _, part in composite.parts(self.parts_of_action)]
-        if all(isinstance(part, Box) for part in parts):
-            low, high = (
-                np.concatenate([end.ravel() for end in ends])
-                for ends in zip(*((part.low_array, part.high_array) for part in parts), strict=True)
+        boxes = [part for part in parts if isinstance(part, Box)]
+        if not boxes:
+            numbers = (
+                part.nvec if isinstance(part, MultiDiscrete) else (getattr(part, "n", 0),) for part in parts
             )
-            return Box(bound(low), bound(high), low.shape)
-        if any(isinstance(part, Box) for part in parts):
+            return MultiDiscrete(tuple(n for nvec in numbers for n in nvec))
+        if len(boxes) < len(parts):
             raise FdgError(
                 f"environment '{self.single.name}': its actions are {self.parts_of_action!r:.200}, categories"
                 " and floats together: make them all one or the other, say with the floats in bins"
             )
-        nvecs = [(part.n,) if isinstance(part, Discrete) else part.nvec for part in parts]
-        return MultiDiscrete(tuple(n for nvec in nvecs for n in nvec))
+        low, high = (
+            np.concatenate([end.ravel() for end in ends])
+            for ends in zip(*((box.low_array, box.high_array) for box in boxes), strict=True)
+        )
+        return Box(bound(low), bound(high), low.shape)
 
     @property
     def parts_of_action(self) -> ObservationSpace:

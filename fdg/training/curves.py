@@ -94,7 +94,11 @@ def draw_run(
     else:
         text = "no episode ended" if metric == RETURN else f"{name} is not a number"
         axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center")
-        axes.set(yticks=[], **({"xlim": (0, steps[-1])} if len(steps) else {"xticks": []}))
+        axes.set_yticks([])
+        if len(steps):
+            axes.set_xlim(0, steps[-1])
+        else:
+            axes.set_xticks([])
     if solved is not None:
         _mark(axes, solved, f"solved: {solved:g}")
     label = "mean episode return" if metric == RETURN else _shortened(name)
@@ -117,7 +121,7 @@ def shown_metric(rows: Sequence[Mapping[str, Any]]) -> str | None:
     ]
     if RETURN in names:
         return RETURN
-    return next((name for name in names if "return" in name or "reward" in name), (names or [None])[0])
+    return next((name for name in names if "return" in name or "reward" in name), next(iter(names), None))
 
 
 def _mean(values: np.ndarray) -> np.ndarray:
