@@ -95,7 +95,7 @@ def test_equal_keys_give_equal_runs_whatever_the_workers():
 
 FAULTS = {
     "die": r"worker \d \(process \d+\) was killed by signal 9, saying: out of memory",
-    "raise": r"worker \d \(process \d+\): its instance 0 raised ValueError: the wheels fell off \(\w+.py, line",
+    "raise": r"worker \d \(process \d+\): its instance 0 raised ValueError: the wheels fell off \(\w+.py, l",
     "hang": r"worker \d \(process \d+\) was not done in 2 s",
 }
 
