@@ -94,7 +94,7 @@ def show(tasks, path):
             tau = scipy.stats.kendalltau(*halves)[0]
             spread = mean.max() - mean.min()
             print(f"  spread {spread:.3f}, deviation of networks {mean.std():.3f}, of seeds {noise:.3f}")
-            print(f"  Kendall's tau of {seeds // 2} seeds and the others {tau:.2f}")
+            print(f"  Kendall's tau of the first {seeds // 2} and the others {tau:.2f}")
 
 
 def main():
