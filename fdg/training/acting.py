@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from envs.native import native
@@ -63,7 +62,7 @@ class Acting(Deployed):
             program = self._programs.get((chosen, given[1] is None))
             if program is None:
                 program = self._programs[chosen, given[1] is None] = self._compiled(chosen, given)
-            return program(*given)
+            return program(*given, self._key, np.uint32(self._calls))
 
         found = self._answer(observation, start, self._empty_memory, call)
         self._calls += 1
@@ -79,29 +78,19 @@ class Acting(Deployed):
         """
         leaves, structure = jax.tree.flatten(self._state)
 
-        def act(read, arrays, mask, memory, start, random):
+        def act(read, arrays, mask, memory, start, key, calls):
             state = jax.tree.unflatten(structure, [read.get(i, x) for i, x in enumerate(leaves)])
-            count = arrays[0].shape[0]
-            start = jnp.zeros(count, bool) if start is None else start
-            key, calls = (self._key, 0) if random is None else random
             keys = jax.random.fold_in(jax.random.wrap_key_data(key, impl=self._kind), calls)
-            keys = jax.random.split(keys, count)
+            keys = jax.random.split(keys, start.shape[0])
             observation = self._native.encode(arrays, mask)
             kept, observation = self._native.see(memory[0], start, observation)
             action, held = self._algorithm.actor(state).act(memory[1], observation, start, keys, greedy)
             return self._native.decode(action), (kept, held)
 
         every = dict(enumerate(leaves))
-        random = (self._key, np.uint32(0))
-        needed = jaxprs.inputs_read(jax.make_jaxpr(act)(every, *given, random))
-        reads_start, reads_random = needed[-3], any(needed[-2:])
+        needed = jaxprs.inputs_read(jax.make_jaxpr(act)(every, *given, self._key, np.uint32(0)))
         read = {i: x for i, x in every.items() if needed[i]}
         if sum(x.nbytes for x in read.values()) <= _WITHIN:
             read = {}
         program = jax.jit(act)
-
-        def call(arrays: Any, mask: Any, memory: Any, start: Any) -> Any:
-            random = (self._key, np.uint32(self._calls)) if reads_random else None
-            return program(read, arrays, mask, memory, start if reads_start else None, random)
-
-        return call
+        return lambda *given: program(read, *given)
