@@ -183,7 +183,7 @@ class UnknownNameError(FdgError):
     """A name that no registry holds."""
 
 
-_FEW, _SOME = 12, 40  # names are all listed, up to here; of a longer list that is nowhere else, to there
+_FEW, _SOME = 24, 40  # names are all listed, up to here; of a longer list that is nowhere else, to there
 
 
 def unknown_name(

@@ -14,7 +14,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from fdg.errors import FdgError
+from fdg.arguments import check_fields, quoted
+from fdg.errors import FdgError, listed
 
 Order = Literal["prompt", "finished"]
 Late = Literal["wait", "mask"]
@@ -116,6 +117,12 @@ class Stream:
     prefills: int | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self, "slots", "batch", "micro_batches", "ahead", "order", "late", "group", "prefills")
+        methods = ("idle", "begin", "tick", "done", "refresh", "row")
+        if missing := [name for name in methods if not callable(getattr(self.source, name, None))]:
+            raise FdgError(
+                f"Stream(source={quoted(self.source)}): it has no {listed(missing)}: give an fdg.Source"
+            )
         for name in ("slots", "batch", "micro_batches", "group"):
             if getattr(self, name) < 1:
                 raise FdgError(f"Stream: {name}={getattr(self, name)}: it must be one or above")

@@ -52,8 +52,19 @@ def test_the_commands_of_the_pages_are_commands():
 
 
 def _needs_more_than_the_words(words: list[str]) -> bool:
-    elsewhere = {"--resume", "--from", "--config", "--help", "--cluster", "--distributed", "--policy=auto"}
-    modules = any(":" in word and word.partition(":")[0] in ("my.module", "mine") for word in words)
+    elsewhere = {
+        "--resume",
+        "--from",
+        "--config",
+        "--help",
+        "--cluster",
+        "--distributed",
+        "--policy=auto",
+        "--lengths",
+    }
+    modules = any(
+        ":" in word and word.partition(":")[0] in ("my.module", "mine", "thermostat") for word in words
+    )
     host = any(word.startswith(("envpool:", "gymnasium:", "ray:", "brax:", "MPE_")) for word in words)
     return (
         bool(elsewhere & set(words)) or modules or host or "auto" in words or "--coordinator-address" in words
@@ -100,7 +111,8 @@ def test_the_skeletons_of_contributing_run():
     text = (pages.DOCS.parent / "CONTRIBUTING.md").read_text()
     names: dict = {}
     exec("from fdg.batch.rules.result import *; import envs; from envs import *", names)
-    exec("from typing import *; import jax.numpy as jnp", names)
+    exec("from typing import *; import jax.numpy as jnp; from fdg import jaxprs", names)
+    exec("from fdg.jax_internals import ClosedJaxpr", names)
     for block in pages.blocks(text, "python"):
         exec(block.code, names)
     one = algos.make("a2c", envs.make("CartPole-v1"), num_envs=4)

@@ -33,7 +33,7 @@ PRESETS: dict[str, dict[str, Entry]] = {
             "returns of whole episodes, normalised layers; not tuned",
             {
                 "total_steps": 100_000,
-                "num_envs": 50,
+                "num_envs": 64,
                 "learning_starts": 5_000,
                 "learning_rate": 1e-3,
                 "discount": 1.0,

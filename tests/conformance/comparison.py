@@ -56,7 +56,12 @@ def plain(algorithm, state, iterations):
     for _ in range(iterations):
         state, one = iterate(state)
         metrics.append(one)
-    return state, jax.tree.map(lambda *m: np.stack(m), *metrics)
+    return state, jax.tree.map(_stacked, *metrics)
+
+
+def _stacked(*values):
+    stack = jnp if jax.dtypes.issubdtype(values[0].dtype, jax.dtypes.prng_key) else np
+    return stack.stack(values)
 
 
 def leaves(tree):

@@ -21,6 +21,7 @@ from fdg.arguments import check_arguments
 from fdg.errors import FdgError
 from fdg.training import evaluation, exporting, fit, playing, run, sweeping
 from tests import tiny
+from tests.stream import test_engine
 
 ODD = [None, 0, -1, 3, 1.5, math.nan, True, "word", "", "\0", b"x", [], [1], (1,), {}, {"a": 1}, object()]
 ODD += [len, int, np.zeros(2), 10**30, "x" * 3000]
@@ -47,6 +48,10 @@ RIGHT = {
     "env": lambda v: False,
     "callbacks": lambda v: v == [],
     "values": lambda v: False,
+    "source": lambda v: False,
+    **dict.fromkeys("slots batch micro_batches ahead group prefills".split(), lambda v: type(v) is int),
+    "order": lambda v: False,
+    "late": lambda v: False,
 }
 
 
@@ -90,13 +95,16 @@ CALLS = {
     "load": {"path": "nowhere"},
     "load_exported": {"path": "nowhere"},
     "profile": {"engine": None, "state": None},
+    "Stream": {"source": test_engine.Walk(), "slots": 4, "batch": 4},
     "host_devices": {},
     "keep_programs": {},
     "fragment": {"role": "actor"},
     "rowwise": {"function": len},
     "in_bfloat16": {"function": len},
     "Group": {"name": "a", "devices": (0,)},
-    **dict.fromkeys(["FDG", "Edge", "Engine", "Plan", "Policy", "Profile", "Program", "Run", "Sweep"]),
+    **dict.fromkeys(
+        ["FDG", "Edge", "Engine", "Plan", "Policy", "Profile", "Program", "Run", "Source", "Sweep"]
+    ),
     **dict.fromkeys(["FdgError", "FdgWarning", "GraphError", "PlanError", "RunError", "UnknownNameError"]),
 }
 OF_RUN = ("actor", "acting", "evaluate", "play", "export")

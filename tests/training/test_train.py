@@ -180,8 +180,8 @@ def test_stale_runs_are_saved_and_go_on(policy, tmp_path, monkeypatch, capsys, h
     assert train_main([*words, str(whole)]) == 0
     show = progress.Progress.update
 
-    def interrupt(self, iteration, episode_return=None):
-        show(self, iteration, episode_return)
+    def interrupt(self, iteration, *shown):
+        show(self, iteration, *shown)
         if iteration == 17:
             signal.raise_signal(signal.SIGTERM)
 
@@ -223,8 +223,8 @@ def test_interrupted_runs_are_saved_and_go_on(tmp_path, capsys, monkeypatch, num
     assert train_main([*words, str(whole)]) == 0
     show = progress.Progress.update
 
-    def interrupt(self, iteration, episode_return=None):
-        show(self, iteration, episode_return)
+    def interrupt(self, iteration, *shown):
+        show(self, iteration, *shown)
         if iteration == 52:
             signal.raise_signal(number)
 
