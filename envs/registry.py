@@ -116,7 +116,14 @@ def make(name: str, **overrides: Any) -> Any:
         fix = foreign.refused(name) or "an environment is used as it is, and one instance by envs.vectorize"
         raise FdgError(f"envs.make({name!r:.60}): give a name, such as 'CartPole-v1': it {fix}")
     wanted = {key: overrides[key] for key in _OURS if key in overrides}
-    made = _made(name, {key: value for key, value in overrides.items() if key not in wanted}, wanted)
+    try:
+        made = _made(name, {key: value for key, value in overrides.items() if key not in wanted}, wanted)
+    except FdgError as error:
+        key = next((key for key in overrides if key in _OF_OTHERS and f"'{key}'" in str(error)), None)
+        if key is None:
+            raise
+        fix = _OF_OTHERS[key].format(value=overrides[key])
+        raise FdgError(f"environment '{name}': no parameter '{key}': {fix}") from error
     made = wrapped(made, wanted)
     if overrides or _module_of(name) is not None:
         options = "&".join(f"{parameter}={value!r}" for parameter, value in overrides.items())
@@ -129,6 +136,14 @@ def make(name: str, **overrides: Any) -> Any:
 
 _DATA = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")  # endings of files of problems
 _OURS = (*PARAMETERS, "info")  # parameters that every environment takes
+
+_HOW_MANY = "it is the algorithm's: algos.PPO(env=..., num_envs={value!r:.60}), --num-envs {value!r:.60}"
+_OF_OTHERS = {  # what other libraries give to an environment
+    "num_envs": _HOW_MANY,
+    "n_envs": _HOW_MANY,
+    "seed": "it is the run's: fdg.fit(..., seed={value!r:.60}), --seed {value!r:.60}; reset takes keys",
+    "render_mode": "fdg.load(RUN).play('video.mp4') and fdg play RUN draw pictures",
+}
 
 
 def _made(name: str, overrides: dict[str, Any], wanted: Mapping[str, Any]) -> Any:
@@ -174,6 +189,8 @@ def _of_a_factory(name: str, overrides: dict[str, Any]) -> Any:
 # Up to an `&` that is not within quotation marks, which begin behind a sign or a blank.
 _OPTION = re.compile(r"""(?:(?<=[=(\[{,:\s])(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|[^&])+""")
 
+_JOINED = re.compile(r"(.+?)[,;?\s]+[A-Za-z_]\w*=")  # two parameters, with another sign between them
+
 
 def parse(text: str) -> tuple[str, dict[str, Any]]:
     """A name with overrides, as one writes them on a command line: `NAME?PARAMETER=VALUE&PARAMETER=VALUE`.
@@ -195,6 +212,9 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
         parameter, equals, value = option.partition("=")
         if not (parameter.isidentifier() and equals):
             raise FdgError(f"environment '{text}': '{option}' is not PARAMETER=VALUE: write {name}?steps=200")
+        if (pair := _JOINED.match(value)) and not isinstance(_value(pair[1]), str):
+            fix = f"{name}?{parameter}={pair[1]}&{value[pair.end(1) :].lstrip(',;? ')}"
+            raise FdgError(f"environment '{text}': parameters are joined by &: write {fix}")
         overrides[parameter] = _value(value)
     return name, overrides
 

@@ -89,6 +89,10 @@ def read_config(directory: str | os.PathLike[str], **changes: Any) -> DecoderCon
             known = "holds adapters alone (adapters=), and no checkpoint"
         raise FdgError(f"{directory}: {known}: give a directory with config.json and *.safetensors")
     found = read_json(file, any_number=True)
+    if "model_type" not in found and "hyperparameters" in found:
+        raise FdgError(
+            f"{directory} is a run, not a checkpoint: fdg export {directory} --out DIR, and give DIR"
+        )
     try:
         return DecoderConfig.from_hugging_face(found, **changes)
     except FdgError as error:

@@ -102,13 +102,19 @@ class Parser(argparse.ArgumentParser):
         return {option: action.dest for action in self._actions for option in action.option_strings}
 
 
+_FEW = 16  # flags, which one line can list
+
+
 def _unknown_flag(name: str, options: Iterable[str]) -> FdgError:
     if fix := instead(name):
         return FdgError(f"unknown flag '{name}': {fix}")
     close = nearest(name, options)
-    hint = f"did you mean '{close[0]}'? (" if close else "("
+    if not close:
+        known = [option for option in options if re.match("--(?!no-|help)", option)]
+        few = f": known are {', '.join(known)}" if len(known) <= _FEW else " (--help lists them all)"
+        return FdgError(f"unknown flag '{name}'{few}")
     near = f"near it: {', '.join(close[1:])}; " if close[1:] else ""
-    return FdgError(f"unknown flag '{name}': {hint}{near}--help lists them all)")
+    return FdgError(f"unknown flag '{name}': did you mean '{close[0]}'? ({near}--help lists them all)")
 
 
 def add_flag(parser: Any, flag: Flag) -> None:

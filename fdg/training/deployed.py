@@ -6,13 +6,13 @@ file. Both know the environment by its descriptions alone (`envs.native`).
 
 import dataclasses
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from envs import MaskedObservation
+from envs import MaskedObservation, TimeStep
 from envs.gymnasium_spaces import encode_texts, exact
 from envs.native import Description, leaves, rebuilt
 from fdg.arguments import quoted
@@ -91,7 +91,11 @@ class Deployed:
         arrays: list[np.ndarray] = []
         single: bool | None = None
         for one in self._inputs:
-            array, alone = one.array(observation, self._whose)
+            try:
+                array, alone = one.array(observation, self._whose)
+            except FdgError as error:
+                fix = _part_of(observation, one.path)
+                raise (FdgError(fix) if fix else error) from None
             if single is not None and (alone is not single or len(array) != len(arrays[0])):
                 raise FdgError(
                     f"the parts of an observation of {self._whose} are of different numbers of them"
@@ -102,6 +106,26 @@ class Deployed:
             mask = np.asarray(mask, bool)
             mask = mask[None] if single else mask
         return arrays, mask, bool(single)
+
+
+def _part_of(given: Any, path: tuple[Any, ...]) -> str:
+    """Where all that reset or step returns is given as an observation: which part of it is one."""
+    if isinstance(given, TimeStep):
+        return "this is what step gives: give its observation, step.observation"
+    if not isinstance(given, tuple) or not given:
+        return ""
+    if isinstance(given[-1], Mapping) and len(given) in (2, 4, 5):
+        call = "pair (observation, info) that reset" if len(given) == 2 else "tuple that step"
+        return f"this is the {call} of Gymnasium gives: give the observation, its first"
+    if len(given) != 2:
+        return ""
+    if isinstance(given[1], TimeStep):
+        return "this is the pair (state, step) that step gives: give step.observation, of its second"
+    if path and isinstance(path[0], int):  # its space is a pair of its own
+        return ""
+    if isinstance(given[1], int | float | np.generic):
+        return ""
+    return "this is the pair (state, observation) that reset gives: give the observation, its second"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,10 +182,9 @@ class _Input:
             given = np.asarray(value)
             array = given if given.dtype == self.dtype else given.astype(self.dtype)
         except (TypeError, ValueError) as error:
-            pair = " (of Gymnasium's reset and step, the first value)" if isinstance(value, tuple) else ""
             raise FdgError(
                 f"an observation of {of} is an array {list(self.shape)}, and no {quoted(value)}: give the"
-                f" numbers alone{pair}"
+                f" numbers alone"
             ) from error
         if array is not given and array.dtype.kind in "iu" and not np.array_equal(array, given):
             raise FdgError(

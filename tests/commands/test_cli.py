@@ -12,6 +12,7 @@ import pytest
 
 import policies
 from fdg.commands import parse as command_line
+from fdg.commands.calibrate import calibrate_main
 from fdg.commands.cli import plan_main, train_main
 
 WALK = ["--algo", "tests.tiny:Walk"]
@@ -45,7 +46,7 @@ ERRORS = {
     "--algo pppo": "unknown algorithm 'pppo': did you mean 'ppo'?",
     "--policy gpu_onyl": "unknown policy 'gpu_onyl': did you mean 'gpu_only'?",
     "--num-env 3": "unknown flag '--num-env': did you mean '--num-envs'?",
-    "--qqq 3": "unknown flag '--qqq': (--help lists them all)",
+    "--qqq 3": "unknown flag '--qqq' (--help lists them all)",
     "--total_step=3": "unknown flag '--total-step': did you mean '--total-steps'?",
     "stray": "'stray' belongs to no flag: write --NAME VALUE",
     "algo=a2c": "'algo=a2c' belongs to no flag: write --algo a2c",
@@ -68,6 +69,10 @@ ERRORS = {
     "--learning-rate 1e-3,1e-4": "give one; --sweep learning_rate=1e-3,1e-4 tries several",
     "--network mine": "network='mine': it must be an algos.Network(init, apply), a module of Flax or Equinox",
     "--env CartPole-v1?200": "'200' is not PARAMETER=VALUE: write CartPole-v1?steps=200",
+    "--env CartPole-v1?frame_stack=4,hide_observations=(1,3)": "by &: write CartPole-v1?frame_stack=4&",
+    "--env CartPole-v1?hide_observations=(1,3);frame_stack=4": "v1?hide_observations=(1,3)&frame",
+    "--env CartPole-v1?time_aware=True?frame_stack=4": "write CartPole-v1?time_aware=True&frame_stack=4",
+    "--env CartPole-v1?num_envs=8": "'num_envs': it is the algorithm's: algos.PPO(env=..., num_envs=8)",
     "--env CartPole-v1?stepz=200": "environment 'CartPole-v1': unknown parameter 'stepz'",
     # sizes
     "--num-envs 0": "num_envs=0: it must be above zero",
@@ -131,6 +136,11 @@ ERRORS = {
 @pytest.mark.parametrize("words", ERRORS)
 def test_bad_flags_get_one_line_with_the_fix(words, capsys):
     assert ERRORS[words] in refuse(capsys, words.split())
+
+
+def test_a_command_of_few_flags_lists_them(capsys):
+    line = refuse(capsys, ["--kind", "H100"], calibrate_main)
+    assert "unknown flag '--kind': known are --out, --disturbed, --show" in line
 
 
 def test_batches_that_do_not_divide_by_the_devices_asked_for(capsys, host_devices):

@@ -48,6 +48,9 @@ def test_an_unknown_name_gives_the_nearest():
         envs.make("Hopper-v4")
 
 
+EVERY_SOURCE = "CartPole-v1", "probe:value", "text:sorting", "gymnasium:CartPole-v1", "codesign:w1"
+
+
 @pytest.mark.parametrize(
     ("name", "overrides", "message"),
     [
@@ -67,6 +70,8 @@ def test_an_unknown_name_gives_the_nearest():
         ),
         ("probe:memory", {"length": 3}, "unknown parameter 'length': takes delay"),
         ("probe:value", {"length": 3}, "unknown parameter 'length': takes no parameters"),
+        *((name, {"seed": 3}, "no parameter 'seed': it is the run's: fdg.fit") for name in EVERY_SOURCE),
+        *((name, {"n_envs": 8}, "no parameter 'n_envs': .*num_envs=8") for name in EVERY_SOURCE),
         ("probe:memory", {"delay": 0}, "delay=0 must be an integer of at least 1"),
     ],
 )

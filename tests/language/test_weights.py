@@ -80,6 +80,9 @@ def broken(folder, how):
         case "no config":
             (folder / "config.json").unlink()
             return folder, "it has no config.json"
+        case "a run":
+            (folder / "config.json").write_text('{"algo": "sft", "hyperparameters": {}}')
+            return folder, f"{folder} is a run, not a checkpoint: fdg export {folder} --out DIR, and give DIR"
         case "config is no JSON":
             (folder / "config.json").write_text("{")
             return folder, "config.json: is no JSON"
@@ -118,7 +121,7 @@ def broken(folder, how):
 @pytest.mark.parametrize(
     "how",
     [
-        "no directory", "no config", "config is no JSON", "another kind", "another activation",
+        "no directory", "no config", "a run", "config is no JSON", "another kind", "another activation",
         "another architecture", "more that it should have", "another size", "a shard is missing",
         "a shard is cut", "no weights",
     ],

@@ -110,15 +110,35 @@ def test_a_policy_remembers_until_an_episode_begins():
     assert jax.tree.leaves(policy.memory)[0].tolist() == memories[0]
 
 
+def began(run):
+    return run.algorithm.env.reset(jax.random.split(jax.random.key(0), 3))
+
+
+def stepped(run):
+    actions = jnp.zeros(3, jnp.int32)
+    return run.algorithm.env.step(jax.random.split(jax.random.key(1), 3), began(run)[0], actions)
+
+
 @pytest.mark.parametrize(
     "call, message",
     [
         (lambda run: run.policy(np.zeros(3)), r"shape \[3\]: those of CartPole-v1 are \[4\], and batches"),
         (lambda run: run.policy("left"), "an observation of CartPole-v1 is an array"),
+        (lambda run: run.policy((np.zeros(4), {})), "info\\) that reset of Gymnasium gives: .*, its first$"),
         (
-            lambda run: run.policy((np.zeros(4), {})),
-            r"numbers alone \(of Gymnasium's reset and step, the first",
+            lambda run: run.policy((np.zeros(4), 1.0, True, False, {})),
+            "that step of Gymnasium .*, its first$",
         ),
+        (
+            lambda run: run.policy(began(run)),
+            r"pair \(state, observation\) that reset gives: .*, its second$",
+        ),
+        (lambda run: run.policy((np.zeros((3, 4)),) * 2), r"\(state, observation\) that reset gives"),
+        (
+            lambda run: run.policy(stepped(run)),
+            r"pair \(state, step\) that step gives: give step.observation",
+        ),
+        (lambda run: run.policy(stepped(run)[1]), "what step gives: give its observation, step.observation"),
         (lambda run: run.predict(np.zeros(4)), r"Run has no predict: write run.policy\(observation\)"),
         (lambda run: fdg.load(run.path / "checkpoints"), r"has no config.json\): give /.*ppo$"),
         (lambda run: run.export("policy.jax", format="onnx"), "has the ending of another: leave out one"),
