@@ -38,6 +38,7 @@ from algos.rlhf.responses import Responses, finished, rewarded
 from algos.rlhf.speaker import Heard, Speaker, converse, evaluated, repeated
 from algos.rlhf.streaming import Rollout
 from envs.text import Problem, Prompts, is_game, is_text
+from envs.text.game import replied, sampled
 from fdg.errors import FdgError
 
 
@@ -288,7 +289,7 @@ class LanguageAgent(HasPresets):
     @fdg.fragment("environment")
     def problems(self, keys, numbers=()):
         """`keys [B]`, and numbers of rows where they are given, -> a `Problem [B]` of those to train on."""
-        return self.env.sample(keys, "train", *numbers)
+        return sampled(self.env, keys) if is_game(self.env) else self.env.sample(keys, "train", *numbers)
 
     @fdg.fragment("actor", in_axes=(None, None, 0, 0))
     def respond(self, parameters, version, prompts, keys):
@@ -304,7 +305,7 @@ class LanguageAgent(HasPresets):
     @fdg.fragment("environment")
     def hear(self, state, tokens, mask):
         """What a game replies to `tokens [N, R]` of its turn: a `Reply [N]`."""
-        return self.env.reply(state, tokens, mask)
+        return replied(self.env, state, tokens, mask)
 
     @fdg.fragment("update", in_axes=None, out_axes=None)
     def update(self, gradient, optimizer_state, trained):

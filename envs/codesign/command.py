@@ -74,6 +74,7 @@ def _search(env: list[str], samples: int | None, resumes: bool, rest: list[str])
     steps: list[str] = []
     if samples is not None or not resumes:
         job = parse([*env, *rest, "--eval-episodes", "0"], _PROGRAM, _ABOUT, runs=False)
+        searching.check(job)
         steps = ["--total-steps", str(searching.steps_of(samples or searching.SAMPLES, job.algorithm))]
     job = parse([*env, *rest, *steps, "--eval-episodes", "0"], _PROGRAM, _ABOUT)
     found = searching.run(job)

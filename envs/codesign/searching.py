@@ -164,12 +164,25 @@ def _environment_of(algorithm: Any) -> CoDesign:
     return env
 
 
+def check(job: Job) -> None:
+    """Refuses an earlier run that is no search.
+
+    Raises:
+      FdgError: it is one of another environment.
+    """
+    env = getattr(job.algorithm, "env", None)
+    if job.resumes and not isinstance(env, CoDesign):
+        kind = f"{job.config['algo']} on {job.config['env']}" if env else f"{job.config['algo']}"
+        raise FdgError(f"{job.out} is a run of {kind}, and no search: fdg train --resume {job.out}")
+
+
 def run(job: Job, devices: Sequence[jax.Device] | None = None, progress: bool = True) -> Search:
     """Carries out a job whose environment is a `CoDesign`.
 
     Raises:
       FdgError: it is another environment, or cannot be done as asked.
     """
+    check(job)
     env = _environment_of(job.algorithm)
     if job.agents is not None:
         raise FdgError("a search has one controller: leave out --num-seeds and --sweep, and use fdg train")

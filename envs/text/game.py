@@ -7,14 +7,17 @@ them said: a model learns from its own tokens alone.
     17*23-5=  model: <17*23>  tool: 391|  model: 386  (over)
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from envs.text.prompts import Prompts
 from envs.text.task import Problem, Reward, Split, TextTask
+from fdg.errors import FdgError
 
 
 class Reply(NamedTuple):
@@ -80,6 +83,74 @@ class Transcript(NamedTuple):
     turns: jax.Array  # [N] int32, how often the model spoke
 
 
+def replied(game: TextGame, state: Any, tokens: jax.Array, mask: jax.Array) -> Reply:
+    """What a game replies to `[N, R]`, whose shapes and dtypes are checked.
+
+    Raises:
+      FdgError: it is no `Reply`, or a field is not as `Reply` says.
+    """
+    reply, count = game.reply(state, tokens, mask), len(tokens)
+    if not isinstance(reply, Reply):
+        raise FdgError(
+            f"game '{game.name}': reply gives a value of type {type(reply).__name__}: return"
+            " envs.text.Reply(state, tokens, mask, reward, done)"
+        )
+    if jax.tree.map(jnp.shape, reply.state) != jax.tree.map(jnp.shape, state):
+        raise FdgError(
+            f"game '{game.name}': reply gives another kind of state than it takes: keep its structure and shapes"
+        )
+    words = (count, game.reply_length)
+    _check(game, "reply", reply, tokens=(words, "int32"), mask=(words, "bool"))
+    _check(game, "reply", reply, reward=((count,), "float32"), done=((count,), "bool"))
+    return reply
+
+
+def sampled(game: TextGame, keys: jax.Array, split: Split = "train") -> Problem:
+    """Conversations to begin, one a key, whose shapes and dtypes are checked.
+
+    Raises:
+      FdgError: it is no `Problem`, or a field is not as `Problem` says.
+    """
+    problem, count = game.sample(keys, split), len(keys)
+    if not isinstance(problem, Problem) or not isinstance(problem.prompts, Prompts):
+        raise FdgError(
+            f"game '{game.name}': sample gives a value of type {type(problem).__name__}: return"
+            " envs.text.Problem(envs.text.Prompts(tokens, mask), answer)"
+        )
+    words = (count, game.prompt_length)
+    _check(game, "sample", problem.prompts, tokens=(words, "int32"), mask=(words, "bool"))
+    for leaf in jax.tree.leaves(problem.answer):
+        if jnp.shape(leaf)[:1] != (count,):
+            raise FdgError(
+                f"game '{game.name}': sample gives an answer of shape {_shape(jnp.shape(leaf), count)},"
+                " expected the leading axis N"
+            )
+    return problem
+
+
+def _check(game: TextGame, method: str, found: Any, **expected: tuple[tuple[int, ...], str]) -> None:
+    """That fields are arrays of these shapes and dtypes, whose first axis is N."""
+    for name, (shape, dtype) in expected.items():
+        value = getattr(found, name)
+        whose = f"game '{game.name}': {method} gives {name}"
+        if not isinstance(value, jax.Array | np.ndarray):
+            raise FdgError(f"{whose} of type {type(value).__name__}: give an array")
+        if value.shape != shape:
+            count = shape[0]
+            raise FdgError(f"{whose} of shape {_shape(value.shape, count)}, expected {_shape(shape, count)}")
+        if value.dtype != dtype:
+            raise FdgError(f"{whose} of dtype {value.dtype}, expected {dtype}")
+
+
+def _shape(shape: tuple[int, ...], count: int) -> str:
+    """A shape whose first axis is N, where it is that of the batch.
+
+    >>> _shape((8, 1), 8), _shape((8,), 8), _shape((), 8)
+    ('(N, 1)', '(N,)', '()')
+    """
+    return str(shape).replace(f"({count},", "(N,", 1)
+
+
 def is_game(env: Any) -> bool:
     """Whether a task answers what is said, and does not only judge it."""
     return callable(getattr(env, "reply", None)) and callable(getattr(env, "sample", None))
@@ -115,7 +186,8 @@ def play(
     for turn in range(game.turns):
         spoken = speak(context, turn)
         mask = spoken.mask & ~over[:, None]
-        answer = game.reply(state, jnp.where(mask, spoken.tokens, pad), mask)
+        reply = functools.partial(replied, game) if is_game(game) else game.reply
+        answer = reply(state, jnp.where(mask, spoken.tokens, pad), mask)
         heard = answer.mask & ~(over | answer.done)[:, None]
         rewards[f"turn {turn + 1}"] = jnp.where(over, 0.0, answer.reward)
         state = _where(over, state, answer.state)

@@ -59,6 +59,16 @@ def make_grid(values: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> Grid:
     return tuple(grid.items())
 
 
+def in_programs_of_their_own(*names: str) -> str:
+    """How to try values of what no sweep is of."""
+    choices = ", ".join(f"{name!r}: [...]" for name in names)
+    options = " ".join(f"{name}=..." for name in names)
+    return (
+        f"try its values in programs of their own: fdg.search(algorithm, {{{choices}}})"
+        f" (--optuna TRIALS --search {options})"
+    )
+
+
 def grid_text(grid: Grid) -> str:
     """A grid as it is spelled, which `parse_grid` reads.
 
@@ -124,7 +134,7 @@ def _float(name: str, item: Any) -> float:
     except (TypeError, ValueError):
         value = math.nan
     if math.isnan(value) or _LARGEST < abs(value) < math.inf:
-        words = f": words are tried in programs of their own (--optuna TRIALS --search {name}=...)"
+        words = f": {in_programs_of_their_own(name)}"
         raise FdgError(
             f"sweep: {name}: {item!r:.60} is not a number that float32 has"
             f"{words if str(item).isalnum() and math.isnan(value) else ''}"

@@ -65,7 +65,7 @@ def read_weights(job: Job, graph: fdg.FDG) -> Weights | None:
     earlier = load_as_said(job.start_from, named, trust=job.trust)
     if isinstance(earlier.algorithm, Sweep) and earlier.agents != job.agents:
         earlier = earlier.best
-    ours, before = (a.algorithm if isinstance(a, Sweep) else a for a in (job.algorithm, earlier.algorithm))
+    ours, before = _without_sweeps(job.algorithm, earlier.algorithm)
     if why := getattr(ours, "why_not_from", lambda before: None)(before):
         raise FdgError(f"--from {job.start_from}: {why}")
     theirs = {n: x for n, x in _by_name(earlier.state).items() if not n.startswith(_OF_THE_SWEEP)}
@@ -132,6 +132,8 @@ def _fitted(job: Job, earlier: Run, name: str, there: jax.Array, here: jax.Shape
     """An array of the earlier run, for as many agents as the new one has."""
     of_one = there if earlier.agents is None else there[0]
     if of_one.shape != here.shape or of_one.dtype != here.dtype:
+        if why := _other_spaces(job.algorithm, earlier.algorithm):
+            raise FdgError(f"--from: {job.start_from} is of {why}")
         raise FdgError(
             f"--from {job.start_from}: state{name} is {of_one.dtype}{list(of_one.shape)} there and"
             f" {here.dtype}{list(here.shape)} here: {_other_network(job.algorithm, earlier.algorithm)}"
@@ -141,13 +143,40 @@ def _fitted(job: Job, earlier: Run, name: str, there: jax.Array, here: jax.Shape
     return jnp.broadcast_to(of_one, (job.agents, *of_one.shape))
 
 
+def _without_sweeps(*algorithms: Any) -> list[Any]:
+    return [one.algorithm if isinstance(one, Sweep) else one for one in algorithms]
+
+
+def _other_spaces(ours: Any, before: Any) -> str:
+    """Where the environments have spaces of other shapes: which, and what to do; else nothing."""
+
+    def shape(space: Any) -> str:
+        of_box = getattr(space, "shape", None)
+        return str(list(of_box)) if of_box else str(getattr(space, "n", None) or space)
+
+    def spaces(env: Any) -> str:
+        observations, actions = (getattr(env, f"{of}_space", None) for of in ("observation", "action"))
+        counted = hasattr(actions, "n") and not getattr(actions, "shape", None)
+        return f"observations {shape(observations)} and " + (
+            f"{shape(actions)} actions" if counted else f"actions {shape(actions)}"
+        )
+
+    here, there = (getattr(one, "env", None) for one in _without_sweeps(ours, before))
+    if spaces(here) == spaces(there):
+        return ""
+    return (
+        f"{there.name}, {spaces(there):.200}; {here.name} has {spaces(here):.200}: take an environment with"
+        " the same spaces, or leave --from out"
+    )
+
+
 def _other_network(ours: Any, before: Any) -> str:
     """What to do where a network has other shapes than the earlier run's: the flags that differ."""
 
     def words(value: Any) -> str:
         return " ".join(map(str, value)) if isinstance(value, tuple) else f"{value!s:.200}"
 
-    here, there = (one.algorithm if isinstance(one, Sweep) else one for one in (ours, before))
+    here, there = _without_sweeps(ours, before)
     both = ((name, getattr(here, name, None), getattr(there, name, None)) for name in sorted(OF_NETWORK))
     flags = [
         f"--{name.replace('_', '-')} {words(then)} (here {words(now)})"

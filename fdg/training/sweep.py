@@ -25,7 +25,7 @@ import numpy as np
 from algos.hyperparameters import structural
 from fdg.errors import FdgError, unknown_name
 from fdg.fragment import with_numbers
-from fdg.training.grid import Grid, grid_text, parse_grid, points_of, spelled
+from fdg.training.grid import Grid, grid_text, in_programs_of_their_own, parse_grid, points_of, spelled
 from fdg.training.job import MOST_AGENTS
 from fdg.training.population import Population
 
@@ -65,13 +65,9 @@ class Sweep:
     exploit_every: int | None = None
 
     def __post_init__(self):
-        if not dataclasses.is_dataclass(self.algorithm) or isinstance(self.algorithm, type):
-            raise FdgError(
-                f"sweep: {self.algorithm!r:.60} has no fields: give an algorithm that is a dataclass"
-            )
+        check_names(self.algorithm, [name for name, _ in self.grid])
         if isinstance(self.num_seeds, bool) or not isinstance(self.num_seeds, int) or self.num_seeds < 1:
             raise FdgError(f"num_seeds={self.num_seeds!r}: give a whole number of agents, at least one")
-        _check_names(self.algorithm, [name for name, _ in self.grid])
         if self.agents > MOST_AGENTS:
             raise FdgError(f"sweep: {self.agents:,} agents are more than {MOST_AGENTS:,}: give fewer seeds")
         for point in self._to_be_checked():
@@ -249,11 +245,9 @@ class Sweep:
             bad = [name for name, number in numbers.items() if not self._is_traceable(name, number, call)]
             if not bad:
                 raise
-            options = " ".join(f"{name}=..." for name in bad)
             raise FdgError(
                 f"sweep: {type(self.algorithm).__name__} decides in Python by {', '.join(bad)},"
-                f" which a sweep traces: use jnp.where there, or try values in programs of their own"
-                f" (--optuna TRIALS --search {options})"
+                f" which a sweep traces: use jnp.where there, or {in_programs_of_their_own(*bad)}"
             ) from None
 
     def _is_traceable(self, name: str, number: jax.Array, call: Callable[[Any], Any]) -> bool:
@@ -329,7 +323,14 @@ def agent_names(algorithm: Any, seed: int, agents: Sequence[int]) -> str:
     return f"{shown}; ..." if points[3:] else shown
 
 
-def _check_names(algorithm: Any, names: Sequence[str]) -> None:
+def check_names(algorithm: Any, names: Sequence[str]) -> None:
+    """Refuses names that are no hyperparameters of an algorithm, or such as no sweep is of.
+
+    Raises:
+      FdgError: says how to try those.
+    """
+    if not dataclasses.is_dataclass(algorithm) or isinstance(algorithm, type):
+        raise FdgError(f"sweep: {algorithm!r:.60} has no fields: give an algorithm that is a dataclass")
     cls = type(algorithm)
     known = {field.name for field in dataclasses.fields(algorithm) if field.init}
     floats, fixed = _floats(cls), structural(cls)
@@ -340,10 +341,9 @@ def _check_names(algorithm: Any, names: Sequence[str]) -> None:
         if name not in known:
             raise unknown_name(f"hyperparameter of {cls.__name__}", name, able)
         why = f"decides {fixed[name]}" if name in fixed else "is no float, and decides what the program is"
-        option = name.replace("_", "-")
         raise FdgError(
-            f"sweep: {name} of {cls.__name__} {why}: a sweep is of {', '.join(able)};"
-            f" try its values in programs of their own (--optuna TRIALS --search {option}=...)"
+            f"sweep: {name} of {cls.__name__} {why}: {in_programs_of_their_own(name)};"
+            f" a sweep is of {', '.join(able)}"
         )
 
 

@@ -18,7 +18,7 @@ from fdg.training.run import Run
 from fdg.training.search import carry_out_search, is_whole
 from fdg.training.search_results import Trial, best_trial
 from fdg.training.space import make_space, space_text
-from fdg.training.sweep import Sweep
+from fdg.training.sweep import Sweep, check_names
 
 
 @checked
@@ -58,6 +58,7 @@ def sweep(
         )
         print(run.best.algorithm.learning_rate, run.best.evaluate())
     """
+    check_names(algorithm, [str(name).replace("-", "_") for name in values])  # before their values
     return fit(Sweep(algorithm, make_grid(values), num_seeds, exploit_every), policy, **settings)
 
 

@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 
 from envs.codesign import command, pictures, searching
 from envs.codesign.problem import Specs
+from fdg.commands.cli import train_main
 from fdg.errors import FdgError
 from tests.codesign import resnet
 
@@ -195,3 +196,12 @@ def test_help_lists_its_flags_and_the_package_registers_it(capsys):
     for value in points["fdg.commands"].values():
         module, _, function = value.partition(":")
         assert getattr(importlib.import_module(module), function) is command.main
+
+
+def test_a_run_of_another_kind_is_no_search(folder, capsys):
+    words = "--algo tests.tiny:Walk --total-steps 16 --devices 1 --out run"
+    assert train_main(words.split()) == 0
+    for more in [], ["--samples", "100"]:
+        assert command.main(["--resume", "run", "--trust", *more]) == 2
+        said = capsys.readouterr().err
+        assert "run is a run of tests.tiny:Walk, and no search: fdg train --resume run" in said

@@ -345,6 +345,19 @@ MISTAKES = {
         "is no exported policy",
         "give what run.export or fdg.export wrote",
     ),
+    **{
+        f"a sweep of {name}": (
+            lambda name=name, values=values: fdg.sweep(ppo(), {name: values}, total_steps=8),
+            f"{name} of PPO is no float",
+            f"fdg.search(algorithm, {{'{name}': [...]}})",
+        )
+        for name, values in {
+            "hidden": [(64, 64), (32,)],
+            "activation": ["tanh", "relu"],
+            "num_steps": [2, 4],
+            "env": [ENV],
+        }.items()
+    },
     "numbers to search for widths": (
         lambda: fdg.search(ppo(), {"hidden": [64, 128]}, trials=1, total_steps=8),
         "PPO(hidden=64)",

@@ -439,3 +439,56 @@ def test_equal_algorithms_hash_alike():
     one, other = made("grpo", clip_high=0.3), made("grpo", clip_high=0.3)
     assert one == other and hash(one) == hash(other)
     assert dataclasses.replace(one, variant="gspo").objective.ratio_level == "sequence"
+
+
+def changed_echo(part, change):
+    """The game with one part of what its method gives changed; the other parts as they are."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Changed(Echo):
+        def sample(self, keys, split="train"):
+            problem = super().sample(keys, split)
+            if part == "answer":
+                return problem._replace(answer=change(problem.answer))
+            if part.startswith("prompt_"):
+                name = part.removeprefix("prompt_")
+                prompts = problem.prompts._replace(**{name: change(getattr(problem.prompts, name))})
+                return problem._replace(prompts=prompts)
+            return change(problem) if part == "sample" else problem
+
+        def reply(self, state, tokens, mask):
+            reply = super().reply(state, tokens, mask)
+            if part in Reply._fields:
+                return reply._replace(**{part: change(getattr(reply, part))})
+            return change(reply) if part == "reply" else reply
+
+    return Changed()
+
+
+@pytest.mark.parametrize(
+    "part, change, message",
+    [
+        ("reward", lambda x: x[:, None], "reply gives reward of shape (N, 1), expected (N,)"),
+        ("reward", lambda x: x.sum(), "reply gives reward of shape (), expected (N,)"),
+        ("reward", lambda x: x > 0, "reply gives reward of dtype bool, expected float32"),
+        ("reward", lambda x: 0.0, "reply gives reward of type float: give an array"),
+        ("done", lambda x: x.astype(jnp.float32), "reply gives done of dtype float32, expected bool"),
+        ("done", lambda x: x.any(), "reply gives done of shape (), expected (N,)"),
+        ("tokens", lambda x: x[:, :2], "reply gives tokens of shape (N, 2), expected (N, 3)"),
+        ("tokens", lambda x: x.astype(jnp.float32), "reply gives tokens of dtype float32, expected int32"),
+        ("mask", lambda x: x[:, 0], "reply gives mask of shape (N,), expected (N, 3)"),
+        ("mask", lambda x: x.astype(jnp.int32), "reply gives mask of dtype int32, expected bool"),
+        ("state", lambda x: (x, x), "reply gives another kind of state than it takes"),
+        ("reply", tuple, "reply gives a value of type tuple: return envs.text.Reply(state, tokens"),
+        ("reply", lambda x: None, "reply gives a value of type NoneType: return envs.text.Reply("),
+        ("sample", lambda x: x.prompts, "sample gives a value of type Prompts: return envs.text.Problem("),
+        ("prompt_tokens", lambda x: x[:, :1], "sample gives tokens of shape (N, 1), expected (N, 2)"),
+        ("prompt_mask", lambda x: x + 0, "sample gives mask of dtype int32, expected bool"),
+        ("answer", lambda x: x[0], "sample gives an answer of shape (), expected the leading axis N"),
+    ],
+)
+def test_what_a_game_gives_is_checked(part, change, message):
+    algorithm = algos.GRPO(env=changed_echo(part, change), group_size=2, **SMALL)
+    with pytest.raises(FdgError) as error:
+        fdg.trace(algorithm)
+    assert f"game 'echo': {message}" in str(error.value) and "\n" not in str(error.value)
