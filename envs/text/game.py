@@ -97,7 +97,7 @@ def replied(game: TextGame, state: Any, tokens: jax.Array, mask: jax.Array) -> R
         )
     if jax.tree.map(jnp.shape, reply.state) != jax.tree.map(jnp.shape, state):
         raise FdgError(
-            f"game '{game.name}': reply gives another kind of state than it takes: keep its structure and shapes"
+            f"game '{game.name}': reply gives a state unlike the one it takes: keep its structure and shapes"
         )
     words = (count, game.reply_length)
     _check(game, "reply", reply, tokens=(words, "int32"), mask=(words, "bool"))
