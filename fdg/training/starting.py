@@ -162,7 +162,7 @@ def _other_spaces(ours: Any, before: Any) -> str:
         )
 
     here, there = (getattr(one, "env", None) for one in _without_sweeps(ours, before))
-    if spaces(here) == spaces(there):
+    if here is None or there is None or spaces(here) == spaces(there):
         return ""
     return (
         f"{there.name}, {spaces(there):.200}; {here.name} has {spaces(here):.200}: take an environment with"

@@ -1,5 +1,6 @@
 """Training from Python: the command's own numbers, callbacks, early stops, interruptions without loss."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -166,6 +167,13 @@ def test_a_run_begins_with_the_weights_of_another(tmp_path):
     assert config["from"]["changes"]["learning_rate"] == [2.5e-4, 1e-9]
     with pytest.raises(FdgError, match=r"\[8\] there and float32\[16\] here: .*--hidden 8 \(here 16\)"):
         fitted(tmp_path / "third", small(hidden=(16,), normalize_observation=True), start_from=first.path)
+    for name, spaces in (
+        ("Acrobot-v1", r"observations \[6\] and 3 a"),
+        ("Pendulum-v1", r".* actions \[1\]: take an"),
+    ):
+        other = dataclasses.replace(small(normalize_observation=True), env=envs.make(name))
+        with pytest.raises(FdgError, match=rf"is of CartPole-v1, .* 2 actions; {name} has {spaces}"):
+            fitted(tmp_path / "third", other, start_from=first.path)
     assert not (tmp_path / "third").exists()
     same = small(normalize_observation=True)
     many = fitted(tmp_path / "many", same, start_from=first.path, num_seeds=2, iterations=1)
