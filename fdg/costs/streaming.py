@@ -59,7 +59,7 @@ def distribution(text: str) -> Lengths:
         `uniform:SHORTEST,LONGEST` or `constant:LENGTH`.
 
     Raises:
-      FdgError: it is none of these.
+      FdgError: it is none of these, or its mean or shortest is above its longest.
 
     >>> constant = distribution("constant:7")
     >>> set(constant.tokens.tolist()), set(constant.ticks.tolist()), constant.said
@@ -72,6 +72,11 @@ def distribution(text: str) -> Lengths:
     if found is None or (found[1] == "constant") != (found[3] is None):
         raise refusal
     low, high = int(found[2]), int(found[3] or found[2])
+    if low > high >= 1:
+        what = "mean" if found[1] == "lognormal" else "shortest"
+        raise FdgError(
+            f"lengths {quoted(text)}: the {what} {low} is above the longest {high}: {found[1]}:{high},{low}?"
+        )
     if not 1 <= low <= high <= 1 << 20:
         raise refusal
     quantiles = (np.random.default_rng(0).permutation(_DRAWN) + 0.5) / _DRAWN

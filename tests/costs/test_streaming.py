@@ -57,11 +57,25 @@ def test_lengths_have_the_mean_and_the_longest_that_were_given():
 
 
 @pytest.mark.parametrize(
-    "given", ["", "normal:3", "lognormal:3", "constant:3,4", "uniform:7,3", "uniform:0,3", "constant:9999999"]
+    "given",
+    ["", "normal:3", "lognormal:3", "constant:3,4", "lognormal:3,0", "uniform:0,3", "constant:9999999"],
 )
 def test_lengths_that_are_none_are_refused(given):
     with pytest.raises(fdg.FdgError, match=r"lengths .*: give lognormal:MEAN,LONGEST"):
         distribution(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("lognormal:16,5", "the mean 16 is above the longest 5: lognormal:5,16?"),
+        ("uniform:7,3", "the shortest 7 is above the longest 3: uniform:3,7?"),
+    ],
+)
+def test_lengths_the_wrong_way_round_are_turned(given, message):
+    with pytest.raises(fdg.FdgError) as caught:
+        distribution(given)
+    assert str(caught.value) == f"lengths '{given}': {message}"
 
 
 def test_lognormal_lengths_have_a_longest_that_they_can_have():
