@@ -196,7 +196,10 @@ class _Call:
             raise HostError(f"{self.__name__} gave {len(found)} numbers for {len(said)} responses")
         for value, plain, prompt, response in zip(found, given, asked, said, strict=True):
             if plain is not None and not math.isfinite(value):
-                raise HostError(f"{self.__name__} gave {value} for {response!r:.60}, asked {prompt!r:.60}")
+                raise HostError(
+                    f"{self.__name__} gave {value} for {response!r:.60}, asked {prompt!r:.60}: return a"
+                    " finite number, or None for no reward"
+                )
         return found
 
     def _arguments(self, known: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
