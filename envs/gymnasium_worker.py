@@ -6,6 +6,7 @@ comes over it is `(method, arguments)`, what goes back `(True, result)` or `(Fal
 """
 
 import importlib
+import re
 import signal
 import sys
 import traceback
@@ -56,6 +57,11 @@ class Instance:
             *ended,
             *(_reported(name, said) if any(ended) else 0.0 for name in info),
         )
+
+
+def is_wrong_answer(reason: str) -> bool:
+    """Whether `Instances.blame` said this of a wrong answer, which another process would give too."""
+    return re.search(r"its instance \d+: ", reason) is not None
 
 
 class Instances:

@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
+from envs import gymnasium_worker
 from envs.composite import ObservationSpace
 from envs.environment import EpisodeState, TimeStep, check_keys
 from envs.native import Native, of_spaces
@@ -365,7 +366,8 @@ class _Running:
         limit, name = self.environment.restarts, self.environment.name
         if self.restarted >= limit:
             fix = f"all {limit} restarts are used up" if limit else "restarts=N of envs.make would survive it"
-            raise HostError(f"environment '{name}': {reason} ({fix})")
+            hint = "" if gymnasium_worker.is_wrong_answer(reason) and not limit else f" ({fix})"
+            raise HostError(f"environment '{name}': {reason}{hint}")
         self.restarted += 1
         global _losses
         _losses = Losses(_losses.failures + 1, _losses.episodes + len(rows))
