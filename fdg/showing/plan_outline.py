@@ -161,7 +161,14 @@ def _staleness(plan: Plan) -> list[str]:
     what = listed([name or "the state" for name in names], 32)
     verb = "reads" if len(plan.delayed.readers) == 1 else "read"
     late = f"as at the start of iteration t-{back}"
-    return [f"staleness {back}: in iteration t, {readers} {verb} {what} ({size}) {late}"]
+    lines = [f"staleness {back}: in iteration t, {readers} {verb} {what} ({size}) {late}"]
+    if len(plan.groups) == 1:
+        shared = "the one device" if len(plan.groups[0]) == 1 else "all devices"
+        lines.append(
+            f"staleness {back}: actors and learners share {shared}, and never work at the same time: give"
+            " more (--devices 2), or leave staleness out"
+        )
+    return lines
 
 
 def _idle(plan: Plan) -> list[str]:
