@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from envs import composite, foreign
 from envs.spaces import Box, Discrete, MultiDiscrete
+from fdg import aliases
 from fdg.arguments import check_takes
 from fdg.errors import FdgError, listed, one_line
 from fdg.tracing.mistakes import explained, line_of
@@ -48,6 +49,8 @@ def check_spec(env: Any, single: bool = False) -> None:
         kind, or an object that does not hash.
     """
     given = _given(env)
+    if network := aliases.not_a_policy(env):
+        raise FdgError(f"env={network}, and give the environment, such as envs.make('CartPole-v1')")
     if isinstance(env, str):
         raise FdgError(f"env={env!r} is a name: write env=envs.make({env!r})")
     if isinstance(env, type) and not foreign.is_of_gymnasium(env):
@@ -190,6 +193,8 @@ def check_batch_step(env: Any, result: Any, count: int) -> tuple[Any, Any]:
       FdgError: it does not fit the environment's spaces, or the batch.
     """
     name = env.name
+    if hasattr(result, "final_observation"):
+        raise FdgError(f"environment '{name}': step gives an envs.TimeStep alone: return (state, step)")
     if not isinstance(result, tuple) or len(result) != 2 or not hasattr(result[1], "final_observation"):
         raise FdgError(
             f"environment '{name}': step gives {_described(result)}: a batched environment returns"

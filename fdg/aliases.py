@@ -1,5 +1,7 @@
 """Names that flags and arguments have in other libraries: `lr`, `gamma`, `total_timesteps`."""
 
+import re
+
 # By our name, as flags are written: from CleanRL, Stable-Baselines3, RLlib and PureJaxRL.
 ALIASES: dict[str, tuple[str, ...]] = {
     "algo": ("algorithm", "alg"),
@@ -48,6 +50,19 @@ def instead(name: str) -> str | None:
     return _INSTEAD.get(name.lower().strip("-").replace("_", "-"))
 
 
+def not_a_policy(name: object) -> str | None:
+    """What to do here with a policy network of Stable-Baselines3; None if it is none.
+
+    >>> not_a_policy("MlpPolicy")
+    "'MlpPolicy' is a network, which follows from the observation here: leave it out"
+    >>> not_a_policy("gpu_only")
+    """
+    if not isinstance(name, str) or not _NETWORKS.fullmatch(name):
+        return None
+    return f"{name!r} is a network, which follows from the observation here: leave it out"
+
+
+_NETWORKS = re.compile(r"(Mlp|Cnn|MultiInput)(Lstm|LnLstm|Ln)?Policy", re.IGNORECASE)
 _DEVICES = (
     "JAX takes the accelerators that there are: --devices N says how many, JAX_PLATFORMS=cpu takes none"
 )
@@ -66,6 +81,7 @@ _INSTEAD = {
     **dict.fromkeys(("save-model", "save-path", "load-path", "load", "model-path"), _SAVED),
     **dict.fromkeys(("dataset", "dataset-name", "train-dataset", "train-file", "data", "data-path"), _DATA),
     **dict.fromkeys(("eval-dataset", "test-dataset", "validation-file", "test-file"), _HELD_OUT),
+    "policy": f"{_NETWORK}; a distribution policy is one of the run: fit(algorithm, policy)",
     "capture-video": "fdg.play RUN films what was trained",
     "render": "fdg.play RUN films what was trained",
     "verbose": "a run prints how it goes; in Python progress=False prints nothing",

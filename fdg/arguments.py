@@ -141,6 +141,10 @@ def _bound(
             if p.default is p.empty and p.name not in kwargs:
                 kind = dict(_annotated(function)).get(p.name)
                 fix = f": give {listed(_words(kind))}" if kind else ""
+                if all(
+                    one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD for one in positional
+                ):
+                    fix = f": write {name}({', '.join(names)})"
                 raise FdgError(f"{name}: {p.name} is missing{fix}") from None
         raise FdgError(f"{name}: {one_line(error)}") from None
 

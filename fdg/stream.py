@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from fdg.arguments import check_fields, quoted
+from fdg.arguments import check_fields, checked_names, quoted
 from fdg.errors import FdgError, listed
 
 Order = Literal["prompt", "finished"]
@@ -185,6 +185,7 @@ class Stream:
             key, clock, kept, jax.tree.map(lambda x: zeros((rows, *x.shape[1:]), x.dtype), row)
         )
 
+    @checked_names
     def take(self, parameters: Any, version: jax.Array, state: StreamState) -> tuple[Any, StreamState]:
         """The next micro-batch.
 
@@ -195,7 +196,17 @@ class Stream:
 
         Returns:
           Rows `[b G, ...]` in order of their index, and the state.
+
+        Raises:
+          FdgError: an argument is missing, or the state is none.
         """
+        if not isinstance(state, StreamState):
+            if isinstance(state, tuple) and any(isinstance(one, StreamState) for one in state):
+                raise FdgError("this is the pair (rows, state) that take returns: give the state, its second")
+            raise FdgError(
+                f"take: {quoted(state)} is no state: give what init or take returned, as the third:"
+                " take(parameters, version, state)"
+            )
         version = jnp.asarray(version, jnp.int32)
         if self._is_lockstep and self.prefills in (None, self.slots):
             return self._take_all(parameters, version, state)

@@ -3,7 +3,8 @@
 import dataclasses
 import re
 
-from fdg.errors import unknown_name
+from fdg.aliases import not_a_policy
+from fdg.errors import FdgError, unknown_name
 from policies.auto import Auto, auto
 from policies.central import Central
 from policies.colocated import Colocated
@@ -67,12 +68,15 @@ def get(name: str) -> type:
     """The policy class of a name: snake case, or the class's own.
 
     Raises:
+      FdgError: it is a network of another library.
       UnknownNameError: no policy has this name; says the nearest.
 
     >>> get("gpu_only")()
     GPUOnly()
     """
     found = _BY_NAME.get(_snake_case(str(name)))
+    if network := not_a_policy(name):
+        raise FdgError(f"policy {network} (a policy says on which devices what runs)")
     if found is None:
         raise unknown_name("policy", name, _BY_NAME)
     assert dataclasses.is_dataclass(found)

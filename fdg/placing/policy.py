@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from fdg import aliases
 from fdg.arguments import check_fields, check_takes, quoted
 from fdg.errors import FdgError, PlanError
 from fdg.placing.layout import BATCH, MODEL
@@ -195,6 +196,8 @@ def check_policy(policy: Any) -> None:
         raise PlanError(
             f"{policy.__name__} is a class, and a policy is a value of one: write {policy.__name__}()"
         )
+    if network := aliases.not_a_policy(policy):
+        raise PlanError(f"policy {network} (a policy says on which devices what runs)")
     if isinstance(policy, str):
         raise PlanError(
             f"{policy!r} is no policy but the name of one: write policies.get({policy!r})(), which is"

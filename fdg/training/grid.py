@@ -18,6 +18,8 @@ from fdg.errors import FdgError
 Grid = tuple[tuple[str, tuple[float, ...]], ...]  # names, and the values of each
 
 _RANGE = re.compile(r"(log|lin):([^.\s][^\s]*?)\.\.([^\s]+?)x(\d{1,6})")
+_NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
+_BARE_RANGE = re.compile(rf"{_NUMBER}\.\.{_NUMBER}(?:x\d*)?")
 _LARGEST = float(np.finfo(np.float32).max)
 _MOST = 10_000  # values of one name, and points of a grid
 
@@ -134,6 +136,10 @@ def _float(name: str, item: Any) -> float:
     except (TypeError, ValueError):
         value = math.nan
     if math.isnan(value) or _LARGEST < abs(value) < math.inf:
+        if match := _BARE_RANGE.fullmatch(str(item).strip()):
+            low, high = match.groups()
+            kind = "log" if float(low) > 0 < float(high) else "lin"
+            raise FdgError(f"sweep: {name}: {item!r:.60} is a range: write {name}={kind}:{low}..{high}x8")
         words = f": {in_programs_of_their_own(name)}"
         raise FdgError(
             f"sweep: {name}: {item!r:.60} is not a number that float32 has"

@@ -138,6 +138,11 @@ class BatchOfPairs(Batch):
         return state, (step.observation, step.reward, step.done)
 
 
+class StepAlone(Batch):
+    def step(self, keys, state, action):
+        return super().step(keys, state, action)[1]
+
+
 class RewardsOfWholeNumbers(Batch):
     def step(self, keys, state, action):
         state, step = super().step(keys, state, action)

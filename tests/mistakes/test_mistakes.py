@@ -13,11 +13,25 @@ import fdg
 import policies
 from algos.networks import Network
 from fdg.errors import FdgError, FdgWarning
+from fdg.stream import Stream
 from tests.mistakes import algorithms as broken
 from tests.mistakes import environments as faulty
 from tests.tiny import Pupil
 
 ENV = envs.vectorize(faulty.Corridor())
+
+
+class Countdown:
+    """What a slot does, as far as a stream's first state asks."""
+
+    def idle(self, slots):
+        return {"left": jnp.zeros(slots)}
+
+    def row(self, kept):
+        return kept["left"]
+
+
+SLOTS = Stream(Countdown(), slots=4, batch=4)
 
 
 def ppo(**changed):
@@ -129,6 +143,11 @@ MISTAKES = {
         "it is float32[4]",
     ),
     "one flag for all": (lambda: trace_with(faulty.OneFlagForAll()), "terminated as bool[]", "it is bool[4]"),
+    "a step without its state": (
+        lambda: trace_with(faulty.StepAlone()),
+        "an envs.TimeStep alone",
+        "return (state, step)",
+    ),
     "observation of one": (lambda: trace_with(faulty.ForgetsTheBatch()), "(1,)", "expected (4, 1)"),
     "state without batch": (
         lambda: trace_with(faulty.StateWithoutBatch()),
@@ -297,6 +316,26 @@ MISTAKES = {
     "a class as policy": (lambda: place(policy=policies.GPUOnly), "is a class", "write GPUOnly()"),
     "a name as policy": (lambda: place(policy="gpu_only"), "the name of one", "policies.get('gpu_only')()"),
     "no policy": (lambda: place(policy=3), "3 is no policy", "policies.GPUOnly()"),
+    "a network as policy": (
+        lambda: place(policy="MlpPolicy"),
+        "a network, which follows from the observation",
+        "leave it out",
+    ),
+    "a network by a policy's name": (
+        lambda: policies.get("CnnLstmPolicy"),
+        "'CnnLstmPolicy' is a network",
+        "leave it out",
+    ),
+    "a network as environment": (
+        lambda: algos.PPO("MultiInputPolicy", ENV),
+        "env='MultiInputPolicy' is a network",
+        "leave it out, and give the environment",
+    ),
+    "a network as hyperparameter": (
+        lambda: ppo(policy="MlpPolicy"),
+        "unknown hyperparameter of PPO 'policy'",
+        "the network is that of hidden",
+    ),
     "steps as policy": (
         lambda: fdg.fit(ppo(), 10_000),
         "10000 is no policy",
@@ -339,6 +378,26 @@ MISTAKES = {
         lambda: run_of((broken.Counter().init(None), {})),
         "this is the pair (state, metrics)",
         "give the state",
+    ),
+    "take without a version": (
+        lambda: SLOTS.take(SLOTS.init(jax.random.key(0)), 0),
+        "take: state is missing",
+        "write take(parameters, version, state)",
+    ),
+    "what take returned as state": (
+        lambda: SLOTS.take({}, 0, ({}, SLOTS.init(jax.random.key(0)))),
+        "this is the pair (rows, state)",
+        "give the state",
+    ),
+    "something else as state of a stream": (
+        lambda: SLOTS.take(SLOTS.init(jax.random.key(0)), {}, 0),
+        "take: 0 is no state",
+        "take(parameters, version, state)",
+    ),
+    "a range without its kind": (
+        lambda: fdg.sweep(ppo(), {"learning_rate": "1e-4..1e-2"}, total_steps=8),
+        "is a range",
+        "learning_rate=log:1e-4..1e-2x8",
     ),
     "no file of a policy": (
         lambda: fdg.load_exported(__file__),
