@@ -5,6 +5,7 @@ Letters in shapes: `B` prompts, `G` responses to each, `N = B * G`; `R` tokens o
 
 import dataclasses
 import os
+import warnings
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -101,12 +102,6 @@ class JudgedAgent(LanguageAgent):
         require(self, ahead >= 0, f"ahead={ahead}: it must be zero or above")
         require(
             self,
-            not ahead or self.slots is not None,
-            f"ahead={ahead} without slots: responses begin ahead in slots that are free; give slots=, such as"
-            f" {count * self.responses_per_prompt}",
-        )
-        require(
-            self,
             not ahead or not is_game(self.env),
             f"ahead={ahead}: '{getattr(self.env, 'name', self.env)}' is a game, whose turns are played by all"
             " responses together: use ahead=0",
@@ -117,6 +112,13 @@ class JudgedAgent(LanguageAgent):
             age is None or (age >= 0 and self.late == "mask"),
             f"max_age={age}: it is zero or above, and of late='mask' alone",
         )
+        if self.late == "mask" and not ahead:
+            warnings.warn(
+                "late='mask' without ahead: no response begins ahead, and none is late: give ahead=1 (--ahead"
+                " 1), or leave late out",
+                fdg.FdgWarning,
+                stacklevel=2,
+            )
 
     @property
     def _candidates(self) -> int:

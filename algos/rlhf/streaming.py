@@ -131,7 +131,7 @@ def sizes(agent: Any, count: int) -> dict[str, Any]:
     group = agent.responses_per_prompt
     most = (count // agent.micro_batches + agent.ahead * count) * group
     return {
-        "slots": min(agent.slots or most, most),
+        "slots": min(agent.slots or count * group, most),
         "batch": count,
         "micro_batches": agent.micro_batches,
         "ahead": agent.ahead,

@@ -292,7 +292,7 @@ def test_a_problem_of_ones_own_has_its_reward_from_the_host():
             "raised ValueError: invalid literal for int() with base 16: 'cd=' (test_text.py, line LINE)"
             " for 'cd=', asked 'cd='",
         ),
-        (lambda p, r, a: [1.0, math.nan], "': return a finite number, or None for no reward"),
+        (lambda p, r, a: [1.0, math.nan], "gave nan for 'cd=', asked 'cd=': return a finite number, or None"),
         (lambda p, r, a: [1.0, -math.inf], "gave -inf for '"),
         (lambda p, r, a: [1.0], "gave 1 numbers for 2 responses"),
         (lambda p, r, a: ["good", "bad"], "raised ValueError: could not convert string to float: 'good'"),

@@ -15,7 +15,7 @@ from algos.rlhf import losses, streaming
 from algos.rlhf.group_relative import Batch, Sums
 from algos.rlhf.responses import scores
 from envs.text import Reward
-from fdg.errors import FdgError
+from fdg.errors import FdgError, FdgWarning
 from fdg.stream import Stream
 from tests.language.test_generation import TINY, prompts
 from tests.rlhf.small import SMALL, TASK, made
@@ -101,10 +101,21 @@ def test_an_iteration_ahead_keeps_the_state_and_says_how_busy_slots_are(name):
     assert {"slots_busy", "queued", "running", "ticks"} <= set(metrics)
 
 
+def test_as_many_slots_as_responses_of_a_batch_begin_ahead():
+    given = {**SMALL, "env": envs.make(TASK), "group_size": 2, "ahead": 1}
+    assert streaming.sizes(algos.GRPO(**given), 4)["slots"] == 8
+    assert streaming.sizes(algos.GRPO(**given, micro_batches=2), 4)["slots"] == 8
+    assert streaming.sizes(algos.GRPO(**{**given, "ahead": 0}, micro_batches=2), 4)["slots"] == 4
+
+
+def test_a_mask_of_what_is_never_late_is_warned_of():
+    with pytest.warns(FdgWarning, match=r"late='mask' without ahead: .* give ahead=1"):
+        algos.GRPO(**SMALL, env=envs.make(TASK), group_size=2, late="mask")
+
+
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"ahead": 1}, r"ahead=1 without slots: .* give slots=, such as 8"),
         ({"ahead": -1, "slots": 2}, "ahead=-1: it must be zero or above"),
         ({"micro_batches": 3}, "micro_batches=3 do not divide the 4 prompts of an iteration"),
         ({"micro_batches": 0}, "micro_batches=0"),
