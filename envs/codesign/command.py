@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from envs.codesign import reading
 from fdg.commands.cli import guarded
 from fdg.commands.flags import Flag, Parser, add_flag, normalise
 from fdg.errors import FdgError
@@ -20,6 +21,10 @@ algorithm's own. Exit status 3: no design meets the specs."""
 FLAGS = (
     Flag("samples", int | None, None, "designs to evaluate, rounded up to whole iterations (None: 5000)"),
     Flag("specs", str | None, None, "level of the file's specs: tight, medium or loose (None: [specs])"),
+    *(
+        Flag(key, float | None, None, "a spec in place of a level's, as in [specs] (None: those)")
+        for key in reading.UNITS
+    ),
     Flag("accuracy", str | None, None, "table, train, supernet or surrogate (None: as the file says)"),
     Flag("module", tuple[str, ...], (), "MODULE:NAME of networks of your own that the file names, to import"),
 )
@@ -97,8 +102,6 @@ def _environment(file: str | None, parameters: dict[str, Any], trusts: bool) -> 
             name = next(iter(parameters))
             raise FdgError(f"--{name} {parameters[name]}: a resumed search keeps what it has; leave it out")
         return []
-    from envs.codesign import reading
-
     name, _, options = file.partition("?")
     if trusts and name.endswith(".toml") and (modules := reading.modules(name)):
         parameters = {**parameters, "module": modules}

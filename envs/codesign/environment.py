@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import os
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from fdg.errors import FdgError, unknown_name
 from fdg.rowwise import rowwise
 
 PREFIX = "codesign:"
+_NUMBER = re.compile(r"\d|=")
 SPECS = (*reading.LEVELS, "random", "explicit")
 ORDERS = ("sequence", "at_once")
 REWARDS = ("paper", "feasible_first")
@@ -64,6 +66,11 @@ def make(
     (Discrete(n=33), 19)
     """
     options: dict[str, tuple] = {"order": (order, ORDERS), "reward": (reward, REWARDS)}
+    if specs is not None and specs not in (*SPECS,) and (not isinstance(specs, str) or _NUMBER.search(specs)):
+        raise FdgError(
+            f"specs of {PREFIX}{name} {specs!r:.60}: it is a level, and numbers have parameters of their own:"
+            " latency_ms=0.003, energy_uj=2, area_mm2=1 (fdg codesign: --latency-ms 0.003 --energy-uj 2)"
+        )
     if specs is not None:
         options["specs"] = (specs, SPECS)
     for key, (value, known) in options.items():

@@ -330,6 +330,9 @@ def test_by_name_with_parameters():
     [
         ({"spec": "tight"}, "unknown parameter of codesign:w1 'spec': did you mean 'specs'?"),
         ({"specs": "tigth"}, "unknown specs of codesign:w1 'tigth': did you mean 'tight'?"),
+        ({"specs": "latency_ms=0.003,energy_uj=2"}, "numbers have parameters of their own: latency_ms=0.003"),
+        ({"specs": 0.003}, "0.003: it is a level, and numbers have parameters"),
+        ({"specs": {"latency_ms": 3}}, "(fdg codesign: --latency-ms 0.003 --energy-uj 2)"),
         ({"order": "once"}, "'once': did you mean 'at_once'? (known: at_once, sequence)"),
         ({"reward": 3}, "unknown reward of codesign:w1 '3' (known: feasible_first, paper)"),
         ({"accuracy": "tabel"}, "unknown source of accuracies 'tabel': did you mean 'table'?"),
