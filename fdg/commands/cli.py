@@ -52,6 +52,8 @@ def train_main(argv: Sequence[str] | None = None) -> int:
             loop.say(presets.line(name, preset, algo, env_name, follows))
         if job.rounded is not None:
             loop.say(job.rounded)
+        for line in job.beyond if distributed.is_first() else ():
+            warnings.warn(line, FdgWarning, stacklevel=2)
         if job.config.get("optuna") is not None:
             from fdg.commands.sweeping import search_of
             from fdg.training.search import carry_out_search

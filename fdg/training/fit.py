@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import jax
 
 import policies
 from fdg.arguments import as_arguments, checked
-from fdg.errors import FdgError
+from fdg.errors import FdgError, FdgWarning
 from fdg.placing.policy import check_policy, checked_devices
 from fdg.tracing.trace import checked_name
 from fdg.training.description import describe
@@ -109,6 +110,8 @@ def fit(
         stop_at=stop_at,
         loggers=_loggers(tensorboard, wandb, mlflow),
     )
+    for line in job.beyond:
+        warnings.warn(as_arguments(line), FdgWarning, stacklevel=3)
     used = None if devices is None else checked_devices(devices)
     plots = [LivePlot(job.num_iterations)] if (in_notebook() if live_plot is None else live_plot) else []
     outcome = carry_out(job, used, (*plots, *callbacks), quiet=not progress, brief=True)

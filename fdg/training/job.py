@@ -77,6 +77,21 @@ class Job:
             f" {asked - done:,} more, which are left out: {done:,} will be done"
         )
 
+    @property
+    def beyond(self) -> list[str]:
+        """Periods that are longer than the run, as a line each."""
+        total = self.num_iterations
+        periods = {
+            "--eval-every": (self.eval_every, "nothing is evaluated"),
+            "--checkpoint-every": (self.checkpoint_every, "no checkpoint is written"),
+            "--exploit-every": (self.config.get("exploit_every"), "no agent takes over from another"),
+        }
+        return [
+            f"{option} {period} counts iterations, and the run has {total:,}: {what} before its end"
+            for option, (period, what) in periods.items()
+            if period is not None and period > total
+        ]
+
 
 MOST_DEVICES = 65_536
 MOST_AGENTS = 1_000_000

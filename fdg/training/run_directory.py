@@ -16,7 +16,7 @@ import numpy as np
 
 from algos.hyperparameters import MOST_STEPS
 from fdg import files
-from fdg.errors import FdgError, FdgWarning, RunError
+from fdg.errors import FdgError, FdgWarning, RunError, listed
 from fdg.reading import open_regular, read_json
 from fdg.training.job import MOST_AGENTS, MOST_DEVICES, MOST_EPISODES
 
@@ -32,6 +32,7 @@ _WRITTEN = (
     *("timeline.svg", "timeline.json"),
     *(f".{CHECKPOINTS}", f".{BEST}", *_FOLDERS),
 )
+_LISTED = 6  # runs of a folder that is none
 _JSON_BYTES = 64 << 20
 
 
@@ -328,9 +329,11 @@ def read_config(path: Path, prefix: str = "--resume: ") -> dict[str, Any]:
         os.lstat(file)
     except (FileNotFoundError, NotADirectoryError):
         around = [one / "config.json" for one in path.absolute().parents[:2]]
-        near = [one.parent for one in (*around, *path.glob("*/config.json")) if os.path.isfile(one)]
+        found = (*around, *sorted(path.glob("*/config.json")))
+        near = [one.parent for one in found if os.path.isfile(one)]
         fix = "leave out --resume to start one" if prefix == "--resume: " else "give the run directory"
-        fix = f"give {near[0]}" if near else fix
+        more = f" ({len(near) - _LISTED} more)" if len(near) > _LISTED else ""
+        fix = f"give {listed(near[:_LISTED])}{more}" if near else fix
         raise FdgError(f"{prefix}no run in {path} (it has no config.json): {fix}") from None
     except (OSError, ValueError):  # as reading it says
         pass

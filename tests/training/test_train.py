@@ -16,6 +16,7 @@ import fdg
 import policies
 from fdg.commands.cli import train_main
 from fdg.commands.parse import parse
+from fdg.errors import FdgError, FdgWarning
 from fdg.training import curves, progress, run_directory, statistics
 from fdg.training import loop as train
 from fdg.training.checkpoint import Checkpoints
@@ -206,6 +207,21 @@ def test_stale_runs_are_saved_and_go_on(policy, tmp_path, monkeypatch, capsys, h
 
     assert train_main([*PUPIL, "--resume", str(stopped), "--staleness", "1"]) == 2
     assert "--staleness 1 contradicts the run's 2" in capsys.readouterr().err
+
+
+def test_periods_beyond_the_run_are_warned_of(tmp_path, capsys):
+    words = [*WALK, "--total-steps", "16", "--eval-episodes", "0", "--checkpoint-every", "3"]
+    assert train_main([*words, "--eval-every", "2", "--out", str(tmp_path / "a")]) == 0
+    assert capsys.readouterr().err == (
+        "warning: --checkpoint-every 3 counts iterations, and the run has 2: no checkpoint is written before"
+        " its end\n"
+    )
+    assert train_main(["--resume", str(tmp_path / "a"), "--timeline", "--trust"]) == 0
+    assert "nothing was timed or drawn" in capsys.readouterr().out
+    with pytest.warns(FdgWarning, match=r"^eval_every=100000 counts iterations, and the run has 2: nothing"):
+        fdg.fit(Walk(), total_steps=16, eval_every=100_000, out=tmp_path / "b", devices=1, progress=False)
+    with pytest.raises(FdgError, match=rf"give {tmp_path}/a or {tmp_path}/b$"):
+        fdg.load(tmp_path)
 
 
 def test_the_default_directory_is_named_after_the_job(tmp_path, monkeypatch):
