@@ -21,11 +21,18 @@ ABOUT = f"With {FLAG.option}: which share of a stream's slots is busy, how old i
 
 
 def take(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """This flag, and the words that are left."""
+    """This flag, and the words that are left.
+
+    Raises:
+      FdgError: the lengths are none.
+    """
     parser = Parser(add_help=False, allow_abbrev=False)
     add_flag(parser, FLAG)
     known, rest = parser.parse_known_args(words)
-    return vars(known).get("lengths"), rest
+    given = vars(known).get("lengths")
+    if given is not None and not Path(given).is_dir():
+        streaming.distribution(given)  # before anything that takes long
+    return given, rest
 
 
 def said(job: Job, given: str) -> str:

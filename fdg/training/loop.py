@@ -191,8 +191,8 @@ class _Sitting:
             )
         if latest == total and complete:
             say(f"the run in {run.path} is complete: all of its {total:,} iterations are done")
-            drawn = job.draws_timeline or job.profiles
-            say("nothing was timed or drawn" if drawn else "nothing was done")
+            if job.draws_timeline or job.profiles:
+                say("nothing was timed or drawn, for nothing ran")
             say("go on with it by --total-steps, above what it has done")
             return Outcome(run, engine, None, total)
         if not brief:

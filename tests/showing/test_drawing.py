@@ -70,6 +70,13 @@ SingleLearnerCoarse(actors=4, learners=1, staleness=1) places Walker on 8 device
   idle: 5-7 (SingleLearnerCoarse places nothing there)"""
 
 
+def test_a_plan_whose_groups_share_their_device_in_spite_of_staleness(graphs):
+    stale = policies.SingleLearnerCoarse(staleness=1)
+    said = "staleness 1: actors and learners share the one device, and never work at the same time: give"
+    assert said in str(fdg.place(graphs[0], stale, 1))
+    assert said not in str(fdg.place(graphs[0], stale, 2))
+
+
 def test_a_plan_that_crosses_every_step(graphs):
     assert str(fdg.place(graphs[0], policies.SingleLearnerFine(), 8)) == FINE
 
