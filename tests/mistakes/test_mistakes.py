@@ -13,25 +13,12 @@ import fdg
 import policies
 from algos.networks import Network
 from fdg.errors import FdgError, FdgWarning
-from fdg.stream import Stream
 from tests.mistakes import algorithms as broken
 from tests.mistakes import environments as faulty
 from tests.tiny import Pupil
 
 ENV = envs.vectorize(faulty.Corridor())
-
-
-class Countdown:
-    """What a slot does, as far as a stream's first state asks."""
-
-    def idle(self, slots):
-        return {"left": jnp.zeros(slots)}
-
-    def row(self, kept):
-        return kept["left"]
-
-
-SLOTS = Stream(Countdown(), slots=4, batch=4)
+SLOTS = fdg.Stream(broken.Countdown(), slots=4, batch=4)
 
 
 def ppo(**changed):
