@@ -252,3 +252,13 @@ def test_a_hint_where_updates_are_too_large(metrics, words):
     assert both[0] == both[1] and (both[0] is not None) == bool(words)
     assert all(word in both[0] for word in words or ())
     assert not words or astray_by_row(metrics) is None, "said once"
+
+
+def test_a_subclass_keeps_the_presets_of_what_it_is_based_on():
+    @dataclasses.dataclass(frozen=True)
+    class Mine(algos.PPO):
+        extra: float = 1.0
+
+    assert Mine.preset("Pendulum-v1") == algos.PPO.preset("Pendulum-v1") != {}
+    assert algos.MAPPO.preset("MPE_simple_spread_v3") != algos.IPPO.preset("MPE_simple_spread_v3")
+    assert algos.RecurrentPPO.preset("Pendulum-v1") == {}

@@ -237,13 +237,3 @@ class AxesThatDiffer(OfRole):
 class OneAxisTooMany(OfRole):
     def iterate(self, state):
         return fdg.fragment("actor", in_axes=(0, 0), name="work")(jnp.cos)(state), {}
-
-
-class Countdown:
-    """What a slot does, as far as a stream's first state asks."""
-
-    def idle(self, slots):
-        return {"left": jnp.zeros(slots)}
-
-    def row(self, kept):
-        return kept["left"]

@@ -1,6 +1,5 @@
 """The table: mistakes in Python, and what each is told. Read the right-hand side aloud: cause, then fix."""
 
-import dataclasses
 import warnings
 
 import jax
@@ -15,10 +14,11 @@ from algos.networks import Network
 from fdg.errors import FdgError, FdgWarning
 from tests.mistakes import algorithms as broken
 from tests.mistakes import environments as faulty
+from tests.stream.test_engine import Walk
 from tests.tiny import Pupil
 
 ENV = envs.vectorize(faulty.Corridor())
-SLOTS = fdg.Stream(broken.Countdown(), slots=4, batch=4)
+SLOTS = fdg.Stream(Walk(), slots=4, batch=4)
 
 
 def ppo(**changed):
@@ -463,16 +463,6 @@ def test_an_iteration_without_fragments_is_one(devices):
         engine = fdg.compile(broken.Counter(), policy, devices[:2])
         state, metrics = engine.run(engine.init(0), 3)
         assert state["count"] == 3 and metrics["loss"].tolist() == [1.0, 2.0, 3.0]
-
-
-def test_a_subclass_keeps_the_presets_of_what_it_is_based_on():
-    @dataclasses.dataclass(frozen=True)
-    class Mine(algos.PPO):
-        extra: float = 1.0
-
-    assert Mine.preset("Pendulum-v1") == algos.PPO.preset("Pendulum-v1") != {}
-    assert algos.MAPPO.preset("MPE_simple_spread_v3") != algos.IPPO.preset("MPE_simple_spread_v3")
-    assert algos.RecurrentPPO.preset("Pendulum-v1") == {}
 
 
 def test_training_past_its_end_is_warned_of_once(devices):
