@@ -38,7 +38,7 @@ class TimeStep(NamedTuple):
       truncated: `[B] bool`, cut off by a time limit, so bootstrap from `final_observation`; never true where
         `terminated` is.
       final_observation: `[B, (A,) *observation_space.shape]`, the observation before the auto-reset; equals
-        `observation` where the episode goes on.
+        `observation` where the episode continues.
       episode_return: `[B] float32`, undiscounted return of the episode that ended here, the mean over agents,
         else 0; around a wrapper that changes rewards, of the environment inside.
       episode_length: `[B] int32`, steps in the episode that ended here, else 0.

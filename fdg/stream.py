@@ -93,7 +93,7 @@ class Stream:
       slots: responses in the making at once, on all devices together.
       batch: units of an iteration.
       micro_batches: parts of a batch, each taken by itself.
-      ahead: batches that may be begun before their turn; the oldest token of a row is so many iterations old.
+      ahead: batches that may be begun before their turn; the oldest token of a row is as many iterations old.
       order: `prompt`: units are taken in their order; `finished`: those that began first, of those that have
         finished.
       late: whether `take` waits for units whose last turn comes (`wait`), or hands them in whenever they have

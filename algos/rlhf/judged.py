@@ -52,7 +52,7 @@ class JudgedAgent(LanguageAgent):
         1, "parts of a batch, each judged as soon as its responses are there; changes no number"
     )
     ahead: int = hyperparameter(
-        0, "batches whose responses may begin before their turn; so many updates old are the oldest tokens"
+        0, "batches whose responses may begin before their turn; the oldest tokens are as many updates old"
     )
     order: Literal["finished", "prompt"] = hyperparameter(
         "finished", "which responses make a batch, of those that began ahead: finished ones, or by prompt"

@@ -14,7 +14,7 @@ from fdg.errors import FdgError
 
 INFEASIBLE = 3  # exit status where no design meets the specs
 _ABOUT = """Searches networks and an accelerator together, so that latency, energy and area meet their specs.
-FILE.toml says the problem; w1, w2 and w3 are there already. It prints the best design beside the specs, and
+FILE.toml says the problem; w1, w2 and w3 are there already. It prints the best design and the specs, and
 writes report.md, best.json, designs.csv, pictures, and files for ZigZag and MAESTRO into the run directory.
 Every flag of `fdg train` can be given too: --algo, --policy, --devices, --seed, --out, --resume, ..., and the
 algorithm's own. Exit status 3: no design meets the specs."""

@@ -3,15 +3,13 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from envs.codesign import cost
+from envs.codesign.outcome import Outcome
 from envs.codesign.report import amounts, chips, layer_rows
-
-if TYPE_CHECKING:
-    from envs.codesign.searching import Search
 
 NAMES = ("front.png", "gantt.png", "utilisation.png", "search.png")
 # Okabe and Ito's colours, which the colour-blind can tell apart.
@@ -19,7 +17,7 @@ _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#
 _SPEC = {"color": "#555555", "linestyle": "--", "linewidth": 1}
 
 
-def draw(found: "Search", folder: Path) -> list[Path]:
+def draw(found: Outcome, folder: Path) -> list[Path]:
     """Draws all; gives their paths."""
     layers = layer_rows(found.scheduled)
     figures = (_front(found), _gantt(found, layers), _utilisation(layers), _search(found))
@@ -38,7 +36,7 @@ def _figure(width: float, height: float) -> Any:
     return figure
 
 
-def _front(found: "Search") -> Any:
+def _front(found: Outcome) -> Any:
     """Score over latency, energy and area, with the specs."""
     figure = _figure(11.0, 4.0)
     panels = figure.subplots(1, 3, sharey=True)
@@ -66,7 +64,7 @@ def _front(found: "Search") -> Any:
     return figure
 
 
-def _gantt(found: "Search", layers: Sequence[Mapping[str, Any]]) -> Any:
+def _gantt(found: Outcome, layers: Sequence[Mapping[str, Any]]) -> Any:
     """When each layer runs, and where."""
     there = chips(found.problem, found.best)
     figure = _figure(11.0, 1.8 + 0.8 * len(there))
@@ -119,7 +117,7 @@ def _utilisation(layers: Sequence[Mapping[str, Any]]) -> Any:
     return figure
 
 
-def _search(found: "Search") -> Any:
+def _search(found: Outcome) -> Any:
     """By designs: the best score among those that meet the specs, and what is exceeded while none does."""
     curve = np.asarray(found.curve, float).reshape(-1, 3)
     known = curve[np.isfinite(curve[:, 2])]
@@ -143,5 +141,5 @@ def _search(found: "Search") -> Any:
     return figure
 
 
-def _name(found: "Search") -> str:
+def _name(found: Outcome) -> str:
     return Path(found.problem.name).name

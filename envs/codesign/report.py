@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,11 +15,9 @@ from envs.codesign import cost, exports, problem, templates
 from envs.codesign.exports import Chip
 from envs.codesign.found import Designs
 from envs.codesign.layers import Layer
+from envs.codesign.outcome import Outcome
 from envs.codesign.problem import Problem, Scheduled
 from fdg.errors import FdgError
-
-if TYPE_CHECKING:
-    from envs.codesign.searching import Search
 
 SOURCES = {
     "table": "measured before, by training each network",
@@ -50,8 +48,8 @@ def amounts(of: Problem) -> tuple[Amount, ...]:
     )
 
 
-def text(found: "Search") -> str:
-    """What the command prints: the design beside the specs, what binds its layers, accuracies, samples."""
+def text(found: Outcome) -> str:
+    """What the command prints: the design and the specs, what binds its layers, accuracies, samples."""
     if not math.isfinite(found.best.violation):
         return f"no design is complete after {found.samples:,} samples: give more"
     head = _verdict(found, "NO DESIGN MEETS THE SPECS; the nearest one")
@@ -67,13 +65,13 @@ def text(found: "Search") -> str:
     return "\n".join(lines)
 
 
-def _verdict(found: "Search", infeasible: str) -> str:
+def _verdict(found: Outcome, infeasible: str) -> str:
     if not any(map(math.isfinite, found.problem.specs)):
         return "no specs are given"
     return "meets the specs" if found.is_feasible else infeasible
 
 
-def infeasible(found: "Search") -> list[str]:
+def infeasible(found: Outcome) -> list[str]:
     """What keeps designs from the specs: the least violation, and what can be reached of each spec alone."""
     assert found.least is not None
     lines = [f"least violation: the specs are exceeded by {excess(float(found.best.violation))} in all"]
@@ -88,7 +86,7 @@ def infeasible(found: "Search") -> list[str]:
     return lines
 
 
-def _rows(found: "Search") -> list[list[str]]:
+def _rows(found: Outcome) -> list[list[str]]:
     rows = []
     for amount in amounts(found.problem):
         value, spec = getattr(found.best, amount.field), getattr(found.problem.specs, amount.field)
@@ -202,7 +200,7 @@ def design_row(of: Problem, design: Designs) -> dict[str, Any]:
     }
 
 
-def write(found: "Search", folder: Path, pictures: Sequence[str]) -> list[Path]:
+def write(found: Outcome, folder: Path, pictures: Sequence[str]) -> list[Path]:
     """Writes report, designs and files for other tools into a folder that is there; gives their paths.
 
     Args:
@@ -232,7 +230,7 @@ def write(found: "Search", folder: Path, pictures: Sequence[str]) -> list[Path]:
     return [folder / "report.md", folder / "designs.csv", *written]
 
 
-def _best(found: "Search", layers: list[dict[str, Any]]) -> dict[str, Any]:
+def _best(found: Outcome, layers: list[dict[str, Any]]) -> dict[str, Any]:
     of = found.problem
     return {
         "problem": of.name,
@@ -297,7 +295,7 @@ def _exported(of: Problem, design: Designs, scheduled: Scheduled) -> dict[str, s
 
 
 def _markdown(
-    found: "Search",
+    found: Outcome,
     layers: list[dict[str, Any]],
     files: Mapping[str, str],
     missing: str,
@@ -367,7 +365,7 @@ print(run("zigzag-workload.yaml", "zigzag.yaml", "zigzag-mapping.yaml", opt="lat
 
 
 def _assumptions(of: Problem, design: Designs) -> list[str]:
-    """Areas that nobody has measured, and the chip's area without them."""
+    """Areas that are assumed, not measured, and the chip's area without them."""
     there = chips(of, design)
     assumed = sorted({one.template for one in there if one.rows and one.template in ("shi", "rs")})
     if not assumed:

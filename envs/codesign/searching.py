@@ -18,8 +18,8 @@ import fdg
 import policies
 from envs.codesign import environment, pictures, problem, report
 from envs.codesign.environment import CoDesign
-from envs.codesign.found import Designs
-from envs.codesign.problem import Problem, Scheduled, Specs
+from envs.codesign.outcome import Outcome
+from envs.codesign.problem import Problem, Specs
 from fdg.errors import FdgError
 from fdg.placing.policy import checked_devices
 from fdg.processes import distributed
@@ -33,41 +33,8 @@ SAMPLES = 5_000
 
 
 @dataclasses.dataclass(frozen=True)
-class Search:
-    """What came of a search.
-
-    Attributes:
-      problem: whose specs designs are judged by.
-      best: the best design, scalars: one that meets all specs, if one was evaluated.
-      front: designs [points] of which none dominates another.
-      samples: designs that were evaluated.
-      seconds: of this sitting, compiling included.
-      curve: (designs, score, violation) as the search went; not-a-number where nothing was found yet.
-      least: the least latency, energy and area that were reached alone; None where a design meets all specs.
-      path: the run directory.
-      caught: the signal that ended it early; None if none did.
-    """
-
-    problem: Problem
-    best: Designs
-    front: Designs
-    samples: int
-    seconds: float
-    curve: tuple[tuple[int, float, float], ...]
-    least: Specs | None
-    path: Path
-    caught: int | None = None
-
-    @property
-    def is_feasible(self) -> bool:
-        """Whether the best design meets all specs."""
-        return bool(self.best.violation == 0)
-
-    @functools.cached_property
-    def scheduled(self) -> Scheduled:
-        """The schedule of the best design, improved by moves that save energy: no slower than it."""
-        specs = self.problem.specs._replace(latency_cycles=float(self.best.latency_cycles))
-        return problem.scheduled(dataclasses.replace(self.problem, specs=specs), self.best.choices)
+class Search(Outcome):
+    """What came of a search, which writes its report and prints itself."""
 
     def write(self, folder: str | Path | None = None) -> list[Path]:
         """Writes report, designs, pictures and files for other tools; gives their paths.
@@ -151,7 +118,7 @@ def search(
 
 
 def steps_of(samples: int, algorithm: Any) -> int:
-    """Environment steps in which an algorithm evaluates at least so many designs, in whole iterations."""
+    """Environment steps in which an algorithm evaluates at least this many designs, in whole iterations."""
     number = getattr(algorithm, "num_envs", 1)
     steps = number * -(-samples // number) * _environment_of(algorithm).max_episode_steps
     return -(-steps // algorithm.steps_per_iteration) * algorithm.steps_per_iteration
@@ -215,7 +182,7 @@ def run(job: Job, devices: Sequence[jax.Device] | None = None, progress: bool = 
 
 
 def _samples(job: Job, env: CoDesign, iterations: int) -> int:
-    """Designs that were complete after so many iterations."""
+    """Designs that were complete after this number of iterations."""
     number = getattr(job.algorithm, "num_envs", 1)
     return number * (iterations * job.steps_per_iteration // number // env.max_episode_steps)
 

@@ -83,11 +83,11 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
         elsewhere, rest = scale.take(rest)
         job = parse(rest, "python -m fdg.plan", f"{scale.ABOUT} {lengths.ABOUT}", runs=False)
         if elsewhere:
-            with _told_if_slow("tracing ..."):
+            with _said_if_slow("tracing ..."):
                 found = scale.lines(job, elsewhere)
             print(*found, sep="\n\n", flush=True)
             return 0
-        with _told_if_slow("tracing ..."):
+        with _said_if_slow("tracing ..."):
             settled = settle(job, fdg.trace(job.algorithm), plans_only=True)
         job, graph = settled.job, settled.graph
         devices, choice = (job.devices, None) if job.devices is not None else devices_of(job, graph)
@@ -104,7 +104,7 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
 
 
 @contextlib.contextmanager
-def _told_if_slow(line: str) -> Iterator[None]:
+def _said_if_slow(line: str) -> Iterator[None]:
     """Within, says on standard error what takes long, once it has taken five seconds."""
     timer = threading.Timer(_SLOW_SECONDS, lambda: print(line, file=sys.stderr, flush=True))
     timer.daemon = True

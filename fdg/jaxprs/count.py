@@ -66,7 +66,7 @@ def largest_operation(jaxpr: core.Jaxpr) -> int:
 def wide_product_flops(jaxpr: core.Jaxpr, width: int, least: int) -> int:
     """Of `flops_of`, those of matrix products of at least `least` operations that are `width` wide.
 
-    That is, each row is multiplied by a matrix of so many rows and columns at least.
+    That is, each row is multiplied by a matrix of this number of rows and columns at least.
     """
 
     def wide(eqn: Any) -> int:

@@ -197,7 +197,7 @@ def lowered(closed: Any) -> Any:
 def without_dead_code(closed: ClosedJaxpr) -> ClosedJaxpr:
     """A closed jaxpr without what none of its outputs needs, in branches, loops and calls too.
 
-    XLA drops the same but for some branches: a result of theirs that nobody reads would be made, exchanges
+    XLA drops the same but for some branches: a result of theirs that is never read would be made, exchanges
     included.
     """
     jaxpr = rewrite(open_jaxpr(closed), _without_unread_constants)

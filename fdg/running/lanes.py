@@ -121,7 +121,7 @@ class Lanes:
         self._void: list[threading.Thread] = []
 
     def deferred(self, group: str, call: Action, count: int) -> Action:
-        """A call of a group as one that its lane makes later, and that promises so many arrays."""
+        """A call of a group as one that its lane makes later, and that promises `count` arrays."""
         lane = group if group in self.groups else CROSSING
 
         def put(given: Sequence[Any]) -> Sequence[Any]:

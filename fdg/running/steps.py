@@ -58,7 +58,7 @@ class Interpreter:
     Attributes:
       programs: of the steps made so far, in their order.
       crossings: the collectives from process to process.
-      lanes: whose threads call XLA; None where whoever steps does.
+      lanes: whose threads call XLA; None where the calling thread does.
       moves: how often each transfer was made.
     """
 
@@ -196,7 +196,7 @@ class Interpreter:
         return run if self.lanes is not None and holds_host(call, mesh) else start
 
     def on_lane(self, group: str, call: Action, count: int) -> Action:
-        """A call that gives so many arrays, where the group's lane makes it."""
+        """A call that gives `count` arrays, where the group's lane makes it."""
         return call if self.lanes is None else self.lanes.deferred(group, call, count)
 
     def _move(self, move: Move, times: int) -> RunStep:

@@ -102,7 +102,7 @@ class Timeline:
             watch = affordable(self.watched + _ALWAYS, programs, seconds) and wait <= _SHARE * seconds
             watch = watch or self.bars is not None
             if watch:
-                with contextlib.suppress(Exception):  # whoever waits for the results hears of it
+                with contextlib.suppress(Exception):  # the reader of the results gets it
                     jax.block_until_ready(self.latest())
                 waited = time.perf_counter() - now
                 self._waited, self._longest = self._waited + waited, max(self._longest, waited)
@@ -179,7 +179,7 @@ class Timeline:
             if entry is None:
                 return
             run, done = entry
-            with contextlib.suppress(Exception):  # whoever waits for the results hears of it
+            with contextlib.suppress(Exception):  # the reader of the results gets it
                 jax.block_until_ready(done)
             run.finished = time.perf_counter()
             for other in run.after:

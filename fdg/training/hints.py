@@ -1,4 +1,4 @@
-"""What a run can be told while it trains: that nothing is there to learn from, or too much is changed."""
+"""Hints while a run trains: that nothing is there to learn from, or too much is changed."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence

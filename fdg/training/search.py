@@ -40,11 +40,6 @@ REDUCTION = 3  # of the trials that reach a rung, one in so many goes on
 RUNGS = 3  # at 1/27, 1/9 and 1/3 of the training
 
 
-def is_search(job: Job) -> bool:
-    """Whether a job is a search, and not one run."""
-    return job.config.get("optuna") is not None
-
-
 def check_search(algorithm: Any, space: Space) -> None:
     """Refuses a space that names what is no hyperparameter, or is swept.
 

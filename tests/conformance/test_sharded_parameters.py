@@ -319,7 +319,7 @@ def test_rules_may_stand_beside_the_network():
     assert {leaf.rule for leaf in declared.sharded} == {"mlp"}
     assert {leaf.layout.number for leaf in declared.sharded} == {2}
     assert plan("declared", algorithm=Declares()).sharded != ()
-    assert plan(None, algorithm=Declares()).sharded == ()  # whole, if nobody asks
+    assert plan(None, algorithm=Declares()).sharded == ()  # whole, by default
 
 
 def test_batches_keys_and_scalars_are_never_split_by_rules():

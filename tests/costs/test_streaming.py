@@ -1,4 +1,4 @@
-"""What a stream will do by the lengths of its responses, beside the clock in plain Python."""
+"""What a stream will do by the lengths of its responses, compared with the clock in plain Python."""
 
 import json
 import types

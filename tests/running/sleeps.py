@@ -134,7 +134,7 @@ def digest(state, metrics):
 
 
 def digests(runs, seconds, devices, iterations=3, lags=LAGS):
-    """Of each lag, those of so many runs; the first is one without any sleep."""
+    """Of each lag, those of `runs` runs; the first is one without any sleep."""
     pause = Pause(seconds)
     found = {}
     for lag in lags:

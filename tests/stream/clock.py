@@ -1,4 +1,4 @@
-"""Random settings of the clock: its bounds in plain Python, and `fdg.stream` beside it through XLA.
+"""Random settings of the clock: its bounds in plain Python, and `fdg.stream` through XLA compared with it.
 
     python -m tests.stream.clock --settings 10000
     python -m tests.stream.clock --xla 300
@@ -126,7 +126,7 @@ def saved_and_restored(state):
 
 
 def check_through_xla(seed):
-    """`fdg.stream` beside the reference.
+    """`fdg.stream` compared with the reference.
 
     Raises:
       AssertionError: they differ.

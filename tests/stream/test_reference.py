@@ -1,4 +1,4 @@
-"""`fdg.stream` beside the clock in plain Python. More settings: `python -m tests.stream.clock`."""
+"""`fdg.stream` compared with the clock in plain Python. More settings: `python -m tests.stream.clock`."""
 
 import pytest
 
