@@ -165,9 +165,19 @@ def _run(engine: Any, algorithm: Algorithm, placement: Placement) -> tuple[Any, 
 
 def _refusal(message: str, program: Program, placement: Placement) -> Verdict:
     named = fragments(program)
-    words = {*named, *named.values(), type(placement.policy).__name__}
+    words = {*named, *named.values(), type(placement.policy).__name__, *_changing(program)}
     is_clear = "\n" not in message and any(word in message for word in words)
     return Verdict("refused" if is_clear else "vague", message)
+
+
+def _changing(program: Program) -> list[str]:
+    """The leaves of the state whose dtype or weak type an iteration changes: these may be refused by name."""
+    algorithm = Algorithm(program)
+    before = jax.eval_shape(algorithm.init, jax.random.key(0))
+    after = jax.eval_shape(algorithm.iterate, before)[0]
+    leaves = zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True)
+    kinds = [(path, (a.dtype, a.weak_type), (b.dtype, b.weak_type)) for (path, a), b in leaves]
+    return [f"state{jax.tree_util.keystr(path)} " for path, old, new in kinds if old != new]
 
 
 def _brief(error: Exception) -> str:

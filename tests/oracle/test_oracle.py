@@ -224,7 +224,7 @@ def test_a_wrong_number_is_found_and_made_small(monkeypatch, devices):
 
 @pytest.mark.parametrize(
     ("message", "kind"),
-    [("'actors' cannot go there", "refused"), ("no", "vague")],
+    [("'actors' cannot go there", "refused"), ("no", "vague"), ("iterate changes state[0] so", "vague")],
 )
 def test_refusals_must_name_a_cause(message, kind, monkeypatch):
     def refuse(*_):
