@@ -2,10 +2,12 @@
 
     python -m bench.policy_calls                                        # PPO on CartPole-v1
     python -m bench.policy_calls --algo recurrent_ppo --rounds 40
+    python -m bench.policy_calls --asynchronous                         # JAX's default: a thread answers
 
 One observation a call, in turns: a hundred calls of each in every round; onnxruntime with its own settings.
-Prints the median of each over the rounds, the middle half, and the ratio of the medians. An untrained policy:
-what it has learned changes no times.
+JAX answers in the thread that calls (`jax_cpu_enable_async_dispatch` off), as docs/using.md advises for a
+deployed policy. Prints the median of each over the rounds, the middle half, and the ratio of the medians. An
+untrained policy: what it has learned changes no times.
 """
 
 import argparse
@@ -42,7 +44,9 @@ def main() -> int:
     parser.add_argument("--env", default="CartPole-v1")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--calls", type=int, default=300)
+    parser.add_argument("--asynchronous", action="store_true", help="calls on a thread of XLA's own")
     given = parser.parse_args()
+    jax.config.update("jax_cpu_enable_async_dispatch", given.asynchronous)
     import onnxruntime
 
     algorithm = algos.get(given.algo)(env=envs.make(given.env))
