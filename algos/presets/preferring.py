@@ -34,9 +34,6 @@ class HasPresets:
         """Makes copies and pickles without `__new__`, which they give no fields."""
         return object.__new__, (type(self),), vars(self)
 
-    # Hyperparameters that, once a user names them, decide which preset it is, or what of it counts.
-    preset_depends_on: ClassVar[tuple[str, ...]] = ()
-
     @classmethod
     def preset(cls, env_name: str, env: Any = None) -> dict[str, Any]:
         """Field values found good for an environment; empty where the defaults are.

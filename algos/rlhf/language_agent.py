@@ -57,7 +57,6 @@ class LanguageAgent(HasPresets):
     # Of an evaluation while it learns: rewards of 0 and 1 say little in few, and responses are cheap.
     episodes_while_training: ClassVar[int] = 256
     default_env: ClassVar[str] = "text:addition"
-    preset_depends_on: ClassVar[tuple[str, ...]] = ("model", "lora_rank", "adapters")
     # What leaves of the state begin with in a run that begins with the weights of another: the reference is
     # where learning starts, the critic what it was or else the policy, a network with adapters one without.
     begins_as: ClassVar[dict[str, tuple[str, ...]]] = {

@@ -68,10 +68,10 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def _search(env: list[str], samples: int | None, resumes: bool, rest: list[str]) -> int:
-    from fdg.commands.parse import join, parse
+    from fdg.commands.parse import CommandLine, parse
     from fdg.processes import distributed
 
-    join(rest)
+    CommandLine(rest).join()
     if not distributed.is_first():  # as fdg train does
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     from envs.codesign import searching  # knows algorithms, whose import may start JAX

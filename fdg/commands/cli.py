@@ -32,29 +32,30 @@ def train_main(argv: Sequence[str] | None = None) -> int:
     """
 
     def run(argv: Sequence[str]) -> int:
-        from fdg.commands.parse import join, parse
+        from fdg.commands.parse import CommandLine
         from fdg.training import run_directory
 
-        join(argv)
+        line = CommandLine(argv)
+        line.join()
         if not distributed.is_first():  # here, not in Python alone: gloo prints as well
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        job = parse(
-            argv, "python -m fdg.train", "Trains an algorithm on an environment, under a distribution policy."
+        job = line.job(
+            "python -m fdg.train", "Trains an algorithm on an environment, under a distribution policy."
         )
         if job.out is not None and not job.resumes and distributed.is_first():
             run_directory.check_free(job.out)  # before anything that takes long
         from fdg.commands import presets
-        from fdg.training import loop  # knows algorithms, whose import may start JAX: `parse` goes first
+        from fdg.training import loop  # knows algorithms, whose import may start JAX: the line goes first
 
-        if job.config["env"] is not None and not job.resumes:
-            record, algo, env_name = job.record, job.config["algo"], job.config["env"]
+        if job.named["env"] is not None and not job.resumes:
+            record, algo, env_name = job.record, job.named["algo"], job.named["env"]
             name, preset, follows = record["preset_name"], record["preset"], record.get("follows")
             loop.say(presets.line(name, preset, algo, env_name, follows))
         if job.rounded is not None:
             loop.say(job.rounded)
         for line in job.beyond if distributed.is_first() else ():
             warnings.warn(line, FdgWarning, stacklevel=2)
-        if job.config.get("optuna") is not None:
+        if job.optuna is not None:
             from fdg.commands.sweeping import search_of
             from fdg.training.search import carry_out_search
 
@@ -74,14 +75,13 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
     def run(argv: Sequence[str]) -> int:
         import fdg
         from fdg.commands import lengths, scale
-        from fdg.commands.flags import normalise
-        from fdg.commands.parse import parse
+        from fdg.commands.parse import CommandLine
         from fdg.training.choosing import settle
         from fdg.training.devices import devices_of
 
-        drawn, rest = lengths.take(normalise(argv))
-        elsewhere, rest = scale.take(rest)
-        job = parse(rest, "python -m fdg.plan", f"{scale.ABOUT} {lengths.ABOUT}", runs=False)
+        line = CommandLine(argv, (lengths.FLAG, *scale.FLAGS))
+        drawn, elsewhere = lengths.take(line.given), scale.take(line.given)
+        job = line.job("python -m fdg.plan", f"{scale.ABOUT} {lengths.ABOUT}", runs=False)
         if elsewhere:
             with _said_if_slow("tracing ..."):
                 found = scale.lines(job, elsewhere)

@@ -1,98 +1,137 @@
-"""What a command line takes from earlier runs, and what `config.json` keeps of the command line."""
+"""The configuration that a command line begins with, of an earlier run, and what a new run keeps of both."""
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fdg.commands.flags import Flag, to_json
-from fdg.commands.stored import checked
+from fdg.commands.flags import Flag
 from fdg.errors import FdgError
+from fdg.kinds import shown, to_json
 from fdg.reading import read_json
-from fdg.training.loggers import MLFLOW, TENSORBOARD, WANDB
-from fdg.training.run_directory import read_config
+from fdg.training import run_directory
+from fdg.training.settings import changes, contradiction, flat, read_value
 
+# Of a run's configuration, what a run that begins with it makes itself.
 _NOT_TAKEN = (
-    "id",
-    "devices_chosen",
-    "command",
-    "preset",
-    "preset_name",
-    "follows",
-    "versions",
-    "git_commit",
-    "resumes",
-    "from",
+    *("id", "devices_chosen", "command", "preset", "preset_name", "follows", "versions", "git_commit"),
+    *("resumes", "from"),
 )
 
 
-def template_of(early: Mapping[str, Any], flags: Sequence[Flag]) -> tuple[dict[str, Any], Path]:
-    """The values that a new run begins with: those of `--from RUN` or `--config FILE`; empty without either.
+def base_of(given: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
+    """The configuration that a job begins with: of `--resume RUN`, `--from RUN` or `--config FILE`.
 
     Args:
-      early: what the command line gives, as far as it is read.
-      flags: those whose values come back as Python values.
+      given: what the command line gives, as far as it is read.
 
     Returns:
-      The values, and the file that they are from.
+      The configuration's file, and what it holds; nothing, where the command line names no configuration.
 
     Raises:
       FdgError: there is no such run or file, it is no configuration, or the flags do not go together.
     """
-    start, file = early.get("start_from"), early.get("config")
-    if "resume" in early and (start is not None or file is not None):
-        other = "--from" if start is not None else "--config"
-        raise FdgError(f"--resume goes on with a run as it is, and {other} starts a new one: leave one out")
-    if start is None and file is None:
-        return {}, Path()
-    if file is not None:
-        path = Path(file) / "config.json" if os.path.isdir(file) else Path(file)
-        said = checked(path, _read(path), flags)
+    start, config = given.get("start_from"), given.get("config")
+    if given.get("out") == "":
+        raise FdgError("--out: give a directory")
+    if "resume" in given:
+        return _resumed(given)
+    if config is not None:
+        file = Path(config) / "config.json" if os.path.isdir(config) else Path(config)
+        said = _checked(file, run_directory.checked_config(file, _read(file)))
+    elif start is not None:
+        file = Path(str(start), "config.json")
+        said = _checked(file, run_directory.read_config(file.parent, prefix="--from: "))
     else:
-        path = Path(str(start), "config.json")
-        said = checked(path, read_config(path.parent, prefix="--from: "), flags)
+        return Path(), {}
     if said.get("rebuilds") is False:
         raise FdgError(
-            f"{path} is of a run that was trained from Python with what a file cannot say: use fdg.fit"
+            f"{file} is of a run that was trained from Python with what a file cannot say: use fdg.fit"
         )
-    return {name: value for name, value in said.items() if name not in _NOT_TAKEN}, path
+    return file, {name: value for name, value in said.items() if name not in _NOT_TAKEN}
+
+
+def _resumed(given: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
+    out, resume = given.get("out"), given["resume"] or given.get("out")
+    if resume is None:
+        raise FdgError("--resume: say which run: --resume runs/NAME")
+    if out is not None and os.path.abspath(out) != os.path.abspath(resume):
+        raise FdgError(f"--resume {resume} and --out {out} are two directories: leave out --out")
+    if "start_from" in given or "config" in given:
+        other = "--from" if "start_from" in given else "--config"
+        raise FdgError(f"--resume goes on with a run as it is, and {other} starts a new one: leave one out")
+    run = Path(resume)
+    said = _checked(run / "config.json", run_directory.read_config(run))
+    if said.get("rebuilds") is False:
+        raise FdgError(
+            f"--resume {run} was trained from Python, with what a file cannot say: go on from there,"
+            f" with fdg.fit(..., out={str(run)!r}, resume=True)"
+        )
+    return run / "config.json", said
+
+
+def _checked(file: Path, config: dict[str, Any]) -> dict[str, Any]:
+    if not {"algo", "policy", "policy_fields", "hyperparameters"} <= config.keys():
+        raise FdgError(f"{file} is no configuration of a run: give the config.json of a run directory")
+    return config
+
+
+def part(
+    file: Path, name: str, config: Mapping[str, Any], flags: Sequence[Flag], owner: str
+) -> dict[str, Any]:
+    """`policy_fields` or `hyperparameters`, as Python values.
+
+    Args:
+      file: of the configuration, for messages.
+      name: of the part.
+      config: the configuration.
+      flags: all that the part may hold.
+      owner: the algorithm or policy that has these flags.
+
+    Raises:
+      FdgError: a value that its flag cannot have, or one of no flag.
+    """
+    kinds = {flag.name: flag.kind for flag in flags}
+    kept = config.get(name, {})
+    if strange := [key for key in kept if key not in kinds]:
+        raise FdgError(f"{file} has {strange[0]!r:.60} in {name}, which {owner} has not")
+    return {key: read_value(file, key, value, kinds[key]) for key, value in kept.items()}
+
+
+def check_agrees(given: Mapping[str, Any], config: Mapping[str, Any], policy: Iterable[Flag] = ()) -> None:
+    """Refuses flags that contradict the run that is resumed.
+
+    Raises:
+      FdgError: names the flag.
+    """
+    found = contradiction(config, given, [flag.name for flag in policy])
+    if found is not None:
+        name, before, now = found
+        raise FdgError(
+            f"--resume: --{name.replace('_', '-')} {shown(now)} contradicts the run's {shown(before)}:"
+            f" leave it out, or start a new run"
+        )
 
 
 def record_of(
-    program: str,
-    argv: Sequence[str],
-    preset: Mapping[str, Any],
-    preset_name: str | None,
-    early: Mapping[str, Any],
-    base: Mapping[str, Any],
+    program: str, argv: Sequence[str], preset: Any, given: Mapping[str, Any], base: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What `config.json` keeps beside values: the command, the preset, and the run that this began from."""
     record: dict[str, Any] = {
         "command": shlex.join([*program.split(), *argv]),
-        "preset": {name: to_json(value) for name, value in preset.items()},
-        "preset_name": preset_name,
+        "preset": {} if preset is None else {name: to_json(value) for name, value in preset.values.items()},
+        "preset_name": None if preset is None else preset.name,
     }
-    if early.get("start_from") is not None:
-        hyperparameters = base.get("hyperparameters", {})
-        before = {**base, **hyperparameters}
-        changed = {
-            name: [before[name], value]
-            for name, value in early.items()
-            if name in before and before[name] != value
-        }
-        record["from"] = {"run": str(early["start_from"]), "changes": changed}
+    if given.get("start_from") is not None:
+        known = flat(base)
+        changed = changes(base, {name: value for name, value in given.items() if name in known})
+        record["from"] = {"run": str(given["start_from"]), "changes": changed}
     return record
 
 
-def loggers_of(run: Mapping[str, Any]) -> tuple[tuple[str, str | None], ...]:
-    """The trackers that flags ask for, for `Job.loggers`."""
-    asked = [(TENSORBOARD, None)] if run[TENSORBOARD] else []
-    return (*asked, *((name, run[name]) for name in (WANDB, MLFLOW) if run[name] is not None))
-
-
-def _read(path: Path) -> Any:
+def _read(file: Path) -> Any:
     try:
-        return read_json(path)
+        return read_json(file)
     except FdgError as error:
         raise FdgError(f"--config {error}: give the config.json of a run directory") from None

@@ -6,17 +6,15 @@ See docs/decisions/005-command-line-is-argparse.md.
 import argparse
 import contextlib
 import dataclasses
-import math
 import re
-import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
 from fdg.aliases import ALIASES, instead
 from fdg.errors import FdgError, nearest
-
-_NOT_FLAGS = ("env",)  # fields of an algorithm that a command line cannot write down
+from fdg.kinds import dataclass_fields, is_tuple, is_writable, mentions, reader, shown
+from fdg.training.settings import GROUPS, Settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,24 +33,57 @@ class Flag:
         return "--" + self.name.replace("_", "-")
 
 
-def dataclass_fields(cls: type) -> tuple[dataclasses.Field, ...]:
-    """The fields of a dataclass; none of another class, which then has no flags of its own."""
-    return dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
-
-
 def fields_of(cls: type) -> list[Flag]:
     """Flags for the fields of a dataclass whose values can be written on a command line."""
     hints = typing.get_type_hints(cls)
     flags = []
     for field in sorted(dataclass_fields(cls), key=lambda field: bool(field.kw_only)):
         kind = field.metadata.get("flag", hints[field.name])  # what of it a command line can say
-        if not field.init or field.name in _NOT_FLAGS or not _is_writable(kind):
+        if not field.init or not is_writable(kind):
             continue
         default = field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
-        flags.append(Flag(field.name, kind, default, field.metadata.get("help", "")))
+        words = field.metadata.get("words", False)
+        flags.append(Flag(field.name, kind, default, field.metadata.get("help", ""), words))
     return flags
+
+
+class Words:
+    """The words of a command line. Each parser takes those of its flags; what it takes is not read again."""
+
+    def __init__(self, argv: Sequence[str]):
+        self._strays: list[str] = []  # behind the value of a flag, or in front of all
+        self._flags: list[list[str]] = []  # each with the words up to the next
+        for word in normalise(argv):
+            if word.startswith("-") and not re.fullmatch(r"-|-[\d.]\S*", word):
+                self._flags.append([word])
+            else:
+                (self._flags[-1] if self._flags else self._strays).append(word)
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The flags that are left, as they are written, and the value of each (the last one; "" for none)."""
+        left = ((*words[0].partition("=")[::2], words[1:]) for words in self._flags)
+        return {option: value or " ".join(after) for option, value, after in left}
+
+    def take(self, parser: "Parser") -> dict[str, Any]:
+        """What is given of a parser's flags, by name."""
+        known = parser.options()
+        mine = [words for words in self._flags if words[0].partition("=")[0] in known]
+        self._flags = [words for words in self._flags if words not in mine]
+        given, rest = parser.parse_known_args([word for words in mine for word in words])
+        self._strays += rest
+        return vars(given)
+
+    def drop(self, *options: str) -> bool:
+        """Takes flags without a value out; whether there were any."""
+        before, self._flags = self._flags, [words for words in self._flags if words[0] not in options]
+        return len(before) > len(self._flags)
+
+    def take_all(self, parser: "Parser") -> dict[str, Any]:
+        """The same for all words that are left; refuses what is no flag."""
+        return parser.parse_strictly([*self._strays, *(word for words in self._flags for word in words)])
 
 
 def normalise(argv: Sequence[str]) -> list[str]:
@@ -174,7 +205,7 @@ def _fix(flag: Flag, word: str) -> str:
     """What to write in place of a word that a flag cannot have, where its kind says so."""
     if is_tuple(flag.kind):
         return f": write {flag.option} 64 64"
-    if _mentions(flag.kind, float) and "," in word:
+    if mentions(flag.kind, float) and "," in word:
         return f": give one; --sweep {flag.name}={word:.200} tries several"
     return ""
 
@@ -198,165 +229,86 @@ def _metavar(kind: Any) -> str:
     if typing.get_origin(kind) is Literal:
         return "{" + ",".join(map(str, typing.get_args(kind))) + "}"
     return next(
-        (name for plain, name in ((bool, "BOOL"), (int, "INT"), (float, "FLOAT")) if _mentions(kind, plain)),
+        (name for plain, name in ((bool, "BOOL"), (int, "INT"), (float, "FLOAT")) if mentions(kind, plain)),
         "NAME",
     )
 
 
-def _mentions(kind: Any, plain: type) -> bool:
-    return kind is plain or plain in typing.get_args(kind)
+def add_flags(parser: Any, flags: Iterable[Flag]) -> None:
+    """Adds flags to a parser or to a group of one; beside --out those that name an earlier run."""
+    for flag in flags:
+        add_flag(parser, flag)
+        if flag.name == "out":
+            text = "go on with the run in DIR (or in --out), exactly where it was; needs no other flag"
+            parser.add_argument("--resume", nargs="?", const="", metavar="DIR", help=text)
+            text = "begin a new run with the weights of the run in DIR, and its flags but for those given"
+            parser.add_argument("--from", dest="start_from", metavar="DIR", help=text)
+            text = "take the flags of a run's config.json, but for those given"
+            parser.add_argument("--config", metavar="FILE", help=text)
 
 
-def _is_writable(kind: Any) -> bool:
-    try:
-        reader(kind)
-    except TypeError:
-        return False
-    return True
+@dataclasses.dataclass(frozen=True)
+class JobFlags:
+    """The flags of a job: those that every job has (`fdg.training.settings`), and those of what it is of.
 
-
-def reader(kind: Any) -> Callable[[str], Any]:
-    """A function from a word to a value of the annotation `kind`; its ValueError says what was expected.
-
-    >>> reader(int)("5e5"), reader(float | None)("none"), reader(tuple[int, ...])("64,64")
-    (500000, None, (64, 64))
+    Attributes:
+      policy: fields of its policy.
+      own: hyperparameters of its algorithm.
+      has_length: whether `total_steps` is a flag of the run: none is of the algorithm.
     """
-    if kind is type(None):
-        return _read_none
-    if kind in _READERS:
-        return _READERS[kind]
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is Literal:
-        choices = {str(choice): choice for choice in arguments}
-        return lambda word: _read_choice(word, choices)
-    if origin in (typing.Union, types.UnionType):
-        # None first: "none" is also a string.
-        readers = [reader(one) for one in sorted(arguments, key=lambda one: one is not type(None))]
-        return lambda word: _read_first(word, readers)
-    if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
-        one, around = reader(arguments[0]), "" if arguments[0] is str else "[]()"  # as Python writes them
-        return lambda word: tuple(
-            one(part.strip()) for part in word.strip(around or None).split(",") if part.strip()
-        )
-    raise TypeError(f"no flag can have a value of type {kind}")
 
+    policy: Sequence[Flag] = ()
+    own: Sequence[Flag] = ()
+    has_length: bool = False
 
-def _read_int(word: str) -> int:
-    try:
-        number: float = int(word)
-    except ValueError:
-        try:
-            number = float(word)
-        except ValueError:
-            number = math.nan
-    if isinstance(number, float) and not number.is_integer():
-        raise ValueError("an integer")
-    if abs(number) >= _TOO_LARGE:
-        raise ValueError(f"an integer below {_TOO_LARGE:.0e}")
-    return int(number)
+    @classmethod
+    def of(cls, algorithm: type, policy: type, is_auto: bool) -> "JobFlags":
+        """The flags of an algorithm's class under a policy's.
 
+        Args:
+          algorithm: a class with `init` and `iterate`.
+          policy: a class with `place`.
+          is_auto: whether the policy is to be chosen, by a name that says how.
+        """
+        taken = {option[2:].replace("-", "_") for option in cls().parser().options()}
+        taken |= {"measure"} if is_auto else set()
+        placing = [flag for flag in fields_of(policy) if flag.name not in taken]
+        taken |= {flag.name for flag in placing}
+        own = [flag for flag in fields_of(algorithm) if flag.name not in taken]
+        return cls(placing, own, all(flag.name != "total_steps" for flag in own))
 
-_TOO_LARGE = 10**18  # what JAX counts with has 63 bits
+    def beginning_with(self, preset: Mapping[str, Any]) -> "JobFlags":
+        """The same with the values of a preset in place of the algorithm's defaults."""
+        own = [dataclasses.replace(flag, default=preset.get(flag.name, flag.default)) for flag in self.own]
+        return dataclasses.replace(self, own=own)
 
+    @property
+    def run(self) -> Sequence[Flag]:
+        """Those of the run."""
+        return [flag for flag in fields_of(Settings) if self.has_length or flag.name != "total_steps"]
 
-def _read_float(word: str) -> float:
-    try:
-        number = float(word)
-    except ValueError:
-        number = math.nan
-    if math.isnan(number):
-        raise ValueError("a number")
-    return number
+    @property
+    def groups(self) -> Mapping[str, Sequence[Flag]]:
+        """All of them, by the titles under which `--help` has them; the algorithm's own under none."""
+        names, run, *others = GROUPS
+        return {
+            names: [*fields_of(GROUPS[names]), *self.policy],
+            run: self.run,
+            **{title: fields_of(GROUPS[title]) for title in others},
+            "": self.own,
+        }
 
+    def parser(self, own_title: str = "", more: Sequence[Flag] = (), **settings: Any) -> Parser:
+        """A parser of them and of their aliases.
 
-def _read_bool(word: str) -> bool:
-    if word.lower() not in ("true", "false", "yes", "no", "1", "0"):
-        raise ValueError("true or false")
-    return word.lower() in ("true", "yes", "1")
-
-
-def _read_none(word: str) -> None:
-    if word.lower() != "none":
-        raise ValueError("none")
-
-
-def _read_choice(word: str, choices: Mapping[str, Any]) -> Any:
-    if word not in choices:
-        close = nearest(word, choices, 1)
-        hint = f" (did you mean '{close[0]}'?)" if close else ""
-        raise ValueError(f"one of {', '.join(choices)}{hint}")
-    return choices[word]
-
-
-def _read_first(word: str, readers: Sequence[Callable[[str], Any]]) -> Any:
-    expected = []
-    for read in readers:
-        try:
-            return read(word)
-        except ValueError as error:
-            expected.append(str(error))
-    raise ValueError(" or ".join(reversed(expected)))
-
-
-_READERS: dict[Any, Callable[[str], Any]] = {int: _read_int, float: _read_float, bool: _read_bool, str: str}
-
-
-def is_tuple(kind: Any) -> bool:
-    """Whether values of an annotation are, or may be, tuples."""
-    return typing.get_origin(kind) is tuple or any(
-        typing.get_origin(one) is tuple for one in typing.get_args(kind)
-    )
-
-
-def to_json(value: Any) -> Any:
-    """A value as `config.json` has it; numbers that JSON lacks (infinity) become words."""
-    if isinstance(value, tuple):
-        return [to_json(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def from_json(flag: Flag, value: Any) -> Any:
-    """What `to_json` made one of.
-
-    Raises:
-      ValueError: a value that `to_json` would not have made; says what was expected.
-    """
-    expected = _expected(flag.kind)
-    parts = value if isinstance(value, list) else [value]
-    for part in parts:
-        is_word = isinstance(part, str)
-        infinite = is_word and part in ("inf", "-inf") and _mentions(flag.kind, float)
-        if isinstance(part, list | dict) or (is_word and not (infinite or _takes_words(flag.kind))):
-            raise ValueError(expected)
-        if not is_word and part is not None and flag.kind is str:
-            raise ValueError(expected)
-    if isinstance(value, list) and not is_tuple(flag.kind):
-        raise ValueError(expected)
-    if isinstance(value, str) and _mentions(flag.kind, str):
-        return value
-    words = ["none" if p is None else p if isinstance(p, str) else str(p).lower() for p in parts]
-    try:
-        if isinstance(value, list) and not value:
-            return ()
-        return reader(flag.kind)(",".join(words))
-    except ValueError:
-        raise ValueError(expected) from None
-
-
-def _takes_words(kind: Any) -> bool:
-    origins = [typing.get_origin(one) for one in (kind, *typing.get_args(kind))]
-    return _mentions(kind, str) or Literal in origins
-
-
-def _expected(kind: Any) -> str:
-    """What the reader of an annotation says of a word that it cannot take."""
-    try:
-        reader(kind)("\0")
-    except ValueError as error:
-        return str(error)
-    return "a string"
-
-
-def shown(value: Any) -> str:
-    """A value as it is written on a command line."""
-    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+        Args:
+          own_title: of the algorithm's own.
+          more: further flags.
+          settings: of `argparse.ArgumentParser`.
+        """
+        parser = Parser(usage="%(prog)s [flags]", allow_abbrev=False, **settings)
+        for title, flags in self.groups.items():
+            add_flags(parser.add_argument_group(title or own_title), flags)
+        add_flags(parser, more)
+        add_aliases(parser, [flag for flags in self.groups.values() for flag in flags])
+        return parser

@@ -1,10 +1,10 @@
 """`python -m fdg.plan --lengths RUN|DISTRIBUTION`: what a stream would do with responses of such lengths."""
 
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from algos.rlhf import streaming as sizes_of
-from fdg.commands.flags import Flag, Parser, add_flag
+from fdg.commands.flags import Flag
 from fdg.costs import streaming
 from fdg.errors import FdgError
 from fdg.training.job import Job
@@ -20,19 +20,16 @@ FLAG = Flag(
 ABOUT = f"With {FLAG.option}: which share of a stream's slots is busy, how old its tokens are. {FLAG.help}."
 
 
-def take(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """This flag, and the words that are left.
+def take(given: dict[str, Any]) -> str | None:
+    """Takes the value of this flag out of all that are given.
 
     Raises:
       FdgError: the lengths are none.
     """
-    parser = Parser(add_help=False, allow_abbrev=False)
-    add_flag(parser, FLAG)
-    known, rest = parser.parse_known_args(words)
-    given = vars(known).get("lengths")
-    if given is not None and not Path(given).is_dir():
-        streaming.distribution(given)  # before anything that takes long
-    return given, rest
+    drawn = given.pop(FLAG.name, None)
+    if drawn is not None and not Path(drawn).is_dir():
+        streaming.distribution(drawn)  # before anything that takes long
+    return drawn
 
 
 def said(job: Job, given: str) -> str:

@@ -1,7 +1,8 @@
 """From a command line to a checked `Job`.
 
-Most flags are not written here: each hyperparameter of the chosen algorithm, and each field of the chosen
-policy, is one. So a command line is read twice, the first time for the names alone.
+Each setting of a run is a flag, and so is each hyperparameter of the chosen algorithm and each field of the
+chosen policy. So a command line is read in two steps: the settings, which name algorithm and policy, and then
+what is left, by the flags of these two.
 """
 
 import dataclasses
@@ -10,67 +11,24 @@ from pathlib import Path
 from typing import Any
 
 from fdg.aliases import instead
-from fdg.commands import presets
-from fdg.commands.construct import check_kind, construct, with_staleness
-from fdg.commands.earlier import loggers_of, record_of, template_of
-from fdg.commands.flags import (
-    Flag,
-    Parser,
-    add_aliases,
-    dataclass_fields,
-    fields_of,
-    normalise,
-    to_json,
-    written,
-)
-from fdg.commands.memory import with_memory
-from fdg.commands.run_flags import (
-    DEVICES_CHOSEN,
-    FREE_ON_RESUME,
-    MACHINE,
-    NAMES,
-    PROCESSES,
-    RUN,
-    STALENESS,
-    TOTAL_STEPS,
-    JobFlags,
-    add_flags,
-)
-from fdg.commands.stored import check_agrees, earlier_run, part
-from fdg.commands.sweeping import check_searched, spelled_search, spelled_sweep, with_sweep
+from fdg.commands import earlier, presets
+from fdg.commands.flags import Flag, JobFlags, Words, fields_of, written
+from fdg.commands.sweeping import check_searched, spelled_search, spelled_sweep
 from fdg.errors import FdgError, UnknownNameError, one_line, unknown_name
+from fdg.kinds import dataclass_fields, to_json
 from fdg.processes import distributed
 from fdg.running.host_devices import device_a_core, make_host_devices
 from fdg.running.program_cache import keep_programs
 from fdg.running.xla_options import choose_xla_options
-from fdg.training.job import MOST_DEVICES, Job, at_least, check_divides, check_run, lengths
+from fdg.training import settings
+from fdg.training.settings import Names, Processes, Settings
 
 _AUTO = ("auto", "auto:measure")
+_NAMES = ("algo", "env", "policy")
 
 
-def join(argv: Sequence[str]) -> None:
-    """Makes this process one of several, if the command line says so; before `parse`, which may start JAX.
-
-    Raises:
-      FdgError: as `distributed.initialize`, or the flags do not fit together.
-    """
-    first = Parser(add_help=False, allow_abbrev=False)
-    add_flags(first, (*RUN, *PROCESSES))
-    add_aliases(first, RUN)
-    given = vars(first.parse_known_args(normalise(argv))[0])
-    distributed.check(given)
-    triple = {
-        flag.name: given[flag.name]
-        for flag in PROCESSES
-        if given.get(flag.name) is not None and flag.kind is not bool
-    }
-    if triple or given.get("distributed"):
-        check_divides(given.get("devices"), given.get("num_processes") or 1)  # sooner than all are there
-        distributed.initialize(**triple)
-
-
-def parse(argv: Sequence[str], program: str, description: str, runs: bool = True) -> Job:
-    """Reads and checks a command line.
+def parse(argv: Sequence[str], program: str, description: str, runs: bool = True) -> Any:
+    """The `Job` of a command line, which is read and checked.
 
     Args:
       argv: the words after the program's name.
@@ -82,198 +40,283 @@ def parse(argv: Sequence[str], program: str, description: str, runs: bool = True
       FdgError: with the one line to show.
       SystemExit: after `--help`.
     """
-    words = normalise(argv)
-    first = Parser(add_help=False, allow_abbrev=False)
-    add_flags(first, (*NAMES, *presets.FLAGS, *RUN, *MACHINE, *PROCESSES))
-    add_aliases(first, (*NAMES, *RUN))
-    words, early = with_memory(words, vars(first.parse_known_args(words)[0]))
-    distributed.check(early)
-    stored_flags = (*NAMES, *RUN, STALENESS, TOTAL_STEPS, DEVICES_CHOSEN)
-    out, stored = earlier_run(early, stored_flags)
-    template, file = template_of(early, stored_flags)
-    if stored:
-        assert out is not None
-        file = out / "config.json"
-    if stored.get("rebuilds") is False:
-        raise FdgError(
-            f"--resume {out} was trained from Python, with what a file cannot say: go on from there,"
-            f" with fdg.fit(..., out={str(out)!r}, resume=True)"
+    return CommandLine(argv).job(program, description, runs)
+
+
+class CommandLine:
+    """A command line of a job.
+
+    Attributes:
+      given: settings by name, as far as they are given; `job` adds the rest.
+
+    Args:
+      argv: the words after the program's name.
+      more: further flags, whose values are among `given`.
+    """
+
+    def __init__(self, argv: Sequence[str], more: Sequence[Flag] = ()):
+        self._argv, self._words = argv, Words(argv)
+        self.given = self._words.take(JobFlags().parser(more=more, add_help=False))
+        distributed.check(self.given)
+
+    def join(self) -> None:
+        """Makes this process one of several, if the command line says so; before `job`, which may start JAX.
+
+        Raises:
+          FdgError: as `distributed.initialize`, or the flags do not fit together.
+        """
+        given = self.given
+        named = {flag.name: given.get(flag.name) for flag in fields_of(Processes) if flag.kind is not bool}
+        triple = {name: value for name, value in named.items() if value is not None}
+        if triple or given.get("distributed"):
+            # Sooner than all are there.
+            settings.check_divides(given.get("devices"), given.get("num_processes") or 1)
+            distributed.initialize(**triple)
+
+    def job(self, program: str, description: str, runs: bool = True) -> Any:
+        """The job; arguments and errors as for `parse`."""
+        given = self.given
+        file, base = earlier.base_of(given)
+        before = settings.read_settings(file, base)  # what is not given is as it was there
+        cores = self._make_devices(before, chooses=not base)
+        # Before the imports below, which may start JAX's backends and compile.
+        from algos.hyperparameters import absolute_folder
+        from fdg.training.description import construct, with_staleness
+        from fdg.training.job import Job, lengths
+        from fdg.training.sweep import swept
+
+        named = self._named(file, base, before)
+        cls, algo, is_auto = named.cls, named.algo, named.policy in _AUTO
+        flags = JobFlags.of(cls, named.policy_class, is_auto)
+        parser = flags.parser(named.title, prog=program, description=description)
+        self._check_owners(flags, named, parser.options())
+        helps = self._words.drop("-h", "--help")
+        given |= self._words.take(parser) if helps else self._words.take_all(parser)
+        given |= {f.name: absolute_folder(f, given[f.name]) for f in dataclass_fields(cls) if f.name in given}
+        own = {flag.name: given[flag.name] for flag in flags.own if flag.name in given}
+        kept = _hyperparameters(file, base, algo, cls, given)
+        preset = presets.chosen(cls, given.get("preset"), named.registered, named.env, {**kept, **own})
+        begun = dict(preset.values) if preset else {}
+        if helps:
+            flags = flags.beginning_with(begun)
+            flags.parser(named.title, prog=program, description=description).print_help()
+            raise SystemExit(0)
+        if given.get("show_preset"):
+            shown = presets.defaults(cls) if given.get("preset") == "none" else preset
+            print(presets.table(shown, algo, named.env_name, fields_of(cls), presets.known(cls)), flush=True)
+            raise SystemExit(0)
+        if given.get("sweep") is not None:
+            given["sweep"] = spelled_sweep(given["sweep"], given)
+        if given.get("search") is not None:
+            given["search"] = spelled_search(given["search"], flags.own, given)
+        resumes = "resume" in given
+        if resumes:
+            run = {name: given[name] for name in settings.kept(Names, Settings) if name in given}
+            earlier.check_agrees({**run, **own}, base)
+
+        said = dataclasses.replace(named.said, named=given)
+        said.check_fields(cls, kept)
+        asked = {**begun, **kept, **own, **({} if named.env is None else {"env": named.env})}
+        values = presets.settled(cls, asked, own)
+        algorithm = construct(cls, algo, values)
+        follows = {
+            name: value for name, value in values.items() if name not in asked or value is not asked[name]
+        }
+        if is_auto and given.get("staleness"):
+            settings.check_range("staleness", given["staleness"])
+            raise FdgError(
+                f"--staleness {given['staleness']}: under --policy {named.policy} it is the most that may be"
+                f" chosen: use --max-staleness {given['staleness']}, or name a policy, such as"
+                " --policy single_learner_coarse"
+            )
+        fields = {flag.name: flag.default for flag in flags.policy}
+        if base.get("policy") == named.policy:  # the fields of another mean nothing to it
+            fields |= earlier.part(file, "policy_fields", base, flags.policy, named.policy)
+        fields |= {name: given[name] for name in fields if name in given}
+        known = {**before, **given}
+        run = {flag.name: known.get(flag.name, flag.default) for flag in flags.run}
+        staleness = known.get("staleness", Names.staleness)
+        settings.check({**run, "staleness": staleness})
+        said.check_trackers(run)
+        policy_values = with_staleness(named.policy_class, named.policy, fields, staleness)
+        if named.policy == "auto:measure":
+            policy_values = {**policy_values, "measure": True}
+        policy = construct(named.policy_class, named.policy, policy_values)
+        algorithm = swept(algorithm, run)
+        check_searched(algorithm, run, flags.own, said)
+        out = file.parent if resumes else Path(given["out"]) if "out" in given else None
+        chosen = None if "devices" in given else before.get("devices_chosen")
+        return Job(
+            algorithm=algorithm,
+            policy=policy,
+            named={
+                "algo": algo,
+                "env": None if named.env is None else named.env_name,
+                "policy": named.policy,
+                "policy_fields": fields,
+                "staleness": staleness,
+                "hyperparameters": {flag.name: to_json(getattr(algorithm, flag.name)) for flag in flags.own},
+            },
+            cores=cores,
+            resumes=resumes,
+            start_from=Path(given["start_from"]) if given.get("start_from") is not None else None,
+            trust=given.get("trust", False),
+            explains=known.get("policy") is not None,
+            record=earlier.record_of(program, self._argv, preset, given, base)
+            | ({"follows": follows} if follows else {}),
+            **{**run, "out": out, "devices_chosen": chosen},
+            **lengths(algorithm, algo, run.get("total_steps"), runs),
         )
-    base = stored or template  # what is not given is as it was there
-    known = {**base, **early}
-    # Before the imports below, which may start JAX's backends and compile.
-    keep_programs(early.get("program_cache"))
-    choose_xla_options(early.get("xla_options"))
-    if known.get("devices") is not None:
-        at_least(1, devices=known["devices"])
-        if known["devices"] > MOST_DEVICES:
-            raise FdgError(f"--devices {known['devices']}: it must be at most {MOST_DEVICES}")
-        check_divides(known["devices"], distributed.count())
-        make_host_devices(known["devices"] // distributed.count())
-    chosen_before = stored.get("devices_chosen")
-    at_least(1, devices_chosen=chosen_before)
-    choosing = distributed.count() == 1 and known.get("devices") is None and not stored
-    cores = device_a_core() if choosing else None
-    if chosen_before is not None and known.get("devices") is None:
-        make_host_devices(chosen_before)
 
-    from algos.hyperparameters import absolute_folder
-    from fdg.training.said import Said
-    from fdg.training.sweep import agent_count
+    def _make_devices(self, before: Mapping[str, Any], chooses: bool) -> int | None:
+        """Makes host devices, and says how many there are to choose from; None for no choice."""
+        given = self.given
+        keep_programs(given.get("program_cache"))
+        choose_xla_options(given.get("xla_options"))
+        devices = given.get("devices", before.get("devices"))
+        if devices is not None:
+            settings.check_range("devices", devices)
+            settings.check_divides(devices, distributed.count())
+            make_host_devices(devices // distributed.count())
+        elif before.get("devices_chosen") is not None:
+            make_host_devices(before["devices_chosen"])
+        return device_a_core() if chooses and devices is None and distributed.count() == 1 else None
 
-    for flag in NAMES:
-        if known.get(flag.name) == "":
-            raise FdgError(f"{flag.option}: give a name")
-    if "env" in early:  # so that the run can be used from any folder
+    def _named(self, file: Path, base: Mapping[str, Any], before: Mapping[str, Any]) -> "_Named":
+        """What names of the command line, or else of the configuration that it begins with, stand for.
+
+        Raises:
+          FdgError: there is no such, it is not trusted, or an algorithm and its environment do not fit.
+        """
         import envs
+        from fdg.training.description import check_kind
+        from fdg.training.said import Said
 
-        early["env"] = known["env"] = envs.absolute(early["env"])
-    named = {flag.name: early[flag.name] for flag in NAMES if flag.name in early}
-    if stored:
-        check_agrees(named, stored, FREE_ON_RESUME)
-    said = Said(file if base else None, early, early.get("trust", False))
-    algo, env_name, policy_name = (known.get(flag.name) or flag.default for flag in NAMES)
-    if known.get("policy") is None:
-        policy_name = _unnamed_policy(words)
-    is_auto = policy_name in _AUTO
-    chosen, policy_class = said.algorithm_class(algo), _policy_class(policy_name, said)
-    if known.get("env") is None:
-        env_name = getattr(chosen, "default_env", env_name)
-        said = dataclasses.replace(said, named={**early, "env": env_name})  # the class does
-    has_env = any(field.name == "env" for field in dataclass_fields(chosen))
-    if early.get("env_workers") is not None and not has_env:
-        raise FdgError(f"--env-workers {early['env_workers']}: {algo} has its own environment")
-    if "env" in early and not has_env:
-        raise FdgError(f"--env {env_name}: {algo} has its own environment (no field 'env')")
-    registered_name, overrides = said.environment(env_name)
-    if base and has_env and known.get("env") is None:
-        raise FdgError(f"{file} names no environment, and {algo} needs one: say which by --env")
-    env = (
-        {"env": _environment(registered_name, overrides, _workers(registered_name, early, base))}
-        if has_env
-        else {}
-    )
-    check_kind(chosen, algo, env.get("env"))
-    presets.check_allowed(early, bool(stored), base.get("algo") == algo)
-    earlier = _hyperparameters(file, base, algo, fields_of(chosen), early)
-    found = presets.chosen(chosen, early.get("preset"), registered_name, env.get("env"), words, earlier)
-    preset = dict(found.values) if found else {}
+        given, options = self.given, self._words.options
+        for name in _NAMES:
+            if given.get(name) == "":
+                raise FdgError(f"--{name}: give a name")
+        remembers = options.get("--memory", "none").lower() != "none"
+        if remembers and given.get("algo", None if base else "ppo") == "ppo":
+            given["algo"] = "recurrent_ppo"
+        if "env" in given:  # so that the run can be used from any folder
+            given["env"] = envs.absolute(given["env"])
+        if "resume" in given:
+            earlier.check_agrees({name: given[name] for name in _NAMES if name in given}, base)
+        known: dict[str, Any] = {**before, **given}
+        algo, env_name, policy = (known.get(name) for name in _NAMES)
+        algo = algo or Names.algo
+        if policy is None:  # `gpu_only` if a flag of its own is given, else one that is chosen
+            policy = "gpu_only" if options.keys() & _options_of("gpu_only") else Names.policy
+        said = Said(file if base else None, given, given.get("trust", False))
+        cls, policy_class = said.algorithm_class(algo), _policy_class(policy, said)
+        has_env = any(field.name == "env" for field in dataclass_fields(cls))
+        if env_name is None:
+            env_name = str(getattr(cls, "default_env", Names.env))
+            said = dataclasses.replace(said, named={**given, "env": env_name})  # the class does
+        if given.get("env_workers") is not None and not has_env:
+            raise FdgError(f"--env-workers {given['env_workers']}: {algo} has its own environment")
+        if "env" in given and not has_env:
+            raise FdgError(f"--env {env_name}: {algo} has its own environment (no field 'env')")
+        registered, overrides = said.environment(env_name)
+        if base and has_env and known.get("env") is None:
+            raise FdgError(f"{file} names no environment, and {algo} needs one: say which by --env")
+        env = _environment(registered, overrides, _workers(registered, given, before)) if has_env else None
+        check_kind(cls, algo, env)
+        presets.check_allowed(given, "resume" in given, base.get("algo") == algo)
+        return _Named(said, algo, cls, policy, policy_class, env_name, registered, env)
 
-    flags = JobFlags.of(chosen, policy_class, is_auto, preset)
-    own_flags, policy_flags, run_flags = flags.own, flags.policy, flags.run
-    what = f"hyperparameters of {algo}" + (f" for {env_name}" if has_env else "")
-    parser = flags.parser(what, prog=program, description=description)
-    _check_policy_flags(words, policy_name, policy_class, [*policy_flags, STALENESS, *own_flags])
-    _check_algorithm_flags(words, algo, parser.options())
-    given = parser.parse_strictly(words)
-    given |= {name: early[name] for name in given.keys() & {"env"}}
-    given |= {f.name: absolute_folder(f, given[f.name]) for f in dataclass_fields(chosen) if f.name in given}
-    if given.get("show_preset"):
-        if early.get("preset") == "none":
-            found = presets.defaults(chosen)
-        print(presets.table(found, algo, env_name, fields_of(chosen), presets.known(chosen)), flush=True)
-        raise SystemExit(0)
-    for flag in (
-        *presets.FLAGS,
-        *MACHINE,
-        *PROCESSES,
-    ):  # they say how it is carried out, and no run is bound to them
-        given.pop(flag.name, None)
-    start_from = given.pop("start_from", None)
-    given.pop("config", None)
-    if given.get("sweep") is not None:
-        given["sweep"] = spelled_sweep(given["sweep"], given)
-    if given.get("search") is not None:
-        given["search"] = spelled_search(given["search"], own_flags, given)
-    if stored:
-        check_agrees(given, stored, FREE_ON_RESUME | {flag.name for flag in policy_flags})
+    def _check_owners(self, flags: JobFlags, named: "_Named", known: Container[str]) -> None:
+        """Refuses a flag that only other algorithms, or other policies, have.
 
-    said = dataclasses.replace(said, named=given)
-    said.check_fields(chosen, earlier)
-    now = {flag.name: given[flag.name] for flag in own_flags if flag.name in given}
-    asked = {**preset, **earlier, **now, **env}
-    values = presets.settled(chosen, asked, now)
-    algorithm = construct(chosen, algo, values)
-    follows = {name: value for name, value in values.items() if name not in asked or value is not asked[name]}
-    # The fields of another policy than this one mean nothing to it.
-    same = base.get("policy") == policy_name
-    kept = part(file, "policy_fields", base, policy_flags, policy_name) if same else {}
-    if is_auto and given.get("staleness"):
-        at_least(0, staleness=given["staleness"])
-        raise FdgError(
-            f"--staleness {given['staleness']}: under --policy {policy_name} it is the most that may be"
-            f" chosen: use --max-staleness {given['staleness']}, or name a policy, such as"
-            " --policy single_learner_coarse"
-        )
-    policy_fields = {flag.name: {**kept, **given}.get(flag.name, flag.default) for flag in policy_flags}
-    run = {flag.name: {**base, **given}.get(flag.name, flag.default) for flag in (STALENESS, *run_flags)}
-    run.pop("out")
-    check_run(run)
-    said.check_trackers(run)
-    policy_values = with_staleness(policy_class, policy_name, policy_fields, run)
-    if policy_name == "auto:measure":
-        policy_values = {**policy_values, "measure": True}
-    policy = construct(policy_class, policy_name, policy_values)
-    algorithm = with_sweep(algorithm, run)
-    check_searched(algorithm, run, own_flags, said)
-    num_iterations, steps_per_iteration = lengths(algorithm, algo, run.get("total_steps"), runs)
-    return Job(
-        algorithm=algorithm,
-        policy=policy,
-        devices=run["devices"],
-        cores=cores,
-        chosen=chosen_before,
-        seed=run["seed"],
-        agents=agent_count(algorithm, run["num_seeds"]),
-        num_iterations=num_iterations,
-        steps_per_iteration=steps_per_iteration,
-        eval_episodes=run["eval_episodes"],
-        checkpoint_every=run["checkpoint_every"],
-        out=out,
-        resumes=bool(stored),
-        profiles=run.pop("profile"),
-        draws_timeline=run.pop("timeline"),
-        on_nan=run["on_nan"],
-        start_from=None if start_from is None else Path(start_from),
-        trust=early.get("trust", False),
-        eval_every=run["eval_every"],
-        stop_at=run["stop_at"],
-        loggers=loggers_of(run),
-        explains=known.get("policy") is not None,
-        record=record_of(program, argv, preset, found.name if found else None, early, base)
-        | ({"follows": follows} if follows else {}),
-        config={
-            "algo": algo,
-            "env": env_name if has_env else None,
-            "policy": policy_name,
-            "policy_fields": policy_fields,
-            **run,
-            "hyperparameters": {flag.name: to_json(getattr(algorithm, flag.name)) for flag in own_flags},
-        },
-    )
+        Args:
+          flags: of the job.
+          named: what it is of.
+          known: every flag of this command line, as it is written.
+        """
+        import algos
+        import policies
+
+        for option in (option for option in self._words.options if option not in known):
+            if owners := [name for name in policies.names() if option in _options_of(name)]:
+                has = ", ".join(flag.option for flag in fields_of(named.policy_class)) or "none"
+                raise FdgError(
+                    f"unknown flag '{option}' under --policy {named.policy}, which has {has}:"
+                    f" it is a flag of --policy {', '.join(owners)}"
+                )
+            owners = [
+                name
+                for name in algos.names()
+                if any(option in written(flag) for flag in fields_of(algos.get(name)))
+            ]
+            if owners:
+                became = ", which PPO with a --memory is" if named.algo == "recurrent_ppo" else ""
+                fix = f"{fix}; " if (fix := instead(option)) else ""
+                raise FdgError(
+                    f"unknown flag '{option}' under --algo {named.algo}{became}:"
+                    f" {fix}it is a flag of --algo {', '.join(owners)}"
+                )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Named:
+    """What a job is of.
+
+    Attributes:
+      said: who says so, a `Said`.
+      algo: the algorithm's name.
+      cls: its class.
+      policy: the policy's name.
+      policy_class: its class.
+      env_name: the environment's name, with its parameters.
+      registered: the same without.
+      env: the environment; None where the algorithm has its own.
+    """
+
+    said: Any
+    algo: str
+    cls: type
+    policy: str
+    policy_class: type
+    env_name: str
+    registered: str
+    env: Any
+
+    @property
+    def title(self) -> str:
+        """What `--help` calls the algorithm's own flags."""
+        return f"hyperparameters of {self.algo}" + ("" if self.env is None else f" for {self.env_name}")
+
+
+def _options_of(policy: str) -> set[str]:
+    """The flags of a policy's fields, as they are written."""
+    import policies
+
+    return {flag.option for flag in fields_of(policies.get(policy))}
 
 
 def _hyperparameters(
-    file: Path, base: Mapping[str, Any], algo: str, flags: Sequence[Flag], early: Mapping[str, Any]
+    file: Path, base: Mapping[str, Any], algo: str, cls: type, given: Mapping[str, Any]
 ) -> dict[str, Any]:
     """An earlier run's: all of one of this algorithm; of another one that gives weights, its network's."""
     from algos.hyperparameters import OF_NETWORK
 
+    flags = fields_of(cls)
     if base.get("algo") == algo:
-        return part(file, "hyperparameters", base, flags, algo)
-    if early.get("start_from") is None:
+        return earlier.part(file, "hyperparameters", base, flags, algo)
+    if given.get("start_from") is None:
         return {}
     shared = [flag for flag in flags if flag.name in OF_NETWORK & base["hyperparameters"].keys()]
     kept = {flag.name: base["hyperparameters"][flag.name] for flag in shared}
-    return part(file, "hyperparameters", {"hyperparameters": kept}, shared, algo)
+    return earlier.part(file, "hyperparameters", {"hyperparameters": kept}, shared, algo)
 
 
-def _workers(name: str, early: Mapping[str, Any], base: Mapping[str, Any]) -> int | None:
+def _workers(name: str, given: Mapping[str, Any], before: Mapping[str, Any]) -> int | None:
     """How many workers an environment was asked to have; None where it has none, or chooses itself."""
-    asked = early.get("env_workers")
-    at_least(1, env_workers=asked)
+    asked = given.get("env_workers")
+    settings.check_range("env_workers", asked)
     if name.startswith(("ray:", "gymnasium:")):
-        return asked if "env_workers" in early else base.get("env_workers")
+        return asked if "env_workers" in given else before.get("env_workers")
     if asked is not None:
         what = "has threads: write ?num_threads=N" if name.startswith("envpool:") else "runs in the program"
         raise FdgError(
@@ -303,14 +346,6 @@ def _environment(name: str, overrides: Mapping[str, Any], workers: int | None) -
     return made
 
 
-def _unnamed_policy(words: Sequence[str]) -> str:
-    """The policy where none is named: `gpu_only` if a flag of its own is given, else one that is chosen."""
-    import policies
-
-    own = {f"--{flag.name.replace('_', '-')}" for flag in fields_of(policies.GPUOnly)}
-    return "gpu_only" if own & {word.partition("=")[0] for word in words} else "auto"
-
-
 def _policy_class(name: str, said: Any) -> type:
     """The class of a policy, or that of `auto`.
 
@@ -329,53 +364,3 @@ def _policy_class(name: str, said: Any) -> type:
         return said.policy_class(name)
     except UnknownNameError:
         raise unknown_name("policy", name, (*policies.names(), *_AUTO)) from None
-
-
-def _check_algorithm_flags(words: Sequence[str], algo: str, known: Container[str]) -> None:
-    """Refuses a flag that only other algorithms have.
-
-    Args:
-      words: of the command line, normalised.
-      algo: the algorithm's name.
-      known: every flag of this command line, as it is written.
-    """
-    import algos
-
-    for option in [word.partition("=")[0] for word in words if word.startswith("--")]:
-        if option in known:
-            continue
-        owners = [
-            other
-            for other in algos.names()
-            if any(option in written(flag) for flag in fields_of(algos.get(other)))
-        ]
-        if owners:
-            became = ", which PPO with a --memory is" if algo == "recurrent_ppo" else ""
-            fix = f"{fix}; " if (fix := instead(option)) else ""
-            raise FdgError(
-                f"unknown flag '{option}' under --algo {algo}{became}:"
-                f" {fix}it is a flag of --algo {', '.join(owners)}"
-            )
-
-
-def _check_policy_flags(
-    words: Sequence[str], policy_name: str, policy_class: type, known: Sequence[Flag]
-) -> None:
-    """Refuses a flag that only other policies have."""
-    import policies
-
-    mine = {flag.name for flag in known}
-    options = [word.partition("=")[0] for word in words if word.startswith("--")]
-    for option in options:
-        name = option.removeprefix("--").replace("-", "_")
-        owners = [
-            other
-            for other in policies.names()
-            if any(flag.name == name for flag in fields_of(policies.get(other)))
-        ]
-        if owners and name not in mine:
-            own = [f"--{flag.name.replace('_', '-')}" for flag in fields_of(policy_class)]
-            raise FdgError(
-                f"unknown flag '{option}' under --policy {policy_name}, which has {', '.join(own) or 'none'}:"
-                f" it is a flag of --policy {', '.join(owners)}"
-            )

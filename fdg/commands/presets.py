@@ -7,25 +7,15 @@ flags are read for the first time.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from fdg.commands.flags import Flag, Parser, add_aliases, add_flag, fields_of, shown
+from fdg.commands.flags import Flag, fields_of
 from fdg.errors import FdgError
+from fdg.kinds import shown
 
 if TYPE_CHECKING:
     from algos.presets import Preset
-
-FLAGS = (
-    Flag(
-        "preset",
-        str,  # "none" is a word here
-        None,
-        "settings to begin with: those for a family, or an environment, of this name; none: the algorithm's"
-        " defaults (None: those that were found good for the environment)",
-    ),
-    Flag("show_preset", bool, False, "say what is in the preset and where it comes from, and do no more"),
-)
 
 
 def chosen(
@@ -33,8 +23,7 @@ def chosen(
     asked: str | None,
     env_name: str,
     env: Any,
-    words: Sequence[str] = (),
-    kept: Mapping[str, Any] | None = None,
+    given: Mapping[str, Any],
 ) -> Preset | None:
     """The preset that an algorithm begins with on an environment; None for its defaults.
 
@@ -43,8 +32,7 @@ def chosen(
       asked: what `--preset` says.
       env_name: the environment, without its parameters.
       env: the environment itself; None where the algorithm has its own.
-      words: the command line, of which some hyperparameters may decide.
-      kept: hyperparameters of an earlier run, which decide where the command line does not.
+      given: hyperparameters of the command line, or of the run that it begins with, some of which decide.
 
     Raises:
       UnknownNameError: there is no preset of the name that was asked for.
@@ -57,7 +45,6 @@ def chosen(
     based_on = _based_on(cls)
     if based_on is not None:
         assert issubclass(cls, HasPresets)
-        given = {**(kept or {}), **_deciding(cls, words)}
         name = asked or cls.preset_name(given)
         found = presets.find(based_on, env_name, env) if name is None else presets.named(based_on, name)
         return None if found is None else found.without(cls.gives_way(given))
@@ -150,16 +137,6 @@ def table(preset: Preset | None, algo: str, env_name: str, flags: list[Flag], kn
         for name, value in preset.values.items()
     ]
     return "\n".join([f"preset {preset.name} of {algo} for {env_name}", f"from {preset.source}", *lines])
-
-
-def _deciding(cls: Any, words: Sequence[str]) -> dict[str, Any]:
-    """What a command line says of the hyperparameters that a preset depends on."""
-    parser = Parser(add_help=False, allow_abbrev=False)
-    flags = [flag for flag in fields_of(cls) if flag.name in cls.preset_depends_on]
-    for flag in flags:
-        add_flag(parser, flag)
-    add_aliases(parser, flags)
-    return vars(parser.parse_known_args(list(words))[0])
 
 
 def _based_on(cls: type) -> str | None:

@@ -1,13 +1,13 @@
 """`python -m fdg.plan --cluster FILE`: what a job would do on a cluster that is not here."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import fdg
 import policies
-from fdg.commands.flags import Flag, Parser, add_flag
+from fdg.commands.flags import Flag
 from fdg.costs.choosing import check_memory
 from fdg.costs.cluster_file import read_cluster
 from fdg.costs.hardware import Cluster
@@ -42,27 +42,20 @@ ABOUT = (
 )
 
 
-def take(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """These flags, and the words that are left for the job.
+def take(given: dict[str, Any]) -> dict[str, Any]:
+    """Takes the values of these flags out of all that are given, with --devices, whose need not be here.
 
     Raises:
       FdgError: one of them without --cluster.
     """
-    parser = Parser(add_help=False, allow_abbrev=False)
-    for flag in FLAGS:
-        add_flag(parser, flag)
-    known, rest = parser.parse_known_args(words)
-    given = vars(known)
-    if given and "cluster" not in given:
-        name = next(iter(given)).replace("_", "-")
-        raise FdgError(f"--{name} is a flag of --cluster FILE: give the cluster's file")
-    if "cluster" not in given:
-        return {}, list(words)
-    # So many devices are not made here, and need not be.
-    count = Parser(add_help=False, allow_abbrev=False)
-    add_flag(count, Flag("devices", int | None, None, ""))
-    more, rest = count.parse_known_args(rest)
-    return {**given, **vars(more)}, rest
+    mine = {flag.name: given.pop(flag.name) for flag in FLAGS if flag.name in given}
+    if mine and "cluster" not in mine:
+        raise FdgError(
+            f"--{next(iter(mine)).replace('_', '-')} is a flag of --cluster FILE: give the cluster's file"
+        )
+    if "cluster" in mine and "devices" in given:
+        mine["devices"] = given.pop("devices")
+    return mine
 
 
 def lines(job: Job, given: Mapping[str, Any]) -> list[str]:

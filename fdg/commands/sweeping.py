@@ -4,43 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fdg.aliases import ours
-from fdg.commands.flags import Flag, is_tuple, reader
+from fdg.commands.flags import Flag
 from fdg.errors import FdgError, unknown_name
-
-FLAGS = (
-    Flag(
-        "sweep",
-        str | None,
-        None,
-        "train with every combination of values of float hyperparameters, --num-seeds agents of each, in one"
-        " program: learning_rate=1e-4,3e-4,1e-3 entropy_coefficient=0,0.01; a range is log:1e-4..1e-2x8 or"
-        " lin:0.9..0.99x4 (None: no sweep)",
-        words=True,
-    ),
-    Flag(
-        "exploit_every",
-        int | None,
-        None,
-        "population-based training: the agents of --sweep begin with its values, and every so many iterations"
-        " the worst take over what the best have learned, hyperparameters a little changed (None: none do)",
-    ),
-    Flag(
-        "optuna",
-        int | None,
-        None,
-        "search: so many trials of hyperparameters that Optuna proposes, each a run and a program of its own"
-        " (None: one run)",
-    ),
-    Flag(
-        "search",
-        str | None,
-        None,
-        "what --optuna chooses from: hidden=64,64/128,128 num_steps=64,128 learning_rate=log:1e-4..1e-2"
-        " (None: nothing)",
-        words=True,
-    ),
-    Flag("halving", bool, True, "end trials of a search that are behind the others (successive halving)"),
-)
+from fdg.kinds import is_tuple, reader
 
 
 def spelled_sweep(text: str, given: Mapping[str, Any]) -> str:
@@ -62,17 +28,6 @@ def spelled_sweep(text: str, given: Mapping[str, Any]) -> str:
             option = name.replace("_", "-")
             raise FdgError(f"--sweep {name} and --{option} {given[name]}: leave one of them out")
     return grid_text(grid)
-
-
-def with_sweep(algorithm: Any, run: Mapping[str, Any]) -> Any:
-    """The algorithm, as a sweep if the run is one.
-
-    Raises:
-      FdgError: it has no such hyperparameters, or refuses their values.
-    """
-    from fdg.training.sweep import swept
-
-    return swept(algorithm, run)
 
 
 def spelled_search(text: str, flags: Sequence[Flag], given: Mapping[str, Any]) -> str:
@@ -123,10 +78,7 @@ def check_searched(algorithm: Any, run: Mapping[str, Any], flags: Sequence[Flag]
       FdgError: trials without values to choose from, or the other way round; of what cannot be searched; of
         networks that only a file names.
     """
-    from fdg.training.job import at_least
-
     trials, text = run["optuna"], run["search"]
-    at_least(1, optuna=trials)
     if (trials is None) != (text is None):
         lacks = (
             "--search: say how many trials, by --optuna"
@@ -153,7 +105,7 @@ def search_of(job: Any) -> Any:
     from fdg.training.sweep import Sweep
 
     own = job.algorithm.algorithm if isinstance(job.algorithm, Sweep) else job.algorithm
-    return space_of(job.config["search"], fields_of(type(own)))
+    return space_of(job.search, fields_of(type(own)))
 
 
 def member_of(run: Any, text: str) -> Any:

@@ -169,19 +169,19 @@ def _with_policy(job: Job, asked: Any, policy: Any, count: int | None) -> Job:
     staleness = fields.pop("staleness", 0)
     hyperparameters = {
         name: getattr(job.algorithm, name) if name in asked.changeable else value
-        for name, value in job.config["hyperparameters"].items()
+        for name, value in job.named["hyperparameters"].items()
     }
-    config = {
-        **job.config,
+    named = {
+        **job.named,
         "policy": _name(policy),
-        "policy_asked": job.config["policy"],
+        "policy_asked": job.named["policy"],
         "policy_fields": fields,
         "staleness": staleness,
         "hyperparameters": hyperparameters,
     }
-    if count is not None and job.devices is None and distributed.count() == 1:
-        config["devices_chosen"] = count
-    return dataclasses.replace(job, policy=policy, chosen=count, config=config)
+    is_chosen = count is not None and job.devices is None and distributed.count() == 1
+    chosen = count if is_chosen else job.devices_chosen
+    return dataclasses.replace(job, policy=policy, named=named, devices_chosen=chosen)
 
 
 def _name(policy: Any) -> str:

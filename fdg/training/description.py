@@ -2,15 +2,17 @@
 
 import contextlib
 import dataclasses
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import algos
 import envs
 import policies
+from algos.agent import able_in
+from envs.text import is_text
 from envs.wrappers import unwrapped
-from fdg.errors import FdgError, one_line
+from fdg.errors import FdgError, listed, one_line
+from fdg.kinds import dataclass_fields, to_json
 from fdg.training.said import CALLER, Said
 from fdg.training.sweep import Sweep, swept
 
@@ -76,9 +78,75 @@ def rebuild_policy(config: Mapping[str, Any], said: Said, where: str = "this run
     with _fitting(where):
         policy_class = said.policy_class(config["policy"])
         values = _values(policy_class, config["policy_fields"])
-        if any(field.name == "staleness" for field in _dataclass_fields(policy_class)):
-            values["staleness"] = config.get("staleness", 0)
-        return policy_class(**values)
+        return policy_class(
+            **with_staleness(policy_class, config["policy"], values, config.get("staleness", 0))
+        )
+
+
+def check_kind(cls: type, name: str, env: Any) -> None:
+    """Refuses a task in text for an algorithm that acts in environments.
+
+    Raises:
+      FdgError: names the algorithms that take one.
+    """
+    if is_text(env) and hasattr(cls, "action_spaces"):
+        able = ", ".join(algos.names("text"))
+        raise FdgError(
+            f"--algo {name} acts in environments, and {env.name} is a task in text: use --algo {able}"
+        )
+
+
+def with_staleness(
+    policy_class: type, name: str, values: Mapping[str, Any], staleness: int
+) -> Mapping[str, Any]:
+    """The policy's fields, with the staleness of a run.
+
+    Raises:
+      FdgError: the policy has none; names those that do.
+    """
+    if any(field.name == "staleness" for field in dataclass_fields(policy_class)):
+        return {**values, "staleness": staleness}
+    if staleness:
+        able = [
+            other
+            for other in policies.names()
+            if any(field.name == "staleness" for field in dataclass_fields(policies.get(other)))
+        ]
+        fix = f"use --policy {' or '.join(able)}" if able else "leave it out"
+        raise FdgError(
+            f"--staleness {staleness}: under {name}, actors always have the newest parameters: {fix}"
+        )
+    return values
+
+
+def construct(cls: type, name: str, values: Mapping[str, Any]) -> Any:
+    """An algorithm or a policy from its fields.
+
+    Raises:
+      FdgError: a field without a default is missing, or a value does not fit.
+    """
+    missing = [
+        field.name
+        for field in dataclass_fields(cls)
+        if field.init
+        and values.get(field.name, field.default) is dataclasses.MISSING
+        and field.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise FdgError(f"{name} needs --{missing[0].replace('_', '-')}: it has no default")
+    spaces = getattr(cls, "action_spaces", None)
+    env = values.get("env")
+    if spaces and env is not None and not isinstance(env.action_space, tuple(spaces)):
+        kinds = " or ".join(space.__name__ for space in spaces)
+        able = able_in(env)
+        raise FdgError(
+            f"{name} acts in {kinds} action spaces, and that of {env.name} is {env.action_space}:"
+            f" use --algo {listed(able)}, or another --env"
+        )
+    try:
+        return cls(**values)
+    except ValueError as error:  # FdgError is one; a user's own class may raise the plain kind
+        raise FdgError(str(error)) from error
 
 
 @contextlib.contextmanager
@@ -122,13 +190,9 @@ def _options(parameters: Mapping[str, Any]) -> str:
     return "&".join(f"{key}={value!r}" for key, value in parameters.items())
 
 
-def _dataclass_fields(cls: Any) -> tuple[dataclasses.Field, ...]:
-    return dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
-
-
 def _fields(value: Any) -> dict[str, Any]:
     """The fields that a file can say."""
-    fields = {f.name: getattr(value, f.name) for f in _dataclass_fields(type(value)) if f.init}
+    fields = {f.name: getattr(value, f.name) for f in dataclass_fields(type(value)) if f.init}
     return {
         name: to_json(item) for name, item in fields.items() if name not in _KEPT_APART and _is_plain(item)
     }
@@ -140,16 +204,9 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def to_json(value: Any) -> Any:
-    """A field's value as `config.json` has it; numbers that JSON lacks (infinity) become words."""
-    if isinstance(value, tuple):
-        return [to_json(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def _values(cls: Any, said: Mapping[str, Any]) -> dict[str, Any]:
     """What `to_json` made, as fields of a class; those that it does not have are an error of its own."""
-    kinds = {field.name: str(field.type) for field in _dataclass_fields(cls)}
+    kinds = {field.name: str(field.type) for field in dataclass_fields(cls)}
     return {name: _from_json(value, kinds.get(name, "")) for name, value in said.items()}
 
 

@@ -63,7 +63,7 @@ def devices_of(job: Job, graph: fdg.FDG, in_order: bool = True) -> tuple[list[ja
     """
     devices = available_devices(job.devices)
     choice = None
-    count = job.chosen or job.devices
+    count = job.devices_chosen or job.devices
     if count is None and job.cores is not None and devices[0].platform == "cpu":
         choice = choose(graph, job.policy, min(job.cores, len(devices)), job.agents)
         count = choice.devices

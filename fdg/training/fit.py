@@ -3,7 +3,7 @@
 import dataclasses
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +12,19 @@ import jax
 import policies
 from fdg.arguments import as_arguments, checked
 from fdg.errors import FdgError, FdgWarning
+from fdg.kinds import dataclass_fields
 from fdg.placing.policy import check_policy, checked_devices
 from fdg.tracing.trace import checked_name
 from fdg.training.description import describe
-from fdg.training.job import Job, check_run, lengths
+from fdg.training.job import Job, lengths
 from fdg.training.live_plot import LivePlot, in_notebook
 from fdg.training.loading import load
-from fdg.training.loggers import MLFLOW, TENSORBOARD, WANDB
 from fdg.training.loop import Outcome, carry_out, say
-from fdg.training.opening import changes
 from fdg.training.recorder import Callback
 from fdg.training.run import Run
 from fdg.training.run_directory import check_free, read_config
-from fdg.training.sweep import Sweep, agent_count
-
-# What a run that goes on may change: how it is carried out, and how long it is.
-_FREE = {"policy", "devices", "devices_chosen", "eval_episodes", "checkpoint_every", "eval_every", "stop_at"}
-_FREE |= {"total_steps", "rebuilds", "optuna", "halving"}
+from fdg.training.settings import changes, check, contradiction
+from fdg.training.sweep import Sweep
 
 
 @checked
@@ -98,17 +94,19 @@ def fit(
     job = make_job(
         algorithm,
         policies.GPUOnly() if policy is None else policy,
-        total_steps=total_steps,
-        seed=seed,
-        num_seeds=num_seeds,
         out=out,
         resume=resume,
         start_from=start_from,
+        total_steps=total_steps,
+        seed=seed,
+        num_seeds=num_seeds,
         eval_every=eval_every,
         eval_episodes=eval_episodes,
         checkpoint_every=checkpoint_every,
         stop_at=stop_at,
-        loggers=_loggers(tensorboard, wandb, mlflow),
+        tensorboard=tensorboard,
+        wandb=wandb,
+        mlflow=mlflow,
     )
     for line in job.beyond:
         warnings.warn(as_arguments(line), FdgWarning, stacklevel=3)
@@ -128,20 +126,13 @@ def make_job(
     algorithm: Any,
     policy: Any,
     *,
-    total_steps: int | None = None,
-    seed: int = 0,
-    num_seeds: int | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     start_from: str | Path | None = None,
-    eval_every: int | None = None,
-    eval_episodes: int | None = None,
-    checkpoint_every: int | None = None,
-    stop_at: float | None = None,
-    loggers: tuple[tuple[str, str | None], ...] = (),
-    more: Mapping[str, Any] | None = None,
+    total_steps: int | None = None,
+    **settings: Any,
 ) -> Job:
-    """The job that `fit` carries out; arguments as for it, and `more` for its configuration.
+    """The job that `fit` carries out; arguments as for it, and any others of `Settings`.
 
     Raises:
       FdgError: it cannot be done as asked.
@@ -149,83 +140,53 @@ def make_job(
     check_policy(policy)
     own = algorithm.algorithm if isinstance(algorithm, Sweep) else algorithm
     name = checked_name(own)
-    has_length = any(field.name == "total_steps" for field in _fields(own))
+    has_length = any(field.name == "total_steps" for field in dataclass_fields(own))
     if total_steps is not None and has_length:
         changed = dataclasses.replace(own, total_steps=total_steps)
         algorithm = dataclasses.replace(algorithm, algorithm=changed) if own is not algorithm else changed
+        total_steps = None
     if total_steps is None and not hasattr(algorithm, "total_steps"):
         raise FdgError(f"total_steps: {name} does not say how long to train: give a number")
     if isinstance(algorithm, Sweep):
-        if num_seeds not in (None, algorithm.num_seeds):
-            raise FdgError(f"num_seeds={num_seeds}: the sweep has {algorithm.num_seeds} of each point")
-        num_seeds = algorithm.num_seeds
-    run = {
-        "devices": None,
-        "seed": seed,
-        "num_seeds": num_seeds,
-        "eval_episodes": eval_episodes,
-        "checkpoint_every": checkpoint_every,
-        "eval_every": eval_every,
-        "stop_at": stop_at,
-    }
-    if not has_length:
-        run["total_steps"] = total_steps
-    config = {**describe(algorithm, policy), **run, **(more or {})}
-    try:
-        check_run(config)
-        num_iterations, steps = lengths(algorithm, name, None if has_length else total_steps)
-    except FdgError as error:
-        raise FdgError(as_arguments(str(error))) from None
-    record: dict[str, Any] = {"command": "fdg.fit"}
-    if start_from is not None:
-        before = read_config(Path(start_from), prefix="")
-        record["from"] = {"run": str(start_from), "changes": changes(before, config)}
+        if settings.get("num_seeds") not in (None, algorithm.num_seeds):
+            asked = settings["num_seeds"]
+            raise FdgError(f"num_seeds={asked}: the sweep has {algorithm.num_seeds} of each point")
+        settings |= algorithm.said()
     if out == "":
         raise FdgError("out='': give a directory, or None for one in runs/")
+    if resume and out is None:
+        raise FdgError("resume=True: say which run, with out=")
     path = None if out is None else Path(out)
     resumes = resume and path is not None and (path / "config.json").exists()
-    if resume and path is None:
-        raise FdgError("resume=True: say which run, with out=")
+    try:
+        check({**settings, "staleness": getattr(policy, "staleness", 0)})
+        job = Job(
+            algorithm=algorithm,
+            policy=policy,
+            named=describe(algorithm, policy),
+            out=path,
+            resumes=resumes,
+            start_from=None if start_from is None or resumes else Path(start_from),
+            total_steps=total_steps,
+            record={"command": "fdg.fit"},
+            **lengths(algorithm, name, total_steps),
+            **settings,
+        )
+    except FdgError as error:
+        raise FdgError(as_arguments(str(error))) from None
+    if start_from is not None:
+        before = read_config(Path(start_from), prefix="")
+        origin = {"run": str(start_from), "changes": changes(before, job.config)}
+        job = dataclasses.replace(job, record={**job.record, "from": origin})
     if path is not None and not resumes:
         check_free(path)
-    if resumes and path is not None:
-        _check_agrees(path, config)
-    return Job(
-        algorithm=algorithm,
-        policy=policy,
-        devices=None,
-        seed=seed,
-        agents=agent_count(algorithm, num_seeds),
-        num_iterations=num_iterations,
-        steps_per_iteration=steps,
-        eval_episodes=eval_episodes,
-        checkpoint_every=checkpoint_every,
-        out=path,
-        resumes=resumes,
-        profiles=False,
-        config=config,
-        start_from=None if start_from is None or resumes else Path(start_from),
-        eval_every=eval_every,
-        stop_at=stop_at,
-        loggers=loggers,
-        record=record,
-    )
-
-
-def _check_agrees(path: Path, config: dict[str, Any]) -> None:
-    """A run that goes on computes what it would have computed.
-
-    Raises:
-      FdgError: names what was changed that must not be.
-    """
-    before = read_config(path, prefix="")
-    policy_fields = {**config.get("policy_fields", {}), **before.get("policy_fields", {})}
-    for name, (old, new) in changes(before, config).items():
-        if name not in _FREE and name not in policy_fields:
-            raise FdgError(
-                f"resume=True: {name}={new!r} contradicts the {old!r} of the run in {path}: keep it, or start"
-                " a new run (start_from= begins with the weights of this one)"
-            )
+    if path is not None and resumes and (found := contradiction(read_config(path, prefix=""), job.config)):
+        name, old, new = found
+        raise FdgError(
+            f"resume=True: {name}={new!r} contradicts the {old!r} of the run in {path}: keep it, or start"
+            " a new run (start_from= begins with the weights of this one)"
+        )
+    return job
 
 
 def _run(job: Job, outcome: Outcome) -> Run:
@@ -243,19 +204,6 @@ def _run(job: Job, outcome: Outcome) -> Run:
         stopped="interrupted" if outcome.caught is not None else outcome.stopped,
         last_evaluation=outcome.evaluation,
     )
-
-
-def _loggers(tensorboard: bool, wandb: str | None, mlflow: str | None) -> tuple[tuple[str, str | None], ...]:
-    asked = (
-        (TENSORBOARD, None, tensorboard),
-        (WANDB, wandb, wandb is not None),
-        (MLFLOW, mlflow, mlflow is not None),
-    )
-    return tuple((kind, target) for kind, target, wanted in asked if wanted)
-
-
-def _fields(algorithm: Any) -> tuple[dataclasses.Field, ...]:
-    return dataclasses.fields(algorithm) if dataclasses.is_dataclass(algorithm) else ()
 
 
 def _interactive() -> bool:

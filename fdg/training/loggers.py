@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fdg.errors import FdgError, one_line
-from fdg.training.job import Job
+from fdg.training.job import MLFLOW, TENSORBOARD, WANDB, Job
 
-TENSORBOARD, WANDB, MLFLOW = "tensorboard", "wandb", "mlflow"
 _PACKAGES = {TENSORBOARD: "tensorboardX", WANDB: "wandb", MLFLOW: "mlflow"}
 
 

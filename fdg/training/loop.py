@@ -126,7 +126,7 @@ def carry_out(
     if devices is None:
         devices, choice = devices_of(job, graph)
     if choice is not None:  # a resumed run does not choose again
-        job = dataclasses.replace(job, config={**job.config, "devices_chosen": choice.devices})
+        job = dataclasses.replace(job, devices_chosen=choice.devices)
     engine = fdg.compile(job.algorithm, job.policy, devices, job.agents, graph)
     check_all_busy(job, engine.plan, devices)
     weights = read_weights(job, graph)
@@ -191,7 +191,7 @@ class _Sitting:
             )
         if latest == total and complete:
             say(f"the run in {run.path} is complete: all of its {total:,} iterations are done")
-            if job.draws_timeline or job.profiles:
+            if job.timeline or job.profile:
                 say("nothing was timed or drawn, for nothing ran")
             say("go on with it by --total-steps, above what it has done")
             return Outcome(run, engine, None, total)
@@ -255,8 +255,8 @@ class _Sitting:
             say(f"stopped at iteration {iteration:,} of {total:,}: {stopped}")
         groups = groups_summary(engine, wall_s - wall_before)
         evaluations = evaluate(job, engine, state, episodes_of(job.algorithm, job.eval_episodes))
-        profiled = profile_run(engine, state, run.path) if job.profiles else []
-        profiled += timeline_run(engine, state, run.path) if job.draws_timeline else []
+        profiled = profile_run(engine, state, run.path) if job.profile else []
+        profiled += timeline_run(engine, state, run.path) if job.timeline else []
         self.checkpoints.close()
         evaluation = evaluations[0] if evaluations else None
         outcome = Outcome(run, engine, state, iteration, stopped=stopped, evaluation=evaluation)

@@ -4,7 +4,6 @@ import datetime
 import re
 import secrets
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from fdg.processes import distributed
 from fdg.training.checkpoint import Checkpoints
 from fdg.training.job import Job
 from fdg.training.run_directory import RunDirectory, Unwritten, read_config
+from fdg.training.settings import changes
 from fdg.training.summary import versions
 from fdg.training.sweep import Sweep
 
@@ -52,19 +52,6 @@ def open_run(job: Job) -> RunDirectory:
         run.write_config({**before, **job.config, "resumes": [*before.get("resumes", ()), at]})
     ctrl_c.going_on(f"go on with --resume {path}")
     return run
-
-
-def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Which values differ between two configurations: `{name: [before, now]}`, hyperparameters among them."""
-    nested = ("hyperparameters", "policy_fields")
-    flat = [
-        {**one, **{k: v for name in nested for k, v in one.get(name, {}).items()}} for one in (before, now)
-    ]
-    return {
-        name: [flat[0].get(name), value]
-        for name, value in flat[1].items()
-        if name not in nested and value != flat[0].get(name)
-    }
 
 
 def git_commit() -> str | None:

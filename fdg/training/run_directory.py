@@ -18,7 +18,7 @@ from algos.hyperparameters import MOST_STEPS
 from fdg import files
 from fdg.errors import FdgError, FdgWarning, RunError, listed
 from fdg.reading import open_regular, read_json
-from fdg.training.job import MOST_AGENTS, MOST_DEVICES, MOST_EPISODES
+from fdg.training.settings import read_settings
 
 CHECKPOINTS = "checkpoints"
 DATA = "data"
@@ -346,18 +346,7 @@ def read_config(path: Path, prefix: str = "--resume: ") -> dict[str, Any]:
     return checked_config(file, said)
 
 
-# Of a configuration, the whole numbers: the least, the most, and whether there may be none.
-_WHOLE = {
-    "seed": (0, 2**32 - 1, False),
-    "num_seeds": (1, MOST_AGENTS, True),
-    "devices": (1, MOST_DEVICES, True),
-    "devices_chosen": (1, MOST_DEVICES, True),
-    "staleness": (0, 1_000, False),
-    "eval_episodes": (0, MOST_EPISODES, True),
-    "exploit_every": (1, 2**31, True),
-}
 _KINDS: dict[str, Any] = {"policy_fields": dict, "hyperparameters": dict, "resumes": list}
-_TEXTS = ("algo", "env", "policy", "sweep", "search")
 _DEEPEST = 20  # values within values; ours have three
 
 
@@ -370,19 +359,14 @@ def checked_config(file: Path, said: Any) -> dict[str, Any]:
     if not isinstance(said, dict):
         raise FdgError(f"{file} is no configuration of a run: give the config.json of a run directory")
     for name, value in said.items():
-        least, most, optional = _WHOLE.get(name, (0, 0, True))
         wrong = ""
-        if name in _WHOLE and not (value is None and optional):
-            if type(value) is not int or not least <= value <= most:
-                wrong = f"a whole number from {least} to {most}"
-        elif name in _KINDS and not isinstance(value, _KINDS[name]):
+        if name in _KINDS and not isinstance(value, _KINDS[name]):
             wrong = {dict: "an object of names", list: "a list"}[_KINDS[name]]
-        elif name in _TEXTS and not isinstance(value, str | None):
-            wrong = "a string"
         elif _is_beyond(value):
             wrong = f"numbers up to {MOST_STEPS:.0e}, in less than {_DEEPEST} levels"
         if wrong:
             raise FdgError(f"{file} has {name} = {value!r:.60}, which is not {wrong}")
+    read_settings(file, said)
     return said
 
 

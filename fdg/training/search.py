@@ -24,6 +24,7 @@ import numpy as np
 from fdg import files
 from fdg.arguments import check_arguments
 from fdg.errors import FdgError, RunError, one_line
+from fdg.kinds import to_json
 from fdg.processes import distributed
 from fdg.training.job import Job, lengths
 from fdg.training.loop import Outcome, carry_out, say
@@ -33,7 +34,7 @@ from fdg.training.run_directory import RunDirectory, read_metrics
 from fdg.training.search_results import Trial, write_results
 from fdg.training.space import Space, space_text, written
 from fdg.training.statistics import digits
-from fdg.training.sweep import Sweep, agent_count, changed
+from fdg.training.sweep import Sweep, changed
 from fdg.training.sweep_results import best_of, results
 
 REDUCTION = 3  # of the trials that reach a rung, one in so many goes on
@@ -76,7 +77,7 @@ def carry_out_search(
     """Carries out as many trials as the job asks for, those of earlier sittings counted.
 
     Args:
-      job: the base of every trial; `config["optuna"]` says how many there are.
+      job: the base of every trial; `optuna` says how many there are.
       space: what is searched.
       devices: as for `carry_out`.
       quiet: nothing is printed.
@@ -93,7 +94,7 @@ def carry_out_search(
         raise FdgError(
             "--optuna: a search is of one process: start one for each machine, with seeds of its own"
         )
-    run = open_run(dataclasses.replace(job, config={**job.config, "search": space_text(space)}))
+    run = open_run(dataclasses.replace(job, search=space_text(space)))
     try:
         return _Search(job, space, run, devices, _nothing if quiet else say).carry_out()
     finally:
@@ -109,7 +110,7 @@ class _Search:
     say: Callable[[Any], None]
 
     def carry_out(self) -> tuple[Path, list[Trial], int | None]:
-        study, total, caught = self._study(), self.job.config["optuna"], None
+        study, total, caught = self._study(), self.job.optuna or 0, None
         self._take_up(study)
         while caught is None and (number := len(self._done(study))) < total:
             study.sampler = _sampler(
@@ -131,7 +132,7 @@ class _Search:
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         pruner: Any = optuna.pruners.NopPruner()
-        if self.job.config.get("halving", True):
+        if self.job.halving:
             pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=REDUCTION)
         return optuna.create_study(
             storage=JournalStorage(JournalFileBackend(str(self.run.path / "study.journal"))),
@@ -178,7 +179,7 @@ class _Search:
         name = _run_of(trial)
         shown = ", ".join(f"{key}={written(value)}" for key, value in values.items())
         self.say(f"trial {number + 1} of {total}: {shown}")
-        watch = _Watch(trial, self.job.num_iterations) if self.job.config.get("halving", True) else None
+        watch = _Watch(trial, self.job.num_iterations) if self.job.halving else None
         try:
             files.check_own(trials / name, is_folder=True)
             job = self._job_of(values, trials / name)
@@ -213,21 +214,17 @@ class _Search:
             algorithm: Any = swept.with_algorithm(**values)
         else:
             algorithm = changed(swept, values)
-        kept = ("optuna", "search", "halving")
-        config = {name: value for name, value in job.config.items() if name not in kept}
         values = {**values, **_follows(job.algorithm, algorithm)}
-        said = {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
-        config["hyperparameters"] = {**config["hyperparameters"], **said}
-        iterations, steps = lengths(algorithm, type(algorithm).__name__, job.config.get("total_steps"))
+        hyperparameters = job.named["hyperparameters"] | {name: to_json(v) for name, v in values.items()}
         return dataclasses.replace(
             job,
             algorithm=algorithm,
-            agents=agent_count(algorithm, job.agents),
-            num_iterations=iterations,
-            steps_per_iteration=steps,
+            named={**job.named, "hyperparameters": hyperparameters},
             out=path,
             resumes=(path / "config.json").exists(),
-            config=config,
+            optuna=None,
+            search=None,
+            **lengths(algorithm, type(algorithm).__name__, job.total_steps),
         )
 
 

@@ -26,8 +26,8 @@ from algos.hyperparameters import structural
 from fdg.errors import FdgError, unknown_name
 from fdg.fragment import with_numbers
 from fdg.training.grid import Grid, grid_text, in_programs_of_their_own, parse_grid, points_of, spelled
-from fdg.training.job import MOST_AGENTS
 from fdg.training.population import Population
+from fdg.training.settings import MOST_AGENTS
 
 _MOST_CHECKED = 256  # points, one by one
 _OF_A_STATE = ("actor", "evaluate", "examples")  # methods of an algorithm that take its state

@@ -129,8 +129,8 @@ def search(
     if trials < 1:
         raise FdgError(f"trials={trials!r}: give a whole number, at least 1")
     space = make_space(values, lambda name: is_whole(algorithm, name))
-    more = {"optuna": trials, "search": space_text(space), "halving": halving}
-    job = make_job(algorithm, policies.GPUOnly() if policy is None else policy, **settings, more=more)
+    more: dict[str, Any] = {"optuna": trials, "search": space_text(space), "halving": halving}
+    job = make_job(algorithm, policies.GPUOnly() if policy is None else policy, **settings, **more)
     used = None if devices is None else checked_devices(devices)
     path, made, caught = carry_out_search(job, space, used, quiet=not progress)
     named = {**job.config, **job.config["hyperparameters"]}  # by the caller; but for networks to choose from

@@ -13,8 +13,10 @@ from typing import Any, Literal, get_args, get_origin
 
 import algos
 import policies
-from fdg.commands import calibrate, launch, run_flags, scale, using
-from fdg.commands.flags import Flag, is_tuple, shown
+from fdg.commands import calibrate, launch, scale, using
+from fdg.commands.flags import Flag, JobFlags, fields_of
+from fdg.kinds import is_tuple, shown
+from fdg.training.settings import Processes
 from tests import tiny
 
 NUMBERS = (
@@ -105,7 +107,7 @@ BY_NAME: dict[str, Sequence[str]] = {
     "xla_options": ("preset", "none", "xla_x=1", "a=b", "", "xla_cpu_prefer_vector_width=256"),
 }
 # One process cannot become one of several, and back, ten thousand times.
-PROCESSES = {flag.name for flag in run_flags.PROCESSES}
+PROCESSES = {flag.name for flag in fields_of(Processes)}
 OWN: Mapping[str, type] = {
     f"tests.tiny:{kind.__name__}": kind for kind in (tiny.Walk, tiny.Pupil, tiny.Silent)
 }
@@ -116,7 +118,7 @@ _NO_TABLE = ("resume", "start_from", "config", "help")  # of parsers, and no `Fl
 @functools.cache
 def of_job(algorithm: type, policy: type) -> dict[str, Flag]:
     """All flags of an algorithm under a policy, by every way in which they may be written."""
-    flags = run_flags.JobFlags.of(algorithm, policy, policy is policies.Auto, {})
+    flags = JobFlags.of(algorithm, policy, policy is policies.Auto)
     known = {name: Flag(name, str, None, "") for name in _NO_TABLE}
     known |= {flag.name: flag for group in flags.groups.values() for flag in group}
     return {option.lstrip("-"): known[name] for option, name in flags.parser("own").options().items()}

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from fdg.commands import cli, parse
+from fdg.commands import cli
 from fdg.errors import FdgError, HostError
 
 
@@ -19,13 +19,12 @@ from fdg.errors import FdgError, HostError
         (SystemExit(None), 0, ""),
     ],
 )
-def test_what_a_user_can_mend_is_a_line_and_a_status(error, status, said, monkeypatch, capsys):
+def test_what_a_user_can_mend_is_a_line_and_a_status(error, status, said, capsys):
     def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr(parse, "parse", fail)
     before = list(sys.path)
-    assert cli.plan_main([]) == status
+    assert cli.guarded(fail, []) == status
     assert capsys.readouterr().err == said and sys.path == before
 
 
@@ -36,6 +35,5 @@ def test_a_reader_that_has_enough_is_no_error(monkeypatch, tmp_path):
         raise BrokenPipeError
 
     with open(tmp_path / "out", "w") as out, monkeypatch.context() as patch:
-        patch.setattr(parse, "parse", say)
         patch.setattr(sys, "stdout", out)
-        assert cli.plan_main([]) == 141
+        assert cli.guarded(say, []) == 141

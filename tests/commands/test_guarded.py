@@ -68,14 +68,14 @@ def test_whose_presets_a_class_has():
     assert presets.known(algos.PPO) == presets.known(Own) != ()
     assert presets.known(Written) == () == presets.known(object)
     env = object()
-    found = presets.chosen(Written, None, "CartPole-v1", env)
+    found = presets.chosen(Written, None, "CartPole-v1", env, {})
     assert found is not None and found.values == {"num_envs": 3}
-    assert presets.chosen(Written, None, "Pendulum-v1", env) is None
-    assert presets.chosen(Written, "none", "CartPole-v1", env) is None
-    assert presets.chosen(Written, None, "CartPole-v1", None) is None
-    assert presets.chosen(object, None, "CartPole-v1", env) is None
+    assert presets.chosen(Written, None, "Pendulum-v1", env, {}) is None
+    assert presets.chosen(Written, "none", "CartPole-v1", env, {}) is None
+    assert presets.chosen(Written, None, "CartPole-v1", None, {}) is None
+    assert presets.chosen(object, None, "CartPole-v1", env, {}) is None
     with pytest.raises(FdgError, match="--preset minatar: Written has no presets by name: leave it out"):
-        presets.chosen(Written, "minatar", "Asterix-MinAtar", env)
+        presets.chosen(Written, "minatar", "Asterix-MinAtar", env, {})
 
 
 @pytest.mark.parametrize(

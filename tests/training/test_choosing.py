@@ -107,7 +107,7 @@ def test_another_policy_has_to_promise_more_than_predictions_are_off_by():
 def test_so_many_devices_as_gpu_only_would_get(monkeypatch, looked):
     few = parse("--algo tests.tiny:Pupil --num-envs 4 --total-steps 512")
     settled = settle(dataclasses.replace(few, cores=2), fdg.trace(few.algorithm))
-    assert settled.job.policy == policies.GPUOnly() and settled.job.chosen is None and not looked
+    assert settled.job.policy == policies.GPUOnly() and settled.job.devices_chosen is None and not looked
 
 
 def test_without_rates_it_is_gpu_only(monkeypatch):

@@ -147,7 +147,7 @@ def test_a_trial_may_be_a_sweep(tmp_path):
 
 
 def job_of(algorithm):
-    return make_job(algorithm, policies.GPUOnly(), more={"optuna": 1})
+    return make_job(algorithm, policies.GPUOnly(), optuna=1)
 
 
 def test_best_by_hand():

@@ -1,0 +1,357 @@
+"""The schema of a job: each setting of a run, with its default, its help and its rules.
+
+From these dataclasses follow the flags of `fdg.train` and their help, the settings that `fdg.fit` takes, the
+values in `config.json`, their checks, and what a resumed run may change.
+"""
+
+import dataclasses
+import functools
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from fdg.errors import FdgError
+from fdg.kinds import from_json, to_json
+
+MOST_DEVICES = 65_536
+MOST_AGENTS = 1_000_000
+MOST_EPISODES = 100_000  # of an evaluation: they are played side by side
+_SEEDS = 2**32
+_NESTED = ("hyperparameters", "policy_fields")
+
+
+def setting(default: Any, description: str, **rules: Any) -> Any:
+    """A dataclass field that the command line shows with this description.
+
+    Args:
+      default: its value where none is given.
+      description: a phrase; "(None: ...)" in it says what a default of None means.
+      rules: `least` and `most` of a number; `free=True` where a resumed run may change it, for it decides how
+        the run is carried out or how long it is, not what it computes; `kept=False` where `config.json` does
+        not have it; `words=True` where several words make its value; `flag`, what of it a command line can
+        say, if that is not its annotation (False: nothing).
+    """
+    return dataclasses.field(default=default, metadata={"help": description, **rules})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Names:
+    """What to train, and where, by names."""
+
+    algo: str = setting("ppo", "an algorithm, or path.to.module:Class for one of your own")
+    env: str | None = setting(
+        "CartPole-v1",
+        "an environment, with parameters as in CartPole-v1?gravity=9.0; path.to.module:factory for your own;"
+        " without it one that the algorithm can act in",
+        flag=str,
+    )
+    policy: str = setting(
+        "auto",
+        "a distribution policy: which devices each fragment runs on; auto: the one that is"
+        " predicted to be quickest; auto:measure: of the best three, the one that is",
+        free=True,
+    )
+    preset: str | None = setting(
+        None,
+        "settings to begin with: those for a family, or an environment, of this name; none: the algorithm's"
+        " defaults (None: those that were found good for the environment)",
+        kept=False,
+        flag=str,  # "none" is a word here
+    )
+    show_preset: bool = setting(
+        False, "say what is in the preset and where it comes from, and do no more", kept=False
+    )
+    staleness: int = setting(
+        0, "iterations by which the actors' parameters lag; 0: synchronous", least=0, most=1_000
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a run is carried out, and how long it is."""
+
+    total_steps: int | None = setting(500_000, "environment steps of each agent", flag=int, free=True)
+    devices: int | None = setting(
+        None,
+        "how many to use, in all processes (None: all; one process on a CPU: as many, up to its cores, as are"
+        " predicted to be fastest); on a CPU, so many host devices are made",
+        least=1,
+        most=MOST_DEVICES,
+        free=True,
+    )
+    devices_chosen: int | None = setting(
+        None,
+        "how many an earlier sitting of the run chose",
+        least=1,
+        most=MOST_DEVICES,
+        free=True,
+        flag=False,
+    )
+    env_workers: int | None = setting(
+        None,
+        "workers of an environment of ray: or gymnasium: (None: as many as there are cores for)",
+        least=1,
+        free=True,
+    )
+    seed: int = setting(0, "of all random numbers", least=0, most=_SEEDS - 1)
+    num_seeds: int | None = setting(
+        None, "agents in one program, of seeds SEED, SEED+1, ... (None: one)", least=1, most=MOST_AGENTS
+    )
+    sweep: str | None = setting(
+        None,
+        "train with every combination of values of float hyperparameters, --num-seeds agents of each, in one"
+        " program: learning_rate=1e-4,3e-4,1e-3 entropy_coefficient=0,0.01; a range is log:1e-4..1e-2x8 or"
+        " lin:0.9..0.99x4 (None: no sweep)",
+        words=True,
+    )
+    exploit_every: int | None = setting(
+        None,
+        "population-based training: the agents of --sweep begin with its values, and every so many iterations"
+        " the worst take over what the best have learned, hyperparameters a little changed (None: none do)",
+        least=1,
+        most=2**31,
+    )
+    optuna: int | None = setting(
+        None,
+        "search: so many trials of hyperparameters that Optuna proposes, each a run and a program of its own"
+        " (None: one run)",
+        least=1,
+        free=True,
+    )
+    search: str | None = setting(
+        None,
+        "what --optuna chooses from: hidden=64,64/128,128 num_steps=64,128 learning_rate=log:1e-4..1e-2"
+        " (None: nothing)",
+        words=True,
+    )
+    halving: bool = setting(
+        True, "end trials of a search that are behind the others (successive halving)", free=True
+    )
+    eval_episodes: int | None = setting(
+        None,
+        "episodes of the evaluation after training; 0: none (None: 128; of a file each held-out row once)",
+        least=0,
+        most=MOST_EPISODES,
+        free=True,
+    )
+    checkpoint_every: int | None = setting(
+        None,
+        "iterations from checkpoint to checkpoint, at least (None: a twentieth of all; more where writing"
+        " them would take over 1% of the time)",
+        least=1,
+        free=True,
+    )
+    on_nan: Literal["stop", "warn"] = setting(
+        "stop",
+        "what to do once a loss is infinite or not a number: end the run, or say so and go on",
+        free=True,
+    )
+    eval_every: int | None = setting(
+        None,
+        "iterations from one evaluation during training to the next, greedy and sampled; the best state is"
+        " kept beside the last (None: none)",
+        least=1,
+        free=True,
+    )
+    stop_at: float | None = setting(
+        None, "end once such an evaluation returns this much (None: never)", free=True
+    )
+    tensorboard: bool = setting(
+        False, "also write TensorBoard's event files, into the run directory", free=True
+    )
+    wandb: str | None = setting(
+        None, "also log to this project of Weights & Biases (None: do not)", free=True
+    )
+    mlflow: str | None = setting(None, "also log to this experiment of MLflow (None: do not)", free=True)
+    profile: bool = setting(
+        False,
+        "say after training where the time of an iteration goes, and trace one (in the run directory)",
+        kept=False,
+        free=True,
+    )
+    timeline: bool = setting(
+        False,
+        "draw after training which group ran what when, over six iterations (in the run directory)",
+        kept=False,
+        free=True,
+    )
+    out: Path | None = setting(
+        None, "the run directory (None: runs/ENV-ALGO-SEED-TIME)", flag=str | None, kept=False, free=True
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What belongs to this machine; no run is bound to it."""
+
+    trust: bool = setting(
+        False,
+        "import the modules that only the config.json of a resumed run names: they are code, and are run",
+        kept=False,
+    )
+    program_cache: str | None = setting(
+        None,
+        "where compiled programs are kept for the next start; off: nowhere (None: JAX_COMPILATION_CACHE_DIR,"
+        " or fdg/ in the user's cache directory)",
+        kept=False,
+    )
+    xla_options: str | None = setting(
+        None,
+        "for XLA's compiler: 'preset' for those in fdg/running/xla_options.py, or NAME=VALUE,NAME=VALUE"
+        " (None: none)",
+        kept=False,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Processes:
+    """Which of several processes this is."""
+
+    coordinator_address: str | None = setting(
+        None, "HOST:PORT at which process 0 can be reached (None: one process)", kept=False
+    )
+    num_processes: int | None = setting(None, "how many processes there are (None: one)", kept=False)
+    process_id: int | None = setting(None, "which of them this is, from 0 (None: 0)", kept=False)
+    distributed: bool = setting(
+        False, "take these three from the cluster: SLURM, MPI, Kubernetes, TPU pod", kept=False
+    )
+
+
+# By the titles under which `--help` has them.
+GROUPS: Mapping[str, type] = {
+    "what to train, and where": Names,
+    "the run": Settings,
+    "this machine": Machine,
+    "several processes": Processes,
+}
+
+
+@functools.cache
+def kept(*groups: type) -> Mapping[str, tuple[dataclasses.Field, Any]]:
+    """The settings of these groups that `config.json` has at its top: each one's field and annotation."""
+    found = {}
+    for group in groups:
+        kinds = typing.get_type_hints(group)
+        fields = (field for field in dataclasses.fields(group) if field.metadata.get("kept", True))
+        found.update({field.name: (field, kinds[field.name]) for field in fields})
+    return found
+
+
+def check_range(name: str, value: Any) -> None:
+    """Refuses a number that a setting cannot have; None is not given.
+
+    Raises:
+      FdgError: names the flag.
+    """
+    field, _ = kept(Names, Settings)[name]
+    least, most = field.metadata.get("least"), field.metadata.get("most")
+    if value is None or least is None:
+        return
+    if value < least:
+        raise FdgError(f"--{name.replace('_', '-')} {value}: it must be at least {least}")
+    if most is not None and value > most:
+        raise FdgError(f"--{name.replace('_', '-')} {value}: it must be at most {most}")
+
+
+def check(settings: Mapping[str, Any]) -> None:
+    """Refuses settings of a run, by name, that cannot be.
+
+    Raises:
+      FdgError: one of them is out of its range, or needs another.
+    """
+    seed, agents = settings.get("seed", 0), settings.get("num_seeds") or 1
+    if seed + min(agents, MOST_AGENTS) > _SEEDS:  # JAX would take it modulo 2**32, unasked
+        raise FdgError(f"--seed {seed}: seeds are below {_SEEDS}")
+    for name in kept(Names, Settings):
+        check_range(name, settings.get(name))
+    if settings.get("stop_at") is not None and settings.get("eval_every") is None:
+        raise FdgError(
+            f"--stop-at {settings['stop_at']:g}: evaluations during training are compared with it:"
+            f" give --eval-every N, too"
+        )
+
+
+def check_divides(devices: int | None, processes: int) -> None:
+    """Refuses a number of devices that is not the same in every process.
+
+    Raises:
+      FdgError: with the nearest that are.
+    """
+    if devices is not None and devices % processes:
+        below, above = devices // processes * processes, -(-devices // processes) * processes
+        nearest = f"{below} or {above}" if below else above
+        raise FdgError(
+            f"--devices {devices} does not divide by the {processes} processes: use --devices {nearest}"
+        )
+
+
+def read_settings(file: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings at the top of a configuration, as Python has them.
+
+    Args:
+      file: where the configuration is from, for messages.
+      config: from JSON.
+
+    Raises:
+      FdgError: one of them has a value that it cannot have.
+    """
+    found = {}
+    for name, (field, kind) in kept(Names, Settings).items():
+        if name in config:
+            value, least, most = config[name], field.metadata.get("least", 0), field.metadata.get("most")
+            may_be_none = value is None and kind is not int
+            if most is not None and not may_be_none and not (type(value) is int and least <= value <= most):
+                raise _wrong(file, name, value, f"a whole number from {least} to {most}")
+            found[name] = read_value(file, name, value, kind)
+    return found
+
+
+def read_value(file: Path, name: str, value: Any, kind: Any) -> Any:
+    """A value of a configuration as Python has it, of an annotation.
+
+    Raises:
+      FdgError: it is none; names the file.
+    """
+    try:
+        return from_json(kind, value)
+    except ValueError as error:
+        raise _wrong(file, name, value, str(error)) from None
+
+
+def _wrong(file: Path, name: str, value: Any, expected: str) -> FdgError:
+    return FdgError(f"{file} has {name} = {value!r:.60}, which is not {expected}")
+
+
+def flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration's values by name, those of its hyperparameters and of its policy among them."""
+    inner = {name: value for part in _NESTED for name, value in config.get(part, {}).items()}
+    return {**{name: value for name, value in config.items() if name not in _NESTED}, **inner}
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Which values of `now` another configuration has not: `{name: [before, now]}`."""
+    old = flat(before)
+    return {
+        name: [to_json(old.get(name)), to_json(value)]
+        for name, value in flat(now).items()
+        if to_json(value) != to_json(old.get(name))
+    }
+
+
+def contradiction(
+    before: Mapping[str, Any], now: Mapping[str, Any], policy_fields: Iterable[str] = ()
+) -> tuple[str, Any, Any] | None:
+    """What of `now` a resumed run must not change, with its value before and now; None if all of it may be.
+
+    A resumed run computes what it would have computed.
+
+    Args:
+      before: the run's configuration.
+      now: one that is to go on with it, or some of it.
+      policy_fields: names of fields of its policy, which may be another.
+    """
+    free = {name for name, (field, _) in kept(Names, Settings).items() if field.metadata.get("free")}
+    free |= {"rebuilds", *before.get("policy_fields", ()), *now.get("policy_fields", ()), *policy_fields}
+    different = changes(before, now).items()
+    return next(((name, *values) for name, values in different if name not in free), None)
