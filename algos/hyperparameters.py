@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import math
 import os
-import types
 import typing
 from typing import Any
 
@@ -14,6 +13,7 @@ import jax
 import numpy as np
 
 from algos import foreign
+from fdg import kinds
 from fdg.errors import FdgError, listed, nearest
 
 
@@ -98,7 +98,7 @@ def number(value: Any) -> Any:
 
 def structural(algorithm_class: Any) -> dict[str, str]:
     """Fields that are floats and yet decide what the program is, and so cannot be traced: name to reason."""
-    fields = dataclasses.fields(algorithm_class) if dataclasses.is_dataclass(algorithm_class) else ()
+    fields = kinds.dataclass_fields(algorithm_class)
     return {field.name: field.metadata["structural"] for field in fields if "structural" in field.metadata}
 
 
@@ -112,9 +112,9 @@ def require_types(algorithm: Any) -> None:
       FdgError: names the field, its value, what is expected, and where it is plain, what to write.
     """
     cls: Any = type(algorithm)
-    kinds = _kinds(cls)
+    annotations = _annotations(cls)
     for field in dataclasses.fields(algorithm):
-        value, kind = getattr(algorithm, field.name), kinds[field.name]
+        value, kind = getattr(algorithm, field.name), annotations[field.name]
         if not _fits(value, kind):
             require(
                 algorithm,
@@ -139,39 +139,36 @@ def _schedule(cls: Any, name: str, value: Any) -> str:
 
 
 @functools.cache
-def _kinds(cls: Any) -> dict[str, Any]:
+def _annotations(cls: Any) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
 def _fits(value: Any, kind: Any) -> bool:
     """Whether a value is of an annotation; of those that are not known here, everything is."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, one) for one in arguments)
-    if origin is typing.Literal:
-        return isinstance(value, str | int) and value in arguments
-    if origin is tuple and arguments[1:] == (Ellipsis,):
-        return isinstance(value, tuple) and all(_fits(item, arguments[0]) for item in value)
-    if kind is type(None):
-        return value is None
-    if kind is bool:
-        return isinstance(value, bool | np.bool_)
+    return kinds.fits(value, kind, _is_leaf)
+
+
+def _is_leaf(value: Any, kind: Any) -> bool | None:
+    """The same of an annotation without others in it: fields are hashed, so that no array is an integer."""
     if kind is int:
         return isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if kind is float:
-        if isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool):
-            return not math.isnan(value)
-        return isinstance(value, jax.Array) and value.ndim == 0
-    if kind is str:
-        return isinstance(value, str)
-    parts = _PARTS.get(getattr(kind, "__name__", ""))
-    if getattr(kind, "__name__", "") == "Network" and foreign.is_network(value):
+    if kind is float and isinstance(value, jax.Array):  # it may be traced
+        return value.ndim == 0
+    name = getattr(kind, "__name__", "")
+    if name == "Network" and foreign.is_network(value):
         return True
-    return parts is None or all(callable(getattr(value, part, None)) for part in parts)
+    if name in _PARTS:
+        return all(callable(getattr(value, part, None)) for part in _PARTS[name])
+    return True if isinstance(kind, type) and kind not in _PLAIN else None
 
 
 # Networks are known by their functions: a pair of somebody's own will do.
 _PARTS = {"Network": ("init", "apply"), "RecurrentNetwork": ("init", "memory", "unroll")}
+_NAMES = {
+    "Network": "an algos.Network(init, apply), a module of Flax or Equinox, 'module:name' of one",
+    "RecurrentNetwork": "an algos.RecurrentNetwork(init, memory, unroll)",
+}
+_PLAIN = (bool, int, float, str, type(None))
 
 
 def _expected(kind: Any) -> str:
@@ -180,29 +177,10 @@ def _expected(kind: Any) -> str:
     >>> _expected(tuple[int, ...] | None)
     'a tuple of integers, or None'
     """
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        words = [_expected(one) for one in arguments]
-        return f"{', '.join(words[:-1])}, or {words[-1]}"
-    if origin is typing.Literal:
-        return listed(map(repr, arguments))
-    if origin is tuple:
-        return f"a tuple of {_expected(arguments[0]).removeprefix('an ').removeprefix('a ')}s"
-    if kind in _PLAIN:
-        return _PLAIN[kind]
-    name = getattr(kind, "__name__", str(kind))
-    if name == "Network":
-        return "an algos.Network(init, apply), a module of Flax or Equinox, 'module:name' of one"
-    return f"an algos.{name}({', '.join(_PARTS[name])})" if name in _PARTS else f"a {name}"
-
-
-_PLAIN: dict[Any, str] = {
-    bool: "True or False",
-    int: "an integer",
-    float: "a number",
-    str: "a string",
-    type(None): "None",
-}
+    words = kinds.words(kind, _NAMES)
+    if typing.get_origin(kind) is typing.Literal:
+        return listed(words)
+    return ", or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def _suggestion(name: str, value: Any, kind: Any) -> str:

@@ -2,26 +2,19 @@
 
 import functools
 import inspect
-import math
-import operator
-import os
 import re
-import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar
-
-import numpy as np
+from typing import Any, ParamSpec, TypeVar
 
 from fdg.aliases import instead, ours
 from fdg.errors import FdgError, listed, one_line, unknown_name
+from fdg.kinds import TOO_LARGE, fits, words
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 _LONGEST = 60  # characters of a value that is quoted
-_TOO_LARGE = 10**18  # what JAX counts with has 63 bits
 
 
 def checked(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
@@ -140,7 +133,7 @@ def _bound(
         for p in list(parameters.values())[len(args) :]:
             if p.default is p.empty and p.name not in kwargs:
                 kind = dict(_annotated(function)).get(p.name)
-                fix = f": give {listed(_words(kind))}" if kind else ""
+                fix = f": give {listed(words(kind))}" if kind else ""
                 if all(
                     one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD for one in positional
                 ):
@@ -194,12 +187,12 @@ def check_fields(instance: Any, *names: str) -> None:
 
 
 def _check(function: Callable, name: str, value: Any, kind: Any) -> None:
-    if not _is(value, kind):
-        whole = isinstance(value, float) and value.is_integer() and _is(int(value), kind)
+    if not fits(value, kind):
+        whole = isinstance(value, float) and value.is_integer() and fits(int(value), kind)
         fix = f": write {int(value)}" if whole else ""
-        if isinstance(value, int) and abs(value) >= _TOO_LARGE:
-            fix = f" below {_TOO_LARGE:.0e}"
-        what = listed(dict.fromkeys(_words(kind)))
+        if isinstance(value, int) and abs(value) >= TOO_LARGE:
+            fix = f" below {TOO_LARGE:.0e}"
+        what = listed(dict.fromkeys(words(kind)))
         raise FdgError(f"{_name(function)}({name}={quoted(value)}): give {what}{fix}")
 
 
@@ -251,87 +244,3 @@ def _annotated(function: Callable) -> list[tuple[str, Any]]:
         for parameter in parameters
         if hints.get(parameter.name, Any) is not Any and parameter.kind is not parameter.VAR_POSITIONAL
     ]
-
-
-def _is(value: Any, kind: Any) -> bool:
-    """Whether a value is what an annotation says."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        return any(_is(value, one) for one in arguments)
-    if origin is Literal:
-        return isinstance(value, str | int | None) and value in arguments
-    cls = origin or kind
-    if cls in _TESTS:
-        return _TESTS[cls](value)
-    if not isinstance(cls, type) or getattr(cls, "_is_protocol", False):
-        return True
-    if cls in (Sequence, list, tuple, Iterable):
-        is_one = isinstance(value, cls) and not isinstance(value, str | bytes)
-        if cls is tuple and arguments and arguments[-1] is not ...:
-            return is_one and len(value) == len(arguments) and all(map(_is, value, arguments))
-        inner = arguments[0] if arguments else Any
-        return is_one and (cls is Iterable or inner is Any or all(_is(one, inner) for one in value))
-    return isinstance(value, cls)
-
-
-def _words(kind: Any) -> list[str]:
-    """What an annotation asks for."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        kinds = sorted(arguments, key=lambda one: one is types.NoneType)
-        return [word for one in kinds for word in _words(one)]
-    if origin is Literal:
-        return [repr(one) for one in arguments]
-    cls = origin or kind
-    if cls in _WORDS:
-        return [_WORDS[cls]]
-    if cls is tuple and arguments and arguments[-1] is not ...:
-        return [f"a tuple ({', '.join(_words(one)[0] for one in arguments)})"]
-    if cls in (Sequence, list, tuple, Iterable):
-        inner = _words(arguments[0])[0].partition(" ")[2] if arguments else "values"
-        plural = inner if inner.endswith("s") else f"{inner}s"
-        return [f"a {'sequence' if cls in (Sequence, Iterable) else cls.__name__} of {plural}"]
-    return [f"an {cls.__name__}" if cls.__name__[0] in "AEIOU" else f"a {cls.__name__}"]
-
-
-def _is_integer(value: Any) -> bool:
-    if isinstance(value, bool | np.bool_):
-        return False
-    try:
-        small = abs(operator.index(value)) < _TOO_LARGE
-    except (TypeError, ValueError):
-        return False
-    return small and getattr(value, "shape", ()) == ()
-
-
-def _is_number(value: Any) -> bool:
-    if _is_integer(value):
-        return True
-    floating = isinstance(value, float | np.floating) or (
-        getattr(value, "shape", None) == () and np.issubdtype(getattr(value, "dtype", bool), np.floating)
-    )
-    return floating and not math.isnan(float(value))
-
-
-_TESTS: dict[Any, Callable[[Any], bool]] = {
-    Any: lambda value: True,
-    types.NoneType: lambda value: value is None,
-    bool: lambda value: isinstance(value, bool | np.bool_),
-    int: _is_integer,
-    float: _is_number,
-    str: lambda value: isinstance(value, str) and "\0" not in value,
-    Path: lambda value: isinstance(value, os.PathLike),
-    Callable: callable,
-    Mapping: lambda value: isinstance(value, Mapping),
-}
-_WORDS: dict[Any, str] = {
-    types.NoneType: "None",
-    bool: "True or False",
-    int: "an integer",
-    float: "a number",
-    str: "a string",
-    Path: "a path",
-    Mapping: "a dict",
-    dict: "a dict",
-    Callable: "a function",
-}

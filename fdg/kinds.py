@@ -1,13 +1,87 @@
-"""Annotations of settings: values of theirs from words, from JSON and to JSON, and whether a value is one."""
+"""Annotations: whether a value is of one, what it is called, and its values from words, from and to JSON."""
 
 import dataclasses
 import math
+import operator
+import os
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from fdg.errors import nearest
+
+TOO_LARGE = 10**18  # what JAX counts with has 63 bits
+
+Leaf = Callable[[Any, Any], bool | None]  # of a value and an annotation; None where it does not know
+
+
+def fits(value: Any, kind: Any, leaf: Leaf = lambda value, kind: None) -> bool:
+    """Whether a value is what an annotation says.
+
+    Numbers may be of NumPy or JAX; `True` is no number, not-a-number is none either. Of protocols, type
+    variables and `Any`, everything is.
+
+    Args:
+      value: any.
+      kind: the annotation.
+      leaf: asked first, of the annotation and of those in it.
+
+    >>> fits(3, int | None), fits((3, 4.5), tuple[int, ...]), fits("stop", Literal["stop", "warn"])
+    (True, False, True)
+    """
+    if (said := leaf(value, kind)) is not None:
+        return said
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return any(fits(value, one, leaf) for one in arguments)
+    if origin is Literal:
+        return isinstance(value, str | int | None) and value in arguments
+    cls = origin or kind
+    if cls in _TESTS:
+        return _TESTS[cls](value)
+    if not isinstance(cls, type) or getattr(cls, "_is_protocol", False):
+        return True
+    if cls in (Sequence, list, tuple, Iterable):
+        is_one = isinstance(value, cls) and not isinstance(value, str | bytes)
+        if cls is tuple and arguments and arguments[-1] is not ...:
+            pairs = zip(value, arguments, strict=False) if is_one else ()
+            return is_one and len(value) == len(arguments) and all(fits(*pair, leaf) for pair in pairs)
+        inner = arguments[0] if arguments else Any
+        return is_one and (cls is Iterable or all(fits(one, inner, leaf) for one in value))
+    return isinstance(value, cls)
+
+
+def words(kind: Any, names: Mapping[str, str] | None = None) -> list[str]:
+    """What an annotation asks for: the words of each of its alternatives, None last.
+
+    Args:
+      kind: the annotation.
+      names: words for classes, by their names.
+
+    >>> words(tuple[int, ...] | None)
+    ['a tuple of integers', 'None']
+    """
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        kinds = sorted(arguments, key=lambda one: one is types.NoneType)
+        return [word for one in kinds for word in words(one, names)]
+    if origin is Literal:
+        return [repr(one) for one in arguments]
+    cls = origin or kind
+    if cls in _WORDS:
+        return [_WORDS[cls]]
+    if cls is tuple and arguments and arguments[-1] is not ...:
+        return [f"a tuple ({', '.join(words(one)[0] for one in arguments)})"]
+    if cls in (Sequence, list, tuple, Iterable):
+        inner = words(arguments[0])[0].partition(" ")[2] if arguments else "values"
+        plural = inner if inner.endswith("s") else f"{inner}s"
+        return [f"a {'sequence' if cls in (Sequence, Iterable) else cls.__name__} of {plural}"]
+    name = getattr(cls, "__name__", str(cls))
+    return [(names or {}).get(name) or f"a{'n' if name[0] in 'AEIOU' else ''} {name}"]
 
 
 def reader(kind: Any) -> Callable[[str], Any]:
@@ -46,12 +120,9 @@ def _read_int(word: str) -> int:
             number = math.nan
     if isinstance(number, float) and not number.is_integer():
         raise ValueError("an integer")
-    if abs(number) >= _TOO_LARGE:
-        raise ValueError(f"an integer below {_TOO_LARGE:.0e}")
+    if abs(number) >= TOO_LARGE:
+        raise ValueError(f"an integer below {TOO_LARGE:.0e}")
     return int(number)
-
-
-_TOO_LARGE = 10**18  # what JAX counts with has 63 bits
 
 
 def _read_float(word: str) -> float:
@@ -175,3 +246,46 @@ def is_writable(kind: Any) -> bool:
 def dataclass_fields(cls: Any) -> tuple[dataclasses.Field, ...]:
     """The fields of a dataclass, or of an instance of one; none of another class."""
     return dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+
+
+def _is_integer(value: Any) -> bool:
+    if isinstance(value, bool | np.bool_):
+        return False
+    try:
+        small = abs(operator.index(value)) < TOO_LARGE
+    except (TypeError, ValueError):
+        return False
+    return small and getattr(value, "shape", ()) == ()
+
+
+def _is_number(value: Any) -> bool:
+    if _is_integer(value):
+        return True
+    floating = isinstance(value, float | np.floating) or (
+        getattr(value, "shape", None) == () and np.issubdtype(getattr(value, "dtype", bool), np.floating)
+    )
+    return floating and not math.isnan(float(value))
+
+
+_TESTS: dict[Any, Callable[[Any], bool]] = {
+    Any: lambda value: True,
+    types.NoneType: lambda value: value is None,
+    bool: lambda value: isinstance(value, bool | np.bool_),
+    int: _is_integer,
+    float: _is_number,
+    str: lambda value: isinstance(value, str) and "\0" not in value,
+    Path: lambda value: isinstance(value, os.PathLike),
+    Callable: callable,
+    Mapping: lambda value: isinstance(value, Mapping),
+}
+_WORDS: dict[Any, str] = {
+    types.NoneType: "None",
+    bool: "True or False",
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    Path: "a path",
+    Mapping: "a dict",
+    dict: "a dict",
+    Callable: "a function",
+}
