@@ -11,7 +11,7 @@ from fdg.errors import FdgError
 from fdg.kinds import shown, to_json
 from fdg.reading import read_json
 from fdg.training import run_directory
-from fdg.training.settings import changes, contradiction, flat, read_value
+from fdg.training.settings import changes, contradiction, flat
 
 # Of a run's configuration, what a run that begins with it makes itself.
 _NOT_TAKEN = (
@@ -77,28 +77,6 @@ def _checked(file: Path, config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def part(
-    file: Path, name: str, config: Mapping[str, Any], flags: Sequence[Flag], owner: str
-) -> dict[str, Any]:
-    """`policy_fields` or `hyperparameters`, as Python values.
-
-    Args:
-      file: of the configuration, for messages.
-      name: of the part.
-      config: the configuration.
-      flags: all that the part may hold.
-      owner: the algorithm or policy that has these flags.
-
-    Raises:
-      FdgError: a value that its flag cannot have, or one of no flag.
-    """
-    kinds = {flag.name: flag.kind for flag in flags}
-    kept = config.get(name, {})
-    if strange := [key for key in kept if key not in kinds]:
-        raise FdgError(f"{file} has {strange[0]!r:.60} in {name}, which {owner} has not")
-    return {key: read_value(file, key, value, kinds[key]) for key, value in kept.items()}
-
-
 def check_agrees(given: Mapping[str, Any], config: Mapping[str, Any], policy: Iterable[Flag] = ()) -> None:
     """Refuses flags that contradict the run that is resumed.
 
@@ -115,14 +93,30 @@ def check_agrees(given: Mapping[str, Any], config: Mapping[str, Any], policy: It
 
 
 def record_of(
-    program: str, argv: Sequence[str], preset: Any, given: Mapping[str, Any], base: Mapping[str, Any]
+    program: str,
+    argv: Sequence[str],
+    preset: Any,
+    follows: Mapping[str, Any],
+    given: Mapping[str, Any],
+    base: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What `config.json` keeps beside values: the command, the preset, and the run that this began from."""
+    """What `config.json` keeps beside values.
+
+    Args:
+      program: how the command begins.
+      argv: the words after it.
+      preset: that the run begins with; None for none.
+      follows: settings that go with those that were given.
+      given: what the command line gives.
+      base: the configuration that it begins with.
+    """
     record: dict[str, Any] = {
         "command": shlex.join([*program.split(), *argv]),
         "preset": {} if preset is None else {name: to_json(value) for name, value in preset.values.items()},
         "preset_name": None if preset is None else preset.name,
     }
+    if follows:
+        record["follows"] = follows
     if given.get("start_from") is not None:
         known = flat(base)
         changed = changes(base, {name: value for name, value in given.items() if name in known})

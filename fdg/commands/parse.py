@@ -14,7 +14,7 @@ from fdg.aliases import instead
 from fdg.commands import earlier, presets
 from fdg.commands.flags import Flag, JobFlags, Words, fields_of, written
 from fdg.commands.sweeping import check_searched, spelled_search, spelled_sweep
-from fdg.errors import FdgError, UnknownNameError, one_line, unknown_name
+from fdg.errors import FdgError, one_line
 from fdg.kinds import dataclass_fields, to_json
 from fdg.processes import distributed
 from fdg.running.host_devices import device_a_core, make_host_devices
@@ -81,9 +81,8 @@ class CommandLine:
         cores = self._make_devices(before, chooses=not base)
         # Before the imports below, which may start JAX's backends and compile.
         from algos.hyperparameters import absolute_folder
-        from fdg.training.description import construct, with_staleness
+        from fdg.training.description import build_algorithm, build_policy, read_fields
         from fdg.training.job import Job, lengths
-        from fdg.training.sweep import swept
 
         named = self._named(file, base, before)
         cls, algo, is_auto = named.cls, named.algo, named.policy in _AUTO
@@ -118,7 +117,6 @@ class CommandLine:
         said.check_fields(cls, kept)
         asked = {**begun, **kept, **own, **({} if named.env is None else {"env": named.env})}
         values = presets.settled(cls, asked, own)
-        algorithm = construct(cls, algo, values)
         follows = {
             name: value for name, value in values.items() if name not in asked or value is not asked[name]
         }
@@ -131,40 +129,40 @@ class CommandLine:
             )
         fields = {flag.name: flag.default for flag in flags.policy}
         if base.get("policy") == named.policy:  # the fields of another mean nothing to it
-            fields |= earlier.part(file, "policy_fields", base, flags.policy, named.policy)
+            fields |= read_fields(file, "policy_fields", base, named.policy_class, named.policy)
         fields |= {name: given[name] for name in fields if name in given}
         known = {**before, **given}
         run = {flag.name: known.get(flag.name, flag.default) for flag in flags.run}
         staleness = known.get("staleness", Names.staleness)
         settings.check({**run, "staleness": staleness})
         said.check_trackers(run)
-        policy_values = with_staleness(named.policy_class, named.policy, fields, staleness)
-        if named.policy == "auto:measure":
-            policy_values = {**policy_values, "measure": True}
-        policy = construct(named.policy_class, named.policy, policy_values)
-        algorithm = swept(algorithm, run)
+        config = {
+            "algo": algo,
+            "env": None if named.env is None else named.env_name,
+            "policy": named.policy,
+            "policy_fields": fields,
+            "staleness": staleness,
+            "hyperparameters": values,
+        }
+        policy = build_policy(config, said)
+        algorithm = build_algorithm({**run, **config}, said)
         check_searched(algorithm, run, flags.own, said)
-        out = file.parent if resumes else Path(given["out"]) if "out" in given else None
-        chosen = None if "devices" in given else before.get("devices_chosen")
+        hyperparameters = {flag.name: to_json(getattr(algorithm, flag.name)) for flag in flags.own}
+        run |= {
+            "out": file.parent if resumes else Path(given["out"]) if "out" in given else None,
+            "devices_chosen": None if "devices" in given else before.get("devices_chosen"),
+        }
         return Job(
             algorithm=algorithm,
             policy=policy,
-            named={
-                "algo": algo,
-                "env": None if named.env is None else named.env_name,
-                "policy": named.policy,
-                "policy_fields": fields,
-                "staleness": staleness,
-                "hyperparameters": {flag.name: to_json(getattr(algorithm, flag.name)) for flag in flags.own},
-            },
+            named={**config, "hyperparameters": hyperparameters},
             cores=cores,
             resumes=resumes,
             start_from=Path(given["start_from"]) if given.get("start_from") is not None else None,
             trust=given.get("trust", False),
             explains=known.get("policy") is not None,
-            record=earlier.record_of(program, self._argv, preset, given, base)
-            | ({"follows": follows} if follows else {}),
-            **{**run, "out": out, "devices_chosen": chosen},
+            record=earlier.record_of(program, self._argv, preset, follows, given, base),
+            **run,
             **lengths(algorithm, algo, run.get("total_steps"), runs),
         )
 
@@ -189,7 +187,6 @@ class CommandLine:
           FdgError: there is no such, it is not trusted, or an algorithm and its environment do not fit.
         """
         import envs
-        from fdg.training.description import check_kind
         from fdg.training.said import Said
 
         given, options = self.given, self._words.options
@@ -209,7 +206,7 @@ class CommandLine:
         if policy is None:  # `gpu_only` if a flag of its own is given, else one that is chosen
             policy = "gpu_only" if options.keys() & _options_of("gpu_only") else Names.policy
         said = Said(file if base else None, given, given.get("trust", False))
-        cls, policy_class = said.algorithm_class(algo), _policy_class(policy, said)
+        cls, policy_class = said.algorithm_class(algo), said.policy_class(policy)
         has_env = any(field.name == "env" for field in dataclass_fields(cls))
         if env_name is None:
             env_name = str(getattr(cls, "default_env", Names.env))
@@ -222,7 +219,6 @@ class CommandLine:
         if base and has_env and known.get("env") is None:
             raise FdgError(f"{file} names no environment, and {algo} needs one: say which by --env")
         env = _environment(registered, overrides, _workers(registered, given, before)) if has_env else None
-        check_kind(cls, algo, env)
         presets.check_allowed(given, "resume" in given, base.get("algo") == algo)
         return _Named(said, algo, cls, policy, policy_class, env_name, registered, env)
 
@@ -300,15 +296,15 @@ def _hyperparameters(
 ) -> dict[str, Any]:
     """An earlier run's: all of one of this algorithm; of another one that gives weights, its network's."""
     from algos.hyperparameters import OF_NETWORK
+    from fdg.training.description import read_fields
 
-    flags = fields_of(cls)
-    if base.get("algo") == algo:
-        return earlier.part(file, "hyperparameters", base, flags, algo)
-    if given.get("start_from") is None:
-        return {}
-    shared = [flag for flag in flags if flag.name in OF_NETWORK & base["hyperparameters"].keys()]
-    kept = {flag.name: base["hyperparameters"][flag.name] for flag in shared}
-    return earlier.part(file, "hyperparameters", {"hyperparameters": kept}, shared, algo)
+    if base.get("algo") != algo:
+        if given.get("start_from") is None:
+            return {}
+        shared = {field.name for field in dataclass_fields(cls)} & OF_NETWORK
+        there = {name: value for name, value in base["hyperparameters"].items() if name in shared}
+        base = {"hyperparameters": there}
+    return read_fields(file, "hyperparameters", base, cls, algo)
 
 
 def _workers(name: str, given: Mapping[str, Any], before: Mapping[str, Any]) -> int | None:
@@ -344,23 +340,3 @@ def _environment(name: str, overrides: Mapping[str, Any], workers: int | None) -
         except Exception as error:
             raise FdgError(f"environment '{name}' does not work with {given}: {one_line(error)}") from error
     return made
-
-
-def _policy_class(name: str, said: Any) -> type:
-    """The class of a policy, or that of `auto`.
-
-    Args:
-      name: of the policy.
-      said: who says so, a `Said`.
-
-    Raises:
-      FdgError: there is none; says the nearest.
-    """
-    import policies
-
-    if name in _AUTO:
-        return policies.Auto
-    try:
-        return said.policy_class(name)
-    except UnknownNameError:
-        raise unknown_name("policy", name, (*policies.names(), *_AUTO)) from None

@@ -2,7 +2,9 @@
 
 import contextlib
 import dataclasses
+import typing
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import algos
@@ -12,8 +14,9 @@ from algos.agent import able_in
 from envs.text import is_text
 from envs.wrappers import unwrapped
 from fdg.errors import FdgError, listed, one_line
-from fdg.kinds import dataclass_fields, to_json
+from fdg.kinds import dataclass_fields, is_writable, to_json
 from fdg.training.said import CALLER, Said
+from fdg.training.settings import read_value
 from fdg.training.sweep import Sweep, swept
 
 _KEPT_APART = ("env", "staleness")
@@ -63,63 +66,102 @@ def rebuild(config: Mapping[str, Any], said: Said, where: str = "this run") -> t
             f" ({config.get('algo')}, say with a network of its own): give it, with algorithm=..."
         )
     with _fitting(where):
-        algorithm_class = said.algorithm_class(config["algo"])
-        values = _values(algorithm_class, config["hyperparameters"])
-        said.check_fields(algorithm_class, values)
+        cls = said.algorithm_class(config["algo"])
+        values = read_fields(said.file, "hyperparameters", config, cls, config["algo"])
+        said.check_fields(cls, values)
         if config.get("env") is not None:
             name, parameters = said.environment(config["env"])
             values["env"] = envs.make(name, **parameters)
-        algorithm = swept(algorithm_class(**values), config)
+        algorithm = build_algorithm({**config, "hyperparameters": values}, said)
     return algorithm, rebuild_policy(config, said, where)
 
 
 def rebuild_policy(config: Mapping[str, Any], said: Said, where: str = "this run") -> Any:
     """The policy alone, whatever else a file cannot say; arguments and errors as for `rebuild`."""
     with _fitting(where):
-        policy_class = said.policy_class(config["policy"])
-        values = _values(policy_class, config["policy_fields"])
-        return policy_class(
-            **with_staleness(policy_class, config["policy"], values, config.get("staleness", 0))
-        )
+        cls = said.policy_class(config["policy"])
+        fields = read_fields(said.file, "policy_fields", config, cls, config["policy"])
+        return build_policy({**config, "policy_fields": fields}, said)
 
 
-def check_kind(cls: type, name: str, env: Any) -> None:
-    """Refuses a task in text for an algorithm that acts in environments.
+def read_fields(
+    file: Path | None, part: str, config: Mapping[str, Any], cls: Any, owner: str
+) -> dict[str, Any]:
+    """`policy_fields` or `hyperparameters` of a configuration, as Python values.
+
+    Args:
+      file: of the configuration, for messages.
+      part: which of the two.
+      config: from JSON.
+      cls: the class whose fields they are.
+      owner: its name.
 
     Raises:
-      FdgError: names the algorithms that take one.
+      FdgError: a value that its field cannot have, or one of no field.
     """
-    if is_text(env) and hasattr(cls, "action_spaces"):
+    kinds = typing.get_type_hints(cls)
+    fields = {field.name: field for field in dataclass_fields(cls) if field.init and field.name != "env"}
+    found = {}
+    for name, value in config.get(part, {}).items():
+        if name not in fields:
+            raise FdgError(f"{file} has {name!r:.60} in {part}, which {owner} has not")
+        kind = fields[name].metadata.get("flag", kinds[name])
+        if is_writable(kind) and not (value is None and fields[name].default is None):
+            found[name] = read_value(file, name, value, kind)
+        else:
+            found[name] = _with_tuples(value)
+    return found
+
+
+def build_algorithm(config: Mapping[str, Any], said: Said) -> Any:
+    """The algorithm of a configuration whose hyperparameters, with `env`, are Python values.
+
+    Raises:
+      FdgError: a hyperparameter is missing, or does not fit; or the algorithm cannot act in its environment.
+    """
+    name, values = config["algo"], config["hyperparameters"]
+    cls, env = said.algorithm_class(name), values.get("env")
+    spaces = getattr(cls, "action_spaces", None)
+    if is_text(env) and spaces is not None:
         able = ", ".join(algos.names("text"))
         raise FdgError(
             f"--algo {name} acts in environments, and {env.name} is a task in text: use --algo {able}"
         )
+    if spaces and env is not None and not isinstance(env.action_space, tuple(spaces)):
+        kinds = " or ".join(space.__name__ for space in spaces)
+        raise FdgError(
+            f"{name} acts in {kinds} action spaces, and that of {env.name} is {env.action_space}:"
+            f" use --algo {listed(able_in(env))}, or another --env"
+        )
+    return swept(_construct(cls, name, values), config)
 
 
-def with_staleness(
-    policy_class: type, name: str, values: Mapping[str, Any], staleness: int
-) -> Mapping[str, Any]:
-    """The policy's fields, with the staleness of a run.
+def build_policy(config: Mapping[str, Any], said: Said) -> Any:
+    """The policy of a configuration whose `policy_fields` are Python values.
 
     Raises:
-      FdgError: the policy has none; names those that do.
+      FdgError: a field does not fit, or there is a staleness and the policy has none; names those that do.
     """
-    if any(field.name == "staleness" for field in dataclass_fields(policy_class)):
-        return {**values, "staleness": staleness}
-    if staleness:
-        able = [
-            other
-            for other in policies.names()
-            if any(field.name == "staleness" for field in dataclass_fields(policies.get(other)))
-        ]
+    name, staleness, values = config["policy"], config.get("staleness", 0), dict(config["policy_fields"])
+    cls = said.policy_class(name)
+    if _has_staleness(cls):
+        values["staleness"] = staleness
+    elif staleness:
+        able = [other for other in policies.names() if _has_staleness(policies.get(other))]
         fix = f"use --policy {' or '.join(able)}" if able else "leave it out"
         raise FdgError(
             f"--staleness {staleness}: under {name}, actors always have the newest parameters: {fix}"
         )
-    return values
+    if name == "auto:measure":
+        values["measure"] = True
+    return _construct(cls, name, values)
 
 
-def construct(cls: type, name: str, values: Mapping[str, Any]) -> Any:
+def _has_staleness(policy_class: Any) -> bool:
+    return any(field.name == "staleness" for field in dataclass_fields(policy_class))
+
+
+def _construct(cls: type, name: str, values: Mapping[str, Any]) -> Any:
     """An algorithm or a policy from its fields.
 
     Raises:
@@ -134,15 +176,6 @@ def construct(cls: type, name: str, values: Mapping[str, Any]) -> Any:
     ]
     if missing:
         raise FdgError(f"{name} needs --{missing[0].replace('_', '-')}: it has no default")
-    spaces = getattr(cls, "action_spaces", None)
-    env = values.get("env")
-    if spaces and env is not None and not isinstance(env.action_space, tuple(spaces)):
-        kinds = " or ".join(space.__name__ for space in spaces)
-        able = able_in(env)
-        raise FdgError(
-            f"{name} acts in {kinds} action spaces, and that of {env.name} is {env.action_space}:"
-            f" use --algo {listed(able)}, or another --env"
-        )
     try:
         return cls(**values)
     except ValueError as error:  # FdgError is one; a user's own class may raise the plain kind
@@ -204,15 +237,5 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def _values(cls: Any, said: Mapping[str, Any]) -> dict[str, Any]:
-    """What `to_json` made, as fields of a class; those that it does not have are an error of its own."""
-    kinds = {field.name: str(field.type) for field in dataclass_fields(cls)}
-    return {name: _from_json(value, kinds.get(name, "")) for name, value in said.items()}
-
-
-def _from_json(value: Any, kind: str) -> Any:
-    if isinstance(value, list):
-        return tuple(_from_json(item, kind) for item in value)
-    if isinstance(value, str) and "float" in kind and "str" not in kind and "Literal" not in kind:
-        return float(value)
-    return value
+def _with_tuples(value: Any) -> Any:
+    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value

@@ -20,13 +20,15 @@ import algos
 import envs
 import policies
 from envs import own
-from fdg.errors import FdgError
+from fdg.errors import FdgError, UnknownNameError, unknown_name
+from fdg.kinds import dataclass_fields
 from fdg.training.data import kept_data
 from fdg.training.space import Choices, Space
 from fdg.training.sweep import Sweep
 
 _MODULE = re.compile(r"[\w.\s-]+:")  # of a user's own, in front of a name
 _TRACKERS = ("wandb", "mlflow")
+_AUTO = ("auto", "auto:measure")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,12 +55,17 @@ class Said:
         return self._class("algo", name, algos, ("init", "iterate"), "init(key) and iterate(state)")
 
     def policy_class(self, name: Any) -> Any:
-        """The class of a policy: one of `policies`, or `module:Class` of a user's own.
+        """The class of a policy: one of `policies`, that of `auto`, or `module:Class` of a user's own.
 
         Raises:
           FdgError: there is none, only a file names it, or it has no `place`.
         """
-        return self._class("policy", name, policies, ("place",), "place(roles, devices)")
+        if name in _AUTO:
+            return policies.Auto
+        try:
+            return self._class("policy", name, policies, ("place",), "place(roles, devices)")
+        except UnknownNameError:
+            raise unknown_name("policy", name, (*policies.names(), *_AUTO)) from None
 
     def environment(self, text: Any) -> tuple[str, dict[str, Any]]:
         """The name and the parameters of an environment, for `envs.make`.
@@ -80,8 +87,7 @@ class Said:
         Raises:
           FdgError: one of them names a network, or reads like `module:name`, and only a file says so.
         """
-        fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
-        networks = [field.name for field in fields if field.metadata.get("holds") == "network"]
+        networks = [field.name for field in dataclass_fields(cls) if field.metadata.get("holds") == "network"]
         for name, value in values.items():
             texts = [one for one in jax.tree.leaves(value) if isinstance(one, str)]
             bad = next((one for one in texts if name in networks or _MODULE.match(one)), None)

@@ -307,7 +307,7 @@ def read_settings(file: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def read_value(file: Path, name: str, value: Any, kind: Any) -> Any:
+def read_value(file: Path | None, name: str, value: Any, kind: Any) -> Any:
     """A value of a configuration as Python has it, of an annotation.
 
     Raises:
@@ -319,7 +319,7 @@ def read_value(file: Path, name: str, value: Any, kind: Any) -> Any:
         raise _wrong(file, name, value, str(error)) from None
 
 
-def _wrong(file: Path, name: str, value: Any, expected: str) -> FdgError:
+def _wrong(file: Path | None, name: str, value: Any, expected: str) -> FdgError:
     return FdgError(f"{file} has {name} = {value!r:.60}, which is not {expected}")
 
 
