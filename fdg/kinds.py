@@ -185,34 +185,24 @@ def from_json(kind: Any, value: Any) -> Any:
     """What `to_json` made one of.
 
     Raises:
-      ValueError: a value that `to_json` would not have made; says what was expected.
+      ValueError: a value that is not of the annotation; says what was expected.
+
+    >>> from_json(tuple[int, ...], [64, 64]), from_json(float | None, "inf"), from_json(float, 1)
+    ((64, 64), inf, 1.0)
     """
-    expected = _expected(kind)
-    takes_only_words = (set(typing.get_args(kind)) or {kind}) <= {str, type(None)}
-    parts = value if isinstance(value, list) else [value]
-    for part in parts:
-        is_word = isinstance(part, str)
-        infinite = is_word and part in ("inf", "-inf") and mentions(kind, float)
-        if isinstance(part, list | dict) or (is_word and not (infinite or _takes_words(kind))):
-            raise ValueError(expected)
-        if not is_word and part is not None and takes_only_words:
-            raise ValueError(expected)
-    if isinstance(value, list) and not is_tuple(kind):
-        raise ValueError(expected)
-    if isinstance(value, str) and mentions(kind, str):
-        return value
-    words = ["none" if p is None else p if isinstance(p, str) else str(p).lower() for p in parts]
-    try:
-        if isinstance(value, list) and not value:
-            return ()
-        return reader(kind)(",".join(words))
-    except ValueError:
-        raise ValueError(expected) from None
+    plain = {kind, *typing.get_args(kind)}.union(*map(typing.get_args, typing.get_args(kind)))
 
+    def read(one: Any) -> Any:
+        is_number = isinstance(one, int | float) and not isinstance(one, bool)
+        if float in plain and int not in plain and (is_number or one in ("inf", "-inf")):
+            return float(one)
+        whole = is_number and int in plain and float not in plain and float(one).is_integer()
+        return int(one) if whole else one
 
-def _takes_words(kind: Any) -> bool:
-    origins = [typing.get_origin(one) for one in (kind, *typing.get_args(kind))]
-    return mentions(kind, str) or Literal in origins
+    made = tuple(map(read, value)) if isinstance(value, list) else read(value)
+    if not fits(made, kind):
+        raise ValueError(_expected(kind))
+    return made
 
 
 def _expected(kind: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from envs.codesign import reading
 from fdg.commands.cli import guarded
-from fdg.commands.flags import Flag, Parser, add_flag, normalise
+from fdg.commands.flags import Flag, Parser, add_flags, normalise
 from fdg.errors import FdgError
 
 INFEASIBLE = 3  # exit status where no design meets the specs
@@ -113,6 +113,5 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog=_PROGRAM, usage=f"{_PROGRAM} FILE.toml [flags]", description=_ABOUT, allow_abbrev=False
     )
-    for flag in FLAGS:
-        add_flag(parser, flag)
+    add_flags(parser, FLAGS)
     return parser

@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 
 from fdg.commands.cli import guarded
-from fdg.commands.flags import Flag, Parser, add_flag, normalise
+from fdg.commands.flags import Flag, Parser, add_flags, normalise
 from fdg.cores import usable_cores
 from fdg.costs import machine
 from fdg.costs.calibration import calibrate
@@ -43,8 +43,7 @@ def calibrate_main(argv: Sequence[str] | None = None) -> int:
     def run(argv: Sequence[str]) -> int:
         about = "Measures this machine's rates, in about three minutes; keep it quiet meanwhile."
         parser = Parser(prog="python -m fdg.calibrate", description=about, allow_abbrev=False)
-        for flag in FLAGS:
-            add_flag(parser, flag)
+        add_flags(parser, FLAGS)
         given = parser.parse_strictly(normalise(argv))
         make_host_devices(max(2, usable_cores()))
         devices = jax.local_devices()

@@ -148,15 +148,22 @@ def _unknown_flag(name: str, options: Iterable[str]) -> FdgError:
     return FdgError(f"unknown flag '{name}': did you mean '{close[0]}'? ({near}--help lists them all)")
 
 
-def add_flag(parser: Any, flag: Flag) -> None:
-    """Adds a flag. What is not given stays out of the result: it may come from a preset or an earlier run."""
+def add_flags(parser: Any, flags: Iterable[Flag]) -> None:
+    """Adds flags to a parser or to a group of one.
+
+    What is not given stays out of the result: it may come from a preset or an earlier run.
+    """
+    for flag in flags:
+        _add_argument(parser, flag, flag.option, _help(flag))
+
+
+def _help(flag: Flag) -> str:
     if flag.default is None and "None: " in flag.help:  # the help says what happens then
         text = flag.help.replace("None: ", "default: ")
     else:
         default = "required" if flag.default is dataclasses.MISSING else f"default: {shown(flag.default)}"
         text = f"{flag.help} ({default})".strip()
-    text = text.replace("%", "%%")
-    _add_argument(parser, flag, flag.option, text)
+    return text.replace("%", "%%")
 
 
 def written(flag: Flag) -> tuple[str, ...]:
@@ -234,17 +241,14 @@ def _metavar(kind: Any) -> str:
     )
 
 
-def add_flags(parser: Any, flags: Iterable[Flag]) -> None:
-    """Adds flags to a parser or to a group of one; beside --out those that name an earlier run."""
-    for flag in flags:
-        add_flag(parser, flag)
-        if flag.name == "out":
-            text = "go on with the run in DIR (or in --out), exactly where it was; needs no other flag"
-            parser.add_argument("--resume", nargs="?", const="", metavar="DIR", help=text)
-            text = "begin a new run with the weights of the run in DIR, and its flags but for those given"
-            parser.add_argument("--from", dest="start_from", metavar="DIR", help=text)
-            text = "take the flags of a run's config.json, but for those given"
-            parser.add_argument("--config", metavar="FILE", help=text)
+def _add_earlier(parser: Any) -> None:
+    """Adds the flags that name an earlier run."""
+    text = "go on with the run in DIR (or in --out), exactly where it was; needs no other flag"
+    parser.add_argument("--resume", nargs="?", const="", metavar="DIR", help=text)
+    text = "begin a new run with the weights of the run in DIR, and its flags but for those given"
+    parser.add_argument("--from", dest="start_from", metavar="DIR", help=text)
+    text = "take the flags of a run's config.json, but for those given"
+    parser.add_argument("--config", metavar="FILE", help=text)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -308,7 +312,10 @@ class JobFlags:
         """
         parser = Parser(usage="%(prog)s [flags]", allow_abbrev=False, **settings)
         for title, flags in self.groups.items():
-            add_flags(parser.add_argument_group(title or own_title), flags)
+            group = parser.add_argument_group(title or own_title)
+            add_flags(group, flags)
+            if GROUPS.get(title) is Settings:
+                _add_earlier(group)
         add_flags(parser, more)
         add_aliases(parser, [flag for flags in self.groups.values() for flag in flags])
         return parser

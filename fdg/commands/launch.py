@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fdg.commands.cli import guarded
-from fdg.commands.flags import Flag, Parser, add_flag, normalise
+from fdg.commands.flags import Flag, Parser, add_flags, normalise
 from fdg.errors import FdgError
 from fdg.launching.here import Here
 from fdg.launching.restarting import carry_out
@@ -64,8 +64,7 @@ def _read(argv: Sequence[str]) -> tuple[dict[str, Any] | None, list[str]]:
     parser = Parser(
         prog="python -m fdg.launch", description=__doc__, usage=_USAGE, allow_abbrev=False, add_help=False
     )
-    for flag in FLAGS:
-        add_flag(parser, flag)
+    add_flags(parser, FLAGS)
     if "--" in argv:
         mine, rest = normalise(argv[: argv.index("--")]), normalise(argv[argv.index("--") + 1 :])
         helps = {"-h", "--help"} & {*mine}
@@ -101,7 +100,7 @@ class _Words:
             parser.add_argument(f"--{name}", dest=name)
         parser.add_argument("--from", dest="start_from")
         parser.add_argument("--resume", nargs="?", const="")
-        add_flag(parser, Flag("devices", int | None, None, ""))
+        add_flags(parser, [Flag("devices", int | None, None, "")])
         known, self._rest = parser.parse_known_args(self._words)
         given = vars(known)
         self._devices: int | None = given.get("devices")

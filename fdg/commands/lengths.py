@@ -7,7 +7,6 @@ from algos.rlhf import streaming as sizes_of
 from fdg.commands.flags import Flag
 from fdg.costs import streaming
 from fdg.errors import FdgError
-from fdg.training.job import Job
 from fdg.training.run_directory import read_metrics
 
 FLAG = Flag(
@@ -32,13 +31,12 @@ def take(given: dict[str, Any]) -> str | None:
     return drawn
 
 
-def said(job: Job, given: str) -> str:
-    """What the job's stream would do.
+def said(algorithm: Any, policy: Any, given: str) -> str:
+    """What the stream of an algorithm under a policy would do.
 
     Raises:
       FdgError: there is no stream, or the lengths are none.
     """
-    algorithm = job.algorithm
     if not hasattr(algorithm, "ahead"):
         raise FdgError(
             f"--lengths {given:.60}: {type(algorithm).__name__} generates no responses: use --algo grpo,"
@@ -51,4 +49,4 @@ def said(job: Job, given: str) -> str:
         else streaming.distribution(given)
     )
     sizes = sizes_of.sizes(algorithm, algorithm._candidates)
-    return streaming.report(drawn, sizes, getattr(job.policy, "staleness", 0) or 0, algorithm.max_age)
+    return streaming.report(drawn, sizes, getattr(policy, "staleness", 0) or 0, algorithm.max_age)

@@ -94,11 +94,11 @@ def lines(job: Job, given: Mapping[str, Any]) -> list[str]:
     said += [f"not feasible {line}" for line in refused]
     if given.get("pictures"):
         path = Path(given["pictures"], "sweep.png")
-        draw_sweep(points, path, f"{fdg_name(job)} on {cluster.kind.name}")
+        draw_sweep(points, path, f"{type(job.algorithm).__name__} on {cluster.kind.name}")
         said.append(f"picture {path}")
     if given.get("sensitivity"):
         count = counts[-1]
-        algorithm, graph = _grown(job, given, count, graphs)
+        algorithm, graph = _grown(job.algorithm, given, count, graphs)
 
         def choose(one: Cluster) -> Any:
             return policies.auto(algorithm, one, graph=graph, all_devices=True, num_seeds=job.agents)
@@ -107,26 +107,22 @@ def lines(job: Job, given: Mapping[str, Any]) -> list[str]:
     return said
 
 
-def fdg_name(job: Job) -> str:
-    """The algorithm's, for a title."""
-    return type(job.algorithm).__name__
-
-
 def _policy(name: str) -> Any:
     return policies.Auto() if name == "auto" else policies.get(name)()
 
 
 def _grown(
-    job: Job, given: Mapping[str, Any], count: int, graphs: dict[int | None, tuple[Any, fdg.FDG]]
+    algorithm: Any, given: Mapping[str, Any], count: int, graphs: dict[int | None, tuple[Any, fdg.FDG]]
 ) -> tuple[Any, fdg.FDG]:
-    """The job's algorithm with as many environments as so many devices get, and its graph."""
+    """The algorithm with as many environments as so many devices get, and its graph."""
     each = given.get("envs_per_device")
     number = None if each is None else each * count
     if number not in graphs:
-        algorithm = job.algorithm
         if number is not None:
             if not any(field.name == "num_envs" for field in dataclasses.fields(algorithm)):
-                raise FdgError(f"--envs-per-device: {fdg_name(job)} has no field num_envs: leave it out")
+                raise FdgError(
+                    f"--envs-per-device: {type(algorithm).__name__} has no field num_envs: leave it out"
+                )
             algorithm = dataclasses.replace(algorithm, num_envs=number)
         graphs[number] = algorithm, fdg.trace(algorithm)
     return graphs[number]
@@ -140,7 +136,7 @@ def _point(
     given: Mapping[str, Any],
     graphs: dict[int | None, tuple[Any, fdg.FDG]],
 ) -> Point:
-    algorithm, graph = _grown(job, given, count, graphs)
+    algorithm, graph = _grown(job.algorithm, given, count, graphs)
     cluster = whole.of(count)
     if isinstance(policy, policies.Auto):
         policy = policies.auto(

@@ -7,7 +7,7 @@ from typing import Any
 
 from fdg.arguments import as_flags
 from fdg.commands.cli import guarded
-from fdg.commands.flags import Flag, Parser, add_flag, normalise
+from fdg.commands.flags import Flag, Parser, add_flags, normalise
 from fdg.commands.sweeping import member_of
 from fdg.errors import FdgError
 from fdg.running.program_cache import keep_programs
@@ -82,168 +82,120 @@ FLAGS: Mapping[str, Sequence[Flag]] = {
 }
 
 
+ABOUT: Mapping[str, str] = {
+    "evaluate": "Plays whole episodes with trained agents. Without flags, the greedy ones are those that"
+    " training ended with, and give the eval_return of summary.json to the last digit.",
+    "play": "Plays episodes with a trained agent, and writes them side by side as a video.",
+    "export": "Writes a trained policy to a file: a serialised function of JAX's, or ONNX; a language model"
+    " to a folder, in Hugging Face's format.",
+    "plot": "Compares runs: a statistic over seeds and its 95% interval. Runs that differ only in their seeds"
+    " are one curve. Of a folder of runs, all are taken.",
+}
+
+
 def evaluate_main(argv: Sequence[str] | None = None) -> int:
     """`python -m fdg.evaluate RUN_DIR`: plays whole episodes, and says what they return.
 
     Args:
       argv: the flags; those of the process if None.
     """
-
-    def run(argv: Sequence[str]) -> int:
-        given = _parsed(
-            argv,
-            "python -m fdg.evaluate",
-            "Plays whole episodes with trained agents. Without flags, the greedy ones are those that training"
-            " ended with, and give the eval_return of summary.json to the last digit.",
-            FLAGS["evaluate"],
-            "run",
-        )
-        if given["actions"] not in ("greedy", "sampled", "both"):
-            raise FdgError(f"--actions {given['actions']}: it must be greedy, sampled or both")
-        out = Path(given["out"] or Path(given["run"]) / "evaluation.jsonl")
-        loaded = _load(given)
-        try:
-            check_writable(out)
-        except FdgError as error:
-            raise FdgError(
-                f"{error}: give another file by --out" if given["out"] is None else str(error)
-            ) from None
-        env = None
-        if given["env"] is not None:
-            import envs
-
-            name, overrides = envs.parse(given["env"])
-            env = envs.make(name, **overrides)
-        kinds = {"greedy": [True], "sampled": [False], "both": [True, False]}[given["actions"]]
-        print(f"{loaded!r}", flush=True)
-        rows: list[dict[str, Any]] = []
-        for greedy in kinds:
-            found = loaded.evaluate(given["episodes"], greedy=greedy, seed=given["seed"], env=env)
-            print(found, flush=True)
-            rows += found.rows()
-        if rows:
-            _write_rows(out, [{"iteration": loaded.iteration, **row} for row in rows])
-            print(f"each episode: {out}")
-        return 0
-
-    return guarded(_with_flags(run, "evaluate"), argv)
+    return _command("evaluate", _evaluate, argv)
 
 
 def play_main(argv: Sequence[str] | None = None) -> int:
     """`python -m fdg.play RUN_DIR --out video.mp4`: films trained agents."""
-
-    def run(argv: Sequence[str]) -> int:
-        given = _parsed(
-            argv,
-            "python -m fdg.play",
-            "Plays episodes with a trained agent, and writes them side by side as a video.",
-            FLAGS["play"],
-            "run",
-        )
-        loaded = _load(given)
-        out = loaded.play(
-            given["out"] or Path(given["run"]) / "video.gif",
-            episodes=given["episodes"],
-            agent=given["agent"],
-            greedy=not given["sampled"],
-            seed=given["seed"],
-            fps=given["fps"],
-            max_steps=given["max_steps"],
-        )
-        print(out)
-        return 0
-
-    return guarded(_with_flags(run, "play"), argv)
+    return _command("play", _play, argv)
 
 
 def export_main(argv: Sequence[str] | None = None) -> int:
     """`python -m fdg.export RUN_DIR`: writes the policy for programs that know nothing of its run."""
-
-    def run(argv: Sequence[str]) -> int:
-        given = _parsed(
-            argv,
-            "python -m fdg.export",
-            "Writes a trained policy to a file: a serialised function of JAX's, or ONNX; a language model to"
-            " a folder, in Hugging Face's format.",
-            FLAGS["export"],
-            "run",
-        )
-        loaded = _load(given)
-        ending = given["format"] if given["format"] in ("jax", "onnx") else "jax"
-        own_way = callable(getattr(loaded.algorithm, "export", None))
-        out = loaded.export(
-            given["out"] or Path(given["run"]) / ("exported" if own_way else f"policy.{ending}"),
-            format=given["format"],
-            agent=given["agent"],
-            greedy=not given["sampled"],
-        )
-        print(out)
-        return 0
-
-    return guarded(_with_flags(run, "export"), argv)
+    return _command("export", _export, argv)
 
 
 def plot_main(argv: Sequence[str] | None = None) -> int:
     """`python -m fdg.plot RUN...`: draws and tabulates runs side by side."""
+    return _command("plot", _plot, argv)
+
+
+def _command(name: str, act: Callable[[dict[str, Any]], None], argv: Sequence[str] | None) -> int:
+    """Runs a command: `act` gets all flags by name, and the run directories; what it refuses names flags."""
 
     def run(argv: Sequence[str]) -> int:
-        given = _parsed(
-            argv,
-            "python -m fdg.plot",
-            "Compares runs: a statistic over seeds and its 95% interval. Runs that differ only in their seeds"
-            " are one curve. Of a folder of runs, all are taken.",
-            FLAGS["plot"],
-            "runs",
-        )
-        from fdg.training import curves
-
-        check_writable(Path(given["out"]))
-        figure, found = curves.compare(
-            given["runs"],
-            metric=given["metric"],
-            x=given["x"],
-            statistic=given["statistic"],
-            labels=given["label"] or (),
-        )
-        out = Path(given["out"])
+        flags = FLAGS[name]
+        parser = Parser(prog=f"python -m fdg.{name}", description=ABOUT[name], allow_abbrev=False)
+        positional, count = ("runs", "+") if name == "plot" else ("run", None)
+        parser.add_argument(positional, nargs=count, metavar="RUN_DIR", help="run directories")
+        add_flags(parser, flags)
+        given = parser.parse_strictly(normalise(argv))
         try:
-            with writing(out):
-                figure.savefig(out, dpi=150)
-        except FdgError:
-            raise
-        except ValueError as error:  # an ending that matplotlib does not know
-            raise FdgError(f"--out {out}: {error}") from error
-        for label, path in zip(given["label"] or (), curves.runs_in(given["runs"]), strict=False):
-            print(f"{label} = {path}")
-        print(curves.table(found))
-        print(out)
+            act({**{flag.name: flag.default for flag in flags}, **given})
+        except FdgError as error:
+            raise type(error)(as_flags(str(error), [flag.name for flag in flags])) from error
         return 0
 
-    return guarded(_with_flags(run, "plot"), argv)
+    return guarded(run, argv)
 
 
-def _with_flags(run: Callable[[Sequence[str]], int], command: str) -> Callable[[Sequence[str]], int]:
-    """What runs are told of arguments, said of a command's flags."""
+def _evaluate(given: dict[str, Any]) -> None:
+    if given["actions"] not in ("greedy", "sampled", "both"):
+        raise FdgError(f"--actions {given['actions']}: it must be greedy, sampled or both")
+    out = Path(given["out"] or Path(given["run"]) / "evaluation.jsonl")
+    loaded = _load(given)
+    try:
+        check_writable(out)
+    except FdgError as error:
+        fix = ": give another file by --out" if given["out"] is None else ""
+        raise FdgError(f"{error}{fix}") from None
+    env = None
+    if given["env"] is not None:
+        import envs
 
-    def told(argv: Sequence[str]) -> int:
-        try:
-            return run(argv)
-        except FdgError as error:
-            raise type(error)(as_flags(str(error), [flag.name for flag in FLAGS[command]])) from error
+        name, overrides = envs.parse(given["env"])
+        env = envs.make(name, **overrides)
+    kinds = {"greedy": [True], "sampled": [False], "both": [True, False]}[given["actions"]]
+    print(f"{loaded!r}", flush=True)
+    rows: list[dict[str, Any]] = []
+    for greedy in kinds:
+        found = loaded.evaluate(given["episodes"], greedy=greedy, seed=given["seed"], env=env)
+        print(found, flush=True)
+        rows += found.rows()
+    if rows:
+        _write_rows(out, [{"iteration": loaded.iteration, **row} for row in rows])
+        print(f"each episode: {out}")
 
-    return told
+
+def _play(given: dict[str, Any]) -> None:
+    out = given["out"] or Path(given["run"]) / "video.gif"
+    how = {name: given[name] for name in ("episodes", "agent", "seed", "fps", "max_steps")}
+    print(_load(given).play(out, greedy=not given["sampled"], **how))
 
 
-def _parsed(
-    argv: Sequence[str], program: str, description: str, flags: Sequence[Flag], positional: str
-) -> dict[str, Any]:
-    """All flags by name, and the run directories."""
-    parser = Parser(prog=program, description=description, allow_abbrev=False)
-    several = positional == "runs"
-    parser.add_argument(positional, nargs="+" if several else None, metavar="RUN_DIR", help="run directories")
-    for flag in flags:
-        add_flag(parser, flag)
-    return {**{flag.name: flag.default for flag in flags}, **parser.parse_strictly(normalise(argv))}
+def _export(given: dict[str, Any]) -> None:
+    loaded = _load(given)
+    ending = given["format"] if given["format"] in ("jax", "onnx") else "jax"
+    file = "exported" if callable(getattr(loaded.algorithm, "export", None)) else f"policy.{ending}"
+    out = given["out"] or Path(given["run"]) / file
+    print(loaded.export(out, format=given["format"], agent=given["agent"], greedy=not given["sampled"]))
+
+
+def _plot(given: dict[str, Any]) -> None:
+    from fdg.training import curves
+
+    out, labels = Path(given["out"]), given["label"] or ()
+    check_writable(out)
+    how = {name: given[name] for name in ("metric", "x", "statistic")}
+    figure, found = curves.compare(given["runs"], labels=labels, **how)
+    try:
+        with writing(out):
+            figure.savefig(out, dpi=150)
+    except FdgError:
+        raise
+    except ValueError as error:  # an ending that matplotlib does not know
+        raise FdgError(f"--out {out}: {error}") from error
+    for label, path in zip(labels, curves.runs_in(given["runs"]), strict=False):
+        print(f"{label} = {path}")
+    print(curves.table(found))
+    print(out)
 
 
 def _load(given: dict[str, Any]) -> Any:

@@ -11,6 +11,7 @@ from fdg.training.settings import Settings, flat, kept
 from fdg.training.sweep import agent_count
 
 TENSORBOARD, WANDB, MLFLOW = "tensorboard", "wandb", "mlflow"
+Tracker = tuple[str, str | None]  # which, and of wandb and mlflow the project or experiment
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,8 +61,8 @@ class Job(Settings):
         return {**self.named, **run, "hyperparameters": self.named["hyperparameters"]}
 
     @property
-    def loggers(self) -> tuple[tuple[str, str | None], ...]:
-        """Where metrics go beside the run directory, and of wandb and mlflow the project or experiment."""
+    def loggers(self) -> tuple[Tracker, ...]:
+        """Where metrics go beside the run directory."""
         wanted = (
             (TENSORBOARD, None, self.tensorboard),
             (WANDB, self.wandb, self.wandb is not None),

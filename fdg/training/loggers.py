@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fdg.errors import FdgError, one_line
-from fdg.training.job import MLFLOW, TENSORBOARD, WANDB, Job
+from fdg.training.job import MLFLOW, TENSORBOARD, WANDB, Tracker
+from fdg.training.settings import flat
 
 _PACKAGES = {TENSORBOARD: "tensorboardX", WANDB: "wandb", MLFLOW: "mlflow"}
 
@@ -23,23 +24,26 @@ class Logger(Protocol):
         """Writes all of it, and ends the connection."""
 
 
-def check_installed(job: Job) -> None:
+def check_installed(wanted: Sequence[Tracker]) -> None:
     """Refuses a tracker whose package is missing, before anything that takes long.
 
     Raises:
       FdgError: says what to install.
     """
-    for kind, _ in job.loggers:
+    for kind, _ in wanted:
         _package(kind)
 
 
-def open_loggers(job: Job, path: Path, start: int) -> list[Logger]:
-    """The trackers that a job asks for.
+def open_loggers(
+    wanted: Sequence[Tracker], path: Path, config: Mapping[str, Any], steps: int
+) -> list[Logger]:
+    """The trackers that a job wants.
 
     Args:
-      job: the run's; its configuration goes along.
+      wanted: `Job.loggers`.
       path: the run directory, where what is local is kept.
-      start: iteration that the run begins, or goes on, at.
+      config: the run's, which goes along.
+      steps: environment steps of one agent that the run begins, or goes on, at.
 
     Raises:
       FdgError: a tracker cannot be reached, or its package is missing.
@@ -50,10 +54,10 @@ def open_loggers(job: Job, path: Path, start: int) -> list[Logger]:
         MLFLOW: MLflow,
     }
     loggers: list[Logger] = []
-    for kind, target in job.loggers:
+    for kind, target in wanted:
         package = _package(kind)
         try:
-            loggers.append(makers[kind](package, job, path, target, start))
+            loggers.append(makers[kind](package, path, target, flat(config), steps))
         except Exception as error:  # of the network, of the service, of its settings
             for other in loggers:
                 other.close()
@@ -70,11 +74,10 @@ def close_all(loggers: Sequence[Logger]) -> None:
 class TensorBoard:
     """Event files in `RUN/tensorboard`, by tensorboardX, which needs no TensorFlow."""
 
-    def __init__(self, package: Any, job: Job, path: Path, target: str | None, start: int):
-        steps = start * job.steps_per_iteration
+    def __init__(self, package: Any, path: Path, target: str | None, config: Any, steps: int):
         where = str(path / TENSORBOARD)
         # Of a resumed run, what an earlier sitting logged after its last checkpoint counts for nothing.
-        self._writer = package.SummaryWriter(where, purge_step=steps + 1 if start else None)
+        self._writer = package.SummaryWriter(where, purge_step=steps + 1 if steps else None)
         self._summary = importlib.import_module(f"{package.__name__}.proto.summary_pb2").Summary
 
     def log(self, env_steps: int, metrics: Mapping[str, float]) -> None:
@@ -91,14 +94,14 @@ class TensorBoard:
 class WeightsAndBiases:
     """A run of Weights & Biases; `WANDB_MODE=offline` keeps it in `RUN/wandb` for `wandb sync`."""
 
-    def __init__(self, package: Any, job: Job, path: Path, target: str | None, start: int):
+    def __init__(self, package: Any, path: Path, target: str | None, config: Any, steps: int):
         self._run = package.init(
             project=target or "fdg",
             name=path.name,
             id=path.name,
             resume="allow",
             dir=str(path),
-            config={**job.config, **job.config.get("hyperparameters", {})},
+            config=config,
         )
 
     def log(self, env_steps: int, metrics: Mapping[str, float]) -> None:
@@ -113,7 +116,7 @@ class WeightsAndBiases:
 class MLflow:
     """A run of an MLflow experiment; without `MLFLOW_TRACKING_URI`, in `RUN/mlruns`."""
 
-    def __init__(self, package: Any, job: Job, path: Path, target: str | None, start: int):
+    def __init__(self, package: Any, path: Path, target: str | None, config: Any, steps: int):
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         if not uri:
             # Plain files, which need no database; MLflow has newer stores, and asks whether they are meant.
@@ -127,16 +130,11 @@ class MLflow:
         before = self._client.search_runs([experiment], f"tags.mlflow.runName = '{path.name}'", max_results=1)
         self._id = (
             before[0].info.run_id
-            if before and start
+            if before and steps
             else self._client.create_run(experiment, run_name=path.name).info.run_id
         )
-        if not start:
-            said = {**job.config, **job.config.get("hyperparameters", {})}
-            parameters = [
-                self._entities.Param(key, str(value))
-                for key, value in said.items()
-                if not isinstance(value, Mapping)
-            ]
+        if not steps:
+            parameters = [self._entities.Param(key, str(value)) for key, value in config.items()]
             self._client.log_batch(self._id, params=parameters)
 
     def log(self, env_steps: int, metrics: Mapping[str, float]) -> None:

@@ -108,8 +108,8 @@ def carry_out(
       FdgError: the job cannot be done as asked; nothing has been written then.
       HostError: a function on the host has failed, such as a reward; the last checkpoint is there.
     """
-    _check_same(job)
-    loggers.check_installed(job)
+    _check_same(job.config)
+    loggers.check_installed(job.loggers)
     if not (quiet or brief):
         say("tracing ...")
     own = job.algorithm.algorithm if isinstance(job.algorithm, Sweep) else job.algorithm
@@ -205,7 +205,7 @@ class _Sitting:
         state, compile_s = self._start(latest)
         engine, start = self.engine, latest or 0
         last = run.truncate_metrics(start) if job.resumes else None
-        lost = LostEpisodes(job)
+        lost = LostEpisodes(getattr(job.algorithm, "env", None))
         lost.go_on(last)
         keep_data(run, job.algorithm)
         wall_before = last["wall_s"] if last else 0.0
@@ -217,7 +217,8 @@ class _Sitting:
         for line in unexplained(engine):
             say(line)
 
-        trackers = loggers.open_loggers(job, run.path, start) if distributed.is_first() else []
+        wanted = job.loggers if distributed.is_first() else ()
+        trackers = loggers.open_loggers(wanted, run.path, job.config, start * job.steps_per_iteration)
         during = During(job, engine, run, say)
         try:
             with (
@@ -242,7 +243,7 @@ class _Sitting:
         finally:
             loggers.close_all(trackers)
             during.close()
-        draw_learning_curve(run, title(job), SOLVED.get(job.config["env"]), point_names(job.algorithm))
+        draw_learning_curve(run, title(job), SOLVED.get(job.named["env"]), point_names(job.algorithm))
         if caught is not None:
             self.checkpoints.close()
             say(
@@ -273,7 +274,7 @@ class _Sitting:
             say(lost.line())
         if evaluation is not None:
             # The mean over a sweep's points is of no agent that one would use.
-            say(verdict(evaluation, None if point_names(job.algorithm) else job.config["env"]))
+            say(verdict(evaluation, None if point_names(job.algorithm) else job.named["env"]))
         for line in [*sample_lines(self.samples), *profiled, *self._swept(evaluation)]:
             say(line)
         say(f"run directory {run.path}")
@@ -332,9 +333,9 @@ class _Sitting:
         return state, time.perf_counter() - begun
 
 
-def _check_same(job: Job) -> None:
+def _check_same(config: Mapping[str, Any]) -> None:
     """Processes that run different programs would wait for each other for ever."""
-    mine, *others = distributed.exchange({**job.config, "versions": versions()})
+    mine, *others = distributed.exchange({**config, "versions": versions()})
     for i, other in enumerate(others, 1):
         for name in mine:
             if other.get(name) != mine[name]:

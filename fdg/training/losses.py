@@ -4,7 +4,6 @@ from typing import Any
 
 from envs import host
 from fdg.processes import distributed
-from fdg.training.job import Job
 
 
 class LostEpisodes:
@@ -14,11 +13,10 @@ class LostEpisodes:
     episode that was running where a worker failed counts as truncated there.
 
     Args:
-      job: the run's.
+      env: the run's environment; None where the algorithm has its own.
     """
 
-    def __init__(self, job: Job):
-        env = getattr(job.algorithm, "env", None)
+    def __init__(self, env: Any):
         self._can = isinstance(env, host.HostEnvironment) and env.restarts > 0
         self._before, self._start = 0, host.losses()
         self._failures = self._episodes = 0

@@ -25,7 +25,7 @@ def open_run(job: Job) -> RunDirectory:
     if not distributed.is_first():
         return Unwritten(job.out or Path())
     sitting = {**job.record, "versions": versions(), "git_commit": git_commit()}
-    path = _directory(job)
+    path = job.out or free_directory(job.named["env"], job.named["algo"], job.seed)
     if not job.resumes:
         run = RunDirectory.create(path, {"id": secrets.token_hex(8), **job.config, **sitting})
     else:
@@ -78,12 +78,6 @@ def git_commit() -> str | None:
     return said.stdout.strip() or None if said.returncode == 0 else None
 
 
-def _directory(job: Job) -> Path:
-    if job.out is not None:
-        return job.out
-    return free_directory(job.config["env"], job.config["algo"], job.seed)
-
-
 def free_directory(env: str | None, algo: str, seed: Any) -> Path:
     """A run directory that is not there yet: `runs/ENV-ALGO-SEED-TIME`; None and empty parts are left out."""
     env = None if env is None else re.sub(r"[^?&=]*/", "", env)  # of a file, its own name is enough
@@ -96,7 +90,7 @@ def free_directory(env: str | None, algo: str, seed: Any) -> Path:
 
 def title(job: Job) -> str:
     """What was trained, for the picture: algorithm and environment, policy and seeds."""
-    what = " on ".join(filter(None, (job.config["algo"].rpartition(":")[2], job.config["env"])))
+    what = " on ".join(filter(None, (job.named["algo"].rpartition(":")[2], job.named["env"])))
     seeds = f"seed {job.seed}"
     if isinstance(job.algorithm, Sweep):
         names = ", ".join(name for name, _ in job.algorithm.grid)

@@ -16,6 +16,7 @@ from fdg.processes.arrays import put
 from fdg.training.job import Job
 from fdg.training.loading import load_as_said
 from fdg.training.run import Run
+from fdg.training.settings import flat
 from fdg.training.sweep import Sweep, SweptState
 
 _OF_THE_SWEEP = "sweep"  # begins the names of what is no state of the algorithm's own
@@ -61,7 +62,7 @@ def read_weights(job: Job, graph: fdg.FDG) -> Weights | None:
     """
     if job.start_from is None:
         return None
-    named = {**job.config, **job.config["hyperparameters"]}  # by the caller, for the new run
+    named = flat(job.config)  # by the caller, for the new run
     earlier = load_as_said(job.start_from, named, trust=job.trust)
     if isinstance(earlier.algorithm, Sweep) and earlier.agents != job.agents:
         earlier = earlier.best

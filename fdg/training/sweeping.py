@@ -17,6 +17,7 @@ from fdg.training.loading import load_as_said
 from fdg.training.run import Run
 from fdg.training.search import carry_out_search, is_whole
 from fdg.training.search_results import Trial, best_trial
+from fdg.training.settings import flat
 from fdg.training.space import make_space, space_text
 from fdg.training.sweep import Sweep, check_names
 
@@ -133,5 +134,5 @@ def search(
     job = make_job(algorithm, policies.GPUOnly() if policy is None else policy, **settings, **more)
     used = None if devices is None else checked_devices(devices)
     path, made, caught = carry_out_search(job, space, used, quiet=not progress)
-    named = {**job.config, **job.config["hyperparameters"]}  # by the caller; but for networks to choose from
+    named = flat(job.config)  # by the caller; but for networks to choose from
     return Search(path, tuple(made), caught is not None, named)

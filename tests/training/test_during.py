@@ -171,9 +171,9 @@ class Experiments:
 
 def test_mlflow_goes_on_with_the_run_of_that_name_and_no_other(tmp_path, monkeypatch):
     monkeypatch.setattr(Experiments, "runs", [])
-    job = types.SimpleNamespace(config={"env": "x", "hyperparameters": {"rate": 1}})
+    config = {"env": "x", "rate": 1}
 
-    def logger(start, name="run"):
-        return loggers.MLflow(Experiments, job, tmp_path / name, None, start)._id
+    def logger(steps, name="run"):
+        return loggers.MLflow(Experiments, tmp_path / name, None, config, steps)._id
 
     assert [logger(0), logger(5), logger(0), logger(5, "other")] == ["run-0", "run-0", "run-1", "other-2"]
