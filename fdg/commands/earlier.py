@@ -2,11 +2,10 @@
 
 import os
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fdg.commands.flags import Flag
 from fdg.errors import FdgError
 from fdg.kinds import shown, to_json
 from fdg.reading import read_json
@@ -77,13 +76,13 @@ def _checked(file: Path, config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def check_agrees(given: Mapping[str, Any], config: Mapping[str, Any], policy: Iterable[Flag] = ()) -> None:
+def check_agrees(given: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     """Refuses flags that contradict the run that is resumed.
 
     Raises:
       FdgError: names the flag.
     """
-    found = contradiction(config, given, [flag.name for flag in policy])
+    found = contradiction(config, given)
     if found is not None:
         name, before, now = found
         raise FdgError(

@@ -21,9 +21,9 @@ from fdg.running.host_devices import device_a_core, make_host_devices
 from fdg.running.program_cache import keep_programs
 from fdg.running.xla_options import choose_xla_options
 from fdg.training import settings
-from fdg.training.settings import Names, Processes, Settings
+from fdg.training.settings import AUTO, Names, Processes, Settings
 
-_AUTO = ("auto", "auto:measure")
+_KEPT = settings.kept(Names, Settings)
 _NAMES = ("algo", "env", "policy")
 
 
@@ -81,12 +81,12 @@ class CommandLine:
         cores = self._make_devices(before, chooses=not base)
         # Before the imports below, which may start JAX's backends and compile.
         from algos.hyperparameters import absolute_folder
-        from fdg.training.description import build_algorithm, build_policy, read_fields
+        from fdg.training.description import build_algorithm, build_policy
         from fdg.training.job import Job, lengths
 
         named = self._named(file, base, before)
-        cls, algo, is_auto = named.cls, named.algo, named.policy in _AUTO
-        flags = JobFlags.of(cls, named.policy_class, is_auto)
+        cls, algo = named.cls, named.algo
+        flags = JobFlags.of(cls, named.policy_class, named.policy in AUTO)
         parser = flags.parser(named.title, prog=program, description=description)
         self._check_owners(flags, named, parser.options())
         helps = self._words.drop("-h", "--help")
@@ -108,10 +108,8 @@ class CommandLine:
             given["sweep"] = spelled_sweep(given["sweep"], given)
         if given.get("search") is not None:
             given["search"] = spelled_search(given["search"], flags.own, given)
-        resumes = "resume" in given
-        if resumes:
-            run = {name: given[name] for name in settings.kept(Names, Settings) if name in given}
-            earlier.check_agrees({**run, **own}, base)
+        if resumes := "resume" in given:
+            earlier.check_agrees({name: given[name] for name in [*_KEPT, *own] if name in given}, base)
 
         said = dataclasses.replace(named.said, named=given)
         said.check_fields(cls, kept)
@@ -120,30 +118,18 @@ class CommandLine:
         follows = {
             name: value for name, value in values.items() if name not in asked or value is not asked[name]
         }
-        if is_auto and given.get("staleness"):
-            settings.check_range("staleness", given["staleness"])
-            raise FdgError(
-                f"--staleness {given['staleness']}: under --policy {named.policy} it is the most that may be"
-                f" chosen: use --max-staleness {given['staleness']}, or name a policy, such as"
-                " --policy single_learner_coarse"
-            )
-        fields = {flag.name: flag.default for flag in flags.policy}
-        if base.get("policy") == named.policy:  # the fields of another mean nothing to it
-            fields |= read_fields(file, "policy_fields", base, named.policy_class, named.policy)
-        fields |= {name: given[name] for name in fields if name in given}
         known = {**before, **given}
         run = {flag.name: known.get(flag.name, flag.default) for flag in flags.run}
-        staleness = known.get("staleness", Names.staleness)
-        settings.check({**run, "staleness": staleness})
-        said.check_trackers(run)
         config = {
             "algo": algo,
             "env": None if named.env is None else named.env_name,
             "policy": named.policy,
-            "policy_fields": fields,
-            "staleness": staleness,
+            "policy_fields": self._policy_fields(file, base, named, flags),
+            "staleness": known.get("staleness", Names.staleness),
             "hyperparameters": values,
         }
+        settings.check({**run, **config})
+        said.check_trackers(run)
         policy = build_policy(config, said)
         algorithm = build_algorithm({**run, **config}, said)
         check_searched(algorithm, run, flags.own, said)
@@ -165,6 +151,24 @@ class CommandLine:
             **run,
             **lengths(algorithm, algo, run.get("total_steps"), runs),
         )
+
+    def _policy_fields(
+        self, file: Path, base: Mapping[str, Any], named: "_Named", flags: JobFlags
+    ) -> dict[str, Any]:
+        from fdg.training.description import read_fields
+
+        staleness = self.given.get("staleness")
+        if named.policy in AUTO and staleness:
+            settings.check_range("staleness", staleness)
+            raise FdgError(
+                f"--staleness {staleness}: under --policy {named.policy} it is the most that may be"
+                f" chosen: use --max-staleness {staleness}, or name a policy, such as"
+                " --policy single_learner_coarse"
+            )
+        fields = {flag.name: flag.default for flag in flags.policy}
+        if base.get("policy") == named.policy:  # the fields of another mean nothing to it
+            fields |= read_fields(file, "policy_fields", base, named.policy_class, named.policy)
+        return fields | {name: self.given[name] for name in fields if name in self.given}
 
     def _make_devices(self, before: Mapping[str, Any], chooses: bool) -> int | None:
         """Makes host devices, and says how many there are to choose from; None for no choice."""

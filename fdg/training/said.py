@@ -23,12 +23,12 @@ from envs import own
 from fdg.errors import FdgError, UnknownNameError, unknown_name
 from fdg.kinds import dataclass_fields
 from fdg.training.data import kept_data
+from fdg.training.settings import AUTO
 from fdg.training.space import Choices, Space
 from fdg.training.sweep import Sweep
 
 _MODULE = re.compile(r"[\w.\s-]+:")  # of a user's own, in front of a name
 _TRACKERS = ("wandb", "mlflow")
-_AUTO = ("auto", "auto:measure")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,12 +60,12 @@ class Said:
         Raises:
           FdgError: there is none, only a file names it, or it has no `place`.
         """
-        if name in _AUTO:
+        if name in AUTO:
             return policies.Auto
         try:
             return self._class("policy", name, policies, ("place",), "place(roles, devices)")
         except UnknownNameError:
-            raise unknown_name("policy", name, (*policies.names(), *_AUTO)) from None
+            raise unknown_name("policy", name, (*policies.names(), *AUTO)) from None
 
     def environment(self, text: Any) -> tuple[str, dict[str, Any]]:
         """The name and the parameters of an environment, for `envs.make`.

@@ -7,7 +7,7 @@ values in `config.json`, their checks, and what a resumed run may change.
 import dataclasses
 import functools
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from fdg.kinds import from_json, to_json
 MOST_DEVICES = 65_536
 MOST_AGENTS = 1_000_000
 MOST_EPISODES = 100_000  # of an evaluation: they are played side by side
+AUTO = ("auto", "auto:measure")  # names of no policy, for one to be chosen
 _SEEDS = 2**32
 _NESTED = ("hyperparameters", "policy_fields")
 
@@ -339,19 +340,16 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list
     }
 
 
-def contradiction(
-    before: Mapping[str, Any], now: Mapping[str, Any], policy_fields: Iterable[str] = ()
-) -> tuple[str, Any, Any] | None:
+def contradiction(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
     """What of `now` a resumed run must not change, with its value before and now; None if all of it may be.
 
-    A resumed run computes what it would have computed.
+    A resumed run computes what it would have computed, under whatever policy.
 
     Args:
       before: the run's configuration.
       now: one that is to go on with it, or some of it.
-      policy_fields: names of fields of its policy, which may be another.
     """
     free = {name for name, (field, _) in kept(Names, Settings).items() if field.metadata.get("free")}
-    free |= {"rebuilds", *before.get("policy_fields", ()), *now.get("policy_fields", ()), *policy_fields}
+    free |= {"rebuilds", *before.get("policy_fields", ()), *now.get("policy_fields", ())}
     different = changes(before, now).items()
     return next(((name, *values) for name, values in different if name not in free), None)

@@ -1,0 +1,141 @@
+"""The settings of a job: what follows from their dataclasses, for each of them."""
+
+import inspect
+import json
+import random
+import typing
+from pathlib import Path
+from typing import Literal, get_args, get_origin
+
+import pytest
+
+import fdg
+from fdg.commands.flags import JobFlags, Words, fields_of, normalise
+from fdg.errors import FdgError
+from fdg.kinds import from_json, to_json
+from fdg.training import settings
+from fdg.training.settings import GROUPS, Names, Settings
+from tests.commands.any_flags import draw_words
+
+KEPT = settings.kept(Names, Settings)
+FILE = Path("run", "config.json")
+
+
+def values_of(kind, field):
+    """Values that a setting may have."""
+    if get_origin(kind) is Literal:
+        return list(get_args(kind))
+    plain = (set(get_args(kind)) or {kind}) - {type(None)}
+    least, most = field.metadata.get("least", 0), field.metadata.get("most", 10**9)
+    whole = [least, most, random.Random(field.name).randint(least, most)]
+    by_kind = {int: whole, float: [-1.5, 3.0, float("inf")], bool: [True, False], str: ["a", "none", "3"]}
+    optional = [None] if type(None) in get_args(kind) else []
+    return [*by_kind[plain.pop()], *optional]
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_a_setting_comes_back_from_json(name):
+    field, kind = KEPT[name]
+    for value in values_of(kind, field):
+        text = json.dumps({name: to_json(value)}, allow_nan=False)
+        found = settings.read_settings(FILE, json.loads(text))
+        assert found == {name: value} and type(found[name]) is type(value)
+    wrong = [{}, [1, 2], ["a"], *([] if "str" in str(kind) else ["a", "3"])]
+    wrong += [] if "bool" in str(kind) else [True]
+    wrong += [] if "int" in str(kind) or "float" in str(kind) else [3]
+    for value in wrong:
+        with pytest.raises(FdgError, match=f"run/config.json has {name} = .*, which is not "):
+            settings.read_settings(FILE, {name: value})
+
+
+@pytest.mark.parametrize("name", [name for name in KEPT if "least" in KEPT[name][0].metadata])
+def test_a_number_out_of_its_range_is_refused_wherever_it_comes_from(name):
+    bounds = KEPT[name][0].metadata
+    option = f"--{name.replace('_', '-')}"
+    for value, said in [(bounds["least"] - 1, "at least"), (bounds.get("most", 10**30) + 1, "at most")]:
+        if value > 10**30:
+            continue
+        with pytest.raises(FdgError, match=f"{option} {value}: it must be {said}"):
+            settings.check_range(name, value)
+        if "most" in bounds:
+            with pytest.raises(FdgError, match=f"has {name} = {value}, which is not a whole number from"):
+                settings.read_settings(FILE, {name: value})
+    settings.check_range(name, bounds["least"])
+    settings.check_range(name, None)
+
+
+def test_a_resumed_run_may_change_how_it_is_carried_out_and_not_what_it_computes():
+    before = dict.fromkeys(KEPT, "before") | {
+        "hyperparameters": {"rate": 1},
+        "policy_fields": {"actors": 2},
+    }
+    refused = {name for name in KEPT if settings.contradiction(before, {name: "now"})}
+    assert refused == {"algo", "env", "staleness", "seed", "num_seeds", "sweep", "exploit_every", "search"}
+    assert settings.contradiction(before, {"hyperparameters": {"rate": 2}}) == ("rate", 1, 2)
+    assert settings.contradiction(before, {"rate": 2}) == ("rate", 1, 2)
+    assert settings.contradiction(before, {"actors": 3}) is None
+    assert settings.contradiction(before, {"policy_fields": {"learners": 3}}) is None
+    assert settings.contradiction(before, before) is None
+
+
+def test_fit_takes_settings_as_the_schema_has_them():
+    hints, fields = typing.get_type_hints(fdg.fit), Settings.__dataclass_fields__
+    kinds = typing.get_type_hints(Settings)
+    own = {"total_steps", "devices", "out"}  # of an algorithm, or objects, in Python
+    shared = [name for name in inspect.signature(fdg.fit).parameters if name in fields and name not in own]
+    assert {"seed", "eval_every", "stop_at", "wandb"} <= {*shared}
+    for name in shared:
+        assert hints[name] == kinds[name], name
+        assert inspect.signature(fdg.fit).parameters[name].default == fields[name].default, name
+
+
+def test_each_setting_is_a_flag_with_its_help():
+    text = " ".join(JobFlags(has_length=True).parser().format_help().split())
+    for flag in (flag for group in GROUPS.values() for flag in fields_of(group)):
+        assert flag.option in text and flag.help.split(" (None: ")[0][:20] in text
+    assert "--devices-chosen" not in text
+
+
+def test_two_parsers_in_turn_read_what_one_reads():
+    """Random command lines, by one parser of all flags, and by one of settings and then of the rest."""
+
+    def outcome(read):
+        try:
+            return read()
+        except FdgError as error:
+            return str(error)
+
+    every = JobFlags.of(fdg.algos.PPO, fdg.policies.GPUOnly, False).parser()
+    settings_alone, agreed = JobFlags().parser(add_help=False), 0
+    for seed in range(150):
+        argv = draw_words(random.Random(seed))
+        alone = outcome(lambda argv=argv: every.parse_strictly(normalise(argv)))
+        if isinstance(alone, str):
+            continue
+
+        def in_turn(argv=argv):
+            words = Words(argv)
+            first = words.take(settings_alone)
+            return {**first, **words.take_all(every)}
+
+        assert outcome(in_turn) == alone, argv
+        agreed += 1
+    assert agreed > 20
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (tuple[int, ...] | None, (64, 64)),
+        (tuple[int, ...] | None, ()),
+        (tuple[float, ...], (0.5, 1.0)),
+        (tuple[str, ...], ("a", "b")),
+        (float, float("-inf")),
+        (str, "inf"),
+        (Literal["a", 3], 3),
+        (bool | None, False),
+    ],
+)
+def test_values_of_fields_come_back_from_json(kind, value):
+    found = from_json(kind, json.loads(json.dumps(to_json(value))))
+    assert found == value and type(found) is type(value)
