@@ -83,7 +83,12 @@ class Words:
 
     def take_all(self, parser: "Parser") -> dict[str, Any]:
         """The same for all words that are left; refuses what is no flag."""
-        return parser.parse_strictly([*self._strays, *(word for words in self._flags for word in words)])
+        return parser.parse_strictly(self.left)
+
+    @property
+    def left(self) -> list[str]:
+        """The words that are left."""
+        return [*self._strays, *(word for words in self._flags for word in words)]
 
 
 def normalise(argv: Sequence[str]) -> list[str]:
@@ -241,7 +246,7 @@ def _metavar(kind: Any) -> str:
     )
 
 
-def _add_earlier(parser: Any) -> None:
+def add_earlier(parser: Any) -> None:
     """Adds the flags that name an earlier run."""
     text = "go on with the run in DIR (or in --out), exactly where it was; needs no other flag"
     parser.add_argument("--resume", nargs="?", const="", metavar="DIR", help=text)
@@ -315,7 +320,7 @@ class JobFlags:
             group = parser.add_argument_group(title or own_title)
             add_flags(group, flags)
             if GROUPS.get(title) is Settings:
-                _add_earlier(group)
+                add_earlier(group)
         add_flags(parser, more)
         add_aliases(parser, [flag for flags in self.groups.values() for flag in flags])
         return parser

@@ -8,12 +8,23 @@ from pathlib import Path
 from typing import Any
 
 from fdg.commands.cli import guarded
-from fdg.commands.flags import Flag, Parser, add_flags, normalise
+from fdg.commands.flags import (
+    Flag,
+    JobFlags,
+    Parser,
+    Words,
+    add_aliases,
+    add_earlier,
+    add_flags,
+    fields_of,
+    normalise,
+)
 from fdg.errors import FdgError
 from fdg.launching.here import Here
 from fdg.launching.restarting import carry_out
 from fdg.training.opening import free_directory
 from fdg.training.run_directory import read_config
+from fdg.training.settings import Names, Settings
 
 FLAGS = (
     Flag("num_processes", int, 2, "how many to start on this machine"),
@@ -93,21 +104,25 @@ def _read(argv: Sequence[str]) -> tuple[dict[str, Any] | None, list[str]]:
 class _Words:
     """The words of a run: as they were given, and as they are where it goes on."""
 
-    def __init__(self, words: Sequence[str], may_restart: bool):
-        self._words = list(words)
+    def __init__(self, argv: Sequence[str], may_restart: bool):
+        self._words, left = list(argv), Words(argv)
         parser = Parser(add_help=False, allow_abbrev=False)
-        for name in ("out", "config"):
-            parser.add_argument(f"--{name}", dest=name)
-        parser.add_argument("--from", dest="start_from")
-        parser.add_argument("--resume", nargs="?", const="")
-        add_flags(parser, [Flag("devices", int | None, None, "")])
-        known, self._rest = parser.parse_known_args(self._words)
-        given = vars(known)
+        where = [flag for flag in fields_of(Settings) if flag.name in ("out", "devices")]
+        add_flags(parser, where)
+        add_earlier(parser)
+        add_aliases(parser, where)
+        given = left.take(parser)
+        self._rest = left.left
         self._devices: int | None = given.get("devices")
-        where = given.get("resume") or given.get("out")
-        self._adds = may_restart and where is None  # else `fdg.train` finds a place
-        copies = "config" in given or "start_from" in given
-        self._directory = Path(where) if where else self._new_directory(copies)
+        directory = given.get("resume") or given.get("out")
+        self._adds = may_restart and directory is None  # else `fdg.train` finds a place
+        if directory is None:  # where it would write, which must be known here to go on there
+            said = left.take(JobFlags().parser(add_help=False))
+            # A configuration that the run begins with is not read here.
+            begins = Names(algo="launched", env=None) if {"config", "start_from"} & given.keys() else Names()
+            seed = said.get("seed", "" if begins.env is None else Settings.seed)
+            directory = free_directory(said.get("env", begins.env), said.get("algo", begins.algo), seed)
+        self._directory = Path(directory)
 
     def of(self, first: int, count: int, again: bool) -> list[str]:
         """What `fdg.train` gets.
@@ -126,16 +141,6 @@ class _Words:
             return words if count == first else [*words, *_fewer(self._devices, first, count)]
         devices = config.get("devices")
         return [*self._rest, "--resume", str(self._directory), *_fewer(devices, first, count)]
-
-    def _new_directory(self, copies: bool) -> Path:
-        """Where `fdg.train` would write; it must be known here to go on there."""
-        parser = Parser(add_help=False, allow_abbrev=False)
-        for name in ("env", "algo", "seed"):
-            parser.add_argument(f"--{name}")
-        said = vars(parser.parse_known_args(self._rest)[0])
-        if copies:  # of another run's configuration, which is not read here
-            return free_directory(said.get("env"), said.get("algo", "launched"), said.get("seed", ""))
-        return free_directory(said.get("env", "CartPole-v1"), said.get("algo", "ppo"), said.get("seed", 0))
 
 
 def _fewer(devices: Any, first: int, count: int) -> list[str]:
