@@ -114,10 +114,10 @@ fuzz: $(STAMP)
 	"$(BIN)/python" -m tests.oracle.fuzz $(ARGS)
 
 covered: $(STAMP)
-	"$(BIN)/python" -m bench.covered $(ARGS)
+	"$(BIN)/python" -m tools.covered $(ARGS)
 
 mutants: $(STAMP)
-	"$(BIN)/python" -m bench.mutants $(ARGS)
+	"$(BIN)/python" -m tools.mutants $(ARGS)
 
 lock:
 	"$(PYTHON)" .ci/lock.py > constraints.new && mv constraints.new constraints.txt

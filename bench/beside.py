@@ -13,10 +13,7 @@ where the peer tests itself so. What a peer's return is an average of, its drive
 `python -m bench.peers` makes them.
 """
 
-import argparse
 import dataclasses
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +21,11 @@ import numpy as np
 
 import envs
 import fdg
+from bench import harness
 from bench.peers.alternate import Driver
 from bench.peers.peers import PEERS
+from bench.peers.settings import CRAFTAX, PLAYGROUND, PPO, PQN, PQN_MINATAR, SMAX, settings
+from bench.runs import train_seeds
 
 RUNS = Path("runs/beside")
 
@@ -52,153 +52,54 @@ class Beside:
     greedy: bool = False
 
 
-_JAXMARL: dict[str, Any] = {
-    "NUM_STEPS": 128,
-    "UPDATE_EPOCHS": 4,
-    "NUM_MINIBATCHES": 4,
-    "GAMMA": 0.99,
-    "GAE_LAMBDA": 0.95,
-    "ENT_COEF": 0.01,
-    "VF_COEF": 0.5,
-    "ANNEAL_LR": True,
-}
-_SMAX: dict[str, Any] = {
-    **_JAXMARL,
-    "NUM_ENVS": 128,
-    "GRU_HIDDEN_DIM": 128,
-    "FC_DIM_SIZE": 128,
-    "SCALE_CLIP_EPS": False,
-    "MAX_GRAD_NORM": 0.25,
-    "ACTIVATION": "relu",
-    "ENV_NAME": "HeuristicEnemySMAX",
-    "MAP_NAME": "3m",
-    "ENV_KWARGS": {"see_enemy_actions": True, "walls_cause_death": True, "attack_mode": "closest"},
-}
-_OVERCOOKED: dict[str, Any] = {
-    **_JAXMARL,
-    "LR": 2.5e-4,
-    "NUM_ENVS": 16,
-    "CLIP_EPS": 0.2,
-    "MAX_GRAD_NORM": 0.5,
-    "ACTIVATION": "tanh",
-    "ENV_NAME": "overcooked",
-    "ENV_KWARGS": {"layout": "cramped_room"},
-}
-_CRAFTAX: dict[str, Any] = {
-    "ENV_NAME": "Craftax-Classic-Symbolic-v1",
-    "NUM_ENVS": 1024,
-    "NUM_STEPS": 64,
-    "UPDATE_EPOCHS": 4,
-    "NUM_MINIBATCHES": 8,
-    "LR": 2e-4,
-    "ANNEAL_LR": True,
-    "GAMMA": 0.99,
-    "GAE_LAMBDA": 0.8,
-    "CLIP_EPS": 0.2,
-    "ENT_COEF": 0.01,
-    "VF_COEF": 0.5,
-    "MAX_GRAD_NORM": 1.0,
-    "ACTIVATION": "tanh",
-    "LAYER_SIZE": 512,
-    "USE_OPTIMISTIC_RESETS": True,
-    "OPTIMISTIC_RESET_RATIO": 16,
-    "TRAIN_ICM": False,
-    "USE_E3B": False,
-    "EXPLORATION_UPDATE_EPOCHS": 4,
-    "NUM_REPEATS": 1,
-}
-_PQN_MINATAR: dict[str, Any] = {
-    "NUM_ENVS": 128,
-    "NUM_STEPS": 32,
-    "EPS_START": 1.0,
-    "EPS_FINISH": 0.05,
-    "EPS_DECAY": 0.1,
-    "NUM_MINIBATCHES": 32,
-    "NUM_EPOCHS": 2,
-    "NORM_TYPE": "layer_norm",
-    "LR": 5e-4,
-    "MAX_GRAD_NORM": 10,
-    "LR_LINEAR_DECAY": True,
-    "GAMMA": 0.99,
-    "LAMBDA": 0.65,
-    "ENV_KWARGS": {},
-    "TEST_DURING_TRAINING": True,
-    "TEST_INTERVAL": 0.1,
-    "TEST_NUM_ENVS": 128,
-    "EPS_TEST": 0.0,
-}
-# Of its `brax_ppo_config`; what it does not set is as brax's trainer has it.
-_PLAYGROUND: dict[str, Any] = {
-    "reward_scaling": 10.0,
-    "episode_length": 1000,
-    "normalize_observations": True,
-    "action_repeat": 1,
-    "unroll_length": 30,
-    "num_minibatches": 32,
-    "num_updates_per_batch": 16,
-    "discounting": 0.995,
-    "learning_rate": 1e-3,
-    "entropy_cost": 1e-2,
-    "num_envs": 2048,
-    "batch_size": 1024,
-}
+def _jaxmarl(
+    algo: str, env: str, script: str, steps: int, *changed: str, judged: str | None = None, **more: Any
+):
+    config = {"script": script, "config": settings(PPO, *changed, **more)}
+    return Beside(algo, env, "jaxmarl", config, steps, judged)
 
 
-def _jaxmarl(script: str, settings: dict[str, Any], **changed: Any) -> dict[str, Any]:
-    return {"script": script, "config": {**settings, **changed}}
+def _smax(algo: str, changed: str) -> Beside:
+    more = {"ENV_KWARGS": {"see_enemy_actions": True, "walls_cause_death": True, "attack_mode": "closest"}}
+    script = f"{algo.upper()}/{algo}_rnn_smax"
+    return _jaxmarl(algo, "HeuristicEnemySMAX?map=3m", script, 2_000_000, SMAX, changed, **more)
 
 
+def _pqn(game: str) -> Beside:
+    test = "TEST_DURING_TRAINING=True TEST_INTERVAL=0.1 TEST_NUM_ENVS=128 EPS_TEST=0.0"
+    config = settings(PQN, PQN_MINATAR, test, ENV_KWARGS={}, ENV_NAME=game)
+    return Beside(
+        "pqn", game, "purejaxql", {"script": "pqn_minatar", "config": config}, 10_000_000, greedy=True
+    )
+
+
+def _playground(task: str, discount: float) -> Beside:
+    train = settings(PLAYGROUND, discounting=discount)
+    return Beside("ppo", f"playground:{task}", "playground", {"env": task, "train": train}, 2_000_000)
+
+
+_CLASSIC = "Craftax-Classic-Symbolic-v1"
 TASKS = {
-    "overcooked": Beside(
+    "overcooked": _jaxmarl(
         "ippo",
         "overcooked?layout=cramped_room",
-        "jaxmarl",
-        _jaxmarl("IPPO/ippo_ff_overcooked", _OVERCOOKED),
+        "IPPO/ippo_ff_overcooked",
         1_000_000,
+        "NUM_ENVS=16 ENV_NAME=overcooked",
         # Rewards for the way to a soup help both in training, each in its own way; soups alone count.
         judged="overcooked?layout=cramped_room&shaping=0",
+        ENV_KWARGS={"layout": "cramped_room"},
     ),
-    "smax-ippo": Beside(
-        "ippo",
-        "HeuristicEnemySMAX?map=3m",
-        "jaxmarl",
-        _jaxmarl("IPPO/ippo_rnn_smax", _SMAX, LR=4e-3, CLIP_EPS=0.05),
-        2_000_000,
-    ),
-    "smax-mappo": Beside(
-        "mappo",
-        "HeuristicEnemySMAX?map=3m",
-        "jaxmarl",
-        _jaxmarl("MAPPO/mappo_rnn_smax", _SMAX, LR=2e-3, CLIP_EPS=0.2, ENT_COEF=0.0, OBS_WITH_AGENT_ID=True),
-        2_000_000,
-    ),
+    "smax-ippo": _smax("ippo", "LR=4e-3 CLIP_EPS=0.05"),
+    "smax-mappo": _smax("mappo", "LR=2e-3 CLIP_EPS=0.2 ENT_COEF=0.0 OBS_WITH_AGENT_ID=True"),
     "craftax-classic": Beside(
-        "ppo", "Craftax-Classic-Symbolic-v1", "craftax_baselines", {"config": _CRAFTAX}, 5_000_000
+        "ppo", _CLASSIC, "craftax_baselines", {"config": settings(CRAFTAX, ENV_NAME=_CLASSIC)}, 5_000_000
     ),
     **{
-        f"pqn-{game}": Beside(
-            "pqn",
-            f"{game}-MinAtar",
-            "purejaxql",
-            {"script": "pqn_minatar", "config": {**_PQN_MINATAR, "ENV_NAME": f"{game}-MinAtar"}},
-            10_000_000,
-            greedy=True,
-        )
-        for game in ("Asterix", "Breakout", "Freeway", "SpaceInvaders")
+        f"pqn-{game}": _pqn(f"{game}-MinAtar") for game in ("Asterix", "Breakout", "Freeway", "SpaceInvaders")
     },
-    **{
-        name: Beside(
-            "ppo",
-            f"playground:{task}",
-            "playground",
-            {"env": task, "train": {**_PLAYGROUND, "discounting": discount}},
-            2_000_000,
-        )
-        for name, task, discount in (
-            ("cartpole-balance", "CartpoleBalance", 0.995),
-            ("ball-in-cup", "BallInCup", 0.95),
-        )
-    },
+    "cartpole-balance": _playground("CartpoleBalance", 0.995),
+    "ball-in-cup": _playground("BallInCup", 0.95),
 }
 
 
@@ -214,27 +115,20 @@ def theirs(task: Beside, checkout: Path | None, steps: int, seeds: list[int]) ->
         if task.peer == "purejaxql":
             settings["TOTAL_TIMESTEPS_DECAY"] = steps
         config["config"] = settings
-    driver = Driver(PEERS[task.peer].python, task.peer, config)
     returns = []
-    try:
+    with Driver(PEERS[task.peer].python, task.peer, config) as driver:
         for seed in seeds:
             said = driver.round(seed)
             print(f"theirs, seed {seed}: {said['return']:.2f} in {said['seconds']:,.0f} s", flush=True)
             returns.append(said["return"])
-    finally:
-        driver.close()
     return returns
 
 
 def ours(kept_as: str, task: Beside, steps: int, seeds: list[int], devices: int) -> list[float]:
     """Returns of ours, all seeds in one program."""
+    words = ["--algo", task.algo, "--env", task.env, "--total-steps", str(steps), "--devices", str(devices)]
     out = RUNS / f"{kept_as}-{steps}-from-{seeds[0]}"
-    if not (out / "summary.json").exists():
-        words = ["-m", "fdg.train", "--algo", task.algo, "--env", task.env, "--total-steps", str(steps)]
-        words += ["--num-seeds", str(len(seeds)), "--seed", str(seeds[0])]
-        words += ["--devices", str(devices), "--out", str(out)]
-        print("python", *words, flush=True)
-        subprocess.run([sys.executable, *words], check=True)
+    train_seeds(words, out, seeds[0], len(seeds), together=True)
     name, overrides = envs.parse(task.judged or task.env)
     played = fdg.load(out).evaluate(128, greedy=task.greedy, env=envs.make(name, **overrides))
     return [float(mean) for mean in played.means]
@@ -242,9 +136,7 @@ def ours(kept_as: str, task: Beside, steps: int, seeds: list[int], devices: int)
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.parser("bench.beside", __doc__)
     parser.add_argument("task", nargs="?", choices=sorted(TASKS))
     parser.add_argument("--list", action="store_true", help="print the tasks and run nothing")
     parser.add_argument("--checkout", type=Path, help="of the peer, where it is on no registry")

@@ -7,19 +7,17 @@ In turns: some iterations of `fdg.train`, in a process of its own that has compi
 actions through EnvPool alone, whose instances are made for it and closed again. The actions are as an
 untrained policy draws them, for what a step takes depends on them: a HalfCheetah that thrashes keeps MuJoCo
 less busy, by a quarter, than one that runs or lies there; so the rounds are short. Prints the median and
-the middle half of the ratios. Asked: 60% at one of the sizes.
+the middle half of the ratios. Target: 60% at one of the sizes.
 """
 
-import argparse
 import statistics
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 
 import envs
-from bench.peers.alternate import Driver, middle_half
+from bench.harness import Spread, in_turns, parser
+from bench.peers.alternate import Driver, ours
 from envs.from_envpool import PREFIX, threads_for
 
 AT_LEAST = 0.6
@@ -59,33 +57,33 @@ def _drawn(rng: np.random.Generator, space: envs.Space, size: int) -> np.ndarray
 
 def main() -> int:
     """Reads the command line, measures, prints; the status says whether one of the sizes gets there."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--env", default="HalfCheetah-v4", help="one of EnvPool's")
-    parser.add_argument("--sizes", type=int, nargs="+", default=(8, 16, 64), help="numbers of environments")
-    parser.add_argument("--rounds", type=int, default=5, help="of each, in turns, after one more")
-    parser.add_argument("--steps", type=int, default=1 << 15, help="of a round of training")
-    parser.add_argument("--seconds", type=float, default=2.0, help="of a round of EnvPool alone")
-    parser.add_argument("flags", nargs="*", help="flags of fdg.train, after --")
-    given = parser.parse_args()
+    line = parser("bench.host_rate", __doc__)
+    line.add_argument("--env", default="HalfCheetah-v4", help="one of EnvPool's")
+    line.add_argument("--sizes", type=int, nargs="+", default=(8, 16, 64), help="numbers of environments")
+    line.add_argument("--rounds", type=int, default=5, help="of each, in turns, after one more")
+    line.add_argument("--steps", type=int, default=1 << 15, help="of a round of training")
+    line.add_argument("--seconds", type=float, default=2.0, help="of a round of EnvPool alone")
+    line.add_argument("flags", nargs="*", help="flags of fdg.train, after --")
+    given = line.parse_args()
     reached = []
     for size in given.sizes:
-        words = ["--env", PREFIX + given.env, *given.flags, "--num-envs", str(size)]
-        flags = {"flags": [*words, "--total-steps", str(given.steps)], "continues": True}
-        driver = Driver(Path(sys.executable), "ours", flags)
-        try:
-            pairs = []
-            for i in range(given.rounds + 1):
-                one = driver.round(i)
-                pairs.append((one["steps"] / one["seconds"], steps_alone(given.env, size, given.seconds)))
-        finally:
-            driver.close()
-        ratios = [ours / alone for ours, alone in pairs[1:]]
-        ours, alone = (statistics.median(column) for column in zip(*pairs[1:], strict=True))
-        low, high = middle_half(ratios)
-        reached.append(statistics.median(ratios))
+        words = f"--env {PREFIX}{given.env} {' '.join(given.flags)} --num-envs {size}"
+        with ours(f"{words} --total-steps {given.steps}", continues=True) as driver:
+
+            def training(number: int, driver: Driver = driver) -> float:
+                one = driver.round(number)
+                return one["steps"] / one["seconds"]
+
+            def alone(_: int, size: int = size) -> float:
+                return steps_alone(given.env, size, given.seconds)
+
+            rates = in_turns({"training": training, "alone": alone}, given.rounds)
+        ratio = Spread.ratio(rates["training"], rates["alone"])
+        reached.append(ratio.median)
+        mine, theirs = (statistics.median(each) for each in rates.values())
         print(
-            f"{size:>4} environments, {threads_for(size)} threads: training {ours:,.0f} steps/s, EnvPool"
-            f" alone {alone:,.0f}: {reached[-1]:.2f} ({low:.2f} to {high:.2f}) of it",
+            f"{size:>4} environments, {threads_for(size)} threads: training {mine:,.0f} steps/s, EnvPool"
+            f" alone {theirs:,.0f}: {ratio:.2f} of it",
             flush=True,
         )
     return int(max(reached) < AT_LEAST)

@@ -16,6 +16,7 @@ import numpy as np
 
 import fdg
 import policies
+from bench.harness import in_turns, seconds
 
 ROUNDS, ITERATIONS, SECONDS = 7, 20, 0.05
 
@@ -53,15 +54,14 @@ def main():
         k: fdg.compile(Stubs(), policies.SingleLearnerCoarse(staleness=k), jax.devices()[:2]) for k in (0, 1)
     }
     bounds = {0: 2 * ITERATIONS * SECONDS, 1: (ITERATIONS + 1) * SECONDS}
-    taken = {k: [] for k in engines}
-    for _ in range(ROUNDS + 1):
-        for k, engine in engines.items():
-            state = jax.block_until_ready(engine.init(0))
-            begun = time.perf_counter()
-            jax.block_until_ready(engine.run(state, ITERATIONS))
-            taken[k].append(time.perf_counter() - begun)
-    for k, seconds in taken.items():
-        median = statistics.median(seconds[1:])  # the first compiles
+
+    def run(engine):
+        state = jax.block_until_ready(engine.init(0))
+        return seconds(lambda: engine.run(state, ITERATIONS))
+
+    sides = {k: lambda _, engine=engine: run(engine) for k, engine in engines.items()}
+    for k, each in in_turns(sides, ROUNDS).items():
+        median = statistics.median(each)
         print(f"staleness {k}: {median:.3f} s, bound {bounds[k]:.2f} s: {bounds[k] / median:.3f} of it")
 
 

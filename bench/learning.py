@@ -5,22 +5,20 @@
     python -m bench.learning --all --pictures  # all, and their learning curves into docs/images/learning/
 
 Seeds run together as one program, except where the environments live on the host: there one run follows the
-other. An interrupted run is gone on with.
+other. An interrupted run is continued.
 """
 
-import argparse
 import dataclasses
-import json
 import shutil
-import subprocess
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from bench.summarize import bootstrap_interval, interquartile_mean
-from fdg.training.curves import draw_learning_curve
-from fdg.training.run_directory import RunDirectory, read_metrics
+from bench import harness
+from bench.runs import Reached, train_seeds
+from fdg.training.curves import compare
+from fdg.training.statistics import interquartile_mean
 
 RUNS = Path("runs/learning")
 PICTURES = Path("docs/images/learning")
@@ -56,14 +54,12 @@ class Experiment:
         """As the command line of this module takes it."""
         return self.label or f"{self.algo}-{self.env}".replace(":", "-")
 
-    def command(self, seed: int, out: Path) -> list[str]:
-        """Words after `python`; all seeds from `seed` on, or that one."""
-        words = ["-m", "fdg.train", "--algo", self.algo, "--env", self.env]
-        words += ["--total-steps", str(self.total_steps), *self.flags, "--seed", str(seed)]
-        if self.together:
-            devices = next(n for n in (2, 1) if self.num_seeds % n == 0)
-            words += ["--num-seeds", str(self.num_seeds), "--devices", str(devices)]
-        return [*words, "--out", str(out)]
+    @property
+    def words(self) -> list[str]:
+        """Flags of `fdg.train`, apart from seeds."""
+        words = ["--algo", self.algo, "--env", self.env, "--total-steps", str(self.total_steps), *self.flags]
+        devices = next(n for n in (2, 1) if self.num_seeds % n == 0)
+        return [*words, "--devices", str(devices)] if self.together else words
 
 
 EXPERIMENTS = (
@@ -120,84 +116,29 @@ EXPERIMENTS = (
 )
 
 
-def train(experiment: Experiment, seed: int) -> Path:
-    """Trains what is not trained yet; the run directory, with `eval_returns` in its summary."""
-    out = RUNS / (experiment.name if seed == 0 else f"{experiment.name}-from-{seed}")
-    if experiment.together:
-        _run(experiment, seed, out)
-        return out
-    parts = [out / f"seed-{seed + i}" for i in range(experiment.num_seeds)]
-    for i, part in enumerate(parts):
-        _run(experiment, seed + i, part)
-    _join(parts, out, f"{experiment.algo} on {experiment.env}")
-    return out
-
-
-def _run(experiment: Experiment, seed: int, out: Path) -> None:
-    if (out / "summary.json").exists():
-        return
-    words = experiment.command(seed, out)
-    if (out / "config.json").exists():
-        words = ["-m", "fdg.train", "--resume", str(out)]
-    print("python", *words, flush=True)
-    subprocess.run([sys.executable, *words], check=True)
-
-
-def _join(parts: list[Path], out: Path, title: str) -> None:
-    """The runs of single seeds as one of several."""
-    summaries = [json.loads((part / "summary.json").read_text()) for part in parts]
-    returns = [summary["eval_return"] for summary in summaries]
-    together = {
-        **summaries[0],
-        "wall_s": sum(summary["wall_s"] for summary in summaries),
-        "eval_return": float(np.mean(returns)),
-        "eval_returns": returns,
-    }
-    (out / "summary.json").write_text(json.dumps(together, indent=2))
-    rows = zip(*[list(read_metrics(part / "metrics.jsonl")) for part in parts], strict=True)
-    (out / "metrics.jsonl").unlink(missing_ok=True)
-    run = RunDirectory(out)
-    run.append_metrics(_mean_row(same_iteration) for same_iteration in rows)
-    draw_learning_curve(run, title)
-    run.close()
-
-
-def _mean_row(rows: tuple[dict, ...]) -> dict:
-    returns = [row["episode_return"] for row in rows]
-    there = [value for value in returns if value is not None]
-    return {
-        **rows[0],
-        "episode_return": float(np.mean(there)) if there else None,
-        "episode_return_per_seed": returns,
-    }
-
-
-def row(experiment: Experiment, out: Path) -> str:
+def row(experiment: Experiment, runs: Sequence[Path]) -> str:
     """A line of the table in `docs/results.md`."""
-    summary = json.loads((out / "summary.json").read_text())
-    returns = np.asarray(summary["eval_returns"])
-    low, high = bootstrap_interval(returns)
-    middle = float(interquartile_mean(returns))
-    reached = float(returns.mean()) if experiment.of == "mean" else middle
-    verdict = "met" if reached >= experiment.at_least else "not met"
-    cells = (
-        experiment.env,
-        experiment.algo,
-        f"{summary['env_steps']:,}",
-        len(returns),
-        f"{returns.mean():.1f}",
-        f"{middle:.1f} [{low:.1f}, {high:.1f}]",
-        f"{returns.min():.1f}, {returns.max():.1f}",
-        f"{summary['wall_s']:,.0f} s",
-        f"{experiment.of} {experiment.at_least:g}: {verdict}",
-    )
-    return f"| {' | '.join(map(str, cells))} |"
+    found = Reached.of(runs)
+    statistic = interquartile_mean if experiment.of == "interquartile mean" else np.mean
+    verdict = "met" if statistic(found.returns) >= experiment.at_least else "not met"
+    cells = (experiment.env, experiment.algo, f"{found.steps:,}", *found.cells)
+    return f"| {' | '.join(cells)} | {experiment.of} {experiment.at_least:g}: {verdict} |"
+
+
+def draw(experiment: Experiment, runs: Sequence[Path]) -> None:
+    """The learning curve, into the documents: that of a run, or the mean over several."""
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    picture = PICTURES / f"{experiment.name}.png"
+    if len(runs) == 1:
+        shutil.copy(runs[0] / "learning_curve.png", picture)
+    else:
+        compare(runs)[0].savefig(picture, dpi=150)
 
 
 def main() -> None:
     """The command line."""
     known = {experiment.name: experiment for experiment in EXPERIMENTS}
-    parser = argparse.ArgumentParser(prog="python -m bench.learning", description="Learning results.")
+    parser = harness.parser("bench.learning", __doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="experiments; see --list")
     parser.add_argument("--list", action="store_true", help="print the commands and run nothing")
     parser.add_argument("--all", action="store_true", help="all of them")
@@ -213,13 +154,14 @@ def main() -> None:
         chosen = [dataclasses.replace(e, num_seeds=given.num_seeds) for e in chosen]
     for experiment in chosen:
         if given.list:
-            print("python", *experiment.command(given.seed, RUNS / experiment.name))
+            seeds = f"--num-seeds {experiment.num_seeds} " if experiment.together else ""
+            print(f"{experiment.name}: python -m fdg.train", *experiment.words, f"{seeds}--seed {given.seed}")
             continue
-        out = train(experiment, given.seed)
+        out = RUNS / (experiment.name + f"-from-{given.seed}" * (given.seed != 0))
+        runs = train_seeds(experiment.words, out, given.seed, experiment.num_seeds, experiment.together)
         if given.pictures:
-            PICTURES.mkdir(parents=True, exist_ok=True)
-            shutil.copy(out / "learning_curve.png", PICTURES / f"{experiment.name}.png")
-        print(row(experiment, out), flush=True)
+            draw(experiment, runs)
+        print(row(experiment, runs), flush=True)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ deployed policy. Prints the median of each over the rounds, the middle half, and
 untrained policy: what it has learned changes no times.
 """
 
-import argparse
 import statistics
 import sys
 import tempfile
@@ -24,7 +23,7 @@ import numpy as np
 import algos
 import envs
 import fdg
-from bench.peers.alternate import middle_half
+from bench.harness import Spread, in_turns, parser
 
 AT_MOST = 5.0  # calls of onnxruntime
 
@@ -39,13 +38,13 @@ def seconds_a_call(call: Callable[[], object], calls: int) -> float:
 
 def main() -> int:
     """Prints the figures; 1 if the ratio is above `AT_MOST`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--algo", default="ppo")
-    parser.add_argument("--env", default="CartPole-v1")
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--calls", type=int, default=300)
-    parser.add_argument("--asynchronous", action="store_true", help="calls on a thread of XLA's own")
-    given = parser.parse_args()
+    line = parser("bench.policy_calls", __doc__)
+    line.add_argument("--algo", default="ppo")
+    line.add_argument("--env", default="CartPole-v1")
+    line.add_argument("--rounds", type=int, default=30)
+    line.add_argument("--calls", type=int, default=300)
+    line.add_argument("--asynchronous", action="store_true", help="calls on a thread of XLA's own")
+    given = line.parse_args()
     jax.config.update("jax_cpu_enable_async_dispatch", given.asynchronous)
     import onnxruntime
 
@@ -64,16 +63,14 @@ def main() -> int:
         "run.policy": lambda: run.policy(observation),
         "onnxruntime": lambda: session.run(None, {**feed, first: observation[None]})[0][0],
     }
-    spent: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         seconds_a_call(call, 100)  # the first ones compile
-    for turn in range(given.rounds):
-        for name in list(calls) if turn % 2 else reversed(list(calls)):
-            spent[name].append(1e6 * seconds_a_call(calls[name], given.calls))
+    sides = {
+        name: lambda _, call=call: 1e6 * seconds_a_call(call, given.calls) for name, call in calls.items()
+    }
+    spent = in_turns(sides, given.rounds, warm_up=0)
     for name, each in spent.items():
-        low, high = middle_half(each)
-        median = statistics.median(each)
-        print(f"{name}: {median:.1f} us a call (middle half {low:.1f} to {high:.1f}, least {min(each):.1f})")
+        print(f"{name}: {Spread.of(each):.1f} us a call, least {min(each):.1f}")
     ratio = statistics.median(spent["run.policy"]) / statistics.median(spent["onnxruntime"])
     print(f"ratio {ratio:.2f}, at most {AT_MOST:g} wanted")
     return int(ratio > AT_MOST)

@@ -1,7 +1,7 @@
 """GRPO beside TRL's `GRPOTrainer` (1.16) and tunix's `GRPOLearner` (0.1.7): speed in turns, and learning.
 
-    python -m bench.rlhf_peers speed               # beside TRL, in turns: asked >= 3
-    python -m bench.rlhf_peers speed --peer tunix  # asked >= 1.2
+    python -m bench.rlhf_peers speed               # beside TRL, in turns: target 3
+    python -m bench.rlhf_peers speed --peer tunix  # target 1.2
     python -m bench.rlhf_peers learning --seed 0   # from runs/rlhf/sorting-task-0/sft, which
                                                    # `python -m bench.rlhf_learning sorting` makes
 
@@ -19,10 +19,8 @@ iterations of each side in turn, so that what else the machine does falls on bot
 and seconds, by iteration.
 """
 
-import argparse
 import json
 import statistics
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -34,11 +32,11 @@ import algos
 import envs
 import fdg
 from algos.language import Decoder, DecoderConfig, weights
-from bench.peers import ROOT
-from bench.peers.alternate import Driver, middle_half
+from bench.harness import ROOT, Spread, in_turns, parser
+from bench.peers.alternate import Driver, ours
 from bench.rlhf_learning import EPISODES, EXPERIMENTS, RUNS
 
-PEERS = {"trl": ("language", 3.0), "tunix": ("tunix", 1.2)}  # environment, and the ratio that is asked
+PEERS = {"trl": ("language", 3.0), "tunix": ("tunix", 1.2)}  # environment, and the target of the ratio
 NETWORK = {"hidden_size": 64, "intermediate_size": 128, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2}
 _PROBLEMS = 8_192
 
@@ -57,35 +55,25 @@ def speed(peer_name: str, rounds: int, iterations: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         decoder = Decoder(DecoderConfig(env.tokenizer.vocab_size, **NETWORK))
         weights.save(folder, decoder, jax.jit(decoder.init)(jax.random.key(0)))
-        flags = ["--algo", "grpo", "--env", env_name, "--preset", "none", "--model", folder]
-        flags += "--num-prompts 2 --group-size 4 --kl-coefficient 0 --learning-rate 1e-6".split()
-        flags += ["--total-steps", str(8 * iterations)]
+        flags = f"--algo grpo --env {env_name} --preset none --model {folder} --num-prompts 2 --group-size 4"
+        flags += f" --kl-coefficient 0 --learning-rate 1e-6 --total-steps {8 * iterations}"
         theirs = {
             **_problem_of(env, folder, held_out=0),
             "iterations": iterations,
             "rounds": rounds + 2,
             "trl": _settings(env, per_update=8, group=4, updates=1, learning_rate=1e-6),
         }
-        ours = Driver(Path(sys.executable), "ours", {"flags": flags, "continues": True})
-        peer = Driver(_python(peer_name), peer_name, theirs)
-        try:
-            said: dict[Driver, list[float]] = {ours: [], peer: []}
-            for number in range(rounds + 1):
-                for driver in (ours, peer) if number % 2 else (peer, ours):
-                    one = driver.round(number)
-                    said[driver].append(one["steps"] / one["seconds"])
-        finally:
-            ours.close()
-            peer.close()
-    a, b = said[ours][1:], said[peer][1:]
-    ratios = [x / y for x, y in zip(a, b, strict=True)]
+        with (
+            ours(flags, continues=True) as mine,
+            Driver(_python(peer_name), peer_name, theirs) as peer,
+        ):
+            said = in_turns({"ours": mine.round, "theirs": peer.round}, rounds)
+    speeds = {side: [one["steps"] / one["seconds"] for one in ones] for side, ones in said.items()}
     return {
         "peer": peer_name,
-        "ours_responses_per_s": statistics.median(a),
-        "theirs_responses_per_s": statistics.median(b),
-        "ratio": statistics.median(ratios),
-        "ratio_middle_half": middle_half(ratios),
-        "asked": PEERS[peer_name][1],
+        **{f"{side}_responses_per_s": statistics.median(each) for side, each in speeds.items()},
+        **Spread.ratio(speeds["ours"], speeds["theirs"]).figures,
+        "target": PEERS[peer_name][1],
         "rounds": rounds,
         "iterations": iterations,
     }
@@ -117,20 +105,12 @@ def learning(seed: int, rounds: int, scale: float) -> dict[str, Any]:
                 warmup_steps=grpo.warmup,
             ),
         }
-        peer = Driver(_python("trl"), "trl", config)
-        try:
+        with Driver(_python("trl"), "trl", config) as peer:
             found = [peer.facts["first"], *(peer.round(number) for number in range(1, rounds))]
-        finally:
-            peer.close()
     seconds = np.cumsum([one["seconds"] for one in found])
     rows = [
-        {
-            "iteration": each * (i + 1),
-            "held_out": one["held_out"],
-            "training": one["return"],
-            "wall_s": float(s),
-        }
-        for i, (one, s) in enumerate(zip(found, seconds, strict=True))
+        {"iteration": each * i, "held_out": one["held_out"], "training": one["return"], "wall_s": float(s)}
+        for i, (one, s) in enumerate(zip(found, seconds, strict=True), 1)
     ]
     return {"seed": seed, "env": EXPERIMENTS["sorting"].env, "trl": "1.16.0", "rows": rows}
 
@@ -170,14 +150,14 @@ def _settings(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("what", choices=("speed", "learning"))
-    parser.add_argument("--peer", choices=PEERS, default="trl", help="of speed")
-    parser.add_argument("--rounds", type=int, help="default: 7 of speed, 10 of learning")
-    parser.add_argument("--iterations", type=int, default=20, help="of a round of speed")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--scale", type=float, default=1.0, help="of the iterations of learning")
-    given = parser.parse_args()
+    line = parser("bench.rlhf_peers", __doc__)
+    line.add_argument("what", choices=("speed", "learning"))
+    line.add_argument("--peer", choices=PEERS, default="trl", help="of speed")
+    line.add_argument("--rounds", type=int, help="default: 7 of speed, 10 of learning")
+    line.add_argument("--iterations", type=int, default=20, help="of a round of speed")
+    line.add_argument("--seed", type=int, default=0)
+    line.add_argument("--scale", type=float, default=1.0, help="of the iterations of learning")
+    given = line.parse_args()
     if given.what == "speed":
         print(json.dumps(speed(given.peer, given.rounds or 7, given.iterations), indent=1))
         return

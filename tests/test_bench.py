@@ -11,13 +11,14 @@ import pytest
 
 import algos
 import envs
-from bench import beside, performance, preset_studies, results, summarize
+from bench import beside, harness, performance, results, runs
 from bench.peers import alternate
 from bench.peers.checkouts import PAIRS as OF_CHECKOUTS
 from bench.peers.drivers import ours
 from bench.peers.peers import PEERS
 from bench.peers.serve import Rounds
 from bench.peers.table import PAIRS
+from tools import preset_studies
 
 # Speeds of the rounds that a driver claims, the first of which does not count; ours are thrice theirs.
 DRIVER = """
@@ -167,7 +168,7 @@ def test_tables_of_figures(tmp_path):
 
 
 def test_what_is_written_by_hand_stays():
-    assert doctest.testmod(performance).failed == doctest.testmod(alternate).failed == 0
+    assert not any(doctest.testmod(module).failed for module in (performance, harness, runs))
     before, after = "# By hand\n", "\n## Also by hand"
     document = f"{before}{performance.BEGIN}\nold\n{performance.END}{after}"
     written = performance.written(document, "new")
@@ -204,19 +205,25 @@ def test_every_family_can_be_studied():
     assert set(preset_studies.SWEPT) == set(algos.names("environments"))
 
 
-def test_a_run_as_a_row(tmp_path):
+def test_what_runs_reached_as_cells(tmp_path):
     """By hand: the middle half of 0, 2, 4 and 100 has a mean of 3; one seed is its own interval."""
-    with pytest.raises(SystemExit, match=r"config\.json is missing: not a run directory"):
-        summarize.row(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({"env": "CartPole-v1", "algo": "ppo"}))
-    several = {"eval_return": 26.5, "eval_returns": [0.0, 2.0, 4.0, 100.0]}
     for evaluated, expected in (
-        (several, r"\| 4 \| 26\.5 \| 3\.0 \[\S+, \S+\] \| 0\.0, 100\.0 \|"),
-        ({"eval_return": 7.0}, r"\| 1 \| 7\.0 \| 7\.0 \[7\.0, 7\.0\] \| 7\.0, 7\.0 \|"),
+        ({"eval_return": 26.5, "eval_returns": [0.0, 2.0, 4.0, 100.0]}, ("4", "26.5", "0.0, 100.0", "2 s")),
+        ({"eval_return": 7.0}, ("1", "7.0", "7.0, 7.0", "2 s")),
     ):
         summary = {"env_steps": 1000, "wall_s": 2.0, **evaluated}
         (tmp_path / "summary.json").write_text(json.dumps(summary))
-        assert re.search(expected, summarize.row(tmp_path))
-    (tmp_path / "summary.json").write_text(json.dumps({"env_steps": 1000, "wall_s": 2.0}))
-    with pytest.raises(SystemExit, match="nothing was evaluated"):
-        summarize.row(tmp_path)
+        seeds, mean, middle, ends, seconds = runs.Reached.of([tmp_path]).cells
+        assert (seeds, mean, ends, seconds) == expected
+        assert middle.startswith("3.0 [" if seeds == "4" else "7.0 [7.0, 7.0]")
+    both = runs.Reached.of([tmp_path, tmp_path])
+    assert (both.steps, both.wall_s, list(both.returns)) == (1000, 4.0, [7.0, 7.0])
+
+
+def test_rounds_alternate_and_warm_up():
+    order = []
+    found = harness.in_turns(
+        {"a": lambda i: order.append(f"a{i}") or i, "b": lambda i: order.append(f"b{i}")}, 2
+    )
+    assert order == ["b0", "a0", "a1", "b1", "b2", "a2"] and found["a"] == [1, 2]
+    assert harness.Spread.ratio([2.0, 6.0, 4.0, 8.0], [1.0, 2.0, 2.0, 2.0]) == harness.Spread(2.5, 2.0, 3.0)

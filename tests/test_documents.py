@@ -23,7 +23,7 @@ from fdg.commands.cli import plan_main, train_main
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-CODE = ("algos", "bench", "docs", "envs", "fdg", "policies", "tests")
+CODE = ("algos", "bench", "docs", "envs", "fdg", "policies", "tests", "tools")
 
 
 def test_readme_code_runs(capsys):

@@ -19,7 +19,7 @@ sys.exit(fdg.__main__.main(sys.argv[1:]))
 def test_a_wheel_trains_in_an_environment_of_its_own(tmp_path):
     """The environment finds this one's libraries, but for fdg: by a path, which reads no `.pth` of theirs.
 
-    `python -m bench.empty_environment` installs the libraries too.
+    `python -m tools.empty_environment` installs the libraries too.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     environment["XLA_FLAGS"] = "--xla_backend_optimization_level=0"

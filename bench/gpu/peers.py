@@ -47,7 +47,7 @@ def beside(pair: Pair, rounds: int, peers: Path | None) -> Figures:
             pair,
             checkout and str(checkout.resolve()),
             rounds,
-            ["--devices", "1"],
+            "--devices 1",
             python=Path(sys.executable),
             # Two processes share the memory of the device.
             environment={**FRESH, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},

@@ -12,6 +12,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from bench import harness
 from bench.peers.alternate import DriverError, compare
 from bench.peers.pairs import Pair
 from bench.peers.peers import PEERS
@@ -21,9 +22,7 @@ from bench.results import RESULTS, keep
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.peers", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = harness.parser("bench.peers", __doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="pairs, or beginnings of names (all)")
     parser.add_argument("--list", action="store_true", help="print the pairs and run nothing")
     parser.add_argument("--rounds", type=int, default=5, help="that count, of each side (5)")
@@ -54,29 +53,18 @@ def main() -> None:
 
 def _measure(pair: Pair, checkout: str | None, given: argparse.Namespace) -> None:
     try:
-        result = compare(pair, checkout, given.rounds, given.flags.split())
+        result = compare(pair, checkout, given.rounds, given.flags)
     except DriverError as error:
         print(f"{pair.name}: failed\n{error}", flush=True)
         return
     print(line(pair.name, result, pair.at_least), flush=True)
     if given.flags and given.out is None:
         return  # the results that are kept are those of the default flags
-    keep("peers", pair.name, {**_of(pair), **result}, given.out or RESULTS)
+    keep("peers", pair.name, {**pair.figures, **result}, given.out or RESULTS)
 
 
 def _names(name: str, pair: Pair) -> bool:
     return pair.name == name if name in PAIRS else pair.name.startswith(name)
-
-
-def _of(pair: Pair) -> dict[str, Any]:
-    return {
-        "peer": pair.peer,
-        "task": pair.task,
-        "size": pair.size,
-        "flags": " ".join(pair.our_flags),
-        "equal": pair.equal,
-        "at_least": pair.at_least,
-    }
 
 
 def line(name: str, result: dict[str, Any], at_least: float) -> str:

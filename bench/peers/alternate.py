@@ -1,7 +1,5 @@
 """Two trainers in turns: both are compiled and ready, and train one after the other, round after round."""
 
-import contextlib
-import dataclasses
 import json
 import os
 import statistics
@@ -9,11 +7,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.peers import ROOT
+from bench.harness import ROOT, Spread, in_turns
 from bench.peers.pairs import Pair
 from bench.peers.peers import PEERS
 
@@ -72,6 +70,12 @@ class Driver:
             raise DriverError(self._said.read()[-2000:])
         return json.loads(line)
 
+    def __enter__(self) -> "Driver":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Ends its process."""
         self._process.kill()
@@ -81,46 +85,16 @@ class Driver:
             file.close()
 
 
-@dataclasses.dataclass(frozen=True)
-class Summary:
-    """Of one side: medians, and the middle half of its speeds."""
-
-    steps_per_s: float
-    middle_half: tuple[float, float]
-    start_seconds: float
-    compile_seconds: float
-    returned: float | None
-
-    @classmethod
-    def of(cls, facts: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> "Summary":
-        """Of what a driver said."""
-        speeds = [one["steps"] / one["seconds"] for one in rounds]
-        returns = [one["return"] for one in rounds if one["return"] is not None]
-        return cls(
-            statistics.median(speeds),
-            middle_half(speeds),
-            facts["start_seconds"],
-            facts["compile_seconds"],
-            statistics.median(returns) if returns else None,
-        )
-
-
-def middle_half(values: Sequence[float]) -> tuple[float, float]:
-    """Without the lowest and the highest quarter of the values, rounded down to whole values.
-
-    >>> middle_half([5.0, 1.0, 3.0, 2.0, 4.0])
-    (2.0, 4.0)
-    """
-    ordered = sorted(values)
-    without = len(ordered) // 4
-    return ordered[without], ordered[-1 - without]
+def ours(flags: str, continues: bool = False, environment: Mapping[str, str] = _ENVIRONMENT) -> Driver:
+    """fdg's own driver, of flags of `fdg.train`; `continues`: each round from where the last one ended."""
+    return Driver(Path(sys.executable), "ours", {"flags": flags.split(), "continues": continues}, environment)
 
 
 def compare(
     pair: Pair,
     checkout: str | None,
     rounds: int,
-    more_flags: Sequence[str] = (),
+    more_flags: str = "",
     python: Path | None = None,
     environment: Mapping[str, str] = _ENVIRONMENT,
 ) -> dict[str, Any]:
@@ -139,33 +113,28 @@ def compare(
     """
     config = {**pair.config, **({"checkout": checkout} if checkout else {})}
     peer = PEERS[pair.peer]
-    mine = {"flags": [*pair.our_flags, *more_flags], "continues": pair.continues}
     with (
-        _running(Path(sys.executable), "ours", mine, environment) as ours,
-        _running(python or peer.python, pair.driver or pair.peer, config, environment) as theirs,
+        ours(f"{' '.join(pair.our_flags)} {more_flags}", pair.continues, environment) as mine,
+        Driver(python or peer.python, pair.driver or pair.peer, config, environment) as theirs,
     ):
-        said: dict[Driver, list[dict[str, Any]]] = {ours: [], theirs: []}
-        for seed in range(rounds + 1):
-            for driver in (ours, theirs) if seed % 2 else (theirs, ours):
-                said[driver].append(driver.round(seed))
-        first, second = (said[driver][1:] for driver in (ours, theirs))
-        ratios = [
-            (a["steps"] / a["seconds"]) / (b["steps"] / b["seconds"])
-            for a, b in zip(first, second, strict=True)
-        ]
+        said = in_turns({"ours": mine.round, "theirs": theirs.round}, rounds)
+        speeds = {side: [one["steps"] / one["seconds"] for one in ones] for side, ones in said.items()}
         return {
-            "ours": dataclasses.asdict(Summary.of(ours.facts, first)) | {"devices": ours.facts["devices"]},
-            "theirs": dataclasses.asdict(Summary.of(theirs.facts, second)),
-            "ratio": statistics.median(ratios),
-            "ratio_middle_half": middle_half(ratios),
+            "ours": _summary(mine.facts, said["ours"]) | {"devices": mine.facts["devices"]},
+            "theirs": _summary(theirs.facts, said["theirs"]),
+            **Spread.ratio(speeds["ours"], speeds["theirs"]).figures,
             "rounds": rounds,
         }
 
 
-@contextlib.contextmanager
-def _running(*words: Any) -> Iterator[Driver]:
-    driver = Driver(*words)
-    try:
-        yield driver
-    finally:
-        driver.close()
+def _summary(facts: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of one side: medians, and the middle half of its speeds."""
+    speed = Spread.of(one["steps"] / one["seconds"] for one in rounds)
+    returns = [one["return"] for one in rounds if one["return"] is not None]
+    return {
+        "steps_per_s": speed.median,
+        "middle_half": [speed.low, speed.high],
+        "start_seconds": facts["start_seconds"],
+        "compile_seconds": facts["compile_seconds"],
+        "returned": statistics.median(returns) if returns else None,
+    }

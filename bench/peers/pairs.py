@@ -25,7 +25,7 @@ class Pair:
     peer: str
     task: str
     size: int
-    flags: tuple[str, ...]
+    flags: str
     config: Mapping[str, Any]
     steps: int
     at_least: float
@@ -41,4 +41,10 @@ class Pair:
     @property
     def our_flags(self) -> list[str]:
         """A whole command line of `python -m fdg.train`."""
-        return [*self.flags, "--num-envs", str(self.size), "--total-steps", str(self.steps)]
+        return [*self.flags.split(), "--num-envs", str(self.size), "--total-steps", str(self.steps)]
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """What results keep of it."""
+        of = {name: getattr(self, name) for name in ("peer", "task", "size", "equal", "at_least")}
+        return {**of, "flags": " ".join(self.our_flags)}

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.peers import ROOT
+from bench.harness import ROOT
 
 VENVS = ROOT / "build" / "venvs"
 _CONSTRAINTS = ROOT / "constraints.txt"

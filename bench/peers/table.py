@@ -1,4 +1,4 @@
-"""All pairs: what issue or reader asks for, one line each."""
+"""All pairs: by name."""
 
 from bench.peers import checkouts, libraries
 

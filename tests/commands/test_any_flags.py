@@ -1,4 +1,4 @@
-"""Any command line is a run, or one clear line and status 2: a small sample of `bench/break_it.py`."""
+"""Any command line is a run, or one clear line and status 2: a small sample of `tools/break_it`."""
 
 import dataclasses
 import random

@@ -21,8 +21,7 @@ def prepare(config: dict[str, Any]):
     from brax import envs
     from brax.training.agents.ppo import networks, train
 
-    if not hasattr(jax, "device_put_replicated"):  # gone from JAX 0.10, and brax 0.14.2 calls it
-        jax.device_put_replicated = replicated
+    with_device_put_replicated()
     hidden = tuple(config["hidden"])
     rounds = Rounds()
 
@@ -52,11 +51,16 @@ def prepare(config: dict[str, Any]):
     return rounds.next, {"compile_seconds": watch.seconds, "first": first}
 
 
-def replicated(tree: Any, devices: list[jax.Device]) -> Any:
-    """As JAX had it, in the way that its guide to the migration of pmap gives."""
-    mesh = jax.sharding.Mesh(devices, "i")
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("i"))
-    return jax.tree.map(lambda x: jax.device_put(jnp.stack([x] * len(devices)), sharding), tree)
+def with_device_put_replicated() -> None:
+    """As JAX had it until 0.10, by its guide to the migration of pmap; brax 0.14.2 calls it."""
+
+    def replicated(tree: Any, devices: list[jax.Device]) -> Any:
+        mesh = jax.sharding.Mesh(devices, "i")
+        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("i"))
+        return jax.tree.map(lambda x: jax.device_put(jnp.stack([x] * len(devices)), sharding), tree)
+
+    if not hasattr(jax, "device_put_replicated"):
+        jax.device_put_replicated = replicated
 
 
 if __name__ == "__main__":

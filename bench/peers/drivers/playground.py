@@ -6,9 +6,7 @@ anew. A return is that of the 128 episodes of the trainer's own last evaluation,
 
 from typing import Any
 
-import jax
-
-from bench.peers.drivers.brax import replicated
+from bench.peers.drivers.brax import with_device_put_replicated
 from bench.peers.serve import Stopwatch, serve
 
 
@@ -17,22 +15,21 @@ def prepare(config: dict[str, Any]):
     from brax.training.agents.ppo import train
     from mujoco_playground import registry, wrapper
 
-    if not hasattr(jax, "device_put_replicated"):  # gone from JAX 0.10, and brax 0.14.2 calls it
-        jax.device_put_replicated = replicated
+    with_device_put_replicated()
 
     def one_round(seed: int) -> dict[str, Any]:
-        told: list[tuple[int, dict[str, Any]]] = []
+        said: list[tuple[int, dict[str, Any]]] = []
         with Stopwatch() as watch:
             train.train(
                 environment=registry.load(config["env"], config_overrides={"impl": "jax"}),
                 num_timesteps=config["steps"],
                 num_evals=2,  # before and after
                 seed=seed,
-                progress_fn=lambda steps, metrics: told.append((steps, metrics)),
+                progress_fn=lambda steps, metrics: said.append((steps, metrics)),
                 wrap_env_fn=wrapper.wrap_for_brax_training,
                 **config["train"],
             )
-        steps, metrics = told[-1]
+        steps, metrics = said[-1]
         returned = float(metrics["eval/episode_reward"])
         return {"steps": int(steps), "seconds": watch.seconds, "return": returned}
 

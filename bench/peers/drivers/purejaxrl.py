@@ -7,14 +7,13 @@ import importlib
 import importlib.util
 import sys
 import types
-from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from bench.peers.drivers import old_gymnax  # before gymnax
-from bench.peers.serve import Stopwatch, serve
+from bench.peers.drivers.scripts import compiled, last_twentieth, look_in
+from bench.peers.serve import serve
 
 import gymnax  # isort: skip
 from gymnax.environments import spaces  # isort: skip
@@ -42,7 +41,7 @@ class _Continuous:
 
 def prepare(config: dict[str, Any]):
     """Compiles the script's whole training, as it does itself."""
-    sys.path.insert(0, str(Path(config["checkout"]) / "purejaxrl"))
+    look_in(config, "purejaxrl")
     gymnax.make = old_gymnax.make
     if importlib.util.find_spec("navix") is None:  # of which another script makes its environments
         sys.modules["navix"] = types.ModuleType("navix")
@@ -50,24 +49,12 @@ def prepare(config: dict[str, Any]):
     settings = dict(config["config"])
     if settings["ENV_NAME"] in gymnax.registered_envs and hasattr(script, "BraxGymnaxWrapper"):
         setattr(script, "BraxGymnaxWrapper", _Continuous)  # noqa: B010
-    with Stopwatch() as watch:
-        train = jax.jit(script.make_train(settings)).lower(jax.random.PRNGKey(0)).compile()
-    steps = settings["NUM_UPDATES"] * settings["NUM_STEPS"] * settings["NUM_ENVS"]
 
-    def one_round(seed: int) -> dict[str, Any]:
-        with Stopwatch() as watch:
-            result = jax.block_until_ready(train(jax.random.PRNGKey(seed)))
-        info = result["metrics"]
-        last = -max(1, settings["NUM_UPDATES"] // 20)
-        ended = np.asarray(info["returned_episode"][last:])
-        returns = np.asarray(info["returned_episode_returns"][last:])[ended]
-        return {
-            "steps": steps,
-            "seconds": watch.seconds,
-            "return": float(returns.mean()) if len(returns) else None,
-        }
+    def returned(result: Any) -> Any:
+        last, info = last_twentieth(settings), result["metrics"]
+        return np.asarray(info["returned_episode_returns"][last])[np.asarray(info["returned_episode"][last])]
 
-    return one_round, {"compile_seconds": watch.seconds}
+    return compiled(script, settings, returned)
 
 
 if __name__ == "__main__":

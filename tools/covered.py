@@ -1,6 +1,6 @@
 """Which tests run which line, and how long each takes: `make covered`, half an hour on two cores.
 
-Coverage.py (coverage.readthedocs.io) notes the lines of every test by its name; `bench/mutants.py` reads them
+Coverage.py (coverage.readthedocs.io) notes the lines of every test by its name; `tools/mutants.py` reads them
 and gives a fault to the tests that run it, quickest first. What is noted is of the code as it was: lines that
 have moved since are looked up where they stood, so note again before a sample is reported.
 """
@@ -10,8 +10,6 @@ import ast
 import bisect
 import dataclasses
 import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -105,24 +103,17 @@ class Covered:
     Attributes:
       data: Coverage.py's, with the name of a test and its phase as context.
       seconds: of each test.
-      new: tests that have come since, of which nothing is noted.
     """
 
     data: coverage.CoverageData
     seconds: dict[str, float]
-    new: tuple[str, ...]
 
     @classmethod
     def read(cls, folder: Path) -> "Covered":
         """From the folder that `note` filled; FileNotFoundError where it did not."""
         data = coverage.CoverageData(basename=str(folder / LINES))
         data.read()
-        seconds = json.loads((folder / SECONDS).read_text())
-        words = [sys.executable, "-m", "pytest", "--collect-only", "-q"]
-        listed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False).stdout
-        known = {context.rpartition("|")[0] for context in data.measured_contexts()} | {*seconds}
-        names = [line for line in listed.splitlines() if "::" in line]
-        return cls(data, seconds, tuple(name for name in names if name not in known))
+        return cls(data, json.loads((folder / SECONDS).read_text()))
 
     def tests(self, module: str, line: int) -> list[str]:
         """Those that run the statement at a line, quickest first.

@@ -1,7 +1,7 @@
 """A built wheel in an empty environment: installs it with all that it needs, and trains, away from here.
 
-    python -m bench.empty_environment            # some minutes: every library is installed
-    python -m bench.empty_environment --extras gymnasium,onnx
+    python -m tools.empty_environment            # some minutes: every library is installed
+    python -m tools.empty_environment --extras gymnasium,onnx
 
 `tests/test_wheel.py` is the quick form, which borrows the libraries.
 """

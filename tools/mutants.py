@@ -3,12 +3,11 @@
 Cosmic Ray (github.com/sixty-north/cosmic-ray) makes the faults: another operator, number, comparison or
 boolean, a decorator less. A place in the code is drawn first, then one of the faults that can be made there,
 or the many replacements of each arithmetic operator would crowd out all else. Each fault is put into a copy
-of the repository, where the tests that run its line (noted by `make covered`, without which all that matter
-for its module) do so until the first one fails. One that takes longer than `--limit` is counted apart: try it
-again by itself.
+of the repository, where the tests that run its line (noted by `make covered`) do so until the first one
+fails. One that takes longer than `--limit` is counted apart: try it again by itself.
 
 What survived is shown as a diff. A fault that changes nothing that anybody could observe belongs into
-`bench/equivalent_mutants.toml`, with the reason; it is not drawn again.
+`tools/equivalent_mutants.toml`, with the reason; it is not drawn again.
 """
 
 import argparse
@@ -36,84 +35,18 @@ import cosmic_ray.plugins
 from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 
-from bench import covered
+from tools import covered
 
 ROOT = Path(__file__).parents[1]
-EQUIVALENT = ROOT / "bench" / "equivalent_mutants.toml"
+EQUIVALENT = ROOT / "tools" / "equivalent_mutants.toml"
 PACKAGES = ("algos", "fdg", "policies")
 
-# Tests that matter for a module, most telling first, besides its doctests, `test_<module>.py` wherever it
-# is, and all of its room's. All lines that match count; `*` stays within a folder.
-QUICK = (  # seconds: before all others
-    ("algos/**.py", "tests/algos/test_settings.py"),
-    ("**.py", "tests/test_values.py tests/test_signatures.py"),
-    ("fdg/showing/**.py", "tests/showing/test_words.py tests/showing/test_golden_drawings.py"),
-)
-TESTS = (
-    ("algos/ppo.py", "tests/algos/test_recurrent_ppo.py tests/algos/test_ippo.py"),
-    ("algos/*actor*.py", "tests/algos/test_ppo.py tests/algos/test_a2c.py tests/algos/test_impala.py"),
-    (
-        "algos/agent.py",
-        "tests/algos/test_modules.py tests/algos/test_ppo.py tests/algos/test_dqn.py tests/algos/test_sac.py",
-    ),
-    ("algos/*memory*.py", "tests/algos/test_recurrent.py tests/algos/test_recurrent_ppo.py"),
-    ("algos/*multi*.py", "tests/algos/test_ippo.py tests/algos/test_mappo.py"),
-    ("algos/rlhf/*.py", "tests/rlhf/*.py"),
-    ("algos/language/*.py", "tests/language/*.py tests/rlhf/test_algorithms.py tests/rlhf/test_runs.py"),
-    ("algos/presets/*.py", "tests/algos/test_presets.py tests/envs/test_families.py"),
-    ("algos/replay*.py", "tests/algos/test_replay.py tests/algos/test_dqn.py tests/algos/test_sac.py"),
-    ("algos/*distribution*.py", "tests/algos/test_c51.py tests/algos/test_qr_dqn.py"),
-    ("fdg/costs/*.py", "tests/costs/*.py"),
-    ("fdg/launching/*.py", "tests/processes/test_launching.py tests/processes/test_deploy.py"),
-    ("fdg/profiling/*.py", "tests/profiling/*.py"),
-    ("algos/q_learning.py", "tests/algos/test_dqn.py tests/algos/test_pqn.py"),
-    (
-        "algos/proximal.py",
-        "tests/algos/test_ppo.py tests/algos/test_recurrent_ppo.py tests/algos/test_mappo.py",
-    ),
-    ("algos/*.py", "tests/algos/test_ppo.py tests/commands/test_cli.py tests/conformance/test_algorithms.py"),
-    (
-        "policies/*.py",
-        "tests/placing/test_placement.py tests/policies/*.py tests/conformance/test_policies.py",
-    ),
-    ("policies/parameters.py", "tests/conformance/test_sharded_parameters.py"),
-    ("fdg/fragment.py", "tests/tracing/test_graph.py tests/batch/test_following.py tests/test_engine.py"),
-    (
-        "fdg/jaxprs/**.py",
-        "tests/jaxprs/*.py tests/tracing/test_graph.py tests/batch/test_following.py"
-        " tests/placing/test_partition.py",
-    ),
-    ("fdg/keys.py", "tests/training/test_checkpoint.py tests/running/test_transfers.py"),
-    ("fdg/drawn.py", "tests/showing/test_drawing.py"),
-    ("fdg/errors.py", "tests/commands/test_cli.py"),
-    ("fdg/batch/**.py", "tests/batch/*.py tests/oracle/test_oracle.py tests/conformance/test_bytes.py"),
-    ("fdg/tracing/**.py", "tests/tracing/*.py tests/test_fragment.py tests/placing/test_placement.py"),
-    ("fdg/placing/sharded.py", "tests/conformance/test_sharded_parameters.py"),
-    (
-        "fdg/placing/staleness/**.py",
-        "tests/placing/test_staleness.py tests/placing/test_delayed.py tests/oracle/test_oracle.py",
-    ),
-    ("fdg/placing/regions/**.py", "tests/placing/test_regions.py tests/placing/test_effects.py"),
-    ("fdg/placing/scheduling/**.py", "tests/placing/test_passes.py tests/placing/test_partition.py"),
-    (
-        "fdg/placing/**.py",
-        "tests/placing/test_placement.py tests/placing/*.py tests/oracle/test_oracle.py"
-        " tests/conformance/test_staleness.py tests/conformance/test_policies.py",
-    ),
-    (
-        "fdg/lowering/**.py",
-        "tests/lowering/*.py tests/test_engine.py tests/batch/*.py tests/conformance/test_policies.py"
-        " tests/conformance/test_sharded_parameters.py",
-    ),
-    ("fdg/running/**.py", "tests/running/*.py tests/test_engine.py tests/conformance/test_bytes.py"),
-    ("fdg/showing/**.py", "tests/showing/*.py tests/test_documents.py"),
-    ("fdg/training/**.py", "tests/training/*.py tests/commands/test_cli.py"),
-    (
-        "fdg/commands/**.py",
-        "tests/commands/*.py tests/training/test_train.py tests/processes/test_strangers.py",
-    ),
-    ("fdg/processes/**.py", "tests/processes/test_door.py tests/processes/*.py"),
-    ("fdg/engine.py", "tests/test_engine.py tests/lowering/test_host_calls.py tests/envs/test_host.py"),
+# Of these nothing is noted: what an import alone runs, and what runs in processes that tests start.
+IMPORTED = ("tests/test_values.py", "tests/test_signatures.py", "tests/algos/test_settings.py")
+IN_PROCESSES = (
+    ("fdg/processes/*", "tests/processes/test_door.py tests/processes/test_distributed.py"),
+    ("fdg/launching/*", "tests/processes/test_launching.py tests/processes/test_deploy.py"),
+    ("fdg/commands/*", "tests/processes/test_strangers.py"),
 )
 
 
@@ -230,49 +163,21 @@ def _number(*words: object) -> str:
     return hashlib.sha256("\n".join(map(str, words)).encode()).hexdigest()
 
 
-def fits(module: str, pattern: str) -> bool:
-    """Whether a path is meant: `*` stays within a folder, `**` does not.
-
-    >>> fits("fdg/batch/rules/sums.py", "fdg/batch/**.py"), fits("algos/rlhf/ppo.py", "algos/*.py")
-    (True, False)
-    """
-    deep = "**" in pattern or module.count("/") == pattern.count("/")
-    return deep and fnmatch.fnmatch(module, pattern)
-
-
-def tests_for(module: str) -> list[str]:
-    """What to run for a module, in order: paths of files."""
-
-    def listed(table: Sequence[tuple[str, str]]) -> Iterator[str]:
-        return itertools.chain(*(words.split() for pattern, words in table if fits(module, pattern)))
-
-    patterns = [*listed(QUICK), f"tests/**/test_{Path(module).stem}.py", *listed(TESTS)]
-    found = [path for pattern in patterns for path in sorted(ROOT.glob(pattern))]
-    return [module, *dict.fromkeys(str(p.relative_to(ROOT)) for p in found if p.name.startswith("test_"))]
-
-
 def tests_of(
-    mutant: Mutant, noted: covered.Covered | None, limit: float, killers: Sequence[str] = ()
+    mutant: Mutant, noted: covered.Covered, limit: float, killers: Sequence[str] = ()
 ) -> list[list[str]]:
-    """What to run for a fault, one list after the other; first those that killed others in its module.
+    """What to run for a fault, one list after the other, for half the limit at most.
 
-    If it is noted who runs its line: the quickest of them, the module's own first, for half the limit at
-    most, those of the module that have come since, and then the tests that start processes: nothing is noted
-    of them.
+    Those that killed others in its module, then all that run its line, the quickest first; where only
+    importing runs it, the tests called as the module; last the tests that start processes.
     """
-    module, *files = tests_for(mutant.module)
-    by_line = noted.tests(module, mutant.position[0]) if noted else []
-    if not noted or not by_line:
-        first = [test for test in killers if test.split("::")[0] in files]
-        # The module's doctests together with a file of tests: without its settings they would start JAX.
-        return [first] * bool(first) + [[module, *files[:1]], *([file] for file in files[1:])]
-    own = [test for test in by_line if test.split("::")[0] in (module, *files)]
-    others = [test for test in by_line if test not in set(own)]
-    new = [test for test in noted.new if test.split("::")[0] in (module, *files)]
-    tests = noted.within(own, limit / 3) + new + noted.within(others, limit / 6)
+    tests = noted.within(noted.tests(mutant.module, mutant.position[0]), limit / 2)
+    if not tests:
+        named = ROOT.glob(f"tests/**/test_{Path(mutant.module).stem}.py")
+        tests = [*IMPORTED, *(str(path.relative_to(ROOT)) for path in sorted(named))]
     tests = [test for test in killers if test in set(tests)][:2] + tests
     batches = [tests[i : i + 16] for i in range(0, len(tests), 16)]
-    return batches + [[file] for file in files if file.startswith("tests/processes/")]
+    return batches + [files.split() for part, files in IN_PROCESSES if fnmatch.fnmatch(mutant.module, part)]
 
 
 def copied(target: Path) -> Path:
@@ -297,14 +202,19 @@ class Found:
     seconds: float
 
     @property
+    def module(self) -> str:
+        """Its path."""
+        return self.mutant.split(":")[0]
+
+    @property
     def fault(self) -> tuple[str, ...]:
         """What it is wherever its lines stand by now: the module, and what the diff removes and adds."""
         changed = [line for line in self.diff.splitlines() if line.startswith(("-", "+"))]
-        return (self.mutant.split(":")[0], *changed)
+        return (self.module, *changed)
 
 
 class Copy:
-    """A copy of the repository, and a process that runs tests in it: see `bench/warm.py`."""
+    """A copy of the repository, and a process that runs tests in it: see `tools/warm.py`."""
 
     def __init__(self, folder: Path, programs: str):
         self.folder = copied(folder)
@@ -312,7 +222,7 @@ class Copy:
         environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
         environment.pop("PYTHONPATH", None)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "bench.warm"],
+            [sys.executable, "-m", "tools.warm"],
             cwd=folder,
             env=environment,
             stdin=subprocess.PIPE,
@@ -330,7 +240,7 @@ class Copy:
             raise RuntimeError(answer["by"])
         return answer["outcome"], answer["by"]
 
-    def tried(self, mutant: Mutant, tests: Sequence[Sequence[str]], limit: float) -> Found:
+    def tried(self, found: Found, mutant: Mutant, tests: Sequence[Sequence[str]], limit: float) -> Found:
         """What the tests say to a fault."""
         text = applied(mutant)
         assert text is not None
@@ -341,7 +251,7 @@ class Copy:
         finally:
             shutil.copy2(ROOT / mutant.module, self.folder / mutant.module)
         outcome = {"passed": "survived", "failed": "killed"}.get(outcome, outcome)
-        return Found(str(mutant), "\n".join(diff(mutant)), outcome, by, round(time.monotonic() - begun, 1))
+        return dataclasses.replace(found, outcome=outcome, by=by, seconds=round(time.monotonic() - begun, 1))
 
     def close(self) -> None:
         """Ends the process."""
@@ -364,8 +274,8 @@ def failing_anyway(tests: Sequence[str], copy: Copy, limit: float) -> set[str]:
     return bad
 
 
-def main() -> int:
-    """Draws, runs, and reports; the exit status says whether enough were noticed."""
+def arguments() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__.splitlines()[0])
     parser.add_argument("--sample", type=int, default=300, help="how many")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
@@ -376,34 +286,35 @@ def main() -> int:
     parser.add_argument(
         "--results", type=Path, help="lines of JSON; what was killed there is not tried again"
     )
-    parser.add_argument(
-        "--covered", type=Path, default=covered.FOLDER, help="what `make covered` noted, if it is there"
-    )
+    parser.add_argument("--covered", type=Path, default=covered.FOLDER, help="what `make covered` noted")
     parser.add_argument("--list", action="store_true", help="show the sample and its tests, and run nothing")
-    options = parser.parse_args()
-    modules = [
-        str(path.relative_to(ROOT)) for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))
-    ]
-    modules = [module for module in modules if fnmatch.fnmatch(module, options.only)]
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Draws, runs, and reports; the exit status says whether enough were noticed."""
+    options = arguments()
+    found = [path.relative_to(ROOT) for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"))]
+    modules = [str(module) for module in found if fnmatch.fnmatch(str(module), options.only)]
+    if not (options.covered / covered.LINES).is_file():
+        raise SystemExit(f"error: {options.covered} does not say which tests run which line: make covered")
+    noted = covered.Covered.read(options.covered)
     sample = drawn(modules, options.sample, options.seed)
-    if options.results:
-        options.results.touch()
-    noted = covered.Covered.read(options.covered) if (options.covered / covered.LINES).is_file() else None
     if options.list:
         for mutant in sample:
-            tests = tests_of(mutant, noted, options.limit)
-            print(mutant, *itertools.chain.from_iterable(tests))
+            print(mutant, *itertools.chain.from_iterable(tests_of(mutant, noted, options.limit)))
         return 0
-    results = options.results
-    before = [Found(**json.loads(line)) for line in results.read_text().splitlines()] if results else []
-    done = {one.fault: one for one in before if one.outcome == "killed"}
-    killers: dict[str, dict[str, None]] = {}  # by module, the latest last
-    for one in done.values():
-        killers.setdefault(one.mutant.split(":")[0], {})[one.by] = None
-    faults = {mutant: Found(str(mutant), "\n".join(diff(mutant)), "", "", 0.0).fault for mutant in sample}
-    todo = [mutant for mutant in sample if faults[mutant] not in done]
+    done: dict[tuple[str, ...], Found] = {}
+    if options.results and options.results.exists():
+        before = [Found(**json.loads(line)) for line in options.results.read_text().splitlines()]
+        done = {one.fault: one for one in before if one.outcome == "killed"}
+    killers = collections.defaultdict[str, dict[str, None]](dict)  # by module, the latest last
+    for known in done.values():
+        killers[known.module][known.by] = None
+    faults = {mutant: Found(str(mutant), "\n".join(diff(mutant)), "", "", 0.0) for mutant in sample}
+    todo = [mutant for mutant in sample if faults[mutant].fault not in done]
     # Those whose tests start processes take minutes each: they come last.
-    todo.sort(key=lambda mutant: any("/processes/" in test for test in tests_for(mutant.module)))
+    todo.sort(key=lambda mutant: any(fnmatch.fnmatch(mutant.module, part) for part, _ in IN_PROCESSES))
     print(f"{len(sample)} mutants, {len(sample) - len(todo)} of them known to be killed", flush=True)
     with tempfile.TemporaryDirectory(prefix="fdg-mutants-") as scratch:
         programs = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(Path(scratch, "programs"))
@@ -415,41 +326,49 @@ def main() -> int:
         def one_of(mutant: Mutant) -> Found:
             copy = free.get()
             try:
-                first = list(killers.get(mutant.module, ()))[::-1][:8]
-                return copy.tried(mutant, tests_of(mutant, noted, options.limit, first), options.limit)
-            except Exception as error:  # this tool's, not the tests'; the others go on
-                return Found(str(mutant), "\n".join(diff(mutant)), "unclear", f"{error!r}"[:2000], 0.0)
+                first = list(killers[mutant.module])[::-1][:8]
+                return copy.tried(
+                    faults[mutant], mutant, tests_of(mutant, noted, options.limit, first), options.limit
+                )
+            except Exception as error:  # this tool's, not the tests'; the others continue
+                return dataclasses.replace(faults[mutant], outcome="unclear", by=f"{error!r}"[:2000])
             finally:
                 free.put(copy)
 
         with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
             started = [pool.submit(one_of, mutant) for mutant in todo]
             for i, future in enumerate(concurrent.futures.as_completed(started), 1):
-                found = future.result()
-                done[found.fault] = found
-                if found.outcome == "killed":
-                    killers.setdefault(found.mutant.split(":")[0], {})[found.by] = None
-                if results:
-                    with results.open("a") as file:
-                        print(json.dumps(dataclasses.asdict(found)), file=file)
-                said = f"{found.outcome:9s} {found.seconds:5.0f} s  {found.mutant}  {found.by}"
+                one = future.result()
+                done[one.fault] = one
+                if one.outcome == "killed":
+                    killers[one.module][one.by] = None
+                if options.results:
+                    with options.results.open("a") as file:
+                        print(json.dumps(dataclasses.asdict(one)), file=file)
+                said = f"{one.outcome:9s} {one.seconds:5.0f} s  {one.mutant}  {one.by}"
                 print(f"{i:3d}/{len(todo)} {said}", flush=True)
-        drawn_now = [done[faults[mutant]] for mutant in sample]
-        tests = sorted({one.by for one in drawn_now if "::" in one.by})
-        bad = failing_anyway(tests, copies[0], 20 * options.limit)
+        drawn_now = [done[faults[mutant].fault] for mutant in sample]
+        bad = failing_anyway(
+            sorted({one.by for one in drawn_now if "::" in one.by}), copies[0], 20 * options.limit
+        )
         for copy in copies:
             copy.close()
+    return report(drawn_now, bad, options)
+
+
+def report(found: Sequence[Found], bad: set[str], options: argparse.Namespace) -> int:
+    """Prints what was not noticed, and counts; 1 if too little was noticed."""
     for test in sorted(bad):
         print(f"fails without a fault as well, and kills none: {test}")
     counts = collections.Counter({"killed": 0, "survived": 0, "timed out": 0, "unclear": 0})
-    for one in sorted(drawn_now, key=lambda one: (one.outcome, one.mutant)):
+    for one in sorted(found, key=lambda one: (one.outcome, one.mutant)):
         outcome = "unclear" if one.by in bad else one.outcome
         counts[outcome] += 1
         if outcome != "killed":
             print(f"\n{outcome}: {one.mutant}", one.diff, sep="\n")
-    noticed = 100 * counts["killed"] / max(1, len(sample))
+    noticed = 100 * counts["killed"] / max(1, len(found))
     said = ", ".join(f"{number} {outcome}" for outcome, number in counts.items())
-    print(f"\n{len(sample)} mutants of seed {options.seed}: {said}: {noticed:.1f} % killed")
+    print(f"\n{len(found)} mutants of seed {options.seed}: {said}: {noticed:.1f} % killed")
     return 0 if noticed >= options.least else 1
 
 

@@ -1,7 +1,7 @@
-"""What `python -m bench.presets` tries: candidates for each family, and environments to try them on.
+"""What `python -m tools.presets` tries: candidates for each family, and environments to try them on.
 
-Families that were looked at closely have a study of their own. The others have members, and the values that
-their algorithm is swept over: any algorithm on any family is a study.
+Families that were looked at closely have candidates of their own. For the others there are the values that
+an algorithm is swept over: any algorithm on any family is a study.
 """
 
 import dataclasses
@@ -10,87 +10,51 @@ _HOSTS = ("envpool:", "gymnasium:")
 
 
 @dataclasses.dataclass(frozen=True)
-class Study:
-    """What is tried for a family.
+class Tried:
+    """Candidates: flags of those that make other programs, and values of floats that are swept in each."""
 
-    Attributes:
-      choose_on, confirm_on: environments; the latter have no part in choosing.
-      total_steps: of each agent.
-      shapes: flags of candidates that make other programs.
-      sweep: values of floats, all combinations of which are tried for each shape.
-      together: seeds in one program; not for environments on the host.
-    """
-
-    choose_on: tuple[str, ...]
-    confirm_on: tuple[str, ...]
-    total_steps: int
     shapes: tuple[str, ...]
     sweep: tuple[str, ...]
-    together: bool = True
 
 
-STUDIES: dict[tuple[str, str], Study] = {
-    ("classic-control", "ppo"): Study(
-        choose_on=("Acrobot-v1",),
-        confirm_on=("CartPole-v1",),
-        total_steps=500_000,
-        shapes=(
+STUDIES: dict[tuple[str, str], Tried] = {
+    ("classic-control", "ppo"): Tried(
+        (
             "--num-envs 16 --num-steps 128 --num-epochs 10 --num-minibatches 32 --normalize-observation"
             " --normalize-reward",
             "--num-envs 16 --num-steps 256 --num-epochs 4 --num-minibatches 64 --normalize-observation",
         ),
-        sweep=("learning_rate=3e-4,1e-3,3e-3", "entropy_coefficient=0,0.01", "gae_lambda=0.95,0.98"),
+        ("learning_rate=3e-4,1e-3,3e-3", "entropy_coefficient=0,0.01", "gae_lambda=0.95,0.98"),
     ),
-    ("sparse-control", "ppo"): Study(
-        choose_on=("MountainCar-v0",),
-        confirm_on=(),
-        total_steps=250_000,
-        shapes=(
+    ("sparse-control", "ppo"): Tried(
+        (
             "--num-envs 16 --num-steps 16 --normalize-observation --no-clip-value --no-anneal-learning-rate",
             "--num-envs 16 --num-steps 128 --normalize-observation --no-clip-value",
         ),
-        sweep=("learning_rate=1e-4,3e-4,1e-3", "entropy_coefficient=0,0.01", "gae_lambda=0.95,0.98"),
+        ("learning_rate=1e-4,3e-4,1e-3", "entropy_coefficient=0,0.01", "gae_lambda=0.95,0.98"),
     ),
-    ("sparse-continuous-control", "ppo"): Study(
-        choose_on=("MountainCarContinuous-v0",),
-        confirm_on=(),
-        total_steps=300_000,
-        shapes=("--num-envs 16 --num-steps 128 --num-epochs 10 --num-minibatches 32",),
-        sweep=("learning_rate=1e-4,3e-4", "initial_log_std=0,0.5,1", "discount=0.99,0.999"),
+    ("sparse-continuous-control", "ppo"): Tried(
+        ("--num-envs 16 --num-steps 128 --num-epochs 10 --num-minibatches 32",),
+        ("learning_rate=1e-4,3e-4", "initial_log_std=0,0.5,1", "discount=0.99,0.999"),
     ),
-    ("minatar", "ppo"): Study(
-        choose_on=("Breakout-MinAtar", "Asterix-MinAtar"),
-        confirm_on=("Freeway-MinAtar", "SpaceInvaders-MinAtar"),
-        total_steps=10_000_000,
-        shapes=("", "--hidden 256 256", "--num-envs 128"),
-        sweep=("learning_rate=1e-3,2.5e-3,5e-3", "entropy_coefficient=0.01,0.03"),
+    ("minatar", "ppo"): Tried(
+        ("", "--hidden 256 256", "--num-envs 128"),
+        ("learning_rate=1e-3,2.5e-3,5e-3", "entropy_coefficient=0.01,0.03"),
     ),
-    ("minatar", "pqn"): Study(
-        choose_on=("Breakout-MinAtar", "Asterix-MinAtar"),
-        confirm_on=("Freeway-MinAtar", "SpaceInvaders-MinAtar"),
-        total_steps=10_000_000,
-        shapes=("", "--hidden 128 128", "--hidden 512 512"),
-        sweep=("learning_rate=2.5e-4,5e-4,1e-3", "q_lambda=0.65,0.9"),
+    ("minatar", "pqn"): Tried(
+        ("", "--hidden 128 128", "--hidden 512 512"), ("learning_rate=2.5e-4,5e-4,1e-3", "q_lambda=0.65,0.9")
     ),
-    ("mujoco", "ppo"): Study(
-        choose_on=("envpool:HalfCheetah-v4", "envpool:Hopper-v4"),
-        confirm_on=("envpool:Walker2d-v4",),
-        total_steps=1_000_000,
-        shapes=(
+    ("mujoco", "ppo"): Tried(
+        (
             "",
             "--initial-log-std 0",
             "--initial-log-std -2",
             "--activation relu --hidden 256 256 --initial-log-std -2",
         ),
-        sweep=(),
-        together=False,
+        (),
     ),
-    ("mpe", "ippo"): Study(
-        choose_on=("MPE_simple_spread_v3",),
-        confirm_on=("MPE_simple_reference_v3", "MPE_simple_tag_v3"),
-        total_steps=2_000_000,
-        shapes=("", "--num-envs 32"),
-        sweep=("learning_rate=5e-4,1e-3,2e-3", "entropy_coefficient=0.003,0.01"),
+    ("mpe", "ippo"): Tried(
+        ("", "--num-envs 32"), ("learning_rate=5e-4,1e-3,2e-3", "entropy_coefficient=0.003,0.01")
     ),
 }
 
@@ -102,6 +66,11 @@ class Members:
     choose_on: tuple[str, ...]
     confirm_on: tuple[str, ...]
     total_steps: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Study(Tried, Members):
+    """What is tried for a family, and where."""
 
 
 MEMBERS: dict[str, Members] = {
@@ -165,16 +134,11 @@ def default_algorithm(family: str) -> str:
 
 
 def study_of(family: str, algo: str) -> Study:
-    """What is tried of an algorithm on a family: its own study, or the members and the usual values."""
-    if (family, algo) in STUDIES:
-        return STUDIES[family, algo]
-    members = MEMBERS[family]
-    on_the_host = any(name.startswith(_HOSTS) for name in (*members.choose_on, *members.confirm_on))
-    return Study(
-        members.choose_on,
-        members.confirm_on,
-        members.total_steps,
-        shapes=("",),
-        sweep=SWEPT[algo],
-        together=not on_the_host,
-    )
+    """What is tried of an algorithm on a family: candidates of their own, or the usual values."""
+    tried = STUDIES.get((family, algo), Tried(("",), SWEPT[algo]))
+    return Study(**vars(MEMBERS[family]), **vars(tried))
+
+
+def is_together(env: str) -> bool:
+    """Whether all seeds of an environment are one program: not of those on the host."""
+    return not env.startswith(_HOSTS)

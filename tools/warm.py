@@ -1,6 +1,6 @@
 """Runs tests in forks of a process that has imported the libraries they need, and nothing of what they test.
 
-`bench/mutants.py` starts one in a copy of the repository and sends it a line for each run: JSON with `tests`
+`tools/mutants.py` starts one in a copy of the repository and sends it a line for each run: JSON with `tests`
 (lists of files and of names of tests, run one after the other until one fails) and `limit` (seconds of CPU
 time, so that other work on the machine makes no difference, and as many on the clock without any). The answer
 is a line of JSON with `outcome` ("passed", "failed", "timed out") and `by`, the test that failed.

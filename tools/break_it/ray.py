@@ -1,7 +1,7 @@
 """Kills parts of runs on a local Ray cluster of two nodes, and says what became of the numbers.
 
-    python -m bench.break_ray           # all cases; some minutes
-    python -m bench.break_ray actor     # one of them
+    python -m tools.break_it.ray           # all cases; some minutes
+    python -m tools.break_it.ray actor     # one of them
 
 A case trains once in one process and once over two nodes (two raylets on this machine), kills something in
 the second run after its first checkpoint, and compares metrics and the last checkpoint of both.
@@ -17,15 +17,15 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from fdg.training.checkpoint import Checkpoints
 from fdg.training.run_directory import read_metrics, read_summary
+from tools.break_it.comparing import compare
+from tools.break_it.processes import descendants
 
 FLAGS = "--algo tests.tiny:Pupil --num-envs 12 --seed 2 --total-steps 4800 --checkpoint-every 50"
-NAMED_WITHIN = 60.0  # seconds
 _PATIENCE = 400.0  # seconds until a run has ended, on a machine with other work
 _CLUSTER = """
 import os, sys
@@ -64,22 +64,6 @@ def cluster(nodes: int = 2, cpus: int = 2) -> Iterator[tuple[str, subprocess.Pop
             process.kill()
 
 
-def children(pid: int, word: str) -> list[int]:
-    """Processes below one, whose command line has a word."""
-    found, below = [], {pid}
-    parents = {}
-    for path in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-    while grown := {child for child, parent in parents.items() if parent in below} - below:
-        below |= grown
-    for child in sorted(below - {pid}):
-        with contextlib.suppress(OSError):
-            if word in Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode():
-                found.append(child)
-    return found
-
-
 def start(words: str, log: Path) -> subprocess.Popen:
     """One of our commands, whose output goes to a file."""
     with log.open("w") as file:
@@ -95,20 +79,17 @@ def wait_for_checkpoint(run: Path, process: subprocess.Popen) -> None:
         time.sleep(0.1)
 
 
-def differences(one: Path, two: Path) -> tuple[int, float]:
-    """Rows that two runs have in common, and the largest relative difference of any number in them."""
-    rows = [list(read_metrics(run / "metrics.jsonl")) for run in (one, two)]
-    if len(rows[0]) != len(rows[1]):
-        return min(map(len, rows)), float("inf")
-    arrays = [Checkpoints(run / "checkpoints").arrays(len(rows[0])) for run in (one, two)]
-    pairs: list[tuple[Any, Any]] = [(arrays[0][name], arrays[1][name]) for name in arrays[0]]
-    for a, b in zip(*rows, strict=True):
-        pairs += [(a[name], b[name]) for name in a if name != "wall_s" and a[name] is not None]
-    return len(rows[0]), max(_relative(np.asarray(a, float), np.asarray(b, float)) for a, b in pairs)
+def victims(raylets: subprocess.Popen, word: str) -> list[int]:
+    """Processes of a cluster whose command line has a word."""
+    return [pid for pid, words in descendants(raylets.pid).items() if word in " ".join(words)]
 
 
-def _relative(a: np.ndarray, b: np.ndarray) -> float:
-    return float(np.max(np.abs(a - b) / np.maximum(np.abs(a), 1e-3), initial=0.0))
+def ended(process: subprocess.Popen) -> int:
+    """The exit status, once it has one; killed where it hangs."""
+    try:
+        return process.wait(_PATIENCE)
+    finally:
+        process.kill()
 
 
 def launched(case: str, folder: Path, alone: Path) -> str:
@@ -121,9 +102,9 @@ def launched(case: str, folder: Path, alone: Path) -> str:
         if case != "whole":
             wait_for_checkpoint(run, process)
             if case in ("actor", "named"):
-                os.kill(children(raylets.pid, "ray::Host")[-1], signal.SIGKILL)
+                os.kill(victims(raylets, "ray::Host")[-1], signal.SIGKILL)
             elif case == "process":
-                os.kill(children(raylets.pid, "fdg.launching.tied")[-1], signal.SIGKILL)
+                os.kill(victims(raylets, "fdg.launching.tied")[-1], signal.SIGKILL)
             elif case == "node":
                 assert raylets.stdin is not None
                 raylets.stdin.write("lose a node\n")
@@ -132,14 +113,11 @@ def launched(case: str, folder: Path, alone: Path) -> str:
             while "error: process" not in log.read_text() and process.poll() is None:
                 time.sleep(0.1)
         seconds = time.monotonic() - began
-        try:
-            status = process.wait(_PATIENCE)
-        finally:
-            process.kill()
+        status = ended(process)
     said = [line for line in log.read_text().splitlines() if line.startswith(("error", "restart"))]
     if case == "named":
         return f"status {status}; after {seconds:.1f} s: {'; '.join(said)}"
-    rows, most = differences(alone, run)
+    rows, (most, _) = len(list(read_metrics(run / "metrics.jsonl"))), compare(run, alone)
     after = f"; after {seconds:.1f} s: {'; '.join(said)}" if said else ""
     return f"status {status}; {rows} iterations, largest relative difference {most:.1e}{after}"
 
@@ -162,15 +140,11 @@ def fleet(folder: Path, seed: int = 0) -> str:
         for _ in range(KILLS):
             time.sleep(random.uniform(0, 5))
             before = log.read_text().count("start anew")
-            victims = children(raylets.pid, "ray::Worker")
-            os.kill(int(random.choice(victims)), signal.SIGKILL)
+            os.kill(int(random.choice(victims(raylets, "ray::Worker"))), signal.SIGKILL)
             while log.read_text().count("start anew") == before and process.poll() is None:
                 time.sleep(0.1)
-        try:
-            status = process.wait(_PATIENCE)
-        finally:
-            process.kill()
-            del os.environ["RAY_ADDRESS"]
+        status = ended(process)
+        del os.environ["RAY_ADDRESS"]
     said = [line for line in log.read_text().splitlines() if "start anew" in line]
     expected = sum(int(line.split("; ")[1].split()[0]) for line in said)
     last = next(line for line in reversed(log.read_text().splitlines()) if line.startswith("lost "))

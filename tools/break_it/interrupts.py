@@ -1,4 +1,4 @@
-"""Ctrl-C at random moments, for `bench.break_it`."""
+"""Ctrl-C at random moments."""
 
 import os
 import random
@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench.break_it_kills import KEPT, worked
+from tools.break_it.processes import note, worked
 
 
 def interrupts(number: int) -> str | None:
@@ -18,7 +18,6 @@ def interrupts(number: int) -> str | None:
     The moment and the two seconds are of the process's own work; what it waits for is not counted, but must
     end all the same.
     """
-    draw = random.Random(number)
     # A shell has its background jobs ignore Ctrl-C, and so would what they start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as folder:
@@ -33,7 +32,7 @@ def interrupts(number: int) -> str | None:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        moment = draw.uniform(0.0, 12.0)
+        moment = random.Random(number).uniform(0.0, 12.0)
         while worked(process.pid) < moment:
             if process.poll() is not None:
                 process.communicate()
@@ -45,19 +44,17 @@ def interrupts(number: int) -> str | None:
         while process.poll() is None and time.monotonic() - begun < 60.0:
             after = max(after, worked(process.pid))
             time.sleep(0.005)
-        if process.returncode is None:
-            process.kill()
+        process.kill()
         said, _ = process.communicate()
-        work, seconds = after - before, time.monotonic() - begun
-        what = f"after {moment:.2f} s: status {process.returncode}, {work:.2f} s of work, {seconds:.2f} s"
+        work, seconds, status = after - before, time.monotonic() - begun, process.returncode
+        note("interrupts", number, f"status {status}", moment=moment, work=work, seconds=seconds)
         # Before Python has begun to run anything of ours, the operating system ends it.
-        early = process.returncode == -signal.SIGINT and moment < 0.3
-        if (process.returncode != 130 and not early) or work > 2.0:
-            return f"{what}: {said[-300:]}"
-        if process.returncode == 130 and "interrupted" not in said:
-            return f"{what}: it does not say so: {said[-300:]}"
-        if (run / "config.json").exists() and "go on with --resume" not in said:
-            return f"{what}: it does not say how to go on: {said[-300:]}"
-        with (KEPT / "interrupted.txt").open("a") as file:
-            file.write(f"{number}: {what}\n")
-    return None
+        early = status == -signal.SIGINT and moment < 0.3
+        complaint = None
+        if (status != 130 and not early) or work > 2.0:
+            complaint = f"status {status}, {work:.2f} s of work, {seconds:.2f} s"
+        elif status == 130 and "interrupted" not in said:
+            complaint = "it does not say so"
+        elif (run / "config.json").exists() and "go on with --resume" not in said:
+            complaint = "it does not say how to go on"
+    return complaint and f"after {moment:.2f} s: {complaint}: {said[-300:]}"

@@ -1,0 +1,98 @@
+"""What benchmarks share: turns, medians with their spread, tables, command lines."""
+
+import argparse
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+ROOT = Path(__file__).parents[1]
+Key = TypeVar("Key")
+Result = TypeVar("Result")
+
+
+def in_turns(
+    sides: Mapping[Key, Callable[[int], Result]], rounds: int, warm_up: int = 1
+) -> dict[Key, list[Result]]:
+    """What each side returns in each round, which it is given the number of; the order turns every round.
+
+    So what else the machine does falls on all of them. Rounds that warm up are left out.
+
+    >>> in_turns({"a": lambda i: i, "b": lambda i: -i}, rounds=2)
+    {'a': [1, 2], 'b': [-1, -2]}
+    """
+    found: dict[Key, list[Result]] = {name: [] for name in sides}
+    for number in range(warm_up + rounds):
+        for name in list(sides) if number % 2 else reversed(sides):
+            found[name].append(sides[name](number))
+    return {name: results[warm_up:] for name, results in found.items()}
+
+
+def seconds(call: Callable[[], Any]) -> float:
+    """What a call takes until the arrays that it returns are there."""
+    import jax
+
+    begun = time.perf_counter()
+    jax.block_until_ready(call())
+    return time.perf_counter() - begun
+
+
+def timed_in_turns(calls: Mapping[Key, Callable[[], Any]], rounds: int) -> dict[Key, list[float]]:
+    """Seconds of each call in each round, after one more."""
+    sides = {name: lambda _, call=call: seconds(call) for name, call in calls.items()}
+    return in_turns(sides, rounds)
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """The median of some values, and their middle half.
+
+    The middle half is without the lowest and the highest quarter of the values, rounded down to whole values.
+
+    >>> print(f"{Spread.of([5.0, 1.0, 3.0, 2.0, 4.0]):.1f}")
+    3.0 (2.0 to 4.0)
+    """
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> "Spread":
+        """Of values in any order."""
+        ordered = sorted(values)
+        without = len(ordered) // 4
+        return cls(statistics.median(ordered), ordered[without], ordered[-1 - without])
+
+    @classmethod
+    def ratio(cls, above: Iterable[float], below: Iterable[float]) -> "Spread":
+        """Of the ratios of each round."""
+        return cls.of(a / b for a, b in zip(above, below, strict=True))
+
+    def __format__(self, spec: str) -> str:
+        return f"{self.median:{spec}} ({self.low:{spec}} to {self.high:{spec}})"
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """As results keep a ratio."""
+        return {"ratio": self.median, "ratio_middle_half": [self.low, self.high]}
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Markdown.
+
+    >>> print(table(("a", "b"), [(1, "x")]))
+    | a | b |
+    |---|---|
+    | 1 | x |
+    """
+    lines = [f"| {' | '.join(map(str, cells))} |" for cells in (head, *rows)]
+    return "\n".join([lines[0], f"|{'---|' * len(head)}", *lines[1:]])
+
+
+def parser(module: str, doc: str | None) -> argparse.ArgumentParser:
+    """The command line of a module, whose documentation is its help as it stands."""
+    shown = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(prog=f"python -m {module}", description=doc, formatter_class=shown)

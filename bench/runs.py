@@ -1,0 +1,61 @@
+"""Trainings by `fdg.train` in run directories, and what they reached, as cells of a table."""
+
+import dataclasses
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fdg.training.statistics import interquartile_mean, interval
+
+
+def train(words: Sequence[str], out: Path) -> Path:
+    """Trains into a run directory, continues what is there, or leaves alone what has ended."""
+    if not (out / "summary.json").exists():
+        words = ["--resume", str(out)] if (out / "config.json").exists() else [*words, "--out", str(out)]
+        print("python -m fdg.train", shlex.join(words), flush=True)
+        subprocess.run([sys.executable, "-m", "fdg.train", *words], check=True)
+    return out
+
+
+def train_seeds(words: Sequence[str], out: Path, first: int, count: int, together: bool) -> list[Path]:
+    """The run directories of so many seeds: of one program, or one after the other."""
+    if together:
+        return [train([*words, "--num-seeds", str(count), "--seed", str(first)], out)]
+    return [train([*words, "--seed", str(s)], out / f"seed-{s}") for s in range(first, first + count)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Reached:
+    """Of all seeds: evaluation returns; environment steps of each, seconds of all.
+
+    >>> Reached(np.array([0.0, 2.0, 4.0, 100.0]), 1000, 2.0).cells[:2]
+    ('4', '26.5')
+    """
+
+    returns: np.ndarray
+    steps: int
+    wall_s: float
+
+    @classmethod
+    def of(cls, runs: Sequence[Path]) -> "Reached":
+        """Of run directories."""
+        summaries = [json.loads((run / "summary.json").read_text()) for run in runs]
+        returns = [r for s in summaries for r in s.get("eval_returns", [s["eval_return"]])]
+        return cls(np.array(returns), summaries[0]["env_steps"], sum(s["wall_s"] for s in summaries))
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Seeds, mean, interquartile mean with its interval, lowest and highest, wall time."""
+        low, high = interval(self.returns, interquartile_mean)
+        return (
+            str(len(self.returns)),
+            f"{self.returns.mean():.1f}",
+            f"{float(interquartile_mean(self.returns)):.1f} [{low:.1f}, {high:.1f}]",
+            f"{self.returns.min():.1f}, {self.returns.max():.1f}",
+            f"{self.wall_s:,.0f} s",
+        )

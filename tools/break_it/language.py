@@ -1,0 +1,18 @@
+"""A task whose rewards differ from the first iteration on, for runs of language models that are killed."""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+import envs
+
+
+class _Counted(envs.text.TextTask):
+    def reward(self, answer: Any, tokens: Any, mask: Any) -> Any:
+        total = (jnp.sum(jnp.where(mask, tokens % 5, 0), axis=1) / 7.0).astype(jnp.float32)
+        return envs.text.Reward(total, {"counted": total})
+
+
+def counted() -> envs.text.TextTask:
+    """Additions of one digit, paid for by the tokens of the response."""
+    return _Counted(envs.make("text:addition", digits=1).problem)

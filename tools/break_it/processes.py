@@ -1,0 +1,82 @@
+"""Processes as Linux shows them, copies of this one, and what was noted of tries: shared by all of them."""
+
+import collections
+import contextlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+KEPT = Path("build", "break_it")
+_TICK = os.sysconf("SC_CLK_TCK")
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Fields from the state on (proc(5)); None if the process has ended."""
+    try:
+        fields = Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else fields
+
+
+def is_running(pid: int) -> bool:
+    return _stat(pid) is not None
+
+
+def worked(pid: int) -> float:
+    """Seconds of user and system time that a process has had; 0 once it has ended."""
+    fields = _stat(pid)
+    return (int(fields[11]) + int(fields[12])) / _TICK if fields else 0.0
+
+
+def command_lines() -> dict[int, list[str]]:
+    """The words of each process that runs."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found[int(path.parent.name)] = path.read_text().split("\0")[:-1]
+    return found
+
+
+def descendants(pid: int) -> dict[int, list[str]]:
+    """The words of each process below one."""
+    lines = command_lines()
+    parents = {one: int(fields[1]) for one in lines if (fields := _stat(one))}
+    below = {pid}
+    while grown := {one for one, parent in parents.items() if parent in below} - below:
+        below |= grown
+    return {one: lines[one] for one in sorted(below - {pid})}
+
+
+def in_a_copy(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of a call in a fork of this process, in which no backend starts so; an error as text."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        with os.fdopen(writer, "w") as file:
+            try:
+                json.dump(function(*arguments), file)
+            except BaseException as error:
+                json.dump(f"{type(error).__name__}: {error}", file)
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as file:
+        said = file.read()
+    os.waitpid(child, 0)
+    return json.loads(said)
+
+
+def note(check: str, number: int, met: str, **more: Any) -> None:
+    """Keeps what a try met in build/break_it/CHECK-met.jsonl."""
+    with (KEPT / f"{check}-met.jsonl").open("a") as file:
+        file.write(json.dumps({"number": number, "met": met, **more}) + "\n")
+
+
+def noted(check: str) -> str:
+    """How often what was met."""
+    path = KEPT / f"{check}-met.jsonl"
+    rows = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
+    met = collections.Counter(row["met"] for row in rows)
+    return "; ".join(f"{count} {what}" for what, count in sorted(met.items()))
