@@ -4,14 +4,13 @@ import pytest
 
 from bench.results import RESULTS, keep
 
-# Not tests, and not to be imported for doctests: one sets XLA's flags, others need a peer's environment,
-# torch or a browser.
+# Not tests, and not to be imported for doctests: one sets XLA's flags, others need a peer's environment
+# or torch.
 collect_ignore_glob = [
     "overlap.py",
     "peers/drivers/*",
     "language_reference.py",
     "rlhf_oracle.py",
-    "look_at_site.py",
 ]
 
 

@@ -45,6 +45,20 @@ def timed_in_turns(calls: Mapping[Key, Callable[[], Any]], rounds: int) -> dict[
     return in_turns(sides, rounds)
 
 
+def filled(shapes: Any) -> Any:
+    """Arrays of zeros, or keys, for the arguments of a compiled program, in their shardings."""
+    import jax
+    import jax.numpy as jnp
+
+    def one(shape: Any) -> Any:
+        if jnp.issubdtype(shape.dtype, jax.dtypes.prng_key):
+            key = jax.random.key(0)
+            return jax.device_put(jax.random.split(key, shape.shape) if shape.shape else key, shape.sharding)
+        return jax.device_put(jnp.zeros(shape.shape, shape.dtype), shape.sharding)
+
+    return jax.block_until_ready(jax.tree.map(one, shapes))
+
+
 @dataclasses.dataclass(frozen=True)
 class Spread:
     """The median of some values, and their middle half.

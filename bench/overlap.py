@@ -18,12 +18,12 @@ os.environ["PJRT_NPROC"] = "2"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false".strip()
 
 import jax
-import jax.numpy as jnp
 
 import algos
 import envs
 import fdg
 import policies
+from bench.harness import Spread, filled, in_turns, seconds
 
 ROUNDS, ITERATIONS = 7, 40  # long calls: at their ends one of the two has nothing to do
 
@@ -37,17 +37,22 @@ def main() -> dict:
     )
     runs = {k: _Run(algorithm, policies.SingleLearnerCoarse(staleness=k), devices) for k in (0, 1)}
     machine = _bare_programs(runs[1].engine)
-    rounds = []
-    for _ in range(ROUNDS):
-        apart, parts = runs[0].seconds()
-        together, _ = runs[1].seconds()
-        rounds.append({"synchronous": apart, "staleness_1": together, **parts,
-                       "over_longer": together / max(parts.values()),
-                       "synchronous_over_sum": apart / sum(parts.values()),
-                       "machine": machine()})  # fmt: skip
-    medians = {name: statistics.median(row[name] for row in rounds) for name in rounds[0]}
-    ratios = sorted(row["over_longer"] for row in rounds)
-    return {**medians, "over_longer_middle_half": [ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]]}
+    rounds = in_turns({**{k: one.seconds for k, one in runs.items()}, "machine": machine}, ROUNDS, warm_up=0)
+    rows = []
+    for (apart, parts), (together, _), alone in zip(*rounds.values(), strict=True):
+        rows.append(
+            {
+                "synchronous": apart,
+                "staleness_1": together,
+                **parts,
+                "over_longer": together / max(parts.values()),
+                "synchronous_over_sum": apart / sum(parts.values()),
+                "machine": alone,
+            }
+        )
+    medians = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
+    middle = Spread.of(row["over_longer"] for row in rows)
+    return {**medians, "over_longer_middle_half": [middle.low, middle.high]}
 
 
 class _Run:
@@ -56,7 +61,7 @@ class _Run:
         self.state, metrics = self.engine.run(self.engine.init(0), ITERATIONS)
         jax.block_until_ready(metrics)
 
-    def seconds(self):
+    def seconds(self, _):
         """Of one iteration, and each group's share of it."""
         before, begun = self.engine.busy_seconds(), time.perf_counter()
         self.state, metrics = self.engine.run(self.state, ITERATIONS)
@@ -70,29 +75,18 @@ def _bare_programs(engine):
     """How much longer the two parts take at once than the longer alone, without schedule or transfers."""
     parts = [program for program in engine.programs if program.fragments]
 
-    def seconds(programs):
-        arguments = [jax.tree.map(_filled, program.arguments) for program in programs]
-        jax.block_until_ready(arguments)
-        begun = time.perf_counter()
-        jax.block_until_ready([p.compiled(*a) for p, a in zip(programs, arguments, strict=True)])
-        return time.perf_counter() - begun
+    def together(programs):
+        arguments = [filled(program.arguments) for program in programs]
+        return seconds(lambda: [p.compiled(*a) for p, a in zip(programs, arguments, strict=True)])
 
-    def measure():
+    def measure(_):
         medians = [
-            statistics.median(seconds(programs) for _ in range(ITERATIONS // 2))
+            statistics.median(together(programs) for _ in range(ITERATIONS // 2))
             for programs in (*([part] for part in parts), parts)
         ]
         return medians[-1] / max(medians[:-1])
 
     return measure
-
-
-def _filled(shape):
-    """An array of ones, or keys, of a shape with sharding."""
-    if jnp.issubdtype(shape.dtype, jax.dtypes.prng_key):
-        key = jax.random.key(0)
-        return jax.device_put(jax.random.split(key, shape.shape) if shape.shape else key, shape.sharding)
-    return jax.device_put(jnp.ones(shape.shape, shape.dtype), shape.sharding)
 
 
 if __name__ == "__main__":

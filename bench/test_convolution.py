@@ -4,7 +4,6 @@ Both layers, of the same parameters, in the gradients of a few minibatches one a
 compiled training loop; alternating in one process.
 """
 
-import statistics
 from typing import Any
 
 import flax.linen as nn
@@ -14,8 +13,9 @@ import numpy as np
 import pytest
 
 from algos.layers import Convolution
-from bench.test_engine_cost import paired
+from bench.harness import Spread, timed_in_turns
 
+PAIRS = 15
 UPDATES = 4  # in one call
 IMAGES = {"MinAtar": ((1024, 10, 10, 4), 16, 3, 1), "Atari": ((64, 84, 84, 4), 32, 8, 4)}
 
@@ -42,12 +42,9 @@ def test_product_of_matrices_against_flax(images, benchmark):
     product, flax = gradient(ours), gradient(theirs)
     for a, b in zip(jax.tree.leaves(product()), jax.tree.leaves(flax()), strict=True):  # compiles, too
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
-    seconds, their_seconds = paired(product, flax)
-    ratios = sorted(t / o for o, t in zip(seconds, their_seconds, strict=True))
-    benchmark.extra_info.update(ratio=statistics.median(ratios), lowest=ratios[0], highest=ratios[-1])
+    seconds = timed_in_turns({"product": product, "flax": flax}, PAIRS)
+    ratio = Spread.ratio(seconds["flax"], seconds["product"])
+    benchmark.extra_info.update(ratio.figures)
     benchmark.pedantic(lambda: jax.block_until_ready(product()), rounds=3)
-    print(
-        f"\n{images} {list(shape)}: product {1e3 * statistics.median(seconds):.1f} ms, flax "
-        f"{1e3 * statistics.median(their_seconds):.1f} ms; {statistics.median(ratios):.1f} times as fast "
-        f"({ratios[len(ratios) // 4]:.1f} to {ratios[-1 - len(ratios) // 4]:.1f})"
-    )
+    times = ", ".join(f"{name} {1e3 * Spread.of(each).median:.1f} ms" for name, each in seconds.items())
+    print(f"\n{images} {list(shape)}: {times}; {ratio:.1f} times as fast")

@@ -10,9 +10,8 @@ import subprocess
 import sys
 import time
 
-from bench.peers import ROOT
-from bench.peers.alternate import middle_half
-from bench.test_speed import driver_of
+from bench.harness import ROOT, Spread, in_turns
+from bench.peers.alternate import ours
 
 _PROGRESS = re.compile(r"\s*\d+% ")
 PAIRS = 5
@@ -55,7 +54,7 @@ def _seconds_to_progress(directory, name):
 
 def test_costs_memory_over_a_thousand_iterations(benchmark, record):
     """The peak of a process's memory after 100 iterations, and after 1,000 more."""
-    with driver_of("--total-steps 51200", continues=True) as driver:
+    with ours("--total-steps 51200", continues=True) as driver:
         driver.round(0)
         before = driver.round(1)["peak_bytes"]
         said = []
@@ -83,15 +82,9 @@ def test_costs_agent_of_many_seeds(benchmark, record):
 
 def _ratio(name, flags, of_flags, at_most, benchmark, record):
     """Seconds an agent's step under some flags by those under others: the median of pairs."""
-    with driver_of(flags) as one, driver_of(of_flags) as other:
-        ratios = []
-
-        def pair():
-            a, b = one.round(0), other.round(0)
-            ratios.append((a["seconds"] / a["steps"]) / (b["seconds"] / b["steps"]))
-
-        benchmark.pedantic(pair, rounds=PAIRS, warmup_rounds=1, iterations=1)
-    ratio, spread = statistics.median(ratios[1:]), middle_half(ratios[1:])
-    figures = {"flags": flags, "of_flags": of_flags, "at_most": at_most}
-    record(name, {**figures, "ratio": ratio, "ratio_middle_half": spread})
-    print(f"\n{name}: {ratio:.3f} [{spread[0]:.3f}, {spread[1]:.3f}] of at most {at_most:g}")
+    with ours(flags) as one, ours(of_flags) as other:
+        rounds = in_turns({"one": one.round, "other": other.round}, PAIRS)
+    benchmark.pedantic(lambda: None, rounds=1)
+    ratio = Spread.ratio(*([said["seconds"] / said["steps"] for said in each] for each in rounds.values()))
+    record(name, {"flags": flags, "of_flags": of_flags, "at_most": at_most, **ratio.figures})
+    print(f"\n{name}: {ratio:.3f} of at most {at_most:g}")

@@ -7,14 +7,11 @@ ours.py`), so that no case inherits another's devices or memory. A few run by de
     make bench ARGS="-k 'speed and policy' --thorough --record"
 """
 
-import contextlib
 import dataclasses
-import sys
-from pathlib import Path
 
 import pytest
 
-from bench.peers.alternate import Driver
+from bench.peers.alternate import ours
 
 ROUNDS = 3
 
@@ -73,22 +70,12 @@ def _cases():
 CASES = tuple(_cases())
 
 
-@contextlib.contextmanager
-def driver_of(flags: str, continues: bool = False):
-    """A process that has compiled what the flags of `fdg.train` say."""
-    driver = Driver(Path(sys.executable), "ours", {"flags": flags.split(), "continues": continues})
-    try:
-        yield driver
-    finally:
-        driver.close()
-
-
 @pytest.mark.parametrize(
     "case",
     [pytest.param(c, id=c.name, marks=() if c.quick else pytest.mark.thorough) for c in CASES],
 )
 def test_speed(case, benchmark, record):
-    with driver_of(case.flags) as driver:
+    with ours(case.flags) as driver:
         said = []
         benchmark.pedantic(
             lambda: said.append(driver.round(len(said))), rounds=ROUNDS, warmup_rounds=1, iterations=1

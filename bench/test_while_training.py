@@ -3,12 +3,12 @@
 make bench ARGS="-k while_training -s"
 """
 
-import statistics
+import functools
 
 import algos
 import envs
 import fdg
-from bench.peers.alternate import middle_half
+from bench.harness import Spread, in_turns
 
 PAIRS, STEPS = 5, 5_000_000  # some ten seconds a run
 AT_MOST = 0.05
@@ -22,25 +22,18 @@ def test_while_training_cost(benchmark, record, tmp_path):
         "off": {"checkpoint_every": algorithm.num_iterations},
         "on": {"eval_every": every, "tensorboard": True},
     }
-    seconds = {name: [] for name in settings}
-    for pair in range(PAIRS + 1):
-        order = list(settings) if pair % 2 else list(reversed(settings))
-        for name in order:
-            out = tmp_path / f"{name}-{pair}"
-            run = fdg.fit(algorithm, out=out, seed=pair, progress=False, eval_episodes=0, **settings[name])
-            if pair:  # the first compiles
-                seconds[name].append(run.summary["wall_s"])
+
+    def trained(number, name):
+        out = tmp_path / f"{name}-{number}"
+        run = fdg.fit(algorithm, out=out, seed=number, progress=False, eval_episodes=0, **settings[name])
+        return run.summary["wall_s"]
+
+    seconds = in_turns({name: functools.partial(trained, name=name) for name in settings}, PAIRS)
     benchmark.pedantic(lambda: None, rounds=1)
-    ratios = [on / off for on, off in zip(seconds["on"], seconds["off"], strict=True)]
-    low, high = middle_half(ratios)
-    figures = {
-        "off_seconds": statistics.median(seconds["off"]),
-        "on_seconds": statistics.median(seconds["on"]),
-        "ratio": statistics.median(ratios),
-        "ratio_middle_half": [low, high],
-        "at_most": 1 + AT_MOST,
-    }
+    ratio = Spread.ratio(seconds["on"], seconds["off"])
+    medians = {f"{name}_seconds": Spread.of(each).median for name, each in seconds.items()}
+    figures = {**medians, **ratio.figures, "at_most": 1 + AT_MOST}
     benchmark.extra_info.update(figures)
     record("evaluation, metrics, TensorBoard and checkpoints while training", figures)
-    print(f"\nall on takes {figures['ratio']:.3f} ({low:.3f} to {high:.3f}) of the time of all off")
-    assert figures["ratio"] <= 1 + AT_MOST
+    print(f"\nall on takes {ratio:.3f} of the time of all off")
+    assert ratio.median <= 1 + AT_MOST

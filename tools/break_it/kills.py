@@ -80,7 +80,8 @@ KILLED: Mapping[str, Killed] = {
 }
 # Epochs of problems end within iterations.
 _TEXT = (
-    "--env tools.break_it.language:counted --num-prompts 4 --dataset-size 6 --hidden-size 8 --num-layers 1"
+    "--preset none --env tools.break_it.language:counted --num-prompts 4 --dataset-size 6 --hidden-size 8"
+    " --num-layers 1 --num-heads 2"
 )
 _PLACEMENTS = (
     "--policy colocated --devices 2",
@@ -88,7 +89,7 @@ _PLACEMENTS = (
     "--policy standalone --actors 1 --learners 2 --references 1 --devices 4",
 )
 LANGUAGE: Mapping[str, Killed] = {
-    algo: Killed(f"--algo {algo} {_TEXT} --num-heads 2 {more}", _PLACEMENTS, in_float64=True)
+    algo: Killed(f"--algo {algo} {_TEXT} {more}", _PLACEMENTS, in_float64=True)
     for algo, more in (
         ("sft", "--total-steps 240"),
         ("dpo", "--group-size 2 --total-steps 480"),
